@@ -1,11 +1,11 @@
 """The parts of a controller process, and the order in which they start and end.
 
 Start: the informers run at once, also on a standby. Controllers run when every cache is filled,
-this process leads, and the caches show what the previous leader wrote. End: no more keys are taken,
-writes under way finish, events are flushed, the lease is released. Loss of the lease ends
-everything at once.
+this process leads, and the caches show the writes of the previous leader. End: no more keys are
+taken, writes in progress finish, events are flushed, the lease is released. Loss of the lease ends
+all tasks at once.
 
-From here on, sessions and the clock are the only access to the outside world.
+Sessions and the clock are the only access to the outside world for all components.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -46,10 +46,10 @@ from torchrun_controller.reconcile.queue import reconcile_queue
 from torchrun_controller.settings import Settings
 from torchrun_controller.workqueue import AsyncWorkQueue
 
-DRAIN_SECONDS = 10.0  # for reconciles under way at the end
+DRAIN_SECONDS = 10.0  # for running reconciles at the end
 FLUSH_SECONDS = 1.0  # for waiting events at the end
 QUEUE_CONCURRENCY = 2  # queues are few and change seldom
-FORGET_SECONDS = 60.0  # between two clean-ups of a standby's work queues
+DROP_SECONDS = 60.0  # between two clean-ups of a standby's work queues
 CATCH_UP_RETRY = 0.5
 CATCH_UP_WARNING = 5.0
 
@@ -57,7 +57,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Sessions(Struct, frozen=True):
-    """Separate sessions: neither watches nor a burst of writes keep the lease from its socket.
+    """Separate sessions, so that neither watches nor writes delay the requests for the lease.
 
     `read_errors` observes the requests of `watch`.
     """
@@ -69,7 +69,7 @@ class Sessions(Struct, frozen=True):
 
 
 class Components(Struct, frozen=True):
-    """The wired parts of one process. `queues` are the work queues by the controllers' names."""
+    """The components of one process. `queues` are the work queues by name of the controller."""
 
     factory: InformerFactory
     queue_view: QueueView
@@ -82,7 +82,7 @@ class Components(Struct, frozen=True):
 def assemble(
     settings: Settings, sessions: Sessions, metrics: Metrics, clock: Clock, identity: str
 ) -> Components:
-    """Wire the parts; nothing runs yet. `identity` must be unique to the process."""
+    """Build the components; nothing runs yet. `identity` must be unique to the process."""
     leader = _leader(settings, sessions.lease, metrics, clock, identity)
     queues = {name: _work_queue(name, metrics, clock) for name in ("job", "queue", "admission")}
     factory = InformerFactory(
@@ -143,7 +143,7 @@ class Manager:
                 lost.append(error)
                 background.cancel_scope.cancel()
 
-        answered = False  # every write of this process
+        all_confirmed = False  # whether each write of this process has a response
         async with anyio.create_task_group() as background:
             for informer in (*self._factory.informers, *self._queue_view.informers):
                 background.start_soon(informer.run)
@@ -153,17 +153,17 @@ class Manager:
             background.start_soon(self._queue_view.follow)
             background.start_soon(self._factory.groups.run)
             background.start_soon(lead)
-            answered = await self._write_until_stop()
+            all_confirmed = await self._write_until_stop()
             background.cancel_scope.cancel()
         if lost:
             raise lost[0]
-        if answered:
+        if all_confirmed:
             await self._leader.release()
         else:
             log.warning("lease left to expire: writes without an answer may still be carried out")
 
     async def _write_until_stop(self) -> bool:
-        """Run controllers and event writer; whether every write was answered."""
+        """Run controllers and event recorder; return whether each write has a response."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._events.run)
             drained = await self._reconcile_until_stop()
@@ -172,7 +172,7 @@ class Manager:
         return drained and not tasks.cancel_scope.cancelled_caught
 
     async def _reconcile_until_stop(self) -> bool:
-        """Run the controllers; whether every reconcile finished."""
+        """Run the controllers; return whether every reconcile has finished."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._start_controllers, tasks)
             await self._wait_for_stop()
@@ -185,24 +185,24 @@ class Manager:
         return not (self._started and tasks.cancel_scope.cancelled_caught)
 
     async def _start_controllers(self, tasks: anyio.abc.TaskGroup) -> None:
-        alone = self._leader.elected.is_set()
+        was_leader = self._leader.elected.is_set()
         await self._factory.synced()
         await self._factory.discovery.first_poll.wait()
         await self._queue_view.wait_until_known()
         async with anyio.create_task_group() as standby:
-            standby.start_soon(self._forget_deleted)
+            standby.start_soon(self._drop_deleted_keys)
             await self._leader.elected.wait()
             standby.cancel_scope.cancel()
-        if not alone:
+        if not was_leader:
             for informer in self._factory.status_informers:
-                await _catch_up(informer)
+                await _wait_until_current(informer)
         log.info("works", workers={c.name: c.concurrency for c in self._controllers})
         self._started = True
         for controller in self._controllers:
             for _ in range(controller.concurrency):
                 tasks.start_soon(controller.run)
 
-    async def _forget_deleted(self) -> None:
+    async def _drop_deleted_keys(self) -> None:
         """Drop keys of deleted objects from the queues of a standby, which takes no keys.
 
         A leader drops such a key by reconciling it.
@@ -213,18 +213,18 @@ class Manager:
             "queue": lambda key: caches(key[0]).queues.get(*key) is not None,
         }
         while True:
-            await anyio.sleep(FORGET_SECONDS)
+            await anyio.sleep(DROP_SECONDS)
             for name, keep in present.items():
                 if name in self._queues:
                     self._queues[name].retain(keep)
 
 
-async def _catch_up(informer: Informer[Any]) -> None:
-    """Wait until the cache shows the last writes of the previous leader, or newer ones.
+async def _wait_until_current(informer: Informer[Any]) -> None:
+    """Wait until the cache is as new as the server: it includes the previous leader's writes.
 
-    A watch may lag by up to 90 s if its connection is dead. Admission that decides from a state
-    before the last admissions would use the same quota twice. All other writes are safe with a
-    stale cache: their name, UID or resourceVersion makes them happen once.
+    A watch may lag by up to 90 s if its connection is dead. An admission decision from an older
+    state would use the same quota twice. All other writes are safe with a stale cache: their name,
+    UID or resourceVersion prevents a repetition.
     """
     while True:
         try:
@@ -258,7 +258,7 @@ def _leader(
 def _register_job_metrics(
     settings: Settings, factory: InformerFactory, leader: Leadership, metrics: Metrics, clock: Clock
 ) -> JobMetrics:
-    """The metrics of jobs and queues, fed by the changes in the caches."""
+    """Build the metrics of jobs and queues, and subscribe them to changes of the caches."""
     job_metrics = JobMetrics(
         metrics.queue_labels,
         leads=leader.may_write,
@@ -267,21 +267,21 @@ def _register_job_metrics(
         add_queue=metrics.changes.add_queue,
         remove_queue=metrics.changes.remove_queue,
     )
-    each = PerJobMetrics(
+    per_job_metrics = PerJobMetrics(
         settings.metrics_jobs,
         leads=leader.may_write,
         get=lambda namespace, name: factory.caches(namespace).jobs.get(namespace, name),
     )
     factory.subscribe(jobs=job_metrics.job_changed, queues=job_metrics.queue_changed)
     if settings.metrics_jobs:
-        factory.subscribe(jobs=each.job_changed, queues=lambda change, initial: None)
+        factory.subscribe(jobs=per_job_metrics.job_changed, queues=lambda change, initial: None)
     metrics.register(job_metrics)
-    metrics.register(each)
+    metrics.register(per_job_metrics)
     return job_metrics
 
 
 def _work_queue(name: str, metrics: Metrics, clock: Clock) -> AsyncWorkQueue[Any]:
-    """The work queue of the controller of this name, with metrics."""
+    """Return the work queue of the controller of this name, with metrics."""
     observer = metrics.queue_observer(name)
     queue: AsyncWorkQueue[Any] = AsyncWorkQueue(clock.monotonic, observer=observer)
     metrics.watch_queue(name, queue)
@@ -289,7 +289,7 @@ def _work_queue(name: str, metrics: Metrics, clock: Clock) -> AsyncWorkQueue[Any
 
 
 class _Builder(Struct, frozen=True):
-    """Builds the controllers from what they share."""
+    """Builds the controllers from the components that they share."""
 
     settings: Settings
     applier: Applier

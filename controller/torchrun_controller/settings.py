@@ -37,7 +37,7 @@ _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class SettingsError(Exception):
-    """A setting is wrong; the message is one line with name, value and accepted values."""
+    """A setting is invalid; the message is one line with name, value and accepted values."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 class _Option(Struct, frozen=True):
-    """One setting. `parse` raises ValueError; then the user sees `accepted`."""
+    """One setting. If `parse` raises ValueError or KeyError, the error message has `accepted`."""
 
     group: str
     name: str
@@ -287,7 +287,7 @@ _OPTIONS: Final = (
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
-    """Read settings; an empty variable counts as not set.
+    """Read the settings from flags and variables; an empty variable counts as not set.
 
     Raises SettingsError. --help prints and raises SystemExit(0).
     """

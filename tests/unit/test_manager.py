@@ -190,7 +190,7 @@ async def test_the_only_replica_has_nobody_to_catch_up_with(process: Process) ->
 async def test_a_standby_forgets_keys_of_what_is_gone(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager, "FORGET_SECONDS", 0.01)
+    monkeypatch.setattr(manager, "DROP_SECONDS", 0.01)
     jobs: Store[TorchrunJob] = Store()
     jobs.upsert(TorchrunJob(metadata=ObjectMeta(name="here", namespace="team")), 1)
     process.jobs = jobs
