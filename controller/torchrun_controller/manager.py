@@ -134,13 +134,13 @@ class Manager:
 
     async def run(self) -> None:
         """Run until `stop` returns, then end in order. Raises NotLeader on loss of the lease."""
-        lost: list[NotLeader] = []
+        lease_errors: list[NotLeader] = []
 
         async def lead() -> None:
             try:
                 await self._leader.run()
             except NotLeader as error:
-                lost.append(error)
+                lease_errors.append(error)
                 background.cancel_scope.cancel()
 
         all_confirmed = False  # whether each write of this process has a response
@@ -155,8 +155,8 @@ class Manager:
             background.start_soon(lead)
             all_confirmed = await self._write_until_stop()
             background.cancel_scope.cancel()
-        if lost:
-            raise lost[0]
+        if lease_errors:
+            raise lease_errors[0]
         if all_confirmed:
             await self._leader.release()
         else:

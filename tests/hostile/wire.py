@@ -18,7 +18,7 @@ from frames import bookmark, frame
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS, Kind
 from torchrun_controller.cache.informer import Informer
-from torchrun_controller.cache.observe import by_job, by_node, by_parent, by_queue, by_unfenced
+from torchrun_controller.cache.observe import by_job, by_node, by_parent, by_queue, by_unfenced_node
 from torchrun_controller.cache.store import Change, Indexer, Store
 from torchrun_controller.client import Response, Transport
 
@@ -229,7 +229,7 @@ _CHILD: JsonObject = {
 
 _by_job: Indexer[Any] = by_job
 SAMPLES = (
-    Sample(TORCHRUN_JOBS, _JOB, {"queue": by_queue, "parent": by_parent, "node": by_unfenced}),
+    Sample(TORCHRUN_JOBS, _JOB, {"queue": by_queue, "parent": by_parent, "node": by_unfenced_node}),
     Sample(PODS, _POD, {"job": _by_job, "node": by_node}),
     Sample(JOBS, _CHILD, {"job": _by_job}),
 )

@@ -89,18 +89,18 @@ class NodeView:
 
     async def follow(self) -> NoReturn:
         """Check every few seconds whether nodes are known; call `on_known`, or log a warning."""
-        known: bool | None = None
+        is_known: bool | None = None
         warned = False
         while True:
             shortcoming = self.shortcoming()
-            if known is not (not shortcoming):
-                known = not shortcoming
+            if is_known is not (not shortcoming):
+                is_known = not shortcoming
                 self._notify(None)
-                if known:
+                if is_known:
                     log.info("sees nodes", nodes=len(self.informer.store))
                     self._on_known()
                     warned = False
-            if not (known or warned or self._is_starting):
+            if not (is_known or warned or self._is_starting):
                 warned = True
                 log.warning("does not see nodes", why=shortcoming)
             await anyio.sleep(_CHECK_SECONDS)

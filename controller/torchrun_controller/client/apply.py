@@ -349,13 +349,13 @@ def _is_predecessor(holder: HolderMeta, owner: OwnerReference | None) -> bool:
 def _describe_conflict(kind: Kind[Any], name: str, holder: HolderMeta) -> Conflict:
     controller = next((owner for owner in holder.owner_references if owner.controller), None)
     if controller is not None:
-        whose = f"belongs to {controller.kind} {controller.name!r}"
+        ownership = f"belongs to {controller.kind} {controller.name!r}"
     else:
-        whose = f"was made by {', '.join(holder.managers) or 'somebody else'}"
+        ownership = f"was made by {', '.join(holder.managers) or 'somebody else'}"
     return Conflict(
         resource=kind.resource,
         name=name,
-        message=f"{kind.kind} {name!r} exists already and {whose}; "
+        message=f"{kind.kind} {name!r} exists already and {ownership}; "
         "delete or rename it, or choose another name",
     )
 

@@ -102,8 +102,8 @@ class Discovery:
         """What does not work, and why; "" if nothing."""
         if not self._problem:
             return ""
-        known = "goes by what was installed before" if self.installed is not None else "is unknown"
-        return f"what gang schedulers are installed {known}: {self._problem}"
+        state = "goes by what was installed before" if self.installed is not None else "is unknown"
+        return f"what gang schedulers are installed {state}: {self._problem}"
 
     def groups(self) -> frozenset[str]:
         """The API groups of schedulers that are known to be served."""

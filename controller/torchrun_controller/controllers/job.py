@@ -111,10 +111,10 @@ class JobReconciler:
         """
         fields, record = log_fields("job", observed.job), _WriteRecord()
         for _ in range(MAX_ROUNDS):
-            shown = self._refusals.with_refusals(key, observed)
-            plan = self._decide(shown, self._now())
-            await live_reads.verify(self._applier, shown, plan)
-            if await self._carry_out(key, shown, plan, record, fields):
+            current = self._refusals.with_refusals(key, observed)
+            plan = self._decide(current, self._now())
+            await live_reads.verify(self._applier, current, plan)
+            if await self._carry_out(key, current, plan, record, fields):
                 break
         else:
             return RequeueAfter(STATUS_INTERVAL)
@@ -127,14 +127,14 @@ class JobReconciler:
             # object requeues the key. The timeout covers an object that never appears.
             delay: float | None = STATUS_INTERVAL
         else:
-            delay = await self._write_status(key, shown, plan)
+            delay = await self._write_status(key, current, plan)
         waits = [plan.requeue_after, delay]
         if delay is None:
             # Events describe the change in the status, so they are delayed with it.
             for event in plan.events:
-                self._events.record(shown.job, event)
+                self._events.record(current.job, event)
             if plan.status_before_deletes and not await self._delete(
-                key, shown, plan.deletes, record, fields
+                key, current, plan.deletes, record, fields
             ):
                 waits.append(STATUS_INTERVAL)  # the next status reports the refusal
         waits.append(self._refusals.next_retry(key))

@@ -124,8 +124,8 @@ class QueueReconciler:
             write_key: refusal for write_key, refusal in memory.refused.items() if refusal[1] > now
         }
         refused = {write_key: message for write_key, (message, _) in memory.refused.items()}
-        shown = replace(observed, refused=refused, template_check=memory.template_check)
-        return self._decide(shown, self._now())
+        current = replace(observed, refused=refused, template_check=memory.template_check)
+        return self._decide(current, self._now())
 
     async def _check_template(self, queue: TorchrunQueue, trial: Apply) -> TemplateCheck:
         """Send the template as a dry run. Raises UnavailableError without a result."""

@@ -68,8 +68,8 @@ class StatusThrottle(Generic[K]):
 
     def delay(self, key: K, *, same_phase: bool) -> float | None:
         """Return the seconds until a status may be written; None if it may be written now."""
-        left = self._written.get(key, -math.inf) + STATUS_INTERVAL - self._clock()
-        return left if same_phase and left > 0 else None
+        remaining = self._written.get(key, -math.inf) + STATUS_INTERVAL - self._clock()
+        return remaining if same_phase and remaining > 0 else None
 
     def record_write(self, key: K) -> None:
         """Record a successful write. After a failed one, the work queue's back-off applies."""

@@ -35,8 +35,8 @@ def caches_synced(
     def check() -> str:
         missing = [
             f"{resource} ({problem(resource) or 'the first list is on its way'})"
-            for resource, done in synced.items()
-            if not done()
+            for resource, is_synced in synced.items()
+            if not is_synced()
         ]
         return f"not listed yet: {', '.join(missing)}" if missing else ""
 
