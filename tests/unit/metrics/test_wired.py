@@ -18,7 +18,7 @@ def assembled(*flags: str) -> Metrics:
     components = assemble(parse([*FLAGS, *flags], {}), sessions, metrics, SYSTEM, "me")
     for informer in components.factory.informers:
         if informer.kind is TORCHRUN_JOBS:
-            informer._hand_on(informer.store.upsert(job("a", "Running"), 1))
+            informer._report_change(informer.store.upsert(job("a", "Running"), 1))
             break
     return metrics
 
