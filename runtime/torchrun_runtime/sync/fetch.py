@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,8 +68,7 @@ def fetch(settings: Settings) -> Marker:
     work.mkdir()
     try:
         check_sub_path(settings)
-        source = _from_git if settings.source == "git" else _from_s3
-        fetched = source(settings, work, claim.new)
+        fetched = FETCHERS[settings.source](settings, work, claim.new)
         if marker and fetched.manifest.sha256 == claim.manifest().sha256:
             log("nothing has changed", commit=fetched.commit, revision=marker.revision)
             return claim.confirm(marker, commit=fetched.commit, source=settings.digest)
@@ -154,3 +154,10 @@ def _from_git(settings: Settings, work: Path, tree: Path) -> FetchResult:
         log("fetched", source=checkout.shown, commit=commit)
         repository = git.list(commit, settings.limits)
         return FetchResult(commit, git.write(repository, tree, settings.limits).manifest)
+
+
+# One for each source that a sync pod fetches: (settings, folder for temporary files, new tree).
+FETCHERS: Mapping[str, Callable[[Settings, Path, Path], FetchResult]] = {
+    "git": _from_git,
+    "s3": _from_s3,
+}
