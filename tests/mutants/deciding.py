@@ -8,7 +8,7 @@ ATTEMPTS = (f"{_CORE}/gang", f"{_CORE}/test_regressions.py")
 WORKSPACE = (f"{_CORE}/workspace", f"{_CORE}/test_life.py")
 QUEUES = (f"{_CORE}/queue",)
 ADMISSION = (f"{_CORE}/admission",)
-ROLES = (f"{_CORE}/pods/test_roles.py",)
+HEAD_AND_WORKERS = (f"{_CORE}/pods/test_head_and_workers.py",)
 
 DECIDING = (
     Mutant(
@@ -183,18 +183,18 @@ DECIDING = (
     Mutant(
         "half-a-gang-goes-on",
         "reconcile/gang/gate.py",
-        "opens = safe and roles.is_whole(observed)",
+        "opens = safe and head_and_workers.is_whole(observed.gang)",
         "opens = safe",
         "a head whose workers' Job is gone runs the command alone",
-        ROLES,
+        HEAD_AND_WORKERS,
     ),
     Mutant(
         "workers-stay-without-their-head",
         "reconcile/gang/halves.py",
-        "return tuple(gang.delete(job) for job in roles.headless(observed))",
+        "return tuple(gang.delete(job) for job in head_and_workers.find_headless_jobs(observed.gang))",
         "return ()",
         "a process that dies between the two Jobs of a gang leaves GPUs taken",
-        ROLES,
+        HEAD_AND_WORKERS,
     ),
     Mutant(
         "a-gang-needs-no-parallelism",

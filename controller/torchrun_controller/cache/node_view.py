@@ -119,4 +119,4 @@ def node_facts(node: Node | None) -> tuple[str, bool] | None:
     if node is None:
         return None
     ready = nodes.ready_condition(node)
-    return ready.status if ready is not None else "", nodes.out_of_service(node)
+    return ready.status if ready is not None else "", nodes.is_out_of_service(node)

@@ -9,7 +9,7 @@ from profiles import examples
 from torchrun_api import names
 from torchrun_api.status import TERMINAL
 from torchrun_controller.reconcile.gang import gang
-from torchrun_controller.reconcile.pods import roles
+from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from unit.reconcile.test_invariants import Histories, happens
 from world import ZIP, make_job
@@ -52,11 +52,11 @@ class Heads(Histories):
         world = copy.deepcopy(self.world)
         world.settle()
         seen = world.observed()
-        assert not roles.headless(seen)
+        assert not head_and_workers.find_headless_jobs(seen.gang)
         at_work = [
             p for p in seen.gang.workers if alive(p) and p.metadata.deletion_timestamp is None
         ]
-        assert not at_work or world.phase in TERMINAL or roles.is_whole(seen)
+        assert not at_work or world.phase in TERMINAL or head_and_workers.is_whole(seen.gang)
 
 
 Heads.TestCase.settings = examples(20, stateful_step_count=40, report_multiple_bugs=False)

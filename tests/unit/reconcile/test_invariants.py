@@ -14,7 +14,7 @@ from torchrun_api.meta import Condition
 from torchrun_api.status import TERMINAL, Attempt
 from torchrun_controller.reconcile.gang import gang
 from torchrun_controller.reconcile.gang.restarts import NO_FAILURES
-from torchrun_controller.reconcile.pods import roles
+from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.workspace import delivery
 from world import ZIP, World, make_job, make_queue
@@ -322,7 +322,7 @@ class Histories(RuleBasedStateMachine):
         """At rest, probes ask for no more than what is missing, and only beside a gang."""
         seen, missing = world.observed(), 0
         if gang.is_there(seen):
-            present = roles.nodes_of(seen.gang.current_job)
+            present = head_and_workers.nodes_of(seen.gang.current_job)
             assert 1 <= present <= 3
             missing = max(0, world.job.spec.num_nodes - present)
         assert len(seen.gang.probes) <= (missing if world.phase == "Running" else 0)

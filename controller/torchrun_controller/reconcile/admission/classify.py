@@ -19,7 +19,7 @@ from torchrun_api.quantity import QuantityError
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import TERMINAL
 from torchrun_controller.reconcile.admission.model import Workload
-from torchrun_controller.reconcile.pods import roles
+from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
@@ -102,7 +102,9 @@ def running_gang(
     heads = Counter(
         pod.spec.node_name for pod in with_node if pod.metadata.labels.role == names.HEAD
     )
-    created = sum(roles.nodes_of(child) for child in child_jobs[-1:] if not _is_finished(child))
+    created = sum(
+        head_and_workers.nodes_of(child) for child in child_jobs[-1:] if not _is_finished(child)
+    )
     return RunningGang(
         nodes=max([*sizes.values(), created]),
         created=created,

@@ -25,7 +25,7 @@ AVOIDED = 100  # weight of the wish for other nodes
 
 
 def roles_of(run: ResolvedSpec) -> tuple[str, ...]:
-    """Of the Jobs of a gang; that of a head is the last, see `roles`."""
+    """Return the roles of the Jobs of a gang. The head is the last, see `head_and_workers`."""
     return ("",) if run.size.head is None else (names.WORKER, names.HEAD)
 
 

@@ -11,14 +11,14 @@ from torchrun_api.status import Attempt, LastFailure
 from torchrun_controller.reconcile.gang.failures import POD_DELETED, Failure
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.times import seconds_of_gang
-from torchrun_controller.reconcile.pods import roles
+from torchrun_controller.reconcile.pods import head_and_workers
 
 JOB_DELETED = "JobDeleted"
 
 
 def of_gang(observed: Observed) -> Failure | None:
     """The deletion of a Job of the gang that is there; None if nobody deletes one."""
-    name = roles.being_deleted(observed)
+    name = head_and_workers.find_deleted_job(observed.job, observed.gang)
     return _failure(name, observed.gang.current_job.metadata.deletion_timestamp) if name else None
 
 

@@ -22,10 +22,9 @@ from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reas
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Apply, Delete
-from torchrun_controller.reconcile.pods import roles
-from torchrun_controller.reconcile.pods.lifecycle import alive, scheduled
-from torchrun_controller.reconcile.pods.lifecycle import delete as delete_pod
-from torchrun_controller.reconcile.pods.nodes import loss
+from torchrun_controller.reconcile.pods import head_and_workers
+from torchrun_controller.reconcile.pods.lifecycle import alive, count_scheduled, delete_pod
+from torchrun_controller.reconcile.pods.nodes import find_loss
 from torchrun_controller.reconcile.spec import admission_status
 
 # For the scheduler to find nodes for a whole gang, before a smaller one is made.
@@ -71,13 +70,13 @@ def _outlook(
     wanted = observed.job.spec.num_nodes
     assert wanted is not None, "elastic goes with numNodes"
     child = observed.gang.current_job
-    nodes = roles.nodes_of(child)
+    nodes = head_and_workers.nodes_of(child)
     if wanted not in (nodes, asked_of(child)):
         why = Reason(gang.BY_THE_USER, f"from {nodes} to {wanted} nodes, from the checkpoint")
         return Outlook(nodes=wanted, why=why)
     if child.spec.suspend:
         return Outlook()
-    if state is State.GANG_STARTING and scheduled(observed.gang.workers) < nodes:
+    if state is State.GANG_STARTING and count_scheduled(observed.gang.workers) < nodes:
         return _placing(observed, nodes, elastic.min_nodes, now)
     if nodes == wanted:
         return Outlook(condition=_condition("True", "AllNodes", f"{nodes} of {wanted} nodes"))
@@ -109,22 +108,24 @@ def _condition(status: ConditionStatus, reason: str, message: str) -> ConditionU
 
 def asked_of(child: Job) -> int:
     """numNodes when the gang was made, which may be larger than the gang."""
-    return names.number_in(child.metadata.annotations.wanted_nodes, roles.nodes_of(child))
+    return names.number_in(
+        child.metadata.annotations.wanted_nodes, head_and_workers.nodes_of(child)
+    )
 
 
 def kept(observed: Observed) -> int | None:
     """Nodes of the gang that follows a failure: a smaller gang stays so; None: as the spec says."""
     child, spec = observed.gang.current_job, observed.job.spec
     as_asked = spec.elastic is not None and asked_of(child) == spec.num_nodes
-    return roles.nodes_of(child) if as_asked else None
+    return head_and_workers.nodes_of(child) if as_asked else None
 
 
 def _placing(observed: Observed, nodes: int, fewest: int, now: datetime) -> Outlook:
     """Not every worker has a node: wait, then take what there is."""
-    if any(loss(observed, pod, now) is None for pod in observed.gang.stale_pods):
+    if any(find_loss(observed.cluster.nodes, pod, now) is None for pod in observed.gang.stale_pods):
         told = "workers of an earlier gang still hold their nodes"
         return Outlook(condition=_condition("Unknown", "WaitingForOldGang", told))
-    placed = scheduled(observed.gang.workers)
+    placed = count_scheduled(observed.gang.workers)
     if placed < fewest:
         message = f"{placed} workers have a node, {fewest} are needed (elastic.minNodes)"
         return Outlook(condition=_condition("False", "NodesMissing", message))

@@ -62,7 +62,7 @@ def blocking_pods(observed: Observed, attempt: int, now: datetime) -> BlockingPo
     if not observed.gang.child_jobs or attempt_of(observed.gang.current_job.metadata) < attempt:
         older += [pod for pod in observed.gang.workers if alive(pod)]
     return BlockingPods(
-        tuple(pod for pod in older if nodes.loss(observed, pod, now) is None),
+        tuple(pod for pod in older if nodes.find_loss(observed.cluster.nodes, pod, now) is None),
         tuple(
             worker
             for worker in outstanding(observed, now)
@@ -120,9 +120,9 @@ def worker_nodes(
     return tuple(found.get(index, "") for index in range(max(found, default=-1) + 1))
 
 
-def unproven_loss(observed: Observed, pod: Pod, now: datetime) -> nodes.Loss | None:
+def unproven_loss(observed: Observed, pod: Pod, now: datetime) -> nodes.NodeLoss | None:
     """Why the pod's node is lost, where its containers are not known to have stopped."""
-    return None if stopped(pod) else nodes.loss(observed, pod, now)
+    return None if stopped(pod) else nodes.find_loss(observed.cluster.nodes, pod, now)
 
 
 def next_look(observed: Observed, now: datetime) -> float | None:
@@ -237,7 +237,7 @@ def _silent(observed: Observed, pod: Pod, now: datetime) -> UnfencedWorker | Non
     meta = pod.metadata
     if not _may_train(pod) or observed.cluster.nodes is None or stopped(pod):
         return None
-    silence = nodes.silence(observed, pod, now)
+    silence = nodes.find_silence(observed.cluster.nodes, pod, now)
     if silence is None and not collected(pod):
         return None
     return UnfencedWorker(
@@ -273,7 +273,7 @@ def _released(
     node = observed.cluster.nodes.get(worker.node)
     if node is None:
         return vouched(worker) in off
-    if nodes.out_of_service(node):
+    if nodes.is_out_of_service(node):
         return True
     since = _ready_since(observed, worker)
     return since is not None and (_is_there(observed, worker) or now - since >= clearing)

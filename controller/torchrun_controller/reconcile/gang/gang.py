@@ -23,9 +23,13 @@ from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Delete
 from torchrun_controller.reconcile.model.times import seconds_of_gang
-from torchrun_controller.reconcile.pods import lifecycle, roles, waiting
-from torchrun_controller.reconcile.pods.lifecycle import alive, count, scheduled
-from torchrun_controller.reconcile.pods.lifecycle import delete as delete_pod
+from torchrun_controller.reconcile.pods import head_and_workers, lifecycle, waiting
+from torchrun_controller.reconcile.pods.lifecycle import (
+    alive,
+    count_scheduled,
+    count_workers,
+    delete_pod,
+)
 from torchrun_controller.reconcile.schedulers import groups
 from torchrun_controller.reconcile.workspace import delivery
 
@@ -65,7 +69,7 @@ def is_over(observed: Observed) -> bool:
     if not has_been(observed):
         return True
     ended = sum(not alive(pod) for pod in observed.gang.workers)
-    return is_there(observed) and ended >= roles.nodes_of(observed.gang.current_job)
+    return is_there(observed) and ended >= head_and_workers.nodes_of(observed.gang.current_job)
 
 
 def is_in_status(observed: Observed) -> bool:
@@ -160,16 +164,16 @@ def find(observed: Observed, now: datetime) -> GangState:
     """
     succeeded = completed(observed)
     if succeeded is not None:
-        nodes = roles.nodes_of(succeeded)
+        nodes = head_and_workers.nodes_of(succeeded)
         all_of_them = f"{nodes} of {nodes} workers succeeded"
-        message = "the head succeeded" if roles.has_head(succeeded) else all_of_them
+        message = "the head succeeded" if head_and_workers.has_head(succeeded) else all_of_them
         return GangState(State.GANG_SUCCEEDED, Reason("Completed", message))
     child = observed.gang.current_job
-    nodes = roles.nodes_of(child)
+    nodes = head_and_workers.nodes_of(child)
     deleted = deletion.of_gang(observed)
-    if roles.head_has_succeeded(observed) and not child.metadata.terminating:
+    if head_and_workers.head_has_succeeded(observed.gang) and not child.metadata.terminating:
         return GangState(*_progress(observed, now))
-    failed = roles.failed(observed)
+    failed = head_and_workers.find_failed_job(observed.gang)
     if child.spec.suspend and failed is None and deleted is None:
         # Its pods are told to end, which is no failure of theirs.
         return GangState(*_suspended(observed))
@@ -206,7 +210,7 @@ def _unheard(observed: Observed, job: Job, said: LastFailure, now: datetime) -> 
     """
     its_own = (pod for pod in observed.gang.workers if pod.metadata.controlled_by(job.metadata.uid))
     lives = any(alive(pod) for pod in its_own)
-    status, nodes = observed.job.status, roles.nodes_of(observed.gang.current_job)
+    status, nodes = observed.job.status, head_and_workers.nodes_of(observed.gang.current_job)
     known = status.workers if is_in_status(observed) else None
     unseen = len(observed.gang.workers) < nodes and (known is None or known.pending > 0)
     return peer_loss.patience_left(said, now, UNHEARD) if lives or unseen else None
@@ -259,12 +263,12 @@ def _since_resumed(observed: Observed) -> tuple[Pod, ...]:
 
 def _progress(observed: Observed, now: datetime) -> tuple[State, Reason]:
     """Nothing failed: is it running, and if not, what does it wait for."""
-    nodes = roles.nodes_of(observed.gang.current_job)
-    counts = count(observed.gang.workers, nodes)
+    nodes = head_and_workers.nodes_of(observed.gang.current_job)
+    counts = count_workers(observed.gang.workers, nodes)
     claims = delivery.mounted_claims(observed)
-    jobs = roles.jobs_of(observed)
-    why = waiting.of_gang(jobs, nodes, observed.gang.workers, claims, observed.cluster.warnings)
-    if why is None and scheduled(observed.gang.workers) < nodes:
+    jobs = head_and_workers.jobs_of(observed.gang)
+    why = waiting.gang_reason(jobs, nodes, observed.gang.workers, claims, observed.cluster.warnings)
+    if why is None and count_scheduled(observed.gang.workers) < nodes:
         why = groups.why_waiting(observed)
     why = why or gate.why_closed(observed, now)
     if why is not None:
@@ -295,7 +299,7 @@ def end_survivors(observed: Observed, grace: int = SURVIVOR_GRACE) -> tuple[Dele
 
     Where somebody has deleted a Job of the gang, its pods go or stay with that, as was asked for.
     """
-    if observed.gang.child_jobs and roles.being_deleted(observed):
+    if observed.gang.child_jobs and head_and_workers.find_deleted_job(observed.job, observed.gang):
         return ()
     return end(observed.gang.workers, grace)
 

@@ -15,7 +15,7 @@ from torchrun_controller.reconcile.gang.orphans import orphans, way_out
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.plan import Apply
-from torchrun_controller.reconcile.pods import nodes, roles
+from torchrun_controller.reconcile.pods import head_and_workers, nodes
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
 from torchrun_controller.reconcile.workspace import reload
 
@@ -36,7 +36,7 @@ def instruct(observed: Observed, now: datetime) -> tuple[Apply, ...]:
     child = observed.gang.current_job
     blocking_pods = fence.blocking_pods(observed, attempt_of(child.metadata), now)
     safe = not blocking_pods.pods and _by_epoch(child, blocking_pods.unfenced)
-    opens = safe and roles.is_whole(observed)
+    opens = safe and head_and_workers.is_whole(observed.gang)
     start: JsonObject = {names.START: str(attempt_of(child.metadata))}
     if opens and blocking_pods.unfenced:
         start[names.FENCE] = fence.instruction(blocking_pods.unfenced, now)
@@ -107,7 +107,7 @@ def is_open(observed: Observed) -> bool:
         for pod in observed.gang.workers
         if pod.metadata.annotations.start == str(attempt) or not alive(pod)
     ]
-    return len(told) >= roles.nodes_of(child)
+    return len(told) >= head_and_workers.nodes_of(child)
 
 
 def why_closed(observed: Observed, now: datetime) -> Reason | None:

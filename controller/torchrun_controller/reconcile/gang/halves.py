@@ -6,7 +6,7 @@ from torchrun_api import names
 from torchrun_controller.reconcile.gang import fence, gang
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.plan import Delete
-from torchrun_controller.reconcile.pods import roles
+from torchrun_controller.reconcile.pods import head_and_workers
 
 
 def end_workers(observed: Observed) -> tuple[Delete, ...]:
@@ -18,7 +18,7 @@ def end_workers(observed: Observed) -> tuple[Delete, ...]:
 def delete_half(observed: Observed, now: datetime) -> tuple[Delete, ...]:
     """The head's Job of a gang whose workers' Job is gone, once the status has what it tells."""
     if (
-        roles.is_whole(observed)
+        head_and_workers.is_whole(observed.gang)
         or not gang.is_in_status(observed)
         or fence.unrecorded(observed, now)
     ):
@@ -28,4 +28,4 @@ def delete_half(observed: Observed, now: datetime) -> tuple[Delete, ...]:
 
 def delete_headless(observed: Observed) -> tuple[Delete, ...]:
     """Workers' Jobs whose head's Job was never made, or is gone: they go with it."""
-    return tuple(gang.delete(job) for job in roles.headless(observed))
+    return tuple(gang.delete(job) for job in head_and_workers.find_headless_jobs(observed.gang))

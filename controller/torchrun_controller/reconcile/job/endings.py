@@ -131,7 +131,7 @@ def _wait_for_pods(context: Context, ending: Decision, *preparing: Pod) -> Decis
     observed, now = context.observed, context.now
     # A pod on a lost node never tells of its end: it is remembered, and holds the next gang.
     gangs = (*observed.gang.workers, *observed.gang.stale_pods)
-    heard_of = (pod for pod in gangs if nodes.loss(observed, pod, now) is None)
+    heard_of = (pod for pod in gangs if nodes.find_loss(observed.cluster.nodes, pod, now) is None)
     waiting = [pod for pod in (*heard_of, *preparing) if alive(pod)]
     if not waiting:
         return None

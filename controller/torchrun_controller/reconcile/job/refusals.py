@@ -75,7 +75,7 @@ def _why(refused: Conflict | Rejection) -> Reason:
     if refused.verb == "delete":
         said = f"the API server refused to delete {refused.resource} {refused.name}"
         return Reason("Rejected", f"{said}: {refused.message}")
-    why = waiting.refusal(refused.message)
+    why = waiting.explain_refusal(refused.message)
     if why.reason == "QuotaExceeded":
         return Reason(why.reason, f"{refused.resource} {refused.name}: {why.message}")
     said = f"the API server refused {refused.resource} {refused.name}"

@@ -13,7 +13,7 @@ from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects import network, volumes
-from torchrun_controller.reconcile.pods import roles
+from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve_spec
 from torchrun_controller.reconcile.workspace import (
@@ -208,5 +208,5 @@ def missing_checkpoints(observed: Observed, spec: ResolvedSpec) -> tuple[Apply, 
 
 def _missing_service(observed: Observed) -> tuple[Apply, ...]:
     """The Service of a gang that lives, where somebody has deleted it."""
-    several = roles.nodes_of(observed.gang.current_job) > 1
+    several = head_and_workers.nodes_of(observed.gang.current_job) > 1
     return (network.service(observed.job),) if several and observed.gang.service is None else ()

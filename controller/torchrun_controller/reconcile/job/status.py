@@ -20,8 +20,8 @@ from torchrun_controller.reconcile.model.phases import Row, State
 from torchrun_controller.reconcile.model.plan import Event
 from torchrun_controller.reconcile.model.times import seconds_run, sync_start
 from torchrun_controller.reconcile.placement import avoid, local
-from torchrun_controller.reconcile.pods import roles
-from torchrun_controller.reconcile.pods.lifecycle import alive, count, scheduled
+from torchrun_controller.reconcile.pods import head_and_workers
+from torchrun_controller.reconcile.pods.lifecycle import alive, count_scheduled, count_workers
 from torchrun_controller.reconcile.spec.admission_status import REQUESTED
 from torchrun_controller.reconcile.spec.reliability import lent_by
 from torchrun_controller.reconcile.workspace import claims as job_claims
@@ -143,16 +143,16 @@ def _workers(observed: Observed, decision: Decision) -> tuple[int | None, Worker
     if decision.state is State.READY:
         assert decision.spec is not None
         nodes = decision.spec.size.nodes
-        return nodes, count((), nodes)
+        return nodes, count_workers((), nodes)
     if observed.gang.child_jobs:
         child = gang.completed(observed) or observed.gang.current_job
-        nodes = roles.nodes_of(child)
+        nodes = head_and_workers.nodes_of(child)
         if decision.state is State.GANG_SUCCEEDED:
-            if roles.has_head(child):
+            if head_and_workers.has_head(child):
                 return nodes, _beside_head(observed)
             # The Job's word: what is known of its pods may be older, and is not told any more.
             return nodes, WorkersStatus(succeeded=nodes)
-        return nodes, count(observed.gang.workers, nodes)
+        return nodes, count_workers(observed.gang.workers, nodes)
     # Counts of zero remember that there was a gang: the next one has another number.
     idle = None if present.workers is None else WorkersStatus()
     return (decision.spec.size.nodes if decision.spec else present.num_nodes), idle
@@ -165,7 +165,7 @@ def _beside_head(observed: Observed) -> WorkersStatus:
     after that says anything.
     """
     told = (p for p in observed.gang.workers if alive(p) or not p.metadata.terminating)
-    return count(tuple(told), 0)
+    return count_workers(tuple(told), 0)
 
 
 def _attempts(known: tuple[Attempt, ...], ended: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
@@ -233,7 +233,7 @@ def _placed(observed: Observed, decision: Decision, nodes: int) -> int:
         case State.GANG_SUCCEEDED:
             return nodes  # whatever the cache of pods, which may lag behind that of Jobs
         case _:
-            return scheduled(observed.gang.workers)
+            return count_scheduled(observed.gang.workers)
 
 
 def _why_placed(decision: Decision, placed: int, nodes: int) -> Reason:
@@ -276,10 +276,10 @@ def _recounted(present: TorchrunJobStatus, observed: Observed) -> TorchrunJobSta
     """Workers may end later than the head that they go with."""
     known, gangs = present.workers, observed.gang.child_jobs
     over = present.phase != "Succeeded" or known is None or not known.running
-    if over or not gangs or not roles.has_head(gangs[-1]):
+    if over or not gangs or not head_and_workers.has_head(gangs[-1]):
         return present
     workers = _beside_head(observed)
-    told = f"{workers.ready}/{roles.nodes_of(gangs[-1])} ready"
+    told = f"{workers.ready}/{head_and_workers.nodes_of(gangs[-1])} ready"
     return replace(present, workers=workers, workers_status=told)
 
 

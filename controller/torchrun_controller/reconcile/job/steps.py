@@ -5,6 +5,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
+from torchrun_api.core import Pod
 from torchrun_api.status import TERMINAL, Phase, TorchrunJobStatus
 from torchrun_controller.reconcile.gang import elastic, fence, halves
 from torchrun_controller.reconcile.gang.decision import Decision, soonest
@@ -42,6 +43,7 @@ from torchrun_controller.reconcile.model.phases import ROWS
 from torchrun_controller.reconcile.model.plan import Plan
 from torchrun_controller.reconcile.model.times import deadline_left, sync_left
 from torchrun_controller.reconcile.pods import nodes
+from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.schedulers import groups
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.reliability import ResolvedReliability, resolve_reliability
@@ -131,7 +133,7 @@ def plan(context: Context, decision: Decision, present: TorchrunJobStatus) -> Pl
         events=status.events(present, composed, decision, ROWS[decision.state]),
         requeue_after=soonest(
             writes.requeue_after,
-            nodes.next_look(observed, now),
+            nodes.next_loss(observed.cluster.nodes, _watched_pods(observed), now),
             fence.next_look(observed, now),
             sync_left(composed, reliability.sync_timeout, now),
             deadline_left(composed, reliability.deadline, now),
@@ -153,6 +155,12 @@ def plan_finished(observed: Observed, now: datetime) -> Plan:
         status=None if composed == status.own(observed.job.status) else composed,
         requeue_after=left,
     )
+
+
+def _watched_pods(observed: Observed) -> tuple[Pod, ...]:
+    """Return the pods for which the loss of their node makes a difference."""
+    gang, syncing = observed.gang, filter(alive, observed.workspace.sync_pods)
+    return (*gang.workers, *gang.stale_pods, *syncing)
 
 
 def _time_to_live(composed: TorchrunJobStatus, reliability: ResolvedReliability) -> float | None:

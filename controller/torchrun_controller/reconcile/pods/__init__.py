@@ -1,1 +1,1 @@
-"""What child Jobs, pods and nodes report: their states, why they wait, which nodes are lost."""
+"""The state of child Jobs, pods and nodes: what runs, why pods wait, which nodes are lost."""

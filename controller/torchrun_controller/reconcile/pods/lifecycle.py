@@ -1,16 +1,16 @@
-"""The pods of a gang: how many run, and how one is deleted."""
+"""States of a gang's pods, and the deletion of pods and Jobs."""
 
 from torchrun_api import names
-from torchrun_api.core import Pod
-from torchrun_api.kinds import PODS
+from torchrun_api.core import Job, Pod
+from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import ChildMeta
 from torchrun_api.status import WorkersStatus
 from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.model.plan import Delete
 
 
-def count(pods: tuple[Pod, ...], nodes: int) -> WorkersStatus:
-    """Workers by state; one without a pod yet counts as pending."""
+def count_workers(pods: tuple[Pod, ...], nodes: int) -> WorkersStatus:
+    """Count the workers by state. A worker without a pod counts as pending."""
     phases = [pod.status.phase for pod in pods]
     running, failed, succeeded = (
         phases.count("Running"),
@@ -19,35 +19,35 @@ def count(pods: tuple[Pod, ...], nodes: int) -> WorkersStatus:
     )
     return WorkersStatus(
         pending=max(0, nodes - running - failed - succeeded),
-        ready=sum(_ready(pod) for pod in pods),
+        ready=sum(_is_ready(pod) for pod in pods),
         running=running,
         failed=failed,
         succeeded=succeeded,
     )
 
 
-def _ready(pod: Pod) -> bool:
+def _is_ready(pod: Pod) -> bool:
     ready = find_condition(pod.status.conditions, "Ready")
     return ready is not None and ready.status == "True"
 
 
-def scheduled(pods: tuple[Pod, ...]) -> int:
-    """How many have a node."""
+def count_scheduled(pods: tuple[Pod, ...]) -> int:
+    """Count the pods that have a node."""
     return sum(bool(pod.spec.node_name) for pod in pods)
 
 
 def index_of(pod: Pod) -> int:
-    """Number of a worker in its gang: its completion index, of one beside a head one more."""
+    """Return the index of a worker in its gang: its completion index, plus one beside a head."""
     return pod.metadata.labels.rank
 
 
 def attempt_of(meta: ChildMeta) -> int:
-    """Number of the attempt that a child Job or a worker belongs to, from its label."""
+    """Return the number of the attempt of a child Job or a worker, from its label."""
     return names.number_in(meta.labels.attempt)
 
 
-def delete(pod: Pod, grace_seconds: int | None = None) -> Delete:
-    """Exactly this pod; without `grace_seconds` by its own grace period."""
+def delete_pod(pod: Pod, grace_seconds: int | None = None) -> Delete:
+    """Delete exactly this pod. Without `grace_seconds` its own grace period applies."""
     meta = pod.metadata
     return Delete(
         kind=PODS,
@@ -58,22 +58,37 @@ def delete(pod: Pod, grace_seconds: int | None = None) -> Delete:
     )
 
 
+def delete_job(job: Job) -> Delete:
+    """Delete the Job with its pods, which get their full grace period.
+
+    The delete carries the resource version: a Job that has succeeded meanwhile is not deleted.
+    """
+    meta = job.metadata
+    return Delete(
+        kind=JOBS,
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        resource_version=meta.resource_version,
+    )
+
+
 def alive(pod: Pod) -> bool:
-    """Whether the API says that a container of it may still run."""
+    """Whether a container of the pod may still run, according to its phase."""
     return pod.status.phase not in ("Succeeded", "Failed")
 
 
 def stopped(pod: Pod) -> bool:
-    """Whether the kubelet itself said that its containers have ended."""
+    """Whether the kubelet has reported that all containers of the pod have terminated."""
     states = [status.state for status in pod.status.container_statuses]
     return not alive(pod) and bool(states) and all(state.terminated is not None for state in states)
 
 
 def collected(pod: Pod) -> bool:
-    """Whether it is called Failed in the kubelet's place, as its node is gone.
+    """Whether the pod garbage collector, not the kubelet, set its phase to Failed.
 
-    The garbage collector of pods does that, and asks nobody of containers (gc_controller.go of
-    Kubernetes, markFailedAndDeletePodWithCondition).
+    The collector does so once the node is gone, and does not know whether the containers run
+    (gc_controller.go of Kubernetes, markFailedAndDeletePodWithCondition).
     """
     disruption = find_condition(pod.status.conditions, "DisruptionTarget")
     by_collector = disruption is not None and disruption.reason == "DeletionByPodGC"

@@ -1,22 +1,22 @@
-"""kube-scheduler's verdict on a pod, in words for a person.
+"""A readable summary of why kube-scheduler placed a pod on no node.
 
-The form is that of FitError and its plugins (kubernetes/pkg/scheduler/framework/types.go, 1.22 to
+The format is that of FitError and its plugins (kubernetes/pkg/scheduler/framework/types.go, 1.22 to
 1.35): "0/12 nodes are available: 4 node(s) ..., 8 Insufficient nvidia.com/gpu. preemption: ...".
 """
 
 import re
 
 _VERDICT = re.compile(r"0/(?P<nodes>\d+) nodes are available: (?P<reasons>.+)", re.DOTALL)
-# Behind the reasons stand those for which nobody was preempted: the same nodes over again.
+# The reasons why preemption does not help follow. They are about the same nodes.
 _END_OF_REASONS = ". "
-_NEXT_REASON = re.compile(r", (?=\d+ )")
-_COUNTED = re.compile(r"(?P<count>\d+) (?P<reason>.+)", re.DOTALL)
+_REASON_SEPARATOR = re.compile(r", (?=\d+ )")
+_REASON = re.compile(r"(?P<count>\d+) (?P<reason>.+)", re.DOTALL)
 _TAINT = re.compile(
     r"node\(s\) had (?:untolerated )?taint \{(?P<key>[^:}]+): ?(?P<value>[^}]*)\}.*"
 )
 
-# Reasons that read better in other words; of the rest only "node(s)" goes.
-_WORDS = {
+# Shorter texts for common reasons. The others only lose "node(s)".
+_SHORT_REASONS = {
     "Too many pods": "full of pods",
     "node(s) had untolerated taint(s)": "tainted",
     "node(s) were unschedulable": "cordoned",
@@ -24,23 +24,23 @@ _WORDS = {
 }
 
 
-def summary(message: str) -> str:
-    """The verdict in a line, the largest count first; a text of another form as it is."""
+def summarize(message: str) -> str:
+    """Return the message in a line, the largest count first; another format is left as it is."""
     verdict = _VERDICT.fullmatch(message.strip())
     if verdict is None:
         return message
     reasons = verdict["reasons"].partition(_END_OF_REASONS)[0].removesuffix(".")
-    counted = [_COUNTED.fullmatch(part) for part in _NEXT_REASON.split(reasons)]
-    found = [(int(match["count"]), match["reason"]) for match in counted if match is not None]
-    if len(found) < len(counted):
-        # One reason for all nodes alike, from before they were looked at one by one.
+    matches = [_REASON.fullmatch(part) for part in _REASON_SEPARATOR.split(reasons)]
+    counts = [(int(match["count"]), match["reason"]) for match in matches if match is not None]
+    if len(counts) < len(matches):
+        # A PreFilter plugin gives one reason for all nodes, without a count.
         return f"0 of {verdict['nodes']} nodes: {reasons}"
-    found.sort(key=lambda entry: -entry[0])
-    told = ", ".join(f"{count} {_in_words(count, reason)}" for count, reason in found)
-    return f"0 of {verdict['nodes']} nodes: {told}"
+    counts.sort(key=lambda entry: -entry[0])
+    text = ", ".join(f"{count} {_shorten(count, reason)}" for count, reason in counts)
+    return f"0 of {verdict['nodes']} nodes: {text}"
 
 
-def _in_words(count: int, reason: str) -> str:
+def _shorten(count: int, reason: str) -> str:
     taint = _TAINT.fullmatch(reason)
     if taint is not None:
         value = taint["value"].strip()
@@ -48,4 +48,4 @@ def _in_words(count: int, reason: str) -> str:
     if reason.startswith("Insufficient "):
         lack = "lacks" if count == 1 else "lack"
         return f"{lack} {reason.removeprefix('Insufficient ')}"
-    return _WORDS.get(reason, reason.removeprefix("node(s) "))
+    return _SHORT_REASONS.get(reason, reason.removeprefix("node(s) "))

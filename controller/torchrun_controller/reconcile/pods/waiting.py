@@ -1,11 +1,11 @@
-"""Why pods do not start: what scheduler, kubelet, quota and storage say, summed up over a gang."""
+"""Why pods do not start: reasons of scheduler, kubelet, quota and storage, summed up for a gang."""
 
 import re
 
 from torchrun_api.core import CoreEvent, Job, PersistentVolumeClaim, Pod
 from torchrun_controller.reconcile.model.conditions import Reason
-from torchrun_controller.reconcile.pods.lifecycle import index_of, scheduled
-from torchrun_controller.reconcile.pods.unschedulable import summary
+from torchrun_controller.reconcile.pods.lifecycle import count_scheduled, index_of
+from torchrun_controller.reconcile.pods.unschedulable import summarize
 
 IMAGE_REASONS = frozenset(
     {
@@ -21,8 +21,7 @@ STARTING = frozenset({"", "PodInitializing", "ContainerCreating"})
 CREATE_EVENTS = frozenset({"FailedCreate"})
 PROVISIONING_EVENTS = frozenset({"ProvisioningFailed"})
 MOUNT_EVENTS = frozenset({"FailedAttachVolume", "FailedMount"})
-# Of a long list of different reasons the first ones say enough.
-TOLD_APART = 3
+MOST_MESSAGES = 3  # different messages of a gang that are listed
 
 _UNBOUND = "unbound immediate PersistentVolumeClaims"
 _NO_CLAIM = re.compile(r'persistentvolumeclaim "(?P<name>[^"]+)" not found')
@@ -31,139 +30,140 @@ _QUOTA = re.compile(
     r"exceeded quota: (?P<name>[^,]+), requested: (?P<requested>.*), used: (?P<used>.*),"
     r" limited: (?P<limited>.*)"
 )
-# The pod's name is another one at each try.
+# The name of the pod changes with each retry, so messages leave it out.
 _REFUSED_POD = re.compile(r'^(Error creating: )?(pods? "[^"]*" is forbidden: )?')
-# The kubelet's words between two pulls; the ones about the pull itself follow.
+# The kubelet's text between two pulls. The error of the pull follows it.
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (ErrImagePull: )?')
 
 
-def of_gang(
+def gang_reason(
     jobs: tuple[Job, ...],
     nodes: int,
     workers: tuple[Pod, ...],
     claims: tuple[PersistentVolumeClaim, ...],
     warnings: tuple[CoreEvent, ...],
 ) -> Reason | None:
-    """The first reason that any worker gives, in the order of their indexes; alike ones as one.
+    """Return the first reason in the order of worker indexes, with all workers that have it.
 
-    `jobs` are to make pods for so many `nodes`.
+    `jobs` create the pods, one for each of `nodes` nodes.
     """
     if len(workers) < nodes:
-        told = (_last(warnings, job.metadata.uid, CREATE_EVENTS) for job in jobs)
-        refused = next(filter(None, told), None)
-        if refused is not None:
-            why = refusal(refused.message)
+        events = (_last_event(warnings, job.metadata.uid, CREATE_EVENTS) for job in jobs)
+        event = next(filter(None, events), None)
+        if event is not None:
+            why = explain_refusal(event.message)
             return Reason(why.reason, f"{len(workers)} of {nodes} pods are made; {why.message}")
     pending = [pod for pod in sorted(workers, key=index_of) if pod.status.phase == "Pending"]
-    asked = [(pod, of_pod(pod, claims, warnings)) for pod in pending]
-    waiting = [(pod, why) for pod, why in asked if why is not None]
-    if not waiting:
+    reasons = [(pod, pod_reason(pod, claims, warnings)) for pod in pending]
+    first = next((reason for _, reason in reasons if reason is not None), None)
+    if first is None:
         return None
-    reason = waiting[0][1].reason
-    alike: dict[str, list[Pod]] = {}
-    for pod, why in waiting:
-        if why.reason == reason:
-            alike.setdefault(why.message, []).append(pod)
-    whys = [f"{_whom(pods, nodes)}: {text}" for text, pods in alike.items()]
-    placed = f"{scheduled(workers)} of {nodes} workers have a node"
-    return Reason(reason, "; ".join([placed, *whys[:TOLD_APART]]))
+    pods_by_message: dict[str, list[Pod]] = {}
+    for pod, reason in reasons:
+        if reason is not None and reason.reason == first.reason:
+            pods_by_message.setdefault(reason.message, []).append(pod)
+    messages = [f"{_name_pods(pods, nodes)}: {text}" for text, pods in pods_by_message.items()]
+    placed = f"{count_scheduled(workers)} of {nodes} workers have a node"
+    return Reason(first.reason, "; ".join([placed, *messages[:MOST_MESSAGES]]))
 
 
-def _whom(pods: list[Pod], nodes: int) -> str:
+def _name_pods(pods: list[Pod], nodes: int) -> str:
     first = f"pod {pods[0].metadata.name}"
     if len(pods) == 1:
         return f"worker {index_of(pods[0])} ({first})"
     return f"{len(pods)} of {nodes} workers (first: {first})"
 
 
-def of_pod(
+def pod_reason(
     pod: Pod, claims: tuple[PersistentVolumeClaim, ...], warnings: tuple[CoreEvent, ...]
 ) -> Reason | None:
-    """Why a pod does not start, where something is known to be wrong; `claims` are what it mounts.
+    """Return why a pod does not start, None where nothing is known to be wrong.
 
-    A mount that failed is old news once the sandbox is there (condition PodReadyToStartContainers).
+    `claims` are the PVCs that it mounts. A failed mount no longer matters once the sandbox exists
+    (condition PodReadyToStartContainers).
     """
     conditions = {c.type: c for c in pod.status.conditions}
     placed = conditions.get("PodScheduled")
     if placed is not None and placed.status == "False":
-        return _not_scheduled(placed.reason, placed.message, claims, warnings)
+        return _scheduling_reason(placed.reason, placed.message, claims, warnings)
     if not pod.spec.node_name:
-        return next((why for claim in claims if (why := hopeless(claim, warnings))), None)
+        return next((why for claim in claims if (why := binding_failure(claim, warnings))), None)
     for container in pod.status.init_container_statuses + pod.status.container_statuses:
         waiting = container.state.waiting
         if waiting is None or waiting.reason in STARTING:
             continue
         reason = "ImagePullFailed" if waiting.reason in IMAGE_REASONS else waiting.reason
-        said = _BACK_OFF.sub("", waiting.message) or waiting.reason
-        return Reason(reason, f"container {container.name}: {said}")
+        text = _BACK_OFF.sub("", waiting.message) or waiting.reason
+        return Reason(reason, f"container {container.name}: {text}")
     sandbox = conditions.get("PodReadyToStartContainers")
-    failed = _last(warnings, pod.metadata.uid, MOUNT_EVENTS)
+    failed = _last_event(warnings, pod.metadata.uid, MOUNT_EVENTS)
     if failed is None or (sandbox is not None and sandbox.status == "True"):
         return None
     advice = "; a ReadWriteOnce claim can be mounted on one node only: use ReadWriteMany"
     return Reason("VolumeNotMounted", failed.message + advice * ("Multi-Attach" in failed.message))
 
 
-def _not_scheduled(
+def _scheduling_reason(
     reason: str,
     message: str,
     claims: tuple[PersistentVolumeClaim, ...],
     warnings: tuple[CoreEvent, ...],
 ) -> Reason:
     if _UNBOUND in message:
-        return _claims_pending(claims, warnings)
+        return _unbound_reason(claims, warnings)
     missing = _NO_CLAIM.search(message)
     if missing is not None:
         return Reason(
             "ClaimNotFound",
             f"there is no claim {missing['name']}; create it, or mend the claimName that names it",
         )
-    return Reason(reason or "Unschedulable", summary(message))
+    return Reason(reason or "Unschedulable", summarize(message))
 
 
-def _claims_pending(
+def _unbound_reason(
     claims: tuple[PersistentVolumeClaim, ...], warnings: tuple[CoreEvent, ...]
 ) -> Reason:
-    """What the claims of a pod wait for, where the scheduler found one that is not bound."""
+    """Return why a PVC of the pod is not bound; the scheduler reported one that is not."""
     pending = [claim for claim in claims if claim.status.phase == "Pending"]
-    told = [hopeless(claim, warnings) or _binding(claim) for claim in pending]
+    reasons = [binding_failure(claim, warnings) or _binding_reason(claim) for claim in pending]
     foreign = Reason(
         "ClaimPending", "a claim that it mounts is not bound yet; see: kubectl get pvc"
     )
-    return told[0] if told else foreign
+    return reasons[0] if reasons else foreign
 
 
-def _binding(claim: PersistentVolumeClaim) -> Reason:
+def _binding_reason(claim: PersistentVolumeClaim) -> Reason:
     return Reason(
         "ClaimPending",
-        f"{_name(claim)} is not bound yet; see: kubectl describe pvc {claim.metadata.name}",
+        f"{_describe(claim)} is not bound yet; see: kubectl describe pvc {claim.metadata.name}",
     )
 
 
-def hopeless(claim: PersistentVolumeClaim, warnings: tuple[CoreEvent, ...]) -> Reason | None:
-    """Why it will not be bound as things stand; one that waits for its first pod will be.
+def binding_failure(claim: PersistentVolumeClaim, warnings: tuple[CoreEvent, ...]) -> Reason | None:
+    """Return why the PVC cannot be bound; None where it only waits for its first pod.
 
-    The API server fills the default class in, so a claim without one shows that none is.
+    The API server fills in the default storage class: a PVC without a class shows that there is
+    none.
     """
     if claim.status.phase != "Pending":
         return None
-    failed = _last(warnings, claim.metadata.uid, PROVISIONING_EVENTS)
+    failed = _last_event(warnings, claim.metadata.uid, PROVISIONING_EVENTS)
     if failed is not None:
-        return Reason("ProvisioningFailed", f"{_name(claim)}: {failed.message}")
+        return Reason("ProvisioningFailed", f"{_describe(claim)}: {failed.message}")
     if claim.spec.storage_class_name is None:
-        text = f"{_name(claim)}: the cluster has no default class either; set storageClassName"
+        text = f"{_describe(claim)}: the cluster has no default class either; set storageClassName"
         return Reason("NoStorageClass", text)
     return None
 
 
-def _name(claim: PersistentVolumeClaim) -> str:
+def _describe(claim: PersistentVolumeClaim) -> str:
     storage_class = claim.spec.storage_class_name
     kind = f"of storage class {storage_class}" if storage_class else "without a storage class"
     return f"claim {claim.metadata.name} {kind} with {', '.join(claim.spec.access_modes)}"
 
 
-def refusal(message: str) -> Reason:
-    """The API server's refusal of a pod or another object, by whose word it is."""
+def explain_refusal(message: str) -> Reason:
+    """Return the reason why the API server refused an object: quota, Pod Security or another."""
     text = _REFUSED_POD.sub("", message)
     quota = _QUOTA.search(text)
     if quota is not None:
@@ -179,7 +179,9 @@ def refusal(message: str) -> Reason:
     return Reason("PodsRefused", text)
 
 
-def _last(warnings: tuple[CoreEvent, ...], uid: str, reasons: frozenset[str]) -> CoreEvent | None:
-    """The last event regarding this object, of these reasons; `warnings` are in order of time."""
-    found = (w for w in reversed(warnings) if w.involved_object.uid == uid and w.reason in reasons)
-    return next(found, None)
+def _last_event(
+    warnings: tuple[CoreEvent, ...], uid: str, reasons: frozenset[str]
+) -> CoreEvent | None:
+    """Return the last event about the object with one of these reasons."""
+    events = (w for w in reversed(warnings) if w.involved_object.uid == uid and w.reason in reasons)
+    return next(events, None)

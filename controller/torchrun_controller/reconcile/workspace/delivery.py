@@ -86,12 +86,12 @@ def _never_bound(
     """Why the claim is given up, or the seconds until it is; a pod must be waiting for it."""
     if held is None or held.status.phase != "Pending" or not observed.workspace.sync_pods:
         return "", None
-    failed = waiting.hopeless(held, observed.cluster.warnings)
+    failed = waiting.binding_failure(held, observed.cluster.warnings)
     if failed is not None:
         return failed.message, None
     pod = observed.workspace.sync_pods[-1]
     since = pod.metadata.creation_timestamp
-    why = waiting.of_pod(pod, (held,), observed.cluster.warnings)
+    why = waiting.pod_reason(pod, (held,), observed.cluster.warnings)
     if not alive(pod) or since is None or (why is not None and why.reason != "ClaimPending"):
         return "", None
     left = (since + PATIENCE - now).total_seconds()

@@ -18,7 +18,7 @@ from torchrun_controller.reconcile.objects.serve_pod import serve_pod
 from torchrun_controller.reconcile.objects.sync_pod import sync_pod
 from torchrun_controller.reconcile.objects.volumes import claim
 from torchrun_controller.reconcile.pods import nodes, waiting
-from torchrun_controller.reconcile.pods.lifecycle import alive, delete
+from torchrun_controller.reconcile.pods.lifecycle import alive, delete_pod
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, Served, VolumeSource
 from torchrun_controller.reconcile.workspace import delivery, retry, sync_results
 from torchrun_controller.reconcile.workspace.claims import named, terminating
@@ -116,19 +116,19 @@ class SyncPods(msgspec.Struct, frozen=True):
         return Workspace(
             state=SyncState.SYNCING,
             why=why,
-            deletes=(delete(pod),),
+            deletes=(delete_pod(pod),),
             # Once the pod is gone, only the status records that the job no longer waits for a PVC.
             status_before_deletes=store == "ephemeral",
         )
 
     def replace_lost_pod(self, pod: Pod) -> Workspace | None:
         """Another pod takes the place of one whose node does not report."""
-        loss = nodes.loss(self.observed, pod, self.now) if alive(pod) else None
+        loss = nodes.find_loss(self.observed.cluster.nodes, pod, self.now) if alive(pod) else None
         if loss is None:
             return None
         step = self.create_pod(next_number(self.pods))
         name, uid = pod.metadata.name, pod.metadata.uid
-        own = () if pod.metadata.terminating else (delete(pod),)
+        own = () if pod.metadata.terminating else (delete_pod(pod),)
         return replace(
             step,
             why=Reason("SyncPodLost", f"{loss.message}; another pod takes the place of {name}"),
@@ -188,7 +188,7 @@ def _is_at_hand(observed: Observed, pod: Pod, now: datetime) -> bool:
     """Whether what the pod made can be had now: from the claim, or from itself."""
     if not delivery.serves(pod):
         return True
-    return delivery.is_serving(pod) and nodes.loss(observed, pod, now) is None
+    return delivery.is_serving(pod) and nodes.find_loss(observed.cluster.nodes, pod, now) is None
 
 
 def last_good(observed: Observed, wanted: VolumeSource, now: datetime) -> Workspace | None:
@@ -294,7 +294,7 @@ def stale(observed: Observed) -> tuple[Delete, ...]:
     """Sync pods that make room for one more; the last one that ended well stays."""
     good = sync_results.done(observed)[-1:]
     older = observed.workspace.sync_pods[: -KEPT_SYNC_PODS + 1]
-    return tuple(delete(pod) for pod in older if pod not in good)
+    return tuple(delete_pod(pod) for pod in older if pod not in good)
 
 
 def retry_left(observed: Observed, now: datetime) -> float:
@@ -308,7 +308,7 @@ def retry_left(observed: Observed, now: datetime) -> float:
 def end_preparations(observed: Observed, *, serving: bool = True) -> tuple[Delete, ...]:
     """Sync and setup pods that still run; those that serve only if `serving`."""
     return tuple(
-        delete(pod)
+        delete_pod(pod)
         for pod in (*observed.workspace.sync_pods, *observed.workspace.setup_pods)
         if alive(pod) and not pod.metadata.terminating
         if serving or not delivery.serves(pod)
@@ -349,7 +349,7 @@ def _why_syncing(observed: Observed, pod: Pod) -> Reason:
             f" kubectl torchrun sync {job.metadata.name}",
         )
     mounted = (held,) if held and pod.metadata.annotations.delivery != "ephemeral" else ()
-    why = waiting.of_pod(pod, mounted, observed.cluster.warnings)
+    why = waiting.pod_reason(pod, mounted, observed.cluster.warnings)
     # The scheduler's word on a claim stands until its next look, although the claim is bound.
     bound = held is not None and held.status.phase == "Bound"
     if why is None or (why.reason == "ClaimPending" and bound):

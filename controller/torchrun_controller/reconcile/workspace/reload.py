@@ -18,7 +18,7 @@ from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.objects import workspace_source
 from torchrun_controller.reconcile.objects.serve_pod import Store, serve_pod
 from torchrun_controller.reconcile.objects.sync_pod import sync_pod
-from torchrun_controller.reconcile.pods.lifecycle import alive, delete
+from torchrun_controller.reconcile.pods.lifecycle import alive, delete_pod
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.resolve import VolumeSource, resolve_spec
 from torchrun_controller.reconcile.workspace import claims, delivery, sync_results
@@ -84,7 +84,7 @@ def _in_use(observed: Observed) -> list[Pod]:
 
 
 def _ends(pods: list[Pod]) -> tuple[Delete, ...]:
-    return tuple(delete(pod) for pod in pods if not pod.metadata.terminating)
+    return tuple(delete_pod(pod) for pod in pods if not pod.metadata.terminating)
 
 
 def _stand_by(observed: Observed, wanted: VolumeSource, defaults: Defaults) -> Apply:

@@ -13,7 +13,7 @@ from torchrun_controller.reconcile.model.observed import Defaults, Observed
 from torchrun_controller.reconcile.objects.environment import Environment
 from torchrun_controller.reconcile.objects.setup_pod import setup_pod
 from torchrun_controller.reconcile.pods import waiting
-from torchrun_controller.reconcile.pods.lifecycle import delete
+from torchrun_controller.reconcile.pods.lifecycle import delete_pod
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 from torchrun_controller.reconcile.workspace.helper_pods import (
     PodFailure,
@@ -79,13 +79,13 @@ class SetupPods(msgspec.Struct, frozen=True):
             state=SyncState.SYNCING,
             why=Reason("SetupRunning", "a setup pod is being made"),
             applies=(pod,),
-            deletes=tuple(delete(pod) for pod in self.pods[: -KEPT_SETUP_PODS + 1]),
+            deletes=tuple(delete_pod(pod) for pod in self.pods[: -KEPT_SETUP_PODS + 1]),
         )
 
     def replace_pod(self, pod: Pod) -> Workspace:
         """Delete a pod that installs another environment."""
         why = f"the setup has changed; pod {pod.metadata.name} is being replaced"
-        return replace(syncing(Reason("Replacing", why)), deletes=(delete(pod),))
+        return replace(syncing(Reason("Replacing", why)), deletes=(delete_pod(pod),))
 
     def replace_lost_pod(self, pod: Pod) -> Workspace | None:
         """None: the next setup pod follows only once this one has ended, lost node or not."""
@@ -127,7 +127,7 @@ def _why_running(observed: Observed, pod: Pod) -> Reason:
             "SetupRunning",
             f"pod {name} installs what the workers need; see: kubectl logs -f {name}",
         )
-    why = waiting.of_pod(pod, observed.workspace.claims, observed.cluster.warnings)
+    why = waiting.pod_reason(pod, observed.workspace.claims, observed.cluster.warnings)
     if why is None:
         return Reason("SetupRunning", f"pod {name} is starting")
     return Reason(why.reason, f"pod {name}: {why.message}")

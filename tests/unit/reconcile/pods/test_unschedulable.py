@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchrun_controller.reconcile.pods.unschedulable import summary
+from torchrun_controller.reconcile.pods.unschedulable import summarize
 
 NOT_HELPFUL = (
     " preemption: 0/12 nodes are available: 4 Preemption is not helpful for scheduling,"
@@ -82,7 +82,7 @@ SAID = {
 @pytest.mark.parametrize("case", SAID)
 def test_the_schedulers_words_are_summed_up(case):
     said, told = SAID[case]
-    assert summary(said) == told
+    assert summarize(said) == told
 
 
 @pytest.mark.parametrize(
@@ -95,4 +95,4 @@ def test_the_schedulers_words_are_summed_up(case):
     ],
 )
 def test_another_form_is_passed_on_as_it_is(said):
-    assert summary(said) == said
+    assert summarize(said) == said

@@ -8,7 +8,7 @@ from torchrun_api.kinds import CLAIMS, JOBS, PODS
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile import Rejection, reconcile
 from torchrun_controller.reconcile.model.observed import RefusedWrites
-from torchrun_controller.reconcile.pods.waiting import refusal
+from torchrun_controller.reconcile.pods.waiting import explain_refusal
 from world import DEFAULTS, ZIP, World, make_job, make_queue
 
 NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
@@ -153,7 +153,7 @@ def test_the_last_refusal_counts_and_others_warnings_do_not():
     ],
 )
 def test_refusals_are_known_by_whose_word_they_are(said, reason, told):
-    why = refusal(said)
+    why = explain_refusal(said)
     assert why.reason == reason
     assert why.message.startswith(told)
 

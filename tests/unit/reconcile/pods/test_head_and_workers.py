@@ -8,7 +8,7 @@ from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile import Conflict
 from torchrun_controller.reconcile.gang import fence, gang
-from torchrun_controller.reconcile.pods import roles
+from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import index_of
 from world import World, make_job, make_queue
 
@@ -36,7 +36,7 @@ def test_the_gang_has_two_jobs_and_one_count(world):
     plan = world.step()
     assert [a.name for a in plan.applies] == ["train", "train-w", "train"]
     head = world.observed().gang.child_jobs[-1]
-    assert (roles.nodes_of(head), head.spec.completions) == (3, 1)
+    assert (head_and_workers.nodes_of(head), head.spec.completions) == (3, 1)
     status = world.job.status
     assert (status.num_nodes, status.gpus, status.workers.pending) == (3, 16, 3)
     assert [index_of(pod) for pod in world.workers()] == [0, 1, 2]

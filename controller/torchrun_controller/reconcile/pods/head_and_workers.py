@@ -1,0 +1,85 @@
+"""The Jobs of a gang: one, or two where the head has pods of its own.
+
+The Job of the workers is created before the Job of the head. The Job of the head is the child Job
+that counts: its annotations have the number of nodes and the history of the attempts, and no
+launcher passes its gate before it exists. A controller that dies between the two creations leaves
+a Job that never ran a rank.
+"""
+
+from torchrun_api import names
+from torchrun_api.core import Job
+from torchrun_api.job import TorchrunJob
+from torchrun_api.meta import Condition
+from torchrun_controller.reconcile.model.observed import ObservedGang
+from torchrun_controller.reconcile.pods.lifecycle import attempt_of
+
+
+def nodes_of(child: Job) -> int:
+    """Return the number of nodes of the gang, its head included."""
+    annotated = names.number_in(child.metadata.annotations.nodes)
+    return annotated or child.spec.completions or child.spec.parallelism
+
+
+def has_head(child: Job) -> bool:
+    """Whether the Job is the Job of a head, whose workers are in another Job."""
+    return child.metadata.labels.role == names.HEAD
+
+
+def find_workers_job(gang: ObservedGang) -> Job | None:
+    """Return the Job of the workers of the present gang, where its head has a Job of its own."""
+    attempt = attempt_of(gang.current_job.metadata)
+    jobs = (job for job in gang.worker_jobs if attempt_of(job.metadata) == attempt)
+    return next(jobs, None)
+
+
+def jobs_of(gang: ObservedGang) -> tuple[Job, ...]:
+    """Return the Jobs of the present gang, the Job of its head first."""
+    workers = find_workers_job(gang)
+    return (gang.current_job, *(() if workers is None else (workers,)))
+
+
+def is_whole(gang: ObservedGang) -> bool:
+    """Whether no Job of the present gang is missing: a user may delete the Job of the workers."""
+    if not has_head(gang.current_job):
+        return True
+    workers = find_workers_job(gang)
+    return workers is not None and not workers.metadata.terminating
+
+
+def find_deleted_job(job: TorchrunJob, gang: ObservedGang) -> str:
+    """Return the name of a Job of the gang that is being deleted or is gone, "" for none."""
+    child = gang.current_job
+    if child.metadata.terminating:
+        return child.metadata.name
+    if is_whole(gang):
+        return ""
+    return names.workers_job(job.metadata.name, attempt_of(child.metadata))
+
+
+def find_failed_job(gang: ObservedGang) -> tuple[Job, Condition] | None:
+    """Return a Job of the gang that has failed, with its condition Failed."""
+    failures = (
+        (job, condition)
+        for job in jobs_of(gang)
+        for condition in job.status.conditions
+        if (condition.type, condition.status) == ("Failed", "True")
+    )
+    return next(failures, None)
+
+
+def head_has_succeeded(gang: ObservedGang) -> bool:
+    """Whether the pod of the head has succeeded. Its workers no longer matter then."""
+    return has_head(gang.current_job) and any(
+        pod.metadata.labels.role == names.HEAD and pod.status.phase == "Succeeded"
+        for pod in gang.workers
+    )
+
+
+def find_headless_jobs(gang: ObservedGang) -> tuple[Job, ...]:
+    """Return the Jobs of workers whose head has no Job: it is gone, or was never created."""
+    heads = {attempt_of(child.metadata) for child in gang.child_jobs}
+    return tuple(
+        job
+        for job in gang.worker_jobs
+        if attempt_of(job.metadata) not in heads and not job.metadata.terminating
+    )
