@@ -162,6 +162,6 @@ def test_those_in_annotations_are_read_or_not() -> None:
         metadata = msgspec.structs.replace(child.metadata, annotations=told)
         world.objects[key] = msgspec.structs.replace(child, metadata=metadata)
         world.job = msgspec.structs.replace(world.job, status=TorchrunJobStatus(attempt=0))
-        gang.ended_before(world.observed())
+        gang.unrecorded_ends(world.observed().job, world.observed().gang)
         world.step()
         check(world)

@@ -35,7 +35,9 @@ def checked_transition(original: Callable[[Context], Decision]) -> Callable[[Con
 
     def first_decision(context: Context) -> Decision:
         decision, observed = original(context), context.observed
-        unknown_gang = bool(observed.gang.child_jobs) and not gang.is_in_status(observed)
+        unknown_gang = bool(observed.gang.child_jobs) and not gang.is_recorded(
+            observed.job, observed.gang
+        )
         before = "Queued" if unknown_gang else observed.job.status.phase or "Pending"
         after = ROWS[decision.state].phase or before
         assert after == before or after in TRANSITIONS[before], (before, decision.state)

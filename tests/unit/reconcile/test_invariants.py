@@ -220,7 +220,7 @@ class Histories(RuleBasedStateMachine):
 
         Nor of the one before it, which a resize has deleted. Their numbers are free again.
         """
-        if not gang.is_in_status(seen):
+        if not gang.is_recorded(seen.job, seen.gang):
             status = self.world.job.status
             known = -1 if status.workers is None else status.attempt
             gangs = (child for child in self.world.gangs if gang.attempt_of(child) > known)
@@ -321,7 +321,7 @@ class Histories(RuleBasedStateMachine):
     def sizes_are_within_bounds(self, world):
         """At rest, probes ask for no more than what is missing, and only beside a gang."""
         seen, missing = world.observed(), 0
-        if gang.is_there(seen):
+        if gang.exists(seen.job, seen.gang):
             present = head_and_workers.nodes_of(seen.gang.current_job)
             assert 1 <= present <= 3
             missing = max(0, world.job.spec.num_nodes - present)

@@ -1,1 +1,1 @@
-"""The gang of one attempt: its start, its end, what comes after it, and at which size."""
+"""The gang of one attempt: its start, its end, the attempt that follows, and its size."""

@@ -1,4 +1,4 @@
-"""The Jobs of the next attempt, with what they remember of the attempts before it."""
+"""The Jobs of the next attempt, with the history of the attempts in their annotations."""
 
 import msgspec
 
@@ -15,13 +15,16 @@ from torchrun_controller.reconcile.objects.child_job import (
     worker_template,
 )
 from torchrun_controller.reconcile.objects.environment import Environment
-from torchrun_controller.reconcile.placement.affinity import prefer
-from torchrun_controller.reconcile.placement.local import prefer_local
+from torchrun_controller.reconcile.placement.affinity import add_preference
+from torchrun_controller.reconcile.placement.local import (
+    nodes_with_checkpoints,
+    prefer_checkpoint_nodes,
+)
 from torchrun_controller.reconcile.spec.merge import merge
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, of_head
 from torchrun_controller.reconcile.workspace.reload import marked
 
-AVOIDED = 100  # weight of the wish for other nodes
+AVOIDANCE_WEIGHT = 100
 
 
 def roles_of(run: ResolvedSpec) -> tuple[str, ...]:
@@ -29,7 +32,7 @@ def roles_of(run: ResolvedSpec) -> tuple[str, ...]:
     return ("",) if run.size.head is None else (names.WORKER, names.HEAD)
 
 
-def child_jobs(
+def build_child_jobs(
     observed: Observed,
     run: ResolvedSpec,
     attempt: int,
@@ -41,35 +44,43 @@ def child_jobs(
     environment: Environment | None,
     avoided: tuple[str, ...],
 ) -> tuple[Apply, ...]:
-    """The Jobs of one attempt, with their pods' preferences for nodes.
+    """Return the Jobs of one attempt, with the node preferences of their pods.
 
-    What was counted until now and how the gang before it ended stand in their annotations, so that
-    nothing is lost or counted twice if the status is not written. Unless `may_start`, the ranks
-    wait for the annotation torchrun.ai/start of their pods, as they do wherever there is a head: it
-    comes when both Jobs are there. Nodes with the `avoided` hostnames are taken last.
+    `counts` and `ended`, the end of the gang before, become annotations: nothing is lost or counted
+    twice if the status write fails. With `may_start` the ranks start at once. Without it, and
+    always beside a head, they wait for the annotation torchrun.ai/start of their pods. `avoided`
+    are hostnames.
 
     Raises:
-        InvalidSpecError: as of `worker_template`.
+        InvalidSpecError: as `worker_template` does.
     """
     job, queue = observed.job, observed.queue
     assert queue is not None
-    charged, made = charge(job, queue, run), []
+    charged, jobs = charge(job, queue, run), []
+    checkpoint_nodes = nodes_with_checkpoints(job, observed.gang)
     for role in roles_of(run):
-        own = of_head(run, job, queue) if role == names.HEAD else run
+        role_spec = of_head(run, job, queue) if role == names.HEAD else run
         start = str(attempt) if may_start and not role else ""
-        template = worker_template(job, queue, own, environment, attempt, start, defaults, role)
+        template = worker_template(
+            job, queue, role_spec, environment, attempt, start, defaults, role
+        )
         template = merge(template, {"metadata": {"annotations": charged}} if charged else {})
-        template = prefer_local(prefer(template, "NotIn", avoided, AVOIDED), observed, own)
-        annotations = _memory(attempt, counts, ended) | wanted_nodes(job, own) | charged
-        made.append(child_job(job, own, attempt, marked(template, observed), annotations, role))
-    return tuple(made)
+        template = add_preference(template, "NotIn", avoided, AVOIDANCE_WEIGHT)
+        template = prefer_checkpoint_nodes(template, role_spec, checkpoint_nodes, observed.cluster)
+        template = marked(template, observed)
+        annotations = _history(attempt, counts, ended) | wanted_nodes(job, role_spec) | charged
+        jobs.append(child_job(job, role_spec, attempt, template, annotations, role))
+    return tuple(jobs)
 
 
-def _memory(attempt: int, counts: Counts, ended: Attempt | None) -> JsonObject:
-    """What must outlive a status that is never written."""
-    made: JsonObject = {}
+def _history(attempt: int, counts: Counts, ended: Attempt | None) -> JsonObject:
+    """Return the annotations with the facts that a lost status write must not lose."""
+    annotations: JsonObject = {}
     if attempt:
-        made = {names.RESTARTS: str(counts.restarts), names.DISRUPTIONS: str(counts.disruptions)}
+        annotations = {
+            names.RESTARTS: str(counts.restarts),
+            names.DISRUPTIONS: str(counts.disruptions),
+        }
     if attempt and ended is not None:
-        made[names.CAUSE] = msgspec.json.encode(ended).decode()
-    return made
+        annotations[names.CAUSE] = msgspec.json.encode(ended).decode()
+    return annotations

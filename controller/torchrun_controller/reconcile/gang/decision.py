@@ -1,4 +1,4 @@
-"""What one reconcile decided: a state, what is written, and what the status records."""
+"""The decision of one reconcile: a state, writes, and the records of the status."""
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,7 +26,7 @@ class Writes(Struct, frozen=True, kw_only=True):
         deletes: tuple[Delete, ...] = (),
         requeue_after: float | None = None,
     ) -> "Writes":
-        """These and more, each write once; the sooner of the two times."""
+        """Return these writes and more, each once, with the sooner of the two times."""
         return replace(
             self,
             applies=(*self.applies, *(a for a in applies if a not in self.applies)),
@@ -39,7 +39,7 @@ NO_WRITES = Writes()
 
 
 class History(Struct, frozen=True, kw_only=True):
-    """What the status records of attempts: the counts from now on, ends, and the root cause."""
+    """The records of attempts for the status: the new counts, new ends, and the root cause."""
 
     counts: Counts = Counts()
     ended: tuple[Attempt, ...] = ()
@@ -47,11 +47,11 @@ class History(Struct, frozen=True, kw_only=True):
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """What a step decided. `attempt` is the number of the present or the new attempt.
+    """The decision of a step. `attempt` is the number of the present or the new attempt.
 
-    `conditions` hold beside the one of `state`. `size` is that of the gang to come, or of one that
-    is older than any status. `commit` is what the workspace was made of. `probes` is the number of
-    probe pods that are wanted. `warning` is an event that goes with a change of the state.
+    `spec` is the spec of the next gang, or of a gang without a status. `conditions` are set beside
+    the condition of `state`. `commit` is the commit of the workspace. `probes` is the number of
+    probe pods that may exist. `warning` is an event for a change of the state.
     """
 
     state: State
@@ -67,5 +67,5 @@ class Decision(Struct, frozen=True, kw_only=True):
 
 
 def soonest(*seconds: float | None) -> float | None:
-    """The first of the deadlines that are still ahead."""
+    """Return the first of the times that are ahead; None for none."""
     return min((s for s in seconds if s is not None and s > 0), default=None)

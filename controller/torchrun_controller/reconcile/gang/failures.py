@@ -1,4 +1,4 @@
-"""What failed first: the root cause, and not the collateral on other ranks."""
+"""The root cause of a failed gang, as opposed to the consequences on other ranks."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -12,7 +12,7 @@ from torchrun_controller.reconcile.gang import peer_loss
 from torchrun_controller.reconcile.model import decode
 
 SIGTERM = 15
-# What the pod's own status says beats what its container could say of itself.
+# Reasons of the pod's status. They win over the message of its container.
 POD_VERDICTS = frozenset({"Evicted", "OOMKilled", "DeadlineExceeded", "NodeLost", "Preempting"})
 # Reasons of the pod condition DisruptionTarget (kubernetes.io, "Pod disruption conditions").
 DISRUPTIONS = frozenset(
@@ -25,12 +25,12 @@ DISRUPTIONS = frozenset(
     }
 )
 POD_DELETED = "PodDeleted"
-HUNG = "Hung"  # the launcher's word
-# The launcher's own words: it killed its ranks because of a newer gang or dead storage; a worker
-# that may still run on a lost node left no proof that it would do so.
+HUNG = "Hung"  # the launcher's reason
+# Reasons of the launcher. FENCED: it killed its ranks because of a newer gang or dead storage.
+# UNPROVEN: a worker on a lost node has left no proof that it would kill its ranks.
 FENCED = "Fenced"
 UNPROVEN = "FenceUnproven"
-BY_LAUNCHERS = frozenset({FENCED, UNPROVEN})
+LAUNCHER_DISRUPTIONS = frozenset({FENCED, UNPROVEN})
 _LATEST = datetime.max.replace(tzinfo=UTC)
 
 
@@ -46,36 +46,37 @@ class LauncherMessage(Wire, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """How one pod of a gang failed. `disruption`: not by the job's own doing."""
+    """The failure of one pod of a gang.
 
-    said: LastFailure
+    `disruption`: the job is not the cause. `conditions` are the types of the pod's true conditions.
+    """
+
+    details: LastFailure
     disruption: bool = False
     conditions: tuple[str, ...] = ()
 
 
 class Cause(Attempt, frozen=True, kw_only=True):
-    """Why a gang was made, as its Job says it: how the one before it ended, and of what."""
+    """Why a gang was created, from the annotation of its Job: the end of the gang before it."""
 
     failure: LastFailure | None = None
 
 
-def root_cause(pods: tuple[Pod, ...], others: tuple[Failure, ...] = ()) -> Failure | None:
-    """The failure that began it.
+def find_root_cause(pods: tuple[Pod, ...], others: tuple[Failure, ...] = ()) -> Failure | None:
+    """Return the first failure, by precedence and then by time.
 
-    Verdicts on the pod (OOMKilled, Evicted, disruptions) beat a hang, a hang beats signals, signals
-    beat exceptions, all of these beat the loss of a peer; then the first by time. A rank that is
-    killed writes nothing itself: the pod's status is the better witness. A launcher that finds its
-    ranks hung kills them; what the ranks of other nodes make of that is collateral. A pod that was
-    only told to end is the cause where no other has one. `others` are failures that no pod tells
-    of.
+    Reasons of the pod's status (OOMKilled, Evicted, disruptions) come before a hang, a hang before
+    signals, signals before exceptions, and all of these before the loss of a peer. A killed rank
+    writes no message, so the status of its pod knows more. A launcher kills ranks that hang; errors
+    of ranks on other nodes are consequences of that. A deleted pod is the cause only where there is
+    no other. `others` are failures that are not in the status of a pod.
     """
-    found = (_failure(pod) for pod in pods)
-    failures = [*others, *(failure for failure in found if failure is not None)]
-    return min(failures, key=lambda failure: precedence(failure.said), default=None)
+    failures = [*others, *(failure for pod in pods if (failure := _failure_of(pod)) is not None)]
+    return min(failures, key=lambda failure: precedence(failure.details), default=None)
 
 
 def precedence(failure: LastFailure) -> tuple[int, datetime]:
-    """Order of failures: the smallest is the root cause."""
+    """Return the sort key of failures: the smallest is the root cause."""
     if failure.reason in POD_VERDICTS or failure.reason in DISRUPTIONS:
         grade = 0
     elif failure.reason == HUNG:
@@ -93,28 +94,27 @@ def precedence(failure: LastFailure) -> tuple[int, datetime]:
     return grade, failure.time or _LATEST
 
 
-def _failure(pod: Pod) -> Failure | None:
+def _failure_of(pod: Pod) -> Failure | None:
     true = {c.type: c for c in pod.status.conditions if c.status == "True"}
     failed = pod.status.phase == "Failed"
-    said = words_of(pod) if failed else None
+    details = read_failure(pod) if failed else None
     disruption = true.get("DisruptionTarget")
     end_of_grace = pod.metadata.deletion_timestamp
     if pod.status.phase == "Succeeded":
         return None
     if disruption is not None and (failed or end_of_grace is not None):
         reason = disruption.reason or "DisruptionTarget"
-        said = _told(pod, reason, disruption.message, disruption.last_transition_time)
-    elif end_of_grace is not None and (said is None or said.signal == SIGTERM):
+        details = _pod_failure(pod, reason, disruption.message, disruption.last_transition_time)
+    elif end_of_grace is not None and (details is None or details.signal == SIGTERM):
         grace = timedelta(seconds=pod.metadata.deletion_grace_period_seconds)
-        said = _told(pod, POD_DELETED, "it was deleted", end_of_grace - grace)
-    if said is None:
+        details = _pod_failure(pod, POD_DELETED, "it was deleted", end_of_grace - grace)
+    if details is None:
         return None
-    disrupted = disruption is not None or said.reason in (POD_DELETED, *BY_LAUNCHERS)
-    return Failure(said=said, disruption=disrupted, conditions=tuple(true))
+    disrupted = disruption is not None or details.reason in (POD_DELETED, *LAUNCHER_DISRUPTIONS)
+    return Failure(details=details, disruption=disrupted, conditions=tuple(true))
 
 
-def _told(pod: Pod, reason: str, message: str, time: datetime | None) -> LastFailure:
-    """A pod that was told to end."""
+def _pod_failure(pod: Pod, reason: str, message: str, time: datetime | None) -> LastFailure:
     return LastFailure(
         node=pod.spec.node_name,
         reason=reason,
@@ -123,47 +123,47 @@ def _told(pod: Pod, reason: str, message: str, time: datetime | None) -> LastFai
     )
 
 
-def node_lost(pod: Pod, message: str, since: datetime | None) -> Failure:
-    """The loss of a pod's node, of which the pod itself says nothing."""
-    return Failure(said=_told(pod, "NodeLost", message, since), disruption=True)
+def node_failure(pod: Pod, message: str, since: datetime | None) -> Failure:
+    """Return the loss of the pod's node as a failure of the pod."""
+    return Failure(details=_pod_failure(pod, "NodeLost", message, since), disruption=True)
 
 
-def words_of(pod: Pod) -> LastFailure:
-    """What the status of a failed pod and its containers' last words say."""
+def read_failure(pod: Pod) -> LastFailure:
+    """Return the failure from the status of a failed pod and the messages of its containers."""
     ended = _terminated(pod)
-    verdict = _verdict(ended.message)
-    exit_code = ended.exit_code if verdict.exit_code is None else verdict.exit_code
-    signal = verdict.signal or ended.signal or (exit_code - 128 if 128 < exit_code < 192 else None)
+    launcher = _launcher_message(ended.message)
+    exit_code = ended.exit_code if launcher.exit_code is None else launcher.exit_code
+    signal = launcher.signal or ended.signal or (exit_code - 128 if 128 < exit_code < 192 else None)
     if pod.status.reason in POD_VERDICTS:
         reason, message = pod.status.reason, pod.status.message
     elif ended.reason in POD_VERDICTS:
         reason, message = ended.reason, "the container exceeded its memory limit"
     else:
-        reason = verdict.reason or ("Signal" if signal else "ExitCode")
-        message = verdict.message or _last_line(ended.message) or pod.status.message
+        reason = launcher.reason or ("Signal" if signal else "ExitCode")
+        message = launcher.message or _last_line(ended.message) or pod.status.message
     return LastFailure(
         node=pod.spec.node_name,
-        rank=verdict.rank,
+        rank=launcher.rank,
         exit_code=exit_code,
         signal=signal,
         reason=reason,
         message=f"pod {pod.metadata.name}: {message}" if message else f"pod {pod.metadata.name}",
-        time=_time(verdict.time, ended.finished_at),
+        time=_end_time(launcher.time, ended.finished_at),
     )
 
 
-def _time(said: datetime | None, ended: datetime | None) -> datetime | None:
-    """The launcher's word, but for what cannot be: it ended before its container did.
+def _end_time(by_launcher: datetime | None, by_kubelet: datetime | None) -> datetime | None:
+    """Return the launcher's time, unless it is after the end of the container.
 
-    A kubelet tells whole seconds.
+    The kubelet's time has whole seconds.
     """
-    if said is None or ended is None:
-        return said or ended
-    return ended if said - ended >= timedelta(seconds=1) else said
+    if by_launcher is None or by_kubelet is None:
+        return by_launcher or by_kubelet
+    return by_kubelet if by_launcher - by_kubelet >= timedelta(seconds=1) else by_launcher
 
 
 def _terminated(pod: Pod) -> StateTerminated:
-    """How the training container ended, or the init container that never let it start."""
+    """Return the end of the training container, or of the init container that failed before it."""
     ends = {
         status.name: status.state.terminated
         for status in pod.status.init_container_statuses + pod.status.container_statuses
@@ -175,8 +175,8 @@ def _terminated(pod: Pod) -> StateTerminated:
     return next((ended for ended in ends.values() if ended.exit_code), StateTerminated())
 
 
-def _verdict(message: str) -> LauncherMessage:
-    """The launcher's words; anything else (no launcher, a cut message) is no verdict."""
+def _launcher_message(message: str) -> LauncherMessage:
+    """Return the launcher's message; an empty one where there is none, or a truncated one."""
     return decode.read(message, LauncherMessage) or LauncherMessage()
 
 

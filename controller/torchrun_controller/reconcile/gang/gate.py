@@ -1,92 +1,95 @@
-"""What workers are told: the start gate, and the code that they shall run.
+"""The start gate, and other annotations for the launchers of the workers.
 
-No rank of a gang starts beside one of an older gang that may still run.
+No rank of a gang starts beside a rank of an older gang that may still run.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from torchrun_api import names
-from torchrun_api.core import Job, Pod
+from torchrun_api.core import Job, Node, Pod
+from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS
 from torchrun_api.status import UnfencedWorker
 from torchrun_controller.reconcile.gang import fence
-from torchrun_controller.reconcile.gang.orphans import orphans, way_out
+from torchrun_controller.reconcile.gang.orphans import find_orphans, orphan_advice
 from torchrun_controller.reconcile.model.conditions import Reason
-from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
 from torchrun_controller.reconcile.model.plan import Apply
-from torchrun_controller.reconcile.pods import head_and_workers, nodes
+from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
+from torchrun_controller.reconcile.pods.nodes import OUT_OF_SERVICE
 from torchrun_controller.reconcile.workspace import reload
 
-NAMED = 4
-# A kubelet that brings one state of a pod into its volumes notes when it ends that all is there,
-# whatever has arrived meanwhile (processPodVolumes of its desired_state_of_world_populator.go,
-# MarkVolumeAsMounted). A patch that falls into this, most often as containers start, is in the
-# annotations and for 60 to 90 s not in the launcher's file. That work takes well under a second:
-# of two patches with these seconds between them one is seen at once.
+NAMED = 4  # pods or machines in a message
+# A kubelet that has written a pod's annotations into a volume marks the volume as up to date, even
+# if the annotations changed meanwhile (processPodVolumes in desired_state_of_world_populator.go,
+# MarkVolumeAsMounted). Such a change, most often while containers start, reaches the launcher's
+# file only after 60 to 90 s. The write takes well under a second, so the second of two patches with
+# this distance is seen at once.
 REPEAT_SECONDS = 4
 
 
-def instruct(observed: Observed, now: datetime) -> tuple[Apply, ...]:
-    """What the workers' launchers are to be told and have not been, or not twice.
+def instruct_launchers(observed: Observed, now: datetime) -> tuple[Apply, ...]:
+    """Return the annotations that the workers lack, or that are to be written a second time.
 
-    The go-ahead, where the gang may start; the workspace's revision, where all can change together.
+    The start, if the gang may start; the workspace's revision, if all workers can change together.
     """
-    child = observed.gang.current_job
+    gang, child = observed.gang, observed.gang.current_job
     blocking_pods = fence.blocking_pods(observed, attempt_of(child.metadata), now)
-    safe = not blocking_pods.pods and _by_epoch(child, blocking_pods.unfenced)
-    opens = safe and head_and_workers.is_whole(observed.gang)
+    safe = not blocking_pods.pods and _can_fence(child, blocking_pods.unfenced)
+    opens = safe and head_and_workers.is_whole(gang)
     start: JsonObject = {names.START: str(attempt_of(child.metadata))}
     if opens and blocking_pods.unfenced:
-        start[names.FENCE] = fence.instruction(blocking_pods.unfenced, now)
-    together = all(alive(pod) for pod in observed.gang.workers)
+        start[names.FENCE] = fence.fence_annotation(blocking_pods.unfenced, now)
+    together = all(alive(pod) for pod in gang.workers)
     code = reload.told(observed) if together else {}
     return tuple(
-        tell
-        for pod in observed.gang.workers
-        if alive(pod) and (tell := _tell(pod, start if opens else {}, code, now)) is not None
+        apply
+        for pod in gang.workers
+        if alive(pod) and (apply := _annotate(pod, start if opens else {}, code, now)) is not None
     )
 
 
-def next_look(observed: Observed, now: datetime) -> float | None:
-    """Seconds until a worker is to be told again."""
-    ends = (_repeat_left(pod, now) for pod in observed.gang.workers if alive(pod))
-    return min((seconds for seconds in ends if seconds), default=None)
+def next_repeat(gang: ObservedGang, now: datetime) -> float | None:
+    """Return the seconds until the annotations of a worker are to be written a second time."""
+    waits = (_repeat_left(pod, now) for pod in gang.workers if alive(pod))
+    return min((seconds for seconds in waits if seconds), default=None)
 
 
 def _repeat_left(pod: Pod, now: datetime) -> float | None:
-    """Seconds until the pod is to be told again; None where it has been.
+    """Return the seconds until the second write of the annotations; None once it was done.
 
-    A time that lies ahead is that of another clock, and no reason to wait.
+    A time in the future comes from another clock, so the second write does not wait.
     """
     if not pod.metadata.annotations.told:
         return None
-    told = fence.time_of(pod.metadata.annotations.told)
-    passed = (now - told).total_seconds() if told else REPEAT_SECONDS
-    return REPEAT_SECONDS - passed if 0 <= passed < REPEAT_SECONDS else 0
+    written = fence.parse_time(pod.metadata.annotations.told)
+    age = (now - written).total_seconds() if written else REPEAT_SECONDS
+    return REPEAT_SECONDS - age if 0 <= age < REPEAT_SECONDS else 0
 
 
-def _tell(pod: Pod, start: JsonObject, code: JsonObject, now: datetime) -> Apply | None:
-    """All annotations that are ours: what is left out of an apply is taken away.
+def _annotate(pod: Pod, start: JsonObject, code: JsonObject, now: datetime) -> Apply | None:
+    """Return an apply of all annotations of the controller: an apply removes what it leaves out.
 
-    What is new comes with its time. To tell it again is to take that away.
+    New values come with their time. The second write removes the time.
     """
-    said = pod.metadata.annotations
+    annotations = pod.metadata.annotations
     before: JsonObject = {
-        names.START: said.start,
-        names.FENCE: said.fence,
-        names.REVISION: said.revision,
-        names.SERVED: said.served,
-        names.DEVELOPMENT: said.development,
+        names.START: annotations.start,
+        names.FENCE: annotations.fence,
+        names.REVISION: annotations.revision,
+        names.SERVED: annotations.served,
+        names.DEVELOPMENT: annotations.development,
     }
     before = {name: value for name, value in before.items() if value}
-    opened = said.start == start.get(names.START)
+    opened = annotations.start == start.get(names.START)
     after = {**before, **({} if opened else start), **code}
     if code and names.DEVELOPMENT not in code:
         after.pop(names.DEVELOPMENT, None)
     if after != before:
-        after[names.TOLD] = fence.stamp(now)
+        after[names.TOLD] = fence.format_time(now)
     elif _repeat_left(pod, now) != 0:
         return None
     metadata: JsonObject = {
@@ -98,47 +101,48 @@ def _tell(pod: Pod, start: JsonObject, code: JsonObject, now: datetime) -> Apply
     return Apply(PODS, body, uid=pod.metadata.uid)
 
 
-def is_open(observed: Observed) -> bool:
-    """Whether every worker has the go-ahead."""
-    child = observed.gang.current_job
-    attempt = attempt_of(child.metadata)
-    told = [
-        pod
-        for pod in observed.gang.workers
-        if pod.metadata.annotations.start == str(attempt) or not alive(pod)
-    ]
-    return len(told) >= head_and_workers.nodes_of(child)
+def is_open(gang: ObservedGang) -> bool:
+    """Whether every worker has the annotation that starts its ranks."""
+    child = gang.current_job
+    attempt = str(attempt_of(child.metadata))
+    started = sum(
+        pod.metadata.annotations.start == attempt or not alive(pod) for pod in gang.workers
+    )
+    return started >= head_and_workers.nodes_of(child)
 
 
-def why_closed(observed: Observed, now: datetime) -> Reason | None:
-    """What keeps ranks of older gangs from being known to have stopped; None: nothing does."""
-    if is_open(observed):
-        return _why_fencing(observed, now)
-    child = observed.gang.current_job
+def closed_reason(observed: Observed, now: datetime) -> Reason | None:
+    """Return why ranks may not start, or wait for the fence; None if older ranks have stopped."""
+    job, gang, nodes = observed.job, observed.gang, observed.cluster.nodes
+    if is_open(gang):
+        return _fencing_reason(gang, now)
+    child = gang.current_job
     blocking_pods = fence.blocking_pods(observed, attempt_of(child.metadata), now)
     if blocking_pods.pods:
-        told = ", ".join(sorted(pod.metadata.name for pod in blocking_pods.pods)[:NAMED])
-        message = f"{len(blocking_pods.pods)} workers of an earlier gang still end: {told}"
-        left = tuple(pod for pod in orphans(observed) if pod in blocking_pods.pods)
-        if left:
-            return Reason("OrphanedWorkers", f"{message}. {way_out(left)}")
+        pod_names = ", ".join(sorted(pod.metadata.name for pod in blocking_pods.pods)[:NAMED])
+        message = f"{len(blocking_pods.pods)} workers of an earlier gang still end: {pod_names}"
+        orphans = tuple(
+            pod for pod in find_orphans(gang, observed.refused) if pod in blocking_pods.pods
+        )
+        if orphans:
+            return Reason("OrphanedWorkers", f"{message}. {orphan_advice(orphans)}")
         return Reason("WaitingForOldGang", message)
-    return (
-        None
-        if _by_epoch(child, blocking_pods.unfenced)
-        else _why_held(observed, blocking_pods.unfenced)
-    )
+    if _can_fence(child, blocking_pods.unfenced):
+        return None
+    return _unfenced_reason(job, nodes, blocking_pods.unfenced)
 
 
-def _by_epoch(child: Job, unfenced: tuple[UnfencedWorker, ...]) -> bool:
-    """Whether the launchers can fence these workers themselves, through the state directory."""
+def _can_fence(child: Job, unfenced: tuple[UnfencedWorker, ...]) -> bool:
+    """Whether the launchers can fence these workers, through the shared state directory."""
     if not unfenced:
         return True
     shared = child.metadata.annotations.state == "true"
     return shared and all(w.attempt is not None and not w.unproven for w in unfenced)
 
 
-def _why_held(observed: Observed, unfenced: tuple[UnfencedWorker, ...]) -> Reason:
+def _unfenced_reason(
+    job: TorchrunJob, nodes: Mapping[str, Node] | None, unfenced: tuple[UnfencedWorker, ...]
+) -> Reason:
     first = unfenced[0]
     since = f" since {first.since:%Y-%m-%dT%H:%M:%SZ}" if first.since else ""
     lost = {worker.node for worker in unfenced}
@@ -147,32 +151,34 @@ def _why_held(observed: Observed, unfenced: tuple[UnfencedWorker, ...]) -> Reaso
         "WaitingForFence",
         f"{len(unfenced)} workers of an earlier gang may still run and write checkpoints on node"
         f" {first.node}{more}, lost{since}. Any of these starts the new gang: the node comes back;"
-        f" the machine is off and you say so ({_vouch(observed, unfenced)});"
+        f" the machine is off and you say so ({_release_commands(job, nodes, unfenced)});"
         " spec.reliability.allowUnfencedRestart is set to true",
     )
 
 
-def _vouch(observed: Observed, unfenced: tuple[UnfencedWorker, ...]) -> str:
-    """How to say that the machines are off: at their Nodes, or where they have none any more."""
-    known = observed.cluster.nodes or {}
-    there = next((worker.node for worker in unfenced if worker.node in known), None)
-    gone = [worker for worker in unfenced if worker.node not in known]
-    ways = []
-    if there is not None:
-        ways.append(f"kubectl taint nodes {there} {nodes.OUT_OF_SERVICE}=nodeshutdown:NoExecute")
-    if gone:
-        meta = observed.job.metadata
-        machines = sorted({fence.vouched(worker) for worker in gone})
+def _release_commands(
+    job: TorchrunJob, nodes: Mapping[str, Node] | None, unfenced: tuple[UnfencedWorker, ...]
+) -> str:
+    """Return the commands that declare the machines off, with or without a Node object."""
+    known = nodes or {}
+    node = next((worker.node for worker in unfenced if worker.node in known), None)
+    without_node = [worker for worker in unfenced if worker.node not in known]
+    commands = []
+    if node is not None:
+        commands.append(f"kubectl taint nodes {node} {OUT_OF_SERVICE}=nodeshutdown:NoExecute")
+    if without_node:
+        meta = job.metadata
+        machines = sorted({fence.machine_of(worker) for worker in without_node})
         more = f" and {len(machines) - NAMED} more" if len(machines) > NAMED else ""
-        ways.append(
+        commands.append(
             f"without a Node object: kubectl annotate torchrunjob {meta.name} -n {meta.namespace}"
             f" --overwrite {names.MACHINES_OFF}={','.join(machines[:NAMED])}{more}"
         )
-    return "; ".join(ways)
+    return "; ".join(commands)
 
 
-def _why_fencing(observed: Observed, now: datetime) -> Reason | None:
-    since = fence.fencing_since(observed)
+def _fencing_reason(gang: ObservedGang, now: datetime) -> Reason | None:
+    since = fence.fencing_since(gang)
     if since is None or (now - since).total_seconds() >= fence.FENCE_SECONDS:
         return None
     return Reason(

@@ -1,33 +1,31 @@
-"""Workers of old gangs that nobody ends: their Job was deleted without them, or is another's now.
+"""Orphans: pods of old gangs without a Job of this TorchrunJob, so nothing deletes them.
 
-They may train on and write checkpoints, so the next gang waits for them. They are not deleted: only
-a person knows whether they were kept on purpose.
+A user deleted their Job and kept the pods (--cascade=orphan), or a Job of that name now has another
+owner. They may still train and write checkpoints, so the next gang waits for them. The controller
+does not delete them: the user may have kept them on purpose.
 """
 
 from torchrun_api.core import Pod
 from torchrun_api.kinds import JOBS
-from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.model.observed import ObservedGang, RefusedWrites
 from torchrun_controller.reconcile.pods.lifecycle import alive
 
 NAMED = 4  # pods in a message
 
 
-def orphans(observed: Observed) -> tuple[Pod, ...]:
-    """Workers that run and that nobody is going to end.
-
-    One whose Job is gone is not among them: the garbage collector ends it.
-    """
-    foreign = {c.name for c in observed.refused.conflicts if c.resource == JOBS.resource}
+def find_orphans(gang: ObservedGang, refused: RefusedWrites) -> tuple[Pod, ...]:
+    """Return the orphans that run. The garbage collector deletes pods whose Job is gone."""
+    foreign = {c.name for c in refused.conflicts if c.resource == JOBS.resource}
     return tuple(
         pod
-        for pod in observed.gang.stale_pods
+        for pod in gang.stale_pods
         if alive(pod) and not pod.metadata.terminating
         if all(owner.name in foreign for owner in pod.metadata.owner_references if owner.controller)
     )
 
 
-def way_out(pods: tuple[Pod, ...]) -> str:
-    """What to do about orphans; "" for none."""
+def orphan_advice(pods: tuple[Pod, ...]) -> str:
+    """Return what the user can do about these orphans; "" for none."""
     if not pods:
         return ""
     first = sorted(pod.metadata.name for pod in pods)[:NAMED]

@@ -1,4 +1,4 @@
-"""A rank that lost a peer is a victim: the peer tells the cause, now and then a moment later."""
+"""A rank that lost its peer is not the cause: the failure of the peer is, and may show up later."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -7,8 +7,8 @@ from torchrun_api.core import Pod
 from torchrun_api.status import LastFailure
 from torchrun_controller.reconcile.pods.lifecycle import alive
 
-# What gloo, NCCL and sockets say when the other end is gone.
-WORDS = (
+# Error texts of gloo, NCCL and sockets when the other end is gone.
+PEER_LOSS_TEXTS = (
     "connection closed by peer",
     "connection reset by peer",
     "connection refused",
@@ -16,28 +16,31 @@ WORDS = (
     "remote process exited",
     "socket timeout",
 )
-# A launcher ends within a second of its rank, and its kubelet tells of it within another.
+# A launcher exits within a second of its rank, and its kubelet reports that within another.
 PATIENCE = timedelta(seconds=3)
-# On nodes that have more to do than cores to do it, these took more than three (at a load of 20);
-# and a blamed victim is worse than a restart some seconds later.
+# Overloaded nodes took more than three seconds (at a load of 20). A restart that is some seconds
+# later is better than the wrong cause.
 PATIENCE_WITH_PEERS = timedelta(seconds=10)
 
 
-def is_secondary(said: LastFailure) -> bool:
-    """Whether its last words are of a peer that went away."""
-    words = said.message.lower()
-    return any(known in words for known in WORDS)
+def is_secondary(failure: LastFailure) -> bool:
+    """Whether the failure is the loss of a peer, by its message."""
+    message = failure.message.lower()
+    return any(text in message for text in PEER_LOSS_TEXTS)
 
 
-def left(said: LastFailure, pods: Iterable[Pod], now: datetime) -> float | None:
-    """Seconds for which a better word may still come from a worker that has not ended yet."""
-    victim = is_secondary(said) and any(alive(pod) for pod in pods)
-    return patience_left(said, now, PATIENCE_WITH_PEERS) if victim else None
+def patience_with_peers(failure: LastFailure, pods: Iterable[Pod], now: datetime) -> float | None:
+    """Return the seconds to wait for the failure of the peer; None where it cannot come."""
+    if not is_secondary(failure) or not any(alive(pod) for pod in pods):
+        return None
+    return patience_left(failure, now, PATIENCE_WITH_PEERS)
 
 
-def patience_left(said: LastFailure, now: datetime, patience: timedelta = PATIENCE) -> float | None:
-    """What is left of the seconds for which a failure waits for a better word."""
-    # Of the future: clocks differ, and nobody knows how long it has been.
-    if said.time is None or not timedelta() <= (age := now - said.time) < patience:
+def patience_left(
+    failure: LastFailure, now: datetime, patience: timedelta = PATIENCE
+) -> float | None:
+    """Return the seconds that are left of `patience` since the failure; None for no more."""
+    # A time in the future comes from another clock, so the age of the failure is unknown.
+    if failure.time is None or not timedelta() <= (age := now - failure.time) < patience:
         return None
     return (patience - age).total_seconds()

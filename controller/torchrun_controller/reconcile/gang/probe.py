@@ -1,15 +1,15 @@
-"""Probe pods: the scheduler's answer to whether there is room for one more worker.
+"""Probe pods show whether the scheduler has room for one more worker.
 
-A probe has a worker's requests and constraints and none of its work. It stays Pending while there
-is no room, and is deleted once it has a node. It takes no part in preemption: it has no priority
-class, so it drives nobody out.
+A probe has the requests and constraints of a worker, and an idle container. It stays Pending while
+there is no room, and is deleted once it has a node. It preempts nothing, because it has no priority
+class.
 """
 
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
 from torchrun_api.kinds import JOBS, PODS
-from torchrun_controller.reconcile.gang import gang
+from torchrun_controller.reconcile.gang.gang import next_attempt
 from torchrun_controller.reconcile.model.observed import Defaults, Observed, Rejection
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.base import (
@@ -18,12 +18,13 @@ from torchrun_controller.reconcile.objects.base import (
     metadata,
 )
 from torchrun_controller.reconcile.objects.child_job import worker_template
-from torchrun_controller.reconcile.schedulers import gang_objects
+from torchrun_controller.reconcile.schedulers.choice import choose
+from torchrun_controller.reconcile.schedulers.gang_objects import build_probe, probe_obstacle
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.resolve import resolve_spec
 
-# Of a worker's PodSpec, what decides where it may be placed.
-PLACING = (
+# Fields of a worker's PodSpec that decide on the nodes where it may run.
+PLACEMENT_FIELDS = (
     *("schedulerName", "nodeSelector", "affinity", "tolerations", "topologySpreadConstraints"),
     *("runtimeClassName", "overhead", "resourceClaims", "imagePullSecrets"),
 )
@@ -32,33 +33,28 @@ PLACING = (
 def missing_probes(
     observed: Observed, count: int, defaults: Defaults
 ) -> tuple[tuple[Apply, ...], str]:
-    """The first `count` probes, as far as they are not there; why there are none, if so."""
+    """Return the probes that are missing of the first `count`, and why there are none, or ""."""
     if count == 0:
         return (), ""
-    job, queue = observed.job, observed.queue
+    job, queue, installed = observed.job, observed.queue, observed.cluster.installed
     wanted = [names.probe(job.metadata.name, index) for index in range(count)]
     for refused in observed.refused.rejections:
         if refused.name in wanted:
             return (), f"the API server refused pod {refused.name}: {refused.message}"
         if _is_of_next_gang(observed, refused):
-            # Room that is found is of no use yet; each try would create and delete probes.
+            # The larger gang cannot be created yet. Each retry would create and delete probes.
             return (), f"the API server refused Job {refused.name}: {refused.message}"
     if queue is None:
         return (), f"there is no TorchrunQueue {job.spec.job_queue}"
     try:
         run = resolve_spec(job, queue)
-        unasked = gang_objects.unasked(observed)
-        if unasked:
-            return (), unasked
+        obstacle = probe_obstacle(choose(queue, installed, job))
+        if obstacle:
+            return (), obstacle
         template = worker_template(job, queue, run, None, 0, "", defaults)
+        bodies = [_probe(job, template, name, defaults) for name in wanted]
         probes = [
-            Apply(
-                PODS,
-                gang_objects.probing(
-                    observed, run, template, _probe(job, template, name, defaults)
-                ),
-            )
-            for name in wanted
+            Apply(PODS, build_probe(job, queue, installed, run, template, body)) for body in bodies
         ]
     except InvalidSpecError as error:
         return (), str(error)
@@ -69,14 +65,17 @@ def missing_probes(
 
 
 def _is_of_next_gang(observed: Observed, refused: Rejection) -> bool:
-    name, attempt = observed.job.metadata.name, gang.next_attempt(observed)
+    name, attempt = (
+        observed.job.metadata.name,
+        next_attempt(observed.job, observed.gang, observed.refused),
+    )
     jobs = (names.child_job(name, attempt), names.workers_job(name, attempt))
     return refused.resource == JOBS.resource and refused.name in jobs
 
 
 def _probe(job: TorchrunJob, template: JsonObject, name: str, defaults: Defaults) -> JsonObject:
     worker, meta = object_at(template, "spec"), metadata(job, name, names.PROBE)
-    spec: JsonObject = {field: worker[field] for field in PLACING if field in worker}
+    spec: JsonObject = {field: worker[field] for field in PLACEMENT_FIELDS if field in worker}
     spec |= {
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": 1,
@@ -84,17 +83,17 @@ def _probe(job: TorchrunJob, template: JsonObject, name: str, defaults: Defaults
         "enableServiceLinks": False,
         "securityContext": RESTRICTED_USER,
         "containers": [_idle(c, defaults) for c in objects_at(worker, "containers")],
-        # Where a volume can be reached is a constraint too.
+        # A PVC may be usable on some nodes only.
         "volumes": [v for v in objects_at(worker, "volumes") if "persistentVolumeClaim" in v],
     }
     mine, workers = object_at(meta, "labels"), object_at(object_at(template, "metadata"), "labels")
-    # Gang schedulers and topology rules go by labels; an attempt's number it has none.
+    # Gang schedulers and topology rules select by labels. A probe belongs to no attempt.
     meta["labels"] = {k: v for k, v in workers.items() if k != names.ATTEMPT_LABEL} | mine
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
 def _idle(container: JsonObject, defaults: Defaults) -> JsonValue:
-    """A container of the same requests that does nothing."""
+    """Return a container with the same resources that does nothing."""
     return {
         "name": container["name"],
         "image": defaults.runtime_image,

@@ -1,25 +1,27 @@
-"""Whether a gang that failed is followed by another, when, and what that counts for."""
+"""The failure policy: whether another gang follows a failed one, when, and how it is counted."""
 
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import Enum
 
 from msgspec import Struct
 
+from torchrun_api.job import TorchrunJob
 from torchrun_api.reliability import FailureRule
-from torchrun_api.status import MOST_GANGS, Attempt, LastFailure
+from torchrun_api.status import MOST_GANGS, Attempt
 from torchrun_controller.reconcile.gang.failures import Failure
+from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 
-# The first restart is immediate; from the second failure in a row that came soon, delays grow.
+# The first restart is immediate. The delay doubles from the second early failure in a row on.
 FIRST_DELAY = timedelta(seconds=10)
 LONGEST_DELAY = timedelta(minutes=5)
-SOON = timedelta(minutes=10)
+EARLY = timedelta(minutes=10)  # running time below which a failure is early
 NO_FAILURES = frozenset({"Suspended", "Preempted", "Resizing", "Shrinking", "Growing"})
 
 
 class FailureAction(Enum):
-    """What follows from a failure."""
+    """The consequence of a failure."""
 
     FAIL = "fail"
     RESTART = "restart"
@@ -27,13 +29,13 @@ class FailureAction(Enum):
 
 
 class Counts(Struct, frozen=True):
-    """New gangs so far: those that maxRestarts counts, and the others."""
+    """Numbers of new gangs: those that maxRestarts counts, and the others."""
 
     restarts: int = 0
     disruptions: int = 0
 
     def after(self, action: FailureAction) -> "Counts":
-        """The counts of the gang that follows. They stop at what the status may show."""
+        """Return the counts of the next gang, at most the maximum of the status fields."""
         counted = action is FailureAction.RESTART
         return Counts(
             min(self.restarts + counted, MOST_GANGS),
@@ -41,7 +43,7 @@ class Counts(Struct, frozen=True):
         )
 
     def without(self, ends: Iterable[Attempt]) -> "Counts":
-        """The counts as they were before these ends were recorded."""
+        """Return the counts from before these ends were recorded."""
         failures = [end for end in ends if end.reason not in NO_FAILURES]
         counted = sum(end.counted for end in failures)
         ignored = len(failures) - counted
@@ -51,7 +53,7 @@ class Counts(Struct, frozen=True):
 def evaluate_failure_policy(
     failure: Failure, policy: ResolvedReliability, counts: Counts
 ) -> FailureAction:
-    """The first rule that matches decides; else disruptions are not counted and failures are."""
+    """Return the action of the first matching rule. By default only failures are counted."""
     if policy.never_restart:
         return FailureAction.FAIL
     rule = next((rule for rule in policy.rules if matches(rule, failure)), None)
@@ -64,8 +66,8 @@ def evaluate_failure_policy(
     return action
 
 
-def why_final(policy: ResolvedReliability, counts: Counts) -> str:
-    """Why no gang follows, to be added to what failed; "" where a rule says so."""
+def describe_limit(policy: ResolvedReliability, counts: Counts) -> str:
+    """Return why no gang follows, as a suffix of the message; "" where a rule is the reason."""
     if policy.never_restart:
         return "; restartPolicy is Never"
     if counts.restarts >= policy.max_restarts > 0:
@@ -74,33 +76,51 @@ def why_final(policy: ResolvedReliability, counts: Counts) -> str:
 
 
 def matches(rule: FailureRule, failure: Failure) -> bool:
-    """Whether any entry of the rule fits."""
-    said: LastFailure = failure.said
+    """Whether any entry of the rule matches."""
+    details = failure.details
     return (
-        said.exit_code in rule.exit_codes
-        or said.signal in rule.signals
+        details.exit_code in rule.exit_codes
+        or details.signal in rule.signals
         or any(condition in rule.pod_conditions for condition in failure.conditions)
     )
 
 
-def delay(before: tuple[Attempt, ...], ended: Attempt) -> timedelta:
-    """From the end of a gang to its successor; `before` are the gangs before it.
+class Backoff(Struct, frozen=True):
+    """The reason for the status, and the seconds until the next attempt."""
 
-    Failures in a row count, from the last gang that lasted on; what the user ended does not.
+    why: Reason
+    seconds_left: float
+
+
+def find_backoff(job: TorchrunJob, ended: Attempt, now: datetime) -> Backoff | None:
+    """Return the back-off after this gang; None once it is over, or if there is none."""
+    before = tuple(a for a in job.status.attempts if a.number != ended.number)
+    delay = restart_delay(before, ended)
+    left = (delay - (now - (ended.end_time or now))).total_seconds()
+    if left <= 0:
+        return None
+    message = f"attempt {ended.number + 1} starts {delay.total_seconds():.0f} s after the end"
+    return Backoff(Reason("BackingOff", f"{message}; {ended.message}"), left)
+
+
+def restart_delay(before: tuple[Attempt, ...], ended: Attempt) -> timedelta:
+    """Return the delay from the end of a gang to the next; `before` are the gangs before it.
+
+    Early failures in a row count. A gang that lasted resets them; an end by the user is not one.
     """
     if ended.reason in NO_FAILURES or _lasted(ended):
         return timedelta()
-    quick = 0
+    early_failures = 0
     for attempt in reversed(before):
         if _lasted(attempt):
             break
-        quick += attempt.reason not in NO_FAILURES
-    if quick == 0:
+        early_failures += attempt.reason not in NO_FAILURES
+    if early_failures == 0:
         return timedelta()
-    doublings = min(quick - 1, 10)
+    doublings = min(early_failures - 1, 10)
     return min(FIRST_DELAY * (1 << doublings), LONGEST_DELAY)
 
 
 def _lasted(attempt: Attempt) -> bool:
-    """Whether all its workers ran for long: the time before that says nothing of the job."""
-    return attempt.running_seconds >= SOON.total_seconds()
+    """Whether all its workers ran for long enough together."""
+    return attempt.running_seconds >= EARLY.total_seconds()

@@ -7,16 +7,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrun_api.status import Attempt, LastFailure
-from torchrun_controller.reconcile.gang import backoff, deletion, elastic, gang, halves
-from torchrun_controller.reconcile.gang.backoff import Wait
+from torchrun_controller.reconcile.gang import cleanup, deletion, elastic, gang
 from torchrun_controller.reconcile.gang.decision import History
 from torchrun_controller.reconcile.gang.elastic import Outlook
 from torchrun_controller.reconcile.gang.failures import Failure
 from torchrun_controller.reconcile.gang.gang import GangState
 from torchrun_controller.reconcile.gang.restarts import (
     NO_FAILURES,
+    Backoff,
     FailureAction,
     evaluate_failure_policy,
+    find_backoff,
 )
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
@@ -76,19 +77,23 @@ class Context:
     @cached_property
     def gang(self) -> GangState | None:
         """How the gang of the present attempt stands; None where its Job is not there."""
-        return gang.find(self.observed, self.now) if gang.is_there(self.observed) else None
+        if not gang.exists(self.observed.job, self.observed.gang):
+            return None
+        return gang.evaluate_state(self.observed, self.now)
 
     @cached_property
     def history(self) -> History:
         """The counts, and what the status does not have yet of failures and earlier ends."""
-        counts = gang.counts_of(self.observed)
+        counts = gang.current_counts(self.observed.job, self.observed.gang)
         if self.gang is None:
             return History(counts=counts)
         failure = self.gang.failure
         return History(
             counts=counts,
-            ended=gang.ended_before(self.observed),
-            failure=failure.said if failure else gang.failed_before(self.observed),
+            ended=gang.unrecorded_ends(self.observed.job, self.observed.gang),
+            failure=failure.details
+            if failure
+            else gang.unrecorded_failure(self.observed.job, self.observed.gang),
         )
 
     @cached_property
@@ -98,12 +103,12 @@ class Context:
         if self.gang is not None:
             failure = self.gang.failure
             return None if failure is None else self._failed(self.gang, failure)
-        lost = deletion.of_lost_gang(observed, now)
+        lost = deletion.find_vanished_gang(observed.job, now)
         if lost is not None:
             failure, attempt = lost
             action = evaluate_failure_policy(failure, self.reliability, self.history.counts)
-            why = Reason(failure.said.reason, failure.said.message)
-            return self._judged(why, action, failure.said, attempt)
+            why = Reason(failure.details.reason, failure.details.message)
+            return self._judged(why, action, failure.details, attempt)
         number = observed.job.status.attempt
         recorded = next((a for a in observed.job.status.attempts if a.number == number), None)
         if recorded is None:
@@ -114,7 +119,7 @@ class Context:
     def _failed(self, state: GangState, failure: Failure) -> GangEnd:
         """The first judgement stands: what ends later in a gang that is over is collateral."""
         observed, why = self.observed, state.why
-        recorded = gang.recorded(observed)
+        recorded = gang.find_recorded_end(observed.job, observed.gang)
         if recorded is not None:
             return GangEnd(
                 why=why,
@@ -123,9 +128,11 @@ class Context:
                 history=replace(self.history, ended=(*self.history.ended, recorded)),
             )
         action = evaluate_failure_policy(failure, self.reliability, self.history.counts)
-        node = failure.said.node
-        attempt = gang.record(observed, why, self.now, counted=False, node=node)
-        return self._judged(why, action, failure.said, attempt)
+        node = failure.details.node
+        attempt = gang.record_end(
+            observed.job, observed.gang, why, self.now, counted=False, node=node
+        )
+        return self._judged(why, action, failure.details, attempt)
 
     def _judged(
         self,
@@ -150,22 +157,22 @@ class Context:
         """The end of pods and Jobs that still run of a gang which is over."""
         if not self.observed.gang.child_jobs:
             return ()
-        survivors, half = gang.end_survivors(self.observed), halves.delete_half
-        return (*survivors, *half(self.observed, self.now))
+        survivors = cleanup.end_survivors(self.observed.job, self.observed.gang)
+        return (*survivors, *cleanup.delete_head_job(self.observed, self.now))
 
     @cached_property
-    def backoff(self) -> Wait | None:
+    def backoff(self) -> Backoff | None:
         """The wait after the last gang; None once it is over, or if there is none."""
         if self.end is None:
             return None
-        return backoff.waits(self.observed, self.end.attempt, self.now)
+        return find_backoff(self.observed.job, self.end.attempt, self.now)
 
     @cached_property
     def outlook(self) -> Outlook:
         """What the size of a gang that lives calls for."""
         assert self.gang is not None
         grow_after = self.defaults.grow_after
-        return elastic.outlook(self.observed, self.gang.state, self.now, grow_after)
+        return elastic.evaluate_size(self.observed, self.gang.state, self.now, grow_after)
 
     @cached_property
     def next_attempt(self) -> NextAttempt:
@@ -178,13 +185,16 @@ class Context:
         return NextAttempt(
             history=self.end.history,
             cause=ended if self.gang is not None or ended.reason not in NO_FAILURES else None,
-            nodes=elastic.kept(self.observed) if self.gang is not None else None,
+            nodes=None
+            if self.gang is None
+            else elastic.nodes_after_failure(self.observed.job, self.observed.gang),
             survivors=self.survivors,
         )
 
     def _resized(self, outlook: Outlook) -> NextAttempt:
         assert outlook.why is not None
-        ended = gang.record(self.observed, outlook.why, self.now, counted=False)
+        job, present = self.observed.job, self.observed.gang
+        ended = gang.record_end(job, present, outlook.why, self.now, counted=False)
         return NextAttempt(
             history=History(
                 counts=self.history.counts, ended=(*self.history.ended, ended), failure=None

@@ -28,7 +28,7 @@ class Hold(Struct, frozen=True):
 def hold(observed: Observed) -> Hold | None:
     """What keeps the job back; None where nothing does, or a gang was made already."""
     job, parents = observed.job, observed.parents
-    if not job.spec.depends_on or gang.has_been(observed):
+    if not job.spec.depends_on or gang.was_created(job, observed.gang):
         return None
     cycle = _cycle(job, parents)
     if cycle:

@@ -6,9 +6,9 @@ from msgspec.structs import replace
 
 from torchrun_api.core import Pod
 from torchrun_api.kinds import TORCHRUN_JOBS
-from torchrun_controller.reconcile.gang import fence, gang, halves
+from torchrun_controller.reconcile.gang import cleanup, fence, gang
 from torchrun_controller.reconcile.gang.decision import Decision, History, Writes, soonest
-from torchrun_controller.reconcile.gang.orphans import orphans, way_out
+from torchrun_controller.reconcile.gang.orphans import find_orphans, orphan_advice
 from torchrun_controller.reconcile.job import dependencies
 from torchrun_controller.reconcile.job.context import Context
 from torchrun_controller.reconcile.job.running import present_gang
@@ -18,7 +18,7 @@ from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Delete
 from torchrun_controller.reconcile.model.times import deadline_left
 from torchrun_controller.reconcile.pods import nodes
-from torchrun_controller.reconcile.pods.lifecycle import alive
+from torchrun_controller.reconcile.pods.lifecycle import alive, delete_job
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 from torchrun_controller.reconcile.workspace.delivery import serves
@@ -37,7 +37,11 @@ def deadline_exceeded(context: Context) -> Decision | None:
         context,
         State.DEADLINE_EXCEEDED,
         Reason("DeadlineExceeded", message),
-        Writes(deletes=gang.end_survivors(context.observed, reliability.grace_seconds)),
+        Writes(
+            deletes=cleanup.end_survivors(
+                context.observed.job, context.observed.gang, reliability.grace_seconds
+            )
+        ),
     )
 
 
@@ -103,22 +107,25 @@ def _end_gang(context: Context, ending: Decision, cause: Reason) -> Decision | N
     if not observed.gang.child_jobs:
         return None
     child = observed.gang.current_job
-    history = replace(ending.history, ended=(*gang.ended_before(observed), *ending.history.ended))
+    history = replace(
+        ending.history,
+        ended=(*gang.unrecorded_ends(observed.job, observed.gang), *ending.history.ended),
+    )
     noted = replace(
         ending,
         why=_and(ending.why, f"the workers of Job {child.metadata.name} get SIGTERM and end"),
         attempt=max(gang.attempt_of(child), ending.attempt),
         history=history,
     )
-    if not gang.is_in_status(observed) or fence.unrecorded(observed, now):
+    if not gang.is_recorded(observed.job, observed.gang) or fence.has_unrecorded(observed, now):
         # Only its Job knows its number and its counts, and only its pods who may run on although
         # their node is lost: all of it stays until the status has that.
         return noted
     standing = [job for job in observed.gang.child_jobs if not job.metadata.terminating]
-    if not standing and gang.recorded(observed) is not None:
+    if not standing and gang.find_recorded_end(observed.job, observed.gang) is not None:
         return None  # the Jobs go when their pods have: these are waited for
-    ended = gang.record(observed, cause, now, counted=False)
-    deletes = tuple(gang.delete(job) for job in standing)
+    ended = gang.record_end(observed.job, observed.gang, cause, now, counted=False)
+    deletes = tuple(delete_job(job) for job in standing)
     return replace(
         noted,
         writes=replace(noted.writes.and_also(deletes=deletes), status_before_deletes=True),
@@ -137,7 +144,9 @@ def _wait_for_pods(context: Context, ending: Decision, *preparing: Pod) -> Decis
         return None
     names = ", ".join(sorted(pod.metadata.name for pod in waiting)[:4])
     message = f"{len(waiting)} pods still end: {names}"
-    advice = way_out(tuple(pod for pod in orphans(observed) if pod in waiting))
+    advice = orphan_advice(
+        tuple(pod for pod in find_orphans(observed.gang, observed.refused) if pod in waiting)
+    )
     return replace(ending, why=_and(ending.why, f"{message}. {advice}" if advice else message))
 
 
@@ -149,11 +158,11 @@ def _end_what_runs(
     observed: Observed, policy: ResolvedReliability, now: datetime
 ) -> tuple[tuple[Delete, ...], float | None]:
     """Workers beside a head that has succeeded have their grace period to end by themselves."""
-    status, succeeded = observed.job.status, gang.completed(observed)
+    status, succeeded = observed.job.status, gang.find_completed_job(observed.gang)
     has_successor = succeeded is not None and succeeded is not observed.gang.current_job
     if status.phase != "Succeeded" or has_successor:
-        return gang.end_survivors(observed), None
-    workers, ended = halves.end_workers(observed), status.completion_time or now
+        return cleanup.end_survivors(observed.job, observed.gang), None
+    workers, ended = cleanup.end_workers(observed.gang), status.completion_time or now
     left = policy.grace_seconds - (now - ended).total_seconds()
     return ((), left) if workers and left > 0 else (workers, None)
 

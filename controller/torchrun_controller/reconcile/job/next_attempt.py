@@ -4,11 +4,11 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_controller.reconcile.gang import fence, gang
-from torchrun_controller.reconcile.gang.child_jobs import child_jobs, roles_of
+from torchrun_controller.reconcile.gang import cleanup, fence, gang
+from torchrun_controller.reconcile.gang.child_jobs import build_child_jobs, roles_of
 from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
 from torchrun_controller.reconcile.gang.failures import Cause
-from torchrun_controller.reconcile.gang.orphans import orphans, way_out
+from torchrun_controller.reconcile.gang.orphans import find_orphans, orphan_advice
 from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.context import Context, NextAttempt
 from torchrun_controller.reconcile.job.running import (
@@ -24,6 +24,8 @@ from torchrun_controller.reconcile.model.times import sync_left
 from torchrun_controller.reconcile.objects import network
 from torchrun_controller.reconcile.objects.child_job import worker_template
 from torchrun_controller.reconcile.placement import avoid
+from torchrun_controller.reconcile.placement.affinity import hostnames
+from torchrun_controller.reconcile.pods.lifecycle import delete_job
 from torchrun_controller.reconcile.schedulers.choice import choose
 from torchrun_controller.reconcile.schedulers.gang_objects import build_gang_objects
 from torchrun_controller.reconcile.spec import admission_status
@@ -52,7 +54,7 @@ def queue_missing(context: Context) -> Decision | None:
             " create it, or choose one of: kubectl get torchrunqueues",
         )
         return _decide(context, State.QUEUE_MISSING, why)
-    if queue.metadata.terminating and not gang.has_been(context.observed):
+    if queue.metadata.terminating and not gang.was_created(job, context.observed.gang):
         why = Reason(
             "QueueTerminating",
             f"TorchrunQueue {queue.metadata.name} is being deleted and takes no new jobs;"
@@ -147,9 +149,10 @@ def not_admitted(context: Context) -> Decision | None:
     why = admission_status.missing(observed, context.preparation.spec.size)
     if why is None:
         return None
-    left = orphans(observed) if admission_status.charged(observed.job) else ()
-    if left:  # the admission cannot change while they run
-        why = Reason("OrphanedWorkers", f"{why.message}. {way_out(left)}")
+    charged = admission_status.charged(observed.job)
+    orphans = find_orphans(observed.gang, observed.refused) if charged else ()
+    if orphans:  # the admission cannot change while they run
+        why = Reason("OrphanedWorkers", f"{why.message}. {orphan_advice(orphans)}")
     gave_way = context.next_attempt.cause is None and admission_status.was_preempted(observed)
     state = State.PREEMPTED_WAITING if gave_way else State.ADMISSION_WAITING
     return _ready_but(context, state, why, ConditionUpdate(REQUESTED, "True", why))
@@ -157,7 +160,7 @@ def not_admitted(context: Context) -> Decision | None:
 
 def unfenced_not_recorded(context: Context) -> Decision | None:
     """Record pods on lost nodes in the status, before the next gang replaces them."""
-    if not fence.unrecorded(context.observed, context.now):
+    if not fence.has_unrecorded(context.observed, context.now):
         return None
     message = "workers on lost nodes are recorded in status.unfenced before the next gang is made"
     return _ready_but(context, State.RECORDING_UNFENCED, Reason("Restarting", message))
@@ -166,37 +169,41 @@ def unfenced_not_recorded(context: Context) -> Decision | None:
 def create_gang(context: Context) -> Decision:
     """Create the gang and its Service, PVCs and policies."""
     observed, upcoming = context.observed, context.next_attempt
-    spec, attempt = context.preparation.spec, gang.next_attempt(observed)
+    assert observed.queue is not None
+    spec = context.preparation.spec
+    attempt = gang.next_attempt(observed.job, observed.gang, observed.refused)
     causes = () if upcoming.cause is None else (upcoming.cause,)
-    avoided = avoid.failed_twice((*observed.job.status.attempts, *causes))
+    avoided = avoid.nodes_to_avoid((*observed.job.status.attempts, *causes))
     blocking_pods = fence.blocking_pods(observed, attempt, context.now)
-    jobs = child_jobs(
+    jobs = build_child_jobs(
         observed,
         spec,
         attempt,
         context.defaults,
         counts=upcoming.history.counts,
         ended=_cause(upcoming),
-        may_start=gang.is_over(observed) and not blocking_pods,
+        may_start=gang.has_ended(observed.job, observed.gang) and not blocking_pods,
         environment=context.preparation.environment,
-        avoided=avoid.hostnames(observed, avoided),
+        avoided=hostnames(observed.cluster.nodes, avoided),
     )
     applies = (
         *missing_checkpoints(observed, spec),
         *_network(context, spec),
-        *build_gang_objects(observed, spec, attempt, jobs),
+        *build_gang_objects(
+            observed.job, observed.queue, observed.cluster.installed, spec, attempt, jobs
+        ),
     )
     blocked = _refused(context, applies)
     if blocked is not None:
         return _ready_but(context, *blocked)
     decision = _ready_but(context, State.READY, _why_created(context, spec, attempt, avoided))
-    hurried = gang.end_survivors(observed)
-    deletes = (*hurried, *gang.forget_oldest(observed))
+    hurried = cleanup.end_survivors(observed.job, observed.gang)
+    deletes = (*hurried, *cleanup.delete_oldest_jobs(observed.gang))
     if upcoming.resize is not None:
         # Only a gang that was never whole has nothing to save.
         hurried = hurried if upcoming.resize.reason == gang.SHRINKING else ()
-        resized = gang.delete(observed.gang.current_job)
-        deletes = (*hurried, resized, *gang.forget_oldest(observed))
+        resized = delete_job(observed.gang.current_job)
+        deletes = (*hurried, resized, *cleanup.delete_oldest_jobs(observed.gang))
     return replace(
         decision,
         attempt=attempt,

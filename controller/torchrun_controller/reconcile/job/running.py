@@ -3,9 +3,9 @@
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_controller.reconcile.gang import elastic, gang, gate
+from torchrun_controller.reconcile.gang import cleanup, elastic, gang, gate
 from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
-from torchrun_controller.reconcile.gang.restarts import FailureAction, why_final
+from torchrun_controller.reconcile.gang.restarts import FailureAction, describe_limit
 from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.context import Context
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
@@ -82,7 +82,7 @@ def _failed(context: Context) -> Decision | None:
     end = context.end
     if end is None or end.action is not FailureAction.FAIL:
         return None
-    because = why_final(context.reliability, context.history.counts)
+    because = describe_limit(context.reliability, context.history.counts)
     why = Reason(end.why.reason, end.why.message + because)
     writes = Writes(deletes=context.survivors)
     return replace(present_gang(context, State.GANG_FAILED, why, writes), history=end.history)
@@ -93,7 +93,7 @@ def backing_off(context: Context) -> Decision | None:
     end, wait = context.end, context.backoff
     if end is None or wait is None:
         return None
-    writes = Writes(deletes=context.survivors, requeue_after=wait.left)
+    writes = Writes(deletes=context.survivors, requeue_after=wait.seconds_left)
     return replace(present_gang(context, State.BACKING_OFF, wait.why, writes), history=end.history)
 
 
@@ -108,7 +108,7 @@ def gang_exists(context: Context) -> Decision | None:
         outlook = replace(outlook, condition=None)
     if outlook.condition is not None and outlook.condition.status == "False":
         decision = replace(decision, why=_with_capacity(decision, outlook.condition.why))
-    applies, condition = elastic.probes(context.observed, outlook, context.defaults)
+    applies, condition = elastic.build_probes(context.observed, outlook, context.defaults)
     return with_newer_code(
         context,
         replace(
@@ -126,15 +126,15 @@ def living_gang(context: Context) -> Decision:
     assert found is not None
     missing = _missing_checkpoints(observed)
     writes = Writes(
-        applies=(*missing, *_missing_service(observed), *gate.instruct(observed, now)),
-        deletes=gang.end_stale_pods(observed),
+        applies=(*missing, *_missing_service(observed), *gate.instruct_launchers(observed, now)),
+        deletes=cleanup.end_stale_pods(observed.job, observed.gang),
     )
     decision = present_gang(
         context,
         found.state,
         found.why,
         writes.and_also(requeue_after=found.left).and_also(
-            requeue_after=gate.next_look(observed, now)
+            requeue_after=gate.next_repeat(observed.gang, now)
         ),
     )
     accepted = refusals.accepted(observed, missing)

@@ -12,7 +12,7 @@ from torchrun_api.status import TERMINAL, Attempt, TorchrunJobStatus, WorkersSta
 from torchrun_api.unsupported import not_yet_supported
 from torchrun_controller.reconcile.gang import fence, gang
 from torchrun_controller.reconcile.gang.decision import Decision
-from torchrun_controller.reconcile.gang.failures import precedence, root_cause
+from torchrun_controller.reconcile.gang.failures import find_root_cause, precedence
 from torchrun_controller.reconcile.job import dependencies, progress, refusals
 from torchrun_controller.reconcile.model.conditions import ADMITTED, ConditionUpdate, Reason, update
 from torchrun_controller.reconcile.model.observed import Observed
@@ -79,9 +79,9 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
     nodes, workers = _workers(observed, decision)
     ended = phase in TERMINAL
     attempts = _attempts(present.attempts, decision.history.ended)
-    unfenced = fence.outstanding(observed, now)
+    unfenced = fence.unfenced_workers(observed, now)
     counts = decision.history.counts
-    succeeded = gang.completed(observed)
+    succeeded = gang.find_completed_job(observed.gang)
     if decision.state is State.GANG_SUCCEEDED and succeeded is not None:
         # Another end may have been recorded of the gang before it was known to succeed.
         number = gang.attempt_of(succeeded)
@@ -119,9 +119,11 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
         sync_start_time=sync_start(present, phase, now),
         completion_time=now if ended else None,
         unfenced=unfenced,
-        worker_nodes=() if ended else fence.worker_nodes(observed, decision.attempt, unfenced),
-        avoided_nodes=avoid.failed_twice(attempts),
-        checkpoint_nodes=local.nodes_with_checkpoints(observed)[:MOST_NODES],
+        worker_nodes=()
+        if ended or observed.cluster.nodes is None
+        else fence.worker_nodes(job, observed.gang, decision.attempt, unfenced),
+        avoided_nodes=avoid.nodes_to_avoid(attempts),
+        checkpoint_nodes=local.nodes_with_checkpoints(job, observed.gang)[:MOST_NODES],
         last_failure=decision.history.failure or present.last_failure,
         progress=progress.shown(observed, now, ended=ended),
         dependencies_met=dependencies.met(observed),
@@ -145,7 +147,7 @@ def _workers(observed: Observed, decision: Decision) -> tuple[int | None, Worker
         nodes = decision.spec.size.nodes
         return nodes, count_workers((), nodes)
     if observed.gang.child_jobs:
-        child = gang.completed(observed) or observed.gang.current_job
+        child = gang.find_completed_job(observed.gang) or observed.gang.current_job
         nodes = head_and_workers.nodes_of(child)
         if decision.state is State.GANG_SUCCEEDED:
             if head_and_workers.has_head(child):
@@ -286,18 +288,18 @@ def _recounted(present: TorchrunJobStatus, observed: Observed) -> TorchrunJobSta
 def _refined(observed: Observed) -> TorchrunJobStatus:
     """A failed job learns a better root cause from pods that end after the first one did."""
     present = observed.job.status
-    found = root_cause(observed.gang.workers) if present.phase == "Failed" else None
+    found = find_root_cause(observed.gang.workers) if present.phase == "Failed" else None
     known = present.last_failure
-    if found is None or (known is not None and precedence(known) <= precedence(found.said)):
+    if found is None or (known is not None and precedence(known) <= precedence(found.details)):
         return present
-    why = gang.why_failed(found.said)
+    why = gang.failure_reason(found.details)
     conditions = tuple(
         replace(c, reason=why.reason, message=why.message) if c.type == "Failed" else c
         for c in present.conditions
     )
     return replace(
         present,
-        last_failure=found.said,
+        last_failure=found.details,
         reason=why.reason,
         message=why.message,
         conditions=conditions,

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from torchrun_api.core import Pod
 from torchrun_api.status import TERMINAL, Phase, TorchrunJobStatus
-from torchrun_controller.reconcile.gang import elastic, fence, halves
+from torchrun_controller.reconcile.gang import cleanup, elastic, fence
 from torchrun_controller.reconcile.gang.decision import Decision, soonest
 from torchrun_controller.reconcile.job import progress, refusals, status
 from torchrun_controller.reconcile.job.context import Context
@@ -121,9 +121,9 @@ def plan(context: Context, decision: Decision, present: TorchrunJobStatus) -> Pl
     composed = status.compose(observed, decision, ROWS[decision.state], now)
     deletes = (
         *writes.deletes,
-        *elastic.leftovers(observed, decision.probes, writes.deletes),
-        *groups.leftovers(observed, writes.applies),
-        *halves.delete_headless(observed),
+        *elastic.delete_leftovers(observed.job, observed.gang, decision.probes, writes.deletes),
+        *groups.delete_unused(observed.job, observed.gang, writes.applies),
+        *cleanup.delete_headless_jobs(observed.gang),
     )
     return Plan(
         applies=refusals.accepted(observed, writes.applies),
@@ -134,7 +134,7 @@ def plan(context: Context, decision: Decision, present: TorchrunJobStatus) -> Pl
         requeue_after=soonest(
             writes.requeue_after,
             nodes.next_loss(observed.cluster.nodes, _watched_pods(observed), now),
-            fence.next_look(observed, now),
+            fence.next_release(observed, now),
             sync_left(composed, reliability.sync_timeout, now),
             deadline_left(composed, reliability.deadline, now),
             _time_to_live(composed, reliability),
@@ -147,8 +147,11 @@ def plan_finished(observed: Observed, now: datetime) -> Plan:
     """End what still runs of a job that is over, and delete the job after its time to live."""
     reliability = resolve_reliability(observed.job, observed.queue)
     deletes, left = clean_up(observed, reliability, now)
-    deletes += (*elastic.leftovers(observed), *groups.leftovers(observed, ()))
-    deletes += halves.delete_headless(observed)
+    deletes += (
+        *elastic.delete_leftovers(observed.job, observed.gang),
+        *groups.delete_unused(observed.job, observed.gang, ()),
+    )
+    deletes += cleanup.delete_headless_jobs(observed.gang)
     composed = status.after_the_end(observed, now)
     return Plan(
         deletes=refusals.accepted_deletes(observed, deletes),

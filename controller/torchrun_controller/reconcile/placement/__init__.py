@@ -1,1 +1,1 @@
-"""On which nodes a gang runs or waits: what the nodes say, and what the scheduler says."""
+"""Preferences of a gang for nodes: nodes to avoid, and nodes with its checkpoints."""

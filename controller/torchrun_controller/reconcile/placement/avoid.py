@@ -1,17 +1,15 @@
-"""Nodes that failed a gang twice are taken last by the next one."""
+"""The next gang avoids nodes on which two attempts failed."""
 
 from collections import Counter
 
 from torchrun_api.status import Attempt
-from torchrun_controller.reconcile.model.observed import Observed
-from torchrun_controller.reconcile.placement.affinity import HOSTNAME
 
-ENOUGH = 2
-# Failures that may be the machine's fault: it was lost, its kubelet ended the pod, storage did not
-# answer there, or a signal ended the rank (a GPU that has fallen off ends its process by a signal).
-# Not an exception, an exit code or the job's own memory limit: these follow the job wherever it
-# runs. Not preemption, drain and deletion either: these say nothing of the machine.
-OF_THE_NODE = frozenset(
+MOST_FAILURES = 1  # of a node that is not avoided
+# Failures that the machine may have caused: the node was lost, its kubelet ended the pod, storage
+# did not answer, or a signal ended the rank (as when a GPU has fallen off the bus).
+# An exception, an exit code and the job's own memory limit would occur on any node. Preemption,
+# drain and deletion have other causes than the machine.
+NODE_FAILURES = frozenset(
     {
         "NodeLost",
         "Evicted",
@@ -24,19 +22,12 @@ OF_THE_NODE = frozenset(
 )
 
 
-def failed_twice(attempts: tuple[Attempt, ...]) -> tuple[str, ...]:
-    """Names of the nodes on which two or more of these attempts failed, each attempt once."""
+def nodes_to_avoid(attempts: tuple[Attempt, ...]) -> tuple[str, ...]:
+    """Return the names of the nodes on which two or more of these attempts failed."""
     by_number = {attempt.number: attempt for attempt in attempts}
     failures = Counter(
         attempt.node
         for attempt in by_number.values()
-        if attempt.node and attempt.reason in OF_THE_NODE
+        if attempt.node and attempt.reason in NODE_FAILURES
     )
-    return tuple(sorted(node for node, count in failures.items() if count >= ENOUGH))
-
-
-def hostnames(observed: Observed, nodes: tuple[str, ...]) -> tuple[str, ...]:
-    """Their label kubernetes.io/hostname, which is mostly but not always the name."""
-    known = observed.cluster.nodes or {}
-    labels = (known[name].metadata.labels if name in known else {} for name in nodes)
-    return tuple(of.get(HOSTNAME) or name for of, name in zip(labels, nodes, strict=True))
+    return tuple(sorted(node for node, count in failures.items() if count > MOST_FAILURES))

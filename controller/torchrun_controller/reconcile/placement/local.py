@@ -1,62 +1,67 @@
-"""Where a gang goes whose checkpoints stay on its nodes: back to them, else where most room is.
+"""Preferred nodes of a gang with node-local checkpoints: the same ones, else the emptiest ones.
 
-The room of a node is its allocatable ephemeral storage less what the workers there were promised.
-The rule is greedy: one worker after the other takes the node that has most left.
+The free bytes of a node are its allocatable ephemeral storage without the sizes of the checkpoints
+of other workers. The rule is greedy: each worker in turn takes the node with most free bytes.
 """
 
 from torchrun_api.core import Node
+from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.quantity import QuantityError, parse
-from torchrun_controller.reconcile.model.observed import Observed
-from torchrun_controller.reconcile.placement.affinity import prefer
-from torchrun_controller.reconcile.placement.avoid import hostnames
+from torchrun_controller.reconcile.model.observed import ObservedCluster, ObservedGang
+from torchrun_controller.reconcile.placement.affinity import add_preference, hostnames
 from torchrun_controller.reconcile.pods.nodes import ready_condition
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 
-# An Indexed Job cannot pin an index to a node, so both are wishes, the first by far the stronger.
-WHERE_THEY_ARE = 100
-MOST_ROOM = 20
+# Weights. An Indexed Job cannot pin an index to a node, so both are preferences.
+CHECKPOINT_WEIGHT = 100
+STORAGE_WEIGHT = 20
 
 
-def nodes_with_checkpoints(observed: Observed) -> tuple[str, ...]:
-    """Nodes of the last gang that kept its checkpoints on them, once all of it has been placed."""
-    here = {
+def nodes_with_checkpoints(job: TorchrunJob, gang: ObservedGang) -> tuple[str, ...]:
+    """Return the nodes of the last gang with node-local checkpoints that was scheduled whole."""
+    present = {
         worker.spec.node_name
-        for worker in observed.gang.workers
+        for worker in gang.workers
         if worker.metadata.annotations.local_checkpoints
     }
-    remembered = observed.job.status.checkpoint_nodes
-    return tuple(sorted(here)) if here and "" not in here else remembered
+    return tuple(sorted(present)) if present and "" not in present else job.status.checkpoint_nodes
 
 
-def prefer_local(template: JsonObject, observed: Observed, run: ResolvedSpec) -> JsonObject:
-    """The v1 PodTemplateSpec with the wishes of node-local checkpoints, if it has such."""
+def prefer_checkpoint_nodes(
+    template: JsonObject,
+    run: ResolvedSpec,
+    checkpoint_nodes: tuple[str, ...],
+    cluster: ObservedCluster,
+) -> JsonObject:
+    """Return the v1 PodTemplateSpec with the preferences that node-local checkpoints need."""
     if run.checkpoints is None or not run.checkpoints.host_path:
         return template
-    known = nodes_with_checkpoints(observed)
-    roomy = tuple(node for node in _roomiest(observed, run) if node not in known)
-    template = prefer(template, "In", hostnames(observed, known), WHERE_THEY_ARE)
-    return prefer(template, "In", hostnames(observed, roomy), MOST_ROOM)
+    others = tuple(node for node in _emptiest_nodes(run, cluster) if node not in checkpoint_nodes)
+    nodes = cluster.nodes
+    known = hostnames(nodes, checkpoint_nodes)
+    template = add_preference(template, "In", known, CHECKPOINT_WEIGHT)
+    return add_preference(template, "In", hostnames(nodes, others), STORAGE_WEIGHT)
 
 
-def _roomiest(observed: Observed, run: ResolvedSpec) -> tuple[str, ...]:
-    """Nodes for the whole gang by the greedy rule; none where nothing is known of nodes."""
+def _emptiest_nodes(run: ResolvedSpec, cluster: ObservedCluster) -> tuple[str, ...]:
+    """Return nodes for the whole gang by the greedy rule; none where no node can be read."""
     assert run.checkpoints is not None
     size = int(parse(run.checkpoints.size))
-    rooms = {
-        name: _room(node) - observed.cluster.promised.get(name, 0)
-        for name, node in (observed.cluster.nodes or {}).items()
-        if _takes_pods(node, run.node_selector)
+    free = {
+        name: _allocatable(node) - cluster.promised.get(name, 0)
+        for name, node in (cluster.nodes or {}).items()
+        if _accepts_pods(node, run.node_selector)
     }
     chosen: set[str] = set()
-    for _ in range(run.size.nodes if rooms else 0):
-        best = min(rooms, key=lambda name: (-rooms[name], name))
-        rooms[best] -= size
-        chosen.add(best)
+    for _ in range(run.size.nodes if free else 0):
+        emptiest = min(free, key=lambda name: (-free[name], name))
+        free[emptiest] -= size
+        chosen.add(emptiest)
     return tuple(sorted(chosen))
 
 
-def _takes_pods(node: Node, selector: dict[str, str]) -> bool:
+def _accepts_pods(node: Node, selector: dict[str, str]) -> bool:
     ready = ready_condition(node)
     labels = node.metadata.labels
     return (
@@ -67,8 +72,8 @@ def _takes_pods(node: Node, selector: dict[str, str]) -> bool:
     )
 
 
-def _room(node: Node) -> int:
-    """Bytes."""
+def _allocatable(node: Node) -> int:
+    """Return the allocatable ephemeral storage in bytes."""
     try:
         return int(parse(node.status.allocatable.get("ephemeral-storage", "0")))
     except QuantityError:

@@ -1,1 +1,1 @@
-"""Who sees to it that all workers of a gang start together or none does: one file a scheduler."""
+"""Gang schedulers, which start all workers of a gang or none: one file for each."""

@@ -1,33 +1,33 @@
-"""Topology by pod affinity, for schedulers that know of no other."""
+"""Topology by pod affinity, for schedulers without topology of their own."""
 
 from torchrun_api.admission import Topology
-from torchrun_api.json import JsonObject, JsonValue
+from torchrun_api.json import JsonObject, JsonValue, object_at
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
-def near_each_other(
+def topology_affinity(
     template: JsonObject, labels: JsonObject, topology: Topology | None
 ) -> JsonObject:
-    """What is laid on the pod template, so that the pods with these labels keep together.
+    """Return a patch of the pod template that places the pods with these labels close together.
 
-    The first pod matches its own term, so it is placed anywhere (kubernetes.io, "Inter-pod affinity
-    and anti-affinity"). Affinity that the template has already stays.
+    The first pod matches its own term, so it may be placed anywhere (kubernetes.io, "Inter-pod
+    affinity and anti-affinity"). The terms that the template has are kept.
     """
     if topology is None:
         return {}
-    present = _object(_object(_object(template, "spec"), "affinity"), "podAffinity")
+    present = object_at(object_at(object_at(template, "spec"), "affinity"), "podAffinity")
     terms: JsonObject = {}
     if topology.required is not None:
         required = _term(labels, topology.required)
-        terms[_REQUIRED] = [*_list(present, _REQUIRED), required]
+        terms[_REQUIRED] = [*_terms_at(present, _REQUIRED), required]
     if topology.preferred is not None:
         preferred: JsonObject = {
             "weight": 100,
             "podAffinityTerm": _term(labels, topology.preferred),
         }
-        terms[_PREFERRED] = [*_list(present, _PREFERRED), preferred]
+        terms[_PREFERRED] = [*_terms_at(present, _PREFERRED), preferred]
     return {"spec": {"affinity": {"podAffinity": terms}}}
 
 
@@ -35,11 +35,6 @@ def _term(labels: JsonObject, key: str) -> JsonObject:
     return {"topologyKey": key, "labelSelector": {"matchLabels": labels}}
 
 
-def _object(body: JsonObject, name: str) -> JsonObject:
-    value = body.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def _list(body: JsonObject, name: str) -> list[JsonValue]:
-    value = body.get(name)
-    return value if isinstance(value, list) else []
+def _terms_at(affinity: JsonObject, name: str) -> list[JsonValue]:
+    terms = affinity.get(name)
+    return terms if isinstance(terms, list) else []

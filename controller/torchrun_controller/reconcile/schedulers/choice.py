@@ -1,7 +1,7 @@
-"""Which gang scheduler: by the queue's word, else by the pods' scheduler, else by what is there.
+"""The choice of the gang scheduler: the queue's, else the pods' scheduler, else the cluster's.
 
-Nothing is chosen that the pods are not scheduled by: what is merely installed counts only where it
-is the cluster's own scheduler, which schedules pods that name no other.
+A gang scheduler is never chosen only because it is installed. The exception is the cluster's own
+scheduler, which schedules all pods that name no other.
 """
 
 from msgspec import Struct
@@ -15,14 +15,19 @@ from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.schedulers.table import SCHEDULERS
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
-_BY_NAME = {one.pod_scheduler: name for name, one in SCHEDULERS.items() if one.pod_scheduler}
-_OWN = "default-scheduler"
+_BY_POD_SCHEDULER = {
+    scheduler.pod_scheduler: name
+    for name, scheduler in SCHEDULERS.items()
+    if scheduler.pod_scheduler
+}
+_DEFAULT_SCHEDULER = "default-scheduler"
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """`scheduler` is the name that the pods shall bear, "" for what the cluster gives them.
+    """The gang scheduler of a job.
 
-    `missing`: why no gang can be made now; that heals by itself once it is there.
+    `scheduler` is the schedulerName of the pods, "" for the cluster's default. `missing` is why no
+    gang can be created until the gang scheduler is installed.
     """
 
     gang: GangScheduling
@@ -33,59 +38,65 @@ class Choice(Struct, frozen=True, kw_only=True):
 def choose(
     queue: TorchrunQueue, installed: Installed | None, job: TorchrunJob | None = None
 ) -> Choice:
-    """The choice for a job of the queue, or for any that has no scheduler of its own.
+    """Choose for a job of the queue, or for all its jobs that name no scheduler themselves.
 
     Raises:
-        InvalidSpecError: the pods' scheduler is known to be another.
+        InvalidSpecError: the pods name the scheduler of another gang scheduler.
     """
-    named, wanted = _scheduler_name(queue, job), queue.spec.scheduling.gang
-    if wanted is not None:
-        _check(queue, wanted, named)
-    if wanted == "kueue":
+    name, requested = _scheduler_name(queue, job), queue.spec.scheduling.gang
+    if requested is not None:
+        _check_scheduler(queue, requested, name)
+    if requested == "kueue":
         _check_local_queue(queue)
-    gang = wanted or _BY_NAME.get(named) or _of_the_cluster(named, installed)
+    gang = requested or _BY_POD_SCHEDULER.get(name) or _default_gang(name, installed)
     return Choice(
         gang=gang,
-        scheduler=named or SCHEDULERS[gang].pod_scheduler,
-        missing=_missing(queue, gang, installed),
+        scheduler=name or SCHEDULERS[gang].pod_scheduler,
+        missing=_missing_reason(queue, gang, installed),
     )
 
 
 def _scheduler_name(queue: TorchrunQueue, job: TorchrunJob | None) -> str:
-    """As the workers' template has it: scheduling.scheduler stands above the pod templates."""
-    named = (
+    """Return the schedulerName of the workers: scheduling.scheduler wins over the pod templates."""
+    candidates = (
         queue.spec.scheduling.scheduler,
         job.spec.pod_template.spec.get("schedulerName") if job else None,
         queue.spec.pod_template.spec.get("schedulerName"),
     )
-    return next((name for name in named if isinstance(name, str) and name), "")
+    return next((name for name in candidates if isinstance(name, str) and name), "")
 
 
-def _of_the_cluster(named: str, installed: Installed | None) -> GangScheduling:
-    own = named in ("", _OWN)
-    return "native" if own and _served("native", installed) else "none"
+def _default_gang(name: str, installed: Installed | None) -> GangScheduling:
+    is_default = name in ("", _DEFAULT_SCHEDULER)
+    return "native" if is_default and _is_served("native", installed) else "none"
 
 
-def _served(gang: GangScheduling, installed: Installed | None) -> bool:
+def _is_served(gang: GangScheduling, installed: Installed | None) -> bool:
     return installed is not None and any(map(installed.serves, SCHEDULERS[gang].kinds))
 
 
-def _check(queue: TorchrunQueue, wanted: GangScheduling, named: str) -> None:
-    """Kueue and none go with any scheduler; the cluster's own may have coscheduling built in."""
-    if wanted in ("kueue", "none", _BY_NAME.get(named)):
+def _check_scheduler(queue: TorchrunQueue, gang: GangScheduling, name: str) -> None:
+    """Refuse pods of another scheduler. Kueue and none work with any scheduler.
+
+    The default scheduler may have the coscheduling plugin.
+    """
+    if gang in ("kueue", "none", _BY_POD_SCHEDULER.get(name)):
         return
-    if named in _BY_NAME or (named == _OWN and wanted in ("kai", "volcano")):
+    if name in _BY_POD_SCHEDULER or (name == _DEFAULT_SCHEDULER and gang in ("kai", "volcano")):
         raise InvalidSpecError(
-            f"scheduling.gang {wanted} of TorchrunQueue {queue.metadata.name}: its pods are"
-            f" scheduled by {named} (scheduling.scheduler or podTemplate), which is no {wanted};"
-            f" set gang to {_BY_NAME.get(named, 'native')} or none, or name another scheduler"
+            f"scheduling.gang {gang} of TorchrunQueue {queue.metadata.name}: its pods are"
+            f" scheduled by {name} (scheduling.scheduler or podTemplate), which is no {gang};"
+            f" set gang to {_BY_POD_SCHEDULER.get(name, 'native')} or none, or name another"
+            " scheduler"
         )
 
 
 def _check_local_queue(queue: TorchrunQueue) -> None:
-    """Kueue reads the LocalQueue's name from a label."""
-    asked = queue.spec.scheduling.queue_name
-    name, field = (queue.metadata.name, "name") if asked is None else (asked, "queueName")
+    """Refuse a name that is too long for the label from which Kueue reads the LocalQueue."""
+    local_queue = queue.spec.scheduling.queue_name
+    name, field = (
+        (queue.metadata.name, "name") if local_queue is None else (local_queue, "queueName")
+    )
     if len(name) > names.MAX_LABEL:
         raise InvalidSpecError(
             f"scheduling.gang kueue of TorchrunQueue {queue.metadata.name}: the {field} of"
@@ -95,11 +106,11 @@ def _check_local_queue(queue: TorchrunQueue) -> None:
         )
 
 
-def _missing(
+def _missing_reason(
     queue: TorchrunQueue, gang: GangScheduling, installed: Installed | None
 ) -> Reason | None:
     scheduler = SCHEDULERS[gang]
-    if not scheduler.kinds or _served(gang, installed):
+    if not scheduler.kinds or _is_served(gang, installed):
         return None
     if installed is None:
         message = (

@@ -1,13 +1,13 @@
-"""Coscheduling of scheduler-plugins: a PodGroup, and pods that bear its name in a label.
+"""Coscheduling of scheduler-plugins: a PodGroup, and pods with its name in a label.
 
-kube-scheduler with this plugin, under a name of its own or as the cluster's only one. Topology is
-pod affinity, which is kube-scheduler's.
+It is a kube-scheduler with this plugin, beside the default scheduler or in its place. Topology is
+pod affinity.
 """
 
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import COSCHEDULING_POD_GROUPS
 from torchrun_controller.reconcile.model.plan import Apply
-from torchrun_controller.reconcile.schedulers.affinity import near_each_other
+from torchrun_controller.reconcile.schedulers.affinity import topology_affinity
 from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
 from torchrun_controller.reconcile.spec import pod_requests
 from torchrun_controller.reconcile.spec.merge import merge
@@ -16,7 +16,7 @@ _POD_GROUP = "scheduling.x-k8s.io/pod-group"
 
 
 def build(gang: Gang) -> GangObjects:
-    """The PodGroup; a pod that probes needs none."""
+    """Build the PodGroup. A probe pod needs none."""
     group: JsonObject = {
         "apiVersion": COSCHEDULING_POD_GROUPS.api_version,
         "kind": COSCHEDULING_POD_GROUPS.kind,
@@ -29,7 +29,7 @@ def build(gang: Gang) -> GangObjects:
     return GangObjects(
         groups=(Apply(COSCHEDULING_POD_GROUPS, group),),
         template=merge(
-            near_each_other(gang.template, gang.labels, gang.topology),
+            topology_affinity(gang.template, gang.labels, gang.topology),
             {"metadata": {"labels": {_POD_GROUP: gang.name}}},
         ),
     )

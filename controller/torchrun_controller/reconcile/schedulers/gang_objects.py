@@ -1,11 +1,12 @@
-"""From the child Job to the child Job and its group, as the chosen scheduler wants them."""
+"""The group and the child Jobs of a gang, in the form that the chosen gang scheduler needs."""
 
 from msgspec.structs import replace
 
 from torchrun_api import names
+from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
+from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.model.installed import Installed
-from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.choice import Choice, choose
 from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects
@@ -15,76 +16,81 @@ from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 
 
 def build_gang_objects(
-    observed: Observed, run: ResolvedSpec, attempt: int, made: tuple[Apply, ...]
+    job: TorchrunJob,
+    queue: TorchrunQueue,
+    installed: Installed | None,
+    run: ResolvedSpec,
+    attempt: int,
+    child_jobs: tuple[Apply, ...],
 ) -> tuple[Apply, ...]:
-    """The groups of a gang, and then its Jobs: a scheduler must know a pod's group first.
+    """Return the groups of a gang and then its Jobs: the group of a pod must exist first.
 
-    The gang is known by the name of the last of these.
+    The gang has the name of the last child Job.
 
     Raises:
-        InvalidSpecError: what is asked for cannot be said to this scheduler.
+        InvalidSpecError: the scheduler cannot express what the job asks for.
     """
-    choice = _choose(observed)
-    templates = [_object(_object(one.body, "spec"), "template") for one in made]
-    gang = _gang(observed, run, attempt, made[-1].name, *templates)
+    choice = choose(queue, installed, job)
+    templates = [_object(_object(child.body, "spec"), "template") for child in child_jobs]
+    gang = _build_gang(job, queue, installed, run, attempt, child_jobs[-1].name, *templates)
     build = SCHEDULERS[choice.gang].build
-    bindings = [build(replace(gang, template=template)) for template in templates]
-    jobs = (_bound(one, binding, choice) for one, binding in zip(made, bindings, strict=True))
-    return (*bindings[0].groups, *jobs)
+    objects = [build(replace(gang, template=template)) for template in templates]
+    patched = (
+        _patch_job(child, patches, choice)
+        for child, patches in zip(child_jobs, objects, strict=True)
+    )
+    return (*objects[0].groups, *patched)
 
 
-def _bound(made: Apply, binding: GangObjects, choice: Choice) -> Apply:
-    body = made.body
+def _patch_job(child: Apply, patches: GangObjects, choice: Choice) -> Apply:
+    body = child.body
     spec = _object(body, "spec")
-    template = merge(_named(_object(spec, "template"), choice), binding.template)
-    job = merge({**body, "spec": {**spec, "template": template}}, binding.job)
+    template = merge(_set_scheduler(_object(spec, "template"), choice), patches.template)
+    job = merge({**body, "spec": {**spec, "template": template}}, patches.job)
     if choice.gang != "none":
         job = merge(job, {"metadata": {"annotations": {names.GANG_SCHEDULER: choice.gang}}})
-    return Apply(made.kind, job)
+    return Apply(child.kind, job)
 
 
-def unasked(observed: Observed) -> str:
-    """Why pods cannot ask the gang's scheduler for room; "" if they can."""
-    choice = _choose(observed)
+def probe_obstacle(choice: Choice) -> str:
+    """Return why probe pods cannot ask the gang's scheduler for room; "" if they can."""
     if choice.missing is not None:
         return choice.missing.message
     if choice.gang == "kueue":
-        # A pod by itself asks the nodes, not Kueue: a larger gang might wait where this one runs.
+        # A probe pod does not pass through Kueue. Kueue might not admit the larger gang.
         return "Kueue tells nobody of room: suspend and resume the job to ask it for all nodes"
     return ""
 
 
-def probing(
-    observed: Observed, run: ResolvedSpec, template: JsonObject, probe: JsonObject
+def build_probe(
+    job: TorchrunJob,
+    queue: TorchrunQueue,
+    installed: Installed | None,
+    run: ResolvedSpec,
+    template: JsonObject,
+    probe: JsonObject,
 ) -> JsonObject:
-    """A pod that asks the gang's scheduler for room for one worker of this template.
+    """Return the probe pod, patched for the gang scheduler of a worker of this template.
 
     Raises:
-        InvalidSpecError: what is asked for cannot be said to this scheduler.
+        InvalidSpecError: the scheduler cannot express what the job asks for.
     """
-    choice = _choose(observed)
-    binding = SCHEDULERS[choice.gang].build(
-        _gang(observed, run, 0, observed.job.metadata.name, template)
-    )
-    return merge(_named(probe, choice), binding.probe)
+    choice = choose(queue, installed, job)
+    gang = _build_gang(job, queue, installed, run, 0, job.metadata.name, template)
+    return merge(_set_scheduler(probe, choice), SCHEDULERS[choice.gang].build(gang).probe)
 
 
-def _choose(observed: Observed) -> Choice:
-    assert observed.queue is not None
-    return choose(observed.queue, observed.cluster.installed, observed.job)
-
-
-def _gang(
-    observed: Observed,
+def _build_gang(
+    job: TorchrunJob,
+    queue: TorchrunQueue,
+    installed: Installed | None,
     run: ResolvedSpec,
     attempt: int,
     name: str,
     template: JsonObject,
     *heads: JsonObject,
 ) -> Gang:
-    """The gang with pods of this template, and of a head's where that has a Job of its own."""
-    job, queue = observed.job, observed.queue
-    assert queue is not None
+    """Return the gang with pods of this template, and of the template of its head if it has one."""
     elastic = job.spec.elastic
     nodes = run.size.nodes
     least = min(nodes, elastic.min_nodes) if elastic else nodes
@@ -98,11 +104,11 @@ def _gang(
         template=template,
         parts=((template, least - len(heads)), *((head, 1) for head in heads)),
         topology=job.spec.scheduling.topology or queue.spec.scheduling.topology,
-        installed=observed.cluster.installed or Installed(),
+        installed=installed or Installed(),
     )
 
 
-def _named(template: JsonObject, choice: Choice) -> JsonObject:
+def _set_scheduler(template: JsonObject, choice: Choice) -> JsonObject:
     return merge(
         template, {"spec": {"schedulerName": choice.scheduler}} if choice.scheduler else {}
     )

@@ -1,7 +1,7 @@
-"""KAI: a PodGroup of our own, as KAI's podgrouper would take a TorchrunJob for a gang of one.
+"""KAI: the controller creates the PodGroup, because KAI's podgrouper would create gangs of one pod.
 
-KAI 0.15 or newer honours the annotation that keeps its podgrouper away. Topology stands in the
-PodGroup: the annotations kai.scheduler/topology* are read by the podgrouper alone.
+KAI 0.15 or newer honours the annotation that disables its podgrouper for a pod. The topology is in
+the PodGroup: only the podgrouper reads the annotations kai.scheduler/topology*.
 """
 
 from torchrun_api.admission import Topology
@@ -11,7 +11,7 @@ from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
-# KAI makes this queue when it is installed.
+# The installation of KAI creates this queue.
 DEFAULT_QUEUE = "default-queue"
 _QUEUE_LABEL = "kai.scheduler/queue"
 _SKIP = "kai.scheduler/skip-podgrouper"
@@ -19,7 +19,7 @@ _GROUP_NAME = "pod-group-name"
 
 
 def build(gang: Gang) -> GangObjects:
-    """The PodGroup; a pod that probes has none, and the podgrouper makes one for it alone."""
+    """Build the PodGroup. The podgrouper creates one for each probe pod."""
     queue = gang.queue.spec.kai_queue or DEFAULT_QUEUE
     spec: JsonObject = {"minMember": gang.least, "queue": queue}
     if gang.priority_class_name:
@@ -45,8 +45,8 @@ def build(gang: Gang) -> GangObjects:
     )
 
 
-def _constraint(topology: Topology, known: tuple[str, ...]) -> JsonObject:
-    name = topology.name or next(iter(known), None)
+def _constraint(topology: Topology, topologies: tuple[str, ...]) -> JsonObject:
+    name = topology.name or next(iter(topologies), None)
     if name is None:
         raise InvalidSpecError(
             "scheduling.topology: KAI needs a Topology object that knows the keys and there is"

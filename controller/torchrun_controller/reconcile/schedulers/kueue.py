@@ -1,11 +1,11 @@
-"""Kueue: the child Job goes through a LocalQueue and is started by Kueue once it is admitted.
+"""Kueue: the child Job waits in a LocalQueue, and Kueue resumes it once it is admitted.
 
-Kueue takes a Job for its own by the label with the queue's name, as its owner is of a kind that
-Kueue does not know. The Job is made suspended, as Kueue's webhook would have it, so that it does
-not start where the webhook is down; from then on spec.suspend and the pods' selectors are Kueue's.
-All workers are admitted together or none: partial admission is off unless a Job asks for it.
+The label with the name of the LocalQueue makes Kueue manage the Job, because its owner is of a kind
+that Kueue does not know. The Job is created suspended, as Kueue's webhook would make it, so that it
+does not start while the webhook is down. After that Kueue owns spec.suspend and the node selectors
+of the pods. Kueue admits all workers or none: partial admission is off unless a Job asks for it.
 
-Kueue takes one topology annotation: where both are given, the required one.
+Kueue reads one topology annotation, so a preferred topology is ignored beside a required one.
 """
 
 from torchrun_api.json import JsonObject
@@ -18,7 +18,7 @@ _PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
 
 
 def build(gang: Gang) -> GangObjects:
-    """Labels, annotations and spec.suspend; Kueue makes the Workload itself."""
+    """Build the labels, annotations and spec.suspend. Kueue creates the Workload."""
     queue = gang.queue.spec.scheduling.queue_name or gang.queue.metadata.name
     annotations: JsonObject = {}
     if gang.topology is not None and gang.topology.required is not None:

@@ -1,23 +1,22 @@
-"""Kubernetes' own gang scheduling, by kube-scheduler (kubernetes.io, "Gang Scheduling").
+"""Gang scheduling of kube-scheduler (kubernetes.io, "Gang Scheduling").
 
-The newest version that is served. From 1.36 on a PodGroup carries its policy itself and its
-Workload is optional, so none is made; 1.35 has the policy in a Workload. Topology is pod affinity,
-as a PodGroup's own needs one more feature gate.
+The newest served version is used. Since 1.36 a PodGroup has its own policy and needs no Workload;
+1.35 has the policy in a Workload. Topology is pod affinity, because the topology of a PodGroup
+needs one more feature gate.
 """
 
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import NATIVE_GROUPS
 from torchrun_controller.reconcile.model.plan import Apply
-from torchrun_controller.reconcile.schedulers.affinity import near_each_other
+from torchrun_controller.reconcile.schedulers.affinity import topology_affinity
 from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
 from torchrun_controller.reconcile.spec.merge import merge
 
-# Within a Workload.
-_POD_GROUP = "workers"
+_POD_GROUP = "workers"  # its name in a Workload
 
 
 def build(gang: Gang) -> GangObjects:
-    """The PodGroup or Workload; a pod that probes needs none."""
+    """Build the PodGroup or the Workload. A probe pod needs none."""
     kind = next(kind for kind in NATIVE_GROUPS if gang.installed.serves(kind))
     policy: JsonObject = {"gang": {"minCount": gang.least}}
     spec: JsonObject
@@ -29,7 +28,7 @@ def build(gang: Gang) -> GangObjects:
         spec = {"schedulingPolicy": policy}
         pod = {"schedulingGroup": {"podGroupName": gang.name}}
     if kind.version == "v1beta1" and gang.priority_class_name:
-        # Without it the group has priority 0, whatever its pods have.
+        # A group without a class has priority 0, even if its pods have one.
         spec["priorityClassName"] = gang.priority_class_name
     group: JsonObject = {
         "apiVersion": kind.api_version,
@@ -39,7 +38,7 @@ def build(gang: Gang) -> GangObjects:
     }
     return GangObjects(
         groups=(Apply(kind, group),),
-        template=merge(near_each_other(gang.template, gang.labels, gang.topology), {"spec": pod}),
+        template=merge(topology_affinity(gang.template, gang.labels, gang.topology), {"spec": pod}),
     )
 
 
@@ -52,6 +51,6 @@ NATIVE = GangScheduler(
         " GenericWorkload and GangScheduling, and kube-apiserver"
         " --runtime-config=scheduling.k8s.io/<version>=true"
     ),
-    # Of Kubernetes 1.36, and of 1.37.
+    # Kubernetes 1.36 has the first, 1.37 the second.
     refusals=(("PodGroupScheduled", "False"), ("PodGroupInitiallyScheduled", "False")),
 )

@@ -1,15 +1,12 @@
-"""No gang scheduler: each pod is placed by itself, and the start gate waits for the last."""
+"""No gang scheduler: each pod is scheduled alone, and the start gate waits for the last one."""
 
-from torchrun_controller.reconcile.schedulers.affinity import near_each_other
+from torchrun_controller.reconcile.schedulers.affinity import topology_affinity
 from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
 
 
 def build(gang: Gang) -> GangObjects:
-    """Topology is pod affinity; no group."""
-    return GangObjects(template=near_each_other(gang.template, gang.labels, gang.topology))
+    """Build no group. Topology is pod affinity."""
+    return GangObjects(template=topology_affinity(gang.template, gang.labels, gang.topology))
 
 
-NONE = GangScheduler(
-    name="none",
-    build=build,
-)
+NONE = GangScheduler(name="none", build=build)

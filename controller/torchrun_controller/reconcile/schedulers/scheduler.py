@@ -1,4 +1,4 @@
-"""A gang scheduler: what it is told of a gang, and what it wants of the gang's objects."""
+"""The interface of gang schedulers: a gang as input, objects and patches as output."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,11 +20,11 @@ _JOB_NAME = "batch.kubernetes.io/job-name"
 
 
 class Gang(Struct, frozen=True, kw_only=True):
-    """One attempt. `name` is that of its child Job, `template` the pods' v1 PodTemplateSpec.
+    """One attempt. `name` is the name of its child Job, `template` the v1 PodTemplateSpec.
 
-    `parts` says of how many pods of which template it consists, of `least` in all; there are two
-    where it has a head. Fewer than `least` pods are of no use: all of them, or minNodes of an
-    elastic job, which goes on with as many as have found a node.
+    `least` is the number of pods that must be scheduled together: all pods, or minNodes of an
+    elastic job. `parts` are the templates of these pods with their numbers; a gang with a head has
+    two.
     """
 
     job: TorchrunJob
@@ -40,23 +40,23 @@ class Gang(Struct, frozen=True, kw_only=True):
 
     @property
     def priority_class_name(self) -> str:
-        """Of the pods; "" if they have none."""
+        """The priority class of the pods, "" for none."""
         spec = self.template.get("spec")
         value = spec.get("priorityClassName") if isinstance(spec, dict) else None
         return value if isinstance(value, str) else ""
 
     @property
     def labels(self) -> JsonObject:
-        """By which its pods are known, and no other attempt's."""
+        """Labels that select the pods of this attempt and no others."""
         if len(self.parts) == 1:
-            return {_JOB_NAME: self.name}  # the Job controller's own
+            return {_JOB_NAME: self.name}  # the Job controller sets it
         attempt = str(self.attempt)
         return {names.JOB_LABEL: self.job.metadata.name, names.ATTEMPT_LABEL: attempt}
 
     def metadata(self) -> JsonObject:
-        """`metadata` of the group: named like the child Job, owned by the TorchrunJob.
+        """Return the `metadata` of the group, with the name of the child Job.
 
-        The group is made before the child Job, so it cannot be owned by that.
+        The TorchrunJob owns the group, because the group is created before the child Job.
         """
         meta = metadata(self.job, self.name, names.GANG)
         labels = meta["labels"]
@@ -65,10 +65,10 @@ class Gang(Struct, frozen=True, kw_only=True):
 
 
 class GangObjects(Struct, frozen=True, kw_only=True):
-    """What is made before the child Job, and what is laid on top of it and its pods.
+    """Objects that are created before the child Job, and patches of the Job and its pods.
 
-    `job` and `template` are merged into the child Job and its pod template as Kubernetes' strategic
-    merge does it. `probe` goes onto pods that only ask whether there is room for one more worker.
+    `job`, `template` and `probe` are strategic merge patches of the child Job, its pod template and
+    probe pods.
     """
 
     groups: tuple[Apply, ...] = ()
@@ -78,12 +78,12 @@ class GangObjects(Struct, frozen=True, kw_only=True):
 
 
 class GangScheduler(Struct, frozen=True, kw_only=True):
-    """One way to have all workers of a gang started together: all that differs stands here.
+    """All properties of one gang scheduler.
 
-    `pod_scheduler` is the name under which it is usually installed, "" where pods need none. One of
-    `kinds` must be served; else `install_hint` says what to do. `build` makes the objects of a gang
-    and may raise InvalidSpecError. `refusals` are conditions, with their status, by which its
-    groups say that a gang is not placed or not admitted.
+    `pod_scheduler` is its usual schedulerName, "" where pods need none. The API server must serve
+    one of `kinds`; if it does not, `install_hint` is shown. `build` builds the objects of a gang
+    and may raise InvalidSpecError. `refusals` are conditions of its groups, as type and status,
+    which mean that a gang is not scheduled or not admitted.
     """
 
     name: GangScheduling

@@ -1,4 +1,4 @@
-"""All gang schedulers. Another one is a file with its GangScheduler, and a line here."""
+"""All gang schedulers. A new one needs a file with its GangScheduler, and a line here."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from torchrun_controller.reconcile.schedulers.scheduler import GangScheduler
 from torchrun_controller.reconcile.schedulers.volcano import VOLCANO
 
 SCHEDULERS: Mapping[GangScheduling, GangScheduler] = MappingProxyType(
-    {one.name: one for one in (KAI, VOLCANO, COSCHEDULING, NATIVE, KUEUE, NONE)}
+    {scheduler.name: scheduler for scheduler in (KAI, VOLCANO, COSCHEDULING, NATIVE, KUEUE, NONE)}
 )
 
 # Watched and permitted where they are served.

@@ -1,8 +1,8 @@
 """Volcano: a PodGroup, and pods that name it (https://volcano.sh/en/docs/podgroup/).
 
-Topology: Volcano knows tiers of HyperNodes. The keys volcano.sh/tier-2 (by number) and
-volcano.sh/rack (by name) mean these; any other key is a node label, and becomes pod affinity, which
-Volcano honours too.
+Volcano has tiers of HyperNodes as topology. The keys volcano.sh/tier-2 (by number) and
+volcano.sh/rack (by name) select a tier. Any other key is a node label and becomes pod affinity,
+which Volcano honours as well.
 """
 
 from msgspec.structs import replace
@@ -11,7 +11,7 @@ from torchrun_api.admission import Topology
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import VOLCANO_POD_GROUPS
 from torchrun_controller.reconcile.model.plan import Apply
-from torchrun_controller.reconcile.schedulers.affinity import near_each_other
+from torchrun_controller.reconcile.schedulers.affinity import topology_affinity
 from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
 from torchrun_controller.reconcile.spec import pod_requests
 from torchrun_controller.reconcile.spec.merge import merge
@@ -24,7 +24,7 @@ _TIER_NUMBER = "volcano.sh/tier-"
 
 
 def build(gang: Gang) -> GangObjects:
-    """The PodGroup; a pod that probes has none, and Volcano makes one for it alone."""
+    """Build the PodGroup. Volcano creates one for each probe pod."""
     queue = gang.queue.spec.scheduling.queue_name or DEFAULT_QUEUE
     spec: JsonObject = {
         "minMember": gang.least,
@@ -33,7 +33,7 @@ def build(gang: Gang) -> GangObjects:
     }
     if gang.priority_class_name:
         spec["priorityClassName"] = gang.priority_class_name
-    tier, labels = _by_tier(gang.topology)
+    tier, label_topology = _split_topology(gang.topology)
     if tier:
         spec["networkTopology"] = tier
     group: JsonObject = {
@@ -45,21 +45,22 @@ def build(gang: Gang) -> GangObjects:
     return GangObjects(
         groups=(Apply(VOLCANO_POD_GROUPS, group),),
         template=merge(
-            near_each_other(gang.template, gang.labels, labels),
+            topology_affinity(gang.template, gang.labels, label_topology),
             {"metadata": {"annotations": {_GROUP_NAME: gang.name}}},
         ),
         probe={"metadata": {"annotations": {_QUEUE_NAME: queue}}},
     )
 
 
-def _by_tier(topology: Topology | None) -> tuple[JsonObject, Topology | None]:
-    """What is said by tiers of HyperNodes, and what is left to be said by labels of nodes."""
+def _split_topology(topology: Topology | None) -> tuple[JsonObject, Topology | None]:
+    """Return the `networkTopology` of the PodGroup, and the topology by node labels."""
     if topology is None:
         return {}, None
     required, preferred = topology.required or "", topology.preferred or ""
     if required.startswith(_TIER):
-        left = None if not preferred or preferred.startswith(_TIER) else preferred
-        return _network_topology("hard", required), replace(topology, required=None, preferred=left)
+        label = None if not preferred or preferred.startswith(_TIER) else preferred
+        by_label = replace(topology, required=None, preferred=label)
+        return _network_topology("hard", required), by_label
     if preferred.startswith(_TIER):
         return _network_topology("soft", preferred), replace(topology, preferred=None)
     return {}, topology

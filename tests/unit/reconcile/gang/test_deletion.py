@@ -218,10 +218,10 @@ def ended(minutes: float, ran: float, reason: str = "ExitCode") -> Attempt:
 def test_only_time_with_all_workers_running_resets_the_back_off():
     """12 minutes in the scheduler's queue and an instant crash, again and again."""
     slow_start = ended(minutes=12, ran=0)
-    assert restarts.delay((slow_start,) * 3, slow_start) == timedelta(seconds=40)
-    assert restarts.delay((ended(12, 11),), slow_start) == timedelta()
-    assert restarts.delay((slow_start,) * 3, ended(12, 11)) == timedelta()
-    assert restarts.delay((slow_start,) * 3, ended(1, 0, "Suspended")) == timedelta()
+    assert restarts.restart_delay((slow_start,) * 3, slow_start) == timedelta(seconds=40)
+    assert restarts.restart_delay((ended(12, 11),), slow_start) == timedelta()
+    assert restarts.restart_delay((slow_start,) * 3, ended(12, 11)) == timedelta()
+    assert restarts.restart_delay((slow_start,) * 3, ended(1, 0, "Suspended")) == timedelta()
 
 
 def test_the_time_that_a_gang_ran_is_recorded():

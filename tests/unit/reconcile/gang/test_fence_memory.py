@@ -239,7 +239,7 @@ MOST = 10_000  # nodes of a job
 )
 def test_the_order_to_fence_is_bounded(indexes: Iterable[int], longest: int):
     workers = unfenced_workers(indexes)
-    order = fence.instruction(workers, START)
+    order = fence.fence_annotation(workers, START)
     assert len(order) <= longest
     assert [(w.attempt, w.completion_index) for w in workers_in(order)] == [
         (1, index) for index in indexes
@@ -250,7 +250,7 @@ def test_the_order_to_fence_is_bounded(indexes: Iterable[int], longest: int):
 @given(st.sets(st.tuples(st.integers(0, 5), st.integers(0, 40))))
 def test_the_launcher_reads_the_order_that_the_controller_writes(workers: set[tuple[int, int]]):
     told = tuple(UnfencedWorker(attempt=attempt, index=index) for attempt, index in workers)
-    assert workers_in(fence.instruction(told, START)) == sorted(workers)
+    assert workers_in(fence.fence_annotation(told, START)) == sorted(workers)
 
 
 def test_the_memory_of_a_lost_cluster_fits_into_etcd():

@@ -20,7 +20,7 @@ def orphaned(world: World, made: datetime | None, own: datetime | None) -> bool:
     pod = world.workers()[0]
     other = (OwnerReference(kind="Job", uid="uid-of-another", controller=True),)
     meta = replace(pod.metadata, owner_references=other, creation_timestamp=made)
-    return fence.of_earlier_job(world.observed(), replace(pod, metadata=meta))
+    return fence.of_earlier_job(world.job, world.observed().gang, replace(pod, metadata=meta))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_pod_whose_child_job_is_there_is_of_this_job_however_old_it_is():
     world = running()
     pod = world.workers()[0]
     old = replace(pod.metadata, creation_timestamp=START - 100 * SECOND)
-    assert not fence.of_earlier_job(world.observed(), replace(pod, metadata=old))
+    assert not fence.of_earlier_job(world.job, world.observed().gang, replace(pod, metadata=old))
 
 
 def test_a_missing_proof_is_about_gangs_before_the_one_that_asks_for_it():

@@ -5,6 +5,7 @@ import pytest
 
 from torchrun_api.status import Attempt
 from torchrun_controller.reconcile.placement import avoid
+from torchrun_controller.reconcile.placement.affinity import hostnames
 from world import World, make_job, make_queue
 
 
@@ -24,7 +25,7 @@ def attempts(*reasons: str, node: str = "node-1") -> tuple[Attempt, ...]:
     ids=["twice", "once", "the job's own", "nowhere", "the same attempt"],
 )
 def test_which_nodes_are_avoided(ended, nodes):
-    assert avoid.failed_twice(ended) == nodes
+    assert avoid.nodes_to_avoid(ended) == nodes
 
 
 def test_the_next_gang_avoids_a_node_that_failed_twice_and_keeps_the_users_affinity():
@@ -61,4 +62,4 @@ def test_the_next_gang_avoids_a_node_that_failed_twice_and_keeps_the_users_affin
 
 def test_a_node_that_is_gone_is_avoided_by_its_name():
     world = World(make_job(numNodes=1), make_queue())
-    assert avoid.hostnames(world.observed(), ("node-1",)) == ("node-1",)
+    assert hostnames(world.observed().cluster.nodes, ("node-1",)) == ("node-1",)

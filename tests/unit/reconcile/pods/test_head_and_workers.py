@@ -7,9 +7,9 @@ from torchrun_api import names
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile import Conflict
-from torchrun_controller.reconcile.gang import fence, gang
+from torchrun_controller.reconcile.gang import fence
 from torchrun_controller.reconcile.pods import head_and_workers
-from torchrun_controller.reconcile.pods.lifecycle import index_of
+from torchrun_controller.reconcile.pods.lifecycle import delete_job, index_of
 from world import World, make_job, make_queue
 
 HEAD = {"nodeResources": {"gpus": 0, "cpus": 2, "memory": "8Gi"}}
@@ -89,7 +89,9 @@ def test_workers_beside_a_head_are_not_of_an_earlier_job(world):
     world.step()
     for pod in world.workers():
         meta = replace(pod.metadata, creation_timestamp=world.now)
-        assert not fence.of_earlier_job(world.observed(), replace(pod, metadata=meta))
+        assert not fence.of_earlier_job(
+            world.job, world.observed().gang, replace(pod, metadata=meta)
+        )
 
 
 def test_suspension_waits_for_what_such_a_process_left(world):
@@ -106,7 +108,7 @@ def test_suspension_waits_for_what_such_a_process_left(world):
 def test_without_one_job_the_other_goes_too(world, gone):
     runs(world)
     child = world.objects[JOBS.plural, gone]
-    world._delete(gang.delete(child))
+    world._delete(delete_job(child))
     world.settle()
     assert jobs(world) == ["train-r1", "train-r1-w"]
     status = world.job.status
@@ -115,7 +117,7 @@ def test_without_one_job_the_other_goes_too(world, gone):
 
 def test_half_a_gang_that_no_status_knows_stays_until_one_does(world):
     world.step(writes=99)
-    world._delete(gang.delete(world.objects[JOBS.plural, "train-w"]))
+    world._delete(delete_job(world.objects[JOBS.plural, "train-w"]))
     world.containers_stop()
     plan = world.plan()
     assert not plan.deletes

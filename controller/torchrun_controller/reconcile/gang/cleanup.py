@@ -1,0 +1,101 @@
+"""Pods and Jobs of gangs that are to be deleted: survivors, leftovers and old attempts."""
+
+from datetime import datetime
+
+from torchrun_api import names
+from torchrun_api.core import Job, Pod
+from torchrun_api.job import TorchrunJob
+from torchrun_controller.reconcile.gang.fence import has_unrecorded
+from torchrun_controller.reconcile.gang.gang import (
+    RESIZES,
+    attempt_of,
+    is_complete,
+    is_recorded,
+    unrecorded_ends,
+)
+from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
+from torchrun_controller.reconcile.model.plan import Delete
+from torchrun_controller.reconcile.pods import head_and_workers
+from torchrun_controller.reconcile.pods.lifecycle import alive, delete_job, delete_pod
+
+# Seconds for the survivors of a failed gang: their peers are gone, so there is nothing to save.
+SURVIVOR_GRACE = 5
+KEPT_JOBS = 5
+
+
+def end_pods(pods: tuple[Pod, ...], grace: int) -> tuple[Delete, ...]:
+    """Delete the pods that run and are not being deleted; `grace` in seconds."""
+    return tuple(
+        delete_pod(pod, grace) for pod in pods if alive(pod) and not pod.metadata.terminating
+    )
+
+
+def end_survivors(
+    job: TorchrunJob, gang: ObservedGang, grace: int = SURVIVOR_GRACE
+) -> tuple[Delete, ...]:
+    """Delete the pods of the present gang that still run; `grace` in seconds.
+
+    If a user deletes a Job of the gang, the propagation policy of that delete decides on its pods.
+    """
+    if gang.child_jobs and head_and_workers.find_deleted_job(job, gang):
+        return ()
+    return end_pods(gang.workers, grace)
+
+
+def end_stale_pods(job: TorchrunJob, gang: ObservedGang) -> tuple[Delete, ...]:
+    """Delete pods of finished gangs that a controller has left running when it died."""
+    resized = resized_jobs(job, gang)
+    older = [
+        child
+        for child in gang.child_jobs[:-1]
+        if not child.metadata.terminating and child not in resized
+    ]
+    attempts = {attempt_of(child) for child in older}
+    beside = (child for child in gang.worker_jobs if attempt_of(child) in attempts)
+    uids = {child.metadata.uid for child in (*older, *beside)}
+    pods = (
+        pod
+        for pod in gang.stale_pods
+        if any(owner.controller and owner.uid in uids for owner in pod.metadata.owner_references)
+    )
+    return end_pods(tuple(pods), SURVIVOR_GRACE)
+
+
+def resized_jobs(job: TorchrunJob, gang: ObservedGang) -> tuple[Job, ...]:
+    """Return Jobs that a resize replaced, and that a controller has left when it died."""
+    ends = (*job.status.attempts, *(unrecorded_ends(job, gang) if gang.child_jobs else ()))
+    reasons = {end.number: end.reason for end in ends}
+    older = (child for child in gang.child_jobs[:-1] if not child.metadata.terminating)
+    return tuple(
+        child
+        for child in older
+        if reasons.get(attempt_of(child)) in RESIZES and not is_complete(child)
+    )
+
+
+def delete_oldest_jobs(gang: ObservedGang) -> tuple[Delete, ...]:
+    """Delete the child Jobs of finished attempts, except for the last few."""
+    return tuple(delete_job(child) for child in gang.child_jobs[: -KEPT_JOBS + 1])
+
+
+def end_workers(gang: ObservedGang) -> tuple[Delete, ...]:
+    """Delete the workers beside a head that has finished."""
+    workers = (pod for pod in gang.workers if pod.metadata.labels.role == names.WORKER)
+    return end_pods(tuple(workers), SURVIVOR_GRACE)
+
+
+def delete_head_job(observed: Observed, now: datetime) -> tuple[Delete, ...]:
+    """Delete the Job of a head whose workers' Job is gone, once its facts are in the status."""
+    job, gang = observed.job, observed.gang
+    if (
+        head_and_workers.is_whole(gang)
+        or not is_recorded(job, gang)
+        or has_unrecorded(observed, now)
+    ):
+        return ()
+    return (delete_job(gang.current_job),)
+
+
+def delete_headless_jobs(gang: ObservedGang) -> tuple[Delete, ...]:
+    """Delete the Jobs of workers whose head has no Job."""
+    return tuple(delete_job(child) for child in head_and_workers.find_headless_jobs(gang))
