@@ -9,9 +9,9 @@ from torchrun_controller.reconcile.gang.restarts import Counts
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.child_job import (
-    charge,
+    charge_annotation,
     child_job,
-    wanted_nodes,
+    wanted_nodes_annotation,
     worker_template,
 )
 from torchrun_controller.reconcile.objects.environment import Environment
@@ -56,7 +56,7 @@ def build_child_jobs(
     """
     job, queue = observed.job, observed.queue
     assert queue is not None
-    charged, jobs = charge(job, queue, run), []
+    charged, jobs = charge_annotation(job, queue, run), []
     checkpoint_nodes = nodes_with_checkpoints(job, observed.gang)
     for role in roles_of(run):
         role_spec = of_head(run, job, queue) if role == names.HEAD else run
@@ -68,7 +68,9 @@ def build_child_jobs(
         template = add_preference(template, "NotIn", avoided, AVOIDANCE_WEIGHT)
         template = prefer_checkpoint_nodes(template, role_spec, checkpoint_nodes, observed.cluster)
         template = marked(template, observed)
-        annotations = _history(attempt, counts, ended) | wanted_nodes(job, role_spec) | charged
+        annotations = (
+            _history(attempt, counts, ended) | wanted_nodes_annotation(job, role_spec) | charged
+        )
         jobs.append(child_job(job, role_spec, attempt, template, annotations, role))
     return tuple(jobs)
 

@@ -1,1 +1,1 @@
-"""The bodies of what is created: Job, Service, claims, sync, setup and serve pods."""
+"""Bodies of Jobs, Services, PVCs, NetworkPolicies, and of sync, setup and serve pods."""

@@ -1,4 +1,4 @@
-"""What every object of a job has in common: labels, owner, security."""
+"""Labels, owner and security settings of all objects of a job."""
 
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob
@@ -6,14 +6,14 @@ from torchrun_api.json import JsonObject, JsonValue, objects_at
 from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_api.queue import TorchrunQueue
 
-# uid and gid of the runtime image's own user.
+# uid and gid of the user in the runtime image.
 RUNTIME_USER = 65532
 
 # The restricted Pod Security profile, for pods and containers of the runtime image.
 _USER: JsonObject = {"runAsNonRoot": True, "runAsUser": RUNTIME_USER, "runAsGroup": RUNTIME_USER}
 _SECCOMP: JsonObject = {"seccompProfile": {"type": "RuntimeDefault"}}
 RESTRICTED_USER: JsonObject = {**_USER, **_SECCOMP}
-# With volumes: they are handed to this group, and large ones that are so already are left alone.
+# For pods with volumes: the kubelet changes their group, unless they have this group already.
 RESTRICTED_POD: JsonObject = {
     **_USER,
     "fsGroup": RUNTIME_USER,
@@ -27,19 +27,18 @@ RESTRICTED_CONTAINER: JsonObject = {
     **RESTRICTED_USER,
 }
 
-# The autoscalers' words for pods whose end costs more than a node that is half empty (Karpenter,
-# cluster-autoscaler).
-KEEP: JsonObject = {
+# Karpenter and cluster-autoscaler do not evict pods with these annotations to save a node.
+DO_NOT_EVICT: JsonObject = {
     "karpenter.sh/do-not-disrupt": "true",
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
 }
-# A mesh's proxy goes on beside a container that has ended, and so would the pod (Istio, Linkerd).
+# The proxy of a service mesh (Istio, Linkerd) does not exit when the pod's container does.
 NO_PROXY_LABEL: JsonObject = {"sidecar.istio.io/inject": "false"}
 NO_PROXY: JsonObject = {"linkerd.io/inject": "disabled"}
 
 
 def labels(job: TorchrunJob, component: str) -> JsonObject:
-    """The mission's own label and the recommended ones."""
+    """Return the label of the job and the recommended labels."""
     return {
         names.JOB_LABEL: job.metadata.name,
         names.NAME_LABEL: "torchrun",
@@ -50,7 +49,7 @@ def labels(job: TorchrunJob, component: str) -> JsonObject:
 
 
 def metadata(job: TorchrunJob, name: str, component: str) -> JsonObject:
-    """`metadata` of an object that goes with the job."""
+    """Return the `metadata` of an object that is deleted with the job."""
     return {
         "name": name,
         "namespace": job.metadata.namespace,
@@ -68,10 +67,10 @@ def metadata(job: TorchrunJob, name: str, component: str) -> JsonObject:
 
 
 def container_of(pod: JsonObject, kind: str, name: str) -> JsonObject:
-    """The container of this name, the very one; `kind` is "containers" or "initContainers"."""
-    return next(each for each in objects_at(pod, kind) if each.get("name") == name)
+    """Return the container of this name, not a copy; `kind` is "containers" or "initContainers"."""
+    return next(item for item in objects_at(pod, kind) if item.get("name") == name)
 
 
 def pull_secrets(queue: TorchrunQueue) -> JsonValue:
-    """What images of the queue's jobs are pulled with, as v1 LocalObjectReferences."""
+    """Return the image pull secrets of the queue as v1 LocalObjectReferences."""
     return [{"name": secret.name} for secret in queue.spec.image_pull_secrets]

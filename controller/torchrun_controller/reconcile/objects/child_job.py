@@ -1,4 +1,4 @@
-"""The Indexed Job of one attempt: applied once and never changed."""
+"""The Indexed Job of one attempt. The controller never changes it."""
 
 from torchrun_api import contract, names
 from torchrun_api.job import TorchrunJob
@@ -12,7 +12,7 @@ from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects import environment as environments
 from torchrun_controller.reconcile.objects import network, progress_reports, volumes
 from torchrun_controller.reconcile.objects.base import (
-    KEEP,
+    DO_NOT_EVICT,
     RESTRICTED_CONTAINER,
     container_of,
     labels,
@@ -20,7 +20,7 @@ from torchrun_controller.reconcile.objects.base import (
     pull_secrets,
 )
 from torchrun_controller.reconcile.objects.environment import Environment
-from torchrun_controller.reconcile.objects.security import secured
+from torchrun_controller.reconcile.objects.security import apply_security
 from torchrun_controller.reconcile.spec import pod_template
 from torchrun_controller.reconcile.spec.admission_status import takes_part
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
@@ -28,9 +28,9 @@ from torchrun_controller.reconcile.spec.merge import merge
 from torchrun_controller.reconcile.spec.requests import encode_charge, requests_of
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 
-# Seconds of the grace period that the launcher keeps for itself, to tell how it ended.
-LAST_WORDS = 5
-LAUNCHER_NEEDS: JsonObject = {"cpu": "100m", "memory": "64Mi"}
+# Seconds at the end of the grace period in which the launcher reports how its ranks ended.
+REPORT_SECONDS = 5
+LAUNCHER_RESOURCES: JsonObject = {"cpu": "100m", "memory": "64Mi"}
 GPU_TYPE_LABEL = f"{names.GROUP}/gpu-type"
 
 
@@ -42,14 +42,14 @@ def child_job(
     annotations: JsonObject,
     role: str = "",
 ) -> Apply:
-    """The gang as an Indexed Job with a pod for each node, or that of its head or its workers.
+    """Return the Indexed Job of the gang, or the Job of its head or its workers, by `role`.
 
-    A lost pod is a new gang (torchrun does not recover the death of an agent in place), so the Job
-    itself never retries: backoffLimit 0, restartPolicy Never and no podFailurePolicy. `run` is that
-    of the pods of this role, `template` their v1 PodTemplateSpec.
+    A gang that loses a pod is replaced, because torchrun does not recover from the death of an
+    agent. So the Job never retries: backoffLimit 0, restartPolicy Never and no podFailurePolicy.
+    `run` and the v1 PodTemplateSpec `template` are those of the pods of this role.
     """
-    named = names.workers_job if role == names.WORKER else names.child_job
-    meta = metadata(job, named(job.metadata.name, attempt), names.WORKER)
+    name_of = names.workers_job if role == names.WORKER else names.child_job
+    meta = metadata(job, name_of(job.metadata.name, attempt), names.WORKER)
     meta["labels"] = _labels(job, attempt, role)
     if volumes.keeps_state(run):
         annotations = {**annotations, names.STATE: "true"}
@@ -74,23 +74,23 @@ def child_job(
     return Apply(JOBS, body)
 
 
-def charge(job: TorchrunJob, queue: TorchrunQueue, run: ResolvedSpec) -> JsonObject:
-    """The annotation of what a gang is charged with, where its queue takes part in admission."""
+def charge_annotation(job: TorchrunJob, queue: TorchrunQueue, run: ResolvedSpec) -> JsonObject:
+    """Return the annotation with the quota that a gang uses, if its queue has admission."""
     if not takes_part(queue.spec):
         return {}
     requests = requests_of(job, queue, run.size)
     return {names.CHARGE: encode_charge(job.metadata.uid, requests, queue.metadata.name)}
 
 
-def wanted_nodes(job: TorchrunJob, run: ResolvedSpec) -> JsonObject:
-    """The annotation of numNodes where the gang is smaller: what was asked for."""
+def wanted_nodes_annotation(job: TorchrunJob, run: ResolvedSpec) -> JsonObject:
+    """Return the annotation with numNodes, if the gang is smaller."""
     wanted = job.spec.num_nodes
     return {} if wanted in (None, run.size.nodes) else {names.WANTED_NODES: str(wanted)}
 
 
 def _labels(job: TorchrunJob, attempt: int, role: str) -> JsonObject:
-    made = labels(job, names.WORKER) | {names.ATTEMPT_LABEL: str(attempt)}
-    return made | {names.ROLE_LABEL: role} if role else made
+    pod_labels = labels(job, names.WORKER) | {names.ATTEMPT_LABEL: str(attempt)}
+    return pod_labels | {names.ROLE_LABEL: role} if role else pod_labels
 
 
 def worker_template(
@@ -103,15 +103,15 @@ def worker_template(
     defaults: Defaults,
     role: str = "",
 ) -> JsonObject:
-    """v1 PodTemplateSpec: the user's templates below, what the controller decides on top.
+    """Return the v1 PodTemplateSpec: the templates of the users, with the controller's fields.
 
     Raises:
-        InvalidSpecError: the job sets what is the controller's, or asks for more than its queue's
-            podSecurity allows, or for what no worker can have.
+        InvalidSpecError: the job sets a field of the controller, or violates the podSecurity of its
+            queue, or asks for something that no worker can have.
     """
     pod_template.check(job, queue)
     template: JsonObject = {
-        "metadata": {"annotations": KEEP},
+        "metadata": {"annotations": DO_NOT_EVICT},
         "spec": pod_template.defaults(queue),
     }
     layers = [queue.spec.pod_template, job.spec.pod_template]
@@ -135,24 +135,29 @@ def worker_template(
         meta["annotations"] = annotations
     pod = _pod(job, queue, run, environment, defaults)
     pod["containers"] = [_trainer(job, queue, run, environment, attempt, defaults, role)]
-    return secured(_sized(merge(template, {"metadata": meta, "spec": pod})), queue)
+    return apply_security(
+        _set_launcher_resources(merge(template, {"metadata": meta, "spec": pod})), queue
+    )
 
 
-def _sized(template: JsonObject) -> JsonObject:
-    """The launcher requests and limits what the trainer does, as little as it needs.
+def _set_launcher_resources(template: JsonObject) -> JsonObject:
+    """Give the launcher requests and limits for the same resources as the trainer.
 
-    A namespace with a quota of CPU or memory takes no container without them; a scheduler with
-    quotas of its own (Kueue) takes none that requests what it does not know.
+    A ResourceQuota of CPU or memory refuses containers without them. A scheduler with its own
+    quotas (Kueue) refuses resources that it does not know.
     """
     spec = object_at(template, "spec")
     trainer = container_of(spec, "containers", names.TRAINER_CONTAINER)
-    asked = object_at(trainer, "resources")
+    trainer_resources = object_at(trainer, "resources")
     resources: JsonObject = {}
     for kind in ("requests", "limits"):
-        said = object_at(asked, kind)
-        needs: JsonObject = {name: need for name, need in LAUNCHER_NEEDS.items() if name in said}
-        if needs:
-            resources[kind] = needs
+        quantities: JsonObject = {
+            name: quantity
+            for name, quantity in LAUNCHER_RESOURCES.items()
+            if name in object_at(trainer_resources, kind)
+        }
+        if quantities:
+            resources[kind] = quantities
     if resources:
         launcher = container_of(spec, "initContainers", names.LAUNCHER_CONTAINER)
         launcher.setdefault("resources", resources)
@@ -166,7 +171,7 @@ def _pod(
     environment: Environment | None,
     defaults: Defaults,
 ) -> JsonObject:
-    """The pod but for its training container."""
+    """Return the PodSpec without its training container."""
     spec = queue.spec
     pod: JsonObject = {
         "restartPolicy": "Never",
@@ -197,7 +202,7 @@ def _pod(
 
 
 def _launcher(defaults: Defaults) -> JsonObject:
-    """The launcher reaches the user's image through an emptyDir."""
+    """Return the init container that copies the launcher to an emptyDir for the user's image."""
     return {
         "name": names.LAUNCHER_CONTAINER,
         "image": defaults.runtime_image,
@@ -253,14 +258,14 @@ def _env(
 ) -> list[JsonValue]:
     served = run.workspace.served if run.workspace else None
     copied = run.workspace if run.workspace and not run.workspace.existing else None
-    ours = [
+    own = [
         *env_vars(
             contract.JOB_NAME.env_var(job.metadata.name),
             contract.JOB_UID.env_var(job.metadata.uid),
             contract.ATTEMPT.env_var(attempt),
             contract.ROLE.env_var(role or None),
             contract.START_FILE.env_var(f"{volumes.PODINFO_DIR}/annotations"),
-            contract.GRACE_SECONDS.env_var(max(run.grace_seconds - LAST_WORDS, 0)),
+            contract.GRACE_SECONDS.env_var(max(run.grace_seconds - REPORT_SECONDS, 0)),
             contract.COMMAND.env_var(job.spec.command),
             contract.LAUNCHER_MODE.env_var(job.spec.launcher),
             contract.BACKEND.env_var(run.backend),
@@ -276,7 +281,7 @@ def _env(
         *progress_reports.variables(defaults),
         *network.rendezvous_env(job, run, attempt),
     ]
-    reserved = {variable["name"] for variable in ours}
+    reserved = {variable["name"] for variable in own}
     users: list[JsonObject] = []
     for variable in job.spec.env:
         if variable.name in reserved:
@@ -291,4 +296,4 @@ def _env(
             entry["value"] = variable.value or ""
         users.append(entry)
         reserved.add(variable.name)
-    return [*users, *ours]
+    return [*users, *own]

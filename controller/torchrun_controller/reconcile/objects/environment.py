@@ -1,7 +1,7 @@
-"""The job's own Python environment, as its pods are told of it; the launcher makes and uses it.
+"""The Python environment of a job (spec.setup): variables and mounts for the launcher.
 
-It is kept on the workspace claim where there is one that can be written, and made there once by a
-setup pod. Elsewhere every worker makes one for itself before its command.
+On a writable workspace PVC, a setup pod creates the environment once. Otherwise every worker
+creates its own before it runs its command.
 """
 
 import hashlib
@@ -18,16 +18,16 @@ from torchrun_controller.reconcile.objects.volumes import (
 )
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, Setup
 
-# Its path in use, the same in every pod: a virtual environment knows its own path.
+# Its path, the same in every pod: a virtual environment contains its own path.
 LINK = f"{LAUNCHER_DIR}/env"
-# In the workspace claim, made by the sync pod.
+# In the workspace PVC; the sync pod creates it.
 SUBPATH = "env"
 STORE_DIR = "/torchrun-env"
 _KEY_LENGTH = 16
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """One environment: `key` names its content, `shared` says that the workers find it made."""
+    """One environment. `key` identifies its content; a `shared` one is created by a setup pod."""
 
     key: str
     setup: Setup
@@ -35,7 +35,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def environment_of(run: ResolvedSpec, content: str) -> Environment | None:
-    """The environment of a run whose workspace has this content; None where it has no setup."""
+    """Return the environment for a workspace with this content; None without spec.setup."""
     setup = run.setup
     if setup is None:
         return None
@@ -44,38 +44,38 @@ def environment_of(run: ResolvedSpec, content: str) -> Environment | None:
     return Environment(key=key, setup=setup, shared=keeps_state(run))
 
 
-def variables(environment: Environment, *, made_here: bool) -> list[JsonObject]:
-    """v1 EnvVars for the launcher; `made_here` where this pod makes the environment."""
-    store = STORE_DIR if made_here else f"{WORKSPACE_SOURCE_DIR}/{SUBPATH}"
+def variables(environment: Environment, *, creates: bool) -> list[JsonObject]:
+    """Return v1 EnvVars for the launcher. With `creates` this pod creates the environment."""
+    store = STORE_DIR if creates else f"{WORKSPACE_SOURCE_DIR}/{SUBPATH}"
     return env_vars(
         contract.ENV_STORE.env_var(store),
         contract.ENV_KEY.env_var(environment.key),
         contract.ENV_DIR.env_var(LINK),
-        contract.SETUP.env_var(environment.setup if made_here else None),
+        contract.SETUP.env_var(environment.setup if creates else None),
     )
 
 
 def mount(environment: Environment) -> JsonObject:
-    """v1 VolumeMount of a pod that makes it."""
+    """Return the v1 VolumeMount of a pod that creates it."""
     if environment.shared:
         return {"name": "workspace-source", "mountPath": STORE_DIR, "subPath": SUBPATH}
     return {"name": "env", "mountPath": STORE_DIR}
 
 
 def volumes(environment: Environment | None) -> list[JsonObject]:
-    """v1 Volumes of a worker that makes it."""
+    """Return the v1 Volumes of a worker that creates it."""
     if environment is None or environment.shared:
         return []
     return [{"name": "env", "emptyDir": {}}]
 
 
 def worker_variables(environment: Environment | None) -> list[JsonObject]:
-    """v1 EnvVars of a worker."""
+    """Return the v1 EnvVars of a worker."""
     if environment is None:
         return []
-    return variables(environment, made_here=not environment.shared)
+    return variables(environment, creates=not environment.shared)
 
 
 def worker_mounts(environment: Environment | None) -> list[JsonObject]:
-    """v1 VolumeMounts of a worker that makes it."""
+    """Return the v1 VolumeMounts of a worker that creates it."""
     return [] if environment is None or environment.shared else [mount(environment)]

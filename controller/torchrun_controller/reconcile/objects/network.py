@@ -1,7 +1,4 @@
-"""How the workers of a gang find each other, and who else may connect to them.
-
-The headless Service, the NetworkPolicy and torchrun's environment.
-"""
+"""The network of a gang: headless Service, NetworkPolicy, and the variables for the rendezvous."""
 
 from torchrun_api import contract, names
 from torchrun_api.job import TorchrunJob
@@ -16,12 +13,12 @@ COMPLETION_INDEX_FIELD = "metadata.annotations['batch.kubernetes.io/job-completi
 
 
 def needs_service(run: ResolvedSpec) -> bool:
-    """A gang of one finds itself by localhost."""
+    """Whether the gang needs a Service. A gang of one node uses localhost."""
     return run.size.nodes > 1
 
 
 def service(job: TorchrunJob) -> Apply:
-    """Headless, and resolving before readiness: the ranks meet before any of them is ready."""
+    """Return the headless Service. It resolves pods that are not ready: ranks rendezvous before."""
     return Apply(
         SERVICES,
         {
@@ -41,11 +38,11 @@ def service(job: TorchrunJob) -> Apply:
 
 
 def isolation(job: TorchrunJob) -> Apply:
-    """Workers take connections of the job's own pods alone; what they connect to is not bound.
+    """Return the NetworkPolicy: only pods of the job may connect to its workers.
 
-    It is applied with each gang, and goes with the job.
+    Egress is not restricted. The policy is applied with each gang and deleted with the job.
     """
-    mine: JsonObject = {names.JOB_LABEL: job.metadata.name}
+    job_labels: JsonObject = {names.JOB_LABEL: job.metadata.name}
     return Apply(
         NETWORK_POLICIES,
         {
@@ -53,18 +50,18 @@ def isolation(job: TorchrunJob) -> Apply:
             "kind": NETWORK_POLICIES.kind,
             "metadata": metadata(job, job.metadata.name, names.NETWORK),
             "spec": {
-                "podSelector": {"matchLabels": {**mine, names.COMPONENT_LABEL: names.WORKER}},
+                "podSelector": {"matchLabels": {**job_labels, names.COMPONENT_LABEL: names.WORKER}},
                 "policyTypes": ["Ingress"],
-                "ingress": [{"from": [{"podSelector": {"matchLabels": mine}}]}],
+                "ingress": [{"from": [{"podSelector": {"matchLabels": job_labels}}]}],
             },
         },
     )
 
 
 def rendezvous_env(job: TorchrunJob, run: ResolvedSpec, attempt: int) -> list[JsonObject]:
-    """`PET_*`, from which torchrun reads its options, and what other launchers expect.
+    """Return `PET_*`, which set options of torchrun, and the variables of other launchers.
 
-    A plain `torchrun train.py` forms the right group with these; no user's line is rewritten.
+    With these a plain `torchrun train.py` forms the right group. Commands are never rewritten.
     """
     rendezvous = run.rendezvous
     master = (

@@ -1,18 +1,18 @@
-"""How a worker reports its progress to the controller: variables, token and mount."""
+"""Progress reports of workers to the controller: variables, token and mount."""
 
 from torchrun_api import contract
 from torchrun_api.json import JsonObject
 from torchrun_api.variable import env_vars
 from torchrun_controller.reconcile.model.observed import Defaults
 
-# Of the workers' tokens: good for nothing else, so one that leaks does little harm.
+# Audience of the workers' tokens. A stolen token is of no use for the API server.
 AUDIENCE = "torchrun.ai/progress"
 TOKEN_DIR = "/torchrun-token"  # noqa: S105  # a path
-_TOKEN_SECONDS = 3600  # the kubelet renews it well before
+_TOKEN_SECONDS = 3600  # the kubelet renews it before it expires
 
 
 def variables(defaults: Defaults) -> list[JsonObject]:
-    """What the launcher needs to know to report."""
+    """Return the v1 EnvVars of a worker, none where the controller takes no reports."""
     if not defaults.progress_url:
         return []
     return env_vars(
@@ -22,7 +22,7 @@ def variables(defaults: Defaults) -> list[JsonObject]:
 
 
 def volumes(defaults: Defaults) -> list[JsonObject]:
-    """The token by which the controller knows the pod."""
+    """Return the v1 Volume of the token that identifies the pod."""
     if not defaults.progress_url:
         return []
     token: JsonObject = {
@@ -35,7 +35,7 @@ def volumes(defaults: Defaults) -> list[JsonObject]:
 
 
 def mounts(defaults: Defaults) -> list[JsonObject]:
-    """Where the launcher finds it."""
+    """Return the v1 VolumeMount of the token."""
     if not defaults.progress_url:
         return []
     return [{"name": "progress-token", "mountPath": TOKEN_DIR, "readOnly": True}]

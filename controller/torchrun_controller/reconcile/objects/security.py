@@ -1,7 +1,8 @@
-"""Security contexts of a job's pods: defaults below the user's, the queue's level above all.
+"""Security contexts of a job's pods: defaults, and the check against the queue's podSecurity.
 
-What each level allows: https://kubernetes.io/docs/concepts/security/pod-security-standards/. A job
-that asks for more than its queue's level is refused, not changed in silence.
+Users may set what the level allows
+(https://kubernetes.io/docs/concepts/security/pod-security-standards/). A job that violates it is
+refused, never changed in silence.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,8 +17,8 @@ from torchrun_controller.reconcile.objects.base import RESTRICTED_POD, RUNTIME_U
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.merge import merge
 
-# Usual images train as root, install packages and write to claims of other users, so root keeps
-# CHOWN, DAC_OVERRIDE, FOWNER, SETUID and SETGID. No training makes devices or forges packets.
+# Common images train as root, install packages and write to PVCs of other users. So root keeps
+# CHOWN, DAC_OVERRIDE, FOWNER, SETUID and SETGID. Training needs no devices and no raw sockets.
 _POD: JsonObject = {"seccompProfile": {"type": "RuntimeDefault"}}
 _TRAINER: JsonObject = {
     "allowPrivilegeEscalation": False,
@@ -27,10 +28,10 @@ _RESTRICTED_CONTAINER: JsonObject = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
 }
-# A user that no image knows has neither a home nor a name; getpass.getuser(), by which
-# torch.compile names its cache, fails then.
-_HOMELESS: list[JsonObject] = [
-    {"name": "HOME", "value": "/tmp"},  # noqa: S108  # the one directory of every image
+# A uid that is not in the image has no home and no name. Without them getpass.getuser() fails, and
+# torch.compile names its cache after it.
+_USER_VARIABLES: list[JsonObject] = [
+    {"name": "HOME", "value": "/tmp"},  # noqa: S108  # every image has it
     {"name": "USER", "value": "trainer"},
 ]
 
@@ -60,7 +61,7 @@ _VOLUMES = frozenset(
 
 
 class _Control(msgspec.Struct, frozen=True):
-    """One field of a PodSpec ("*" goes through a list) and the values that a level accepts."""
+    """A field of a PodSpec ("*": all items of a list), and the values that a level accepts."""
 
     path: str
     accepted: str
@@ -129,7 +130,7 @@ _BASELINE = (
 )
 _RESTRICTED = (
     *_BASELINE,
-    # A null of a template takes away what was filled in.
+    # A null in a template removes the default.
     _Control("securityContext.runAsNonRoot", "true", lambda v: v is True),
     _Control(
         "securityContext.seccompProfile.type",
@@ -161,54 +162,55 @@ _RESTRICTED = (
 )
 
 
-def secured(template: JsonObject, queue: TorchrunQueue) -> JsonObject:
-    """A v1 PodTemplateSpec with what it leaves open filled in, and judged by its queue's level.
+def apply_security(template: JsonObject, queue: TorchrunQueue) -> JsonObject:
+    """Return the v1 PodTemplateSpec with default security contexts, after the check of its level.
 
     Raises:
-        InvalidSpecError: it asks for more than the level allows.
+        InvalidSpecError: it violates the level.
     """
     level = queue.spec.pod_security
     spec = object_at(template, "spec")
     if level == "restricted":
-        made = _filled(spec, "securityContext", RESTRICTED_POD)
-        made |= {kind: _each(spec[kind], partial(_restricted, made)) for kind in _KINDS}
+        pod = _set_defaults(spec, "securityContext", RESTRICTED_POD)
+        pod |= {kind: _map_containers(spec[kind], partial(_restrict, pod)) for kind in _KINDS}
     else:
-        made = _filled(spec, "securityContext", _POD)
-        made["containers"] = _each(spec["containers"], _usual)
+        pod = _set_defaults(spec, "securityContext", _POD)
+        pod["containers"] = _map_containers(spec["containers"], _set_trainer_defaults)
     if level is not None:
-        _judge(made, level, queue.metadata.name)
-    return {**template, "spec": made}
+        _check(pod, level, queue.metadata.name)
+    return {**template, "spec": pod}
 
 
-def _filled(body: JsonObject, field: str, defaults: JsonObject) -> JsonObject:
+def _set_defaults(body: JsonObject, field: str, defaults: JsonObject) -> JsonObject:
     return {**body, field: merge({field: defaults}, {field: body.get(field) or {}})[field]}
 
 
-def _each(containers: JsonValue, secure: Callable[[JsonObject], JsonObject]) -> JsonValue:
+def _map_containers(containers: JsonValue, secure: Callable[[JsonObject], JsonObject]) -> JsonValue:
     assert isinstance(containers, list)
-    # What is no container is the API server's to refuse.
+    # The API server refuses items that are not containers.
     return [secure(item) if isinstance(item, dict) else item for item in containers]
 
 
-def _usual(container: JsonObject) -> JsonObject:
-    """Of the user's own containers nothing is known."""
+def _set_trainer_defaults(container: JsonObject) -> JsonObject:
+    """Leave containers of the user's templates as they are."""
     context = object_at(container, "securityContext")
     if container.get("name") != names.TRAINER_CONTAINER or context.get("privileged"):
         return container
-    return _filled(container, "securityContext", _TRAINER)
+    return _set_defaults(container, "securityContext", _TRAINER)
 
 
-def _restricted(pod: JsonObject, container: JsonObject) -> JsonObject:
-    made = _filled(container, "securityContext", _RESTRICTED_CONTAINER)
-    user = object_at(made, "securityContext").get("runAsUser")
+def _restrict(pod: JsonObject, container: JsonObject) -> JsonObject:
+    restricted = _set_defaults(container, "securityContext", _RESTRICTED_CONTAINER)
+    user = object_at(restricted, "securityContext").get("runAsUser")
     if user is None:
         user = object_at(pod, "securityContext").get("runAsUser")
     if container.get("name") != names.TRAINER_CONTAINER or user != RUNTIME_USER:
-        return made
-    return {**made, "env": merge({"env": [*_HOMELESS]}, {"env": made["env"]})["env"]}
+        return restricted
+    env = merge({"env": [*_USER_VARIABLES]}, {"env": restricted["env"]})["env"]
+    return {**restricted, "env": env}
 
 
-def _judge(spec: JsonObject, level: PodSecurity, queue: str) -> None:
+def _check(spec: JsonObject, level: PodSecurity, queue: str) -> None:
     for control in _BASELINE if level == "baseline" else _RESTRICTED:
         for path, value in _values(spec, control.path):
             if not control.accepts(value):
@@ -220,14 +222,14 @@ def _judge(spec: JsonObject, level: PodSecurity, queue: str) -> None:
 
 
 def _values(body: JsonValue, path: str) -> Iterator[tuple[str, JsonValue]]:
-    """What stands at a path, None where there is nothing, with the path as a user writes it."""
+    """Yield the values at a path, None for a missing one, with the path as users write it."""
     head, _, rest = path.partition(".")
     if head == "*":
         items = body if isinstance(body, list) else []
-        found = [(f"[{_name(item, index)}]", item) for index, item in enumerate(items)]
+        entries = [(f"[{_name(item, index)}]", item) for index, item in enumerate(items)]
     else:
-        found = [(head, body.get(head) if isinstance(body, dict) else None)]
-    for name, value in found:
+        entries = [(head, body.get(head) if isinstance(body, dict) else None)]
+    for name, value in entries:
         if not rest:
             yield name, value
             continue

@@ -1,4 +1,4 @@
-"""The serve pod: a sync pod with a second container, which serves to the workers what it made."""
+"""The serve pod: a sync pod with a second container that serves the workspace to the workers."""
 
 from typing import Literal
 
@@ -15,7 +15,7 @@ from torchrun_controller.reconcile.objects.sync_pod import SYNC_DIR, sync_pod
 from torchrun_controller.reconcile.spec.resolve import VolumeSource
 
 API_DIR = "/torchrun-api"
-# Where a serve pod keeps the workspace; "" for a claim that the workers share.
+# Storage of the workspace in a serve pod; "" for a PVC that the workers share.
 Store = Literal["", "claim", "ephemeral"]
 
 
@@ -32,28 +32,28 @@ def serve_pod(
     node: str = "",
     stands_by: bool = False,
 ) -> Apply:
-    """The container that takes uploads ends and stays ended; the one that serves is kept running.
+    """Return the serve pod: the sync container exits, the serve container keeps running.
 
-    What it makes is a revision later than `known`, of any upload where it stands by. `node` has the
-    claim mounted, which no other node may be able to do.
+    The revision of the new workspace is later than `known`. A pod that `stands_by` accepts any
+    upload. `node` has the PVC mounted, which may not be possible on other nodes.
 
-    That one has a token of the pod's service account, without which the API server does not tell
-    the keys that its workers' tokens are signed with. It needs no role for that.
+    The serve container has a token of the pod's service account, because the API server shows the
+    keys of the workers' tokens only to authenticated clients. The account needs no role.
     """
     after = known if stands_by else None
-    made = sync_pod(job, wanted, number, defaults, commit, queue=queue, after=after, alone=True)
-    meta, spec = object_at(made.body, "metadata"), object_at(made.body, "spec")
+    base = sync_pod(job, wanted, number, defaults, commit, queue=queue, after=after, alone=True)
+    meta, spec = object_at(base.body, "metadata"), object_at(base.body, "spec")
     annotations = object_at(meta, "annotations") | {names.DELIVERY: store}
     containers, volumes = objects_at(spec, "containers"), objects_at(spec, "volumes")
     if store == "ephemeral":
         own: JsonObject = {"name": "workspace", "emptyDir": {"sizeLimit": wanted.size}}
         volumes = [own, *volumes[1:]]
         if known and not stands_by:
-            # Nothing on its storage tells of the revisions before.
+            # Its storage is new and has no earlier revision.
             count = env_vars(contract.SYNC_AFTER.env_var(known))
             containers = [c | {"env": [*objects_at(c, "env"), *count]} for c in containers]
     body: JsonObject = {
-        **made.body,
+        **base.body,
         "metadata": meta
         | {"name": names.serve_pod(job.metadata.name, number), "annotations": annotations},
         "spec": spec
@@ -61,14 +61,14 @@ def serve_pod(
             "restartPolicy": "OnFailure",
             "containers": [*containers, _server(job, defaults)],
             "volumes": [*volumes, _api_volume()],
-            **({"affinity": _beside(node)} if node else {}),
+            **({"affinity": _node_affinity(node)} if node else {}),
         },
     }
-    return Apply(made.kind, body)
+    return Apply(base.kind, body)
 
 
-def _beside(node: str) -> JsonObject:
-    """v1 Affinity to the one node."""
+def _node_affinity(node: str) -> JsonObject:
+    """Return the v1 Affinity to one node."""
     term: JsonObject = {
         "matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]
     }
@@ -107,7 +107,7 @@ def _server(job: TorchrunJob, defaults: Defaults) -> JsonObject:
 
 
 def _api_volume() -> JsonObject:
-    """What a pod needs to ask the API server, mounted into one container only."""
+    """Return the v1 Volume with token and CA of the API server, for the serve container only."""
     authority: JsonValue = {
         "name": "kube-root-ca.crt",
         "items": [{"key": "ca.crt", "path": "ca.crt"}],

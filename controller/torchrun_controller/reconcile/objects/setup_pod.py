@@ -1,4 +1,4 @@
-"""The setup pod: a worker's pod without what only a training needs."""
+"""The setup pod: the pod of a worker without everything that only training needs."""
 
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob
@@ -15,68 +15,71 @@ from torchrun_controller.reconcile.objects.environment import Environment
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 from torchrun_controller.reconcile.spec.size import Size
 
-# No GPU, and no more than a worker has: a setup is to run at once.
+# No GPU, and at most the resources of a worker, so that the setup pod is scheduled soon.
 CPU, MEMORY = "1", "1Gi"
-# What only a gang has: its scheduler, its names and network, its devices.
-DROPPED_OF_POD = ("schedulerName", "subdomain", "hostNetwork", "dnsPolicy", "resourceClaims")
-# What speaks of a command that serves.
-DROPPED_OF_CONTAINER = ("ports", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle")
+# Fields for gangs only: scheduler, host names, network and devices.
+DROPPED_POD_FIELDS = ("schedulerName", "subdomain", "hostNetwork", "dnsPolicy", "resourceClaims")
+# Fields for the command of the training container.
+DROPPED_CONTAINER_FIELDS = ("ports", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle")
 
 
 def setup_pod(
     job: TorchrunJob,
     queue: TorchrunQueue,
     run: ResolvedSpec,
-    wanted: Environment,
+    env: Environment,
     number: int,
     defaults: Defaults,
 ) -> Apply:
-    """As a worker in all that bears on what is installed: image, user, security, place, variables.
+    """Return a setup pod with image, user, security, placement and variables of a worker.
 
-    Of the job's claims it mounts the workspace alone, and no other container of a template runs.
+    It mounts no PVC of the job but the workspace, and has no other container of the templates.
     """
-    template = worker_template(job, queue, run, wanted, 0, "", defaults)
-    spec, shape = object_at(template, "spec"), object_at(template, "metadata")
+    template = worker_template(job, queue, run, env, 0, "", defaults)
+    spec, template_meta = object_at(template, "spec"), object_at(template, "metadata")
     meta = metadata(job, names.setup_pod(job.metadata.name, number), names.SETUP)
-    shaped = object_at(shape, "labels") | labels(job, names.SETUP)
-    meta["labels"] = {name: text for name, text in shaped.items() if name != names.ATTEMPT_LABEL}
+    pod_labels = object_at(template_meta, "labels") | labels(job, names.SETUP)
+    del pod_labels[names.ATTEMPT_LABEL]
+    meta["labels"] = pod_labels
     meta["annotations"] = {
-        **object_at(shape, "annotations"),
-        names.SETUP_KEY: wanted.key,
+        **object_at(template_meta, "annotations"),
+        names.SETUP_KEY: env.key,
         names.GENERATION: str(job.metadata.generation),
     }
     unused = {"checkpoints", *(f"dataset-{dataset.name}" for dataset in run.datasets)}
     trainer = container_of(spec, "containers", names.TRAINER_CONTAINER)
-    pod = {name: value for name, value in spec.items() if name not in DROPPED_OF_POD}
+    pod = {name: value for name, value in spec.items() if name not in DROPPED_POD_FIELDS}
     pod["initContainers"] = [container_of(spec, "initContainers", names.LAUNCHER_CONTAINER)]
-    pod["containers"] = [_container(job, run, wanted, trainer, unused)]
+    pod["containers"] = [_container(job, run, env, trainer, unused)]
     pod["volumes"] = [v for v in objects_at(spec, "volumes") if v["name"] not in unused]
     return Apply(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod})
 
 
 def _container(
-    job: TorchrunJob, run: ResolvedSpec, wanted: Environment, trainer: JsonObject, unused: set[str]
+    job: TorchrunJob, run: ResolvedSpec, env: Environment, trainer: JsonObject, unused: set[str]
 ) -> JsonObject:
-    told = environment.variables(wanted, made_here=True)
-    replaced = {v["name"] for v in (*network.rendezvous_env(job, run, 0), *told)}
-    kept = {name: value for name, value in trainer.items() if name not in DROPPED_OF_CONTAINER}
-    return kept | {
+    variables = environment.variables(env, creates=True)
+    replaced = {v["name"] for v in (*network.rendezvous_env(job, run, 0), *variables)}
+    fields = {
+        name: value for name, value in trainer.items() if name not in DROPPED_CONTAINER_FIELDS
+    }
+    return fields | {
         "name": names.SETUP_CONTAINER,
         "command": ["python3", f"{volumes.LAUNCHER_DIR}/launch", "setup"],
         "env": [
             *(v for v in objects_at(trainer, "env") if v["name"] not in replaced),
-            *told,
+            *variables,
         ],
         "resources": _resources(run.size),
         "volumeMounts": [
             *(m for m in objects_at(trainer, "volumeMounts") if m["name"] not in unused),
-            environment.mount(wanted),
+            environment.mount(env),
         ],
     }
 
 
 def _resources(size: Size) -> JsonObject:
-    """The memory limit is the worker's: what is built there may be built here."""
+    """Return the resources. The memory limit is the limit of a worker, for builds of packages."""
     cpu = min(parse(CPU), parse(size.requests.get("cpu", CPU)))
     memory = min(parse(MEMORY), parse(size.requests.get("memory", MEMORY)))
     resources: JsonObject = {"requests": {"cpu": format_cpu(cpu), "memory": format_bytes(memory)}}

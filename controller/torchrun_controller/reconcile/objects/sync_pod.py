@@ -1,4 +1,4 @@
-"""The sync pod: the only writer of a workspace's claim."""
+"""The sync pod: the only writer of a workspace PVC."""
 
 from torchrun_api import contract, names
 from torchrun_api.job import TorchrunJob
@@ -10,7 +10,7 @@ from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects import workspace_source
 from torchrun_controller.reconcile.objects.base import (
-    KEEP,
+    DO_NOT_EVICT,
     NO_PROXY,
     NO_PROXY_LABEL,
     RESTRICTED_CONTAINER,
@@ -24,10 +24,10 @@ from torchrun_controller.reconcile.spec.scheduling import scheduling_of
 SYNC_DIR = "/workspace"
 BASE_DIR = "/torchrun-base"
 FOR_ONE_NODE = ("ReadWriteOnce", "ReadWriteOncePod")
-# Memory of a sync pod: git's index-pack holds objects and their bases in it.
+# Memory limits. git's index-pack has objects and their bases in memory.
 UPLOAD_MEMORY = "512Mi"
 FETCH_MEMORY = "1Gi"
-# What an upload comes in by.
+# For uploads.
 UPLOAD_PORT: JsonObject = {
     "ports": [{"name": "upload", "containerPort": names.SYNC_PORT, "protocol": "TCP"}],
     "readinessProbe": {
@@ -49,16 +49,16 @@ def sync_pod(
     base: str = "",
     alone: bool = False,
 ) -> Apply:
-    """Under the restricted Pod Security profile, without a token; it alone sees the Secret.
+    """Return a sync pod, with the restricted Pod Security profile and without a token.
 
-    `commit`, if any, is the only content that is taken. With `after` it stands by for any upload
-    by the job's token, which becomes a revision later than that. `base` is a job whose workspace it
-    may reuse. Without a `queue`, which may be gone, it has no place of its own choice. With `alone`
-    no worker mounts the claim.
+    Only this pod mounts the Secret of the source. It accepts only the content `commit`, if that is
+    set. With `after` it accepts any upload with the job's token, as a revision later than `after`.
+    `base` is a job whose workspace it may reuse. `queue` is None if it is gone. With `alone` no
+    worker mounts the PVC.
     """
     upload = workspace_source.upload_digest(job) if after is None else ""
     meta = metadata(job, names.sync_pod(job.metadata.name, number), names.SYNC)
-    made_for = {
+    inputs = {
         names.WORKSPACE_SHA256: upload,
         names.UPLOAD_TOKEN_SHA256: workspace_source.upload_token(job),
         names.SOURCE: workspace_source.digest(job),
@@ -67,8 +67,8 @@ def sync_pod(
         names.AFTER_REVISION: "" if after is None else str(after),
     }
     meta["labels"] = object_at(meta, "labels") | NO_PROXY_LABEL
-    told: JsonObject = {name: value for name, value in made_for.items() if value}
-    meta["annotations"] = KEEP | NO_PROXY | told
+    annotations: JsonObject = {name: value for name, value in inputs.items() if value}
+    meta["annotations"] = DO_NOT_EVICT | NO_PROXY | annotations
     body: JsonObject = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -85,29 +85,29 @@ def sync_pod(
                 *workspace_source.secret_volumes(job),
                 *_base_volumes(base),
             ],
-            **_place(job, queue, with_workers=wanted.access_mode in FOR_ONE_NODE and not alone),
+            **_placement(job, queue, with_workers=wanted.access_mode in FOR_ONE_NODE and not alone),
         },
     }
     return Apply(PODS, body)
 
 
-def _place(job: TorchrunJob, queue: TorchrunQueue | None, *, with_workers: bool) -> JsonObject:
-    """Where it may run, and how its image is pulled.
+def _placement(job: TorchrunJob, queue: TorchrunQueue | None, *, with_workers: bool) -> JsonObject:
+    """Return the fields for node placement and image pulls.
 
-    A claim for one node is bound in the zone, or to the node, of its first pod: that goes where
-    workers may go.
+    A PVC for one node is bound in the zone, or to the node, of its first pod. So that pod must run
+    where workers may run.
     """
     if queue is None:
         return {}
     scheduling = scheduling_of(job, queue)
-    place: JsonObject = {
+    placement: JsonObject = {
         "imagePullSecrets": pull_secrets(queue),
-        "tolerations": [dict(each) for each in scheduling.tolerations],
+        "tolerations": [dict(toleration) for toleration in scheduling.tolerations],
     }
     if with_workers:
-        place["nodeSelector"] = dict(scheduling.node_selector)
-        place["affinity"] = scheduling.affinity
-    return {name: value for name, value in place.items() if value}
+        placement["nodeSelector"] = dict(scheduling.node_selector)
+        placement["affinity"] = scheduling.affinity
+    return {name: value for name, value in placement.items() if value}
 
 
 def _base_volumes(base: str) -> list[JsonValue]:
@@ -151,7 +151,7 @@ def _container(
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             {"name": "workspace", "mountPath": SYNC_DIR},
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the path that libraries know
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # libraries expect it
             *workspace_source.secret_mounts(job),
             *_base_mounts(base),
         ],

@@ -1,4 +1,4 @@
-"""The source of a workspace: what its sync pod is told, and when another sync is called for."""
+"""The source of a workspace: its digests, and the variables and volumes of its sync pod."""
 
 import hashlib
 
@@ -10,81 +10,84 @@ from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.variable import env_vars
 from torchrun_api.workspace import FETCHED_SOURCES, WorkspaceVolume
 
-SECRET_DIR = "/torchrun-secret"  # noqa: S105  # where it is mounted
+SECRET_DIR = "/torchrun-secret"  # noqa: S105  # a path
 
 
 def source_of(job: TorchrunJob) -> WorkspaceVolume:
-    """The job's own words on its workspace; those of a job without any are the defaults."""
+    """Return the workspace of the job's spec, or the default."""
     return job.spec.volumes.workspace or WorkspaceVolume()
 
 
 def is_fetched(job: TorchrunJob) -> bool:
-    """Whether the sync pod gets the code by itself, and waits for nobody."""
+    """Whether the sync pod fetches the code and waits for no upload."""
     return source_of(job).source in FETCHED_SOURCES
 
 
 def upload_digest(job: TorchrunJob) -> str:
-    """Sha256 of the only upload that the job takes; "" where any will do."""
+    """Return the sha256 of the only upload that the job accepts; "" for any upload."""
     return job.metadata.annotations.get(names.WORKSPACE_SHA256, "")
 
 
 def upload_token(job: TorchrunJob) -> str:
-    """Sha256 of the token by which any upload is taken; "" where none is, or none is awaited."""
+    """Return the sha256 of the token for uploads; "" for none, or if the code is fetched."""
     if is_fetched(job):
         return ""
     return job.metadata.annotations.get(names.UPLOAD_TOKEN_SHA256, "")
 
 
 def stands_by(job: TorchrunJob) -> bool:
-    """Whether a pod is kept for the next edit, which takes an upload by the job's token only."""
+    """Whether a sync pod waits for the next edit. It accepts only uploads with the job's token."""
     return job.spec.development and bool(upload_token(job))
 
 
 def digest(job: TorchrunJob) -> str:
-    """Another value calls for another sync pod; "" for an upload that nobody asked for anew."""
-    wanted = source_of(job)
+    """Return the digest of the source; "" for an upload without a repeated request.
+
+    A new sync pod is created when it changes.
+    """
+    source = source_of(job)
     parts = (
-        wanted.url,
-        wanted.ref,
-        wanted.sub_path,
-        wanted.secret_ref.name if wanted.secret_ref else None,
-        wanted.image,
+        source.url,
+        source.ref,
+        source.sub_path,
+        source.secret_ref.name if source.secret_ref else None,
+        source.image,
         job.metadata.annotations.get(names.SYNC_REQUESTED),
     )
     if not any(parts):
         return ""
-    return hashlib.sha256(msgspec.json.encode((wanted.source, *parts))).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode((source.source, *parts))).hexdigest()[:16]
 
 
-def described(job: TorchrunJob) -> str:
-    """The source as messages may name it: no user, no password, no query."""
-    wanted = source_of(job)
-    scheme, separator, rest = (wanted.url or "").partition("://")
+def describe_source(job: TorchrunJob) -> str:
+    """Return the source for messages, without user, password and query."""
+    source = source_of(job)
+    scheme, separator, rest = (source.url or "").partition("://")
     host, slash, path = rest.partition("/")
     url = f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path.partition('?')[0]}"
-    return f"{url} at {wanted.ref}" if wanted.ref else url
+    return f"{url} at {source.ref}" if source.ref else url
 
 
 def environment(job: TorchrunJob, commit: str) -> list[JsonObject]:
-    """v1 EnvVars that name the source; `commit`, if any, is the only content that is taken."""
-    wanted = source_of(job)
+    """Return the v1 EnvVars of the source. The only accepted content is `commit`, if not empty."""
+    source = source_of(job)
     return env_vars(
-        contract.SYNC_SOURCE.env_var(wanted.source),
-        contract.SYNC_URL.env_var(wanted.url),
-        contract.SYNC_REF.env_var(wanted.ref),
-        contract.SYNC_SUB_PATH.env_var(wanted.sub_path),
+        contract.SYNC_SOURCE.env_var(source.source),
+        contract.SYNC_URL.env_var(source.url),
+        contract.SYNC_REF.env_var(source.ref),
+        contract.SYNC_SUB_PATH.env_var(source.sub_path),
         contract.SYNC_COMMIT.env_var(commit or None),
         contract.SYNC_SOURCE_DIGEST.env_var(digest(job) or None),
-        contract.SYNC_SECRET.env_var(wanted.secret_ref.name if wanted.secret_ref else None),
-        contract.SYNC_SECRET_DIR.env_var(SECRET_DIR if wanted.secret_ref else None),
+        contract.SYNC_SECRET.env_var(source.secret_ref.name if source.secret_ref else None),
+        contract.SYNC_SECRET_DIR.env_var(SECRET_DIR if source.secret_ref else None),
     )
 
 
 def secret_volumes(job: TorchrunJob) -> list[JsonValue]:
-    """v1 Volumes of the Secret.
+    """Return the v1 Volumes of the Secret.
 
-    Optional: without its Secret a pod would wait for ever, with a word in an event alone; so it
-    starts, says what is missing, and the next one finds it.
+    The Secret is optional: without it a pod would wait without limit, with only an event as the
+    reason. An optional one lets the pod start and report the missing Secret; the next pod finds it.
     """
     secret = source_of(job).secret_ref
     if secret is None:
@@ -93,7 +96,7 @@ def secret_volumes(job: TorchrunJob) -> list[JsonValue]:
 
 
 def secret_mounts(job: TorchrunJob) -> list[JsonValue]:
-    """v1 VolumeMounts of the same."""
+    """Return the v1 VolumeMounts of the Secret."""
     if source_of(job).secret_ref is None:
         return []
     return [{"name": "secret", "mountPath": SECRET_DIR, "readOnly": True}]

@@ -14,7 +14,11 @@ from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply
-from torchrun_controller.reconcile.objects.child_job import charge, child_job, worker_template
+from torchrun_controller.reconcile.objects.child_job import (
+    charge_annotation,
+    child_job,
+    worker_template,
+)
 from torchrun_controller.reconcile.queue.model import ObservedQueue, TemplateCheck
 from torchrun_controller.reconcile.schedulers.choice import choose
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
@@ -71,7 +75,7 @@ def sample(queue: TorchrunQueue, defaults: Defaults) -> Apply:
         ),
     )
     run = resolve_spec(job, queue)
-    charged = charge(job, queue, run)
+    charged = charge_annotation(job, queue, run)
     template = worker_template(job, queue, run, None, 0, "0", defaults)
     template = merge(template, {"metadata": {"annotations": charged}} if charged else {})
     made = child_job(job, run, 0, template, charged)

@@ -340,7 +340,7 @@ def _why_syncing(observed: Observed, pod: Pod) -> Reason:
         return Reason("SyncPodStarting", f"pod {pod.metadata.name} is about to serve the workspace")
     if pod.status.phase == "Running" and workspace_source.is_fetched(job):
         return Reason(
-            "Fetching", f"pod {pod.metadata.name} fetches {workspace_source.described(job)}"
+            "Fetching", f"pod {pod.metadata.name} fetches {workspace_source.describe_source(job)}"
         )
     if pod.status.phase == "Running" and delivery.takes_upload(pod):
         return Reason(
