@@ -79,32 +79,32 @@ def _evaluate_elastic(
     observed: Observed, state: State, elastic: Elastic, now: datetime, grow_after: timedelta
 ) -> Outlook:
     job, gang = observed.job, observed.gang
-    wanted = job.spec.num_nodes
-    assert wanted is not None, "elastic goes with numNodes"
+    num_nodes = job.spec.num_nodes
+    assert num_nodes is not None, "elastic goes with numNodes"
     child = gang.current_job
     nodes = head_and_workers.nodes_of(child)
-    if wanted not in (nodes, requested_nodes(child)):
-        why = Reason(BY_THE_USER, f"from {nodes} to {wanted} nodes, from the checkpoint")
-        return Outlook(nodes=wanted, why=why)
+    if num_nodes not in (nodes, requested_nodes(child)):
+        why = Reason(BY_THE_USER, f"from {nodes} to {num_nodes} nodes, from the checkpoint")
+        return Outlook(nodes=num_nodes, why=why)
     if child.spec.suspend:
         return Outlook()
     if state is State.GANG_STARTING and count_scheduled(gang.workers) < nodes:
         return _evaluate_starting(observed, nodes, elastic.min_nodes, now)
-    if nodes == wanted:
-        return Outlook(condition=_condition("True", "AllNodes", f"{nodes} of {wanted} nodes"))
+    if nodes == num_nodes:
+        return Outlook(condition=_condition("True", "AllNodes", f"{nodes} of {num_nodes} nodes"))
     admitted = admission_status.most_nodes(observed)
     if admitted is not None and admitted <= nodes:
-        return Outlook(condition=_not_admitted(job, nodes, wanted))
+        return Outlook(condition=_not_admitted(job, nodes, num_nodes))
     if state is State.GANG_RUNNING:
-        target = wanted if admitted is None else min(wanted, admitted)
+        target = num_nodes if admitted is None else min(num_nodes, admitted)
         return _evaluate_growth(gang, nodes, target, now, grow_after)
-    message = f"{nodes} of {wanted} nodes, waits for capacity"
+    message = f"{nodes} of {num_nodes} nodes, waits for capacity"
     return Outlook(condition=_condition("False", "WaitingForCapacity", message))
 
 
-def _not_admitted(job: TorchrunJob, nodes: int, wanted: int) -> ConditionUpdate:
+def _not_admitted(job: TorchrunJob, nodes: int, num_nodes: int) -> ConditionUpdate:
     """Return the condition of a gang for which the queue has not admitted more nodes."""
-    short = f"{nodes} of {wanted} nodes"
+    short = f"{nodes} of {num_nodes} nodes"
     if admission_status.gives_back(job):
         message = f"{short}; gives back the others that it was admitted for to jobs that wait"
         return _condition("False", admission_status.GIVES_BACK, message)
@@ -166,19 +166,19 @@ def _scheduling_since(job: TorchrunJob, gang: ObservedGang, now: datetime) -> da
 
 
 def _evaluate_growth(
-    gang: ObservedGang, nodes: int, wanted: int, now: datetime, grow_after: timedelta
+    gang: ObservedGang, nodes: int, target: int, now: datetime, grow_after: timedelta
 ) -> Outlook:
     """Ask the scheduler for room, and resize by the number of probes that have a node.
 
     Each growth costs as much as a restart, so the gang must have the age `grow_after`.
     """
-    short = f"{nodes} of {wanted} nodes, waits for capacity"
+    short = f"{nodes} of {target} nodes, waits for capacity"
     opening = (gang.current_job.metadata.creation_timestamp or now) + grow_after
     if opening > now:
         message = f"{short}; room for more is looked for from {opening:%H:%M:%S} UTC on"
         condition = _condition("False", "WaitingForCapacity", message)
         return Outlook(condition=condition, requeue_after=_until(opening, now))
-    probes = min(wanted - nodes, MOST_PROBES)
+    probes = min(target - nodes, MOST_PROBES)
     placed = [pod for pod in gang.probes if pod.spec.node_name and _is_usable(pod)]
     condition = _condition(
         "False", "WaitingForCapacity", f"{short}; probe pods ask the scheduler for {probes} more"
@@ -216,5 +216,5 @@ def delete_leftovers(
         for number, pod in enumerate(sorted(gang.probes, key=lambda p: p.metadata.name))
         if (number >= probes or not alive(pod)) and not pod.metadata.terminating
     )
-    known = {delete.uid for delete in deletes}
-    return tuple(delete for delete in (*resized, *idle) if delete.uid not in known)
+    uids = {delete.uid for delete in deletes}
+    return tuple(delete for delete in (*resized, *idle) if delete.uid not in uids)

@@ -88,7 +88,7 @@ def unfenced_workers(observed: Observed, now: datetime) -> tuple[UnfencedWorker,
         return _is_released(gang, cluster_nodes, worker, now, clearing, off)
 
     remaining = [worker for worker in _recorded_workers(job, gang) if not is_released(worker)]
-    known = {_identity(worker) for worker in remaining}
+    recorded = {_identity(worker) for worker in remaining}
     candidates = (
         *_vanished_workers(job.status, gang, cluster_nodes, now),
         *_silent_workers(job, gang, cluster_nodes, now),
@@ -96,15 +96,15 @@ def unfenced_workers(observed: Observed, now: datetime) -> tuple[UnfencedWorker,
     new = {
         _identity(worker): worker
         for worker in candidates
-        if _identity(worker) not in known and not is_released(worker)
+        if _identity(worker) not in recorded and not is_released(worker)
     }
     return (*remaining, *sorted(new.values(), key=_order))
 
 
 def has_unrecorded(observed: Observed, now: datetime) -> bool:
     """Whether there are unfenced workers that are not in the status."""
-    known = {_identity(worker) for worker in observed.job.status.unfenced}
-    return any(_identity(worker) not in known for worker in unfenced_workers(observed, now))
+    recorded = {_identity(worker) for worker in observed.job.status.unfenced}
+    return any(_identity(worker) not in recorded for worker in unfenced_workers(observed, now))
 
 
 def worker_nodes(
@@ -114,7 +114,7 @@ def worker_nodes(
 
     The `unfenced` workers are left out: the status has them already.
     """
-    known = {_identity(worker) for worker in unfenced}
+    recorded = {_identity(worker) for worker in unfenced}
     node_names = {
         index_of(pod): pod.spec.node_name
         for pod in (*gang.workers, *gang.stale_pods)
@@ -122,7 +122,7 @@ def worker_nodes(
         and _may_train(pod)
         and not stopped(pod)
         and not of_earlier_job(job, gang, pod)
-        and (attempt, index_of(pod), pod.spec.node_name) not in known
+        and (attempt, index_of(pod), pod.spec.node_name) not in recorded
     }
     return tuple(node_names.get(index, "") for index in range(max(node_names, default=-1) + 1))
 

@@ -38,12 +38,12 @@ RESIZES = frozenset({BY_THE_USER, SHRINKING, GROWING})
 
 
 class GangState(msgspec.Struct, frozen=True):
-    """The state of a gang. `left` are seconds until a failure counts without that of its peer."""
+    """The state of a gang. `seconds_left`: until a failure counts without a better cause."""
 
     state: State
     why: Reason
     failure: Failure | None = None
-    left: float | None = None
+    seconds_left: float | None = None
 
 
 def attempt_of(child: Job) -> int:
@@ -177,7 +177,7 @@ def evaluate_state(observed: Observed, now: datetime) -> GangState:
         return GangState(State.GANG_FAILED, failure_reason(deleted.details), deleted)
     left = None if failure is None else _patience_left(gang, failure.details, now)
     if left is not None:
-        return GangState(*_progress(observed, now), left=left)
+        return GangState(*_progress(observed, now), seconds_left=left)
     if failure is None and failed_job is not None:
         # The Job failed and no pod shows why: the pods were removed.
         failed, condition = failed_job
@@ -191,7 +191,7 @@ def evaluate_state(observed: Observed, now: datetime) -> GangState:
         )
         left = _watch_lag_left(job, gang, failed, failure.details, now)
         if left is not None:
-            return GangState(*_progress(observed, now), left=left)
+            return GangState(*_progress(observed, now), seconds_left=left)
     if failure is not None:
         return GangState(State.GANG_FAILED, failure_reason(failure.details), failure)
     return GangState(*_progress(observed, now))

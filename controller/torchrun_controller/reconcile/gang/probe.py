@@ -37,9 +37,9 @@ def missing_probes(
     if count == 0:
         return (), ""
     job, queue, installed = observed.job, observed.queue, observed.cluster.installed
-    wanted = [names.probe(job.metadata.name, index) for index in range(count)]
+    probe_names = [names.probe(job.metadata.name, index) for index in range(count)]
     for refused in observed.refused.rejections:
-        if refused.name in wanted:
+        if refused.name in probe_names:
             return (), f"the API server refused pod {refused.name}: {refused.message}"
         if _is_of_next_gang(observed, refused):
             # The larger gang cannot be created yet. Each retry would create and delete probes.
@@ -52,7 +52,7 @@ def missing_probes(
         if obstacle:
             return (), obstacle
         template = worker_template(job, queue, run, None, 0, "", defaults)
-        bodies = [_probe(job, template, name, defaults) for name in wanted]
+        bodies = [_probe(job, template, name, defaults) for name in probe_names]
         probes = [
             Apply(PODS, build_probe(job, queue, installed, run, template, body)) for body in bodies
         ]

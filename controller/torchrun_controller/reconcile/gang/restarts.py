@@ -96,11 +96,11 @@ def find_backoff(job: TorchrunJob, ended: Attempt, now: datetime) -> Backoff | N
     """Return the back-off after this gang; None once it is over, or if there is none."""
     before = tuple(a for a in job.status.attempts if a.number != ended.number)
     delay = restart_delay(before, ended)
-    left = (delay - (now - (ended.end_time or now))).total_seconds()
-    if left <= 0:
+    seconds_left = (delay - (now - (ended.end_time or now))).total_seconds()
+    if seconds_left <= 0:
         return None
     message = f"attempt {ended.number + 1} starts {delay.total_seconds():.0f} s after the end"
-    return Backoff(Reason("BackingOff", f"{message}; {ended.message}"), left)
+    return Backoff(Reason("BackingOff", f"{message}; {ended.message}"), seconds_left)
 
 
 def restart_delay(before: tuple[Attempt, ...], ended: Attempt) -> timedelta:

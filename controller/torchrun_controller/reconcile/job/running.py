@@ -133,7 +133,7 @@ def living_gang(context: Context) -> Decision:
         context,
         found.state,
         found.why,
-        writes.and_also(requeue_after=found.left).and_also(
+        writes.and_also(requeue_after=found.seconds_left).and_also(
             requeue_after=gate.next_repeat(observed.gang, now)
         ),
     )

@@ -84,8 +84,10 @@ def charge_annotation(job: TorchrunJob, queue: TorchrunQueue, run: ResolvedSpec)
 
 def wanted_nodes_annotation(job: TorchrunJob, run: ResolvedSpec) -> JsonObject:
     """Return the annotation with numNodes, if the gang is smaller."""
-    wanted = job.spec.num_nodes
-    return {} if wanted in (None, run.size.nodes) else {names.WANTED_NODES: str(wanted)}
+    num_nodes = job.spec.num_nodes
+    if num_nodes in (None, run.size.nodes):
+        return {}
+    return {names.WANTED_NODES: str(num_nodes)}
 
 
 def _labels(job: TorchrunJob, attempt: int, role: str) -> JsonObject:

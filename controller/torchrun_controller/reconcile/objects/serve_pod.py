@@ -21,36 +21,36 @@ Store = Literal["", "claim", "ephemeral"]
 
 def serve_pod(
     job: TorchrunJob,
-    wanted: VolumeSource,
+    source: VolumeSource,
     store: Store,
     number: int,
     defaults: Defaults,
     commit: str = "",
     *,
     queue: TorchrunQueue | None,
-    known: int = 0,
+    last_revision: int = 0,
     node: str = "",
     stands_by: bool = False,
 ) -> Apply:
     """Return the serve pod: the sync container exits, the serve container keeps running.
 
-    The revision of the new workspace is later than `known`. A pod that `stands_by` accepts any
-    upload. `node` has the PVC mounted, which may not be possible on other nodes.
+    The revision of the new workspace is later than `last_revision`. A pod that `stands_by` accepts
+    any upload. `node` has the PVC mounted, which may not be possible on other nodes.
 
     The serve container has a token of the pod's service account, because the API server shows the
     keys of the workers' tokens only to authenticated clients. The account needs no role.
     """
-    after = known if stands_by else None
-    base = sync_pod(job, wanted, number, defaults, commit, queue=queue, after=after, alone=True)
+    after = last_revision if stands_by else None
+    base = sync_pod(job, source, number, defaults, commit, queue=queue, after=after, alone=True)
     meta, spec = object_at(base.body, "metadata"), object_at(base.body, "spec")
     annotations = object_at(meta, "annotations") | {names.DELIVERY: store}
     containers, volumes = objects_at(spec, "containers"), objects_at(spec, "volumes")
     if store == "ephemeral":
-        own: JsonObject = {"name": "workspace", "emptyDir": {"sizeLimit": wanted.size}}
+        own: JsonObject = {"name": "workspace", "emptyDir": {"sizeLimit": source.size}}
         volumes = [own, *volumes[1:]]
-        if known and not stands_by:
+        if last_revision and not stands_by:
             # Its storage is new and has no earlier revision.
-            count = env_vars(contract.SYNC_AFTER.env_var(known))
+            count = env_vars(contract.SYNC_AFTER.env_var(last_revision))
             containers = [c | {"env": [*objects_at(c, "env"), *count]} for c in containers]
     body: JsonObject = {
         **base.body,

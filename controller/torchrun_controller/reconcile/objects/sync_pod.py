@@ -39,7 +39,7 @@ UPLOAD_PORT: JsonObject = {
 
 def sync_pod(
     job: TorchrunJob,
-    wanted: VolumeSource,
+    source: VolumeSource,
     number: int,
     defaults: Defaults,
     commit: str = "",
@@ -80,12 +80,12 @@ def sync_pod(
             "securityContext": RESTRICTED_POD,
             "containers": [_container(job, defaults, commit, upload, after, base)],
             "volumes": [
-                {"name": "workspace", "persistentVolumeClaim": {"claimName": wanted.name}},
+                {"name": "workspace", "persistentVolumeClaim": {"claimName": source.name}},
                 {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
                 *workspace_source.secret_volumes(job),
                 *_base_volumes(base),
             ],
-            **_placement(job, queue, with_workers=wanted.access_mode in FOR_ONE_NODE and not alone),
+            **_placement(job, queue, with_workers=source.access_mode in FOR_ONE_NODE and not alone),
         },
     }
     return Apply(PODS, body)

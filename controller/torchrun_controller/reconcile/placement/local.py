@@ -39,8 +39,8 @@ def prefer_checkpoint_nodes(
         return template
     others = tuple(node for node in _emptiest_nodes(run, cluster) if node not in checkpoint_nodes)
     nodes = cluster.nodes
-    known = hostnames(nodes, checkpoint_nodes)
-    template = add_preference(template, "In", known, CHECKPOINT_WEIGHT)
+    checkpoint_hosts = hostnames(nodes, checkpoint_nodes)
+    template = add_preference(template, "In", checkpoint_hosts, CHECKPOINT_WEIGHT)
     return add_preference(template, "In", hostnames(nodes, others), STORAGE_WEIGHT)
 
 

@@ -285,7 +285,7 @@ def _pod(
         defaults,
         commit,
         queue=observed.queue,
-        known=sync_results.revision(observed),
+        last_revision=sync_results.revision(observed),
         node=delivery.node(observed) if way.store == "claim" else "",
     )
 

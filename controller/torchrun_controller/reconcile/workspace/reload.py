@@ -102,7 +102,7 @@ def _stand_by(observed: Observed, wanted: VolumeSource, defaults: Defaults) -> A
         number,
         defaults,
         queue=observed.queue,
-        known=known,
+        last_revision=known,
         node=node,
         stands_by=True,
     )
