@@ -1,4 +1,4 @@
-"""Somebody deletes the child Job: an end that is counted and recorded like every other."""
+"""A user deletes the child Job: the end is counted and recorded like any other."""
 
 from datetime import timedelta
 
@@ -45,7 +45,7 @@ def test_restart_policy_never_makes_no_other_gang(how):
 
 
 def test_restart_policy_never_and_a_suspension():
-    """A pause of the user's is no failure; a deletion by somebody is one, paused or not."""
+    """A pause by the user is not a failure. A deleted Job is one, paused or not."""
     world = running(restartPolicy="Never")
     world.spec(suspend=True)
     world.settle()
@@ -89,7 +89,7 @@ def test_a_crash_after_the_new_gang_is_made_records_it_once():
 
 @pytest.mark.parametrize("then", ["suspend", "delete", "preempt"])
 def test_a_counted_failure_is_kept_whatever_becomes_of_its_job(then):
-    """While the next gang backs off, the failed one's Job goes: its count stays."""
+    """The Job of the failed gang is deleted during the back-off. Its count stays."""
     world = running(maxRestarts=3)
     failures = 0
     while world.phase != "Failed":
@@ -170,7 +170,7 @@ def test_a_pause_does_not_wait_for_a_job_that_nobody_can_end():
 
 
 def test_the_workers_of_a_deleted_job_go_or_stay_with_it():
-    """The garbage collector ends them by their own grace period, or they are orphaned on purpose."""
+    """The garbage collector ends the pods with their grace period, or the user orphans them."""
     world = running(nodes=2)
     delete_in_foreground(world)
     assert world.step().deletes == ()
@@ -197,7 +197,7 @@ def test_a_failure_before_the_deletion_is_the_cause():
 
 
 def test_pods_that_go_with_their_job_are_no_cause():
-    """The garbage collector tells them to end, at a time that may be a second before the Job's."""
+    """The deletion time of the pods may be a second before the deletion time of the Job."""
     world = running(nodes=2)
     world._ending((PODS.plural, "train-0-abcde"), 30)
     world.pass_time(seconds=1)
@@ -216,7 +216,7 @@ def ended(minutes: float, ran: float, reason: str = "ExitCode") -> Attempt:
 
 
 def test_only_time_with_all_workers_running_resets_the_back_off():
-    """12 minutes in the scheduler's queue and an instant crash, again and again."""
+    """12 minutes in the scheduler's queue and an instant crash, repeatedly."""
     slow_start = ended(minutes=12, ran=0)
     assert restarts.restart_delay((slow_start,) * 3, slow_start) == timedelta(seconds=40)
     assert restarts.restart_delay((ended(12, 11),), slow_start) == timedelta()
@@ -242,7 +242,7 @@ def test_the_time_that_a_gang_ran_is_recorded():
 
 @pytest.mark.parametrize("head", [False, True])
 def test_nothing_of_an_older_gang_runs_on_where_the_job_of_the_next_was_deleted(head):
-    """The process died before it ended the old gang, and somebody deleted the next one's Job."""
+    """The controller died before it ended the old gang, and a user deleted the next Job."""
     job = make_job(numNodes=2, reliability={"maxRestarts": 5}, **({"head": {}} if head else {}))
     world = World(job, make_queue())
     world.settle()

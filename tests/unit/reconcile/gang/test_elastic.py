@@ -1,4 +1,4 @@
-"""Elastic jobs: fewer nodes where some are missing, more when they are back."""
+"""Elastic jobs: fewer nodes while some are missing, more when they are back."""
 
 from datetime import timedelta
 
@@ -26,7 +26,7 @@ def elastic(nodes: int = 3, fewest: int = 1, most: int = 4, **spec: object) -> W
 
 
 def place(world: World, count: int) -> None:
-    """The first workers find a node, the others none."""
+    """The first workers get a node, the others do not."""
     for index, pod in enumerate(world.workers()):
         if index < count:
             world.placed(pod.metadata.name)
@@ -36,7 +36,7 @@ def place(world: World, count: int) -> None:
 
 
 def shrunk(**spec: object) -> World:
-    """A gang of 2 that runs where 3 were wanted."""
+    """A running gang of 2 of 3 nodes."""
     world = elastic(**spec)
     place(world, 2)
     world.pass_time(seconds=SHRINK_AFTER.total_seconds())
@@ -50,7 +50,7 @@ def shrunk(**spec: object) -> World:
 
 
 def grow_time(world: World) -> Plan:
-    """The gang is old enough to give way to a larger one."""
+    """The gang is old enough to be replaced by a larger one."""
     world.pass_time(seconds=GROW_AFTER.total_seconds())
     return world.settle()
 
@@ -80,9 +80,9 @@ def test_a_gang_without_enough_nodes_becomes_a_smaller_one_after_a_while():
     plan = world.plan()
     assert plan.requeue_after == SHRINK_AFTER.total_seconds()
     assert world.job.status.reason == "Unschedulable"
-    told = "a gang of 2 follows unless all 3 have a node by 03:04:35 UTC"
-    assert told in world.job.status.message
-    assert world.condition("FullSize").message == told
+    message = "a gang of 2 follows unless all 3 have a node by 03:04:35 UTC"
+    assert message in world.job.status.message
+    assert world.condition("FullSize").message == message
     world.pass_time(seconds=29)
     assert world.plan().applies == ()
     world.pass_time(seconds=1)
@@ -341,8 +341,8 @@ def test_without_a_run_to_be_made_nothing_is_asked_for(queue):
     world.queue = None if queue is None else make_queue(**queue)
     grow_time(world)
     assert probes(world) == []
-    told = "no TorchrunQueue gpu" if queue is None else "12Gigs"
-    assert told in world.condition("FullSize").message
+    message = "no TorchrunQueue gpu" if queue is None else "12Gigs"
+    assert message in world.condition("FullSize").message
 
 
 def test_times_are_told_from_the_gangs_creation():

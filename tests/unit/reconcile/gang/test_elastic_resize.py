@@ -1,4 +1,4 @@
-"""Resizes by the user's word: at once, from the checkpoint, and counted as no restart."""
+"""Resizes by the user: at once, from the checkpoint, and not counted as restarts."""
 
 import pytest
 

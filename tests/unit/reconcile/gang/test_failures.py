@@ -1,4 +1,4 @@
-"""What the pods of a gang say: the root cause and not the collateral."""
+"""The root cause of a failed gang, from the status of its pods."""
 
 from datetime import timedelta
 

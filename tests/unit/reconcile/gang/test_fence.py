@@ -13,13 +13,13 @@ from world import World, make_queue
 
 
 def collected(world: World, pod: str) -> None:
-    """The collector of pods says Failed in the kubelet's place."""
+    """The pod garbage collector sets the phase Failed, not the kubelet."""
     gone = Condition(type="DisruptionTarget", status="True", reason="DeletionByPodGC")
     world.pod(pod, phase="Failed", conditions=(gone,))
 
 
 def given_up() -> World:
-    """One node was switched off; the gang's other worker, on a node that works, is told to end."""
+    """One node is off. The other worker of the gang, on a healthy node, is being deleted."""
     world = running()
     world.node("node-0", False, OUT_OF_SERVICE)
     world.step()
@@ -248,8 +248,8 @@ def test_what_was_not_waited_out_is_waited_out_by_the_next_gang():
 
 def test_a_worker_without_proof_that_it_watches_is_not_left_to_the_launchers():
     world = replaced(zipped=True)
-    said = '{"exitCode": 125, "reason": "FenceUnproven", "message": "no proof of worker 1"}'
-    world.end_container("train-r1-0-abcde", "trainer", exit_code=125, message=said)
+    message = '{"exitCode": 125, "reason": "FenceUnproven", "message": "no proof of worker 1"}'
+    world.end_container("train-r1-0-abcde", "trainer", exit_code=125, message=message)
     world.settle()
     world.containers_stop()
     world.pass_time(minutes=10)

@@ -1,4 +1,4 @@
-"""What is remembered of workers that may still run, whatever went while nobody looked."""
+"""Unfenced workers in the status, also after pods and nodes vanished between two reconciles."""
 
 from collections.abc import Iterable
 
@@ -15,11 +15,11 @@ from torchrun_runtime.launch.gate import workers_in
 from unit.reconcile.losing import OUT_OF_SERVICE, begin, replaced, running, started
 from world import START, World, make_job, make_queue
 
-# Pods and Nodes that go while nobody looks
+# Pods and Nodes that vanish between two reconciles
 
 
 def take_away(world: World, *indexes: int) -> None:
-    """Node objects and their pods are gone, and no reconcile has seen it."""
+    """Node objects and their pods vanish before the next reconcile."""
     assert world.nodes is not None
     for index in indexes:
         del world.nodes[f"node-{index}"]
@@ -133,7 +133,7 @@ def vouch(world: World, *machines: str) -> None:
 
 
 def without_node() -> World:
-    """The runbook's last step, taken too early: there is no Node to taint any more."""
+    """The last step of the runbook, done too early: there is no Node left to taint."""
     world = replaced()
     take_away(world, 1)
     world.settle()
@@ -154,10 +154,12 @@ def test_a_machine_without_a_node_can_be_vouched_for():
     assert started(world) == {"1"}
 
 
-@pytest.mark.parametrize("said", ["", "0/node-9", "1/node-1", "node-1", "/node-1", "*", "0/", ","])
-def test_other_words_vouch_for_nothing(said: str):
+@pytest.mark.parametrize(
+    "annotation", ["", "0/node-9", "1/node-1", "node-1", "/node-1", "*", "0/", ","]
+)
+def test_other_words_vouch_for_nothing(annotation: str):
     world = without_node()
-    vouch(world, said)
+    vouch(world, annotation)
     world.pass_time(days=1)
     world.settle()
     assert started(world) == {""}
@@ -249,8 +251,8 @@ def test_the_order_to_fence_is_bounded(indexes: Iterable[int], longest: int):
 @settings(deadline=None)
 @given(st.sets(st.tuples(st.integers(0, 5), st.integers(0, 40))))
 def test_the_launcher_reads_the_order_that_the_controller_writes(workers: set[tuple[int, int]]):
-    told = tuple(UnfencedWorker(attempt=attempt, index=index) for attempt, index in workers)
-    assert workers_in(fence.fence_annotation(told, START)) == sorted(workers)
+    unfenced = tuple(UnfencedWorker(attempt=attempt, index=index) for attempt, index in workers)
+    assert workers_in(fence.fence_annotation(unfenced, START)) == sorted(workers)
 
 
 def test_the_memory_of_a_lost_cluster_fits_into_etcd():

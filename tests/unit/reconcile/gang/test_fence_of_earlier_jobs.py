@@ -1,4 +1,4 @@
-"""Whether a pod is a worker of an earlier job of the same name, and whom a missing proof is about."""
+"""Pods of an earlier job of the same name, and the workers that a missing proof is about."""
 
 from datetime import datetime, timedelta
 
@@ -15,7 +15,7 @@ SECOND = timedelta(seconds=1)
 
 
 def orphaned(world: World, made: datetime | None, own: datetime | None) -> bool:
-    """The answer of a worker whose child Job is not there; `made` and `own`: pod's and job's times."""
+    """The result for a pod without a child Job; `made` and `own` are the ages of pod and job."""
     world.job = replace(world.job, metadata=replace(world.job.metadata, creation_timestamp=own))
     pod = world.workers()[0]
     other = (OwnerReference(kind="Job", uid="uid-of-another", controller=True),)
@@ -59,5 +59,5 @@ def test_a_missing_proof_is_about_gangs_before_the_one_that_asks_for_it():
             message='{"exitCode": 125, "reason": "FenceUnproven", "message": "no proof"}',
         )
     world.step()
-    told = {(w.attempt, w.index): w.unproven for w in world.job.status.unfenced}
-    assert (told[0, 1], told[1, 1]) == (True, False)
+    unproven = {(w.attempt, w.index): w.unproven for w in world.job.status.unfenced}
+    assert (unproven[0, 1], unproven[1, 1]) == (True, False)

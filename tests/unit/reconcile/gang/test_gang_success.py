@@ -1,4 +1,4 @@
-"""A gang that succeeds while it is told to end has succeeded: it is never trained again."""
+"""A gang that succeeds while its deletion is under way has succeeded and is not repeated."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def running(nodes: int = 1, **spec: object) -> World:
 
 
 def carry_out_late(world: World, plan: Plan) -> None:
-    """The gang succeeds between the look and the writes, which know nothing of it."""
+    """The gang succeeds between the reconcile and its writes."""
     world.all_workers("Succeeded")
     world.job_condition("Complete")
     for apply in plan.applies:
@@ -73,7 +73,7 @@ def test_a_success_beats_a_resize_whose_gang_is_there_already():
 
 @pytest.mark.parametrize("end", ["drained", "failed"])
 def test_an_end_that_was_recorded_of_a_gang_that_succeeded_does_not_count(end):
-    """A drained pod may finish within its grace period, while the next gang waits its turn."""
+    """A drained pod may finish within its grace period, while the next gang waits for admission."""
     world = running(reliability={"maxRestarts": 5})
     world.delete_child_job()
     world.settle()  # attempt 1; a second end so soon is followed by a wait

@@ -1,4 +1,4 @@
-"""A Job that failed without a word of its pods: who may still be heard of, and for how long."""
+"""A failed Job whose pods show no failure yet: how long the controller waits for their cache."""
 
 import pytest
 
@@ -10,14 +10,14 @@ PATIENCE = 70  # seconds, as for pods that are heard of late
 
 
 def starting(nodes: int = 1) -> World:
-    """The gang is made; of its pods nothing has been heard but that they are there."""
+    """A gang whose pods have only been seen as created."""
     world = World(make_job(numNodes=nodes), make_queue())
     world.settle()
     return world
 
 
 def waits(world: World) -> bool:
-    """Whether the gang is still judged by nothing, for a time with an end."""
+    """Whether the gang has no verdict yet, for a limited time."""
     plan = world.step()
     waits = not any(apply.name == "train-r1" for apply in plan.applies)
     assert not waits or 0 < (plan.requeue_after or 0) <= PATIENCE

@@ -1,4 +1,4 @@
-"""The kubelet misses a patch now and then: workers are told everything twice."""
+"""The kubelet may miss a patch of annotations, so each one is written twice."""
 
 import pytest
 from msgspec.structs import replace
@@ -10,7 +10,7 @@ from world import World, make_job, make_queue
 
 
 def starting_again() -> World:
-    """A second gang that has just been given the go-ahead."""
+    """A second gang whose start annotation has just been written."""
     world = World(make_job(numNodes=2), make_queue())
     world.settle()
     world.pod("train-0-abcde", phase="Failed")
@@ -45,8 +45,10 @@ def test_a_time_that_is_none_is_taken_away():
     world = starting_again()
     key = (PODS.plural, "train-r1-0-abcde")
     meta = world.objects[key].metadata
-    said = replace(meta.annotations, told="soon")
-    world.objects[key] = replace(world.objects[key], metadata=replace(meta, annotations=said))
+    annotations = replace(meta.annotations, told="soon")
+    world.objects[key] = replace(
+        world.objects[key], metadata=replace(meta, annotations=annotations)
+    )
     assert [a.name for a in world.plan().applies] == ["train-r1-0-abcde"]
 
 

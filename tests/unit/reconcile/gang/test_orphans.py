@@ -1,4 +1,4 @@
-"""Pods that have a job's labels and no Job of it: left-over workers, and copies that are none."""
+"""Pods with the labels of a job and without its Job: orphaned workers, and copies by users."""
 
 import pytest
 from msgspec.structs import replace
@@ -41,7 +41,7 @@ def add_copy(world: World, name: str, *owners: OwnerReference) -> None:
 
 
 def test_orphaned_workers_hold_the_admission_of_an_edited_job() -> None:
-    """The coordinator keeps the charge of pods that run, and no admission can follow."""
+    """Running pods keep their quota, so no admission can follow."""
     queue = make_queue(quota={"nodes": 2})
     world = World(make_job(numNodes=2, nodeResources={"cpus": 1}), queue)
     world.settle()
@@ -107,10 +107,10 @@ def test_a_suspension_names_orphans_too():
     world = orphaned()
     world.spec(suspend=True)
     world.settle()
-    said = world.condition("Suspended")
-    assert said.status == "False"
-    assert "2 pods still end: train-0-abcde, train-1-abcde" in said.message
-    assert "kubectl delete pod -n ml train-0-abcde train-1-abcde" in said.message
+    suspended = world.condition("Suspended")
+    assert suspended.status == "False"
+    assert "2 pods still end: train-0-abcde, train-1-abcde" in suspended.message
+    assert "kubectl delete pod -n ml train-0-abcde train-1-abcde" in suspended.message
     world.vanish("train-0-abcde", "train-1-abcde")
     world.settle()
     assert world.phase == "Suspended"
@@ -155,7 +155,7 @@ def test_a_copy_with_the_labels_holds_nobody(name: str, owners: tuple[OwnerRefer
 @pytest.mark.parametrize("name", ["train-0-fghij", "train-r7-1-fghij", "train-r7-w-1-fghij"])
 @pytest.mark.parametrize("there", [True, False])
 def test_a_worker_of_an_earlier_job_of_this_name_is_waited_for(name: str, there: bool):
-    """The garbage collector ends it where its Job is gone; nobody does where that was kept."""
+    """The garbage collector ends a pod whose Job is gone, and no pod whose Job was orphaned."""
     world = running()
     owner = OwnerReference(kind="Job", name="train-r7", uid="uid-of-another", controller=True)
     add_copy(world, name, owner)
@@ -167,9 +167,9 @@ def test_a_worker_of_an_earlier_job_of_this_name_is_waited_for(name: str, there:
     world.settle()
     world.containers_stop()
     world.settle()
-    said = world.condition("Suspended")
-    assert said.status == "False"
-    assert (f"kubectl delete pod -n ml {name}" in said.message) is there
+    suspended = world.condition("Suspended")
+    assert suspended.status == "False"
+    assert (f"kubectl delete pod -n ml {name}" in suspended.message) is there
     world.vanish(name)
     world.settle()
     assert world.phase == "Suspended"

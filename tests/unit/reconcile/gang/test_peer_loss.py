@@ -1,4 +1,4 @@
-"""A rank that lost a peer is not blamed where the peer tells why it went."""
+"""The loss of a peer is not the root cause if the peer shows its own failure."""
 
 from unit.reconcile.failing import fail, running
 

@@ -1,4 +1,4 @@
-"""Gang restarts: at once, as a gang, never twice, never beside what may still run."""
+"""Restarts: the whole gang, at once, never twice, never beside pods that may still run."""
 
 from datetime import timedelta
 
@@ -206,5 +206,5 @@ def test_go_ahead_is_given_by_annotation_only():
     assert {apply.kind for apply in applies} == {PODS}
     for apply in applies:
         assert set(apply.body["metadata"]) == {"name", "namespace", "annotations"}
-        told = {names.START: "1", names.TOLD: "2026-01-02T03:04:05Z"}
-        assert apply.body["metadata"]["annotations"] == told
+        annotations = {names.START: "1", names.TOLD: "2026-01-02T03:04:05Z"}
+        assert apply.body["metadata"]["annotations"] == annotations

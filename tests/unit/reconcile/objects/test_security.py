@@ -1,4 +1,4 @@
-"""Security contexts of workers: what is filled in, what is the user's, and what is refused."""
+"""Security contexts of workers: defaults, fields of the user, and refusals."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ def test_the_queues_own_context_goes_before_the_users() -> None:
 
 
 def test_a_privileged_container_is_left_as_it_is() -> None:
-    """The API server takes no `allowPrivilegeEscalation: false` beside it."""
+    """The API server refuses `allowPrivilegeEscalation: false` beside it."""
     assert context(pod(of_trainer(privileged=True))) == {"privileged": True}
 
 
@@ -92,17 +92,18 @@ def test_restricted_is_filled_in_on_every_container() -> None:
 
 
 def test_a_user_that_no_image_knows_gets_a_home_and_a_name() -> None:
-    def told(made: dict[str, Any]) -> dict[str, str]:
+    def variables(made: dict[str, Any]) -> dict[str, str]:
         return {v["name"]: v.get("value", "") for v in trainer(made)["env"]}
 
     assert (
-        told(pod(podSecurity="restricted")).items() >= {"HOME": "/tmp", "USER": "trainer"}.items()
+        variables(pod(podSecurity="restricted")).items()
+        >= {"HOME": "/tmp", "USER": "trainer"}.items()
     )
     own = {"containers": [{"name": "trainer", "env": [{"name": "HOME", "value": "/scratch"}]}]}
-    assert told(pod(own, podSecurity="restricted"))["HOME"] == "/scratch"
+    assert variables(pod(own, podSecurity="restricted"))["HOME"] == "/scratch"
     known = pod(podSecurity="restricted", securityContext={"runAsUser": 1000})
-    assert "HOME" not in told(known)
-    assert "HOME" not in told(pod())
+    assert "HOME" not in variables(known)
+    assert "HOME" not in variables(pod())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Sources that the sync pod fetches by itself, and a claim that is there already."""
+"""Sources that the sync pod fetches, and existing PVCs."""
 
 import msgspec
 import pytest
@@ -26,11 +26,11 @@ def sync_pods(world):
     return [pod.metadata.name for pod in world.observed().workspace.sync_pods]
 
 
-def end(world, **said):
+def end(world, **result):
     pod = world.observed().workspace.sync_pods[-1].metadata.name
-    message = msgspec.json.encode(said).decode()
+    message = msgspec.json.encode(result).decode()
     world.end_container(pod, names.SYNC_CONTAINER, message=message, finished_at=world.now)
-    if "commit" in said:
+    if "commit" in result:
         world.pod(pod, phase="Succeeded")
 
 
@@ -58,7 +58,7 @@ def request(world, when):
     )
 
 
-def mend(world, **workspace):
+def fix_source(world, **workspace):
     volumes = {"workspace": GIT | workspace}
     world.spec(volumes=make_job(volumes=volumes).spec.volumes)
 
@@ -133,7 +133,9 @@ def test_a_failure_for_good_waits_for_its_mending(how):
     if how == "request":
         request(world, "2026-01-02T08:00:00Z")
     else:
-        mend(world, **({"ref": "mended"} if how == "spec" else {"secretRef": {"name": "other"}}))
+        fix_source(
+            world, **({"ref": "mended"} if how == "spec" else {"secretRef": {"name": "other"}})
+        )
     world.settle()
     assert sync_pods(world)[-1] == "train-sync-1"
     assert environment(world, 1)["TORCHRUN_SYNC_REF"] == ("mended" if how == "spec" else "main")
@@ -142,7 +144,7 @@ def test_a_failure_for_good_waits_for_its_mending(how):
 def test_a_changed_source_replaces_the_pod_that_fetches_the_old_one():
     world = fetching()
     world.pod("train-sync-0", phase="Running")
-    mend(world, ref="other")
+    fix_source(world, ref="other")
     assert world.step().deletes[0].name == "train-sync-0"
     world.settle()
     assert environment(world, 0)["TORCHRUN_SYNC_REF"] == "other"
@@ -181,8 +183,10 @@ def test_a_request_reaches_the_workers_that_live():
     uids = [pod.metadata.uid for pod in world.workers()]
     end(world, commit="d" * 40, revision=2)
     world.step()
-    told = world.condition("WorkspaceUpToDate")
-    assert (told.status, told.reason) == ("Unknown", "Reloading"), "until the status shows it"
+    up_to_date = world.condition("WorkspaceUpToDate")
+    assert (up_to_date.status, up_to_date.reason) == ("Unknown", "Reloading"), (
+        "until the status shows it"
+    )
     world.settle()
     status = world.job.status
     assert (status.workspace_commit, status.workspace_revision) == ("d" * 40, 2)
@@ -200,10 +204,10 @@ def test_a_fetch_that_fails_leaves_the_run_alone_and_says_why(permanent):
     end(world, reason="RefNotFound", message="there is no main", permanent=permanent)
     plan = world.settle()
     assert world.phase == "Running"
-    told = world.condition("WorkspaceUpToDate")
-    assert (told.status, told.reason) == ("False", "RefNotFound")
-    assert "there is no main" in told.message
-    assert "go on with revision 1" in told.message
+    up_to_date = world.condition("WorkspaceUpToDate")
+    assert (up_to_date.status, up_to_date.reason) == ("False", "RefNotFound")
+    assert "there is no main" in up_to_date.message
+    assert "go on with revision 1" in up_to_date.message
     events = [e for p in world.plans for e in p.events if e.reason == "RefNotFound"]
     assert [event.type for event in events] == ["Warning"]
     assert world.job.status.workspace_commit == COMMIT
@@ -240,7 +244,7 @@ def test_a_gang_that_fails_meanwhile_starts_again_with_what_it_had():
 def test_the_first_workers_do_not_start_with_anything_else():
     world = fetching()
     end(world, commit=COMMIT, revision=1)
-    mend(world, ref="other")
+    fix_source(world, ref="other")
     world.queue = None
     world.settle()
     world.queue = make_queue()

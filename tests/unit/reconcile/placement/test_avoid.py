@@ -1,4 +1,4 @@
-"""Nodes that failed twice: avoided where there are others."""
+"""Nodes on which two attempts failed are avoided if there are others."""
 
 import msgspec
 import pytest

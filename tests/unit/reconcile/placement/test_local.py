@@ -1,4 +1,4 @@
-"""Checkpoints that stay on nodes: where the first gang goes, and where the next."""
+"""Node-local checkpoints: nodes of the first gang, and of the next."""
 
 from typing import Any
 
@@ -48,8 +48,8 @@ class Cluster(World):
 def wishes(template: dict[str, Any]) -> list[tuple[int, str, list[str]]]:
     affinity = template["spec"].get("affinity", {}).get("nodeAffinity", {})
     terms = affinity.get("preferredDuringSchedulingIgnoredDuringExecution", [])
-    found = [(term["weight"], term["preference"]["matchExpressions"][0]) for term in terms]
-    return [(weight, e["operator"], e["values"]) for weight, e in found]
+    expressions = [(term["weight"], term["preference"]["matchExpressions"][0]) for term in terms]
+    return [(weight, e["operator"], e["values"]) for weight, e in expressions]
 
 
 def test_the_directory_is_the_jobs_own_and_needs_no_claim():

@@ -1,4 +1,4 @@
-"""A gang whose head has pods of its own: two child Jobs that live and end as one."""
+"""A gang whose head has pods of its own: two child Jobs with one life."""
 
 import pytest
 from msgspec.structs import replace
@@ -47,11 +47,11 @@ def test_each_role_requests_its_own(world):
     trainers = {name: made[name]["spec"]["containers"][0] for name in made}
     assert trainers["train"]["resources"]["requests"] == {"cpu": "2", "memory": "8Gi"}
     assert trainers["train-w"]["resources"]["requests"]["nvidia.com/gpu"] == "8"
-    said = {name: {v["name"]: v.get("value") for v in trainers[name]["env"]} for name in made}
-    assert [said[name]["TORCHRUN_ROLE"] for name in ("train", "train-w")] == ["head", "worker"]
-    assert [said[name]["PET_NPROC_PER_NODE"] for name in ("train", "train-w")] == ["1", "8"]
-    assert {said[name]["PET_NNODES"] for name in made} == {"3"}
-    assert {said[name]["MASTER_ADDR"] for name in made} == {"train-0.train.ml.svc"}
+    variables = {name: {v["name"]: v.get("value") for v in trainers[name]["env"]} for name in made}
+    assert [variables[name]["TORCHRUN_ROLE"] for name in ("train", "train-w")] == ["head", "worker"]
+    assert [variables[name]["PET_NPROC_PER_NODE"] for name in ("train", "train-w")] == ["1", "8"]
+    assert {variables[name]["PET_NNODES"] for name in made} == {"3"}
+    assert {variables[name]["MASTER_ADDR"] for name in made} == {"train-0.train.ml.svc"}
 
 
 def test_no_launcher_goes_on_before_both_jobs_are_there(world):
@@ -163,8 +163,8 @@ def test_workers_whose_pods_went_without_a_word_failed_all_the_same(world):
     runs(world)
     world.vanish(*(pod.metadata.name for pod in world.workers()[1:]))
     child = world.objects[JOBS.plural, "train-w"]
-    said = Condition(type="Failed", status="True", last_transition_time=world.now)
-    status = replace(child.status, conditions=(said,))
+    failed = Condition(type="Failed", status="True", last_transition_time=world.now)
+    status = replace(child.status, conditions=(failed,))
     world.objects[JOBS.plural, "train-w"] = replace(child, status=status)
     world.step()
     assert world.job.status.attempts[-1].message == "Job train-w failed"
@@ -177,7 +177,7 @@ def test_the_head_alone_decides_on_success(world):
     world.pod(head.metadata.name, phase="Succeeded")
     world.pod(workers[0].metadata.name, phase="Failed")
     world.settle()
-    assert world.phase == "Running", "its Job has not said so yet"
+    assert world.phase == "Running", "its Job has no condition yet"
     world.job_condition("Complete")
     world.settle()
     status = world.job.status

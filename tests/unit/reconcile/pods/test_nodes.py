@@ -1,4 +1,4 @@
-"""Lost nodes: which are, since when, and that the gang is replaced in time."""
+"""Lost nodes: which nodes are lost, since when, and the replacement of the gang."""
 
 from msgspec.structs import replace
 

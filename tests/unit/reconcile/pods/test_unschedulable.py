@@ -1,4 +1,4 @@
-"""What kube-scheduler really says, and what becomes of it."""
+"""Messages of kube-scheduler and their summaries."""
 
 import pytest
 
@@ -9,7 +9,7 @@ NOT_HELPFUL = (
     " 8 No preemption victims found for incoming pod."
 )
 
-SAID = {
+MESSAGES = {
     "resources and a taint": (
         "0/12 nodes are available: 4 node(s) had untolerated taint {dedicated: infra},"
         " 8 Insufficient nvidia.com/gpu." + NOT_HELPFUL,
@@ -79,14 +79,14 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("case", SAID)
+@pytest.mark.parametrize("case", MESSAGES)
 def test_the_schedulers_words_are_summed_up(case):
-    said, told = SAID[case]
-    assert summarize(said) == told
+    message, expected = MESSAGES[case]
+    assert summarize(message) == expected
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "no nodes available to schedule pods",
         "resources were found for 1 pods while 4 are required for gang scheduling",
@@ -94,5 +94,5 @@ def test_the_schedulers_words_are_summed_up(case):
         "",
     ],
 )
-def test_another_form_is_passed_on_as_it_is(said):
-    assert summarize(said) == said
+def test_another_form_is_passed_on_as_it_is(message):
+    assert summarize(message) == message

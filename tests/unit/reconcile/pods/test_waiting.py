@@ -1,4 +1,4 @@
-"""Why a gang waits: each in the reason, a condition and one event."""
+"""Reasons for the wait of a gang: each is the reason, a condition and one event."""
 
 import pytest
 from msgspec.structs import replace
@@ -65,15 +65,15 @@ def test_where_reasons_differ_the_first_worker_is_heard():
 
 
 def test_an_image_that_cannot_be_pulled_has_one_message_between_tries_and_at_each():
-    world, said = gang(1), 'failed to resolve "i:1": not found'
-    world.container_waits("train-0-abcde", "ErrImagePull", said)
+    world, text = gang(1), 'failed to resolve "i:1": not found'
+    world.container_waits("train-0-abcde", "ErrImagePull", text)
     world.settle()
     message = world.job.status.message
-    back_off = f'Back-off pulling image "i:1": ErrImagePull: {said}'
+    back_off = f'Back-off pulling image "i:1": ErrImagePull: {text}'
     world.container_waits("train-0-abcde", "ImagePullBackOff", back_off)
     world.settle()
     assert world.job.status.message == message
-    assert message.endswith(said)
+    assert message.endswith(text)
 
 
 def test_a_verdict_that_changes_its_counts_is_one_event():
@@ -134,7 +134,7 @@ def test_the_last_refusal_counts_and_others_warnings_do_not():
 
 
 @pytest.mark.parametrize(
-    ("said", "reason", "told"),
+    ("text", "reason", "message"),
     [
         (QUOTA, "QuotaExceeded", "ResourceQuota team is used up"),
         (POD_SECURITY, "PodSecurity", 'violates PodSecurity "restricted:latest"'),
@@ -152,10 +152,10 @@ def test_the_last_refusal_counts_and_others_warnings_do_not():
         ),
     ],
 )
-def test_refusals_are_known_by_whose_word_they_are(said, reason, told):
-    why = explain_refusal(said)
+def test_refusals_are_known_by_whose_word_they_are(text, reason, message):
+    why = explain_refusal(text)
     assert why.reason == reason
-    assert why.message.startswith(told)
+    assert why.message.startswith(message)
 
 
 def test_a_claim_that_is_not_there_is_named():
@@ -185,11 +185,11 @@ def creating(world: World, *conditions: Condition) -> None:
 def test_a_volume_that_cannot_be_mounted_is_told_until_the_sandbox_is_there():
     world = gang(1)
     creating(world)
-    said = 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) other'
-    world.warn(PODS, "train-0-abcde", "FailedAttachVolume", said)
+    text = 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) other'
+    world.warn(PODS, "train-0-abcde", "FailedAttachVolume", text)
     world.settle()
     assert world.job.status.reason == "VolumeNotMounted"
-    assert said in world.job.status.message
+    assert text in world.job.status.message
     assert "use ReadWriteMany" in world.job.status.message
     creating(world, Condition(type="PodReadyToStartContainers", status="True"))
     world.settle()
@@ -214,8 +214,8 @@ def test_a_claim_for_one_node_is_warned_of_before_several_wait_for_it():
 
 def test_a_quota_that_refuses_an_object_of_ours_reads_alike():
     world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
-    said = QUOTA.removeprefix("Error creating: ")
-    refused = Rejection("pods", "train-sync-0", said)
+    text = QUOTA.removeprefix("Error creating: ")
+    refused = Rejection("pods", "train-sync-0", text)
     plan = reconcile(
         replace(world.observed(), refused=RefusedWrites(rejections=(refused,))), world.now, DEFAULTS
     )

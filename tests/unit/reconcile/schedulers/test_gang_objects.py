@@ -1,4 +1,4 @@
-"""What each gang scheduler is given: goldens of the groups and of what the child Job bears."""
+"""The groups and child Jobs for each gang scheduler, compared with golden files."""
 
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ AFFINITY: Any = {
 }
 
 
-def installed(*found: kinds.Kind[Any], topologies: tuple[str, ...] = ()) -> Installed:
-    resources = frozenset((kind.api_version, kind.plural) for kind in found)
+def installed(*served: kinds.Kind[Any], topologies: tuple[str, ...] = ()) -> Installed:
+    resources = frozenset((kind.api_version, kind.plural) for kind in served)
     return Installed(resources=resources, topologies=topologies)
 
 
@@ -103,7 +103,7 @@ CASES = {
 
 
 def shown(world: World) -> list[Any]:
-    """The groups as they are, and of child Jobs what a gang scheduler has a word in."""
+    """The groups, and the fields of child Jobs that depend on the gang scheduler."""
     made = [msgspec.to_builtins(apply.body) for apply in world.plan().applies]
     assert made[-1]["kind"] == "Job"
     ours = (body for body in made if body["kind"] not in ("Service",))

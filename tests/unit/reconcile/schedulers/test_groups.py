@@ -1,4 +1,4 @@
-"""The life of a gang's group: it goes with the attempt, and what it says is told."""
+"""The group of a gang: it is deleted with the attempt, and its conditions are in the status."""
 
 from typing import Any
 
@@ -33,8 +33,8 @@ def says(world: World, name: str, kind: str, status: str, message: str, field: s
     """The scheduler writes a condition into the group's status."""
     condition = {"type": kind, "status": status, "reason": "Any", "message": message}
     group = world.objects[name, "train"]
-    told = msgspec.convert({field or "conditions": [condition]}, type(group.status))
-    world.objects[name, "train"] = replace(group, status=told)
+    status = msgspec.convert({field or "conditions": [condition]}, type(group.status))
+    world.objects[name, "train"] = replace(group, status=status)
 
 
 def test_a_group_is_made_before_its_child_job_and_stays_while_the_gang_lives():
@@ -113,7 +113,7 @@ def test_groups_of_others_are_left_alone():
     assert groups(world) == ["foreign"]
 
 
-# What the scheduler says
+# Conditions of the scheduler
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_what_the_scheduler_says_in_favour_of_a_gang_is_no_reason_to_wait():
 
 
 def suspended(world: World, suspend: bool) -> None:
-    """Kueue takes or gives the child Job its place."""
+    """Kueue suspends or resumes the child Job."""
     child = world.objects["jobs", "train"]
     world.objects["jobs", "train"] = replace(child, spec=replace(child.spec, suspend=suspend))
 
@@ -224,7 +224,7 @@ def test_workers_that_end_by_a_suspension_are_no_failure_once_it_is_over(before)
 
 
 def told_to_end(world: World) -> None:
-    """The workers have got their deletionTimestamp; of the Job nothing is heard."""
+    """The workers have a deletionTimestamp; the suspension of the Job is not seen yet."""
     for pod in world.workers():
         world._ending(("pods", pod.metadata.name), 30)
 
@@ -254,7 +254,7 @@ def test_workers_that_somebody_deletes_are_a_disruption_a_moment_later():
     assert (world.job.status.attempt, world.job.status.disruptions) == (1, 1)
     assert ("jobs", "train") in world.objects
 
-    # Kueue takes the old Job's place away only now: it is not to be given another.
+    # Kueue suspends the old Job only now. It must not be resumed.
     suspended(world, True)
     world.settle()
     world.containers_stop()
@@ -280,7 +280,7 @@ ELASTIC: Any = {
 
 
 def grown(gang: str) -> World:
-    """A gang of 2 that was asked for 4, when it is time to look for room."""
+    """A gang of 2 of 4 nodes, old enough to grow."""
     world = world_of(gang, **ELASTIC)
     for index in (0, 1):
         world.pod(f"train-{index}-abcde", phase="Running")

@@ -1,4 +1,4 @@
-"""The table of gang schedulers has one for each value of scheduling.gang."""
+"""The table of gang schedulers has an entry for each value of scheduling.gang."""
 
 from typing import get_args
 
