@@ -86,7 +86,7 @@ def _ends_attempt(observed: Observed, plan: Plan) -> bool:
 def _has_current_gang(observed: Observed) -> bool:
     """Whether the Job of the current attempt is in the cache and not being deleted."""
     return any(
-        attempt_of(child.metadata) >= observed.job.status.attempt
+        attempt_of(child) >= observed.job.status.attempt
         and child.metadata.deletion_timestamp is None
         for child in observed.gang.child_jobs
     )

@@ -15,7 +15,7 @@ from torchrun_api.status import TERMINAL, Attempt
 from torchrun_controller.reconcile.gang import gang
 from torchrun_controller.reconcile.gang.restarts import NO_FAILURES
 from torchrun_controller.reconcile.pods import head_and_workers
-from torchrun_controller.reconcile.pods.lifecycle import alive
+from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
 from torchrun_controller.reconcile.workspace import delivery
 from world import ZIP, World, make_job, make_queue
 
@@ -223,7 +223,7 @@ class Histories(RuleBasedStateMachine):
         if not gang.is_recorded(seen.job, seen.gang):
             status = self.world.job.status
             known = -1 if status.workers is None else status.attempt
-            gangs = (child for child in self.world.gangs if gang.attempt_of(child) > known)
+            gangs = (child for child in self.world.gangs if attempt_of(child) > known)
             self.unrecorded |= {child.metadata.uid for child in gangs}
 
     @precondition(lambda self: self.world.workers())
@@ -268,7 +268,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def no_two_gangs_have_one_number(self):
         told = [child for child in self.world.gangs if child.metadata.uid not in self.unrecorded]
-        numbers = [gang.attempt_of(child) for child in told]
+        numbers = [attempt_of(child) for child in told]
         assert len(numbers) == len(set(numbers)), numbers
 
     @invariant()

@@ -96,7 +96,7 @@ def running_gang(
         and alive(pod)
         and pod.spec.node_name not in lost
     ]
-    sizes = Counter(attempt_of(pod.metadata) for pod in living)
+    sizes = Counter(attempt_of(pod) for pod in living)
     with_node = [pod for pod in living if pod.spec.node_name]
     placed = Counter(pod.spec.node_name for pod in with_node)
     heads = Counter(

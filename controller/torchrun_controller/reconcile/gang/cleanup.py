@@ -8,7 +8,6 @@ from torchrun_api.job import TorchrunJob
 from torchrun_controller.reconcile.gang.fence import has_unrecorded
 from torchrun_controller.reconcile.gang.gang import (
     RESIZES,
-    attempt_of,
     is_complete,
     is_recorded,
     unrecorded_ends,
@@ -16,7 +15,7 @@ from torchrun_controller.reconcile.gang.gang import (
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
 from torchrun_controller.reconcile.model.plan import Delete
 from torchrun_controller.reconcile.pods import head_and_workers
-from torchrun_controller.reconcile.pods.lifecycle import alive, delete_job, delete_pod
+from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, delete_job, delete_pod
 
 # Seconds for the survivors of a failed gang: their peers are gone, so there is nothing to save.
 SURVIVOR_GRACE = 5

@@ -60,7 +60,7 @@ def blocking_pods(observed: Observed, attempt: int, now: datetime) -> BlockingPo
     """Return what keeps the gate of this attempt closed."""
     gang = observed.gang
     older = [pod for pod in gang.stale_pods if alive(pod)]
-    if not gang.child_jobs or attempt_of(gang.current_job.metadata) < attempt:
+    if not gang.child_jobs or attempt_of(gang.current_job) < attempt:
         older += [pod for pod in gang.workers if alive(pod)]
     return BlockingPods(
         tuple(pod for pod in older if nodes.find_loss(observed.cluster.nodes, pod, now) is None),
@@ -118,7 +118,7 @@ def worker_nodes(
     node_names = {
         index_of(pod): pod.spec.node_name
         for pod in (*gang.workers, *gang.stale_pods)
-        if attempt_of(pod.metadata) == attempt
+        if attempt_of(pod) == attempt
         and _may_train(pod)
         and not stopped(pod)
         and not of_earlier_job(job, gang, pod)
@@ -156,7 +156,7 @@ def fencing_since(gang: ObservedGang) -> datetime | None:
     """
     if not gang.child_jobs:
         return None
-    previous = attempt_of(gang.current_job.metadata) - 1
+    previous = attempt_of(gang.current_job) - 1
     annotations = (pod.metadata.annotations.fence.partition(" ") for pod in gang.workers)
     times = [parse_time(time) for time, _, who in annotations if f" {previous}:" in f" {who}"]
     return max((time for time in times if time is not None), default=None)
@@ -204,7 +204,7 @@ def _recorded_workers(job: TorchrunJob, gang: ObservedGang) -> tuple[UnfencedWor
     workers = job.status.unfenced
     if not gang.child_jobs or not workers:
         return workers
-    present = attempt_of(gang.current_job.metadata)
+    present = attempt_of(gang.current_job)
     if any(read_failure(pod).reason == UNPROVEN for pod in gang.workers if not alive(pod)):
         return tuple(
             replace(w, unproven=True) if w.attempt is None or w.attempt < present else w
@@ -226,7 +226,7 @@ def _vanished_workers(
     if cluster_nodes is None:
         return
     pods = (*gang.workers, *gang.stale_pods)
-    present = {index_of(pod) for pod in pods if attempt_of(pod.metadata) == status.attempt}
+    present = {index_of(pod) for pod in pods if attempt_of(pod) == status.attempt}
     for index, name in enumerate(status.worker_nodes):
         node = cluster_nodes.get(name)
         if name and index not in present and (node is None or not nodes.is_ready(node)):
@@ -249,7 +249,7 @@ def _silent_workers(
         if silence is None and not collected(pod):
             continue
         yield UnfencedWorker(
-            attempt=None if of_earlier_job(job, gang, pod) else attempt_of(pod.metadata),
+            attempt=None if of_earlier_job(job, gang, pod) else attempt_of(pod),
             index=index_of(pod),
             node=pod.spec.node_name,
             since=(silence.since if silence else None) or now,
@@ -323,7 +323,7 @@ def _has_pod(gang: ObservedGang, worker: UnfencedWorker) -> bool:
     return any(
         index_of(pod) == worker.index
         and pod.spec.node_name == worker.node
-        and (worker.attempt is None or attempt_of(pod.metadata) == worker.attempt)
+        and (worker.attempt is None or attempt_of(pod) == worker.attempt)
         for pod in (*gang.workers, *gang.stale_pods)
         if not collected(pod)
     )

@@ -24,8 +24,13 @@ from torchrun_controller.reconcile.model.conditions import Reason, find_conditio
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang, RefusedWrites
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.times import seconds_of_gang
-from torchrun_controller.reconcile.pods import head_and_workers, lifecycle, waiting
-from torchrun_controller.reconcile.pods.lifecycle import alive, count_scheduled, count_workers
+from torchrun_controller.reconcile.pods import head_and_workers, waiting
+from torchrun_controller.reconcile.pods.lifecycle import (
+    alive,
+    attempt_of,
+    count_scheduled,
+    count_workers,
+)
 from torchrun_controller.reconcile.schedulers import groups
 from torchrun_controller.reconcile.workspace import delivery
 
@@ -44,11 +49,6 @@ class GangState(msgspec.Struct, frozen=True):
     why: Reason
     failure: Failure | None = None
     seconds_left: float | None = None
-
-
-def attempt_of(child: Job) -> int:
-    """Return the number of the attempt, from its label."""
-    return lifecycle.attempt_of(child.metadata)
 
 
 def exists(job: TorchrunJob, gang: ObservedGang) -> bool:
@@ -126,7 +126,7 @@ def next_attempt(job: TorchrunJob, gang: ObservedGang, refused: RefusedWrites) -
     status = job.status
     numbers = [attempt_of(child) for child in (*gang.child_jobs, *gang.worker_jobs)]
     own_pods = (pod for pod in gang.stale_pods if not fence.of_earlier_job(job, gang, pod))
-    numbers += [lifecycle.attempt_of(pod.metadata) for pod in own_pods]
+    numbers += [attempt_of(pod) for pod in own_pods]
     if status.workers is None and not numbers:
         return status.attempt
     ended = [attempt.number for attempt in status.attempts]

@@ -37,10 +37,10 @@ def instruct_launchers(observed: Observed, now: datetime) -> tuple[Apply, ...]:
     The start, if the gang may start; the workspace's revision, if all workers can change together.
     """
     gang, child = observed.gang, observed.gang.current_job
-    blocking_pods = fence.blocking_pods(observed, attempt_of(child.metadata), now)
+    blocking_pods = fence.blocking_pods(observed, attempt_of(child), now)
     safe = not blocking_pods.pods and _can_fence(child, blocking_pods.unfenced)
     opens = safe and head_and_workers.is_whole(gang)
-    start: JsonObject = {names.START: str(attempt_of(child.metadata))}
+    start: JsonObject = {names.START: str(attempt_of(child))}
     if opens and blocking_pods.unfenced:
         start[names.FENCE] = fence.fence_annotation(blocking_pods.unfenced, now)
     together = all(alive(pod) for pod in gang.workers)
@@ -104,7 +104,7 @@ def _annotate(pod: Pod, start: JsonObject, code: JsonObject, now: datetime) -> A
 def is_open(gang: ObservedGang) -> bool:
     """Whether every worker has the annotation that starts its ranks."""
     child = gang.current_job
-    attempt = str(attempt_of(child.metadata))
+    attempt = str(attempt_of(child))
     started = sum(
         pod.metadata.annotations.start == attempt or not alive(pod) for pod in gang.workers
     )
@@ -117,7 +117,7 @@ def closed_reason(observed: Observed, now: datetime) -> Reason | None:
     if is_open(gang):
         return _fencing_reason(gang, now)
     child = gang.current_job
-    blocking_pods = fence.blocking_pods(observed, attempt_of(child.metadata), now)
+    blocking_pods = fence.blocking_pods(observed, attempt_of(child), now)
     if blocking_pods.pods:
         pod_names = ", ".join(sorted(pod.metadata.name for pod in blocking_pods.pods)[:NAMED])
         message = f"{len(blocking_pods.pods)} workers of an earlier gang still end: {pod_names}"

@@ -18,7 +18,7 @@ from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Delete
 from torchrun_controller.reconcile.model.times import deadline_left
 from torchrun_controller.reconcile.pods import nodes
-from torchrun_controller.reconcile.pods.lifecycle import alive, delete_job
+from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, delete_job
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 from torchrun_controller.reconcile.workspace.delivery import serves
@@ -114,7 +114,7 @@ def _end_gang(context: Context, ending: Decision, cause: Reason) -> Decision | N
     noted = replace(
         ending,
         why=_and(ending.why, f"the workers of Job {child.metadata.name} get SIGTERM and end"),
-        attempt=max(gang.attempt_of(child), ending.attempt),
+        attempt=max(attempt_of(child), ending.attempt),
         history=history,
     )
     if not gang.is_recorded(observed.job, observed.gang) or fence.has_unrecorded(observed, now):

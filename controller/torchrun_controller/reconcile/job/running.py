@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_controller.reconcile.gang import cleanup, elastic, gang, gate
+from torchrun_controller.reconcile.gang import cleanup, elastic, gate
 from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
 from torchrun_controller.reconcile.gang.restarts import FailureAction, describe_limit
 from torchrun_controller.reconcile.job import dependencies, refusals
@@ -14,6 +14,7 @@ from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects import network, volumes
 from torchrun_controller.reconcile.pods import head_and_workers
+from torchrun_controller.reconcile.pods.lifecycle import attempt_of
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve_spec
 from torchrun_controller.reconcile.workspace import (
@@ -51,7 +52,7 @@ def present_gang(
     return Decision(
         state=state,
         why=why,
-        attempt=gang.attempt_of(observed.gang.current_job),
+        attempt=attempt_of(observed.gang.current_job),
         spec=spec,
         conditions=tuple(ready),
         history=context.history,

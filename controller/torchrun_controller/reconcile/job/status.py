@@ -21,7 +21,12 @@ from torchrun_controller.reconcile.model.plan import Event
 from torchrun_controller.reconcile.model.times import seconds_run, sync_start
 from torchrun_controller.reconcile.placement import avoid, local
 from torchrun_controller.reconcile.pods import head_and_workers
-from torchrun_controller.reconcile.pods.lifecycle import alive, count_scheduled, count_workers
+from torchrun_controller.reconcile.pods.lifecycle import (
+    alive,
+    attempt_of,
+    count_scheduled,
+    count_workers,
+)
 from torchrun_controller.reconcile.spec.admission_status import REQUESTED
 from torchrun_controller.reconcile.spec.reliability import lent_by
 from torchrun_controller.reconcile.workspace import claims as job_claims
@@ -84,7 +89,7 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
     succeeded = gang.find_completed_job(observed.gang)
     if decision.state is State.GANG_SUCCEEDED and succeeded is not None:
         # Another end may have been recorded of the gang before it was known to succeed.
-        number = gang.attempt_of(succeeded)
+        number = attempt_of(succeeded)
         counts = counts.without(a for a in attempts if a.number >= number)
         attempts = tuple(a for a in attempts if a.number < number)
     return TorchrunJobStatus(

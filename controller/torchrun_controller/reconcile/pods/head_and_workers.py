@@ -27,8 +27,8 @@ def has_head(child: Job) -> bool:
 
 def find_workers_job(gang: ObservedGang) -> Job | None:
     """Return the Job of the workers of the present gang, where its head has a Job of its own."""
-    attempt = attempt_of(gang.current_job.metadata)
-    jobs = (job for job in gang.worker_jobs if attempt_of(job.metadata) == attempt)
+    attempt = attempt_of(gang.current_job)
+    jobs = (job for job in gang.worker_jobs if attempt_of(job) == attempt)
     return next(jobs, None)
 
 
@@ -53,7 +53,7 @@ def find_deleted_job(job: TorchrunJob, gang: ObservedGang) -> str:
         return child.metadata.name
     if is_whole(gang):
         return ""
-    return names.workers_job(job.metadata.name, attempt_of(child.metadata))
+    return names.workers_job(job.metadata.name, attempt_of(child))
 
 
 def find_failed_job(gang: ObservedGang) -> tuple[Job, Condition] | None:
@@ -77,9 +77,9 @@ def head_has_succeeded(gang: ObservedGang) -> bool:
 
 def find_headless_jobs(gang: ObservedGang) -> tuple[Job, ...]:
     """Return the Jobs of workers whose head has no Job: it is gone, or was never created."""
-    heads = {attempt_of(child.metadata) for child in gang.child_jobs}
+    heads = {attempt_of(child) for child in gang.child_jobs}
     return tuple(
         job
         for job in gang.worker_jobs
-        if attempt_of(job.metadata) not in heads and not job.metadata.terminating
+        if attempt_of(job) not in heads and not job.metadata.terminating
     )

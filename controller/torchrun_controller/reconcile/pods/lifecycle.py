@@ -3,7 +3,6 @@
 from torchrun_api import names
 from torchrun_api.core import Job, Pod
 from torchrun_api.kinds import JOBS, PODS
-from torchrun_api.meta import ChildMeta
 from torchrun_api.status import WorkersStatus
 from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.model.plan import Delete
@@ -41,9 +40,9 @@ def index_of(pod: Pod) -> int:
     return pod.metadata.labels.rank
 
 
-def attempt_of(meta: ChildMeta) -> int:
+def attempt_of(child: Job | Pod) -> int:
     """Return the number of the attempt of a child Job or a worker, from its label."""
-    return names.number_in(meta.labels.attempt)
+    return names.number_in(child.metadata.labels.attempt)
 
 
 def delete_pod(pod: Pod, grace_seconds: int | None = None) -> Delete:
