@@ -51,7 +51,7 @@ SHARED_NAMES = {
     "UnavailableError": 2,
     "Upload": 2,
     "View": 2,
-    "Wait": 4,
+    "Wait": 3,
     "Worker": 3,
     "Workspace": 2,
     "Writes": 2,

@@ -85,14 +85,14 @@ def matches(rule: FailureRule, failure: Failure) -> bool:
     )
 
 
-class Backoff(Struct, frozen=True):
+class RestartDelay(Struct, frozen=True):
     """The reason for the status, and the seconds until the next attempt."""
 
     why: Reason
     seconds_left: float
 
 
-def find_backoff(job: TorchrunJob, ended: Attempt, now: datetime) -> Backoff | None:
+def find_backoff(job: TorchrunJob, ended: Attempt, now: datetime) -> RestartDelay | None:
     """Return the back-off after this gang; None once it is over, or if there is none."""
     before = tuple(a for a in job.status.attempts if a.number != ended.number)
     delay = restart_delay(before, ended)
@@ -100,7 +100,7 @@ def find_backoff(job: TorchrunJob, ended: Attempt, now: datetime) -> Backoff | N
     if seconds_left <= 0:
         return None
     message = f"attempt {ended.number + 1} starts {delay.total_seconds():.0f} s after the end"
-    return Backoff(Reason("BackingOff", f"{message}; {ended.message}"), seconds_left)
+    return RestartDelay(Reason("BackingOff", f"{message}; {ended.message}"), seconds_left)
 
 
 def restart_delay(before: tuple[Attempt, ...], ended: Attempt) -> timedelta:

@@ -14,8 +14,8 @@ from torchrun_controller.reconcile.gang.failures import Failure
 from torchrun_controller.reconcile.gang.gang import GangState
 from torchrun_controller.reconcile.gang.restarts import (
     NO_FAILURES,
-    Backoff,
     FailureAction,
+    RestartDelay,
     evaluate_failure_policy,
     find_backoff,
 )
@@ -161,7 +161,7 @@ class Context:
         return (*survivors, *cleanup.delete_head_job(self.observed, self.now))
 
     @cached_property
-    def backoff(self) -> Backoff | None:
+    def backoff(self) -> RestartDelay | None:
         """The wait after the last gang; None once it is over, or if there is none."""
         if self.end is None:
             return None
