@@ -8,9 +8,8 @@ from hypothesis.stateful import initialize, invariant, precondition
 from profiles import examples
 from torchrun_api import names
 from torchrun_api.status import TERMINAL
-from torchrun_controller.reconcile.gang import gang
 from torchrun_controller.reconcile.pods import head_and_workers
-from torchrun_controller.reconcile.pods.lifecycle import alive
+from torchrun_controller.reconcile.pods.lifecycle import alive, delete_job
 from unit.reconcile.test_invariants import Histories, happens
 from world import ZIP, make_job
 
@@ -36,7 +35,7 @@ class Heads(Histories):
         seen = self.world.observed()
         if seen.gang.child_jobs:
             self.forget_untold(seen)
-        self.world._delete(gang.delete(seen.gang.worker_jobs[-1]))
+        self.world._delete(delete_job(seen.gang.worker_jobs[-1]))
         self.asked_by_users += 1
 
     @precondition(lambda self: self.world.workers())

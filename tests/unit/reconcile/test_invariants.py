@@ -15,7 +15,7 @@ from torchrun_api.status import TERMINAL, Attempt
 from torchrun_controller.reconcile.gang import gang
 from torchrun_controller.reconcile.gang.restarts import NO_FAILURES
 from torchrun_controller.reconcile.pods import head_and_workers
-from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
+from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, delete_job
 from torchrun_controller.reconcile.workspace import delivery
 from world import ZIP, World, make_job, make_queue
 
@@ -212,7 +212,7 @@ class Histories(RuleBasedStateMachine):
         seen = self.world.observed()
         child = seen.gang.current_job
         self.forget_untold(seen)
-        self.world._delete(gang.delete(child))
+        self.world._delete(delete_job(child))
         self.asked_by_users += 1
 
     def forget_untold(self, seen):
