@@ -19,9 +19,9 @@ Texts = Iterator[tuple[str, str]]
 def attach(
     report: pytest.TestReport, folder: Path, texts: Texts, quiet: tuple[str, ...] = ()
 ) -> None:
-    """Keep texts in a folder of the test's own, and show how each ends. Never raises.
+    """Save texts in a folder of the test, and show the end of each. Never raises.
 
-    What has a title that begins with one of `quiet` is kept and not shown.
+    Texts whose title begins with one of `quiet` are saved and not shown.
     """
     path, _, test = report.nodeid.partition("::")
     directory = folder / _file_name(f"{Path(path).stem}-{test}")
@@ -37,7 +37,7 @@ def attach(
             f"{report.nodeid}: {report.when}\n\n{report.longreprtext}\n"
         )
     except Exception as error:  # the test's own failure is what counts
-        report.sections.append(("evidence", f"nothing more was kept: {error!r}"))
+        report.sections.append(("evidence", f"nothing more was saved: {error!r}"))
     report.sections.append(("evidence", f"all of it is in {directory}"))
 
 

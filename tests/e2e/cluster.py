@@ -72,7 +72,7 @@ def manifests(cluster: Cluster, image: str) -> str:
 def start(existing: str) -> Iterator[Cluster]:
     """A cluster by CLUSTER's rules; skips with the reason where this machine can have none.
 
-    `kept` names one of `torchrun_cluster up`, which is used as it is and stays up.
+    `existing` names a cluster of `torchrun_cluster up`, which is used as it is and stays up.
     """
     if not (PLUGIN / "kubectl-torchrun").exists():
         raise pytest.UsageError("the plugin is not built; run: make .venv/bin/.plugin")

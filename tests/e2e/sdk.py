@@ -54,10 +54,10 @@ class Laptop:
         )  # fmt: skip
 
     def script(
-        self, text: str, name: str = "script.py", words: tuple[str, ...] = ()
+        self, text: str, name: str = "script.py", arguments: tuple[str, ...] = ()
     ) -> "subprocess.Popen[str]":
         (self.directory / name).write_text(HEAD + textwrap.dedent(text))
-        return self.start("python3", name, *words)
+        return self.start("python3", name, *arguments)
 
     def run(self, text: str) -> str:
         """Run a script to its end; returns its output."""

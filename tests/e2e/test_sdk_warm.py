@@ -136,11 +136,11 @@ OTHERS = """
 
 
 def test_another_program_finds_the_pods(laptop: Laptop) -> None:  # noqa: F811
-    output_of(laptop.script(OTHERS, words=("1",)))
-    assert "RETURNED [2, " in output_of(laptop.script(OTHERS, words=("2",)))
+    output_of(laptop.script(OTHERS, arguments=("1",)))
+    assert "RETURNED [2, " in output_of(laptop.script(OTHERS, arguments=("2",)))
     assert len(laptop.jobs()) == 1
     # Two at once: one of them makes pods of its own.
-    both = [laptop.script(OTHERS, words=(word,)) for word in ("3", "4")]
+    both = [laptop.script(OTHERS, arguments=(number,)) for number in ("3", "4")]
     for number, script in enumerate(both, 3):
         assert f"RETURNED [{number}, " in output_of(script)
     assert len(laptop.jobs()) == 2

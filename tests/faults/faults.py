@@ -172,9 +172,9 @@ class AllLag(EventFault):
 
 
 class Trouble(EventFault):
-    """What lasts `seconds`: `hits` tells which requests; `cuts` whether those are answered at all.
+    """Trouble that lasts `seconds` and affects the requests that `hits` selects; `cuts` loses them.
 
-    Events of watches that are hit are held back until it is over. With `breaks` connections are
+    Events of affected watches are delayed until it is over. With `breaks` connections are
     lost at its start.
     """
 

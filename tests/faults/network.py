@@ -1,8 +1,8 @@
 """Between a controller and the API server: latency, watches and faults.
 
 A `Client` is one process as the network sees it. Its transports have the interface of the real one,
-`torchrun_controller.client.Transport`, and what happens to each request and to each event of a
-watch is asked of `Faults`. A client that is dead sends nothing more, whatever its tasks do.
+`torchrun_controller.client.Transport`; `Faults` decide what happens to each request and to each event of
+a watch. A dead client sends nothing more, whatever its tasks do.
 """
 
 import asyncio

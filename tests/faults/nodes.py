@@ -1,7 +1,7 @@
 """The scheduler and the kubelets, as one scripted actor.
 
-What a pod's containers do is said by a `Script`. Nodes can fall silent, come back and be switched
-off; a silent node's containers go on although the API server knows nothing of them.
+A `Script` decides what a pod's containers do. Nodes can be lost, come back and be switched off; the
+containers of a lost node keep running although the API server does not see them.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -319,9 +319,9 @@ class Simulation:
 
     def _line(self, change: Change) -> str:
         status = change.body.get("status", {})
-        said = [str(status[field]) for field in ("phase", "reason", "message") if field in status]
+        parts = [str(status[field]) for field in ("phase", "reason", "message") if field in status]
         what = f"{change.writer} {change.verb} {change.name}"
-        return f"{self._loop.time():8.3f} s  {what}  {': '.join(said)}"
+        return f"{self._loop.time():8.3f} s  {what}  {': '.join(parts)}"
 
     def outcome(self) -> Outcome:
         """What came of it."""

@@ -144,8 +144,8 @@ def unsaid(body: Body) -> list[str]:
     if body["kind"] == "TorchrunJob" and not status.get("phase"):
         return ["no phase"]
     conditions = status.get("conditions")
-    said = [c for c in conditions if c.get("reason")] if isinstance(conditions, list) else []
-    if not said:
+    reasons = [c for c in conditions if c.get("reason")] if isinstance(conditions, list) else []
+    if not reasons:
         return [f"no condition that gives a reason: {conditions!r}"]
     if body["kind"] == "TorchrunJob" and not (status.get("reason") and status.get("message")):
         return [f"no reason or message: {status}"]

@@ -75,13 +75,13 @@ def without_helms_own(value: object) -> object:
         return [without_helms_own(item) for item in cast(list[object], value)]
     if not isinstance(value, dict):
         return value
-    kept = {
+    others = {
         name: without_helms_own(item)
         for name, item in cast(dict[str, object], value).items()
         if name not in HELMS_OWN
     }
     return {
         name: item
-        for name, item in kept.items()
+        for name, item in others.items()
         if not (name in ("labels", "annotations") and item == {})
     }

@@ -1,8 +1,8 @@
 """HTTP between a controller and the API server, where faults strike.
 
 A `FaultProxy` speaks plain HTTP to its clients and TLS to the API server, as the administrator.
-What becomes of each request, and of each event of a watch, is asked of its `Faults`. The relay of
-relay.py is beneath TLS: it can cut connections, and knows nothing of what they carry.
+Its `Faults` decide what happens to each request and to each event of a watch. The relay of
+relay.py is beneath TLS: it can cut connections, and does not know what they carry.
 """
 
 import asyncio

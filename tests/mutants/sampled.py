@@ -195,9 +195,9 @@ def equivalents(path: Path = EQUIVALENT) -> dict[tuple[str, str, str, str], str]
 
 def record(target: Target, root: Path) -> Marks:
     """Which tests of a target run which line; kept until code or tests change."""
-    kept = KEPT / f"marks-{target.name}-{target.digest()[:16]}.json"
-    if kept.exists():
-        return msgspec.json.decode(kept.read_bytes(), type=Marks)
+    saved = KEPT / f"marks-{target.name}-{target.digest()[:16]}.json"
+    if saved.exists():
+        return msgspec.json.decode(saved.read_bytes(), type=Marks)
     print(f"{target.name}: which test runs which line", flush=True)
     copy = copy_packages(root / f"recording-{target.name}")
     marking.instrument(copy, target.sources())
@@ -211,7 +211,7 @@ def record(target: Target, root: Path) -> Marks:
         f"{target.name}: {passed} tests pass, {run.seconds:.0f} s, first failure: {failed or 'none'}"
     )
     KEPT.mkdir(parents=True, exist_ok=True)
-    kept.write_bytes(msgspec.json.encode(marks))
+    saved.write_bytes(msgspec.json.encode(marks))
     return marks
 
 

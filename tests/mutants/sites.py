@@ -173,14 +173,14 @@ class _Finder:
             self._child(child)
 
     def _compare(self, op: ast.cmpop, before: ast.expr, after: ast.expr) -> None:
-        words = [t for t in self._between(before, after) if t.string not in ("(", ")")]
-        if words:
+        tokens = [t for t in self._between(before, after) if t.string not in ("(", ")")]
+        if tokens:
             for swapped in COMPARISONS[type(op)]:
-                self._add("comparison", words[0].start, words[-1].end, swapped)
+                self._add("comparison", tokens[0].start, tokens[-1].end, swapped)
 
-    def _swap(self, kind: str, left: ast.expr, right: ast.expr, words: tuple[str, ...]) -> None:
+    def _swap(self, kind: str, left: ast.expr, right: ast.expr, operators: tuple[str, ...]) -> None:
         for token in self._between(left, right):
-            if token.string in words:
+            if token.string in operators:
                 self._add(kind, token.start, token.end, _SWAPPED[token.string])
                 return
 

@@ -1,6 +1,6 @@
 """`kubectl` and its plugin for a cluster that is a folder: pods are folders, ranks processes here.
 
-Run as one of the two programs, it does what the SDK asks of them:
+Run as one of the two programs, it carries out the commands of the SDK:
 
     job.json            the TorchrunJob; gone when it was deleted
     pods/NAME.json      Pods, as the kubelet would have them
@@ -8,8 +8,8 @@ Run as one of the two programs, it does what the SDK asks of them:
     log                 of all ranks
     state               the job's state directory
     rayjobs.ray.io.json its RayJob, and pods.json a list of Pods, as `kubectl get` prints them
-    said                what was asked for, a line each
-    refuse              if there: words of a command that fails with the rest of the line
+    commands            the commands that were run, a line each
+    refuse              if there: beginnings of commands that fail, with their messages
     slow                if there: no pod starts
     hangs               if there: an upload comes to no end
 """
@@ -33,7 +33,7 @@ POLL = 0.05
 
 
 def main(program: str, arguments: list[str]) -> int:
-    with (ROOT / "said").open("a") as log:
+    with (ROOT / "commands").open("a") as log:
         log.write(f"{program} {' '.join(arguments)}\n")
     arguments = [argument for argument in arguments if not argument.startswith("--namespace")]
     for line in _text(ROOT / "refuse").splitlines():

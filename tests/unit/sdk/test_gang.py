@@ -61,7 +61,7 @@ def user(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def asked(cluster: Path) -> str:
-    return (cluster / "said").read_text()
+    return (cluster / "commands").read_text()
 
 
 def until(ready: Callable[[], object]) -> None:

@@ -300,7 +300,7 @@ async def test_an_upload_that_is_cancelled_ends(
 ) -> None:
     (cluster / "hangs").touch()
     task = asyncio.create_task(kt.fn(theirs.sleeps).to(kt.Compute()).acall("x"))
-    said = cluster / "said"
+    said = cluster / "commands"
     await asyncio.to_thread(until, lambda: said.exists() and "submit" in said.read_text())
     began = time.monotonic()
     task.cancel()

@@ -102,7 +102,7 @@ def test_where_it_is_not_installed_nothing_is_made(cluster: Path) -> None:
         remote()
     with pytest.raises(kt.UsageError, match="requires Compute"):
         remote.to(kt.Compute())()
-    said = (cluster / "said").read_text()
+    said = (cluster / "commands").read_text()
     assert "submit" not in said
     assert "create" not in said
 
