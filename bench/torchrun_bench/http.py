@@ -53,7 +53,7 @@ def _nothing() -> None:
 async def watch(
     session: aiohttp.ClientSession, path: str, on_start: Callable[[], None] = _nothing
 ) -> AsyncIterator[JsonObject]:
-    """Objects that are added under `path`, for up to an hour, from when `begun` is called."""
+    """Objects that are added under `path`, for up to an hour, from when `on_start` is called."""
     async for kind, body in events(session, path, on_start):
         if kind == "ADDED":
             yield body
@@ -62,7 +62,7 @@ async def watch(
 async def events(
     session: aiohttp.ClientSession, path: str, on_start: Callable[[], None] = _nothing
 ) -> AsyncIterator[tuple[str, JsonObject]]:
-    """Type and object of every change under `path`, for up to an hour, from `begun` on."""
+    """Type and object of every change under `path`, for up to an hour, from `on_start` on."""
     async with asyncio.timeout(30):
         listed = await _list(session, path)
     metadata = listed["metadata"]

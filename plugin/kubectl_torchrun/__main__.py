@@ -1,5 +1,6 @@
 """kubectl torchrun: the group of all commands."""
 
+import difflib
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kubectl_torchrun.cli import options
-from kubectl_torchrun.commands import SHORT_HELP
+from kubectl_torchrun.commands import KUBECTL_VERBS, SHORT_HELP
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -32,7 +33,20 @@ class _Commands(Mapping[str, click.Command]):
 
 
 class _Group(click.Group):
-    """Lists the commands without loading them."""
+    """Lists the commands without loading them, and suggests commands for unknown names."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Raises click.UsageError with a suggestion for an unknown command."""
+        name = args[0]
+        if name in SHORT_HELP or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        hint = KUBECTL_VERBS.get(name)
+        if hint is None:
+            near = difflib.get_close_matches(name, SHORT_HELP, 1)
+            hint = f"Did you mean {near[0]}?" if near else "List the commands with --help."
+        raise click.UsageError(f"Unknown command {name}. {hint}", ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The section Commands of the help."""
@@ -48,13 +62,29 @@ class _Group(click.Group):
         return items + click.Command.shell_complete(self, ctx, incomplete)
 
 
+def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from kubectl_torchrun.text import echo
+        from kubectl_torchrun.version import version
+
+        echo(f"kubectl torchrun, version {version()}")
+        ctx.exit()
+
+
 @click.group(
     cls=_Group,
     commands=_Commands(),
     context_settings=options.CONTEXT_SETTINGS,
     epilog=options.EXIT_CODES,
 )
-@click.version_option(package_name="kubectl-torchrun", prog_name="kubectl torchrun")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 @options.plain_cluster_options
 def cli(kubeconfig: str, context: str, namespace: str) -> None:
     """Run the code in the current directory with torchrun on many nodes of a cluster.

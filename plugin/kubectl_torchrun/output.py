@@ -9,6 +9,7 @@ from kubectl_torchrun.text import echo, escape, join
 from torchrun_api.json import JsonObject, JsonValue
 
 GAP = "   "
+WIDE = "wide"  # the format of a table with more columns that is not cut
 
 
 def name_of(body: JsonObject) -> str:

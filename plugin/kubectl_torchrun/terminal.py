@@ -98,13 +98,14 @@ class Terminal:
         if self._live:
             self._err.write("\n")
 
-    def log(self, rank: int, line: bytes) -> None:
+    def log(self, rank: int, line: bytes, *, prefix: bool = True) -> None:
         """Print one line of a log; of a line that overwrites itself, as bars do, only the end."""
         self.at_rest()
-        prefix = escape(f"[{rank}]")
+        start = f"[{rank}] "
         if self._out_colour:
-            prefix = style(prefix, fg=_COLOURS[rank % len(_COLOURS)])
-        self._out.write(f"{prefix} {log_text(line, colour=self._out_colour)}\n")
+            start = style(f"[{rank}]", fg=_COLOURS[rank % len(_COLOURS)]) + " "
+        text = log_text(line, colour=self._out_colour)
+        self._out.write(f"{start if prefix else ''}{text}\n")
         self._out.flush()
 
     @contextmanager

@@ -109,6 +109,7 @@ def test_the_examples_that_need_pods_work_as_they_stand(space: Space, tmp_path: 
     assert "[default0]" not in before
     assert "[0] [default1]:first False" in run("--node 0 --tail 100")
     assert run("--since 10m | grep loss").count("loss of node") == 2
+    assert run("--include loss --timestamps --no-prefix").count("Z [default0]:loss of node") == 2
     run("", "exec")  # a shell at the end of its input
     assert "first True" in run("logs/0/node-0.log", "kept")
     assert "logs/0/node-1.log" in run("", "kept")

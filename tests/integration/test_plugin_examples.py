@@ -101,12 +101,12 @@ def submitted(laptop: Laptop, running: Running, line: str) -> None:
 
 
 def suspended(laptop: Laptop, running: Running, line: str) -> None:
-    running.says("pauses")
+    running.says("Suspending job")
     laptop.set_status(JOB, phase="Suspended")
 
 
 def resumed(laptop: Laptop, running: Running, line: str) -> None:
-    running.says("goes on")
+    running.says("Resuming job")
     laptop.set_status(JOB, phase="Running")
 
 

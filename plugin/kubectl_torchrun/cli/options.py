@@ -144,7 +144,7 @@ def plain_cluster_options(command: Function) -> Function:
 
 
 def output_option(*formats: str) -> Callable[[Function], Function]:
-    """-o with these formats; `name` prints `torchrunjob.torchrun.ai/NAME`."""
+    """-o with these formats; `name` prints `KIND.torchrun.ai/NAME`, `wide` a larger table."""
     return click.option(
         "--output",
         "-o",
@@ -172,10 +172,10 @@ dry_run_option = click.option(
 
 
 class Duration(click.ParamType["float"]):
-    """Seconds, or a duration as kubectl takes it: 90, 90s, 5m, 1h30m."""
+    """Seconds, or a duration in the format of kubectl, with days: 90, 90s, 5m, 1h30m, 5d."""
 
     name = "duration"
-    _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}  # noqa: RUF012
+    _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}  # noqa: RUF012
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
@@ -184,11 +184,13 @@ class Duration(click.ParamType["float"]):
         text = str(value)
         if re.fullmatch(r"\d+(\.\d+)?", text):
             seconds = float(text)
-        elif re.fullmatch(r"(\d+(\.\d+)?[hms])+", text):
-            parts = re.findall(r"([\d.]+)([hms])", text)
+        elif re.fullmatch(r"(\d+(\.\d+)?[dhms])+", text):
+            parts = re.findall(r"([\d.]+)([dhms])", text)
             seconds = sum(float(number) * self._UNITS[unit] for number, unit in parts)
         else:
-            self.fail(f"{text!r} is not a duration. Use for example 90s, 5m or 1h30m.", param, ctx)
+            self.fail(
+                f"{text!r} is not a duration. Use for example 90s, 5m, 1h30m or 5d.", param, ctx
+            )
         if seconds <= 0:
             self.fail(f"{text!r} must be greater than 0.", param, ctx)
         return seconds

@@ -7,6 +7,7 @@ from kubectl_torchrun import output
 from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.listing import explain_all_namespaces, note_unreadable, v1_list
+from kubectl_torchrun.cluster.phases import NEW
 from kubectl_torchrun.cluster.session import session
 from kubectl_torchrun.cluster.slices import JOBS, Job, ProgressSlice
 from kubectl_torchrun.cluster.summary import node_count
@@ -35,7 +36,7 @@ class JobFilter(NamedTuple):
 def print_jobs(target: Target, job_filter: JobFilter, form: str, terminal: Terminal) -> int:
     """Print the jobs; the exit code, 0 also where there are none. Raises Problem."""
     with session(target) as cluster:
-        if form:
+        if form not in ("", output.WIDE):
             output.write(cluster.run(lambda api: _objects(api, job_filter)), form)
             return 0
         jobs = cluster.run(lambda api: _jobs(api, job_filter, terminal))
@@ -43,7 +44,9 @@ def print_jobs(target: Target, job_filter: JobFilter, form: str, terminal: Termi
             where = "" if job_filter.everywhere else f" in namespace {cluster.namespace}"
             terminal.note(f"No jobs found{where}.")
             return 0
-        output.print_lines(job_table(jobs, job_filter.everywhere, output.screen_width()))
+        wide = form == output.WIDE
+        width = None if wide else output.screen_width()
+        output.print_lines(job_table(jobs, job_filter.everywhere, width, wide=wide))
     return 0
 
 
@@ -67,10 +70,13 @@ async def _objects(api: Api, job_filter: JobFilter) -> JsonObject:
     return v1_list(response, JOBS.kind, takes)
 
 
-def job_table(jobs: Sequence[Job], everywhere: bool, width: int | None) -> list[str]:
-    """Lines; the newest job comes last, next to the prompt."""
+def job_table(
+    jobs: Sequence[Job], everywhere: bool, width: int | None, *, wide: bool = False
+) -> list[str]:
+    """Lines; the newest job comes last, next to the prompt. wide: with GPUs to message."""
     head = ["NAMESPACE"] * everywhere + [
         *("NAME", "QUEUE", "NODES", "PHASE", "PROGRESS", "AGE", "REASON"),
+        *(("GPUS", "RESTARTS", "IMAGE", "MESSAGE") if wide else ()),
     ]
     rows = [
         [job.metadata.namespace] * everywhere
@@ -78,14 +84,26 @@ def job_table(jobs: Sequence[Job], everywhere: bool, width: int | None) -> list[
             job.metadata.name,
             job.spec.job_queue,
             node_count(job),
-            job.status.phase or "New",
+            job.status.phase or NEW,
             _steps(job.status.progress),
             output.age(job.metadata.creation_timestamp),
             job.status.reason,
+            *(_wide_cells(job) if wide else ()),
         ]
         for job in sorted(jobs, key=_by_age)
     ]
     return output.columns(head, rows, width, ("QUEUE", "NODES", "PROGRESS"))
+
+
+def _wide_cells(job: Job) -> tuple[str, ...]:
+    status = job.status
+    gpus = status.gpus if status.gpus is not None else job.spec.num_gpus
+    return (
+        "-" if gpus is None else str(gpus),
+        str(status.restarts),
+        job.spec.image or "-",
+        status.message,
+    )
 
 
 def _steps(progress: ProgressSlice | None) -> str:

@@ -21,7 +21,7 @@ _BAR = 10  # characters
 def print_queues(target: Target, everywhere: bool, form: str, terminal: Terminal) -> int:
     """Print the queues, and the jobs that wait for admission; the exit code. Raises Problem."""
     with session(target) as cluster:
-        if form:
+        if form not in ("", output.WIDE):
             path = QUEUES.path("" if everywhere else cluster.namespace)
             response = cluster.run(
                 lambda api: explain_all_namespaces(api.read(path), everywhere=everywhere)
@@ -33,8 +33,9 @@ def print_queues(target: Target, everywhere: bool, form: str, terminal: Terminal
             where = "" if everywhere else f" in namespace {cluster.namespace}"
             terminal.note(f"No TorchrunQueues found{where}. Ask an administrator to create one.")
             return 0
-        width = output.screen_width()
-        output.print_lines(queue_table(queues, jobs, everywhere, width))
+        wide = form == output.WIDE
+        width = None if wide else output.screen_width()
+        output.print_lines(queue_table(queues, jobs, everywhere, width, wide=wide))
         waiting = waiting_table(jobs, everywhere, width)
         if waiting:
             output.print_lines(["", *waiting])
@@ -59,9 +60,17 @@ async def _queues_and_jobs(
 
 
 def queue_table(
-    queues: Sequence[Queue], jobs: Sequence[Job], everywhere: bool, width: int | None
+    queues: Sequence[Queue],
+    jobs: Sequence[Job],
+    everywhere: bool,
+    width: int | None,
+    *,
+    wide: bool = False,
 ) -> list[str]:
-    """Lines, by name: a bar for the used quota, and the number of running and waiting jobs."""
+    """Lines, by name: a bar for the used quota, and the number of running and waiting jobs.
+
+    wide: with scheduler and storage class of the workspace.
+    """
     running, waiting = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for job in jobs:
         key = (job.metadata.namespace, job.spec.job_queue)
@@ -69,6 +78,7 @@ def queue_table(
         waiting[key] += job.status.phase in WAITING
     head = ["NAMESPACE"] * everywhere + [
         *("NAME", "USED", "WEIGHT", "QUOTA", "RUNNING", "WAITING", "GPUS/NODE", "AGE", "IMAGE"),
+        *(("SCHEDULER", "STORAGECLASS") if wide else ()),
     ]
     rows = []
     for queue in sorted(queues, key=_key):
@@ -85,9 +95,19 @@ def queue_table(
                 str(spec.node_resources.gpus),
                 output.age(meta.creation_timestamp),
                 spec.image or "-",
+                *(_wide_cells(queue) if wide else ()),
             ]
         )
     return output.columns(head, rows, width, ("GPUS/NODE", "AGE", "WEIGHT", "IMAGE", "QUOTA"))
+
+
+def _wide_cells(queue: Queue) -> tuple[str, str]:
+    spec = queue.spec
+    workspace = spec.storage.workspace
+    return (
+        spec.scheduling.scheduler or "-",
+        (workspace.storage_class_name if workspace else None) or "-",
+    )
 
 
 def waiting_table(jobs: Sequence[Job], everywhere: bool, width: int | None) -> list[str]:

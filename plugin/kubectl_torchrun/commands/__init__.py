@@ -22,3 +22,11 @@ SHORT_HELP = {
     "sync": "Upload a directory to an existing job",
     "why": "Explain why a job is waiting or failed",
 }
+# Hints for verbs of kubectl that are no commands.
+KUBECTL_VERBS = {
+    "apply": "Use submit -f FILE.",
+    "create": "Use submit -f FILE.",
+    "delete": "Use cancel JOB.",
+    "describe": "Use status JOB, or why JOB.",
+    "get": "Use list, or status JOB -o yaml.",
+}

@@ -1,29 +1,37 @@
 """`files`: the files of a directory that would be uploaded."""
 
+from typing import TYPE_CHECKING
+
 import click
 
-from kubectl_torchrun.cli.options import Command, run_command
+from kubectl_torchrun.cli.options import Command, output_option, run_command
 from kubectl_torchrun.cli.request import directory_to_send
 from kubectl_torchrun.terminal import Terminal
+
+if TYPE_CHECKING:
+    from torchrun_api.contents import Entry
+    from torchrun_api.json import JsonObject
 
 
 @click.command("files", cls=Command)
 @click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False))
-def command(directory: str | None) -> None:
+@output_option("name", "yaml", "json")
+def command(directory: str | None, output: str) -> None:
     """List the files of DIRECTORY that would be uploaded: digest, size in bytes, mode and path.
 
     DIRECTORY defaults to that of submit. An empty directory has no digest and the mode `dir`.
-    Does not connect to a cluster.
+    Does not connect to a cluster. -o name prints only the paths.
 
     \b
     Examples:
       kubectl torchrun files
       kubectl torchrun files . | sort -k 2 -n | tail
+      kubectl torchrun files -o json
     """
 
     def work(terminal: Terminal) -> int:
-        from kubectl_torchrun import output
         from kubectl_torchrun.cluster.kubectl import ClusterNamespace
+        from kubectl_torchrun.output import put, write
         from kubectl_torchrun.upload import pack, tree
         from kubectl_torchrun.upload.cache import UploadCache
 
@@ -31,7 +39,17 @@ def command(directory: str | None) -> None:
         files = tree.scan(place)
         pack.check(files)
         workspace = UploadCache(ClusterNamespace("", ""), place).digest(files)
-        output.put(workspace.manifest.text)
+        entries = workspace.manifest.entries
+        if output == "name":
+            put("".join(f"{entry.path}\n" for entry in entries))
+        elif output:
+            write({"files": [_file(entry) for entry in entries]}, output)
+        else:
+            put(workspace.manifest.text)
         return 0
 
     run_command(work)
+
+
+def _file(entry: "Entry") -> "JsonObject":
+    return {"path": entry.path, "sha256": entry.sha256, "size": entry.size, "mode": entry.mode}

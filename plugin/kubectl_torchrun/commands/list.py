@@ -1,11 +1,43 @@
 """`list`: a table of jobs."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from kubectl_torchrun.cli import complete
 from kubectl_torchrun.cli.options import Command, cluster_options, output_option, run_command
 from kubectl_torchrun.cluster.kubectl import Target
+from kubectl_torchrun.cluster.phases import NEW, PHASES
 from kubectl_torchrun.terminal import Terminal
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+
+class _Phase(click.ParamType["str"]):
+    """A phase, in any case."""
+
+    name = "phase"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """The phase as it is spelled in a status."""
+        phases = {phase.lower(): phase for phase in (*PHASES, NEW)}
+        phase = phases.get(str(value).lower())
+        if phase is None:
+            valid = ", ".join(phases.values())
+            self.fail(f"Unknown phase {value}. Valid phases: {valid}.", param, ctx)
+        return phase
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> "list[CompletionItem]":
+        """The phases that start with the word."""
+        from click.shell_completion import CompletionItem
+
+        phases = (*PHASES, NEW)
+        return [CompletionItem(p) for p in phases if p.lower().startswith(incomplete.lower())]
 
 
 @click.command("list", cls=Command)
@@ -15,9 +47,14 @@ from kubectl_torchrun.terminal import Terminal
     "--queue", "-q", default="", help="Only jobs of this queue.", shell_complete=complete.queues
 )
 @click.option(
-    "--phase", "phases", multiple=True, metavar="PHASE", help="Only jobs in this phase; repeatable."
+    "--phase",
+    "phases",
+    multiple=True,
+    type=_Phase(),
+    metavar="PHASE",
+    help="Only jobs in this phase, in any case; repeatable.",
 )
-@output_option("name", "yaml", "json")
+@output_option("name", "wide", "yaml", "json")
 @cluster_options
 def command(
     all_namespaces: bool,
@@ -32,14 +69,16 @@ def command(
     \b
     Examples:
       kubectl torchrun list
-      kubectl torchrun list -A --phase Running --phase Queued
+      kubectl torchrun list -A --phase running --phase queued
+      kubectl torchrun list -o wide
       kubectl torchrun list --queue gpu -o name
     """
 
     def work(terminal: Terminal) -> int:
         from kubectl_torchrun.cluster.job_list import JobFilter, print_jobs
 
-        job_filter = JobFilter(all_namespaces, selector, queue, frozenset(phases))
+        selected = frozenset("" if phase == NEW else phase for phase in phases)
+        job_filter = JobFilter(all_namespaces, selector, queue, selected)
         return print_jobs(target, job_filter, output, terminal)
 
     run_command(work)

@@ -1,5 +1,7 @@
 """`logs`: the logs of a job's nodes."""
 
+import re
+
 import click
 
 from kubectl_torchrun.cli.options import (
@@ -11,6 +13,26 @@ from kubectl_torchrun.cli.options import (
 )
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.terminal import Terminal
+
+
+class _Pattern(click.ParamType["re.Pattern[bytes]"]):
+    """A regular expression for lines of logs."""
+
+    name = "regex"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> "re.Pattern[bytes]":
+        """The compiled expression."""
+        if isinstance(value, re.Pattern):
+            return value
+        try:
+            return re.compile(str(value).encode())
+        except re.error as error:
+            self.fail(f"{value!r} is not a regular expression: {error}.", param, ctx)
+
+
+_PATTERN = _Pattern()
 
 
 @click.command("logs", cls=Command)
@@ -43,7 +65,32 @@ from kubectl_torchrun.terminal import Terminal
 @click.option(
     "--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each node."
 )
-@click.option("--since", type=DURATION, metavar="DURATION", help="Only lines newer than this.")
+@click.option(
+    "--since",
+    type=DURATION,
+    metavar="DURATION",
+    help="Only lines newer than this, for example 10m or 5d.",
+)
+@click.option(
+    "--include",
+    multiple=True,
+    type=_PATTERN,
+    metavar="REGEX",
+    help="Only lines that match; repeatable. Applies after --tail.",
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    type=_PATTERN,
+    metavar="REGEX",
+    help="Skip lines that match; repeatable.",
+)
+@click.option("--timestamps", is_flag=True, help="Print the time of each line.")
+@click.option(
+    "--prefix/--no-prefix",
+    default=True,
+    help="Start each line with the [index] of its node (default).",
+)
 @cluster_options
 def command(
     job: str,
@@ -54,6 +101,10 @@ def command(
     previous: bool,
     tail: int | None,
     since: float | None,
+    include: "tuple[re.Pattern[bytes], ...]",
+    exclude: "tuple[re.Pattern[bytes], ...]",
+    timestamps: bool,
+    prefix: bool,
     target: Target,
 ) -> None:
     """Print the logs of JOB's nodes, merged by time. Each line starts with the [index] of its node.
@@ -66,6 +117,7 @@ def command(
       kubectl torchrun logs my-project-x7k2p --node 0 --tail 100
       kubectl torchrun logs my-project-x7k2p --previous --rank 3
       kubectl torchrun logs my-project-x7k2p --since 10m | grep loss
+      kubectl torchrun logs my-project-x7k2p --include loss --timestamps --no-prefix
     """
     if previous and attempt is not None:
         raise click.UsageError("--previous and --attempt are mutually exclusive.")
@@ -74,8 +126,17 @@ def command(
 
     def work(terminal: Terminal) -> int:
         from kubectl_torchrun.logs.logs_command import LogChoice, follow_logs, print_logs
+        from kubectl_torchrun.logs.streams import LineFormat
 
-        choice = LogChoice(frozenset(nodes), frozenset(ranks), attempt, previous, tail, since)
+        choice = LogChoice(
+            frozenset(nodes),
+            frozenset(ranks),
+            attempt,
+            previous,
+            tail,
+            since,
+            LineFormat(include, exclude, timestamps, prefix),
+        )
         show = follow_logs if follow else print_logs
         return show(target, job, choice, terminal)
 

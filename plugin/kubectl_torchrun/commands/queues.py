@@ -9,7 +9,7 @@ from kubectl_torchrun.terminal import Terminal
 
 @click.command("queues", cls=Command)
 @click.option("--all-namespaces", "-A", is_flag=True, help="List queues of all namespaces.")
-@output_option("name", "yaml", "json")
+@output_option("name", "wide", "yaml", "json")
 @cluster_options
 def command(all_namespaces: bool, output: str, target: Target) -> None:
     """List TorchrunQueues with used quota and the number of running and waiting jobs. A second
@@ -18,7 +18,7 @@ def command(all_namespaces: bool, output: str, target: Target) -> None:
     \b
     Examples:
       kubectl torchrun queues
-      kubectl torchrun queues -A
+      kubectl torchrun queues -A -o wide
     """
 
     def work(terminal: Terminal) -> int:

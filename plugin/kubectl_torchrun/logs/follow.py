@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 
 import anyio
@@ -84,7 +85,7 @@ class _Streams:
         tasks: TaskGroup,
     ) -> None:
         self.open = 0
-        self.window = Window(terminal.log)
+        self.window = Window(partial(terminal.log, prefix=view.line_format.prefix))
         self._api = api
         self._job_watch = job_watch
         self._terminal = terminal
@@ -128,7 +129,8 @@ class _Streams:
                     async for line in cursor.read(follow=True, ended=ended):
                         failures = 0
                         if self._view.shows(rank, line):
-                            self.window.add(cursor.stamp, rank, line)
+                            text = self._view.line_format.format(cursor.stamp, line)
+                            self.window.add(cursor.stamp, rank, text)
                     if ended:
                         return
                     failures = 0

@@ -16,7 +16,7 @@ from kubectl_torchrun.cluster.slices import JOBS, Job
 from kubectl_torchrun.errors import DETACHED, Problem, UsageProblem
 from kubectl_torchrun.logs import copies
 from kubectl_torchrun.logs.follow import MOST_STREAMS, follow
-from kubectl_torchrun.logs.streams import Cursor, Lines, View, merged
+from kubectl_torchrun.logs.streams import Cursor, LineFormat, Lines, View, merged
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api import names
 from torchrun_api.core import Pod
@@ -31,6 +31,7 @@ class LogChoice(NamedTuple):
     previous: bool
     tail: int | None  # lines of each node
     since: float | None  # seconds
+    line_format: LineFormat = LineFormat()
 
 
 def follow_logs(target: Target, name: str, choice: LogChoice, terminal: Terminal) -> int:
@@ -67,7 +68,7 @@ def print_logs(target: Target, name: str, choice: LogChoice, terminal: Terminal)
 
 def _view(cluster: Cluster, job: Job, choice: LogChoice) -> View:
     ranks = cluster.run(lambda api: ranks_of(api, job)) if choice.ranks else Ranks()
-    return View(choice.nodes, choice.ranks, ranks, choice.tail, choice.since)
+    return View(choice.nodes, choice.ranks, ranks, choice.tail, choice.since, choice.line_format)
 
 
 def _print(cluster: Cluster, job: Job, choice: LogChoice, view: View, terminal: Terminal) -> int:
@@ -105,7 +106,7 @@ def _print(cluster: Cluster, job: Job, choice: LogChoice, view: View, terminal: 
                 (node, Cursor(api, pod, view)) for node, pod in selected
             ]
             async for node, line in merged([*cursors, *log_copies], view):
-                terminal.log(node, line)
+                terminal.log(node, line, prefix=view.line_format.prefix)
 
         cluster.run(show)
     return 0
@@ -162,7 +163,7 @@ async def _backlog(api: Api, job: Job, view: View, terminal: Terminal) -> dict[s
     ]
     cursors = [(pod, Cursor(api, pod.metadata.name, view)) for pod in selected[:MOST_STREAMS]]
     async for node, line in merged([(rank_of(pod), cursor) for pod, cursor in cursors], view):
-        terminal.log(node, line)
+        terminal.log(node, line, prefix=view.line_format.prefix)
     return {pod.metadata.uid: cursor for pod, cursor in cursors}
 
 

@@ -18,6 +18,28 @@ _MOST_WAITING = 50_000
 RANK_MARK = re.compile(rb"\[[a-zA-Z_]*(\d+)\]:")  # torchrun's --tee: role and local rank
 
 
+class LineFormat(NamedTuple):
+    """Which lines of a log are printed, and how. include: empty for all lines."""
+
+    include: tuple[re.Pattern[bytes], ...] = ()
+    exclude: tuple[re.Pattern[bytes], ...] = ()
+    timestamps: bool = False
+    prefix: bool = True
+
+    def matches(self, line: bytes) -> bool:
+        """Whether the line matches a pattern of `include`, and none of `exclude`."""
+        if self.include and not any(pattern.search(line) for pattern in self.include):
+            return False
+        return not any(pattern.search(line) for pattern in self.exclude)
+
+    def format(self, stamp: bytes, line: bytes) -> bytes:
+        """The line, after its time with `timestamps`. stamp: empty if unknown."""
+        if not (self.timestamps and stamp):
+            return line
+        # Only the end of a line that overwrites itself, or its time would be overwritten, too.
+        return stamp + b" " + line.rstrip(b"\r\n").rpartition(b"\r")[2]
+
+
 class View(NamedTuple):
     """Which lines of a gang's logs are shown.
 
@@ -30,6 +52,7 @@ class View(NamedTuple):
     of_nodes: Ranks = Ranks()
     tail: int | None = None
     since: float | None = None
+    line_format: LineFormat = LineFormat()
 
     def takes(self, node: int) -> bool:
         """Whether this node's log is read at all."""
@@ -39,6 +62,8 @@ class View(NamedTuple):
 
     def shows(self, node: int, line: bytes) -> bool:
         """Whether a line is shown: marked lines of other ranks of the node are not."""
+        if not self.line_format.matches(line):
+            return False
         if not self.ranks or node in self.nodes:
             return True
         mark = RANK_MARK.match(line)
@@ -109,9 +134,9 @@ async def merged(
                 heads.append((cursor.stamp, node, first))
         heapq.heapify(heads)
         while heads:
-            _, node, line = heads[0]
+            stamp, node, line = heads[0]
             if view.shows(node, line):
-                yield node, line
+                yield node, view.line_format.format(stamp, line)
             cursor, lines = readers[node]
             following = await _next(lines)
             if following is None:

@@ -1,16 +1,18 @@
 """Help that teaches: every command has examples, and each can be given as it stands."""
 
+import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from kubectl_torchrun import commands, completion
+from kubectl_torchrun import commands, completion, version
 from kubectl_torchrun.__main__ import cli
 
 from .laptop import Laptop
@@ -101,14 +103,18 @@ def test_flags_of_the_cluster_may_stand_before_the_command(laptop: Laptop) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("90s", 90), ("1h30m", 5400), ("1.5m", 90), ("0.5s", 0.5)]
+    ("text", "seconds"),
+    [
+        *(("90", 90), ("90s", 90), ("1h30m", 5400), ("1.5m", 90), ("0.5s", 0.5)),
+        *(("5d", 432_000), ("1d12h", 129_600)),
+    ],
 )
 def test_durations(text: str, seconds: float) -> None:
     line = f"kubectl torchrun logs j --since {text}"
     assert parse(line).params["since"] == seconds
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "0", "5 m", "1d"])
+@pytest.mark.parametrize("text", ["", "x", "-1", "0", "5 m", "1w"])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(click.UsageError, match=r"not a duration|must be greater than 0"):
         parse(f"kubectl torchrun logs j --since={text!r}")
@@ -141,6 +147,40 @@ def test_mistakes_cost_nothing(line: str) -> None:
     assert "Error: " in result.output
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("get", "Unknown command get. Use list, or status JOB -o yaml."),
+        ("get torchrunjobs", "Unknown command get. Use list, or status JOB -o yaml."),
+        ("describe run", "Unknown command describe. Use status JOB, or why JOB."),
+        ("delete run", "Unknown command delete. Use cancel JOB."),
+        ("lits", "Unknown command lits. Did you mean list?"),
+        ("xyz", "Unknown command xyz. List the commands with --help."),
+    ],
+)
+def test_unknown_commands_suggest_the_right_one(line: str, message: str) -> None:
+    result = CliRunner().invoke(cli, line.split())
+    assert result.exit_code == 2
+    assert result.stderr.endswith(f"Error: {message}\n")
+
+
+def test_the_version_is_known_in_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(_: str) -> str:
+        raise metadata.PackageNotFoundError
+
+    monkeypatch.setattr(metadata, "version", not_installed)
+    assert re.fullmatch(
+        r"kubectl torchrun, version \d+\.\d+\.\d+ \(checkout\)\n",
+        CliRunner().invoke(cli, ["--version"]).stdout,
+    )
+    monkeypatch.setattr(metadata, "version", lambda _: "1.2.3")
+    shown = CliRunner().invoke(cli, ["--version"]).stdout
+    assert shown == "kubectl torchrun, version 1.2.3\n"
+    monkeypatch.setattr(metadata, "version", not_installed)
+    monkeypatch.setattr(version, "_PROJECT", Path("/nowhere/pyproject.toml"))
+    assert CliRunner().invoke(cli, ["--version"]).stdout == "kubectl torchrun, version unknown\n"
+
+
 def completions(laptop: Laptop, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["kubectl_complete-torchrun", *words])
@@ -158,6 +198,7 @@ def test_words_are_completed_as_kubectl_asks_for_it(
     assert completions(laptop, capsys, "scale", "j", "--no") == ["--nodes\tNumber of nodes.", ":4"]
     flags = ["--kubeconfig", str(laptop.kubeconfig)]
     assert completions(laptop, capsys, *flags, "list", "--context", "") == ["c", ":4"]
+    assert completions(laptop, capsys, "list", "--phase", "su") == ["Succeeded", "Suspended", ":4"]
     assert completions(laptop, capsys, "submit", "-C", "x")[-1] == ":0"
     # The server in memory has no discovery, so kubectl finds no jobs: nothing is offered.
     assert completions(laptop, capsys, *flags, "logs", "") == [":4"]

@@ -168,9 +168,10 @@ def test_a_cluster_that_is_named_before_the_command_goes_before_the_file(laptop:
 def test_every_flag_is_judged() -> None:
     """A new flag may choose what runs and where: say here that it does not, or add it to _KEYS."""
     harmless = {
-        "after", "all-namespaces", "attempt", "detach", "dev", "dry-run", "env", "follow", "gpus",
-        "name", "node", "nodes", "output", "phase", "previous", "queue", "rank", "selector",
-        "since", "stdin", "tail", "tensorboard", "timeout", "tty", "upload-timeout", "wait", "watch",
+        "after", "all-namespaces", "attempt", "detach", "dev", "dry-run", "env", "exclude", "follow",
+        "gpus", "include", "name", "node", "nodes", "output", "phase", "prefix", "previous", "queue",
+        "rank", "selector", "since", "stdin", "tail", "tensorboard", "timeout", "timestamps", "tty",
+        "upload-timeout", "wait", "watch",
     }  # fmt: skip
     flags = {flag for command in cli.commands.values() for flag in defaults._flags(command)}
     assert flags - harmless - set(defaults._REFUSED) == trust._KEYS | trust._DIRECTORIES

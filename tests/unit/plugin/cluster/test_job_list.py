@@ -49,6 +49,8 @@ def test_jobs_come_with_what_matters_and_the_newest_last(laptop: Laptop) -> None
         (["--queue", "other"], ["old"]),
         (["--phase", "Running"], ["young"]),
         (["--phase", "Running", "--phase", "Queued"], ["old", "young"]),
+        (["--phase", "running", "--phase", "QUEUED"], ["old", "young"]),
+        (["--phase", "timedout"], []),
         (["-l", "team=a"], ["young"]),
         (["-A"], ["old", "young"]),
     ],
@@ -58,6 +60,43 @@ def test_jobs_are_chosen(laptop: Laptop, arguments: list[str], names: list[str])
     result = laptop.run("list", "-o", "name", *arguments)
     found = sorted(line.removeprefix("torchrunjob.torchrun.ai/") for line in result.stdout.split())
     assert found == names
+
+
+def test_jobs_without_a_phase_are_new(laptop: Laptop) -> None:
+    laptop.job("fresh", status={})
+    assert laptop.run("list", "--phase", "new", "-o", "name").stdout == (
+        "torchrunjob.torchrun.ai/fresh\n"
+    )
+
+
+def test_an_unknown_phase_is_refused_with_the_valid_ones(laptop: Laptop) -> None:
+    result = laptop.run("list", "--phase", "done")
+    assert result.exit_code == 2
+    assert "Unknown phase done. Valid phases: Pending, Syncing, Queued, Running," in result.stderr
+    assert not laptop.server.requests
+
+
+def test_wide_tables_have_more_columns(laptop: Laptop) -> None:
+    some_jobs(laptop)
+    status = {"phase": "Failed", "reason": "Error", "message": "rank 1", "gpus": 16, "restarts": 2}
+    spec = {"jobQueue": "q", "numNodes": 2, "image": "i:1"}
+    created = {"creationTimestamp": "2026-01-03T00:00:00Z"}
+    laptop.job("wide", metadata=created, spec=spec, status=status)
+    head, *_, last = laptop.run("list", "-o", "wide").stdout.splitlines()
+    assert head.split()[-4:] == ["GPUS", "RESTARTS", "IMAGE", "MESSAGE"]
+    assert [cell.strip() for cell in last.split("   ") if cell.strip()][-4:] == [
+        *("16", "2", "i:1", "rank 1"),
+    ]
+    queue = {
+        "scheduling": {"scheduler": "volcano"},
+        "storage": {"workspace": {"storageClassName": "fast"}},
+    }
+    laptop.server.put("torchrunqueues", "a", spec=queue)
+    laptop.server.put("torchrunqueues", "b", spec={})
+    head, first, second = laptop.run("queues", "-o", "wide").stdout.splitlines()[:3]
+    assert head.split()[-2:] == ["SCHEDULER", "STORAGECLASS"]
+    assert first.split()[-2:] == ["volcano", "fast"]
+    assert second.split()[-2:] == ["-", "-"]
 
 
 def test_programs_get_a_list_of_whole_objects(laptop: Laptop) -> None:

@@ -1,9 +1,11 @@
 """`kept`: the files of a job's state directory, and `files`: what would be sent."""
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from kubectl_torchrun.__main__ import cli
@@ -80,6 +82,19 @@ def test_files_lists_what_would_be_sent(tmp_path: Path) -> None:
         [f"{digest} 10 755 run me.sh", f"{ignoring} 6 644 .gitignore", "- 0 dir empty"]
     )
     assert result.stdout.endswith("\n")
+
+
+def test_files_are_listed_for_programs(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "train.py").write_text("x")
+    digest = hashlib.sha256(b"x").hexdigest()
+    listed = [
+        {"path": "empty", "sha256": "", "size": 0, "mode": "dir"},
+        {"path": "train.py", "sha256": digest, "size": 1, "mode": "644"},
+    ]
+    assert json.loads(files(str(tmp_path), "-o", "json").stdout) == {"files": listed}
+    assert yaml.safe_load(files(str(tmp_path), "-o", "yaml").stdout) == {"files": listed}
+    assert files(str(tmp_path), "-o", "name").stdout == "empty\ntrain.py\n"
 
 
 def test_files_are_looked_at_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

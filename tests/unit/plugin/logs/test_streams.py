@@ -1,6 +1,7 @@
 """Logs over connections that break, and the merge of many."""
 
 import io
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,10 +16,12 @@ from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.slices import Job
 from kubectl_torchrun.logs.follow import follow
-from kubectl_torchrun.logs.streams import Cursor, View, merged
+from kubectl_torchrun.logs.streams import Cursor, LineFormat, View, merged
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject
+
+from ..laptop import Laptop
 
 HASTY = Backoff(first=0.001, longest=0.01, give_up=5)
 
@@ -123,8 +126,8 @@ async def test_following_loses_and_doubles_nothing(cuts: list[int], ends: list[i
         kubelet.pods = [worker(0, ended=False)]
 
         class Watched(Terminal):
-            def log(self, rank: int, line: bytes) -> None:
-                super().log(rank, line)
+            def log(self, rank: int, line: bytes, *, prefix: bool = True) -> None:
+                super().log(rank, line, prefix=prefix)
                 if not kubelet.cuts and not kubelet.ends:
                     job_watch.show_pods({"p0": worker(0)})
 
@@ -177,6 +180,40 @@ async def test_many_logs_are_merged_by_time() -> None:
         cursors = [(rank, Cursor(api, f"p{rank}")) for rank in range(4)]
         got = [(rank, line) async for rank, line in merged(cursors)]
     assert got == [(n % 3, TEXTS[n]) for n in range(20)]
+
+
+async def test_lines_are_selected_by_patterns_and_get_their_times() -> None:
+    view = View(
+        line_format=LineFormat(
+            include=(re.compile(b"1"), re.compile(b"2$")),
+            exclude=(re.compile(b"1[0-8]"),),
+            timestamps=True,
+        )
+    )
+    async with Kubelet(p=LINES).serve() as api:
+        lines = [line async for _, line in merged([(0, Cursor(api, "p", view))], view)]
+    assert lines == [LINES[n].rstrip("\n").encode() for n in (1, 2, 19)]
+
+
+def test_the_time_stays_before_a_line_that_overwrites_itself() -> None:
+    line_format = LineFormat(timestamps=True)
+    assert line_format.format(b"T", b"10 %\r20 %\r") == b"T 20 %"
+    assert line_format.format(b"", b"no time") == b"no time"
+
+
+def test_the_flags_of_lines_apply_to_present_and_followed_logs(laptop: Laptop) -> None:
+    laptop.job("run", status={"phase": "Running"})
+    laptop.worker("run", 0, 1, LINES[0], LINES[1], LINES[2])
+    words = ("--timestamps", "--no-prefix", "--include", "line", "--exclude", "line 1")
+    expected = LINES[0] + LINES[2]
+    assert laptop.run("logs", "run", *words).stdout == expected
+    assert laptop.run("logs", "run", "--include", "2").stdout == "[0] line 2\n"
+    laptop.once_watched(lambda: laptop.job("run", status={"phase": "Succeeded"}))
+    followed = laptop.run("logs", "run", "--follow", *words)
+    assert (followed.exit_code, followed.stdout) == (0, expected)
+    refused = laptop.run("logs", "run", "--exclude", "(")
+    assert refused.exit_code == 2
+    assert "'(' is not a regular expression: " in refused.stderr
 
 
 async def test_a_torn_line_is_read_again_whole() -> None:
