@@ -5,7 +5,7 @@ As text it has a line for each file and each empty directory, in the order of th
     <sha256> <bytes> <644 or 755> <path>
     - 0 dir <path>
 
-The text's own SHA-256 names the workspace: the same files have the same name, whoever sends them.
+The SHA-256 of the text names the workspace, so the same files have the same name.
 """
 
 import hashlib

@@ -62,7 +62,7 @@ STATE = f"{GROUP}/state"
 LOCAL_CHECKPOINTS = f"{GROUP}/local-checkpoints"  # bytes
 # numNodes when a gang was made of fewer.
 WANTED_NODES = f"{GROUP}/wanted-nodes"
-# Of the child Job of a head: the nodes of its gang, of which it has one.
+# Of the child Job of a head: the number of nodes of its gang. The head is one of them.
 NODES = f"{GROUP}/nodes"
 # Of a child Job and its workers: the job and the queue whose quota is charged for the gang, and
 # with what. They may run for a while after the job is deleted.
@@ -86,7 +86,7 @@ SERVED = f"{GROUP}/served"
 # Of a worker, with the go-ahead: the ranks wait out the fence first. When it was given, and the
 # workers that it is for, as "2026-01-02T03:04:05Z 0:1 1:0-3,7": attempts, and indexes of each.
 FENCE = f"{GROUP}/fence"
-# Of a worker: when it was told any of these, until it has been told again.
+# Annotation of a worker: when the controller last sent it an update of these.
 TOLD = f"{GROUP}/told"
 
 # Of a serve pod: where it keeps the workspace, claim or ephemeral.

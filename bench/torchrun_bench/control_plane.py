@@ -23,7 +23,7 @@ def name_of(part: str) -> str:
 
 
 def cluster(part: str, *, scheduler: bool = False) -> LocalCluster:
-    """A control plane whose Job controller is not held up by its own client's limits."""
+    """A control plane whose Job controller has no rate limits of its client."""
     limits = ["--kube-api-qps=1000", "--kube-api-burst=2000"]
     return LocalCluster(
         name=name_of(part),

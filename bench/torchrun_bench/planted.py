@@ -1,7 +1,7 @@
 """A slow-down of the controller that is planted to see that the bench shows it.
 
 Everything that the event loop runs is followed by burning as much CPU again: with a factor of 2 the
-whole process takes twice the time it needs, whatever it does. The product knows nothing of this.
+whole process takes twice the time that it needs. The product has no code for this.
 It needs asyncio's own event loop, which runs each callback in Python; so what it is compared with
 is a run with the factor 1.
 

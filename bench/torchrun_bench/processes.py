@@ -179,7 +179,7 @@ def wait_for_word(process: subprocess.Popen[bytes], word: str) -> None:
 
 @cache
 def _bytecode() -> Path:
-    """Users' installations are compiled; so is what is measured, whatever this shell says."""
+    """Measure compiled code, as users install it, even with PYTHONDONTWRITEBYTECODE."""
     folder = cache_home() / "bench-bytecode"
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -248,7 +248,7 @@ def _served(
 
 
 def _growth_rows(gang: int, colds: dict[int, Cold], idle: dict[int, float]) -> list[Row]:
-    """Exponents over all sizes: what a start costs whatever the size weighs on the smallest."""
+    """Exponents over all sizes. The fixed cost of a start matters most for the smallest size."""
     sizes = sorted(colds)
     of = ", ".join(str(size) for size in sizes)
     what = f"growth with {of} jobs of {gang} pods, exponent of"

@@ -181,7 +181,7 @@ def module_folder(program: str) -> Path:
 
 
 def key(sources: Iterable[bytes], flags: str, go_version: str) -> str:
-    """The cache key: whatever changes the build changes it."""
+    """The cache key, which depends on all inputs of the build."""
     digest = hashlib.sha256()
     for part in (*sources, flags.encode(), go_version.encode()):
         digest.update(len(part).to_bytes(8, "big") + part)

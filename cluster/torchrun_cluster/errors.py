@@ -2,4 +2,4 @@
 
 
 class ClusterError(Exception):
-    """Something that the user can mend; the message says how."""
+    """A problem that the user can fix; the message tells how."""

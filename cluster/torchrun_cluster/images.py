@@ -236,7 +236,7 @@ def _buildah() -> list[str]:
 
 
 def _into_store(name: str, archive: Path) -> None:
-    """Let `name` in buildah's store be the archive's image, whatever it was."""
+    """Make `name` in buildah's store the image of the archive, and replace an older one."""
     known = subprocess.run(
         [*_buildah(), "images", "--quiet", "--no-trunc", name],
         capture_output=True,

@@ -48,7 +48,7 @@ MonitorEvent = tuple[str, Any]
 
 
 class CallDelivery:
-    """A call for warm pods, and the directory as it is when `start_listing` is called."""
+    """A call for warm pods, and the state of the directory when `start_listing` is called."""
 
     def __init__(self, call: Call, root: Path, kubectl: Kubectl) -> None:
         self._call = call
@@ -76,7 +76,7 @@ class CallDelivery:
         return json.dumps({"bring": packed, "call": call})
 
     def send(self, numbers: list[int], line: Callable[[str], None]) -> None:
-        """Pass these files on in lines, and the line that ends them. Raises OSError."""
+        """Send these files in lines, then the last line. Raises OSError."""
         listed = self._files.result().split("\n")
         for number in numbers:
             path = self._root / listed[number].split(" ", 3)[3]
@@ -115,7 +115,7 @@ class Connections:
         self._pods: dict[str, _Pod] = {}
 
     def pod(self, pod: dict[str, Any], *, gone: bool) -> None:
-        """A pod has changed. One that no Job made only carries the labels of a worker."""
+        """Handle a changed pod. Pods without a Job only have the labels of a worker."""
         metadata, status = pod["metadata"], pod.get("status") or {}
         name = metadata["name"]
         running = status.get("phase") == "Running" and not gone
@@ -133,19 +133,19 @@ class Connections:
             self._pods[name].over.set()
 
     def go(self, attempt: int) -> None:
-        """Let the call that was brought begin in the pods of a gang."""
+        """Start the delivered call in the pods of a gang."""
         gang_pods = [pod for pod in self._pods.values() if pod.attempt == attempt]
         number = max(pod.last for pod in gang_pods) + 1
         for pod in gang_pods:
             pod.send(json.dumps({"go": number}))
 
     def end(self) -> None:
-        """Have the call's ranks killed, wherever they still run."""
+        """Kill all ranks of the call that still run."""
         for pod in self._pods.values():
             pod.send(json.dumps({"end": True}))
 
     def close(self) -> None:
-        """Close all connections, after the last messages have gone out."""
+        """Close all connections after the last messages are sent."""
         self._closed.set()
         children = [pod.child for pod in self._pods.values() if pod.child is not None]
         for child in children:
@@ -218,7 +218,7 @@ def _is_of_job(metadata: dict[str, Any]) -> bool:
 
 
 class _Pod:
-    """A pod's connection: the present one, as it may break and begin again."""
+    """The current connection to a pod; it is replaced after a failure."""
 
     def __init__(self, name: str, attempt: int, index: str) -> None:
         self.name = name

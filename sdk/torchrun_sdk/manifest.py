@@ -36,7 +36,7 @@ _COMMAND = f'python3 "$TORCHRUN_WORKSPACE_TARGET/{FOLDER}/{ENTRY}"'
 
 
 def job_name(function: str) -> str:
-    """A name that says what runs: `train-fn-x7k2p`."""
+    """A name with that of the function: `train-fn-x7k2p`."""
     stem = re.sub(r"[^a-z0-9]+", "-", function.lower()).strip("-").lstrip("0123456789-")
     stem = stem[: _LONGEST - 6].strip("-") or "call"
     return f"{stem}-{''.join(secrets.choice(_LETTERS) for _ in range(5))}"
@@ -70,7 +70,7 @@ def build(name: str, compute: Compute, key: str = "") -> dict[str, Any]:
 
 
 def gang_key(compute: Compute, function: Reference, root: Path) -> str:
-    """For calls of one function of one user's directory in pods like these, with this package."""
+    """The label for calls of a function of a directory with these resources and this package."""
     parts = [
         build("", compute),
         kuberay.build("", "", compute, "") if compute.distribution.operator else None,
@@ -84,7 +84,7 @@ def gang_key(compute: Compute, function: Reference, root: Path) -> str:
 
 
 def _version() -> str:
-    """Of this package, by its content."""
+    """The digest of the content of this package."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -94,7 +94,7 @@ def _version() -> str:
 def for_command(
     name: str, compute: Compute, command: str, ports: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """The job of a command, likewise."""
+    """The TorchrunJob of a command."""
     spec: dict[str, Any] = {
         "jobQueue": compute.queue,
         "numNodes": compute.distribution.nodes,

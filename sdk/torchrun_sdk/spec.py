@@ -36,7 +36,7 @@ class FrameError(ValueError):
 
 
 class Reference(NamedTuple):
-    """How a function is found again: an importable module, or a script's path, and its name.
+    """A reference to a function: an importable module or the path of a script, and its name.
 
     script: relative to the workspace, for what was `__main__`. path: entries of sys.path, likewise.
     """
@@ -78,7 +78,7 @@ class Call(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A rank is about to call the function. monotonic: of its node, as in Raised."""
+    """A rank is about to call the function. monotonic: clock of its node, as in Raised."""
 
     rank: int
     world_size: int
@@ -153,17 +153,17 @@ class Here(NamedTuple):
 
 
 class Wants(NamedTuple):
-    """The lines of the client's manifest, from 0, whose contents the pod has not."""
+    """The lines of the client's manifest, from 0, whose contents the pod lacks."""
 
     lines: list[int]
 
 
 class Ready(NamedTuple):
-    """The pod has all that the call needs, and waits for the client's message to begin."""
+    """The pod has all files of the call, and waits for the client's message to start."""
 
 
 class Refused(NamedTuple):
-    """The pod cannot take the call, and why."""
+    """The pod cannot run the call, for this reason."""
 
     why: str
 
@@ -220,7 +220,7 @@ def load_call(text: str) -> Call:
 
 
 def encode(message: Message) -> str:
-    """A line of what a rank leaves, and of what is sent to the client."""
+    """A message as one line, for the files of a rank and for the client."""
     body: dict[str, Any] = {"kind": type(message).__name__, **message._asdict()}
     if isinstance(message, Result):
         body["value"] = message.value._asdict()

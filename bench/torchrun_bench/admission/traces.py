@@ -71,7 +71,7 @@ def mixed(seed: int, jobs: int) -> Trace:
 
 
 def teams(seed: int, jobs: int) -> Trace:
-    """24 nodes; three teams with a third as quota each, of which one asks for far more."""
+    """24 nodes; three teams with a third as quota each; one team requests far more."""
     rng = random.Random(seed)
     demand = {"alpha": 5, "beta": 3, "gamma": 1}
     shapes: list[Shape] = [

@@ -17,7 +17,7 @@ class _NoQuota(QuotaReservation):
 
 
 class WithoutReservation(Coordinator):
-    """A head that does not fit keeps neither nodes nor quota: whatever fits passes it."""
+    """A job at the head that does not fit reserves neither nodes nor quota: others pass it."""
 
     def _wait(self, head: PendingWorkload) -> None:
         self._waiting[head.queue] = _NoQuota(self.snapshot, head)
@@ -96,7 +96,7 @@ def without_nodes(state: ClusterState, now: datetime) -> Decisions:
 
 
 def without_selectors(state: ClusterState, now: datetime) -> Decisions:
-    """Room on any node, whatever node selectors say."""
+    """Room on any node; ignores node selectors."""
     workloads = tuple(replace(workload, node_selector={}) for workload in state.workloads)
     return admit(replace(state, workloads=workloads), now)
 

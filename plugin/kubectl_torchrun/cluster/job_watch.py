@@ -9,10 +9,10 @@ from torchrun_api.core import Pod
 
 
 class JobWatch:
-    """One job as last seen. Start `run` in a task; `next_change` waits for a change.
+    """The last state of one job. Start `run` in a task; `next_change` waits for a change.
 
-    reloads: the job has a workspace and gets another one. seen: whether the job was read at all.
-    The two watches are not in step: a job may have ended before its pods show it.
+    reloads: the job has a workspace and gets another one. seen: whether the job was read.
+    The two watches are independent: a job may have ended before its pods show it.
     """
 
     def __init__(self, api: Api, name: str, *, reloads: bool = False) -> None:
@@ -32,7 +32,7 @@ class JobWatch:
             tasks.start_soon(self._watch_pods)
 
     async def next_change(self, seconds: float) -> bool:
-        """Wait for the next change, at most so long; whether there was one."""
+        """Wait for the next change, at most `seconds`; whether there was one."""
         tick = self._tick
         with anyio.move_on_after(seconds):
             await tick.wait()
@@ -40,7 +40,7 @@ class JobWatch:
         return False
 
     def of_component(self, component: str) -> list[Pod]:
-        """The sync pods or the workers."""
+        """The sync pods or the worker pods."""
         return [pod for pod in self.pods.values() if pod.metadata.labels.component == component]
 
     async def _watch_job(self) -> None:
@@ -53,18 +53,18 @@ class JobWatch:
             self.show_pods(pods)
 
     async def refresh_pods(self) -> None:
-        """See the pods as they are now, whatever the watch has brought so far."""
+        """List the pods, because the watch may be behind."""
         listed = await self._api.list(PODS, self._selector)
         self.show_pods({pod.metadata.name: pod for pod in listed.items})
 
     def show_job(self, job: Job | None) -> None:
-        """Take this as what there is, and wake who waits."""
+        """Set the state of the job, and wake waiting tasks."""
         self.seen = True
         self.job = job
         self._wake()
 
     def show_pods(self, pods: dict[str, Pod]) -> None:
-        """Take these as all that there are, and wake who waits."""
+        """Set the state of all pods, and wake waiting tasks."""
         self.pods = pods
         self._wake()
 

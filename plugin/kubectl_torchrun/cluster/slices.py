@@ -1,7 +1,7 @@
 """The parts of objects that the plugin reads.
 
-Slimmer and laxer than the controller's types: a phase or a field that is newer than this plugin
-must not keep its user from the logs.
+Smaller and less strict than the controller's types, so that logs work with phases and fields that
+are newer than the plugin.
 """
 
 from datetime import datetime
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class WorkspaceSlice(Wire, frozen=True, kw_only=True):
-    """Where the code comes from."""
+    """The source of the code."""
 
     enabled: bool = True
     source: str = "zip"
@@ -34,32 +34,32 @@ class VolumesSlice(Wire, frozen=True, kw_only=True):
 
 
 class ElasticSlice(Wire, frozen=True, kw_only=True):
-    """How small and how large a job may be."""
+    """The size limits of an elastic job."""
 
     min_nodes: int = 1
     max_nodes: int = 1
 
 
 class DistributedSlice(Wire, frozen=True, kw_only=True):
-    """How many processes a node has, where that is laid down."""
+    """Processes per node; None if not set."""
 
     nproc_per_node: int | str | None = None
 
 
 class OwnNodeSlice(Wire, frozen=True, kw_only=True):
-    """What a job wants of a node; None: what the queue's nodes have."""
+    """Resources of a node that a job sets; None: those of the queue."""
 
     gpus: int | None = None
 
 
 class HeadSlice(Wire, frozen=True, kw_only=True):
-    """Node 0, where it has pods of its own."""
+    """Node 0, if it has its own pod template."""
 
     node_resources: OwnNodeSlice = OwnNodeSlice()
 
 
 class JobSpecSlice(Wire, frozen=True, kw_only=True):
-    """What a job asks for."""
+    """The spec of a job."""
 
     job_queue: str = ""
     num_nodes: int | None = None
@@ -74,7 +74,7 @@ class JobSpecSlice(Wire, frozen=True, kw_only=True):
 
 
 class FailureSlice(Wire, frozen=True, kw_only=True):
-    """The root cause of a run's end."""
+    """The root cause of a failure."""
 
     node: str = ""
     rank: int | None = None
@@ -94,7 +94,7 @@ class AttemptSlice(Wire, frozen=True, kw_only=True):
 
 
 class ProgressSlice(Wire, frozen=True, kw_only=True):
-    """How far rank 0 says that it is."""
+    """The progress that rank 0 reports."""
 
     step: int | None = None
     total_steps: int | None = None
@@ -104,7 +104,7 @@ class ProgressSlice(Wire, frozen=True, kw_only=True):
 
 
 class JobStatusSlice(Wire, frozen=True, kw_only=True):
-    """How far a job is."""
+    """The status of a job."""
 
     phase: str = ""
     reason: str = ""
@@ -127,7 +127,7 @@ class JobStatusSlice(Wire, frozen=True, kw_only=True):
 
 
 class Job(Wire, frozen=True, kw_only=True):
-    """A TorchrunJob as far as the plugin reads it."""
+    """A TorchrunJob."""
 
     metadata: ObjectMeta = ObjectMeta()
     spec: JobSpecSlice = JobSpecSlice()
@@ -135,26 +135,26 @@ class Job(Wire, frozen=True, kw_only=True):
 
     @property
     def workspace_ready(self) -> bool:
-        """Whether the workers can have their code."""
+        """Whether pods can get the code."""
         return any(
             c.type == "WorkspaceReady" and c.status == "True" for c in self.status.conditions
         )
 
     @property
     def ended(self) -> bool:
-        """Whether the run has its result."""
+        """Whether the run has ended."""
         return self.status.phase in TERMINAL
 
 
 class NodeSlice(Wire, frozen=True, kw_only=True):
-    """What a node of a queue has."""
+    """Resources of a node of a queue."""
 
     gpus: int = 0
     gpu_resource_name: str = "nvidia.com/gpu"
 
 
 class SchedulingSlice(Wire, frozen=True, kw_only=True):
-    """Who schedules a queue's pods."""
+    """The scheduler of a queue."""
 
     scheduler: str | None = None
 
@@ -166,7 +166,7 @@ class NameSlice(Wire, frozen=True, kw_only=True):
 
 
 class StorageClassSlice(Wire, frozen=True, kw_only=True):
-    """A claim's template in a queue."""
+    """The PVC template of a queue."""
 
     enabled: bool = True
     storage_class_name: str | None = None
@@ -174,14 +174,14 @@ class StorageClassSlice(Wire, frozen=True, kw_only=True):
 
 
 class StorageSlice(Wire, frozen=True, kw_only=True):
-    """Claims of a queue's jobs."""
+    """PVC templates of a queue."""
 
     workspace: StorageClassSlice | None = None
     checkpoints: StorageClassSlice | None = None
 
 
 class QueueSpecSlice(Wire, frozen=True, kw_only=True):
-    """How jobs of the queue run, as far as it is shown."""
+    """The spec of a queue."""
 
     image: str | None = None
     image_pull_secrets: tuple[NameSlice, ...] = ()
@@ -194,7 +194,7 @@ class QueueSpecSlice(Wire, frozen=True, kw_only=True):
 
 
 class QueueAdmissionSlice(Wire, frozen=True, kw_only=True):
-    """The coordinator's account: what admitted jobs use, and what is left of the queue's quota."""
+    """Quota that admitted jobs use, and free quota."""
 
     summary: str = ""
     used: dict[str, JsonValue] = field(default_factory=dict)
@@ -202,13 +202,13 @@ class QueueAdmissionSlice(Wire, frozen=True, kw_only=True):
 
 
 class QueueStatusSlice(Wire, frozen=True, kw_only=True):
-    """How a queue stands."""
+    """The status of a queue."""
 
     admission: QueueAdmissionSlice | None = None
 
 
 class Queue(Wire, frozen=True, kw_only=True):
-    """A TorchrunQueue as far as the plugin reads it."""
+    """A TorchrunQueue."""
 
     metadata: ObjectMeta = ObjectMeta()
     spec: QueueSpecSlice = QueueSpecSlice()
@@ -216,15 +216,15 @@ class Queue(Wire, frozen=True, kw_only=True):
 
 
 class ListMeta(Wire, frozen=True, kw_only=True):
-    """Where a watch goes on after a list."""
+    """Metadata of a list; a watch starts at its resource version."""
 
     resource_version: str = ""
 
 
 class Listed(Wire, Generic[T], frozen=True, kw_only=True):
-    """A list as the API server sends it.
+    """A list of the API server.
 
-    unreadable: a line for each object that this plugin cannot read, and that `items` lacks.
+    unreadable: a line for each object that cannot be decoded and is missing in `items`.
     """
 
     metadata: ListMeta = ListMeta()
@@ -233,27 +233,27 @@ class Listed(Wire, Generic[T], frozen=True, kw_only=True):
 
 
 class NamedSlice(Wire, frozen=True, kw_only=True):
-    """An object of which the name alone is read."""
+    """An object without fields except its name."""
 
     metadata: NameSlice = NameSlice()
 
 
 class WatchEvent(Struct, frozen=True):
-    """One line of a watch."""
+    """One event of a watch."""
 
     type: str
     object: Raw
 
 
 class Cause(Wire, frozen=True, kw_only=True):
-    """One field that was refused."""
+    """One invalid field."""
 
     field: str = ""
     message: str = ""
 
 
 class StatusDetails(Wire, frozen=True, kw_only=True):
-    """What an error is about."""
+    """The details of an error."""
 
     name: str = ""
     kind: str = ""
@@ -262,7 +262,7 @@ class StatusDetails(Wire, frozen=True, kw_only=True):
 
 
 class Status(Wire, frozen=True, kw_only=True):
-    """metav1.Status: an error as the API server sends it."""
+    """metav1.Status: an error of the API server."""
 
     kind: str = ""
     code: int = 0

@@ -291,5 +291,5 @@ def _fence_unproven(workers: list[Worker]) -> LaunchError:
     first = ", ".join(f"worker {w.completion_index} of attempt {w.attempt}" for w in workers[:4])
     return LaunchError(
         "FenceUnproven",
-        f"{first} may still run on a lost node and never said that it watches for newer gangs",
+        f"{first} may still run on a lost node and never reported that it watches for newer gangs",
     )

@@ -77,7 +77,7 @@ class HangWatchdog:
         """Write the stacks if this node is silent: a hang of another node may end the gang."""
         silence = time.monotonic() - self._last_sign
         if self._stacks_at is None and silence >= self._seconds / 2:
-            say(f"told to end after {silence:.0f} s of silence; this is where the ranks stand")
+            say(f"stopping after {silence:.0f} s of silence; the stacks of the ranks follow")
             self._write_stacks()
 
     def _write_stacks(self) -> None:

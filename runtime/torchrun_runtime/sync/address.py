@@ -163,7 +163,7 @@ def resolve_literal(host: str, port: int) -> None:
 
 
 def is_forbidden(address: _Address) -> bool:
-    """Whether nothing may be fetched from the address, under whatever form it hides."""
+    """Whether fetches from the address are forbidden, in any of its forms."""
     if isinstance(address, ipaddress.IPv6Address) and any(map(is_forbidden, _inner(address))):
         return True
     return (

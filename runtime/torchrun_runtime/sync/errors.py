@@ -4,7 +4,7 @@
 class UploadError(Exception):
     """A request that is answered with a status other than success.
 
-    status: HTTP status code; reason: CamelCase; offset: bytes held, where the client may go on.
+    status: HTTP status code; reason: CamelCase; offset: received bytes, where the client continues.
     """
 
     def __init__(

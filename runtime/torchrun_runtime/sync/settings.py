@@ -19,7 +19,7 @@ class Limits:
 
     entries: members, files and directories. bytes: of the archive, and of all that it holds.
     path: bytes of one member's path; the rest of the kernel's 4096 is left for the mount path.
-    depth: components of one path. ratio: bytes held per byte of the archive, checked only above
+    depth: components of one path. ratio: unpacked bytes per byte of the archive, checked only above
     ratio_floor bytes (small text compresses far without harm).
     """
 

@@ -1,6 +1,6 @@
 """From a tar archive to a fresh tree: every member is checked first, every byte is counted.
 
-tarfile reads a header's own payload (long names, PAX records) whole, whatever size it announces, so
+tarfile reads a header's own payload (long names, PAX records) whole, regardless of its size, so
 it is given a file that hands out no more than a mebibyte at a time and counts what comes out of the
 compression.
 """

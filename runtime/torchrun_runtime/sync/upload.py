@@ -199,7 +199,7 @@ def refuse_other(wanted: str, sha256: str) -> None:
 
 
 def _wrong_offset(offset: int) -> UploadError:
-    message = f"{offset} bytes are held; go on from there"
+    message = f"{offset} bytes were received; continue there"
     return UploadError(409, "WrongOffset", message, offset=offset)
 
 

@@ -43,7 +43,7 @@ class Workflow:
             self._accept()
 
     def describe(self) -> "JsonObject":
-        """State, digests, bytes held, what is missing, and why the last upload was not taken."""
+        """State, digests, received bytes, missing entries, and why the last upload failed."""
         with self._changed:
             identity = self._accepted or self.upload.identity
             missing: list[JsonValue] = [[first, last] for first, last in self._missing]

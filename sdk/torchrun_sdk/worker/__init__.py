@@ -1,1 +1,1 @@
-"""What runs in the pods: one process of `rank` for each rank, one of `collect` for each client."""
+"""The code for the pods: a process of `rank` for each rank, one of `collect` for each client."""

@@ -14,8 +14,9 @@ from typing import IO
 
 from torchrun_sdk.spec import BUSY, CALLS, CLOSED, FREE, KEPT, RESULTS, Call, dump_call
 
-_STORAGE_SECONDS = 10.0  # to keep a frame on the claim; the storage may hang
-# Of a last frame that is also elsewhere: an error in the log, a result on the claim.
+_STORAGE_SECONDS = 10.0  # limit to write a frame to the PVC; the storage may hang
+# Seconds to wait with a last frame that also exists elsewhere: an error in the log, a result on
+# the PVC.
 _LINGER = 15.0
 _POLL = 0.05
 _ENDING_SECONDS = 10.0
@@ -24,7 +25,7 @@ END = "end"  # a client wants the ranks of the call to end
 
 def hang_watch_paused() -> AbstractContextManager[None]:
     """Active while ranks wait for clients, so that the hang watch does not count that time."""
-    try:  # the launcher has put it there
+    try:  # the launcher installs it
         progress = importlib.import_module("torchrun_progress")
     except ImportError:
         return nullcontext()
@@ -55,7 +56,7 @@ class RankFiles:
         _write(self._started, line)
 
     def leave(self, line: str) -> None:
-        """Write the rank's last frame, for present and later clients, and keep it on the claim."""
+        """Write the rank's last frame, for current and later clients, and copy it to the PVC."""
         _write(self._left, line)
         state = os.environ.get("TORCHRUN_STATE_DIR")
         if not state:
@@ -90,12 +91,12 @@ class RankFiles:
         return True
 
     def take(self) -> None:
-        """A client has it."""
+        """Record that a client has the last frame."""
         self._taken.touch()
 
     @property
     def taken(self) -> bool:
-        """Whether a client has it."""
+        """Whether a client has the last frame."""
         return self._taken.exists()
 
     @property
@@ -109,7 +110,7 @@ class RankFiles:
         return self._end.exists()
 
     def run(self, running: bool) -> None:
-        """Whether the pod is busy with this rank."""
+        """Mark the pod as busy with this rank, or not."""
         if running:
             self._running.touch()
         else:
@@ -120,8 +121,8 @@ class RankFiles:
 class WarmPod:
     """A pod that stays for other calls: its past calls, and the lock for the next one.
 
-    The client that may deliver the next call holds the lock while it is connected. A rank takes the
-    lock before it leaves, so that no call is delivered to a gang that is ending.
+    A client holds the lock while it may deliver the next call. A rank takes the lock before it
+    exits, so that no call is delivered to a gang that is terminating.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -133,7 +134,7 @@ class WarmPod:
 
     @property
     def newest(self) -> tuple[int, str]:
-        """Number and id of the last call that was started; 0 and "" where none was."""
+        """Number and id of the last call that was started; 0 and "" without one."""
         names = (path.stem.partition("-") for path in self._calls.glob("*-*.json"))
         return max(((int(number), call) for number, _, call in names), default=(0, ""))
 
@@ -180,7 +181,7 @@ class WarmPod:
         return True
 
     def release(self) -> None:
-        """The next client may come."""
+        """Release the lock for the next client."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -197,12 +198,12 @@ class WarmPod:
 
 
 def node() -> str:
-    """This pod, as people know it."""
+    """The host name of this pod."""
     return socket.gethostname()
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Write a file atomically."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

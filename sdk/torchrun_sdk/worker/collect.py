@@ -49,7 +49,7 @@ _PIECE = 1 << 20  # bytes of output in a message; longer lines are not shown
 
 
 def collect(folder: Path, call: str) -> int:
-    """Serve one client of this call, "" for the newest, until it goes; the exit code."""
+    """Serve one client of this call, "" for the latest, until it disconnects; the exit code."""
     return _Client(folder, call).serve()
 
 
@@ -97,7 +97,7 @@ class _Client:
                 print(_aged(path.read_text(encoding="utf-8")), flush=True)
 
     def _receive(self) -> bool:
-        """Whether the client is still there."""
+        """Whether the client is still connected."""
         received = os.read(sys.stdin.fileno(), 1 << 16)
         *lines, self._rest = (self._rest + received).split(b"\n")
         for line in lines:
@@ -128,7 +128,7 @@ class _Client:
 
 
 def _aged(line: str) -> str:
-    """What a rank has left, with the time since its end as this node counts it."""
+    """The last frame of a rank, with the time since its end by the clock of this node."""
     try:
         message = decode(line)
     except FrameError:  # for the client to tell
@@ -148,7 +148,7 @@ class _Tail:
         self._lines = 0
 
     def read(self) -> Lines | None:
-        """Those that are new, a part of them where they are many."""
+        """New lines, at most a part of many."""
         with self._path.open("rb") as file:
             file.seek(self._at)
             whole, newline, _ = file.read(_PIECE).rpartition(b"\n")

@@ -66,7 +66,7 @@ class ControlPort:
                 _cut(connection)
 
     def accept(self, seconds: float) -> socket.socket | None:
-        """The next connection that has sent the secret; None after so many seconds."""
+        """The next connection that has sent the secret; None after the timeout."""
         try:
             return self._authenticated.get(timeout=max(seconds, 0.0))
         except queue.Empty:
@@ -119,7 +119,7 @@ class ControlPort:
 
 
 def _cut(connection: socket.socket) -> None:
-    """End a connection on which another thread waits, and which that thread closes."""
+    """Shut down a connection on which another thread waits; that thread closes it."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -140,7 +140,7 @@ def serve_until_done(seconds: float, again: float, port: int, digest: str) -> in
         while True:
             pod = control.accept(seconds)
             if pod is None:
-                print(f"no pod has come for {seconds:g} s", flush=True)
+                print(f"no pod has connected for {seconds:g} s", flush=True)
                 return 1
             if _is_done(pod):
                 return 0

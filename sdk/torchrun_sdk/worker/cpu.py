@@ -14,7 +14,7 @@ _MODULE = "torch.distributed"
 
 
 def without_gpus() -> None:
-    """Have torch.distributed take gloo where nccl is asked for, once it is imported."""
+    """Replace nccl by gloo in torch.distributed when it is imported."""
     if _MODULE in sys.modules:
         _patch(sys.modules[_MODULE])
     else:
@@ -22,7 +22,7 @@ def without_gpus() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds the module as ever, and has it patched when it has been run."""
+    """An import hook that patches the module after it was executed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -38,7 +38,7 @@ from torchrun_sdk.worker.serve import serve
 
 
 def run(folder: Path) -> int:
-    """Carry out the workspace's call, and others if the pods stay; the exit code of the rank."""
+    """Run the call of the workspace, and later ones if the pods stay; the exit code of the rank."""
     call = read_call(folder)
     os.environ[IN_CALL] = call.id
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -65,7 +65,7 @@ def _surroundings(call: Call, folder: Path) -> AbstractContextManager[None]:
 
 
 def run_one(folder: Path, file: Path) -> int:
-    """Carry out the call of a file, in a process of its own, and wait for nobody."""
+    """Run the call of a file in a separate process, without waiting for clients."""
     call = load_call(file.read_text(encoding="utf-8"))
     os.environ[IN_CALL] = call.id
     return _attempt(call, folder.parent, _rank_files(folder, call))
@@ -115,7 +115,7 @@ def _call(call: Call, root: Path, rank: int) -> Result:
 
 
 def find(reference: Reference, root: Path) -> Callable[..., Any]:
-    """The function itself. Raises whatever its module does when imported, and ImportError."""
+    """The function itself. Raises ImportError, and exceptions of the import of its module."""
     for entry in reversed([".", *reference.path]):
         sys.path.insert(0, str(root / entry))
     with importing(reference.qualname):
@@ -169,7 +169,7 @@ def _raised(error: BaseException, rank: int, began: float) -> Raised:
 
 
 def _users(frames: TracebackType | None) -> TracebackType | None:
-    """From the function's own frame on."""
+    """The traceback from the frame of the function on."""
     own = str(Path(__file__).parents[1])
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(own):
         frames = frames.tb_next
@@ -177,7 +177,7 @@ def _users(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _leave_group() -> None:
-    """Take the process group down, which torch complains about at the end otherwise."""
+    """Destroy the process group, to avoid a warning of torch at exit."""
     distributed = sys.modules.get("torch.distributed")
     with suppress(Exception):
         if distributed is not None and distributed.is_initialized():

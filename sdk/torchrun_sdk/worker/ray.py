@@ -79,7 +79,7 @@ def joined(call: Call, folder: Path) -> Iterator[None]:
 
 
 def _sent(call: Call, folder: Path) -> dict[str, object]:
-    """The runtime environment of the cluster's workers, which have none of the workspace."""
+    """The runtime environment of the cluster's workers, which do not have the workspace."""
     return {
         "working_dir": str(folder.parent),
         "excludes": [f"/{FOLDER}"],
@@ -89,12 +89,12 @@ def _sent(call: Call, folder: Path) -> dict[str, object]:
 
 
 def send_by_value(script: ModuleType) -> None:
-    """What a script defines goes to Ray's workers as it is: they cannot import it."""
+    """Pickle definitions of a script by value for Ray's workers, which cannot import it."""
     importlib.import_module("ray.cloudpickle").register_pickle_by_value(script)
 
 
 def work(call: Call, address: str) -> int:
-    """A worker, until the head says that it has finished (0) or is gone (1)."""
+    """Run a worker until the head has finished (0) or is gone (1)."""
     with _connect(address, call.secret, call.quorum) as connection:
         over = threading.Event()
         ray = threading.Thread(target=_keep, args=(address, call.worker_gpus, over), daemon=True)
@@ -109,7 +109,7 @@ def work(call: Call, address: str) -> int:
 
 
 def _keep(address: str, gpus: int | None, over: threading.Event) -> None:
-    """Ray on this node, begun again when it ends before the head has."""
+    """Run Ray on this node, and restart it if it ends before the head."""
     while not over.is_set():
         words = ("start", f"--address={address}:{PORT}", "--block", *_PORTS, *_gpus(gpus))
         subprocess.run(["ray", *words], check=False)
@@ -121,18 +121,18 @@ def _ray(*words: str) -> None:
 
 
 def _stop() -> None:
-    """End Ray on this node, if it will."""
+    """Stop Ray on this node, ignoring errors."""
     with suppress(OSError, subprocess.SubprocessError):
         _ray("stop", "--force")
 
 
 def _gpus(count: int | None) -> list[str]:
-    """Ray finds real GPUs by itself; where there are none, they are only counted."""
+    """Flags for the number of GPUs; Ray detects real GPUs by itself."""
     return [] if count is None else [f"--num-gpus={count}"]
 
 
 def _connect(address: str, secret: str, seconds: float) -> socket.socket:
-    """The connection to the head, once that is there. Raises QuorumTimeout."""
+    """The connection to the head, after it has started. Raises QuorumTimeout."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         with suppress(OSError):
@@ -162,7 +162,7 @@ class _Workers:
             connection.close()
 
     def wait(self, count: int, seconds: float) -> None:
-        """Until so many are there. Raises QuorumTimeout."""
+        """Wait for this number of workers. Raises QuorumTimeout."""
         until = time.monotonic() + seconds
         while len(self._connections) < count:
             connection = self._control_port.accept(until - time.monotonic())
@@ -173,7 +173,7 @@ class _Workers:
             self._connections.append(connection)
 
     def dismiss(self) -> None:
-        """Tell them that all is done, and those who came since."""
+        """Tell all workers, including late ones, that the head has finished."""
         while (connection := self._control_port.accept(0.0)) is not None:
             self._connections.append(connection)
         for connection in self._connections:
@@ -182,5 +182,5 @@ class _Workers:
 
 
 def index() -> int:
-    """Of this node in its job."""
+    """The index of this node in its job."""
     return int(os.environ.get("NODE_RANK", "0"))

@@ -22,7 +22,7 @@ _SECOND = 10**9
 
 
 class Line(NamedTuple):
-    """Of a manifest: a file, or a directory that is empty (mode `dir`, sha256 `-`)."""
+    """A line of a manifest: a file, or an empty directory (mode `dir`, sha256 `-`)."""
 
     path: str
     sha256: str
@@ -31,7 +31,7 @@ class Line(NamedTuple):
 
 
 def parse(text: str) -> list[Line]:
-    """The lines of a manifest. Raises ValueError, also for a path that leads out of it."""
+    """The lines of a manifest. Raises ValueError, also for a path outside the workspace."""
     lines = []
     for line in text.split("\n"):
         if line:
@@ -43,7 +43,7 @@ def parse(text: str) -> list[Line]:
 
 
 class Receiver:
-    """Brings a workspace up to date. root: of the workspace, in which FOLDER is left alone."""
+    """Updates a workspace. root: of the workspace; its FOLDER is not changed."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -54,7 +54,7 @@ class Receiver:
         self._open: dict[int, hashlib._Hash] = {}
 
     def wants(self, packed: str) -> list[int]:
-        """The numbers of the lines whose contents are to be sent. Raises OSError, ValueError."""
+        """The numbers of the lines whose contents are missing. Raises OSError, ValueError."""
         text = zlib.decompress(base64.b64decode(packed)).decode()
         self._lines = parse(text)
         known = self._known()
@@ -99,7 +99,7 @@ class Receiver:
         _put(new, place, int(line.mode, 8) | 0o200)
 
     def finish(self) -> None:
-        """Remove files that the directory no longer has; files of the run itself stay."""
+        """Remove files that were deleted from the directory; files that the run wrote stay."""
         listed = {line.path for line in self._lines}
         for path in self._before() - listed:
             if path.split("/", 1)[0] != FOLDER:
@@ -108,7 +108,7 @@ class Receiver:
         self._contents.write_text("\n".join(sorted(listed)), encoding="utf-8")
 
     def _before(self) -> set[str]:
-        """The paths that came from the directory so far."""
+        """The paths that were delivered from the directory."""
         with suppress(OSError):
             return set(self._contents.read_text(encoding="utf-8").split("\n"))
         # The first time: by the claim, where the workspace came from one.
@@ -150,7 +150,7 @@ def _stamp(place: Path) -> list[object] | None:
 
 
 def _digest(place: Path, line: Line, stamp: list[object] | None) -> str:
-    """Of a file that may be the one that is wanted, by its size."""
+    """The digest of a file with the expected size, "" for another size."""
     if stamp is None or stamp[0] != line.size:
         return ""
     digest = hashlib.sha256()

@@ -65,13 +65,13 @@ class _Server:
         self._stopped_by = 0
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM: exit at once if no call runs, else pass it on to the function."""
+        """Handle SIGTERM: exit at once if no call runs, else forward it to the function."""
         if self._child is None or self._child.returncode is not None:
             os._exit(_STOPPED)
         self._stopped_by = number
 
     def stay(self, idle: float) -> int:
-        """Wait for calls and carry them out; the exit code."""
+        """Wait for calls and run them; the exit code."""
         last = 0
         while True:
             with hang_watch_paused():
@@ -87,7 +87,7 @@ class _Server:
             idle = call.idle
 
     def _next(self, last: int, until: float) -> tuple[int, str] | None:
-        """The call after the last one; None where none has come in time, and none will."""
+        """The next call; None if none arrived in time and the pod closes."""
         while True:
             number, name = self._pod.newest
             if number > last:
@@ -97,7 +97,7 @@ class _Server:
             time.sleep(_POLL)
 
     def carry_out(self, call: Call, file: Path) -> int | None:
-        """One call to its end; an exit code if it failed and no client has the error."""
+        """Run one call; an exit code if it failed and no client has the error."""
         files = RankFiles(self._folder / RESULTS / call.id, self._rank)
         files.run(True)
         try:
@@ -172,7 +172,7 @@ def environment(variables: os._Environ[str] | dict[str, str], number: int) -> di
 
 
 def _copy(child: subprocess.Popen[bytes], files: RankFiles, call: Call) -> None:
-    """What the function prints goes to the pod's log, and to a file for the call's client."""
+    """Copy the output of the function to the pod's log, and to a file for the client."""
     end = END_OF_CALL.format(call=call.id).encode() + b"\n"
     written = 0
     assert child.stdout is not None
@@ -195,7 +195,7 @@ def _copy(child: subprocess.Popen[bytes], files: RankFiles, call: Call) -> None:
 
 
 def _oom_kills() -> int:
-    """Processes that the kernel has killed for memory in this container so far."""
+    """The number of processes of this container that the kernel has killed for memory."""
     for path in _MEMORY:
         with suppress(OSError):
             match = re.search(r"^oom_kill (\d+)$", Path(path).read_text(), re.MULTILINE)
