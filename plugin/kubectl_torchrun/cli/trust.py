@@ -26,14 +26,14 @@ _KEYS = frozenset({"address", "command", "context", "filename", "image", "namesp
 _DIRECTORIES = frozenset({"directory", "overlay"})
 # What a job's own file says instead, where one is given.
 _OF_JOBS = frozenset({"command", "image"})
-_ASKED = "torchrun.trust"  # in the meta of a context
+_TRUST_KEY = "torchrun.trust"  # in the meta of a context
 
 
 def option() -> click.Option:
     """--trust, for every command."""
 
     def keep(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-        ctx.meta[_ASKED] = value
+        ctx.meta[_TRUST_KEY] = value
 
     return click.Option(
         [FLAG],
@@ -52,13 +52,13 @@ def check(ctx: click.Context, terminal: "Terminal") -> None:
     path = defaults.find()
     if path is None or path.parent == Path.home().resolve():  # the user's own, for all projects
         return
-    settings = _relevant(path, defaults.read(path))
+    settings = _relevant_settings(path, defaults.read(path))
     record = _record_path(path)
-    if ctx.meta.get(_ASKED):
+    if ctx.meta.get(_TRUST_KEY):
         _write_record(record, path, settings)
         return
-    used = {key: value for key, value in settings.items() if _takes(ctx, key)}
-    if not used or _is_known(record, path, settings):
+    used = {key: value for key, value in settings.items() if _is_used(ctx, key)}
+    if not used or _is_trusted(record, path, settings):
         return
     keys = "".join(f"\n  {key} = {json.dumps(value)}" for key, value in used.items())
     why = (
@@ -66,24 +66,24 @@ def check(ctx: click.Context, terminal: "Terminal") -> None:
         " and the file may come from a repository. They need your consent."
     )
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        _refuse(
+        _refuse_file(
             f"{why} Review the file and add {FLAG} once, or set these flags on the command line."
         )
     from kubectl_torchrun.terminal import ask
 
     terminal.note(why)
     if ask("Trust these settings until they change? [y/N]:").lower() not in ("y", "yes"):
-        _refuse("Settings are not trusted. Set these flags on the command line instead.")
+        _refuse_file("Settings are not trusted. Set these flags on the command line instead.")
     _write_record(record, path, settings)
 
 
-def _refuse(why: str) -> None:
+def _refuse_file(why: str) -> None:
     from kubectl_torchrun.errors import UsageProblem
 
     raise UsageProblem(why)
 
 
-def _relevant(path: Path, content: dict[str, object]) -> dict[str, object]:
+def _relevant_settings(path: Path, content: dict[str, object]) -> dict[str, object]:
     """The values of these keys; those of a command's table as `command.key`."""
     settings: dict[str, object] = {}
     for key, value in content.items():
@@ -107,7 +107,7 @@ def _leads_out(top: Path, directory: str) -> bool:
     return not (top / directory).resolve().is_relative_to(top.resolve())
 
 
-def _takes(ctx: click.Context, key: str) -> bool:
+def _is_used(ctx: click.Context, key: str) -> bool:
     """Whether the command's value of the key comes from the file."""
     table, _, name = key.rpartition(".")
     if table not in ("", ctx.command.name):
@@ -131,7 +131,7 @@ def _record_path(path: Path) -> Path:
     return Path(config) / "kubectl-torchrun" / "trusted" / name
 
 
-def _is_known(record: Path, path: Path, settings: dict[str, object]) -> bool:
+def _is_trusted(record: Path, path: Path, settings: dict[str, object]) -> bool:
     try:
         return record.read_text(encoding="utf-8").split("\n")[0] == _digest(path, settings)
     except (OSError, UnicodeDecodeError):

@@ -89,7 +89,7 @@ async def rights(api: Api) -> list[Finding]:
     for group, resource, part, verbs, purpose, needed in _RIGHTS:
         name = f"{resource}/{part}" if part else resource
         for verb in verbs:
-            review = await _review(api, group, resource, part, verb)
+            review = await _check_permission(api, group, resource, part, verb)
             if review is None:
                 text = "Cannot check permissions: the API server rejects access reviews"
                 return [Finding("note", "rights", text)]
@@ -102,7 +102,9 @@ async def rights(api: Api) -> list[Finding]:
     return missing or [Finding("ok", "rights", f"All {allowed} permissions of the commands")]
 
 
-async def _review(api: Api, group: str, resource: str, part: str, verb: str) -> bool | None:
+async def _check_permission(
+    api: Api, group: str, resource: str, part: str, verb: str
+) -> bool | None:
     attributes: JsonObject = {
         "namespace": api.namespace,
         "group": group,

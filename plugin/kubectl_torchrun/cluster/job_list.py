@@ -37,9 +37,9 @@ def print_jobs(target: Target, job_filter: JobFilter, form: str, terminal: Termi
     """Print the jobs; the exit code, 0 also where there are none. Raises Problem."""
     with session(target) as cluster:
         if form not in ("", output.WIDE):
-            output.write(cluster.run(lambda api: _objects(api, job_filter)), form)
+            output.write(cluster.run(lambda api: _list_objects(api, job_filter)), form)
             return 0
-        jobs = cluster.run(lambda api: _jobs(api, job_filter, terminal))
+        jobs = cluster.run(lambda api: _list_jobs(api, job_filter, terminal))
         if not jobs:
             where = "" if job_filter.everywhere else f" in namespace {cluster.namespace}"
             terminal.note(f"No jobs found{where}.")
@@ -50,14 +50,14 @@ def print_jobs(target: Target, job_filter: JobFilter, form: str, terminal: Termi
     return 0
 
 
-async def _jobs(api: Api, job_filter: JobFilter, terminal: Terminal) -> list[Job]:
+async def _list_jobs(api: Api, job_filter: JobFilter, terminal: Terminal) -> list[Job]:
     request = api.list(JOBS, job_filter.query, everywhere=job_filter.everywhere)
     listed = await explain_all_namespaces(request, everywhere=job_filter.everywhere)
     note_unreadable(listed.unreadable, terminal)
     return [job for job in listed.items if job_filter.takes(job.spec.job_queue, job.status.phase)]
 
 
-async def _objects(api: Api, job_filter: JobFilter) -> JsonObject:
+async def _list_objects(api: Api, job_filter: JobFilter) -> JsonObject:
     request = api.read(JOBS.path("" if job_filter.everywhere else api.namespace), job_filter.query)
     response = await explain_all_namespaces(request, everywhere=job_filter.everywhere)
 
@@ -85,12 +85,12 @@ def job_table(
             job.spec.job_queue,
             node_count(job),
             job.status.phase or NEW,
-            _steps(job.status.progress),
+            _step_text(job.status.progress),
             output.age(job.metadata.creation_timestamp),
             job.status.reason,
             *(_wide_cells(job) if wide else ()),
         ]
-        for job in sorted(jobs, key=_by_age)
+        for job in sorted(jobs, key=_age_key)
     ]
     return output.columns(head, rows, width, ("QUEUE", "NODES", "PROGRESS"))
 
@@ -106,14 +106,14 @@ def _wide_cells(job: Job) -> tuple[str, ...]:
     )
 
 
-def _steps(progress: ProgressSlice | None) -> str:
+def _step_text(progress: ProgressSlice | None) -> str:
     """`1200/5000` or the step alone; `-` where nothing is reported."""
     if progress is None or progress.step is None:
         return "-"
     return f"{progress.step}/{progress.total_steps}" if progress.total_steps else str(progress.step)
 
 
-def _by_age(job: Job) -> tuple[str, str, str]:
+def _age_key(job: Job) -> tuple[str, str, str]:
     created = job.metadata.creation_timestamp
     return (
         job.metadata.namespace,

@@ -42,7 +42,7 @@ def change(
         job = cluster.run(lambda api: api.get(JOBS, name))
         if job.ended:
             raise UsageProblem(f"Cannot {verb} job {name}: it is already {job.status.phase}.")
-        spec = _spec(job, verb, nodes)
+        spec = _spec_patch(job, verb, nodes)
         if options.dry_run == "client":
             terminal.note(f"Would {verb} job {name}: {msgspec.json.encode(spec).decode()}")
             return 0
@@ -54,13 +54,13 @@ def change(
         if dry:
             terminal.note(f"The API server accepts the request to {verb} job {name} (dry run).")
             return 0
-        terminal.note(_notice(cluster, job, verb, nodes))
+        terminal.note(_success_message(cluster, job, verb, nodes))
         if not condition:
             return 0
         return cluster.run(lambda api: wait.wait(api, name, terminal, condition, options.timeout))
 
 
-def _spec(job: Job, verb: str, nodes: int | None) -> JsonObject:
+def _spec_patch(job: Job, verb: str, nodes: int | None) -> JsonObject:
     if verb != "scale":
         return {"suspend": verb == "suspend"}
     name, elastic = job.metadata.name, job.spec.elastic
@@ -83,7 +83,7 @@ def _spec(job: Job, verb: str, nodes: int | None) -> JsonObject:
     return {"numNodes": nodes}
 
 
-def _notice(cluster: Cluster, job: Job, verb: str, nodes: int | None) -> str:
+def _success_message(cluster: Cluster, job: Job, verb: str, nodes: int | None) -> str:
     name = job.metadata.name
     if verb == "suspend":
         resume = cluster.command(f"torchrun resume {name}")
@@ -106,7 +106,7 @@ def cancel(
     As with kubectl, a missing job does not prevent the deletion of the others. Raises Problem.
     """
     with session(target) as cluster:
-        existing = cluster.run(lambda api: _existing(api, jobs))
+        existing = cluster.run(lambda api: _find_jobs(api, jobs))
         missing = [name for name in jobs if name not in existing]
         not_found = f"Job {', '.join(missing)} not found in namespace {cluster.namespace}."
         if not existing:
@@ -151,7 +151,7 @@ def _delete(
         )
 
 
-async def _existing(api: Api, jobs: Sequence[str]) -> list[str]:
+async def _find_jobs(api: Api, jobs: Sequence[str]) -> list[str]:
     """The names of existing jobs, each once."""
     existing = []
     for name in dict.fromkeys(jobs):

@@ -28,7 +28,7 @@ def print_queues(target: Target, everywhere: bool, form: str, terminal: Terminal
             )
             output.write(v1_list(response, QUEUES.kind), form)
             return 0
-        queues, jobs = cluster.run(lambda api: _queues_and_jobs(api, everywhere, terminal))
+        queues, jobs = cluster.run(lambda api: _list_queues_and_jobs(api, everywhere, terminal))
         if not queues:
             where = "" if everywhere else f" in namespace {cluster.namespace}"
             terminal.note(f"No TorchrunQueues found{where}. Ask an administrator to create one.")
@@ -42,7 +42,7 @@ def print_queues(target: Target, everywhere: bool, form: str, terminal: Terminal
     return 0
 
 
-async def _queues_and_jobs(
+async def _list_queues_and_jobs(
     api: Api, everywhere: bool, terminal: Terminal
 ) -> tuple[Sequence[Queue], Sequence[Job]]:
     request = api.list(QUEUES, everywhere=everywhere)
@@ -81,7 +81,7 @@ def queue_table(
         *(("SCHEDULER", "STORAGECLASS") if wide else ()),
     ]
     rows = []
-    for queue in sorted(queues, key=_key):
+    for queue in sorted(queues, key=_queue_key):
         meta, spec = queue.metadata, queue.spec
         rows.append(
             [meta.namespace] * everywhere
@@ -90,8 +90,8 @@ def queue_table(
                 used(queue),
                 "-" if spec.weight is None else f"{spec.weight:g}",
                 ",".join(f"{name}={value}" for name, value in spec.quota.items()) or "-",
-                str(running[_key(queue)]),
-                str(waiting[_key(queue)]),
+                str(running[_queue_key(queue)]),
+                str(waiting[_queue_key(queue)]),
                 str(spec.node_resources.gpus),
                 output.age(meta.creation_timestamp),
                 spec.image or "-",
@@ -126,7 +126,7 @@ def waiting_table(jobs: Sequence[Job], everywhere: bool, width: int | None) -> l
             output.age(job.metadata.creation_timestamp),
             _admission_message(job),
         ]
-        for job in sorted(waiting, key=_by_queue_position)
+        for job in sorted(waiting, key=_position_key)
     ]
     return output.columns(head, rows, width, ("AGE", "NODES"))
 
@@ -139,7 +139,8 @@ def used(queue: Queue) -> str:
     shares = [
         used_amount / (used_amount + free_amount)
         for kind, amount in admission.free.items()
-        if (used_amount := _amount(admission.used.get(kind, 0))) + (free_amount := _amount(amount))
+        if (used_amount := _parse_amount(admission.used.get(kind, 0)))
+        + (free_amount := _parse_amount(amount))
         > 0
     ]
     if not shares:
@@ -156,18 +157,18 @@ def _admission_message(job: Job) -> str:
     return ""
 
 
-def _amount(value: object) -> Fraction:
+def _parse_amount(value: object) -> Fraction:
     try:
         return quantity.parse(value if isinstance(value, int) else str(value))
     except ValueError:
         return Fraction(0)
 
 
-def _key(queue: Queue) -> tuple[str, str]:
+def _queue_key(queue: Queue) -> tuple[str, str]:
     return (queue.metadata.namespace, queue.metadata.name)
 
 
-def _by_queue_position(job: Job) -> tuple[str, str, float, str]:
+def _position_key(job: Job) -> tuple[str, str, float, str]:
     position = job.status.queue_position
     key = float("inf") if position is None else position
     return (job.metadata.namespace, job.spec.job_queue, key, job.metadata.name)

@@ -163,10 +163,10 @@ def place(
         cluster.run(lambda api: _start_reader(api, job, reader))
         yield Place(cluster, reader, _CONTAINER, f"{_CLAIM}/state")
     finally:
-        _remove(cluster, reader, terminal)
+        _delete_reader(cluster, reader, terminal)
 
 
-def _remove(cluster: Cluster, reader: str, terminal: Terminal) -> None:
+def _delete_reader(cluster: Cluster, reader: str, terminal: Terminal) -> None:
     async def remove(api: Api) -> None:
         try:
             await api.delete(PODS, reader, grace=1)
@@ -186,7 +186,7 @@ def _remove(cluster: Cluster, reader: str, terminal: Terminal) -> None:
 
 async def _start_reader(api: Api, job: Job, reader: str) -> None:
     claim = names.workspace_claim(job.metadata.name)
-    image, secrets = await _image(api, job)
+    image, secrets = await _find_image(api, job)
     try:
         await api.create(PODS, reader_pod(job, reader, claim, image, secrets))
     except ApiError as error:
@@ -205,7 +205,7 @@ async def _start_reader(api: Api, job: Job, reader: str) -> None:
     raise ClusterProblem(f"Pod {reader} cannot read PVC {claim}: {why}")
 
 
-async def _image(api: Api, job: Job) -> tuple[str, list[JsonValue]]:
+async def _find_image(api: Api, job: Job) -> tuple[str, list[JsonValue]]:
     """An image that the job's nodes can pull, and its pull secrets: the sync pod's, else the job's.
 
     Raises ClusterProblem if there is none.

@@ -38,10 +38,10 @@ def follow_logs(target: Target, name: str, choice: LogChoice, terminal: Terminal
     """Print existing and new lines until the run ends; its exit code. Raises Problem."""
     with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
-        view = _view(cluster, job, choice)
+        view = _build_view(cluster, job, choice)
 
         async def work(api: Api) -> int:
-            cursors = await _backlog(api, job, view, terminal)
+            cursors = await _print_backlog(api, job, view, terminal)
             job_watch = JobWatch(api, name)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(job_watch.run)
@@ -62,18 +62,20 @@ def print_logs(target: Target, name: str, choice: LogChoice, terminal: Terminal)
     """Print existing lines; the exit code. Raises Problem."""
     with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
-        _print(cluster, job, choice, _view(cluster, job, choice), terminal)
+        _print_lines(cluster, job, choice, _build_view(cluster, job, choice), terminal)
     return 0
 
 
-def _view(cluster: Cluster, job: Job, choice: LogChoice) -> View:
+def _build_view(cluster: Cluster, job: Job, choice: LogChoice) -> View:
     ranks = cluster.run(lambda api: ranks_of(api, job)) if choice.ranks else Ranks()
     return View(choice.nodes, choice.ranks, ranks, choice.tail, choice.since, choice.line_format)
 
 
-def _print(cluster: Cluster, job: Job, choice: LogChoice, view: View, terminal: Terminal) -> int:
+def _print_lines(
+    cluster: Cluster, job: Job, choice: LogChoice, view: View, terminal: Terminal
+) -> int:
     pods = cluster.run(lambda api: list_workers(api, job))
-    attempt = _attempt(job, pods, choice)
+    attempt = _select_attempt(job, pods, choice)
     started = {
         rank_of(pod): pod.metadata.name
         for pod in pods
@@ -150,7 +152,7 @@ def _download_copies(
     return log_copies
 
 
-async def _backlog(api: Api, job: Job, view: View, terminal: Terminal) -> dict[str, Cursor]:
+async def _print_backlog(api: Api, job: Job, view: View, terminal: Terminal) -> dict[str, Cursor]:
     """Print existing lines, merged by time; the cursors to continue from, by UID of the pod."""
     pods = await list_workers(api, job)
     newest = max(map(attempt_of, pods), default=0)
@@ -167,7 +169,7 @@ async def _backlog(api: Api, job: Job, view: View, terminal: Terminal) -> dict[s
     return {pod.metadata.uid: cursor for pod, cursor in cursors}
 
 
-def _attempt(job: Job, pods: list[Pod], choice: LogChoice) -> int:
+def _select_attempt(job: Job, pods: list[Pod], choice: LogChoice) -> int:
     newest = max([job.status.attempt, *map(attempt_of, pods)])
     if choice.previous:
         if newest == 0:

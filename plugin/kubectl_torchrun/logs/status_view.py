@@ -37,7 +37,7 @@ def show(target: Target, name: str, terminal: Terminal, *, watch: bool | None, f
         job = cluster.run(lambda api: api.get(JOBS, name))
         live = sys.stdout.isatty() and terminal.live
         if not (live if watch is None else watch):
-            pods = cluster.run(lambda api: _pods(api, name))
+            pods = cluster.run(lambda api: _list_pods(api, name))
             edit = cluster.run(lambda api: _broken_edit(api, cluster, job, pods))
             output.print_lines(view(job, pods, output.screen_width(), None, edit))
             return 0
@@ -50,7 +50,7 @@ def show(target: Target, name: str, terminal: Terminal, *, watch: bool | None, f
             return DETACHED
 
 
-async def _pods(api: Api, name: str) -> list[Pod]:
+async def _list_pods(api: Api, name: str) -> list[Pod]:
     return list((await api.list(PODS, {"labelSelector": f"{names.JOB_LABEL}={name}"})).items)
 
 
@@ -86,7 +86,7 @@ async def _print_changes(api: Api, cluster: Cluster, name: str, terminal: Termin
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(job_watch.run)
         tasks.start_soon(edits.run)
-        while not _over(job_watch):
+        while not _has_ended(job_watch):
             narrator.catch_up()
             if edits.text not in ("", printed):
                 terminal.note(edits.text)
@@ -94,7 +94,7 @@ async def _print_changes(api: Api, cluster: Cluster, name: str, terminal: Termin
             await job_watch.next_change(_TICK_SECONDS)
         narrator.catch_up()
         tasks.cancel_scope.cancel()
-    return _code(job_watch, terminal)
+    return _exit_code(job_watch, terminal)
 
 
 async def _redraw(api: Api, cluster: Cluster, name: str, terminal: Terminal) -> int:
@@ -118,21 +118,21 @@ async def _redraw(api: Api, cluster: Cluster, name: str, terminal: Terminal) -> 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(job_watch.run)
             tasks.start_soon(edits.run)
-            while not _over(job_watch):
+            while not _has_ended(job_watch):
                 drawing.update(picture(), refresh=True)
                 await job_watch.next_change(_TICK_SECONDS)
             if job_watch.job is not None:
                 await job_watch.refresh_pods()
                 drawing.update(picture(), refresh=True)
             tasks.cancel_scope.cancel()
-    return _code(job_watch, terminal)
+    return _exit_code(job_watch, terminal)
 
 
-def _over(job_watch: JobWatch) -> bool:
+def _has_ended(job_watch: JobWatch) -> bool:
     return job_watch.seen and (job_watch.job is None or job_watch.job.ended)
 
 
-def _code(job_watch: JobWatch, terminal: Terminal) -> int:
+def _exit_code(job_watch: JobWatch, terminal: Terminal) -> int:
     terminal.at_rest()
     if job_watch.job is None:
         terminal.note(f"Job {job_watch.name} was deleted.")
@@ -166,7 +166,7 @@ def view(
     if status.progress is not None:
         lines.append(output.cut(progress_line(status.progress, width), width))
     for line in details:
-        lines += _wrapped(line, width)
+        lines += _wrap(line, width)
     table = pod_table(pods, width)
     if table:
         lines.append("")
@@ -195,17 +195,17 @@ def pod_table(pods: Sequence[Pod], width: int | None) -> list[str]:
             output.age(pod.metadata.creation_timestamp),
             trouble(pod),
         ]
-        for pod in sorted(shown, key=_urgency)
+        for pod in sorted(shown, key=_sort_key)
     ]
     return output.columns(("POD", "NODE", "PHASE", "AGE", "REASON"), rows, width, ("NODE", "AGE"))
 
 
-def _urgency(pod: Pod) -> tuple[bool, str, int]:
+def _sort_key(pod: Pod) -> tuple[bool, str, int]:
     calm = pod.status.phase in ("Running", "Succeeded")
     return (calm, pod.metadata.labels.component, rank_of(pod))
 
 
-def _wrapped(line: str, width: int | None) -> list[str]:
+def _wrap(line: str, width: int | None) -> list[str]:
     import textwrap
 
     line = escape(line)

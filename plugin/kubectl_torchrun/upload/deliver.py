@@ -240,11 +240,11 @@ def find_pod(job_watch: JobWatch, sha256: str, token: str = "") -> str | Arrived
         raise RunProblem(f"The spec of the job is invalid: {status.message}")
     pods = job_watch.of_component(names.SYNC)
     if job_watch.reloads and pods:  # only the newest pod serves the current revision
-        pods = [max(pods, key=_number)]
-    pods = [pod for pod in pods if _takes(pod, sha256, token)]
+        pods = [max(pods, key=_pod_number)]
+    pods = [pod for pod in pods if _accepts_workspace(pod, sha256, token)]
     if not pods:
         return None
-    latest = max(pods, key=_number)
+    latest = max(pods, key=_pod_number)
     match latest.status.phase:
         case "Running" if _is_ready(latest):
             return latest.metadata.name
@@ -274,7 +274,7 @@ def _response(body: bytes) -> Response:
         return Response(message=body.decode(errors="replace").strip()[:500])
 
 
-def _takes(pod: Pod, sha256: str, token: str) -> bool:
+def _accepts_workspace(pod: Pod, sha256: str, token: str) -> bool:
     """Whether the pod accepts this workspace, by its digest or by the upload token."""
     expected = pod.metadata.annotations
     by_token = expected.workspace_sha256 == "" and expected.upload_token_sha256 == token
@@ -282,7 +282,7 @@ def _takes(pod: Pod, sha256: str, token: str) -> bool:
     return pod.metadata.deletion_timestamp is None and (by_digest or by_token)
 
 
-def _number(pod: Pod) -> int:
+def _pod_number(pod: Pod) -> int:
     suffix = pod.metadata.name.rpartition("-")[2]
     return int(suffix) if suffix.isdecimal() else 0
 

@@ -34,7 +34,7 @@ async def refetch(api: Api, job: Job, terminal: Terminal, seconds: float) -> int
         await request(api, name)
         try:
             with anyio.fail_after(seconds):
-                changed = await _outcome(job_watch, before)
+                changed = await _wait_for_result(job_watch, before)
         except TimeoutError:
             raise RunProblem(
                 f"The fetch did not finish within {seconds:.0f} s and continues."
@@ -51,7 +51,7 @@ async def refetch(api: Api, job: Job, terminal: Terminal, seconds: float) -> int
     return 0
 
 
-async def _outcome(job_watch: JobWatch, before: int) -> Job:
+async def _wait_for_result(job_watch: JobWatch, before: int) -> Job:
     """The job after its pods have the new revision, or after a fetch without changes."""
     # The condition is Unknown while the controller acts on this request.
     is_acknowledged = False

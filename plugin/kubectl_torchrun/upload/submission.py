@@ -61,10 +61,10 @@ def submit(target: Target, request: Request, options: SubmitOptions, terminal: T
     pack.check(files)
     namespace = resolve(target)
     if options.dry_run == "client":
-        return _print_only(request, namespace, files, options, terminal)
+        return _print_manifest(request, namespace, files, options, terminal)
     with proxy(target) as socket:
         cluster = Cluster(target, namespace.name, socket)
-        request = request._replace(queue=cluster.run(lambda api: _queue(api, request.queue)))
+        request = request._replace(queue=cluster.run(lambda api: _select_queue(api, request.queue)))
         note_skipped(files, terminal)
         cache = UploadCache(namespace, options.directory)
         workspace = read_workspace(cache, files, terminal)
@@ -85,7 +85,7 @@ def submit(target: Target, request: Request, options: SubmitOptions, terminal: T
         return submission.run(body)
 
 
-def _print_only(
+def _print_manifest(
     request: Request,
     namespace: ClusterNamespace,
     files: tree.Tree,
@@ -100,7 +100,7 @@ def _print_only(
     return 0
 
 
-async def _queue(api: Api, flag: str) -> str:
+async def _select_queue(api: Api, flag: str) -> str:
     """The queue of the flag, else the only queue. Raises UsageProblem."""
     try:
         queues = sorted(queue.metadata.name for queue in (await api.list(QUEUES)).items)
@@ -189,17 +189,17 @@ class Submission:
         except KeyboardInterrupt:
             return self._interrupted()
         except RunProblem as problem:
-            raise RunProblem(f"{problem}\n{_how_to_cancel(self._cluster, self._name)}") from problem
+            raise RunProblem(f"{problem}\n{_cancel_hint(self._cluster, self._name)}") from problem
         except Problem as problem:
             if self._uploaded:
-                text = f"{problem}\nThe job continues. {_how_to_follow(self._cluster, self._name)}"
+                text = f"{problem}\nThe job continues. {_follow_hint(self._cluster, self._name)}"
                 raise type(problem)(text) from problem
             if self._created:
-                text = f"{problem}\n{_how_to_resume(self._cluster, self._name)}"
+                text = f"{problem}\n{_resume_hint(self._cluster, self._name)}"
                 raise UploadProblem(text) from problem
             raise
         if not (self._options.follow or self._options.wait):
-            self._terminal.note(_how_to_follow(self._cluster, self._name))
+            self._terminal.note(_follow_hint(self._cluster, self._name))
         return code
 
     async def _create(self, api: Api, body: JsonObject) -> None:
@@ -243,7 +243,7 @@ class Submission:
         terminal, name = self._terminal, self._name
         terminal.interrupted()
         if not (self._options.deletes and self._second_interrupt()):
-            terminal.note(self._stopped())
+            terminal.note(self._stop_message())
             return DETACHED
         try:
             self._cluster.run(lambda api: api.delete(JOBS, name))
@@ -270,11 +270,11 @@ class Submission:
             return True
         return False
 
-    def _stopped(self) -> str:
+    def _stop_message(self) -> str:
         if self._uploaded:
-            return f"Detached. The job continues. {_how_to_follow(self._cluster, self._name)}"
+            return f"Detached. The job continues. {_follow_hint(self._cluster, self._name)}"
         if self._created:
-            resume = _how_to_resume(self._cluster, self._name)
+            resume = _resume_hint(self._cluster, self._name)
             return f"Stopped before the upload was complete. {resume}"
         return (
             "Stopped while the job was being created, so it may or may not exist. See:\n"
@@ -282,7 +282,7 @@ class Submission:
         )
 
 
-def _how_to_follow(cluster: Cluster, name: str) -> str:
+def _follow_hint(cluster: Cluster, name: str) -> str:
     return (
         f"To follow it:\n  {cluster.command(f'torchrun logs {name} --follow')}\n"
         f"  {cluster.command(f'torchrun status {name}')}\n"
@@ -290,15 +290,15 @@ def _how_to_follow(cluster: Cluster, name: str) -> str:
     )
 
 
-def _how_to_resume(cluster: Cluster, name: str) -> str:
+def _resume_hint(cluster: Cluster, name: str) -> str:
     return (
         "The job waits for its workspace. To continue the upload:\n"
         f"  {cluster.command(f'torchrun sync {name}')}\n"
-        f"{_how_to_cancel(cluster, name)}"
+        f"{_cancel_hint(cluster, name)}"
     )
 
 
-def _how_to_cancel(cluster: Cluster, name: str) -> str:
+def _cancel_hint(cluster: Cluster, name: str) -> str:
     return f"To delete the job:\n  {cluster.command(f'torchrun cancel {name}')}"
 
 
