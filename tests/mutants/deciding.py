@@ -287,7 +287,7 @@ DECIDING = (
     Mutant(
         "backfill-passes-the-head",
         "reconcile/admission/coordinator.py",
-        "and (kept is None or kept.allows(workload))\n",
+        "and (reserved is None or reserved.allows(workload))\n",
         "",
         "small jobs keep a large one waiting for ever",
         ADMISSION,

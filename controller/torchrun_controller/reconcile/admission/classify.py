@@ -1,8 +1,8 @@
-"""What admission has to do with one job: it waits, is admitted, or has to give its admission back.
+"""Classifies one job for admission: it waits, is admitted, or has to release its admission.
 
-A charge is given back only when reconcile has said, in a status that it made after the refusal,
-that nothing of the job runs: a gang that is being created at this moment belongs to an older
-status. The reasons and phases below are what reconcile says.
+A charge is released only once reconcile has reported, in a status written after the refusal, that
+nothing of the job runs: a gang that is being created at this moment belongs to an older status.
+The reasons and phases below are those that reconcile writes.
 """
 
 from collections import Counter
@@ -32,12 +32,13 @@ LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Classification(Struct, frozen=True, kw_only=True):
-    """`workload` is complete but for what depends on the time and on the taints of nodes.
+    """What admission does with a job.
 
-    A job that does not take part, or has no workload, gets no admission status: what it has is
-    removed, and its quota is no longer charged. `requeued`: it was preempted, nothing of it runs,
-    and it waits again. `outdated`: what its next gang asks for beyond its admission, where nothing
-    of it runs. `deadline` is of running time.
+    `workload` is complete except for what depends on the time and on the taints of nodes. A job
+    without a workload, or that does not take part, loses its admission status and its charge.
+    `requeued`: it was preempted, nothing of it runs, and it waits again. `outdated` is what its
+    next gang requests beyond its admission, while nothing of it runs. `deadline` limits the running
+    time.
     """
 
     workload: Workload | None = None
@@ -49,9 +50,9 @@ class Classification(Struct, frozen=True, kw_only=True):
 
 
 class RunningGang(Struct, frozen=True, kw_only=True):
-    """What runs of a job, whatever attempt it is of; `created` are the nodes of the present Job.
+    """What runs of a job, of any attempt. `created` is the number of nodes of the present Job.
 
-    `placed` are living pods by node, `heads` those of them with pods of their own.
+    `placed` counts running pods by node, `heads` the head pods among them.
     """
 
     nodes: int = 0
@@ -68,7 +69,7 @@ def classify_job(
     pods: tuple[Pod, ...],
     lost: frozenset[str],
 ) -> Classification:
-    """`child_jobs` and `pods` are the job's own; pods on `lost` nodes are not waited for."""
+    """Classify a job by its own child Jobs and pods; pods on `lost` nodes count as ended."""
     present = running_gang(child_jobs, pods, lost)
     charged = admission_status.charged(job)
     # An admission outlives the absence of its queue, so that it is not granted twice.
@@ -78,7 +79,7 @@ def classify_job(
     elif charged and _was_requeued(job, present):
         return Classification(takes_part=True, requeued=True)
     else:
-        # A gang goes on that runs when its queue begins to take part.
+        # A gang that already runs when its queue begins to take part continues.
         admitted = 0 if _is_over(job, present) else _charge(job, present) or present.created
     if admitted or (takes_part and queue is not None and _waits(job)):
         return _classify(job, queue, present, admitted, takes_part=takes_part)
@@ -88,7 +89,7 @@ def classify_job(
 def running_gang(
     child_jobs: tuple[Job, ...], pods: tuple[Pod, ...], lost: frozenset[str]
 ) -> RunningGang:
-    """The largest gang that runs, or is about to; during a resize there are two."""
+    """Return the largest gang that runs or is about to; during a resize there are two."""
     living = [
         pod
         for pod in pods
@@ -121,7 +122,7 @@ def _is_finished(child: Job) -> bool:
 
 
 def _is_over(job: TorchrunJob, present: RunningGang) -> bool:
-    """Whether it is over, or paused, and nothing of it runs."""
+    """Whether the job has finished, or is suspended, and nothing of it runs."""
     status = job.status
     if status.phase in TERMINAL:
         return not present.nodes
@@ -130,7 +131,7 @@ def _is_over(job: TorchrunJob, present: RunningGang) -> bool:
 
 
 def _charge(job: TorchrunJob, present: RunningGang) -> int:
-    """What it is charged with, less the nodes that reconcile has given up."""
+    """Return the charged nodes, less those that reconcile has released."""
     admission = job.status.admission
     if (
         admission is None
@@ -142,9 +143,9 @@ def _charge(job: TorchrunJob, present: RunningGang) -> int:
 
 
 def _shrunk_to(job: TorchrunJob, admitted: int, present: RunningGang) -> int | None:
-    """Pods of a gang that is smaller than its admission, where the rest may be released.
+    """Return the pods of a gang that is smaller than its admission, if the rest may be released.
 
-    None while an older gang of the job ends, and until reconcile has dropped its last answer.
+    None while an older gang of the job terminates, and until reconcile has dropped its last answer.
     """
     shrunk = job.spec.elastic is not None and 0 < present.created == present.nodes < admitted
     reported = admission_status.has_given_back(job) and not admission_status.gives_back(job)
@@ -157,8 +158,8 @@ def _was_requeued(job: TorchrunJob, present: RunningGang) -> bool:
 
 
 def _waits(job: TorchrunJob) -> bool:
-    asks = admission_status.request(job) == admission_status.WAITING
-    return asks and not job.metadata.terminating and not job.spec.suspend
+    waits = admission_status.request(job) == admission_status.WAITING
+    return waits and not job.metadata.terminating and not job.spec.suspend
 
 
 def _classify(
@@ -169,10 +170,10 @@ def _classify(
     *,
     takes_part: bool,
 ) -> Classification:
-    """Of a job that waits (`admitted` is 0) or is admitted for this many nodes."""
-    asked, granted = _asked(job, queue), admission_status.granted_to(job)
-    # The charge is what was admitted, whatever the spec says by now.
-    pods = granted or asked or _from_status(job)
+    """Classify a job that waits (`admitted` is 0) or is admitted for this many nodes."""
+    requests, grant = _requests(job, queue), admission_status.granted_requests(job)
+    # The charge is what was admitted; a later edit of the spec does not change it.
+    pods = grant or requests or _from_status(job)
     head = pods.head
     placed = Counter(present.placed) - Counter({} if head is None else present.heads)
     scheduling = scheduling_of(job, queue)
@@ -180,14 +181,14 @@ def _classify(
     admission = status.admission or Admission()
     return Classification(
         takes_part=takes_part,
-        outdated=_outdated(job, queue, asked, present) if takes_part else "",
+        outdated=_outdated(job, queue, requests, present) if takes_part else "",
         workload=Workload(
             namespace=meta.namespace,
             name=meta.name,
             uid=meta.uid,
-            queue=admission.queue if granted is not None else job.spec.job_queue,
+            queue=admission.queue if grant is not None else job.spec.job_queue,
             created=meta.creation_timestamp or LONG_AGO,
-            nodes=_nodes_asked(job, asked, admitted, present) if takes_part else admitted,
+            nodes=_requested_nodes(job, requests, admitted, present) if takes_part else admitted,
             pod=pods.pod,
             gpus=pods.gpus,
             head=head,
@@ -208,41 +209,44 @@ def _classify(
 
 
 def _outdated(
-    job: TorchrunJob, queue: TorchrunQueue | None, asked: GangRequests | None, present: RunningGang
+    job: TorchrunJob,
+    queue: TorchrunQueue | None,
+    requests: GangRequests | None,
+    present: RunningGang,
 ) -> str:
-    """What the next gang lacks, once reconcile has reported that it waits for that."""
-    asks = admission_status.request(job)
-    waits = asks in (admission_status.WAITING, admission_status.OUTDATED)
+    """Return what the next gang lacks, once reconcile has reported that it waits for that."""
+    state = admission_status.request(job)
+    waits = state in (admission_status.WAITING, admission_status.OUTDATED)
     observed = job.status.observed_generation == job.metadata.generation
-    if queue is None or asked is None or present.nodes or not (waits and observed):
+    if queue is None or requests is None or present.nodes or not (waits and observed):
         return ""
-    if admission_status.granted_to(job) is None:
+    if admission_status.granted_requests(job) is None:
         return ""
-    return admission_status.outdated(job, queue.metadata.name, asked)
+    return admission_status.find_excess(job, queue.metadata.name, requests)
 
 
-def _nodes_asked(
-    job: TorchrunJob, asked: GangRequests | None, admitted: int, present: RunningGang
+def _requested_nodes(
+    job: TorchrunJob, requests: GangRequests | None, admitted: int, present: RunningGang
 ) -> int:
-    """More only for an elastic gang, less once no gang of the former size is left.
+    """Return the nodes to admit: more only for an elastic gang, fewer once no larger gang is left.
 
-    The size stays where the pods ask for more than those that were admitted.
+    The size stays if each pod requests more than was admitted.
     """
-    if asked is None or job.metadata.deletion_timestamp is not None:
+    if requests is None or job.metadata.deletion_timestamp is not None:
         return admitted
-    granted = admission_status.granted_to(job)
-    if granted is not None and pod_shortfall(asked, granted):
+    grant = admission_status.granted_requests(job)
+    if grant is not None and pod_shortfall(requests, grant):
         return admitted
-    if not admitted or asked.nodes == admitted:
-        return asked.nodes
-    if asked.nodes > admitted:
-        return asked.nodes if job.spec.elastic is not None else admitted
+    if not admitted or requests.nodes == admitted:
+        return requests.nodes
+    if requests.nodes > admitted:
+        return requests.nodes if job.spec.elastic is not None else admitted
     observed = job.status.observed_generation == job.metadata.generation
-    return max(asked.nodes, present.nodes) if observed else admitted
+    return max(requests.nodes, present.nodes) if observed else admitted
 
 
-def _asked(job: TorchrunJob, queue: TorchrunQueue | None) -> GangRequests | None:
-    """What the spec asks for; None where it cannot be resolved."""
+def _requests(job: TorchrunJob, queue: TorchrunQueue | None) -> GangRequests | None:
+    """Return what the spec requests; None if it cannot be resolved."""
     if queue is None:
         return None
     try:
@@ -252,16 +256,16 @@ def _asked(job: TorchrunJob, queue: TorchrunQueue | None) -> GangRequests | None
 
 
 def _from_status(job: TorchrunJob) -> GangRequests:
-    """What the status has of a job whose spec cannot be resolved."""
+    """Return the requests that the status records of a job whose spec cannot be resolved."""
     nodes = job.status.num_nodes or 1
     gpus = (job.status.gpus or 0) // max(1, nodes)
     return GangRequests(nodes=nodes, pod={"pods": 1}, gpus=gpus)
 
 
 def _priority(job: TorchrunJob, queue: TorchrunQueue | None) -> int:
-    """At most what the queue allows, even where that was set after the admission."""
+    """Return the priority, at most what the queue allows; a later limit of the queue counts too."""
     if queue is None:
         return job.spec.priority or 0
-    wanted = queue.spec.priority if job.spec.priority is None else job.spec.priority
-    most = queue.spec.limits.max_priority
-    return wanted if most is None else min(wanted, most)
+    priority = queue.spec.priority if job.spec.priority is None else job.spec.priority
+    limit = queue.spec.limits.max_priority
+    return priority if limit is None else min(priority, limit)

@@ -1,16 +1,17 @@
-"""Admission over all queues at once: which job may run, which has to stop, what the rest waits for.
+"""Admission over all queues at once: which job may run, which has to stop, why the rest waits.
 
-A decision goes through the queues in five steps:
+A decision takes five steps:
 
-1. A workload that is nominated for freed room gets it as soon as it is free.
-2. Turns: the queue whose turn it is gets its head admitted. The first head that does not fit has
-   others preempted, where it may, or gets a reservation, and the turns on its nodes end.
-3. Heads for which quota is missing have others preempted, where they may, or wait.
-4. Backfill: heads and workloads behind them go where they delay no reservation. The queue that got
-   least for its weight comes first.
-5. Workloads that wish to grow get what is left.
+1. A nominated workload is admitted as soon as the nodes that it waits for are free.
+2. Turns: the head of the queue whose turn it is gets admitted. The first head that does not fit
+   preempts others if it may, else it gets a reservation, and the turns on its nodes end.
+3. Heads that lack quota preempt others if they may, else they wait.
+4. Backfill: heads and workloads behind them are admitted where they delay no reservation. The queue
+   that got least for its weight comes first.
+5. Workloads that ask to grow get what is left.
 
-What does not fit is not tried again: within a decision room and quota only become less.
+A workload that does not fit is not tried again: within one decision, free nodes and quota only
+shrink.
 """
 
 from datetime import datetime
@@ -41,7 +42,7 @@ from torchrun_controller.reconcile.admission.snapshot import (
 )
 from torchrun_controller.reconcile.admission.weighted_round_robin import charge, rank
 
-# An empty cluster is filled in pieces of this size, so that no decision takes long.
+# Most grants of one decision, so that no decision takes long on an empty cluster.
 MOST_GRANTS = 100
 # How many jobs behind the heads of all queues are tried (Slurm's bf_max_job_test is 500).
 BACKFILL = 1000
@@ -49,7 +50,7 @@ LEAST_BACKFILL = 16  # of one queue
 
 
 def admit(state: ClusterState, now: datetime) -> Decisions:
-    """What is to be done about the state. The order of its objects does not matter."""
+    """Return what to admit, preempt and release. The order of the objects does not matter."""
     coordinator = Coordinator(state, now)
     coordinator.decide()
     return coordinator.decisions()
@@ -68,7 +69,7 @@ class Coordinator:
         self.releases: dict[str, int] = {}
         self.settled: set[str] = set()  # admitted, nominated, or never to fit
         self._granted = 0
-        # Queues whose head waits, with the quota that is kept for it.
+        # Queues whose head waits, with the quota that is reserved for it.
         self._waiting: dict[QueueSnapshot, QuotaReservation] = {}
         self._cohorts: dict[Cohort, list[QueueSnapshot]] = {}
         for queue in self.active:
@@ -76,7 +77,7 @@ class Coordinator:
             queue.head = self._first(queue)
 
     def decide(self) -> None:
-        """Take all steps. What is left when there is much to admit comes with the next call."""
+        """Take all steps, up to MOST_GRANTS; the next call continues."""
         steps = (
             self._admit_nominated,
             self._admit_in_turn,
@@ -95,10 +96,10 @@ class Coordinator:
         return self._granted >= MOST_GRANTS
 
     def decisions(self) -> Decisions:
-        """The result, with a status for every workload that waits."""
-        for queue, kept in self._waiting.items():
+        """Return the result, with a status for every workload that waits."""
+        for queue, reserved in self._waiting.items():
             assert queue.head is not None
-            self.pending[queue.head.workload.uid] = self._head_status(queue.head, kept.seconds)
+            self.pending[queue.head.workload.uid] = self._head_status(queue.head, reserved.seconds)
         for queue in self.snapshot.queues:
             status = PendingStatus("BehindInQueue", f"waits behind other jobs of {queue.name}")
             if queue.paused_reason:
@@ -118,7 +119,7 @@ class Coordinator:
         )
 
     def _admit_nominated(self) -> None:
-        """Its room is free, or is still being freed, or the nomination is void."""
+        """Admit a nominated workload that fits; preempt for one that does not fit yet."""
         for queue in self.active:
             for one in [one for one in queue.pending if one.nominated]:
                 workload = self.snapshot.pending(queue, one)
@@ -131,7 +132,7 @@ class Coordinator:
                     self._nominate(workload, plan)
 
     def _admit_in_turn(self) -> None:
-        """Admit heads in the order of turns, until the nodes that they could use are reserved."""
+        """Admit heads in the order of turns, until the nodes they could use are reserved."""
         while not self.full:
             able = [
                 queue.head
@@ -151,7 +152,7 @@ class Coordinator:
                 self._wait(head)
 
     def _settle_heads_without_quota(self) -> None:
-        """Heads that lack quota, or that would borrow before a lender."""
+        """Preempt for heads that lack quota, or let them wait; a lender comes before a borrower."""
         for queue in self.active:
             while (head := queue.head) is not None and queue not in self._waiting:
                 lacks_quota = queue.quota.shortage(head.usage) is not None
@@ -162,9 +163,9 @@ class Coordinator:
                     self._wait(head)
 
     def _release_unused(self, head: PendingWorkload) -> bool:
-        """Have shrunk gangs of the cohort release what they do not use, if that is enough.
+        """Let shrunk gangs of the cohort release the nodes they do not use, if that is enough.
 
-        The quota stays charged until that is released.
+        The quota stays charged until reconcile has released them.
         """
         quota = head.queue.quota
         released: list[tuple[AdmittedWorkload, QueueSnapshot, int, Usage]] = []
@@ -186,7 +187,7 @@ class Coordinator:
         return enough
 
     def _backfill(self) -> None:
-        """Admit whatever fits without delaying a head."""
+        """Admit every workload that fits without delaying a head."""
         depth = max(LEAST_BACKFILL, BACKFILL // max(1, len(self.active)))
         ends = {queue: queue.next + depth for queue in self.active}
         candidates = {queue: self._next(queue, ends[queue]) for queue in self.active}
@@ -200,7 +201,7 @@ class Coordinator:
             candidates[workload.queue] = self._next(workload.queue, ends[workload.queue])
 
     def _next(self, queue: QueueSnapshot, end: int) -> PendingWorkload | None:
-        """The next workload of the queue that may go now. Its head waits if it may not."""
+        """Return the next workload of the queue that may be admitted; let its head wait if not."""
         while queue.head is not None and queue.next < min(end, len(queue.pending)):
             if queue not in self._waiting:
                 head = queue.head
@@ -210,7 +211,7 @@ class Coordinator:
                     self._wait(head)
                 continue
             one = queue.pending[queue.next]
-            # Most fail by this, which is cheap.
+            # A cheap check that most workloads fail.
             room = self.snapshot.free.capacity(self.snapshot.nodes.shape(one))
             if room >= one.workers(one.nodes):
                 workload = self._first(queue)
@@ -220,7 +221,7 @@ class Coordinator:
         return None
 
     def _grow(self) -> None:
-        """Admitted workloads that ask for more."""
+        """Admit more nodes for workloads that ask to grow."""
         growing = [
             (admitted.workload, queue)
             for queue in self.active
@@ -237,17 +238,17 @@ class Coordinator:
             resource = queue.quota.shortage(workload.usage)
             free = self.snapshot.free
             if resource is not None:
-                lacks = messages.quota_left(workload, resource)
+                lacks = messages.describe_quota(workload, resource)
                 status = pending_status(workload, "InsufficientQuota", lacks)
             elif free.capacity(workload.shape) >= workload.workers:
                 status = pending_status(workload, "WaitingForTurn", "waiting jobs come first")
             else:
-                lacks = messages.room_left(workload, free)
+                lacks = messages.describe_room(workload, free)
                 status = pending_status(workload, "WaitingForNodes", lacks)
             self.pending[one.uid] = status
 
     def _first(self, queue: QueueSnapshot) -> PendingWorkload | None:
-        """The first workload that is not settled, from where the queue was looked at last."""
+        """Return the first workload that is not settled, from the queue's position on."""
         while queue.next < len(queue.pending):
             one = queue.pending[queue.next]
             if one.uid not in self.settled:
@@ -258,14 +259,14 @@ class Coordinator:
         return None
 
     def _is_impossible(self, workload: PendingWorkload) -> bool:
-        """Whether it would not fit if nothing else ran. Then it delays nobody."""
+        """Whether the workload would not fit even on an empty cluster; it then delays no other."""
         one = workload.workload
         resource = workload.queue.quota.exceeded(usage_of(one, one.nodes))
         if resource is not None:
-            lacks = messages.quota_limit(workload, resource)
+            lacks = messages.describe_limit(workload, resource)
             self.pending[one.uid] = pending_status(workload, "ExceedsQuota", lacks)
         elif self.snapshot.empty.capacity(workload.shape) < one.workers(one.nodes):
-            lacks = messages.room_left(workload, self.snapshot.empty)
+            lacks = messages.describe_room(workload, self.snapshot.empty)
             lacks += " even when they are empty; ask for smaller or fewer pods"
             self.pending[one.uid] = pending_status(workload, "ExceedsNodes", lacks)
         else:
@@ -274,20 +275,20 @@ class Coordinator:
         return True
 
     def _may_pass(self, workload: PendingWorkload) -> bool:
-        """Whether it fits, by quota and by nodes, and delays no head."""
+        """Whether the workload fits, by quota and by nodes, and delays no head."""
         queue = workload.queue
-        kept = self._waiting.get(queue)
+        reserved = self._waiting.get(queue)
         return (
             self.reservations.available(workload).capacity(workload.shape) >= workload.workers
             and queue.quota.shortage(workload.usage) is None
-            and (kept is None or kept.allows(workload))
+            and (reserved is None or reserved.allows(workload))
             and self._lender(workload) is None
         )
 
     def _lender(self, workload: PendingWorkload) -> QueueSnapshot | None:
-        """A queue that waits for its own quota, of which the workload would borrow.
+        """Return a queue that waits for its own quota, which the workload would borrow.
 
-        A queue with a reservation does not count: that protects its head.
+        A queue with a reservation does not count: the reservation protects its head.
         """
         queues = self._cohorts[workload.queue.quota.cohort]
         if len(queues) == 1 or not workload.queue.quota.borrows(workload.usage):
@@ -302,9 +303,9 @@ class Coordinator:
         return None
 
     def _wait(self, head: PendingWorkload) -> None:
-        """Let the head wait for what it lacks, with a reservation where there is none yet.
+        """Let the head wait for what it lacks, with a reservation if its nodes have none yet.
 
-        From now on workloads behind it may only go where they delay it no longer.
+        From now on, workloads behind it are admitted only where they do not delay it.
         """
         queue, seconds = head.queue, inf
         if (
@@ -317,11 +318,11 @@ class Coordinator:
         queue.next += 1
 
     def _head_status(self, head: PendingWorkload, seconds: float) -> PendingStatus:
-        """What a waiting head lacks. It starts in `seconds` at the latest."""
-        latest_start = messages.latest_start(self.now, seconds)
+        """Return what a waiting head lacks. It starts in `seconds` at the latest."""
+        latest_start = messages.describe_latest_start(self.now, seconds)
         resource = head.queue.quota.shortage(head.usage)
         if resource is not None:
-            lacks = messages.quota_left(head, resource) + latest_start
+            lacks = messages.describe_quota(head, resource) + latest_start
             return pending_status(head, "InsufficientQuota", lacks)
         lender = self._lender(head)
         if lender is not None:
@@ -331,7 +332,7 @@ class Coordinator:
         if first is not None and free.capacity(head.shape) >= head.workers:
             lacks = f"nodes are reserved for {first.head.workload.name} of {first.head.queue.name}"
             return pending_status(head, "WaitingForTurn", lacks)
-        lacks = messages.room_left(head, free) + latest_start
+        lacks = messages.describe_room(head, free) + latest_start
         return pending_status(head, "WaitingForNodes", lacks)
 
     def _preempt(self, head: PendingWorkload) -> bool:
@@ -342,15 +343,15 @@ class Coordinator:
         return True
 
     def _nominate(self, workload: PendingWorkload, plan: PreemptionPlan) -> None:
-        """Promise the room of preempted workloads; it is free when their pods have stopped."""
+        """Reserve the nodes of preempted workloads, which are free once their pods have stopped."""
         preempted = self.snapshot.preempted
         for target in plan.targets:
             target.preempt(workload.workload.uid)
             preempted.append(target)
-            self.preemptions.append(messages.preemption(target, workload))
+            self.preemptions.append(messages.explain_preemption(target, workload))
         self.reservations.promise(workload, plan.placement, preempted)
         self._settle(workload, plan.placement)
-        lacks = messages.freed_by(workload, preempted)
+        lacks = messages.describe_preempted(workload, preempted)
         status = pending_status(workload, "Preempting", lacks, nominated=True)
         self.pending[workload.workload.uid] = status
 
@@ -368,7 +369,7 @@ class Coordinator:
         self._settle(workload, placement)
 
     def _settle(self, workload: PendingWorkload, placement: Placement) -> None:
-        """Count a workload that is admitted or nominated, and go on to the next of its queue."""
+        """Count a workload that is admitted or nominated, and take the next head of its queue."""
         queue, one = workload.queue, workload.workload
         queue.quota.add(workload.usage)
         since = self.now.timestamp()
@@ -376,14 +377,14 @@ class Coordinator:
             AdmittedWorkload(queue, one, workload.shape, placement, workload.usage, since)
         )
         self.settled.add(one.uid)
-        kept = self._waiting.get(queue)
-        if kept is None:
+        reserved = self._waiting.get(queue)
+        if reserved is None:
             queue.head = self._first(queue)
         else:
-            kept.take(workload)
+            reserved.take(workload)
 
     def _charge(self, workload: PendingWorkload, in_turn: bool) -> None:
-        """Advance all queues that could have used the room as well, unless they lack quota."""
+        """Charge the round robin among the queues that could have used the same nodes."""
         rivals = [
             queue
             for queue in self.active

@@ -1,4 +1,4 @@
-"""The ClusterState of a decision, from jobs, queues and nodes as the API has them."""
+"""Builds the ClusterState of a decision from jobs, queues and nodes of the API."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -27,7 +27,7 @@ from torchrun_controller.reconcile.spec.admission_status import takes_part
 
 
 class ClassifiedJob(Struct, frozen=True):
-    """A job and what admission has to do with it."""
+    """A job with its classification."""
 
     job: TorchrunJob
     classification: Classification
@@ -42,17 +42,17 @@ def cluster_state(
     cohort_namespaces: frozenset[str] = frozenset(),
     overhead: Mapping[str, int] = node_rules.NO_OVERHEAD,
 ) -> ClusterState:
-    """Put the state together. `orphans` run after their job is gone; `nodes` None is not known.
+    """Build the state. `orphans` run although their job is gone; `nodes` is None if unknown.
 
-    Queues of `cohort_namespaces` may be of one cohort, whatever their namespace. `overhead` is what
-    other pods take of each node.
+    Queues of `cohort_namespaces` may share a cohort across namespaces. `overhead` is what other
+    pods take of each node.
     """
-    taints = node_rules.tolerable(nodes or ())
+    taints = node_rules.find_taints(nodes or ())
     selectors = _TaintSelectors(taints)
     return ClusterState(
         nodes=None
         if nodes is None
-        else tuple(node_rules.capacity(node, taints, overhead) for node in nodes),
+        else tuple(node_rules.node_capacity(node, taints, overhead) for node in nodes),
         queues=tuple(queue_input(queue) for queue in queues if takes_part(queue.spec)),
         workloads=(*orphans, *_workloads(jobs, selectors, now)),
         cohort_namespaces=tuple(sorted(cohort_namespaces)),
@@ -60,7 +60,7 @@ def cluster_state(
 
 
 def queue_input(queue: TorchrunQueue) -> Queue:
-    """The queue with its quota in whole numbers, and the last running weights."""
+    """Return the queue with its quota in whole numbers and its last running weights."""
     spec, meta, admission = queue.spec, queue.metadata, queue.status.admission
     paused_reason = queue.invalid
     if meta.deletion_timestamp is not None:
@@ -103,7 +103,7 @@ def _workloads(
         workload, classification = one.classification.workload, one.classification
         if workload is None:
             continue
-        labels = selectors.of(classification.tolerations, workload.pod)
+        labels = selectors.select(classification.tolerations, workload.pod)
         if labels:
             workload = replace(workload, node_selector=workload.node_selector | labels)
         if classification.deadline is not None:
@@ -113,17 +113,17 @@ def _workloads(
 
 
 class _TaintSelectors:
-    """Node labels that jobs select because of taints, remembered, as most are equal."""
+    """A cache of the node labels that jobs select because of taints; most jobs are alike."""
 
     def __init__(self, taints: frozenset[core.Taint]) -> None:
         self._taints = taints
-        self._known: dict[object, dict[str, str]] = {}
+        self._selectors: dict[object, dict[str, str]] = {}
 
-    def of(self, tolerations: tuple[JsonObject, ...], pod: dict[str, int]) -> dict[str, str]:
-        """Of a job with these tolerations whose pods request this."""
+    def select(self, tolerations: tuple[JsonObject, ...], pod: dict[str, int]) -> dict[str, str]:
+        """Return the labels for a job with these tolerations whose pods request this."""
         if not self._taints:
             return {}
         key = str(tolerations), tuple(pod)
-        if key not in self._known:
-            self._known[key] = node_rules.taint_selector(self._taints, tolerations, pod)
-        return self._known[key]
+        if key not in self._selectors:
+            self._selectors[key] = node_rules.taint_selector(self._taints, tolerations, pod)
+        return self._selectors[key]

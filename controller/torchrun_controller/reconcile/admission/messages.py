@@ -1,4 +1,4 @@
-"""Why a workload waits: one message from what it needs and what it lacks."""
+"""The messages of admission: what a workload needs and lacks, and why one is preempted."""
 
 from datetime import datetime, timedelta
 from fractions import Fraction
@@ -21,7 +21,7 @@ _NOUNS = ("node", "GPU", "CPU", "memory", "job")
 def pending_status(
     workload: PendingWorkload, reason: PendingReason, lacks: str, *, nominated: bool = False
 ) -> PendingStatus:
-    """The status of a workload with the reason and what it lacks."""
+    """Return the status of a workload, with the reason and what it lacks."""
     more = " more" if workload.workload.admitted else ""
     needs = _amount(0, workload.pods)
     if gpus := workload.usage[1]:
@@ -29,22 +29,22 @@ def pending_status(
     return PendingStatus(reason, f"needs {needs}{more}: {lacks}", nominated=nominated)
 
 
-def quota_left(workload: PendingWorkload, resource: int) -> str:
-    """What is left of a resource of which the quota has too little."""
+def describe_quota(workload: PendingWorkload, resource: int) -> str:
+    """Describe what the quota has left of a resource that falls short."""
     cohort = workload.queue.quota.cohort
     left = max(0, cohort.limit[resource] - cohort.used[resource])
     limit = _amount(resource, cohort.limit[resource])
     return f"{_amount(resource, left)} of {limit} left in {_quota(workload)}"
 
 
-def quota_limit(workload: PendingWorkload, resource: int) -> str:
-    """A quota that is too small even with nothing in use."""
+def describe_limit(workload: PendingWorkload, resource: int) -> str:
+    """Describe a quota that is too small even with nothing in use."""
     limit = _amount(resource, workload.queue.quota.cohort.limit[resource])
     return f"{_quota(workload)} allows {limit} in all; ask for less, or have the quota raised"
 
 
-def room_left(workload: PendingWorkload, free: FreeCapacity) -> str:
-    """How many of its pods fit onto the nodes that it may use."""
+def describe_room(workload: PendingWorkload, free: FreeCapacity) -> str:
+    """Describe how many of its pods fit onto the nodes that it may use."""
     pods = min(workload.workers, free.capacity(workload.shape))
     beside = " beside its head" if workload.pods > workload.workers else ""
     selector = sorted(workload.workload.node_selector.items())
@@ -53,22 +53,22 @@ def room_left(workload: PendingWorkload, free: FreeCapacity) -> str:
     return f"room for {pods} of {workload.workers} pods{beside} on nodes {which}"
 
 
-def latest_start(now: datetime, seconds: float) -> str:
-    """When a reservation begins at the latest; "" where that is not known."""
+def describe_latest_start(now: datetime, seconds: float) -> str:
+    """Describe when a reservation begins at the latest; "" if that is unknown."""
     if not 0 < seconds < inf:
         return ""
     return f"; starts by {now + timedelta(seconds=seconds):%Y-%m-%dT%H:%MZ} at the latest"
 
 
-def freed_by(workload: PendingWorkload, preempted: list[AdmittedWorkload]) -> str:
-    """Whose room a nominated workload waits for."""
+def describe_preempted(workload: PendingWorkload, preempted: list[AdmittedWorkload]) -> str:
+    """Name the preempted workloads whose nodes a nominated workload waits for."""
     uid = workload.workload.uid
     names = sorted(one.workload.name for one in preempted if one.preempted_for == uid)
     return f"room is being freed by {', '.join(names[:NAMES]) or 'others'}"
 
 
-def preemption(target: AdmittedWorkload, head: PendingWorkload) -> Preemption:
-    """Why a workload has to stop."""
+def explain_preemption(target: AdmittedWorkload, head: PendingWorkload) -> Preemption:
+    """Return why a workload has to stop."""
     winner, queue = f"{head.workload.namespace}/{head.workload.name}", head.queue
     uid, for_uid = target.workload.uid, head.workload.uid
     if target.queue is queue:
@@ -90,7 +90,7 @@ def _quota(workload: PendingWorkload) -> str:
 
 
 def _amount(resource: int, amount: int) -> str:
-    """An amount of one of RESOURCES with its unit."""
+    """Format an amount of one of RESOURCES with its unit."""
     if RESOURCES[resource] == "memory":
         return f"{format_bytes(Fraction(amount))} of memory"
     number = format_cpu(Fraction(amount, 1000)) if RESOURCES[resource] == "cpu" else str(amount)

@@ -1,8 +1,8 @@
-"""What the coordinator may look at and what it decides: two frozen values, which JSON can carry.
+"""Input and output of the coordinator: two frozen values that can be encoded as JSON.
 
 `admit(state, now)` in `coordinator.py` is a function of the ClusterState alone. All of its memory
-is in the objects that the state is made of: what is admitted, what is being preempted and for whom,
-who is nominated for freed room, and the running weights of the round robin.
+is in the objects that the state is built from: which workloads are admitted, preempted (and for
+whom) or nominated, and the running weights of the round robin.
 """
 
 from datetime import datetime
@@ -24,11 +24,11 @@ PendingReason = Literal[
 
 
 class NodeCapacity(Struct, frozen=True, kw_only=True):
-    """A node. One that is not `usable` (not Ready, cordoned, tainted NoSchedule) takes no more.
+    """A node. No new pod is placed on one that is not `usable` (not Ready, cordoned, tainted).
 
     `allocatable` is what the pods of workloads may use, in whole numbers: "cpu" in millicores,
-    "memory" in bytes, all else in pieces. It is the node's own figure less the configured overhead
-    of other pods.
+    "memory" in bytes, everything else in units. It is the allocatable of the node less the
+    configured overhead of other pods.
     """
 
     name: str
@@ -58,11 +58,11 @@ class QuotaLimits(Struct, frozen=True, kw_only=True):
 
 
 class RoundRobinState(Struct, frozen=True, kw_only=True):
-    """A queue's running weights in the round robin, and the weight they were reached with.
+    """The running weights of a queue in the round robin, and the weight that they belong to.
 
-    `current` decides whose head is next and gets the reservation; only heads that are admitted in
-    their turn are charged to it, so backfill delays no head. `spare` decides who may use what the
-    reservation leaves; everything that the queue gets is charged to it.
+    `current` decides whose head is next and gets the reservation. Only heads that are admitted in
+    their turn are charged to it, so backfill delays no head. `spare` decides which queue may use
+    what the reservation leaves; every admission of the queue is charged to it.
     """
 
     weight: int = 1
@@ -73,10 +73,10 @@ class RoundRobinState(Struct, frozen=True, kw_only=True):
 class Queue(Struct, frozen=True, kw_only=True):
     """A queue that takes part in admission: it has a quota, a weight or a cohort.
 
-    `weight` None counts as 1; 0 admits nothing. `paused_reason` says why nothing is admitted for
-    another reason, and is empty otherwise. Queues of one namespace with the same `cohort` lend each
-    other unused quota; for other namespaces see ClusterState.cohort_namespaces. `round_robin` is
-    the last value in QueueSummary, None at first.
+    `weight` None counts as 1; 0 admits nothing. `paused_reason` is any other reason why nothing is
+    admitted, else "". Queues of one namespace with the same `cohort` lend each other unused quota;
+    for other namespaces see ClusterState.cohort_namespaces. `round_robin` is the last value in
+    QueueSummary, None at first.
     """
 
     namespace: str
@@ -91,28 +91,28 @@ class Queue(Struct, frozen=True, kw_only=True):
 class Workload(Struct, frozen=True, kw_only=True):
     """A job that waits for admission (`admitted` is 0) or has it. Other jobs are left out.
 
-    It keeps its admission over restarts of its gang, until it ends, is suspended or deleted, or its
-    last pod is gone after a preemption: from then on it waits again.
+    A job keeps its admission over restarts of its gang. It loses it when it finishes, is suspended
+    or deleted, or when its last pod is gone after a preemption: then it waits again.
 
-    `nodes` is how many pods it asks for and `admitted` for how many it was admitted. More than
-    admitted is a wish to grow: it keeps what it has, and gets the difference after every waiting
-    job had its chance. Nothing is preempted or reserved for growth. Fewer is granted at once.
+    `nodes` is how many pods it requests, `admitted` how many were admitted. If `nodes` is larger,
+    the job asks to grow: it gets the difference after the waiting jobs, and nothing is preempted or
+    reserved for it. If `nodes` is smaller, it is granted at once.
 
     `pod` is what each pod requests, in the units of NodeCapacity.allocatable; `gpus` of these are
-    GPUs. `node_selector` is the merged one of queue and job. `placed` counts its living pods by
-    node. `since` is when it was admitted, None while it waits. `seconds_left` is how long it may
-    still run by its deadline, None without one. `preempted_for` is the uid in its Preemption while
-    that lasts. `nominated` repeats the last PendingStatus.nominated.
+    GPUs. `node_selector` is merged from queue and job. `placed` counts its running pods by node.
+    `since` is when it was admitted, None while it waits. `seconds_left` is the running time until
+    its deadline, None without one. `preempted_for` is the UID in its Preemption while that lasts.
+    `nominated` repeats the last PendingStatus.nominated.
 
-    `shrunk_to` is how many pods the present gang of an elastic job has, where it is smaller than
-    what was admitted and the rest may be released: None where all is in use.
+    `shrunk_to` is the number of pods of an elastic job whose present gang is smaller than what was
+    admitted, if the rest may be released; else None.
 
-    `gone`: the job is deleted, so nobody can tell its pods to stop.
+    `gone`: the job is deleted, so its pods cannot be preempted.
 
-    `head` is what the first pod requests, and `head_gpus` its GPUs, where that is less of some
-    resources and more of none: None where all pods are alike. Quota is charged with exactly that.
-    No room is looked for the head, and it is not in `placed`: the scheduler finds its node, which
-    may be one without room for a worker.
+    `head` is what the first pod requests, and `head_gpus` its GPUs, if that is less of some
+    resources and more of none; None if all pods are alike. Quota is charged with exactly that. The
+    coordinator places no head, and the head is not in `placed`: the scheduler finds its node, which
+    may have no room for a worker.
     """
 
     namespace: str
@@ -138,18 +138,18 @@ class Workload(Struct, frozen=True, kw_only=True):
     shrunk_to: int | None = None
 
     def workers(self, pods: int) -> int:
-        """Pods that room is looked for, of a whole gang of this many."""
+        """Return how many of this many pods the coordinator places: all but the head."""
         return pods - (self.head is not None)
 
 
 class ClusterState(Struct, frozen=True, kw_only=True):
     """All nodes, the queues that take part, and their workloads, in any order.
 
-    `nodes` is None where nodes are not known: then quota alone decides. Nothing is decided about a
-    workload whose queue is not in `queues`; what it was admitted for takes up room.
+    `nodes` is None if nodes are unknown: then quota alone decides. Nothing is decided about a
+    workload whose queue is not in `queues`; it still occupies what it was admitted for.
 
-    A cohort is of one namespace: who writes queues in another must not reach its quota. Only the
-    namespaces that an administrator names in `cohort_namespaces` share their cohorts.
+    A cohort belongs to one namespace: a user who creates queues in another namespace must not reach
+    its quota. Only the namespaces that an administrator lists in `cohort_namespaces` share cohorts.
     """
 
     nodes: tuple[NodeCapacity, ...] | None = None
@@ -161,7 +161,7 @@ class ClusterState(Struct, frozen=True, kw_only=True):
 class Grant(Struct, frozen=True, kw_only=True):
     """The workload may run `nodes` pods: its first admission, or a change of its size.
 
-    `placement` is where room was found for the new pods; the scheduler has the last word.
+    `placement` is where the coordinator assumed the new pods; the scheduler decides.
     """
 
     uid: str
@@ -170,7 +170,7 @@ class Grant(Struct, frozen=True, kw_only=True):
 
 
 class Preemption(Struct, frozen=True, kw_only=True):
-    """The workload has to stop (with a checkpoint) and to wait again; `for_uid` gets its room."""
+    """The workload has to stop (with a checkpoint) and wait again; `for_uid` gets its nodes."""
 
     uid: str
     for_uid: str
@@ -179,18 +179,18 @@ class Preemption(Struct, frozen=True, kw_only=True):
 
 
 class Release(Struct, frozen=True, kw_only=True):
-    """The workload keeps `nodes` pods, which is all that it uses; others wait for the rest."""
+    """The workload keeps `nodes` pods, all that it uses; others wait for the rest."""
 
     uid: str
     nodes: int
 
 
 class PendingStatus(Struct, frozen=True):
-    """Why a workload does not get what it asks for. `position` counts from 1 in its queue.
+    """Why a workload does not get what it requests. `position` counts from 1 in its queue.
 
-    It is 0 for one that is not in line: it wishes to grow, is nominated for freed room
-    (Preempting), or can never fit (ExceedsQuota, ExceedsNodes) and delays nobody. `nominated` has
-    to be kept with the workload, and to be written before any preemption for it.
+    The position is 0 for a workload that is not in line: it asks to grow, is nominated for the
+    nodes of preempted workloads (Preempting), or can never fit (ExceedsQuota, ExceedsNodes) and
+    delays no other. `nominated` has to be stored with the workload, before any preemption for it.
     """
 
     reason: PendingReason
@@ -200,11 +200,11 @@ class PendingStatus(Struct, frozen=True):
 
 
 class QueueSummary(Struct, frozen=True, kw_only=True):
-    """A queue after the decision. What is being preempted counts as used until its pods are gone.
+    """A queue after the decision. A preempted workload counts as used until its pods are gone.
 
-    `free` is what its own quota still has, None for what is not limited; `borrowed` is what it
-    uses beyond its quota. `pending` counts jobs that wait, `admitted` those with an admission and
-    `running` those of them that run. `message` says why the queue admits nothing, if so.
+    `free` is what is left of its own quota, None for an unlimited resource; `borrowed` is its use
+    beyond its quota. `pending` counts jobs that wait, `admitted` those with an admission and
+    `running` those of them that run. `message` is why the queue admits nothing, else "".
     """
 
     namespace: str
@@ -220,10 +220,10 @@ class QueueSummary(Struct, frozen=True, kw_only=True):
 
 
 class Decisions(Struct, frozen=True, kw_only=True):
-    """To be carried out in this order: `pending`, `queues`, `preemptions`, `releases`, `grants`.
+    """What to write, in this order: `pending`, `queues`, `preemptions`, `releases`, `grants`.
 
-    `pending` has an entry, by uid, for every workload that does not have what it asks for.
-    `requeue_after` is in seconds; 0 means that there is more to decide as soon as this is written.
+    `pending` has an entry, by UID, for every workload that does not have what it requests.
+    `requeue_after` is in seconds; 0 if there is more to decide as soon as this is written.
     """
 
     grants: tuple[Grant, ...] = ()

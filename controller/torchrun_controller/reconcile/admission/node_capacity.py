@@ -1,14 +1,14 @@
 """How many pods of one shape fit onto the nodes beside what runs there.
 
-Several pods may share a node. What a node has free is negative where it is promised before the pods
-that use it now are gone: then nothing else fits there.
+Several pods may share a node. The free capacity of a node is negative if it is reserved before the
+pods that use it now are gone: then nothing else fits there.
 """
 
 from collections.abc import Iterable
 
 from torchrun_controller.reconcile.admission.model import NodeCapacity, Workload
 
-# How many pods fit that request nothing, or where nodes are not known.
+# How many pods fit if they request nothing, or if nodes are unknown.
 UNLIMITED = 1 << 30
 Free = tuple[int, ...]
 Placement = dict[int, int]
@@ -29,19 +29,19 @@ class PodShape:
     def __init__(self, needs: tuple[tuple[int, int], ...], pool: NodePool) -> None:
         self.needs = needs
         self.pool = pool
-        self._known: dict[Free, int] = {}
+        self._counts: dict[Free, int] = {}
 
     def fit(self, free: Free) -> int:
-        """How many of these pods fit into this free capacity."""
-        count = self._known.get(free)
+        """Return how many of these pods fit into this free capacity."""
+        count = self._counts.get(free)
         if count is None:
             count = max(0, min((free[r] // amount for r, amount in self.needs), default=UNLIMITED))
-            self._known[free] = count
+            self._counts[free] = count
         return count
 
 
 class NodeIndex:
-    """All nodes in the order of their names, and the shapes that were asked for."""
+    """All nodes in the order of their names, and the pod shapes of all workloads."""
 
     def __init__(self, nodes: tuple[NodeCapacity, ...] | None, resources: Iterable[str]) -> None:
         self.known = nodes is not None
@@ -54,13 +54,13 @@ class NodeIndex:
         self._overlaps: dict[tuple[int, int], bool] = {}
 
     def empty(self) -> "FreeCapacity":
-        """The nodes with nothing on them."""
+        """Return the capacity of the nodes with no pod on them."""
         names = self._resources
         free = [tuple(node.allocatable.get(name, 0) for name in names) for node in self.nodes]
         return FreeCapacity(self, free)
 
     def shape(self, workload: Workload) -> PodShape:
-        """The shape of the pods of a workload: one object for all equal ones."""
+        """Return the shape of the pods of a workload: one object for all equal shapes."""
         spelling = (*workload.pod.items(), *workload.node_selector.items())
         shape = self._by_spelling.get(spelling)
         if shape is None:
@@ -79,7 +79,7 @@ class NodeIndex:
         return shape
 
     def overlap(self, one: NodePool, other: NodePool) -> bool:
-        """Whether two pools share nodes; True where nodes are not known."""
+        """Whether two pools share nodes; True if nodes are unknown."""
         if one is other or not self.known:
             return True
         key = (min(one.number, other.number), max(one.number, other.number))
@@ -91,18 +91,18 @@ class NodeIndex:
     def _pool(self, selector: Items) -> NodePool:
         pool = self._pools.get(selector)
         if pool is None:
-            wanted = set(selector)
+            labels = set(selector)
             members = frozenset(
                 i
                 for i, node in enumerate(self.nodes)
-                if node.usable and wanted <= node.labels.items()
+                if node.usable and labels <= node.labels.items()
             )
             pool = self._pools[selector] = NodePool(len(self._pools), members)
         return pool
 
 
 class FreeCapacity:
-    """What is free on each node, and how many pods fit of the shapes that were asked for."""
+    """The free capacity of each node, and how many pods of each shape fit."""
 
     def __init__(self, nodes: NodeIndex, free: list[Free]) -> None:
         self.nodes = nodes
@@ -111,7 +111,7 @@ class FreeCapacity:
         self._totals: dict[PodShape, int] = {}
 
     def copy(self, shape: PodShape) -> "FreeCapacity":
-        """An independent copy, with the counts of this shape."""
+        """Return an independent copy, with the counts of this shape."""
         copy = FreeCapacity(self.nodes, list(self.free))
         if shape in self._totals:
             copy._totals[shape] = self._totals[shape]
@@ -119,12 +119,12 @@ class FreeCapacity:
         return copy
 
     def least(self, other: "FreeCapacity") -> "FreeCapacity":
-        """What is free in both."""
+        """Return what is free in both."""
         pairs = zip(self.free, other.free, strict=True)
         return FreeCapacity(self.nodes, [tuple(map(min, one, two)) for one, two in pairs])
 
     def capacity(self, shape: PodShape) -> int:
-        """How many pods of the shape fit."""
+        """Return how many pods of the shape fit."""
         if not self.nodes.known:
             return UNLIMITED
         if shape not in self._totals:
@@ -136,7 +136,7 @@ class FreeCapacity:
         return self._totals[shape]
 
     def place(self, shape: PodShape, pods: int) -> Placement:
-        """Nodes for this many pods, the fullest nodes first. They have to fit."""
+        """Return nodes for this many pods, the fullest nodes first. The pods have to fit."""
         assert self.capacity(shape) >= pods
         if not self.nodes.known:
             return {}
@@ -149,9 +149,9 @@ class FreeCapacity:
         return placement
 
     def place_admitted(self, shape: PodShape, pods: int) -> Placement:
-        """Nodes for pods that are admitted, whether they fit or not.
+        """Return nodes for admitted pods, even if they do not fit.
 
-        Those that do not fit are put onto the largest nodes, where others have to leave first.
+        Pods that do not fit are assumed on the largest nodes, where others have to leave first.
         """
         placement = self.place(shape, min(pods, self.capacity(shape)))
         pods -= sum(placement.values())
@@ -165,7 +165,7 @@ class FreeCapacity:
         return placement
 
     def take(self, shape: PodShape, placement: Placement, times: int = 1) -> None:
-        """Count the pods as placed; with `times` -1 no longer."""
+        """Count the pods as placed; `times` -1 removes them."""
         for i, pods in placement.items():
             free = list(self.free[i])
             for resource, amount in shape.needs:
@@ -173,7 +173,7 @@ class FreeCapacity:
             self.set(i, tuple(free))
 
     def set(self, i: int, free: Free) -> None:
-        """Set what is free on a node, and update the counts of all shapes."""
+        """Set the free capacity of a node, and update the counts of all shapes."""
         self.free[i] = free
         for shape, fits in self._fits.items():
             if i in shape.pool.members:

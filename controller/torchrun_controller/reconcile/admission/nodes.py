@@ -1,7 +1,7 @@
-"""Nodes as the coordinator sees them: what they offer, and which jobs their taints keep away.
+"""Nodes as input of the coordinator: their capacity, and the jobs that their taints repel.
 
 A taint that some jobs tolerate becomes a label of every node: a job that does not tolerate it
-selects nodes without it, as it selects labels.
+selects nodes without it, like a node label.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,13 +22,13 @@ NO_OVERHEAD: Mapping[str, int] = MappingProxyType({})
 ABSENT, PRESENT = "absent", "present"
 
 
-def capacity(
+def node_capacity(
     node: core.Node, taints: frozenset[core.Taint], overhead: Mapping[str, int] = NO_OVERHEAD
 ) -> NodeCapacity:
-    """What a node offers. `taints` are those of all nodes that some jobs may tolerate.
+    """Return the capacity of a node. `taints` are those of all nodes that jobs may tolerate.
 
-    `overhead` is what other pods use. They are not watched, as there may be ten times as many: an
-    administrator configures what DaemonSets take of each node.
+    `overhead` is what other pods use. The controller does not watch them, as there may be ten times
+    as many: an administrator configures what DaemonSets take of each node.
     """
     own = set(node.spec.taints)
     labels = {label_of(taint): PRESENT if taint in own else ABSENT for taint in taints}
@@ -55,31 +55,31 @@ def parse_overhead(text: str) -> dict[str, int]:
 
 
 def relevant_fields(node: core.Node | None) -> object:
-    """What admission reads of a node: not heartbeats, images and addresses."""
+    """Return what admission reads of a node: no heartbeats, images or addresses."""
     if node is None:
         return None
     allocatable = node.status.allocatable
     return node.metadata.labels, node.spec.taints, allocatable, _is_usable(node)
 
 
-def tolerable(nodes: Iterable[core.Node]) -> frozenset[core.Taint]:
-    """The taints that keep nodes for some jobs."""
+def find_taints(nodes: Iterable[core.Node]) -> frozenset[core.Taint]:
+    """Return the taints that reserve nodes for the jobs that tolerate them."""
     taints = (taint for node in nodes for taint in node.spec.taints)
     return frozenset(t for t in taints if t.effect in REPELS and not t.key.startswith(LIFECYCLE))
 
 
 def label_of(taint: core.Taint) -> str:
-    """A label that no node can have: its key has a second slash."""
+    """Return a label that no node can have: its key has a second slash."""
     return f"taint/{taint.key}={taint.value}/{taint.effect}"
 
 
 def taint_selector(
     taints: Iterable[core.Taint], tolerations: tuple[JsonObject, ...], devices: Iterable[str]
 ) -> dict[str, str]:
-    """The labels that a job with these tolerations has to select.
+    """Return the labels that a job with these tolerations has to select.
 
     Pods that request a device tolerate a taint with its name: the admission plugin
-    ExtendedResourceToleration adds that.
+    ExtendedResourceToleration adds it.
     """
     requested = frozenset(devices)
     return {

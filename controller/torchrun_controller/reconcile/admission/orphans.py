@@ -1,7 +1,7 @@
 """Gangs whose job is deleted: they are charged until their last pod is gone.
 
-A job may be deleted while no controller runs. An annotation of its child Jobs and pods has their
-job, their queue, and what they are charged with.
+A job may be deleted while no controller runs. An annotation of its child Jobs and pods records
+their job, their queue and their charge.
 """
 
 from collections.abc import Iterable
@@ -17,9 +17,9 @@ from torchrun_controller.reconcile.spec.requests import Charge, admitted_request
 def orphaned_workloads(
     uid: str, child_jobs: Iterable[Job], pods: Iterable[Pod], lost: frozenset[str]
 ) -> tuple[Workload, ...]:
-    """What runs of earlier jobs of one name. `uid` is that of the present job, "" without one.
+    """Return what runs of earlier jobs of one name; `uid` is the present job's, "" if none.
 
-    `child_jobs` and `pods` are all with that name, in the order of attempts.
+    `child_jobs` and `pods` are all those with that name, in the order of attempts.
     """
     jobs: dict[str, list[Job]] = {}
     workers: dict[str, list[Pod]] = {}
@@ -40,7 +40,7 @@ def orphaned_workloads(
 
 
 def foreign_charge(uid: str, meta: ChildMeta) -> Charge | None:
-    """What an object is charged with for another job than this one."""
+    """Return the charge of an object of another job than this one."""
     if not meta.annotations.charge:
         return None
     charge = decode.read(meta.annotations.charge, Charge)
@@ -54,7 +54,7 @@ def _workload(
     pods: tuple[Pod, ...],
     lost: frozenset[str],
 ) -> Workload | None:
-    """None where nothing of it runs, or its charge cannot be read."""
+    """Return the workload; None if nothing of it runs, or its charge cannot be read."""
     present = running_gang(child_jobs, pods, lost)
     requests = admitted_requests(charge.admission)
     if requests is None or not present.nodes:

@@ -1,11 +1,12 @@
-"""Which workloads to preempt, so that a head fits: as few as needed.
+"""Selects the workloads to preempt so that a head fits: as few as needed.
 
-Within a queue the lowest priority leaves first, then the youngest. Priorities of different queues
-are not compared, as the users of each queue set them: there the youngest goes first.
+Within a queue, the lowest priority is preempted first, then the youngest. Priorities of different
+queues are not compared, as the users of each queue set them: there, the youngest comes first.
 
-Candidates are workloads of lower priority in the head's own queue, and, where the head stays within
-its queue's own quota, workloads of queues that borrow from its cohort, as long as they borrow. What
-is being preempted already counts first: nothing new is preempted for room that it frees.
+Candidates are workloads of lower priority in the head's own queue. If the head stays within its
+queue's own quota, workloads of queues that borrow from its cohort are candidates too, as long as
+they borrow. Workloads that are being preempted already count first: nothing new is preempted for
+the nodes that they free.
 """
 
 import heapq
@@ -21,7 +22,7 @@ from torchrun_controller.reconcile.admission.snapshot import (
 
 
 class PreemptionPlan:
-    """Where a head will run, and the workloads that have to be preempted for it in addition."""
+    """Where a head will run, and the additional workloads to preempt for it."""
 
     def __init__(self, placement: Placement, targets: list[AdmittedWorkload]) -> None:
         self.placement = placement
@@ -31,9 +32,9 @@ class PreemptionPlan:
 def plan_preemption(
     snapshot: Snapshot, reservations: Reservations, head: PendingWorkload, *, new: bool = True
 ) -> PreemptionPlan | None:
-    """The room that a head has once others have left; None if there is none, or it fits already.
+    """Return the nodes of a head once others have left; None if none, or if it fits already.
 
-    With `new` False only workloads that are being preempted already leave.
+    With `new` False, only workloads that are being preempted already leave.
     """
     search = _Search(snapshot, reservations, head)
     try:
@@ -80,7 +81,7 @@ class _Search:
         return self.head.queue.quota.shortage(self.head.usage) is None and self.capacity.fits()
 
     def targets(self) -> list[AdmittedWorkload] | None:
-        """What has to be preempted in addition; None if that is not enough."""
+        """Return the additional workloads to preempt; None if they are not enough."""
         targets: list[AdmittedWorkload] = []
         candidates = self._candidates()
         while not self.fits():
@@ -89,7 +90,7 @@ class _Search:
                 return None
             self.remove(candidate)
             targets.append(candidate)
-        # Some may not be needed: a later one freed all that was missing.
+        # Some may be unnecessary: a later one freed everything that was missing.
         for target in reversed(targets[:-1]):
             self.put_back(target)
             if self.fits():
@@ -113,11 +114,11 @@ class _Search:
                 yield admitted
 
     def _of_cohort(self) -> Iterator[AdmittedWorkload]:
-        """Workloads of the other queues of the cohort, each queue's in preemption order."""
+        """Yield workloads of the other queues of the cohort, each queue in preemption order."""
         own = self.head.queue
         queues = [q for q in self.snapshot.queues if q.quota.cohort is own.quota.cohort]
         ordered = [sorted(q.admitted, key=preemption_order) for q in queues if q is not own]
-        # The youngest of the first of each queue, whatever comes behind it there.
+        # Compares the first workload of each queue only, so that each queue keeps its order.
         return heapq.merge(*ordered, key=youngest_first)
 
     def _is_useful(self, admitted: AdmittedWorkload, any_node: bool) -> bool:
@@ -127,10 +128,10 @@ class _Search:
 
 
 def preemption_order(admitted: AdmittedWorkload) -> tuple[int, float, str]:
-    """The order within a queue: lowest priority, then youngest."""
+    """Return the sort key within a queue: lowest priority, then youngest."""
     return admitted.workload.priority, *youngest_first(admitted)
 
 
 def youngest_first(admitted: AdmittedWorkload) -> tuple[float, str]:
-    """The order between queues."""
+    """Return the sort key between queues."""
     return -admitted.since, admitted.workload.uid

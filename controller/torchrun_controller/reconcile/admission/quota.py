@@ -1,7 +1,7 @@
-"""What queues use of their own quota and of what their cohort lends: counters of one decision.
+"""Counters of one decision: what queues use of their own quota and of their cohort's.
 
-Within a cohort the quotas of the members that limit a resource are added up; a member that does not
-limit it neither lends nor borrows it. A queue without a cohort is one of its own.
+Within a cohort, the quotas of the members that limit a resource are added up; a member that does
+not limit it neither lends nor borrows it. A queue without a cohort forms a cohort of its own.
 """
 
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ Usage = tuple[int, int, int, int, int]
 
 
 def usage_of(workload: Workload, pods: int, jobs: int = 1) -> Usage:
-    """What this many pods of a workload are charged with, in the order of RESOURCES.
+    """Return the charge of this many pods of a workload, in the order of RESOURCES.
 
-    With `jobs` 0 they are more pods of a job that is charged already.
+    With `jobs` 0 they are additional pods of a job that is charged already.
     """
     head = workload.head if jobs else None
     workers = pods if head is None else pods - 1
@@ -28,12 +28,12 @@ def usage_of(workload: Workload, pods: int, jobs: int = 1) -> Usage:
 
 
 def cost_of(usage: Usage) -> int:
-    """What a turn is charged: GPUs, and nodes where there are none."""
+    """Return the cost of a turn: GPUs, or nodes for a workload without GPUs."""
     return usage[1] or usage[0]
 
 
 class Cohort:
-    """The quotas of all members and what they use of them, by resource."""
+    """The quotas of all members and their use, by resource."""
 
     def __init__(self) -> None:
         self.limit = [0] * len(RESOURCES)
@@ -41,7 +41,7 @@ class Cohort:
 
 
 class QueueQuota:
-    """What one queue uses, what it may use of its own, and what it may use with its cohort."""
+    """The use and the limits of one queue, and its cohort."""
 
     def __init__(self, limits: QuotaLimits, cohort: Cohort) -> None:
         own = ((resource, getattr(limits, name)) for resource, name in enumerate(RESOURCES))
@@ -52,14 +52,14 @@ class QueueQuota:
             cohort.limit[resource] += limit
 
     def add(self, usage: Usage, times: int = 1) -> None:
-        """Count it as used; with `times` -1 no longer."""
+        """Count the usage; `times` -1 removes it."""
         for resource, amount in enumerate(usage):
             self.used[resource] += amount * times
         for resource in self.limits:
             self.cohort.used[resource] += usage[resource] * times
 
     def shortage(self, usage: Usage) -> int | None:
-        """The first resource of which too little is left, borrowed or not."""
+        """Return the first resource that falls short, borrowed quota included."""
         used, limit = self.cohort.used, self.cohort.limit
         for resource in self.limits:
             if usage[resource] and used[resource] + usage[resource] > limit[resource]:
@@ -67,28 +67,28 @@ class QueueQuota:
         return None
 
     def exceeded(self, usage: Usage) -> int | None:
-        """The first resource of which there is never enough, even with nothing in use."""
+        """Return the first resource that falls short even with nothing in use."""
         return next((r for r in self.limits if usage[r] > self.cohort.limit[r]), None)
 
     def borrows(self, usage: Usage) -> bool:
-        """Whether it is more than what is left of the queue's own quota."""
+        """Whether the usage exceeds what is left of the queue's own quota."""
         return any(
             usage[resource] and self.used[resource] + usage[resource] > limit
             for resource, limit in self.limits.items()
         )
 
     def borrowed(self) -> Iterator[tuple[int, int]]:
-        """The resources of which more is used than the own quota, and how much more."""
+        """Yield each resource that is used beyond the queue's own quota, and by how much."""
         for resource, limit in self.limits.items():
             if self.used[resource] > limit:
                 yield resource, self.used[resource] - limit
 
     def free(self) -> QuotaLimits:
-        """What the own quota still has."""
+        """Return what is left of the queue's own quota."""
         left = {r: max(0, limit - self.used[r]) for r, limit in self.limits.items()}
         return QuotaLimits(**{RESOURCES[resource]: amount for resource, amount in left.items()})
 
 
 def amounts(values: dict[int, int]) -> Amounts:
-    """Amounts from values by resource."""
+    """Return Amounts from values by resource."""
     return Amounts(**{RESOURCES[resource]: value for resource, value in values.items()})

@@ -1,10 +1,11 @@
-"""What is reserved for a head that has to wait, and who may still go before it (EASY backfill).
+"""Reservations for heads that wait, and the workloads that may start before them (EASY backfill).
 
-A node reservation is where and when the head fits at the latest. Admitted workloads are assumed to
-end in the order of their deadlines, after them the oldest first. A workload may pass the head if it
-ends before that, or needs only what the head leaves over: no backfill makes the head start later.
-Where a workload without a deadline has to end first, the time is not known, and only what the head
-leaves over is used. Room is expected from the oldest workloads, so later ones do not delay it.
+A node reservation is where the head fits, and when at the latest. Admitted workloads are assumed to
+end in the order of their deadlines; those without a deadline follow, the oldest first. A workload
+may pass the head if it ends before that time, or uses only what the head leaves: no backfill delays
+the head. If a workload without a deadline has to end first, the time is unknown, and only what the
+head leaves is used. The oldest workloads are expected to end first, so newer ones do not delay the
+head.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,7 +20,7 @@ from torchrun_controller.reconcile.admission.snapshot import (
 
 
 class Reservation:
-    """Nodes for one head in `seconds` from now at the latest, inf where the time is not known."""
+    """Nodes for one head, in `seconds` from now at the latest; inf if the time is unknown."""
 
     def __init__(self, head: PendingWorkload, seconds: float) -> None:
         self.head = head
@@ -29,8 +30,8 @@ class Reservation:
 class Reservations:
     """All node reservations of one decision.
 
-    Beside what is free now this keeps what is free later, when every head has its reservation. A
-    workload that does not end before the reservations needs room in both.
+    They track what is free now, and what is free later, when every head runs on its reservation. A
+    workload that does not end before the reservations has to fit into both.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -42,7 +43,7 @@ class Reservations:
         self._ended: set[str] = set()
 
     def overlapping(self, workload: PendingWorkload) -> Reservation | None:
-        """The first reservation of nodes that the workload could use."""
+        """Return the first reservation of nodes that the workload could use."""
         overlap = self._snapshot.overlap
         return next((r for r in self._reservations if overlap(r.head.shape, workload.shape)), None)
 
@@ -51,44 +52,44 @@ class Reservations:
         return any(reservation.head is head for reservation in self._reservations)
 
     def reserve(self, head: PendingWorkload) -> Reservation:
-        """Reserve nodes for a head that does not fit now, and would if nothing else ran.
+        """Reserve nodes for a head that fits on an empty cluster, but not now.
 
-        No other reservation may be on nodes that it could use.
+        There must be no other reservation on nodes that it could use.
         """
         later = (self._later or self._snapshot.free).copy(head.shape)
         members = head.shape.pool.members
         ending = [one for one in self._snapshot.admitted if not members.isdisjoint(one.placement)]
-        # Some end for another head already, on nodes of both.
-        waits = [one.seconds for one in ending if one.workload.uid in self._ended]
+        # Some of them end for another head, on nodes that both could use.
+        delays = [one.seconds for one in ending if one.workload.uid in self._ended]
         for admitted in sorted(ending, key=lambda one: one.end_order):
             if later.capacity(head.shape) >= head.workers:
                 break
             if admitted.workload.uid not in self._ended:
                 later.take(admitted.shape, admitted.placement, -1)
                 self._ended.add(admitted.workload.uid)
-                waits.append(admitted.seconds)
+                delays.append(admitted.seconds)
         later.take(head.shape, later.place(head.shape, head.workers))
         self._later = later
         self._both = self._snapshot.free.least(later)
-        reservation = Reservation(head, max(waits, default=inf))
+        reservation = Reservation(head, max(delays, default=inf))
         self._reservations.append(reservation)
         return reservation
 
     def available(self, workload: PendingWorkload) -> FreeCapacity:
-        """What the workload may use without delaying a head."""
+        """Return what the workload may use without delaying a head."""
         if self._both is None or self._ends_before(workload):
             return self._snapshot.free
         return self._both
 
     def simulate(self, workload: PendingWorkload) -> "CapacitySimulation":
-        """A copy of that, to see what a preemption would free."""
+        """Return a copy of that, to see what a preemption would free."""
         free = self._snapshot.free
         if self._later is None or self._both is None or self._ends_before(workload):
             return CapacitySimulation(workload, free, None, free, self._ended)
         return CapacitySimulation(workload, free, self._later, self._both, self._ended)
 
     def take(self, workload: PendingWorkload, placement: Placement) -> None:
-        """The workload is admitted on these nodes."""
+        """Count a workload that is admitted on these nodes."""
         self._snapshot.free.take(workload.shape, placement)
         if self._later is not None:
             if self._ends_before(workload):
@@ -100,7 +101,7 @@ class Reservations:
     def promise(
         self, head: PendingWorkload, placement: Placement, preempted: list[AdmittedWorkload]
     ) -> None:
-        """The head gets these nodes as soon as the preempted workloads have left them."""
+        """Count the nodes for the head; the preempted workloads leave them first."""
         self._snapshot.free.take(head.shape, placement)
         if self._later is not None:
             for admitted in preempted:
@@ -118,14 +119,14 @@ class Reservations:
             self._both.set(i, tuple(map(min, self._snapshot.free.free[i], self._later.free[i])))
 
     def _ends_before(self, workload: PendingWorkload) -> bool:
-        """Whether it ends before any reservation on nodes that it could use."""
+        """Whether the workload ends before any reservation on nodes that it could use."""
         overlap = self._snapshot.overlap
         others = [r for r in self._reservations if overlap(r.head.shape, workload.shape)]
         return bool(others) and all(workload.seconds <= r.seconds < inf for r in others)
 
 
 class CapacitySimulation:
-    """What a workload could use if admitted workloads left, with all reservations kept."""
+    """What a workload could use if admitted workloads left; all reservations stay."""
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ class CapacitySimulation:
         self._ended = ended
 
     def remove(self, admitted: AdmittedWorkload, times: int = -1) -> None:
-        """Take the workload away; with `times` 1 put it back."""
+        """Remove the workload; `times` 1 restores it."""
         self._now.take(admitted.shape, admitted.placement, times)
         if self._later is not None:
             if admitted.workload.uid not in self._ended:
@@ -151,18 +152,19 @@ class CapacitySimulation:
                 self._both.set(i, tuple(map(min, self._now.free[i], self._later.free[i])))
 
     def fits(self) -> bool:
-        """Whether there is room."""
+        """Whether the workload fits."""
         return self._both.capacity(self._workload.shape) >= self._workload.workers
 
     def place(self) -> Placement:
-        """Nodes with that room."""
+        """Return nodes for the workload."""
         return self._both.place(self._workload.shape, self._workload.workers)
 
 
 class QuotaReservation:
-    """Quota that a waiting head has before those behind it in its queue, unless they end before it.
+    """Quota that is reserved for a waiting head against the workloads behind it in its queue.
 
-    `seconds` is when the head starts at the latest, inf where that is not known.
+    A workload that ends before the head starts may use it. `seconds` is when the head starts at the
+    latest, inf if that is unknown.
     """
 
     def __init__(self, snapshot: Snapshot, head: PendingWorkload, seconds: float = inf) -> None:
@@ -176,16 +178,16 @@ class QuotaReservation:
         self._add(head)
 
     def allows(self, workload: PendingWorkload) -> bool:
-        """Whether the workload leaves the head what it needs."""
+        """Whether the workload leaves the head the quota that it needs."""
         return workload.seconds <= self.seconds < inf or self._fits(workload)
 
     def take(self, workload: PendingWorkload) -> None:
-        """The workload was admitted."""
+        """Count a workload that was admitted."""
         if not workload.seconds <= self.seconds < inf:
             self._add(workload)
 
     def _wait_for_quota(self, snapshot: Snapshot, head: PendingWorkload) -> None:
-        """Assume that workloads end, one after the other, until the quota is enough."""
+        """Assume that workloads end one after the other, until the quota is enough."""
         self.seconds = 0.0
         for admitted in sorted(snapshot.admitted, key=lambda one: one.end_order):
             if self._fits(head):

@@ -1,4 +1,4 @@
-"""All that one decision is made on: queues with their workloads, quotas, and room on nodes."""
+"""The state of one decision: queues with their workloads, quotas, and free nodes."""
 
 from math import inf
 
@@ -23,7 +23,7 @@ from torchrun_controller.reconcile.admission.weighted_round_robin import Peer, i
 
 
 class PendingWorkload:
-    """What a workload still asks for: all of its pods, or those that it wishes to grow by."""
+    """What a workload still requests: all of its pods, or those that it asks to grow by."""
 
     __slots__ = ("cost", "pods", "queue", "seconds", "shape", "usage", "workers", "workload")
 
@@ -39,7 +39,7 @@ class PendingWorkload:
 
 
 class AdmittedWorkload:
-    """What an admitted workload occupies, and in how many seconds that ends at the latest."""
+    """What an admitted workload occupies, and in how many seconds it ends at the latest."""
 
     __slots__ = (
         "placement",
@@ -73,13 +73,13 @@ class AdmittedWorkload:
             self.preempt(workload.preempted_for)
 
     def preempt(self, for_uid: str) -> None:
-        """Preempt it: its room is free as soon as its pods have stopped."""
+        """Preempt the workload: its nodes are free as soon as its pods have stopped."""
         self.preempted_for = for_uid
         self.seconds = 0.0
 
     @property
     def end_order(self) -> tuple[float, float, str]:
-        """The order in which room is expected back: known ends, then the oldest."""
+        """The order in which workloads are expected to end: by deadline, then by age."""
         return self.seconds, self.since, self.workload.uid
 
 
@@ -101,7 +101,7 @@ class QueueSnapshot:
 
     @property
     def paused_reason(self) -> str:
-        """Why the queue admits nothing; empty where it does."""
+        """Why the queue admits nothing, else ""."""
         if self.queue.paused_reason:
             return self.queue.paused_reason
         if self.weight <= 0:
@@ -109,7 +109,7 @@ class QueueSnapshot:
         return ""
 
     def summary(self) -> QueueSummary:
-        """The queue for its status, after the decision."""
+        """Return the summary of the queue for its status, after the decision."""
         return QueueSummary(
             namespace=self.queue.namespace,
             name=self.name,
@@ -153,7 +153,7 @@ class Snapshot:
                 queue.turn.current = queue.spare.current = 0
 
     def pending(self, queue: QueueSnapshot, workload: Workload) -> PendingWorkload:
-        """What the workload asks for, ready to be compared."""
+        """Return what the workload requests, with its shape."""
         return PendingWorkload(queue, workload, self.nodes.shape(workload))
 
     def overlap(self, one: PodShape, other: PodShape) -> bool:
@@ -180,7 +180,7 @@ class Snapshot:
         self.admitted.sort(key=lambda one: (one.since, one.workload.uid))
         for admitted in self.admitted:
             workload = admitted.workload
-            # The part of an admission that a gang does not use holds no room.
+            # The part of an admission that a gang does not use occupies no nodes.
             pods = workload.admitted if workload.shrunk_to is None else workload.shrunk_to
             missing = workload.workers(pods) - sum(workload.placed.values())
             if missing > 0:
@@ -191,7 +191,7 @@ class Snapshot:
 
 
 def queue_order(workload: Workload) -> tuple[int, float, str, str]:
-    """The order within a queue: priority, then age."""
+    """Return the sort key within a queue: priority, then age."""
     return -workload.priority, workload.created.timestamp(), workload.name, workload.uid
 
 

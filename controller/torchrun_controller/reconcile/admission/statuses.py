@@ -1,9 +1,9 @@
-"""The status of each job and queue about which a decision says something new.
+"""The status updates that follow from a decision, for jobs and queues.
 
-Updates are written in stages, each only after the one before: what is given back, who is nominated,
-who is preempted, who is admitted, what queues have used (so that no turn is charged for an
-admission that failed), and then the rest. After a crash in between, nothing is promised twice: a
-charge goes before the admission that needs its room.
+Updates are written in stages, each after the one before: releases, nominations, preemptions,
+admissions, the usage of queues (so that no turn is charged for an admission that failed), and then
+the rest. A crash in between grants nothing twice: a charge is removed before the admission that
+needs its quota.
 """
 
 from collections.abc import Iterable
@@ -35,15 +35,15 @@ from torchrun_controller.reconcile.model.conditions import ADMITTED, ConditionUp
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.requests import GangRequests, admission_of
 
-# Positions up to this one are exact. Further behind they may be out by a quarter, so that not every
-# admission writes the status of every job that waits.
+# Positions up to this one are exact. Those behind may be off by a quarter, so that an admission
+# does not write the status of every job that waits.
 EXACT = 20
 
 REQUEUED = Reason("Requeued", "nothing of it runs any more; it waits for its turn again")
 
 
 class Stage(IntEnum):
-    """When an update is written; each stage waits for those before it."""
+    """The order of updates; each stage waits for those before it."""
 
     RELEASE = 0
     NOMINATE = 1
@@ -62,7 +62,7 @@ class JobAdmission(Struct, frozen=True, kw_only=True):
 
 
 class StatusUpdate(Struct, frozen=True, kw_only=True):
-    """A new status of one job or queue; `rank` orders what may be late (lowest first)."""
+    """A new status of one job or queue. `rank` orders updates of one stage, lowest first."""
 
     owner: TorchrunJob | TorchrunQueue
     status: TorchrunJobStatus | TorchrunQueueStatus
@@ -82,7 +82,7 @@ class JobUpdates:
     def update(
         self, job: TorchrunJob, classification: Classification, now: datetime
     ) -> StatusUpdate | None:
-        """What is new of this job; None if its status says everything."""
+        """Return the update of this job; None if its status is up to date."""
         uid = job.metadata.uid
         grant, preemption = self._grants.get(uid), self._preemptions.get(uid)
         pending = self._pending.get(uid)
@@ -100,7 +100,7 @@ class JobUpdates:
 
 
 def job_admission(job: TorchrunJob) -> JobAdmission:
-    """What the job's status has of it."""
+    """Return the admission part of the job's status."""
     conditions = (
         ConditionUpdate(c.type, c.status, Reason(c.reason, c.message))
         for c in job.status.conditions
@@ -138,7 +138,7 @@ def _next(
         )
     charge = before.admission or Admission(time=workload.since)
     since = now if workload.admitted == 0 else charge.time
-    charge = replace(_recorded(charge, workload), nodes=nodes, time=since, nominated=False)
+    charge = replace(_add_requests(charge, workload), nodes=nodes, time=since, nominated=False)
     if preemption is not None:
         reason = Reason(admission_status.PREEMPTED, preemption.message)
         charge = replace(charge, preempted_for=preemption.for_uid)
@@ -158,16 +158,16 @@ def _next(
     return JobAdmission(condition=admitted, admission=charge)
 
 
-def _limit(classification: Classification, charge: Admission, decided: int) -> int:
-    """Once set it stays until that much is released, or another gang is there."""
+def _limit(classification: Classification, charge: Admission, released_to: int) -> int:
+    """Return the limit; it stays until that much is released, or until another gang exists."""
     workload = classification.workload
     shrunk_to = None if workload is None else workload.shrunk_to
-    limit = decided or charge.limit
+    limit = released_to or charge.limit
     return limit if shrunk_to is not None and shrunk_to <= limit < charge.nodes else 0
 
 
-def _recorded(charge: Admission, workload: Workload) -> Admission:
-    """With what is admitted, where it does not say that yet."""
+def _add_requests(charge: Admission, workload: Workload) -> Admission:
+    """Add what is admitted to an admission that does not record it yet."""
     if charge.queue:
         return charge
     requests = GangRequests(
@@ -188,24 +188,24 @@ def _recorded(charge: Admission, workload: Workload) -> Admission:
 
 
 def _is_close(before: JobAdmission, after: JobAdmission) -> bool:
-    """Whether only a position far behind has changed, and not by much."""
-    shown, position = before.position, after.position
-    if shown is None or position is None or position <= EXACT:
+    """Whether only a position beyond EXACT has changed, by at most a quarter."""
+    old, position = before.position, after.position
+    if old is None or position is None or position <= EXACT:
         return False
-    return replace(after, position=shown) == before and abs(shown - position) <= position // 4
+    return replace(after, position=old) == before and abs(old - position) <= position // 4
 
 
 def _stage(before: JobAdmission, after: JobAdmission) -> Stage:
-    had = before.admission or Admission()
-    has = after.admission or Admission()
-    if has.nodes < had.nodes or (had.nominated and has == Admission()):
+    old = before.admission or Admission()
+    new = after.admission or Admission()
+    if new.nodes < old.nodes or (old.nominated and new == Admission()):
         return Stage.RELEASE
-    if has.preempted_for and has.preempted_for != had.preempted_for:
+    if new.preempted_for and new.preempted_for != old.preempted_for:
         return Stage.PREEMPT
-    # A number below 0, which the controller never writes, counts as 0.
-    if has.nodes > max(had.nodes, 0):
+    # The controller never writes a number below 0; one counts as 0.
+    if new.nodes > max(old.nodes, 0):
         return Stage.ADMIT
-    return Stage.NOMINATE if has.nominated and not had.nominated else Stage.REPORT
+    return Stage.NOMINATE if new.nominated and not old.nominated else Stage.REPORT
 
 
 def _status(job: TorchrunJob, after: JobAdmission, now: datetime) -> TorchrunJobStatus:
@@ -221,7 +221,7 @@ def _status(job: TorchrunJob, after: JobAdmission, now: datetime) -> TorchrunJob
 def queue_updates(
     queues: Iterable[TorchrunQueue], summaries: tuple[QueueSummary, ...]
 ) -> list[StatusUpdate]:
-    """What is new of each queue; a queue that no longer takes part loses its `admission`."""
+    """Return the updates of queues; a queue that no longer takes part loses its `admission`."""
     by_name = {(summary.namespace, summary.name): summary for summary in summaries}
     updates = []
     for queue in queues:
@@ -248,7 +248,7 @@ def _queue_admission(summary: QueueSummary) -> QueueAdmission:
 
 
 def _usage_text(summary: QueueSummary) -> str:
-    """Use and quota of the first resource that the quota limits, GPUs before others."""
+    """Format use and quota of the first resource that the quota limits, GPUs first."""
     for resource, unit in (("gpus", "GPUs"), ("nodes", "nodes"), ("jobs", "jobs")):
         used, free = getattr(summary.used, resource), getattr(summary.free, resource)
         if free is not None:
@@ -259,7 +259,7 @@ def _usage_text(summary: QueueSummary) -> str:
 
 
 def _quantities(amounts: Amounts | QuotaLimits) -> dict[str, int | str]:
-    """Amounts in the units of a quota, without what is not limited or not used."""
+    """Return amounts in the units of a quota, without unlimited or unused resources."""
     quantities: dict[str, int | str] = {}
     for resource in ("nodes", "gpus", "jobs"):
         value = getattr(amounts, resource)

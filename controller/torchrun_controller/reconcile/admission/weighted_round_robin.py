@@ -1,9 +1,9 @@
-"""Smooth weighted round robin over queues, charged by what is handed out.
+"""Smooth weighted round robin over queues, charged by what each queue gets.
 
 For one unit of cost it is nginx' algorithm: every eligible queue advances by its weight, the
-largest comes next (the first by name where two are equal) and pays the sum of the weights. {5,1,1}
+largest comes next (of equal ones the first by name) and pays the sum of the weights. {5,1,1}
 gives a a b a c a a. A cost of c is c such rounds at once: all advance by c x weight, the chosen one
-pays c x sum. The running weights are whole numbers and kept in the status of the queues.
+pays c x sum. The running weights are whole numbers in the status of the queues.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ class Peer:
 
 
 def initial_states(queues: Sequence[Queue]) -> list[RoundRobinState]:
-    """The running weights to go on with; all start from 0 where a weight has changed."""
+    """Return the running weights to continue with; all restart from 0 if a weight has changed."""
     weights = [1 if queue.weight is None else queue.weight for queue in queues]
     states = [queue.round_robin for queue in queues]
     changed = any(
@@ -36,7 +36,7 @@ def initial_states(queues: Sequence[Queue]) -> list[RoundRobinState]:
 
 
 def rank(peer: Peer, cost: int) -> int:
-    """What the round robin compares: the running weight of the queue after its advance."""
+    """Return the sort key of the round robin: the running weight of the queue after its advance."""
     return peer.current + peer.weight * cost
 
 

@@ -92,7 +92,7 @@ def _evaluate_elastic(
         return _evaluate_starting(observed, nodes, elastic.min_nodes, now)
     if nodes == num_nodes:
         return Outlook(condition=_condition("True", "AllNodes", f"{nodes} of {num_nodes} nodes"))
-    admitted = admission_status.most_nodes(observed)
+    admitted = admission_status.node_limit(job, observed.queue)
     if admitted is not None and admitted <= nodes:
         return Outlook(condition=_not_admitted(job, nodes, num_nodes))
     if state is State.GANG_RUNNING:

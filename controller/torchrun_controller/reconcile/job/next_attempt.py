@@ -146,15 +146,18 @@ def checkpoints_terminating(context: Context) -> Decision | None:
 def not_admitted(context: Context) -> Decision | None:
     """Wait for admission by the queue, which may have revoked it."""
     observed = context.observed
-    why = admission_status.missing(observed, context.preparation.spec.size)
+    why = admission_status.check_admission(
+        observed.job, observed.queue, context.preparation.spec.size
+    )
     if why is None:
         return None
     charged = admission_status.charged(observed.job)
     orphans = find_orphans(observed.gang, observed.refused) if charged else ()
     if orphans:  # the admission cannot change while they run
         why = Reason("OrphanedWorkers", f"{why.message}. {orphan_advice(orphans)}")
-    gave_way = context.next_attempt.cause is None and admission_status.was_preempted(observed)
-    state = State.PREEMPTED_WAITING if gave_way else State.ADMISSION_WAITING
+    preempted = admission_status.was_preempted(observed.job.status)
+    waits_again = preempted and context.next_attempt.cause is None
+    state = State.PREEMPTED_WAITING if waits_again else State.ADMISSION_WAITING
     return _ready_but(context, state, why, ConditionUpdate(REQUESTED, "True", why))
 
 

@@ -1,17 +1,17 @@
-"""Whether the coordinator has admitted the gang of a job, and has it give way to another.
+"""Reads whether the coordinator has admitted the gang of a job, or preempts it.
 
-It says so in the condition Admitted and in `status.admission`, which are its own: reconcile reads
-them and never writes them. What is charged for a job stays charged until reconcile has said, in
-a status made from the refusal, that no gang of it is there and none will be made.
+The coordinator owns the condition Admitted and `status.admission`: reconcile reads them and never
+writes them. A job stays charged until reconcile has reported, in a status written after the
+refusal, that no gang of it exists and none will be created.
 """
 
 from msgspec.structs import replace
 
 from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import Condition
-from torchrun_api.queue import TorchrunQueueSpec
+from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
+from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile.model.conditions import ADMITTED, Reason, find_condition
-from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.spec.requests import (
     GangRequests,
     admitted_requests,
@@ -20,119 +20,116 @@ from torchrun_controller.reconcile.spec.requests import (
 )
 from torchrun_controller.reconcile.spec.size import Size
 
-# The reason of Admitted=False, and of the attempt that ended by it.
+# The reason of Admitted=False, and of the attempt that it ended.
 PREEMPTED = "Preempted"
 WAITING = "WaitingForAdmission"
 # The reason of Admitted=False of a job whose next gang does not fit what was admitted.
 OUTDATED = "AdmissionOutdated"
-# The condition by which reconcile asks for admission, and answers where it is taken back.
+# The condition with which reconcile requests admission, and answers its withdrawal.
 REQUESTED = "AdmissionRequested"
-# The condition of an elastic job that says how its size stands, and its reason while nodes that it
-# does not use are given back.
+# The condition on the size of an elastic job, and its reason while unused nodes are released.
 FULL_SIZE = "FullSize"
 GIVES_BACK = "GivesBackNodes"
 
 
 def request(job: TorchrunJob) -> str:
-    """What reconcile asks of the coordinator: WAITING, OUTDATED, PREEMPTED, or "".
+    """Return what reconcile requests from the coordinator: WAITING, OUTDATED, PREEMPTED or "".
 
-    WAITING: nothing is missing for a gang but the admission. The other two answer a refusal of the
-    same reason: no gang of the job is there, and none will be made.
+    WAITING: only the admission is missing for a gang. The other two answer a refusal of the same
+    reason: no gang of the job exists, and none will be created.
     """
     condition = find_condition(job.status.conditions, REQUESTED)
     return condition.reason if condition is not None and condition.status == "True" else ""
 
 
 def takes_part(queue: TorchrunQueueSpec) -> bool:
-    """Whether the jobs of a queue run by admission only; those of the others always may."""
+    """Whether the jobs of a queue need admission; those of other queues may always run."""
     return queue.quota is not None or queue.weight is not None or queue.cohort is not None
 
 
-def missing(observed: Observed, size: Size) -> Reason | None:
-    """Why no gang of this size may be made yet; None if one may."""
-    job, queue = observed.job, observed.queue
+def check_admission(job: TorchrunJob, queue: TorchrunQueue | None, size: Size) -> Reason | None:
+    """Return why no gang of this size may be created yet; None if one may."""
     if queue is None or not takes_part(queue.spec):
         return None
-    said = _said(job)
-    if said is None:
+    admitted = _admitted(job)
+    if admitted is None:
         return Reason(WAITING, f"waits for its turn in TorchrunQueue {queue.metadata.name}")
-    if said.status != "True":
-        return Reason(OUTDATED if said.reason == OUTDATED else WAITING, said.message)
-    excess = outdated(job, queue.metadata.name, requests_of(job, queue, size))
-    return Reason(WAITING, f"{excess}: {said.message}") if excess else None
+    if admitted.status != "True":
+        return Reason(OUTDATED if admitted.reason == OUTDATED else WAITING, admitted.message)
+    excess = find_excess(job, queue.metadata.name, requests_of(job, queue, size))
+    return Reason(WAITING, f"{excess}: {admitted.message}") if excess else None
 
 
-def outdated(job: TorchrunJob, queue: str, asked: GangRequests) -> str:
-    """What a gang asks for in this queue that is not admitted; "" if all of it is."""
-    granted = granted_to(job)
-    if granted is None:
+def find_excess(job: TorchrunJob, queue: str, requests: GangRequests) -> str:
+    """Return what a gang requests in this queue beyond its admission; "" if all is admitted."""
+    grant = granted_requests(job)
+    if grant is None:
         return "the admission does not say yet what it is for"
     assert job.status.admission is not None
     if job.status.admission.queue != queue:
         return f"admission in TorchrunQueue {queue} is asked for"
-    return shortfall(asked, replace(granted, nodes=_most_nodes(job)))
+    return shortfall(requests, replace(grant, nodes=_node_limit(job)))
 
 
-def granted_to(job: TorchrunJob) -> GangRequests | None:
-    """What was admitted; None where nothing is, or it does not say."""
+def granted_requests(job: TorchrunJob) -> GangRequests | None:
+    """Return what was admitted; None if nothing is, or the admission does not record it."""
     admission = job.status.admission
     return admitted_requests(admission) if admission is not None and charged(job) else None
 
 
-def most_nodes(observed: Observed) -> int | None:
-    """Most nodes of the next gang; None where the queue takes no part in admission."""
-    if observed.queue is None or not takes_part(observed.queue.spec):
+def node_limit(job: TorchrunJob, queue: TorchrunQueue | None) -> int | None:
+    """Return the most nodes of the next gang; None if the queue takes no part in admission."""
+    if queue is None or not takes_part(queue.spec):
         return None
-    return _most_nodes(observed.job)
+    return _node_limit(job)
 
 
 def gives_back(job: TorchrunJob) -> bool:
-    """Whether it may not use all that it is charged with: the rest is about to be given back."""
-    return _most_nodes(job) < charged(job)
+    """Whether the job may use only a part of its charge: the rest is about to be released."""
+    return _node_limit(job) < charged(job)
 
 
 def has_given_back(job: TorchrunJob) -> bool:
-    """Whether reconcile has said that no gang takes more than the limit.
+    """Whether reconcile has reported that no gang uses more than the limit.
 
-    The coordinator sets no other limit before this is taken back: so it is the answer to this one.
+    The coordinator sets no other limit before this report is gone, so it answers the present one.
     """
     full_size = find_condition(job.status.conditions, FULL_SIZE)
     return full_size is not None and full_size.reason == GIVES_BACK
 
 
-def _most_nodes(job: TorchrunJob) -> int:
+def _node_limit(job: TorchrunJob) -> int:
     nodes, admission = charged(job), job.status.admission
     limit = admission.limit if admission is not None else 0
     return min(nodes, limit) if limit > 0 else nodes
 
 
 def charged(job: TorchrunJob) -> int:
-    """Nodes that its queue's quota is charged with for it."""
+    """Return the nodes that the job is charged with in the quota of its queue."""
     return max(0, job.status.admission.nodes) if job.status.admission is not None else 0
 
 
 def preempted(job: TorchrunJob) -> str:
-    """Why the gang, or the right to make one, is taken away; "" if it is not."""
-    said = _said(job)
-    return said.message if said is not None and withdrawn(job) == PREEMPTED else ""
+    """Return why the job is preempted, with or without a gang; "" if it is not."""
+    admitted = _admitted(job)
+    return admitted.message if admitted is not None and withdrawn(job) == PREEMPTED else ""
 
 
 def withdrawn(job: TorchrunJob) -> str:
-    """The reason why a charged job may make no gang: PREEMPTED, OUTDATED or "".
+    """Return why a charged job may create no gang: PREEMPTED, OUTDATED or "".
 
-    The charge is given back once reconcile has answered with the same reason in its status.
+    The charge is released once reconcile has answered with the same reason in its status.
     """
-    said = _said(job)
-    if said is None or said.status != "False" or said.reason not in (PREEMPTED, OUTDATED):
+    admitted = _admitted(job)
+    if admitted is None or admitted.status != "False":
         return ""
-    return said.reason
+    return admitted.reason if admitted.reason in (PREEMPTED, OUTDATED) else ""
 
 
-def was_preempted(observed: Observed) -> bool:
-    """Whether the job's last gang gave way, and none has followed it yet."""
-    status = observed.job.status
+def was_preempted(status: TorchrunJobStatus) -> bool:
+    """Whether the last gang was preempted, and no other has followed it yet."""
     return any(a.number == status.attempt and a.reason == PREEMPTED for a in status.attempts)
 
 
-def _said(job: TorchrunJob) -> Condition | None:
+def _admitted(job: TorchrunJob) -> Condition | None:
     return find_condition(job.status.conditions, ADMITTED)

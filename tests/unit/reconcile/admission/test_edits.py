@@ -15,7 +15,7 @@ from torchrun_api.queue import TorchrunQueue
 from torchrun_api.shared import PodTemplate
 from torchrun_api.status import TERMINAL
 from torchrun_controller.reconcile.pods.lifecycle import alive
-from torchrun_controller.reconcile.spec.admission_status import charged, granted_to
+from torchrun_controller.reconcile.spec.admission_status import charged, granted_requests
 from world import World, make_job, make_queue
 
 GPU = "nvidia.com/gpu"
@@ -72,7 +72,7 @@ class EditedLab(Lab):
         charges: Counter[str] = Counter()
         runs: Counter[str] = Counter()
         for world in self.worlds:
-            queue, granted = world.job.spec.job_queue, granted_to(world.job)
+            queue, granted = world.job.spec.job_queue, granted_requests(world.job)
             pods, gpus = running_gpus(world)
             runs[queue, "nodes"] += pods
             runs[queue, "gpus"] += gpus

@@ -36,7 +36,7 @@ def a_node(name: str = "n", *taints: object, ready: str = "True", **spec: object
 
 
 def seen(node: core.Node) -> NodeCapacity:
-    return node_rules.capacity(node, node_rules.tolerable([node]))
+    return node_rules.node_capacity(node, node_rules.find_taints([node]))
 
 
 def test_amounts_in_whole_numbers():
@@ -62,7 +62,7 @@ def test_who_takes_nobody(node):
 def test_a_taint_that_only_prefers_keeps_nobody_away():
     node = a_node("n", {"key": "node.kubernetes.io/x", "effect": "PreferNoSchedule"})
     assert seen(node).usable
-    assert node_rules.tolerable([node]) == frozenset()
+    assert node_rules.find_taints([node]) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_taint_that_only_prefers_keeps_nobody_away():
     ],
 )
 def test_tolerations(toleration, lets_in):
-    taints = node_rules.tolerable([a_node("n", TEAM_TAINT)])
+    taints = node_rules.find_taints([a_node("n", TEAM_TAINT)])
     assert (node_rules.taint_selector(taints, (toleration,), ()) == {}) is lets_in
 
 
@@ -103,7 +103,7 @@ def test_taints_become_labels_that_jobs_ask_for():
 
 
 def test_a_device_of_ones_own_is_tolerated():
-    taints = node_rules.tolerable([a_node("n", GPU_TAINT)])
+    taints = node_rules.find_taints([a_node("n", GPU_TAINT)])
     assert node_rules.taint_selector(taints, (), {"pods": 1, "nvidia.com/gpu": 8}) == {}
     assert node_rules.taint_selector(taints, (), {"pods": 1}) != {}
 
