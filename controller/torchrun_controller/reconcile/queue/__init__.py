@@ -1,4 +1,4 @@
-"""TorchrunQueues: what is observed of one goes in, a QueuePlan comes out; pure, too."""
+"""Reconciles one TorchrunQueue: ObservedQueue in, QueuePlan out. Pure: no I/O, no clock."""
 
 from datetime import datetime
 
@@ -17,15 +17,15 @@ __all__ = ["ObservedQueue", "QueuePlan", "TemplateCheck", "reconcile_queue"]
 
 
 def reconcile_queue(observed: ObservedQueue, now: datetime, defaults: Defaults) -> QueuePlan:
-    """The next step of one queue. `now` is in UTC with whole seconds, as the API keeps times."""
+    """Return the next writes for one queue. `now` is in UTC with whole seconds, as in the API."""
     queue = observed.queue
     if queue.metadata.deletion_timestamp is not None:
         return finalizer.finalize(observed, now)
-    checked = template.check_template(observed, defaults)
-    if checked.condition is None:
-        return QueuePlan(trial=checked.trial)
+    check = template.check_template(observed, defaults)
+    if check.condition is None:
+        return QueuePlan(trial=check.trial)
     if queue.invalid:
-        # What the spec asks for is not known: nothing is made, and nothing removed.
+        # The spec cannot be read: nothing is created, and nothing deleted.
         resources, kai_plan = (
             queue_resources.ResourcesPlan(statuses=queue.status.resources),
             kai.KaiQueuePlan(),
@@ -33,10 +33,10 @@ def reconcile_queue(observed: ObservedQueue, now: datetime, defaults: Defaults) 
     else:
         resources = queue_resources.plan_resources(observed)
         kai_plan = kai.plan_kai_queue(
-            observed, idle=not any(jobs.runs(job) for job in observed.jobs)
+            observed, idle=not any(jobs.needs_queue(job) for job in observed.jobs)
         )
-    composed = status.compose(observed, checked.condition, resources.statuses, kai_plan, now)
-    changed = composed != status.present(observed)
+    composed = status.compose(observed, check.condition, resources.statuses, kai_plan, now)
+    changed = composed != status.own_part(observed)
     return QueuePlan(
         applies=(
             *finalizer.add_finalizer(observed),

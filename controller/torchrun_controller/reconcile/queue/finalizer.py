@@ -10,7 +10,7 @@ from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.queue import jobs, kai, status
 from torchrun_controller.reconcile.queue.model import ObservedQueue, QueuePlan
 
-NAMES = 5  # most jobs that a message names
+NAMES = 5  # most job names in a message
 
 
 def add_finalizer(observed: ObservedQueue) -> tuple[Apply, ...]:
@@ -27,21 +27,21 @@ def finalize(observed: ObservedQueue, now: datetime) -> QueuePlan:
     queue = observed.queue
     if names.QUEUE_FINALIZER not in queue.metadata.finalizers:
         return QueuePlan()
-    running = sorted(job.metadata.name for job in observed.jobs if jobs.runs(job))
+    running = sorted(job.metadata.name for job in observed.jobs if jobs.needs_queue(job))
     if running:
         more = f" and {len(running) - NAMES} more" if len(running) > NAMES else ""
-        named = ", ".join(running[:NAMES]) + more
-        return _wait(observed, f"waits for the jobs that run: {named}", now)
+        job_names = ", ".join(running[:NAMES]) + more
+        return _wait(observed, f"waits for the jobs that run: {job_names}", now)
     if _hides_kai_queue(observed):
         why = observed.unseen.get(KAI_QUEUES.resource, "the cache is being filled")
         return _wait(observed, f"KAI's queues are not known, and one is to be removed: {why}", now)
-    left = kai.removable(observed)
-    refused = {q.metadata.name: observed.refused.get(kai.key(q)) for q in left}
+    removable = kai.find_removable(observed)
+    refused = {q.metadata.name: observed.refused.get(kai.key(q)) for q in removable}
     stuck = [f"{name}: {why}" for name, why in refused.items() if why is not None]
     if stuck:
         return _wait(observed, f"the KAI queue cannot be removed: {'; '.join(stuck)}", now)
-    if left:
-        return QueuePlan(deletes=tuple(kai.delete(q) for q in left))
+    if removable:
+        return QueuePlan(deletes=tuple(kai.delete(q) for q in removable))
     return QueuePlan(applies=(_finalizers(queue, []),))
 
 
@@ -55,8 +55,8 @@ def _hides_kai_queue(observed: ObservedQueue) -> bool:
 
 
 def _wait(observed: ObservedQueue, message: str, now: datetime) -> QueuePlan:
-    composed = status.terminating(observed, message, now)
-    if composed == status.present(observed):
+    composed = status.compose_terminating(observed, message, now)
+    if composed == status.own_part(observed):
         return QueuePlan()
     return QueuePlan(status=composed, events=status.events(observed, composed))
 

@@ -1,4 +1,4 @@
-"""The jobs of a queue: how many wait, which keep it from being deleted, who schedules them."""
+"""The jobs of a queue: their counts, those that block its deletion, and their scheduler."""
 
 from typing import Literal, TypeAlias
 
@@ -14,23 +14,23 @@ JobState: TypeAlias = Literal["pending", "admitted", "running", "ended"]
 GANG_PHASES = frozenset({"Queued", "Running", "Preempted"})
 
 
-def runs(job: TorchrunJob) -> bool:
-    """Whether it has a gang, or has had one that another follows: such a job needs its queue."""
+def needs_queue(job: TorchrunJob) -> bool:
+    """Whether the job has a gang, or waits for its next one: both need the queue."""
     return job.status.phase in GANG_PHASES and job.status.workers is not None
 
 
 def state_of(job: TorchrunJob) -> JobState:
-    """How far it is, as a queue counts it."""
+    """Return the state of a job, as a queue counts it."""
     if job.status.phase in TERMINAL:
         return "ended"
     if job.status.phase == "Running":
         return "running"
     admitted = any(c.type == "Admitted" and c.status == "True" for c in job.status.conditions)
-    return "admitted" if admitted or runs(job) else "pending"
+    return "admitted" if admitted or needs_queue(job) else "pending"
 
 
-def count(jobs: tuple[TorchrunJob, ...]) -> QueueJobs:
-    """Jobs that have not ended, by how far they are."""
+def count_jobs(jobs: tuple[TorchrunJob, ...]) -> QueueJobs:
+    """Count the jobs that have not finished, by state."""
     states = [state_of(job) for job in jobs]
     return QueueJobs(
         pending=states.count("pending"),
@@ -39,8 +39,8 @@ def count(jobs: tuple[TorchrunJob, ...]) -> QueueJobs:
     )
 
 
-def choice_of(observed: ObservedQueue) -> Choice | None:
-    """The choice for jobs that name no scheduler of their own; None while it cannot be made."""
+def choose_scheduler(observed: ObservedQueue) -> Choice | None:
+    """Return the gang scheduler of jobs that name none themselves; None while it is unknown."""
     if observed.installed is None:
         return None
     try:

@@ -1,9 +1,9 @@
 """The KAI queue of a TorchrunQueue: scheduling.run.ai/v2 Queue, cluster-scoped.
 
-It is made and kept for the eldest TorchrunQueue that names it, which stands in its annotation, and
-is removed with it. A KAI queue without that annotation is somebody else's: used, never written to.
-Facts: KAI 0.17, pkg/apis/scheduling/v2 (an amount that is unset is 0; a limit of 0 allows nothing;
--1 is unlimited; CPU in millicores, memory in 10^6 bytes) and its queue webhook.
+The oldest TorchrunQueue that names it owns it: an annotation records the owner, and the KAI queue
+is deleted with it. A KAI queue without that annotation is used, but never written. Sources:
+KAI 0.17, pkg/apis/scheduling/v2 (an unset amount is 0; a limit of 0 allows nothing; -1 is
+unlimited; CPU in millicores, memory in 10^6 bytes) and its queue webhook.
 """
 
 from datetime import UTC, datetime
@@ -35,9 +35,9 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
 class KaiQueuePlan(Struct, frozen=True, kw_only=True):
-    """What is to be done about the KAI queue; no condition where the spec asks for none.
+    """The writes for the KAI queue; `condition` is None if the spec names none.
 
-    `usable` is False where jobs would be sent to a queue that is not theirs.
+    `usable` is False if jobs would go to a KAI queue of another owner.
     """
 
     condition: ConditionUpdate | None = None
@@ -47,7 +47,7 @@ class KaiQueuePlan(Struct, frozen=True, kw_only=True):
 
 
 def plan_kai_queue(observed: ObservedQueue, *, idle: bool) -> KaiQueuePlan:
-    """Make the KAI queue or bring it up to date; once `idle`, remove one of a former name."""
+    """Create or update the KAI queue; once `idle`, delete one of a former name."""
     plan = _plan(observed)
     former = _former(observed)
     refused = {queue.metadata.name: observed.refused.get(key(queue)) for queue in former}
@@ -81,10 +81,10 @@ def _plan(observed: ObservedQueue) -> KaiQueuePlan:
     return _plan_named(observed, name, observed.kai)
 
 
-def removable(observed: ObservedQueue) -> tuple[KaiQueue, ...]:
-    """KAI queues to remove with a TorchrunQueue: its own, but for one that another takes over."""
-    taken = observed.queue.spec.kai_queue if observed.sharing else None
-    return tuple(queue for queue in _owned(observed) if queue.metadata.name != taken)
+def find_removable(observed: ObservedQueue) -> tuple[KaiQueue, ...]:
+    """Return the KAI queues to delete with a TorchrunQueue: its own, unless another takes over."""
+    shared = observed.queue.spec.kai_queue if observed.sharing else None
+    return tuple(queue for queue in _owned(observed) if queue.metadata.name != shared)
 
 
 def _former(observed: ObservedQueue) -> tuple[KaiQueue, ...]:
@@ -93,16 +93,16 @@ def _former(observed: ObservedQueue) -> tuple[KaiQueue, ...]:
 
 
 def _owned(observed: ObservedQueue) -> list[KaiQueue]:
-    ours = _identity(observed.queue)
-    known = observed.kai or {}
-    return [known[name] for name in sorted(known) if _owner(known[name]) == ours]
+    identity = _identity(observed.queue)
+    by_name = observed.kai or {}
+    return [by_name[name] for name in sorted(by_name) if _owner(by_name[name]) == identity]
 
 
 def _plan_named(observed: ObservedQueue, name: str, present: dict[str, KaiQueue]) -> KaiQueuePlan:
     queue, existing = observed.queue, present.get(name)
-    eldest = min((queue, *observed.sharing), key=_age)
-    if eldest is not queue:
-        return _younger(queue, eldest, name)
+    oldest = min((queue, *observed.sharing), key=_age)
+    if oldest is not queue:
+        return _plan_younger(queue, oldest, name)
     if existing is not None:
         owner = _owner(existing)
         if not owner:
@@ -124,27 +124,27 @@ def _plan_named(observed: ObservedQueue, name: str, present: dict[str, KaiQueue]
     parent = _parent(queue.spec, existing, present)
     if parent not in present:
         return KaiQueuePlan(
-            condition=_condition("False", "ParentNotFound", _no_parent(queue, parent))
+            condition=_condition("False", "ParentNotFound", _describe_parent(queue, parent))
         )
     spec: JsonObject = {"parentQueue": parent, "resources": resources}
     up_to_date = (
         existing is not None
         and _owner(existing) == _identity(queue)
-        and _within(existing.spec, spec)
+        and _contains(existing.spec, spec)
     )
     uid = existing.metadata.uid if existing is not None else ""
     return KaiQueuePlan(
-        condition=_kept(observed, name, present),
+        condition=_ready_condition(observed, name, present),
         apply=None if up_to_date else Apply(KAI_QUEUES, _body(queue, name, spec), uid),
     )
 
 
-def _younger(queue: TorchrunQueue, eldest: TorchrunQueue, name: str) -> KaiQueuePlan:
-    """Queues of one namespace may share a KAI queue; queues of several would share a quota."""
-    if eldest.metadata.namespace != queue.metadata.namespace:
-        return _conflict(name, _identity(eldest))
+def _plan_younger(queue: TorchrunQueue, oldest: TorchrunQueue, name: str) -> KaiQueuePlan:
+    """Share the KAI queue within a namespace only: across namespaces a quota would be shared."""
+    if oldest.metadata.namespace != queue.metadata.namespace:
+        return _conflict(name, _identity(oldest))
     message = (
-        f"KAI queue {name} is kept by the older TorchrunQueue {eldest.metadata.name}, whose quota"
+        f"KAI queue {name} is kept by the older TorchrunQueue {oldest.metadata.name}, whose quota"
         " and weight it has"
     )
     return KaiQueuePlan(condition=_condition("True", "Shared", message))
@@ -157,7 +157,9 @@ def _conflict(name: str, owner: str) -> KaiQueuePlan:
     return KaiQueuePlan(condition=_condition("False", "Conflict", message), usable=False)
 
 
-def _kept(observed: ObservedQueue, name: str, present: dict[str, KaiQueue]) -> ConditionUpdate:
+def _ready_condition(
+    observed: ObservedQueue, name: str, present: dict[str, KaiQueue]
+) -> ConditionUpdate:
     children = sorted(
         existing for existing, q in present.items() if q.spec.get("parentQueue") == name
     )
@@ -169,13 +171,13 @@ def _kept(observed: ObservedQueue, name: str, present: dict[str, KaiQueue]) -> C
             " queues without children only; choose another spec.kaiQueue",
         )
     quota = observed.queue.spec.quota
-    none = (
+    zeros = (
         []
         if quota is None
         else [field for field in ("gpus", "cpu", "memory") if getattr(quota, field) in (0, "0")]
     )
-    note = f"; of {', '.join(none)} its quota is 0: no job that asks for it runs" if none else ""
-    choice = jobs.choice_of(observed)
+    note = f"; of {', '.join(zeros)} its quota is 0: no job that asks for it runs" if zeros else ""
+    choice = jobs.choose_scheduler(observed)
     if choice is not None and choice.gang != "kai":
         note += (
             "; but pods of this queue are not scheduled by KAI: set scheduling.scheduler to"
@@ -187,17 +189,18 @@ def _kept(observed: ObservedQueue, name: str, present: dict[str, KaiQueue]) -> C
 def _parent(
     spec: TorchrunQueueSpec, existing: KaiQueue | None, present: dict[str, KaiQueue]
 ) -> str:
-    """The parent asked for, the one it has, or the first of the usual ones that is there."""
-    has = str(existing.spec.get("parentQueue", "")) if existing is not None else ""
-    usual = next((parent for parent in PARENTS if parent in present), PARENTS[-1])
-    return spec.parent_kai_queue or (has if has in PARENTS and has in present else usual)
+    """Return the parent of the spec, else the present one, else the first default that exists."""
+    current = str(existing.spec.get("parentQueue", "")) if existing is not None else ""
+    default = next((parent for parent in PARENTS if parent in present), PARENTS[-1])
+    keeps = current in PARENTS and current in present
+    return spec.parent_kai_queue or (current if keeps else default)
 
 
 def _resources(spec: TorchrunQueueSpec) -> JsonObject:
-    """spec.resources of the KAI queue. Raises QuantityError.
+    """Return spec.resources of the KAI queue. Raises QuantityError.
 
-    A quota without a cohort is a limit as well: nothing is lent beyond it. What has no quota is not
-    limited, which KAI must be message, since for it what is unset is 0.
+    A quota without a cohort is a limit too: such a queue borrows nothing. A resource without a
+    quota is set to unlimited, since KAI takes an unset amount as 0.
     """
     quota = spec.quota
     amounts: dict[str, int] = {}
@@ -218,7 +221,7 @@ def _resources(spec: TorchrunQueueSpec) -> JsonObject:
     }
 
 
-def _no_parent(queue: TorchrunQueue, parent: str) -> str:
+def _describe_parent(queue: TorchrunQueue, parent: str) -> str:
     if queue.spec.parent_kai_queue:
         return f"there is no KAI queue {parent} (spec.parentKaiQueue); make it, or name another"
     return (
@@ -240,14 +243,14 @@ def _body(queue: TorchrunQueue, name: str, spec: JsonObject) -> JsonObject:
     }
 
 
-def _within(has: JsonValue, wanted: JsonValue) -> bool:
-    if isinstance(has, dict) and isinstance(wanted, dict):
-        return all(_within(has.get(name), value) for name, value in wanted.items())
-    return has == wanted
+def _contains(present: JsonValue, target: JsonValue) -> bool:
+    if isinstance(present, dict) and isinstance(target, dict):
+        return all(_contains(present.get(name), value) for name, value in target.items())
+    return present == target
 
 
 def _is_watched(observed: ObservedQueue, owner: str) -> bool:
-    """Whether its owner would be among those that share it, if it were there and wanted it."""
+    """Whether the controller watches the namespace of the owner, and so would see it."""
     return not observed.namespaces or owner.partition("/")[0] in observed.namespaces
 
 
@@ -264,12 +267,12 @@ def _age(queue: TorchrunQueue) -> tuple[datetime, str]:
 
 
 def delete(queue: KaiQueue) -> Delete:
-    """Its deletion."""
+    """Return the deletion of a KAI queue."""
     return Delete(kind=KAI_QUEUES, namespace="", name=queue.metadata.name, uid=queue.metadata.uid)
 
 
 def key(queue: KaiQueue) -> tuple[str, str]:
-    """Under which a refusal to remove it is kept."""
+    """Return the key of its refused deletion in ObservedQueue.refused."""
     return KAI_QUEUES.resource, queue.metadata.name
 
 

@@ -1,4 +1,4 @@
-"""What reconcile may look at for one queue, as one frozen value, and what it decides."""
+"""Input and output of the reconcile of one queue, as frozen values."""
 
 from typing import Literal, TypeAlias
 
@@ -14,9 +14,9 @@ Extra: TypeAlias = ConfigMap | QueueClaim
 
 
 class TemplateCheck(Struct, frozen=True):
-    """The API server's answer to a dry run of a Job made from the template of this generation.
+    """The API server's answer to the dry run of a Job from the template of this generation.
 
-    `accepted` is "Unknown" where the controller may not ask.
+    `accepted` is "Unknown" if the controller lacks the permission to try.
     """
 
     generation: int
@@ -27,11 +27,10 @@ class TemplateCheck(Struct, frozen=True):
 class ObservedQueue(Struct, frozen=True, kw_only=True):
     """The present state of one queue.
 
-    `jobs` name it. `extras` are ConfigMaps and claims that its UID controls, None while they are
-    not known; `kai` are all KAI queues by name, None while they are not known; `unseen` says of a
-    resource why that is so. `sharing` are the other TorchrunQueues that name the same KAI queue.
-    `refused` holds, by resource and name, what the last writes were answered. `namespaces` are
-    those that are watched; () for all.
+    `jobs` are those of the queue. `extras` are the ConfigMaps and PVCs that its UID controls, `kai`
+    all KAI queues by name; each is None while unknown, and `unseen` has the reason by resource.
+    `sharing` are the other TorchrunQueues that name the same KAI queue. `refused` has the message
+    of each refused write, by resource and name. `namespaces` are the watched ones, () for all.
     """
 
     queue: TorchrunQueue
@@ -47,10 +46,10 @@ class ObservedQueue(Struct, frozen=True, kw_only=True):
 
 
 class QueuePlan(Struct, frozen=True, kw_only=True):
-    """Carried out in this order: applies, deletes, status, events.
+    """The writes, in this order: applies, deletes, status, events.
 
-    A `trial` is asked for before anything else: reconcile wants to be called again with the API
-    server's TemplateCheck on it. `status` is None where the present one says it all.
+    A `trial` comes alone: the controller sends it as a dry run, and calls reconcile again with the
+    TemplateCheck. `status` is None if the present one is up to date.
     """
 
     trial: Apply | None = None

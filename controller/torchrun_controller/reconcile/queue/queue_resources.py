@@ -1,7 +1,8 @@
-"""The objects of a queue's spec.resources: made, kept and removed.
+"""The objects of a queue's spec.resources: created, updated and deleted.
 
-ConfigMaps and PersistentVolumeClaims only, in the queue's namespace only, with the queue as their
-owner. What is not the queue's is never touched: an object is made only where its name is free.
+Only ConfigMaps and PersistentVolumeClaims, only in the namespace of the queue, with the queue as
+their owner. Objects of other owners are never written: an object is created only if its name is
+free.
 """
 
 import hashlib
@@ -23,17 +24,17 @@ from torchrun_controller.reconcile.queue.model import Extra, ObservedQueue
 KINDS: dict[str, Kind[ConfigMap] | Kind[QueueClaim]] = {
     kind.kind: kind for kind in (CONFIG_MAPS, QUEUE_CLAIMS)
 }
-# Of a template's metadata; the rest is the controller's, owners and finalizers above all.
+# The metadata that a template may set; the controller sets owners, finalizers and all else.
 METADATA = frozenset({"labels", "annotations"})
 
 MAKING = "it is being made"
 REMAKING = "it is being deleted, and made anew after that"
-# Messages of what needs nobody's hand.
+# Messages of states that pass without an action of the user.
 PASSING = frozenset({MAKING, REMAKING})
 
 
 class ResourcesPlan(Struct, frozen=True, kw_only=True):
-    """What is to be done about the objects, and how each stands."""
+    """The writes for the objects, and the status of each."""
 
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
@@ -41,11 +42,11 @@ class ResourcesPlan(Struct, frozen=True, kw_only=True):
 
 
 class _InvalidTemplateError(Exception):
-    """Why a template makes no object, and what to do."""
+    """Why no object can be created from a template, and what to do."""
 
 
 def plan_resources(observed: ObservedQueue) -> ResourcesPlan:
-    """One entry of spec.resources after the other; then what no entry asks for any more."""
+    """Plan each entry of spec.resources; then delete the objects that have no entry any more."""
     if observed.extras is None:
         why = "; ".join(observed.unseen.values()) or "the cache is being filled"
         entries = observed.queue.spec.resources
@@ -53,37 +54,39 @@ def plan_resources(observed: ObservedQueue) -> ResourcesPlan:
             statuses=tuple(_not_ready(e, "", f"not looked at: {why}") for e in entries)
         )
     present = {(_kind(extra).kind, extra.metadata.name): extra for extra in observed.extras}
-    kept: set[tuple[str, str]] = set()
+    keys: set[tuple[str, str]] = set()
     applies: list[Apply] = []
     statuses: list[QueueResourceStatus] = []
     for entry in observed.queue.spec.resources:
         name = object_name(observed.queue, entry)
         try:
             kind = _kind_of(entry)
-            if (kind.kind, name) in kept:
+            if (kind.kind, name) in keys:
                 raise _InvalidTemplateError(
                     f"{kind.kind} {name} is another entry's: choose another name"
                 )
         except _InvalidTemplateError as error:
-            # What a better template has made stays until the entry goes.
-            kept |= {(kind, name) for kind in KINDS}
+            # The object of an earlier, valid template stays as long as the entry.
+            keys |= {(kind, name) for kind in KINDS}
             statuses.append(_not_ready(entry, "", str(error)))
             continue
-        kept.add((kind.kind, name))
-        intent, status = _one(observed, entry, kind, present.get((kind.kind, name)))
-        if intent is not None:
-            applies.append(intent)
+        keys.add((kind.kind, name))
+        apply, status = _plan_object(observed, entry, kind, present.get((kind.kind, name)))
+        if apply is not None:
+            applies.append(apply)
         statuses.append(status)
-    unwanted = [extra for key, extra in present.items() if key not in kept and not _going(extra)]
+    stale = [
+        extra for key, extra in present.items() if key not in keys and not _is_terminating(extra)
+    ]
     return ResourcesPlan(
         applies=tuple(applies),
-        deletes=tuple(_delete(e) for e in unwanted if _key(e) not in observed.refused),
+        deletes=tuple(_delete(e) for e in stale if _key(e) not in observed.refused),
         statuses=tuple(sorted(statuses, key=lambda status: status.name)),
     )
 
 
 def object_name(queue: TorchrunQueue, entry: QueueResource) -> str:
-    """The name of an entry's object."""
+    """Return the name of an entry's object."""
     return entry.name if entry.name_mode == "Exact" else f"{queue.metadata.name}-{entry.name}"
 
 
@@ -104,7 +107,7 @@ def _kind_of(entry: QueueResource) -> Kind[ConfigMap] | Kind[QueueClaim]:
     return kind
 
 
-def _one(
+def _plan_object(
     observed: ObservedQueue,
     entry: QueueResource,
     kind: Kind[ConfigMap] | Kind[QueueClaim],
@@ -118,26 +121,26 @@ def _one(
     body = _body(observed.queue, entry, name)
     if present is None:
         return Apply(kind, body), _not_ready(entry, object_ref, MAKING)
-    if _going(present):
+    if _is_terminating(present):
         return None, _not_ready(entry, object_ref, REMAKING)
     if entry.immutable:
         return None, QueueResourceStatus(name=entry.name, object=object_ref, ready=True)
-    lasting = larger = ""
+    refusal = remark = ""
     if isinstance(present, QueueClaim):
         try:
-            body, lasting, larger = _update_claim(present, body)
+            body, refusal, remark = _update_claim(present, body)
         except QuantityError as error:
             return None, _not_ready(entry, object_ref, f"template.spec.resources: {error}")
     drifted = _digest(present) != _digest_in(body) or not _contains(present.content, _content(body))
     status = QueueResourceStatus(
-        name=entry.name, object=object_ref, ready=not lasting, message=lasting or larger
+        name=entry.name, object=object_ref, ready=not refusal, message=refusal or remark
     )
     return Apply(kind, body, present.metadata.uid) if drifted else None, status
 
 
 def _body(queue: TorchrunQueue, entry: QueueResource, name: str) -> JsonObject:
-    """The object that the template asks for."""
-    asked = object_at(entry.template, "metadata")
+    """Return the object of the template."""
+    meta = object_at(entry.template, "metadata")
     digest = hashlib.sha256(msgspec.json.encode(entry.template, order="sorted")).hexdigest()
     return {
         **entry.template,
@@ -145,13 +148,13 @@ def _body(queue: TorchrunQueue, entry: QueueResource, name: str) -> JsonObject:
             "name": name,
             "namespace": queue.metadata.namespace,
             "labels": {
-                **object_at(asked, "labels"),
+                **object_at(meta, "labels"),
                 names.QUEUE_LABEL: names.label_value(queue.metadata.name),
                 names.NAME_LABEL: "torchrun",
                 names.COMPONENT_LABEL: names.QUEUE_RESOURCE,
                 names.MANAGED_BY_LABEL: names.MANAGED_BY,
             },
-            "annotations": {**object_at(asked, "annotations"), names.TEMPLATE: digest},
+            "annotations": {**object_at(meta, "annotations"), names.TEMPLATE: digest},
             "ownerReferences": [
                 {
                     "apiVersion": TORCHRUN_QUEUES.api_version,
@@ -166,27 +169,28 @@ def _body(queue: TorchrunQueue, entry: QueueResource, name: str) -> JsonObject:
 
 
 def _update_claim(present: QueueClaim, body: JsonObject) -> tuple[JsonObject, str, str]:
-    """The body with what a claim lets change, what it does not, and a remark on its size.
+    """Return the body as it may be applied, the refused changes, and a remark on the size.
 
-    A claim's spec is fixed but for its size, which may only grow.
+    The spec of a PVC is immutable except for its size, which may only grow.
     """
-    asked, has = object_at(body, "spec"), present.spec
-    fixed = [name for name in asked if name != "resources" and name in has]
-    differing = [name for name in asked if name != "resources" and not _same(name, asked, has)]
-    wanted, held = _size(asked), _size(has)
-    size = wanted if _amount(wanted) > _amount(held) else held
-    spec: JsonObject = {name: has[name] for name in fixed}
+    new, old = object_at(body, "spec"), present.spec
+    fixed = [name for name in new if name != "resources" and name in old]
+    differing = [name for name in new if name != "resources" and not _is_equal(name, new, old)]
+    new_size, old_size = _size(new), _size(old)
+    size = new_size if _amount(new_size) > _amount(old_size) else old_size
+    spec: JsonObject = {name: old[name] for name in fixed}
     if size is not None:
         spec["resources"] = {"requests": {"storage": size}}
-    lasting = "; ".join(f"spec.{name} of a claim cannot be changed" for name in sorted(differing))
-    advice = "; delete the claim and its data, or choose another name" if lasting else ""
-    shrinks = _amount(wanted) < _amount(held)
-    larger = f"it is larger, and a claim cannot shrink from {held} to {wanted}" if shrinks else ""
-    return {**body, "spec": spec}, lasting + advice, larger
+    refusal = "; ".join(f"spec.{name} of a claim cannot be changed" for name in sorted(differing))
+    advice = "; delete the claim and its data, or choose another name" if refusal else ""
+    remark = ""
+    if _amount(new_size) < _amount(old_size):
+        remark = f"it is larger, and a claim cannot shrink from {old_size} to {new_size}"
+    return {**body, "spec": spec}, refusal + advice, remark
 
 
-def _same(name: str, asked: JsonObject, has: JsonObject) -> bool:
-    return name in has and _contains(has[name], asked[name])
+def _is_equal(name: str, new: JsonObject, old: JsonObject) -> bool:
+    return name in old and _contains(old[name], new[name])
 
 
 def _size(spec: JsonObject) -> JsonValue:
@@ -194,14 +198,14 @@ def _size(spec: JsonObject) -> JsonValue:
 
 
 def _amount(size: JsonValue) -> Fraction:
-    """Bytes, 0 where nothing is said. Raises QuantityError for what is no quantity."""
+    """Return bytes, 0 for no size. Raises QuantityError for an invalid quantity."""
     if size is None:
         return Fraction(0)
     return parse(size if isinstance(size, int | str) else str(size))
 
 
 def _content(body: JsonObject) -> JsonObject:
-    """What is to be found in the object: sizes apart, which the API server writes its own way."""
+    """Return the fields to compare: no sizes, which the API server normalises."""
     content: JsonObject = {n: body[n] for n in ("data", "binaryData") if n in body}
     if "spec" in body:
         spec = object_at(body, "spec")
@@ -209,11 +213,11 @@ def _content(body: JsonObject) -> JsonObject:
     return content
 
 
-def _contains(has: JsonValue, wanted: JsonValue) -> bool:
-    """Whether all that is wanted is there; what others have added is theirs."""
-    if isinstance(has, dict) and isinstance(wanted, dict):
-        return all(name in has and _contains(has[name], wanted[name]) for name in wanted)
-    return has == wanted
+def _contains(present: JsonValue, target: JsonValue) -> bool:
+    """Whether all target fields are present; fields of other managers are ignored."""
+    if isinstance(present, dict) and isinstance(target, dict):
+        return all(name in present and _contains(present[name], target[name]) for name in target)
+    return present == target
 
 
 def _digest(extra: Extra) -> str:
@@ -232,7 +236,7 @@ def _key(extra: Extra) -> tuple[str, str]:
     return _kind(extra).resource, extra.metadata.name
 
 
-def _going(extra: Extra) -> bool:
+def _is_terminating(extra: Extra) -> bool:
     return extra.metadata.deletion_timestamp is not None
 
 

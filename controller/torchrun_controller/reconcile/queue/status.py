@@ -1,4 +1,4 @@
-"""The status of a queue: phase, conditions, counts and what became of its objects."""
+"""The status of a queue: phase, conditions, counts and the state of its objects."""
 
 from datetime import datetime
 
@@ -15,7 +15,7 @@ from torchrun_controller.reconcile.schedulers.choice import Choice
 
 READY = "Ready"
 RESOURCES = "ResourcesReady"
-# Those that this controller writes; others have managers of their own.
+# The conditions of this manager; other conditions have managers of their own.
 OURS = frozenset({READY, RESOURCES, template.CONDITION, kai.CONDITION})
 
 TERMINATING = "Terminating"
@@ -32,9 +32,9 @@ def compose(
     kai_plan: kai.KaiQueuePlan,
     now: datetime,
 ) -> TorchrunQueueStatus:
-    """The status of a queue that stays."""
+    """Return the status of a queue that is not being deleted."""
     parts = [template_condition, _resources(resources), kai_plan.condition]
-    choice = jobs.choice_of(observed)
+    choice = jobs.choose_scheduler(observed)
     obstacle = _obstacle(template_condition, resources, kai_plan, choice)
     paused = observed.queue.spec.weight == 0
     why = obstacle or (PAUSED if paused else RUNS_JOBS)
@@ -46,20 +46,22 @@ def compose(
     return replace(status, gang=choice.gang if choice is not None else None)
 
 
-def terminating(observed: ObservedQueue, message: str, now: datetime) -> TorchrunQueueStatus:
-    """The status of a queue that waits for its end."""
-    known = [
+def compose_terminating(
+    observed: ObservedQueue, message: str, now: datetime
+) -> TorchrunQueueStatus:
+    """Return the status of a queue whose deletion waits."""
+    others = [
         ConditionUpdate(c.type, c.status, Reason(c.reason, c.message))
         for c in observed.queue.status.conditions
         if c.type in OURS - {READY}
     ]
-    updates = [ConditionUpdate(READY, "False", Reason(TERMINATING, message)), *known]
+    updates = [ConditionUpdate(READY, "False", Reason(TERMINATING, message)), *others]
     status = _status(observed, "Terminating", updates, observed.queue.status.resources, now)
     return replace(status, gang=observed.queue.status.gang)
 
 
-def present(observed: ObservedQueue) -> TorchrunQueueStatus:
-    """What stands in the status of that which is written here, in the order it is composed in."""
+def own_part(observed: ObservedQueue) -> TorchrunQueueStatus:
+    """Return the part of the present status that this manager writes, in the order of compose."""
     status = observed.queue.status
     ours = sorted((c for c in status.conditions if c.type in OURS), key=lambda c: c.type)
     resources = tuple(sorted(status.resources, key=lambda r: r.name))
@@ -67,33 +69,33 @@ def present(observed: ObservedQueue) -> TorchrunQueueStatus:
 
 
 def events(observed: ObservedQueue, composed: TorchrunQueueStatus) -> tuple[Event, ...]:
-    """One event where a condition or an object has come to stand badly, and one for a change."""
+    """Return one event for each new bad condition or object, and one for a change of the spec."""
     before = observed.queue.status
-    known = {(c.type, c.status, c.reason) for c in before.conditions}
+    old = {(c.type, c.status, c.reason) for c in before.conditions}
     conditions = [
         Event("Normal" if c.type == READY else "Warning", c.reason, c.message)
         for c in composed.conditions
-        if c.status == "False" and _has_event(c) and (c.type, c.status, c.reason) not in known
+        if c.status == "False" and _has_event(c) and (c.type, c.status, c.reason) not in old
     ]
     objects = [
         Event("Warning", "ResourceNotReady", f"spec.resources {r.name}: {r.message}")
         for r in composed.resources
         if not r.ready and r.message not in queue_resources.PASSING and r not in before.resources
     ]
-    return (*_changed(observed), *conditions, *objects)
+    return (*_change_event(observed), *conditions, *objects)
 
 
 def _has_event(condition: Condition) -> bool:
-    """Ready sums up what others tell, but for a pause and the end; objects tell for themselves."""
+    """Whether the condition has events: Ready repeats others, and each object has its own event."""
     if condition.type == READY:
         return condition.reason in (PAUSED.reason, TERMINATING)
     return condition.type != RESOURCES
 
 
-def _changed(observed: ObservedQueue) -> list[Event]:
-    """That a change of the spec comes too late for what runs."""
+def _change_event(observed: ObservedQueue) -> list[Event]:
+    """Return the event that a change of the spec does not apply to running jobs."""
     meta, seen = observed.queue.metadata, observed.queue.status.observed_generation
-    running = sum(jobs.runs(job) for job in observed.jobs)
+    running = sum(jobs.needs_queue(job) for job in observed.jobs)
     if not running or not 0 < seen < meta.generation or meta.deletion_timestamp is not None:
         return []
     message = f"applies to jobs and attempts that start later; {running} running keep theirs"
@@ -115,7 +117,7 @@ def _status(
         observed_generation=generation,
         phase=phase,  # type: ignore[arg-type]
         conditions=tuple(sorted(conditions, key=lambda c: c.type)),
-        jobs=jobs.count(observed.jobs),
+        jobs=jobs.count_jobs(observed.jobs),
         resources=tuple(sorted(resources, key=lambda r: r.name)),
     )
 
@@ -140,7 +142,7 @@ def _obstacle(
     kai_plan: kai.KaiQueuePlan,
     choice: Choice | None,
 ) -> Reason | None:
-    """Why jobs cannot run as the spec says; the first that holds."""
+    """Return the first reason why jobs cannot run by the present spec; None if they can."""
     if template_condition.status == "False":
         return Reason("TemplateInvalid", template_condition.why.message)
     objects = _resources(resources)

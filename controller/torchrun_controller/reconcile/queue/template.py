@@ -1,7 +1,7 @@
-"""Whether jobs can be made of a queue's template: what CEL cannot see, the API server judges.
+"""Checks whether jobs can be created from a queue's template.
 
-A sample Job, merged as for any worker, is sent as a dry run; the check stands in the condition
-TemplateValid and is not asked for again until the spec changes.
+The API server validates what CEL cannot: a sample Job, merged like that of any worker, is sent as a
+dry run. The condition TemplateValid stores the result until the spec changes.
 """
 
 from msgspec import Struct
@@ -29,40 +29,40 @@ CONDITION = "TemplateValid"
 
 
 class TemplateState(Struct, frozen=True):
-    """The condition, or what has to be tried for it."""
+    """The condition, or the dry run that decides it."""
 
     condition: ConditionUpdate | None = None
     trial: Apply | None = None
 
 
 def check_template(observed: ObservedQueue, defaults: Defaults) -> TemplateState:
-    """What is known of the template, or how to learn it."""
+    """Return the condition of the template, or the dry run that is missing for it."""
     queue = observed.queue
     if queue.invalid:
         return TemplateState(_condition("False", "InvalidSpec", queue.invalid))
     check = observed.template_check
     if check is not None and check.generation == queue.metadata.generation:
-        return TemplateState(_of(check))
-    known = _known(queue)
-    if known is not None:
+        return TemplateState(_check_condition(check))
+    stored = _stored_condition(queue)
+    if stored is not None:
         return TemplateState(
-            ConditionUpdate(CONDITION, known.status, Reason(known.reason, known.message))
+            ConditionUpdate(CONDITION, stored.status, Reason(stored.reason, stored.message))
         )
     try:
         choose(queue, observed.installed)
-        return TemplateState(trial=sample(queue, defaults))
+        return TemplateState(trial=sample_job(queue, defaults))
     except InvalidSpecError as error:
         return TemplateState(_condition("False", "InvalidSpec", str(error)))
 
 
-def sample(queue: TorchrunQueue, defaults: Defaults) -> Apply:
-    """The Job of one worker that a queue's template makes.
+def sample_job(queue: TorchrunQueue, defaults: Defaults) -> Apply:
+    """Build the Job of one worker from a queue's template.
 
     Raises:
-        InvalidSpecError: it makes none.
+        InvalidSpecError: no Job can be built from the template.
     """
     job = TorchrunJob(
-        # Nothing is made, but the name must be free.
+        # The dry run creates nothing, but the name must be free.
         metadata=ObjectMeta(
             name=f"template-{queue.metadata.uid[:8]}", namespace=queue.metadata.namespace
         ),
@@ -70,24 +70,24 @@ def sample(queue: TorchrunQueue, defaults: Defaults) -> Apply:
             job_queue=queue.metadata.name,
             num_nodes=1,
             command=("true",),
-            # Jobs may bring their own.
+            # The queue may leave the image to its jobs.
             image=queue.spec.image or "image",
         ),
     )
-    run = resolve_spec(job, queue)
-    charged = charge_annotation(job, queue, run)
-    template = worker_template(job, queue, run, None, 0, "0", defaults)
-    template = merge(template, {"metadata": {"annotations": charged}} if charged else {})
-    made = child_job(job, run, 0, template, charged)
+    spec = resolve_spec(job, queue)
+    annotations = charge_annotation(job, queue, spec)
+    template = worker_template(job, queue, spec, None, 0, "0", defaults)
+    template = merge(template, {"metadata": {"annotations": annotations}} if annotations else {})
+    apply = child_job(job, spec, 0, template, annotations)
     metadata = {
         "name": job.metadata.name,
         "namespace": job.metadata.namespace,
         "labels": {names.QUEUE_LABEL: names.label_value(queue.metadata.name)},
     }
-    return replace(made, body={**made.body, "metadata": metadata})
+    return replace(apply, body={**apply.body, "metadata": metadata})
 
 
-def _of(check: TemplateCheck) -> ConditionUpdate:
+def _check_condition(check: TemplateCheck) -> ConditionUpdate:
     match check.accepted:
         case "True":
             return _condition(
@@ -101,8 +101,8 @@ def _of(check: TemplateCheck) -> ConditionUpdate:
             return _condition("Unknown", "NotJudged", f"it was not tried: {check.message}")
 
 
-def _known(queue: TorchrunQueue) -> Condition | None:
-    """A good check on the present spec, as it stands in the status; others are asked for anew."""
+def _stored_condition(queue: TorchrunQueue) -> Condition | None:
+    """Return a positive result for the present spec from the status; others are tried again."""
     return next(
         (
             condition
