@@ -16,7 +16,7 @@ from torchrun_controller.metrics.labels import OTHERS, QueueLabels, Reasons
 from torchrun_controller.reconcile.gang.gang import RESIZES
 from torchrun_controller.reconcile.gang.restarts import NO_FAILURES
 from torchrun_controller.reconcile.model.observed import Observed
-from torchrun_controller.reconcile.workspace.sync_results import verdict
+from torchrun_controller.reconcile.workspace.sync_results import read_result
 
 # Buckets in seconds: of an upload or a start, up to half an hour; of a phase, up to days.
 START_BUCKETS = (0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 120, 300, 600, 1800)
@@ -170,7 +170,7 @@ class ChangeMetrics:
         pod = observed.workspace.sync_pods[-1]
         seconds = _seconds_between(pod.metadata.creation_timestamp, now)
         self._sync_seconds.labels(workspace.source).observe(seconds, exemplar)
-        if (size := verdict(pod).bytes) > 0:
+        if (size := read_result(pod).bytes) > 0:
             self._sync_bytes.labels(workspace.source).observe(size, exemplar)
 
     def _observe_start(

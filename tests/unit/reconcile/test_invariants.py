@@ -102,7 +102,7 @@ class Histories(RuleBasedStateMachine):
 
     def step(self, writes):
         pods = self.world.observed().workspace.sync_pods
-        served = any(delivery.serves(pod) and delivery.is_serving(pod) for pod in pods)
+        served = any(delivery.is_serve_pod(pod) and delivery.is_serving(pod) for pod in pods)
         had_workspace = not self.zipped or any(pod.status.phase == "Succeeded" for pod in pods)
         known = any(
             c.type == "WorkspaceReady" and c.status == "True"
@@ -148,7 +148,7 @@ class Histories(RuleBasedStateMachine):
             if not self.world.observed().workspace.claims:
                 return
             self.world.claim_is("Bound")
-        if phase == "Succeeded" and delivery.serves(pod):
+        if phase == "Succeeded" and delivery.is_serve_pod(pod):
             self.world.serves()
         else:
             self.world.pod(pod.metadata.name, phase=phase)
@@ -285,7 +285,7 @@ class Histories(RuleBasedStateMachine):
         seen = self.world.observed()
         assert sum(alive(pod) for pod in seen.workspace.setup_pods) <= 1
         before = [pod for pod in seen.workspace.sync_pods if alive(pod)][:-1]
-        assert all(delivery.serves(pod) and delivery.has_content(pod) for pod in before)
+        assert all(delivery.is_serve_pod(pod) and delivery.has_content(pod) for pod in before)
 
     @invariant()
     def terminal_phases_absorb(self):

@@ -22,7 +22,7 @@ from torchrun_controller.reconcile.placement.local import (
 )
 from torchrun_controller.reconcile.spec.merge import merge
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, of_head
-from torchrun_controller.reconcile.workspace.reload import marked
+from torchrun_controller.reconcile.workspace.reload import annotate_template
 
 AVOIDANCE_WEIGHT = 100
 
@@ -67,7 +67,7 @@ def build_child_jobs(
         template = merge(template, {"metadata": {"annotations": charged}} if charged else {})
         template = add_preference(template, "NotIn", avoided, AVOIDANCE_WEIGHT)
         template = prefer_checkpoint_nodes(template, role_spec, checkpoint_nodes, observed.cluster)
-        template = marked(template, observed)
+        template = annotate_template(template, observed.job, observed.workspace)
         annotations = (
             _history(attempt, counts, ended) | wanted_nodes_annotation(job, role_spec) | charged
         )

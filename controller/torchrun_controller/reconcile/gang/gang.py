@@ -264,7 +264,7 @@ def _progress(observed: Observed, now: datetime) -> tuple[State, Reason]:
     gang = observed.gang
     nodes = head_and_workers.nodes_of(gang.current_job)
     counts = count_workers(gang.workers, nodes)
-    claims = delivery.mounted_claims(observed)
+    claims = delivery.mounted_claims(observed.job, observed.workspace)
     jobs = head_and_workers.jobs_of(gang)
     why = waiting.gang_reason(jobs, nodes, gang.workers, claims, observed.cluster.warnings)
     if why is None and count_scheduled(gang.workers) < nodes:

@@ -44,7 +44,7 @@ def instruct_launchers(observed: Observed, now: datetime) -> tuple[Apply, ...]:
     if opens and blocking_pods.unfenced:
         start[names.FENCE] = fence.fence_annotation(blocking_pods.unfenced, now)
     together = all(alive(pod) for pod in gang.workers)
-    code = reload.told(observed) if together else {}
+    code = reload.build_annotations(observed.job, observed.workspace) if together else {}
     return tuple(
         apply
         for pod in gang.workers

@@ -222,7 +222,7 @@ class Context:
         observed, now, spec = self.observed, self.now, self.spec
         step = preparation.prepare(observed, spec.workspace, now, self.defaults)
         if step.failed and spec.workspace is not None:
-            step = preparation.last_good(observed, spec.workspace, now) or step
+            step = preparation.reuse_last_workspace(observed, spec.workspace, now) or step
         if step.served is not None:
             assert spec.workspace is not None
             spec = replace(spec, workspace=replace(spec.workspace, served=step.served))

@@ -21,7 +21,7 @@ from torchrun_controller.reconcile.pods import nodes
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, delete_job
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
-from torchrun_controller.reconcile.workspace.delivery import serves
+from torchrun_controller.reconcile.workspace.delivery import is_serve_pod
 from torchrun_controller.reconcile.workspace.preparation import end_preparations
 
 
@@ -52,14 +52,16 @@ def suspended(context: Context) -> Decision | None:
         return None
     # A serve pod may hold the only copy of the code: it is kept as claims are.
     preparing = (
-        p for p in (*observed.workspace.sync_pods, *observed.workspace.setup_pods) if not serves(p)
+        p
+        for p in (*observed.workspace.sync_pods, *observed.workspace.setup_pods)
+        if not is_serve_pod(p)
     )
     ending = Decision(
         state=State.SUSPENDING,
         why=Reason("Suspending", ""),
         attempt=observed.job.status.attempt,
         history=_history(context),
-        writes=Writes(deletes=end_preparations(observed, serving=False)),
+        writes=Writes(deletes=end_preparations(observed.workspace, serving=False)),
     )
     cause = Reason("Suspended", "spec.suspend was set")
     still = _end_gang(context, ending, cause) or _wait_for_pods(context, ending, *preparing)
@@ -178,7 +180,7 @@ def clean_up(
     """
     status, meta = observed.job.status, observed.job.metadata
     ends, wait = _end_what_runs(observed, policy, now)
-    deletes = (*end_preparations(observed), *ends)
+    deletes = (*end_preparations(observed.workspace), *ends)
     if policy.time_to_live is None or status.completion_time is None:
         return deletes, wait
     left = (policy.time_to_live - (now - status.completion_time)).total_seconds()

@@ -139,7 +139,7 @@ def checkpoints_terminating(context: Context) -> Decision | None:
     wanted = context.preparation.spec.checkpoints
     if wanted is None or wanted.existing:
         return None
-    why = claims.terminating(context.observed.workspace.claims, wanted.name)
+    why = claims.check_terminating(context.observed.workspace.claims, wanted.name)
     return None if why is None else _ready_but(context, State.CLAIM_ENDING, why)
 
 

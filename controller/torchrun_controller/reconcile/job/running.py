@@ -44,7 +44,9 @@ def present_gang(
             writes=writes,
         )
     spec = _spec_of_unknown_gang(observed)
-    workspace, met = preparation.said(observed, spec), dependencies.why_gang(observed)
+    revision = reload.find_running_revision(observed.job, observed.gang)
+    workspace = preparation.describe_workspace(observed.job, observed.workspace, spec)
+    met = dependencies.why_gang(observed)
     if workspace is not None:
         ready.append(ConditionUpdate("WorkspaceReady", "True", workspace))
     if met is not None:
@@ -57,7 +59,7 @@ def present_gang(
         conditions=tuple(ready),
         history=context.history,
         writes=writes,
-        commit=sync_results.commit_of(observed, reload.running(observed)),
+        commit=sync_results.find_commit(observed.job, observed.workspace, revision),
     )
 
 
@@ -139,7 +141,9 @@ def living_gang(context: Context) -> Decision:
         ),
     )
     accepted = refusals.accepted(observed, missing)
-    trouble = claims.trouble(delivery.mounted_claims(observed), accepted)
+    trouble = claims.check_mounted(
+        delivery.mounted_claims(observed.job, observed.workspace), accepted
+    )
     if trouble is None:
         return decision
     storage = ConditionUpdate("StorageReady", "False", trouble)
@@ -151,10 +155,10 @@ def with_newer_code(context: Context, decision: Decision) -> Decision:
     if decision.state not in (State.GANG_RUNNING, State.GANG_STARTING):
         return decision
     observed = context.observed
-    step = reload.sync(observed, context.now, context.defaults)
+    step = reload.plan_reload(observed, context.now, context.defaults)
     if step is None:
         return decision
-    older = reload.why_older(observed, step)
+    older = reload.check_up_to_date(observed.job, observed.gang, observed.workspace, step)
     return replace(
         decision,
         conditions=(*decision.conditions, *((older,) if older is not None else ())),
@@ -201,7 +205,7 @@ def missing_checkpoints(observed: Observed, spec: ResolvedSpec) -> tuple[Apply, 
     if (
         wanted is None
         or wanted.existing
-        or claims.named(observed.workspace.claims, wanted.name) is not None
+        or claims.find_claim(observed.workspace.claims, wanted.name) is not None
     ):
         return ()
     return (volumes.claim(observed.job, wanted, names.CHECKPOINTS),)

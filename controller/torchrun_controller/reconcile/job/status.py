@@ -117,7 +117,7 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
         if phase != "Running"
         else present.running_seconds,
         attempts=attempts,
-        workspace_revision=reload.running(observed),
+        workspace_revision=reload.find_running_revision(job, observed.gang),
         workspace_commit=decision.commit or present.workspace_commit,
         start_time=present.start_time or (now if phase in ("Running", "Succeeded") else None),
         queue_policy=_queue_policy(observed, decision, ended=ended),
@@ -221,7 +221,9 @@ def _conditions(
     refused = refusals.condition(observed, decision.writes.applies)
     if refused is not None:
         claims[refused.type] = refused
-    unshared = job_claims.unshared(delivery.mounted_claims(observed), nodes)
+    unshared = job_claims.check_access_modes(
+        delivery.mounted_claims(observed.job, observed.workspace), nodes
+    )
     if unshared is not None:
         _claim(claims, "StorageShared", holds=False, why=unshared)
     template = observed.queue.spec if observed.queue else TorchrunQueueSpec()

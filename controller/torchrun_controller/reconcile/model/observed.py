@@ -89,6 +89,11 @@ class ObservedWorkspace(Struct, frozen=True, kw_only=True):
     setup_pods: tuple[Pod, ...] = ()
     base: Base | None = None
 
+    @property
+    def latest_sync_pod(self) -> Pod | None:
+        """The sync pod with the highest number; None where there is none."""
+        return self.sync_pods[-1] if self.sync_pods else None
+
 
 class ObservedCluster(Struct, frozen=True, kw_only=True):
     """What is not the job's own: nodes, schedulers that are installed, and warnings.

@@ -1,1 +1,1 @@
-"""Storage and code of a job: claims, and how the source gets onto them and to the workers."""
+"""The PVCs and the code of a job: sync and setup pods, and the delivery to the workers."""

@@ -1,4 +1,4 @@
-"""The claims of a job as they are: found by name, being deleted, lost, mountable on one node."""
+"""Checks of the PVCs of a job: terminating, lost, deleted, or mountable on one node only."""
 
 from torchrun_api.core import PersistentVolumeClaim
 from torchrun_controller.reconcile.model.conditions import Reason
@@ -7,15 +7,17 @@ from torchrun_controller.reconcile.model.plan import Apply
 SHARED = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 
 
-def named(claims: tuple[PersistentVolumeClaim, ...], name: str) -> PersistentVolumeClaim | None:
-    """The claim of this name, which may be terminating."""
+def find_claim(
+    claims: tuple[PersistentVolumeClaim, ...], name: str
+) -> PersistentVolumeClaim | None:
+    """Return the PVC of this name, which may be terminating."""
     return next((claim for claim in claims if claim.metadata.name == name), None)
 
 
-def terminating(claims: tuple[PersistentVolumeClaim, ...], name: str) -> Reason | None:
-    """That the claim is being deleted: no pod can mount it any more, and no other has its name."""
-    found = named(claims, name)
-    if found is None or not found.metadata.terminating:
+def check_terminating(claims: tuple[PersistentVolumeClaim, ...], name: str) -> Reason | None:
+    """Return a reason if the PVC is being deleted: until it is gone, no new pod can mount it."""
+    claim = find_claim(claims, name)
+    if claim is None or not claim.metadata.terminating:
         return None
     return Reason(
         "ClaimTerminating",
@@ -24,12 +26,12 @@ def terminating(claims: tuple[PersistentVolumeClaim, ...], name: str) -> Reason 
     )
 
 
-def trouble(
+def check_mounted(
     claims: tuple[PersistentVolumeClaim, ...], missing: tuple[Apply, ...] = ()
 ) -> Reason | None:
-    """What is wrong with claims of the job beside a gang that has mounted them.
+    """Return what is wrong with PVCs that a running gang has mounted.
 
-    `missing` are those that are made again now.
+    `missing` are the PVCs that are created again now.
     """
     for claim in claims:
         name = claim.metadata.name
@@ -54,14 +56,14 @@ def trouble(
     return None
 
 
-def unshared(claims: tuple[PersistentVolumeClaim, ...], nodes: int) -> Reason | None:
-    """That a claim can be mounted on one node only, where workers on several shall mount it."""
-    bad = [c for c in claims if nodes > 1 and not SHARED.intersection(c.spec.access_modes)]
-    if not bad:
+def check_access_modes(claims: tuple[PersistentVolumeClaim, ...], nodes: int) -> Reason | None:
+    """Return a reason if a PVC can be mounted on one node only, and the gang has several."""
+    unshared = [c for c in claims if nodes > 1 and not SHARED.intersection(c.spec.access_modes)]
+    if not unshared:
         return None
-    told = ", ".join(f"{c.metadata.name} ({', '.join(c.spec.access_modes)})" for c in bad)
+    modes = ", ".join(f"{c.metadata.name} ({', '.join(c.spec.access_modes)})" for c in unshared)
     return Reason(
         "ReadWriteOnce",
-        f"{told}: can be mounted on one node only, and the job has {nodes}; workers on other nodes"
+        f"{modes}: can be mounted on one node only, and the job has {nodes}; workers on other nodes"
         " will wait for ever. Use accessMode ReadWriteMany, and a storage class that offers it",
     )

@@ -16,8 +16,12 @@ from torchrun_api.core import Pod
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.spec.resolve import Served
-from torchrun_controller.reconcile.workspace import retry
-from torchrun_controller.reconcile.workspace.retry import SyncMessage, end_of
+from torchrun_controller.reconcile.workspace.retry import (
+    SyncMessage,
+    container_end,
+    retry_delay,
+    retry_seconds_left,
+)
 
 
 class SyncState(Enum):
@@ -119,14 +123,14 @@ def next_step(kind: HelperPods, now: datetime) -> Workspace:
 
 def _after_failure(kind: HelperPods, pod: Pod, now: datetime) -> Workspace:
     """Wait for the user after a permanent failure; retry any other with growing delays."""
-    end = end_of(pod, kind.container)
+    end = container_end(pod, kind.container)
     failure = kind.failure(pod, end.message)
     if failure.remedy and not kind.is_edited(pod):
         return refused(failure)
-    left = 0.0 if failure.remedy else retry.left(pod, end, now)
+    left = 0.0 if failure.remedy else retry_seconds_left(pod, end, now)
     if left <= 0:
         return kind.create_pod(next_number(kind.pods))
-    delay = f"tried again {retry.delay(pod).total_seconds():.0f} s after the failure"
+    delay = f"tried again {retry_delay(pod).total_seconds():.0f} s after the failure"
     return Workspace(
         state=SyncState.SYNCING,
         why=Reason(failure.reason, f"{failure.message}; {delay}"),

@@ -1,4 +1,4 @@
-"""The workspace: its claim, the sync pod that fills it, and how far that is."""
+"""The workspace of a job: its PVC, and the sync pod that fills it."""
 
 from datetime import datetime, timedelta
 from typing import ClassVar
@@ -10,7 +10,12 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_controller.reconcile.model.conditions import Reason, find_condition
-from torchrun_controller.reconcile.model.observed import Defaults, Observed
+from torchrun_controller.reconcile.model.observed import (
+    Defaults,
+    Observed,
+    ObservedCluster,
+    ObservedWorkspace,
+)
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.model.times import seconds_left
 from torchrun_controller.reconcile.objects import workspace_source
@@ -20,9 +25,9 @@ from torchrun_controller.reconcile.objects.volumes import claim
 from torchrun_controller.reconcile.pods import nodes, waiting
 from torchrun_controller.reconcile.pods.lifecycle import alive, delete_pod
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, Served, VolumeSource
-from torchrun_controller.reconcile.workspace import delivery, retry, sync_results
-from torchrun_controller.reconcile.workspace.claims import named, terminating
-from torchrun_controller.reconcile.workspace.delivery import Route, route
+from torchrun_controller.reconcile.workspace import delivery, sync_results
+from torchrun_controller.reconcile.workspace.claims import SHARED, check_terminating, find_claim
+from torchrun_controller.reconcile.workspace.delivery import Route, choose_route
 from torchrun_controller.reconcile.workspace.helper_pods import (
     PodFailure,
     SyncState,
@@ -32,9 +37,13 @@ from torchrun_controller.reconcile.workspace.helper_pods import (
     refused,
     syncing,
 )
-from torchrun_controller.reconcile.workspace.retry import SyncMessage, end_of
+from torchrun_controller.reconcile.workspace.retry import (
+    SyncMessage,
+    container_end,
+    retry_seconds_left,
+)
 
-BASE_WAIT = timedelta(seconds=20)
+BASE_TIMEOUT = timedelta(seconds=20)  # for a pod that mounts a base to start
 KEPT_SYNC_PODS = 3
 NO_WORKSPACE = Reason("NoWorkspace", "the code is in the image")
 SYNCED = Reason("Synced", "the workspace is in its claim")
@@ -44,25 +53,25 @@ def prepare(
     observed: Observed, source: VolumeSource | None, now: datetime, defaults: Defaults
 ) -> Workspace:
     """Decide the next step towards a ready workspace."""
-    given = _given(source)
-    if given is not None:
-        return Workspace(state=SyncState.READY, why=given)
+    ready = _why_no_pod(source)
+    if ready is not None:
+        return Workspace(state=SyncState.READY, why=ready)
     assert source is not None, "nothing is to be prepared"
-    present = named(observed.workspace.claims, source.name)
-    way = route(observed, source, present, now)
-    ending = terminating(observed.workspace.claims, source.name)
-    if ending is not None and way.store != "ephemeral":
+    job, workspace = observed.job, observed.workspace
+    route = choose_route(job, workspace, observed.cluster, source, now)
+    terminating = check_terminating(workspace.claims, source.name)
+    if terminating is not None and route.store != "ephemeral":
         # A pod that mounts the PVC would keep it from being deleted.
-        return replace(syncing(ending), deletes=end_preparations(observed))
-    pods = observed.workspace.sync_pods
-    if present is None and way.store != "ephemeral":
-        pod = _pod(observed, source, way, next_number(pods), defaults, _base(observed))
+        return replace(syncing(terminating), deletes=end_preparations(workspace))
+    pods = SyncPods(observed, source, route, defaults, now)
+    if find_claim(workspace.claims, source.name) is None and route.store != "ephemeral":
+        pod = pods.build_pod(next_number(workspace.sync_pods), _usable_base(workspace))
         return Workspace(
             state=SyncState.SYNCING,
             why=Reason("Creating", f"claim {source.name} and a sync pod are being made"),
-            applies=(claim(observed.job, source, names.WORKSPACE), pod),
+            applies=(claim(job, source, names.WORKSPACE), pod),
         )
-    return next_step(SyncPods(observed, source, way, defaults, now), now)
+    return next_step(pods, now)
 
 
 class SyncPods(msgspec.Struct, frozen=True):
@@ -70,7 +79,7 @@ class SyncPods(msgspec.Struct, frozen=True):
 
     observed: Observed
     source: VolumeSource
-    way: Route
+    route: Route
     defaults: Defaults
     now: datetime
 
@@ -83,18 +92,38 @@ class SyncPods(msgspec.Struct, frozen=True):
 
     def result(self) -> Workspace | None:
         """The workspace that a pod made from the present source, where it is reachable now."""
-        pod = sync_results.newest(self.observed, self.way.store)
-        if pod is None or not _is_at_hand(self.observed, pod, self.now):
+        job, workspace = self.observed.job, self.observed.workspace
+        pod = sync_results.find_current(job, workspace, self.route.store)
+        if pod is None or not _is_available(self.observed.cluster, pod, self.now):
             return None
-        return _ready(self.observed.job, pod, self.way)
+        return _ready(job, pod, self.route)
 
     def create_pod(self, number: int) -> Workspace:
-        """One more sync pod; only the last few are kept."""
+        """Create one more sync pod; only the last few are kept."""
         return Workspace(
             state=SyncState.SYNCING,
             why=Reason("Creating", "a sync pod is being made"),
-            applies=(_pod(self.observed, self.source, self.way, number, self.defaults),),
-            deletes=stale(self.observed),
+            applies=(self.build_pod(number),),
+            deletes=delete_oldest_pods(self.observed.job, self.observed.workspace),
+        )
+
+    def build_pod(self, number: int, base: str = "") -> Apply:
+        """Build the sync pod, or the serve pod if the route has one."""
+        job, queue, workspace = self.observed.job, self.observed.queue, self.observed.workspace
+        commit = sync_results.pinned_commit(job, workspace.latest_sync_pod)
+        store, cluster = self.route.store, self.observed.cluster
+        if not store:
+            return sync_pod(job, self.source, number, self.defaults, commit, queue=queue, base=base)
+        return serve_pod(
+            job,
+            self.source,
+            store,
+            number,
+            self.defaults,
+            commit,
+            queue=queue,
+            last_revision=sync_results.find_revision(job, workspace),
+            node=delivery.find_claim_node(workspace, cluster) if store == "claim" else "",
         )
 
     def replace_pod(self, pod: Pod) -> Workspace:
@@ -102,15 +131,17 @@ class SyncPods(msgspec.Struct, frozen=True):
 
         The upload that the job asks for may never arrive.
         """
-        if self.way.store and delivery.has_content(pod):
+        if self.route.store and delivery.has_content(pod):
             return self.create_pod(next_number(self.pods))
         return self._delete_pod(pod)
 
     def _delete_pod(self, pod: Pod) -> Workspace:
         why = Reason("Replacing", "the job names another source; the sync pod is being replaced")
-        store = self.way.store
+        store = self.route.store
         if pod.metadata.annotations.delivery != store and store:
-            why = Reason(delivery.REASON, f"{self.way.why}; a pod will serve the workspace")
+            why = Reason(
+                delivery.DIRECT_DELIVERY, f"{self.route.why}; a pod will serve the workspace"
+            )
         elif pod.metadata.annotations.delivery != store:
             why = Reason("Replacing", "a claim is used now")
         return Workspace(
@@ -137,17 +168,17 @@ class SyncPods(msgspec.Struct, frozen=True):
 
     def follow_pod(self, pod: Pod) -> Workspace:
         """Wait for the pod, or report why the container that fills the workspace failed."""
-        message = sync_results.verdict(pod)
+        message = sync_results.read_result(pod)
         if message.reason:
             return self._after_container_failure(pod, message)
-        left = _base_left(pod, self.now) if pod.status.phase in ("", "Pending") else None
+        left = _base_seconds_left(pod, self.now) if pod.status.phase in ("", "Pending") else None
         if left is not None and left <= 0:
             # The next pod has no base: only the pod that is created with its PVC has one.
             return self._delete_pod(pod)
-        step = syncing(_why_syncing(self.observed, pod))
+        step = syncing(self._why_syncing(pod))
         if left is not None:
             return replace(step, requeue_after=left)
-        return replace(_lost_before(self.observed, pod) or step, requeue_after=self.way.left)
+        return replace(self._lost_upload(pod) or step, requeue_after=self.route.binding_seconds)
 
     def _after_container_failure(self, pod: Pod, message: SyncMessage) -> Workspace:
         """The kubelet restarts the container of a serve pod, so the pod itself does not fail."""
@@ -159,13 +190,17 @@ class SyncPods(msgspec.Struct, frozen=True):
 
     def why_terminating(self, pod: Pod) -> Reason:
         """A pod whose delivery has changed terminates for that."""
-        reason = delivery.REASON if delivery.decided(self.observed) else "SyncPodEnding"
+        reason = (
+            delivery.DIRECT_DELIVERY
+            if delivery.is_recorded_direct(self.observed.job)
+            else "SyncPodEnding"
+        )
         return Reason(reason, f"pod {pod.metadata.name} is being deleted")
 
     def is_current(self, pod: Pod) -> bool:
         """Whether the pod takes the present source, and keeps it where the route says."""
-        same_store = pod.metadata.annotations.delivery == self.way.store
-        return same_store and sync_results.takes(self.observed.job, pod)
+        same_store = pod.metadata.annotations.delivery == self.route.store
+        return same_store and sync_results.accepts_source(self.observed.job, pod)
 
     def is_edited(self, pod: Pod) -> bool:
         """An edit of the source makes the pod outdated; no other edit can fix its failure."""
@@ -183,175 +218,157 @@ class SyncPods(msgspec.Struct, frozen=True):
             remedy if message.permanent else "",
         )
 
+    def _lost_upload(self, pod: Pod) -> Workspace | None:
+        """The step if the only copy of an upload was lost with the former pod.
 
-def _is_at_hand(observed: Observed, pod: Pod, now: datetime) -> bool:
-    """Whether what the pod made can be had now: from the claim, or from itself."""
-    if not delivery.serves(pod):
+        Only the user has another copy.
+        """
+        job, revision = self.observed.job, self.observed.job.status.workspace_revision
+        if pod.metadata.annotations.delivery != "ephemeral" or workspace_source.is_fetched(job):
+            return None
+        if not revision or sync_results.find_complete_pods(job, self.observed.workspace):
+            return None
+        if pod.status.phase != "Running" or delivery.has_content(pod):
+            return None
+        why = Reason(
+            "WorkspaceLost",
+            f"the workspace of revision {revision} was on storage of a pod that is gone; send it"
+            f" again to pod {pod.metadata.name}: kubectl torchrun sync {job.metadata.name}",
+        )
+        return replace(syncing(why), failed=True)
+
+    def _why_syncing(self, pod: Pod) -> Reason:
+        """Return what the pod does, or what it waits for."""
+        job, name = self.observed.job, pod.metadata.name
+        if delivery.is_serve_pod(pod) and delivery.has_content(pod):
+            return Reason("SyncPodStarting", f"pod {name} is about to serve the workspace")
+        if pod.status.phase == "Running" and workspace_source.is_fetched(job):
+            source = workspace_source.describe_source(job)
+            return Reason("Fetching", f"pod {name} fetches {source}")
+        if pod.status.phase == "Running" and delivery.accepts_upload(pod):
+            return Reason(
+                "WaitingForUpload",
+                f"pod {name} takes the upload; if none runs:"
+                f" kubectl torchrun sync {job.metadata.name}",
+            )
+        claim_name = names.workspace_claim(job.metadata.name)
+        present = find_claim(self.observed.workspace.claims, claim_name)
+        ephemeral = pod.metadata.annotations.delivery == "ephemeral"
+        mounted = (present,) if present and not ephemeral else ()
+        why = waiting.pod_reason(pod, mounted, self.observed.cluster.warnings)
+        # The scheduler's condition on a PVC stays until its next attempt, even if it is bound now.
+        bound = present is not None and present.status.phase == "Bound"
+        if why is None or (why.reason == "ClaimPending" and bound):
+            return Reason("SyncPodStarting", f"pod {name} is starting")
+        return Reason(why.reason, f"pod {name}: {why.message}")
+
+
+def _is_available(cluster: ObservedCluster, pod: Pod, now: datetime) -> bool:
+    """Whether workers can get the result of the pod: from the PVC, or from the pod itself."""
+    if not delivery.is_serve_pod(pod):
         return True
-    return delivery.is_serving(pod) and nodes.find_loss(observed.cluster.nodes, pod, now) is None
+    return delivery.is_serving(pod) and nodes.find_loss(cluster.nodes, pod, now) is None
 
 
-def last_good(observed: Observed, wanted: VolumeSource, now: datetime) -> Workspace | None:
-    """What the gang before ran with, for the next one where newer code did not come."""
-    held = named(observed.workspace.claims, wanted.name)
-    way = route(observed, wanted, held, now)
-    done = sync_results.done(observed, way.store) if observed.job.status.workers is not None else []
-    if not done or not _is_at_hand(observed, done[-1], now):
+def reuse_last_workspace(
+    observed: Observed, source: VolumeSource, now: datetime
+) -> Workspace | None:
+    """Return the workspace of the last gang, for a next one whose newer code failed to sync."""
+    job, workspace, cluster = observed.job, observed.workspace, observed.cluster
+    if job.status.workers is None:
         return None
-    return _ready(observed.job, done[-1], way)
+    route = choose_route(job, workspace, cluster, source, now)
+    pods = sync_results.find_complete_pods(job, workspace, route.store)
+    if not pods or not _is_available(cluster, pods[-1], now):
+        return None
+    return _ready(job, pods[-1], route)
 
 
-def _base(observed: Observed) -> str:
-    """The job whose workspace the first sync pod can mount beside its own; "" for none.
+def _usable_base(workspace: ObservedWorkspace) -> str:
+    """Return the job whose workspace the first sync pod can mount beside its own; "" for none.
 
-    It may go with what else mounts it, or has it for itself.
+    Its PVC must allow several nodes, or no pod may use it.
     """
-    base = observed.workspace.base
+    base = workspace.base
     if base is None or base.claim.status.phase != "Bound":
         return ""
-    if base.claim.metadata.terminating or base.claim.metadata.labels.component != (names.WORKSPACE):
+    meta = base.claim.metadata
+    if meta.terminating or meta.labels.component != names.WORKSPACE:
         return ""
-    shared = {"ReadWriteMany", "ReadOnlyMany"} & {*base.claim.spec.access_modes}
-    return "" if base.in_use and not shared else base.claim.metadata.labels.torchrun_job
+    shared = SHARED.intersection(base.claim.spec.access_modes)
+    return "" if base.in_use and not shared else meta.labels.torchrun_job
 
 
-def _base_left(pod: Pod, now: datetime) -> float | None:
-    """Seconds that a pod with a base has to start; None where it has none."""
+def _base_seconds_left(pod: Pod, now: datetime) -> float | None:
+    """Return the seconds that a pod with a base has to start; None for a pod without one."""
     created = pod.metadata.creation_timestamp
     if not pod.metadata.annotations.workspace_base or created is None:
         return None
-    return seconds_left(BASE_WAIT, created, now)
+    return seconds_left(BASE_TIMEOUT, created, now)
 
 
-def _ready(job: TorchrunJob, pod: Pod, way: Route) -> Workspace:
-    said = sync_results.verdict(pod)
+def _ready(job: TorchrunJob, pod: Pod, route: Route) -> Workspace:
+    result = sync_results.read_result(pod)
     content = (
         workspace_source.upload_digest(job)
-        or said.commit
+        or result.commit
         or job.status.workspace_commit
-        or said.sha256
+        or result.sha256
     )
-    ready = Workspace(state=SyncState.READY, why=SYNCED, commit=said.commit, content=content)
-    if not way.store:
+    ready = Workspace(state=SyncState.READY, why=SYNCED, commit=result.commit, content=content)
+    if not route.store:
         return ready
-    served = Served(url=delivery.url(pod), manifest=said.manifest)
-    return replace(ready, why=delivery.delivered(pod, way.why), served=served)
+    served = Served(url=delivery.serve_url(pod), manifest=result.manifest)
+    return replace(ready, why=delivery.describe_delivery(pod, route.why), served=served)
 
 
-def _given(wanted: VolumeSource | None) -> Reason | None:
-    """Why there is nothing to prepare, where that is so."""
-    if wanted is None:
+def _why_no_pod(source: VolumeSource | None) -> Reason | None:
+    """Return why the job needs no sync pod; None if it needs one."""
+    if source is None:
         return NO_WORKSPACE
-    if wanted.existing:
-        return Reason("Existing", f"claim {wanted.name} is mounted as it is, read-only")
+    if source.existing:
+        return Reason("Existing", f"claim {source.name} is mounted as it is, read-only")
     return None
 
 
-def said(observed: Observed, run: ResolvedSpec | None) -> Reason | None:
-    """How the workspace of a gang that is there came to be, where its sync pod is there still.
+def describe_workspace(
+    job: TorchrunJob, workspace: ObservedWorkspace, spec: ResolvedSpec | None
+) -> Reason | None:
+    """Return the reason of WorkspaceReady for a present gang; None if it is unknown.
 
-    `run` is known of a gang that no status tells of: what needs no pod is said by it.
+    `spec` is given if no status records the gang: it shows whether a sync pod was needed.
     """
-    if not observed.workspace.sync_pods:
-        return None if run is None else _given(run.workspace)
-    latest = observed.workspace.sync_pods[-1]
-    if not delivery.serves(latest):
+    latest = workspace.latest_sync_pod
+    if latest is None:
+        return None if spec is None else _why_no_pod(spec.workspace)
+    if not delivery.is_serve_pod(latest):
         return SYNCED
-    known = find_condition(observed.job.status.conditions, "WorkspaceReady")
-    if known is None or known.status != "True":
-        return delivery.delivered_unrecorded(latest)
-    return Reason(known.reason, known.message)
+    ready = find_condition(job.status.conditions, "WorkspaceReady")
+    if ready is None or ready.status != "True":
+        return delivery.describe_unrecorded_delivery(latest)
+    return Reason(ready.reason, ready.message)
 
 
-def _pod(
-    observed: Observed,
-    wanted: VolumeSource,
-    way: Route,
-    number: int,
-    defaults: Defaults,
-    base: str = "",
-) -> Apply:
-    latest = observed.workspace.sync_pods[-1] if observed.workspace.sync_pods else None
-    commit = sync_results.pinned(observed.job, latest)
-    if not way.store:
-        return sync_pod(
-            observed.job, wanted, number, defaults, commit, queue=observed.queue, base=base
-        )
-    return serve_pod(
-        observed.job,
-        wanted,
-        way.store,
-        number,
-        defaults,
-        commit,
-        queue=observed.queue,
-        last_revision=sync_results.revision(observed),
-        node=delivery.node(observed) if way.store == "claim" else "",
-    )
+def delete_oldest_pods(job: TorchrunJob, workspace: ObservedWorkspace) -> tuple[Delete, ...]:
+    """Delete sync pods to make room for one more; the last complete one stays."""
+    complete = sync_results.find_complete_pods(job, workspace)[-1:]
+    older = workspace.sync_pods[: -KEPT_SYNC_PODS + 1]
+    return tuple(delete_pod(pod) for pod in older if pod not in complete)
 
 
-def stale(observed: Observed) -> tuple[Delete, ...]:
-    """Sync pods that make room for one more; the last one that ended well stays."""
-    good = sync_results.done(observed)[-1:]
-    older = observed.workspace.sync_pods[: -KEPT_SYNC_PODS + 1]
-    return tuple(delete_pod(pod) for pod in older if pod not in good)
-
-
-def retry_left(observed: Observed, now: datetime) -> float:
-    """Seconds until another sync pod may follow the last one; 0 where that did not fail."""
-    latest = observed.workspace.sync_pods[-1] if observed.workspace.sync_pods else None
+def retry_wait(workspace: ObservedWorkspace, now: datetime) -> float:
+    """Return the seconds until the next sync pod may follow; 0 unless the last one failed."""
+    latest = workspace.latest_sync_pod
     if latest is None or latest.status.phase != "Failed":
         return 0.0
-    return retry.left(latest, end_of(latest, names.SYNC_CONTAINER), now)
+    return retry_seconds_left(latest, container_end(latest, names.SYNC_CONTAINER), now)
 
 
-def end_preparations(observed: Observed, *, serving: bool = True) -> tuple[Delete, ...]:
-    """Sync and setup pods that still run; those that serve only if `serving`."""
+def end_preparations(workspace: ObservedWorkspace, *, serving: bool = True) -> tuple[Delete, ...]:
+    """Delete running sync and setup pods; serve pods only if `serving`."""
     return tuple(
         delete_pod(pod)
-        for pod in (*observed.workspace.sync_pods, *observed.workspace.setup_pods)
+        for pod in (*workspace.sync_pods, *workspace.setup_pods)
         if alive(pod) and not pod.metadata.terminating
-        if serving or not delivery.serves(pod)
+        if serving or not delivery.is_serve_pod(pod)
     )
-
-
-def _lost_before(observed: Observed, pod: Pod) -> Workspace | None:
-    """The only copy of an upload went with the pod before: nobody but the user has another."""
-    job, known = observed.job, observed.job.status.workspace_revision
-    only = pod.metadata.annotations.delivery == "ephemeral" and not workspace_source.is_fetched(job)
-    if not (only and known) or sync_results.done(observed):
-        return None
-    if pod.status.phase != "Running" or delivery.has_content(pod):
-        return None
-    why = Reason(
-        "WorkspaceLost",
-        f"the workspace of revision {known} was on storage of a pod that is gone; send it again"
-        f" to pod {pod.metadata.name}: kubectl torchrun sync {job.metadata.name}",
-    )
-    return replace(syncing(why), failed=True)
-
-
-def _why_syncing(observed: Observed, pod: Pod) -> Reason:
-    """What the workspace waits for."""
-    job = observed.job
-    name = names.workspace_claim(job.metadata.name)
-    held = named(observed.workspace.claims, name)
-    if delivery.serves(pod) and delivery.has_content(pod):
-        return Reason("SyncPodStarting", f"pod {pod.metadata.name} is about to serve the workspace")
-    if pod.status.phase == "Running" and workspace_source.is_fetched(job):
-        return Reason(
-            "Fetching", f"pod {pod.metadata.name} fetches {workspace_source.describe_source(job)}"
-        )
-    if pod.status.phase == "Running" and delivery.takes_upload(pod):
-        return Reason(
-            "WaitingForUpload",
-            f"pod {pod.metadata.name} takes the upload; if none runs:"
-            f" kubectl torchrun sync {job.metadata.name}",
-        )
-    mounted = (held,) if held and pod.metadata.annotations.delivery != "ephemeral" else ()
-    why = waiting.pod_reason(pod, mounted, observed.cluster.warnings)
-    # The scheduler's word on a claim stands until its next look, although the claim is bound.
-    bound = held is not None and held.status.phase == "Bound"
-    if why is None or (why.reason == "ClaimPending" and bound):
-        return Reason("SyncPodStarting", f"pod {pod.metadata.name} is starting")
-    return Reason(why.reason, f"pod {pod.metadata.name}: {why.message}")

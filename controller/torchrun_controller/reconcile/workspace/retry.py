@@ -15,12 +15,12 @@ from torchrun_controller.reconcile.model.times import seconds_left
 
 FIRST_RETRY = timedelta(seconds=10)
 LONGEST_RETRY = timedelta(minutes=5)
-# The kubelet's words that say no more than an exit code.
-WORDLESS = frozenset({"Error", "Completed"})
+# Reasons of the kubelet that add nothing to the exit code.
+GENERIC_REASONS = frozenset({"Error", "Completed"})
 
 
 class SyncMessage(Wire, frozen=True, kw_only=True):
-    """The termination message of the pod's program: what it made, or why it did not."""
+    """The termination message of the pod's program: its result, or the reason of its failure."""
 
     commit: str = ""
     sha256: str = ""
@@ -32,49 +32,49 @@ class SyncMessage(Wire, frozen=True, kw_only=True):
     permanent: bool = False
 
 
-class End(msgspec.Struct, frozen=True):
-    """When the container ended, None where nothing says so, and its termination message."""
+class ContainerEnd(msgspec.Struct, frozen=True):
+    """When a container ended, None if unknown, and its termination message."""
 
     time: datetime | None
     message: SyncMessage
 
 
-def end_of(pod: Pod, container: str) -> End:
-    """How the container ended, or did the last time where it is about to be started again.
+def container_end(pod: Pod, container: str) -> ContainerEnd:
+    """Return how the container ended, the last time if it is about to be restarted.
 
-    A pod that was driven out is not blamed for its exit code.
+    The reason of an eviction comes before the exit code that it caused.
     """
-    why = _why_driven_out(pod) if pod.status.phase == "Failed" else None
-    if why is not None:
-        return End(pod.metadata.creation_timestamp, why)
+    eviction = _find_eviction(pod) if pod.status.phase == "Failed" else None
+    if eviction is not None:
+        return ContainerEnd(pod.metadata.creation_timestamp, eviction)
     for status in pod.status.container_statuses:
         running = status.state.running is not None
         ended = status.state.terminated or (None if running else status.last_state.terminated)
         if status.name == container and ended is not None:
-            said = decode.read(ended.message, SyncMessage)
-            if said is None:
+            message = decode.read(ended.message, SyncMessage)
+            if message is None:
                 lines = ended.message.strip().split("\n")
-                reason = "" if ended.reason in WORDLESS else ended.reason
-                said = SyncMessage(reason=reason, message=lines[-1][:500])
-            return End(ended.finished_at, said)
-    return End(pod.metadata.creation_timestamp, SyncMessage())
+                reason = "" if ended.reason in GENERIC_REASONS else ended.reason
+                message = SyncMessage(reason=reason, message=lines[-1][:500])
+            return ContainerEnd(ended.finished_at, message)
+    return ContainerEnd(pod.metadata.creation_timestamp, SyncMessage())
 
 
-def _why_driven_out(pod: Pod) -> SyncMessage | None:
+def _find_eviction(pod: Pod) -> SyncMessage | None:
     if pod.status.reason:
         return SyncMessage(reason=pod.status.reason, message=pod.status.message)
-    found = find_condition(pod.status.conditions, "DisruptionTarget")
-    if found is None or found.status != "True":
+    disruption = find_condition(pod.status.conditions, "DisruptionTarget")
+    if disruption is None or disruption.status != "True":
         return None
-    return SyncMessage(reason=found.reason, message=found.message)
+    return SyncMessage(reason=disruption.reason, message=disruption.message)
 
 
-def delay(pod: Pod) -> timedelta:
-    """From the end of this pod to the next: doubled with each, up to a limit."""
+def retry_delay(pod: Pod) -> timedelta:
+    """Return the delay from the end of this pod to the next: doubled each time, up to a limit."""
     factor: int = 2 ** min(names.number_of(pod.metadata.name), 10)
     return min(FIRST_RETRY * factor, LONGEST_RETRY)
 
 
-def left(pod: Pod, end: End, now: datetime) -> float:
-    """Seconds of the same that are still to pass."""
-    return seconds_left(delay(pod), end.time, now)
+def retry_seconds_left(pod: Pod, end: ContainerEnd, now: datetime) -> float:
+    """Return the seconds of the delay that are left."""
+    return seconds_left(retry_delay(pod), end.time, now)

@@ -1,4 +1,4 @@
-"""The setup: the job's own environment on its claim, made once for what it is made of."""
+"""The setup pod: it installs the environment of a job on the PVC, once for each content."""
 
 from datetime import datetime
 from typing import ClassVar
@@ -25,7 +25,7 @@ from torchrun_controller.reconcile.workspace.helper_pods import (
 from torchrun_controller.reconcile.workspace.retry import SyncMessage
 
 KEPT_SETUP_PODS = 2
-# Ends that another try would only repeat.
+# Failures that a retry would only repeat.
 PERMANENT = frozenset(
     {"SetupFailed", "WorkingDirMissing", "OOMKilled", "StartError", "ContainerCannotRun"}
 )
@@ -71,7 +71,7 @@ class SetupPods(msgspec.Struct, frozen=True):
         return self.ready if done and self.is_current(latest) else None
 
     def create_pod(self, number: int) -> Workspace:
-        """One more setup pod; only the last few are kept."""
+        """Create one more setup pod; only the last few are kept."""
         job, queue = self.observed.job, self.observed.queue
         assert queue is not None
         pod = setup_pod(job, queue, self.spec, self.environment, number, self.defaults)
@@ -93,7 +93,20 @@ class SetupPods(msgspec.Struct, frozen=True):
 
     def follow_pod(self, pod: Pod) -> Workspace:
         """Wait for the pod."""
-        return syncing(_why_running(self.observed, pod))
+        return syncing(self._why_running(pod))
+
+    def _why_running(self, pod: Pod) -> Reason:
+        name = pod.metadata.name
+        if pod.status.phase == "Running":
+            return Reason(
+                "SetupRunning",
+                f"pod {name} installs what the workers need; see: kubectl logs -f {name}",
+            )
+        claims, warnings = self.observed.workspace.claims, self.observed.cluster.warnings
+        why = waiting.pod_reason(pod, claims, warnings)
+        if why is None:
+            return Reason("SetupRunning", f"pod {name} is starting")
+        return Reason(why.reason, f"pod {name}: {why.message}")
 
     def why_terminating(self, pod: Pod) -> Reason:
         """The next pod is created once this one is gone."""
@@ -118,16 +131,3 @@ class SetupPods(msgspec.Struct, frozen=True):
             f" kubectl delete pod {name}"
         )
         return PodFailure("SetupFailed", text, remedy)
-
-
-def _why_running(observed: Observed, pod: Pod) -> Reason:
-    name = pod.metadata.name
-    if pod.status.phase == "Running":
-        return Reason(
-            "SetupRunning",
-            f"pod {name} installs what the workers need; see: kubectl logs -f {name}",
-        )
-    why = waiting.pod_reason(pod, observed.workspace.claims, observed.cluster.warnings)
-    if why is None:
-        return Reason("SetupRunning", f"pod {name} is starting")
-    return Reason(why.reason, f"pod {name}: {why.message}")

@@ -1,94 +1,97 @@
-"""What sync pods have made, and which of it is what the job asks for."""
+"""The results of sync pods, and which of them the job requests."""
 
 from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
-from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.model.observed import ObservedWorkspace
 from torchrun_controller.reconcile.objects import workspace_source
 from torchrun_controller.reconcile.workspace import claims, delivery
-from torchrun_controller.reconcile.workspace.retry import SyncMessage, end_of
+from torchrun_controller.reconcile.workspace.retry import SyncMessage, container_end
 
 
-def verdict(pod: Pod) -> SyncMessage:
-    """What a sync pod made, or why it did not."""
-    return end_of(pod, names.SYNC_CONTAINER).message
+def read_result(pod: Pod) -> SyncMessage:
+    """Return the result of a sync pod, or the reason of its failure."""
+    return container_end(pod, names.SYNC_CONTAINER).message
 
 
-def done(observed: Observed, store: str | None = None) -> list[Pod]:
-    """Sync pods that ended well, and those that serve, of one kind of storage where that is said.
+def find_complete_pods(
+    job: TorchrunJob, workspace: ObservedWorkspace, store: str | None = None
+) -> list[Pod]:
+    """Return sync pods that succeeded and pods that serve, with this kind of storage if given.
 
-    What those before the present claim made is gone with theirs.
+    Results that are older than the present PVC were deleted with the former one.
     """
-    name = names.workspace_claim(observed.job.metadata.name)
-    held = claims.named(observed.workspace.claims, name)
-    since = held.metadata.creation_timestamp if held else None
+    claim = claims.find_claim(workspace.claims, names.workspace_claim(job.metadata.name))
+    since = claim.metadata.creation_timestamp if claim else None
     return [
         pod
-        for pod in observed.workspace.sync_pods
+        for pod in workspace.sync_pods
         if store is None or pod.metadata.annotations.delivery == store
         if delivery.has_content(pod)
-        and not (since and (made := pod.metadata.creation_timestamp) and made < since)
+        and not (since and (created := pod.metadata.creation_timestamp) and created < since)
     ]
 
 
-def newest(observed: Observed, store: str) -> Pod | None:
-    """The last of these, where that is what the job asks for."""
-    pods = done(observed, store)
+def find_current(job: TorchrunJob, workspace: ObservedWorkspace, store: str) -> Pod | None:
+    """Return the last complete pod if its content is what the job requests."""
+    pods = find_complete_pods(job, workspace, store)
     if not pods:
         return None
-    job, last = observed.job, pods[-1]
-    stood_by = bool(last.metadata.annotations.after_revision) and not workspace_source.is_fetched(
-        job
-    )
-    same = stood_by and verdict(last).sha256 == workspace_source.upload_digest(job)
-    return last if same or is_current(job, last) else None
+    latest = pods[-1]
+    uploaded = latest.metadata.annotations.after_revision and not workspace_source.is_fetched(job)
+    if uploaded and read_result(latest).sha256 == workspace_source.upload_digest(job):
+        return latest
+    return latest if is_current(job, latest) else None
 
 
-def revision(observed: Observed) -> int:
-    """The newest revision of the workspace that is known to be whole; 0 for none."""
-    made = (verdict(pod).revision for pod in done(observed))
-    known = max(made, default=0) or observed.job.status.workspace_revision
-    said = observed.job.metadata.annotations.get(names.WORKSPACE_REVISION, "")
-    served = any(delivery.serves(pod) for pod in observed.workspace.sync_pods)
-    return known + 1 if known and not served and said == str(known + 1) else known
+def find_revision(job: TorchrunJob, workspace: ObservedWorkspace) -> int:
+    """Return the newest revision of the workspace that is known to be complete; 0 for none."""
+    revisions = (read_result(pod).revision for pod in find_complete_pods(job, workspace))
+    newest = max(revisions, default=0) or job.status.workspace_revision
+    announced = job.metadata.annotations.get(names.WORKSPACE_REVISION, "")
+    served = any(delivery.is_serve_pod(pod) for pod in workspace.sync_pods)
+    return newest + 1 if newest and not served and announced == str(newest + 1) else newest
 
 
-def commit_of(observed: Observed, number: int) -> str:
-    """What a revision was fetched as; "" where nothing says so."""
-    known = (verdict(pod) for pod in reversed(done(observed)))
-    return next((said.commit for said in known if said.revision == number), "")
+def find_commit(job: TorchrunJob, workspace: ObservedWorkspace, revision: int) -> str:
+    """Return the commit of a revision; "" if no pod reports it."""
+    results = (read_result(pod) for pod in reversed(find_complete_pods(job, workspace)))
+    return next((result.commit for result in results if result.revision == revision), "")
 
 
-def takes(job: TorchrunJob, pod: Pod) -> bool:
-    """Whether the pod takes what the job asks for, be it among other things.
+def accepts_source(job: TorchrunJob, pod: Pod) -> bool:
+    """Whether the pod accepts the present source of the job, perhaps among others.
 
-    One that takes no particular upload takes any by the token that it was made with.
+    A pod without a digest accepts any upload with the token that it was created with.
     """
-    said = pod.metadata.annotations
-    by_token = not (said.workspace_sha256 or workspace_source.is_fetched(job))
-    if by_token and said.upload_token_sha256 != workspace_source.upload_token(job):
+    annotations = pod.metadata.annotations
+    by_token = not (annotations.workspace_sha256 or workspace_source.is_fetched(job))
+    if by_token and annotations.upload_token_sha256 != workspace_source.upload_token(job):
         return False
-    return is_current(job, pod) or stands_by(job, pod)
+    return is_current(job, pod) or is_standby(job, pod)
 
 
-def stands_by(job: TorchrunJob, pod: Pod) -> bool:
-    """Whether the pod takes any upload by the token that the job announces now."""
+def is_standby(job: TorchrunJob, pod: Pod) -> bool:
+    """Whether the pod accepts any upload with the present token of the job."""
     token = workspace_source.upload_token(job)
-    said = pod.metadata.annotations
-    return bool(said.after_revision and token) and said.upload_token_sha256 == token
+    annotations = pod.metadata.annotations
+    return bool(annotations.after_revision and token) and annotations.upload_token_sha256 == token
 
 
 def is_current(job: TorchrunJob, pod: Pod) -> bool:
-    """Whether the pod was made for the source that the job names now."""
-    made_for = pod.metadata.annotations
-    return (made_for.workspace_sha256, made_for.source) == (
+    """Whether the pod was created for the present source of the job."""
+    annotations = pod.metadata.annotations
+    return (annotations.workspace_sha256, annotations.source) == (
         workspace_source.upload_digest(job),
         workspace_source.digest(job),
     )
 
 
-def pinned(job: TorchrunJob, latest: Pod | None) -> str:
-    """The commit that must come again: code never changes under a gang unless somebody asks."""
+def pinned_commit(job: TorchrunJob, latest: Pod | None) -> str:
+    """Return the commit that a new pod must fetch, "" for any.
+
+    The code changes between attempts only if a user requests it.
+    """
     if job.status.workers is None or not workspace_source.is_fetched(job):
         return ""
     if latest is None:
@@ -96,5 +99,5 @@ def pinned(job: TorchrunJob, latest: Pod | None) -> str:
     if not is_current(job, latest):
         return ""
     if delivery.has_content(latest):
-        return verdict(latest).commit or job.status.workspace_commit
+        return read_result(latest).commit or job.status.workspace_commit
     return latest.metadata.annotations.commit

@@ -29,35 +29,37 @@ def pod(message: str = "", reason: str = "Error", **status: object) -> Pod:
 
 
 def test_that_its_own_words_count():
-    said = retry.end_of(pod('{"reason": "RefNotFound", "permanent": true}'), "sync").message
+    said = retry.container_end(pod('{"reason": "RefNotFound", "permanent": true}'), "sync").message
     assert said == SyncMessage(reason="RefNotFound", permanent=True)
 
 
 @pytest.mark.parametrize(("reason", "told"), [("Error", ""), ("OOMKilled", "OOMKilled")])
 def test_that_a_program_without_a_word_is_known_by_its_last_line(reason, told):
-    said = retry.end_of(pod("Traceback:\nOSError: no\n", reason), "sync").message
+    said = retry.container_end(pod("Traceback:\nOSError: no\n", reason), "sync").message
     assert said == SyncMessage(reason=told, message="OSError: no")
 
 
 def test_that_a_pod_that_was_driven_out_is_not_blamed():
     words = '{"reason": "Stopped", "permanent": true}'
-    assert retry.end_of(pod(words), "sync").message.permanent
+    assert retry.container_end(pod(words), "sync").message.permanent
     drained = Condition(type="DisruptionTarget", status="True", reason="Drain", message="gone")
-    assert retry.end_of(pod(words, conditions=(drained,)), "sync").message == SyncMessage(
+    assert retry.container_end(pod(words, conditions=(drained,)), "sync").message == SyncMessage(
         reason="Drain", message="gone"
     )
     lost = PodStatus(phase="Failed", reason="NodeLost", message="the node is gone")
-    said = retry.end_of(Pod(metadata=ChildMeta(name="a-sync-1"), status=lost), "sync").message
+    said = retry.container_end(
+        Pod(metadata=ChildMeta(name="a-sync-1"), status=lost), "sync"
+    ).message
     assert said == SyncMessage(reason="NodeLost", message="the node is gone")
 
 
 def test_that_a_container_that_runs_again_has_said_nothing_yet():
     running = ContainerStatus(name="sync", state=ContainerState(running=StateRunning()))
-    assert retry.end_of(pod(container_statuses=(running,)), "sync").message == SyncMessage()
+    assert retry.container_end(pod(container_statuses=(running,)), "sync").message == SyncMessage()
 
 
 def test_that_the_next_follows_after_a_delay_that_doubles():
     first = pod()
-    end = retry.end_of(first, "sync")
-    assert retry.left(first, end, START + timedelta(seconds=5)) == 15
-    assert retry.delay(pod()) == timedelta(seconds=20)
+    end = retry.container_end(first, "sync")
+    assert retry.retry_seconds_left(first, end, START + timedelta(seconds=5)) == 15
+    assert retry.retry_delay(pod()) == timedelta(seconds=20)
