@@ -112,6 +112,17 @@ def test_a_refused_archive_waits_for_its_mending():
     assert world.phase == "Queued"
 
 
+def test_a_source_that_cannot_be_fetched_may_be_changed_in_the_spec():
+    git = {"workspace": {"source": "git", "url": "https://example.org/a.git"}}
+    world = World(make_job(numNodes=1, volumes=git), make_queue())
+    world.settle()
+    message = '{"reason":"RefNotFound","message":"no branch main","permanent":true}'
+    world.end_container("train-sync-0", "sync", exit_code=1, message=message)
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Syncing", "RefNotFound")
+    assert "change spec.volumes.workspace, or" in world.job.status.message
+
+
 def test_a_new_upload_replaces_a_sync_pod_that_waits_for_the_old_one():
     world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
     world.settle()
