@@ -1,5 +1,6 @@
-"""Every decision of every test is held against the tables of steps and phases."""
+"""Checks every decision of every test against the tables of steps and phases."""
 
+import functools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,6 +19,7 @@ GANG_PHASES = next(step.leads_to for step in steps.STEPS if step.decide is gang_
 def checked_step(step: Step) -> Step:
     """The step, whose decisions must lead to the phases that it names."""
 
+    @functools.wraps(step.decide)
     def decide(context: Context) -> Decision | None:
         decision = step.decide(context)
         if decision is not None:
