@@ -151,7 +151,7 @@ DECIDING = (
     Mutant(
         "a-pause-forgets-its-gang",
         "reconcile/job/endings.py",
-        "deletes = tuple(delete_job(job) for job in standing)",
+        "deletes = tuple(delete_job(job) for job in present)",
         "deletes = ()",
         "a paused job trains on",
         LIFE,
@@ -159,8 +159,8 @@ DECIDING = (
     Mutant(
         "a-pause-is-over-too-soon",
         "reconcile/job/endings.py",
-        "waiting = [pod for pod in (*heard_of, *preparing) if alive(pod)]",
-        "waiting = [pod for pod in preparing if alive(pod)]",
+        "waiting = [pod for pod in (*reachable, *helper_pods) if alive(pod)]",
+        "waiting = [pod for pod in helper_pods if alive(pod)]",
         "Suspended is shown, and quota given away, while ranks still write checkpoints",
         LIFE,
     ),

@@ -1,1 +1,1 @@
-"""One job: the steps in their order, and the status and events that tell of them."""
+"""Reconciles one TorchrunJob: the ordered steps, and the status and events of their decision."""

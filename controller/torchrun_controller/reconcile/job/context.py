@@ -1,4 +1,4 @@
-"""What the steps of one reconcile share: each value is worked out once, when a step first asks."""
+"""The values that the steps of one reconcile share. Each is computed at its first use."""
 
 from datetime import datetime
 from functools import cached_property
@@ -31,7 +31,7 @@ from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Works
 
 
 class GangEnd(Struct, frozen=True, kw_only=True):
-    """The end of the last gang. `action` is None where the status has the end already.
+    """The end of the last gang. `action` is None if the status has recorded the end already.
 
     `history` is what the status records of it.
     """
@@ -43,11 +43,11 @@ class GangEnd(Struct, frozen=True, kw_only=True):
 
 
 class NextAttempt(Struct, frozen=True, kw_only=True):
-    """What the next gang takes over: counts, the end of the gang before it, and its size.
+    """What the next gang takes over: the counts, the end of the last gang, and the size.
 
-    `nodes` is None for the size that the spec gives. `cause` is the end that made it necessary.
-    `survivors` are deleted whatever the next attempt waits for. `resize` is why a gang that lives
-    is replaced by one of another size.
+    `nodes` is None for the size of the spec. `cause` is the end that requires another attempt.
+    `survivors` are deleted even while the next attempt waits. `resize` is why a running gang is
+    replaced by one of another size.
     """
 
     history: History
@@ -58,7 +58,7 @@ class NextAttempt(Struct, frozen=True, kw_only=True):
 
 
 class Preparation(Struct, frozen=True, kw_only=True):
-    """The workspace and the environment above it, and the spec as it is with them."""
+    """The next step of the workspace, its environment, and the spec with both."""
 
     step: Workspace
     spec: ResolvedSpec
@@ -76,14 +76,14 @@ class Context:
 
     @cached_property
     def gang(self) -> GangState | None:
-        """How the gang of the present attempt stands; None where its Job is not there."""
+        """The state of the gang of the present attempt; None if its Job does not exist."""
         if not gang.exists(self.observed.job, self.observed.gang):
             return None
         return gang.evaluate_state(self.observed, self.now)
 
     @cached_property
     def history(self) -> History:
-        """The counts, and what the status does not have yet of failures and earlier ends."""
+        """The counts, and the failures and earlier ends that the status has not recorded yet."""
         counts = gang.current_counts(self.observed.job, self.observed.gang)
         if self.gang is None:
             return History(counts=counts)
@@ -98,17 +98,17 @@ class Context:
 
     @cached_property
     def end(self) -> GangEnd | None:
-        """How the last gang failed, or was deleted; None where it lives, or there was none."""
+        """How the last gang failed or was deleted; None if it runs, or if there was none."""
         observed, now = self.observed, self.now
         if self.gang is not None:
             failure = self.gang.failure
-            return None if failure is None else self._failed(self.gang, failure)
+            return None if failure is None else self._end_of_failed(self.gang, failure)
         lost = deletion.find_vanished_gang(observed.job, now)
         if lost is not None:
             failure, attempt = lost
             action = evaluate_failure_policy(failure, self.reliability, self.history.counts)
             why = Reason(failure.details.reason, failure.details.message)
-            return self._judged(why, action, failure.details, attempt)
+            return self._build_end(why, action, failure.details, attempt)
         number = observed.job.status.attempt
         recorded = next((a for a in observed.job.status.attempts if a.number == number), None)
         if recorded is None:
@@ -116,8 +116,8 @@ class Context:
         why = Reason(recorded.reason, recorded.message)
         return GangEnd(why=why, action=None, attempt=recorded, history=self.history)
 
-    def _failed(self, state: GangState, failure: Failure) -> GangEnd:
-        """The first judgement stands: what ends later in a gang that is over is collateral."""
+    def _end_of_failed(self, state: GangState, failure: Failure) -> GangEnd:
+        """Return the end of a failed gang. A recorded end stays: later failures are secondary."""
         observed, why = self.observed, state.why
         recorded = gang.find_recorded_end(observed.job, observed.gang)
         if recorded is not None:
@@ -132,16 +132,16 @@ class Context:
         attempt = gang.record_end(
             observed.job, observed.gang, why, self.now, counted=False, node=node
         )
-        return self._judged(why, action, failure.details, attempt)
+        return self._build_end(why, action, failure.details, attempt)
 
-    def _judged(
+    def _build_end(
         self,
         why: Reason,
         action: FailureAction,
         failure: LastFailure,
         attempt: Attempt,
     ) -> GangEnd:
-        """A failed job keeps its counts; else the status has the new ones from now on."""
+        """Return the end with its history; the counts of a job that fails stay as they are."""
         history = replace(self.history, failure=failure)
         if action is not FailureAction.FAIL:
             attempt = replace(attempt, counted=action is FailureAction.RESTART)
@@ -154,7 +154,7 @@ class Context:
 
     @cached_property
     def survivors(self) -> tuple[Delete, ...]:
-        """The end of pods and Jobs that still run of a gang which is over."""
+        """The deletions of pods and Jobs that still run of a gang that has ended."""
         if not self.observed.gang.child_jobs:
             return ()
         survivors = cleanup.end_survivors(self.observed.job, self.observed.gang)
@@ -162,14 +162,14 @@ class Context:
 
     @cached_property
     def backoff(self) -> RestartDelay | None:
-        """The wait after the last gang; None once it is over, or if there is none."""
+        """The delay after the last gang; None once it is over, or if there is none."""
         if self.end is None:
             return None
         return find_backoff(self.observed.job, self.end.attempt, self.now)
 
     @cached_property
     def outlook(self) -> Outlook:
-        """What the size of a gang that lives calls for."""
+        """Whether a running gang is to be resized."""
         assert self.gang is not None
         grow_after = self.defaults.grow_after
         return elastic.evaluate_size(self.observed, self.gang.state, self.now, grow_after)
@@ -178,7 +178,7 @@ class Context:
     def next_attempt(self) -> NextAttempt:
         """What the next gang takes over from the last one, if there was one."""
         if self.gang is not None and self.end is None:
-            return self._resized(self.outlook)
+            return self._resize(self.outlook)
         if self.end is None:
             return NextAttempt(history=self.history, survivors=self.survivors)
         ended = self.end.attempt
@@ -191,7 +191,7 @@ class Context:
             survivors=self.survivors,
         )
 
-    def _resized(self, outlook: Outlook) -> NextAttempt:
+    def _resize(self, outlook: Outlook) -> NextAttempt:
         assert outlook.why is not None
         job, present = self.observed.job, self.observed.gang
         ended = gang.record_end(job, present, outlook.why, self.now, counted=False)
@@ -206,10 +206,10 @@ class Context:
 
     @cached_property
     def spec(self) -> ResolvedSpec:
-        """What the next gang is made of.
+        """The resolved spec of the next gang.
 
         Raises:
-            InvalidSpecError: job and queue together make no run.
+            InvalidSpecError: no run is possible with this job and queue.
         """
         assert self.observed.queue is not None
         spec = resolve_spec(self.observed.job, self.observed.queue)

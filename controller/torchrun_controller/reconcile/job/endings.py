@@ -1,4 +1,4 @@
-"""Pauses and ends: suspend, deadlines, what is left to do for a job that is over."""
+"""The steps that stop a gang: deadline, suspension, preemption; the cleanup of finished jobs."""
 
 from datetime import datetime
 
@@ -11,7 +11,7 @@ from torchrun_controller.reconcile.gang.decision import Decision, History, Write
 from torchrun_controller.reconcile.gang.orphans import find_orphans, orphan_advice
 from torchrun_controller.reconcile.job import dependencies
 from torchrun_controller.reconcile.job.context import Context
-from torchrun_controller.reconcile.job.running import present_gang
+from torchrun_controller.reconcile.job.running import decide_on_gang
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.phases import State
@@ -33,7 +33,7 @@ def deadline_exceeded(context: Context) -> Decision | None:
         return None
     reliability = context.reliability
     message = f"ran for {limit.total_seconds():.0f} s ({reliability.deadline_set_by})"
-    return present_gang(
+    return decide_on_gang(
         context,
         State.DEADLINE_EXCEEDED,
         Reason("DeadlineExceeded", message),
@@ -50,8 +50,8 @@ def suspended(context: Context) -> Decision | None:
     observed = context.observed
     if not observed.job.spec.suspend:
         return None
-    # A serve pod may hold the only copy of the code: it is kept as claims are.
-    preparing = (
+    # A serve pod may have the only copy of the code, so it stays like the PVCs.
+    helper_pods = (
         p
         for p in (*observed.workspace.sync_pods, *observed.workspace.setup_pods)
         if not is_serve_pod(p)
@@ -64,9 +64,9 @@ def suspended(context: Context) -> Decision | None:
         writes=Writes(deletes=end_preparations(observed.workspace, serving=False)),
     )
     cause = Reason("Suspended", "spec.suspend was set")
-    still = _end_gang(context, ending, cause) or _wait_for_pods(context, ending, *preparing)
-    if still is not None:
-        return still
+    pending = _end_gang(context, ending, cause) or _wait_for_pods(context, ending, *helper_pods)
+    if pending is not None:
+        return pending
     why = Reason("Suspended", "spec.suspend is true; claims are kept, nothing else")
     return replace(ending, state=State.SUSPENDED, why=why, writes=Writes())
 
@@ -74,7 +74,7 @@ def suspended(context: Context) -> Decision | None:
 def preempted(context: Context) -> Decision | None:
     """Stop the pods in the same way if the admission was revoked.
 
-    Only the end of this gives back what the queue's quota is charged with.
+    The quota of the queue is released only once all pods have terminated.
     """
     message = admission_status.preempted(context.observed.job)
     if not message:
@@ -86,17 +86,17 @@ def preempted(context: Context) -> Decision | None:
         history=_history(context),
     )
     why = Reason(admission_status.PREEMPTED, message)
-    still = _end_gang(context, ending, why) or _wait_for_pods(context, ending)
-    if still is not None:
-        return still
+    pending = _end_gang(context, ending, why) or _wait_for_pods(context, ending)
+    if pending is not None:
+        return pending
     answer = ConditionUpdate(admission_status.REQUESTED, "True", why)
     return replace(ending, state=State.PREEMPTED, why=why, conditions=(answer,))
 
 
 def _history(context: Context) -> History:
-    """That of a gang which somebody has deleted, or the counts alone.
+    """Return the history of a gang that was deleted, else the counts alone.
 
-    A gang that is there ends by the pause, whatever became of its pods meanwhile.
+    An existing gang ends by the suspension or preemption, even if its pods failed meanwhile.
     """
     if context.gang is None and context.end is not None:
         return context.end.history
@@ -104,7 +104,7 @@ def _history(context: Context) -> History:
 
 
 def _end_gang(context: Context, ending: Decision, cause: Reason) -> Decision | None:
-    """The decision that ends the present gang because of `cause`; None if there is none."""
+    """Return the decision that ends the present gang for `cause`; None if there is none."""
     observed, now = context.observed, context.now
     if not observed.gang.child_jobs:
         return None
@@ -113,35 +113,35 @@ def _end_gang(context: Context, ending: Decision, cause: Reason) -> Decision | N
         ending.history,
         ended=(*gang.unrecorded_ends(observed.job, observed.gang), *ending.history.ended),
     )
-    noted = replace(
+    decision = replace(
         ending,
-        why=_and(ending.why, f"the workers of Job {child.metadata.name} get SIGTERM and end"),
+        why=_extend(ending.why, f"the workers of Job {child.metadata.name} get SIGTERM and end"),
         attempt=max(attempt_of(child), ending.attempt),
         history=history,
     )
     if not gang.is_recorded(observed.job, observed.gang) or fence.has_unrecorded(observed, now):
-        # Only its Job knows its number and its counts, and only its pods who may run on although
-        # their node is lost: all of it stays until the status has that.
-        return noted
-    standing = [job for job in observed.gang.child_jobs if not job.metadata.terminating]
-    if not standing and gang.find_recorded_end(observed.job, observed.gang) is not None:
-        return None  # the Jobs go when their pods have: these are waited for
+        # Only the Job has the number and the counts of the attempt, and only the pods show which
+        # workers may still run on lost nodes. Both stay until the status has recorded that.
+        return decision
+    present = [job for job in observed.gang.child_jobs if not job.metadata.terminating]
+    if not present and gang.find_recorded_end(observed.job, observed.gang) is not None:
+        return None  # the Jobs are deleted once their pods have terminated
     ended = gang.record_end(observed.job, observed.gang, cause, now, counted=False)
-    deletes = tuple(delete_job(job) for job in standing)
+    deletes = tuple(delete_job(job) for job in present)
     return replace(
-        noted,
-        writes=replace(noted.writes.and_also(deletes=deletes), status_before_deletes=True),
+        decision,
+        writes=replace(decision.writes.and_also(deletes=deletes), status_before_deletes=True),
         history=replace(history, ended=(*history.ended, ended)),
     )
 
 
-def _wait_for_pods(context: Context, ending: Decision, *preparing: Pod) -> Decision | None:
-    """While pods of the gang, or those that prepare one, still end; None once nothing runs."""
+def _wait_for_pods(context: Context, ending: Decision, *helper_pods: Pod) -> Decision | None:
+    """Return the decision while pods of the gang or helper pods terminate; None once all have."""
     observed, now = context.observed, context.now
-    # A pod on a lost node never tells of its end: it is remembered, and holds the next gang.
+    # A pod on a lost node never reports its end: the status records it, and the fence waits for it.
     gangs = (*observed.gang.workers, *observed.gang.stale_pods)
-    heard_of = (pod for pod in gangs if nodes.find_loss(observed.cluster.nodes, pod, now) is None)
-    waiting = [pod for pod in (*heard_of, *preparing) if alive(pod)]
+    reachable = (pod for pod in gangs if nodes.find_loss(observed.cluster.nodes, pod, now) is None)
+    waiting = [pod for pod in (*reachable, *helper_pods) if alive(pod)]
     if not waiting:
         return None
     names = ", ".join(sorted(pod.metadata.name for pod in waiting)[:4])
@@ -149,17 +149,17 @@ def _wait_for_pods(context: Context, ending: Decision, *preparing: Pod) -> Decis
     advice = orphan_advice(
         tuple(pod for pod in find_orphans(observed.gang, observed.refused) if pod in waiting)
     )
-    return replace(ending, why=_and(ending.why, f"{message}. {advice}" if advice else message))
+    return replace(ending, why=_extend(ending.why, f"{message}. {advice}" if advice else message))
 
 
-def _and(why: Reason, message: str) -> Reason:
+def _extend(why: Reason, message: str) -> Reason:
     return Reason(why.reason, f"{why.message}; {message}" if why.message else message)
 
 
-def _end_what_runs(
+def _end_running_pods(
     observed: Observed, policy: ResolvedReliability, now: datetime
 ) -> tuple[tuple[Delete, ...], float | None]:
-    """Workers beside a head that has succeeded have their grace period to end by themselves."""
+    """Return deletions and a wait: workers of a succeeded head have a grace period to exit."""
     status, succeeded = observed.job.status, gang.find_completed_job(observed.gang)
     has_successor = succeeded is not None and succeeded is not observed.gang.current_job
     if status.phase != "Succeeded" or has_successor:
@@ -179,8 +179,8 @@ def clean_up(
     it ended: the status of a job that is gone cannot be read.
     """
     status, meta = observed.job.status, observed.job.metadata
-    ends, wait = _end_what_runs(observed, policy, now)
-    deletes = (*end_preparations(observed.workspace), *ends)
+    pod_deletes, wait = _end_running_pods(observed, policy, now)
+    deletes = (*end_preparations(observed.workspace), *pod_deletes)
     if policy.time_to_live is None or status.completion_time is None:
         return deletes, wait
     left = (policy.time_to_live - (now - status.completion_time)).total_seconds()

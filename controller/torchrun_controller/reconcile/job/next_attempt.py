@@ -13,9 +13,9 @@ from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.context import Context, NextAttempt
 from torchrun_controller.reconcile.job.running import (
     QUEUE_FOUND,
-    living_gang,
+    add_reload,
+    keep_running,
     missing_checkpoints,
-    with_newer_code,
 )
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.phases import State
@@ -136,11 +136,11 @@ def dependencies_not_met(context: Context) -> Decision | None:
 
 def checkpoints_terminating(context: Context) -> Decision | None:
     """Wait until a PVC that is being deleted is gone, because no new pod can mount it."""
-    wanted = context.preparation.spec.checkpoints
-    if wanted is None or wanted.existing:
+    source = context.preparation.spec.checkpoints
+    if source is None or source.existing:
         return None
-    why = claims.check_terminating(context.observed.workspace.claims, wanted.name)
-    return None if why is None else _ready_but(context, State.CLAIM_ENDING, why)
+    why = claims.check_terminating(context.observed.workspace.claims, source.name)
+    return None if why is None else _decide_ready(context, State.CLAIM_ENDING, why)
 
 
 def not_admitted(context: Context) -> Decision | None:
@@ -158,7 +158,7 @@ def not_admitted(context: Context) -> Decision | None:
     preempted = admission_status.was_preempted(observed.job.status)
     waits_again = preempted and context.next_attempt.cause is None
     state = State.PREEMPTED_WAITING if waits_again else State.ADMISSION_WAITING
-    return _ready_but(context, state, why, ConditionUpdate(REQUESTED, "True", why))
+    return _decide_ready(context, state, why, ConditionUpdate(REQUESTED, "True", why))
 
 
 def unfenced_not_recorded(context: Context) -> Decision | None:
@@ -166,7 +166,7 @@ def unfenced_not_recorded(context: Context) -> Decision | None:
     if not fence.has_unrecorded(context.observed, context.now):
         return None
     message = "workers on lost nodes are recorded in status.unfenced before the next gang is made"
-    return _ready_but(context, State.RECORDING_UNFENCED, Reason("Restarting", message))
+    return _decide_ready(context, State.RECORDING_UNFENCED, Reason("Restarting", message))
 
 
 def create_gang(context: Context) -> Decision:
@@ -198,15 +198,15 @@ def create_gang(context: Context) -> Decision:
     )
     blocked = _refused(context, applies)
     if blocked is not None:
-        return _ready_but(context, *blocked)
-    decision = _ready_but(context, State.READY, _why_created(context, spec, attempt, avoided))
-    hurried = cleanup.end_survivors(observed.job, observed.gang)
-    deletes = (*hurried, *cleanup.delete_oldest_jobs(observed.gang))
+        return _decide_ready(context, *blocked)
+    decision = _decide_ready(context, State.READY, _why_created(context, spec, attempt, avoided))
+    survivors = cleanup.end_survivors(observed.job, observed.gang)
+    deletes = (*survivors, *cleanup.delete_oldest_jobs(observed.gang))
     if upcoming.resize is not None:
-        # Only a gang that was never whole has nothing to save.
-        hurried = hurried if upcoming.resize.reason == gang.SHRINKING else ()
-        resized = delete_job(observed.gang.current_job)
-        deletes = (*hurried, resized, *cleanup.delete_oldest_jobs(observed.gang))
+        # Only a gang that never ran completely has no checkpoint to save.
+        survivors = survivors if upcoming.resize.reason == gang.SHRINKING else ()
+        current = delete_job(observed.gang.current_job)
+        deletes = (*survivors, current, *cleanup.delete_oldest_jobs(observed.gang))
     return replace(
         decision,
         attempt=attempt,
@@ -249,7 +249,7 @@ def _cause(upcoming: NextAttempt) -> Cause | None:
 
 
 def _network(context: Context, spec: ResolvedSpec) -> tuple[Apply, ...]:
-    """The Service and the NetworkPolicy of a gang, as far as they are missing."""
+    """Return the Service, if it is missing, and the NetworkPolicy of a gang."""
     observed, applies = context.observed, []
     if network.needs_service(spec) and observed.gang.service is None:
         applies.append(network.service(observed.job))
@@ -259,19 +259,19 @@ def _network(context: Context, spec: ResolvedSpec) -> tuple[Apply, ...]:
 
 
 def _refused(context: Context, applies: tuple[Apply, ...]) -> tuple[State, Reason] | None:
-    """Why nothing is made: a name is held by others, or the API server refused an object.
+    """Return why no object is created: a name is taken, or the API server refused one of them.
 
-    The controller knows when it is to be tried again.
+    The controller decides when to retry.
     """
     for apply in applies:
-        why = refusals.refusal_of(context.observed, apply)
+        why = refusals.find_refusal(context.observed.refused, apply)
         if why is not None:
             return State.NAME_TAKEN if why.reason == "NameConflict" else State.REJECTED, why
     return None
 
 
-def _ready_but(context: Context, state: State, why: Reason, *ready: ConditionUpdate) -> Decision:
-    """A decision where nothing but what `why` says is missing."""
+def _decide_ready(context: Context, state: State, why: Reason, *ready: ConditionUpdate) -> Decision:
+    """Return a decision where dependencies and workspace are ready."""
     met = dependencies.why_met(context.observed)
     return _with_workspace(
         context,
@@ -285,7 +285,7 @@ def _ready_but(context: Context, state: State, why: Reason, *ready: ConditionUpd
 def _with_workspace(
     context: Context, state: State, why: Reason, *ready: ConditionUpdate
 ) -> Decision:
-    """A decision where the workspace is ready."""
+    """Return a decision where the workspace is ready."""
     preparation = context.preparation
     workspace = ConditionUpdate("WorkspaceReady", "True", preparation.step.why)
     return _decide(
@@ -309,10 +309,10 @@ def _decide(
     commit: str = "",
     writes: Writes = NO_WRITES,
 ) -> Decision:
-    """A decision on the next attempt. A gang that is to be resized goes on meanwhile."""
+    """Return a decision on the next attempt. A gang that is to be resized keeps running."""
     upcoming = context.next_attempt
     if upcoming.resize is not None and state is not State.READY:
-        return _not_resized(context, why, writes)
+        return _delay_resize(context, why, writes)
     return Decision(
         state=state,
         why=why,
@@ -325,12 +325,12 @@ def _decide(
     )
 
 
-def _not_resized(context: Context, why: Reason, writes: Writes) -> Decision:
-    """The decision on the gang that lives, with what its resize waits for."""
-    decision = living_gang(context)
+def _delay_resize(context: Context, why: Reason, writes: Writes) -> Decision:
+    """Return the decision on the running gang, with what its resize waits for."""
+    decision = keep_running(context)
     nodes = context.next_attempt.nodes
     message = f"{decision.why.message}; no resize to {nodes} nodes yet: {why.message}"
-    return with_newer_code(
+    return add_reload(
         context,
         replace(
             decision,

@@ -28,10 +28,10 @@ from torchrun_controller.reconcile.workspace import (
 QUEUE_FOUND = ConditionUpdate("QueueReady", "True", Reason("QueueFound", "the queue is there"))
 
 
-def present_gang(
+def decide_on_gang(
     context: Context, state: State, why: Reason, writes: Writes = NO_WRITES
 ) -> Decision:
-    """A decision on the gang of the present attempt, or after it, with what is known to hold."""
+    """Return a decision on the present gang, or on a gang that has ended, with its conditions."""
     observed = context.observed
     ready = [QUEUE_FOUND] if observed.queue is not None else []
     if context.gang is None:
@@ -43,7 +43,7 @@ def present_gang(
             history=context.history,
             writes=writes,
         )
-    spec = _spec_of_unknown_gang(observed)
+    spec = _spec_of_unrecorded_gang(observed)
     revision = reload.find_running_revision(observed.job, observed.gang)
     workspace = preparation.describe_workspace(observed.job, observed.workspace, spec)
     met = dependencies.why_gang(observed)
@@ -65,30 +65,30 @@ def present_gang(
 
 def gang_succeeded(context: Context) -> Decision | None:
     """End the job as succeeded. Success takes precedence over everything else."""
-    found = context.gang
-    if found is None or found.state is not State.GANG_SUCCEEDED:
+    gang_state = context.gang
+    if gang_state is None or gang_state.state is not State.GANG_SUCCEEDED:
         return None
-    return present_gang(context, found.state, found.why)
+    return decide_on_gang(context, gang_state.state, gang_state.why)
 
 
 def gang_deleted(context: Context) -> Decision | None:
     """Fail a job whose gang was deleted, suspended or not, if no other attempt is allowed."""
-    return _failed(context) if context.gang is None else None
+    return _fail(context) if context.gang is None else None
 
 
 def gang_failed(context: Context) -> Decision | None:
     """Fail the job if the failure policy does not allow another attempt."""
-    return _failed(context)
+    return _fail(context)
 
 
-def _failed(context: Context) -> Decision | None:
+def _fail(context: Context) -> Decision | None:
     end = context.end
     if end is None or end.action is not FailureAction.FAIL:
         return None
     because = describe_limit(context.reliability, context.history.counts)
     why = Reason(end.why.reason, end.why.message + because)
     writes = Writes(deletes=context.survivors)
-    return replace(present_gang(context, State.GANG_FAILED, why, writes), history=end.history)
+    return replace(decide_on_gang(context, State.GANG_FAILED, why, writes), history=end.history)
 
 
 def backing_off(context: Context) -> Decision | None:
@@ -97,7 +97,9 @@ def backing_off(context: Context) -> Decision | None:
     if end is None or wait is None:
         return None
     writes = Writes(deletes=context.survivors, requeue_after=wait.seconds_left)
-    return replace(present_gang(context, State.BACKING_OFF, wait.why, writes), history=end.history)
+    return replace(
+        decide_on_gang(context, State.BACKING_OFF, wait.why, writes), history=end.history
+    )
 
 
 def gang_exists(context: Context) -> Decision | None:
@@ -105,14 +107,14 @@ def gang_exists(context: Context) -> Decision | None:
     if context.gang is None or context.end is not None or context.outlook.nodes is not None:
         return None
     outlook = context.outlook
-    decision = living_gang(context)
+    decision = keep_running(context)
     if decision.why.reason == "WorkersStarting":
         # The scheduler has not decided yet: each gang starts like that.
         outlook = replace(outlook, condition=None)
     if outlook.condition is not None and outlook.condition.status == "False":
         decision = replace(decision, why=_with_capacity(decision, outlook.condition.why))
     applies, condition = elastic.build_probes(context.observed, outlook, context.defaults)
-    return with_newer_code(
+    return add_reload(
         context,
         replace(
             decision,
@@ -123,48 +125,48 @@ def gang_exists(context: Context) -> Decision | None:
     )
 
 
-def living_gang(context: Context) -> Decision:
-    """What a gang that lives needs: its claims and its Service, and what its launchers are told."""
-    observed, now, found = context.observed, context.now, context.gang
-    assert found is not None
+def keep_running(context: Context) -> Decision:
+    """Return the decision on a running gang: its PVC, its Service, its launcher instructions."""
+    observed, now, gang_state = context.observed, context.now, context.gang
+    assert gang_state is not None
     missing = _missing_checkpoints(observed)
     writes = Writes(
         applies=(*missing, *_missing_service(observed), *gate.instruct_launchers(observed, now)),
         deletes=cleanup.end_stale_pods(observed.job, observed.gang),
     )
-    decision = present_gang(
+    decision = decide_on_gang(
         context,
-        found.state,
-        found.why,
-        writes.and_also(requeue_after=found.seconds_left).and_also(
+        gang_state.state,
+        gang_state.why,
+        writes.and_also(requeue_after=gang_state.seconds_left).and_also(
             requeue_after=gate.next_repeat(observed.gang, now)
         ),
     )
-    accepted = refusals.accepted(observed, missing)
-    trouble = claims.check_mounted(
+    accepted = refusals.accepted_applies(observed.refused, missing)
+    problem = claims.check_mounted(
         delivery.mounted_claims(observed.job, observed.workspace), accepted
     )
-    if trouble is None:
+    if problem is None:
         return decision
-    storage = ConditionUpdate("StorageReady", "False", trouble)
+    storage = ConditionUpdate("StorageReady", "False", problem)
     return replace(decision, conditions=(*decision.conditions, storage))
 
 
-def with_newer_code(context: Context, decision: Decision) -> Decision:
-    """Go on with the sync pod beside a gang, unless the gang is suspended."""
+def add_reload(context: Context, decision: Decision) -> Decision:
+    """Add the next step of the sync pod beside a gang, unless the gang is suspended."""
     if decision.state not in (State.GANG_RUNNING, State.GANG_STARTING):
         return decision
     observed = context.observed
     step = reload.plan_reload(observed, context.now, context.defaults)
     if step is None:
         return decision
-    older = reload.check_up_to_date(observed.job, observed.gang, observed.workspace, step)
+    outdated = reload.check_up_to_date(observed.job, observed.gang, observed.workspace, step)
     return replace(
         decision,
-        conditions=(*decision.conditions, *((older,) if older is not None else ())),
-        # A resize that waits for the workspace has asked for the same pod.
+        conditions=(*decision.conditions, *((outdated,) if outdated is not None else ())),
+        # A resize that waits for the workspace creates the same pod.
         writes=decision.writes.and_also(
-            applies=refusals.all_or_refused(observed, step.applies),
+            applies=refusals.all_or_refused(observed.refused, step.applies),
             deletes=step.deletes,
             requeue_after=step.requeue_after,
         ),
@@ -172,14 +174,14 @@ def with_newer_code(context: Context, decision: Decision) -> Decision:
 
 
 def _with_capacity(decision: Decision, capacity: Reason) -> Reason:
-    """A gang that runs has nothing more important to say; one that waits says both."""
+    """Return the capacity as the reason of a running gang; a waiting gang reports both."""
     if decision.state is State.GANG_RUNNING:
         return capacity
     return Reason(decision.why.reason, f"{decision.why.message}; {capacity.message}")
 
 
-def _spec_of_unknown_gang(observed: Observed) -> ResolvedSpec | None:
-    """Where the status does not know the size yet: the gang is older than any status."""
+def _spec_of_unrecorded_gang(observed: Observed) -> ResolvedSpec | None:
+    """Return the spec of a gang that is older than any status; None if its size is recorded."""
     if observed.job.status.gpus is not None or observed.queue is None:
         return None
     try:
@@ -189,7 +191,7 @@ def _spec_of_unknown_gang(observed: Observed) -> ResolvedSpec | None:
 
 
 def _missing_checkpoints(observed: Observed) -> tuple[Apply, ...]:
-    """The claim for checkpoints beside a gang that lives: its pods may not have mounted it yet."""
+    """Return the missing PVC for checkpoints of a running gang; its pods may not mount it yet."""
     if observed.queue is None:
         return ()
     try:
@@ -200,18 +202,18 @@ def _missing_checkpoints(observed: Observed) -> tuple[Apply, ...]:
 
 
 def missing_checkpoints(observed: Observed, spec: ResolvedSpec) -> tuple[Apply, ...]:
-    """The claim for checkpoints, where the job has one of its own and it is not there."""
-    wanted = spec.checkpoints
+    """Return the PVC for checkpoints, if the job has one of its own that does not exist."""
+    source = spec.checkpoints
     if (
-        wanted is None
-        or wanted.existing
-        or claims.find_claim(observed.workspace.claims, wanted.name) is not None
+        source is None
+        or source.existing
+        or claims.find_claim(observed.workspace.claims, source.name) is not None
     ):
         return ()
-    return (volumes.claim(observed.job, wanted, names.CHECKPOINTS),)
+    return (volumes.claim(observed.job, source, names.CHECKPOINTS),)
 
 
 def _missing_service(observed: Observed) -> tuple[Apply, ...]:
-    """The Service of a gang that lives, where somebody has deleted it."""
+    """Return the Service of a running gang, if it was deleted."""
     several = head_and_workers.nodes_of(observed.gang.current_job) > 1
     return (network.service(observed.job),) if several and observed.gang.service is None else ()

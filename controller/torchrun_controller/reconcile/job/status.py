@@ -1,4 +1,4 @@
-"""The status of a job: phase, conditions, counts and the line for the Reason column."""
+"""The status of a job: phase, conditions, counts, and the message of the Reason column."""
 
 from datetime import datetime
 
@@ -15,7 +15,7 @@ from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.failures import find_root_cause, precedence
 from torchrun_controller.reconcile.job import dependencies, progress, refusals
 from torchrun_controller.reconcile.model.conditions import ADMITTED, ConditionUpdate, Reason, update
-from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
 from torchrun_controller.reconcile.model.phases import Row, State
 from torchrun_controller.reconcile.model.plan import Event
 from torchrun_controller.reconcile.model.times import seconds_run, sync_start
@@ -28,13 +28,13 @@ from torchrun_controller.reconcile.pods.lifecycle import (
     count_workers,
 )
 from torchrun_controller.reconcile.spec.admission_status import REQUESTED
-from torchrun_controller.reconcile.spec.reliability import lent_by
+from torchrun_controller.reconcile.spec.reliability import queue_policy
 from torchrun_controller.reconcile.workspace import claims as job_claims
 from torchrun_controller.reconcile.workspace import delivery, reload
 
 KEPT_ATTEMPTS = 5
-MOST_NODES = 1024  # an affinity with more names would not help the scheduler
-# Conditions that are there only while there is something to warn of, or to ask for.
+MOST_NODES = 1024  # more names in an affinity would not help the scheduler
+# Conditions that exist only while there is something to warn of or to request.
 WARNINGS = frozenset(
     {
         *("NotYetSupported", "StorageShared", "StorageReady", "FullSize"),
@@ -43,7 +43,7 @@ WARNINGS = frozenset(
 )
 ALREADY_FINISHED = Reason("AlreadyFinished", "spec.suspend came after the end and changes nothing")
 
-# Findings, and reasons of a waiting gang, that somebody has to do something about.
+# States, and reasons of a waiting gang, that need an action of a user or an administrator.
 TROUBLE = frozenset(
     {
         State.GANG_FAILED,
@@ -78,7 +78,7 @@ TROUBLE_REASONS = frozenset(
 
 
 def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> TorchrunJobStatus:
-    """The status that tells what was decided."""
+    """Return the status that explains the decision."""
     job, present = observed.job, observed.job.status
     phase = row.phase or present.phase
     nodes, workers = _workers(observed, decision)
@@ -88,7 +88,7 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
     counts = decision.history.counts
     succeeded = gang.find_completed_job(observed.gang)
     if decision.state is State.GANG_SUCCEEDED and succeeded is not None:
-        # Another end may have been recorded of the gang before it was known to succeed.
+        # Another end of the gang may have been recorded before its success was observed.
         number = attempt_of(succeeded)
         counts = counts.without(a for a in attempts if a.number >= number)
         attempts = tuple(a for a in attempts if a.number < number)
@@ -130,22 +130,24 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
         avoided_nodes=avoid.nodes_to_avoid(attempts),
         checkpoint_nodes=local.nodes_with_checkpoints(job, observed.gang)[:MOST_NODES],
         last_failure=decision.history.failure or present.last_failure,
-        progress=progress.shown(observed, now, ended=ended),
+        progress=progress.choose_progress(
+            present.progress, observed.gang.progress, now, ended=ended
+        ),
         dependencies_met=dependencies.met(observed),
     )
 
 
 def _queue_policy(observed: Observed, decision: Decision, *, ended: bool) -> QueuePolicy | None:
-    """What the queue lends, from the first gang on, or from the end of a job that had none."""
-    known = observed.job.status.queue_policy
+    """Return the policy of the queue, recorded with the first gang, or at the end of the job."""
+    recorded = observed.job.status.queue_policy
     started = decision.state is State.READY or bool(observed.gang.child_jobs)
-    if known is None and (ended or (started and observed.queue is not None)):
-        return lent_by(observed.queue)
-    return known
+    if recorded is None and (ended or (started and observed.queue is not None)):
+        return queue_policy(observed.queue)
+    return recorded
 
 
 def _workers(observed: Observed, decision: Decision) -> tuple[int | None, WorkersStatus | None]:
-    """Nodes of the gang, or of the one to come, and its workers; the next one's if it is made."""
+    """Return nodes and worker counts: of the gang that is created now, else of the present one."""
     present = observed.job.status
     if decision.state is State.READY:
         assert decision.spec is not None
@@ -156,35 +158,34 @@ def _workers(observed: Observed, decision: Decision) -> tuple[int | None, Worker
         nodes = head_and_workers.nodes_of(child)
         if decision.state is State.GANG_SUCCEEDED:
             if head_and_workers.has_head(child):
-                return nodes, _beside_head(observed)
-            # The Job's word: what is known of its pods may be older, and is not told any more.
+                return nodes, _count_beside_head(observed.gang)
+            # The Job decides: the cache of its pods may be older.
             return nodes, WorkersStatus(succeeded=nodes)
         return nodes, count_workers(observed.gang.workers, nodes)
-    # Counts of zero remember that there was a gang: the next one has another number.
+    # Counts of zero record that there was a gang: the next attempt has another number.
     idle = None if present.workers is None else WorkersStatus()
     return (decision.spec.size.nodes if decision.spec else present.num_nodes), idle
 
 
-def _beside_head(observed: Observed) -> WorkersStatus:
-    """Once the head has succeeded; a worker that is gone by then is not waited for.
+def _count_beside_head(gang: ObservedGang) -> WorkersStatus:
+    """Count the workers of a head that has succeeded; nothing waits for missing ones.
 
-    One that was ended with the head counts while it runs: neither its end nor how long it is seen
-    after that says anything.
+    A worker that was deleted together with the head counts as running until its pod terminates.
     """
-    told = (p for p in observed.gang.workers if alive(p) or not p.metadata.terminating)
-    return count_workers(tuple(told), 0)
+    pods = tuple(p for p in gang.workers if alive(p) or not p.metadata.terminating)
+    return count_workers(pods, 0)
 
 
 def _attempts(known: tuple[Attempt, ...], ended: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
-    """The last gangs that ended, each as it was first recorded."""
+    """Return the last attempts that ended, each as it was first recorded."""
     by_number = {attempt.number: attempt for attempt in (*ended, *known)}
     return tuple(by_number[number] for number in sorted(by_number))[-KEPT_ATTEMPTS:]
 
 
-def own(status: TorchrunJobStatus) -> TorchrunJobStatus:
-    """The part of a status that is reconcile's to write: not what admission says of the job.
+def own_part(status: TorchrunJobStatus) -> TorchrunJobStatus:
+    """Return the part of a status that reconcile writes, without that of admission.
 
-    Its conditions are ordered by type: the API server keeps no order of a map list.
+    Conditions are ordered by type: the API server keeps no order of a map list.
     """
     conditions = (c for c in status.conditions if c.type != ADMITTED)
     return replace(
@@ -199,55 +200,57 @@ def _by_type(conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
 def _conditions(
     observed: Observed, decision: Decision, row: Row, nodes: int
 ) -> list[ConditionUpdate]:
-    """What is claimed now, over what was claimed before and is not contradicted."""
-    claims = {
+    """Return the conditions of the decision over the present ones."""
+    updates = {
         c.type: ConditionUpdate(c.type, c.status, Reason(c.reason, c.message))
         for c in observed.job.status.conditions
         if c.type not in WARNINGS and c.type != ADMITTED
     }
-    claims.update((update.type, update) for update in decision.conditions)
-    made = decision.state is State.READY
-    if observed.gang.child_jobs or made:
+    updates.update((update.type, update) for update in decision.conditions)
+    created = decision.state is State.READY
+    if observed.gang.child_jobs or created:
         placed = _placed(observed, decision, nodes)
         why = _why_placed(decision, placed, nodes)
-        _claim(claims, "Scheduled", holds=placed == nodes, why=why)
+        _set_condition(updates, "Scheduled", holds=placed == nodes, why=why)
     if row.phase in TERMINAL or row.phase == "Suspended":
-        _claim(claims, "Running", holds=False, why=Reason("NotRunning", "no worker runs"))
-    if "Suspended" in claims and row.condition != "Suspended":
-        _claim(
-            claims, "Suspended", holds=False, why=Reason("NotSuspended", "spec.suspend is false")
+        _set_condition(updates, "Running", holds=False, why=Reason("NotRunning", "no worker runs"))
+    if "Suspended" in updates and row.condition != "Suspended":
+        _set_condition(
+            updates, "Suspended", holds=False, why=Reason("NotSuspended", "spec.suspend is false")
         )
-    claims[row.condition] = ConditionUpdate(row.condition, row.status, decision.why)
-    refused = refusals.condition(observed, decision.writes.applies)
+    updates[row.condition] = ConditionUpdate(row.condition, row.status, decision.why)
+    refused = refusals.build_condition(observed.refused, decision.writes.applies)
     if refused is not None:
-        claims[refused.type] = refused
+        updates[refused.type] = refused
     unshared = job_claims.check_access_modes(
         delivery.mounted_claims(observed.job, observed.workspace), nodes
     )
     if unshared is not None:
-        _claim(claims, "StorageShared", holds=False, why=unshared)
+        _set_condition(updates, "StorageShared", holds=False, why=unshared)
     template = observed.queue.spec if observed.queue else TorchrunQueueSpec()
     fields = not_yet_supported(observed.job.spec, template)
     if fields:
         message = "accepted, but not acted on: " + "; ".join(fields)
-        _claim(claims, "NotYetSupported", holds=True, why=Reason("FieldsNotHonoured", message))
-    return list(claims.values())
+        _set_condition(
+            updates, "NotYetSupported", holds=True, why=Reason("FieldsNotHonoured", message)
+        )
+    return list(updates.values())
 
 
 def _placed(observed: Observed, decision: Decision, nodes: int) -> int:
-    """Workers with a node."""
+    """Return the number of workers that have a node."""
     match decision.state:
         case State.READY | State.BACKING_OFF:
             return 0
         case State.GANG_SUCCEEDED:
-            return nodes  # whatever the cache of pods, which may lag behind that of Jobs
+            return nodes  # the cache of pods may lag behind that of Jobs
         case _:
             return count_scheduled(observed.gang.workers)
 
 
 def _why_placed(decision: Decision, placed: int, nodes: int) -> Reason:
-    """How many workers have a node, and what keeps the others from one where that is known."""
-    if decision.state is State.BACKING_OFF:  # the gang is over: its pods wait for nothing
+    """Return how many workers have a node, and why the others have none, if known."""
+    if decision.state is State.BACKING_OFF:  # the gang has ended: its pods need no node
         return decision.why
     if placed == nodes:
         return Reason("WorkersScheduled", f"{placed} of {nodes} workers have a node")
@@ -256,57 +259,62 @@ def _why_placed(decision: Decision, placed: int, nodes: int) -> Reason:
     return Reason("WorkersWaiting", f"{placed} of {nodes} workers have a node")
 
 
-def _claim(claims: dict[str, ConditionUpdate], kind: str, *, holds: bool, why: Reason) -> None:
-    claims[kind] = ConditionUpdate(kind, "True" if holds else "False", why)
+def _set_condition(
+    updates: dict[str, ConditionUpdate], kind: str, *, holds: bool, why: Reason
+) -> None:
+    updates[kind] = ConditionUpdate(kind, "True" if holds else "False", why)
 
 
-def after_the_end(observed: Observed, now: datetime) -> TorchrunJobStatus:
-    """What is still told of a job that is over: a better root cause, a pause that is too late."""
-    refined = _recounted(_refined(observed), observed)
+def compose_finished(observed: Observed, now: datetime) -> TorchrunJobStatus:
+    """Return the status of a finished job: with a better root cause, or a late suspension."""
+    refined = _recount_workers(_refine_failure(observed), observed.gang)
     late = (
         ConditionUpdate("Suspended", "False", ALREADY_FINISHED)
         if observed.job.spec.suspend
         else None
     )
-    claims = [claim for claim in (late, refusals.condition(observed, ())) if claim is not None]
-    claimed = {refusals.CONDITION, *(claim.type for claim in claims)}
+    refused = refusals.build_condition(observed.refused, ())
+    updates = [condition for condition in (late, refused) if condition is not None]
+    replaced = {refusals.CONDITION, *(condition.type for condition in updates)}
     conditions = [
         *(
             c
             for c in refined.conditions
-            if c.type not in claimed and c.reason != ALREADY_FINISHED.reason
+            if c.type not in replaced and c.reason != ALREADY_FINISHED.reason
         ),
-        *update(refined.conditions, claims, observed.job.metadata.generation, now),
+        *update(refined.conditions, updates, observed.job.metadata.generation, now),
     ]
-    return own(replace(refined, conditions=tuple(conditions)))
+    return own_part(replace(refined, conditions=tuple(conditions)))
 
 
-def _recounted(present: TorchrunJobStatus, observed: Observed) -> TorchrunJobStatus:
-    """Workers may end later than the head that they go with."""
-    known, gangs = present.workers, observed.gang.child_jobs
-    over = present.phase != "Succeeded" or known is None or not known.running
-    if over or not gangs or not head_and_workers.has_head(gangs[-1]):
+def _recount_workers(present: TorchrunJobStatus, gang: ObservedGang) -> TorchrunJobStatus:
+    """Return the status with the workers that still run after their head has succeeded."""
+    counts, gangs = present.workers, gang.child_jobs
+    settled = present.phase != "Succeeded" or counts is None or not counts.running
+    if settled or not gangs or not head_and_workers.has_head(gangs[-1]):
         return present
-    workers = _beside_head(observed)
-    told = f"{workers.ready}/{head_and_workers.nodes_of(gangs[-1])} ready"
-    return replace(present, workers=workers, workers_status=told)
+    workers = _count_beside_head(gang)
+    summary = f"{workers.ready}/{head_and_workers.nodes_of(gangs[-1])} ready"
+    return replace(present, workers=workers, workers_status=summary)
 
 
-def _refined(observed: Observed) -> TorchrunJobStatus:
-    """A failed job learns a better root cause from pods that end after the first one did."""
+def _refine_failure(observed: Observed) -> TorchrunJobStatus:
+    """Return the status with a better root cause, if a pod that ended later shows one."""
     present = observed.job.status
-    found = find_root_cause(observed.gang.workers) if present.phase == "Failed" else None
-    known = present.last_failure
-    if found is None or (known is not None and precedence(known) <= precedence(found.details)):
+    failure = find_root_cause(observed.gang.workers) if present.phase == "Failed" else None
+    recorded = present.last_failure
+    if failure is None:
         return present
-    why = gang.failure_reason(found.details)
+    if recorded is not None and precedence(recorded) <= precedence(failure.details):
+        return present
+    why = gang.failure_reason(failure.details)
     conditions = tuple(
         replace(c, reason=why.reason, message=why.message) if c.type == "Failed" else c
         for c in present.conditions
     )
     return replace(
         present,
-        last_failure=found.details,
+        last_failure=failure.details,
         reason=why.reason,
         message=why.message,
         conditions=conditions,
@@ -316,28 +324,28 @@ def _refined(observed: Observed) -> TorchrunJobStatus:
 def events(
     before: TorchrunJobStatus, composed: TorchrunJobStatus, decision: Decision, row: Row
 ) -> tuple[Event, ...]:
-    """One event at each change of phase or reason, and one where a warning is new or another.
+    """Return one event for each change of phase or reason, and one for each new warning.
 
-    Counts within a message may change with every look of the scheduler: they make no event.
+    A change of the message alone has no event: counts in it change with each scheduling attempt.
     """
-    return (*_change(before, decision, row), *_new_warnings(before, composed))
+    return (*_change_events(before, decision, row), *_warning_events(before, composed))
 
 
-def _new_warnings(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> list[Event]:
-    told = {"StorageShared", "StorageReady", names.UP_TO_DATE, refusals.CONDITION}
-    known = {(condition.type, condition.reason) for condition in before.conditions}
+def _warning_events(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> list[Event]:
+    kinds = {"StorageShared", "StorageReady", names.UP_TO_DATE, refusals.CONDITION}
+    old = {(condition.type, condition.reason) for condition in before.conditions}
     return [
         Event("Warning", condition.reason, condition.message)
         for condition in composed.conditions
-        if condition.type in told and condition.status == "False"
-        if (condition.type, condition.reason) not in known
+        if condition.type in kinds and condition.status == "False"
+        if (condition.type, condition.reason) not in old
     ]
 
 
-def _change(before: TorchrunJobStatus, decision: Decision, row: Row) -> list[Event]:
+def _change_events(before: TorchrunJobStatus, decision: Decision, row: Row) -> list[Event]:
     why, state = decision.why, decision.state
     if before.phase == row.phase and before.reason == why.reason:
         return []
     trouble = state in TROUBLE or why.reason in TROUBLE_REASONS
-    changed = Event("Warning" if trouble else "Normal", why.reason, why.message)
-    return [changed] if decision.warning is None else [changed, decision.warning]
+    event = Event("Warning" if trouble else "Normal", why.reason, why.message)
+    return [event] if decision.warning is None else [event, decision.warning]

@@ -61,7 +61,7 @@ class Step(Struct, frozen=True):
 
 
 STEPS: tuple[Step, ...] = (
-    # What ends a job comes first, whatever else is true.
+    # What ends a job comes first.
     Step(gang_succeeded, ("Succeeded",)),
     Step(deadline_exceeded, ("TimedOut",)),
     Step(gang_deleted, ("Failed",)),
@@ -112,7 +112,7 @@ def first_decision(context: Context) -> Decision:
 
 
 def plan(context: Context, decision: Decision, present: TorchrunJobStatus) -> Plan:
-    """The writes of a decision, without those that the API server refuses, and the next look.
+    """Return the writes of a decision, without refused ones, and when to reconcile again.
 
     `present` is the status as the API has it, with times that may be ahead of `context.now`.
     """
@@ -126,10 +126,10 @@ def plan(context: Context, decision: Decision, present: TorchrunJobStatus) -> Pl
         *cleanup.delete_headless_jobs(observed.gang),
     )
     return Plan(
-        applies=refusals.accepted(observed, writes.applies),
-        deletes=refusals.accepted_deletes(observed, deletes),
+        applies=refusals.accepted_applies(observed.refused, writes.applies),
+        deletes=refusals.accepted_deletes(observed.refused, deletes),
         status_before_deletes=writes.status_before_deletes,
-        status=None if composed == status.own(present) else composed,
+        status=None if composed == status.own_part(present) else composed,
         events=status.events(present, composed, decision, ROWS[decision.state]),
         requeue_after=soonest(
             writes.requeue_after,
@@ -138,13 +138,13 @@ def plan(context: Context, decision: Decision, present: TorchrunJobStatus) -> Pl
             sync_left(composed, reliability.sync_timeout, now),
             deadline_left(composed, reliability.deadline, now),
             _time_to_live(composed, reliability),
-            progress.left(observed, composed.progress, now),
+            progress.next_report(composed.progress, observed.gang.progress, now),
         ),
     )
 
 
 def plan_finished(observed: Observed, now: datetime) -> Plan:
-    """End what still runs of a job that is over, and delete the job after its time to live."""
+    """Delete what a finished job leaves running, and the job after its time to live."""
     reliability = resolve_reliability(observed.job, observed.queue)
     deletes, left = clean_up(observed, reliability, now)
     deletes += (
@@ -152,10 +152,10 @@ def plan_finished(observed: Observed, now: datetime) -> Plan:
         *groups.delete_unused(observed.job, observed.gang, ()),
     )
     deletes += cleanup.delete_headless_jobs(observed.gang)
-    composed = status.after_the_end(observed, now)
+    composed = status.compose_finished(observed, now)
     return Plan(
-        deletes=refusals.accepted_deletes(observed, deletes),
-        status=None if composed == status.own(observed.job.status) else composed,
+        deletes=refusals.accepted_deletes(observed.refused, deletes),
+        status=None if composed == status.own_part(observed.job.status) else composed,
         requeue_after=left,
     )
 

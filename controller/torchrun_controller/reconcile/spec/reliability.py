@@ -1,4 +1,4 @@
-"""The job's word on failures and ends, over its queue's, over the defaults."""
+"""The reliability settings of a job, over those of its queue, over the defaults."""
 
 from datetime import timedelta
 from typing import TypeVar
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class ResolvedReliability(Struct, frozen=True, kw_only=True):
-    """What the job allows; None: without end."""
+    """The merged settings; None is unlimited."""
 
     max_restarts: int = DEFAULT_MAX_RESTARTS
     never_restart: bool = False
@@ -33,49 +33,49 @@ class ResolvedReliability(Struct, frozen=True, kw_only=True):
 
 
 def resolve_reliability(job: TorchrunJob, queue: TorchrunQueue | None) -> ResolvedReliability:
-    """Merge field by field: the job's word, then the queue's, then the defaults.
+    """Merge field by field: the job's value, then the queue's, then the default.
 
-    The queue's is what it said when the job started, see `lent_by`; before that, what it says now.
-    Grace period and hang timeout are part of the pods, and each gang takes those of its creation.
-    A permission to restart beside lost nodes is a way out, and holds at once.
+    The queue's values are those from the start of the job, see `queue_policy`; before the start,
+    the present ones. Grace period and hang timeout are part of the pods: each gang has those of its
+    creation. allowUnfencedRestart applies at once, since it is a way out for the user.
     """
-    mine = job.spec.reliability
-    lent = job.status.queue_policy
-    lent = lent_by(queue) if lent is None else lent
+    own = job.spec.reliability
+    policy = job.status.queue_policy
+    policy = queue_policy(queue) if policy is None else policy
     base = queue.spec.reliability if queue is not None else Reliability()
 
     deadline, set_by = _deadline(
-        _pick(mine.active_deadline_seconds, lent.active_deadline_seconds, -1),
-        lent.max_run_seconds,
+        _pick(own.active_deadline_seconds, policy.active_deadline_seconds, -1),
+        policy.max_run_seconds,
     )
     return ResolvedReliability(
-        max_restarts=_pick(mine.max_restarts, lent.max_restarts, DEFAULT_MAX_RESTARTS),
-        never_restart=_pick(mine.restart_policy, lent.restart_policy, "OnFailure") == "Never",
-        rules=_pick(mine.rules, lent.rules, ()),
+        max_restarts=_pick(own.max_restarts, policy.max_restarts, DEFAULT_MAX_RESTARTS),
+        never_restart=_pick(own.restart_policy, policy.restart_policy, "OnFailure") == "Never",
+        rules=_pick(own.rules, policy.rules, ()),
         time_to_live=_seconds(
-            _pick(mine.ttl_seconds_after_finished, lent.ttl_seconds_after_finished, -1)
+            _pick(own.ttl_seconds_after_finished, policy.ttl_seconds_after_finished, -1)
         ),
         deadline=deadline,
         deadline_set_by=set_by,
-        sync_timeout=_seconds(_pick(mine.sync_timeout_seconds, lent.sync_timeout_seconds, -1)),
+        sync_timeout=_seconds(_pick(own.sync_timeout_seconds, policy.sync_timeout_seconds, -1)),
         allow_unfenced_restart=_pick(
-            mine.allow_unfenced_restart, base.allow_unfenced_restart, False
+            own.allow_unfenced_restart, base.allow_unfenced_restart, False
         ),
         grace_seconds=_pick(
-            _longer(mine.termination_grace_period_seconds, pod_template.grace_of_job(job)),
+            _longer(own.termination_grace_period_seconds, pod_template.grace_of_job(job)),
             _longer(
                 base.termination_grace_period_seconds,
                 pod_template.grace_of(queue.spec.pod_template) if queue is not None else None,
             ),
             DEFAULT_GRACE_SECONDS,
         ),
-        max_nodes=lent.max_nodes_per_job,
-        hang_seconds=_pick(mine.hang_timeout_seconds, base.hang_timeout_seconds, None),
+        max_nodes=policy.max_nodes_per_job,
+        hang_seconds=_pick(own.hang_timeout_seconds, base.hang_timeout_seconds, None),
     )
 
 
-def lent_by(queue: TorchrunQueue | None) -> QueuePolicy:
-    """What decides over the ends and the repetition of a job, to be kept once it has started."""
+def queue_policy(queue: TorchrunQueue | None) -> QueuePolicy:
+    """Return the settings on ends and restarts, which stay fixed once a job has started."""
     if queue is None:
         return QueuePolicy()
     reliability, limits = queue.spec.reliability, queue.spec.limits
@@ -91,8 +91,8 @@ def lent_by(queue: TorchrunQueue | None) -> QueuePolicy:
     )
 
 
-def unreachable(rules: tuple[FailureRule, ...]) -> int | None:
-    """Index of the first rule that can never match, because earlier ones take all that it names."""
+def find_unreachable(rules: tuple[FailureRule, ...]) -> int | None:
+    """Return the index of the first rule that can never match because of earlier ones."""
     codes: set[int] = set()
     signals: set[int] = set()
     conditions: set[str] = set()
@@ -110,21 +110,21 @@ def unreachable(rules: tuple[FailureRule, ...]) -> int | None:
     return None
 
 
-def _pick(own: T | None, queues: T | None, default: T) -> T:
-    chosen = own if own is not None else queues
-    return default if chosen is None else chosen
+def _pick(own: T | None, base: T | None, default: T) -> T:
+    value = own if own is not None else base
+    return default if value is None else value
 
 
 def _longer(one: int | None, other: int | None) -> int | None:
-    """Of two grace periods of one object: a checkpoint that is cut off is lost."""
+    """Return the longer grace period of one object: a checkpoint that is cut off is lost."""
     return max((seconds for seconds in (one, other) if seconds is not None), default=None)
 
 
-def _deadline(asked: int, most: int | None) -> tuple[timedelta | None, str]:
-    """The least of what is asked for and what the queue's administrator allows, and whose it is."""
-    if most is not None and not 0 <= asked <= most:
-        return timedelta(seconds=most), "limits.maxRunSeconds of the queue"
-    return _seconds(asked), "activeDeadlineSeconds"
+def _deadline(seconds: int, limit: int | None) -> tuple[timedelta | None, str]:
+    """Return the deadline, at most the limit of the queue, and the field that sets it."""
+    if limit is not None and not 0 <= seconds <= limit:
+        return timedelta(seconds=limit), "limits.maxRunSeconds of the queue"
+    return _seconds(seconds), "activeDeadlineSeconds"
 
 
 def _seconds(value: int) -> timedelta | None:

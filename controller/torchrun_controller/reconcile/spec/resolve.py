@@ -20,8 +20,8 @@ from torchrun_controller.reconcile.spec.contradictions import (
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.reliability import (
     ResolvedReliability,
+    find_unreachable,
     resolve_reliability,
-    unreachable,
 )
 from torchrun_controller.reconcile.spec.scheduling import scheduling_of
 from torchrun_controller.reconcile.spec.size import Size, size_of
@@ -277,7 +277,7 @@ def _by_name(queue: tuple[Dataset, ...], job: tuple[Dataset, ...]) -> tuple[Data
 
 
 def _check_rules(policy: ResolvedReliability) -> None:
-    index = unreachable(policy.rules)
+    index = find_unreachable(policy.rules)
     if index is not None:
         raise InvalidSpecError(
             f"reliability.rules[{index}]: can never match, earlier rules take all that it names;"

@@ -3,7 +3,7 @@
 import pytest
 
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
-from torchrun_controller.reconcile.spec.reliability import unreachable
+from torchrun_controller.reconcile.spec.reliability import find_unreachable
 from torchrun_controller.reconcile.spec.resolve import resolve_spec
 from unit.reconcile.failing import disrupt, fail, running
 from world import World, make_job, make_queue
@@ -52,7 +52,7 @@ def test_a_rule_that_can_never_match_is_refused():
     rules = [{"exitCodes": [1, 2], "action": "fail"}, {"exitCodes": [2], "action": "ignore"}]
     with pytest.raises(InvalidSpecError, match=r"rules\[1\]"):
         resolve_spec(make_job(numNodes=1, reliability={"rules": rules}), make_queue())
-    assert unreachable(()) is None
+    assert find_unreachable(()) is None
 
 
 def test_the_queue_lends_its_reliability():
