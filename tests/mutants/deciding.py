@@ -135,7 +135,7 @@ DECIDING = (
     Mutant(
         "conditions-are-always-new",
         "reconcile/model/conditions.py",
-        "since = known.last_transition_time if known is not None and unchanged else now",
+        "since = present.last_transition_time if present is not None and unchanged else now",
         "since = now",
         "a status is written each second for each job, for ever",
         LIFE,

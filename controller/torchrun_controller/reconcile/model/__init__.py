@@ -1,1 +1,1 @@
-"""What reconcile reads and writes: Observed, Plan, phases and conditions."""
+"""Input and output of reconcile: Observed and Plan, phases and conditions."""

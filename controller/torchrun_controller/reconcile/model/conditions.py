@@ -1,4 +1,4 @@
-"""metav1 conditions: replaced by type, with the time of the last change of their status."""
+"""metav1 conditions, merged by type; the time is that of the last change of their status."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -8,21 +8,21 @@ from msgspec import Struct
 
 from torchrun_api.meta import Condition, ConditionStatus
 
-# The API's limit for a condition's message is 32,768 characters; a column or an event bears less.
+# The API limits the message of a condition to 32,768 characters; a column or an event holds less.
 LONGEST_MESSAGE = 1024
-# The one condition of a job that is the coordinator's, who writes it under a manager of his own.
+# The condition of a job that the coordinator writes, with a field manager of its own.
 ADMITTED = "Admitted"
 
 
 class Reason(Struct, frozen=True):
-    """A reason in CamelCase and a message that a person can act on."""
+    """A reason in CamelCase and a message that a user can act on."""
 
     reason: str
     message: str
 
 
 class ConditionUpdate(Struct, frozen=True):
-    """A condition as it shall read, without times."""
+    """A condition without its times."""
 
     type: str
     status: ConditionStatus
@@ -40,28 +40,28 @@ C = TypeVar("C", bound=Typed)
 
 
 def find_condition(conditions: Iterable[C], kind: str) -> C | None:
-    """The condition of this type, of which there is at most one."""
+    """Return the condition of this type; there is at most one."""
     return next((condition for condition in conditions if condition.type == kind), None)
 
 
 def update(
-    present: Iterable[Condition], wanted: Iterable[ConditionUpdate], generation: int, now: datetime
+    present: Iterable[Condition], updates: Iterable[ConditionUpdate], generation: int, now: datetime
 ) -> tuple[Condition, ...]:
-    """`wanted` as conditions. One whose status is unchanged keeps its time."""
-    known = {condition.type: condition for condition in present}
-    return tuple(_condition(known.get(claim.type), claim, generation, now) for claim in wanted)
+    """Return the updates as conditions. A condition with an unchanged status keeps its time."""
+    by_type = {condition.type: condition for condition in present}
+    return tuple(_condition(by_type.get(u.type), u, generation, now) for u in updates)
 
 
 def _condition(
-    known: Condition | None, claim: ConditionUpdate, generation: int, now: datetime
+    present: Condition | None, change: ConditionUpdate, generation: int, now: datetime
 ) -> Condition:
-    unchanged = known is not None and known.status == claim.status
-    since = known.last_transition_time if known is not None and unchanged else now
+    unchanged = present is not None and present.status == change.status
+    since = present.last_transition_time if present is not None and unchanged else now
     return Condition(
-        type=claim.type,
-        status=claim.status,
+        type=change.type,
+        status=change.status,
         observed_generation=generation,
         last_transition_time=since,
-        reason=claim.why.reason,
-        message=claim.why.message[:LONGEST_MESSAGE],
+        reason=change.why.reason,
+        message=change.why.message[:LONGEST_MESSAGE],
     )

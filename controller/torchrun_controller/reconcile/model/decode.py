@@ -1,4 +1,4 @@
-"""What programs and people leave as JSON in termination messages and annotations."""
+"""Decodes JSON from termination messages and annotations, which may hold anything."""
 
 from typing import Annotated, TypeVar
 
@@ -7,13 +7,13 @@ from msgspec import Meta
 
 T = TypeVar("T")
 
-# As the status can hold them.
+# The limits of the status.
 ReasonString = Annotated[str, Meta(pattern="^([A-Za-z][A-Za-z0-9]{0,62})?$")]
 Number = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 
 
 def read(text: str, shape: type[T]) -> T | None:
-    """The value that the text holds; None where it is anything else."""
+    """Return the decoded value; None if the text is not of this shape."""
     try:
         return msgspec.json.decode(text, type=shape)
     except (ValueError, RecursionError):  # deep nesting

@@ -1,4 +1,4 @@
-"""What reconcile may look at: one job with everything of its own, as one frozen value."""
+"""The input of reconcile: one job with all its objects, as one frozen value."""
 
 from datetime import timedelta
 from typing import Literal
@@ -22,7 +22,7 @@ from torchrun_controller.reconcile.model.installed import Installed
 
 
 class Conflict(Struct, frozen=True):
-    """A name of ours is held by an object that is not ours; `message` says by whose."""
+    """An object of another owner has a name that the job needs; `message` names the owner."""
 
     resource: str
     name: str
@@ -39,14 +39,14 @@ class Rejection(Struct, frozen=True):
 
 
 class Base(Struct, frozen=True, kw_only=True):
-    """Another job's workspace claim; `in_use`: a pod of that job may have it mounted."""
+    """The workspace PVC of another job; `in_use`: a pod of that job may have it mounted."""
 
     claim: PersistentVolumeClaim
     in_use: bool
 
 
 class Group(Struct, frozen=True):
-    """A gang as a gang scheduler knows it: made by the controller, or by Kueue for a child Job."""
+    """The object of a gang scheduler for a gang: from the controller, or from Kueue."""
 
     kind: Kind[SchedulingGroup]
     object: SchedulingGroup
@@ -55,11 +55,11 @@ class Group(Struct, frozen=True):
 class ObservedGang(Struct, frozen=True, kw_only=True):
     """The Jobs and pods of the job's attempts, in the order of their attempts.
 
-    Where the head has pods of its own, its Job is among `child_jobs`, and that of its workers in
-    `worker_jobs`. `workers` are the pods of the latest gang. `stale_pods` are those of any other
-    gang under the job's name that may still run, an earlier job's of that name and collected ones
-    included. `groups` are those of the job and of its latest child Job, as far as they may be read.
-    `progress` is what a worker of the latest child Job reported to this process last.
+    If the head has its own Job, `child_jobs` has that of the head, and `worker_jobs` that of its
+    workers. `workers` are the pods of the latest gang. `stale_pods` are pods of any other gang with
+    the name of the job that may still run: those of an earlier job of that name, and those that are
+    already deleted, too. `groups` are those of the job and of its latest child Job, if they are
+    readable. `progress` is the last report that this process got from the latest child Job.
     """
 
     child_jobs: tuple[Job, ...] = ()
@@ -78,10 +78,10 @@ class ObservedGang(Struct, frozen=True, kw_only=True):
 
 
 class ObservedWorkspace(Struct, frozen=True, kw_only=True):
-    """The claims of a job, and the pods that prepare its workspace, in the order of their numbers.
+    """The PVCs of a job, and its sync and setup pods in the order of their numbers.
 
-    A retained claim has no owner and is found by its label. `base` is the workspace that the job's
-    annotation names, if that exists.
+    A retained PVC has no owner; its label identifies it. `base` is the workspace that an annotation
+    of the job names, if it exists.
     """
 
     claims: tuple[PersistentVolumeClaim, ...] = ()
@@ -96,13 +96,13 @@ class ObservedWorkspace(Struct, frozen=True, kw_only=True):
 
 
 class ObservedCluster(Struct, frozen=True, kw_only=True):
-    """What is not the job's own: nodes, schedulers that are installed, and warnings.
+    """Nodes, installed schedulers and warning events.
 
-    `nodes` holds those of the job's pods, of unfenced workers and of earlier failures, as far as
-    they exist; every node where checkpoints stay on nodes; None where no node may be read.
-    `promised` are then the bytes on each node that checkpoints of workers there may take.
-    `installed` is None until the API server has answered. `warnings` are events regarding the
-    claims, the latest child Job and that Job's pods, in the order of time.
+    `nodes` has the nodes of the job's pods, of unfenced workers and of earlier failures, if they
+    exist; all nodes if checkpoints stay on nodes; None without the permission to read nodes.
+    `promised` has the bytes on each node that checkpoints of workers there may take. `installed` is
+    None until the API server has answered. `warnings` are events on the PVCs, the latest child Job
+    and the pods of that Job, in the order of time.
     """
 
     nodes: dict[str, Node] | None = None
@@ -112,9 +112,9 @@ class ObservedCluster(Struct, frozen=True, kw_only=True):
 
 
 class RefusedWrites(Struct, frozen=True, kw_only=True):
-    """Names held by others, as the cache or the last apply showed, and writes that were refused.
+    """Names of other owners, from the cache or the last apply, and refused writes.
 
-    A refused write stands here until it is to be tried again.
+    A refused write stays here until the controller retries it.
     """
 
     conflicts: tuple[Conflict, ...] = ()
@@ -139,7 +139,7 @@ class Observed(Struct, frozen=True, kw_only=True):
 
 
 class Defaults(Struct, frozen=True, kw_only=True):
-    """What the controller's settings lend to every job."""
+    """Settings of the controller that apply to every job."""
 
     runtime_image: str
     runtime_image_pull_policy: str = "IfNotPresent"

@@ -1,4 +1,4 @@
-"""The states that a job may be in, the phase and condition of each, and the phases that follow.
+"""The states of a job, the phase and condition of each, and the phases that may follow.
 
 A phase sums up the conditions, never the other way round. The picture in docs/phases.md is drawn
 from TRANSITIONS; the steps of `job/steps.py` say which of them leads where.
@@ -13,7 +13,7 @@ from torchrun_api.status import PHASES, TERMINAL, Phase
 
 
 class State(Enum):
-    """What the objects of a job show, in the words of the docs."""
+    """The state of a job as its objects show it; the value is the text in the docs."""
 
     GANG_SUCCEEDED = "all pods have succeeded"
     DEADLINE_EXCEEDED = "the job has exceeded its deadline"
@@ -44,7 +44,7 @@ class State(Enum):
 
 
 class Row(Struct, frozen=True):
-    """Where a finding leads (None: nowhere), and the condition that carries reason and message."""
+    """The phase of a state (None: unchanged), and the condition with its reason and message."""
 
     phase: Phase | None
     condition: str
@@ -80,9 +80,9 @@ ROWS: dict[State, Row] = {
     State.READY: Row("Queued", "Running", "False"),
 }
 
-# From a phase to the next one, as a written status shows it. A gang is created in Queued, so no
-# other phase without a gang leads to Running. Where a process was killed after it had created a
-# gang, and before it wrote the status, the next one goes on as from Queued.
+# The phases that may follow a phase in the status. A gang is created in Queued, so no other phase
+# without a gang leads to Running. If the controller is killed after it has created a gang and
+# before it has written the status, the next process continues as from Queued.
 TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     "Pending": frozenset({"Syncing", "Queued", "Suspended", "Preempted", "Failed"}),
     "Syncing": frozenset({"Pending", "Queued", "Suspended", "Preempted", "Failed"}),

@@ -1,4 +1,4 @@
-"""What reconcile decided: data that can be printed, compared and kept as a golden file."""
+"""The output of reconcile: data that can be printed, compared, and stored as a golden file."""
 
 from typing import Any, Literal
 
@@ -45,10 +45,11 @@ class Event(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """Carried out in this order: applies, deletes, status, events.
+    """The writes, in this order: applies, deletes, status, events.
 
-    With `tells_first` the status comes before the deletes: nothing else tells of what they remove.
-    `status` is None where the present one says it all. `requeue_after` is in seconds.
+    With `status_before_deletes` the status comes before the deletes, because only the status then
+    records what they delete. `status` is None if the present one is up to date. `requeue_after` is
+    in seconds.
     """
 
     applies: tuple[Apply, ...] = ()

@@ -1,4 +1,4 @@
-"""What is computed from the times that the status holds: running time, deadlines, what is left."""
+"""Computes running time, deadlines and timeouts from the times in the status."""
 
 from datetime import datetime, timedelta
 
@@ -10,7 +10,7 @@ from torchrun_controller.reconcile.model.observed import Observed
 
 
 def running_since(status: TorchrunJobStatus) -> datetime | None:
-    """Since when the gang runs, where it does."""
+    """Return since when the gang runs; None if it does not run."""
     if status.phase != "Running":
         return None
     running = find_condition(status.conditions, "Running")
@@ -18,31 +18,30 @@ def running_since(status: TorchrunJobStatus) -> datetime | None:
 
 
 def seconds_of_gang(status: TorchrunJobStatus, now: datetime) -> float:
-    """For how long all workers of the present gang have run by now."""
+    """Return how long all workers of the present gang have run."""
     since = running_since(status)
     passed = (now - since).total_seconds() if since else 0.0
     return max(passed, 0.0)
 
 
 def seconds_run(status: TorchrunJobStatus, now: datetime) -> float:
-    """Running time of all gangs; pauses and waits are not counted, and no clock that goes back."""
+    """Return the running time of all gangs, without suspensions and waits, in seconds."""
     return status.running_seconds + seconds_of_gang(status, now)
 
 
 def deadline_left(
     status: TorchrunJobStatus, deadline: timedelta | None, now: datetime
 ) -> float | None:
-    """Seconds of running time that are left; None without a deadline or while nothing runs."""
+    """Return the seconds until the deadline; None without a deadline or while nothing runs."""
     if deadline is None or running_since(status) is None:
         return None
     return deadline.total_seconds() - seconds_run(status, now)
 
 
 def sync_left(status: TorchrunJobStatus, timeout: timedelta | None, now: datetime) -> float | None:
-    """Seconds that are left for the workspace; None without a limit or outside Syncing.
+    """Return the seconds until syncTimeoutSeconds; None without a timeout or outside Syncing.
 
-    Each preparation has the whole time: that of the first gang, that of a later one, and one that
-    begins again after a pause.
+    The timeout starts again for each attempt, and after a suspension.
     """
     if timeout is None or status.phase != "Syncing":
         return None
@@ -52,16 +51,16 @@ def sync_left(status: TorchrunJobStatus, timeout: timedelta | None, now: datetim
 
 
 def sync_start(before: TorchrunJobStatus, phase: str | None, now: datetime) -> datetime | None:
-    """When the preparation of the workspace began that is under way in the next status."""
+    """Return when the present sync started, for the next status."""
     if phase != "Syncing":
         return None
     return (before.sync_start_time if before.phase == "Syncing" else None) or now
 
 
 def seconds_left(length: timedelta, since: datetime | None, now: datetime) -> float:
-    """What is left of a wait that began at a time of another clock; it is at most `length`.
+    """Return the seconds left of a wait since a time of another clock, at most `length`.
 
-    A time that lies further ahead than the wait is long tells nothing, and nothing waits for it.
+    A time that is further in the future than `length` is ignored: nothing waits for it.
     """
     passed = now - since if since is not None else timedelta()
     if passed < -length:
@@ -70,11 +69,10 @@ def seconds_left(length: timedelta, since: datetime | None, now: datetime) -> fl
 
 
 def without_future(observed: Observed, now: datetime) -> Observed:
-    """The same with no time of the controller's own in the status ahead of now.
+    """Replace the controller's own times in the status that are in the future by `now`.
 
-    The clock was set back, or an earlier leader's was ahead. Such a time becomes now, and the next
-    status has it so: a back-off or a timeout that has begun takes its own length from here, and not
-    the difference of the clocks as well.
+    The clock was set back, or that of an earlier leader was ahead. A back-off or timeout that has
+    started then takes its own length from now, without the difference of the clocks.
     """
     job, status = observed.job, observed.job.status
     present = replace(

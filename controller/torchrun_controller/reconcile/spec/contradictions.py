@@ -1,4 +1,4 @@
-"""What job and queue say together and cannot both hold; each by itself is judged by its CRD.
+"""Contradictions between a job and its queue; the CRDs validate each of them alone.
 
 A job's value overrides its queue's, so only different fields can contradict each other.
 """
@@ -9,7 +9,7 @@ from torchrun_api.reliability import Reliability
 
 
 def contradiction(spec: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
-    """The first contradiction, naming both fields and what to do."""
+    """Return the first contradiction, with both fields and what to do; None if there is none."""
     whose = f"of TorchrunQueue {queue.metadata.name}"
     backend = spec.distributed.rdzv_backend or queue.spec.distributed.rdzv_backend
     if spec.elastic is not None and backend == "static":
@@ -47,7 +47,7 @@ def _without_head(spec: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
 
 
 def over_limit(nodes: int, most: int | None, queue: TorchrunQueue) -> str | None:
-    """A gang of more nodes than the queue's administrator allows."""
+    """Return a message if the gang has more nodes than the queue allows."""
     if most is None or nodes <= most:
         return None
     return (
@@ -57,7 +57,7 @@ def over_limit(nodes: int, most: int | None, queue: TorchrunQueue) -> str | None
 
 
 def over_priority(job: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
-    """A priority above what the queue's administrator allows."""
+    """Return a message if the priority is above what the queue allows."""
     most = queue.spec.limits.max_priority
     if most is None or job.priority is None or job.priority <= most:
         return None
@@ -68,7 +68,7 @@ def over_priority(job: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
 
 
 def _restarts(mine: Reliability) -> str | None:
-    """The first field of the job that asks for restarts."""
+    """Return the first field of the job that allows restarts."""
     if mine.max_restarts:
         return f"spec.reliability.maxRestarts {mine.max_restarts}"
     for index, rule in enumerate(mine.rules or ()):

@@ -1,5 +1,5 @@
-"""What a user wrote and no run can be made of."""
+"""The error of a spec that cannot run."""
 
 
 class InvalidSpecError(ValueError):
-    """A spec that no run can be made of; the text names field, value and what is accepted."""
+    """A spec that cannot run; the text names field, value and what is accepted."""

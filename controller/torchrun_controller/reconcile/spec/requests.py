@@ -1,7 +1,7 @@
-"""What the pods of a gang request: by the spec, and as they were admitted.
+"""The requests of the pods of a gang: those of the spec, and those that were admitted.
 
 An admission records what its queue is charged with: the queue, and the requests of each pod. A gang
-is created only if it fits what was admitted; what the spec says later changes no charge.
+is created only if it fits what was admitted. A later edit of the spec changes no charge.
 """
 
 from fractions import Fraction
@@ -43,7 +43,7 @@ class GangRequests(Struct, frozen=True, kw_only=True):
 
 
 def requests_of(job: TorchrunJob, queue: TorchrunQueue, size: Size) -> GangRequests:
-    """What a gang of this size requests, with all that pod templates of queue and job add.
+    """Return the requests of a gang of this size, with the pod templates of queue and job.
 
     Raises:
         InvalidSpecError: the resources of a pod template cannot be read.
@@ -57,13 +57,13 @@ def requests_of(job: TorchrunJob, queue: TorchrunQueue, size: Size) -> GangReque
     head = _of_pod(size.head, (*layers, job.spec.head.pod_template))
     if all(amount <= pod.get(name, 0) for name, amount in head.items()):
         return structs.replace(gang, head=head, head_gpus=head.get(gpu, 0))
-    # Each of them counts for the larger of the two.
+    # Each pod counts as the larger of the two.
     most = {name: max(pod.get(name, 0), head.get(name, 0)) for name in {**pod, **head}}
     return structs.replace(gang, pod=most, gpus=most.get(gpu, 0))
 
 
 def _of_pod(size: Size, layers: tuple[PodTemplate, ...]) -> dict[str, int]:
-    """Of the trainer and all that stands beside it."""
+    """Return the requests of a pod: the trainer and all other containers."""
     template: JsonObject = {}
     for layer in layers:
         template = merge(template, layer.spec)
@@ -77,7 +77,7 @@ def _of_pod(size: Size, layers: tuple[PodTemplate, ...]) -> dict[str, int]:
 
 
 def admitted_requests(admission: Admission) -> GangRequests | None:
-    """What was admitted; None where the admission does not say, or cannot be read."""
+    """Return what was admitted; None if the admission does not record it, or cannot be read."""
     head = admission.head
     gpus = (admission.gpus, 0 if head is None else head.gpus)
     if not admission.queue or min(gpus) < 0:
@@ -95,7 +95,7 @@ def admitted_requests(admission: Admission) -> GangRequests | None:
 
 
 def admission_of(requests: GangRequests, queue: str) -> Admission:
-    """The record of an admission for these requests in this queue."""
+    """Return the record of an admission for these requests in this queue."""
     head = requests.head
     return Admission(
         nodes=requests.nodes,
@@ -109,22 +109,22 @@ def admission_of(requests: GangRequests, queue: str) -> Admission:
 
 
 class Charge(Struct, frozen=True, kw_only=True):
-    """What a gang itself says that it is charged with: its job may be gone while its pods end."""
+    """The charge in an annotation of the gang: the job may be deleted before its pods are gone."""
 
     job: str = ""  # UID
     admission: Admission = Admission()
 
 
 def encode_charge(job: str, requests: GangRequests, queue: str) -> str:
-    """For the annotation torchrun.ai/charge."""
+    """Return the value of the annotation torchrun.ai/charge."""
     charge = Charge(job=job, admission=admission_of(requests, queue))
     return msgspec.json.encode(charge).decode()
 
 
 def shortfall(asked: GangRequests, admitted: GangRequests) -> str:
-    """The first thing that is asked for beyond what was admitted; "" if all of it fits.
+    """Return the first request beyond what was admitted; "" if all of it fits.
 
-    Pods are compared one by one, not by their sums: room was found for these pods.
+    Pods are compared one by one, not by their sums: the admission reserved nodes for these pods.
     """
     if asked.nodes > admitted.nodes:
         return f"{asked.nodes} nodes are asked for"
@@ -132,7 +132,7 @@ def shortfall(asked: GangRequests, admitted: GangRequests) -> str:
 
 
 def pod_shortfall(asked: GangRequests, admitted: GangRequests) -> str:
-    """As `shortfall`, whatever the number of nodes."""
+    """Return the same for each pod, without the number of nodes."""
     each = _exceeds((asked.pod, asked.gpus), (admitted.pod, admitted.gpus), "each node")
     return each or _exceeds(asked.first, admitted.first, "the first node")
 
@@ -156,7 +156,7 @@ def _amounts(quantities: dict[str, int | str]) -> dict[str, int]:
 
 
 def _whole(name: str, amount: Fraction) -> int:
-    """Rounded up to millicores, bytes or pieces."""
+    """Return the amount rounded up to millicores, bytes or units."""
     return ceil(amount * (1000 if name == "cpu" else 1))
 
 

@@ -1,4 +1,4 @@
-"""Where pods of a job may run, by the word of the job over that of its queue."""
+"""Where pods of a job may run: the settings of the job over those of its queue."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ class Scheduling(NamedTuple):
 
 
 def scheduling_of(job: TorchrunJob, queue: TorchrunQueue | None) -> Scheduling:
-    """Without its queue a job goes by its own word."""
+    """Return the merged settings; those of the job alone if the queue does not exist."""
     mine = job.spec.scheduling
     if queue is None:
         return Scheduling(mine.node_selector, mine.tolerations, mine.affinity)

@@ -34,7 +34,7 @@ def size_of(spec: TorchrunJobSpec, queues: NodeResources) -> Size:
     The head has nodeResources of its own, where the job has a head.
 
     Raises:
-        InvalidSpecError: the nodes cannot be told from the spec.
+        InvalidSpecError: the spec does not determine the number of nodes.
         QuantityError: a quantity of job or queue cannot be read.
     """
     node = _node(spec.node_resources, queues, "spec")
