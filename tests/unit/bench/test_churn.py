@@ -11,6 +11,7 @@ EVENTS = 800
 ROUNDS = 15  # in turn, and short: what neighbours of a busy machine take, both sides give
 
 
+@pytest.mark.long  # a ratio of CPU times, which neighbours of a busy machine distort
 def test_a_planted_slow_down_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {1.0: 0.0, 2.0: 0.0}
     for _ in range(ROUNDS):

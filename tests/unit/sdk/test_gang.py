@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 
 import torchrun_sdk as kt
-from torchrun_sdk import cli, reattach
+from torchrun_sdk import call_monitor, cli, reattach
 from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import Exited, Result, Started, encode
@@ -49,6 +49,8 @@ FAST = kt.Compute(idle_time=20)
 @pytest.fixture
 def user(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """A module of a user's, in a project."""
+    # A busy machine may take longer than a cluster does. No test here waits for pods that are lost.
+    monkeypatch.setattr(call_monitor, "_ANSWER_SECONDS", 100.0)
     project = tmp_path / "project"
     project.mkdir()
     (project / "torchrun.toml").touch()
