@@ -160,11 +160,11 @@ def rule_messages(node: object) -> list[str]:
 @pytest.mark.parametrize(
     ("field", "words"),
     [
-        ("tj.spec", "Nodes, that is pods; each takes the queue's nodeResources."),
-        ("trj.spec.command", "a string is a shell line"),
-        ("tj.spec.volumes.workspace.source", "waits for an upload by kubectl torchrun"),
+        ("tj.spec", "Number of nodes. One pod with the queue's nodeResources runs on each."),
+        ("trj.spec.command", "A string is a shell command line."),
+        ("tj.spec.volumes.workspace.source", "zip: an upload by kubectl torchrun."),
         ("tj.status.lastFailure", "Exit code of that rank."),
-        ("trq.spec.nodeResources.memory", 'Memory on each node, as "512Gi".'),
+        ("trq.spec.nodeResources.memory", 'Memory of each node, for example "512Gi".'),
     ],
 )
 def test_kubectl_explains(crds: LocalCluster, field: str, words: str) -> None:

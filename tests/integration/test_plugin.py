@@ -205,7 +205,7 @@ def test_without_a_controller_it_says_what_it_waits_for_and_how_to_go_on(laptop:
         "submit", "--name", "run", "--upload-timeout", "6", "python train.py"
     )
     assert (code, out) == (3, "")
-    assert "still waiting: no controller has looked at the job yet" in err
+    assert "Still waiting: no controller has processed the job yet" in err
     assert f"kubectl torchrun sync run -n {laptop.namespace}" in err
     assert f"kubectl torchrun cancel run -n {laptop.namespace}" in err
     assert laptop.job("run")["metadata"]["annotations"]["torchrun.ai/workspace-sha256"]  # type: ignore[index,call-overload]
@@ -320,7 +320,7 @@ def test_logs_of_a_job_without_any(laptop: Laptop) -> None:
     laptop.run("submit", "--name", "run", "--upload-timeout", "1", "python train.py")
     laptop.set_status("run", phase="Queued", reason="Unschedulable", message="no GPUs")
     assert laptop.run("logs", "run")[0] == 2
-    assert "it is Queued. Unschedulable: no GPUs" in laptop.run("logs", "run")[2]
+    assert "It is Queued. Unschedulable: no GPUs" in laptop.run("logs", "run")[2]
     code, _, err = laptop.run("logs", "nothing")
     assert code == 2
     assert '"nothing" not found' in err
