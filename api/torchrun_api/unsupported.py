@@ -17,13 +17,14 @@ def not_yet_supported(job: TorchrunJobSpec, queue: TorchrunQueueSpec) -> tuple[s
     etcd = etcd_without_endpoint(job, queue)
     if etcd is not None:
         conflicts.append(
-            f"distributed.rdzvBackend {etcd}: no etcd comes with a job;"
-            f" {usual_rendezvous(job)} is used instead. Set distributed.rdzvEndpoint to your etcd,"
-            " or leave rdzvBackend out"
+            f"distributed.rdzvBackend is {etcd}, but distributed.rdzvEndpoint is not set."
+            f" {usual_rendezvous(job)} is used instead. Set distributed.rdzvEndpoint to your etcd"
+            " or remove rdzvBackend."
         )
     if queue.parent_kai_queue is not None and queue.kai_queue is None:
         conflicts.append(
-            "queue spec.parentKaiQueue: without spec.kaiQueue there is no queue to be its child"
+            "spec.parentKaiQueue of the queue has no effect without spec.kaiQueue. Set"
+            " spec.kaiQueue or remove spec.parentKaiQueue."
         )
     return tuple(conflicts)
 

@@ -57,8 +57,8 @@ def test_a_queue_that_goes_does_not_touch_a_running_gang():
 @pytest.mark.parametrize(
     ("spec", "queue", "word"),
     [
-        ({"numGPUs": 5}, {"nodeResources": {"gpus": 4}}, "4 and 6"),
-        ({"numGPUs": 4}, {}, "no GPUs"),
+        ({"numGPUs": 5}, {"nodeResources": {"gpus": 4}}, "4 or 6"),
+        ({"numGPUs": 4}, {}, "nodeResources.gpus of the queue is 0"),
         ({"numNodes": 1, "numGPUs": 1}, {}, "exactly one"),
         ({}, {}, "exactly one"),
         ({"numNodes": 1}, {"image": None}, "spec.image"),
@@ -71,12 +71,12 @@ def test_a_queue_that_goes_does_not_touch_a_running_gang():
         (
             {"numNodes": 1, "elastic": {"minNodes": 1, "maxNodes": 2}},
             {"distributed": {"rdzvBackend": "static"}},
-            "spec.elastic contradicts distributed.rdzvBackend static of TorchrunQueue gpu",
+            "spec.elastic conflicts with distributed.rdzvBackend static of TorchrunQueue gpu",
         ),
         (
             {"numNodes": 1, "reliability": {"maxRestarts": 2}},
             {"reliability": {"restartPolicy": "Never"}},
-            "maxRestarts 2 contradicts reliability.restartPolicy Never of TorchrunQueue gpu",
+            "maxRestarts 2 conflicts with reliability.restartPolicy Never of TorchrunQueue gpu",
         ),
         (
             {
@@ -89,18 +89,18 @@ def test_a_queue_that_goes_does_not_touch_a_running_gang():
                 },
             },
             {"reliability": {"restartPolicy": "Never"}},
-            "spec.reliability.rules[1].action ignore contradicts reliability.restartPolicy Never",
+            "spec.reliability.rules[1].action ignore conflicts with reliability.restartPolicy Never",
         ),
         ({"numNodes": 1, "env": [{"name": "PET_NNODES", "value": "3"}]}, {}, "PET_NNODES"),
         (
             {"numGPUs": 24},
             {"nodeResources": {"gpus": 8}, "limits": {"maxNodesPerJob": 2}},
-            "3 nodes, but limits.maxNodesPerJob 2 of TorchrunQueue gpu",
+            "3 nodes, but limits.maxNodesPerJob of TorchrunQueue gpu is 2.",
         ),
         (
             {"numNodes": 1, "priority": 1000000},
             {"limits": {"maxPriority": 100}},
-            "spec.priority: 1000000, but limits.maxPriority 100 of TorchrunQueue gpu",
+            "spec.priority is 1000000, but limits.maxPriority of TorchrunQueue gpu is 100.",
         ),
     ],
 )
@@ -291,7 +291,7 @@ def test_a_job_says_that_etcd_is_not_used_as_long_as_it_is_not():
         world.settle()
         told = world.condition("NotYetSupported")
         assert (told.status, told.reason) == ("True", "FieldsNotHonoured")
-        assert "distributed.rdzvBackend etcd-v2" in told.message
+        assert "distributed.rdzvBackend is etcd-v2" in told.message
         assert "static is used" in told.message
         world.all_workers(phase)
     world.spec(distributed=Distributed(rdzv_backend="etcd-v2", rdzv_endpoint="etcd:2379"))

@@ -53,21 +53,21 @@ def check_admission(job: TorchrunJob, queue: TorchrunQueue | None, size: Size) -
         return None
     admitted = _admitted(job)
     if admitted is None:
-        return Reason(WAITING, f"waits for its turn in TorchrunQueue {queue.metadata.name}")
+        return Reason(WAITING, f"Waiting for admission in TorchrunQueue {queue.metadata.name}.")
     if admitted.status != "True":
         return Reason(OUTDATED if admitted.reason == OUTDATED else WAITING, admitted.message)
     excess = find_excess(job, queue.metadata.name, requests_of(job, queue, size))
-    return Reason(WAITING, f"{excess}: {admitted.message}") if excess else None
+    return Reason(WAITING, f"{excess} {admitted.message}") if excess else None
 
 
 def find_excess(job: TorchrunJob, queue: str, requests: GangRequests) -> str:
     """Return what a gang requests in this queue beyond its admission; "" if all is admitted."""
     grant = granted_requests(job)
     if grant is None:
-        return "the admission does not say yet what it is for"
+        return "The admission does not record its resource requests yet."
     assert job.status.admission is not None
     if job.status.admission.queue != queue:
-        return f"admission in TorchrunQueue {queue} is asked for"
+        return f"The job requests admission in TorchrunQueue {queue}."
     return shortfall(requests, replace(grant, nodes=_node_limit(job)))
 
 

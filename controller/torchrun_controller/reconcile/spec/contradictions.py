@@ -14,8 +14,8 @@ def contradiction(spec: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
     backend = spec.distributed.rdzv_backend or queue.spec.distributed.rdzv_backend
     if spec.elastic is not None and backend == "static":
         return (
-            f"spec.elastic contradicts distributed.rdzvBackend static {whose};"
-            " set spec.distributed.rdzvBackend to c10d"
+            f"spec.elastic conflicts with distributed.rdzvBackend static {whose}. Set"
+            " spec.distributed.rdzvBackend to c10d."
         )
     if spec.head is not None:
         alone = _without_head(spec, queue)
@@ -26,22 +26,28 @@ def contradiction(spec: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
     inherited = mine.restart_policy is None and queue.spec.reliability.restart_policy == "Never"
     if restarts is not None and inherited:
         return (
-            f"{restarts} contradicts reliability.restartPolicy Never {whose};"
-            " set spec.reliability.restartPolicy to OnFailure"
+            f"{restarts} conflicts with reliability.restartPolicy Never {whose}. Set"
+            " spec.reliability.restartPolicy to OnFailure."
         )
     return None
 
 
 def _without_head(spec: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
     if spec.elastic is not None:
-        return "spec.head contradicts spec.elastic: a gang with a head has one size; remove one"
+        return (
+            "spec.head conflicts with spec.elastic: a gang with a head has a fixed size. Remove"
+            " one of the two fields."
+        )
     if (spec.num_nodes or 0) < 2:
-        return "spec.head needs spec.numNodes of 2 or more: the head and its workers"
+        return (
+            "spec.head requires spec.numNodes of at least 2: the head and its workers. Increase"
+            " spec.numNodes or remove spec.head."
+        )
     if queue.spec.scheduling.gang == "kueue":
         return (
-            "spec.head contradicts scheduling.gang kueue of TorchrunQueue"
-            f" {queue.metadata.name}: Kueue admits Jobs one by one, and such a gang has two;"
-            " remove spec.head, or choose another queue"
+            "spec.head conflicts with scheduling.gang kueue of TorchrunQueue"
+            f" {queue.metadata.name}: Kueue admits each Job separately, and a gang with a head has"
+            " two. Remove spec.head or choose another queue."
         )
     return None
 
@@ -51,8 +57,8 @@ def over_limit(nodes: int, most: int | None, queue: TorchrunQueue) -> str | None
     if most is None or nodes <= most:
         return None
     return (
-        f"spec: {nodes} nodes, but limits.maxNodesPerJob {most} of TorchrunQueue"
-        f" {queue.metadata.name} allows no more; ask for fewer, or choose another queue"
+        f"The job requests {nodes} nodes, but limits.maxNodesPerJob of TorchrunQueue"
+        f" {queue.metadata.name} is {most}. Request fewer nodes or choose another queue."
     )
 
 
@@ -62,8 +68,8 @@ def over_priority(job: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
     if most is None or job.priority is None or job.priority <= most:
         return None
     return (
-        f"spec.priority: {job.priority}, but limits.maxPriority {most} of TorchrunQueue"
-        f" {queue.metadata.name} allows no more; lower it, or choose another queue"
+        f"spec.priority is {job.priority}, but limits.maxPriority of TorchrunQueue"
+        f" {queue.metadata.name} is {most}. Lower spec.priority or choose another queue."
     )
 
 

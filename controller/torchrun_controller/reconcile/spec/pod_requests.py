@@ -55,7 +55,9 @@ def of_pod(template: JsonObject) -> Amounts:
     try:
         return _of_spec(msgspec.convert(template, _Template).spec)
     except (msgspec.ValidationError, QuantityError) as error:
-        raise InvalidSpecError(f"podTemplate: resources of the pods: {error}") from error
+        raise InvalidSpecError(
+            f"podTemplate: the resources of the pods are invalid: {error}."
+        ) from error
 
 
 def _of_spec(spec: _PodSpec) -> Amounts:

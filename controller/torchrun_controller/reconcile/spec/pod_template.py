@@ -37,20 +37,20 @@ def check(job: TorchrunJob, queue: TorchrunQueue) -> None:
         policy, grace = spec.get("restartPolicy"), spec.get(_GRACE)
         if policy not in (None, "Never"):
             raise InvalidSpecError(
-                f"{path}.spec.restartPolicy is {_shown(policy)}, but a worker never restarts in"
-                " place: a failure ends the gang, and reliability.maxRestarts allows the next one;"
-                " remove the field"
+                f"{path}.spec.restartPolicy is {_shown(policy)}, but pods of a gang do not restart"
+                " in place. A failure ends the gang, and reliability.maxRestarts limits the number"
+                " of new gangs. Remove the field."
             )
         if grace is not None and grace_of(template) is None:
             raise InvalidSpecError(
-                f"{path}.spec.{_GRACE} is {_shown(grace)};"
-                f" give whole seconds from 0 to {LONGEST_GRACE}"
+                f"{path}.spec.{_GRACE} is {_shown(grace)}. Set it to an integer from 0 to"
+                f" {LONGEST_GRACE} (seconds)."
             )
         if final and _TOKEN in spec and spec[_TOKEN] is not False:
             raise InvalidSpecError(
-                f"{path}.spec.{_TOKEN} is {_shown(spec[_TOKEN])}, but podTemplate of"
-                f" TorchrunQueue {queue.metadata.name} says false; remove the field, or choose"
-                " another queue"
+                f"{path}.spec.{_TOKEN} is {_shown(spec[_TOKEN])}, but podTemplate of TorchrunQueue"
+                f" {queue.metadata.name} sets it to false. Remove the field or choose another"
+                " queue."
             )
 
 

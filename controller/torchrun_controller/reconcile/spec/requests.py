@@ -127,7 +127,7 @@ def shortfall(asked: GangRequests, admitted: GangRequests) -> str:
     Pods are compared one by one, not by their sums: the admission reserved nodes for these pods.
     """
     if asked.nodes > admitted.nodes:
-        return f"{asked.nodes} nodes are asked for"
+        return f"The job requests {asked.nodes} nodes."
     return pod_shortfall(asked, admitted)
 
 
@@ -142,12 +142,15 @@ def _exceeds(
 ) -> str:
     (wanted, gpus), (limits, gpu_limit) = asked, admitted
     if gpus > gpu_limit:
-        return f"{gpus} GPUs on {where} are asked for, {gpu_limit} were admitted"
+        return (
+            f"The job requests {gpus} GPU{'' if gpus == 1 else 's'} on {where}, but was admitted"
+            f" with {gpu_limit}."
+        )
     for name, amount in sorted(wanted.items()):
         limit = limits.get(name, 0)
         if amount > limit:
             more, most = _quantity(name, amount), _quantity(name, limit)
-            return f"{more} of {name} on {where} are asked for, {most} were admitted"
+            return f"The job requests {more} of {name} on {where}, but was admitted with {most}."
     return ""
 
 

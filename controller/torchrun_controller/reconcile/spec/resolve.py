@@ -198,8 +198,8 @@ def _workspace(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> Vol
         )
     if base is not None and not base.enabled:
         raise InvalidSpecError(
-            "spec.volumes.workspace: the queue gives its jobs no workspace"
-            " (storage.workspace.enabled is false); use source none or another queue"
+            "spec.volumes.workspace is set, but storage.workspace.enabled of the queue is false."
+            " Set source to none or choose another queue."
         )
     delivery: DeliveryMode = _first(wanted.delivery, base.delivery if base else None, "auto")
     # A claim that only its server mounts need not be shared.
@@ -280,14 +280,16 @@ def _check_rules(policy: ResolvedReliability) -> None:
     index = find_unreachable(policy.rules)
     if index is not None:
         raise InvalidSpecError(
-            f"reliability.rules[{index}]: can never match, earlier rules take all that it names;"
-            " remove it or put it first"
+            f"reliability.rules[{index}] can never match: earlier rules match everything that it"
+            " lists. Remove it or move it to the front."
         )
 
 
 def _check_command(spec: TorchrunJobSpec) -> None:
     if not spec.command:
-        raise InvalidSpecError('spec.command: empty; give a shell line such as "python train.py"')
+        raise InvalidSpecError(
+            'spec.command is empty. Set it to a shell command line such as "python train.py".'
+        )
 
 
 def _setup(spec: TorchrunJobSpec) -> Setup | None:
@@ -309,4 +311,7 @@ def _image(spec: TorchrunJobSpec, template: TorchrunQueueSpec) -> str:
                 and (image := container.get("image"))
             ):
                 return str(image)
-    raise InvalidSpecError("spec.image: no image; set it in the job or in its queue")
+    raise InvalidSpecError(
+        "spec.image is not set, and the queue has no default image. Set it in the job or in its"
+        " queue."
+    )

@@ -39,7 +39,7 @@ def size_of(spec: TorchrunJobSpec, queues: NodeResources) -> Size:
     """
     node = _node(spec.node_resources, queues, "spec")
     if (spec.num_nodes is None) == (spec.num_gpus is None):
-        raise InvalidSpecError("spec: set exactly one of numNodes and numGPUs")
+        raise InvalidSpecError("Set exactly one of spec.numNodes and spec.numGPUs.")
     if spec.num_nodes is not None:
         nodes, gpus_per_node = spec.num_nodes, node.gpus
     else:
@@ -103,8 +103,8 @@ def _amount(
 
 def _too_much(field: str, mine: object, queues: object) -> str:
     return (
-        f"{field}: {mine}, but a node of the queue has {queues}"
-        f" (its nodeResources.{field.rpartition('.')[2]}); ask for no more, or choose another queue"
+        f"{field} is {mine}, but nodeResources.{field.rpartition('.')[2]} of the queue is"
+        f" {queues}. Request at most {queues} or choose another queue."
     )
 
 
@@ -112,15 +112,15 @@ def _spread(gpus: int, per_node: int) -> tuple[int, int]:
     """The fewest nodes that give `gpus` with the same number on each, as (nodes, GPUs on each)."""
     if per_node == 0:
         raise InvalidSpecError(
-            f"spec.numGPUs: {gpus} asked for, but the queue's nodes have no GPUs"
-            " (nodeResources.gpus is 0); use numNodes or another queue"
+            f"spec.numGPUs is {gpus}, but nodeResources.gpus of the queue is 0. Set numNodes"
+            " instead or choose another queue."
         )
     nodes = math.ceil(gpus / per_node)
     if gpus % nodes:
         below = next(n for n in range(gpus - 1, 0, -1) if n % math.ceil(n / per_node) == 0)
         above = next(n for n in range(gpus + 1, 2 * gpus) if n % math.ceil(n / per_node) == 0)
         raise InvalidSpecError(
-            f"spec.numGPUs: {gpus} does not spread evenly over {nodes} nodes of {per_node} GPUs;"
-            f" {below} and {above} do"
+            f"spec.numGPUs {gpus} does not divide evenly among {nodes} nodes with up to {per_node}"
+            f" GPUs each. Use {below} or {above}."
         )
     return nodes, gpus // nodes

@@ -42,7 +42,7 @@ class TestOtherRequests:
         world.settle()
         assert deliver(world) is Stage.REPORT
         assert world.condition("Admitted").reason == "AdmissionOutdated"
-        assert "8 GPUs on each node are asked for, 0 were admitted" in (
+        assert "The job requests 8 GPUs on each node, but was admitted with 0." in (
             world.condition("Admitted").message
         )
         assert charged(world.job) == 4, "a gang may be under way that fits"
@@ -103,7 +103,7 @@ class TestOtherRequests:
         world.spec(num_nodes=4)
         world.delete_child_job()
         world.settle()
-        assert classify_world(world).outdated == "4 nodes are asked for"
+        assert classify_world(world).outdated == "The job requests 4 nodes."
         deliver(world, grants=(Grant(uid="uid-train", nodes=4),))
         assert world.condition("Admitted").status == "True"
         world.settle()

@@ -56,7 +56,7 @@ def test_orphaned_workers_hold_the_admission_of_an_edited_job() -> None:
     world.settle()
     status = world.job.status
     assert (world.phase, status.reason) == ("Queued", "OrphanedWorkers")
-    assert "2 of cpu on each node are asked for, 1 were admitted" in status.message
+    assert "requests 2 of cpu on each node, but was admitted with 1." in status.message
     assert "kubectl delete pod -n ml train-0-abcde train-1-abcde" in status.message
     world.vanish("train-0-abcde", "train-1-abcde")
     world.settle()

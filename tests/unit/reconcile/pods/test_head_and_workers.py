@@ -238,19 +238,22 @@ def test_refused_pods_of_either_job_are_told(world):
 @pytest.mark.parametrize(
     ("spec", "queue", "message"),
     [
-        ({"numNodes": 1}, {}, "spec.head needs spec.numNodes of 2 or more"),
-        ({"numGPUs": 16}, {}, "spec.head needs spec.numNodes of 2 or more"),
+        ({"numNodes": 1}, {}, "spec.head requires spec.numNodes of at least 2"),
+        ({"numGPUs": 16}, {}, "spec.head requires spec.numNodes of at least 2"),
         (
             {"numNodes": 2, "elastic": {"minNodes": 1, "maxNodes": 4}},
             {},
-            "spec.head contradicts spec.elastic",
+            "spec.head conflicts with spec.elastic",
         ),
-        ({"numNodes": 2}, {"scheduling": {"gang": "kueue"}}, "contradicts scheduling.gang kueue"),
+        (
+            {"numNodes": 2},
+            {"scheduling": {"gang": "kueue"}},
+            "conflicts with scheduling.gang kueue",
+        ),
         (
             {"numNodes": 2, "head": {"nodeResources": {"cpus": 97}}},
             {},
-            "spec.head.nodeResources.cpus: 97, but a node of the queue has 96 (its"
-            " nodeResources.cpus)",
+            "spec.head.nodeResources.cpus is 97, but nodeResources.cpus of the queue is 96.",
         ),
     ],
 )

@@ -270,7 +270,7 @@ def test_requests_that_cannot_be_read_are_the_users_to_mend(amount):
     )
     world.settle()
     assert world.job.status.reason == "InvalidSpec"
-    assert "podTemplate: resources of the pods" in world.job.status.message
+    assert "podTemplate: the resources of the pods are invalid" in world.job.status.message
 
 
 def test_affinity_of_no_use_is_left_to_the_api_server():

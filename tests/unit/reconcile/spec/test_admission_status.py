@@ -73,7 +73,7 @@ def test_a_larger_gang_needs_a_larger_admission():
     world.settle()
     assert len(world.gangs) == 1
     assert world.phase == "Running", "the present gang goes on"
-    assert "no resize to 4 nodes yet: 4 nodes are asked for" in world.job.status.message
+    assert "no resize to 4 nodes yet: The job requests 4 nodes." in world.job.status.message
     world.admit(4)
     world.settle()
     assert [gang.spec.completions for gang in world.gangs] == [2, 4]
@@ -106,14 +106,14 @@ class TestOtherRequests:
     @pytest.mark.parametrize(
         ("node", "message"),
         [
-            ({"gpus": 8}, "8 GPUs on each node are asked for, 0 were admitted"),
+            ({"gpus": 8}, "8 GPUs on each node, but was admitted with 0."),
             (
                 {"gpus": 0, "cpus": "4500m", "memory": "8Gi"},
-                "4500m of cpu on each node are asked for, 4 were admitted",
+                "4500m of cpu on each node, but was admitted with 4.",
             ),
             (
                 {"gpus": 0, "cpus": 4, "memory": "9Gi"},
-                "9Gi of memory on each node are asked for, 8Gi were admitted",
+                "9Gi of memory on each node, but was admitted with 8Gi.",
             ),
         ],
     )
@@ -133,7 +133,7 @@ class TestOtherRequests:
         world.pod(world.workers()[0].metadata.name, phase="Failed")
         world.settle()
         assert len(world.gangs) == 1
-        assert "8 GPUs on each node are asked for, 4 were admitted" in world.job.status.message
+        assert "8 GPUs on each node, but was admitted with 4." in world.job.status.message
 
     def test_an_admission_holds_in_its_queue_only(self):
         world = submitted()
@@ -143,7 +143,7 @@ class TestOtherRequests:
         world.spec(job_queue="vip")
         world.settle()
         assert world.gangs == []
-        assert "admission in TorchrunQueue vip is asked for" in world.job.status.message
+        assert "The job requests admission in TorchrunQueue vip." in world.job.status.message
 
     def test_an_admission_that_does_not_say_for_what_admits_nothing(self):
         world = submitted()
@@ -152,7 +152,7 @@ class TestOtherRequests:
         world.job = replace(world.job, status=bare)
         world.settle()
         assert world.gangs == []
-        assert "does not say yet what it is for" in world.job.status.message
+        assert "does not record its resource requests yet" in world.job.status.message
 
     def test_it_answers_that_its_admission_is_withdrawn(self):
         world = self.edited(gpus=8)
@@ -175,13 +175,15 @@ class TestOtherRequests:
         world.delete_child_job()
         world.settle()
         assert len(world.gangs) == 1
-        assert "8 GPUs on each node are asked for, 0 were admitted" in world.job.status.message
+        assert "8 GPUs on each node, but was admitted with 0." in world.job.status.message
 
     def test_resources_of_a_pod_template_that_cannot_be_read_are_refused(self):
         beside = {"name": "beside", "resources": {"limits": {GPU: "many"}}}
         world = submitted(podTemplate={"spec": {"containers": [beside]}})
         assert world.job.status.reason == "InvalidSpec"
-        assert "podTemplate: resources of the pods: 'many'" in world.job.status.message
+        assert (
+            "podTemplate: the resources of the pods are invalid: 'many'" in world.job.status.message
+        )
 
     def test_what_a_head_and_its_workers_ask_for_is_compared_apart(self):
         head = {"nodeResources": {"gpus": 0, "cpus": 2, "memory": "1Gi"}}
@@ -190,9 +192,7 @@ class TestOtherRequests:
         world.delete_child_job()
         world.settle()
         assert len(world.gangs) == 1
-        assert "8 GPUs on the first node are asked for, 0 were admitted" in (
-            world.job.status.message
-        )
+        assert "8 GPUs on the first node, but was admitted with 0." in (world.job.status.message)
 
 
 def test_a_gang_says_what_it_is_charged_with():

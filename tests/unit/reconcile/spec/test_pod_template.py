@@ -114,7 +114,9 @@ def test_a_service_account_of_the_queue_has_its_token_unless_a_template_says_oth
 def test_a_job_mounts_no_token_where_its_queue_says_that_none_is_mounted(
     asked: bool | None, account: dict[str, Any]
 ):
-    with pytest.raises(InvalidSpecError, match=f"^spec.podTemplate.spec.{TOKEN} is .* gpu says"):
+    with pytest.raises(
+        InvalidSpecError, match=f"^spec.podTemplate.spec.{TOKEN} is .* gpu sets it to false"
+    ):
         pod(of(**{TOKEN: asked}), of(**{TOKEN: False}) | account)
 
 
