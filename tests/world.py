@@ -136,7 +136,9 @@ class World(WorldObjects):
 
     def admit(self, nodes: int) -> None:
         """Admit the job, or admit it for another size."""
-        self.admission(True, "Admitted", f"admitted for {nodes} nodes", nodes)
+        self.admission(
+            True, "Admitted", f"Admitted for {nodes} node{'' if nodes == 1 else 's'}.", nodes
+        )
 
     def preempt(self, by: str = "ml/urgent") -> None:
         """Take the admission back; the quota stays charged until nothing runs."""

@@ -87,7 +87,7 @@ def test_two_nodes_train_from_a_directory_where_no_claim_binds(
     assert (status["attempt"], status["restarts"]) == (1, 1), "a restart needs no upload"
     ready = next(c for c in status["conditions"] if c["type"] == "WorkspaceReady")
     assert (ready["status"], ready["reason"]) == ("True", "DirectDelivery")
-    assert "claim train-workspace was not bound" in ready["message"]
+    assert "PVC train-workspace is not bound" in ready["message"]
     assert space.get(CLAIMS, "train-workspace")["status"]["phase"] == "Pending"
     space.wait("pod/train-serve-0", "delete")
 

@@ -97,7 +97,7 @@ def test_without_a_workspace_every_worker_sets_up(space: Space) -> None:
     space.apply(job("alone", "plain", command, 2, setupCommand=line))
     status = space.wait_phase("alone", "Succeeded")
     ready = next(c for c in status["conditions"] if c["type"] == "WorkspaceReady")
-    assert "every worker runs the setup" in ready["message"]
+    assert "Each pod runs the setup" in ready["message"]
     told = logs(space, "alone")
     assert {f"for node {index}" for index in (0, 1)} <= set(told.splitlines())
     assert told.count("/torchrun/env") >= 2

@@ -180,7 +180,7 @@ def test_a_paused_queue_and_one_without_admission(controller: ControllerProcess,
     said(team, "held", "QueuePaused")
     api.patch(f"{team.group}/torchrunqueues/closed", {"spec": {"weight": 1}})
     team.reaches("held", "Running")
-    assert said(team, "held", "Admitted")["message"] == "admitted for 1 node"
+    assert said(team, "held", "Admitted")["message"] == "Admitted for 1 node."
     api.patch(f"{team.group}/torchrunqueues/closed", {"spec": {"weight": None}})
     eventually("nothing is said any more", lambda: admitted(team.status("held")) is None)
     team.reaches("held", "Running")

@@ -123,7 +123,7 @@ def test_a_change_while_a_job_runs_is_for_those_that_follow(team: Team) -> None:
     eventually("it is counted", lambda: queue(team)["status"]["jobs"]["running"] == 1)
     edit(team, image="trainer:2")
     (event,) = eventually("an event", lambda: events(team, "QueueChanged"))
-    assert "1 running keep theirs" in event["note"]
+    assert "Running jobs that keep the previous spec: 1." in event["note"]
     job = team.api.get(f"{team.batch}/jobs/run")
     assert job["spec"]["template"]["spec"]["containers"][0]["image"] == "trainer:1"
 
@@ -160,7 +160,7 @@ class TestObjects:
         smaller = {**claim, "spec": {**claim["spec"], "accessModes": ["ReadWriteMany"]}}
         edit(team, resources=[{**entries[1], "template": smaller}])
         found = becomes(team, "ResourcesReady", "NotReady")
-        assert "spec.accessModes of a claim cannot be changed" in found["message"]
+        assert "spec.accessModes of a PVC is immutable." in found["message"]
 
     def test_foreign_ones_and_other_kinds_are_left_alone(self, team: Team) -> None:
         foreign = {"metadata": {"name": "research-settings"}, "data": {"theirs": "x"}}
@@ -177,7 +177,7 @@ class TestObjects:
         becomes(team, "ResourcesReady", "NotReady")
         messages = {r["name"]: r["message"] for r in queue(team)["status"]["resources"]}
         assert "exists already and was made by" in messages["settings"]
-        assert "v1 Secret is not made here" in messages["secret"]
+        assert "template is v1 Secret, but only v1 ConfigMap" in messages["secret"]
         assert "expected string" in messages["bad"]
         data = team.api.get(f"{team.core}/configmaps/research-settings")["data"]
         assert data == {"theirs": "x"}

@@ -166,7 +166,7 @@ class QueueView:
         needed = [*scope.informers, *self._kai_if_installed()]
         unsynced = [informer.kind.resource for informer in needed if not informer.synced.is_set()]
         problems = self._factory.read_errors
-        return {r: problems.problem(r) or "the cache is being filled" for r in unsynced}
+        return {r: problems.problem(r) or "the cache is not synced yet" for r in unsynced}
 
     def _is_filling(self) -> bool:
         problem = self._factory.read_errors.problem

@@ -135,5 +135,5 @@ def told(name: str) -> str:
 @pytest.mark.parametrize("name", list(PAIRS))
 def test_what_is_not_acted_on_is_named(name: str) -> None:
     backend = PAIRS[name][0].get("distributed", {}).get("rdzvBackend")
-    assert ("distributed.rdzvBackend etcd-v2" in told(name)) is (backend == "etcd-v2")
+    assert ("distributed.rdzvBackend is etcd-v2" in told(name)) is (backend == "etcd-v2")
     assert bool(told(name)) is (backend == "etcd-v2")

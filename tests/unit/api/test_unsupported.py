@@ -17,8 +17,8 @@ def test_nothing_to_say() -> None:
 def test_each_field_is_named_once() -> None:
     job = TorchrunJobSpec(num_nodes=2)
     queue = TorchrunQueueSpec(parent_kai_queue="default")
-    named = [entry.split(":")[0] for entry in not_yet_supported(job, queue)]
-    assert named == ["queue spec.parentKaiQueue"]
+    named = [entry.split(" of the queue")[0] for entry in not_yet_supported(job, queue)]
+    assert named == ["spec.parentKaiQueue"]
 
 
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
@@ -29,7 +29,7 @@ def test_etcd_needs_an_endpoint_of_job_or_queue(backend: str) -> None:
     none, queue = TorchrunJobSpec(), TorchrunQueueSpec(distributed=asked)
     for job in (none, TorchrunJobSpec(distributed=asked)):
         (told,) = not_yet_supported(job, queue)
-        assert told.startswith(f"distributed.rdzvBackend {backend}: ")
+        assert told.startswith(f"distributed.rdzvBackend is {backend}, ")
         assert "static is used" in told
     elastic = TorchrunJobSpec(elastic=Elastic(min_nodes=1, max_nodes=2))
     assert "c10d is used" in not_yet_supported(elastic, queue)[0]

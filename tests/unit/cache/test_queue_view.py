@@ -156,7 +156,7 @@ def test_what_is_known_of_a_queue(world: World) -> None:
     assert unknown is not None
     assert (unknown.extras, unknown.kai) == (None, None)
     assert "the verb list on queues.scheduling.run.ai" in unknown.unseen[KAI_QUEUES.resource]
-    assert unknown.unseen["configmaps"] == "the cache is being filled"
+    assert unknown.unseen["configmaps"] == "the cache is not synced yet"
     world.synced()
     known = world.watch.observe("ml", "gpu")
     assert known is not None

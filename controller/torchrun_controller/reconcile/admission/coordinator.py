@@ -101,7 +101,9 @@ class Coordinator:
             assert queue.head is not None
             self.pending[queue.head.workload.uid] = self._head_status(queue.head, reserved.seconds)
         for queue in self.snapshot.queues:
-            status = PendingStatus("BehindInQueue", f"waits behind other jobs of {queue.name}")
+            status = PendingStatus(
+                "BehindInQueue", f"Waiting behind other jobs in queue {queue.name}."
+            )
             if queue.paused_reason:
                 status = PendingStatus("QueuePaused", queue.paused_reason)
             waiting = (one.uid for one in queue.pending if one.uid not in self.settled)
@@ -241,7 +243,9 @@ class Coordinator:
                 lacks = messages.describe_quota(workload, resource)
                 status = pending_status(workload, "InsufficientQuota", lacks)
             elif free.capacity(workload.shape) >= workload.workers:
-                status = pending_status(workload, "WaitingForTurn", "waiting jobs come first")
+                status = pending_status(
+                    workload, "WaitingForTurn", "Other waiting jobs come first."
+                )
             else:
                 lacks = messages.describe_room(workload, free)
                 status = pending_status(workload, "WaitingForNodes", lacks)
@@ -267,7 +271,7 @@ class Coordinator:
             self.pending[one.uid] = pending_status(workload, "ExceedsQuota", lacks)
         elif self.snapshot.empty.capacity(workload.shape) < one.workers(one.nodes):
             lacks = messages.describe_room(workload, self.snapshot.empty)
-            lacks += " even when they are empty; ask for smaller or fewer pods"
+            lacks += " They do not fit even on empty nodes. Request smaller or fewer pods."
             self.pending[one.uid] = pending_status(workload, "ExceedsNodes", lacks)
         else:
             return False
@@ -326,11 +330,14 @@ class Coordinator:
             return pending_status(head, "InsufficientQuota", lacks)
         lender = self._lender(head)
         if lender is not None:
-            lacks = f"queue {lender.name} of the cohort waits for its own quota first"
+            lacks = f"Queue {lender.name} of the cohort is waiting for its own quota."
             return pending_status(head, "WaitingForLender", lacks)
         first, free = self.reservations.overlapping(head), self.snapshot.free
         if first is not None and free.capacity(head.shape) >= head.workers:
-            lacks = f"nodes are reserved for {first.head.workload.name} of {first.head.queue.name}"
+            lacks = (
+                f"The nodes are reserved for {first.head.workload.name} in queue"
+                f" {first.head.queue.name}."
+            )
             return pending_status(head, "WaitingForTurn", lacks)
         lacks = messages.describe_room(head, free) + latest_start
         return pending_status(head, "WaitingForNodes", lacks)

@@ -64,12 +64,12 @@ def queue_input(queue: TorchrunQueue) -> Queue:
     spec, meta, admission = queue.spec, queue.metadata, queue.status.admission
     paused_reason = queue.invalid
     if meta.deletion_timestamp is not None:
-        paused_reason = "the queue is being deleted"
+        paused_reason = "The queue is being deleted."
     limits = QuotaLimits()
     try:
         limits = _limits(spec.quota or Quota())
     except QuantityError as error:
-        paused_reason = f"spec.quota: {error}"
+        paused_reason = f"spec.quota is invalid: {error}."
     round_robin = None
     if admission is not None:
         round_robin = RoundRobinState(

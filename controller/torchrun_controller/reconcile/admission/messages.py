@@ -13,6 +13,7 @@ from torchrun_controller.reconcile.admission.model import (
 from torchrun_controller.reconcile.admission.node_capacity import FreeCapacity
 from torchrun_controller.reconcile.admission.quota import RESOURCES
 from torchrun_controller.reconcile.admission.snapshot import AdmittedWorkload, PendingWorkload
+from torchrun_controller.reconcile.model.messages import count_of
 
 NAMES = 3  # most preempted workloads that a message names
 _NOUNS = ("node", "GPU", "CPU", "memory", "job")
@@ -26,7 +27,7 @@ def pending_status(
     needs = _amount(0, workload.pods)
     if gpus := workload.usage[1]:
         needs = f"{_amount(1, gpus)} on {needs}"
-    return PendingStatus(reason, f"needs {needs}{more}: {lacks}", nominated=nominated)
+    return PendingStatus(reason, f"The job needs {needs}{more}. {lacks}", nominated=nominated)
 
 
 def describe_quota(workload: PendingWorkload, resource: int) -> str:
@@ -34,37 +35,37 @@ def describe_quota(workload: PendingWorkload, resource: int) -> str:
     cohort = workload.queue.quota.cohort
     left = max(0, cohort.limit[resource] - cohort.used[resource])
     limit = _amount(resource, cohort.limit[resource])
-    return f"{_amount(resource, left)} of {limit} left in {_quota(workload)}"
+    return f"{_quota(workload)} has {_amount(resource, left)} of {limit} left."
 
 
 def describe_limit(workload: PendingWorkload, resource: int) -> str:
     """Describe a quota that is too small even with nothing in use."""
     limit = _amount(resource, workload.queue.quota.cohort.limit[resource])
-    return f"{_quota(workload)} allows {limit} in all; ask for less, or have the quota raised"
+    return f"{_quota(workload)} is {limit} in total. Request less or increase the quota."
 
 
 def describe_room(workload: PendingWorkload, free: FreeCapacity) -> str:
     """Describe how many of its pods fit onto the nodes that it may use."""
     pods = min(workload.workers, free.capacity(workload.shape))
-    beside = " beside its head" if workload.pods > workload.workers else ""
+    beside = " in addition to the head" if workload.pods > workload.workers else ""
     selector = sorted(workload.workload.node_selector.items())
     matching = ",".join(f"{key}={value}" for key, value in selector)
     which = f"with {matching}" if matching else "that are ready"
-    return f"room for {pods} of {workload.workers} pods{beside} on nodes {which}"
+    return f"Nodes {which} have room for {pods} of {count_of(workload.workers, 'pod')}{beside}."
 
 
 def describe_latest_start(now: datetime, seconds: float) -> str:
     """Describe when a reservation begins at the latest; "" if that is unknown."""
     if not 0 < seconds < inf:
         return ""
-    return f"; starts by {now + timedelta(seconds=seconds):%Y-%m-%dT%H:%MZ} at the latest"
+    return f" It starts by {now + timedelta(seconds=seconds):%Y-%m-%dT%H:%MZ} at the latest."
 
 
 def describe_preempted(workload: PendingWorkload, preempted: list[AdmittedWorkload]) -> str:
     """Name the preempted workloads whose nodes a nominated workload waits for."""
     uid = workload.workload.uid
     names = sorted(one.workload.name for one in preempted if one.preempted_for == uid)
-    return f"room is being freed by {', '.join(names[:NAMES]) or 'others'}"
+    return f"Waiting for preempted jobs to stop: {', '.join(names[:NAMES]) or 'others'}."
 
 
 def explain_preemption(target: AdmittedWorkload, head: PendingWorkload) -> Preemption:
@@ -73,20 +74,22 @@ def explain_preemption(target: AdmittedWorkload, head: PendingWorkload) -> Preem
     uid, for_uid = target.workload.uid, head.workload.uid
     if target.queue is queue:
         message = (
-            f"makes room for {winner}, whose priority is {head.workload.priority},"
-            f" above its own {target.workload.priority}"
+            f"Preempted for {winner}, whose priority {head.workload.priority} is higher than"
+            f" {target.workload.priority}."
         )
         return Preemption(uid=uid, for_uid=for_uid, reason="HigherPriority", message=message)
     message = (
-        f"gives back what its queue borrowed in cohort {queue.queue.cohort}:"
-        f" queue {queue.name} needs its own for {winner}"
+        f"Preempted to return quota borrowed in cohort {queue.queue.cohort}: queue {queue.name}"
+        f" needs it for {winner}."
     )
     return Preemption(uid=uid, for_uid=for_uid, reason="Reclaimed", message=message)
 
 
 def _quota(workload: PendingWorkload) -> str:
     cohort = workload.queue.queue.cohort
-    return f"cohort {cohort}" if cohort else f"the quota of queue {workload.queue.name}"
+    return (
+        f"The quota of cohort {cohort}" if cohort else f"The quota of queue {workload.queue.name}"
+    )
 
 
 def _amount(resource: int, amount: int) -> str:

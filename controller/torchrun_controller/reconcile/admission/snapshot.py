@@ -105,7 +105,7 @@ class QueueSnapshot:
         if self.queue.paused_reason:
             return self.queue.paused_reason
         if self.weight <= 0:
-            return f"queue {self.name} is paused: its weight is 0, set it to 1 or more"
+            return f"Queue {self.name} is paused because its weight is 0. Set it to 1 or more."
         return ""
 
     def summary(self) -> QueueSummary:

@@ -39,7 +39,7 @@ from torchrun_controller.reconcile.spec.requests import GangRequests, admission_
 # does not write the status of every job that waits.
 EXACT = 20
 
-REQUEUED = Reason("Requeued", "nothing of it runs any more; it waits for its turn again")
+REQUEUED = Reason("Requeued", "Preempted; waiting for admission.")
 
 
 class Stage(IntEnum):
@@ -147,13 +147,14 @@ def _next(
         return JobAdmission(condition=before.condition, admission=charge)
     if classification.outdated and grant is None:
         message = (
-            f"{classification.outdated}; gives back what it was admitted for, and is admitted again"
+            f"{classification.outdated} The current admission is released, and the job waits for a"
+            " new one."
         )
         reason = Reason(admission_status.OUTDATED, message)
         return JobAdmission(condition=ConditionUpdate(ADMITTED, "False", reason), admission=charge)
-    message = f"admitted for {nodes} node{'' if nodes == 1 else 's'}"
+    message = f"Admitted for {nodes} node{'' if nodes == 1 else 's'}."
     if pending is not None and workload.nodes > nodes:
-        message = f"{message} of {workload.nodes}; {pending.message}"
+        message = f"Admitted for {nodes} of {workload.nodes} nodes. {pending.message}"
     admitted = ConditionUpdate(ADMITTED, "True", Reason("Admitted", message))
     return JobAdmission(condition=admitted, admission=charge)
 

@@ -6,6 +6,7 @@ from torchrun_api import names
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import KAI_QUEUES, TORCHRUN_QUEUES
 from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.queue import jobs, kai, status
 from torchrun_controller.reconcile.queue.model import ObservedQueue, QueuePlan
@@ -31,15 +32,17 @@ def finalize(observed: ObservedQueue, now: datetime) -> QueuePlan:
     if running:
         more = f" and {len(running) - NAMES} more" if len(running) > NAMES else ""
         job_names = ", ".join(running[:NAMES]) + more
-        return _wait(observed, f"waits for the jobs that run: {job_names}", now)
+        return _wait(observed, f"Waiting for running jobs: {job_names}.", now)
     if _hides_kai_queue(observed):
-        why = observed.unseen.get(KAI_QUEUES.resource, "the cache is being filled")
-        return _wait(observed, f"KAI's queues are not known, and one is to be removed: {why}", now)
+        why = observed.unseen.get(KAI_QUEUES.resource, "the cache is not synced yet")
+        message = f"The KAI queue cannot be removed, because KAI queues cannot be read: {why}"
+        return _wait(observed, sentence(message), now)
     removable = kai.find_removable(observed)
     refused = {q.metadata.name: observed.refused.get(kai.key(q)) for q in removable}
     stuck = [f"{name}: {why}" for name, why in refused.items() if why is not None]
     if stuck:
-        return _wait(observed, f"the KAI queue cannot be removed: {'; '.join(stuck)}", now)
+        message = sentence(f"The KAI queue cannot be removed: {'; '.join(stuck)}")
+        return _wait(observed, message, now)
     if removable:
         return QueuePlan(deletes=tuple(kai.delete(q) for q in removable))
     return QueuePlan(applies=(_finalizers(queue, []),))

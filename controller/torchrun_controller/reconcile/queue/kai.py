@@ -20,6 +20,7 @@ from torchrun_api.meta import ConditionStatus
 from torchrun_api.quantity import QuantityError, parse
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
+from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.queue import jobs
 from torchrun_controller.reconcile.queue.model import ObservedQueue
@@ -53,7 +54,9 @@ def plan_kai_queue(observed: ObservedQueue, *, idle: bool) -> KaiQueuePlan:
     refused = {queue.metadata.name: observed.refused.get(key(queue)) for queue in former}
     stuck = "; ".join(f"{name}: {why}" for name, why in refused.items() if why is not None)
     if stuck:
-        message = f"the KAI queue of a former spec.kaiQueue cannot be removed: {stuck}"
+        message = sentence(
+            f"The KAI queue of the previous spec.kaiQueue cannot be removed: {stuck}"
+        )
         return replace(plan, condition=_condition("False", "NotRemoved", message))
     if idle:
         return replace(plan, deletes=tuple(delete(queue) for queue in former))
@@ -69,14 +72,16 @@ def _plan(observed: ObservedQueue) -> KaiQueuePlan:
             condition=_condition(
                 "False",
                 NOT_INSTALLED,
-                f"the cluster has no {KAI_QUEUES.resource} in version {KAI_QUEUES.version}; it is"
-                " made when KAI is installed",
+                f"The cluster does not serve {KAI_QUEUES.resource} in version"
+                f" {KAI_QUEUES.version}. The KAI queue is created when KAI is installed.",
             )
         )
     if observed.kai is None:
-        why = observed.unseen.get(KAI_QUEUES.resource, "the cache is being filled")
+        why = observed.unseen.get(KAI_QUEUES.resource, "the cache is not synced yet")
         return KaiQueuePlan(
-            condition=_condition("Unknown", "NotSeen", f"KAI's queues are not known: {why}")
+            condition=_condition(
+                "Unknown", "NotSeen", sentence(f"KAI queues cannot be read: {why}")
+            )
         )
     return _plan_named(observed, name, observed.kai)
 
@@ -107,8 +112,8 @@ def _plan_named(observed: ObservedQueue, name: str, present: dict[str, KaiQueue]
         owner = _owner(existing)
         if not owner:
             message = (
-                f"KAI queue {name} was not made for this queue: it is used as it is, and quota and"
-                " weight of this queue are not handed on to it"
+                f"KAI queue {name} is not managed by this controller. It is used unchanged; the"
+                " quota and weight of this TorchrunQueue do not apply to it."
             )
             return KaiQueuePlan(condition=_condition("True", "NotOurs", message))
         if owner != _identity(queue) and not _is_watched(observed, owner):
@@ -120,7 +125,9 @@ def _plan_named(observed: ObservedQueue, name: str, present: dict[str, KaiQueue]
     try:
         resources = _resources(queue.spec)
     except QuantityError as error:
-        return KaiQueuePlan(condition=_condition("False", "InvalidSpec", f"spec.quota: {error}"))
+        return KaiQueuePlan(
+            condition=_condition("False", "InvalidSpec", f"spec.quota is invalid: {error}.")
+        )
     parent = _parent(queue.spec, existing, present)
     if parent not in present:
         return KaiQueuePlan(
@@ -144,15 +151,16 @@ def _plan_younger(queue: TorchrunQueue, oldest: TorchrunQueue, name: str) -> Kai
     if oldest.metadata.namespace != queue.metadata.namespace:
         return _conflict(name, _identity(oldest))
     message = (
-        f"KAI queue {name} is kept by the older TorchrunQueue {oldest.metadata.name}, whose quota"
-        " and weight it has"
+        f"KAI queue {name} is managed by the older TorchrunQueue {oldest.metadata.name} and has"
+        " its quota and weight."
     )
     return KaiQueuePlan(condition=_condition("True", "Shared", message))
 
 
 def _conflict(name: str, owner: str) -> KaiQueuePlan:
     message = (
-        f"KAI queue {name} belongs to the older TorchrunQueue {owner}; choose another spec.kaiQueue"
+        f"KAI queue {name} belongs to the older TorchrunQueue {owner}. Choose another"
+        " spec.kaiQueue."
     )
     return KaiQueuePlan(condition=_condition("False", "Conflict", message), usable=False)
 
@@ -167,8 +175,8 @@ def _ready_condition(
         return _condition(
             "False",
             "NotALeaf",
-            f"KAI queue {name} is the parent of {', '.join(children[:5])}: KAI schedules pods of"
-            " queues without children only; choose another spec.kaiQueue",
+            f"KAI queue {name} is the parent of {', '.join(children[:5])}. KAI schedules pods only"
+            " in queues without children. Choose another spec.kaiQueue.",
         )
     quota = observed.queue.spec.quota
     zeros = (
@@ -176,14 +184,14 @@ def _ready_condition(
         if quota is None
         else [field for field in ("gpus", "cpu", "memory") if getattr(quota, field) in (0, "0")]
     )
-    note = f"; of {', '.join(zeros)} its quota is 0: no job that asks for it runs" if zeros else ""
+    note = f" Its quota for {', '.join(zeros)} is 0: no job that requests it runs." if zeros else ""
     choice = jobs.choose_scheduler(observed)
     if choice is not None and choice.gang != "kai":
         note += (
-            "; but pods of this queue are not scheduled by KAI: set scheduling.scheduler to"
-            f" {KAI.pod_scheduler}"
+            " KAI does not schedule the pods of this queue. Set scheduling.scheduler to"
+            f" {KAI.pod_scheduler}."
         )
-    return _condition("True", KEPT, f"KAI queue {name} is as this queue says{note}")
+    return _condition("True", KEPT, f"KAI queue {name} is up to date.{note}")
 
 
 def _parent(
@@ -223,10 +231,13 @@ def _resources(spec: TorchrunQueueSpec) -> JsonObject:
 
 def _describe_parent(queue: TorchrunQueue, parent: str) -> str:
     if queue.spec.parent_kai_queue:
-        return f"there is no KAI queue {parent} (spec.parentKaiQueue); make it, or name another"
+        return (
+            f"KAI queue {parent} (spec.parentKaiQueue) does not exist. Create it or set another"
+            " one."
+        )
     return (
-        f"there is no KAI queue {' or '.join(PARENTS)} to be its parent; make one, or name one in"
-        " spec.parentKaiQueue"
+        f"No parent KAI queue exists ({' or '.join(PARENTS)}). Create one or set"
+        " spec.parentKaiQueue."
     )
 
 

@@ -27,8 +27,8 @@ KINDS: dict[str, Kind[ConfigMap] | Kind[QueueClaim]] = {
 # The metadata that a template may set; the controller sets owners, finalizers and all else.
 METADATA = frozenset({"labels", "annotations"})
 
-MAKING = "it is being made"
-REMAKING = "it is being deleted, and made anew after that"
+MAKING = "Creating the object."
+REMAKING = "The object is being deleted. A new one is created when it is gone."
 # Messages of states that pass without an action of the user.
 PASSING = frozenset({MAKING, REMAKING})
 
@@ -48,10 +48,12 @@ class _InvalidTemplateError(Exception):
 def plan_resources(observed: ObservedQueue) -> ResourcesPlan:
     """Plan each entry of spec.resources; then delete the objects that have no entry any more."""
     if observed.extras is None:
-        why = "; ".join(observed.unseen.values()) or "the cache is being filled"
+        why = "; ".join(observed.unseen.values()) or "the cache is not synced yet"
         entries = observed.queue.spec.resources
         return ResourcesPlan(
-            statuses=tuple(_not_ready(e, "", f"not looked at: {why}") for e in entries)
+            statuses=tuple(
+                _not_ready(e, "", f"The objects cannot be read: {why}.") for e in entries
+            )
         )
     present = {(_kind(extra).kind, extra.metadata.name): extra for extra in observed.extras}
     keys: set[tuple[str, str]] = set()
@@ -63,7 +65,8 @@ def plan_resources(observed: ObservedQueue) -> ResourcesPlan:
             kind = _kind_of(entry)
             if (kind.kind, name) in keys:
                 raise _InvalidTemplateError(
-                    f"{kind.kind} {name} is another entry's: choose another name"
+                    f"{kind.kind} {name} belongs to another entry of spec.resources. Choose"
+                    " another name."
                 )
         except _InvalidTemplateError as error:
             # The object of an earlier, valid template stays as long as the entry.
@@ -96,13 +99,14 @@ def _kind_of(entry: QueueResource) -> Kind[ConfigMap] | Kind[QueueClaim]:
     kind = KINDS.get(str(name)) if version == "v1" else None
     if kind is None:
         raise _InvalidTemplateError(
-            f"template: {version} {name} is not made here; only v1 ConfigMap and v1"
-            " PersistentVolumeClaim are"
+            f"template is {version} {name}, but only v1 ConfigMap and v1 PersistentVolumeClaim are"
+            " supported."
         )
     further = sorted(object_at(template, "metadata").keys() - METADATA)
     if further:
         raise _InvalidTemplateError(
-            f"template.metadata.{further[0]}: remove it; only labels and annotations may be given"
+            f"template.metadata.{further[0]} is not supported. Remove it: only labels and"
+            " annotations can be set."
         )
     return kind
 
@@ -130,7 +134,9 @@ def _plan_object(
         try:
             body, refusal, remark = _update_claim(present, body)
         except QuantityError as error:
-            return None, _not_ready(entry, object_ref, f"template.spec.resources: {error}")
+            return None, _not_ready(
+                entry, object_ref, f"template.spec.resources is invalid: {error}."
+            )
     drifted = _digest(present) != _digest_in(body) or not _contains(present.content, _content(body))
     status = QueueResourceStatus(
         name=entry.name, object=object_ref, ready=not refusal, message=refusal or remark
@@ -181,11 +187,11 @@ def _update_claim(present: QueueClaim, body: JsonObject) -> tuple[JsonObject, st
     spec: JsonObject = {name: old[name] for name in fixed}
     if size is not None:
         spec["resources"] = {"requests": {"storage": size}}
-    refusal = "; ".join(f"spec.{name} of a claim cannot be changed" for name in sorted(differing))
-    advice = "; delete the claim and its data, or choose another name" if refusal else ""
+    refusal = " ".join(f"spec.{name} of a PVC is immutable." for name in sorted(differing))
+    advice = " Delete the PVC and its data, or choose another name." if refusal else ""
     remark = ""
     if _amount(new_size) < _amount(old_size):
-        remark = f"it is larger, and a claim cannot shrink from {old_size} to {new_size}"
+        remark = f"The PVC has {old_size}; a PVC cannot shrink to {new_size}."
     return {**body, "spec": spec}, refusal + advice, remark
 
 

@@ -8,6 +8,7 @@ from torchrun_api.admission import QueueResourceStatus
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueStatus
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason, update
+from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.plan import Event
 from torchrun_controller.reconcile.queue import jobs, kai, queue_resources, template
 from torchrun_controller.reconcile.queue.model import ObservedQueue
@@ -19,9 +20,9 @@ RESOURCES = "ResourcesReady"
 OURS = frozenset({READY, RESOURCES, template.CONDITION, kai.CONDITION})
 
 TERMINATING = "Terminating"
-RUNS_JOBS = Reason("Ready", "jobs of this queue run by its present spec")
+RUNS_JOBS = Reason("Ready", "Jobs of this queue use the current spec.")
 PAUSED = Reason(
-    "Paused", "spec.weight is 0: what runs goes on, nothing new is admitted; set a weight to go on"
+    "Paused", "spec.weight is 0. Running jobs continue, no job is admitted. Set a weight to resume."
 )
 
 
@@ -98,7 +99,10 @@ def _change_event(observed: ObservedQueue) -> list[Event]:
     running = sum(jobs.needs_queue(job) for job in observed.jobs)
     if not running or not 0 < seen < meta.generation or meta.deletion_timestamp is not None:
         return []
-    message = f"applies to jobs and attempts that start later; {running} running keep theirs"
+    message = (
+        "The change applies to jobs and attempts that start later. Running jobs that keep the"
+        f" previous spec: {running}."
+    )
     return [Event("Normal", "QueueChanged", message)]
 
 
@@ -128,9 +132,9 @@ def _resources(resources: tuple[QueueResourceStatus, ...]) -> ConditionUpdate | 
     waiting = [r for r in resources if not r.ready]
     if not waiting:
         return ConditionUpdate(
-            RESOURCES, "True", Reason("AllReady", "every object is as its template says")
+            RESOURCES, "True", Reason("AllReady", "All objects match their templates.")
         )
-    message = "; ".join(f"{r.name}: {r.message}" for r in waiting)
+    message = " ".join(f"{r.name}: {sentence(r.message)}" for r in waiting)
     if all(r.message in queue_resources.PASSING for r in waiting):
         return ConditionUpdate(RESOURCES, "Unknown", Reason("InProgress", message))
     return ConditionUpdate(RESOURCES, "False", Reason("NotReady", message))

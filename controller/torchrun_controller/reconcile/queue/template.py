@@ -91,14 +91,18 @@ def _check_condition(check: TemplateCheck) -> ConditionUpdate:
     match check.accepted:
         case "True":
             return _condition(
-                "True", "Accepted", "the API server takes a Job made from the template"
+                "True", "Accepted", "The API server accepts a Job created from the template."
             )
         case "False":
             return _condition(
-                "False", "Rejected", f"a Job made from it is refused: {check.message}"
+                "False",
+                "Rejected",
+                f"The API server rejects a Job created from the template: {check.message}",
             )
         case _:
-            return _condition("Unknown", "NotJudged", f"it was not tried: {check.message}")
+            return _condition(
+                "Unknown", "NotJudged", f"The template is not checked yet: {check.message}"
+            )
 
 
 def _stored_condition(queue: TorchrunQueue) -> Condition | None:

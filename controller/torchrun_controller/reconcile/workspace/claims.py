@@ -21,8 +21,8 @@ def check_terminating(claims: tuple[PersistentVolumeClaim, ...], name: str) -> R
         return None
     return Reason(
         "ClaimTerminating",
-        f"claim {name} is being deleted, and another is made once it is gone. Kubernetes keeps it"
-        f" while a pod mounts it; see Used By in: kubectl describe pvc {name}",
+        f"PVC {name} is being deleted. A new one is created when it is gone. Kubernetes keeps it"
+        f" while a pod mounts it. See Used By in: kubectl describe pvc {name}",
     )
 
 
@@ -38,20 +38,20 @@ def check_mounted(
         if claim.metadata.terminating:
             return Reason(
                 "ClaimTerminating",
-                f"claim {name} is being deleted: it and what is on it are gone once the present"
-                " workers end. Copy now what must be kept",
+                f"PVC {name} is being deleted. It and its data are removed when the current pods"
+                " end. Copy data that you need now.",
             )
         if claim.status.phase == "Lost":
             return Reason(
                 "ClaimLost",
-                f"claim {name} has lost its volume, and no new worker can mount it. Delete it"
-                f" (kubectl delete pvc {name}), and the next gang has another, which is empty",
+                f"PVC {name} has lost its volume, and no new pod can mount it. To get a new, empty"
+                f" PVC for the next gang, run: kubectl delete pvc {name}",
             )
     for apply in missing:
         return Reason(
             "ClaimDeleted",
-            f"claim {apply.name} was deleted beside the gang; an empty one is made."
-            " What was on it is gone",
+            f"PVC {apply.name} was deleted while the gang was running. Its data is lost. Creating"
+            " an empty PVC.",
         )
     return None
 
@@ -64,6 +64,7 @@ def check_access_modes(claims: tuple[PersistentVolumeClaim, ...], nodes: int) ->
     modes = ", ".join(f"{c.metadata.name} ({', '.join(c.spec.access_modes)})" for c in unshared)
     return Reason(
         "ReadWriteOnce",
-        f"{modes}: can be mounted on one node only, and the job has {nodes}; workers on other nodes"
-        " will wait for ever. Use accessMode ReadWriteMany, and a storage class that offers it",
+        f"The job has {nodes} nodes, but these PVCs can be mounted on one node only: {modes}. Pods"
+        " on other nodes cannot start. Use accessMode ReadWriteMany and a storage class that"
+        " supports it.",
     )

@@ -13,6 +13,7 @@ from torchrun_api import names
 from torchrun_api.core import ContainerStatus, PersistentVolumeClaim, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_controller.reconcile.model.conditions import Reason, find_condition
+from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import ObservedCluster, ObservedWorkspace
 from torchrun_controller.reconcile.objects.serve_pod import Store
 from torchrun_controller.reconcile.pods import waiting
@@ -52,12 +53,12 @@ def choose_route(
     direct = source.delivery == "direct"
     if source.delivery == "shared":
         return Route(store="")
-    why_direct = "delivery is direct"
+    why_direct = "Delivery is direct."
     latest, claim = workspace.latest_sync_pod, find_claim(workspace.claims, source.name)
     pending = claim is not None and claim.status.phase == "Pending"
     abandoned = pending and not (latest and alive(latest)) and is_recorded_direct(job)
     if is_ephemeral(workspace) or abandoned:
-        why = why_direct if direct else f"claim {source.name} was not bound"
+        why = why_direct if direct else f"PVC {source.name} is not bound."
         return Route(store="ephemeral", why=why)
     failure, seconds = _check_binding(workspace, cluster, claim, now)
     if failure:
@@ -113,7 +114,7 @@ def _check_binding(
     seconds = (since + BINDING_TIMEOUT - now).total_seconds()
     if seconds > 0:
         return "", seconds
-    return f"claim {claim.metadata.name} was not bound within {BINDING_TIMEOUT.seconds} s", None
+    return f"PVC {claim.metadata.name} is not bound after {BINDING_TIMEOUT.seconds} s.", None
 
 
 def is_serve_pod(pod: Pod) -> bool:
@@ -165,7 +166,7 @@ def serve_url(pod: Pod) -> str:
 def describe_delivery(pod: Pod, why: str) -> Reason:
     """Return the reason of a workspace that is ready on its serve pod."""
     name = pod.metadata.labels.torchrun_job
-    message = f"{why}; workers fetch the workspace from a pod {names.serve_pod(name)}"
+    message = f"{sentence(why)} Pods fetch the workspace from pod {names.serve_pod(name)}."
     return Reason(DIRECT_DELIVERY, message)
 
 
@@ -174,7 +175,7 @@ def describe_unrecorded_delivery(pod: Pod) -> Reason | None:
     if not has_content(pod):
         return None
     on_claim = pod.metadata.annotations.delivery == "claim"
-    return describe_delivery(pod, "delivery is direct" if on_claim else "no claim was bound")
+    return describe_delivery(pod, "Delivery is direct." if on_claim else "No PVC is bound.")
 
 
 def mounted_claims(

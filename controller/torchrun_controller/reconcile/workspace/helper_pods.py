@@ -14,6 +14,7 @@ import msgspec
 from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_controller.reconcile.model.conditions import Reason
+from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.spec.resolve import Served
 from torchrun_controller.reconcile.workspace.retry import (
@@ -130,10 +131,10 @@ def _after_failure(kind: HelperPods, pod: Pod, now: datetime) -> Workspace:
     left = 0.0 if failure.remedy else retry_seconds_left(pod, end, now)
     if left <= 0:
         return kind.create_pod(next_number(kind.pods))
-    delay = f"tried again {retry_delay(pod).total_seconds():.0f} s after the failure"
+    delay = f"Retrying {retry_delay(pod).total_seconds():.0f} s after the failure."
     return Workspace(
         state=SyncState.SYNCING,
-        why=Reason(failure.reason, f"{failure.message}; {delay}"),
+        why=Reason(failure.reason, f"{sentence(failure.message)} {delay}"),
         failed=True,
         requeue_after=left,
     )
@@ -141,7 +142,7 @@ def _after_failure(kind: HelperPods, pod: Pod, now: datetime) -> Workspace:
 
 def refused(failure: PodFailure) -> Workspace:
     """The step after a permanent failure: nothing is retried before the user acts."""
-    why = Reason(failure.reason, f"{failure.message}; {failure.remedy}")
+    why = Reason(failure.reason, f"{sentence(failure.message)} {failure.remedy}")
     return Workspace(state=SyncState.REFUSED, why=why, failed=True)
 
 

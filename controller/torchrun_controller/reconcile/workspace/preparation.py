@@ -10,6 +10,7 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_controller.reconcile.model.conditions import Reason, find_condition
+from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import (
     Defaults,
     Observed,
@@ -45,8 +46,8 @@ from torchrun_controller.reconcile.workspace.retry import (
 
 BASE_TIMEOUT = timedelta(seconds=20)  # for a pod that mounts a base to start
 KEPT_SYNC_PODS = 3
-NO_WORKSPACE = Reason("NoWorkspace", "the code is in the image")
-SYNCED = Reason("Synced", "the workspace is in its claim")
+NO_WORKSPACE = Reason("NoWorkspace", "The code is in the image.")
+SYNCED = Reason("Synced", "The workspace is in its PVC.")
 
 
 def prepare(
@@ -68,7 +69,7 @@ def prepare(
         pod = pods.build_pod(next_number(workspace.sync_pods), _usable_base(workspace))
         return Workspace(
             state=SyncState.SYNCING,
-            why=Reason("Creating", f"claim {source.name} and a sync pod are being made"),
+            why=Reason("Creating", f"Creating PVC {source.name} and a sync pod."),
             applies=(claim(job, source, names.WORKSPACE), pod),
         )
     return next_step(pods, now)
@@ -102,7 +103,7 @@ class SyncPods(msgspec.Struct, frozen=True):
         """Create one more sync pod; only the last few are kept."""
         return Workspace(
             state=SyncState.SYNCING,
-            why=Reason("Creating", "a sync pod is being made"),
+            why=Reason("Creating", "Creating a sync pod."),
             applies=(self.build_pod(number),),
             deletes=delete_oldest_pods(self.observed.job, self.observed.workspace),
         )
@@ -136,14 +137,15 @@ class SyncPods(msgspec.Struct, frozen=True):
         return self._delete_pod(pod)
 
     def _delete_pod(self, pod: Pod) -> Workspace:
-        why = Reason("Replacing", "the job names another source; the sync pod is being replaced")
+        why = Reason("Replacing", "The workspace source has changed. Replacing the sync pod.")
         store = self.route.store
         if pod.metadata.annotations.delivery != store and store:
             why = Reason(
-                delivery.DIRECT_DELIVERY, f"{self.route.why}; a pod will serve the workspace"
+                delivery.DIRECT_DELIVERY,
+                f"{sentence(self.route.why)} A pod will serve the workspace.",
             )
         elif pod.metadata.annotations.delivery != store:
-            why = Reason("Replacing", "a claim is used now")
+            why = Reason("Replacing", "The workspace now uses a PVC. Replacing the sync pod.")
         return Workspace(
             state=SyncState.SYNCING,
             why=why,
@@ -162,7 +164,7 @@ class SyncPods(msgspec.Struct, frozen=True):
         own = () if pod.metadata.terminating else (delete_pod(pod),)
         return replace(
             step,
-            why=Reason("SyncPodLost", f"{loss.message}; another pod takes the place of {name}"),
+            why=Reason("SyncPodLost", f"{sentence(loss.message)} Replacing pod {name}."),
             deletes=(*(d for d in step.deletes if d.uid != uid), *own),
         )
 
@@ -185,7 +187,7 @@ class SyncPods(msgspec.Struct, frozen=True):
         failure = self.failure(pod, message)
         if failure.remedy:
             return refused(failure)
-        why = Reason(failure.reason, f"{failure.message}; it is tried again")
+        why = Reason(failure.reason, f"{sentence(failure.message)} Retrying.")
         return replace(syncing(why), failed=True)
 
     def why_terminating(self, pod: Pod) -> Reason:
@@ -195,7 +197,7 @@ class SyncPods(msgspec.Struct, frozen=True):
             if delivery.is_recorded_direct(self.observed.job)
             else "SyncPodEnding"
         )
-        return Reason(reason, f"pod {pod.metadata.name} is being deleted")
+        return Reason(reason, f"Waiting for pod {pod.metadata.name} to be deleted.")
 
     def is_current(self, pod: Pod) -> bool:
         """Whether the pod takes the present source, and keeps it where the route says."""
@@ -209,12 +211,15 @@ class SyncPods(msgspec.Struct, frozen=True):
     def failure(self, pod: Pod, message: SyncMessage) -> PodFailure:
         """The failure of a fetch or an upload; the sync program knows which are permanent."""
         job = self.observed.job
-        remedy = f"mend it, then run: kubectl torchrun sync {job.metadata.name}"
+        remedy = f"Fix it, then run: kubectl torchrun sync {job.metadata.name}"
         if workspace_source.is_fetched(job) and job.status.workers is None:
-            remedy = f"change spec.volumes.workspace, or {remedy}"
+            remedy = (
+                "Change spec.volumes.workspace, or fix the source and run: kubectl torchrun sync"
+                f" {job.metadata.name}"
+            )
         return PodFailure(
             message.reason or "SyncFailed",
-            message.message or "the sync pod failed",
+            message.message or "The sync pod failed.",
             remedy if message.permanent else "",
         )
 
@@ -232,8 +237,8 @@ class SyncPods(msgspec.Struct, frozen=True):
             return None
         why = Reason(
             "WorkspaceLost",
-            f"the workspace of revision {revision} was on storage of a pod that is gone; send it"
-            f" again to pod {pod.metadata.name}: kubectl torchrun sync {job.metadata.name}",
+            f"Revision {revision} of the workspace was lost with the pod that stored it. Upload it"
+            f" to pod {pod.metadata.name} again: kubectl torchrun sync {job.metadata.name}",
         )
         return replace(syncing(why), failed=True)
 
@@ -241,15 +246,15 @@ class SyncPods(msgspec.Struct, frozen=True):
         """Return what the pod does, or what it waits for."""
         job, name = self.observed.job, pod.metadata.name
         if delivery.is_serve_pod(pod) and delivery.has_content(pod):
-            return Reason("SyncPodStarting", f"pod {name} is about to serve the workspace")
+            return Reason("SyncPodStarting", f"Waiting for pod {name} to serve the workspace.")
         if pod.status.phase == "Running" and workspace_source.is_fetched(job):
             source = workspace_source.describe_source(job)
-            return Reason("Fetching", f"pod {name} fetches {source}")
+            return Reason("Fetching", f"Pod {name} is fetching {source}.")
         if pod.status.phase == "Running" and delivery.accepts_upload(pod):
             return Reason(
                 "WaitingForUpload",
-                f"pod {name} takes the upload; if none runs:"
-                f" kubectl torchrun sync {job.metadata.name}",
+                f"Pod {name} is waiting for the upload. If no upload is running, run: kubectl"
+                f" torchrun sync {job.metadata.name}",
             )
         claim_name = names.workspace_claim(job.metadata.name)
         present = find_claim(self.observed.workspace.claims, claim_name)
@@ -259,8 +264,8 @@ class SyncPods(msgspec.Struct, frozen=True):
         # The scheduler's condition on a PVC stays until its next attempt, even if it is bound now.
         bound = present is not None and present.status.phase == "Bound"
         if why is None or (why.reason == "ClaimPending" and bound):
-            return Reason("SyncPodStarting", f"pod {name} is starting")
-        return Reason(why.reason, f"pod {name}: {why.message}")
+            return Reason("SyncPodStarting", f"Pod {name} is starting.")
+        return Reason(why.reason, f"Pod {name}: {why.message}")
 
 
 def _is_available(cluster: ObservedCluster, pod: Pod, now: datetime) -> bool:
@@ -327,7 +332,7 @@ def _why_no_pod(source: VolumeSource | None) -> Reason | None:
     if source is None:
         return NO_WORKSPACE
     if source.existing:
-        return Reason("Existing", f"claim {source.name} is mounted as it is, read-only")
+        return Reason("Existing", f"PVC {source.name} is mounted read-only.")
     return None
 
 

@@ -14,6 +14,7 @@ from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
 from torchrun_api.meta import ConditionStatus
 from torchrun_api.workspace import SYNCED_SOURCES
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
+from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import (
     Defaults,
     Observed,
@@ -128,17 +129,17 @@ def check_up_to_date(
     if step.state is not SyncState.READY:
         if not (step.failed or fetched):
             return None
-        message = f"{step.why.message}; the workers go on with revision {revision}"
+        message = f"{sentence(step.why.message)} The pods continue with revision {revision}."
         return _not_up_to_date("False" if step.failed else "Unknown", step.why.reason, message)
     newest = sync_results.find_revision(job, workspace)
     if newest <= revision:
         return None
     if not all(alive(pod) for pod in gang.workers):
-        message = f"revision {newest} waits for the next gang, as a worker of this one has ended"
+        message = f"Revision {newest} waits for the next gang, because a pod of this one has ended."
         return _not_up_to_date("Unknown", "WorkersEnded", message)
     if not fetched:
         return None
-    return _not_up_to_date("Unknown", "Reloading", f"workers are told of revision {newest}")
+    return _not_up_to_date("Unknown", "Reloading", f"The pods are reloading revision {newest}.")
 
 
 def _not_up_to_date(status: ConditionStatus, reason: str, message: str) -> ConditionUpdate:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_controller.reconcile.model.conditions import Reason
+from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
 from torchrun_controller.reconcile.objects.environment import Environment
 from torchrun_controller.reconcile.objects.setup_pod import setup_pod
@@ -41,7 +42,7 @@ def prepare(
 ) -> Workspace:
     """Decide the next step towards the environment, now that the workspace is `ready`."""
     if not environment.shared:
-        message = f"{ready.why.message}; every worker runs the setup before its command"
+        message = f"{sentence(ready.why.message)} Each pod runs the setup before its command."
         return replace(ready, why=Reason(ready.why.reason, message))
     return next_step(SetupPods(observed, spec, environment, defaults, ready), now)
 
@@ -77,14 +78,14 @@ class SetupPods(msgspec.Struct, frozen=True):
         pod = setup_pod(job, queue, self.spec, self.environment, number, self.defaults)
         return Workspace(
             state=SyncState.SYNCING,
-            why=Reason("SetupRunning", "a setup pod is being made"),
+            why=Reason("SetupRunning", "Creating a setup pod."),
             applies=(pod,),
             deletes=tuple(delete_pod(pod) for pod in self.pods[: -KEPT_SETUP_PODS + 1]),
         )
 
     def replace_pod(self, pod: Pod) -> Workspace:
         """Delete a pod that installs another environment."""
-        why = f"the setup has changed; pod {pod.metadata.name} is being replaced"
+        why = f"The setup has changed. Replacing pod {pod.metadata.name}."
         return replace(syncing(Reason("Replacing", why)), deletes=(delete_pod(pod),))
 
     def replace_lost_pod(self, pod: Pod) -> Workspace | None:
@@ -100,17 +101,17 @@ class SetupPods(msgspec.Struct, frozen=True):
         if pod.status.phase == "Running":
             return Reason(
                 "SetupRunning",
-                f"pod {name} installs what the workers need; see: kubectl logs -f {name}",
+                f"Pod {name} is installing the environment. See: kubectl logs -f {name}",
             )
         claims, warnings = self.observed.workspace.claims, self.observed.cluster.warnings
         why = waiting.pod_reason(pod, claims, warnings)
         if why is None:
-            return Reason("SetupRunning", f"pod {name} is starting")
-        return Reason(why.reason, f"pod {name}: {why.message}")
+            return Reason("SetupRunning", f"Pod {name} is starting.")
+        return Reason(why.reason, f"Pod {name}: {why.message}")
 
     def why_terminating(self, pod: Pod) -> Reason:
         """The next pod is created once this one is gone."""
-        return Reason("SetupPodEnding", f"pod {pod.metadata.name} is being deleted")
+        return Reason("SetupPodEnding", f"Waiting for pod {pod.metadata.name} to be deleted.")
 
     def is_current(self, pod: Pod) -> bool:
         """Whether the pod installs this environment."""
@@ -123,11 +124,11 @@ class SetupPods(msgspec.Struct, frozen=True):
     def failure(self, pod: Pod, message: SyncMessage) -> PodFailure:
         """The failure of the user's command is permanent; one from outside is not."""
         name = pod.metadata.name
-        text = f"pod {name}: {message.message or message.reason or 'the setup failed'}"
+        text = f"Pod {name}: {message.message or message.reason or 'the setup failed'}"
         if message.reason not in PERMANENT:
             return PodFailure(message.reason or "SetupFailed", text)
         remedy = (
-            "mend spec.setupCommand, spec.requirements or the workspace; to try the same again:"
-            f" kubectl delete pod {name}"
+            "Fix spec.setupCommand, spec.requirements or the workspace. To retry without a change,"
+            f" run: kubectl delete pod {name}"
         )
         return PodFailure("SetupFailed", text, remedy)

@@ -146,7 +146,7 @@ class TestInLine:
         deliver(world, pending=pending())
         world.pass_time(seconds=9)
         assert deliver(world, grants=(Grant(uid="uid-train", nodes=2),)) is Stage.ADMIT
-        assert world.condition("Admitted").message == "admitted for 2 nodes"
+        assert world.condition("Admitted").message == "Admitted for 2 nodes."
         assert world.job.status.admission == Admission(nodes=2, queue="gpu", time=world.now)
         assert world.job.status.queue_position is None
         world.settle()

@@ -48,7 +48,7 @@ class TestHolding:
         assert classify_world(world).workload.nodes == 4
         deliver(world, pending=pending(position=0))
         assert world.condition("Admitted").status == "True"
-        assert world.condition("Admitted").message == "admitted for 2 nodes of 4; no room"
+        assert world.condition("Admitted").message == "Admitted for 2 of 4 nodes. no room"
         deliver(world, grants=(Grant(uid="uid-train", nodes=4),))
         assert world.job.status.admission == Admission(nodes=4, queue="gpu", time=START)
 
@@ -62,7 +62,7 @@ class TestHolding:
         world.settle()
         assert classify_world(world).workload.nodes == 1
         assert deliver(world, grants=(Grant(uid="uid-train", nodes=1),)) is Stage.RELEASE
-        assert world.condition("Admitted").message == "admitted for 1 node"
+        assert world.condition("Admitted").message == "Admitted for 1 node."
 
     def test_a_job_that_is_being_deleted_asks_for_nothing(self):
         world = running(elastic={"minNodes": 1, "maxNodes": 4})

@@ -11,10 +11,10 @@ def test_the_head_says_what_it_lacks_and_the_others_that_they_wait():
         nodes(2), [queue("research")], admitted_workload("x", "research"), *asked
     ).pending
     assert pending["j000"].message == (
-        "needs 16 GPUs on 2 nodes: room for 1 of 2 pods on nodes that are ready"
+        "The job needs 16 GPUs on 2 nodes. Nodes that are ready have room for 1 of 2 pods."
     )
     assert {pending[f"j{i:03}"].message for i in range(1, 30)} == {
-        "waits behind other jobs of research"
+        "Waiting behind other jobs in queue research."
     }
     assert [pending[f"j{i:03}"].position for i in range(30)] == list(range(1, 31))
 
@@ -38,4 +38,4 @@ def test_a_head_without_room_in_its_quota_promises_no_time_while_others_stop():
     queues = [queue("a", quota={"gpus": 16}), queue("b")]
     status = decide(nodes(2), queues, *running, request("j", "a", 2)).pending["j"]
     assert status.reason == "InsufficientQuota"
-    assert status.message.endswith("8 GPUs of 16 GPUs left in the quota of queue a")
+    assert status.message.endswith("The quota of queue a has 8 GPUs of 16 GPUs left.")

@@ -22,7 +22,7 @@ def test_all_resources_count():
     asked = [replace(request(f"j{i}", "a", 1, 4, age=9 - i), pod=pods) for i in range(2)]
     decisions = decide((machine,), [queue("a")], *asked)
     assert admitted(decisions) == ["j0"]
-    assert "room for 0 of 1 pods" in decisions.pending["j1"].message
+    assert "room for 0 of 1 pod." in decisions.pending["j1"].message
 
 
 def test_a_resource_that_no_node_has_is_never_there():
@@ -30,8 +30,8 @@ def test_a_resource_that_no_node_has_is_never_there():
     wait = decide(nodes(2), [queue("a")], job).pending["j"]
     assert (wait.reason, wait.position) == ("ExceedsNodes", 0)
     assert wait.message == (
-        "needs 8 GPUs on 1 node: room for 0 of 1 pods on nodes that are ready even when they are"
-        " empty; ask for smaller or fewer pods"
+        "The job needs 8 GPUs on 1 node. Nodes that are ready have room for 0 of 1 pod. They do"
+        " not fit even on empty nodes. Request smaller or fewer pods."
     )
 
 
@@ -45,7 +45,7 @@ def test_unusable_nodes_and_those_that_do_not_match_take_nothing():
     assert placement(machines, job) == {"j": {"n2": 1}}
     two = request("j", "a", 2, node_selector={"zone": "x"})
     wait = decide(machines, [queue("a")], two).pending["j"]
-    assert "room for 1 of 2 pods on nodes with zone=x" in wait.message
+    assert "Nodes with zone=x have room for 1 of 2 pods." in wait.message
 
 
 def test_pods_on_nodes_that_are_gone_or_unusable_take_no_room_elsewhere():
@@ -58,7 +58,7 @@ def test_jobs_without_gpus_say_how_many_pods_fit():
     machine = replace(node("n0"), allocatable={"cpu": 1000})
     running = admitted_workload("r", "b", 1, 0, placed={"n0": 1})
     wait = decide((machine,), [queue("a")], running, request("j", "a", 1, 0)).pending["j"]
-    assert wait.message == "needs 1 node: room for 0 of 1 pods on nodes that are ready"
+    assert wait.message == "The job needs 1 node. Nodes that are ready have room for 0 of 1 pod."
 
 
 def test_the_order_in_which_requests_are_written_means_nothing():

@@ -135,7 +135,7 @@ class TestQueues:
             make_queue(),
             metadata=msgspec.structs.replace(make_queue().metadata, deletion_timestamp=START),
         )
-        assert queue_input(going).paused_reason == "the queue is being deleted"
+        assert queue_input(going).paused_reason == "The queue is being deleted."
 
     def account(self, **fields: object) -> QueueAdmission:
         summary = QueueSummary(

@@ -22,11 +22,11 @@ def test_less_important_jobs_of_the_own_queue_leave_the_youngest_first():
     assert preempted(decisions) == [("young", "vip")]
     assert decisions.preemptions[0].reason == "HigherPriority"
     assert decisions.preemptions[0].message == (
-        "makes room for team/vip, whose priority is 9, above its own 0"
+        "Preempted for team/vip, whose priority 9 is higher than 0."
     )
     assert decisions.pending["vip"].reason == "Preempting"
     assert decisions.pending["vip"].message == (
-        "needs 8 GPUs on 1 node: room is being freed by young"
+        "The job needs 8 GPUs on 1 node. Waiting for preempted jobs to stop: young."
     )
 
 
@@ -104,7 +104,7 @@ def test_what_is_freed_for_nobody_is_enough():
     decisions = decide(nodes(2), [queue("a")], *running, request("vip", "a", priority=9))
     assert preempted(decisions) == []
     assert decisions.pending["vip"].nominated
-    assert decisions.pending["vip"].message.endswith("is being freed by others")
+    assert decisions.pending["vip"].message.endswith("Waiting for preempted jobs to stop: others.")
 
 
 def test_two_heads_get_victims_of_their_own():

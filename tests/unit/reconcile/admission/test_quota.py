@@ -14,7 +14,7 @@ def test_a_queue_gets_its_quota_and_no_more():
     wait = decisions.pending["j2"]
     assert wait.reason == "InsufficientQuota"
     assert wait.message.startswith(
-        "needs 8 GPUs on 1 node: 4 GPUs of 20 GPUs left in the quota of queue a"
+        "The job needs 8 GPUs on 1 node. The quota of queue a has 4 GPUs of 20 GPUs left."
     )
     (summary,) = decisions.queues
     assert (summary.used.gpus, summary.used.nodes, summary.used.jobs) == (16, 2, 2)
@@ -25,10 +25,10 @@ def test_a_queue_gets_its_quota_and_no_more():
 @pytest.mark.parametrize(
     ("kind", "limit", "told"),
     [
-        ("nodes", 3, "1 node of 3 nodes left in the quota of queue a"),
-        ("jobs", 1, "0 jobs of 1 job left in the quota of queue a"),
-        ("cpu", 3000, "1 CPU of 3 CPUs left in the quota of queue a"),
-        ("memory", 3 << 30, "1Gi of memory of 3Gi of memory left in the quota of queue a"),
+        ("nodes", 3, "The quota of queue a has 1 node of 3 nodes left."),
+        ("jobs", 1, "The quota of queue a has 0 jobs of 1 job left."),
+        ("cpu", 3000, "The quota of queue a has 1 CPU of 3 CPUs left."),
+        ("memory", 3 << 30, "The quota of queue a has 1Gi of memory of 3Gi of memory left."),
     ],
 )
 def test_every_kind_of_quota_counts(kind, limit, told):
@@ -46,7 +46,7 @@ def test_what_can_never_fit_the_quota_says_so_and_keeps_nobody_up():
     assert admitted(decisions) == ["small"]
     wait = decisions.pending["big"]
     assert (wait.reason, wait.position) == ("ExceedsQuota", 0)
-    assert "the quota of queue a allows 16 GPUs in all" in wait.message
+    assert "The quota of queue a is 16 GPUs in total." in wait.message
 
 
 def test_jobs_without_gpus_pass_a_queue_whose_gpus_are_overdrawn():
@@ -79,7 +79,8 @@ def test_a_head_stands_apart_where_nodes_are_too_few():
     wait = decisions.pending["ray"]
     assert wait.reason == "ExceedsNodes"
     assert wait.message.startswith(
-        "needs 32 GPUs on 5 nodes: room for 3 of 4 pods beside its head on nodes that are ready"
+        "The job needs 32 GPUs on 5 nodes. Nodes that are ready have room for 3 of 4 pods in"
+        " addition to the head."
     )
 
 
@@ -91,7 +92,7 @@ def test_idle_quota_is_lent():
     asked = [request(f"j{i}", "a", age=9 - i) for i in range(4)]
     decisions = decide(nodes(9), cohort(a=8, b=16), *asked)
     assert admitted(decisions) == ["j0", "j1", "j2"]
-    assert "0 GPUs of 24 GPUs left in cohort c" in decisions.pending["j3"].message
+    assert "The quota of cohort c has 0 GPUs of 24 GPUs left." in decisions.pending["j3"].message
     borrower, lender = decisions.queues
     assert borrower.borrowed.gpus == 16
     assert lender.borrowed.gpus == 0
@@ -119,7 +120,7 @@ def test_nobody_borrows_before_the_lender_has_its_own():
     decisions = decide(nodes(4), queues, *running, *asked)
     assert admitted(decisions) == []
     assert decisions.pending["a-2"].reason == "WaitingForLender"
-    assert "queue b of the cohort waits for its own quota first" in decisions.pending["a-2"].message
+    assert "Queue b of the cohort is waiting for its own quota." in decisions.pending["a-2"].message
     # Where the lender asks for nothing, its quota is there for others.
     decisions = decide(nodes(4), queues, *running, asked[0], *asked[2:])
     assert admitted(decisions) == ["a-2"]
@@ -150,10 +151,10 @@ def test_a_lender_takes_back_its_own_from_the_youngest():
         ("young", "mine", "Reclaimed"),
         ("middle", "mine", "Reclaimed"),
     ]
-    assert "gives back what its queue borrowed in cohort c" in decisions.preemptions[0].message
+    assert "Preempted to return quota borrowed in cohort c" in decisions.preemptions[0].message
     assert decisions.pending["mine"].nominated
     assert decisions.pending["mine"].message == (
-        "needs 16 GPUs on 2 nodes: room is being freed by middle, young"
+        "The job needs 16 GPUs on 2 nodes. Waiting for preempted jobs to stop: middle, young."
     )
 
 
@@ -203,7 +204,7 @@ def test_closed_queues_admit_nothing_and_say_so():
     assert decisions.pending["a-1"].reason == "QueuePaused"
     assert (
         decisions.pending["a-1"].message
-        == "queue a is paused: its weight is 0, set it to 1 or more"
+        == "Queue a is paused because its weight is 0. Set it to 1 or more."
     )
     assert decisions.pending["b-1"].message == "its quota is no quantity: many GPUs"
     assert decisions.queues[0].message == decisions.pending["a-1"].message

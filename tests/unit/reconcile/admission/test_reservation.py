@@ -18,10 +18,10 @@ def test_who_is_over_in_time_goes_first_and_who_is_not_waits():
     decisions = decide(nodes(4), [queue("a")], running, *asked)
     assert admitted(decisions) == ["short"]
     assert decisions.pending["head"].message == (
-        "needs 32 GPUs on 4 nodes: room for 1 of 4 pods on nodes that are ready;"
-        " starts by 2026-01-01T01:00Z at the latest"
+        "The job needs 32 GPUs on 4 nodes. Nodes that are ready have room for 1 of 4 pods."
+        " It starts by 2026-01-01T01:00Z at the latest."
     )
-    assert decisions.pending["long"].message == "waits behind other jobs of a"
+    assert decisions.pending["long"].message == "Waiting behind other jobs in queue a."
 
 
 def test_what_the_head_leaves_over_is_used_for_any_time():
@@ -59,7 +59,7 @@ def test_without_a_known_end_only_what_the_head_leaves_over_is_used():
     decisions = decide(machines, [queue("a")], *running, *asked)
     assert admitted(decisions) == ["tiny"]
     assert decisions.pending["head"].message.endswith(
-        "room for 2 of 4 pods on nodes that are ready"
+        "Nodes that are ready have room for 2 of 4 pods."
     )
 
 
@@ -75,7 +75,7 @@ def test_a_reservation_holds_against_all_queues():
     assert admitted(decisions) == ["b-short"]
     assert decisions.pending["b-long"].reason == "WaitingForTurn"
     assert decisions.pending["b-long"].message == (
-        "needs 8 GPUs on 1 node: nodes are reserved for head of a"
+        "The job needs 8 GPUs on 1 node. The nodes are reserved for head in queue a."
     )
 
 
@@ -153,7 +153,7 @@ def test_quota_is_kept_for_the_head_of_its_queue():
     decisions = decide(nodes(9), queues, *running, *asked)
     assert admitted(decisions) == ["short"]
     assert decisions.pending["head"].message.endswith(
-        "0 GPUs of 24 GPUs left in the quota of queue a; starts by 2026-01-01T01:00Z at the latest"
+        "The quota of queue a has 0 GPUs of 24 GPUs left. It starts by 2026-01-01T01:00Z at the latest."
     )
 
 
@@ -164,7 +164,9 @@ def test_quota_that_others_have_borrowed_for_an_unknown_time_is_waited_for():
     asked = [request("head", "a", 2, age=9), request("next", "a", 1, 4, age=8)]
     decisions = decide(nodes(9), queues, *running, *asked)
     assert admitted(decisions) == ["next"]
-    assert decisions.pending["head"].message.endswith("4 GPUs of 40 GPUs left in cohort c")
+    assert decisions.pending["head"].message.endswith(
+        "The quota of cohort c has 4 GPUs of 40 GPUs left."
+    )
 
 
 def test_a_reservation_is_not_where_others_are_promised_room():

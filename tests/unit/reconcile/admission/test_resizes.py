@@ -18,7 +18,7 @@ def test_those_who_wait_come_first():
     assert admitted(decisions) == ["j"]
     assert decisions.pending["g"].position == 0
     assert decisions.pending["g"].message == (
-        "needs 16 GPUs on 2 nodes more: room for 0 of 2 pods on nodes that are ready"
+        "The job needs 16 GPUs on 2 nodes more. Nodes that are ready have room for 0 of 2 pods."
     )
 
 
@@ -26,7 +26,7 @@ def test_what_is_kept_for_a_head_is_not_grown_into():
     decisions = decide(nodes(4), [queue("a")], grows(), request("j", "a", 3))
     assert admitted(decisions) == []
     assert decisions.pending["g"].reason == "WaitingForTurn"
-    assert decisions.pending["g"].message.endswith("waiting jobs come first")
+    assert decisions.pending["g"].message.endswith("Other waiting jobs come first.")
 
 
 def test_quota_bounds_growth():
@@ -34,7 +34,7 @@ def test_quota_bounds_growth():
         nodes(9), [queue("a", quota={"gpus": 32})], grows(), admitted_workload("o", "a")
     )
     assert decisions.pending["g"].message == (
-        "needs 16 GPUs on 2 nodes more: 8 GPUs of 32 GPUs left in the quota of queue a"
+        "The job needs 16 GPUs on 2 nodes more. The quota of queue a has 8 GPUs of 32 GPUs left."
     )
 
 

@@ -50,10 +50,10 @@ def test_it_is_made_and_kept():
 def test_pods_that_another_schedules_do_not_use_it_and_that_is_said():
     world = world_of()
     world.settle()
-    assert "set scheduling.scheduler to kai-scheduler" in world.condition("KaiQueueReady").message
+    assert "Set scheduling.scheduler to kai-scheduler." in world.condition("KaiQueueReady").message
     world.edit(kaiQueue="training", scheduling={"scheduler": "kai-scheduler"})
     world.settle()
-    assert "set scheduling" not in world.condition("KaiQueueReady").message
+    assert "Set scheduling" not in world.condition("KaiQueueReady").message
 
 
 def test_what_is_not_set_is_not_limited():
@@ -76,7 +76,7 @@ def test_a_quota_of_nothing_is_passed_on_and_said():
     world = world_of(quota={"gpus": 0, "cpu": "0"}, weight=0)
     world.settle()
     assert kai_of(world).spec["resources"]["gpu"]["limit"] == 0
-    assert "gpus, cpu its quota is 0" in world.condition("KaiQueueReady").message
+    assert "Its quota for gpus, cpu is 0" in world.condition("KaiQueueReady").message
 
 
 def test_a_change_of_the_quota_is_a_change_there():
@@ -144,7 +144,7 @@ def test_kai_that_is_not_installed_is_said_and_noticed_later():
     ("unseen", "said"),
     [
         ({"queues.scheduling.run.ai": "cannot list queues.scheduling.run.ai"}, "cannot list"),
-        ({}, "is being filled"),
+        ({}, "is not synced yet"),
     ],
 )
 def test_queues_that_may_not_be_read_are_said(unseen, said):
@@ -273,7 +273,7 @@ class TestRemoval:
         world.refused = {("queues.scheduling.run.ai", "training"): "it has children"}
         world.settle()
         assert world.condition("Ready").message == (
-            "the KAI queue cannot be removed: training: it has children"
+            "The KAI queue cannot be removed: training: it has children."
         )
         world.refused = {}
         world.settle()

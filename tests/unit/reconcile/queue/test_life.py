@@ -204,7 +204,8 @@ class TestChanges:
         (event,) = world.events
         assert (event.type, event.reason) == ("Normal", "QueueChanged")
         assert event.message == (
-            "applies to jobs and attempts that start later; 1 running keep theirs"
+            "The change applies to jobs and attempts that start later. Running jobs that keep the"
+            " previous spec: 1."
         )
 
     def test_at_rest(self):
@@ -241,7 +242,7 @@ class TestDeletion:
         assert world.queue is not None
         assert status(world).phase == "Terminating"
         assert world.condition("Ready").reason == "Terminating"
-        told = "waits for the jobs that run: run-0, run-1, run-2, run-3, run-4 and 2 more"
+        told = "Waiting for running jobs: run-0, run-1, run-2, run-3, run-4 and 2 more."
         assert world.condition("Ready").message == told
         assert world.condition("TemplateValid").status == "True", "is kept"
         assert world.reasons() == ["Terminating"]

@@ -62,7 +62,7 @@ def test_what_is_made_is_not_ready_yet_and_nobody_is_warned():
     plan = world.step()
     assert plan.status is not None
     assert plan.status.phase == "Updating"
-    assert plan.status.resources[0].message == "it is being made"
+    assert plan.status.resources[0].message == "Creating the object."
     assert world.condition("ResourcesReady").status == "Unknown"
     assert plan.events == ()
 
@@ -139,9 +139,12 @@ def test_what_is_being_deleted_is_waited_for():
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        ({"apiVersion": "v1", "kind": "Secret"}, "v1 Secret is not made here"),
-        ({"apiVersion": "apps/v1", "kind": "ConfigMap"}, "apps/v1 ConfigMap is not made here"),
-        ({}, "None None is not made here"),
+        ({"apiVersion": "v1", "kind": "Secret"}, "template is v1 Secret, but only v1 ConfigMap"),
+        (
+            {"apiVersion": "apps/v1", "kind": "ConfigMap"},
+            "template is apps/v1 ConfigMap, but only v1 ConfigMap",
+        ),
+        ({}, "template is None None, but only v1 ConfigMap"),
         ({**SETTINGS, "metadata": {"namespace": "kube-system"}}, "template.metadata.namespace"),
         ({**SETTINGS, "metadata": {"ownerReferences": []}}, "template.metadata.ownerReferences"),
     ],
@@ -167,7 +170,7 @@ def test_a_template_that_turns_bad_keeps_what_a_better_one_made():
 def test_two_entries_for_one_object_are_one_too_many():
     world = world_of(entry("a"), entry("gpu-a", nameMode="Exact"))
     assert resource(world, "a").ready
-    assert "another entry's" in resource(world, "gpu-a").message
+    assert "another entry of spec.resources" in resource(world, "gpu-a").message
 
 
 def test_a_refusal_is_shown_and_nothing_is_tried_meanwhile():
@@ -181,7 +184,10 @@ def test_a_refusal_is_shown_and_nothing_is_tried_meanwhile():
 
 @pytest.mark.parametrize(
     ("unseen", "said"),
-    [({"configmaps": "cannot list configmaps"}, "cannot list"), ({}, "the cache is being filled")],
+    [
+        ({"configmaps": "cannot list configmaps"}, "cannot list"),
+        ({}, "the cache is not synced yet"),
+    ],
 )
 def test_nothing_is_made_of_what_is_not_known(unseen, said):
     world = QueueWorld(make_trq(resources=[entry()]))
@@ -210,7 +216,7 @@ class TestClaims:
         world.settle()
         made = world.get("PersistentVolumeClaim", "gpu-c")
         assert made.spec["resources"]["requests"]["storage"] == "30Gi"
-        assert "cannot shrink from 30Gi to 20Gi" in resource(world, "c").message
+        assert "has 30Gi; a PVC cannot shrink to 20Gi." in resource(world, "c").message
         assert resource(world, "c").ready
 
     def test_what_is_fixed_is_said_and_sent_as_it_is(self):
@@ -221,8 +227,8 @@ class TestClaims:
         made = world.get("PersistentVolumeClaim", "gpu-c")
         assert made.spec["accessModes"] == ["ReadWriteMany"]
         assert resource(world, "c").message == (
-            "spec.accessModes of a claim cannot be changed; spec.storageClassName of a claim"
-            " cannot be changed; delete the claim and its data, or choose another name"
+            "spec.accessModes of a PVC is immutable. spec.storageClassName of a PVC is immutable."
+            " Delete the PVC and its data, or choose another name."
         )
 
     def test_one_without_a_size(self):

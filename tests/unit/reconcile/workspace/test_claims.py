@@ -64,7 +64,7 @@ def test_a_running_gang_says_that_a_claim_goes_with_it(name: str):
     told = storage_ready(world)
     assert told is not None
     assert told[0] == "ClaimTerminating"
-    assert f"claim {name} is being deleted" in told[1]
+    assert f"PVC {name} is being deleted." in told[1]
     assert [(e.type, e.reason) for e in plan.events] == [("Warning", "ClaimTerminating")]
     assert not world.step().events
 
@@ -121,7 +121,7 @@ def test_checkpoints_that_are_gone_are_made_again_beside_a_gang():
     plan = world.step()
     assert applied(plan) == [f"PersistentVolumeClaim/{CHECKPOINTS}"]
     assert [(e.type, e.reason) for e in plan.events] == [("Warning", "ClaimDeleted")]
-    assert "What was on it is gone" in plan.events[0].message
+    assert "Its data is lost." in plan.events[0].message
     world.settle()
     assert storage_ready(world) is None
 

@@ -63,7 +63,7 @@ def test_a_claim_that_is_not_bound_in_time_gives_way_to_a_serve_pod():
     plan = world.step()
     assert [delete.name for delete in plan.deletes] == ["train-sync-0"]
     assert world.job.status.reason == "DirectDelivery"
-    assert "not bound within 30 s" in world.job.status.message
+    assert "PVC train-workspace is not bound after 30 s." in world.job.status.message
     world.settle()
     assert pods(world) == ["train-sync-0", "train-serve-0"]
     spec = body_of(world, PODS, "train-serve-0")["spec"]
@@ -117,7 +117,7 @@ def test_workers_fetch_from_the_pod_what_its_manifest_names():
     assert "TORCHRUN_STATE_DIR" not in told
     ready = world.condition("WorkspaceReady")
     assert (ready.status, ready.reason) == ("True", "DirectDelivery")
-    assert "from a pod train-serve-<n>" in ready.message
+    assert "from pod train-serve-<n>." in ready.message
     world.all_workers("Running")
     world.settle()
     assert world.condition("WorkspaceReady").reason == "DirectDelivery"
@@ -144,7 +144,7 @@ def test_direct_by_request_keeps_the_workspace_on_a_claim_of_its_own():
     assert pods(world) == ["train-serve-0", "train-serve-0"], "on storage of its own"
     world.serves()
     world.settle()
-    assert "delivery is direct" in world.condition("WorkspaceReady").message
+    assert "Delivery is direct." in world.condition("WorkspaceReady").message
 
 
 def test_the_queue_may_ask_for_it():
@@ -191,17 +191,17 @@ def test_what_keeps_a_serve_pod_from_its_workspace_is_said():
         sync_container(world, **states)
         world.settle()
         assert (world.phase, world.job.status.reason) == ("Syncing", "NotAZip")
-        assert "no zip; mend it" in world.job.status.message
+        assert "no zip. Fix it" in world.job.status.message
     sync_container(world, state=ended('{"reason": "WorkspaceFull", "message": "full"}'))
     world.settle()
-    assert world.job.status.message == "full; it is tried again"
+    assert world.job.status.message == "full. Retrying."
     again = ContainerState(running=StateRunning())
     sync_container(world, ready=True, state=again, last_state=ended(refused))
     world.settle()
     assert world.job.status.reason == "WaitingForUpload"
     sync_container(world, state=ended('{"sha256": "aa"}', exit_code=0))
     world.settle()
-    assert "about to serve" in world.job.status.message
+    assert "Waiting for pod train-serve-0 to serve the workspace." in world.job.status.message
     assert pods(world) == ["train-serve-0"]
 
 

@@ -120,7 +120,7 @@ def test_a_source_that_cannot_be_fetched_may_be_changed_in_the_spec():
     world.end_container("train-sync-0", "sync", exit_code=1, message=message)
     world.settle()
     assert (world.phase, world.job.status.reason) == ("Syncing", "RefNotFound")
-    assert "change spec.volumes.workspace, or" in world.job.status.message
+    assert "Change spec.volumes.workspace, or" in world.job.status.message
 
 
 def test_a_new_upload_replaces_a_sync_pod_that_waits_for_the_old_one():

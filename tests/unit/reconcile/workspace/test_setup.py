@@ -177,7 +177,7 @@ def test_what_came_from_outside_is_tried_again_with_delays(harm):
     harm(world)
     plan = world.settle()
     assert plan.requeue_after == 10
-    assert "tried again 10 s after" in world.job.status.message
+    assert "Retrying 10 s after" in world.job.status.message
     world.pass_time(seconds=10)
     world.settle()
     assert setup_pods(world) == ["train-setup-0", "train-setup-1"]
@@ -190,7 +190,7 @@ def test_a_pod_that_does_not_start_says_why():
     world.pod("train-setup-0", phase="Pending", container_statuses=(status,))
     world.settle()
     assert world.job.status.reason == "ImagePullFailed"
-    assert world.job.status.message.startswith("pod train-setup-0: ")
+    assert world.job.status.message.startswith("Pod train-setup-0: ")
 
 
 def test_it_is_part_of_the_time_that_a_sync_may_take():
@@ -218,7 +218,7 @@ def test_without_a_claim_every_worker_sets_up_and_the_condition_says_so():
     world.settle()
     assert setup_pods(world) == []
     assert (JOBS.plural, "train") in world.created
-    assert "every worker" in world.condition("WorkspaceReady").message
+    assert "Each pod runs the setup" in world.condition("WorkspaceReady").message
 
 
 def test_the_content_of_a_workspace_is_what_its_sync_pod_says_where_nobody_asked_for_one():

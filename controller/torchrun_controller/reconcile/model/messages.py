@@ -1,0 +1,26 @@
+"""Parts of the messages that users read: sentences, counts and lists of names."""
+
+from collections.abc import Iterable
+
+
+def sentence(text: str) -> str:
+    """Return the text with a full stop. The API server and other programs often leave it out."""
+    text = text.strip()
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def count_of(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 pod", "2 pods"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def pods_are(number: int, total: int) -> str:
+    """Return a share of the pods with its verb: "0 of 2 pods are", "1 of 2 pods is"."""
+    return f"{number} of {count_of(total, 'pod')} {'is' if 1 in (number, total) else 'are'}"
+
+
+def list_names(names: Iterable[str], most: int = 4) -> str:
+    """Return the first `most` names in order, and the number of the others: "a, b and 3 more"."""
+    ordered = sorted(names)
+    more = len(ordered) - most
+    return ", ".join(ordered[:most]) + (f" and {more} more" if more > 0 else "")
