@@ -92,8 +92,8 @@ class Topology(Wire, frozen=True, kw_only=True):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "has(self.required) || has(self.preferred)",
-            "set required, preferred, or both to a label key of nodes,"
-            " as topology.kubernetes.io/zone",
+            "set required, preferred, or both to a node label key, for example"
+            " topology.kubernetes.io/zone",
         ),
     )
 

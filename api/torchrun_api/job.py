@@ -42,7 +42,7 @@ class Elastic(Wire, frozen=True, kw_only=True):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "self.minNodes <= self.maxNodes",
-            "elastic.minNodes must not be larger than elastic.maxNodes",
+            "elastic.minNodes must be less than or equal to elastic.maxNodes",
         ),
     )
 
@@ -146,26 +146,25 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
         ),
         Rule(
             "!has(self.elastic) || has(self.numNodes)",
-            "elastic needs numNodes, the number of nodes to start with",
+            "numNodes is required with elastic: it is the initial number of nodes",
         ),
         Rule(
             "!has(self.elastic) || !has(self.numNodes) || (self.elastic.minNodes <= self.numNodes"
             " && self.numNodes <= self.elastic.maxNodes)",
-            "numNodes must lie between elastic.minNodes and elastic.maxNodes",
+            "numNodes must be between elastic.minNodes and elastic.maxNodes",
         ),
         Rule(
             "!has(self.elastic) || !has(self.distributed) || !has(self.distributed.rdzvBackend)"
             " || self.distributed.rdzvBackend != 'static'",
-            "elastic contradicts distributed.rdzvBackend static, which knows one size only:"
-            " use c10d, its default",
+            "distributed.rdzvBackend must not be static with elastic: set it to c10d, the default",
         ),
         Rule(
             "!has(self.head) || (has(self.numNodes) && self.numNodes >= 2)",
-            "head needs numNodes of 2 or more: the head and its workers",
+            "numNodes must be at least 2 with head: the head and its workers",
         ),
         Rule(
             "!has(self.head) || !has(self.elastic)",
-            "head contradicts elastic: a gang with a head has one size",
+            "head and elastic are mutually exclusive: a gang with a head has a fixed size",
         ),
     )
 
@@ -327,7 +326,7 @@ def _code(job: str, field: str) -> str:
 _CODE = ("url", "ref", "subPath", "secretRef", "claimName", "image")
 
 
-_FIXED = "cannot change once the job has started: submit a new job"
+_FIXED = "field is immutable once the job has started: submit a new job"
 
 
 class TorchrunJob(Wire, frozen=True, kw_only=True):
@@ -337,13 +336,13 @@ class TorchrunJob(Wire, frozen=True, kw_only=True):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             f"self.metadata.name.size() <= {MAX_JOB_NAME}",
-            f"metadata.name may have at most {MAX_JOB_NAME} characters:"
-            " the names of its pods are longer",
+            f"metadata.name must be no more than {MAX_JOB_NAME} characters, because the names of"
+            " the pods are longer",
         ),
         Rule(
             "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-            "metadata.name must be a DNS-1035 label (letters, digits, '-', starting with a letter):"
-            " it names a Service",
+            "metadata.name must be a DNS-1035 label (lower case letters, digits and '-', starting"
+            " with a letter), because a Service has this name",
         ),
         Rule(
             f"{_WAITS} || self.spec.jobQueue == oldSelf.spec.jobQueue",
@@ -357,7 +356,7 @@ class TorchrunJob(Wire, frozen=True, kw_only=True):
         ),
         Rule(
             f"{_WAITS} || has(self.spec.elastic) || self.spec.?numNodes == oldSelf.spec.?numNodes",
-            f"{_FIXED} (only spec.elastic allows another size)",
+            f"{_FIXED} (only spec.elastic allows resizing)",
             field=".spec.numNodes",
         ),
         Rule(
@@ -367,13 +366,13 @@ class TorchrunJob(Wire, frozen=True, kw_only=True):
         ),
         Rule(
             f"{_UNPREPARED} || {_source('self')} == {_source('oldSelf')}",
-            f"enabled and source {_FIXED}",
+            "enabled and source are immutable once the job has started: submit a new job",
             field=".spec.volumes.workspace",
         ),
         *(
             Rule(
                 f"{_SYNCS} || {_code('self', name)} == {_code('oldSelf', name)}",
-                f"{name} cannot change once workers were made: submit a new job",
+                f"{name} is immutable once pods are created: submit a new job",
                 field=".spec.volumes.workspace",
             )
             for name in _CODE

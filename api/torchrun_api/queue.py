@@ -144,8 +144,8 @@ class QueueScheduling(Wire, frozen=True, kw_only=True):
         Rule(
             "!has(self.gang) || self.gang != 'kueue' || !has(self.queueName)"
             f" || self.queueName.size() <= {MAX_LABEL}",
-            f"queueName may have at most {MAX_LABEL} characters for gang kueue:"
-            " Kueue reads it from a label",
+            f"queueName must be no more than {MAX_LABEL} characters with gang kueue, because it is"
+            " a label value",
         ),
     )
 
@@ -180,8 +180,8 @@ class Networking(Wire, frozen=True, kw_only=True):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "!(has(self.isolate) && self.isolate && has(self.hostNetwork) && self.hostNetwork)",
-            "isolate contradicts hostNetwork, whose pods no NetworkPolicy selects:"
-            " leave one of them out",
+            "isolate and hostNetwork are mutually exclusive: a NetworkPolicy does not apply to"
+            " pods in the host network",
         ),
     )
 
@@ -202,17 +202,17 @@ class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
         Rule(
             "!has(self.podSecurity) || !has(self.networking) || !has(self.networking.hostNetwork)"
             " || !self.networking.hostNetwork",
-            "networking.hostNetwork contradicts podSecurity: leave one of them out",
+            "networking.hostNetwork and podSecurity are mutually exclusive",
         ),
         Rule(
             "!has(self.podSecurity) || !has(self.storage) || !has(self.storage.checkpoints)"
             " || !has(self.storage.checkpoints.hostPath)",
-            "storage.checkpoints.hostPath contradicts podSecurity: leave one of them out",
+            "storage.checkpoints.hostPath and podSecurity are mutually exclusive",
         ),
         Rule(
             "!has(self.priority) || !has(self.limits) || !has(self.limits.maxPriority)"
             " || self.priority <= self.limits.maxPriority",
-            "priority must not be above limits.maxPriority",
+            "priority must be less than or equal to limits.maxPriority",
         ),
     )
 
@@ -339,9 +339,9 @@ class TorchrunQueue(Wire, frozen=True, kw_only=True):
             "!has(self.spec.scheduling) || !has(self.spec.scheduling.gang)"
             " || self.spec.scheduling.gang != 'kueue' || has(self.spec.scheduling.queueName)"
             f" || self.metadata.name.size() <= {MAX_LABEL}",
-            f"metadata.name may have at most {MAX_LABEL} characters for scheduling.gang kueue,"
-            " as Kueue reads its LocalQueue's name from a label: set scheduling.queueName to the"
-            " LocalQueue, or choose a shorter name",
+            f"metadata.name must be no more than {MAX_LABEL} characters with scheduling.gang"
+            " kueue, because it is a label value: set scheduling.queueName to the LocalQueue or"
+            " choose a shorter name",
         ),
     )
     REQUIRED: ClassVar[tuple[str, ...]] = ("spec",)

@@ -23,7 +23,7 @@ class FailureRule(Wire, frozen=True, kw_only=True):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "has(self.exitCodes) || has(self.signals) || has(self.podConditions)",
-            "a rule without exitCodes, signals and podConditions can never match",
+            "set at least one of exitCodes, signals and podConditions",
         ),
     )
     REQUIRED: ClassVar[tuple[str, ...]] = ("action",)
@@ -62,7 +62,7 @@ def _in_one_rule(field: str, what: str) -> Rule:
     return Rule(
         f"!has(self.rules) || self.rules.all(r, !{own_field} || r.{field}.all(v,"
         f" self.rules.exists_one(o, {others} && v in o.{field})))",
-        f"{what} may stand in one of the rules only: the first that names it decides",
+        f"{what} must be listed in at most one rule: the first match decides",
     )
 
 
@@ -112,12 +112,11 @@ class Reliability(Wire, frozen=True, kw_only=True):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             f"!({_NEVER}) || !has(self.maxRestarts) || self.maxRestarts == 0",
-            "restartPolicy Never contradicts a maxRestarts above 0: leave one of them out",
+            "maxRestarts must be 0 or unset with restartPolicy Never",
         ),
         Rule(
             f"!({_NEVER}) || !has(self.rules) || self.rules.all(r, r.action == 'fail')",
-            "restartPolicy Never contradicts rules whose action is restart or ignore:"
-            " leave one of them out",
+            "the action of all rules must be fail with restartPolicy Never",
         ),
         _in_one_rule("exitCodes", "an exit code"),
         _in_one_rule("signals", "a signal"),

@@ -91,20 +91,20 @@ class LocalObjectReference(Wire, frozen=True, kw_only=True):
 
 ONE_SIZE = Rule(
     "!has(self.size) || !has(self.sizePerGPU)",
-    "size contradicts sizePerGPU: leave one of them out",
+    "size and sizePerGPU are mutually exclusive",
 )
 EXISTING_CLAIM = Rule(
     "!has(self.claimName) || !(has(self.size) || has(self.sizePerGPU)"
     " || has(self.storageClassName))",
-    "claimName takes a claim that exists, so it contradicts size, sizePerGPU and storageClassName",
+    "size, sizePerGPU and storageClassName must not be set with claimName, which is an existing"
+    " PVC",
 )
 
 
 LOCAL_CHECKPOINTS = Rule(
     "!has(self.hostPath) || !(has(self.claimName) || has(self.storageClassName)"
     " || has(self.accessMode))",
-    "hostPath keeps checkpoints on the nodes, so it contradicts claimName, storageClassName and"
-    " accessMode",
+    "claimName, storageClassName and accessMode must not be set with hostPath, which needs no PVC",
 )
 
 

@@ -46,7 +46,7 @@ def _only(field: str, *sources: str, why: str) -> Rule:
     listed = ", ".join(f"'{source}'" for source in sources)
     return Rule(
         f"!has(self.{field}) || self.source in [{listed}]",
-        f"{field} belongs to source {' or '.join(sources)}: {why}",
+        f"{field} may only be set with source {' or '.join(sources)}: {why}",
     )
 
 
@@ -59,21 +59,29 @@ class WorkspaceVolume(Wire, frozen=True, kw_only=True):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             f"!(self.source in {list(FETCHED_SOURCES)}) || has(self.url)",
-            " and ".join(f"source {source}" for source in FETCHED_SOURCES) + " need url",
+            f"url is required with source {' or '.join(FETCHED_SOURCES)}",
         ),
-        Rule("self.source != 'existing' || has(self.claimName)", "source existing needs claimName"),
-        _only("url", *FETCHED_SOURCES, why="remove it, or choose one of these"),
+        Rule(
+            "self.source != 'existing' || has(self.claimName)",
+            "claimName is required with source existing",
+        ),
+        _only("url", *FETCHED_SOURCES, why="remove it or set one of these sources"),
         _only("ref", "git", why="it is a branch, a tag or a commit"),
-        _only("subPath", *FETCHED_SOURCES, "existing", why="an upload is packed from its own root"),
-        _only("secretRef", *FETCHED_SOURCES, why="nothing else takes credentials"),
-        _only("claimName", "existing", why="the others have a claim of their own"),
-        _only("delivery", *SYNCED_SOURCES, why="nothing else is delivered"),
-        _only("image", *SYNCED_SOURCES, why="nothing else has a sync pod"),
+        _only(
+            "subPath",
+            *FETCHED_SOURCES,
+            "existing",
+            why=("an upload contains only the directory itself"),
+        ),
+        _only("secretRef", *FETCHED_SOURCES, why="no other source uses credentials"),
+        _only("claimName", "existing", why="other sources create their own PVC"),
+        _only("delivery", *SYNCED_SOURCES, why="no other workspace is delivered"),
+        _only("image", *SYNCED_SOURCES, why="no other source has a sync pod"),
         Rule(
             "self.source != 'existing' ||"
             " !(has(self.size) || has(self.storageClassName) || has(self.accessMode))",
-            "size, storageClassName and accessMode do not belong to source existing:"
-            " its claim is there already",
+            "size, storageClassName and accessMode must not be set with source existing, whose PVC"
+            " exists already",
         ),
         Rule(
             f"self.source != 'git' || !has(self.url) || self.url.matches(r'{GIT_URL}')",

@@ -144,7 +144,7 @@ def test_an_elastic_job_is_scaled_by_kubectl(space: Space):
                 "torchrunjob/train", f"jsonpath={{.status.workersStatus}}={size}/{size} ready", 90
             )
         refused = space.kubectl("scale", "torchrunjob/train", "--replicas=4", check=False)
-        assert "numNodes must lie between" in refused
+        assert "numNodes must be between" in refused
         assert_gangs_never_overlap(pods)
     status = space.get(TORCHRUN_JOBS, "train")["status"]
     assert (status["attempt"], status.get("restarts", 0), status["numNodes"]) == (2, 0, 1)

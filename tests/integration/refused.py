@@ -18,40 +18,41 @@ REF_FORM = (
     " no '..', '//' or '@{', no end in '/', '.' or '.lock'"
 )
 CLAIM_IS_THERE = (
-    "size, storageClassName and accessMode do not belong to source existing:"
-    " its claim is there already"
+    "size, storageClassName and accessMode must not be set with source existing, whose PVC exists"
+    " already"
 )
 SOURCES: dict[str, tuple[dict[str, Any], str]] = {
-    "git without url": (workspace(source="git"), "source git and source s3 need url"),
-    "s3 without url": (workspace(source="s3"), "source git and source s3 need url"),
-    "no claim": (workspace(source="existing"), "source existing needs claimName"),
+    "git without url": (workspace(source="git"), "url is required with source git or s3"),
+    "s3 without url": (workspace(source="s3"), "url is required with source git or s3"),
+    "no claim": (workspace(source="existing"), "claimName is required with source existing"),
     "url of an upload": (
         workspace(source="zip", url="https://git.example/a.git"),
-        "url belongs to source git or s3: remove it, or choose one of these",
+        "url may only be set with source git or s3: remove it or set one of these sources",
     ),
     "ref of a bucket": (
         workspace(source="s3", url="s3://code/a", ref="main"),
-        "ref belongs to source git: it is a branch, a tag or a commit",
+        "ref may only be set with source git: it is a branch, a tag or a commit",
     ),
     "folder of an upload": (
         workspace(subPath="a"),
-        "subPath belongs to source git or s3 or existing: an upload is packed from its own root",
+        "subPath may only be set with source git or s3 or existing: an upload contains only the"
+        " directory itself",
     ),
     "secret of a claim": (
         workspace(source="existing", claimName="c", secretRef={"name": "s"}),
-        "secretRef belongs to source git or s3: nothing else takes credentials",
+        "secretRef may only be set with source git or s3: no other source uses credentials",
     ),
     "claim of a repository": (
         git(claimName="c"),
-        "claimName belongs to source existing: the others have a claim of their own",
+        "claimName may only be set with source existing: other sources create their own PVC",
     ),
     "image of a claim": (
         workspace(source="existing", claimName="c", image="i"),
-        "image belongs to source zip or git or s3: nothing else has a sync pod",
+        "image may only be set with source zip or git or s3: no other source has a sync pod",
     ),
     "delivery of a claim": (
         workspace(source="existing", claimName="c", delivery="direct"),
-        "delivery belongs to source zip or git or s3: nothing else is delivered",
+        "delivery may only be set with source zip or git or s3: no other workspace is delivered",
     ),
     "size of a claim": (
         workspace(source="existing", claimName="c", size="1Gi"),
@@ -120,24 +121,23 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no nodes": (job(numNodes=0), "should be greater than or equal to 1"),
     "a rule that can never match": (
         job(reliability={"rules": [{"action": "fail"}]}),
-        "a rule without exitCodes, signals and podConditions can never match",
+        "set at least one of exitCodes, signals and podConditions",
     ),
     "no restart and restarts": (
         job(reliability={"restartPolicy": "Never", "maxRestarts": 1}),
-        "restartPolicy Never contradicts a maxRestarts above 0: leave one of them out",
+        "maxRestarts must be 0 or unset with restartPolicy Never",
     ),
     "no restart and a rule that restarts": (
         queue(reliability={"restartPolicy": "Never", "rules": [rule("ignore", signals=[9])]}),
-        "restartPolicy Never contradicts rules whose action is restart or ignore:"
-        " leave one of them out",
+        "the action of all rules must be fail with restartPolicy Never",
     ),
     "one exit code, two rules": (
         job(reliability={"rules": [rule("fail", exitCodes=[2, 3]), rule("ignore", exitCodes=[3])]}),
-        "an exit code may stand in one of the rules only: the first that names it decides",
+        "an exit code must be listed in at most one rule: the first match decides",
     ),
     "one signal, two rules": (
         job(reliability={"rules": [rule("fail", signals=[9]), rule("ignore", signals=[9])]}),
-        "a signal may stand in one of the rules only: the first that names it decides",
+        "a signal must be listed in at most one rule: the first match decides",
     ),
     "one pod condition, two rules": (
         job(
@@ -145,65 +145,63 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
                 "rules": [rule("fail", podConditions=["A"]), rule("restart", podConditions=["A"])]
             }
         ),
-        "a pod condition may stand in one of the rules only: the first that names it decides",
+        "a pod condition must be listed in at most one rule: the first match decides",
     ),
     "elastic and static": (
         job(
             elastic={"minNodes": 1, "maxNodes": 2},
             distributed={"rdzvBackend": "static"},
         ),
-        "elastic contradicts distributed.rdzvBackend static, which knows one size only:"
-        " use c10d, its default",
+        "distributed.rdzvBackend must not be static with elastic: set it to c10d, the default",
     ),
     "head and elastic": (
         job(head={}, elastic={"minNodes": 2, "maxNodes": 2}),
-        "head contradicts elastic: a gang with a head has one size",
+        "head and elastic are mutually exclusive: a gang with a head has a fixed size",
     ),
     "head without workers": (
         job(head={}, numNodes=1),
-        "head needs numNodes of 2 or more: the head and its workers",
+        "numNodes must be at least 2 with head: the head and its workers",
     ),
     "head of GPUs": (
         job(head={}, numNodes=None, numGPUs=16),
-        "head needs numNodes of 2 or more: the head and its workers",
+        "numNodes must be at least 2 with head: the head and its workers",
     ),
     "two sizes of a claim": (
         queue(storage={"workspace": {"size": "1Gi", "sizePerGPU": "1Gi"}}),
-        "size contradicts sizePerGPU: leave one of them out",
+        "size and sizePerGPU are mutually exclusive",
     ),
     "a size for a claim that exists": (
         job(volumes={"checkpoints": {"claimName": "a", "size": "1Gi"}}),
-        "claimName takes a claim that exists, so it contradicts size, sizePerGPU and"
-        " storageClassName",
+        "size, sizePerGPU and storageClassName must not be set with claimName, which is an"
+        " existing PVC",
     ),
     "a claim and a directory": (
         job(volumes={"checkpoints": {"hostPath": "/var/c", "claimName": "a"}}),
-        "hostPath keeps checkpoints on the nodes, so it contradicts claimName, storageClassName and"
-        " accessMode",
+        "claimName, storageClassName and accessMode must not be set with hostPath, which needs no"
+        " PVC",
     ),
     "host network above its level": (
         queue(podSecurity="baseline", networking={"hostNetwork": True}),
-        "networking.hostNetwork contradicts podSecurity: leave one of them out",
+        "networking.hostNetwork and podSecurity are mutually exclusive",
     ),
     "host path above its level": (
         queue(podSecurity="restricted", storage={"checkpoints": {"hostPath": "/var/c"}}),
-        "storage.checkpoints.hostPath contradicts podSecurity: leave one of them out",
+        "storage.checkpoints.hostPath and podSecurity are mutually exclusive",
     ),
     "isolated on the host network": (
         queue(networking={"hostNetwork": True, "isolate": True}),
-        "isolate contradicts hostNetwork, whose pods no NetworkPolicy selects:"
-        " leave one of them out",
+        "isolate and hostNetwork are mutually exclusive: a NetworkPolicy does not apply to pods in"
+        " the host network",
     ),
     "KAI queue longer than a label": (queue(kaiQueue="a" * 64), "spec.kaiQueue: Too long"),
     "LocalQueue longer than a label": (
         queue(scheduling={"gang": "kueue", "queueName": "a" * 64}),
-        "queueName may have at most 63 characters for gang kueue: Kueue reads it from a label",
+        "queueName must be no more than 63 characters with gang kueue, because it is a label value",
     ),
     "queue longer than a label": (
         {**queue(scheduling={"gang": "kueue"}), "metadata": {"name": "a" * 64}},
-        "metadata.name may have at most 63 characters for scheduling.gang kueue, as Kueue reads its"
-        " LocalQueue's name from a label: set scheduling.queueName to the LocalQueue, or choose a"
-        " shorter name",
+        "metadata.name must be no more than 63 characters with scheduling.gang kueue, because it"
+        " is a label value: set scheduling.queueName to the LocalQueue or choose a shorter name",
     ),
     "no level": (queue(podSecurity="privileged"), "Unsupported value"),
     "negative quota": (queue(quota={"gpus": -1}), "should be greater than or equal to 0"),
@@ -212,32 +210,34 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "negative weight": (queue(weight=-1), "should be greater than or equal to 0"),
     "no topology": (
         queue(scheduling={"topology": {"name": "a"}}),
-        "set required, preferred, or both to a label key of nodes, as topology.kubernetes.io/zone",
+        "set required, preferred, or both to a node label key, for example"
+        " topology.kubernetes.io/zone",
     ),
     "elastic without start": (
         job(numNodes=None, numGPUs=8, elastic={"minNodes": 1, "maxNodes": 2}),
-        "elastic needs numNodes, the number of nodes to start with",
+        "numNodes is required with elastic: it is the initial number of nodes",
     ),
     "start below elastic": (
         job(elastic={"minNodes": 3, "maxNodes": 4}),
-        "numNodes must lie between elastic.minNodes and elastic.maxNodes",
+        "numNodes must be between elastic.minNodes and elastic.maxNodes",
     ),
     "start above elastic": (
         job(elastic={"minNodes": 1, "maxNodes": 1}),
-        "numNodes must lie between elastic.minNodes and elastic.maxNodes",
+        "numNodes must be between elastic.minNodes and elastic.maxNodes",
     ),
     "elastic upside down": (
         job(elastic={"minNodes": 3, "maxNodes": 2}),
-        "elastic.minNodes must not be larger than elastic.maxNodes",
+        "elastic.minNodes must be less than or equal to elastic.maxNodes",
     ),
     "long name": (
         job(name="a" * 46),
-        "metadata.name may have at most 45 characters: the names of its pods are longer",
+        "metadata.name must be no more than 45 characters, because the names of the pods are"
+        " longer",
     ),
     "name that names no Service": (
         job(name="1a"),
-        "metadata.name must be a DNS-1035 label (letters, digits, '-', starting with a letter):"
-        " it names a Service",
+        "metadata.name must be a DNS-1035 label (lower case letters, digits and '-', starting with"
+        " a letter), because a Service has this name",
     ),
     "name with a dot": (job(name="a.b"), "metadata.name must be a DNS-1035 label"),
     "unknown launcher": (job(launcher="mpirun"), 'supported values: "auto", "none", "torchrun"'),
@@ -261,7 +261,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "priority above the limit": (
         queue(priority=5, limits={"maxPriority": 4}),
-        "priority must not be above limits.maxPriority",
+        "priority must be less than or equal to limits.maxPriority",
     ),
     "no whole GPUs": (queue(nodeResources={"gpus": 1.5}), "must be of type integer"),
 }

@@ -8,8 +8,8 @@ import pytest
 from integration.bodies import STARTED, git, job, patch, workspace
 from torchrun_cluster import LocalCluster
 
-FIXED = "cannot change once the job has started: submit a new job"
-CODE_FIXED = "{} cannot change once workers were made: submit a new job"
+FIXED = "immutable once the job has started: submit a new job"
+CODE_FIXED = "{} is immutable once pods are created: submit a new job"
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +22,13 @@ def started(crds: LocalCluster) -> str:
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "queue": ({"jobQueue": "other"}, f"spec.jobQueue: Invalid value: {FIXED}"),
-    "command": ({"command": "python other.py"}, f"spec.command {FIXED}"),
-    "command's form": ({"command": ["python", "train.py"]}, f"spec.command {FIXED}"),
-    "nodes": ({"numNodes": 3}, f"spec.numNodes: Invalid value: {FIXED}"),
+    "queue": ({"jobQueue": "other"}, f"spec.jobQueue: Invalid value: field is {FIXED}"),
+    "command": ({"command": "python other.py"}, f"spec.command is {FIXED}"),
+    "command's form": ({"command": ["python", "train.py"]}, f"spec.command is {FIXED}"),
+    "nodes": ({"numNodes": 3}, f"spec.numNodes: Invalid value: field is {FIXED}"),
     "nodes to GPUs": (
         {"numNodes": None, "numGPUs": 16},
-        f"spec.numGPUs: Invalid value: {FIXED}",
+        f"spec.numGPUs: Invalid value: field is {FIXED}",
     ),
     "elastic added": (
         {"elastic": {"minNodes": 1, "maxNodes": 4}},
@@ -36,12 +36,12 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "source": (
         {"volumes": {"workspace": {"source": "none"}}},
-        f"spec.volumes.workspace: Invalid value: enabled and source {FIXED}",
+        f"spec.volumes.workspace: Invalid value: enabled and source are {FIXED}",
     ),
-    "workspace removed": ({"volumes": None}, f"enabled and source {FIXED}"),
+    "workspace removed": ({"volumes": None}, f"enabled and source are {FIXED}"),
     "workspace disabled": (
         {"volumes": {"workspace": {"enabled": False}}},
-        f"enabled and source {FIXED}",
+        f"enabled and source are {FIXED}",
     ),
 }
 
@@ -155,7 +155,11 @@ def test_scaling_is_bounded_by_elastic(crds: LocalCluster) -> None:
     assert scaled["spec"]["numNodes"] == 3
     for size in (0, 1, 4):
         outside = crds.kubectl("scale", "torchrunjob/scaled", f"--replicas={size}", check=False)
-        refusal = "should be greater than or equal to 1" if size == 0 else "must lie between"
+        refusal = (
+            "should be greater than or equal to 1"
+            if size == 0
+            else "must be between elastic.minNodes"
+        )
         assert refusal in outside.stderr
     crds.kubectl("delete", "torchrunjob", "scaled")
 
@@ -167,5 +171,5 @@ def test_a_started_job_of_fixed_size_does_not_scale(crds: LocalCluster) -> None:
         "patch", "torchrunjob", "fixed", "--subresource=status", "--type=merge", "-p", patch
     )
     refused = crds.kubectl("scale", "torchrunjob/fixed", "--replicas=3", check=False)
-    assert "only spec.elastic allows another size" in refused.stderr
+    assert "only spec.elastic allows resizing" in refused.stderr
     crds.kubectl("delete", "torchrunjob", "fixed")
