@@ -153,7 +153,7 @@ async def test_a_foreign_object_stays_as_it_is(
         with pytest.raises(NameConflictError) as caught:
             await applier.apply(intent(name))
     assert raw(cluster, intent(name), name) == before, "byte for byte"
-    whose = "belongs to Deployment 'web'" if owned else "was made by "
+    whose = "belongs to Deployment 'web'" if owned else "was created by "
     assert whose in caught.value.conflict.message
     assert ("somebody" in caught.value.conflict.message) is not owned
 

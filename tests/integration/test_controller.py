@@ -115,7 +115,7 @@ def test_a_foreign_object_under_our_name_is_said_and_left_alone(
     before = team.api.create(f"{team.core}/services", foreign)
     team.submit("run")
     status = team.reaches("run", "Pending", "NameConflict")
-    assert "Service 'run' exists already" in status["message"]
+    assert "Service 'run' already exists" in status["message"]
     assert team.children("jobs", "run") == []
     assert team.api.get(f"{team.core}/services/run") == before
     team.api.delete(f"{team.core}/services/run")

@@ -176,7 +176,7 @@ class TestObjects:
         )
         becomes(team, "ResourcesReady", "NotReady")
         messages = {r["name"]: r["message"] for r in queue(team)["status"]["resources"]}
-        assert "exists already and was made by" in messages["settings"]
+        assert "already exists and was created by" in messages["settings"]
         assert "template is v1 Secret, but only v1 ConfigMap" in messages["secret"]
         assert "expected string" in messages["bad"]
         data = team.api.get(f"{team.core}/configmaps/research-settings")["data"]

@@ -155,7 +155,7 @@ def says(team: Team, job: str, text: str) -> None:
 
 def gives_way(team: Team, job: str, kind: str, path: str) -> None:
     """The job waits for the name and says so; then it makes its own."""
-    says(team, job, f"{kind} '{path.rpartition('/')[2]}' exists already")
+    says(team, job, f"{kind} '{path.rpartition('/')[2]}' already exists")
     team.api.delete(path)
     eventually("it is gone", lambda: _is_ours(team.api.get(path)) is not False)
     # What the user changes is tried at once.

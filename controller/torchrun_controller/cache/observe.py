@@ -377,10 +377,10 @@ def _conflict(kind: Kind[C], child: C) -> Conflict:
     ownership = (
         f"belongs to {owner.kind} {owner.name} (UID {owner.uid})" if owner else "has no owner"
     )
-    deletion = ", and is being deleted" if meta.deletion_timestamp else ""
+    deletion = " and is being deleted" if meta.deletion_timestamp else ""
     message = (
-        f"{kind.resource} {meta.name} exists and {ownership}{deletion};"
-        " it is left alone: delete it, or give the job another name"
+        f"{kind.kind} {meta.name} already exists and {ownership}{deletion}."
+        " Delete it or choose another name for the job."
     )
     return Conflict(kind.resource, meta.name, message)
 

@@ -351,12 +351,12 @@ def _describe_conflict(kind: Kind[Any], name: str, holder: HolderMeta) -> Confli
     if controller is not None:
         ownership = f"belongs to {controller.kind} {controller.name!r}"
     else:
-        ownership = f"was made by {', '.join(holder.managers) or 'somebody else'}"
+        ownership = f"was created by {', '.join(holder.managers) or 'another client'}"
     return Conflict(
         resource=kind.resource,
         name=name,
-        message=f"{kind.kind} {name!r} exists already and {ownership}; "
-        "delete or rename it, or choose another name",
+        message=f"{kind.kind} {name!r} already exists and {ownership}. "
+        "Delete it or choose another name.",
     )
 
 

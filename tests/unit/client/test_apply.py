@@ -314,10 +314,10 @@ FOREIGN_OWNER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "
     ("held", "whose"),
     [
         (answer(ownerReferences=[{**FOREIGN_OWNER, "uid": "f"}]), "belongs to Deployment 'web'"),
-        (answer(managedFields=[{"manager": "kubectl-create"}]), "was made by kubectl-create"),
-        (answer(), "was made by somebody else"),
+        (answer(managedFields=[{"manager": "kubectl-create"}]), "was created by kubectl-create"),
+        (answer(), "was created by another client"),
         # Ours by name and label, but no longer owned: kubectl delete --cascade=orphan leaves such.
-        (answer(ownerReferences=[{**OWNER, "controller": False}]), "was made by somebody else"),
+        (answer(ownerReferences=[{**OWNER, "controller": False}]), "was created by another client"),
     ],
 )
 async def test_a_foreign_holder_is_named_and_left_alone(held: JsonObject, whose: str) -> None:
@@ -327,7 +327,7 @@ async def test_a_foreign_holder_is_named_and_left_alone(held: JsonObject, whose:
     conflict = caught.value.conflict
     assert (conflict.resource, conflict.name) == ("services", "run")
     assert str(caught.value) == conflict.message
-    assert conflict.message.startswith(f"Service 'run' exists already and {whose}; delete")
+    assert conflict.message.startswith(f"Service 'run' already exists and {whose}. Delete")
     assert [request.method for request in wire.requests] == ["PATCH", "GET"]
 
 

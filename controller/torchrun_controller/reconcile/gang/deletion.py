@@ -51,7 +51,7 @@ def precedes(deletion: Failure, failure: Failure) -> bool:
 
 
 def _job_deleted(name: str, time: datetime | None) -> Failure:
-    message = f"somebody deleted Job {name}"
+    message = f"Job {name} was deleted"
     return Failure(
         details=LastFailure(reason=JOB_DELETED, message=message, time=time), disruption=True
     )

@@ -20,6 +20,7 @@ from torchrun_controller.reconcile.gang.cleanup import resized_jobs
 from torchrun_controller.reconcile.gang.gang import BY_THE_USER, GROWING, SHRINKING
 from torchrun_controller.reconcile.gang.probe import missing_probes
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason, find_condition
+from torchrun_controller.reconcile.model.messages import count_of, pods_are, sentence
 from torchrun_controller.reconcile.model.observed import Defaults, Observed, ObservedGang
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Apply, Delete
@@ -70,7 +71,7 @@ def build_probes(
     applies, problem = missing_probes(observed, outlook.probes, defaults)
     condition = outlook.condition
     if problem and condition is not None:
-        why = Reason(condition.why.reason, f"{condition.why.message}; {problem}")
+        why = Reason(condition.why.reason, f"{condition.why.message} {sentence(problem)}")
         condition = replace(condition, why=why)
     return applies, condition
 
@@ -84,33 +85,40 @@ def _evaluate_elastic(
     child = gang.current_job
     nodes = head_and_workers.nodes_of(child)
     if num_nodes not in (nodes, requested_nodes(child)):
-        why = Reason(BY_THE_USER, f"from {nodes} to {num_nodes} nodes, from the checkpoint")
-        return Outlook(nodes=num_nodes, why=why)
+        message = (
+            f"Resizing from {nodes} to {count_of(num_nodes, 'node')}, as spec.numNodes was changed."
+            " Training continues from the latest checkpoint."
+        )
+        return Outlook(nodes=num_nodes, why=Reason(BY_THE_USER, message))
     if child.spec.suspend:
         return Outlook()
     if state is State.GANG_STARTING and count_scheduled(gang.workers) < nodes:
         return _evaluate_starting(observed, nodes, elastic.min_nodes, now)
     if nodes == num_nodes:
-        return Outlook(condition=_condition("True", "AllNodes", f"{nodes} of {num_nodes} nodes"))
+        return Outlook(condition=_condition("True", "AllNodes", f"{_size(nodes, num_nodes)}."))
     admitted = admission_status.node_limit(job, observed.queue)
     if admitted is not None and admitted <= nodes:
         return Outlook(condition=_not_admitted(job, nodes, num_nodes))
     if state is State.GANG_RUNNING:
         target = num_nodes if admitted is None else min(num_nodes, admitted)
         return _evaluate_growth(gang, nodes, target, now, grow_after)
-    message = f"{nodes} of {num_nodes} nodes, waits for capacity"
+    message = f"{_size(nodes, num_nodes)}. Waiting for capacity."
     return Outlook(condition=_condition("False", "WaitingForCapacity", message))
 
 
 def _not_admitted(job: TorchrunJob, nodes: int, num_nodes: int) -> ConditionUpdate:
     """Return the condition of a gang for which the queue has not admitted more nodes."""
-    short = f"{nodes} of {num_nodes} nodes"
     if admission_status.gives_back(job):
-        message = f"{short}; gives back the others that it was admitted for to jobs that wait"
+        message = (
+            f"{_size(nodes, num_nodes)}. The other admitted nodes are released to waiting jobs."
+        )
         return _condition("False", admission_status.GIVES_BACK, message)
-    return _condition(
-        "False", admission_status.WAITING, f"{short}, waits for its queue to admit more"
-    )
+    message = f"{_size(nodes, num_nodes)}. Waiting for the queue to admit more."
+    return _condition("False", admission_status.WAITING, message)
+
+
+def _size(nodes: int, num_nodes: int) -> str:
+    return f"The gang has {nodes} of {count_of(num_nodes, 'node')}"
 
 
 def _condition(status: ConditionStatus, reason: str, message: str) -> ConditionUpdate:
@@ -135,20 +143,23 @@ def _evaluate_starting(observed: Observed, nodes: int, min_nodes: int, now: date
     """Decide on a gang with pods without a node: wait, then shrink to the pods that have one."""
     job, gang = observed.job, observed.gang
     if any(find_loss(observed.cluster.nodes, pod, now) is None for pod in gang.stale_pods):
-        message = "workers of an earlier gang still hold their nodes"
+        message = "Waiting for pods of the previous attempt to release their nodes."
         return Outlook(condition=_condition("Unknown", "WaitingForOldGang", message))
     placed = count_scheduled(gang.workers)
     if placed < min_nodes:
-        message = f"{placed} workers have a node, {min_nodes} are needed (elastic.minNodes)"
+        message = f"{pods_are(placed, nodes)} scheduled, but elastic.minNodes is {min_nodes}."
         return Outlook(condition=_condition("False", "NodesMissing", message))
     deadline = _scheduling_since(job, gang, now) + SHRINK_AFTER
     if deadline <= now:
         seconds = SHRINK_AFTER.total_seconds()
-        message = f"{placed} of {nodes} workers found a node within {seconds:.0f} s"
-        why = Reason(SHRINKING, f"from {nodes} to {placed} nodes: {message}")
-        return Outlook(nodes=placed, why=why)
+        message = (
+            f"Shrinking from {nodes} to {count_of(placed, 'node')}. After {seconds:.0f} s,"
+            f" {pods_are(placed, nodes)} scheduled."
+        )
+        return Outlook(nodes=placed, why=Reason(SHRINKING, message))
     message = (
-        f"a gang of {placed} follows unless all {nodes} have a node by {deadline:%H:%M:%S} UTC"
+        f"The gang shrinks to {count_of(placed, 'node')} unless all {nodes} pods are scheduled by"
+        f" {deadline:%H:%M:%S} UTC."
     )
     return Outlook(
         condition=_condition("False", "NodesMissing", message),
@@ -172,25 +183,27 @@ def _evaluate_growth(
 
     Each growth costs as much as a restart, so the gang must have the age `grow_after`.
     """
-    short = f"{nodes} of {target} nodes, waits for capacity"
+    short = f"{_size(nodes, target)}. Waiting for capacity."
     opening = (gang.current_job.metadata.creation_timestamp or now) + grow_after
     if opening > now:
-        message = f"{short}; room for more is looked for from {opening:%H:%M:%S} UTC on"
+        message = f"{short} Probes for more nodes start at {opening:%H:%M:%S} UTC."
         condition = _condition("False", "WaitingForCapacity", message)
         return Outlook(condition=condition, requeue_after=_until(opening, now))
     probes = min(target - nodes, MOST_PROBES)
     placed = [pod for pod in gang.probes if pod.spec.node_name and _is_usable(pod)]
-    condition = _condition(
-        "False", "WaitingForCapacity", f"{short}; probe pods ask the scheduler for {probes} more"
-    )
+    message = f"{short} Probe pods request {count_of(probes, 'more node')}."
+    condition = _condition("False", "WaitingForCapacity", message)
     if not placed:
         return Outlook(condition=condition, probes=probes)
     settled = min(_placed_at(pod, now) for pod in placed) + SETTLE
     if len(placed) < probes and settled > now:
         return Outlook(condition=condition, probes=probes, requeue_after=_until(settled, now))
     larger = nodes + min(len(placed), probes)
-    why = Reason(GROWING, f"from {nodes} to {larger} nodes: there is room for {len(placed)} more")
-    return Outlook(nodes=larger, why=why)
+    message = (
+        f"Growing from {nodes} to {count_of(larger, 'node')}."
+        f" Capacity for {count_of(len(placed), 'more node')} is available."
+    )
+    return Outlook(nodes=larger, why=Reason(GROWING, message))
 
 
 def _is_usable(pod: Pod) -> bool:

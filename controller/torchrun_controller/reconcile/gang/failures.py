@@ -107,7 +107,7 @@ def _failure_of(pod: Pod) -> Failure | None:
         details = _pod_failure(pod, reason, disruption.message, disruption.last_transition_time)
     elif end_of_grace is not None and (details is None or details.signal == SIGTERM):
         grace = timedelta(seconds=pod.metadata.deletion_grace_period_seconds)
-        details = _pod_failure(pod, POD_DELETED, "it was deleted", end_of_grace - grace)
+        details = _pod_failure(pod, POD_DELETED, "the pod was deleted", end_of_grace - grace)
     if details is None:
         return None
     disrupted = disruption is not None or details.reason in (POD_DELETED, *LAUNCHER_DISRUPTIONS)
@@ -118,7 +118,7 @@ def _pod_failure(pod: Pod, reason: str, message: str, time: datetime | None) -> 
     return LastFailure(
         node=pod.spec.node_name,
         reason=reason,
-        message=f"pod {pod.metadata.name}: {message}",
+        message=f"Pod {pod.metadata.name}: {message}",
         time=time,
     )
 
@@ -147,7 +147,9 @@ def read_failure(pod: Pod) -> LastFailure:
         exit_code=exit_code,
         signal=signal,
         reason=reason,
-        message=f"pod {pod.metadata.name}: {message}" if message else f"pod {pod.metadata.name}",
+        message=f"Pod {pod.metadata.name}: {message}"
+        if message
+        else f"Pod {pod.metadata.name} failed",
         time=_end_time(launcher.time, ended.finished_at),
     )
 

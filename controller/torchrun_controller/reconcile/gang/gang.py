@@ -21,6 +21,7 @@ from torchrun_controller.reconcile.gang.failures import (
 from torchrun_controller.reconcile.gang.restarts import Counts
 from torchrun_controller.reconcile.model import decode
 from torchrun_controller.reconcile.model.conditions import Reason, find_condition
+from torchrun_controller.reconcile.model.messages import count_of, pods_are, sentence
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang, RefusedWrites
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.times import seconds_of_gang
@@ -160,9 +161,9 @@ def evaluate_state(observed: Observed, now: datetime) -> GangState:
     completed = find_completed_job(gang)
     if completed is not None:
         size = head_and_workers.nodes_of(completed)
-        message = f"{size} of {size} workers succeeded"
+        message = f"{size} of {count_of(size, 'pod')} succeeded."
         if head_and_workers.has_head(completed):
-            message = "the head succeeded"
+            message = "The head succeeded."
         return GangState(State.GANG_SUCCEEDED, Reason("Completed", message))
     child = gang.current_job
     deleted = deletion.find_deletion(job, gang)
@@ -272,10 +273,11 @@ def _progress(observed: Observed, now: datetime) -> tuple[State, Reason]:
     why = why or gate.closed_reason(observed, now)
     if why is not None:
         return State.GANG_STARTING, why
+    state = "running or completed" if counts.succeeded else "running"
+    message = f"{pods_are(nodes - counts.pending, nodes)} {state}."
     if counts.pending == 0 and gate.is_open(gang):
-        return State.GANG_RUNNING, Reason("WorkersRunning", f"{nodes} of {nodes} workers started")
-    started = nodes - counts.pending
-    return State.GANG_STARTING, Reason("WorkersStarting", f"{started} of {nodes} workers started")
+        return State.GANG_RUNNING, Reason("WorkersRunning", message)
+    return State.GANG_STARTING, Reason("WorkersStarting", message)
 
 
 def _suspension(job: TorchrunJob, gang: ObservedGang) -> tuple[State, Reason]:
@@ -285,11 +287,11 @@ def _suspension(job: TorchrunJob, gang: ObservedGang) -> tuple[State, Reason]:
     refusal = groups.waiting_reason(gang)
     has_run = status.phase in ("Running", "Preempted") and attempt_of(child) == status.attempt
     if by_kueue and not has_run:
-        waits = Reason("WaitingForKueue", f"Job {name} waits for its admission by Kueue")
+        waits = Reason("WaitingForKueue", f"Job {name} is waiting for admission by Kueue.")
         return State.GANG_STARTING, Reason(waits.reason, refusal.message) if refusal else waits
     author = " by Kueue" if by_kueue else ""
-    suffix = f": {refusal.message}" if refusal else ""
-    message = f"Job {name} is suspended{author}; it goes on when it is resumed{suffix}"
+    suffix = f" {refusal.message}" if refusal else ""
+    message = f"Job {name} is suspended{author}. The pods start again when it is resumed.{suffix}"
     return State.GANG_SUSPENDED, Reason("JobSuspended", message)
 
 
@@ -333,4 +335,5 @@ def failure_reason(failure: LastFailure) -> Reason:
         f"exit code {failure.exit_code}" if failure.exit_code is not None else "",
     ]
     facts = ", ".join(part for part in parts if part)
-    return Reason(failure.reason, f"{failure.message} ({facts})" if facts else failure.message)
+    message = f"{failure.message.removesuffix('.')} ({facts})" if facts else failure.message
+    return Reason(failure.reason, sentence(message))

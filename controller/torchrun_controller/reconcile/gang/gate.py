@@ -15,6 +15,7 @@ from torchrun_api.status import UnfencedWorker
 from torchrun_controller.reconcile.gang import fence
 from torchrun_controller.reconcile.gang.orphans import find_orphans, orphan_advice
 from torchrun_controller.reconcile.model.conditions import Reason
+from torchrun_controller.reconcile.model.messages import count_of, list_names
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.pods import head_and_workers
@@ -119,13 +120,16 @@ def closed_reason(observed: Observed, now: datetime) -> Reason | None:
     child = gang.current_job
     blocking_pods = fence.blocking_pods(observed, attempt_of(child), now)
     if blocking_pods.pods:
-        pod_names = ", ".join(sorted(pod.metadata.name for pod in blocking_pods.pods)[:NAMED])
-        message = f"{len(blocking_pods.pods)} workers of an earlier gang still end: {pod_names}"
+        pod_names = list_names((pod.metadata.name for pod in blocking_pods.pods), NAMED)
+        message = (
+            f"Waiting for {count_of(len(blocking_pods.pods), 'pod')} of the previous attempt to"
+            f" terminate: {pod_names}."
+        )
         orphans = tuple(
             pod for pod in find_orphans(gang, observed.refused) if pod in blocking_pods.pods
         )
         if orphans:
-            return Reason("OrphanedWorkers", f"{message}. {orphan_advice(orphans)}")
+            return Reason("OrphanedWorkers", f"{message} {orphan_advice(orphans)}")
         return Reason("WaitingForOldGang", message)
     if _can_fence(child, blocking_pods.unfenced):
         return None
@@ -149,10 +153,11 @@ def _unfenced_reason(
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
     return Reason(
         "WaitingForFence",
-        f"{len(unfenced)} workers of an earlier gang may still run and write checkpoints on node"
-        f" {first.node}{more}, lost{since}. Any of these starts the new gang: the node comes back;"
-        f" the machine is off and you say so ({_release_commands(job, nodes, unfenced)});"
-        " spec.reliability.allowUnfencedRestart is set to true",
+        f"{count_of(len(unfenced), 'pod')} of the previous attempt may still run and write"
+        f" checkpoints on node {first.node}{more}, lost{since}. The next attempt starts when the"
+        " node returns, when you confirm that the machine is off"
+        f" ({_release_commands(job, nodes, unfenced)}), or when"
+        " spec.reliability.allowUnfencedRestart is true.",
     )
 
 
@@ -183,7 +188,7 @@ def _fencing_reason(gang: ObservedGang, now: datetime) -> Reason | None:
         return None
     return Reason(
         "Fencing",
-        "workers of an earlier gang may still run on lost nodes; they kill their ranks when they"
-        " see the new gang's epoch or no storage. Ranks start within"
-        f" {fence.FENCE_SECONDS} s of {since:%Y-%m-%dT%H:%M:%SZ}",
+        "Pods of the previous attempt may still run on lost nodes. They kill their ranks when they"
+        " see the epoch of the new attempt or lose the storage. The ranks of the new attempt start"
+        f" within {fence.FENCE_SECONDS} s of {since:%Y-%m-%dT%H:%M:%SZ}.",
     )

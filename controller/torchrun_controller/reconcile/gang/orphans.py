@@ -7,6 +7,7 @@ does not delete them: the user may have kept them on purpose.
 
 from torchrun_api.core import Pod
 from torchrun_api.kinds import JOBS
+from torchrun_controller.reconcile.model.messages import count_of
 from torchrun_controller.reconcile.model.observed import ObservedGang, RefusedWrites
 from torchrun_controller.reconcile.pods.lifecycle import alive
 
@@ -29,9 +30,10 @@ def orphan_advice(pods: tuple[Pod, ...]) -> str:
     if not pods:
         return ""
     first = sorted(pod.metadata.name for pod in pods)[:NAMED]
-    more = f", and {len(pods) - NAMED} more" if len(pods) > NAMED else ""
+    more = f" and {len(pods) - NAMED} more" if len(pods) > NAMED else ""
+    one = len(pods) == 1
     return (
-        f"{len(pods)} workers have no Job of this TorchrunJob, so nobody ends them and they may"
-        " train on; end them yourself: kubectl delete pod"
-        f" -n {pods[0].metadata.namespace} {' '.join(first)}{more}"
+        f"{count_of(len(pods), 'pod')} {'has' if one else 'have'} no Job of this TorchrunJob and"
+        f" may still train. Delete {'it' if one else 'them'} (kubectl delete pod"
+        f" -n {pods[0].metadata.namespace} {' '.join(first)}{more})."
     )

@@ -40,12 +40,12 @@ def missing_probes(
     probe_names = [names.probe(job.metadata.name, index) for index in range(count)]
     for refused in observed.refused.rejections:
         if refused.name in probe_names:
-            return (), f"the API server refused pod {refused.name}: {refused.message}"
+            return (), f"The API server refused pod {refused.name}: {refused.message}"
         if _is_of_next_gang(observed, refused):
             # The larger gang cannot be created yet. Each retry would create and delete probes.
-            return (), f"the API server refused Job {refused.name}: {refused.message}"
+            return (), f"The API server refused Job {refused.name}: {refused.message}"
     if queue is None:
-        return (), f"there is no TorchrunQueue {job.spec.job_queue}"
+        return (), f"TorchrunQueue {job.spec.job_queue} does not exist."
     try:
         run = resolve_spec(job, queue)
         obstacle = probe_obstacle(choose(queue, installed, job))

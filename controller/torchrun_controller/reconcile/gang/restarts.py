@@ -11,6 +11,7 @@ from torchrun_api.reliability import FailureRule
 from torchrun_api.status import MOST_GANGS, Attempt
 from torchrun_controller.reconcile.gang.failures import Failure
 from torchrun_controller.reconcile.model.conditions import Reason
+from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 
 # The first restart is immediate. The delay doubles from the second early failure in a row on.
@@ -67,11 +68,11 @@ def evaluate_failure_policy(
 
 
 def describe_limit(policy: ResolvedReliability, counts: Counts) -> str:
-    """Return why no gang follows, as a suffix of the message; "" where a rule is the reason."""
+    """Return why no gang follows, as a further sentence; "" where a rule is the reason."""
     if policy.never_restart:
-        return "; restartPolicy is Never"
+        return " restartPolicy is Never."
     if counts.restarts >= policy.max_restarts > 0:
-        return f"; all {policy.max_restarts} restarts are used up"
+        return f" All restarts are used (maxRestarts is {policy.max_restarts})."
     return ""
 
 
@@ -99,8 +100,11 @@ def find_backoff(job: TorchrunJob, ended: Attempt, now: datetime) -> RestartDela
     seconds_left = (delay - (now - (ended.end_time or now))).total_seconds()
     if seconds_left <= 0:
         return None
-    message = f"attempt {ended.number + 1} starts {delay.total_seconds():.0f} s after the end"
-    return RestartDelay(Reason("BackingOff", f"{message}; {ended.message}"), seconds_left)
+    message = (
+        f"Attempt {ended.number + 1} starts {delay.total_seconds():.0f} s after the end of attempt"
+        f" {ended.number} (back-off). {sentence(ended.message)}"
+    )
+    return RestartDelay(Reason("BackingOff", message), seconds_left)
 
 
 def restart_delay(before: tuple[Attempt, ...], ended: Attempt) -> timedelta:

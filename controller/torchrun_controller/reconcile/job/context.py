@@ -107,7 +107,7 @@ class Context:
         if lost is not None:
             failure, attempt = lost
             action = evaluate_failure_policy(failure, self.reliability, self.history.counts)
-            why = Reason(failure.details.reason, failure.details.message)
+            why = gang.failure_reason(failure.details)
             return self._build_end(why, action, failure.details, attempt)
         number = observed.job.status.attempt
         recorded = next((a for a in observed.job.status.attempts if a.number == number), None)

@@ -12,6 +12,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.status import TERMINAL
 from torchrun_controller.reconcile.gang import gang
 from torchrun_controller.reconcile.model.conditions import Reason
+from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.phases import State
 
@@ -33,8 +34,8 @@ def hold(observed: Observed) -> Hold | None:
     cycle = _cycle(job, parents)
     if cycle:
         message = (
-            f"spec.dependsOn: a cycle, {' -> '.join(cycle)}: none of these jobs can ever start;"
-            " remove one of the dependencies"
+            f"spec.dependsOn contains a cycle: {' -> '.join(cycle)}. Remove one of these"
+            " dependencies."
         )
         return Hold(State.SPEC_INVALID, Reason("InvalidSpec", message))
     known = {one.name for one in met(observed)}
@@ -45,10 +46,16 @@ def hold(observed: Observed) -> Hold | None:
         return Hold(State.DEPENDENCY_FAILED, Reason("DependencyFailed", lost))
     if not unmet:
         return None
-    waits = [_wait(dependency, parents.get(dependency.name)) for dependency in unmet]
-    missing = any(dependency.name not in parents for dependency in unmet)
+    missing = [dependency.name for dependency in unmet if dependency.name not in parents]
+    waits = [_wait(d, parents[d.name]) for d in unmet if d.name in parents]
+    sentences = [
+        f"TorchrunJob {name} does not exist. Submit it or remove it from spec.dependsOn."
+        for name in missing
+    ]
+    if waits:
+        sentences.append(f"Waiting for {'; '.join(waits)}.")
     reason = "DependencyNotFound" if missing else "WaitingForDependencies"
-    return Hold(State.DEPENDENCY_WAITING, Reason(reason, "waits for " + "; ".join(waits)))
+    return Hold(State.DEPENDENCY_WAITING, Reason(reason, " ".join(sentences)))
 
 
 def met(observed: Observed) -> tuple[MetDependency, ...]:
@@ -87,7 +94,7 @@ def why_met(observed: Observed) -> Reason | None:
     """That nothing is waited for; None for a job that depends on none."""
     if not observed.job.spec.depends_on:
         return None
-    return Reason("DependenciesMet", "every job of spec.dependsOn has come so far")
+    return Reason("DependenciesMet", "All dependencies are met.")
 
 
 def why_gang(observed: Observed) -> Reason | None:
@@ -104,10 +111,8 @@ def _met_now(dependency: Dependency, parent: TorchrunJob | None) -> MetDependenc
     )
 
 
-def _wait(dependency: Dependency, parent: TorchrunJob | None) -> str:
+def _wait(dependency: Dependency, parent: TorchrunJob) -> str:
     """What the parent has still to do, in words; nothing where it is done."""
-    if parent is None:
-        return f"{dependency.name}, which does not exist: submit it, or remove it from dependsOn"
     phase = parent.status.phase or "Pending"
     reached = {
         "Succeeded": phase == "Succeeded",
@@ -117,7 +122,7 @@ def _wait(dependency: Dependency, parent: TorchrunJob | None) -> str:
     if reached[dependency.condition]:
         return ""
     reason = f", {parent.status.reason}" if parent.status.reason else ""
-    return f"{dependency.name} to be {dependency.condition} (now {phase}{reason})"
+    return f"{dependency.name} to be {dependency.condition} (currently {phase}{reason})"
 
 
 def _failure(dependency: Dependency, parent: TorchrunJob) -> str:
@@ -125,10 +130,9 @@ def _failure(dependency: Dependency, parent: TorchrunJob) -> str:
     phase = parent.status.phase
     if phase not in TERMINAL or not _wait(dependency, parent):
         return ""
-    message = f": {parent.status.message}" if parent.status.message else ""
-    return (
-        f"{dependency.name} is {phase} and will not be {dependency.condition}"
-        f" ({parent.status.reason}{message})"
+    return sentence(
+        f"TorchrunJob {dependency.name} is {phase} and cannot become {dependency.condition}"
+        f" ({parent.status.reason}). {parent.status.message}"
     )
 
 

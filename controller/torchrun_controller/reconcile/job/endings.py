@@ -13,6 +13,7 @@ from torchrun_controller.reconcile.job import dependencies
 from torchrun_controller.reconcile.job.context import Context
 from torchrun_controller.reconcile.job.running import decide_on_gang
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
+from torchrun_controller.reconcile.model.messages import count_of, list_names, sentence
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Delete
@@ -32,7 +33,7 @@ def deadline_exceeded(context: Context) -> Decision | None:
     if limit is None or left is None or left > 0:
         return None
     reliability = context.reliability
-    message = f"ran for {limit.total_seconds():.0f} s ({reliability.deadline_set_by})"
+    message = f"The job ran for {limit.total_seconds():.0f} s ({reliability.deadline_set_by})."
     return decide_on_gang(
         context,
         State.DEADLINE_EXCEEDED,
@@ -63,11 +64,11 @@ def suspended(context: Context) -> Decision | None:
         history=_history(context),
         writes=Writes(deletes=end_preparations(observed.workspace, serving=False)),
     )
-    cause = Reason("Suspended", "spec.suspend was set")
+    cause = Reason("Suspended", "spec.suspend was set to true.")
     pending = _end_gang(context, ending, cause) or _wait_for_pods(context, ending, *helper_pods)
     if pending is not None:
         return pending
-    why = Reason("Suspended", "spec.suspend is true; claims are kept, nothing else")
+    why = Reason("Suspended", "spec.suspend is true. Only the PVCs remain.")
     return replace(ending, state=State.SUSPENDED, why=why, writes=Writes())
 
 
@@ -115,7 +116,9 @@ def _end_gang(context: Context, ending: Decision, cause: Reason) -> Decision | N
     )
     decision = replace(
         ending,
-        why=_extend(ending.why, f"the workers of Job {child.metadata.name} get SIGTERM and end"),
+        why=_extend(
+            ending.why, f"The pods of Job {child.metadata.name} receive SIGTERM and terminate."
+        ),
         attempt=max(attempt_of(child), ending.attempt),
         history=history,
     )
@@ -144,16 +147,16 @@ def _wait_for_pods(context: Context, ending: Decision, *helper_pods: Pod) -> Dec
     waiting = [pod for pod in (*reachable, *helper_pods) if alive(pod)]
     if not waiting:
         return None
-    names = ", ".join(sorted(pod.metadata.name for pod in waiting)[:4])
-    message = f"{len(waiting)} pods still end: {names}"
+    names = list_names(pod.metadata.name for pod in waiting)
+    message = f"Waiting for {count_of(len(waiting), 'pod')} to terminate: {names}."
     advice = orphan_advice(
         tuple(pod for pod in find_orphans(observed.gang, observed.refused) if pod in waiting)
     )
-    return replace(ending, why=_extend(ending.why, f"{message}. {advice}" if advice else message))
+    return replace(ending, why=_extend(ending.why, f"{message} {advice}" if advice else message))
 
 
 def _extend(why: Reason, message: str) -> Reason:
-    return Reason(why.reason, f"{why.message}; {message}" if why.message else message)
+    return Reason(why.reason, f"{sentence(why.message)} {message}" if why.message else message)
 
 
 def _end_running_pods(

@@ -18,6 +18,7 @@ from torchrun_controller.reconcile.job.running import (
     missing_checkpoints,
 )
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
+from torchrun_controller.reconcile.model.messages import count_of, pods_are, sentence
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Apply, Event
 from torchrun_controller.reconcile.model.times import sync_left
@@ -40,7 +41,7 @@ from torchrun_controller.reconcile.workspace.helper_pods import SyncState
 def job_invalid(context: Context) -> Decision | None:
     """Refuse a job that violates its schema."""
     if context.observed.job.invalid:
-        raise InvalidSpecError(context.observed.job.invalid)
+        raise InvalidSpecError(f"The TorchrunJob is invalid: {context.observed.job.invalid}")
     return None
 
 
@@ -50,15 +51,16 @@ def queue_missing(context: Context) -> Decision | None:
     if queue is None:
         why = Reason(
             "QueueNotFound",
-            f"no TorchrunQueue {job.spec.job_queue} in namespace {job.metadata.namespace};"
-            " create it, or choose one of: kubectl get torchrunqueues",
+            f"TorchrunQueue {job.spec.job_queue} does not exist in namespace"
+            f" {job.metadata.namespace}. Create it or choose another queue (kubectl get"
+            " torchrunqueues).",
         )
         return _decide(context, State.QUEUE_MISSING, why)
     if queue.metadata.terminating and not gang.was_created(job, context.observed.gang):
         why = Reason(
             "QueueTerminating",
-            f"TorchrunQueue {queue.metadata.name} is being deleted and takes no new jobs;"
-            " choose another, or wait until it is made anew",
+            f"TorchrunQueue {queue.metadata.name} is being deleted and accepts no new"
+            " jobs. Choose another queue, or create it again.",
         )
         return _decide(context, State.QUEUE_MISSING, why)
     return None
@@ -69,7 +71,7 @@ def spec_invalid(context: Context) -> Decision | None:
     job, queue = context.observed.job, context.observed.queue
     assert queue is not None
     if queue.invalid:
-        raise InvalidSpecError(f"TorchrunQueue {queue.metadata.name}: {queue.invalid}")
+        raise InvalidSpecError(f"TorchrunQueue {queue.metadata.name} is invalid: {queue.invalid}")
     spec = context.spec
     for role in roles_of(spec):
         worker_template(job, queue, spec, None, 0, "", context.defaults, role)
@@ -80,7 +82,7 @@ def spec_invalid(context: Context) -> Decision | None:
 def refuse(context: Context, error: InvalidSpecError) -> Decision:
     """The decision on a job that makes no gang as it is specified."""
     ready = () if context.observed.queue is None else (QUEUE_FOUND,)
-    return _decide(context, State.SPEC_INVALID, Reason("InvalidSpec", str(error)), *ready)
+    return _decide(context, State.SPEC_INVALID, Reason("InvalidSpec", sentence(str(error))), *ready)
 
 
 def dependency_failed(context: Context) -> Decision | None:
@@ -120,8 +122,8 @@ def workspace_not_ready(context: Context) -> Decision | None:
     if blocked is not None:
         (state, why), writes = blocked, Writes()
     elif timeout is not None and left is not None and left <= 0:
-        message = f"the workspace was not ready within {timeout.total_seconds():.0f} s"
-        why = Reason("SyncTimeout", f"{message} (syncTimeoutSeconds); {why.message}")
+        message = f"The workspace was not ready within {timeout.total_seconds():.0f} s"
+        why = Reason("SyncTimeout", f"{message} (syncTimeoutSeconds). {why.message}")
         state, writes = State.SYNC_TIMED_OUT, replace(writes, applies=(), deletes=())
     return _decide(context, state, why, QUEUE_FOUND, spec=context.preparation.spec, writes=writes)
 
@@ -154,7 +156,7 @@ def not_admitted(context: Context) -> Decision | None:
     charged = admission_status.charged(observed.job)
     orphans = find_orphans(observed.gang, observed.refused) if charged else ()
     if orphans:  # the admission cannot change while they run
-        why = Reason("OrphanedWorkers", f"{why.message}. {orphan_advice(orphans)}")
+        why = Reason("OrphanedWorkers", f"{sentence(why.message)} {orphan_advice(orphans)}")
     preempted = admission_status.was_preempted(observed.job.status)
     waits_again = preempted and context.next_attempt.cause is None
     state = State.PREEMPTED_WAITING if waits_again else State.ADMISSION_WAITING
@@ -165,7 +167,9 @@ def unfenced_not_recorded(context: Context) -> Decision | None:
     """Record pods on lost nodes in the status, before the next gang replaces them."""
     if not fence.has_unrecorded(context.observed, context.now):
         return None
-    message = "workers on lost nodes are recorded in status.unfenced before the next gang is made"
+    message = (
+        "The pods on lost nodes are recorded in status.unfenced before the next attempt is created."
+    )
     return _decide_ready(context, State.RECORDING_UNFENCED, Reason("Restarting", message))
 
 
@@ -223,10 +227,11 @@ def _why_created(
         return upcoming.resize
     if upcoming.cause is None:
         # Use the message that the next reconcile would write, to save a status update.
-        return Reason("WorkersStarting", f"0 of {spec.size.nodes} workers started")
+        return Reason("WorkersStarting", f"{pods_are(0, spec.size.nodes)} running.")
     name = names.child_job(context.observed.job.metadata.name, attempt)
-    elsewhere = f", away from {', '.join(avoided)} if it can" if avoided else ""
-    return Reason("Restarting", f"Job {name} is made{elsewhere}; after: {upcoming.cause.message}")
+    elsewhere = f", preferably not on {', '.join(avoided)}" if avoided else ""
+    cause = sentence(upcoming.cause.message)
+    return Reason("Restarting", f"Job {name} is being created{elsewhere}. {cause}")
 
 
 def _rendezvous_fallback(spec: ResolvedSpec) -> Event | None:
@@ -236,8 +241,8 @@ def _rendezvous_fallback(spec: ResolvedSpec) -> Event | None:
     return Event(
         "Warning",
         "RendezvousFallback",
-        f"rdzvBackend {rendezvous.fallback_from} needs distributed.rdzvEndpoint;"
-        f" {rendezvous.backend} is used instead",
+        f"rdzvBackend {rendezvous.fallback_from} requires distributed.rdzvEndpoint."
+        f" {rendezvous.backend} is used instead.",
     )
 
 
@@ -329,7 +334,11 @@ def _delay_resize(context: Context, why: Reason, writes: Writes) -> Decision:
     """Return the decision on the running gang, with what its resize waits for."""
     decision = keep_running(context)
     nodes = context.next_attempt.nodes
-    message = f"{decision.why.message}; no resize to {nodes} nodes yet: {why.message}"
+    assert nodes is not None, "a resize has a size"
+    message = (
+        f"{sentence(decision.why.message)} The resize to {count_of(nodes, 'node')} is waiting."
+        f" {why.message}"
+    )
     return add_reload(
         context,
         replace(

@@ -7,6 +7,7 @@ continues, such as status and deadline. A new gang waits until all its objects a
 from typing import TypeAlias
 
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
+from torchrun_controller.reconcile.model.messages import count_of, sentence
 from torchrun_controller.reconcile.model.observed import Conflict, RefusedWrites, Rejection
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.pods import waiting
@@ -61,21 +62,21 @@ def build_condition(refused: RefusedWrites, applies: tuple[Apply, ...]) -> Condi
     reasons += [why for apply in others if (why := find_refusal(refused, apply)) is not None]
     if not reasons:
         return None
-    more = f"; and {len(reasons) - LISTED} more" if len(reasons) > LISTED else ""
-    message = "; ".join(why.message for why in reasons[:LISTED])
-    return ConditionUpdate(
-        CONDITION, "False", Reason(reasons[0].reason, f"{message}{more}; tried again later")
-    )
+    messages = [why.message for why in reasons[:LISTED]]
+    if len(reasons) > LISTED:
+        messages.append(f"{count_of(len(reasons) - LISTED, 'more write')} failed.")
+    messages.append("The controller will retry.")
+    return ConditionUpdate(CONDITION, "False", Reason(reasons[0].reason, " ".join(messages)))
 
 
 def _reason(refusal: Conflict | Rejection) -> Reason:
     if isinstance(refusal, Conflict):
-        return Reason("NameConflict", refusal.message)
+        return Reason("NameConflict", sentence(refusal.message))
     target = f"{refusal.resource} {refusal.name}"
     if refusal.verb == "delete":
-        message = f"the API server refused to delete {target}: {refusal.message}"
-        return Reason("Rejected", message)
+        message = f"The API server refused to delete {target}: {refusal.message}"
+        return Reason("Rejected", sentence(message))
     why = waiting.explain_refusal(refusal.message)
     if why.reason == "QuotaExceeded":
-        return Reason(why.reason, f"{target}: {why.message}")
-    return Reason("Rejected", f"the API server refused {target}: {refusal.message}")
+        return Reason(why.reason, f"The API server refused {target}: {why.message}")
+    return Reason("Rejected", sentence(f"The API server refused {target}: {refusal.message}"))

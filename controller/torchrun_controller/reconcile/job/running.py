@@ -9,6 +9,7 @@ from torchrun_controller.reconcile.gang.restarts import FailureAction, describe_
 from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.context import Context
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
+from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Apply
@@ -25,7 +26,7 @@ from torchrun_controller.reconcile.workspace import (
     sync_results,
 )
 
-QUEUE_FOUND = ConditionUpdate("QueueReady", "True", Reason("QueueFound", "the queue is there"))
+QUEUE_FOUND = ConditionUpdate("QueueReady", "True", Reason("QueueFound", "The queue exists."))
 
 
 def decide_on_gang(
@@ -177,7 +178,7 @@ def _with_capacity(decision: Decision, capacity: Reason) -> Reason:
     """Return the capacity as the reason of a running gang; a waiting gang reports both."""
     if decision.state is State.GANG_RUNNING:
         return capacity
-    return Reason(decision.why.reason, f"{decision.why.message}; {capacity.message}")
+    return Reason(decision.why.reason, f"{sentence(decision.why.message)} {capacity.message}")
 
 
 def _spec_of_unrecorded_gang(observed: Observed) -> ResolvedSpec | None:

@@ -15,6 +15,7 @@ from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.failures import find_root_cause, precedence
 from torchrun_controller.reconcile.job import dependencies, progress, refusals
 from torchrun_controller.reconcile.model.conditions import ADMITTED, ConditionUpdate, Reason, update
+from torchrun_controller.reconcile.model.messages import pods_are, sentence
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
 from torchrun_controller.reconcile.model.phases import Row, State
 from torchrun_controller.reconcile.model.plan import Event
@@ -41,7 +42,9 @@ WARNINGS = frozenset(
         *(names.UP_TO_DATE, refusals.CONDITION, REQUESTED),
     }
 )
-ALREADY_FINISHED = Reason("AlreadyFinished", "spec.suspend came after the end and changes nothing")
+ALREADY_FINISHED = Reason(
+    "AlreadyFinished", "The job has already finished. spec.suspend has no effect."
+)
 
 # States, and reasons of a waiting gang, that need an action of a user or an administrator.
 TROUBLE = frozenset(
@@ -213,10 +216,12 @@ def _conditions(
         why = _why_placed(decision, placed, nodes)
         _set_condition(updates, "Scheduled", holds=placed == nodes, why=why)
     if row.phase in TERMINAL or row.phase == "Suspended":
-        _set_condition(updates, "Running", holds=False, why=Reason("NotRunning", "no worker runs"))
+        _set_condition(
+            updates, "Running", holds=False, why=Reason("NotRunning", "No pod is running.")
+        )
     if "Suspended" in updates and row.condition != "Suspended":
         _set_condition(
-            updates, "Suspended", holds=False, why=Reason("NotSuspended", "spec.suspend is false")
+            updates, "Suspended", holds=False, why=Reason("NotSuspended", "spec.suspend is false.")
         )
     updates[row.condition] = ConditionUpdate(row.condition, row.status, decision.why)
     refused = refusals.build_condition(observed.refused, decision.writes.applies)
@@ -230,7 +235,7 @@ def _conditions(
     template = observed.queue.spec if observed.queue else TorchrunQueueSpec()
     fields = not_yet_supported(observed.job.spec, template)
     if fields:
-        message = "accepted, but not acted on: " + "; ".join(fields)
+        message = " ".join(sentence(field) for field in fields)
         _set_condition(
             updates, "NotYetSupported", holds=True, why=Reason("FieldsNotHonoured", message)
         )
@@ -253,10 +258,10 @@ def _why_placed(decision: Decision, placed: int, nodes: int) -> Reason:
     if decision.state is State.BACKING_OFF:  # the gang has ended: its pods need no node
         return decision.why
     if placed == nodes:
-        return Reason("WorkersScheduled", f"{placed} of {nodes} workers have a node")
+        return Reason("WorkersScheduled", f"{pods_are(placed, nodes)} scheduled.")
     if decision.state is State.GANG_STARTING and decision.why.reason in TROUBLE_REASONS:
         return decision.why
-    return Reason("WorkersWaiting", f"{placed} of {nodes} workers have a node")
+    return Reason("WorkersWaiting", f"{pods_are(placed, nodes)} scheduled.")
 
 
 def _set_condition(

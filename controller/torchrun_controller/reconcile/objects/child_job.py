@@ -288,8 +288,8 @@ def _env(
     for variable in job.spec.env:
         if variable.name in reserved:
             raise InvalidSpecError(
-                f"spec.env: {variable.name} is set by the controller; remove it"
-                " (sizes, ports and backends have fields of their own)"
+                f"spec.env contains {variable.name}, which the controller sets. Remove it (sizes,"
+                " ports and backends have their own fields)."
             )
         entry: JsonObject = {"name": variable.name}
         if variable.value_from is not None:

@@ -89,8 +89,8 @@ _ANYWHERE = ("securityContext", *_OF_CONTAINERS)
 
 _BASELINE = (
     *(_Control(f"host{what}", "false", _off) for what in ("Network", "PID", "IPC")),
-    _Control("volumes.*.hostPath", "other volumes", _off),
-    _Control("securityContext.sysctls.*.name", "safe sysctls", lambda v: v in _SAFE_SYSCTLS),
+    _Control("volumes.*.hostPath", "only other volumes", _off),
+    _Control("securityContext.sysctls.*.name", "only safe sysctls", lambda v: v in _SAFE_SYSCTLS),
     *(_Control(f"{kind}.*.ports.*.hostPort", "none", _off) for kind in _KINDS),
     *(
         control
@@ -100,7 +100,7 @@ _BASELINE = (
             _Control(f"{where}.procMount", "Default", _one_of("Default")),
             _Control(
                 f"{where}.capabilities.add",
-                "of " + ", ".join(sorted(_BASELINE_CAPABILITIES)),
+                "only " + ", ".join(sorted(_BASELINE_CAPABILITIES)),
                 _subset(_BASELINE_CAPABILITIES),
             ),
         )
@@ -156,7 +156,7 @@ _RESTRICTED = (
         for where in _ANYWHERE
         for control in (
             _Control(f"{where}.runAsNonRoot", "true", lambda v: v is not False),
-            _Control(f"{where}.runAsUser", "any but 0", lambda v: v is None or bool(v)),
+            _Control(f"{where}.runAsUser", "any value except 0", lambda v: v is None or bool(v)),
         )
     ),
 )
@@ -216,8 +216,8 @@ def _check(spec: JsonObject, level: PodSecurity, queue: str) -> None:
             if not control.accepts(value):
                 raise InvalidSpecError(
                     f"podTemplate.spec.{path} is {msgspec.json.encode(value).decode()[:80]}, but"
-                    f" TorchrunQueue {queue} has podSecurity {level}, which accepts"
-                    f" {control.accepted}"
+                    f" podSecurity {level} of TorchrunQueue {queue} accepts {control.accepted}."
+                    " Change the podTemplate or choose another queue."
                 )
 
 

@@ -45,9 +45,9 @@ def find_silence(nodes: Mapping[str, Node] | None, pod: Pod, now: datetime) -> N
     if node is None:
         if _patience_left(nodes, pod, now) > timedelta():
             return None
-        return NodeLoss(f"node {name} is gone from the API, which stops no container")
+        return NodeLoss(f"node {name} is gone from the API, but its containers may still run")
     if is_out_of_service(node):
-        return NodeLoss(f"node {name} is tainted out-of-service")
+        return NodeLoss(f"node {name} has the taint out-of-service")
     ready = ready_condition(node)
     if ready is None or ready.status == "True":
         return None

@@ -17,10 +17,10 @@ _TAINT = re.compile(
 
 # Shorter texts for common reasons. The others only lose "node(s)".
 _SHORT_REASONS = {
-    "Too many pods": "full of pods",
+    "Too many pods": "with too many pods",
     "node(s) had untolerated taint(s)": "tainted",
     "node(s) were unschedulable": "cordoned",
-    "node(s) didn't match Pod's node affinity/selector": "outside of nodeSelector or affinity",
+    "node(s) didn't match Pod's node affinity/selector": "not matching nodeSelector or affinity",
 }
 
 
@@ -34,10 +34,10 @@ def summarize(message: str) -> str:
     counts = [(int(match["count"]), match["reason"]) for match in matches if match is not None]
     if len(counts) < len(matches):
         # A PreFilter plugin gives one reason for all nodes, without a count.
-        return f"0 of {verdict['nodes']} nodes: {reasons}"
+        return f"0 of {verdict['nodes']} nodes are available: {reasons}"
     counts.sort(key=lambda entry: -entry[0])
     text = ", ".join(f"{count} {_shorten(count, reason)}" for count, reason in counts)
-    return f"0 of {verdict['nodes']} nodes: {text}"
+    return f"0 of {verdict['nodes']} nodes are available: {text}"
 
 
 def _shorten(count: int, reason: str) -> str:

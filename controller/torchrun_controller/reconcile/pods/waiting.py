@@ -4,6 +4,7 @@ import re
 
 from torchrun_api.core import CoreEvent, Job, PersistentVolumeClaim, Pod
 from torchrun_controller.reconcile.model.conditions import Reason
+from torchrun_controller.reconcile.model.messages import pods_are, sentence
 from torchrun_controller.reconcile.pods.lifecycle import count_scheduled, index_of
 from torchrun_controller.reconcile.pods.unschedulable import summarize
 
@@ -52,7 +53,7 @@ def gang_reason(
         event = next(filter(None, events), None)
         if event is not None:
             why = explain_refusal(event.message)
-            return Reason(why.reason, f"{len(workers)} of {nodes} pods are made; {why.message}")
+            return Reason(why.reason, f"{pods_are(len(workers), nodes)} created. {why.message}")
     pending = [pod for pod in sorted(workers, key=index_of) if pod.status.phase == "Pending"]
     reasons = [(pod, pod_reason(pod, claims, warnings)) for pod in pending]
     first = next((reason for _, reason in reasons if reason is not None), None)
@@ -62,16 +63,18 @@ def gang_reason(
     for pod, reason in reasons:
         if reason is not None and reason.reason == first.reason:
             pods_by_message.setdefault(reason.message, []).append(pod)
-    messages = [f"{_name_pods(pods, nodes)}: {text}" for text, pods in pods_by_message.items()]
-    placed = f"{count_scheduled(workers)} of {nodes} workers have a node"
-    return Reason(first.reason, "; ".join([placed, *messages[:MOST_MESSAGES]]))
+    messages = [
+        sentence(f"{_name_pods(pods, nodes)}: {text}") for text, pods in pods_by_message.items()
+    ]
+    placed = f"{pods_are(count_scheduled(workers), nodes)} scheduled."
+    return Reason(first.reason, " ".join([placed, *messages[:MOST_MESSAGES]]))
 
 
 def _name_pods(pods: list[Pod], nodes: int) -> str:
-    first = f"pod {pods[0].metadata.name}"
+    first = pods[0].metadata.name
     if len(pods) == 1:
-        return f"worker {index_of(pods[0])} ({first})"
-    return f"{len(pods)} of {nodes} workers (first: {first})"
+        return f"Pod {first} (index {index_of(pods[0])})"
+    return f"{len(pods)} of {nodes} pods (first: {first})"
 
 
 def pod_reason(
@@ -94,13 +97,15 @@ def pod_reason(
             continue
         reason = "ImagePullFailed" if waiting.reason in IMAGE_REASONS else waiting.reason
         text = _BACK_OFF.sub("", waiting.message) or waiting.reason
-        return Reason(reason, f"container {container.name}: {text}")
+        return Reason(reason, sentence(f"container {container.name}: {text}"))
     sandbox = conditions.get("PodReadyToStartContainers")
     failed = _last_event(warnings, pod.metadata.uid, MOUNT_EVENTS)
     if failed is None or (sandbox is not None and sandbox.status == "True"):
         return None
-    advice = "; a ReadWriteOnce claim can be mounted on one node only: use ReadWriteMany"
-    return Reason("VolumeNotMounted", failed.message + advice * ("Multi-Attach" in failed.message))
+    message = sentence(failed.message)
+    if "Multi-Attach" in message:
+        message += " A ReadWriteOnce PVC can be mounted on one node only. Use ReadWriteMany."
+    return Reason("VolumeNotMounted", message)
 
 
 def _scheduling_reason(
@@ -115,9 +120,9 @@ def _scheduling_reason(
     if missing is not None:
         return Reason(
             "ClaimNotFound",
-            f"there is no claim {missing['name']}; create it, or mend the claimName that names it",
+            f"PVC {missing['name']} does not exist. Create it or correct the claimName.",
         )
-    return Reason(reason or "Unschedulable", summarize(message))
+    return Reason(reason or "Unschedulable", sentence(summarize(message)))
 
 
 def _unbound_reason(
@@ -126,16 +131,14 @@ def _unbound_reason(
     """Return why a PVC of the pod is not bound; the scheduler reported one that is not."""
     pending = [claim for claim in claims if claim.status.phase == "Pending"]
     reasons = [binding_failure(claim, warnings) or _binding_reason(claim) for claim in pending]
-    foreign = Reason(
-        "ClaimPending", "a claim that it mounts is not bound yet; see: kubectl get pvc"
-    )
+    foreign = Reason("ClaimPending", "a PVC of the pod is not bound yet (see kubectl get pvc).")
     return reasons[0] if reasons else foreign
 
 
 def _binding_reason(claim: PersistentVolumeClaim) -> Reason:
     return Reason(
         "ClaimPending",
-        f"{_describe(claim)} is not bound yet; see: kubectl describe pvc {claim.metadata.name}",
+        f"{_describe(claim)} is not bound yet (see kubectl describe pvc {claim.metadata.name}).",
     )
 
 
@@ -149,17 +152,18 @@ def binding_failure(claim: PersistentVolumeClaim, warnings: tuple[CoreEvent, ...
         return None
     failed = _last_event(warnings, claim.metadata.uid, PROVISIONING_EVENTS)
     if failed is not None:
-        return Reason("ProvisioningFailed", f"{_describe(claim)}: {failed.message}")
+        return Reason("ProvisioningFailed", sentence(f"{_describe(claim)}: {failed.message}"))
     if claim.spec.storage_class_name is None:
-        text = f"{_describe(claim)}: the cluster has no default class either; set storageClassName"
-        return Reason("NoStorageClass", text)
+        text = f"{_describe(claim)} has no storage class and the cluster has no default class."
+        return Reason("NoStorageClass", f"{text} Set storageClassName.")
     return None
 
 
 def _describe(claim: PersistentVolumeClaim) -> str:
-    storage_class = claim.spec.storage_class_name
-    kind = f"of storage class {storage_class}" if storage_class else "without a storage class"
-    return f"claim {claim.metadata.name} {kind} with {', '.join(claim.spec.access_modes)}"
+    facts = list(claim.spec.access_modes)
+    if claim.spec.storage_class_name:
+        facts.insert(0, f"storage class {claim.spec.storage_class_name}")
+    return f"PVC {claim.metadata.name} ({', '.join(facts)})"
 
 
 def explain_refusal(message: str) -> Reason:
@@ -169,14 +173,15 @@ def explain_refusal(message: str) -> Reason:
     if quota is not None:
         return Reason(
             "QuotaExceeded",
-            f"ResourceQuota {quota['name']} is used up: requested {quota['requested']};"
-            f" used {quota['used']}; limited to {quota['limited']}",
+            f"ResourceQuota {quota['name']} is exhausted: requested {quota['requested']};"
+            f" used {quota['used']}; limited to {quota['limited']}.",
         )
+    message = sentence(f"The API server refused the pod: {text}")
     if 'violates PodSecurity "restricted' in text:
-        text += "; podSecurity: restricted in the TorchrunQueue makes workers that keep to it"
+        message += " Set podSecurity of the TorchrunQueue to restricted."
     if "violates PodSecurity" in text:
-        return Reason("PodSecurity", text)
-    return Reason("PodsRefused", text)
+        return Reason("PodSecurity", message)
+    return Reason("PodsRefused", message)
 
 
 def _last_event(

@@ -84,10 +84,9 @@ def _check_scheduler(queue: TorchrunQueue, gang: GangScheduling, name: str) -> N
         return
     if name in _BY_POD_SCHEDULER or (name == _DEFAULT_SCHEDULER and gang in ("kai", "volcano")):
         raise InvalidSpecError(
-            f"scheduling.gang {gang} of TorchrunQueue {queue.metadata.name}: its pods are"
-            f" scheduled by {name} (scheduling.scheduler or podTemplate), which is no {gang};"
-            f" set gang to {_BY_POD_SCHEDULER.get(name, 'native')} or none, or name another"
-            " scheduler"
+            f"TorchrunQueue {queue.metadata.name} sets scheduling.gang to {gang}, but its pods are"
+            f" scheduled by {name} (scheduling.scheduler or podTemplate). Set scheduling.gang to"
+            f" {_BY_POD_SCHEDULER.get(name, 'native')} or none, or choose another scheduler."
         )
 
 
@@ -99,10 +98,9 @@ def _check_local_queue(queue: TorchrunQueue) -> None:
     )
     if len(name) > names.MAX_LABEL:
         raise InvalidSpecError(
-            f"scheduling.gang kueue of TorchrunQueue {queue.metadata.name}: the {field} of"
-            f" {len(name)} characters does not fit into the label by which Kueue finds its"
-            f" LocalQueue, which holds {names.MAX_LABEL}; set scheduling.queueName to a LocalQueue"
-            " with a shorter name"
+            f"TorchrunQueue {queue.metadata.name} sets scheduling.gang to kueue, but its {field}"
+            f" has {len(name)} characters and the label for Kueue's LocalQueue allows"
+            f" {names.MAX_LABEL}. Set scheduling.queueName to a LocalQueue with a shorter name."
         )
 
 
@@ -114,14 +112,14 @@ def _missing_reason(
         return None
     if installed is None:
         message = (
-            f"whether {gang} is installed is not known yet, as the API server does not say what it"
-            " serves; see /readyz of the controller"
+            f"It is not known yet whether {gang} is installed: API discovery has not succeeded."
+            " See /readyz of the controller."
         )
         return Reason("GangSchedulerUnknown", message)
     resource = scheduler.kinds[0].resource
     message = (
-        f"TorchrunQueue {queue.metadata.name} has its gangs scheduled by {gang}, and the API server"
-        f" serves no {resource}: {scheduler.install_hint}, or set spec.scheduling.gang of the queue"
-        " to none"
+        f"TorchrunQueue {queue.metadata.name} uses the gang scheduler {gang}, but the API server"
+        f" does not serve {resource}. {scheduler.install_hint}, or set spec.scheduling.gang of the"
+        " queue to none."
     )
     return Reason("GangSchedulerMissing", message)

@@ -40,5 +40,5 @@ COSCHEDULING = GangScheduler(
     build=build,
     pod_scheduler="scheduler-plugins-scheduler",
     kinds=(COSCHEDULING_POD_GROUPS,),
-    install_hint="install scheduler-plugins with Coscheduling",
+    install_hint="Install scheduler-plugins with Coscheduling",
 )

@@ -58,7 +58,9 @@ def probe_obstacle(choice: Choice) -> str:
         return choice.missing.message
     if choice.gang == "kueue":
         # A probe pod does not pass through Kueue. Kueue might not admit the larger gang.
-        return "Kueue tells nobody of room: suspend and resume the job to ask it for all nodes"
+        return (
+            "Kueue does not report free capacity. Suspend and resume the job to request all nodes."
+        )
     return ""
 
 

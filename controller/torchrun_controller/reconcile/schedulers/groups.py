@@ -4,6 +4,7 @@ from torchrun_api.core import Job, SchedulingGroup
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import JOBS
 from torchrun_controller.reconcile.model.conditions import Reason
+from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.pods.lifecycle import alive, delete_job
@@ -54,7 +55,7 @@ def waiting_reason(gang: ObservedGang) -> Reason | None:
         if meta.name == child.name or meta.controlled_by(child.uid):
             why = _refusal(group.object)
             if why is not None:
-                return Reason(why.reason, f"{group.kind.kind} {meta.name}: {why.message}")
+                return Reason(why.reason, sentence(f"{group.kind.kind} {meta.name}: {why.message}"))
     return None
 
 

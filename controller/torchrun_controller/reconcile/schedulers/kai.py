@@ -49,8 +49,8 @@ def _constraint(topology: Topology, topologies: tuple[str, ...]) -> JsonObject:
     name = topology.name or next(iter(topologies), None)
     if name is None:
         raise InvalidSpecError(
-            "scheduling.topology: KAI needs a Topology object that knows the keys and there is"
-            " none; create one, see: kubectl get topologies.kai.scheduler"
+            "scheduling.topology requires a KAI Topology object with its keys, but none exists."
+            " Create one (see kubectl get topologies.kai.scheduler)."
         )
     constraint: JsonObject = {"topology": name}
     if topology.required is not None:
@@ -66,6 +66,6 @@ KAI = GangScheduler(
     pod_scheduler="kai-scheduler",
     kinds=(KAI_POD_GROUPS,),
     other_kinds=(KAI_QUEUES, KAI_TOPOLOGIES),
-    install_hint="install KAI Scheduler 0.15 or newer",
+    install_hint="Install KAI Scheduler 0.15 or newer",
     refusals=(("UnschedulableOnNodePool", "True"),),
 )

@@ -36,6 +36,6 @@ KUEUE = GangScheduler(
     build=build,
     kinds=KUEUE_WORKLOADS,
     creates_groups=False,
-    install_hint="install Kueue",
+    install_hint="Install Kueue",
     refusals=(("QuotaReserved", "False"),),
 )

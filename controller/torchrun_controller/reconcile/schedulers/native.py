@@ -47,8 +47,8 @@ NATIVE = GangScheduler(
     build=build,
     kinds=NATIVE_GROUPS,
     install_hint=(
-        "give kube-apiserver and kube-scheduler (Kubernetes 1.35 or newer) the feature gates"
-        " GenericWorkload and GangScheduling, and kube-apiserver"
+        "Enable the feature gates GenericWorkload and GangScheduling in kube-apiserver and"
+        " kube-scheduler (Kubernetes 1.35 or newer) and start kube-apiserver with"
         " --runtime-config=scheduling.k8s.io/<version>=true"
     ),
     # Kubernetes 1.36 has the first, 1.37 the second.

@@ -78,6 +78,6 @@ VOLCANO = GangScheduler(
     build=build,
     pod_scheduler="volcano",
     kinds=(VOLCANO_POD_GROUPS,),
-    install_hint="install Volcano",
+    install_hint="Install Volcano",
     refusals=(("Unschedulable", "True"),),
 )

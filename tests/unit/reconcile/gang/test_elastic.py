@@ -80,7 +80,7 @@ def test_a_gang_without_enough_nodes_becomes_a_smaller_one_after_a_while():
     plan = world.plan()
     assert plan.requeue_after == SHRINK_AFTER.total_seconds()
     assert world.job.status.reason == "Unschedulable"
-    message = "a gang of 2 follows unless all 3 have a node by 03:04:35 UTC"
+    message = "The gang shrinks to 2 nodes unless all 3 pods are scheduled by 03:04:35 UTC."
     assert message in world.job.status.message
     assert world.condition("FullSize").message == message
     world.pass_time(seconds=29)
@@ -89,7 +89,7 @@ def test_a_gang_without_enough_nodes_becomes_a_smaller_one_after_a_while():
     plan = world.step()
     assert [(a.kind, a.name) for a in plan.applies] == [(JOBS, "train-r1")]
     assert [event.reason for event in plan.events] == ["Shrinking"]
-    assert "2 of 3 workers found a node within 30 s" in world.job.status.message
+    assert "After 30 s, 2 of 3 pods are scheduled." in world.job.status.message
     status = world.job.status
     assert (status.num_nodes, status.attempt, status.restarts, status.disruptions) == (2, 1, 0, 0)
     assert [(a.number, a.counted, a.reason) for a in status.attempts] == [(0, False, "Shrinking")]
@@ -101,7 +101,7 @@ def test_a_gang_without_enough_nodes_becomes_a_smaller_one_after_a_while():
 def test_a_gang_that_has_just_been_made_is_short_of_nothing():
     world = World(make_job(numNodes=3, elastic={"minNodes": 2, "maxNodes": 3}), make_queue())
     world.step()
-    assert world.job.status.message == "0 of 3 workers started"
+    assert world.job.status.message == "0 of 3 pods are running."
     assert world.step().status is None
     assert all(c.type != "FullSize" for c in world.job.status.conditions)
 
@@ -109,7 +109,9 @@ def test_a_gang_that_has_just_been_made_is_short_of_nothing():
 def test_a_smaller_gang_that_runs_says_what_it_waits_for():
     world = shrunk()
     assert world.job.status.reason == "WaitingForCapacity"
-    assert world.job.status.message.startswith("2 of 3 nodes, waits for capacity; room for more")
+    assert world.job.status.message.startswith(
+        "The gang has 2 of 3 nodes. Waiting for capacity. Probes for more nodes start at"
+    )
     condition = world.condition("FullSize")
     assert (condition.status, condition.reason) == ("False", "WaitingForCapacity")
     assert world.job.status.workers_status == "0/2 ready"
@@ -118,7 +120,7 @@ def test_a_smaller_gang_that_runs_says_what_it_waits_for():
 def test_fewer_than_the_fewest_are_waited_for_without_end():
     world = elastic(fewest=2)
     place(world, 1)
-    assert "1 workers have a node, 2 are needed (elastic.minNodes)" in world.job.status.message
+    assert "1 of 3 pods is scheduled, but elastic.minNodes is 2." in world.job.status.message
     world.pass_time(hours=9)
     assert world.plan().applies == ()
 
@@ -174,7 +176,7 @@ def test_probes_ask_for_what_is_missing_once_the_gang_is_old_enough():
     assert probes(world) == []
     grow_time(world)
     assert probes(world) == ["train-probe-0"]
-    assert "probe pods ask the scheduler for 1 more" in world.job.status.message
+    assert "Probe pods request 1 more node." in world.job.status.message
     assert world.job.status.workers.pending == 0, "a probe is no worker"
     assert world.phase == "Running"
 
@@ -341,7 +343,7 @@ def test_without_a_run_to_be_made_nothing_is_asked_for(queue):
     world.queue = None if queue is None else make_queue(**queue)
     grow_time(world)
     assert probes(world) == []
-    message = "no TorchrunQueue gpu" if queue is None else "12Gigs"
+    message = "TorchrunQueue gpu does not exist" if queue is None else "12Gigs"
     assert message in world.condition("FullSize").message
 
 

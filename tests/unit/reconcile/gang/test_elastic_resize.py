@@ -12,7 +12,7 @@ def test_the_users_word_is_a_resize_at_once():
     world.spec(num_nodes=4)
     plan = world.step()
     assert [event.reason for event in plan.events] == ["Resizing"]
-    assert "from 2 to 4 nodes, from the checkpoint" in world.job.status.message
+    assert "from 2 to 4 nodes, as spec.numNodes was changed" in world.job.status.message
     assert world.job.status.num_nodes == 4
 
 
@@ -31,7 +31,10 @@ def test_a_resize_keeps_the_gang_until_the_next_can_be_made():
     world.spec(num_nodes=2)
     world.settle()
     assert (world.phase, world.job.status.attempt) == ("Running", 0)
-    assert "no resize to 2 nodes yet: no TorchrunQueue gpu" in world.job.status.message
+    assert (
+        "The resize to 2 nodes is waiting. TorchrunQueue gpu does not exist"
+        in world.job.status.message
+    )
     world.queue = make_queue(**QUEUE)
     world.settle()
     assert world.job.status.num_nodes == 2

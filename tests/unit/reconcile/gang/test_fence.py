@@ -49,7 +49,7 @@ def test_several_lost_nodes_are_told_as_one():
     world.settle()
     world.containers_stop()
     world.settle()
-    assert "2 workers of an earlier gang" in world.job.status.message
+    assert "2 pods of the previous attempt" in world.job.status.message
     assert "node-1 and 1 more" in world.job.status.message
 
 

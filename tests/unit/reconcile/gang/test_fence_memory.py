@@ -144,7 +144,7 @@ def test_a_machine_without_a_node_can_be_vouched_for():
     world = without_node()
     assert world.job.status.reason == "WaitingForFence"
     assert (
-        "the machine is off and you say so (without a Node object: kubectl annotate torchrunjob"
+        "you confirm that the machine is off (without a Node object: kubectl annotate torchrunjob"
         " train -n ml --overwrite torchrun.ai/machines-off=0/node-1)"
     ) in world.job.status.message
     assert "kubectl taint" not in world.job.status.message

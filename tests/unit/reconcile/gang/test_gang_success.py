@@ -63,7 +63,7 @@ def test_a_success_beats_a_resize_whose_gang_is_there_already():
     assert (JOBS.plural, "train-r1") in world.objects
     world.settle()
     status = world.job.status
-    assert (status.phase, status.message) == ("Succeeded", "2 of 2 workers succeeded")
+    assert (status.phase, status.message) == ("Succeeded", "2 of 2 pods succeeded.")
     assert (status.workers.succeeded, status.attempts) == (2, ())
     world.settle()
     world.containers_stop()

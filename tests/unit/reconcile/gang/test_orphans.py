@@ -77,7 +77,7 @@ def test_orphaned_workers_hold_the_next_gang_and_the_job_says_who_ends_them():
     assert not plan.deletes
     status = world.job.status
     assert (world.phase, status.reason) == ("Queued", "OrphanedWorkers")
-    assert "2 workers of an earlier gang still end" in status.message
+    assert "Waiting for 2 pods of the previous attempt to terminate" in status.message
     assert "kubectl delete pod -n ml train-0-abcde train-1-abcde" in status.message
     assert {pod.metadata.annotations.start for pod in world.workers()} == {""}
     events = [(e.type, e.reason) for plan in world.plans for e in plan.events]
@@ -109,7 +109,7 @@ def test_a_suspension_names_orphans_too():
     world.settle()
     suspended = world.condition("Suspended")
     assert suspended.status == "False"
-    assert "2 pods still end: train-0-abcde, train-1-abcde" in suspended.message
+    assert "Waiting for 2 pods to terminate: train-0-abcde, train-1-abcde." in suspended.message
     assert "kubectl delete pod -n ml train-0-abcde train-1-abcde" in suspended.message
     world.vanish("train-0-abcde", "train-1-abcde")
     world.settle()
@@ -120,7 +120,7 @@ def test_only_the_first_orphans_are_named():
     world = orphaned(numNodes=6)
     world.settle()
     start_next(world)
-    assert world.job.status.message.endswith("train-2-abcde train-3-abcde, and 2 more")
+    assert world.job.status.message.endswith("train-2-abcde train-3-abcde and 2 more).")
 
 
 REPLICA_SET = OwnerReference(kind="ReplicaSet", name="mine", uid="uid-rs", controller=True)

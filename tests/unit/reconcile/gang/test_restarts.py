@@ -82,7 +82,7 @@ def test_failures_are_counted_and_bounded():
     fail(world)
     world.settle()
     assert world.phase == "Failed"
-    assert "all 2 restarts are used up" in world.job.status.message
+    assert "All restarts are used (maxRestarts is 2)." in world.job.status.message
     assert world.job.status.restarts == 2
 
 

@@ -57,7 +57,7 @@ def test_a_job_waits_for_its_parent_and_starts_when_that_has_succeeded():
     assert (world.phase, world.job.status.reason) == ("Queued", "WaitingForDependencies")
     said = world.condition("DependenciesMet")
     assert said.status == "False"
-    assert said.message == "waits for prep to be Succeeded (now Running, WorkersRunning)"
+    assert said.message == "Waiting for prep to be Succeeded (currently Running, WorkersRunning)."
     assert not world.starts
     world.know(job("prep", phase="Succeeded"))
     assert world.starts
@@ -69,10 +69,10 @@ def test_a_parent_that_is_missing_is_named_and_may_come_later():
     world.know(job("other", phase="Succeeded"))
     assert world.job.status.reason == "DependencyNotFound"
     assert world.job.status.message == (
-        "waits for prep, which does not exist: submit it, or remove it from dependsOn"
+        "TorchrunJob prep does not exist. Submit it or remove it from spec.dependsOn."
     )
     world.know(job("prep"))
-    assert world.job.status.message == "waits for prep to be Succeeded (now Pending)"
+    assert world.job.status.message == "Waiting for prep to be Succeeded (currently Pending)."
     world.know(job("prep", phase="Succeeded"))
     assert world.starts
 
@@ -108,7 +108,8 @@ def test_a_verdict_that_can_never_be_met_is_passed_on(condition: str, phase: str
     world.know(job("p", phase=phase, reason="WorkerFailed", message="rank 1 exited with 9"))
     assert (world.phase, world.job.status.reason) == ("Failed", "DependencyFailed")
     assert world.job.status.message == (
-        f"p is {phase} and will not be {condition} (WorkerFailed: rank 1 exited with 9)"
+        f"TorchrunJob p is {phase} and cannot become {condition} (WorkerFailed)."
+        " rank 1 exited with 9."
     )
     assert world.job.status.completion_time == START
 
@@ -116,7 +117,10 @@ def test_a_verdict_that_can_never_be_met_is_passed_on(condition: str, phase: str
 def test_a_verdict_without_words_is_passed_on_as_it_is():
     world = Family("p")
     world.know(job("p", phase="Failed", reason="InvalidSpec"))
-    assert world.job.status.message == "p is Failed and will not be Succeeded (InvalidSpec)"
+    assert (
+        world.job.status.message
+        == "TorchrunJob p is Failed and cannot become Succeeded (InvalidSpec)."
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,7 +190,7 @@ def test_a_dependency_that_was_met_stays_met_while_another_is_waited_for():
     del world.parents["first"]  # by its TTL
     world.settle()
     assert world.job.status.reason == "WaitingForDependencies"
-    assert world.job.status.message == "waits for second to be Succeeded (now Running)"
+    assert world.job.status.message == "Waiting for second to be Succeeded (currently Running)."
     world.know(job("second", phase="Succeeded"))
     assert world.starts
 
@@ -215,7 +219,9 @@ def test_another_condition_is_met_by_itself():
     world.spec(depends_on=(Dependency(name="first"), Dependency(name="second")))
     world.settle()
     assert world.job.status.dependencies_met == ()
-    assert world.job.status.message.startswith("waits for first to be Succeeded (now Running)")
+    assert world.job.status.message.startswith(
+        "Waiting for first to be Succeeded (currently Running)"
+    )
 
 
 @settings(deadline=None)

@@ -42,7 +42,7 @@ def test_a_pause_frees_everything_but_the_claims_and_a_resume_is_no_restart():
     assert [d.kind for d in plan.deletes] == [JOBS]
     assert (world.phase, world.job.status.reason) == ("Running", "Suspending")
     world.settle()
-    assert "2 pods still end" in world.job.status.message
+    assert "Waiting for 2 pods to terminate" in world.job.status.message
     world.pass_time(seconds=5)
     world.containers_stop()
     world.settle()

@@ -137,7 +137,7 @@ def test_baseline_refuses_what_reaches_out_of_the_pod(spec: dict[str, Any], name
             pod(spec, podSecurity=level)
         assert str(caught.value).startswith("podTemplate.spec.")
         assert named in str(caught.value)
-        assert f"TorchrunQueue gpu has podSecurity {level}, which accepts" in str(caught.value)
+        assert f"podSecurity {level} of TorchrunQueue gpu accepts" in str(caught.value)
     pod(spec)  # without a level it is between the job and its namespace
 
 

@@ -134,7 +134,7 @@ def test_a_job_that_is_being_deleted_is_no_gang(world):
         kept = child = world.objects[key]
         meta = replace(child.metadata, deletion_timestamp=world.now)
         world.objects[key] = replace(child, metadata=meta)
-        assert world.plan().status.message.endswith(f"after: somebody deleted Job {name}")
+        assert world.plan().status.message.endswith(f"created. Job {name} was deleted.")
         world.objects[key] = kept
 
 
@@ -167,7 +167,7 @@ def test_workers_whose_pods_went_without_a_word_failed_all_the_same(world):
     status = replace(child.status, conditions=(failed,))
     world.objects[JOBS.plural, "train-w"] = replace(child, status=status)
     world.step()
-    assert world.job.status.attempts[-1].message == "Job train-w failed"
+    assert world.job.status.attempts[-1].message == "Job train-w failed."
     assert world.job.status.disruptions == 1
 
 
@@ -181,7 +181,7 @@ def test_the_head_alone_decides_on_success(world):
     world.job_condition("Complete")
     world.settle()
     status = world.job.status
-    assert (world.phase, status.message) == ("Succeeded", "the head succeeded")
+    assert (world.phase, status.message) == ("Succeeded", "The head succeeded.")
     assert (status.workers.succeeded, status.workers.failed, status.workers.running) == (1, 1, 1)
 
 
@@ -232,7 +232,7 @@ def test_refused_pods_of_either_job_are_told(world):
         world.vanish(pod.metadata.name)
     world.warn(JOBS, "train-w", "FailedCreate", "Error creating: no such service account")
     world.settle()
-    assert world.job.status.message.startswith("1 of 3 pods are made; ")
+    assert world.job.status.message.startswith("1 of 3 pods is created. ")
 
 
 @pytest.mark.parametrize(

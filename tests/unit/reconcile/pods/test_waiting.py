@@ -22,6 +22,8 @@ POD_SECURITY = (
     ' runAsNonRoot != true (pod or container "trainer" must set securityContext.runAsNonRoot=true)'
 )
 
+REFUSED = "The API server refused the pod:"
+
 
 def gang(nodes: int = 4, **spec: object) -> World:
     world = World(make_job(numNodes=nodes, **spec), make_queue())
@@ -41,8 +43,8 @@ def test_workers_of_one_verdict_are_told_as_one():
     world.not_placed(NO_GPU, 1, 2, 3)
     world.settle()
     assert world.job.status.message == (
-        "1 of 4 workers have a node; 3 of 4 workers (first: pod train-1-abcde):"
-        " 0 of 3 nodes: 3 lack nvidia.com/gpu"
+        "1 of 4 pods is scheduled. 3 of 4 pods (first: train-1-abcde):"
+        " 0 of 3 nodes are available: 3 lack nvidia.com/gpu."
     )
 
 
@@ -51,8 +53,10 @@ def test_different_verdicts_are_told_apart_as_far_as_one_can_read():
     for index in range(5):
         world.not_placed(f"0/9 nodes are available: {index + 1} Insufficient cpu.", index)
     world.settle()
-    assert world.job.status.message.count("worker ") == 3
-    assert world.job.status.message.startswith("0 of 6 workers have a node; worker 0 (pod train-0-")
+    assert world.job.status.message.count("Pod train-") == 3
+    assert world.job.status.message.startswith(
+        "0 of 6 pods are scheduled. Pod train-0-abcde (index 0)"
+    )
 
 
 def test_where_reasons_differ_the_first_worker_is_heard():
@@ -73,7 +77,7 @@ def test_an_image_that_cannot_be_pulled_has_one_message_between_tries_and_at_eac
     world.container_waits("train-0-abcde", "ImagePullBackOff", back_off)
     world.settle()
     assert world.job.status.message == message
-    assert message.endswith(text)
+    assert message.endswith(f"{text}.")
 
 
 def test_a_verdict_that_changes_its_counts_is_one_event():
@@ -101,9 +105,9 @@ def test_a_quota_that_refuses_all_pods_is_told():
     assert [event.type for event in world.step().events] == ["Warning"]
     assert world.job.status.reason == "QuotaExceeded"
     assert world.job.status.message == (
-        "0 of 2 pods are made; ResourceQuota team is used up: requested"
+        "0 of 2 pods are created. ResourceQuota team is exhausted: requested"
         " cpu=2,requests.nvidia.com/gpu=8; used cpu=0,requests.nvidia.com/gpu=8;"
-        " limited to cpu=9,requests.nvidia.com/gpu=8"
+        " limited to cpu=9,requests.nvidia.com/gpu=8."
     )
     assert world.condition("Scheduled").reason == "QuotaExceeded"
 
@@ -114,7 +118,7 @@ def test_a_quota_for_a_part_of_the_gang_is_told_and_forgotten_when_all_are_made(
     without_pods(world, "train-1-abcde")
     world.warn(JOBS, "train", "FailedCreate", QUOTA)
     world.settle()
-    assert world.job.status.message.startswith("1 of 2 pods are made; ResourceQuota team")
+    assert world.job.status.message.startswith("1 of 2 pods is created. ResourceQuota team")
     world.objects = kept
     world.settle()
     assert world.job.status.reason == "WorkersStarting"
@@ -129,26 +133,30 @@ def test_the_last_refusal_counts_and_others_warnings_do_not():
     world.settle()
     assert world.job.status.reason == "PodSecurity"
     assert 'violates PodSecurity "restricted:latest"' in world.job.status.message
-    assert "podSecurity: restricted in the TorchrunQueue" in world.job.status.message
+    assert "Set podSecurity of the TorchrunQueue to restricted." in world.job.status.message
     assert "x2x4z" not in world.job.status.message
 
 
 @pytest.mark.parametrize(
     ("text", "reason", "message"),
     [
-        (QUOTA, "QuotaExceeded", "ResourceQuota team is used up"),
-        (POD_SECURITY, "PodSecurity", 'violates PodSecurity "restricted:latest"'),
-        ('violates PodSecurity "baseline:latest": y', "PodSecurity", "violates PodSecurity"),
+        (QUOTA, "QuotaExceeded", "ResourceQuota team is exhausted"),
+        (POD_SECURITY, "PodSecurity", f'{REFUSED} violates PodSecurity "restricted:latest"'),
+        (
+            'violates PodSecurity "baseline:latest": y',
+            "PodSecurity",
+            f"{REFUSED} violates PodSecurity",
+        ),
         (
             'Error creating: pods "a" is forbidden: error looking up service account ml/x:'
             ' serviceaccount "x" not found',
             "PodsRefused",
-            "error looking up service account ml/x",
+            f"{REFUSED} error looking up service account ml/x",
         ),
         (
             'Error creating: admission webhook "w" denied the request: no',
             "PodsRefused",
-            'admission webhook "w" denied the request: no',
+            f'{REFUSED} admission webhook "w" denied the request: no',
         ),
     ],
 )
@@ -163,7 +171,7 @@ def test_a_claim_that_is_not_there_is_named():
     world.not_placed('0/1 nodes are available: persistentvolumeclaim "data" not found.', 0)
     world.settle()
     assert world.job.status.reason == "ClaimNotFound"
-    assert "there is no claim data" in world.job.status.message
+    assert "PVC data does not exist" in world.job.status.message
 
 
 def test_an_unbound_claim_of_somebody_else_is_told_without_its_name():
@@ -190,7 +198,7 @@ def test_a_volume_that_cannot_be_mounted_is_told_until_the_sandbox_is_there():
     world.settle()
     assert world.job.status.reason == "VolumeNotMounted"
     assert text in world.job.status.message
-    assert "use ReadWriteMany" in world.job.status.message
+    assert "Use ReadWriteMany" in world.job.status.message
     creating(world, Condition(type="PodReadyToStartContainers", status="True"))
     world.settle()
     assert world.job.status.reason == "WorkersStarting"
@@ -221,4 +229,6 @@ def test_a_quota_that_refuses_an_object_of_ours_reads_alike():
     )
     assert plan.status is not None
     assert plan.status.reason == "QuotaExceeded"
-    assert plan.status.message.startswith("pods train-sync-0: ResourceQuota team is used up")
+    assert plan.status.message.startswith(
+        "The API server refused pods train-sync-0: ResourceQuota team is exhausted"
+    )

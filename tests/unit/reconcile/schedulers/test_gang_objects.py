@@ -177,7 +177,7 @@ def test_a_pod_template_may_name_the_scheduler_too():
 )
 def test_a_gang_scheduler_that_the_pods_are_not_scheduled_by_is_refused(gang, scheduler):
     queue = make_queue(scheduling={"gang": gang, "scheduler": scheduler})
-    with pytest.raises(InvalidSpecError, match=f"which is no {gang}"):
+    with pytest.raises(InvalidSpecError, match=f"sets scheduling.gang to {gang}, but"):
         choose(queue, EVERYTHING)
     world = World(make_job(numNodes=2), queue)
     world.settle()
@@ -226,7 +226,7 @@ def test_a_local_queue_whose_name_is_no_label_is_refused(length):
     for world, field in ((named, "queueName"), (called, "name")):
         world.settle()
         assert (world.job.status.reason == "InvalidSpec") is (length > 63)
-        assert (f"the {field} of 64 characters" in world.job.status.message) is (length > 63)
+        assert (f"its {field} has 64 characters" in world.job.status.message) is (length > 63)
         assert bool(world.created) is (length == 63)
 
 

@@ -129,7 +129,7 @@ def test_what_the_scheduler_says_of_a_waiting_gang_is_told(kind, status, field):
     says(world, GROUP, kind, status, "2/2 tasks do not fit", field)
     world.settle()
     assert world.job.status.reason == "GangUnschedulable"
-    assert world.job.status.message == "PodGroup train: 2/2 tasks do not fit"
+    assert world.job.status.message == "PodGroup train: 2/2 tasks do not fit."
     assert world.condition("Scheduled").reason == "GangUnschedulable"
     world.all_workers("Running")
     world.settle()
@@ -169,7 +169,7 @@ def test_a_job_waits_in_the_queue_until_kueue_admits_it():
     world.settle()
     assert world.phase == "Queued"
     assert world.job.status.message == (
-        "Workload job-train-1a2b3: insufficient quota for nvidia.com/gpu"
+        "Workload job-train-1a2b3: insufficient quota for nvidia.com/gpu."
     )
     assert not [e for plan in world.plans for e in plan.events if e.type == "Warning"]
     suspended(world, False)
@@ -267,7 +267,9 @@ def test_a_job_that_somebody_suspends_is_preempted_too():
     suspended(world, True)
     world.settle()
     assert world.phase == "Preempted"
-    assert world.job.status.message == "Job train is suspended; it goes on when it is resumed"
+    assert world.job.status.message == (
+        "Job train is suspended. The pods start again when it is resumed."
+    )
 
 
 # Elastic jobs
@@ -311,7 +313,7 @@ def test_no_probe_asks_in_the_place_of_kueue():
     world.queue = make_queue(**queue)
     world.objects = {k: o for k, o in world.objects.items() if "probe" not in k[1]}
     world.settle()
-    assert "Kueue tells nobody of room" in world.condition("FullSize").message
+    assert "Kueue does not report free capacity" in world.condition("FullSize").message
     assert not [name for _, name in world.objects if "probe" in name]
 
 
@@ -320,5 +322,5 @@ def test_no_probe_asks_a_scheduler_that_is_gone():
     world.installed = Installed()
     world.objects = {k: o for k, o in world.objects.items() if "probe" not in k[1]}
     world.settle()
-    assert "install Volcano" in world.condition("FullSize").message
+    assert "Install Volcano" in world.condition("FullSize").message
     assert world.phase == "Running"
