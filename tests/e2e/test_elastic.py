@@ -141,8 +141,8 @@ def test_it_shrinks_with_capacity_and_grows_when_that_returns(
         space.wait("torchrunjob/train", "condition=FullSize=false")
         status = space.get(TORCHRUN_JOBS, "train")["status"]
         assert status["reason"] == "Unschedulable"
-        assert f"0 of 1 nodes: 1 lacks {SLOT}" in status["message"]
-        assert "a gang of 2 follows unless" in status["message"]
+        assert f"0 of 1 nodes are available: 1 lacks {SLOT}" in status["message"]
+        assert "The gang shrinks to 2 nodes unless" in status["message"]
         status = wait_size(space, "train", 2, 90)
         space.wait_reason("train", "WaitingForCapacity")
         assert (status["attempt"], status.get("restarts", 0), status["disruptions"]) == (2, 0, 1)

@@ -116,7 +116,7 @@ def test_out_of_memory_is_said_and_counted(space: Space):
     space.apply(job("eats", "plain", eats, 1, reliability={"maxRestarts": 1}))
     status = space.wait_phase("eats", "Failed")
     assert (status["restarts"], status["reason"]) == (1, "OOMKilled")
-    assert "all 1 restarts are used up" in status["message"]
+    assert "All restarts are used (maxRestarts is 1)." in status["message"]
     words = ("get", "events", "--field-selector", "involvedObject.name=eats")
     # Events are sent beside the status, and may come after it.
     until(lambda: "OOMKilled" in space.kubectl(*words), "the event")

@@ -49,8 +49,8 @@ def test_each_obstacle_is_told_and_stops_no_neighbour(space: Space):
     # The scheduler looks at one pod after the other.
     space.wait_message(
         "nodeless",
-        "0 of 2 workers have a node; 2 of 2 workers",
-        "0 of 1 nodes: 1 outside of nodeSelector or affinity",
+        "0 of 2 pods are scheduled. 2 of 2 pods",
+        "0 of 1 nodes are available: 1 not matching nodeSelector or affinity",
     )
 
     # The kubelet tells of a pull that failed when it looks at the pod again, after ten seconds.

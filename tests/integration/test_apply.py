@@ -185,7 +185,7 @@ async def test_a_second_apply_of_a_status_leaves_the_resource_version_alone(
 ) -> None:
     job = create_torchrun_job(served, "told-twice")
     moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    why = {"reason": "WorkersRunning", "message": "1 of 1 workers started"}
+    why = {"reason": "WorkersRunning", "message": "1 of 1 pod is running."}
     condition = Condition(type="Running", status="True", last_transition_time=moment, **why)
     status = TorchrunJobStatus(
         phase="Running",

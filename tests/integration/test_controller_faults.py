@@ -263,7 +263,7 @@ def _make_finished(team: Team, count: int) -> None:
         "observedGeneration": 1,
         "numNodes": 2,
         "reason": "Completed",
-        "message": "2 of 2 workers succeeded",
+        "message": "2 of 2 pods succeeded.",
         "conditions": [{**done, "lastTransitionTime": now, "observedGeneration": 1}],
         "startTime": now,
         "completionTime": now,

@@ -112,7 +112,7 @@ def test_a_gang_that_does_not_fit_starts_not_a_single_pod(
 ) -> None:
     team.submit("large", numNodes=SIZE + 1)
     status = team.reaches("large", "Queued", "Unschedulable")
-    assert f"0 of {SIZE + 1} workers have a node" in status["message"]
+    assert f"0 of {SIZE + 1} pods are scheduled" in status["message"]
     assert not placed(team, "large")
     # A single worker more finds no room: what the others could have is not theirs.
     team.submit("small", numNodes=1)
@@ -176,7 +176,7 @@ def test_kai(controller: ControllerProcess, cluster: LocalCluster, team: Team) -
     with_gang(team, "kai", topology={"required": "rack", "name": "racks"})
     team.submit("run", numNodes=2)
     status = team.reaches("run", "Pending", "GangSchedulerMissing")
-    assert "install KAI" in status["message"]
+    assert "Install KAI" in status["message"]
     crd(cluster, KAI_GROUPS)
     team.workers("run")  # it is noticed without a restart
     kai = Scheduler(team, "kai-scheduler", KAI, ("annotations", "pod-group-name"), NODES)
@@ -190,7 +190,7 @@ def test_kai(controller: ControllerProcess, cluster: LocalCluster, team: Team) -
     status = kai.until("large", "Queued", "GangUnschedulable")
     assert (
         status["message"]
-        == f"PodGroup large: {SIZE + 1} pods need {SIZE + 1} nodes, there are {SIZE}"
+        == f"PodGroup large: {SIZE + 1} pods need {SIZE + 1} nodes, there are {SIZE}."
     )
     assert not placed(team, "large")
     end(team, "large")

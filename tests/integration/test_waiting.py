@@ -39,7 +39,7 @@ def test_a_quota_that_refuses_a_part_of_the_gang(team: Team) -> None:
     limit(team, pods="1")
     team.submit("run")
     status = team.reaches("run", "Queued", "QuotaExceeded")
-    assert "1 of 2 pods are made; ResourceQuota small is used up" in status["message"]
+    assert "1 of 2 pods is created. ResourceQuota small is exhausted" in status["message"]
     assert condition(status, "Scheduled")["reason"] == "QuotaExceeded"
     eventually("one event", lambda: reasons(team, "run").count("QuotaExceeded") == 1)
     team.api.patch(f"{team.core}/resourcequotas/small", {"spec": {"hard": {"pods": "2"}}})
@@ -97,14 +97,14 @@ def test_a_claim_whose_class_is_missing(team: Team) -> None:
     workspace = {**WORKSPACE["workspace"], "storageClassName": "no-such-class"}
     team.submit("run", volumes={"workspace": workspace})
     status = team.reaches("run", "Syncing", "ProvisioningFailed")
-    assert "claim run-workspace of storage class no-such-class" in status["message"]
+    assert "PVC run-workspace (storage class no-such-class" in status["message"]
     assert "not found" in status["message"]
 
 
 def test_no_default_class(team: Team) -> None:
     team.submit("run", volumes=WORKSPACE)
     status = team.reaches("run", "Syncing", "NoStorageClass")
-    assert "set storageClassName" in status["message"]
+    assert "Set storageClassName" in status["message"]
 
 
 def test_without_a_class_a_pod_of_the_job_serves(team: Team) -> None:

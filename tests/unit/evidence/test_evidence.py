@@ -22,7 +22,7 @@ SEEN = {
         "status": {
             "phase": "Queued",
             "reason": "Unschedulable",
-            "message": "0 of 2 workers have a node",
+            "message": "0 of 2 pods are scheduled.",
             "conditions": [{"type": "Scheduled", "status": "False", "reason": "NoRoom"}],
         },
     },
@@ -87,7 +87,7 @@ def test_the_report_shows_the_end_of_each_text_and_the_folder_has_all(
     failed = report()
     attach(failed, tmp_path / "failures", gather(space), QUIET)
     shown = dict(failed.sections)
-    assert "train: Queued (Unschedulable: 0 of 2 workers have a node)" in shown["torchrunjobs"]
+    assert "train: Queued (Unschedulable: 0 of 2 pods are scheduled.)" in shown["torchrunjobs"]
     assert "Scheduled False NoRoom" in shown["torchrunjobs"]
     assert 'sync: ready False, restarts 1, {"running": {}}, before' in shown["pods"]
     assert '"exitCode": 3' in shown["pods"]

@@ -240,9 +240,9 @@ def test_an_unschedulable_gang_says_what_the_scheduler_said():
     world.not_placed("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", 1)
     world.settle()
     assert world.job.status.reason == "Unschedulable"
-    told = "0 of 3 nodes: 3 lack nvidia.com/gpu"
+    told = "0 of 3 nodes are available: 3 lack nvidia.com/gpu."
     assert world.job.status.message == (
-        f"1 of 2 workers have a node; worker 1 (pod train-1-abcde): {told}"
+        f"1 of 2 pods is scheduled. Pod train-1-abcde (index 1): {told}"
     )
     assert (world.condition("Scheduled").status, world.condition("Scheduled").reason) == (
         "False",

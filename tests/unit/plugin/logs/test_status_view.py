@@ -24,7 +24,7 @@ def a_job(laptop: Laptop) -> None:
         status={
             "phase": "Running",
             "reason": "WorkersRunning",
-            "message": "1 of 2 workers started",
+            "message": "1 of 2 pods is running.",
             "workersStatus": "1/2 ready",
             "gpus": 16,
             "attempt": 1,
@@ -48,7 +48,7 @@ def test_one_view_where_there_is_no_terminal(laptop: Laptop) -> None:
     assert lines[0].startswith("run   queue q   nodes 2 (16 GPUs)   age")
     assert lines[1] == "Running   1/2 ready"
     assert lines[2] == f"step 50 of 200 [{'#' * 6}{'-' * 18}] 25%   loss 2.5   1,234 samples/s"
-    assert "  WorkersRunning: 1 of 2 workers started" in lines
+    assert "  WorkersRunning: 1 of 2 pods is running." in lines
     assert "  attempt 0 ended at 00:00:00 UTC: rank 1" in lines
     table = lines[lines.index("") + 1 :]
     assert table[0].split() == ["POD", "NODE", "PHASE", "AGE", "REASON"]

@@ -173,7 +173,7 @@ class TestGangs:
         world.settle()
         assert status(world).gang == "volcano"
         assert world.condition("Ready").status == "False"
-        assert "install Volcano" in world.condition("Ready").message
+        assert "Install Volcano" in world.condition("Ready").message
         world.delete()
         world.jobs = [a_job("run", "Running", gang=True)]
         world.settle()

@@ -73,7 +73,7 @@ def test_a_larger_gang_needs_a_larger_admission():
     world.settle()
     assert len(world.gangs) == 1
     assert world.phase == "Running", "the present gang goes on"
-    assert "no resize to 4 nodes yet: The job requests 4 nodes." in world.job.status.message
+    assert "The resize to 4 nodes is waiting. The job requests 4 nodes." in world.job.status.message
     world.admit(4)
     world.settle()
     assert [gang.spec.completions for gang in world.gangs] == [2, 4]
@@ -223,7 +223,7 @@ class TestPreemption:
         (attempt,) = world.job.status.attempts
         assert (attempt.reason, attempt.counted) == ("Preempted", False)
         world.settle()
-        assert "2 pods still end" in world.job.status.message
+        assert "Waiting for 2 pods to terminate" in world.job.status.message
         world.containers_stop()
         world.settle()
         assert (world.phase, world.job.status.reason) == ("Preempted", "Preempted")

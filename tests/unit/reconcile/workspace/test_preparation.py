@@ -244,13 +244,13 @@ def test_a_claim_that_will_never_bind_says_why():
     world.claim_is("Pending", storage_class=None)
     assert [event.type for event in world.step().events] == ["Warning"]
     assert world.job.status.reason == "NoStorageClass"
-    assert "set storageClassName" in world.job.status.message
+    assert "Set storageClassName" in world.job.status.message
     world.claim_is("Pending")
     world.warn(CLAIMS, "train-workspace", "ProvisioningFailed", 'storageclass "fast" not found')
     world.settle()
     assert world.job.status.reason == "ProvisioningFailed"
     assert (
-        'claim train-workspace of storage class fast with ReadWriteOnce: storageclass "fast"'
+        'PVC train-workspace (storage class fast, ReadWriteOnce): storageclass "fast"'
         in (world.job.status.message)
     )
     world.claim_is("Bound")
