@@ -207,7 +207,7 @@ def test_a_fetch_that_fails_leaves_the_run_alone_and_says_why(permanent):
     up_to_date = world.condition("WorkspaceUpToDate")
     assert (up_to_date.status, up_to_date.reason) == ("False", "RefNotFound")
     assert "there is no main" in up_to_date.message
-    assert "go on with revision 1" in up_to_date.message
+    assert "continue with revision 1" in up_to_date.message
     events = [e for p in world.plans for e in p.events if e.reason == "RefNotFound"]
     assert [event.type for event in events] == ["Warning"]
     assert world.job.status.workspace_commit == COMMIT
@@ -304,4 +304,4 @@ def test_an_existing_claim_needs_no_sync_pod():
     assert all(key[0] != CLAIMS.plural for key in world.created)
     condition = world.condition("WorkspaceReady")
     assert (condition.status, condition.reason) == ("True", "Existing")
-    assert "claim code" in condition.message
+    assert "PVC code" in condition.message
