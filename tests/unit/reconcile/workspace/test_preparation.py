@@ -249,9 +249,8 @@ def test_a_claim_that_will_never_bind_says_why():
     world.warn(CLAIMS, "train-workspace", "ProvisioningFailed", 'storageclass "fast" not found')
     world.settle()
     assert world.job.status.reason == "ProvisioningFailed"
-    assert (
-        'PVC train-workspace (storage class fast, ReadWriteOnce): storageclass "fast"'
-        in (world.job.status.message)
+    assert 'PVC train-workspace (storage class fast, ReadWriteOnce): storageclass "fast"' in (
+        world.job.status.message
     )
     world.claim_is("Bound")
     world.settle()
