@@ -252,7 +252,7 @@ def test_git_over_ssh_in_a_sync_pod(space: Space, tmp_path: Path):
         login["known_hosts"] = sshd.known_hosts().encode()
         space.apply(opaque("deploy", login))
         status = space.wait_reason("ssh", "AccessDenied")
-        assert "check the Secret in volumes.workspace.secretRef" in status["message"]
+        assert "Check the Secret in volumes.workspace.secretRef" in status["message"]
         login["ssh-privatekey"] = (tmp_path / "user").read_bytes()
         space.apply(opaque("deploy", login))
         status = space.wait_phase("ssh", "Succeeded")

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The condition of the job shows this message, and no user reads a traceback there.
         traceback.print_exc()
         message = (
-            f"the sync pod failed by a fault of its own: {error!r}; see its log, and report it"
+            f"The sync pod failed because of a bug: {error!r}. Read its log and report the bug."
         )
         return _failed(settings, "SyncFailed", message, permanent=False)
     log("workspace ready", **asdict(marker))
@@ -95,7 +95,10 @@ def _end_at_signal(settings: Settings) -> None:
 
     def wait() -> None:
         number = signal.sigwait(signals)
-        message = f"stopped by {signal.Signals(number).name} before the workspace was complete"
+        message = (
+            f"The sync pod was stopped by {signal.Signals(number).name} before the workspace was"
+            " complete."
+        )
         _failed(settings, "Terminated", message, permanent=False)
         os._exit(143)
 

@@ -83,7 +83,7 @@ def parse_endpoint(url: str) -> Location:
 
 def _parse(url: str, pattern: str, accepted: str) -> Location:
     if len(url) > _LONGEST_URL or not re.fullmatch(pattern, url):
-        raise _invalid(url, f"accepted is {accepted}")
+        raise _invalid(url, f"it must be {accepted}")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
@@ -93,7 +93,7 @@ def _parse(url: str, pattern: str, accepted: str) -> Location:
     except ValueError as error:
         raise _invalid(url, str(error)) from None
     if port == 0:
-        raise _invalid(url, "its port must be one of 1 to 65535")
+        raise _invalid(url, "its port must be between 1 and 65535")
     if not path.isprintable() or "\\" in path:
         raise _invalid(url, "it has control characters or backslashes in its path")
     if "::" in path or any(part in (".", "..") for part in path.split("/")):
@@ -109,7 +109,7 @@ def _parse(url: str, pattern: str, accepted: str) -> Location:
 
 
 def _invalid(url: str, why: str) -> SyncError:
-    message = f"volumes.workspace.url {shown_url(url)} cannot be used: {why}"
+    message = f"volumes.workspace.url {shown_url(url)} is invalid: {why}."
     return SyncError("InvalidURL", message, permanent=True)
 
 
@@ -128,15 +128,15 @@ def resolve(host: str, port: int) -> tuple[str, ...]:
     try:
         records = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        message = f"host {host!a} of volumes.workspace.url cannot be resolved: {error}"
+        message = f"Host {host!a} of volumes.workspace.url cannot be resolved: {error}."
         raise SyncError("HostNotFound", message, permanent=False) from None
     addresses = tuple(dict.fromkeys(str(entry[4][0]) for entry in records))
     for text in addresses:
         if is_forbidden(ipaddress.ip_address(text.partition("%")[0])):
             message = (
-                f"host {host!a} of volumes.workspace.url has the address {text}, which is"
-                " link-local, multicast, unspecified or a metadata service; workspaces do not"
-                " come from there"
+                f"Host {host!a} of volumes.workspace.url has the address {text}, which is not"
+                " allowed: it is link-local, multicast, unspecified or a metadata service. Use"
+                " another host."
             )
             raise SyncError("ForbiddenAddress", message, permanent=True)
     return addresses

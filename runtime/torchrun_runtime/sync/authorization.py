@@ -20,8 +20,8 @@ from torchrun_runtime.sync.errors import UploadError
 TOKEN_HEADER = "X-Torchrun-Upload-Token"  # noqa: S105  # the header's name
 
 _HOW = (
-    "run: kubectl torchrun sync JOB; or announce the archive's SHA-256 first: kubectl annotate tj"
-    " JOB torchrun.ai/workspace-sha256=SHA256 --overwrite"
+    "Run: kubectl torchrun sync JOB, or first: kubectl annotate tj JOB"
+    " torchrun.ai/workspace-sha256=SHA256 --overwrite"
 )
 
 
@@ -40,9 +40,12 @@ class Authorization:
         if self.wanted and any(hmac.compare_digest(name, self.wanted) for name in named):
             return
         if not (self.token_sha256 or self.wanted):
-            message = f"the job announces neither a workspace nor an upload token; {_HOW}"
+            message = (
+                f"The job has no annotation with a workspace digest or an upload token. {_HOW}"
+            )
             raise UploadError(403, "UploadDenied", message)
         message = (
-            f"the request has neither the job's upload token nor the SHA-256 that it takes; {_HOW}"
+            "The request has neither the upload token nor the SHA-256 of the job's annotations."
+            f" {_HOW}"
         )
         raise UploadError(403, "UploadDenied", message)

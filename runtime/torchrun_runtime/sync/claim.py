@@ -73,8 +73,8 @@ class Claim:
             self._discard_old()
         except OSError as error:
             message = (
-                f"cannot write to the workspace claim at {self.directory}: {error.strerror}; "
-                f"it must be mounted writable for uid {os.getuid()} (fsGroup)"
+                f"Cannot write to the workspace PVC at {self.directory}: {error.strerror}. It must"
+                f" be writable for UID {os.getuid()} (fsGroup)."
             )
             raise SyncError("WorkspaceNotWritable", message, permanent=False) from error
 
@@ -177,7 +177,7 @@ class Claim:
 
 def unavailable(directory: Path, error: OSError) -> SyncError:
     """The failure of the claim's file system; another pod may not meet it."""
-    message = f"the workspace claim at {directory} failed: {error}"
+    message = f"The workspace PVC at {directory} failed: {error}."
     return SyncError("WorkspaceUnavailable", message, permanent=False)
 
 

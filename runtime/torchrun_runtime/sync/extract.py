@@ -81,7 +81,7 @@ def check_space(directory: Path, needed: int) -> None:
 def workspace_full(why: str) -> SyncError:
     """The tree does not fit on the claim."""
     message = (
-        f"the workspace claim has no room for the extracted archive: {why}; raise "
-        "volumes.workspace.size (the archive itself is kept, so it need not be sent again)"
+        f"The workspace PVC has no space for the extracted archive: {why}. Increase"
+        " volumes.workspace.size. The archive is kept and need not be uploaded again."
     )
     return SyncError("WorkspaceFull", message, permanent=False)

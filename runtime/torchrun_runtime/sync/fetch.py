@@ -91,7 +91,7 @@ def check_sub_path(settings: Settings) -> None:
     try:
         components(settings.sub_path, settings.limits)
     except ArchiveError as error:
-        message = f"volumes.workspace.subPath cannot be used: {error.message}"
+        message = f"volumes.workspace.subPath is invalid: {error.message}"
         raise SyncError("InvalidSubPath", message, permanent=True) from error
 
 
@@ -125,8 +125,8 @@ def _checked(settings: Settings, commit: str) -> str:
     if settings.commit in ("", commit):
         return commit
     message = (
-        f"the objects of {shown_url(settings.url)} are not those any more that the workers of this"
-        " job were made with; put them back, or take the new ones"
+        f"The objects of {shown_url(settings.url)} have changed since the pods of this job were"
+        " created. Restore them or sync the new ones."
     )
     raise SyncError("SourceChanged", message, permanent=True)
 

@@ -74,14 +74,14 @@ class Checkout:
 def check_ref(ref: str, commit: str) -> None:
     """Raises SyncError (InvalidRef), permanent, unless each is "" or looks like what it is."""
     if commit and not _COMMIT.fullmatch(commit):
-        message = f"{SYNC_COMMIT.name} {commit[:200]!a} is no commit"
+        message = f"{SYNC_COMMIT.name} {commit[:200]!a} is not a commit."
         raise SyncError("InvalidRef", message, permanent=True)
     if not ref:
         return
     if len(ref) > 255 or not re.fullmatch(GIT_REF, ref) or _REFUSED_REF.search(ref):
         message = (
-            f"volumes.workspace.ref {ref[:200]!a} cannot be used; accepted is the name of a"
-            " branch or tag, or a commit with all its digits"
+            f"volumes.workspace.ref {ref[:200]!a} is invalid. Set it to a branch, a tag or a full"
+            " commit hash."
         )
         raise SyncError("InvalidRef", message, permanent=True)
 
@@ -116,7 +116,7 @@ class Git:
                 *self._git, "init", "--bare", "--quiet", "--template=", str(directory)
             )
         except FileNotFoundError as error:
-            message = "the sync pod's image has no git; leave volumes.workspace.image out"
+            message = "The image of the sync pod has no git. Remove volumes.workspace.image."
             raise SyncError("GitMissing", message, permanent=True) from error
         if result.exit_code:
             raise self._failure(result.output)
@@ -156,8 +156,8 @@ class Git:
             if self._programs.text(*self._git, "cat-file", "-t", commit) == "commit":
                 return
         message = (
-            f"{self._checkout.location.shown} has no commit {commit} that a branch or tag leads to;"
-            " was it pushed, and not rewritten since?"
+            f"{self._checkout.location.shown} has no commit {commit} on a branch or tag. Push it,"
+            " and check that the branch was not rewritten."
         )
         raise SyncError("RefNotFound", message, permanent=False)
 
@@ -179,7 +179,10 @@ class Git:
             *self._git, "rev-parse", "--verify", "--end-of-options", peeled
         )
         if not _COMMIT.fullmatch(commit):
-            message = f"{self._checkout.shown} is no commit; give a branch, a tag or a commit"
+            message = (
+                f"{self._checkout.shown} is not a commit. Set volumes.workspace.ref to a branch, a"
+                " tag or a commit."
+            )
             raise SyncError("RefNotFound", message, permanent=False)
         return commit
 
@@ -187,7 +190,7 @@ class Git:
         packs = self._directory.glob("objects/pack/*")
         if any(pack.stat().st_size >= self._programs.largest for pack in packs):
             # The unpacking process got SIGXFSZ, which git does not report.
-            message = f"{self._checkout.shown} has more than {self._programs.largest} bytes"
+            message = f"{self._checkout.shown} has more than {self._programs.largest} bytes."
             return SyncError("WorkspaceTooLarge", message, permanent=False)
         return explain(self._secret.scrub(stderr), self._checkout.shown)
 
@@ -197,7 +200,7 @@ class Git:
         kind = self._programs.text(*self._git, "cat-file", "-t", name)
         if kind != "tree":
             problem = "is a file" if kind else "does not exist"
-            message = f"subPath {self._checkout.sub_path!a} {problem} in {self._checkout.shown}"
+            message = f"subPath {self._checkout.sub_path!a} {problem} in {self._checkout.shown}."
             raise SyncError("SubPathNotFound", message, permanent=False)
         command = (*self._git, "ls-tree", "-r", "-l", "-z", "--full-tree", name)
         repository = Repository(limits)

@@ -11,68 +11,70 @@ _KNOWN: tuple[tuple[str, str, str, bool], ...] = (
     (
         r"No space left|Disk quota",
         "WorkspaceFull",
-        "raise volumes.workspace.size, or choose a smaller repository",
+        "Increase volumes.workspace.size or choose a smaller repository.",
         False,
     ),
     (
         r"update url base from redirection|error: 30\d|asked for: .* but",
         "Redirected",
-        "redirects are not followed: give the URL that the repository has now",
+        "Redirects are not followed. Set the current URL of the repository.",
         True,
     ),
     (
         r"Host key verification failed|REMOTE HOST IDENTIFICATION|host key is known",
         "HostKeyMismatch",
-        "the key of the host is not in known_hosts of the Secret; see: ssh-keyscan HOST",
+        "The key of the host is not in known_hosts of the Secret. See: ssh-keyscan HOST",
         False,
     ),
     (
         r"error in libcrypto|invalid format|bad permissions|incorrect passphrase",
         "SecretInvalid",
-        "ssh-privatekey of the Secret is no key without a passphrase, with its last line break",
+        "ssh-privatekey of the Secret must be a private key without a passphrase and end with a"
+        " line break.",
         False,
     ),
     (
         r"Authentication failed|could not read (Username|Password)|Access denied|error: 40[13]"
         r"|Permission denied|terminal prompts disabled",
         "AccessDenied",
-        "check the Secret in volumes.workspace.secretRef (for a private repository) and its rights",
+        "Check the Secret in volumes.workspace.secretRef (for a private repository) and its"
+        " permissions.",
         False,
     ),
     (
         r"couldn't find remote ref",
         "RefNotFound",
-        "there is no such branch or tag; a commit is given with all its digits",
+        "The branch or tag does not exist. A commit needs its full hash.",
         False,
     ),
     (
         r"error: 404|not found|does not exist|not appear to be a git repository|not a git repo",
         "RepositoryNotFound",
-        "check volumes.workspace.url; many servers say so of a private repository, too",
+        "Check volumes.workspace.url. Many servers report a private repository as not found.",
         False,
     ),
     (
         r"certificate",
         "CertificateInvalid",
-        "put the certificate authority of the server as ca.crt into the Secret",
+        "Add the certificate authority of the server as ca.crt to the Secret.",
         False,
     ),
     (
         r"Could not resolve|Name or service not known",
         "HostNotFound",
-        "check the host's name",
+        "Check the host name.",
         False,
     ),
     (
         r"timed out|too slow|Connection refused|Failed to connect|unable to connect|unreachable",
         "ConnectionFailed",
-        "the server does not answer; check host, port and network policies",
+        "The server does not answer. Check host, port and network policies.",
         False,
     ),
     (
         r"early EOF|hung up|reset by peer|disconnect|curl \d+|RPC failed|recv|terminated",
         "ConnectionLost",
-        "the connection broke off",
+        "The connection was interrupted.",
         False,
     ),
 )
@@ -83,9 +85,9 @@ def explain(stderr: str, source: str) -> SyncError:
     detail = _last_lines(stderr)
     for pattern, reason, advice, permanent in _KNOWN:
         if re.search(pattern, stderr, re.IGNORECASE):
-            message = f"cannot fetch {source}: {advice} (git: {detail})"
+            message = f"Cannot fetch {source}. {advice} (git: {detail})"
             return SyncError(reason, message, permanent=permanent)
-    return SyncError("FetchFailed", f"cannot fetch {source} (git: {detail})", permanent=False)
+    return SyncError("FetchFailed", f"Cannot fetch {source} (git: {detail}).", permanent=False)
 
 
 def _last_lines(stderr: str) -> str:

@@ -80,7 +80,7 @@ def over_ssh(
     )
     ssh = which("ssh")
     if ssh is None:
-        message = "the sync pod's image has no ssh; leave volumes.workspace.image out"
+        message = "The image of the sync pod has no ssh. Remove volumes.workspace.image."
         raise SyncError("GitMissing", message, permanent=True)
     default_port = location.port == _DEFAULT_SSH_PORT
     known_as = location.host if default_port else f"[{location.host}]:{location.port}"

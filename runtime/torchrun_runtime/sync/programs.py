@@ -66,7 +66,7 @@ class Programs:
     def check_time(self) -> None:
         """Raises SyncError (TimedOut) after the deadline: for work between two programs."""
         if time.monotonic() > self._deadline:
-            message = "the files of the source were not listed in time; choose a part by subPath"
+            message = "The files of the source were not listed in time. Select a part with subPath."
             raise SyncError("TimedOut", message, permanent=False)
 
     @contextmanager
@@ -103,7 +103,7 @@ class Programs:
                         stream.close()
             process.wait()
             if late.is_set():
-                message = f"{command[0]} was not done in time; is the source slow, or too large?"
+                message = f"{command[0]} timed out. Check whether the source is slow or too large."
                 raise SyncError("TimedOut", message, permanent=False)
 
 

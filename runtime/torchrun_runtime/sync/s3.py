@@ -72,7 +72,7 @@ def _tls(location: Location, secret: Secret) -> ssl.SSLContext | None:
         try:
             context.load_verify_locations(authority)
         except ssl.SSLError as error:
-            message = f"ca.crt of Secret {secret.name} is no certificate: {error.reason}"
+            message = f"ca.crt of Secret {secret.name} is not a certificate: {error.reason}."
             raise SyncError("SecretInvalid", message, permanent=False) from error
     return context
 
@@ -104,7 +104,7 @@ def list_prefix(bucket: Bucket, prefix: str, limits: Limits) -> list[tuple[Place
         if len(files) > limits.entries:
             raise too_many(limits)
     if not files:
-        message = f"{bucket.endpoint.shown} has no objects below {prefix!r}; check the prefix"
+        message = f"{bucket.endpoint.shown} has no objects below {prefix!r}. Check the prefix."
         raise SyncError("ObjectNotFound", message, permanent=False)
     check_places([place for place, _ in files], limits)
     return files
@@ -149,7 +149,7 @@ def read_archive(
     prefix = f"{sub_path}/" if sub_path else ""
     selected = [entry for entry in manifest.entries if entry.path.startswith(prefix)]
     if not selected:
-        message = f"subPath {sub_path!a} is no folder of {archive.key!r}"
+        message = f"subPath {sub_path!a} is not a directory of {archive.key!r}."
         raise SyncError("SubPathNotFound", message, permanent=False)
     (unpacked / sub_path).rename(tree)
     shutil.rmtree(unpacked, ignore_errors=True)

@@ -208,8 +208,8 @@ class Bucket:
             if not isinstance(reason, ssl.SSLCertVerificationError):
                 raise _RetryableError(str(error)) from error
             message = (
-                f"the certificate of {endpoint.shown} is not trusted ({reason.verify_message});"
-                " put its authority as ca.crt into the Secret"
+                f"The certificate of {endpoint.shown} is not trusted ({reason.verify_message})."
+                " Add its certificate authority as ca.crt to the Secret."
             )
             raise SyncError("CertificateInvalid", message, permanent=False) from error
         except (HTTPError, OSError) as error:
@@ -247,7 +247,9 @@ class Bucket:
 
     def _check_time(self) -> None:
         if time.monotonic() > self.endpoint.deadline:
-            message = f"{self.endpoint.shown} was not read in time; is it slow, or too large?"
+            message = (
+                f"Reading {self.endpoint.shown} timed out. Check whether it is slow or too large."
+            )
             raise SyncError("TimedOut", message, permanent=False)
 
 

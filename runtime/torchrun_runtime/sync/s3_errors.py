@@ -19,39 +19,39 @@ def explain(status: int, headers: Mapping[str, str], body: str, key: str, bucket
     where = f"{shown(key)} of {bucket}" if key else bucket
     region = headers.get("x-amz-bucket-region", "") or "".join(_REGION.findall(body)[:1])
     if region and status in (301, 307, 400):
-        hint = f"it is in region {shown(region)}: set AWS_REGION in the Secret"
-        return SyncError("WrongRegion", f"cannot read {where}: {hint} ({answer})", permanent=False)
+        hint = f"It is in region {shown(region)}. Set AWS_REGION in the Secret."
+        return SyncError("WrongRegion", f"Cannot read {where}. {hint} ({answer})", permanent=False)
     if 300 <= status < 400:
-        hint = "redirects are not followed: give the endpoint that the bucket has now"
-        return SyncError("Redirected", f"cannot read {where}: {hint} ({answer})", permanent=True)
+        hint = "Redirects are not followed. Set the current endpoint of the bucket."
+        return SyncError("Redirected", f"Cannot read {where}. {hint} ({answer})", permanent=True)
     if status == 412:
         return changed(key, bucket)
     reason, hint = _by_status(status, code, message)
-    return SyncError(reason, f"cannot read {where}: {hint} ({answer})", permanent=False)
+    return SyncError(reason, f"Cannot read {where}. {hint} ({answer})", permanent=False)
 
 
 def _by_status(status: int, code: str, message: str) -> tuple[str, str]:
     if code == "RequestTimeTooSkewed":
         return "ClockSkew", (
-            "the clock of the sync pod's node and that of the gateway differ by more than the"
-            " gateway allows (15 minutes): set the node's clock by NTP"
+            "The clocks of the sync pod's node and the gateway differ by more than the gateway"
+            " allows (15 minutes). Synchronize the node's clock with NTP."
         )
     # Some gateways know no such key by another status than 403.
     if status in (401, 403) or "AccessKey" in code or "access key" in message.lower():
         return "AccessDenied", (
-            "check the keys of the Secret in volumes.workspace.secretRef and their rights"
-            " (s3:ListBucket, s3:GetObject)"
+            "Check the keys of the Secret in volumes.workspace.secretRef and their permissions"
+            " (s3:ListBucket, s3:GetObject)."
         )
     if code == "NoSuchBucket":
-        return "BucketNotFound", "there is no such bucket"
+        return "BucketNotFound", "The bucket does not exist."
     if status == 404:
-        return "ObjectNotFound", "there is no such object; check volumes.workspace.url"
-    return "FetchFailed", "the gateway refuses the request"
+        return "ObjectNotFound", "The object does not exist. Check volumes.workspace.url."
+    return "FetchFailed", "The gateway rejected the request."
 
 
 def changed(key: str, bucket: str) -> SyncError:
     """The error for an object that was changed while it was read."""
-    message = f"{shown(key)} of {bucket} was changed while it was read; it is read again"
+    message = f"{shown(key)} of {bucket} changed while it was read. Retrying."
     return SyncError("SourceChanged", message, permanent=False)
 
 

@@ -35,7 +35,7 @@ class Secret:
             with path.open("rb") as file:
                 return file.read(_LONGEST).decode().rstrip("\r\n")
         except UnicodeDecodeError:
-            message = f"key {key} of Secret {self.name} is not UTF-8 text"
+            message = f"Key {key} of Secret {self.name} is not UTF-8 text."
             raise SyncError("SecretInvalid", message, permanent=False) from None
 
     def word(self, key: str) -> str:
@@ -45,7 +45,7 @@ class Secret:
         """
         value = self.text(key)
         if not (value.isascii() and value.isprintable()):
-            message = f"key {key} of Secret {self.name} must be one line of ASCII characters"
+            message = f"Key {key} of Secret {self.name} must be one line of ASCII characters."
             raise SyncError("SecretInvalid", message, permanent=False)
         return value
 
@@ -58,17 +58,20 @@ class Secret:
         if not missing:
             return
         if not self.name:
-            message = f"{why}; set volumes.workspace.secretRef to a Secret with {', '.join(keys)}"
+            message = (
+                f"No Secret is set: {why}. Set volumes.workspace.secretRef to a Secret with"
+                f" {', '.join(keys)}."
+            )
             raise SyncError("SecretMissing", message, permanent=True)
         present = self.keys()
         if not present:
             message = (
-                f"Secret {self.name} of volumes.workspace.secretRef does not exist, or is empty:"
-                f" {why}; create it with {', '.join(keys)}"
+                f"Secret {self.name} of volumes.workspace.secretRef does not exist or is empty:"
+                f" {why}. Create it with {', '.join(keys)}."
             )
             raise SyncError("SecretNotFound", message, permanent=False)
         message = (
-            f"Secret {self.name} lacks {', '.join(missing)} (it has {', '.join(present)}): {why}"
+            f"Secret {self.name} lacks {', '.join(missing)} (it has {', '.join(present)}): {why}."
         )
         raise SyncError("SecretKeyMissing", message, permanent=False)
 

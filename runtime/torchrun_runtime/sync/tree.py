@@ -91,7 +91,7 @@ def _write_all(descriptor: int, piece: bytes) -> None:
 def check_places(places: list[Place], limits: Limits) -> None:
     """Raises ArchiveError unless the places make a workspace together."""
     if not places:
-        raise ArchiveError("EmptyWorkspace", "there is nothing at volumes.workspace's url and path")
+        raise ArchiveError("EmptyWorkspace", "volumes.workspace.url and subPath contain no files.")
     if len(places) > limits.entries:
         raise too_many(limits)
     paths.refuse_collisions(places)
@@ -112,5 +112,5 @@ def too_many(limits: Limits) -> ArchiveError:
 
 def workspace_full(why: str) -> SyncError:
     """The error for a full claim. Not permanent: another size or ref may fit."""
-    message = f"the workspace claim is full: {why}; raise volumes.workspace.size in a new job"
+    message = f"The workspace PVC is full: {why}. Increase volumes.workspace.size in a new job."
     return SyncError("WorkspaceFull", message, permanent=False)
