@@ -27,8 +27,8 @@ OVERCHARGED = timedelta(seconds=300)
 
 # What a message asks people for, or the scheduler's own word on nodes that may come.
 ADVICE = re.compile(
-    r"\b(ask for|choose|create|delete|fix|free|install|kubectl|nodes? available|raise|remove|set"
-    r"|submit|taint|upload)\b",
+    r"\b(ask for|choose|create|delete|fix|free|increase|install|kubectl|lower|nodes? available"
+    r"|raise|remove|request (less|fewer|smaller)|set|submit|taint|upload)\b",
     re.IGNORECASE,
 )
 

@@ -62,11 +62,11 @@ def build_condition(refused: RefusedWrites, applies: tuple[Apply, ...]) -> Condi
     reasons += [why for apply in others if (why := find_refusal(refused, apply)) is not None]
     if not reasons:
         return None
-    messages = [why.message for why in reasons[:LISTED]]
-    if len(reasons) > LISTED:
-        messages.append(f"{count_of(len(reasons) - LISTED, 'more write')} failed.")
-    messages.append("The controller will retry.")
-    return ConditionUpdate(CONDITION, "False", Reason(reasons[0].reason, " ".join(messages)))
+    messages = " ".join(why.message for why in reasons[:LISTED])
+    more = len(reasons) - LISTED
+    suffix = f" {count_of(more, 'more write')} failed." if more > 0 else ""
+    message = f"{messages}{suffix} The controller will retry."
+    return ConditionUpdate(CONDITION, "False", Reason(reasons[0].reason, message))
 
 
 def _reason(refusal: Conflict | Rejection) -> Reason:

@@ -102,10 +102,9 @@ def pod_reason(
     failed = _last_event(warnings, pod.metadata.uid, MOUNT_EVENTS)
     if failed is None or (sandbox is not None and sandbox.status == "True"):
         return None
-    message = sentence(failed.message)
-    if "Multi-Attach" in message:
-        message += " A ReadWriteOnce PVC can be mounted on one node only. Use ReadWriteMany."
-    return Reason("VolumeNotMounted", message)
+    advice = " A ReadWriteOnce PVC can be mounted on one node only. Use ReadWriteMany."
+    suffix = advice if "Multi-Attach" in failed.message else ""
+    return Reason("VolumeNotMounted", sentence(failed.message) + suffix)
 
 
 def _scheduling_reason(
