@@ -377,15 +377,8 @@ class LocalCluster:
         processes.start(cluster.folder, component, command, cluster.log(component), inside)
 
     def _check_alive(self, *names: str) -> Callable[[], None]:
-        def check() -> None:
-            cluster = self._up_state
-            alive = {process.component for process in processes.of_cluster(cluster.folder)}
-            for name in names:
-                if name not in alive:
-                    log = cluster.log(name)
-                    raise ClusterError(f"{name} ended; {log} ends with:\n{processes.tail(log)}")
-
-        return check
+        cluster = self._up_state
+        return processes.alive_check(cluster.folder, names, cluster.log)
 
     def _clear(self, folder: Path, *, keep_folder: bool) -> None:
         processes.end(folder)

@@ -14,7 +14,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,8 @@ OWNER = "TORCHRUN_CLUSTER_STATE"
 COMPONENT = "TORCHRUN_CLUSTER_COMPONENT"
 SHIM = "containerd-shim"
 PROC = Path("/proc")
+# A process shows no environment during its exec, which takes seconds where the disk is busy.
+EXEC_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,27 @@ def of_cluster(owner: Path, component: str | None = None) -> list[Marked]:
     ]
 
 
+def alive_check(
+    owner: Path, components: Sequence[str], log: Callable[[str], Path]
+) -> Callable[[], None]:
+    """A check to call repeatedly: it raises ClusterError once a component has ended.
+
+    A component counts as ended if no process of it shows for EXEC_SECONDS.
+    """
+    last_seen = dict.fromkeys(components, time.monotonic())
+
+    def check() -> None:
+        now, alive = time.monotonic(), {process.component for process in of_cluster(owner)}
+        for component in components:
+            if component in alive:
+                last_seen[component] = now
+            elif now - last_seen[component] > EXEC_SECONDS:
+                path = log(component)
+                raise ClusterError(f"{component} ended; {path} ends with:\n{tail(path)}")
+
+    return check
+
+
 def end(
     owner: Path,
     component: str | None = None,
@@ -116,14 +139,19 @@ def end(
     killed. Raises ClusterError when even that does not end them within ten seconds more.
     """
     deadline = time.monotonic() + timeout
-    # A process shows no environment for the instant of its exec, so one look may miss it.
-    while processes := of_cluster(owner, component) or of_cluster(owner, component):
+    while processes := of_cluster(owner, component) or _look_again(owner, component):
         if time.monotonic() > deadline + 10:
             pids = ", ".join(f"{process.component} (pid {process.pid})" for process in processes)
             raise ClusterError(f"these processes do not end: {pids}; see `ps -o pid,stat,wchan`")
         if time.monotonic() > deadline:
             number = signal.SIGKILL
         end_these(processes, number, deadline)
+
+
+def _look_again(owner: Path, component: str | None) -> list[Marked]:
+    """The processes that a look just before has missed during their exec."""
+    time.sleep(0.1)
+    return of_cluster(owner, component)
 
 
 def end_these(processes: Sequence[Marked], number: signal.Signals, deadline: float) -> None:

@@ -204,7 +204,7 @@ def test_an_edit_of_an_admitted_job_cannot_exceed_the_quota(
         api.delete(f"{team.batch}/jobs/{name}?propagationPolicy=Background")
     refused = said(team, "train", "ExceedsQuota")
     assert refused["status"] == "False"
-    assert "allows 1 CPU" in refused["message"]
+    assert "The quota of queue lab is 1 CPU in total." in refused["message"]
     eventually("the gang is gone", lambda: not team.children("jobs", "train"))
     assert "admission" not in team.status("train")
 

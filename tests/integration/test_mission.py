@@ -119,7 +119,7 @@ def test_a_queue_of_kai(
     status = kai.until(name, "Running")
     assert (status["numNodes"], status["gpus"]) == (nodes, nodes * 8)
     told = {c["type"]: c["message"] for c in status["conditions"]}
-    assert "distributed.rdzvBackend etcd-v2" in told["NotYetSupported"]
+    assert "distributed.rdzvBackend is etcd-v2" in told["NotYetSupported"]
     group = team.api.get(f"{kai.path}/{name}")
     assert (group["spec"]["minMember"], group["spec"]["queue"]) == (nodes, queue)
     path = f"{KAI}/{queue}"

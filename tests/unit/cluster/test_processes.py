@@ -139,3 +139,23 @@ def test_a_program_that_does_not_exist_leaves_its_reason_in_the_log(owner: Path)
 def test_a_failing_entry_command_is_an_error(owner: Path) -> None:
     with pytest.raises(ClusterError, match="cannot start etcd"):
         processes.start(owner, "etcd", ["true"], owner / "log", inside=["false"])
+
+
+def test_a_component_has_ended_once_it_does_not_show_for_as_long_as_an_exec(
+    owner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "EXEC_SECONDS", 0.3)
+    check = processes.alive_check(owner, ["sleeper"], lambda name: owner / f"{name}.log")
+    check()  # not started yet, as far as a look can tell
+    processes.start(owner, "sleeper", ["sleep", "60"], owner / "sleeper.log")
+    end = time.monotonic() + 0.6
+    while time.monotonic() < end:
+        check()
+    processes.end(owner)
+
+    def check_until_it_raises() -> None:
+        while True:
+            check()
+
+    with pytest.raises(ClusterError, match="sleeper ended"):
+        check_until_it_raises()
