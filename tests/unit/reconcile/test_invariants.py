@@ -56,9 +56,14 @@ def happens(**drawn):
 
 
 def causes(world: World) -> list[str]:
-    """How the gang before each one ended, where that is why it was made."""
-    said = (child.metadata.annotations.cause for child in world.gangs)
-    return [msgspec.json.decode(cause, type=Attempt).reason for cause in said if cause]
+    """The reason of the end that each later gang follows.
+
+    An end that the status has recorded stays, even if the next gang was created for another reason.
+    """
+    recorded = {attempt.number: attempt.reason for attempt in world.job.status.attempts}
+    annotations = (child.metadata.annotations.cause for child in world.gangs)
+    ends = [msgspec.json.decode(cause, type=Attempt) for cause in annotations if cause]
+    return [recorded.get(end.number, end.reason) for end in ends]
 
 
 class Histories(RuleBasedStateMachine):

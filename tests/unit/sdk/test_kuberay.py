@@ -200,4 +200,4 @@ def test_a_cluster_that_nobody_wants_ends(held, comes: bool) -> None:
     if comes:
         holding.connect().close()
     assert holding.process.wait(SECONDS) == 1
-    assert "no pod has come for 0.2 s" in holding.process.stdout.read()
+    assert "no pod has connected for 0.2 s" in holding.process.stdout.read()
