@@ -191,11 +191,4 @@ def clean_up(
         return deletes, soonest(left, wait)
     if not dependencies.are_recorded(observed.job, observed.dependents):
         return deletes, wait
-    own = Delete(
-        kind=TORCHRUN_JOBS,
-        namespace=meta.namespace,
-        name=meta.name,
-        uid=meta.uid,
-        resource_version=meta.resource_version,
-    )
-    return (own,), None
+    return (Delete.of(TORCHRUN_JOBS, meta, resource_version=meta.resource_version),), None

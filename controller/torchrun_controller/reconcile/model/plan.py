@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind
+from torchrun_api.meta import ChildMeta, ObjectMeta
 from torchrun_api.status import TorchrunJobStatus
 
 
@@ -34,6 +35,29 @@ class Delete(Struct, frozen=True, kw_only=True):
     resource_version: str = ""
     propagation: Literal["Background", "Foreground"] = "Background"
     grace_seconds: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        kind: Kind[Any],
+        metadata: ObjectMeta | ChildMeta,
+        *,
+        resource_version: str = "",
+        grace_seconds: int | None = None,
+    ) -> "Delete":
+        """Return the deletion of the object with this metadata.
+
+        With `resource_version` the API server refuses it once the object has changed. Without
+        `grace_seconds` the grace period of the object applies.
+        """
+        return cls(
+            kind=kind,
+            namespace=metadata.namespace,
+            name=metadata.name,
+            uid=metadata.uid,
+            resource_version=resource_version,
+            grace_seconds=grace_seconds,
+        )
 
 
 class Event(Struct, frozen=True):

@@ -47,14 +47,7 @@ def attempt_of(child: Job | Pod) -> int:
 
 def delete_pod(pod: Pod, grace_seconds: int | None = None) -> Delete:
     """Delete exactly this pod. Without `grace_seconds` its own grace period applies."""
-    meta = pod.metadata
-    return Delete(
-        kind=PODS,
-        namespace=meta.namespace,
-        name=meta.name,
-        uid=meta.uid,
-        grace_seconds=grace_seconds,
-    )
+    return Delete.of(PODS, pod.metadata, grace_seconds=grace_seconds)
 
 
 def delete_job(job: Job) -> Delete:
@@ -62,14 +55,7 @@ def delete_job(job: Job) -> Delete:
 
     The delete carries the resource version: a Job that has succeeded meanwhile is not deleted.
     """
-    meta = job.metadata
-    return Delete(
-        kind=JOBS,
-        namespace=meta.namespace,
-        name=meta.name,
-        uid=meta.uid,
-        resource_version=meta.resource_version,
-    )
+    return Delete.of(JOBS, job.metadata, resource_version=job.metadata.resource_version)
 
 
 def alive(pod: Pod) -> bool:

@@ -279,7 +279,7 @@ def _age(queue: TorchrunQueue) -> tuple[datetime, str]:
 
 def delete(queue: KaiQueue) -> Delete:
     """Return the deletion of a KAI queue."""
-    return Delete(kind=KAI_QUEUES, namespace="", name=queue.metadata.name, uid=queue.metadata.uid)
+    return Delete.of(KAI_QUEUES, queue.metadata)
 
 
 def key(queue: KaiQueue) -> tuple[str, str]:

@@ -247,8 +247,7 @@ def _is_terminating(extra: Extra) -> bool:
 
 
 def _delete(extra: Extra) -> Delete:
-    meta = extra.metadata
-    return Delete(kind=_kind(extra), namespace=meta.namespace, name=meta.name, uid=meta.uid)
+    return Delete.of(_kind(extra), extra.metadata)
 
 
 def _not_ready(entry: QueueResource, object_ref: str, message: str) -> QueueResourceStatus:
