@@ -13,7 +13,7 @@ from torchrun_controller.reconcile.admission.model import (
 from torchrun_controller.reconcile.admission.node_capacity import FreeCapacity
 from torchrun_controller.reconcile.admission.quota import RESOURCES
 from torchrun_controller.reconcile.admission.snapshot import AdmittedWorkload, PendingWorkload
-from torchrun_controller.reconcile.model.messages import count_of
+from torchrun_controller.reconcile.model.messages import count_of, list_names
 
 NAMES = 3  # most preempted workloads that a message names
 _NOUNS = ("node", "GPU", "CPU", "memory", "job")
@@ -64,8 +64,8 @@ def describe_latest_start(now: datetime, seconds: float) -> str:
 def describe_preempted(workload: PendingWorkload, preempted: list[AdmittedWorkload]) -> str:
     """Name the preempted workloads whose nodes a nominated workload waits for."""
     uid = workload.workload.uid
-    names = sorted(one.workload.name for one in preempted if one.preempted_for == uid)
-    return f"Waiting for preempted jobs to stop: {', '.join(names[:NAMES]) or 'others'}."
+    names = [one.workload.name for one in preempted if one.preempted_for == uid]
+    return f"Waiting for preempted jobs to stop: {list_names(names, NAMES) or 'others'}."
 
 
 def explain_preemption(target: AdmittedWorkload, head: PendingWorkload) -> Preemption:
@@ -97,4 +97,4 @@ def _amount(resource: int, amount: int) -> str:
     if RESOURCES[resource] == "memory":
         return f"{format_bytes(Fraction(amount))} of memory"
     number = format_cpu(Fraction(amount, 1000)) if RESOURCES[resource] == "cpu" else str(amount)
-    return f"{number} {_NOUNS[resource]}{'' if number == '1' else 's'}"
+    return count_of(number, _NOUNS[resource])

@@ -32,6 +32,7 @@ from torchrun_controller.reconcile.admission.model import (
     Workload,
 )
 from torchrun_controller.reconcile.model.conditions import ADMITTED, ConditionUpdate, Reason, update
+from torchrun_controller.reconcile.model.messages import count_of
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.requests import GangRequests, admission_of
 
@@ -152,7 +153,7 @@ def _next(
         )
         reason = Reason(admission_status.OUTDATED, message)
         return JobAdmission(condition=ConditionUpdate(ADMITTED, "False", reason), admission=charge)
-    message = f"Admitted for {nodes} node{'' if nodes == 1 else 's'}."
+    message = f"Admitted for {count_of(nodes, 'node')}."
     if pending is not None and workload.nodes > nodes:
         message = f"Admitted for {nodes} of {workload.nodes} nodes. {pending.message}"
     admitted = ConditionUpdate(ADMITTED, "True", Reason("Admitted", message))

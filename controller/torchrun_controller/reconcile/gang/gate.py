@@ -23,7 +23,6 @@ from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
 from torchrun_controller.reconcile.pods.nodes import OUT_OF_SERVICE
 from torchrun_controller.reconcile.workspace import reload
 
-NAMED = 4  # pods or machines in a message
 # A kubelet that has written a pod's annotations into a volume marks the volume as up to date, even
 # if the annotations changed meanwhile (processPodVolumes in desired_state_of_world_populator.go,
 # MarkVolumeAsMounted). Such a change, most often while containers start, reaches the launcher's
@@ -120,7 +119,7 @@ def closed_reason(observed: Observed, now: datetime) -> Reason | None:
     child = gang.current_job
     blocking_pods = fence.blocking_pods(observed, attempt_of(child), now)
     if blocking_pods.pods:
-        pod_names = list_names((pod.metadata.name for pod in blocking_pods.pods), NAMED)
+        pod_names = list_names(pod.metadata.name for pod in blocking_pods.pods)
         message = (
             f"Waiting for {count_of(len(blocking_pods.pods), 'pod')} of the previous attempt to"
             f" terminate: {pod_names}."
@@ -147,14 +146,13 @@ def _can_fence(child: Job, unfenced: tuple[UnfencedWorker, ...]) -> bool:
 def _unfenced_reason(
     job: TorchrunJob, nodes: Mapping[str, Node] | None, unfenced: tuple[UnfencedWorker, ...]
 ) -> Reason:
-    first = unfenced[0]
-    since = f" since {first.since:%Y-%m-%dT%H:%M:%SZ}" if first.since else ""
-    lost = {worker.node for worker in unfenced}
-    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    first = min((worker.since for worker in unfenced if worker.since), default=None)
+    since = f" since {first:%Y-%m-%dT%H:%M:%SZ}" if first else ""
+    lost = list_names({worker.node for worker in unfenced}, 1)
     return Reason(
         "WaitingForFence",
         f"{count_of(len(unfenced), 'pod')} of the previous attempt may still run and write"
-        f" checkpoints on node {first.node}{more}, lost{since}. The next attempt starts when the"
+        f" checkpoints on node {lost}, lost{since}. The next attempt starts when the"
         " node returns, when you confirm that the machine is off"
         f" ({_release_commands(job, nodes, unfenced)}), or when"
         " spec.reliability.allowUnfencedRestart is true.",
@@ -173,11 +171,10 @@ def _release_commands(
         commands.append(f"kubectl taint nodes {node} {OUT_OF_SERVICE}=nodeshutdown:NoExecute")
     if without_node:
         meta = job.metadata
-        machines = sorted({fence.machine_of(worker) for worker in without_node})
-        more = f" and {len(machines) - NAMED} more" if len(machines) > NAMED else ""
+        machines = list_names({fence.machine_of(w) for w in without_node}, separator=",")
         commands.append(
             f"without a Node object: kubectl annotate torchrunjob {meta.name} -n {meta.namespace}"
-            f" --overwrite {names.MACHINES_OFF}={','.join(machines[:NAMED])}{more}"
+            f" --overwrite {names.MACHINES_OFF}={machines}"
         )
     return "; ".join(commands)
 

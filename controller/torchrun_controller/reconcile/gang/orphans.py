@@ -7,11 +7,9 @@ does not delete them: the user may have kept them on purpose.
 
 from torchrun_api.core import Pod
 from torchrun_api.kinds import JOBS
-from torchrun_controller.reconcile.model.messages import count_of
+from torchrun_controller.reconcile.model.messages import count_of, list_names
 from torchrun_controller.reconcile.model.observed import ObservedGang, RefusedWrites
 from torchrun_controller.reconcile.pods.lifecycle import alive
-
-NAMED = 4  # pods in a message
 
 
 def find_orphans(gang: ObservedGang, refused: RefusedWrites) -> tuple[Pod, ...]:
@@ -29,11 +27,10 @@ def orphan_advice(pods: tuple[Pod, ...]) -> str:
     """Return what the user can do about these orphans; "" for none."""
     if not pods:
         return ""
-    first = sorted(pod.metadata.name for pod in pods)[:NAMED]
-    more = f" and {len(pods) - NAMED} more" if len(pods) > NAMED else ""
+    pod_names = list_names((pod.metadata.name for pod in pods), separator=" ")
     one = len(pods) == 1
     return (
         f"{count_of(len(pods), 'pod')} {'has' if one else 'have'} no Job of this TorchrunJob and"
         f" may still train. Delete {'it' if one else 'them'} (kubectl delete pod"
-        f" -n {pods[0].metadata.namespace} {' '.join(first)}{more})."
+        f" -n {pods[0].metadata.namespace} {pod_names})."
     )

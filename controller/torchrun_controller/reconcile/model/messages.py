@@ -9,9 +9,9 @@ def sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-def count_of(number: int, noun: str) -> str:
-    """Return a number with its noun: "1 pod", "2 pods"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def count_of(number: int | str, noun: str) -> str:
+    """Return a number with its noun: "1 pod", "2 pods", "1500m CPUs"."""
+    return f"{number} {noun}{'' if str(number) == '1' else 's'}"
 
 
 def pods_are(number: int, total: int) -> str:
@@ -19,8 +19,8 @@ def pods_are(number: int, total: int) -> str:
     return f"{number} of {count_of(total, 'pod')} {'is' if 1 in (number, total) else 'are'}"
 
 
-def list_names(names: Iterable[str], most: int = 4) -> str:
+def list_names(names: Iterable[str], most: int = 4, separator: str = ", ") -> str:
     """Return the first `most` names in order, and the number of the others: "a, b and 3 more"."""
     ordered = sorted(names)
     more = len(ordered) - most
-    return ", ".join(ordered[:most]) + (f" and {more} more" if more > 0 else "")
+    return separator.join(ordered[:most]) + (f" and {more} more" if more > 0 else "")

@@ -6,7 +6,7 @@ from torchrun_api import names
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import KAI_QUEUES, TORCHRUN_QUEUES
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile.model.messages import sentence
+from torchrun_controller.reconcile.model.messages import list_names, sentence
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.queue import jobs, kai, status
 from torchrun_controller.reconcile.queue.model import ObservedQueue, QueuePlan
@@ -28,11 +28,9 @@ def finalize(observed: ObservedQueue, now: datetime) -> QueuePlan:
     queue = observed.queue
     if names.QUEUE_FINALIZER not in queue.metadata.finalizers:
         return QueuePlan()
-    running = sorted(job.metadata.name for job in observed.jobs if jobs.needs_queue(job))
+    running = [job.metadata.name for job in observed.jobs if jobs.needs_queue(job)]
     if running:
-        more = f" and {len(running) - NAMES} more" if len(running) > NAMES else ""
-        job_names = ", ".join(running[:NAMES]) + more
-        return _wait(observed, f"Waiting for running jobs: {job_names}.", now)
+        return _wait(observed, f"Waiting for running jobs: {list_names(running, NAMES)}.", now)
     if _hides_kai_queue(observed):
         why = observed.unseen.get(KAI_QUEUES.resource, "the cache is not synced yet")
         message = f"The KAI queue cannot be removed, because KAI queues cannot be read: {why}"

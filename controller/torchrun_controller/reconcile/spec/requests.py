@@ -17,6 +17,7 @@ from torchrun_api.json import JsonObject
 from torchrun_api.quantity import QuantityError, format_bytes, format_cpu, parse
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.shared import PodTemplate
+from torchrun_controller.reconcile.model.messages import count_of
 from torchrun_controller.reconcile.spec import pod_requests
 from torchrun_controller.reconcile.spec.merge import merge
 from torchrun_controller.reconcile.spec.size import Size
@@ -127,7 +128,7 @@ def shortfall(asked: GangRequests, admitted: GangRequests) -> str:
     Pods are compared one by one, not by their sums: the admission reserved nodes for these pods.
     """
     if asked.nodes > admitted.nodes:
-        return f"The job requests {asked.nodes} nodes."
+        return f"The job requests {count_of(asked.nodes, 'node')}."
     return pod_shortfall(asked, admitted)
 
 
@@ -143,7 +144,7 @@ def _exceeds(
     (wanted, gpus), (limits, gpu_limit) = asked, admitted
     if gpus > gpu_limit:
         return (
-            f"The job requests {gpus} GPU{'' if gpus == 1 else 's'} on {where}, but was admitted"
+            f"The job requests {count_of(gpus, 'GPU')} on {where}, but was admitted"
             f" with {gpu_limit}."
         )
     for name, amount in sorted(wanted.items()):
