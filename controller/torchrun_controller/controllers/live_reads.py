@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from torchrun_api import names
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, TORCHRUN_JOBS, Kind
 from torchrun_controller.client.apply import LiveObject, SupersededError
+from torchrun_controller.reconcile.model.attempts import find_end
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.plan import Plan
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
@@ -77,10 +78,10 @@ def _ends_attempt(observed: Observed, plan: Plan) -> bool:
     """Whether the new status records the end of the current attempt, or a failed job."""
     if plan.status is None:
         return False
-    previous = {attempt.number for attempt in observed.job.status.attempts}
-    number = observed.job.status.attempt
-    is_ended = any(attempt.number == number for attempt in plan.status.attempts)
-    return plan.status.phase == "Failed" or (is_ended and number not in previous)
+    present, number = observed.job.status, observed.job.status.attempt
+    is_recorded = find_end(present.attempts, number) is not None
+    is_ended = find_end(plan.status.attempts, number) is not None
+    return plan.status.phase == "Failed" or (is_ended and not is_recorded)
 
 
 def _has_current_gang(observed: Observed) -> bool:

@@ -10,6 +10,7 @@ from torchrun_api import names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.status import Attempt, LastFailure
 from torchrun_controller.reconcile.gang.failures import POD_DELETED, Failure
+from torchrun_controller.reconcile.model.attempts import find_end
 from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.model.times import seconds_of_gang
 from torchrun_controller.reconcile.pods import head_and_workers
@@ -29,7 +30,7 @@ def find_vanished_gang(job: TorchrunJob, now: datetime) -> tuple[Failure, Attemp
     The controller itself deletes the Job of the present attempt only after the status has its end.
     """
     status = job.status
-    if status.workers is None or any(a.number == status.attempt for a in status.attempts):
+    if status.workers is None or find_end(status.attempts, status.attempt) is not None:
         return None
     failure = _job_deleted(names.child_job(job.metadata.name, status.attempt), now)
     ended = Attempt(

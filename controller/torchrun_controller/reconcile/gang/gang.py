@@ -320,12 +320,6 @@ def record_end(
     )
 
 
-def find_recorded_end(job: TorchrunJob, gang: ObservedGang) -> Attempt | None:
-    """Return the end of the present gang from the status, if it has it."""
-    number = attempt_of(gang.current_job)
-    return next((a for a in job.status.attempts if a.number == number), None)
-
-
 def failure_reason(failure: LastFailure) -> Reason:
     """Return the root cause in a line."""
     parts = [

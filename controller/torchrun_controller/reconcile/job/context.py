@@ -19,11 +19,13 @@ from torchrun_controller.reconcile.gang.restarts import (
     evaluate_failure_policy,
     find_backoff,
 )
+from torchrun_controller.reconcile.model.attempts import find_end
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
 from torchrun_controller.reconcile.model.plan import Delete
 from torchrun_controller.reconcile.model.times import without_future
 from torchrun_controller.reconcile.objects.environment import Environment, environment_of
+from torchrun_controller.reconcile.pods.lifecycle import attempt_of
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve_spec
 from torchrun_controller.reconcile.workspace import preparation, setup
@@ -109,8 +111,8 @@ class Context:
             action = evaluate_failure_policy(failure, self.reliability, self.history.counts)
             why = gang.failure_reason(failure.details)
             return self._build_end(why, action, failure.details, attempt)
-        number = observed.job.status.attempt
-        recorded = next((a for a in observed.job.status.attempts if a.number == number), None)
+        status = observed.job.status
+        recorded = find_end(status.attempts, status.attempt)
         if recorded is None:
             return None
         why = Reason(recorded.reason, recorded.message)
@@ -119,7 +121,8 @@ class Context:
     def _end_of_failed(self, state: GangState, failure: Failure) -> GangEnd:
         """Return the end of a failed gang. A recorded end stays: later failures are secondary."""
         observed, why = self.observed, state.why
-        recorded = gang.find_recorded_end(observed.job, observed.gang)
+        number = attempt_of(observed.gang.current_job)
+        recorded = find_end(observed.job.status.attempts, number)
         if recorded is not None:
             return GangEnd(
                 why=why,

@@ -12,6 +12,7 @@ from torchrun_controller.reconcile.gang.orphans import find_orphans, orphan_advi
 from torchrun_controller.reconcile.job import dependencies
 from torchrun_controller.reconcile.job.context import Context
 from torchrun_controller.reconcile.job.running import decide_on_gang
+from torchrun_controller.reconcile.model.attempts import find_end
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import count_of, list_names, sentence
 from torchrun_controller.reconcile.model.observed import Observed
@@ -127,7 +128,7 @@ def _end_gang(context: Context, ending: Decision, cause: Reason) -> Decision | N
         # workers may still run on lost nodes. Both stay until the status has recorded that.
         return decision
     present = [job for job in observed.gang.child_jobs if not job.metadata.terminating]
-    if not present and gang.find_recorded_end(observed.job, observed.gang) is not None:
+    if not present and find_end(observed.job.status.attempts, attempt_of(child)) is not None:
         return None  # the Jobs are deleted once their pods have terminated
     ended = gang.record_end(observed.job, observed.gang, cause, now, counted=False)
     deletes = tuple(delete_job(job) for job in present)

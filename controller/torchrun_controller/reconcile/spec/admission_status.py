@@ -11,6 +11,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
 from torchrun_api.status import TorchrunJobStatus
+from torchrun_controller.reconcile.model.attempts import find_end
 from torchrun_controller.reconcile.model.conditions import ADMITTED, Reason, find_condition
 from torchrun_controller.reconcile.spec.requests import (
     GangRequests,
@@ -128,7 +129,8 @@ def withdrawn(job: TorchrunJob) -> str:
 
 def was_preempted(status: TorchrunJobStatus) -> bool:
     """Whether the last gang was preempted, and no other has followed it yet."""
-    return any(a.number == status.attempt and a.reason == PREEMPTED for a in status.attempts)
+    end = find_end(status.attempts, status.attempt)
+    return end is not None and end.reason == PREEMPTED
 
 
 def _admitted(job: TorchrunJob) -> Condition | None:
