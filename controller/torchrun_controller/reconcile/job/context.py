@@ -19,6 +19,7 @@ from torchrun_controller.reconcile.gang.restarts import (
     evaluate_failure_policy,
     find_backoff,
 )
+from torchrun_controller.reconcile.job.dependencies import UnmetDependencies, find_unmet
 from torchrun_controller.reconcile.model.attempts import find_end
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
@@ -206,6 +207,14 @@ class Context:
             nodes=outlook.nodes,
             resize=outlook.why,
         )
+
+    @cached_property
+    def unmet_dependencies(self) -> UnmetDependencies | None:
+        """Why the first gang waits for other jobs, or never starts; None for a later gang."""
+        job = self.observed.job
+        if gang.was_created(job, self.observed.gang):
+            return None
+        return find_unmet(job, self.observed.parents)
 
     @cached_property
     def spec(self) -> ResolvedSpec:

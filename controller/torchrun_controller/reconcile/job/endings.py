@@ -190,6 +190,6 @@ def clean_up(
     left = (policy.time_to_live - (now - status.completion_time)).total_seconds()
     if left > 0:
         return deletes, soonest(left, wait)
-    if not dependencies.are_recorded(observed.job, observed.dependents):
+    if not dependencies.have_recorded(observed.dependents, observed.job):
         return deletes, wait
     return (Delete.of(TORCHRUN_JOBS, meta, resource_version=meta.resource_version),), None

@@ -87,10 +87,10 @@ def refuse(context: Context, error: InvalidSpecError) -> Decision:
 
 def dependency_failed(context: Context) -> Decision | None:
     """Fail a job whose dependency has failed, and refuse a cycle."""
-    hold = dependencies.hold(context.observed)
-    if hold is None or hold.state is State.DEPENDENCY_WAITING:
+    unmet = context.unmet_dependencies
+    if unmet is None or unmet.state is State.DEPENDENCY_WAITING:
         return None
-    return _decide(context, hold.state, hold.why, QUEUE_FOUND, spec=context.spec)
+    return _decide(context, unmet.state, unmet.why, QUEUE_FOUND, spec=context.spec)
 
 
 def scheduler_missing(context: Context) -> Decision | None:
@@ -130,10 +130,10 @@ def workspace_not_ready(context: Context) -> Decision | None:
 
 def dependencies_not_met(context: Context) -> Decision | None:
     """Wait for the jobs in dependsOn. The workspace is ready by now."""
-    hold = dependencies.hold(context.observed)
-    if hold is None:
+    unmet = context.unmet_dependencies
+    if unmet is None:
         return None
-    return _with_workspace(context, hold.state, hold.why)
+    return _with_workspace(context, unmet.state, unmet.why)
 
 
 def checkpoints_terminating(context: Context) -> Decision | None:
@@ -277,7 +277,7 @@ def _refused(context: Context, applies: tuple[Apply, ...]) -> tuple[State, Reaso
 
 def _decide_ready(context: Context, state: State, why: Reason, *ready: ConditionUpdate) -> Decision:
     """Return a decision where dependencies and workspace are ready."""
-    met = dependencies.why_met(context.observed)
+    met = dependencies.describe_met(context.observed.job)
     return _with_workspace(
         context,
         state,

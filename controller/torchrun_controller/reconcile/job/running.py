@@ -47,10 +47,11 @@ def decide_on_gang(
     spec = _spec_of_unrecorded_gang(observed)
     revision = reload.find_running_revision(observed.job, observed.gang)
     workspace = preparation.describe_workspace(observed.job, observed.workspace, spec)
-    met = dependencies.why_gang(observed)
+    met = dependencies.describe_met(observed.job)
     if workspace is not None:
         ready.append(ConditionUpdate("WorkspaceReady", "True", workspace))
-    if met is not None:
+    # The status with which the gang was created may be lost, so the parents are evaluated again.
+    if met is not None and dependencies.are_met(observed.job, observed.parents):
         ready.append(ConditionUpdate(dependencies.CONDITION, "True", met))
     return Decision(
         state=state,

@@ -136,7 +136,7 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
         progress=progress.choose_progress(
             present.progress, observed.gang.progress, now, ended=ended
         ),
-        dependencies_met=dependencies.met(observed),
+        dependencies_met=dependencies.find_met(job, observed.parents),
     )
 
 
