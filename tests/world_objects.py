@@ -148,13 +148,18 @@ class WorldObjects:
             return  # 409: the caller looks again
         if delete.kind is TORCHRUN_JOBS:
             self.gone = True
-        elif delete.kind is PODS and self.objects[key].metadata.labels.component == names.WORKER:
+        elif delete.kind is PODS and self._takes_time(self.objects[key]):
             self._ending(key, 30 if delete.grace_seconds is None else delete.grace_seconds)
         else:
             removed = self.objects.pop(key)
             for other, pod in list(self.objects.items()):
                 if isinstance(pod, Pod) and pod.metadata.controlled_by(removed.metadata.uid):
                     self._ending(other, 30)
+
+    def _takes_time(self, pod: Pod) -> bool:
+        """Whether a deleted pod stays for its grace period, or until its kubelet reports again."""
+        is_worker = pod.metadata.labels.component == names.WORKER
+        return is_worker or not self.is_ready(pod.spec.node_name)
 
     def _version(self, key: tuple[str, str]) -> str:
         return str(self.objects[key].metadata.resource_version)

@@ -171,9 +171,13 @@ def test_a_pod_on_a_lost_node_is_replaced_while_the_gang_runs(source: str) -> No
     world.node("node-2", False)
     world.pass_time(seconds=40)
     world.settle()
-    assert pods(world) == ["train-serve-1"]
+    assert pods(world) == ["train-serve-0", "train-serve-1"]
+    terminating = [p.metadata.terminating for p in world.observed().workspace.sync_pods]
+    assert terminating == [True, False]
     assert world.phase == "Running"
     world.node("node-2")
+    world.containers_stop()
+    assert pods(world) == ["train-serve-1"]
     world.place("train-serve-1", "node-1")
     world.pod("train-serve-1", phase="Running")
     world.settle()
