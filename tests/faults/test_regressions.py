@@ -4,11 +4,15 @@ import asyncio
 
 import pytest
 
+from bodies import Body
 from faults import campaign
-from faults.cluster import JOBS
+from faults.cluster import JOBS, PODS
 from faults.faults import Point
+from faults.nodes import End
+from faults.scenarios_workspace import UPLOADED, ZIP, prepares
 from faults.scripts import well
 from faults.simulation import NAMESPACE, Scenario, Simulation, simulate
+from torchrun_api import names
 
 CASES = {
     "a dead watch of Jobs makes no gang beside a gang": (
@@ -73,4 +77,31 @@ def test_two_gangs_do_not_train_while_the_watch_of_pods_is_late() -> None:
     late = {Point("event ADDED pods/train-0-abcde", 1): "watch-delayed"}
     found = simulate(Scenario("gang deleted", _gang_deleted, well), late)
     assert found.struck
+    assert found.wrong == []
+
+
+def _setup_stays_on_node_0(pod: Body) -> End | None:
+    """As `prepares`, but a setup pod on node-0 goes on until it is deleted."""
+    is_setup = pod["metadata"]["labels"][names.COMPONENT_LABEL] == names.SETUP
+    stays = is_setup and pod["spec"].get("nodeName") == "node-0"
+    return None if stays else prepares(pod)
+
+
+async def _loses_setup(world: Simulation) -> None:
+    world.make_queue()
+    world.submit(volumes=ZIP, setupCommand="make", annotations_=UPLOADED)
+    await world.until("the setup runs", lambda: _phase_of_setup(world) == "Running")
+    world.nodes.lose("node-0")
+    await world.reaches("Syncing", reason="SetupPodLost")
+    world.nodes.switch_off("node-0")
+    await world.reaches("Succeeded")
+
+
+def _phase_of_setup(world: Simulation) -> str:
+    pod = world.store.get(PODS, (NAMESPACE, "train-setup-0"))
+    return "" if pod is None else pod.body.get("status", {}).get("phase", "")
+
+
+def test_a_job_goes_on_once_the_lost_node_of_its_setup_pod_is_switched_off() -> None:
+    found = simulate(Scenario("setup pod lost", _loses_setup, _setup_stays_on_node_0), {})
     assert found.wrong == []

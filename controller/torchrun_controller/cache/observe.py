@@ -38,7 +38,7 @@ JOB_INDEX = "torchrun-job"
 QUEUE_INDEX = "queue"
 # Jobs by the jobs that they depend on.
 PARENT_INDEX = "parent"
-# Gang and sync pods by their node; jobs by the nodes of their unfenced workers.
+# Workers, sync and setup pods by their node; jobs by the nodes of their unfenced workers.
 NODE_INDEX = "node"
 # Tally of the bytes that pods reserve on each node for local checkpoints.
 PROMISED = "promised"
@@ -63,9 +63,9 @@ def by_job(child: Child) -> Iterable[str]:
 
 
 def by_node(pod: Pod) -> Iterable[str]:
-    """Index worker and sync pods by their node."""
-    is_gang_pod = pod.metadata.labels.component in (names.WORKER, names.SYNC)
-    is_bound = pod.spec.node_name and is_gang_pod
+    """Index workers and helper pods by their node."""
+    is_affected = pod.metadata.labels.component in (names.WORKER, names.SYNC, names.SETUP)
+    is_bound = pod.spec.node_name and is_affected
     return (pod.spec.node_name,) if is_bound else ()
 
 
@@ -163,14 +163,16 @@ def observe(
         *(_conflict(CLAIMS, other) for other in other_claims),
         *(_conflict(SERVICES, other) for other in other_services),
     )
+    helper_pods = [*pods.sync, *pods.setup]
     objects_with_warnings: tuple[Child, ...] = (
         *claims,
         *attempts[-1:],
         *worker_jobs,
         *pods.workers,
-        *pods.sync,
+        *helper_pods,
     )
-    relevant_nodes = _relevant_nodes(job, [*pods.workers, *pods.former_workers, *pods.sync])
+    gang_pods = [*pods.workers, *pods.former_workers]
+    relevant_nodes = _relevant_nodes(job, [*gang_pods, *helper_pods])
     queue = caches.queues.get(namespace, job.spec.job_queue)
     # The placement of node-local checkpoints considers every node.
     all_nodes = (

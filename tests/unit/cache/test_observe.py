@@ -227,6 +227,27 @@ def test_the_nodes_that_matter_are_those_of_pods_and_of_what_is_remembered(cache
     assert caches.pods.by_index(NODE_INDEX, "of-a-pod") == (bound,)
 
 
+@pytest.mark.parametrize("component", [names.SYNC, names.SETUP])
+def test_the_node_and_the_warnings_of_a_helper_pod_matter(caches: Caches, component: str) -> None:
+    nodes: Store[Node] = Store()
+    nodes.upsert(a_node("node-1"), 1)
+    pod = child(Pod, f"train-{component}-0", OURS, **{names.COMPONENT_LABEL: component})
+    pod = replace(pod, spec=replace(pod.spec, node_name="node-1"))
+    caches.pods.upsert(pod, 2)
+    regarding = {
+        "kind": "Pod",
+        "namespace": "ml",
+        "name": pod.metadata.name,
+        "uid": pod.metadata.uid,
+    }
+    event = {"metadata": {"name": "e", "namespace": "ml"}, "involvedObject": regarding}
+    caches.warnings.upsert(msgspec.convert(event, CoreEvent), 3)
+    cluster = observe(caches, "ml", "train", nodes=nodes).cluster
+    assert set(cluster.nodes or {}) == {"node-1"}
+    assert [warning.metadata.name for warning in cluster.warnings] == ["e"]
+    assert caches.pods.by_index(NODE_INDEX, "node-1") == (pod,)
+
+
 def follower(name: str, *parents: str, **status: Any) -> TorchrunJob:
     spec = {"numNodes": 1, "dependsOn": [{"name": parent} for parent in parents]}
     body = {"metadata": {"name": name, "namespace": "ml"}, "spec": spec, "status": status}

@@ -142,10 +142,11 @@ def _end_gang(context: Context, ending: Decision, cause: Reason) -> Decision | N
 def _wait_for_pods(context: Context, ending: Decision, *helper_pods: Pod) -> Decision | None:
     """Return the decision while pods of the gang or helper pods terminate; None once all have."""
     observed, now = context.observed, context.now
-    # A pod on a lost node never reports its end: the status records it, and the fence waits for it.
-    gangs = (*observed.gang.workers, *observed.gang.stale_pods)
-    reachable = (pod for pod in gangs if nodes.find_loss(observed.cluster.nodes, pod, now) is None)
-    waiting = [pod for pod in (*reachable, *helper_pods) if alive(pod)]
+    # A pod on a lost node never reports its end. The status records workers, and the fence waits
+    # for them. The next setup pod waits for the one before it.
+    pods = (*observed.gang.workers, *observed.gang.stale_pods, *helper_pods)
+    reachable = (pod for pod in pods if nodes.find_loss(observed.cluster.nodes, pod, now) is None)
+    waiting = [pod for pod in reachable if alive(pod)]
     if not waiting:
         return None
     names = list_names(pod.metadata.name for pod in waiting)

@@ -74,6 +74,7 @@ TROUBLE_REASONS = frozenset(
             "ClaimNotFound",
             "ClaimTerminating",
             "OrphanedWorkers",
+            "SetupPodLost",
         ),
         "DependencyNotFound",
     }

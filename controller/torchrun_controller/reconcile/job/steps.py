@@ -162,8 +162,9 @@ def plan_finished(observed: Observed, now: datetime) -> Plan:
 
 def _watched_pods(observed: Observed) -> tuple[Pod, ...]:
     """Return the pods for which the loss of their node makes a difference."""
-    gang, syncing = observed.gang, filter(alive, observed.workspace.sync_pods)
-    return (*gang.workers, *gang.stale_pods, *syncing)
+    gang, workspace = observed.gang, observed.workspace
+    helper_pods = filter(alive, (*workspace.sync_pods, *workspace.setup_pods))
+    return (*gang.workers, *gang.stale_pods, *helper_pods)
 
 
 def _time_to_live(composed: TorchrunJobStatus, reliability: ResolvedReliability) -> float | None:

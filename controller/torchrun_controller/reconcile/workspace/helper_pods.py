@@ -2,20 +2,24 @@
 
 A helper pod runs once and leaves a result. A pod that failed is followed by another one, after a
 delay that grows, unless the failure is permanent. A pod that runs for an outdated input is
-replaced.
+replaced. A pod whose node is lost is replaced, too, if another pod may run beside it.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum
 from typing import ClassVar, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import Pod
+from torchrun_api.core import Node, Pod
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.plan import Apply, Delete
+from torchrun_controller.reconcile.pods.lifecycle import alive, delete_pod
+from torchrun_controller.reconcile.pods.nodes import NodeLoss, find_loss
 from torchrun_controller.reconcile.spec.resolve import Served
 from torchrun_controller.reconcile.workspace.retry import (
     SyncMessage,
@@ -78,8 +82,8 @@ class HelperPods(Protocol):
     def replace_pod(self, pod: Pod) -> Workspace:
         """The step for a pod that runs for an outdated input."""
 
-    def replace_lost_pod(self, pod: Pod) -> Workspace | None:
-        """The step for a pod whose node is lost; None for any other pod."""
+    def replace_lost_pod(self, pod: Pod, loss: NodeLoss) -> Workspace:
+        """The step for a pod that may still run on a lost node."""
 
     def follow_pod(self, pod: Pod) -> Workspace:
         """The step while a current pod starts or runs."""
@@ -97,7 +101,9 @@ class HelperPods(Protocol):
         """The failure that the pod's termination message describes."""
 
 
-def next_step(kind: HelperPods, now: datetime) -> Workspace:
+def next_step(
+    kind: HelperPods, cluster_nodes: Mapping[str, Node] | None, now: datetime
+) -> Workspace:
     """Return the next step towards the result of this kind of pod; the latest pod decides."""
     result = kind.result()
     if result is not None:
@@ -105,9 +111,9 @@ def next_step(kind: HelperPods, now: datetime) -> Workspace:
     if not kind.pods:
         return kind.create_pod(0)
     latest = kind.pods[-1]
-    lost = kind.replace_lost_pod(latest)
-    if lost is not None:
-        return lost
+    loss = find_loss(cluster_nodes, latest, now) if alive(latest) else None
+    if loss is not None:
+        return kind.replace_lost_pod(latest, loss)
     if latest.metadata.terminating:
         return syncing(kind.why_terminating(latest))
     current = kind.is_current(latest)
@@ -138,6 +144,18 @@ def _after_failure(kind: HelperPods, pod: Pod, now: datetime) -> Workspace:
         failed=True,
         requeue_after=left,
     )
+
+
+def create_replacement(kind: HelperPods, pod: Pod, why: Reason) -> Workspace:
+    """Return the step that deletes a pod on a lost node and creates the next one at once."""
+    step = kind.create_pod(next_number(kind.pods))
+    others = tuple(delete for delete in step.deletes if delete.uid != pod.metadata.uid)
+    return replace(step, why=why, deletes=(*others, *delete_once(pod)))
+
+
+def delete_once(pod: Pod) -> tuple[Delete, ...]:
+    """Return the deletion of the pod, unless it is being deleted already."""
+    return () if pod.metadata.terminating else (delete_pod(pod),)
 
 
 def refused(failure: PodFailure) -> Workspace:

@@ -25,6 +25,7 @@ from torchrun_controller.reconcile.objects.sync_pod import sync_pod
 from torchrun_controller.reconcile.objects.volumes import claim
 from torchrun_controller.reconcile.pods import nodes, waiting
 from torchrun_controller.reconcile.pods.lifecycle import alive, delete_pod
+from torchrun_controller.reconcile.pods.nodes import NodeLoss
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, Served, VolumeSource
 from torchrun_controller.reconcile.workspace import delivery, sync_results
 from torchrun_controller.reconcile.workspace.claims import SHARED, check_terminating, find_claim
@@ -33,6 +34,7 @@ from torchrun_controller.reconcile.workspace.helper_pods import (
     PodFailure,
     SyncState,
     Workspace,
+    create_replacement,
     next_number,
     next_step,
     refused,
@@ -72,7 +74,7 @@ def prepare(
             why=Reason("Creating", f"Creating PVC {source.name} and a sync pod."),
             applies=(claim(job, source, names.WORKSPACE), pod),
         )
-    return next_step(pods, now)
+    return next_step(pods, observed.cluster.nodes, now)
 
 
 class SyncPods(msgspec.Struct, frozen=True):
@@ -154,19 +156,10 @@ class SyncPods(msgspec.Struct, frozen=True):
             status_before_deletes=store == "ephemeral",
         )
 
-    def replace_lost_pod(self, pod: Pod) -> Workspace | None:
-        """Another pod takes the place of one whose node does not report."""
-        loss = nodes.find_loss(self.observed.cluster.nodes, pod, self.now) if alive(pod) else None
-        if loss is None:
-            return None
-        step = self.create_pod(next_number(self.pods))
-        name, uid = pod.metadata.name, pod.metadata.uid
-        own = () if pod.metadata.terminating else (delete_pod(pod),)
-        return replace(
-            step,
-            why=Reason("SyncPodLost", f"{sentence(loss.message)} Replacing pod {name}."),
-            deletes=(*(d for d in step.deletes if d.uid != uid), *own),
-        )
+    def replace_lost_pod(self, pod: Pod, loss: NodeLoss) -> Workspace:
+        """Replace the pod at once: a sync pod tolerates another one that runs on a lost node."""
+        why = f"{sentence(loss.message)} Replacing pod {pod.metadata.name}."
+        return create_replacement(self, pod, Reason("SyncPodLost", why))
 
     def follow_pod(self, pod: Pod) -> Workspace:
         """Wait for the pod, or report why the container that fills the workspace failed."""

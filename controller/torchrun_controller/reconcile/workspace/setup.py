@@ -15,11 +15,18 @@ from torchrun_controller.reconcile.objects.environment import Environment
 from torchrun_controller.reconcile.objects.setup_pod import setup_pod
 from torchrun_controller.reconcile.pods import waiting
 from torchrun_controller.reconcile.pods.lifecycle import delete_pod
+from torchrun_controller.reconcile.pods.nodes import (
+    OUT_OF_SERVICE,
+    NodeLoss,
+    is_out_of_service,
+)
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 from torchrun_controller.reconcile.workspace.helper_pods import (
     PodFailure,
     SyncState,
     Workspace,
+    create_replacement,
+    delete_once,
     next_step,
     syncing,
 )
@@ -44,7 +51,8 @@ def prepare(
     if not environment.shared:
         message = f"{sentence(ready.why.message)} Each pod runs the setup before its command."
         return replace(ready, why=Reason(ready.why.reason, message))
-    return next_step(SetupPods(observed, spec, environment, defaults, ready), now)
+    pods = SetupPods(observed, spec, environment, defaults, ready)
+    return next_step(pods, observed.cluster.nodes, now)
 
 
 class SetupPods(msgspec.Struct, frozen=True):
@@ -88,9 +96,30 @@ class SetupPods(msgspec.Struct, frozen=True):
         why = f"The setup has changed. Replacing pod {pod.metadata.name}."
         return replace(syncing(Reason("Replacing", why)), deletes=(delete_pod(pod),))
 
-    def replace_lost_pod(self, pod: Pod) -> Workspace | None:
-        """None: the next setup pod follows only once this one has ended, lost node or not."""
-        return None
+    def replace_lost_pod(self, pod: Pod, loss: NodeLoss) -> Workspace:
+        """Delete the pod. Create the next one only if the machine of this one is off.
+
+        Two setup pods must not run at the same time: the second one removes the unfinished
+        environments in the PVC.
+        """
+        name, node_name, lost = pod.metadata.name, pod.spec.node_name, sentence(loss.message)
+        node = (self.observed.cluster.nodes or {}).get(node_name)
+        if node is not None and is_out_of_service(node):
+            why = Reason("SetupPodLost", f"{lost} Replacing pod {name}.")
+            return create_replacement(self, pod, why)
+        if node is None:
+            message = (
+                f"{lost} Pod {name} may still write to the workspace PVC. The next setup pod starts"
+                " when Kubernetes has deleted this one. If the machine is off, you can run: kubectl"
+                f" delete pod {name} -n {pod.metadata.namespace} --force"
+            )
+        else:
+            message = (
+                f"{lost} Pod {name} may still run there and write to the workspace PVC. The next"
+                " setup pod starts when the node returns, or when you confirm that the machine is"
+                f" off (kubectl taint nodes {node_name} {OUT_OF_SERVICE}=nodeshutdown:NoExecute)."
+            )
+        return replace(syncing(Reason("SetupPodLost", message)), deletes=delete_once(pod))
 
     def follow_pod(self, pod: Pod) -> Workspace:
         """Wait for the pod."""

@@ -213,6 +213,100 @@ def test_a_pause_ends_it_and_a_resume_begins_again():
     assert world.job.status.reason == "SetupRunning"
 
 
+def lost() -> World:
+    """The setup pod runs on node-1, which has been NotReady for long enough."""
+    world = ready_for_setup()
+    world.node("node-1")
+    world.place("train-setup-0", "node-1")
+    world.pod("train-setup-0", phase="Running")
+    world.settle()
+    world.node("node-1", False)
+    assert world.settle().requeue_after == 40
+    world.pass_time(seconds=40)
+    world.settle()
+    return world
+
+
+def test_a_setup_pod_on_a_lost_node_is_deleted_and_waited_for():
+    world = lost()
+    assert (world.phase, world.job.status.reason) == ("Syncing", "SetupPodLost")
+    assert world.job.status.message == (
+        "node node-1 is NotReady since 2026-01-02T03:04:05Z. Pod train-setup-0 may still run there"
+        " and write to the workspace PVC. The next setup pod starts when the node returns, or when"
+        " you confirm that the machine is off (kubectl taint nodes node-1"
+        " node.kubernetes.io/out-of-service=nodeshutdown:NoExecute)."
+    )
+    assert [event.type for event in world.plans[-2].events] == ["Warning"]
+    assert [delete.name for delete in world.plans[-2].deletes] == ["train-setup-0"]
+    world.pass_time(days=1)
+    world.containers_stop()
+    assert world.settle().deletes == ()
+    assert setup_pods(world) == ["train-setup-0"]
+    assert world.job.status.reason == "SetupPodLost"
+
+
+def test_a_setup_pod_on_a_machine_that_is_off_is_replaced():
+    world = lost()
+    world.node("node-1", False, "node.kubernetes.io/out-of-service")
+    plan = world.step()
+    assert (plan.deletes, world.job.status.message) == (
+        (),
+        "node node-1 has the taint out-of-service. Replacing pod train-setup-0.",
+    )
+    assert setup_pods(world) == ["train-setup-0", "train-setup-1"]
+    world.settle()
+    assert world.job.status.message == "Pod train-setup-1 is starting."
+    world.setup_done()
+    world.settle()
+    assert (JOBS.plural, "train") in world.created
+
+
+def test_a_setup_pod_that_is_not_terminating_is_deleted_with_its_replacement():
+    world = ready_for_setup()
+    world.node("node-1", False, "node.kubernetes.io/out-of-service")
+    world.place("train-setup-0", "node-1")
+    plan = world.step()
+    assert [delete.name for delete in plan.deletes] == ["train-setup-0"]
+    assert setup_pods(world) == ["train-setup-0", "train-setup-1"]
+
+
+def test_a_setup_pod_is_replaced_once_its_node_is_back_and_has_ended_it():
+    world = lost()
+    world.node("node-1")
+    world.settle()
+    assert world.job.status.reason == "SetupPodEnding"
+    world.containers_stop()
+    world.settle()
+    assert len(setup_pods(world)) == 2
+
+
+def test_a_setup_pod_of_a_deleted_node_is_replaced_once_it_is_gone():
+    world = lost()
+    assert world.nodes is not None
+    del world.nodes["node-1"]
+    world.settle()
+    assert world.job.status.reason == "SetupPodLost"
+    assert world.job.status.message == (
+        "node node-1 is gone from the API, but its containers may still run. Pod train-setup-0 may"
+        " still write to the workspace PVC. The next setup pod starts when Kubernetes has deleted"
+        " this one. If the machine is off, you can run: kubectl delete pod train-setup-0 -n ml"
+        " --force"
+    )
+    world.vanish("train-setup-0")
+    world.settle()
+    assert len(setup_pods(world)) == 2
+
+
+def test_a_pause_does_not_wait_for_a_setup_pod_on_a_lost_node_but_the_next_setup_does():
+    world = lost()
+    world.spec(suspend=True)
+    world.settle()
+    assert world.phase == "Suspended"
+    world.spec(suspend=False)
+    world.settle()
+    assert (setup_pods(world), world.job.status.reason) == (["train-setup-0"], "SetupPodLost")
+
+
 def test_without_a_claim_every_worker_sets_up_and_the_condition_says_so():
     world = World(make_job(numNodes=1, requirements=["einops"]), make_queue())
     world.settle()
