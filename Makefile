@@ -32,7 +32,7 @@ lint: $(VENV)/.ready ## Format and lint
 
 types: $(VENV)/.ready ## mypy, strict: the sources and the helpers of the tests
 	cd manifests/monitoring && ../../$(BIN)/mypy --strict --cache-dir ../../.mypy_cache generate.py
-	$(BIN)/mypy api controller runtime plugin sdk cluster bench tests
+	$(BIN)/mypy api controller runtime plugin sdk cluster bench tests docs
 
 walls: $(VENV)/.ready ## Who may import whom
 	$(BIN)/lint-imports
@@ -111,14 +111,19 @@ format: $(VENV)/.ready ## Format and mend what can be mended
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
 
+# Every picture of the docs, from tables, declarations and recordings.
+DRAW = for script in docs/draw_*.py; do $(BIN)/python $$script; done
+
 generate: $(VENV)/.ready ## CRDs, references of API, environment and metrics, pictures, golden Plans
 	$(BIN)/python -m torchrun_api.crd manifests/crd
 	$(BIN)/python -m torchrun_api.contract_reference runtime/torchrun_runtime/launch/contract.py docs/environment.md
 	$(BIN)/python -m torchrun_controller.metrics.reference docs/metrics.md
 	$(BIN)/python manifests/monitoring/generate.py
-	$(BIN)/python docs/draw_phases.py
-	$(BIN)/python docs/draw_packages.py
+	$(DRAW)
 	$(BIN)/pytest -q tests/unit/reconcile --update-golden
+
+pictures: $(VENV)/.ready ## The pictures of the docs
+	$(DRAW)
 
 run: $(VENV)/.ready ## The controller on this machine against the current cluster (RUNTIME_IMAGE=...)
 	$(BIN)/torchrun-controller --runtime-image $${RUNTIME_IMAGE:?set RUNTIME_IMAGE to an image of this project that the cluster can pull}
@@ -232,6 +237,6 @@ $(BIN)/.controller: $(VENV)/.ready
 	touch $@
 
 .PHONY: demo test lint types walls docs unit test-of thorough programs integration ha e2e e2e-all image sbom matrix monitoring venv \
-	format generate run debug record replay hooks faults faults-pairs faults-time-travel faults-page faults-proxied mutants mutants-random \
+	format generate pictures run debug record replay hooks faults faults-pairs faults-time-travel faults-page faults-proxied mutants mutants-random \
 	hostile soak bench flames \
 	cluster-up cluster-status cluster-down clean help

@@ -1,10 +1,13 @@
-"""Draws docs/packages.svg, the picture of ARCHITECTURE.md: `make generate`.
+"""Draws docs/packages.svg, the picture of ARCHITECTURE.md: `make pictures`.
 
 The layers of reconcile come from the contract of import-linter in pyproject.toml.
 """
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+
+import svg
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "packages.svg"
@@ -21,23 +24,19 @@ def reconcile_layers() -> list[list[str]]:
     return [[package.strip() for package in layer.replace("|", ":").split(":")] for layer in layers]
 
 
-def box(x: int, y: int, width: int, name: str, kind: str = "package") -> str:
+def box(x: int, y: int, width: int, name: str, kind: str = "ours") -> str:
     """A package; x and y are its upper left corner."""
-    return (
-        f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{BOX_HEIGHT}" rx="6"/>'
-        f'<text x="{x + width // 2}" y="{y + 25}">{name}</text>'
-    )
+    return svg.box(x, y, width, BOX_HEIGHT, kind, name)
 
 
 def label(x: int, y: int, words: str) -> str:
     """Text without a box that starts at x."""
-    return f'<text class="label" x="{x}" y="{y}">{words}</text>'
+    return svg.text(x, y, words, "small muted", anchor="start")
 
 
 def arrow(x1: int, y1: int, x2: int, y2: int, *, both: bool = False) -> str:
     """A line with a head at its end, or at both ends."""
-    tail = ' marker-start="url(#head)"' if both else ""
-    return f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"{tail} marker-end="url(#head)"/>'
+    return svg.arrow((x1, y1), (x2, y2), both=both)
 
 
 def outside() -> list[str]:
@@ -61,9 +60,9 @@ def pipe() -> list[str]:
     names = ("client", "watch", "cache", "workqueue", "controllers")
     width, gap = 140, 30
     parts = [
-        '<rect class="frame" x="10" y="100" width="840" height="412" rx="8"/>',
+        svg.rectangle(10, 100, 840, 412, "frame"),
         label(20, 120, "controller"),
-        label(405, 120, "not shown: leader, serving, metrics, replay; manager and app start all"),
+        label(290, 120, "not shown: leader, serving, metrics, replay; manager and app start all"),
         arrow(390, 60, 90, 133),
         label(150, 88, "list and watch"),
         arrow(160, 133, 460, 60),
@@ -89,8 +88,7 @@ def core() -> list[str]:
     top, gap, row = 212, 12, 38
     height = 24 + len(layers) * row
     parts = [
-        f'<rect class="core" x="{LEFT}" y="{top}" width="{RIGHT - LEFT}" height="{height}"'
-        ' rx="6"/>',
+        svg.rectangle(LEFT, top, RIGHT - LEFT, height, "data"),
         label(LEFT + 10, top + 18, "reconcile: pure; a package imports only the rows below it"),
     ]
     for level, packages in enumerate(layers):
@@ -98,27 +96,17 @@ def core() -> list[str]:
         width = (whole - gap * (len(packages) - 1)) // len(packages)
         for at, package in enumerate(packages):
             x, y = LEFT + 10 + at * (width + gap), top + 26 + level * row
-            parts.append(
-                f'<rect class="inner" x="{x}" y="{y}" width="{width}" height="30" rx="5"/>'
-                f'<text x="{x + width // 2}" y="{y + 20}">{package}</text>'
-            )
+            parts.append(svg.box(x, y, width, 30, "plain", package))
     return parts
 
 
 def picture() -> str:
-    """The packages and the pipeline as an SVG, on a light background."""
-    return "\n".join(
+    """The packages and the pipeline as an SVG."""
+    return svg.picture(
+        WIDTH,
+        HEIGHT,
+        "The packages of Torchrun Controller, and how a change passes them",
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"'
-            ' font-family="sans-serif" font-size="14" text-anchor="middle">',
-            "<title>The packages of Torchrun Controller, and how a change passes them</title>",
-            "<style>line{stroke:#334155;stroke-width:1.3}rect{stroke:#334155}.package{fill:#dbeafe}"
-            ".other{fill:#e2e8f0}.frame{fill:#f8fafc}.core{fill:#fef3c7}.inner{fill:#fff}"
-            "text{fill:#0f172a}.label{text-anchor:start;font-size:12px}</style>",
-            '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7"'
-            ' markerHeight="7" orient="auto-start-reverse"><path d="M0 0L8 4L0 8z"'
-            ' fill="#334155"/></marker></defs>',
-            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff" stroke="none"/>',
             *outside(),
             *pipe(),
             *core(),
@@ -126,11 +114,14 @@ def picture() -> str:
             label(
                 20, 534, "imported by controller, plugin, and the sync and serve pods of runtime"
             ),
-            "</svg>",
-            "",
-        ]
+        ],
     )
 
 
+def pictures() -> Iterator[tuple[Path, str]]:
+    """The file and its content."""
+    yield PICTURE, picture()
+
+
 if __name__ == "__main__":
-    PICTURE.write_text(picture(), encoding="utf-8")
+    svg.write(pictures())

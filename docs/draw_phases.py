@@ -1,7 +1,11 @@
-"""Writes docs/phases.md and its picture from the tables of phases and steps: `make generate`."""
+"""Writes docs/phases.md and its picture from the tables of phases and steps: `make pictures`."""
 
 import math
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+
+import svg
 
 from torchrun_api.status import PHASES, TERMINAL, Phase
 from torchrun_controller.reconcile.job.steps import STEPS
@@ -13,6 +17,19 @@ LIVE = tuple(phase for phase in PHASES if phase not in TERMINAL)
 WIDTH, HEIGHT = 820, 520
 CENTER, RADIUS = (300, 260), 205
 BOX = (112, 36)
+# Classes of svg.COLOURS.
+KINDS: dict[Phase, str] = {
+    "Pending": "other",
+    "Syncing": "data",
+    "Queued": "other",
+    "Running": "ours",
+    "Preempted": "other",
+    "Suspended": "other",
+    "Succeeded": "user",
+    "Failed": "failed",
+    "TimedOut": "failed",
+}
+USUAL = tuple(map(set, pairwise(("Pending", "Syncing", "Queued", "Running", "Succeeded"))))
 # Clockwise from the left, so that the usual way of a job runs along the top.
 AROUND: dict[Phase, float] = {
     "Pending": 180,
@@ -46,23 +63,16 @@ def arrow(origin: Phase, target: Phase, *, both: bool) -> str:
     """A line with a head at the target, or at both ends."""
     start, end = place(origin), place(target)
     (x1, y1), (x2, y2) = edge(start, end), edge(end, start)
-    kind = "end" if target in TERMINAL else "both" if both else "one"
-    tail = ' marker-start="url(#head)"' if both else ""
-    return (
-        f'<line class="{kind}" x1="{x1:.0f}" y1="{y1:.0f}" x2="{x2:.0f}" y2="{y2:.0f}"'
-        f'{tail} marker-end="url(#head)"/>'
-    )
+    kind = "pale" if target in TERMINAL else "line" if both else "line one"
+    if {origin, target} in USUAL:
+        kind += " usual"
+    return svg.arrow((round(x1), round(y1)), (round(x2), round(y2)), both=both, kind=kind)
 
 
 def box(phase: Phase) -> str:
     """A phase."""
     x, y = place(phase)
-    kind = "terminal" if phase in TERMINAL else "live"
-    return (
-        f'<rect class="{kind}" x="{x - BOX[0] / 2:.0f}" y="{y - BOX[1] / 2:.0f}"'
-        f' width="{BOX[0]}" height="{BOX[1]}" rx="6"/>'
-        f'<text x="{x:.0f}" y="{y + 5:.0f}">{phase}</text>'
-    )
+    return svg.box(round(x - BOX[0] / 2), round(y - BOX[1] / 2), *BOX, KINDS[phase], phase)
 
 
 def arrows() -> list[str]:
@@ -78,23 +88,16 @@ def arrows() -> list[str]:
 
 def picture() -> str:
     """The transitions as an SVG."""
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"'
-            ' font-family="sans-serif" font-size="15" text-anchor="middle">',
-            "<title>Phases of a TorchrunJob and the transitions between them</title>",
-            "<style>line{stroke:#64748b;stroke-width:1.3}line.one{stroke:#b45309}"
-            "line.end{stroke:#cbd5e1}rect{stroke:#334155}.live{fill:#dbeafe}"
-            ".terminal{fill:#e2e8f0}text{fill:#0f172a}</style>",
-            '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7"'
-            ' markerHeight="7" orient="auto-start-reverse"><path d="M0 0L8 4L0 8z"'
-            ' fill="#334155"/></marker></defs>',
-            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff" stroke="none"/>',
-            *arrows(),
-            *map(box, PHASES),
-            "</svg>",
-            "",
-        ]
+    return svg.picture(
+        WIDTH,
+        HEIGHT,
+        "Phases of a TorchrunJob and the transitions between them",
+        [*arrows(), *map(box, PHASES)],
+        styles=".usual{stroke-width:3}",
+        colours={
+            ".one": ("stroke:#b45309", "stroke:#d29922"),
+            ".usual": ("stroke:#3b82f6", "stroke:#4b8df8"),
+        },
     )
 
 
@@ -108,10 +111,11 @@ def page() -> str:
         "",
         "![Phases and the transitions between them](phases.svg)",
         "",
-        "A line with two heads is a transition in both directions. Brown lines lead in one",
-        "direction only. Pale lines lead to terminal phases, which never change. A job starts in",
-        "Pending, or in the first phase that applies. If the controller is killed after it created",
-        "a gang and before it wrote the status, it continues as if the phase were Queued.",
+        "Most jobs follow the thick blue lines. A line with two heads is a transition in both",
+        "directions. Brown lines lead in one direction only. Pale lines lead to terminal phases,",
+        "which never change. A job starts in Pending, or in the first phase that applies. If the",
+        "controller is killed after it created a gang and before it wrote the status, it continues",
+        "as if the phase were Queued.",
         "",
         "## How the controller decides",
         "",
@@ -143,6 +147,11 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def pictures() -> Iterator[tuple[Path, str]]:
+    """The file of the picture and its content."""
+    yield PICTURE, picture()
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
-    PICTURE.write_text(picture(), encoding="utf-8")
+    svg.write(pictures())

@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import draw_packages
-
 from pages import ROOT
 
 PAGE = ROOT / "ARCHITECTURE.md"
@@ -46,9 +44,3 @@ def test_every_package_is_described():
     folders = [*CONTROLLER.iterdir(), *(CONTROLLER / "reconcile").iterdir()]
     described = {f.relative_to(CONTROLLER) for f in folders if (f / "__init__.py").is_file()}
     assert {str(package) for package in described if f"`{package}/`" not in described_in} == set()
-
-
-def test_the_picture_is_drawn_from_the_contracts():
-    assert draw_packages.PICTURE.read_text(encoding="utf-8") == draw_packages.picture(), (
-        "make generate"
-    )

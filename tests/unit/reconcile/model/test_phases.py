@@ -30,7 +30,6 @@ def test_success_and_failure_are_terminal():
     assert ROWS[State.GANG_FAILED].phase == "Failed"
 
 
-def test_page_and_picture_are_those_of_the_tables():
-    """`make generate` writes them again."""
+def test_the_page_is_that_of_the_tables():
+    """`make generate` writes it again."""
     assert draw_phases.PAGE.read_text() == draw_phases.page()
-    assert draw_phases.PICTURE.read_text() == draw_phases.picture()
