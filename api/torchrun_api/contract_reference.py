@@ -7,13 +7,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchrun_api import contents, contract, names
+from torchrun_api import contents, contract, exit_codes, names
 from torchrun_api.contract import VARIABLES
 from torchrun_api.variable import Variable
 
 _MODULE = '''"""The contract with the controller and the sync pod: names that both sides know.
 
-Generated from torchrun_api (contract, names, contents) by `make generate`: edit it there.
+Generated from torchrun_api (contract, names, exit_codes, contents) by `make generate`.
 """
 '''
 _ANNOTATIONS = ("START", "FENCE", "REVISION", "SERVED", "DEVELOPMENT")
@@ -59,6 +59,8 @@ def launcher_module() -> str:
     lines += [f'    {c}: "{v.default}",' for c, v in generated.items() if v.default]
     lines += ["}", "", "# Annotations of the worker, in the file that START_FILE names."]
     lines += [f'{name}_ANNOTATION = "{getattr(names, name)}"' for name in _ANNOTATIONS]
+    lines += ["", "# Exit codes of the container."]
+    lines += [f"{name} = {getattr(exit_codes, name)}" for name in exit_codes.LAUNCHER_CONSTANTS]
     lines += ["", "# Of a workspace: its marker, and the most bytes that its manifest may have."]
     lines += [f'MARKER = "{contents.MARKER}"', f"LARGEST_MANIFEST = {contents.LARGEST_TEXT}"]
     return "\n".join(lines) + "\n"

@@ -12,6 +12,7 @@ def main() -> None:
     signals = Signals().install()
     # Imports create no garbage; collections during the imports take a tenth of the start.
     gc.disable()
+    from torchrun_api.exit_codes import UNUSABLE
     from torchrun_controller import app
     from torchrun_controller.settings import SettingsError, parse
 
@@ -26,7 +27,7 @@ def main() -> None:
         settings = parse(sys.argv[1:], os.environ)
     except SettingsError as error:
         sys.stderr.write(f"torchrun-controller: {error}\n")
-        sys.exit(app.UNUSABLE)
+        sys.exit(UNUSABLE)
     sys.exit(app.main(settings, signals))
 
 

@@ -15,6 +15,7 @@ from functools import partial
 import anyio
 import structlog
 
+from torchrun_api.exit_codes import CRASHED, LOST_LEASE, UNUSABLE
 from torchrun_controller import logs
 from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.client import ConfigError, Connection, Transport
@@ -29,11 +30,6 @@ from torchrun_controller.serving.progress.tokens import Tokens
 from torchrun_controller.serving.server import Server
 from torchrun_controller.settings import Settings
 from torchrun_controller.signals import Signals
-
-# Exit codes.
-LOST_LEASE = 1
-UNUSABLE = 2  # a setting, the kubeconfig, the port
-CRASHED = 70  # sysexits.h: an internal error
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 

@@ -1,12 +1,9 @@
 """Errors that end a command. The message tells the next step; each class has an exit code."""
 
-SUCCEEDED = 0
-RUN_FAILED = 1
-USAGE = 2
-UPLOAD_FAILED = 3
-CLUSTER = 4
-TIMED_OUT = 5
-DETACHED = 130
+from torchrun_api.exit_codes import CLUSTER, TIMED_OUT, UPLOAD_FAILED, USAGE
+from torchrun_api.exit_codes import DETACHED as DETACHED
+from torchrun_api.exit_codes import RUN_FAILED as RUN_FAILED
+from torchrun_api.exit_codes import SUCCEEDED as SUCCEEDED
 
 
 class Problem(Exception):  # noqa: N818  # users see only its message

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 Function = Callable[..., None]
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-_CLOSED_PIPE = 128 + signal.SIGPIPE
 _HELP = frozenset({"-h", "--help"})
 
 EXIT_CODES = """\b
@@ -34,6 +32,7 @@ Exit codes:
   4    the cluster is unreachable or refused the request
   5    --timeout expired
   130  interrupted by Ctrl-C; the job continues unless a message says otherwise
+  141  the reader of the output closed the pipe
 """
 
 
@@ -259,4 +258,6 @@ def _discard_output() -> int:
                 stream.flush()
             except BrokenPipeError:
                 os.dup2(nowhere, stream.fileno())
-    return _CLOSED_PIPE
+    from torchrun_api.exit_codes import CLOSED_PIPE
+
+    return CLOSED_PIPE

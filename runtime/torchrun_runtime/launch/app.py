@@ -14,8 +14,9 @@ from typing import Callable, Iterator, Mapping, MutableMapping
 
 from . import contract, output, podinfo, torchrun
 from .command import decide
+from .contract import LAUNCH_FAILED, STOPPED
 from .copies import Copy
-from .errors import LAUNCH_FAILED, LaunchError
+from .errors import LaunchError
 from .failure import Cause, find_cause, read_reports
 from .fencing import GangId, Worker, take_over
 from .gate import pass_gate
@@ -35,9 +36,6 @@ from .supervise import STOPPING, CommandExit, StopRequest, Watchdog, supervise
 from .venv import make, use
 from .workspace import SharedWorkspace, WorkspaceCopy
 
-# Exit code after a signal that was passed on. It does not depend on the ranks: one that writes its
-# checkpoint and exits 0 has not finished the training.
-STOPPED = 128 + signal.SIGTERM
 _KILL_SECONDS = 2.0  # for killed processes to end
 _COPY_SECONDS = 2.0  # at the end, for the rest of the log to reach the job's storage
 
@@ -278,6 +276,8 @@ def _cause_of_request(stop_request: StopRequest, out_of_memory: bool) -> Cause:
 
 
 def _cause_of_signal(number: int) -> Cause:
+    # The code does not depend on the ranks: one that writes its checkpoint and exits 0 has not
+    # finished the training.
     message = f"stopped by {signal_name(number)}, which was passed on to the command"
     return Cause(STOPPED, None, number, "Stopped", message, timestamp())
 

@@ -1,6 +1,6 @@
 """The contract with the controller and the sync pod: names that both sides know.
 
-Generated from torchrun_api (contract, names, contents) by `make generate`: edit it there.
+Generated from torchrun_api (contract, names, exit_codes, contents) by `make generate`.
 """
 
 JOB_UID = "TORCHRUN_JOB_UID"  # text
@@ -57,6 +57,14 @@ FENCE_ANNOTATION = "torchrun.ai/fence"
 REVISION_ANNOTATION = "torchrun.ai/revision"
 SERVED_ANNOTATION = "torchrun.ai/served"
 DEVELOPMENT_ANNOTATION = "torchrun.ai/development"
+
+# Exit codes of the container.
+SETUP_FAILED = 1
+HUNG = 124
+LAUNCH_FAILED = 125
+NOT_EXECUTABLE = 126
+NOT_FOUND = 127
+STOPPED = 143
 
 # Of a workspace: its marker, and the most bytes that its manifest may have.
 MARKER = ".sync_success"

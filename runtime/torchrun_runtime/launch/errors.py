@@ -1,7 +1,6 @@
 """Errors that end the launcher before it runs the command."""
 
-# The exit code of container runtimes for a failure of their own, not of the command.
-LAUNCH_FAILED = 125
+from .contract import LAUNCH_FAILED
 
 
 class LaunchError(Exception):

@@ -13,6 +13,7 @@ import re
 from contextlib import suppress
 from typing import NamedTuple
 
+from .contract import NOT_FOUND
 from .output import timestamp
 from .processes import signal_name
 from .supervise import CommandExit
@@ -24,7 +25,6 @@ _PEER_LOSS = re.compile(
     re.IGNORECASE,
 )
 _SIGTERM = 15
-_NOT_FOUND = 127  # exit code of a shell
 _TORCHRUN_FAILED = 1  # torchrun's exit code for any failing rank
 
 
@@ -131,7 +131,7 @@ def _of_signal(rank: int | None, number: int, time: float, out_of_memory: bool) 
 
 
 def _of_exit(rank: int | None, code: int, who: str, time: float) -> Cause:
-    hint = "a program was not found" if code == _NOT_FOUND else "its log says more"
+    hint = "a program was not found" if code == NOT_FOUND else "its log says more"
     message = f"{who} ended with exit code {code} and raised no exception: {hint}"
     return Cause(code, rank, None, "ExitCode", message, timestamp(time))
 

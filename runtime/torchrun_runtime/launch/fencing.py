@@ -36,7 +36,8 @@ import time
 from contextlib import suppress
 from typing import Callable, NamedTuple
 
-from .errors import LAUNCH_FAILED, LaunchError
+from .contract import LAUNCH_FAILED
+from .errors import LaunchError
 from .output import say
 from .state import start_thread, within
 from .supervise import StopRequest

@@ -12,14 +12,12 @@ import time
 from contextlib import suppress
 from typing import Callable, NamedTuple
 
-from .contract import NODE_RANK
+from .contract import HUNG, NODE_RANK
 from .output import say
 from .processes import descendants, variable
 from .stacks import write_stacks
 from .supervise import StopRequest
 
-# The exit code of timeout(1).
-HUNG = 124
 # Seconds between the stacks and the end. The other nodes write their stacks, and ranks that were
 # only slow may go on.
 LAST_CHANCE = 5.0

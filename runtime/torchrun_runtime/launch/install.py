@@ -9,6 +9,7 @@ import subprocess
 from typing import Mapping, NamedTuple
 
 from .command import SHELL
+from .contract import NOT_FOUND, SETUP_FAILED
 from .errors import LaunchError
 from .output import say
 from .torchrun import python
@@ -60,7 +61,7 @@ def install(directory: str, recipe: Recipe, environment: Mapping[str, str]) -> N
             "SetupFailed",
             f"spec.requirements needs pip, which {base} of this image does not have: use an image "
             "with pip, or install by setupCommand",
-            exit_code=1,
+            exit_code=SETUP_FAILED,
         )
     if recipe.requirements:
         argv = [inside, "-m", "pip", "install", *_arguments(recipe.requirements)]
@@ -117,7 +118,7 @@ def _arguments(requirements: tuple[str, ...]) -> list[str]:
         ]
     except ValueError as error:
         message = f"spec.requirements: an option cannot be split into words: {error}"
-        raise LaunchError("SetupFailed", message, exit_code=1) from error
+        raise LaunchError("SetupFailed", message, exit_code=SETUP_FAILED) from error
 
 
 def _ask(interpreter: str, code: str, variables: Mapping[str, str]) -> str:
@@ -136,7 +137,7 @@ def _ask(interpreter: str, code: str, variables: Mapping[str, str]) -> str:
         )
     except (OSError, subprocess.SubprocessError) as error:
         message = f"{interpreter} of this image does not run: {error}"
-        raise LaunchError("SetupFailed", message, exit_code=1) from error
+        raise LaunchError("SetupFailed", message, exit_code=SETUP_FAILED) from error
 
 
 def _run(what: str, argv: list[str], variables: Mapping[str, str]) -> None:
@@ -152,7 +153,7 @@ def _run(what: str, argv: list[str], variables: Mapping[str, str]) -> None:
         )
     except OSError as error:
         message = f"{what} cannot be started: {argv[0]}: {error.strerror}"
-        raise LaunchError("SetupFailed", message, exit_code=127) from error
+        raise LaunchError("SetupFailed", message, exit_code=NOT_FOUND) from error
     tail = _pass_on(process)
     code = process.wait()
     if code:

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from typing import Callable, Mapping, NamedTuple, Protocol, Sequence
 
+from .contract import NOT_EXECUTABLE, NOT_FOUND
 from .errors import LaunchError
 from .output import say
 from .processes import (
@@ -242,10 +243,10 @@ def _start(argv: list[str], environment: Mapping[str, str], streams: Streams | N
         )
     except FileNotFoundError as error:
         message = f"{argv[0]} is not in this image (PATH: {environment.get('PATH', '')})"
-        raise LaunchError("CommandNotFound", message, exit_code=127) from error
+        raise LaunchError("CommandNotFound", message, exit_code=NOT_FOUND) from error
     except OSError as error:
         message = f"{argv[0]} cannot be started: {error.strerror}"
-        raise LaunchError("CommandNotExecutable", message, exit_code=126) from error
+        raise LaunchError("CommandNotExecutable", message, exit_code=NOT_EXECUTABLE) from error
     finally:
         if streams:
             streams.started()

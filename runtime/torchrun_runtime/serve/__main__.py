@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from torchrun_api.contract import SERVE, usage
+from torchrun_api.exit_codes import SERVE_FAILED
 from torchrun_runtime.serve.app import application
 from torchrun_runtime.serve.keys import ApiServer, Keys
 from torchrun_runtime.serve.settings import Settings, from_environment
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = from_environment(os.environ)
     except SyncError as error:
         log("failed", "error", reason=error.reason, message=error.message)
-        return 1
+        return SERVE_FAILED
     asyncio.run(serve(settings))
     return 0
 

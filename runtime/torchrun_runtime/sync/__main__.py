@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from torchrun_api.contract import SYNC, usage
+from torchrun_api.exit_codes import STOPPED, SYNC_FAILED
 from torchrun_runtime.sync.claim import Claim, Marker, unavailable
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.report import log, terminate_with
@@ -85,7 +86,7 @@ def _failed(settings: Settings, reason: str, message: str, permanent: bool) -> i
     body: JsonObject = {"reason": reason, "message": message, "permanent": permanent}
     log("failed", "error", **body)
     terminate_with(settings.termination_log, body)
-    return 1
+    return SYNC_FAILED
 
 
 def _end_at_signal(settings: Settings) -> None:
@@ -100,7 +101,7 @@ def _end_at_signal(settings: Settings) -> None:
             " complete."
         )
         _failed(settings, "Terminated", message, permanent=False)
-        os._exit(143)
+        os._exit(STOPPED)
 
     threading.Thread(target=wait, name="signals", daemon=True).start()
 
