@@ -101,6 +101,13 @@ GENERATION = f"{GROUP}/generation"
 # Condition of a job whose workers do not run what it asks for: "False" where that came to nothing.
 UP_TO_DATE = "WorkspaceUpToDate"
 
+# Of a worker: spec.nodeResources.gpuType of the queue.
+GPU_TYPE_LABEL = f"{GROUP}/gpu-type"
+# Set by the SDK, which cannot import this module: on a TorchrunJob the kind of the call, and what
+# the calls of pods that stay have in common; on pods of KubeRay the name of the call.
+SDK_LABEL = f"{GROUP}/sdk"
+SDK_GANG_LABEL = f"{GROUP}/sdk-gang"
+SDK_RAY_LABEL = f"{GROUP}/sdk-ray"
 COMPLETION_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 
 TRAINER_CONTAINER = "trainer"

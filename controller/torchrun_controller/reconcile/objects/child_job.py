@@ -31,7 +31,6 @@ from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 # Seconds at the end of the grace period in which the launcher reports how its ranks ended.
 REPORT_SECONDS = 5
 LAUNCHER_RESOURCES: JsonObject = {"cpu": "100m", "memory": "64Mi"}
-GPU_TYPE_LABEL = f"{names.GROUP}/gpu-type"
 
 
 def child_job(
@@ -124,7 +123,7 @@ def worker_template(
     gpu_type = queue.spec.node_resources.gpu_type
     pod_labels: JsonObject = {
         **job.spec.labels,
-        **({GPU_TYPE_LABEL: gpu_type} if gpu_type else {}),
+        **({names.GPU_TYPE_LABEL: gpu_type} if gpu_type else {}),
         **_labels(job, attempt, role),
     }
     meta: JsonObject = {"labels": pod_labels}

@@ -1,0 +1,396 @@
+"""Labels, annotations and finalizers of the project: objects, writers and readers of each.
+
+The constants stand in `names`. `make generate` writes docs/labels.md from here.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from torchrun_api import names
+
+# Who writes or reads one.
+ADMINISTRATOR = "administrator"
+CONTROLLER = "controller"
+KUBERNETES = "Kubernetes"
+LAUNCHER = "launcher"
+PLUGIN = "plugin"
+SDK = "SDK"
+USER = "user"
+
+Sort = Literal["label", "annotation", "finalizer"]
+
+_PAGE = """# Labels and annotations
+
+Select the objects of a job by their labels, and find out who writes an annotation. `make
+generate` writes this page from `api/torchrun_api/metadata_keys.py`.
+
+Do not change the keys that the controller writes: it decides by them. Keys without a reader are
+for your selectors, policies and dashboards. Pods of jobs also get the labels of `spec.labels` and
+the annotations of `spec.annotations`.
+"""
+
+
+class MetadataKey(NamedTuple):
+    """One key. objects: the kinds, or the pods, that have it."""
+
+    key: str
+    sort: Sort
+    objects: str
+    written_by: tuple[str, ...]
+    read_by: tuple[str, ...]
+    meaning: str
+
+
+def _label(
+    key: str, objects: str, written_by: tuple[str, ...], read_by: tuple[str, ...], meaning: str
+) -> MetadataKey:
+    return MetadataKey(key, "label", objects, written_by, read_by, meaning)
+
+
+def _annotation(
+    key: str, objects: str, written_by: tuple[str, ...], read_by: tuple[str, ...], meaning: str
+) -> MetadataKey:
+    return MetadataKey(key, "annotation", objects, written_by, read_by, meaning)
+
+
+_BY_CONTROLLER = (CONTROLLER,)
+
+METADATA_KEYS = (
+    _label(
+        names.JOB_LABEL,
+        "all objects of a job",
+        _BY_CONTROLLER,
+        (CONTROLLER, PLUGIN),
+        "Name of the TorchrunJob.",
+    ),
+    _label(
+        names.ATTEMPT_LABEL,
+        "child Job, worker, PodGroup",
+        _BY_CONTROLLER,
+        (CONTROLLER, PLUGIN, SDK),
+        "Number of the attempt, from 0.",
+    ),
+    _label(
+        names.ROLE_LABEL,
+        "child Job, worker",
+        _BY_CONTROLLER,
+        (CONTROLLER, SDK),
+        "`head` or `worker`, if the job has a head.",
+    ),
+    _label(
+        names.COMPONENT_LABEL,
+        "all objects of a job, objects of a queue",
+        _BY_CONTROLLER,
+        (CONTROLLER, PLUGIN),
+        "Purpose of the object: `worker`, `sync`, `setup`, `probe`, `workspace`, `checkpoints`, "
+        "`network`, `gang` or `queue-resource`.",
+    ),
+    _label(
+        names.NAME_LABEL,
+        "all objects of a job, objects of a queue, KAI queue",
+        _BY_CONTROLLER,
+        (PLUGIN,),
+        "Always `torchrun`.",
+    ),
+    _label(
+        names.INSTANCE_LABEL,
+        "all objects of a job",
+        _BY_CONTROLLER,
+        (PLUGIN,),
+        "Name of the TorchrunJob.",
+    ),
+    _label(
+        names.MANAGED_BY_LABEL,
+        "all objects of a job, objects of a queue, KAI queue",
+        _BY_CONTROLLER,
+        (),
+        f"Always `{names.MANAGED_BY}`.",
+    ),
+    _label(
+        names.COMPLETION_INDEX_LABEL,
+        "worker",
+        (KUBERNETES,),
+        (CONTROLLER, PLUGIN, SDK),
+        "Index of the pod in its Indexed Job.",
+    ),
+    _label(
+        names.RETAINED_LABEL,
+        "PVC",
+        _BY_CONTROLLER,
+        (CONTROLLER, PLUGIN),
+        "Name of the TorchrunJob whose PVC outlives it (`retain`). The PVC has no owner, and a new "
+        "job of this name uses it again.",
+    ),
+    _label(
+        names.QUEUE_LABEL,
+        "objects of a queue",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        f"Name of the TorchrunQueue, at most {names.MAX_LABEL} characters of it.",
+    ),
+    _label(
+        names.GPU_TYPE_LABEL,
+        "worker",
+        _BY_CONTROLLER,
+        (),
+        "`nodeResources.gpuType` of the queue. For policies and dashboards.",
+    ),
+    _label(
+        names.SDK_LABEL,
+        "TorchrunJob",
+        (SDK,),
+        (SDK,),
+        "Kind of the call: `pytorch`, `ray`, `function` or `app`.",
+    ),
+    _label(
+        names.SDK_GANG_LABEL,
+        "TorchrunJob",
+        (SDK,),
+        (SDK,),
+        "Digest of what a call must have in common with pods that stay, to use them again.",
+    ),
+    _label(
+        names.SDK_RAY_LABEL,
+        "pod of a RayCluster",
+        (SDK,),
+        (SDK,),
+        "Name of the call whose Ray cluster KubeRay runs.",
+    ),
+    _annotation(
+        names.WORKSPACE_SHA256,
+        "TorchrunJob, sync pod",
+        (PLUGIN, CONTROLLER),
+        (CONTROLLER, PLUGIN),
+        "Only an upload with this digest is accepted as the workspace.",
+    ),
+    _annotation(
+        names.UPLOAD_TOKEN_SHA256,
+        "TorchrunJob, sync pod",
+        (PLUGIN, CONTROLLER),
+        (CONTROLLER, PLUGIN),
+        "Digest of the token with which any upload is accepted.",
+    ),
+    _annotation(
+        names.WORKSPACE_BASE,
+        "TorchrunJob, sync pod",
+        (PLUGIN, CONTROLLER),
+        (CONTROLLER,),
+        "Another job, whose workspace the first upload may reuse.",
+    ),
+    _annotation(
+        names.WORKSPACE_REVISION,
+        "TorchrunJob",
+        (PLUGIN,),
+        (CONTROLLER,),
+        "Revision that a sync pod has just completed, so that workers take it sooner.",
+    ),
+    _annotation(
+        names.SYNC_REQUESTED,
+        "TorchrunJob",
+        (PLUGIN, USER),
+        (CONTROLLER,),
+        "A new value fetches a git or s3 workspace again.",
+    ),
+    _annotation(
+        names.MACHINES_OFF,
+        "TorchrunJob",
+        (ADMINISTRATOR,),
+        (CONTROLLER,),
+        "Machines that are off and have no Node any more, as `ATTEMPT/NODE,...`. Their pods no "
+        "longer count as running. See [lost nodes](failures.md#lost-nodes).",
+    ),
+    _annotation(
+        names.SOURCE,
+        "sync pod",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "Digest of the source of the workspace.",
+    ),
+    _annotation(
+        names.AFTER_REVISION,
+        "sync pod",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "The pod accepts any upload with the token, as a revision later than this one.",
+    ),
+    _annotation(
+        names.COMMIT, "sync pod", _BY_CONTROLLER, (CONTROLLER,), "The only content to accept."
+    ),
+    _annotation(
+        names.DELIVERY,
+        "serve pod",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "Where the pod stores the workspace: `claim` (PVC) or `ephemeral`.",
+    ),
+    _annotation(
+        names.SETUP_KEY,
+        "setup pod",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "Digest of the content of the Python environment.",
+    ),
+    _annotation(
+        names.GENERATION,
+        "setup pod",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "`metadata.generation` of the job when the pod was created.",
+    ),
+    _annotation(
+        names.RESTARTS,
+        "child Job",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "Attempts before this one that `maxRestarts` counts.",
+    ),
+    _annotation(
+        names.DISRUPTIONS,
+        "child Job",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "Attempts before this one that it does not count.",
+    ),
+    _annotation(
+        names.CAUSE,
+        "child Job",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "How the attempt before this one ended, as JSON.",
+    ),
+    _annotation(
+        names.STATE,
+        "child Job",
+        _BY_CONTROLLER,
+        (CONTROLLER, PLUGIN),
+        "Whether the workers share a state directory, for fencing and copies of logs.",
+    ),
+    _annotation(
+        names.LOCAL_CHECKPOINTS,
+        "worker",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "Size of the node-local checkpoints in bytes.",
+    ),
+    _annotation(
+        names.WANTED_NODES,
+        "child Job",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "`numNodes`, if the gang of an elastic job has fewer nodes.",
+    ),
+    _annotation(
+        names.NODES,
+        "child Job of a head",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "Number of nodes of the gang, including the head.",
+    ),
+    _annotation(
+        names.CHARGE,
+        "child Job, worker",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "Job, queue and resources that are charged to the quota while the pods run.",
+    ),
+    _annotation(
+        names.GANG_SCHEDULER,
+        "child Job",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "The [gang scheduler](schedulers.md) of the attempt.",
+    ),
+    _annotation(
+        names.START,
+        "worker",
+        _BY_CONTROLLER,
+        (CONTROLLER, LAUNCHER),
+        "Attempt whose ranks may start.",
+    ),
+    _annotation(
+        names.FENCE,
+        "worker",
+        _BY_CONTROLLER,
+        (CONTROLLER, LAUNCHER),
+        "Older workers on lost nodes that the launcher fences before the ranks start.",
+    ),
+    _annotation(
+        names.REVISION,
+        "worker",
+        _BY_CONTROLLER,
+        (CONTROLLER, LAUNCHER),
+        "Revision of the workspace to run.",
+    ),
+    _annotation(
+        names.DEVELOPMENT,
+        "worker",
+        _BY_CONTROLLER,
+        (CONTROLLER, LAUNCHER),
+        "`true` if edits may follow, so a failed command waits for the next one.",
+    ),
+    _annotation(
+        names.SERVED,
+        "worker",
+        _BY_CONTROLLER,
+        (CONTROLLER, LAUNCHER),
+        "URL of the serve pod and digest of the manifest of that revision.",
+    ),
+    _annotation(
+        names.TOLD,
+        "worker",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "Time of the last change of the annotations for the launcher, until they are written a "
+        "second time.",
+    ),
+    _annotation(
+        names.KAI_OWNER,
+        "KAI queue",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "`NAMESPACE/NAME` of the TorchrunQueue.",
+    ),
+    _annotation(
+        names.TEMPLATE,
+        "objects of a queue",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "Digest of the template that was applied last.",
+    ),
+    MetadataKey(
+        names.QUEUE_FINALIZER,
+        "finalizer",
+        "TorchrunQueue",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "The queue remains until its jobs have no pods. See [deletion](queues.md#deletion).",
+    ),
+)
+
+_SECTIONS: tuple[tuple[str, Sort], ...] = (
+    ("Labels", "label"),
+    ("Annotations", "annotation"),
+    ("Finalizers", "finalizer"),
+)
+
+
+def page() -> str:
+    """Return the reference as Markdown."""
+    return _PAGE + "".join(_sections())
+
+
+def _sections() -> Iterator[str]:
+    for title, sort in _SECTIONS:
+        yield f"\n## {title}\n\n| {sort} | objects | written by | read by | meaning |\n"
+        yield "|---|---|---|---|---|\n"
+        for key in METADATA_KEYS:
+            if key.sort == sort:
+                readers = ", ".join(key.read_by) or "-"
+                writers = ", ".join(key.written_by)
+                yield f"| `{key.key}` | {key.objects} | {writers} | {readers} | {key.meaning} |\n"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")
