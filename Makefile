@@ -114,9 +114,12 @@ format: $(VENV)/.ready ## Format and mend what can be mended
 # Every picture of the docs, from tables, declarations and recordings.
 DRAW = for script in docs/draw_*.py; do $(BIN)/python $$script; done
 
-generate: $(VENV)/.ready ## CRDs, references of API, environment and metrics, pictures, golden Plans
+generate: $(VENV)/.ready ## CRDs, reference pages, pictures, golden Plans
 	$(BIN)/python -m torchrun_api.crd manifests/crd
 	$(BIN)/python -m torchrun_api.contract_reference runtime/torchrun_runtime/launch/contract.py docs/environment.md
+	$(BIN)/python -m torchrun_api.metadata_keys docs/labels.md
+	$(BIN)/python -m torchrun_api.exit_code_reference docs/exit-codes.md
+	$(BIN)/python -m torchrun_controller.settings_reference docs/settings.md
 	$(BIN)/python -m torchrun_controller.metrics.reference docs/metrics.md
 	$(BIN)/python manifests/monitoring/generate.py
 	$(DRAW)

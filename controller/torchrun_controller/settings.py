@@ -1,8 +1,8 @@
-"""Settings of the controller, from flags and TORCHRUN_* environment variables; a flag wins.
+"""Settings of the controller, from flags and TORCHRUN_* environment variables.
 
-Every setting is one line of `_OPTIONS`: `listen_port` is the flag --listen-port and the variable
-TORCHRUN_LISTEN_PORT. (Names of variables avoid what Kubernetes sets for a Service called torchrun:
-TORCHRUN_PORT, TORCHRUN_SERVICE_HOST and the like.)
+A flag takes precedence. Every setting is one entry of `OPTIONS`: `listen_port` is the flag
+--listen-port and the variable TORCHRUN_LISTEN_PORT. (Names of variables avoid what Kubernetes sets
+for a Service called torchrun: TORCHRUN_PORT, TORCHRUN_SERVICE_HOST and the like.)
 """
 
 import argparse
@@ -67,7 +67,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     uvloop: bool
 
 
-class _Option(Struct, frozen=True):
+class Option(Struct, frozen=True):
     """One setting. If `parse` raises ValueError or KeyError, the error message has `accepted`."""
 
     group: str
@@ -79,30 +79,31 @@ class _Option(Struct, frozen=True):
 
     @property
     def flag(self) -> str:
+        """The flag, such as --listen-port."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
+        """The environment variable, such as TORCHRUN_LISTEN_PORT."""
         return f"TORCHRUN_{self.name.upper()}"
 
 
 _SECONDS = "a duration such as 15s, 500ms or 1m"
 _NAMESPACES = "names of namespaces, separated by commas"
 _SWITCH = "true or false"
-_PODS, _CLUSTER = "pods that the controller makes", "cluster"
+_PODS, _CLUSTER = "pods and admission", "cluster"
 _HA, _PROCESS, _PROGRESS = "leader election", "process", "progress of jobs"
 
-_OPTIONS: Final = (
-    _Option(
+OPTIONS: Final = (
+    Option(
         _PODS,
         "runtime_image",
         matching(IMAGE),
         "an image such as registry.example.com/torchrun-runtime:1.0 (no registry is assumed)",
         None,
-        "Image of the sync pods and of the launcher that is copied into the training pods. "
-        "There is no default.",
+        "Image of sync and serve pods, and of the launcher, which the pods of a job copy from it.",
     ),
-    _Option(
+    Option(
         _PODS,
         "runtime_image_pull_policy",
         one_of("Always", "IfNotPresent", "Never"),
@@ -110,49 +111,50 @@ _OPTIONS: Final = (
         "IfNotPresent",
         "When the kubelet pulls the runtime image.",
     ),
-    _Option(
+    Option(
         _PODS,
         "grow_after",
         seconds,
         _SECONDS,
         "5m",
-        "Age at which a gang of an elastic job may give way to a larger one; growth costs as "
-        "much as a restart.",
+        "Minimum age of the gang of an elastic job before a larger gang replaces it. Growth costs "
+        "as much as a restart.",
     ),
-    _Option(
+    Option(
         _PODS,
         "admit_by_nodes",
         boolean,
         _SWITCH,
         "true",
-        "Whether a gang is admitted only once nodes have room for it; false where nodes come when "
-        "pods wait for them (cluster autoscaler): then quota alone decides.",
+        "Admit a gang only when the nodes have room for it. Set it to false if an autoscaler adds "
+        "nodes for pending pods; then only quota decides.",
     ),
-    _Option(
+    Option(
         _PODS,
         "node_overhead",
         parse_overhead,
         "amounts such as cpu=2,memory=8Gi,pods=10",
         "",
-        "What DaemonSets and other pods take of each node: admission counts no room there.",
+        "Resources of each node that DaemonSets and other pods use. Admission does not count them "
+        "as free.",
     ),
-    _Option(
+    Option(
         _PODS,
         "cohort_namespaces",
         name_list,
         _NAMESPACES,
         "",
-        "Namespaces whose queues may be of one cohort. Empty: each namespace has its own cohorts.",
+        "Namespaces whose queues can share a cohort. Empty: each namespace has its own cohorts.",
     ),
-    _Option(
+    Option(
         _CLUSTER,
         "namespaces",
         name_list,
         _NAMESPACES,
         "",
-        "Namespaces to work in, such as team-a,team-b. Empty: all, which needs a ClusterRole.",
+        "Namespaces to watch. Empty: all namespaces, which needs a ClusterRole.",
     ),
-    _Option(
+    Option(
         _CLUSTER,
         "kubeconfig",
         existing_file,
@@ -160,23 +162,24 @@ _OPTIONS: Final = (
         "",
         "Kubeconfig file. Empty: $KUBECONFIG, the pod's service account, or ~/.kube/config.",
     ),
-    _Option(
+    Option(
         _CLUSTER,
         "context",
         lambda text: text or None,
         "the name of a context",
         "",
-        "Context of the kubeconfig. Empty: its current one.",
+        "Context of the kubeconfig. Empty: the current context.",
     ),
-    _Option(
+    Option(
         _HA,
         "leader_election",
         boolean,
         _SWITCH,
         "true",
-        "Let one of several replicas work, by a Lease. Off only where there is never a second.",
+        "Elect one of several replicas by a Lease. Disable it only if there is never a second "
+        "replica.",
     ),
-    _Option(
+    Option(
         _HA,
         "lease_name",
         matching(SUBDOMAIN),
@@ -184,40 +187,40 @@ _OPTIONS: Final = (
         "torchrun-controller",
         "Name of the Lease.",
     ),
-    _Option(
+    Option(
         _HA,
         "lease_namespace",
         lambda text: matching(NAME)(text or _own_namespace()),
         "the name of a namespace",
         "",
-        "Namespace of the Lease. Empty: the pod's own, outside of a cluster `default`.",
+        "Namespace of the Lease. Empty: the namespace of the pod, or `default` outside a cluster.",
     ),
-    _Option(
+    Option(
         _HA,
         "lease_duration",
         seconds,
         _SECONDS,
         "15s",
-        "How long a standby lets a silent leader be. Must be longer than the renew deadline; the "
-        "difference is what a write on its way has left.",
+        "Time after the last renewal until a standby takes over. Must be longer than the renew "
+        "deadline; the difference is the time that a write in flight has left.",
     ),
-    _Option(
+    Option(
         _HA,
         "lease_renew_deadline",
         seconds,
         _SECONDS,
         "10s",
-        "A leader that cannot renew for so long stops.",
+        "Time without a renewal after which the leader stops.",
     ),
-    _Option(
+    Option(
         _HA,
         "lease_retry_period",
         seconds,
         _SECONDS,
         "2s",
-        "Time between two renewals, or two tries.",
+        "Time between two attempts to renew or acquire the Lease.",
     ),
-    _Option(
+    Option(
         _PROCESS,
         "workers",
         integer(1, 1000),
@@ -225,64 +228,64 @@ _OPTIONS: Final = (
         "16",
         "Jobs that are reconciled at the same time.",
     ),
-    _Option(
+    Option(
         _PROCESS,
         "listen_address",
         ip_address,
         "an IP address",
         "",
-        "Where /metrics, /healthz and /readyz are served. Empty: every interface.",
+        "Address for /metrics, /healthz and /readyz. Empty: all interfaces.",
     ),
-    _Option(
+    Option(
         _PROCESS,
         "listen_port",
         integer(0, 65535),
         "a whole number from 0 to 65535",
         "8080",
-        "Port of the same; 0 takes a free one.",
+        "Port for /metrics, /healthz and /readyz. 0: any free port.",
     ),
-    _Option(
+    Option(
         _PROGRESS,
         "progress_url",
         base_url,
         "a URL such as http://torchrun-controller.torchrun-system.svc:8081",
         "",
-        "Where workers reach this controller to report their progress. Empty: they do not report "
-        "and no port is opened. Jobs that are running take no notice of a change.",
+        "URL at which workers report their progress. Empty: they do not report, and no port is "
+        "opened. A change affects later attempts only.",
     ),
-    _Option(
+    Option(
         _PROGRESS,
         "progress_port",
         integer(0, 65535),
         "a whole number from 0 to 65535",
         "8081",
-        "Port on which they are heard, on every interface or --listen-address; 0 takes a free one.",
+        "Port for reports of progress, on --listen-address. 0: any free port.",
     ),
-    _Option(
+    Option(
         _PROCESS,
         "metrics_jobs",
         integer(0, MAX_JOBS),
         f"a whole number from 0 to {MAX_JOBS}",
         "0",
-        "Jobs that have series of their own in /metrics, under their names; 0: none.",
+        "Maximum number of jobs with their own series in /metrics. 0: none.",
     ),
-    _Option(
+    Option(
         _PROCESS,
         "log_level",
         one_of("debug", "info", "warning", "error"),
         "debug, info, warning or error",
         "info",
-        "Least level that is logged. At run time, from localhost: PUT /loglevel.",
+        "Lowest level to log. To change it at run time, send PUT /loglevel from localhost.",
     ),
-    _Option(
+    Option(
         _PROCESS,
         "log_format",
         one_of("auto", "json", "console"),
         "auto, json or console",
         "auto",
-        "auto: console on a terminal, else json.",
+        "Format of the log. auto: console on a terminal, else json.",
     ),
-    _Option(_PROCESS, "uvloop", boolean, _SWITCH, "true", "Use uvloop's faster event loop."),
+    Option(_PROCESS, "uvloop", boolean, _SWITCH, "true", "Use uvloop's faster event loop."),
 )
 
 
@@ -292,7 +295,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     Raises SettingsError. --help prints and raises SystemExit(0).
     """
     flags = vars(_parser().parse_args(argv))
-    values = {option.name: _value(option, flags[option.name], environ) for option in _OPTIONS}
+    values = {option.name: _value(option, flags[option.name], environ) for option in OPTIONS}
     lease = [values.pop(f"lease_{part}") for part in ("duration", "renew_deadline", "retry_period")]
     try:
         durations = Durations(*lease)
@@ -305,7 +308,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     return msgspec.convert({**values, "lease_durations": durations}, Settings)
 
 
-def _value(option: _Option, flag: str | None, environ: Mapping[str, str]) -> Any:  # noqa: ANN401
+def _value(option: Option, flag: str | None, environ: Mapping[str, str]) -> Any:  # noqa: ANN401
     text = flag if flag is not None else environ.get(option.variable) or option.default
     where = f"{option.flag} ({option.variable})"
     if text is None:
@@ -324,13 +327,13 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="torchrun-controller",
-        description="Runs TorchrunJobs: watches them, and makes and minds their pods.",
-        epilog="Every flag may be given as an environment variable instead; a flag wins. A wrong "
-        "setting ends the start with one line and exit code 2.",
+        description="Run TorchrunJobs: watch them, and create and supervise their pods.",
+        epilog="Each flag has an environment variable; the flag takes precedence. An invalid "
+        "setting ends the process with one line and exit code 2.",
         allow_abbrev=False,
     )
-    groups = {option.group: parser.add_argument_group(option.group) for option in _OPTIONS}
-    for option in _OPTIONS:
+    groups = {option.group: parser.add_argument_group(option.group) for option in OPTIONS}
+    for option in OPTIONS:
         default = "required" if option.default is None else f"default: {option.default or 'empty'}"
         groups[option.group].add_argument(
             option.flag,

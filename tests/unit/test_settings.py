@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from torchrun_controller.leader import Durations
-from torchrun_controller.settings import _OPTIONS, Settings, SettingsError, parse
+from torchrun_controller.settings import OPTIONS, Settings, SettingsError, parse
 
 IMAGE = "--runtime-image=example.com/runtime:1"
 
@@ -215,9 +215,9 @@ def test_a_process_with_a_wrong_setting_ends_with_one_line_and_code_2() -> None:
 ANY = {"context"}  # what the kubeconfig does not know is said when it is read
 
 
-@pytest.mark.parametrize("name", sorted({option.name for option in _OPTIONS} - ANY))
+@pytest.mark.parametrize("name", sorted({option.name for option in OPTIONS} - ANY))
 def test_each_setting_says_what_it_is_and_what_it_must_be(name: str) -> None:
-    option = next(option for option in _OPTIONS if option.name == name)
+    option = next(option for option in OPTIONS if option.name == name)
     said = f"{option.flag} ({option.variable}) is '? ?': it must be {option.accepted}"
     environ = {"TORCHRUN_RUNTIME_IMAGE": "i"}
     for argv, variables in (([f"{option.flag}=? ?"], {}), ([], {option.variable: "? ?"})):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from torchrun_controller.settings import _OPTIONS
+from torchrun_controller.settings import OPTIONS
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "manifests" / "helm" / "torchrun-controller"
@@ -69,7 +69,7 @@ def test_its_default_is_the_one_in_values(path: str) -> None:
 
 def test_the_settings_are_the_controllers() -> None:
     """A new setting of the controller is described in values.schema.json, or is the chart's own."""
-    known = {option.name: option for option in _OPTIONS}
+    known = {option.name: option for option in OPTIONS}
     ours = SCHEMA["properties"]["settings"]["properties"]
     snake = {re.sub("([A-Z])", r"_\1", name).lower(): node for name, node in ours.items()}
     assert set(snake) == set(known) - THE_CHARTS_OWN
