@@ -13,8 +13,8 @@ Find out what an exit code means, in a script or in `kubectl describe pod`. `mak
 this page from `api/torchrun_api/exit_codes.py`.
 
 """
-_WORKERS = """The container `trainer` of a worker runs the launcher, which runs the command. The launcher
-writes reason, rank and exit code to the termination message, and the controller copies
+_WORKERS = """The container `trainer` of a worker runs the launcher, which runs the command.
+The launcher writes reason, rank and exit code to the termination message, and the controller copies
 them to `status.lastFailure`. [Troubleshooting](troubleshooting.md#failed-and-restarted) explains
 the reasons.
 
