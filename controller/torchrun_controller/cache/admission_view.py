@@ -16,8 +16,8 @@ from torchrun_api.core import Job, Node, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import UserObject
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.cache.informer_factory import Child, InformerFactory
-from torchrun_controller.cache.observe import JOB_INDEX, QUEUE_INDEX, Key, index_key
+from torchrun_controller.cache.informer_factory import InformerFactory
+from torchrun_controller.cache.observe import JOB_INDEX, QUEUE_INDEX, Child, Key, index_key
 from torchrun_controller.cache.store import Change
 from torchrun_controller.reconcile.admission import nodes as node_rules
 from torchrun_controller.reconcile.admission.classify import classify_job

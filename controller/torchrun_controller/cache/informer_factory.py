@@ -1,4 +1,4 @@
-"""The informers of the controller, their caches, and which change adds which job to the work queue.
+"""The informers of the controller and their caches. `job_keys` says which change wakes which job.
 
 There are seven informers for all namespaces, or seven for each namespace that the controller is
 limited to. A job and all objects that it refers to are in one namespace, so caches are never
@@ -18,12 +18,7 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.core import (
     CoreEvent,
-    Job,
-    Node,
-    PersistentVolumeClaim,
     Pod,
-    SchedulingGroup,
-    Service,
 )
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import (
@@ -39,21 +34,16 @@ from torchrun_api.kinds import (
     Object,
 )
 from torchrun_api.queue import TorchrunQueue
-from torchrun_api.status import TERMINAL
 from torchrun_controller.cache.group_view import GroupView
 from torchrun_controller.cache.informer import Informer, Observer, Unobserved
-from torchrun_controller.cache.node_view import NodeView, node_facts
-from torchrun_controller.cache.observe import (
-    NODE_INDEX,
-    QUEUE_INDEX,
-    Caches,
-    Key,
-    affected_dependents,
-    empty_caches,
-    finished_parents,
-    index_key,
-    observe,
+from torchrun_controller.cache.job_keys import (
+    CHILD_KINDS,
+    RULE_BY_RESOURCE,
+    all_jobs,
+    unfinished_jobs,
 )
+from torchrun_controller.cache.node_view import NodeView
+from torchrun_controller.cache.observe import Caches, Child, Key, empty_caches, observe
 from torchrun_controller.cache.progress_reports import Reports, Worker
 from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.cache.store import Change, Store
@@ -63,104 +53,18 @@ from torchrun_controller.clock import SYSTEM, Clock
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.pods.lifecycle import alive
-from torchrun_controller.reconcile.schedulers.table import GROUP_KINDS
 from torchrun_controller.watch import CLIENT_GO, Timings
 from torchrun_controller.workqueue import INITIAL, WorkQueue
-
-Child: TypeAlias = Job | Pod | PersistentVolumeClaim | Service
 
 T = TypeVar("T", bound=Object)
 Listener: TypeAlias = Callable[[Change[T], bool], None]
 """Called with a change, and whether it comes from a list. See `Informer`."""
-
-Rule: TypeAlias = Callable[[Caches, Change[Any], bool], Iterable[Key]]
-"""Returns the keys of the jobs that a change concerns; the last argument as of a `Listener`."""
 
 # The warnings that explain why a pod is not created, a PVC not bound or a volume not mounted are
 # rare. The server filters out the frequent ones.
 WARNINGS = "type=Warning,reason!=FailedScheduling,reason!=BackOff,reason!=Unhealthy"
 # The API server sends no bookmarks for events, so a silent watch of events is not dead.
 _EVENT_TIMINGS = replace(CLIENT_GO, silence=2 * CLIENT_GO.watch + CLIENT_GO.grace)
-
-
-def jobs_of_job(caches: Caches, change: Change[TorchrunJob], initial: bool) -> Iterator[Key]:
-    """The job itself, the jobs that depend on it (PARENT_INDEX), and its finished parents."""
-    meta = change.object.metadata
-    yield meta.namespace, meta.name
-    if initial:
-        return
-    related = affected_dependents(caches.jobs, change) | finished_parents(caches.jobs, change)
-    yield from ((meta.namespace, name) for name in related)
-
-
-def jobs_of_queue(caches: Caches, change: Change[TorchrunQueue], initial: bool) -> Iterator[Key]:
-    """The unfinished jobs of the queue (QUEUE_INDEX), unless only its status has changed."""
-    if not initial and _spec_version(change.old) == _spec_version(change.new):
-        return
-    meta = change.object.metadata
-    for job in caches.jobs.by_index(QUEUE_INDEX, index_key(meta.namespace, meta.name)):
-        if job.status.phase not in TERMINAL:
-            yield meta.namespace, job.metadata.name
-
-
-def jobs_of_child(caches: Caches, change: Change[Child], initial: bool) -> Iterator[Key]:
-    """The job that the object's label names, and the one that it named before."""
-    for child in (change.object, change.old):
-        if child is not None:
-            yield child.metadata.namespace, child.metadata.labels.torchrun_job
-
-
-def jobs_of_group(caches: Caches, change: Change[SchedulingGroup], initial: bool) -> Iterator[Key]:
-    """The job that the label names, or that of the child Job that controls a Kueue Workload."""
-    meta = change.object.metadata
-    job = meta.labels.torchrun_job
-    for owner in meta.owner_references if not job else ():
-        child = caches.child_jobs.get(meta.namespace, owner.name) if owner.controller else None
-        job = child.metadata.labels.torchrun_job if child is not None else job
-    if job:
-        yield meta.namespace, job
-
-
-def jobs_of_warning(caches: Caches, change: Change[CoreEvent], initial: bool) -> Iterator[Key]:
-    """The job of the object that the event regards, if that object is cached."""
-    regarding = change.object.involved_object
-    stores: dict[str, Store[Any]] = {
-        JOBS.kind: caches.child_jobs,
-        PODS.kind: caches.pods,
-        CLAIMS.kind: caches.claims,
-    }
-    store = stores.get(regarding.kind)
-    child = store.get(regarding.namespace, regarding.name) if store is not None else None
-    if child is not None:
-        yield child.metadata.namespace, child.metadata.labels.torchrun_job
-
-
-def jobs_of_node(caches: Caches, change: Change[Node], initial: bool) -> Iterator[Key]:
-    """The jobs with pods on the node, by pods and by status (NODE_INDEX), if it is lost or back."""
-    if node_facts(change.old) == node_facts(change.new):
-        return
-    node = change.object.metadata.name
-    for pod in caches.pods.by_index(NODE_INDEX, node):
-        yield pod.metadata.namespace, pod.metadata.labels.torchrun_job
-    for job in caches.jobs.by_index(NODE_INDEX, node):
-        yield job.metadata.namespace, job.metadata.name
-
-
-CHILD_KINDS: tuple[Kind[Any], ...] = (PODS, JOBS, CLAIMS, SERVICES)
-
-# After a change of an object of these kinds, the rule returns the jobs for the work queue of jobs.
-# Every unfinished job is added after a change of the installed schedulers, and every job when nodes
-# become known. `QueueView` and `AdmissionView` subscribe to the same changes for the keys of queues
-# and of admission.
-RULES: tuple[tuple[tuple[Kind[Any], ...], Rule], ...] = (
-    ((TORCHRUN_JOBS,), jobs_of_job),
-    ((TORCHRUN_QUEUES,), jobs_of_queue),
-    (CHILD_KINDS, jobs_of_child),
-    (GROUP_KINDS, jobs_of_group),
-    ((EVENTS,), jobs_of_warning),
-    ((NODES,), jobs_of_node),
-)
-_RULE_BY_RESOURCE = {kind.resource: rule for kinds, rule in RULES for kind in kinds}
 
 
 class Scope(Struct, frozen=True):
@@ -173,7 +77,7 @@ class Scope(Struct, frozen=True):
 
 
 class InformerFactory:
-    """The informers and caches of the cluster. Adds keys of jobs to `queue` by `RULES`."""
+    """The informers and caches of the cluster. Adds keys of jobs to `queue` by `job_keys`."""
 
     def __init__(
         self,
@@ -401,7 +305,7 @@ class InformerFactory:
         priority = INITIAL if initial else 0
         if isinstance(obj, TorchrunJob) and not obj.status.phase:
             priority = 0  # after a restart, new jobs go before those that were reconciled before
-        rule = _RULE_BY_RESOURCE[kind.resource]
+        rule = RULE_BY_RESOURCE[kind.resource]
         for scope in self._scopes_of(obj.metadata.namespace):
             for key in rule(scope.caches, change, initial):
                 self._queue.add(key, priority)
@@ -414,28 +318,16 @@ class InformerFactory:
             self.reports.forget((meta.namespace, meta.name))
 
     def _handle_installed(self, installed: Installed) -> None:
-        """Add every unfinished job: it may wait for a scheduler."""
         self.groups.follow(installed)
-        for scope in self._scopes.values():
-            for job in scope.caches.jobs:
-                if job.status.phase not in TERMINAL:
-                    self._queue.add((job.metadata.namespace, job.metadata.name), INITIAL)
+        self._add_initial(unfinished_jobs)
 
     def _handle_nodes_known(self) -> None:
-        """Add every job, and the job of every pod: the nodes may have changed meanwhile."""
+        self._add_initial(all_jobs)
+
+    def _add_initial(self, jobs: Callable[[Caches], Iterable[Key]]) -> None:
         for scope in self._scopes.values():
-            for pod in scope.caches.pods:
-                self._queue.add((pod.metadata.namespace, pod.metadata.labels.torchrun_job), INITIAL)
-            for job in scope.caches.jobs:
-                self._queue.add((job.metadata.namespace, job.metadata.name), INITIAL)
-
-
-def _spec_version(queue: TorchrunQueue | None) -> object:
-    """Return a value that changes with the spec of a queue, but not with its status."""
-    if queue is None:
-        return None
-    meta = queue.metadata
-    return meta.uid, meta.generation, meta.deletion_timestamp, queue.invalid
+            for key in jobs(scope.caches):
+                self._queue.add(key, INITIAL)
 
 
 class _Objects(Sized):

@@ -13,9 +13,8 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, Kind
 from torchrun_api.meta import ChildMeta
 from torchrun_api.queue import TorchrunQueue
-from torchrun_api.status import TERMINAL
 from torchrun_controller.cache.progress_reports import Reports
-from torchrun_controller.cache.store import Change, Store
+from torchrun_controller.cache.store import Store
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.observed import (
     Base,
@@ -108,7 +107,7 @@ class Caches(Struct, frozen=True, kw_only=True):
 
 
 def empty_caches() -> Caches:
-    """Return empty stores with every index that `observe` and the rules of the factory read."""
+    """Return empty stores with every index that `observe` and `job_keys` read."""
     return Caches(
         jobs=Store({QUEUE_INDEX: by_queue, PARENT_INDEX: by_parent, NODE_INDEX: by_unfenced_node}),
         queues=Store(),
@@ -289,54 +288,6 @@ def _parents(jobs: Store[TorchrunJob], job: TorchrunJob) -> dict[str, TorchrunJo
                 parents[dependency.name] = parent
                 unvisited.append(parent)
     return parents
-
-
-def affected_dependents(jobs: Store[TorchrunJob], change: Change[TorchrunJob]) -> set[str]:
-    """Return the names of the jobs that a change of their parent may affect.
-
-    An edit of dependsOn may close or open a cycle, which also affects indirect dependents.
-    """
-    old, new = change.old, change.new
-    is_edited = old is None or new is None or old.spec.depends_on != new.spec.depends_on
-    if not is_edited and _dependency_state(old) == _dependency_state(new):
-        return set()
-    meta = change.object.metadata
-    affected: set[str] = set()
-    unvisited = [meta.name]
-    while unvisited:
-        parent = index_key(meta.namespace, unvisited.pop())
-        dependents = {job.metadata.name for job in jobs.by_index(PARENT_INDEX, parent)} - affected
-        affected |= dependents
-        if is_edited:
-            unvisited += dependents
-    return affected
-
-
-def finished_parents(jobs: Store[TorchrunJob], change: Change[TorchrunJob]) -> set[str]:
-    """Return the names of the finished jobs whose deletion may wait for this change."""
-    if change.old is None or (
-        change.new is not None and _dependent_state(change.old) == _dependent_state(change.new)
-    ):
-        return set()
-    namespace = change.object.metadata.namespace
-    parents = (jobs.get(namespace, dependency.name) for dependency in change.old.spec.depends_on)
-    return {
-        parent.metadata.name
-        for parent in parents
-        if parent is not None and parent.status.phase in TERMINAL
-    }
-
-
-def _dependent_state(job: TorchrunJob) -> tuple[object, ...]:
-    """Return the fields of a dependent that its finished parents wait for."""
-    status = job.status
-    is_finished = job.metadata.terminating or status.phase in TERMINAL
-    return (is_finished, status.workers, status.dependencies_met, job.spec.depends_on)
-
-
-def _dependency_state(job: TorchrunJob | None) -> tuple[object, ...]:
-    """Return the fields of a parent that its dependents wait for."""
-    return () if job is None else (job.status.phase, job.status.reason, job.status.start_time)
 
 
 def _relevant_nodes(job: TorchrunJob, pods: list[Pod]) -> set[str]:

@@ -8,18 +8,17 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from torchrun_api import names
-from torchrun_api.core import CoreEvent, Job, Pod, PodStatus
+from torchrun_api.core import Job, Pod, PodStatus
 from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import EVENTS, PODS
+from torchrun_api.kinds import EVENTS
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Progress
-from torchrun_controller.cache.informer_factory import RULES, InformerFactory
+from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.progress_reports import Worker
 from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.installed import Installed
-from torchrun_controller.reconcile.schedulers.table import SCHEDULERS
 from torchrun_controller.serving.checks import caches_synced, watches_alive
 from torchrun_controller.workqueue import WorkQueue
 
@@ -76,43 +75,6 @@ def a_queue(namespace: str = "team") -> TorchrunQueue:
     return msgspec.convert(body, TorchrunQueue)
 
 
-def test_each_watched_kind_has_one_rule(world: World) -> None:
-    kinds = [kind for row, _ in RULES for kind in row]
-    assert len(kinds) == len(set(kinds))
-    watched = {informer.kind for informer in world.factory.informers}
-    groups = {kind for scheduler in SCHEDULERS.values() for kind in scheduler.kinds}
-    assert set(kinds) == watched | groups
-
-
-def test_a_job_is_its_own_key(world: World) -> None:
-    world.change(a_job("run"))
-    assert world.keys() == [("team", "run")]
-
-
-def test_a_child_is_the_key_of_the_job_on_its_label(world: World) -> None:
-    labels = {"torchrun-job-name": "run"}
-    meta = {"name": "run-0-abcde", "namespace": "team", "labels": labels}
-    world.change(msgspec.convert({"metadata": meta}, Pod))
-    assert world.keys() == [("team", "run")]
-
-
-def test_a_queue_is_the_keys_of_its_jobs_that_are_not_over(world: World) -> None:
-    world.change(a_job("waits", phase="Pending"))
-    world.change(a_job("runs", phase="Running"))
-    world.change(a_job("is-done", phase="Succeeded"))
-    world.change(a_job("elsewhere", queue="production"))
-    world.keys()
-    world.change(a_queue())
-    assert world.keys() == [("team", "waits"), ("team", "runs")]
-
-
-def test_a_queue_of_another_namespace_concerns_nobody(world: World) -> None:
-    world.change(a_job("run"))
-    world.keys()
-    world.change(a_queue("other"))
-    assert world.keys() == []
-
-
 def test_what_a_list_brings_waits_for_what_has_just_changed(world: World) -> None:
     world.change(a_job("old", phase="Running"), initial=True)
     world.change(a_job("new"))
@@ -146,30 +108,6 @@ def test_a_watch_that_hangs_has_the_process_restarted(world: World) -> None:
     for informer in world.factory.informers:
         informer._last_action -= 10_000
     assert "pods" in liveness(world)
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "keys"),
-    [
-        ("Pod", "run-0-abcde", [("team", "run")]),
-        ("Pod", "not-ours", []),
-        ("Node", "run-0-abcde", []),
-    ],
-)
-def test_a_warning_is_the_key_of_the_job_whose_object_it_regards(
-    world: World, kind: str, name: str, keys: list[tuple[str, str]]
-) -> None:
-    meta = {
-        "name": "run-0-abcde",
-        "namespace": "team",
-        "labels": {"torchrun-job-name": "run"},
-    }
-    world.change(msgspec.convert({"metadata": meta}, Pod))
-    world.keys()
-    regarding = {"kind": kind, "namespace": "team", "name": name}
-    event = {"metadata": {"name": "e", "namespace": "team"}, "involvedObject": regarding}
-    world.change(msgspec.convert(event, CoreEvent))
-    assert world.keys() == keys
 
 
 def test_nobody_waits_for_warnings(world: World) -> None:
@@ -237,17 +175,6 @@ def test_workers_are_of_the_present_attempt_of_a_job_of_ours(world: World) -> No
         world.change(obj)
     assert world.factory.worker("team", "train-r1-0", "uid-1-pod") is None
     assert world.factory.worker("team", "train-r2-0", "uid-2-pod") is not None
-
-
-def test_a_child_whose_label_changes_concerns_both_jobs(world: World) -> None:
-    def a_pod(job: str) -> Pod:
-        meta = {"name": "p", "namespace": "team", "labels": {"torchrun-job-name": job}}
-        return msgspec.convert({"metadata": meta}, Pod)
-
-    world.factory._handle_change(PODS, Change(a_pod("train"), a_pod("other")), False)
-    assert sorted(world.keys()) == [("team", "other"), ("team", "train")]
-    world.factory._handle_change(PODS, Change(a_pod("other"), a_pod("other")), False)
-    assert world.keys() == [("team", "other")]
 
 
 def test_namespaces_that_are_not_ours_have_no_workers() -> None:

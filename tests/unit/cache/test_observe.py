@@ -14,13 +14,11 @@ from torchrun_api.status import Attempt, Progress, UnfencedWorker
 from torchrun_controller.cache.observe import (
     NODE_INDEX,
     Caches,
-    affected_dependents,
     empty_caches,
-    finished_parents,
     observe,
 )
 from torchrun_controller.cache.progress_reports import Reports
-from torchrun_controller.cache.store import Change, Store
+from torchrun_controller.cache.store import Store
 from torchrun_controller.reconcile import Conflict, Rejection
 from world import START, make_job, make_queue
 
@@ -264,44 +262,12 @@ def test_parents_are_those_of_parents_too_as_far_as_they_exist(caches):
     assert set(observed.parents) == {"a", "b", "c"}
 
 
-def test_a_step_of_a_parent_wakes_its_children_and_an_edit_all_that_follow(caches):
-    for job in (follower("b", "a"), follower("c", "b"), follower("d", "c")):
-        caches.jobs.upsert(job, 1)
-    before = follower("a", phase="Running")
-    counted = follower("a", phase="Running", restarts=3)
-    assert affected_dependents(caches.jobs, Change(before, counted)) == set()
-    assert affected_dependents(caches.jobs, Change(before, follower("a", phase="Failed"))) == {"b"}
-    assert affected_dependents(caches.jobs, Change(before, None)) == {"b", "c", "d"}
-    cycle = follower("a", "d", phase="Running")
-    caches.jobs.upsert(cycle, 2)
-    assert affected_dependents(caches.jobs, Change(before, cycle)) == {"a", "b", "c", "d"}
-
-
 def test_dependents_are_the_jobs_that_name_a_job(caches):
     for job in (follower("a"), follower("b", "a"), follower("c", "b"), follower("d", "x", "a")):
         caches.jobs.upsert(job, 1)
     observed = observe(caches, "ml", "a")
     assert observed is not None
     assert {job.metadata.name for job in observed.dependents} == {"b", "d"}
-
-
-@pytest.mark.parametrize(
-    ("new", "woken"),
-    [
-        (follower("b", "a", "c", phase="Queued"), set()),
-        (follower("b", "a", "c", phase="Queued", restarts=1), set()),
-        (follower("b", "a", "c", dependenciesMet=[{"name": "a", "condition": "Succeeded"}]), {"a"}),
-        (follower("b", "a", "c", phase="Failed"), {"a"}),
-        (follower("b", "c"), {"a"}),
-        (None, {"a"}),
-    ],
-)
-def test_a_record_of_a_dependent_wakes_its_finished_parents(caches, new, woken):
-    for job in (follower("a", phase="Succeeded"), follower("c", phase="Running")):
-        caches.jobs.upsert(job, 1)
-    old = follower("b", "a", "c")
-    assert finished_parents(caches.jobs, Change(old, new)) == woken
-    assert finished_parents(caches.jobs, Change(None, old)) == set()
 
 
 def test_where_checkpoints_stay_on_nodes_every_node_matters_and_what_it_has_promised(caches):
