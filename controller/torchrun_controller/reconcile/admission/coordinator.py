@@ -20,7 +20,6 @@ from math import inf
 from msgspec.structs import replace
 
 from torchrun_controller.reconcile.admission import messages
-from torchrun_controller.reconcile.admission.messages import pending_status
 from torchrun_controller.reconcile.admission.model import (
     ClusterState,
     Decisions,
@@ -101,11 +100,7 @@ class Coordinator:
             assert queue.head is not None
             self.pending[queue.head.workload.uid] = self._head_status(queue.head, reserved.seconds)
         for queue in self.snapshot.queues:
-            status = PendingStatus(
-                "BehindInQueue", f"Waiting behind other jobs in queue {queue.name}."
-            )
-            if queue.paused_reason:
-                status = PendingStatus("QueuePaused", queue.paused_reason)
+            status = messages.behind_in_queue(queue)
             waiting = (one.uid for one in queue.pending if one.uid not in self.settled)
             for position, uid in enumerate(waiting, 1):
                 self.pending[uid] = replace(self.pending.get(uid, status), position=position)
@@ -240,15 +235,11 @@ class Coordinator:
             resource = queue.quota.shortage(workload.usage)
             free = self.snapshot.free
             if resource is not None:
-                lacks = messages.describe_quota(workload, resource)
-                status = pending_status(workload, "InsufficientQuota", lacks)
+                status = messages.insufficient_quota(workload, resource)
             elif free.capacity(workload.shape) >= workload.workers:
-                status = pending_status(
-                    workload, "WaitingForTurn", "Other waiting jobs come first."
-                )
+                status = messages.waiting_for_turn(workload)
             else:
-                lacks = messages.describe_room(workload, free)
-                status = pending_status(workload, "WaitingForNodes", lacks)
+                status = messages.waiting_for_nodes(workload, free)
             self.pending[one.uid] = status
 
     def _first(self, queue: QueueSnapshot) -> PendingWorkload | None:
@@ -267,12 +258,9 @@ class Coordinator:
         one = workload.workload
         resource = workload.queue.quota.exceeded(usage_of(one, one.nodes))
         if resource is not None:
-            lacks = messages.describe_limit(workload, resource)
-            self.pending[one.uid] = pending_status(workload, "ExceedsQuota", lacks)
+            self.pending[one.uid] = messages.exceeds_quota(workload, resource)
         elif self.snapshot.empty.capacity(workload.shape) < one.workers(one.nodes):
-            lacks = messages.describe_room(workload, self.snapshot.empty)
-            lacks += " They do not fit even on empty nodes. Request smaller or fewer pods."
-            self.pending[one.uid] = pending_status(workload, "ExceedsNodes", lacks)
+            self.pending[one.uid] = messages.exceeds_nodes(workload, self.snapshot.empty)
         else:
             return False
         self.settled.add(one.uid)
@@ -326,21 +314,14 @@ class Coordinator:
         latest_start = messages.describe_latest_start(self.now, seconds)
         resource = head.queue.quota.shortage(head.usage)
         if resource is not None:
-            lacks = messages.describe_quota(head, resource) + latest_start
-            return pending_status(head, "InsufficientQuota", lacks)
+            return messages.insufficient_quota(head, resource, latest_start)
         lender = self._lender(head)
         if lender is not None:
-            lacks = f"Queue {lender.name} of the cohort is waiting for its own quota."
-            return pending_status(head, "WaitingForLender", lacks)
+            return messages.waiting_for_lender(head, lender)
         first, free = self.reservations.overlapping(head), self.snapshot.free
         if first is not None and free.capacity(head.shape) >= head.workers:
-            lacks = (
-                f"The nodes are reserved for {first.head.workload.name} in queue"
-                f" {first.head.queue.name}."
-            )
-            return pending_status(head, "WaitingForTurn", lacks)
-        lacks = messages.describe_room(head, free) + latest_start
-        return pending_status(head, "WaitingForNodes", lacks)
+            return messages.waiting_for_turn(head, first.head)
+        return messages.waiting_for_nodes(head, free, latest_start)
 
     def _preempt(self, head: PendingWorkload) -> bool:
         plan = plan_preemption(self.snapshot, self.reservations, head)
@@ -358,9 +339,7 @@ class Coordinator:
             self.preemptions.append(messages.explain_preemption(target, workload))
         self.reservations.promise(workload, plan.placement, preempted)
         self._settle(workload, plan.placement)
-        lacks = messages.describe_preempted(workload, preempted)
-        status = pending_status(workload, "Preempting", lacks, nominated=True)
-        self.pending[workload.workload.uid] = status
+        self.pending[workload.workload.uid] = messages.preempting(workload, preempted)
 
     def _grant(self, workload: PendingWorkload, *, in_turn: bool = False) -> None:
         """Admit the workload now."""

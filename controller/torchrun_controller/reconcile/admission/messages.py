@@ -1,4 +1,4 @@
-"""The messages of admission: what a workload needs and lacks, and why one is preempted."""
+"""The messages of admission: why a workload waits, for each reason, and why one is preempted."""
 
 from datetime import datetime, timedelta
 from fractions import Fraction
@@ -12,46 +12,80 @@ from torchrun_controller.reconcile.admission.model import (
 )
 from torchrun_controller.reconcile.admission.node_capacity import FreeCapacity
 from torchrun_controller.reconcile.admission.quota import RESOURCES
-from torchrun_controller.reconcile.admission.snapshot import AdmittedWorkload, PendingWorkload
+from torchrun_controller.reconcile.admission.snapshot import (
+    AdmittedWorkload,
+    PendingWorkload,
+    QueueSnapshot,
+)
 from torchrun_controller.reconcile.model.messages import count_of, list_names
 
 NAMES = 3  # most preempted workloads that a message names
 _NOUNS = ("node", "GPU", "CPU", "memory", "job")
 
 
-def pending_status(
-    workload: PendingWorkload, reason: PendingReason, lacks: str, *, nominated: bool = False
+def behind_in_queue(queue: QueueSnapshot) -> PendingStatus:
+    """Return the status of a workload that is not the head of its queue."""
+    if queue.paused_reason:
+        return PendingStatus("QueuePaused", queue.paused_reason)
+    return PendingStatus("BehindInQueue", f"Waiting behind other jobs in queue {queue.name}.")
+
+
+def exceeds_quota(workload: PendingWorkload, resource: int) -> PendingStatus:
+    """Return the status if the quota is too small even with nothing in use."""
+    limit = _amount(resource, workload.queue.quota.cohort.limit[resource])
+    lacks = f"{_quota(workload)} is {limit} in total. Request less or increase the quota."
+    return _status(workload, "ExceedsQuota", lacks)
+
+
+def exceeds_nodes(workload: PendingWorkload, empty: FreeCapacity) -> PendingStatus:
+    """Return the status if the workload does not fit on an empty cluster."""
+    lacks = (
+        f"{_room(workload, empty)} They do not fit even on empty nodes. Request smaller or fewer"
+        " pods."
+    )
+    return _status(workload, "ExceedsNodes", lacks)
+
+
+def insufficient_quota(
+    workload: PendingWorkload, resource: int, latest_start: str = ""
 ) -> PendingStatus:
-    """Return the status of a workload, with the reason and what it lacks."""
-    more = " more" if workload.workload.admitted else ""
-    needs = _amount(0, workload.pods)
-    if gpus := workload.usage[1]:
-        needs = f"{_amount(1, gpus)} on {needs}"
-    return PendingStatus(reason, f"The job needs {needs}{more}. {lacks}", nominated=nominated)
-
-
-def describe_quota(workload: PendingWorkload, resource: int) -> str:
-    """Describe what the quota has left of a resource that falls short."""
+    """Return the status with what the quota has left of the resource that falls short."""
     cohort = workload.queue.quota.cohort
     left = max(0, cohort.limit[resource] - cohort.used[resource])
     limit = _amount(resource, cohort.limit[resource])
-    return f"{_quota(workload)} has {_amount(resource, left)} of {limit} left."
+    lacks = f"{_quota(workload)} has {_amount(resource, left)} of {limit} left.{latest_start}"
+    return _status(workload, "InsufficientQuota", lacks)
 
 
-def describe_limit(workload: PendingWorkload, resource: int) -> str:
-    """Describe a quota that is too small even with nothing in use."""
-    limit = _amount(resource, workload.queue.quota.cohort.limit[resource])
-    return f"{_quota(workload)} is {limit} in total. Request less or increase the quota."
+def waiting_for_lender(workload: PendingWorkload, lender: QueueSnapshot) -> PendingStatus:
+    """Return the status while a queue of the cohort waits for quota that it has lent."""
+    lacks = f"Queue {lender.name} of the cohort is waiting for its own quota."
+    return _status(workload, "WaitingForLender", lacks)
 
 
-def describe_room(workload: PendingWorkload, free: FreeCapacity) -> str:
-    """Describe how many of its pods fit onto the nodes that it may use."""
-    pods = min(workload.workers, free.capacity(workload.shape))
-    beside = " in addition to the head" if workload.pods > workload.workers else ""
-    selector = sorted(workload.workload.node_selector.items())
-    matching = ",".join(f"{key}={value}" for key, value in selector)
-    which = f"with {matching}" if matching else "that are ready"
-    return f"Nodes {which} have room for {pods} of {count_of(workload.workers, 'pod')}{beside}."
+def waiting_for_turn(
+    workload: PendingWorkload, first: PendingWorkload | None = None
+) -> PendingStatus:
+    """Return the status while the free nodes are for others: for `first`, if that is known."""
+    lacks = "Other waiting jobs come first."
+    if first is not None:
+        lacks = f"The nodes are reserved for {first.workload.name} in queue {first.queue.name}."
+    return _status(workload, "WaitingForTurn", lacks)
+
+
+def waiting_for_nodes(
+    workload: PendingWorkload, free: FreeCapacity, latest_start: str = ""
+) -> PendingStatus:
+    """Return the status with the number of pods that the free nodes have room for."""
+    return _status(workload, "WaitingForNodes", _room(workload, free) + latest_start)
+
+
+def preempting(workload: PendingWorkload, preempted: list[AdmittedWorkload]) -> PendingStatus:
+    """Return the status of a nominated workload: it waits for the nodes of preempted ones."""
+    uid = workload.workload.uid
+    names = [one.workload.name for one in preempted if one.preempted_for == uid]
+    lacks = f"Waiting for preempted jobs to stop: {list_names(names, NAMES) or 'others'}."
+    return _status(workload, "Preempting", lacks, nominated=True)
 
 
 def describe_latest_start(now: datetime, seconds: float) -> str:
@@ -59,13 +93,6 @@ def describe_latest_start(now: datetime, seconds: float) -> str:
     if not 0 < seconds < inf:
         return ""
     return f" It starts by {now + timedelta(seconds=seconds):%Y-%m-%dT%H:%MZ} at the latest."
-
-
-def describe_preempted(workload: PendingWorkload, preempted: list[AdmittedWorkload]) -> str:
-    """Name the preempted workloads whose nodes a nominated workload waits for."""
-    uid = workload.workload.uid
-    names = [one.workload.name for one in preempted if one.preempted_for == uid]
-    return f"Waiting for preempted jobs to stop: {list_names(names, NAMES) or 'others'}."
 
 
 def explain_preemption(target: AdmittedWorkload, head: PendingWorkload) -> Preemption:
@@ -83,6 +110,27 @@ def explain_preemption(target: AdmittedWorkload, head: PendingWorkload) -> Preem
         f" needs it for {winner}."
     )
     return Preemption(uid=uid, for_uid=for_uid, reason="Reclaimed", message=message)
+
+
+def _status(
+    workload: PendingWorkload, reason: PendingReason, lacks: str, *, nominated: bool = False
+) -> PendingStatus:
+    """Return the status of a workload: what it needs, and what it lacks."""
+    more = " more" if workload.workload.admitted else ""
+    needs = _amount(0, workload.pods)
+    if gpus := workload.usage[1]:
+        needs = f"{_amount(1, gpus)} on {needs}"
+    return PendingStatus(reason, f"The job needs {needs}{more}. {lacks}", nominated=nominated)
+
+
+def _room(workload: PendingWorkload, free: FreeCapacity) -> str:
+    """Describe how many of its pods fit onto the nodes that it may use."""
+    pods = min(workload.workers, free.capacity(workload.shape))
+    beside = " in addition to the head" if workload.pods > workload.workers else ""
+    selector = sorted(workload.workload.node_selector.items())
+    matching = ",".join(f"{key}={value}" for key, value in selector)
+    which = f"with {matching}" if matching else "that are ready"
+    return f"Nodes {which} have room for {pods} of {count_of(workload.workers, 'pod')}{beside}."
 
 
 def _quota(workload: PendingWorkload) -> str:
