@@ -1,4 +1,4 @@
-"""Write what is generated from `environment`.
+"""What is generated from `contract` and `workspace_contract`: a module, a page and help texts.
 
 python -m torchrun_api.contract_reference LAUNCHER_MODULE PAGE
 """
@@ -7,9 +7,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchrun_api import contents, contract, exit_codes, names
-from torchrun_api.contract import VARIABLES
-from torchrun_api.variable import Variable
+from torchrun_api import contents, contract, exit_codes, names, workspace_contract
+from torchrun_api.variable import LAUNCHER, RANK, SERVE, SYNC, TORCHRUN, USER, Variable
+
+# In the order of their declarations, by the name of the constant.
+VARIABLES: dict[str, Variable[str] | Variable[int] | Variable[object]] = {
+    name: value
+    for module in (contract, workspace_contract)
+    for name, value in vars(module).items()
+    if isinstance(value, Variable)
+}
 
 _MODULE = '''"""The contract with the controller and the sync pod: names that both sides know.
 
@@ -30,15 +37,24 @@ the launcher and the other programs of a job read.
 | launcher | set for the command and its children, overriding the value of the pod |
 | tests | not set in a cluster |
 
-`make generate` writes this page from `api/torchrun_api/contract.py`.
+`make generate` writes this page from `api/torchrun_api/contract.py` and `workspace_contract.py`.
 
 """
 _SECTIONS = (
-    ("Training pods", (contract.LAUNCHER, contract.TORCHRUN, contract.USER)),
-    ("Ranks", (contract.RANK,)),
-    ("Sync pods", (contract.SYNC,)),
-    ("Serve pods", (contract.SERVE,)),
+    ("Training pods", (LAUNCHER, TORCHRUN, USER)),
+    ("Ranks", (RANK,)),
+    ("Sync pods", (SYNC,)),
+    ("Serve pods", (SERVE,)),
 )
+
+
+def usage(reader: str) -> str:
+    """The variables of a reader for the help text of its program: a line each."""
+    return "\n".join(
+        f"  {variable.name} ({variable.default})  {variable.meaning}"
+        for variable in VARIABLES.values()
+        if reader in variable.read_by
+    )
 
 
 def launcher_module() -> str:
@@ -46,7 +62,7 @@ def launcher_module() -> str:
     generated = {
         constant: variable
         for constant, variable in VARIABLES.items()
-        if contract.LAUNCHER in (*variable.set_by, *variable.read_by)
+        if LAUNCHER in (*variable.set_by, *variable.read_by)
     }
     lines = [_MODULE]
     for constant, variable in generated.items():

@@ -1,4 +1,4 @@
-"""What an environment variable of a pod is; `contract` declares them."""
+"""What an environment variable of a pod is. `contract` and `workspace_contract` declare them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,6 +32,18 @@ SECONDS = Type[int]("seconds", str)
 JSON = Type[object]("JSON", _encode_json)
 
 
+# Who sets a variable, and who reads it.
+CONTROLLER = "controller"
+LAUNCHER = "launcher"
+RANK = "rank modules"  # what the launcher puts on PYTHONPATH of the ranks
+SDK = "SDK"
+SERVE = "serve pod"
+SYNC = "sync pod"
+TESTS = "tests"
+TORCHRUN = "torchrun"
+USER = "user"  # spec.env where it is set, the command where it is read
+
+
 @dataclass(frozen=True)
 class Variable(Generic[T]):
     """One environment variable. default: what a reader takes where the variable is not set."""
@@ -40,7 +52,7 @@ class Variable(Generic[T]):
     type: Type[T]
     read_by: tuple[str, ...]
     meaning: str
-    set_by: tuple[str, ...] = ("controller",)
+    set_by: tuple[str, ...] = (CONTROLLER,)
     default: str = ""
 
     def env_var(self, value: T | None) -> JsonObject | None:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from torchrun_api.contract import SERVE, usage
+from torchrun_api.contract_reference import usage
 from torchrun_api.exit_codes import SERVE_FAILED
+from torchrun_api.variable import SERVE
 from torchrun_runtime.serve.app import application
 from torchrun_runtime.serve.keys import ApiServer, Keys
 from torchrun_runtime.serve.settings import Settings, from_environment

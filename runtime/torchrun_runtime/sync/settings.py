@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchrun_api import contract
+from torchrun_api import contract, workspace_contract
 from torchrun_api.variable import Variable
 from torchrun_api.workspace import SYNCED_SOURCES
 from torchrun_runtime.sync.errors import SyncError
@@ -23,23 +23,23 @@ class Limits:
     ratio_floor bytes (small text compresses far without harm).
     """
 
-    entries: int = int(contract.SYNC_MAX_ENTRIES.default)
-    bytes: int = int(contract.SYNC_MAX_BYTES.default)
-    path: int = int(contract.SYNC_MAX_PATH.default)
-    depth: int = int(contract.SYNC_MAX_DEPTH.default)
-    ratio: int = int(contract.SYNC_MAX_RATIO.default)
-    ratio_floor: int = int(contract.SYNC_MAX_RATIO_FLOOR.default)
+    entries: int = int(workspace_contract.SYNC_MAX_ENTRIES.default)
+    bytes: int = int(workspace_contract.SYNC_MAX_BYTES.default)
+    path: int = int(workspace_contract.SYNC_MAX_PATH.default)
+    depth: int = int(workspace_contract.SYNC_MAX_DEPTH.default)
+    ratio: int = int(workspace_contract.SYNC_MAX_RATIO.default)
+    ratio_floor: int = int(workspace_contract.SYNC_MAX_RATIO_FLOOR.default)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The pod's environment (torchrun_api.contract says what each variable means), checked.
+    """The pod's environment, checked. torchrun_api.workspace_contract has what each variable means.
 
     Times in seconds. Without a value texts are "", secret_directory and base None. linger: how long
     a finished pod waits for a client to read the result.
     """
 
-    source: str = contract.SYNC_SOURCE.default
+    source: str = workspace_contract.SYNC_SOURCE.default
     url: str = ""
     ref: str = ""
     sub_path: str = ""
@@ -47,53 +47,53 @@ class Settings:
     digest: str = ""
     secret: str = ""
     secret_directory: Path | None = None
-    fetch_timeout: float = float(contract.SYNC_FETCH_TIMEOUT_SECONDS.default)
-    directory: Path = Path(contract.SYNC_DIR.default)
+    fetch_timeout: float = float(workspace_contract.SYNC_FETCH_TIMEOUT_SECONDS.default)
+    directory: Path = Path(workspace_contract.SYNC_DIR.default)
     host: str = ""
-    port: int = int(contract.SYNC_PORT.default)
+    port: int = int(workspace_contract.SYNC_PORT.default)
     sha256: str = ""
     token_sha256: str = ""
     after: int = 0
     base: Path | None = None
     limits: Limits = field(default_factory=Limits)
     termination_log: Path = Path(contract.TERMINATION_LOG.default)
-    read_timeout: float = float(contract.SYNC_READ_TIMEOUT_SECONDS.default)
+    read_timeout: float = float(workspace_contract.SYNC_READ_TIMEOUT_SECONDS.default)
     linger: float = 2.0
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
     """Raises SyncError (InvalidSetting) naming the variable, its value and what it takes."""
-    source = contract.SYNC_SOURCE.read(environment)
+    source = workspace_contract.SYNC_SOURCE.read(environment)
     if source not in SYNCED_SOURCES:
         *others, last = SYNCED_SOURCES
-        raise _invalid(contract.SYNC_SOURCE, source, f"{', '.join(others)} or {last}")
+        raise _invalid(workspace_contract.SYNC_SOURCE, source, f"{', '.join(others)} or {last}")
     return Settings(
         source=source,
-        url=contract.SYNC_URL.read(environment),
-        ref=contract.SYNC_REF.read(environment),
-        sub_path=contract.SYNC_SUB_PATH.read(environment),
-        commit=contract.SYNC_COMMIT.read(environment),
-        digest=contract.SYNC_SOURCE_DIGEST.read(environment),
-        secret=contract.SYNC_SECRET.read(environment),
-        secret_directory=_path(environment, contract.SYNC_SECRET_DIR),
-        fetch_timeout=_number(environment, contract.SYNC_FETCH_TIMEOUT_SECONDS),
-        directory=Path(contract.SYNC_DIR.read(environment)),
-        host=contract.SYNC_HOST.read(environment),
-        port=_number(environment, contract.SYNC_PORT, lowest=0),
-        sha256=_digest(environment, contract.SYNC_SHA256),
-        token_sha256=_digest(environment, contract.SYNC_UPLOAD_TOKEN_SHA256),
-        after=_number(environment, contract.SYNC_AFTER, lowest=0),
-        base=_path(environment, contract.SYNC_BASE),
+        url=workspace_contract.SYNC_URL.read(environment),
+        ref=workspace_contract.SYNC_REF.read(environment),
+        sub_path=workspace_contract.SYNC_SUB_PATH.read(environment),
+        commit=workspace_contract.SYNC_COMMIT.read(environment),
+        digest=workspace_contract.SYNC_SOURCE_DIGEST.read(environment),
+        secret=workspace_contract.SYNC_SECRET.read(environment),
+        secret_directory=_path(environment, workspace_contract.SYNC_SECRET_DIR),
+        fetch_timeout=_number(environment, workspace_contract.SYNC_FETCH_TIMEOUT_SECONDS),
+        directory=Path(workspace_contract.SYNC_DIR.read(environment)),
+        host=workspace_contract.SYNC_HOST.read(environment),
+        port=_number(environment, workspace_contract.SYNC_PORT, lowest=0),
+        sha256=_digest(environment, workspace_contract.SYNC_SHA256),
+        token_sha256=_digest(environment, workspace_contract.SYNC_UPLOAD_TOKEN_SHA256),
+        after=_number(environment, workspace_contract.SYNC_AFTER, lowest=0),
+        base=_path(environment, workspace_contract.SYNC_BASE),
         limits=Limits(
-            entries=_number(environment, contract.SYNC_MAX_ENTRIES),
-            bytes=_number(environment, contract.SYNC_MAX_BYTES),
-            path=_number(environment, contract.SYNC_MAX_PATH),
-            depth=_number(environment, contract.SYNC_MAX_DEPTH),
-            ratio=_number(environment, contract.SYNC_MAX_RATIO),
-            ratio_floor=_number(environment, contract.SYNC_MAX_RATIO_FLOOR, lowest=0),
+            entries=_number(environment, workspace_contract.SYNC_MAX_ENTRIES),
+            bytes=_number(environment, workspace_contract.SYNC_MAX_BYTES),
+            path=_number(environment, workspace_contract.SYNC_MAX_PATH),
+            depth=_number(environment, workspace_contract.SYNC_MAX_DEPTH),
+            ratio=_number(environment, workspace_contract.SYNC_MAX_RATIO),
+            ratio_floor=_number(environment, workspace_contract.SYNC_MAX_RATIO_FLOOR, lowest=0),
         ),
         termination_log=termination_log(environment),
-        read_timeout=_number(environment, contract.SYNC_READ_TIMEOUT_SECONDS),
+        read_timeout=_number(environment, workspace_contract.SYNC_READ_TIMEOUT_SECONDS),
     )
 
 

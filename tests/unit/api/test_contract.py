@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_api.contract import ATTEMPT, COMMAND, NODE_RANK, TERMINATION_LOG, VARIABLES, usage
-from torchrun_api.contract_reference import launcher_module, main, page
+from torchrun_api.contract import ATTEMPT, COMMAND, NODE_RANK, TERMINATION_LOG
+from torchrun_api.contract_reference import VARIABLES, launcher_module, main, page, usage
 from torchrun_api.variable import env_vars
 
 ROOT = Path(__file__).parents[3]

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from torchrun_api import contract, names
+from torchrun_api import names, workspace_contract
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
 from torchrun_api.queue import TorchrunQueue
@@ -50,7 +50,7 @@ def serve_pod(
         volumes = [own, *volumes[1:]]
         if last_revision and not stands_by:
             # Its storage is new and has no earlier revision.
-            count = env_vars(contract.SYNC_AFTER.env_var(last_revision))
+            count = env_vars(workspace_contract.SYNC_AFTER.env_var(last_revision))
             containers = [c | {"env": [*objects_at(c, "env"), *count]} for c in containers]
     body: JsonObject = {
         **base.body,
@@ -84,11 +84,11 @@ def _server(job: TorchrunJob, defaults: Defaults) -> JsonObject:
         "command": ["torchrun-serve"],
         "env": [
             *env_vars(
-                contract.SERVE_DIR.env_var(SYNC_DIR),
-                contract.SERVE_PORT.env_var(names.SERVE_PORT),
-                contract.SERVE_NAMESPACE.env_var(job.metadata.namespace),
-                contract.SERVE_JOB.env_var(job.metadata.name),
-                contract.SERVE_API_DIR.env_var(API_DIR),
+                workspace_contract.SERVE_DIR.env_var(SYNC_DIR),
+                workspace_contract.SERVE_PORT.env_var(names.SERVE_PORT),
+                workspace_contract.SERVE_NAMESPACE.env_var(job.metadata.namespace),
+                workspace_contract.SERVE_JOB.env_var(job.metadata.name),
+                workspace_contract.SERVE_API_DIR.env_var(API_DIR),
             )
         ],
         "ports": [{"name": "serve", "containerPort": names.SERVE_PORT, "protocol": "TCP"}],

@@ -1,6 +1,6 @@
 """The sync pod: the only writer of a workspace PVC."""
 
-from torchrun_api import contract, names
+from torchrun_api import names, workspace_contract
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue, object_at
 from torchrun_api.kinds import PODS
@@ -133,14 +133,14 @@ def _container(
         "env": [
             *workspace_source.environment(job, commit),
             *env_vars(
-                contract.SYNC_DIR.env_var(SYNC_DIR),
-                contract.SYNC_PORT.env_var(names.SYNC_PORT),
-                contract.SYNC_SHA256.env_var(upload or None),
-                contract.SYNC_UPLOAD_TOKEN_SHA256.env_var(
+                workspace_contract.SYNC_DIR.env_var(SYNC_DIR),
+                workspace_contract.SYNC_PORT.env_var(names.SYNC_PORT),
+                workspace_contract.SYNC_SHA256.env_var(upload or None),
+                workspace_contract.SYNC_UPLOAD_TOKEN_SHA256.env_var(
                     workspace_source.upload_token(job) or None
                 ),
-                contract.SYNC_AFTER.env_var(after),
-                contract.SYNC_BASE.env_var(BASE_DIR if base else None),
+                workspace_contract.SYNC_AFTER.env_var(after),
+                workspace_contract.SYNC_BASE.env_var(BASE_DIR if base else None),
             ),
         ],
         "resources": {
