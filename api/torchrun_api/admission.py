@@ -8,8 +8,6 @@ from torchrun_api.meta import Time, Wire
 from torchrun_api.schema import Embedded, Quantity, Rule
 from torchrun_api.shared import ObjectName
 
-GangScheduling = Literal["kai", "volcano", "coscheduling", "native", "kueue", "none"]
-
 Weight = Annotated[
     int,
     Meta(

@@ -1,4 +1,7 @@
-"""The kinds that the project reads or writes, with their REST paths and Python types."""
+"""The kinds that the project reads or writes, with their REST paths and Python types.
+
+The kinds of a gang scheduler are in its file in `reconcile/schedulers`.
+"""
 
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -73,26 +76,7 @@ NODES = Kind("", "v1", "nodes", "Node", Node)
 CONFIG_MAPS = Kind("", "v1", "configmaps", "ConfigMap", ConfigMap)
 QUEUE_CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", QueueClaim)
 KAI_QUEUES = Kind("scheduling.run.ai", "v2", "queues", "Queue", KaiQueue)
-KAI_POD_GROUPS = Kind("scheduling.run.ai", "v2alpha2", "podgroups", "PodGroup", SchedulingGroup)
 KAI_TOPOLOGIES = Kind("kai.scheduler", "v1alpha1", "topologies", "Topology", SchedulingGroup)
-VOLCANO_POD_GROUPS = Kind(
-    "scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup", SchedulingGroup
-)
-COSCHEDULING_POD_GROUPS = Kind(
-    "scheduling.x-k8s.io", "v1alpha1", "podgroups", "PodGroup", SchedulingGroup
-)
-# Kueue makes these itself.
-KUEUE_WORKLOADS = (
-    Kind("kueue.x-k8s.io", "v1beta2", "workloads", "Workload", SchedulingGroup),
-    Kind("kueue.x-k8s.io", "v1beta1", "workloads", "Workload", SchedulingGroup),
-)
-# Each Kubernetes minor release has broken with the one before, from 1.37 back to 1.35.
-NATIVE_GROUPS = (
-    Kind("scheduling.k8s.io", "v1beta1", "podgroups", "PodGroup", SchedulingGroup),
-    Kind("scheduling.k8s.io", "v1alpha2", "podgroups", "PodGroup", SchedulingGroup),
-    Kind("scheduling.k8s.io", "v1alpha1", "workloads", "Workload", SchedulingGroup),
-)
-
 UserObject: TypeAlias = TorchrunJob | TorchrunQueue
 
 

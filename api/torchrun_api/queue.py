@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta, field
 
 from torchrun_api.admission import (
-    GangScheduling,
     JobPriority,
     Limits,
     QueueAdmission,
@@ -16,6 +15,7 @@ from torchrun_api.admission import (
     Topology,
     Weight,
 )
+from torchrun_api.gang_schedulers import GANG_SCHEDULERS, GangScheduling
 from torchrun_api.meta import Condition, ObjectMeta, Wire
 from torchrun_api.names import MAX_LABEL
 from torchrun_api.reliability import Reliability
@@ -140,13 +140,15 @@ class Storage(Wire, frozen=True, kw_only=True):
 class QueueScheduling(Wire, frozen=True, kw_only=True):
     """Scheduler of the pods and the nodes that they may use."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
+    RULES: ClassVar[tuple[Rule, ...]] = tuple(
         Rule(
-            "!has(self.gang) || self.gang != 'kueue' || !has(self.queueName)"
+            f"!has(self.gang) || self.gang != '{scheduler.name}' || !has(self.queueName)"
             f" || self.queueName.size() <= {MAX_LABEL}",
-            f"queueName must be no more than {MAX_LABEL} characters with gang kueue, because it is"
-            " a label value",
-        ),
+            f"queueName must be no more than {MAX_LABEL} characters with gang {scheduler.name},"
+            " because it is a label value",
+        )
+        for scheduler in GANG_SCHEDULERS.values()
+        if scheduler.queue_label
     )
 
     scheduler: Annotated[SchedulerName | None, Meta(description="schedulerName of the pods.")] = (
@@ -334,15 +336,18 @@ class TorchrunQueue(Wire, frozen=True, kw_only=True):
     Jobs name it in spec.jobQueue and may override parts of it.
     """
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
+    RULES: ClassVar[tuple[Rule, ...]] = tuple(
         Rule(
             "!has(self.spec.scheduling) || !has(self.spec.scheduling.gang)"
-            " || self.spec.scheduling.gang != 'kueue' || has(self.spec.scheduling.queueName)"
+            f" || self.spec.scheduling.gang != '{scheduler.name}'"
+            " || has(self.spec.scheduling.queueName)"
             f" || self.metadata.name.size() <= {MAX_LABEL}",
             f"metadata.name must be no more than {MAX_LABEL} characters with scheduling.gang"
-            " kueue, because it is a label value: set scheduling.queueName to the LocalQueue or"
-            " choose a shorter name",
-        ),
+            f" {scheduler.name}, because it is a label value: set scheduling.queueName to the"
+            " LocalQueue or choose a shorter name",
+        )
+        for scheduler in GANG_SCHEDULERS.values()
+        if scheduler.queue_label
     )
     REQUIRED: ClassVar[tuple[str, ...]] = ("spec",)
 

@@ -73,7 +73,7 @@ def _group_permissions() -> Iterator[Permission]:
             if scheduler.creates_groups:
                 yield Permission(resource, _MANAGED_VERBS, _WITHOUT_GANGS, addon=True)
             else:
-                without = f"why {scheduler.name.capitalize()} waits is not said"
+                without = f"why {scheduler.api.title} waits is not said"
                 yield Permission(resource, ("list", "watch"), without, addon=True)
 
 

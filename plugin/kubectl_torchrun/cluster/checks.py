@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from kubectl_torchrun.cluster.client import Api, ApiError
 from kubectl_torchrun.cluster.slices import QUEUES, Queue
+from torchrun_api.gang_schedulers import GANG_SCHEDULERS, GangSchedulerApi
 from torchrun_api.json import JsonObject, JsonValue
 
 Severity = Literal["ok", "note", "warn", "fail"]
@@ -16,12 +17,6 @@ _SHARED = (
     *("nfs", "cephfs", "efs.csi", "filestore", "azurefile", "file.csi.azure", "gluster"),
     *("lustre", "weka", "vast", "beegfs", "juicefs", "longhorn", "portworx", "pxd", "quobyte"),
 )
-_SCHEDULERS = {  # API group: the scheduler's usual schedulerName
-    "scheduling.run.ai": "kai-scheduler",
-    "scheduling.volcano.sh": "volcano",
-    "scheduling.x-k8s.io": "scheduler-plugins-scheduler (coscheduling)",
-    "kueue.x-k8s.io": "Kueue (admission; any scheduler)",
-}
 _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "habana.ai/gaudi")
 
 
@@ -130,18 +125,32 @@ async def schedulers(api: Api, queues: Sequence[Queue]) -> list[Finding]:
     """Gang schedulers that are installed, and those that the queues use."""
     groups = await api.read("/apis")
     served = {str(field_at(group, "name")) for group in items_at(groups, "groups")}
-    installed = [name for group, name in _SCHEDULERS.items() if group in served]
+    installed = [
+        scheduler_text(scheduler)
+        for scheduler in GANG_SCHEDULERS.values()
+        if scheduler.api_group in served
+    ]
     text = ", ".join(installed) or "Only the default scheduler of Kubernetes"
     findings = [Finding("ok" if installed else "note", "schedulers", text)]
     requested = {queue.spec.scheduling.scheduler for queue in queues} - {None, "default-scheduler"}
-    api_groups = {"kai-scheduler": "scheduling.run.ai", "volcano": "scheduling.volcano.sh"}
-    for name in sorted(
-        name for name in requested if name and api_groups.get(name, "") not in {"", *served}
-    ):
+    missing = {
+        scheduler.pod_scheduler
+        for scheduler in GANG_SCHEDULERS.values()
+        if scheduler.pods_scheduled_by == "itself" and scheduler.api_group not in served
+    }
+    for name in sorted(name for name in requested if name in missing):
         text = f"Scheduler {name} of a queue is not installed, so its pods stay Pending"
         fix = f"Install {name}, or change spec.scheduling.scheduler"
         findings.append(Finding("fail", "schedulers", text, fix))
     return findings
+
+
+def scheduler_text(scheduler: GangSchedulerApi) -> str:
+    """The usual schedulerName of the pods; the title if pods of any scheduler are admitted."""
+    name, pod_scheduler = scheduler.name, scheduler.pod_scheduler
+    if not pod_scheduler:
+        return f"{scheduler.title} (admission; any scheduler)"
+    return pod_scheduler if name in pod_scheduler else f"{pod_scheduler} ({name})"
 
 
 async def queues(api: Api) -> tuple[list[Finding], Sequence[Queue]]:

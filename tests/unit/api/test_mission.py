@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from queue_world import KAI, QueueWorld, kai_queue, make_trq
-from torchrun_api.kinds import KAI_POD_GROUPS
 from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.schedulers.kai import KAI_POD_GROUPS
 from world import World, make_job, make_queue
 
 MISSION = Path(__file__).parents[2] / "fixtures" / "mission"

@@ -9,16 +9,20 @@ import pytest
 from aiohttp import web
 
 from scripted_server import ScriptedServer, connection, json_response, serving, streamed
-from torchrun_api import kinds
 from torchrun_api.core import Job, SchedulingGroup
+from torchrun_api.kinds import Kind
 from torchrun_controller.cache.group_view import GroupView, select_kinds
 from torchrun_controller.cache.informer import Unobserved
 from torchrun_controller.cache.store import Change
 from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.schedulers.kai import KAI_POD_GROUPS
+from torchrun_controller.reconcile.schedulers.kueue import KUEUE_WORKLOADS
+from torchrun_controller.reconcile.schedulers.native import NATIVE_GROUPS
+from torchrun_controller.reconcile.schedulers.volcano import VOLCANO_POD_GROUPS
 from unit.cache.test_informer_factory import World
 
 
-def installed(*found: kinds.Kind[Any]) -> Installed:
+def installed(*found: Kind[Any]) -> Installed:
     return Installed(resources=frozenset((kind.api_version, kind.plural) for kind in found))
 
 
@@ -39,11 +43,11 @@ def a_group(name: str, owner: str, job: str = "", kind: str = "TorchrunJob") -> 
 
 
 def test_of_each_scheduler_the_newest_version_is_watched():
-    found = (kinds.KAI_POD_GROUPS, *kinds.NATIVE_GROUPS, kinds.KUEUE_WORKLOADS[1])
+    found = (KAI_POD_GROUPS, *NATIVE_GROUPS, KUEUE_WORKLOADS[1])
     assert select_kinds(installed(*found)) == (
-        kinds.KAI_POD_GROUPS,
-        kinds.NATIVE_GROUPS[0],
-        kinds.KUEUE_WORKLOADS[1],
+        KAI_POD_GROUPS,
+        NATIVE_GROUPS[0],
+        KUEUE_WORKLOADS[1],
     )
     assert select_kinds(Installed()) == ()
 
@@ -85,19 +89,19 @@ async def test_kinds_are_watched_as_long_as_they_are_served(api):
             ("team",),
         )
         task = tasks.create_task(watch.run())
-        watch.follow(installed(kinds.VOLCANO_POD_GROUPS))
+        watch.follow(installed(VOLCANO_POD_GROUPS))
         change = await changes.get()
         assert change.object.metadata.name == "run"
         assert [g.object.metadata.uid for g in watch.owned_by("team", "uid-run")] == ["uid-run"]
-        assert watch.owned_by("team", "uid-run")[0].kind == kinds.VOLCANO_POD_GROUPS
+        assert watch.owned_by("team", "uid-run")[0].kind == VOLCANO_POD_GROUPS
         assert not watch.owned_by("team", "else")
         assert not watch.owned_by("elsewhere", "uid-run")
         await made.listed.wait()
         made.listed.clear()
-        watch.follow(installed(kinds.KUEUE_WORKLOADS[0]))
+        watch.follow(installed(KUEUE_WORKLOADS[0]))
         await changes.get()
         await made.listed.wait()
-        assert watch.owned_by("team", "uid-run")[0].kind == kinds.KUEUE_WORKLOADS[0]
+        assert watch.owned_by("team", "uid-run")[0].kind == KUEUE_WORKLOADS[0]
         assert len(watch._watches) == 1
         task.cancel()
     volcano = "/apis/scheduling.volcano.sh/v1beta1/namespaces/team/podgroups?torchrun-job-name"
@@ -107,7 +111,7 @@ async def test_kinds_are_watched_as_long_as_they_are_served(api):
 
 def change(world: World, group: dict[str, Any], *, initial: bool = False) -> list[Any]:
     obj = msgspec.convert(group, SchedulingGroup)
-    world.factory._handle_change(kinds.KUEUE_WORKLOADS[0], Change(None, obj), initial)
+    world.factory._handle_change(KUEUE_WORKLOADS[0], Change(None, obj), initial)
     return world.keys()
 
 

@@ -29,7 +29,7 @@ ImagePullBackOff In Indexed Ingress InvalidImageName IsTruncated Job KaiQueueRea
 MainProcess
 Memory Message Never NextContinuationToken NoExecute NoSchedule NoSuchBucket Node None Normal
 NotIn NotYetSupported OnFailure OnRootMismatch PersistentVolumeClaim Pod
-PodGroupInitiallyScheduled PodGroupScheduled PodInitializing PodReadyToStartContainers
+PodGroup PodGroupInitiallyScheduled PodGroupScheduled PodInitializing PodReadyToStartContainers
 PodScheduled QueueReady QuotaReserved ReadOnlyMany ReadWriteMany ReadWriteOnce
 ReadWriteOncePod StorageReady
 RegistryUnavailable RequestTimeTooSkewed ResourcesReady Running RuntimeDefault Scheduled Server

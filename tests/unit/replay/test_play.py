@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from torchrun_api.kinds import JOBS, NODES, PODS, TORCHRUN_JOBS, VOLCANO_POD_GROUPS
+from torchrun_api.kinds import JOBS, NODES, PODS, TORCHRUN_JOBS
 from torchrun_controller.reconcile import reconcile
+from torchrun_controller.reconcile.schedulers.volcano import VOLCANO_POD_GROUPS
 from torchrun_controller.replay import play
 from torchrun_controller.replay.play import Decision, Player
 from torchrun_controller.replay.show import Printer

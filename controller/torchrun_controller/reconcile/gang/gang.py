@@ -220,13 +220,9 @@ def _patience_left(gang: ObservedGang, failure: LastFailure, now: datetime) -> f
     Pods and Jobs have separate watches: the end of a pod may arrive before Kueue's suspension of
     its Job.
     """
-    if failure.reason == POD_DELETED and _is_managed_by_kueue(gang.current_job):
+    if failure.reason == POD_DELETED and groups.find_admitter(gang.current_job) is not None:
         return peer_loss.patience_left(failure, now)
     return peer_loss.patience_with_peers(failure, gang.workers, now)
-
-
-def _is_managed_by_kueue(child: Job) -> bool:
-    return child.metadata.annotations.gang == "kueue"
 
 
 def _pod_failure(
@@ -281,15 +277,16 @@ def _progress(observed: Observed, now: datetime) -> tuple[State, Reason]:
 
 
 def _suspension(job: TorchrunJob, gang: ObservedGang) -> tuple[State, Reason]:
-    """Return the state of a suspended child Job: Kueue or a user has suspended it."""
+    """Return the state of a suspended child Job: its gang scheduler or a user has suspended it."""
     child, status = gang.current_job, job.status
-    name, by_kueue = child.metadata.name, _is_managed_by_kueue(child)
+    name, admitter = child.metadata.name, groups.find_admitter(child)
     refusal = groups.waiting_reason(gang)
     has_run = status.phase in ("Running", "Preempted") and attempt_of(child) == status.attempt
-    if by_kueue and not has_run:
-        waits = Reason("WaitingForKueue", f"Job {name} is waiting for admission by Kueue.")
+    if admitter is not None and not has_run:
+        message = f"Job {name} is waiting for admission by {admitter.api.title}."
+        waits = Reason(admitter.waiting_reason, message)
         return State.GANG_STARTING, Reason(waits.reason, refusal.message) if refusal else waits
-    author = " by Kueue" if by_kueue else ""
+    author = f" by {admitter.api.title}" if admitter is not None else ""
     suffix = f" {refusal.message}" if refusal else ""
     message = f"Job {name} is suspended{author}. The pods start again when it is resumed.{suffix}"
     return State.GANG_SUSPENDED, Reason("JobSuspended", message)

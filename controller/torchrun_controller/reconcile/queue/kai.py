@@ -189,7 +189,7 @@ def _ready_condition(
     if choice is not None and choice.gang != "kai":
         note += (
             " KAI does not schedule the pods of this queue. Set scheduling.scheduler to"
-            f" {KAI.pod_scheduler}."
+            f" {KAI.api.pod_scheduler}."
         )
     return _condition("True", KEPT, f"KAI queue {name} is up to date.{note}")
 

@@ -6,8 +6,7 @@ scheduler, which schedules all pods that name no other.
 
 from msgspec import Struct
 
-from torchrun_api import names
-from torchrun_api.admission import GangScheduling
+from torchrun_api.gang_schedulers import GangScheduling
 from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.model.conditions import Reason
@@ -16,9 +15,9 @@ from torchrun_controller.reconcile.schedulers.table import SCHEDULERS
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
 _BY_POD_SCHEDULER = {
-    scheduler.pod_scheduler: name
+    scheduler.api.pod_scheduler: name
     for name, scheduler in SCHEDULERS.items()
-    if scheduler.pod_scheduler
+    if scheduler.api.pod_scheduler
 }
 _DEFAULT_SCHEDULER = "default-scheduler"
 
@@ -41,17 +40,17 @@ def choose(
     """Choose for a job of the queue, or for all its jobs that name no scheduler themselves.
 
     Raises:
-        InvalidSpecError: the pods name the scheduler of another gang scheduler.
+        InvalidSpecError: the pods name the scheduler of another gang scheduler, or the gang
+            scheduler refuses the queue.
     """
     name, requested = _scheduler_name(queue, job), queue.spec.scheduling.gang
     if requested is not None:
         _check_scheduler(queue, requested, name)
-    if requested == "kueue":
-        _check_local_queue(queue)
+        SCHEDULERS[requested].check_queue(queue)
     gang = requested or _BY_POD_SCHEDULER.get(name) or _default_gang(name, installed)
     return Choice(
         gang=gang,
-        scheduler=name or SCHEDULERS[gang].pod_scheduler,
+        scheduler=name or SCHEDULERS[gang].api.pod_scheduler,
         missing=_missing_reason(queue, gang, installed),
     )
 
@@ -76,31 +75,15 @@ def _is_served(gang: GangScheduling, installed: Installed | None) -> bool:
 
 
 def _check_scheduler(queue: TorchrunQueue, gang: GangScheduling, name: str) -> None:
-    """Refuse pods of another scheduler. Kueue and none work with any scheduler.
-
-    The default scheduler may have the coscheduling plugin.
-    """
-    if gang in ("kueue", "none", _BY_POD_SCHEDULER.get(name)):
+    """Refuse pods of another scheduler. The default scheduler may have the coscheduling plugin."""
+    scheduled_by = SCHEDULERS[gang].api.pods_scheduled_by
+    if scheduled_by == "any" or _BY_POD_SCHEDULER.get(name) == gang:
         return
-    if name in _BY_POD_SCHEDULER or (name == _DEFAULT_SCHEDULER and gang in ("kai", "volcano")):
+    if name in _BY_POD_SCHEDULER or (name == _DEFAULT_SCHEDULER and scheduled_by == "itself"):
         raise InvalidSpecError(
             f"TorchrunQueue {queue.metadata.name} sets scheduling.gang to {gang}, but its pods are"
             f" scheduled by {name} (scheduling.scheduler or podTemplate). Set scheduling.gang to"
             f" {_BY_POD_SCHEDULER.get(name, 'native')} or none, or choose another scheduler."
-        )
-
-
-def _check_local_queue(queue: TorchrunQueue) -> None:
-    """Refuse a name that is too long for the label from which Kueue reads the LocalQueue."""
-    local_queue = queue.spec.scheduling.queue_name
-    name, field = (
-        (queue.metadata.name, "name") if local_queue is None else (local_queue, "queueName")
-    )
-    if len(name) > names.MAX_LABEL:
-        raise InvalidSpecError(
-            f"TorchrunQueue {queue.metadata.name} sets scheduling.gang to kueue, but its {field}"
-            f" has {len(name)} characters and the label for Kueue's LocalQueue allows"
-            f" {names.MAX_LABEL}. Set scheduling.queueName to a LocalQueue with a shorter name."
         )
 
 

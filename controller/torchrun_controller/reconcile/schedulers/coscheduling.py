@@ -4,14 +4,19 @@ It is a kube-scheduler with this plugin, beside the default scheduler or in its 
 pod affinity.
 """
 
+from torchrun_api.core import SchedulingGroup
+from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import COSCHEDULING_POD_GROUPS
+from torchrun_api.kinds import Kind
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.affinity import topology_affinity
 from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
 from torchrun_controller.reconcile.spec import pod_requests
 from torchrun_controller.reconcile.spec.merge import merge
 
+COSCHEDULING_POD_GROUPS = Kind(
+    "scheduling.x-k8s.io", "v1alpha1", "podgroups", "PodGroup", SchedulingGroup
+)
 _POD_GROUP = "scheduling.x-k8s.io/pod-group"
 
 
@@ -36,9 +41,8 @@ def build(gang: Gang) -> GangObjects:
 
 
 COSCHEDULING = GangScheduler(
-    name="coscheduling",
+    api=GANG_SCHEDULERS["coscheduling"],
     build=build,
-    pod_scheduler="scheduler-plugins-scheduler",
     kinds=(COSCHEDULING_POD_GROUPS,),
     install_hint="Install scheduler-plugins with Coscheduling",
 )

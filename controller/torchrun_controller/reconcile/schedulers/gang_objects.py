@@ -56,12 +56,7 @@ def probe_obstacle(choice: Choice) -> str:
     """Return why probe pods cannot ask the gang's scheduler for room; "" if they can."""
     if choice.missing is not None:
         return choice.missing.message
-    if choice.gang == "kueue":
-        # A probe pod does not pass through Kueue. Kueue might not admit the larger gang.
-        return (
-            "Kueue does not report free capacity. Suspend and resume the job to request all nodes."
-        )
-    return ""
+    return SCHEDULERS[choice.gang].probe_obstacle
 
 
 def build_probe(

@@ -8,8 +8,13 @@ from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.pods.lifecycle import alive, delete_job
+from torchrun_controller.reconcile.schedulers.scheduler import GangScheduler
 from torchrun_controller.reconcile.schedulers.table import SCHEDULERS
 
+# By the value of the annotation GANG_SCHEDULER.
+_ADMITTERS: dict[str, GangScheduler] = {
+    name: one for name, one in SCHEDULERS.items() if one.api.admits_jobs
+}
 # Types and status of conditions that mean: the gang is not scheduled, or not admitted.
 _REFUSALS = {refusal for scheduler in SCHEDULERS.values() for refusal in scheduler.refusals}
 
@@ -57,6 +62,11 @@ def waiting_reason(gang: ObservedGang) -> Reason | None:
             if why is not None:
                 return Reason(why.reason, sentence(f"{group.kind.kind} {meta.name}: {why.message}"))
     return None
+
+
+def find_admitter(child: Job) -> GangScheduler | None:
+    """Return the gang scheduler that admits the child Job by resuming it; None without one."""
+    return _ADMITTERS.get(child.metadata.annotations.gang)
 
 
 def _refusal(group: SchedulingGroup) -> Reason | None:

@@ -5,12 +5,15 @@ the PodGroup: only the podgrouper reads the annotations kai.scheduler/topology*.
 """
 
 from torchrun_api.admission import Topology
+from torchrun_api.core import SchedulingGroup
+from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import KAI_POD_GROUPS, KAI_QUEUES, KAI_TOPOLOGIES
+from torchrun_api.kinds import KAI_QUEUES, KAI_TOPOLOGIES, Kind
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
+KAI_POD_GROUPS = Kind("scheduling.run.ai", "v2alpha2", "podgroups", "PodGroup", SchedulingGroup)
 # The installation of KAI creates this queue.
 DEFAULT_QUEUE = "default-queue"
 _QUEUE_LABEL = "kai.scheduler/queue"
@@ -61,9 +64,8 @@ def _constraint(topology: Topology, topologies: tuple[str, ...]) -> JsonObject:
 
 
 KAI = GangScheduler(
-    name="kai",
+    api=GANG_SCHEDULERS["kai"],
     build=build,
-    pod_scheduler="kai-scheduler",
     kinds=(KAI_POD_GROUPS,),
     other_kinds=(KAI_QUEUES, KAI_TOPOLOGIES),
     install_hint="Install KAI Scheduler 0.15 or newer",

@@ -8,11 +8,21 @@ of the pods. Kueue admits all workers or none: partial admission is off unless a
 Kueue reads one topology annotation, so a preferred topology is ignored beside a required one.
 """
 
+from torchrun_api import names
+from torchrun_api.core import SchedulingGroup
+from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import KUEUE_WORKLOADS
+from torchrun_api.kinds import Kind
+from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+# Kueue creates these itself.
+KUEUE_WORKLOADS = (
+    Kind("kueue.x-k8s.io", "v1beta2", "workloads", "Workload", SchedulingGroup),
+    Kind("kueue.x-k8s.io", "v1beta1", "workloads", "Workload", SchedulingGroup),
+)
+_API = GANG_SCHEDULERS["kueue"]
 _REQUIRED = "kueue.x-k8s.io/podset-required-topology"
 _PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
 
@@ -26,16 +36,40 @@ def build(gang: Gang) -> GangObjects:
     elif gang.topology is not None:
         annotations = {_PREFERRED: gang.topology.preferred}
     return GangObjects(
-        job={"metadata": {"labels": {QUEUE_LABEL: queue}}, "spec": {"suspend": True}},
+        job={"metadata": {"labels": {_API.queue_label: queue}}, "spec": {"suspend": True}},
         template={"metadata": {"annotations": annotations}} if annotations else {},
     )
 
 
+def check_queue(queue: TorchrunQueue) -> None:
+    """Refuse a name that is too long for the label from which Kueue reads the LocalQueue.
+
+    Raises:
+        InvalidSpecError: the name of the LocalQueue has more than MAX_LABEL characters.
+    """
+    local_queue = queue.spec.scheduling.queue_name
+    name, field = (
+        (queue.metadata.name, "name") if local_queue is None else (local_queue, "queueName")
+    )
+    if len(name) > names.MAX_LABEL:
+        raise InvalidSpecError(
+            f"TorchrunQueue {queue.metadata.name} sets scheduling.gang to kueue, but its {field}"
+            f" has {len(name)} characters and the label for Kueue's LocalQueue allows"
+            f" {names.MAX_LABEL}. Set scheduling.queueName to a LocalQueue with a shorter name."
+        )
+
+
 KUEUE = GangScheduler(
-    name="kueue",
+    api=_API,
     build=build,
     kinds=KUEUE_WORKLOADS,
     creates_groups=False,
     install_hint="Install Kueue",
     refusals=(("QuotaReserved", "False"),),
+    check_queue=check_queue,
+    waiting_reason="WaitingForKueue",
+    # A probe pod does not pass through Kueue. Kueue might not admit the larger gang.
+    probe_obstacle=(
+        "Kueue does not report free capacity. Suspend and resume the job to request all nodes."
+    ),
 )

@@ -5,13 +5,21 @@ The newest served version is used. Since 1.36 a PodGroup has its own policy and 
 needs one more feature gate.
 """
 
+from torchrun_api.core import SchedulingGroup
+from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import NATIVE_GROUPS
+from torchrun_api.kinds import Kind
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.affinity import topology_affinity
 from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
 from torchrun_controller.reconcile.spec.merge import merge
 
+# Each Kubernetes minor release has broken with the one before, from 1.37 back to 1.35.
+NATIVE_GROUPS = (
+    Kind("scheduling.k8s.io", "v1beta1", "podgroups", "PodGroup", SchedulingGroup),
+    Kind("scheduling.k8s.io", "v1alpha2", "podgroups", "PodGroup", SchedulingGroup),
+    Kind("scheduling.k8s.io", "v1alpha1", "workloads", "Workload", SchedulingGroup),
+)
 _POD_GROUP = "workers"  # its name in a Workload
 
 
@@ -43,7 +51,7 @@ def build(gang: Gang) -> GangObjects:
 
 
 NATIVE = GangScheduler(
-    name="native",
+    api=GANG_SCHEDULERS["native"],
     build=build,
     kinds=NATIVE_GROUPS,
     install_hint=(

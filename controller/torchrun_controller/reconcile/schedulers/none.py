@@ -1,5 +1,6 @@
 """No gang scheduler: each pod is scheduled alone, and the start gate waits for the last one."""
 
+from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_controller.reconcile.schedulers.affinity import topology_affinity
 from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
 
@@ -9,4 +10,4 @@ def build(gang: Gang) -> GangObjects:
     return GangObjects(template=topology_affinity(gang.template, gang.labels, gang.topology))
 
 
-NONE = GangScheduler(name="none", build=build)
+NONE = GangScheduler(api=GANG_SCHEDULERS["none"], build=build)

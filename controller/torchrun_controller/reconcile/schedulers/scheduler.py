@@ -6,8 +6,9 @@ from typing import Any
 from msgspec import Struct, field
 
 from torchrun_api import names
-from torchrun_api.admission import GangScheduling, Topology
+from torchrun_api.admission import Topology
 from torchrun_api.core import SchedulingGroup
+from torchrun_api.gang_schedulers import GangSchedulerApi
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind
@@ -77,18 +78,23 @@ class GangObjects(Struct, frozen=True, kw_only=True):
     probe: JsonObject = field(default_factory=dict)
 
 
-class GangScheduler(Struct, frozen=True, kw_only=True):
-    """All properties of one gang scheduler.
+def accept_queue(queue: TorchrunQueue) -> None:
+    """Accept any queue: the `check_queue` of most gang schedulers."""
 
-    `pod_scheduler` is its usual schedulerName, "" where pods need none. The API server must serve
-    one of `kinds`; if it does not, `install_hint` is shown. `build` builds the objects of a gang
-    and may raise InvalidSpecError. `refusals` are conditions of its groups, as type and status,
-    which mean that a gang is not scheduled or not admitted.
+
+class GangScheduler(Struct, frozen=True, kw_only=True):
+    """What the controller does for one gang scheduler; `api` has its names.
+
+    The API server must serve one of `kinds`; if it does not, `install_hint` is shown. `build`
+    builds the objects of a gang and may raise InvalidSpecError, as may `check_queue` for a queue
+    that requests the gang scheduler. `refusals` are conditions of its groups, as type and status,
+    which mean that a gang is not scheduled or not admitted. `waiting_reason` is the reason of a job
+    whose child Job it has not admitted yet (see `admits_jobs`). `probe_obstacle` is why probe pods
+    cannot ask it for room, "" if they can.
     """
 
-    name: GangScheduling
+    api: GangSchedulerApi
     build: Callable[[Gang], GangObjects]
-    pod_scheduler: str = ""
     kinds: tuple[Kind[SchedulingGroup], ...] = ()
     install_hint: str = ""
     refusals: tuple[tuple[str, str], ...] = ()
@@ -96,3 +102,6 @@ class GangScheduler(Struct, frozen=True, kw_only=True):
     creates_groups: bool = True
     # Kinds that the controller reads or writes besides groups, where they are served.
     other_kinds: tuple[Kind[Any], ...] = ()
+    check_queue: Callable[[TorchrunQueue], None] = accept_queue
+    waiting_reason: str = ""
+    probe_obstacle: str = ""

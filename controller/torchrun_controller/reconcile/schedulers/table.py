@@ -1,9 +1,13 @@
-"""All gang schedulers. A new one needs a file with its GangScheduler, and a line here."""
+"""All gang schedulers. A new one needs a file with its GangScheduler, and a line here.
+
+Its names are an entry in `api/torchrun_api/gang_schedulers.py`, and its permissions are a rule in
+`manifests/rbac/role.yaml`.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from torchrun_api.admission import GangScheduling
+from torchrun_api.gang_schedulers import GangScheduling
 from torchrun_controller.reconcile.schedulers.coscheduling import COSCHEDULING
 from torchrun_controller.reconcile.schedulers.kai import KAI
 from torchrun_controller.reconcile.schedulers.kueue import KUEUE
@@ -13,7 +17,10 @@ from torchrun_controller.reconcile.schedulers.scheduler import GangScheduler
 from torchrun_controller.reconcile.schedulers.volcano import VOLCANO
 
 SCHEDULERS: Mapping[GangScheduling, GangScheduler] = MappingProxyType(
-    {scheduler.name: scheduler for scheduler in (KAI, VOLCANO, COSCHEDULING, NATIVE, KUEUE, NONE)}
+    {
+        scheduler.api.name: scheduler
+        for scheduler in (KAI, VOLCANO, COSCHEDULING, NATIVE, KUEUE, NONE)
+    }
 )
 
 # Watched and permitted where they are served.

@@ -8,14 +8,19 @@ which Volcano honours as well.
 from msgspec.structs import replace
 
 from torchrun_api.admission import Topology
+from torchrun_api.core import SchedulingGroup
+from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import VOLCANO_POD_GROUPS
+from torchrun_api.kinds import Kind
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.affinity import topology_affinity
 from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
 from torchrun_controller.reconcile.spec import pod_requests
 from torchrun_controller.reconcile.spec.merge import merge
 
+VOLCANO_POD_GROUPS = Kind(
+    "scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup", SchedulingGroup
+)
 DEFAULT_QUEUE = "default"
 _GROUP_NAME = "scheduling.k8s.io/group-name"
 _QUEUE_NAME = "scheduling.volcano.sh/queue-name"
@@ -74,9 +79,8 @@ def _network_topology(mode: str, key: str) -> JsonObject:
 
 
 VOLCANO = GangScheduler(
-    name="volcano",
+    api=GANG_SCHEDULERS["volcano"],
     build=build,
-    pod_scheduler="volcano",
     kinds=(VOLCANO_POD_GROUPS,),
     install_hint="Install Volcano",
     refusals=(("Unschedulable", "True"),),

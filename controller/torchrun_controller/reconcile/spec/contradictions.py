@@ -3,6 +3,7 @@
 A job's value overrides its queue's, so only different fields can contradict each other.
 """
 
+from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_api.job import TorchrunJobSpec
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.reliability import Reliability
@@ -43,11 +44,12 @@ def _without_head(spec: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
             "spec.head requires spec.numNodes of at least 2: the head and its workers. Increase"
             " spec.numNodes or remove spec.head."
         )
-    if queue.spec.scheduling.gang == "kueue":
+    gang = queue.spec.scheduling.gang
+    if gang is not None and GANG_SCHEDULERS[gang].admits_jobs:
         return (
-            "spec.head conflicts with scheduling.gang kueue of TorchrunQueue"
-            f" {queue.metadata.name}: Kueue admits each Job separately, and a gang with a head has"
-            " two. Remove spec.head or choose another queue."
+            f"spec.head conflicts with scheduling.gang {gang} of TorchrunQueue"
+            f" {queue.metadata.name}: {GANG_SCHEDULERS[gang].title} admits each Job separately, and"
+            " a gang with a head has two. Remove spec.head or choose another queue."
         )
     return None
 

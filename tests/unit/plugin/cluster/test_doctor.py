@@ -86,6 +86,40 @@ def test_a_cluster_in_which_all_is_well(laptop: Laptop) -> None:
         assert said in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("groups", "line"),
+    [
+        (("apps", "scheduling.k8s.io"), "Only the default scheduler of Kubernetes"),
+        (
+            ("kueue.x-k8s.io", "scheduling.x-k8s.io", "scheduling.volcano.sh", "scheduling.run.ai"),
+            "kai-scheduler, volcano, scheduler-plugins-scheduler (coscheduling),"
+            " Kueue (admission; any scheduler)",
+        ),
+    ],
+)
+def test_gang_schedulers_are_listed_by_their_api_groups(
+    laptop: Laptop, groups: tuple[str, ...], line: str
+) -> None:
+    play_cluster(laptop, apis={"groups": [{"name": group} for group in groups]})
+    result = laptop.run("doctor", "-o", "json")
+    findings = [f for f in json.loads(result.stdout)["findings"] if f["subject"] == "schedulers"]
+    assert findings[0]["text"] == line
+    missing = [f["text"] for f in findings[1:]]
+    assert any("Scheduler volcano of a queue is not installed" in text for text in missing) is (
+        "scheduling.volcano.sh" not in groups
+    )
+
+
+@pytest.mark.parametrize("scheduler", ["scheduler-plugins-scheduler", "own", "default-scheduler"])
+def test_a_scheduler_without_an_api_group_of_its_own_may_be_installed(
+    laptop: Laptop, scheduler: str
+) -> None:
+    play_cluster(laptop, apis={"groups": []})
+    spec = {"image": "i", "scheduling": {"scheduler": scheduler}}
+    laptop.server.put("torchrunqueues", "q", spec=spec)
+    assert "is not installed" not in laptop.run("doctor").stdout
+
+
 DEAD = {**DEPLOYMENT, "status": {}}
 NO_IMAGE = {"state": {"waiting": {"reason": "ErrImagePull", "message": "c:1: not found"}}}
 STALE = {"spec": {"holderIdentity": "p", "renewTime": HOUR_AGO}}

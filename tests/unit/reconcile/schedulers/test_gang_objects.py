@@ -8,9 +8,14 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from torchrun_api import kinds
+from torchrun_api.kinds import Kind
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.schedulers.choice import choose
+from torchrun_controller.reconcile.schedulers.coscheduling import COSCHEDULING_POD_GROUPS
+from torchrun_controller.reconcile.schedulers.kai import KAI_POD_GROUPS
+from torchrun_controller.reconcile.schedulers.kueue import KUEUE_WORKLOADS
+from torchrun_controller.reconcile.schedulers.native import NATIVE_GROUPS
+from torchrun_controller.reconcile.schedulers.volcano import VOLCANO_POD_GROUPS
 from torchrun_controller.reconcile.spec import pod_requests
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from world import World, make_job, make_queue
@@ -29,20 +34,20 @@ AFFINITY: Any = {
 }
 
 
-def installed(*served: kinds.Kind[Any], topologies: tuple[str, ...] = ()) -> Installed:
+def installed(*served: Kind[Any], topologies: tuple[str, ...] = ()) -> Installed:
     resources = frozenset((kind.api_version, kind.plural) for kind in served)
     return Installed(resources=resources, topologies=topologies)
 
 
 EVERYTHING = installed(
-    kinds.KAI_POD_GROUPS,
-    kinds.VOLCANO_POD_GROUPS,
-    kinds.COSCHEDULING_POD_GROUPS,
-    *kinds.KUEUE_WORKLOADS,
-    *kinds.NATIVE_GROUPS,
+    KAI_POD_GROUPS,
+    VOLCANO_POD_GROUPS,
+    COSCHEDULING_POD_GROUPS,
+    *KUEUE_WORKLOADS,
+    *NATIVE_GROUPS,
     topologies=("cluster", "other"),
 )
-V1BETA1, V1ALPHA2, V1ALPHA1 = (installed(kind) for kind in kinds.NATIVE_GROUPS)
+V1BETA1, V1ALPHA2, V1ALPHA1 = (installed(kind) for kind in NATIVE_GROUPS)
 HEAD = {"head": {"nodeResources": {"gpus": 0, "cpus": 2, "memory": "8Gi"}}}
 ELASTIC = {"numNodes": 4, "elastic": {"minNodes": 2, "maxNodes": 8}}
 
@@ -144,7 +149,7 @@ def test_what_is_made_for_a_gang(name, request):
     ("scheduling", "there", "gang"),
     [
         ({}, EVERYTHING, "native"),
-        ({}, installed(kinds.KAI_POD_GROUPS, kinds.VOLCANO_POD_GROUPS), "none"),
+        ({}, installed(KAI_POD_GROUPS, VOLCANO_POD_GROUPS), "none"),
         ({}, Installed(), "none"),
         ({}, None, "none"),
         ({"scheduler": "default-scheduler"}, EVERYTHING, "native"),
@@ -211,7 +216,7 @@ def test_nothing_is_made_while_it_is_not_known_what_is_installed():
 
 
 def test_kai_cannot_keep_workers_together_without_a_topology():
-    world = world_of({"gang": "kai", "topology": NEAR}, installed(kinds.KAI_POD_GROUPS))
+    world = world_of({"gang": "kai", "topology": NEAR}, installed(KAI_POD_GROUPS))
     world.settle()
     assert world.job.status.reason == "InvalidSpec"
     assert "Topology" in world.job.status.message

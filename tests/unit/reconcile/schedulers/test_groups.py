@@ -6,15 +6,17 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api import kinds
 from torchrun_api.core import SchedulingGroup
 from torchrun_api.meta import Condition, OwnerReference
 from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.schedulers.kueue import KUEUE_WORKLOADS
+from torchrun_controller.reconcile.schedulers.native import NATIVE_GROUPS
+from torchrun_controller.reconcile.schedulers.volcano import VOLCANO_POD_GROUPS
 from world import World, make_job, make_queue
 
-KINDS = (kinds.VOLCANO_POD_GROUPS, kinds.KUEUE_WORKLOADS[0], kinds.NATIVE_GROUPS[0])
+KINDS = (VOLCANO_POD_GROUPS, KUEUE_WORKLOADS[0], NATIVE_GROUPS[0])
 INSTALLED = Installed(resources=frozenset((kind.api_version, kind.plural) for kind in KINDS))
-GROUP = kinds.VOLCANO_POD_GROUPS.plural
+GROUP = VOLCANO_POD_GROUPS.plural
 
 
 def world_of(gang: str = "volcano", **spec: Any) -> World:
@@ -158,7 +160,7 @@ def kueue_says(world: World, message: str) -> None:
     meta = {"name": "job-train-1a2b3", "namespace": "ml", "ownerReferences": owners}
     condition = {"type": "QuotaReserved", "status": "False", "message": message}
     body = {"metadata": meta, "status": {"conditions": [condition]}}
-    world.kinds["workloads"] = kinds.KUEUE_WORKLOADS[0]
+    world.kinds["workloads"] = KUEUE_WORKLOADS[0]
     world.objects["workloads", "train"] = msgspec.convert(body, SchedulingGroup)
 
 
