@@ -159,7 +159,7 @@ DECIDING = (
     Mutant(
         "a-pause-is-over-too-soon",
         "reconcile/job/endings.py",
-        "waiting = [pod for pod in (*reachable, *helper_pods) if alive(pod)]",
+        "waiting = [pod for pod in reachable if alive(pod)]",
         "waiting = [pod for pod in helper_pods if alive(pod)]",
         "Suspended is shown, and quota given away, while ranks still write checkpoints",
         LIFE,

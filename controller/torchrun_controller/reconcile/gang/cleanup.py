@@ -1,10 +1,9 @@
 """Pods and Jobs of gangs that are to be deleted: survivors, leftovers and old attempts."""
 
-from datetime import datetime
-
 from torchrun_api import names
 from torchrun_api.core import Job, Pod
 from torchrun_api.job import TorchrunJob
+from torchrun_api.status import UnfencedWorker
 from torchrun_controller.reconcile.gang.fence import has_unrecorded
 from torchrun_controller.reconcile.gang.gang import (
     RESIZES,
@@ -12,7 +11,7 @@ from torchrun_controller.reconcile.gang.gang import (
     is_recorded,
     unrecorded_ends,
 )
-from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
+from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.model.plan import Delete
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, delete_job, delete_pod
@@ -83,14 +82,12 @@ def end_workers(gang: ObservedGang) -> tuple[Delete, ...]:
     return end_pods(tuple(workers), SURVIVOR_GRACE)
 
 
-def delete_head_job(observed: Observed, now: datetime) -> tuple[Delete, ...]:
+def delete_head_job(
+    job: TorchrunJob, gang: ObservedGang, unfenced: tuple[UnfencedWorker, ...]
+) -> tuple[Delete, ...]:
     """Delete the Job of a head whose workers' Job is gone, once its facts are in the status."""
-    job, gang = observed.job, observed.gang
-    if (
-        head_and_workers.is_whole(gang)
-        or not is_recorded(job, gang)
-        or has_unrecorded(observed, now)
-    ):
+    recorded = is_recorded(job, gang) and not has_unrecorded(job, unfenced)
+    if head_and_workers.is_whole(gang) or not recorded:
         return ()
     return (delete_job(gang.current_job),)
 

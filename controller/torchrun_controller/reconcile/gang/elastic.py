@@ -7,13 +7,14 @@ free capacity is never computed from nodes. Each resize is a new gang that goes 
 checkpoint. It counts neither as a restart nor as a disruption.
 """
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import Job, Pod
+from torchrun_api.core import Job, Node, Pod
 from torchrun_api.job import Elastic, TorchrunJob
 from torchrun_api.meta import ConditionStatus
 from torchrun_controller.reconcile.gang.cleanup import resized_jobs
@@ -93,7 +94,7 @@ def _evaluate_elastic(
     if child.spec.suspend:
         return Outlook()
     if state is State.GANG_STARTING and count_scheduled(gang.workers) < nodes:
-        return _evaluate_starting(observed, nodes, elastic.min_nodes, now)
+        return _evaluate_starting(job, gang, observed.cluster.nodes, nodes, elastic.min_nodes, now)
     if nodes == num_nodes:
         return Outlook(condition=_condition("True", "AllNodes", f"{_size(nodes, num_nodes)}."))
     admitted = admission_status.node_limit(job, observed.queue)
@@ -139,10 +140,16 @@ def nodes_after_failure(job: TorchrunJob, gang: ObservedGang) -> int | None:
     return head_and_workers.nodes_of(child) if unchanged else None
 
 
-def _evaluate_starting(observed: Observed, nodes: int, min_nodes: int, now: datetime) -> Outlook:
+def _evaluate_starting(
+    job: TorchrunJob,
+    gang: ObservedGang,
+    cluster_nodes: Mapping[str, Node] | None,
+    nodes: int,
+    min_nodes: int,
+    now: datetime,
+) -> Outlook:
     """Decide on a gang with pods without a node: wait, then shrink to the pods that have one."""
-    job, gang = observed.job, observed.gang
-    if any(find_loss(observed.cluster.nodes, pod, now) is None for pod in gang.stale_pods):
+    if any(find_loss(cluster_nodes, pod, now) is None for pod in gang.stale_pods):
         message = "Waiting for pods of the previous attempt to release their nodes."
         return Outlook(condition=_condition("Unknown", "WaitingForOldGang", message))
     placed = count_scheduled(gang.workers)

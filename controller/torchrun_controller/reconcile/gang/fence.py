@@ -29,7 +29,7 @@ from torchrun_api.core import Node, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.status import TorchrunJobStatus, UnfencedWorker
 from torchrun_controller.reconcile.gang.failures import UNPROVEN, read_failure
-from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
+from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.pods import nodes
 from torchrun_controller.reconcile.pods.lifecycle import (
     alive,
@@ -38,7 +38,7 @@ from torchrun_controller.reconcile.pods.lifecycle import (
     index_of,
     stopped,
 )
-from torchrun_controller.reconcile.spec.reliability import resolve_reliability
+from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 
 # Shown to users: from the start annotation until ranks start. The launchers wait for 45 s.
 FENCE_SECONDS = 50
@@ -56,33 +56,37 @@ class BlockingPods(Struct, frozen=True):
         return bool(self.pods or self.unfenced)
 
 
-def blocking_pods(observed: Observed, attempt: int, now: datetime) -> BlockingPods:
-    """Return what keeps the gate of this attempt closed."""
-    gang = observed.gang
+def blocking_pods(
+    gang: ObservedGang,
+    cluster_nodes: Mapping[str, Node] | None,
+    unfenced: tuple[UnfencedWorker, ...],
+    attempt: int,
+    now: datetime,
+) -> BlockingPods:
+    """Return what keeps the gate of this attempt closed; `unfenced` are all unfenced workers."""
     older = [pod for pod in gang.stale_pods if alive(pod)]
     if not gang.child_jobs or attempt_of(gang.current_job) < attempt:
         older += [pod for pod in gang.workers if alive(pod)]
     return BlockingPods(
-        tuple(pod for pod in older if nodes.find_loss(observed.cluster.nodes, pod, now) is None),
-        tuple(
-            worker
-            for worker in unfenced_workers(observed, now)
-            if worker.attempt is None or worker.attempt < attempt
-        ),
+        tuple(pod for pod in older if nodes.find_loss(cluster_nodes, pod, now) is None),
+        tuple(worker for worker in unfenced if worker.attempt is None or worker.attempt < attempt),
     )
 
 
-def unfenced_workers(observed: Observed, now: datetime) -> tuple[UnfencedWorker, ...]:
+def unfenced_workers(
+    job: TorchrunJob,
+    gang: ObservedGang,
+    cluster_nodes: Mapping[str, Node] | None,
+    policy: ResolvedReliability,
+    now: datetime,
+) -> tuple[UnfencedWorker, ...]:
     """Return the workers for `status.unfenced`: those there that are not released, and new ones.
 
     A worker that was never told to start cannot train.
     """
-    policy = resolve_reliability(observed.job, observed.queue)
     if policy.allow_unfenced_restart:
         return ()
-    clearing = timedelta(seconds=policy.grace_seconds) + CLEARING
-    job, gang, cluster_nodes = observed.job, observed.gang, observed.cluster.nodes
-    off = _machines_off(job)
+    clearing, off = _clearing(policy), _machines_off(job)
 
     def is_released(worker: UnfencedWorker) -> bool:
         return _is_released(gang, cluster_nodes, worker, now, clearing, off)
@@ -101,10 +105,10 @@ def unfenced_workers(observed: Observed, now: datetime) -> tuple[UnfencedWorker,
     return (*remaining, *sorted(new.values(), key=_order))
 
 
-def has_unrecorded(observed: Observed, now: datetime) -> bool:
-    """Whether there are unfenced workers that are not in the status."""
-    recorded = {_identity(worker) for worker in observed.job.status.unfenced}
-    return any(_identity(worker) not in recorded for worker in unfenced_workers(observed, now))
+def has_unrecorded(job: TorchrunJob, unfenced: tuple[UnfencedWorker, ...]) -> bool:
+    """Whether some of the unfenced workers are not in the status."""
+    recorded = {_identity(worker) for worker in job.status.unfenced}
+    return any(_identity(worker) not in recorded for worker in unfenced)
 
 
 def worker_nodes(
@@ -134,16 +138,21 @@ def unproven_loss(
     return None if stopped(pod) else nodes.find_loss(cluster_nodes, pod, now)
 
 
-def next_release(observed: Observed, now: datetime) -> float | None:
+def next_release(
+    gang: ObservedGang,
+    cluster_nodes: Mapping[str, Node] | None,
+    policy: ResolvedReliability,
+    unfenced: tuple[UnfencedWorker, ...],
+    now: datetime,
+) -> float | None:
     """Return the seconds until the next worker is released, if its node stays Ready."""
-    policy = resolve_reliability(observed.job, observed.queue)
-    clearing = timedelta(seconds=policy.grace_seconds) + CLEARING
+    clearing = _clearing(policy)
     waits = [
         (since + clearing - now).total_seconds()
-        for worker in unfenced_workers(observed, now)
-        if (since := _ready_since(observed.cluster.nodes, worker)) is not None
+        for worker in unfenced
+        if (since := _ready_since(cluster_nodes, worker)) is not None
     ]
-    fencing = fencing_since(observed.gang)
+    fencing = fencing_since(gang)
     if fencing is not None:
         waits.append(FENCE_SECONDS - (now - fencing).total_seconds())
     return min((seconds for seconds in waits if seconds > 0), default=None)
@@ -292,6 +301,11 @@ def _is_released(
         return True
     since = _ready_since(cluster_nodes, worker)
     return since is not None and (_has_pod(gang, worker) or now - since >= clearing)
+
+
+def _clearing(policy: ResolvedReliability) -> timedelta:
+    """Return how long a node must be Ready again before its deleted pods count as ended."""
+    return timedelta(seconds=policy.grace_seconds) + CLEARING
 
 
 def _machines_off(job: TorchrunJob) -> frozenset[str]:

@@ -9,7 +9,7 @@ from torchrun_api import names
 from torchrun_api.core import Job, Node, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import JOBS
-from torchrun_api.status import Attempt, LastFailure
+from torchrun_api.status import Attempt, LastFailure, UnfencedWorker
 from torchrun_controller.reconcile.gang import deletion, fence, gate, peer_loss
 from torchrun_controller.reconcile.gang.failures import (
     POD_DELETED,
@@ -149,8 +149,10 @@ def is_complete(child: Job) -> bool:
     return any((c.type, c.status) == ("Complete", "True") for c in child.status.conditions)
 
 
-def evaluate_state(observed: Observed, now: datetime) -> GangState:
-    """Return the state of the gang of the present attempt.
+def evaluate_state(
+    observed: Observed, unfenced: tuple[UnfencedWorker, ...], now: datetime
+) -> GangState:
+    """Return the state of the gang of the present attempt; `unfenced` may keep its gate closed.
 
     The condition of the Job decides on success: some succeeded pods prove nothing about the others.
     Where a head has a Job of its own, the Job of the workers matters only for failures. A failure
@@ -168,7 +170,7 @@ def evaluate_state(observed: Observed, now: datetime) -> GangState:
     child = gang.current_job
     deleted = deletion.find_deletion(job, gang)
     if head_and_workers.head_has_succeeded(gang) and not child.metadata.terminating:
-        return GangState(*_progress(observed, now))
+        return GangState(*_progress(observed, unfenced, now))
     failed_job = head_and_workers.find_failed_job(gang)
     if child.spec.suspend and failed_job is None and deleted is None:
         # The Job controller deletes the pods, which is not a failure.
@@ -178,7 +180,7 @@ def evaluate_state(observed: Observed, now: datetime) -> GangState:
         return GangState(State.GANG_FAILED, failure_reason(deleted.details), deleted)
     left = None if failure is None else _patience_left(gang, failure.details, now)
     if left is not None:
-        return GangState(*_progress(observed, now), seconds_left=left)
+        return GangState(*_progress(observed, unfenced, now), seconds_left=left)
     if failure is None and failed_job is not None:
         # The Job failed and no pod shows why: the pods were removed.
         failed, condition = failed_job
@@ -192,10 +194,10 @@ def evaluate_state(observed: Observed, now: datetime) -> GangState:
         )
         left = _watch_lag_left(job, gang, failed, failure.details, now)
         if left is not None:
-            return GangState(*_progress(observed, now), seconds_left=left)
+            return GangState(*_progress(observed, unfenced, now), seconds_left=left)
     if failure is not None:
         return GangState(State.GANG_FAILED, failure_reason(failure.details), failure)
-    return GangState(*_progress(observed, now))
+    return GangState(*_progress(observed, unfenced, now))
 
 
 def _watch_lag_left(
@@ -256,7 +258,9 @@ def _pods_since_resumption(gang: ObservedGang) -> tuple[Pod, ...]:
     return tuple(pod for pod in gang.workers if not is_from_before(pod))
 
 
-def _progress(observed: Observed, now: datetime) -> tuple[State, Reason]:
+def _progress(
+    observed: Observed, unfenced: tuple[UnfencedWorker, ...], now: datetime
+) -> tuple[State, Reason]:
     """Return whether a gang without failures runs, or why it does not."""
     gang = observed.gang
     nodes = head_and_workers.nodes_of(gang.current_job)
@@ -266,7 +270,7 @@ def _progress(observed: Observed, now: datetime) -> tuple[State, Reason]:
     why = waiting.gang_reason(jobs, nodes, gang.workers, claims, observed.cluster.warnings)
     if why is None and count_scheduled(gang.workers) < nodes:
         why = groups.waiting_reason(gang)
-    why = why or gate.closed_reason(observed, now)
+    why = why or gate.closed_reason(observed, unfenced, now)
     if why is not None:
         return State.GANG_STARTING, why
     state = "running or completed" if counts.succeeded else "running"

@@ -13,10 +13,15 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS
 from torchrun_api.status import UnfencedWorker
 from torchrun_controller.reconcile.gang import fence
+from torchrun_controller.reconcile.gang.fence import BlockingPods
 from torchrun_controller.reconcile.gang.orphans import find_orphans, orphan_advice
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import count_of, list_names
-from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
+from torchrun_controller.reconcile.model.observed import (
+    Observed,
+    ObservedGang,
+    ObservedWorkspace,
+)
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
@@ -31,20 +36,25 @@ from torchrun_controller.reconcile.workspace import reload
 REPEAT_SECONDS = 4
 
 
-def instruct_launchers(observed: Observed, now: datetime) -> tuple[Apply, ...]:
+def instruct_launchers(
+    job: TorchrunJob,
+    gang: ObservedGang,
+    workspace: ObservedWorkspace,
+    blocking_pods: BlockingPods,
+    now: datetime,
+) -> tuple[Apply, ...]:
     """Return the annotations that the workers lack, or that are to be written a second time.
 
     The start, if the gang may start; the workspace's revision, if all workers can change together.
     """
-    gang, child = observed.gang, observed.gang.current_job
-    blocking_pods = fence.blocking_pods(observed, attempt_of(child), now)
+    child = gang.current_job
     safe = not blocking_pods.pods and _can_fence(child, blocking_pods.unfenced)
     opens = safe and head_and_workers.is_whole(gang)
     start: JsonObject = {names.START: str(attempt_of(child))}
     if opens and blocking_pods.unfenced:
         start[names.FENCE] = fence.fence_annotation(blocking_pods.unfenced, now)
     together = all(alive(pod) for pod in gang.workers)
-    code = reload.build_annotations(observed.job, observed.workspace) if together else {}
+    code = reload.build_annotations(job, workspace) if together else {}
     return tuple(
         apply
         for pod in gang.workers
@@ -111,13 +121,15 @@ def is_open(gang: ObservedGang) -> bool:
     return started >= head_and_workers.nodes_of(child)
 
 
-def closed_reason(observed: Observed, now: datetime) -> Reason | None:
+def closed_reason(
+    observed: Observed, unfenced: tuple[UnfencedWorker, ...], now: datetime
+) -> Reason | None:
     """Return why ranks may not start, or wait for the fence; None if older ranks have stopped."""
     job, gang, nodes = observed.job, observed.gang, observed.cluster.nodes
     if is_open(gang):
         return _fencing_reason(gang, now)
     child = gang.current_job
-    blocking_pods = fence.blocking_pods(observed, attempt_of(child), now)
+    blocking_pods = fence.blocking_pods(gang, nodes, unfenced, attempt_of(child), now)
     if blocking_pods.pods:
         pod_names = list_names(pod.metadata.name for pod in blocking_pods.pods)
         message = (

@@ -10,7 +10,12 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_controller.reconcile.gang.gang import next_attempt
-from torchrun_controller.reconcile.model.observed import Defaults, Observed, Rejection
+from torchrun_controller.reconcile.model.observed import (
+    Defaults,
+    Observed,
+    ObservedGang,
+    RefusedWrites,
+)
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.base import (
     RESTRICTED_CONTAINER,
@@ -38,10 +43,11 @@ def missing_probes(
         return (), ""
     job, queue, installed = observed.job, observed.queue, observed.cluster.installed
     probe_names = [names.probe(job.metadata.name, index) for index in range(count)]
+    next_jobs = _jobs_of_next_gang(job, observed.gang, observed.refused)
     for refused in observed.refused.rejections:
         if refused.name in probe_names:
             return (), f"The API server refused pod {refused.name}: {refused.message}"
-        if _is_of_next_gang(observed, refused):
+        if refused.resource == JOBS.resource and refused.name in next_jobs:
             # The larger gang cannot be created yet. Each retry would create and delete probes.
             return (), f"The API server refused Job {refused.name}: {refused.message}"
     if queue is None:
@@ -64,13 +70,12 @@ def missing_probes(
     return tuple(probe for probe in probes if probe.name not in taken), ""
 
 
-def _is_of_next_gang(observed: Observed, refused: Rejection) -> bool:
-    name, attempt = (
-        observed.job.metadata.name,
-        next_attempt(observed.job, observed.gang, observed.refused),
-    )
-    jobs = (names.child_job(name, attempt), names.workers_job(name, attempt))
-    return refused.resource == JOBS.resource and refused.name in jobs
+def _jobs_of_next_gang(
+    job: TorchrunJob, gang: ObservedGang, refused: RefusedWrites
+) -> tuple[str, str]:
+    """Return the names of the Jobs that the next gang may have."""
+    name, attempt = job.metadata.name, next_attempt(job, gang, refused)
+    return names.child_job(name, attempt), names.workers_job(name, attempt)
 
 
 def _probe(job: TorchrunJob, template: JsonObject, name: str, defaults: Defaults) -> JsonObject:

@@ -6,8 +6,8 @@ from functools import cached_property
 from msgspec import Struct
 from msgspec.structs import replace
 
-from torchrun_api.status import Attempt, LastFailure
-from torchrun_controller.reconcile.gang import cleanup, deletion, elastic, gang
+from torchrun_api.status import Attempt, LastFailure, UnfencedWorker
+from torchrun_controller.reconcile.gang import cleanup, deletion, elastic, fence, gang
 from torchrun_controller.reconcile.gang.decision import History
 from torchrun_controller.reconcile.gang.elastic import Outlook
 from torchrun_controller.reconcile.gang.failures import Failure
@@ -72,7 +72,7 @@ class Context:
     """One job at one moment. `now` is in UTC with whole seconds, as the API keeps times."""
 
     def __init__(self, observed: Observed, now: datetime, defaults: Defaults) -> None:
-        self.observed = without_future(observed, now)
+        self.observed = replace(observed, job=without_future(observed.job, now))
         self.now = now
         self.defaults = defaults
         self.reliability = resolve_reliability(observed.job, observed.queue)
@@ -82,7 +82,13 @@ class Context:
         """The state of the gang of the present attempt; None if its Job does not exist."""
         if not gang.exists(self.observed.job, self.observed.gang):
             return None
-        return gang.evaluate_state(self.observed, self.now)
+        return gang.evaluate_state(self.observed, self.unfenced, self.now)
+
+    @cached_property
+    def unfenced(self) -> tuple[UnfencedWorker, ...]:
+        """The workers that may still run on lost nodes, in the status or not."""
+        job, present, nodes = self.observed.job, self.observed.gang, self.observed.cluster.nodes
+        return fence.unfenced_workers(job, present, nodes, self.reliability, self.now)
 
     @cached_property
     def history(self) -> History:
@@ -159,10 +165,11 @@ class Context:
     @cached_property
     def survivors(self) -> tuple[Delete, ...]:
         """The deletions of pods and Jobs that still run of a gang that has ended."""
-        if not self.observed.gang.child_jobs:
+        job, present = self.observed.job, self.observed.gang
+        if not present.child_jobs:
             return ()
-        survivors = cleanup.end_survivors(self.observed.job, self.observed.gang)
-        return (*survivors, *cleanup.delete_head_job(self.observed, self.now))
+        survivors = cleanup.end_survivors(job, present)
+        return (*survivors, *cleanup.delete_head_job(job, present, self.unfenced))
 
     @cached_property
     def backoff(self) -> RestartDelay | None:
@@ -234,7 +241,10 @@ class Context:
         observed, now, spec = self.observed, self.now, self.spec
         step = preparation.prepare(observed, spec.workspace, now, self.defaults)
         if step.failed and spec.workspace is not None:
-            step = preparation.reuse_last_workspace(observed, spec.workspace, now) or step
+            reused = preparation.reuse_last_workspace(
+                observed.job, observed.workspace, observed.cluster, spec.workspace, now
+            )
+            step = reused or step
         if step.served is not None:
             assert spec.workspace is not None
             spec = replace(spec, workspace=replace(spec.workspace, served=step.served))

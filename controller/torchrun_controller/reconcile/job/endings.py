@@ -5,6 +5,7 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from torchrun_api.core import Pod
+from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_controller.reconcile.gang import cleanup, fence, gang
 from torchrun_controller.reconcile.gang.decision import Decision, History, Writes, soonest
@@ -15,7 +16,7 @@ from torchrun_controller.reconcile.job.running import decide_on_gang
 from torchrun_controller.reconcile.model.attempts import find_end
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import count_of, list_names, sentence
-from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Delete
 from torchrun_controller.reconcile.model.times import deadline_left
@@ -107,7 +108,7 @@ def _history(context: Context) -> History:
 
 def _end_gang(context: Context, ending: Decision, cause: Reason) -> Decision | None:
     """Return the decision that ends the present gang for `cause`; None if there is none."""
-    observed, now = context.observed, context.now
+    observed = context.observed
     if not observed.gang.child_jobs:
         return None
     child = observed.gang.current_job
@@ -123,14 +124,15 @@ def _end_gang(context: Context, ending: Decision, cause: Reason) -> Decision | N
         attempt=max(attempt_of(child), ending.attempt),
         history=history,
     )
-    if not gang.is_recorded(observed.job, observed.gang) or fence.has_unrecorded(observed, now):
+    has_unrecorded = fence.has_unrecorded(observed.job, context.unfenced)
+    if has_unrecorded or not gang.is_recorded(observed.job, observed.gang):
         # Only the Job has the number and the counts of the attempt, and only the pods show which
         # workers may still run on lost nodes. Both stay until the status has recorded that.
         return decision
     present = [job for job in observed.gang.child_jobs if not job.metadata.terminating]
     if not present and find_end(observed.job.status.attempts, attempt_of(child)) is not None:
         return None  # the Jobs are deleted once their pods have terminated
-    ended = gang.record_end(observed.job, observed.gang, cause, now, counted=False)
+    ended = gang.record_end(observed.job, observed.gang, cause, context.now, counted=False)
     deletes = tuple(delete_job(job) for job in present)
     return replace(
         decision,
@@ -162,14 +164,14 @@ def _extend(why: Reason, message: str) -> Reason:
 
 
 def _end_running_pods(
-    observed: Observed, policy: ResolvedReliability, now: datetime
+    job: TorchrunJob, present: ObservedGang, policy: ResolvedReliability, now: datetime
 ) -> tuple[tuple[Delete, ...], float | None]:
     """Return deletions and a wait: workers of a succeeded head have a grace period to exit."""
-    status, succeeded = observed.job.status, gang.find_completed_job(observed.gang)
-    has_successor = succeeded is not None and succeeded is not observed.gang.current_job
+    status, succeeded = job.status, gang.find_completed_job(present)
+    has_successor = succeeded is not None and succeeded is not present.current_job
     if status.phase != "Succeeded" or has_successor:
-        return cleanup.end_survivors(observed.job, observed.gang), None
-    workers, ended = cleanup.end_workers(observed.gang), status.completion_time or now
+        return cleanup.end_survivors(job, present), None
+    workers, ended = cleanup.end_workers(present), status.completion_time or now
     left = policy.grace_seconds - (now - ended).total_seconds()
     return ((), left) if workers and left > 0 else (workers, None)
 
@@ -184,7 +186,7 @@ def clean_up(
     it ended: the status of a job that is gone cannot be read.
     """
     status, meta = observed.job.status, observed.job.metadata
-    pod_deletes, wait = _end_running_pods(observed, policy, now)
+    pod_deletes, wait = _end_running_pods(observed.job, observed.gang, policy, now)
     deletes = (*end_preparations(observed.workspace), *pod_deletes)
     if policy.time_to_live is None or status.completion_time is None:
         return deletes, wait

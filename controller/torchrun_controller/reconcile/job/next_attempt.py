@@ -4,6 +4,9 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from torchrun_api import names
+from torchrun_api.core import Service
+from torchrun_api.job import TorchrunJob
+from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.gang import cleanup, fence, gang
 from torchrun_controller.reconcile.gang.child_jobs import build_child_jobs, roles_of
 from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
@@ -19,6 +22,7 @@ from torchrun_controller.reconcile.job.running import (
 )
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import count_of, pods_are, sentence
+from torchrun_controller.reconcile.model.observed import RefusedWrites
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Apply, Event
 from torchrun_controller.reconcile.model.times import sync_left
@@ -116,7 +120,7 @@ def workspace_not_ready(context: Context) -> Decision | None:
         status_before_deletes=step.status_before_deletes,
         requeue_after=step.requeue_after,
     )
-    blocked = _refused(context, writes.applies)
+    blocked = _find_refusal(context.observed.refused, writes.applies)
     timeout = context.reliability.sync_timeout
     left = sync_left(context.observed.job.status, timeout, context.now)
     if blocked is not None:
@@ -165,7 +169,7 @@ def not_admitted(context: Context) -> Decision | None:
 
 def unfenced_not_recorded(context: Context) -> Decision | None:
     """Record pods on lost nodes in the status, before the next gang replaces them."""
-    if not fence.has_unrecorded(context.observed, context.now):
+    if not fence.has_unrecorded(context.observed.job, context.unfenced):
         return None
     message = (
         "The pods on lost nodes are recorded in status.unfenced before the next attempt is created."
@@ -181,7 +185,9 @@ def create_gang(context: Context) -> Decision:
     attempt = gang.next_attempt(observed.job, observed.gang, observed.refused)
     causes = () if upcoming.cause is None else (upcoming.cause,)
     avoided = avoid.nodes_to_avoid((*observed.job.status.attempts, *causes))
-    blocking_pods = fence.blocking_pods(observed, attempt, context.now)
+    blocking_pods = fence.blocking_pods(
+        observed.gang, observed.cluster.nodes, context.unfenced, attempt, context.now
+    )
     jobs = build_child_jobs(
         observed,
         spec,
@@ -194,16 +200,18 @@ def create_gang(context: Context) -> Decision:
         avoided=hostnames(observed.cluster.nodes, avoided),
     )
     applies = (
-        *missing_checkpoints(observed, spec),
-        *_network(context, spec),
+        *missing_checkpoints(observed.job, observed.workspace, spec),
+        *_network(observed.job, observed.queue, observed.gang.service, spec),
         *build_gang_objects(
             observed.job, observed.queue, observed.cluster.installed, spec, attempt, jobs
         ),
     )
-    blocked = _refused(context, applies)
+    blocked = _find_refusal(observed.refused, applies)
     if blocked is not None:
         return _decide_ready(context, *blocked)
-    decision = _decide_ready(context, State.READY, _why_created(context, spec, attempt, avoided))
+    child = names.child_job(observed.job.metadata.name, attempt)
+    why = _why_created(upcoming, spec, child, avoided)
+    decision = _decide_ready(context, State.READY, why)
     survivors = cleanup.end_survivors(observed.job, observed.gang)
     deletes = (*survivors, *cleanup.delete_oldest_jobs(observed.gang))
     if upcoming.resize is not None:
@@ -220,18 +228,16 @@ def create_gang(context: Context) -> Decision:
 
 
 def _why_created(
-    context: Context, spec: ResolvedSpec, attempt: int, avoided: tuple[str, ...]
+    upcoming: NextAttempt, spec: ResolvedSpec, child: str, avoided: tuple[str, ...]
 ) -> Reason:
-    upcoming = context.next_attempt
     if upcoming.resize is not None:
         return upcoming.resize
     if upcoming.cause is None:
         # Use the message that the next reconcile would write, to save a status update.
         return Reason("WorkersStarting", f"{pods_are(0, spec.size.nodes)} running.")
-    name = names.child_job(context.observed.job.metadata.name, attempt)
     elsewhere = f", preferably not on {', '.join(avoided)}" if avoided else ""
     cause = sentence(upcoming.cause.message)
-    return Reason("Restarting", f"Job {name} is being created{elsewhere}. {cause}")
+    return Reason("Restarting", f"Job {child} is being created{elsewhere}. {cause}")
 
 
 def _rendezvous_fallback(spec: ResolvedSpec) -> Event | None:
@@ -253,23 +259,27 @@ def _cause(upcoming: NextAttempt) -> Cause | None:
     return Cause(**structs.asdict(cause), failure=upcoming.history.failure)
 
 
-def _network(context: Context, spec: ResolvedSpec) -> tuple[Apply, ...]:
+def _network(
+    job: TorchrunJob, queue: TorchrunQueue, service: Service | None, spec: ResolvedSpec
+) -> tuple[Apply, ...]:
     """Return the Service, if it is missing, and the NetworkPolicy of a gang."""
-    observed, applies = context.observed, []
-    if network.needs_service(spec) and observed.gang.service is None:
-        applies.append(network.service(observed.job))
-    if observed.queue is not None and observed.queue.spec.networking.isolate:
-        applies.append(network.isolation(observed.job))
+    applies = []
+    if network.needs_service(spec) and service is None:
+        applies.append(network.service(job))
+    if queue.spec.networking.isolate:
+        applies.append(network.isolation(job))
     return tuple(applies)
 
 
-def _refused(context: Context, applies: tuple[Apply, ...]) -> tuple[State, Reason] | None:
+def _find_refusal(
+    refused: RefusedWrites, applies: tuple[Apply, ...]
+) -> tuple[State, Reason] | None:
     """Return why no object is created: a name is taken, or the API server refused one of them.
 
     The controller decides when to retry.
     """
     for apply in applies:
-        why = refusals.find_refusal(context.observed.refused, apply)
+        why = refusals.find_refusal(refused, apply)
         if why is not None:
             return State.NAME_TAKEN if why.reason == "NameConflict" else State.REJECTED, why
     return None

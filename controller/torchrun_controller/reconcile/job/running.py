@@ -3,14 +3,16 @@
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_controller.reconcile.gang import cleanup, elastic, gate
+from torchrun_api.job import TorchrunJob
+from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.reconcile.gang import cleanup, elastic, fence, gate
 from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
 from torchrun_controller.reconcile.gang.restarts import FailureAction, describe_limit
 from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.context import Context
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import sentence
-from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.model.observed import ObservedGang, ObservedWorkspace
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects import network, volumes
@@ -44,7 +46,7 @@ def decide_on_gang(
             history=context.history,
             writes=writes,
         )
-    spec = _spec_of_unrecorded_gang(observed)
+    spec = _spec_of_unrecorded_gang(observed.job, observed.queue)
     revision = reload.find_running_revision(observed.job, observed.gang)
     workspace = preparation.describe_workspace(observed.job, observed.workspace, spec)
     met = dependencies.describe_met(observed.job)
@@ -131,23 +133,27 @@ def keep_running(context: Context) -> Decision:
     """Return the decision on a running gang: its PVC, its Service, its launcher instructions."""
     observed, now, gang_state = context.observed, context.now, context.gang
     assert gang_state is not None
-    missing = _missing_checkpoints(observed)
+    job, gang, workspace = observed.job, observed.gang, observed.workspace
+    missing = _missing_checkpoints(job, observed.queue, workspace)
+    attempt = attempt_of(gang.current_job)
+    blocking_pods = fence.blocking_pods(
+        gang, observed.cluster.nodes, context.unfenced, attempt, now
+    )
+    instructions = gate.instruct_launchers(job, gang, workspace, blocking_pods, now)
     writes = Writes(
-        applies=(*missing, *_missing_service(observed), *gate.instruct_launchers(observed, now)),
-        deletes=cleanup.end_stale_pods(observed.job, observed.gang),
+        applies=(*missing, *_missing_service(job, gang), *instructions),
+        deletes=cleanup.end_stale_pods(job, gang),
     )
     decision = decide_on_gang(
         context,
         gang_state.state,
         gang_state.why,
         writes.and_also(requeue_after=gang_state.seconds_left).and_also(
-            requeue_after=gate.next_repeat(observed.gang, now)
+            requeue_after=gate.next_repeat(gang, now)
         ),
     )
     accepted = refusals.accepted_applies(observed.refused, missing)
-    problem = claims.check_mounted(
-        delivery.mounted_claims(observed.job, observed.workspace), accepted
-    )
+    problem = claims.check_mounted(delivery.mounted_claims(job, workspace), accepted)
     if problem is None:
         return decision
     storage = ConditionUpdate("StorageReady", "False", problem)
@@ -182,40 +188,44 @@ def _with_capacity(decision: Decision, capacity: Reason) -> Reason:
     return Reason(decision.why.reason, f"{sentence(decision.why.message)} {capacity.message}")
 
 
-def _spec_of_unrecorded_gang(observed: Observed) -> ResolvedSpec | None:
+def _spec_of_unrecorded_gang(job: TorchrunJob, queue: TorchrunQueue | None) -> ResolvedSpec | None:
     """Return the spec of a gang that is older than any status; None if its size is recorded."""
-    if observed.job.status.gpus is not None or observed.queue is None:
+    if job.status.gpus is not None or queue is None:
         return None
     try:
-        return resolve_spec(observed.job, observed.queue)
+        return resolve_spec(job, queue)
     except InvalidSpecError:
         return None
 
 
-def _missing_checkpoints(observed: Observed) -> tuple[Apply, ...]:
+def _missing_checkpoints(
+    job: TorchrunJob, queue: TorchrunQueue | None, workspace: ObservedWorkspace
+) -> tuple[Apply, ...]:
     """Return the missing PVC for checkpoints of a running gang; its pods may not mount it yet."""
-    if observed.queue is None:
+    if queue is None:
         return ()
     try:
-        spec = resolve_spec(observed.job, observed.queue)
+        spec = resolve_spec(job, queue)
     except InvalidSpecError:
         return ()
-    return missing_checkpoints(observed, spec)
+    return missing_checkpoints(job, workspace, spec)
 
 
-def missing_checkpoints(observed: Observed, spec: ResolvedSpec) -> tuple[Apply, ...]:
+def missing_checkpoints(
+    job: TorchrunJob, workspace: ObservedWorkspace, spec: ResolvedSpec
+) -> tuple[Apply, ...]:
     """Return the PVC for checkpoints, if the job has one of its own that does not exist."""
     source = spec.checkpoints
     if (
         source is None
         or source.existing
-        or claims.find_claim(observed.workspace.claims, source.name) is not None
+        or claims.find_claim(workspace.claims, source.name) is not None
     ):
         return ()
-    return (volumes.claim(observed.job, source, names.CHECKPOINTS),)
+    return (volumes.claim(job, source, names.CHECKPOINTS),)
 
 
-def _missing_service(observed: Observed) -> tuple[Apply, ...]:
+def _missing_service(job: TorchrunJob, gang: ObservedGang) -> tuple[Apply, ...]:
     """Return the Service of a running gang, if it was deleted."""
-    several = head_and_workers.nodes_of(observed.gang.current_job) > 1
-    return (network.service(observed.job),) if several and observed.gang.service is None else ()
+    several = head_and_workers.nodes_of(gang.current_job) > 1
+    return (network.service(job),) if several and gang.service is None else ()

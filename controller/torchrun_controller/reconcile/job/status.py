@@ -5,18 +5,27 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from torchrun_api import names
+from torchrun_api.core import Pod
+from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import Condition
-from torchrun_api.queue import TorchrunQueueSpec
+from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
 from torchrun_api.reliability import QueuePolicy
-from torchrun_api.status import TERMINAL, Attempt, TorchrunJobStatus, WorkersStatus
+from torchrun_api.status import (
+    TERMINAL,
+    Attempt,
+    TorchrunJobStatus,
+    UnfencedWorker,
+    WorkersStatus,
+)
 from torchrun_api.unsupported import not_yet_supported
-from torchrun_controller.reconcile.gang import fence, gang
+from torchrun_controller.reconcile.gang import fence
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.failures import find_root_cause, precedence
+from torchrun_controller.reconcile.gang.gang import failure_reason, find_completed_job
 from torchrun_controller.reconcile.job import dependencies, progress, refusals
 from torchrun_controller.reconcile.model.conditions import ADMITTED, ConditionUpdate, Reason, update
 from torchrun_controller.reconcile.model.messages import pods_are, sentence
-from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
+from torchrun_controller.reconcile.model.observed import Observed, ObservedGang, RefusedWrites
 from torchrun_controller.reconcile.model.phases import Row, State
 from torchrun_controller.reconcile.model.plan import Event
 from torchrun_controller.reconcile.model.times import seconds_run, sync_start
@@ -81,16 +90,21 @@ TROUBLE_REASONS = frozenset(
 )
 
 
-def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> TorchrunJobStatus:
+def compose(
+    observed: Observed,
+    decision: Decision,
+    row: Row,
+    unfenced: tuple[UnfencedWorker, ...],
+    now: datetime,
+) -> TorchrunJobStatus:
     """Return the status that explains the decision."""
     job, present = observed.job, observed.job.status
     phase = row.phase or present.phase
-    nodes, workers = _workers(observed, decision)
+    nodes, workers = _workers(job, observed.gang, decision)
     ended = phase in TERMINAL
     attempts = _attempts(present.attempts, decision.history.ended)
-    unfenced = fence.unfenced_workers(observed, now)
     counts = decision.history.counts
-    succeeded = gang.find_completed_job(observed.gang)
+    succeeded = find_completed_job(observed.gang)
     if decision.state is State.GANG_SUCCEEDED and succeeded is not None:
         # Another end of the gang may have been recorded before its success was observed.
         number = attempt_of(succeeded)
@@ -124,7 +138,7 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
         workspace_revision=reload.find_running_revision(job, observed.gang),
         workspace_commit=decision.commit or present.workspace_commit,
         start_time=present.start_time or (now if phase in ("Running", "Succeeded") else None),
-        queue_policy=_queue_policy(observed, decision, ended=ended),
+        queue_policy=_queue_policy(job, observed.queue, observed.gang, decision, ended=ended),
         sync_start_time=sync_start(present, phase, now),
         completion_time=now if ended else None,
         unfenced=unfenced,
@@ -141,34 +155,42 @@ def compose(observed: Observed, decision: Decision, row: Row, now: datetime) -> 
     )
 
 
-def _queue_policy(observed: Observed, decision: Decision, *, ended: bool) -> QueuePolicy | None:
+def _queue_policy(
+    job: TorchrunJob,
+    queue: TorchrunQueue | None,
+    gang: ObservedGang,
+    decision: Decision,
+    *,
+    ended: bool,
+) -> QueuePolicy | None:
     """Return the policy of the queue, recorded with the first gang, or at the end of the job."""
-    recorded = observed.job.status.queue_policy
-    started = decision.state is State.READY or bool(observed.gang.child_jobs)
-    if recorded is None and (ended or (started and observed.queue is not None)):
-        return queue_policy(observed.queue)
+    recorded = job.status.queue_policy
+    started = decision.state is State.READY or bool(gang.child_jobs)
+    if recorded is None and (ended or (started and queue is not None)):
+        return queue_policy(queue)
     return recorded
 
 
-def _workers(observed: Observed, decision: Decision) -> tuple[int | None, WorkersStatus | None]:
+def _workers(
+    job: TorchrunJob, gang: ObservedGang, decision: Decision
+) -> tuple[int | None, WorkersStatus | None]:
     """Return nodes and worker counts: of the gang that is created now, else of the present one."""
-    present = observed.job.status
     if decision.state is State.READY:
         assert decision.spec is not None
         nodes = decision.spec.size.nodes
         return nodes, count_workers((), nodes)
-    if observed.gang.child_jobs:
-        child = gang.find_completed_job(observed.gang) or observed.gang.current_job
+    if gang.child_jobs:
+        child = find_completed_job(gang) or gang.current_job
         nodes = head_and_workers.nodes_of(child)
         if decision.state is State.GANG_SUCCEEDED:
             if head_and_workers.has_head(child):
-                return nodes, _count_beside_head(observed.gang)
+                return nodes, _count_beside_head(gang)
             # The Job decides: the cache of its pods may be older.
             return nodes, WorkersStatus(succeeded=nodes)
-        return nodes, count_workers(observed.gang.workers, nodes)
+        return nodes, count_workers(gang.workers, nodes)
     # Counts of zero record that there was a gang: the next attempt has another number.
-    idle = None if present.workers is None else WorkersStatus()
-    return (decision.spec.size.nodes if decision.spec else present.num_nodes), idle
+    idle = None if job.status.workers is None else WorkersStatus()
+    return (decision.spec.size.nodes if decision.spec else job.status.num_nodes), idle
 
 
 def _count_beside_head(gang: ObservedGang) -> WorkersStatus:
@@ -213,7 +235,7 @@ def _conditions(
     updates.update((update.type, update) for update in decision.conditions)
     created = decision.state is State.READY
     if observed.gang.child_jobs or created:
-        placed = _placed(observed, decision, nodes)
+        placed = _placed(observed.gang, decision, nodes)
         why = _why_placed(decision, placed, nodes)
         _set_condition(updates, "Scheduled", holds=placed == nodes, why=why)
     if row.phase in TERMINAL or row.phase == "Suspended":
@@ -243,7 +265,7 @@ def _conditions(
     return list(updates.values())
 
 
-def _placed(observed: Observed, decision: Decision, nodes: int) -> int:
+def _placed(gang: ObservedGang, decision: Decision, nodes: int) -> int:
     """Return the number of workers that have a node."""
     match decision.state:
         case State.READY | State.BACKING_OFF:
@@ -251,7 +273,7 @@ def _placed(observed: Observed, decision: Decision, nodes: int) -> int:
         case State.GANG_SUCCEEDED:
             return nodes  # the cache of pods may lag behind that of Jobs
         case _:
-            return count_scheduled(observed.gang.workers)
+            return count_scheduled(gang.workers)
 
 
 def _why_placed(decision: Decision, placed: int, nodes: int) -> Reason:
@@ -271,16 +293,14 @@ def _set_condition(
     updates[kind] = ConditionUpdate(kind, "True" if holds else "False", why)
 
 
-def compose_finished(observed: Observed, now: datetime) -> TorchrunJobStatus:
+def compose_finished(
+    job: TorchrunJob, gang: ObservedGang, refused: RefusedWrites, now: datetime
+) -> TorchrunJobStatus:
     """Return the status of a finished job: with a better root cause, or a late suspension."""
-    refined = _recount_workers(_refine_failure(observed), observed.gang)
-    late = (
-        ConditionUpdate("Suspended", "False", ALREADY_FINISHED)
-        if observed.job.spec.suspend
-        else None
-    )
-    refused = refusals.build_condition(observed.refused, ())
-    updates = [condition for condition in (late, refused) if condition is not None]
+    refined = _recount_workers(_refine_failure(job.status, gang.workers), gang)
+    late = ConditionUpdate("Suspended", "False", ALREADY_FINISHED) if job.spec.suspend else None
+    warning = refusals.build_condition(refused, ())
+    updates = [condition for condition in (late, warning) if condition is not None]
     replaced = {refusals.CONDITION, *(condition.type for condition in updates)}
     conditions = [
         *(
@@ -288,7 +308,7 @@ def compose_finished(observed: Observed, now: datetime) -> TorchrunJobStatus:
             for c in refined.conditions
             if c.type not in replaced and c.reason != ALREADY_FINISHED.reason
         ),
-        *update(refined.conditions, updates, observed.job.metadata.generation, now),
+        *update(refined.conditions, updates, job.metadata.generation, now),
     ]
     return own_part(replace(refined, conditions=tuple(conditions)))
 
@@ -304,16 +324,15 @@ def _recount_workers(present: TorchrunJobStatus, gang: ObservedGang) -> Torchrun
     return replace(present, workers=workers, workers_status=summary)
 
 
-def _refine_failure(observed: Observed) -> TorchrunJobStatus:
+def _refine_failure(present: TorchrunJobStatus, workers: tuple[Pod, ...]) -> TorchrunJobStatus:
     """Return the status with a better root cause, if a pod that ended later shows one."""
-    present = observed.job.status
-    failure = find_root_cause(observed.gang.workers) if present.phase == "Failed" else None
+    failure = find_root_cause(workers) if present.phase == "Failed" else None
     recorded = present.last_failure
     if failure is None:
         return present
     if recorded is not None and precedence(recorded) <= precedence(failure.details):
         return present
-    why = gang.failure_reason(failure.details)
+    why = failure_reason(failure.details)
     conditions = tuple(
         replace(c, reason=why.reason, message=why.message) if c.type == "Failed" else c
         for c in present.conditions

@@ -38,7 +38,12 @@ from torchrun_controller.reconcile.job.running import (
     gang_failed,
     gang_succeeded,
 )
-from torchrun_controller.reconcile.model.observed import Defaults, Observed
+from torchrun_controller.reconcile.model.observed import (
+    Defaults,
+    Observed,
+    ObservedGang,
+    ObservedWorkspace,
+)
 from torchrun_controller.reconcile.model.phases import ROWS
 from torchrun_controller.reconcile.model.plan import Plan
 from torchrun_controller.reconcile.model.times import deadline_left, sync_left
@@ -118,13 +123,14 @@ def plan(context: Context, decision: Decision, present: TorchrunJobStatus) -> Pl
     """
     observed, now, reliability = context.observed, context.now, context.reliability
     writes = decision.writes
-    composed = status.compose(observed, decision, ROWS[decision.state], now)
+    composed = status.compose(observed, decision, ROWS[decision.state], context.unfenced, now)
     deletes = (
         *writes.deletes,
         *elastic.delete_leftovers(observed.job, observed.gang, decision.probes, writes.deletes),
         *groups.delete_unused(observed.job, observed.gang, writes.applies),
         *cleanup.delete_headless_jobs(observed.gang),
     )
+    watched_pods = _watched_pods(observed.gang, observed.workspace)
     return Plan(
         applies=refusals.accepted_applies(observed.refused, writes.applies),
         deletes=refusals.accepted_deletes(observed.refused, deletes),
@@ -133,8 +139,10 @@ def plan(context: Context, decision: Decision, present: TorchrunJobStatus) -> Pl
         events=status.events(present, composed, decision, ROWS[decision.state]),
         requeue_after=soonest(
             writes.requeue_after,
-            nodes.next_loss(observed.cluster.nodes, _watched_pods(observed), now),
-            fence.next_release(observed, now),
+            nodes.next_loss(observed.cluster.nodes, watched_pods, now),
+            fence.next_release(
+                observed.gang, observed.cluster.nodes, reliability, context.unfenced, now
+            ),
             sync_left(composed, reliability.sync_timeout, now),
             deadline_left(composed, reliability.deadline, now),
             _time_to_live(composed, reliability),
@@ -152,7 +160,7 @@ def plan_finished(observed: Observed, now: datetime) -> Plan:
         *groups.delete_unused(observed.job, observed.gang, ()),
     )
     deletes += cleanup.delete_headless_jobs(observed.gang)
-    composed = status.compose_finished(observed, now)
+    composed = status.compose_finished(observed.job, observed.gang, observed.refused, now)
     return Plan(
         deletes=refusals.accepted_deletes(observed.refused, deletes),
         status=None if composed == status.own_part(observed.job.status) else composed,
@@ -160,9 +168,8 @@ def plan_finished(observed: Observed, now: datetime) -> Plan:
     )
 
 
-def _watched_pods(observed: Observed) -> tuple[Pod, ...]:
+def _watched_pods(gang: ObservedGang, workspace: ObservedWorkspace) -> tuple[Pod, ...]:
     """Return the pods for which the loss of their node makes a difference."""
-    gang, workspace = observed.gang, observed.workspace
     helper_pods = filter(alive, (*workspace.sync_pods, *workspace.setup_pods))
     return (*gang.workers, *gang.stale_pods, *helper_pods)
 

@@ -4,9 +4,9 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
+from torchrun_api.job import TorchrunJob
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile.model.conditions import find_condition
-from torchrun_controller.reconcile.model.observed import Observed
 
 
 def running_since(status: TorchrunJobStatus) -> datetime | None:
@@ -68,13 +68,13 @@ def seconds_left(length: timedelta, since: datetime | None, now: datetime) -> fl
     return (length - max(passed, timedelta())).total_seconds()
 
 
-def without_future(observed: Observed, now: datetime) -> Observed:
+def without_future(job: TorchrunJob, now: datetime) -> TorchrunJob:
     """Replace the controller's own times in the status that are in the future by `now`.
 
     The clock was set back, or that of an earlier leader was ahead. A back-off or timeout that has
     started then takes its own length from now, without the difference of the clocks.
     """
-    job, status = observed.job, observed.job.status
+    status = job.status
     present = replace(
         status,
         conditions=tuple(
@@ -84,7 +84,7 @@ def without_future(observed: Observed, now: datetime) -> Observed:
         attempts=tuple(replace(a, end_time=_past(a.end_time, now)) for a in status.attempts),
         sync_start_time=_past(status.sync_start_time, now),
     )
-    return observed if present == status else replace(observed, job=replace(job, status=present))
+    return job if present == status else replace(job, status=present)
 
 
 def _past(time: datetime | None, now: datetime) -> datetime | None:

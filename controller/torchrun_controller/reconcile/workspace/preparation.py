@@ -269,10 +269,13 @@ def _is_available(cluster: ObservedCluster, pod: Pod, now: datetime) -> bool:
 
 
 def reuse_last_workspace(
-    observed: Observed, source: VolumeSource, now: datetime
+    job: TorchrunJob,
+    workspace: ObservedWorkspace,
+    cluster: ObservedCluster,
+    source: VolumeSource,
+    now: datetime,
 ) -> Workspace | None:
     """Return the workspace of the last gang, for a next one whose newer code failed to sync."""
-    job, workspace, cluster = observed.job, observed.workspace, observed.cluster
     if job.status.workers is None:
         return None
     route = choose_route(job, workspace, cluster, source, now)

@@ -12,6 +12,7 @@ from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
 from torchrun_api.meta import ConditionStatus
+from torchrun_api.queue import TorchrunQueue
 from torchrun_api.workspace import SYNCED_SOURCES
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import sentence
@@ -35,7 +36,7 @@ from torchrun_controller.reconcile.workspace.sync_results import read_result
 
 def plan_reload(observed: Observed, now: datetime, defaults: Defaults) -> Workspace | None:
     """Return the next step towards newer code beside a running gang; None if there is none."""
-    source = _find_source(observed)
+    source = _find_source(observed.job, observed.queue, observed.workspace)
     if source is None:
         return None
     step = preparation.prepare(observed, source, now, defaults)
@@ -60,9 +61,10 @@ def plan_reload(observed: Observed, now: datetime, defaults: Defaults) -> Worksp
     )
 
 
-def _find_source(observed: Observed) -> VolumeSource | None:
+def _find_source(
+    job: TorchrunJob, queue: TorchrunQueue | None, workspace: ObservedWorkspace
+) -> VolumeSource | None:
     """Return the PVC that newer code is written to, or the storage of a served workspace."""
-    job, workspace = observed.job, observed.workspace
     if workspace_source.source_of(job).source not in SYNCED_SOURCES:
         return None
     name = names.workspace_claim(job.metadata.name)
@@ -71,7 +73,7 @@ def _find_source(observed: Observed) -> VolumeSource | None:
         return None
     if delivery.is_served(job, workspace):
         try:
-            source = resolve_spec(job, observed.queue).workspace if observed.queue else None
+            source = resolve_spec(job, queue).workspace if queue is not None else None
         except InvalidSpecError:
             return None
         return None if source is None or source.delivery == "shared" else source
