@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+import torchrun_sdk
 from torchrun_controller.settings import OPTIONS
 
 ROOT = Path(__file__).parents[3]
@@ -86,6 +87,13 @@ def test_there_is_one_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == version
     assert f"ARG VERSION={version}\n" in (ROOT / "Dockerfile").read_text()
+    assert f"torchrun-controller:{version}\n" in (ROOT / "Makefile").read_text()
+    for package in ("plugin", "sdk"):
+        project = tomllib.loads((ROOT / package / "pyproject.toml").read_text())["project"]
+        assert project["version"] == version
+    assert torchrun_sdk.__version__ == version
+    deployment = (ROOT / "manifests" / "controller" / "deployment.yaml").read_text()
+    assert re.findall(r"torchrun-controller:(\S+)", deployment) == [version] * 2
     for folder in ("", "overlays/single-namespace"):
         path = ROOT / "manifests" / folder / "kustomization.yaml"
         (image,) = yaml.safe_load(path.read_text())["images"]
