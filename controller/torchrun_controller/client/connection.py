@@ -1,7 +1,6 @@
 """One server, the credentials for it, and sessions to it."""
 
 import os
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -11,7 +10,6 @@ import aiohttp
 import anyio
 import anyio.abc
 import structlog
-from aiohttp.abc import AbstractStreamWriter
 from msgspec.structs import replace
 
 from torchrun_controller.client.credentials import (
@@ -25,6 +23,7 @@ from torchrun_controller.client.credentials import (
     kubeconfig_path,
 )
 from torchrun_controller.client.errors import ConfigError
+from torchrun_controller.client.pool import Pool
 from torchrun_controller.client.session import Observe, Transport
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -174,70 +173,29 @@ class Connection:
     ) -> AsyncIterator[Transport]:
         """Open a session with its own sockets. `name` (watch, write, lease) is in its User-Agent.
 
-        Each HTTP/1.1 watch occupies a socket: in one pool with watches, the lease would starve.
         `identity` distinguishes replicas in the API server's audit log. `before_send` is called
-        when a socket is connected, just before the request is sent. If it raises, the request
-        raises the same error and is not sent. The kernel drops data that the peer does not
-        acknowledge within `tcp_user_timeout` seconds (0: the kernel's default).
+        just before the bytes of a short request are written to an open socket. If it raises, the
+        request raises the same error and is not sent. The kernel drops the bytes of short requests
+        that the peer does not acknowledge within `tcp_user_timeout` seconds (0: its default).
         """
         agent = f"torchrun-controller/{name}" + (f" ({identity})" if identity else "")
+        # Within a cluster, decompression takes longer than the transfer of uncompressed bytes.
+        headers = {
+            "Accept": "application/json",
+            "Accept-Encoding": "identity",
+            "User-Agent": agent,
+        }
+        pool = Pool(before_send, tcp_user_timeout)
         async with aiohttp.ClientSession(
-            request_class=_request_class(before_send) if before_send else aiohttp.ClientRequest,
             # No limit: six watches for each namespace; writers have their own limits.
-            connector=aiohttp.TCPConnector(
-                ssl=self.endpoint.tls or True,
-                limit=0,
-                socket_factory=_socket_factory(tcp_user_timeout) if tcp_user_timeout else None,
-            ),
+            connector=aiohttp.TCPConnector(ssl=self.endpoint.tls or True, limit=0),
             cookie_jar=aiohttp.DummyCookieJar(),
-            # Within a cluster, decompression takes longer than the transfer of uncompressed bytes.
-            headers={
-                "Accept": "application/json",
-                "Accept-Encoding": "identity",
-                "User-Agent": agent,
-            },
+            headers=headers,
         ) as session:
-            yield Transport(self, session, observe or _ignore_request)
-
-
-def _request_class(before_send: Callable[[], None]) -> type[aiohttp.ClientRequest]:
-    # Checked after connecting, which takes up to 10 s, and longer with a credential plugin.
-    class Checked(aiohttp.ClientRequest):
-        async def send(self, conn: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
-            before_send()
-            return await super().send(conn)
-
-        # Before Python 3.12 another task sends the bytes, one turn of the event loop later. A
-        # process that was frozen in between sent requests when it continued (observed).
-        async def write_bytes(
-            self,
-            writer: AbstractStreamWriter,
-            conn: aiohttp.connector.Connection,
-            content_length: int | None = None,
-        ) -> None:
             try:
-                before_send()
-            except Exception as error:
-                assert conn.protocol is not None, "the connection is open until there is an answer"
-                conn.protocol.set_exception(error)  # the request raises it
-                return
-            await super().write_bytes(writer, conn, content_length)
-
-    return Checked
-
-
-def _socket_factory(tcp_user_timeout: float) -> aiohttp.SocketFactoryType:
-    # Without this limit, a write that is in flight when the network fails may arrive once it is
-    # back, a minute after its process has ended (observed).
-    def create_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-        family, kind, protocol, *_ = address
-        sock = socket.socket(family, kind, protocol)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            milliseconds = round(tcp_user_timeout * 1000)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-        return sock
-
-    return create_socket
+                yield Transport(self, pool, session, observe or _ignore_request, headers)
+            finally:
+                pool.close()
 
 
 def _ignore_request(verb: str, resource: str, code: int, seconds: float) -> None:

@@ -1,6 +1,8 @@
-"""Short requests and streams over one pool of sockets."""
+"""Short requests and streams to one server."""
 
+import gzip
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol, TypeAlias, TypeVar
@@ -11,6 +13,13 @@ from msgspec import Struct
 
 from torchrun_controller.client.credentials import Endpoint
 from torchrun_controller.client.errors import ApiError, Disconnected, InvalidResponse, Silent
+from torchrun_controller.client.http1 import (
+    HttpError,
+    HttpResponse,
+    encode_request,
+    encode_target,
+)
+from torchrun_controller.client.pool import CONNECT_SECONDS, Pool
 
 # Called with the verb ("get", "patch", "watch"), the resource ("jobs.batch"), the HTTP code (0: no
 # response) and the seconds until the response's headers.
@@ -18,7 +27,6 @@ Observe: TypeAlias = Callable[[str, str, int, float], None]
 
 T = TypeVar("T")
 
-CONNECT_SECONDS = 10.0
 _NO_QUERY: Mapping[str, str] = {}
 _NO_HEADERS: Mapping[str, str] = {}
 
@@ -71,26 +79,41 @@ class Requests(Protocol):
 
 
 class _Request(Struct, frozen=True):
+    """A request; `verb` and the resource of `path` are its labels in metrics."""
+
     verb: str
     method: str
     path: str
     query: Mapping[str, str]
-    limits: aiohttp.ClientTimeout
+    timeout: float
     body: bytes | None = None
-    content_type: str = ""
     headers: Mapping[str, str] = _NO_HEADERS
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
 
 
 class Transport:
-    """Sends requests and opens streams. Every failure is an ApiError or Disconnected."""
+    """Sends requests and opens streams. Every failure is an ApiError or Disconnected.
+
+    Short requests use `pool`, streams use `session`. `headers` are sent with each of both.
+    """
 
     def __init__(
-        self, authority: Authority, session: aiohttp.ClientSession, observe: Observe
+        self,
+        authority: Authority,
+        pool: Pool,
+        session: aiohttp.ClientSession,
+        observe: Observe,
+        headers: Mapping[str, str],
     ) -> None:
         self._authority = authority
+        self._pool = pool
         self._session = session
         self._observe = observe
         self._server = yarl.URL(authority.endpoint.server)
+        self._headers = {"Host": self._server.raw_authority, **headers}
+        self._prefix = self._server.raw_path.rstrip("/")
 
     async def request(
         self,
@@ -101,20 +124,28 @@ class Transport:
         body: bytes | None = None,
         content_type: str = "application/json",
         headers: Mapping[str, str] = _NO_HEADERS,
-        timeout: float = 30.0,  # noqa: ASYNC109 aiohttp's own also bounds each step
+        timeout: float = 30.0,  # noqa: ASYNC109 one timer for a request, see Pool
     ) -> Response:
         """Send one request and read the complete response within `timeout` seconds.
 
         Raises ApiError for a status of 300 and above, and Disconnected without a complete response.
         A request refused with 401 is sent once more if the credentials could be renewed.
         """
-        limits = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS)
-        call = _Request(method.lower(), method, path, query, limits, body, content_type, headers)
-        async with self._open(call) as response:
-            with _translate_errors(call):
-                etag = response.headers.get("ETag", "")
-                request = f"{call.method} {call.path}"
-                return Response(response.status, await response.read(), etag, request)
+        if body is not None:
+            headers = {**headers, "Content-Type": content_type}
+        call = _Request(method.lower(), method, path, query, timeout, body, headers)
+        authorization = await self._authority.authorization()
+        response = await self._exchange(call, authorization)
+        if response.status == 401:
+            renewed = await self._authority.authorization(refused=authorization)
+            if renewed != authorization:
+                response = await self._exchange(call, renewed)
+        with _translate_errors(call):
+            content = _decompress(response)
+        if response.status >= 300:
+            retry_after = response.headers.get("retry-after", "")
+            raise ApiError.from_answer(response.status, content, retry_after)
+        return Response(response.status, content, response.headers.get("etag", ""), str(call))
 
     @asynccontextmanager
     async def stream(
@@ -126,9 +157,9 @@ class Transport:
         iterating then raises Silent. `total` (seconds) bounds the whole stream. Opening and
         iterating raise as `request` does.
         """
+        call = _Request("watch", "GET", path, query, total)
         limits = aiohttp.ClientTimeout(total=total, sock_connect=CONNECT_SECONDS, sock_read=silence)
-        call = _Request("watch", "GET", path, query, limits)
-        async with self._open(call) as response:
+        async with self._open(call, limits) as response:
             try:
                 yield _Chunks(response.content, call)
             finally:
@@ -136,42 +167,59 @@ class Transport:
                 if response.connection is not None and response.connection.transport is not None:
                     response.connection.transport.abort()
 
+    async def _exchange(self, call: _Request, authorization: str) -> HttpResponse:
+        headers = {**self._headers, **call.headers}
+        if authorization:
+            headers["Authorization"] = authorization
+        target = encode_target(self._prefix + _safe_path(call.path), call.query)
+        started = time.monotonic()
+        code = 0
+        try:
+            with _translate_errors(call):
+                request = encode_request(call.method, target, headers, call.body)
+                endpoint = self._authority.endpoint  # may change while the session is open
+                response = await self._pool.exchange(endpoint, request, call.timeout)
+            code = response.status
+        finally:
+            self._observe(call.verb, resource_of(call.path), code, time.monotonic() - started)
+        return response
+
     @asynccontextmanager
-    async def _open(self, call: _Request) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _open(
+        self, call: _Request, limits: aiohttp.ClientTimeout
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         authorization = await self._authority.authorization()
         try:
-            response = await self._send(call, authorization)
+            response = await self._start_stream(call, limits, authorization)
         except ApiError as error:
             if error.status != 401:
                 raise
             renewed = await self._authority.authorization(refused=authorization)
             if renewed == authorization:
                 raise
-            response = await self._send(call, renewed)
+            response = await self._start_stream(call, limits, renewed)
         async with response:
             yield response
 
-    async def _send(self, call: _Request, authorization: str) -> aiohttp.ClientResponse:
-        headers = dict(call.headers)
-        if authorization:
-            headers["Authorization"] = authorization
-        if call.body is not None:
-            headers["Content-Type"] = call.content_type
+    async def _start_stream(
+        self, call: _Request, limits: aiohttp.ClientTimeout, authorization: str
+    ) -> aiohttp.ClientResponse:
+        endpoint = self._authority.endpoint
+        url = self._server.with_path(self._server.path.rstrip("/") + _safe_path(call.path))
+        headers = {"Authorization": authorization} if authorization else {}
         started = time.monotonic()
         code = 0
         try:
             with _translate_errors(call):
                 response = await self._session.request(
                     call.method,
-                    self._url(call),
+                    url.with_query(dict(call.query)),
                     headers=headers,
-                    data=call.body,
-                    timeout=call.limits,
+                    timeout=limits,
                     allow_redirects=False,
-                    ssl=self._authority.endpoint.tls
-                    or True,  # may change while the session is open
-                    proxy=self._authority.endpoint.proxy,
-                    server_hostname=self._authority.endpoint.server_hostname,
+                    ssl=endpoint.tls or True,
+                    proxy=endpoint.proxy,
+                    server_hostname=endpoint.server_hostname,
                 )
                 code = response.status
                 if code >= 300:
@@ -183,12 +231,26 @@ class Transport:
             raise ApiError.from_answer(code, body, response.headers.get("Retry-After", ""))
         return response
 
-    def _url(self, call: _Request) -> yarl.URL:
-        # A name from an object must not change the path: "?" is quoted, ".." is refused.
-        if ".." in call.path.split("/"):
-            raise ApiError(400, "BadRequest", f"{call.path!r} is not a path of the API")
-        path = self._server.path.rstrip("/") + call.path
-        return self._server.with_path(path).with_query(dict(call.query))
+
+def _safe_path(path: str) -> str:
+    # A name from an object must not change the path: "?" is quoted later, ".." is refused.
+    if ".." in path.split("/"):
+        raise ApiError(400, "BadRequest", f"{path!r} is not a path of the API")
+    return path
+
+
+def _decompress(response: HttpResponse) -> bytes:
+    """Return the body; a proxy may compress it although it was not asked to."""
+    match response.headers.get("content-encoding", "identity"):
+        case "identity":
+            return response.body
+        case "gzip":
+            try:
+                return gzip.decompress(response.body)
+            except (EOFError, zlib.error, OSError) as error:
+                raise HttpError(f"the body is not gzip ({error})") from error
+        case other:
+            raise HttpError(f"unknown Content-Encoding {other!r}")
 
 
 class _Chunks(AsyncIterator[bytes]):
@@ -203,9 +265,7 @@ class _Chunks(AsyncIterator[bytes]):
             try:
                 chunk = await self._content.readany()
             except aiohttp.SocketTimeoutError as error:
-                raise Silent(
-                    f"{self._call.method} {self._call.path}: {_describe_error(error)}"
-                ) from error
+                raise Silent(f"{self._call}: {_describe_error(error)}") from error
         if not chunk:
             raise StopAsyncIteration
         return chunk
@@ -213,13 +273,12 @@ class _Chunks(AsyncIterator[bytes]):
 
 @contextmanager
 def _translate_errors(call: _Request) -> Iterator[None]:
-    request = f"{call.method} {call.path}"
     try:
         yield
     except TimeoutError as error:  # includes aiohttp's timeouts
-        raise Disconnected(f"{request}: timed out ({_describe_error(error)})") from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise Disconnected(f"{request}: {_describe_error(error)}") from error
+        raise Disconnected(f"{call}: timed out ({_describe_error(error)})") from error
+    except (aiohttp.ClientError, OSError, HttpError, ValueError) as error:
+        raise Disconnected(f"{call}: {_describe_error(error)}") from error
 
 
 def _describe_error(error: Exception) -> str:

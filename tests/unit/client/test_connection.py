@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import yarl
+from msgspec.structs import replace
 
 from scripted_server import ScriptedServer, Token, serving
 from torchrun_controller.client import ConfigError, Connection, Disconnected
@@ -88,7 +88,7 @@ class TestInCluster:
         aged = Connection(first.endpoint, first._credentials, clock=lambda: now[0])
         async with aged.session("write") as transport, serving(who, serving_tls(other)) as replaced:
             assert (await transport.request("GET", "/who")).status == 200
-            transport._server = yarl.URL(replaced.url)
+            aged.endpoint = replace(aged.endpoint, server=replaced.url)
             with pytest.raises(Disconnected, match="certificate verify failed"):
                 await transport.request("GET", "/who")
             (pod / "ca.crt").write_text("not a certificate")
@@ -98,7 +98,8 @@ class TestInCluster:
             (pod / "ca.crt").write_bytes((other / "ca.crt").read_bytes())
             now[0] += 60
             assert (await transport.request("GET", "/who")).status == 200
-            transport._server = yarl.URL(server.url.replace("127.0.0.1", "localhost"))
+            wrong_name = server.url.replace("127.0.0.1", "localhost")
+            aged.endpoint = replace(aged.endpoint, server=wrong_name)
             with pytest.raises(Disconnected, match="certificate verify failed"):
                 await transport.request("GET", "/who")
 

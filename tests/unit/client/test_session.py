@@ -96,7 +96,7 @@ class TestRequest:
         class ClosedError(Exception):
             pass
 
-        answers = [None, None, None, ClosedError()]
+        answers = [None, ClosedError()]
 
         def gate() -> None:
             answer = answers.pop(0)
@@ -113,23 +113,15 @@ class TestRequest:
             assert server.requests == ["PATCH /version", "GET /version"]
 
     @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux only")
-    async def test_what_cannot_be_delivered_is_dropped(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        made: list[socket.socket] = []
-
-        class Watched(socket.socket):
-            def __init__(self, *arguments: int, **accepted: int | None) -> None:
-                super().__init__(*arguments, **accepted)
-                if not accepted:
-                    made.append(self)
-
-        async with serving(ok) as server:
-            monkeypatch.setattr("torchrun_controller.client.connection.socket.socket", Watched)
-            async with connection(server.url).session("write", tcp_user_timeout=2.5) as transport:
-                await transport.request("PATCH", "/version", body=b"{}")
-                limits = [s.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for s in made]
-        assert limits == [2500]
+    async def test_what_cannot_be_delivered_is_dropped(self) -> None:
+        async with (
+            serving(ok) as server,
+            connection(server.url).session("write", tcp_user_timeout=2.5) as transport,
+        ):
+            await transport.request("PATCH", "/version", body=b"{}")
+            (idle,) = transport._pool._idle
+            sock = idle._transport.get_extra_info("socket")
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 2500
 
     async def test_no_authorization_where_there_is_none(self) -> None:
         async def echo(request: web.BaseRequest) -> web.Response:
