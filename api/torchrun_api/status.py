@@ -23,6 +23,9 @@ Phase = Literal[
 PHASES: tuple[Phase, ...] = get_args(Phase)
 # A job in one of these keeps it for ever.
 TERMINAL: frozenset[Phase] = frozenset({"Succeeded", "Failed", "TimedOut"})
+UNFINISHED: tuple[Phase, ...] = tuple(phase for phase in PHASES if phase not in TERMINAL)
+# A job in one of these waits for something else than its user.
+WAITING: tuple[Phase, ...] = ("Pending", "Syncing", "Queued", "Preempted")
 
 # No job comes near; who writes more in a status, which names the next gang, is refused.
 # The largest count of gangs; counters stop there.

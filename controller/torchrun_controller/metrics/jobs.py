@@ -17,7 +17,7 @@ from torchrun_api.core import Node
 from torchrun_api.job import TorchrunJob
 from torchrun_api.quantity import QuantityError, parse
 from torchrun_api.queue import TorchrunQueue
-from torchrun_api.status import TERMINAL, Phase
+from torchrun_api.status import TERMINAL, UNFINISHED, WAITING, Phase
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.changes import phase_since
@@ -26,8 +26,6 @@ from torchrun_controller.reconcile.admission.model import QueueSummary
 from torchrun_controller.reconcile.pods.nodes import ready_condition
 
 MAX_WAITS = 300  # most series of torchrun_queue_waiting_jobs
-WAITING: tuple[Phase, ...] = ("Pending", "Syncing", "Queued", "Preempted")
-ACTIVE: tuple[Phase, ...] = (*WAITING, "Running", "Suspended")
 _QUEUE = ("job_namespace", "queue")
 
 Label = tuple[str, str]
@@ -190,7 +188,7 @@ class JobMetrics(Collector):
                 gpus[label, "waiting"] += size * count
                 waits[self._wait_series(waits, label, reason)] += count
         for label in {*labels.values(), *(label for label, _ in phases)}:
-            for phase in ACTIVE:
+            for phase in UNFINISHED:
                 families.queue_jobs.add_metric((*label, phase), phases[label, phase])
             for state in ("running", "waiting"):
                 families.queue_gpus.add_metric((*label, state), gpus[label, state])

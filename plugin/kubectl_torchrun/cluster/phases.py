@@ -1,7 +1,10 @@
-"""The phases of a job, in a module without imports, for flags and their completion."""
+"""The phases of a job, for flags and their completion."""
 
-PHASES = (
-    *("Pending", "Syncing", "Queued", "Running", "Succeeded"),
-    *("Failed", "Suspended", "TimedOut", "Preempted"),
-)
 NEW = "New"  # shown for a job that no controller has processed yet
+
+
+def list_phases() -> tuple[str, ...]:
+    """The phases of the API, and NEW."""
+    from torchrun_api.status import PHASES  # here, because --help needs to load quickly
+
+    return (*PHASES, NEW)

@@ -13,8 +13,9 @@ from kubectl_torchrun.cluster.slices import JOBS, QUEUES, Job, Queue
 from kubectl_torchrun.cluster.summary import node_count
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api import quantity
+from torchrun_api.status import WAITING
 
-WAITING = frozenset({"", "Pending", "Syncing", "Queued", "Preempted"})
+_WAITING = frozenset({"", *WAITING})  # "": no controller has processed the job yet
 _BAR = 10  # characters
 
 
@@ -75,7 +76,7 @@ def queue_table(
     for job in jobs:
         key = (job.metadata.namespace, job.spec.job_queue)
         running[key] += job.status.phase == "Running"
-        waiting[key] += job.status.phase in WAITING
+        waiting[key] += job.status.phase in _WAITING
     head = ["NAMESPACE"] * everywhere + [
         *("NAME", "USED", "WEIGHT", "QUOTA", "RUNNING", "WAITING", "GPUS/NODE", "AGE", "IMAGE"),
         *(("SCHEDULER", "STORAGECLASS") if wide else ()),
@@ -112,7 +113,7 @@ def _wide_cells(queue: Queue) -> tuple[str, str]:
 
 def waiting_table(jobs: Sequence[Job], everywhere: bool, width: int | None) -> list[str]:
     """Lines for the jobs that wait for admission, by queue and position; empty without any."""
-    waiting = [job for job in jobs if job.status.phase in WAITING and _admission_message(job)]
+    waiting = [job for job in jobs if job.status.phase in _WAITING and _admission_message(job)]
     if not waiting:
         return []
     head = ["NAMESPACE"] * everywhere + ["QUEUE", "POSITION", "JOB", "NODES", "AGE", "REASON"]

@@ -13,8 +13,7 @@ from torchrun_api.core import PersistentVolumeClaim, Pod
 from torchrun_api.json import JsonValue
 from torchrun_api.kinds import Kind
 from torchrun_api.meta import Condition, ObjectMeta, Wire
-
-TERMINAL = frozenset({"Succeeded", "Failed", "TimedOut"})
+from torchrun_api.status import TERMINAL
 
 T = TypeVar("T")
 

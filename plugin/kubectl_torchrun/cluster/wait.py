@@ -5,10 +5,10 @@ import anyio
 from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.narrator import Narrator
-from kubectl_torchrun.cluster.phases import PHASES
 from kubectl_torchrun.cluster.slices import Job
 from kubectl_torchrun.errors import RUN_FAILED, SUCCEEDED, TimeoutProblem, UsageProblem
 from kubectl_torchrun.terminal import Terminal
+from torchrun_api.status import PHASES
 
 DELETED = "Deleted"
 CONDITIONS = ("QueueReady", "WorkspaceReady", "Admitted", "Scheduled", "Complete")

@@ -7,7 +7,7 @@ import click
 from kubectl_torchrun.cli import complete
 from kubectl_torchrun.cli.options import Command, cluster_options, output_option, run_command
 from kubectl_torchrun.cluster.kubectl import Target
-from kubectl_torchrun.cluster.phases import NEW, PHASES
+from kubectl_torchrun.cluster.phases import NEW, list_phases
 from kubectl_torchrun.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class _Phase(click.ParamType["str"]):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> str:
         """The phase as it is spelled in a status."""
-        phases = {phase.lower(): phase for phase in (*PHASES, NEW)}
+        phases = {phase.lower(): phase for phase in list_phases()}
         phase = phases.get(str(value).lower())
         if phase is None:
             valid = ", ".join(phases.values())
@@ -36,8 +36,8 @@ class _Phase(click.ParamType["str"]):
         """The phases that start with the word."""
         from click.shell_completion import CompletionItem
 
-        phases = (*PHASES, NEW)
-        return [CompletionItem(p) for p in phases if p.lower().startswith(incomplete.lower())]
+        prefix = incomplete.lower()
+        return [CompletionItem(p) for p in list_phases() if p.lower().startswith(prefix)]
 
 
 @click.command("list", cls=Command)

@@ -12,9 +12,9 @@ from torchrun_api.admission import Quota
 from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec, TorchrunQueueStatus
-from torchrun_api.status import Attempt, Phase, Progress, WorkersStatus
+from torchrun_api.status import UNFINISHED, Attempt, Phase, Progress, WorkersStatus
 from torchrun_controller.cache.store import Change
-from torchrun_controller.metrics.jobs import ACTIVE, MAX_WAITS
+from torchrun_controller.metrics.jobs import MAX_WAITS
 from torchrun_controller.metrics.labels import MAX_QUEUES
 from torchrun_controller.metrics.per_job import MAX_JOBS, PerJobMetrics
 from torchrun_controller.reconcile.admission.model import Amounts, QueueSummary, RoundRobinState
@@ -125,7 +125,7 @@ def test_it_stays_under_a_megabyte_whatever_users_make() -> None:
         body = world.metrics.snapshot().render(accept)[0]
         assert len(body) < LIMIT, f"{len(body)} bytes as {accept or 'text'}"
     # What makes it large is really there.
-    assert body.count(b"torchrun_queue_jobs{") == (MAX_QUEUES + 1) * len(ACTIVE)
+    assert body.count(b"torchrun_queue_jobs{") == (MAX_QUEUES + 1) * len(UNFINISHED)
     assert body.count(b"torchrun_job_info{") == MAX_JOBS
     assert body.count(b"torchrun_queue_waiting_jobs{") >= MAX_WAITS
 

@@ -8,6 +8,7 @@ import pytest
 
 import torchrun_sdk as kt
 from torchrun_api.job import TorchrunJob, TorchrunJobSpec
+from torchrun_api.status import TERMINAL
 from torchrun_sdk import cli, manifest
 from torchrun_sdk.compute import seconds
 from torchrun_sdk.distributed import hosts
@@ -170,3 +171,7 @@ def test_the_sdk_is_light() -> None:
     seen = "import sys, torchrun_sdk; print(sorted(m.partition('.')[0] for m in sys.modules))"
     said = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True)
     assert not {"torch", "ray", "msgspec", "httpx"}.intersection(eval(said.stdout))
+
+
+def test_ended_phases_are_those_of_the_api() -> None:
+    assert set(manifest.ENDED) == TERMINAL

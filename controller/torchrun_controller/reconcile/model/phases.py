@@ -80,6 +80,11 @@ ROWS: dict[State, Row] = {
     State.READY: Row("Queued", "Running", "False"),
 }
 
+# The phases of a job with a gang.
+GANG_PHASES = frozenset(
+    ROWS[state].phase for state in (State.GANG_STARTING, State.GANG_RUNNING, State.GANG_SUSPENDED)
+)
+
 # The phases that may follow a phase in the status. A gang is created in Queued, so no other phase
 # without a gang leads to Running. If the controller is killed after it has created a gang and
 # before it has written the status, the next process continues as from Queued.

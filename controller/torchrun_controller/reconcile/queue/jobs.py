@@ -5,13 +5,12 @@ from typing import Literal, TypeAlias
 from torchrun_api.admission import QueueJobs
 from torchrun_api.job import TorchrunJob
 from torchrun_api.status import TERMINAL
+from torchrun_controller.reconcile.model.phases import GANG_PHASES
 from torchrun_controller.reconcile.queue.model import ObservedQueue
 from torchrun_controller.reconcile.schedulers.choice import Choice, choose
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
 JobState: TypeAlias = Literal["pending", "admitted", "running", "ended"]
-
-GANG_PHASES = frozenset({"Queued", "Running", "Preempted"})
 
 
 def needs_queue(job: TorchrunJob) -> bool:

@@ -3,9 +3,10 @@
 import draw_phases
 import pytest
 
-from torchrun_api.status import PHASES, TERMINAL
+from torchrun_api.status import PHASES, TERMINAL, UNFINISHED, WAITING
+from torchrun_controller.reconcile.job.running import gang_exists
 from torchrun_controller.reconcile.job.steps import STEPS
-from torchrun_controller.reconcile.model.phases import ROWS, TRANSITIONS, State
+from torchrun_controller.reconcile.model.phases import GANG_PHASES, ROWS, TRANSITIONS, State
 
 
 def test_each_state_has_a_row_and_each_phase_a_state():
@@ -22,6 +23,15 @@ def test_the_steps_lead_to_every_phase_and_so_do_the_transitions():
 def test_terminal_phases_absorb_and_no_phase_follows_itself(phase):
     assert bool(TRANSITIONS[phase]) is (phase not in TERMINAL)
     assert phase not in TRANSITIONS[phase]
+
+
+def test_phases_with_a_gang_are_those_of_the_step_for_an_existing_gang():
+    step = next(step for step in STEPS if step.decide is gang_exists)
+    assert set(step.leads_to) == GANG_PHASES
+
+
+def test_waiting_phases_are_unfinished():
+    assert set(WAITING) < set(UNFINISHED) == set(PHASES) - TERMINAL
 
 
 def test_success_and_failure_are_terminal():
