@@ -31,14 +31,13 @@ Source: client-go util/workqueue (queue, delaying queue, default rate limiters) 
 controller-runtime's priority queue.
 """
 
-import asyncio  # for one timer
+import asyncio  # for the timer and the yield of `take`
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from typing import Generic, Protocol, TypeVar
 
 import anyio
-import anyio.lowlevel
 
 from torchrun_controller.rate_limit import CLIENT_GO, RateLimit, RateLimiter
 
@@ -324,7 +323,7 @@ class AsyncWorkQueue(WorkQueue[K]):
         the lease. Raises ShutDownError once the queue is shut down and empty. A cancelled call
         takes no key.
         """
-        await anyio.lowlevel.checkpoint()
+        await asyncio.sleep(0)  # anyio's checkpoint looks up the event loop first, for each key
         while (key := self.get()) is None:
             if self.shutting_down:
                 raise ShutDownError
