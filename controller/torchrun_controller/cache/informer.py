@@ -13,15 +13,13 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Generic, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
-import msgspec
 import structlog
 
 from torchrun_api.kinds import Kind, Object
-from torchrun_api.meta import ObjectMeta, Wire
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import ApiError, Disconnected, Silent, Transport
 from torchrun_controller.watch import (
@@ -42,6 +40,7 @@ from torchrun_controller.watch import (
     Wait,
     Watcher,
 )
+from torchrun_controller.watch.codec import METADATA_ONLY, read_versions
 
 T = TypeVar("T", bound=Object)
 
@@ -49,40 +48,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 # Changes of a list that are reported without yielding to the event loop: a few milliseconds.
 _BATCH = 500
-
-
 _PAGE = 500  # client-go's
-_METADATA_ONLY = {"Accept": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}
-
-
-class _Item(Wire, frozen=True):
-    metadata: ObjectMeta
-
-
-class _PageMeta(Wire, frozen=True):
-    next: str = msgspec.field(default="", name="continue")
-
-
-class _Page(Wire, frozen=True):
-    metadata: _PageMeta
-    items: tuple[_Item, ...] | None  # null where there are none
-
-
-class _Versions(NamedTuple):
-    """The newest resourceVersion of one page of a list, and the token of the next page."""
-
-    newest: int
-    next: str
-
-
-_decode_page = msgspec.json.Decoder(_Page).decode
-
-
-def _read_versions(body: bytes) -> _Versions:
-    """Decode a page. Raises ValueError if it is no list or a version is not a number."""
-    page = _decode_page(body)
-    versions = (int(item.metadata.resource_version) for item in page.items or ())
-    return _Versions(max(versions, default=0), page.metadata.next)
 
 
 class Observer(Protocol):
@@ -212,9 +178,9 @@ class Informer(Generic[T]):
         newest, query = 0, {"limit": str(_PAGE)}
         while True:
             response = await self._transport.request(
-                "GET", self.path, query=query, headers=_METADATA_ONLY
+                "GET", self.path, query=query, headers=METADATA_ONLY
             )
-            page = response.read(_read_versions)
+            page = response.read(read_versions)
             newest = max(newest, page.newest)
             if not page.next:
                 return newest

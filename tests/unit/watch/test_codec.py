@@ -12,7 +12,15 @@ from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.watch.codec import Bookmark, Codec, NotAList, ServerError, identity_of
+from torchrun_controller.watch.codec import (
+    Bookmark,
+    Codec,
+    NotAList,
+    ServerError,
+    Versions,
+    identity_of,
+    read_versions,
+)
 from torchrun_controller.watch.events import Deleted, Faulted, Upserted
 
 PODS = Codec(Pod)
@@ -222,3 +230,14 @@ def test_repeated_strings_are_shared() -> None:
     assert one.spec.node_name is other.spec.node_name
     assert one.status.conditions[0].type is other.status.conditions[0].type
     assert one.metadata.owner_references == other.metadata.owner_references
+
+
+def test_versions_of_a_page_of_metadata() -> None:
+    items = [{"metadata": {"resourceVersion": version}} for version in ("5", "17", "6")]
+    body = {"metadata": {"resourceVersion": "40", "continue": "token"}, "items": items}
+    assert read_versions(json.dumps(body).encode()) == Versions(17, "token")
+    empty = {"metadata": {"resourceVersion": "40"}, "items": None}
+    assert read_versions(json.dumps(empty).encode()) == Versions(0, "")
+    for wrong in ({"metadata": {"resourceVersion": "40"}}, {**body, "items": [{"metadata": {}}]}):
+        with pytest.raises(ValueError, match=r"items|resourceVersion"):
+            read_versions(json.dumps(wrong).encode())
