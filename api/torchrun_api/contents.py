@@ -20,7 +20,7 @@ LARGEST_TEXT = 128 << 20  # bytes; 200,000 paths of 500 bytes
 
 
 class ManifestError(ValueError):
-    """A text that is no manifest, or not the one that was announced."""
+    """A text that is not a valid manifest, or not the expected one."""
 
 
 class Entry(NamedTuple):
@@ -83,11 +83,11 @@ def unpack(data: bytes, bases: Mapping[str, Manifest]) -> Manifest:
         body = json.loads(decompress.decompress(data, LARGEST_TEXT))
         base_sha256, drop, add = str(body["base"]), list(body["drop"]), list(body["add"])
     except (zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ManifestError(f"this is no manifest: {error}") from error
+        raise ManifestError(f"The data is not a manifest: {error}.") from error
     if decompress.unconsumed_tail or not decompress.eof:
-        raise ManifestError("the manifest is too large, or was cut off")
+        raise ManifestError("The manifest is too large or incomplete.")
     if base_sha256 and base_sha256 not in bases:
-        raise ManifestError(f"the manifest {base_sha256} that this one differs from is not here")
+        raise ManifestError(f"The pod does not have the base manifest {base_sha256}.")
     lines = _lines(bases[base_sha256]) if base_sha256 else {}
     for path in drop:
         lines.pop(path, None)
@@ -104,12 +104,12 @@ def _lines(manifest: Manifest) -> dict[str, str]:
 def _entry(line: object) -> Entry:
     parts = line.split(" ", 3) if isinstance(line, str) else []
     if len(parts) != 4 or not parts[3] or "\n" in parts[3]:
-        raise ManifestError(f"no line of a manifest: {line!r:.200}")
+        raise ManifestError(f"The manifest has an invalid line: {line!r:.200}.")
     sha256, size, mode, path = parts
     directory = mode == "dir" and sha256 == "-" and size == "0"
     file = mode in ("644", "755") and len(sha256) == 64 and not set(sha256) - _HEXADECIMAL
     if not (size.isascii() and size.isdigit() and len(size) < 16 and (directory or file)):
-        raise ManifestError(f"no line of a manifest: {line!r:.200}")
+        raise ManifestError(f"The manifest has an invalid line: {line!r:.200}.")
     return Entry(path, "" if directory else sha256, int(size), mode)
 
 

@@ -77,7 +77,9 @@ class _Handlers:
                 log("refused", "warning", peer=request.remote or "", message=str(error))
                 return _refusal(401, "Denied", str(error))
             except KeysUnavailableError as error:
-                return _refusal(503, "KeysUnavailable", f"no keys to check tokens with: {error}")
+                return _refusal(
+                    503, "KeysUnavailable", f"Cannot get the keys that verify tokens: {error}."
+                )
             return await handler(request)
 
         return guard
@@ -85,12 +87,12 @@ class _Handlers:
     async def ready(self, _: web.Request) -> web.StreamResponse:
         if await self._in_thread(self._tree.ready):
             return web.json_response({"ready": True})
-        return _refusal(503, "NotReady", "there is no workspace yet")
+        return _refusal(503, "NotReady", "The workspace is not ready yet.")
 
     async def manifest(self, _: web.Request) -> web.StreamResponse:
         revision = await self._in_thread(self._tree.newest)
         if revision is None:
-            return _refusal(503, "NotReady", "there is no workspace yet")
+            return _refusal(503, "NotReady", "The workspace is not ready yet.")
         return web.Response(body=revision.packed, content_type="application/zlib")
 
     async def files(self, request: web.Request) -> web.StreamResponse:
@@ -98,9 +100,9 @@ class _Handlers:
             ranges = msgspec.json.decode(await request.read(), type=EntryRanges)
         except msgspec.MsgspecError as error:
             shape = '{"manifest": SHA256, "entries": [[FIRST, LAST], ...]}'
-            return _refusal(400, "BadRequest", f"the body must be {shape}: {error}")
+            return _refusal(400, "BadRequest", f"The body must be {shape}: {error}.")
         if not _ascending(ranges.entries):
-            message = "the ranges of entries must ascend, and none may overlap another"
+            message = "The ranges of entries must be in ascending order and must not overlap."
             return _refusal(400, "BadRequest", message)
         try:
             selection = await self._in_thread(

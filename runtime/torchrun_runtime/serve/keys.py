@@ -27,7 +27,7 @@ Fetch = Callable[[], Awaitable[jwt.PyJWKSet]]
 
 
 class KeysUnavailableError(Exception):
-    """The API server did not tell its keys; another try may find them."""
+    """The API server did not return its keys. A retry may succeed."""
 
 
 class Keys:

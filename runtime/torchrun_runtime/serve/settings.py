@@ -29,7 +29,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         raise _invalid(workspace_contract.SERVE_PORT.name, port, "a port")
     host = environment.get("KUBERNETES_SERVICE_HOST", "")
     if not host:
-        raise _invalid("KUBERNETES_SERVICE_HOST", host, "the API server's address")
+        raise _invalid("KUBERNETES_SERVICE_HOST", host, "the address of the API server")
     address = f"[{host}]" if ":" in host else host
     api_port = environment.get("KUBERNETES_SERVICE_PORT", "443")
     return Settings(
@@ -51,5 +51,5 @@ def _required(environment: Mapping[str, str], variable: Variable[str], accepted:
 
 
 def _invalid(name: str, value: str, accepted: str) -> SyncError:
-    message = f"{name} is {value!r}; accepted: {accepted}"
+    message = f"{name} is {value!r}. It must be {accepted}."
     return SyncError("InvalidSetting", message, permanent=True)

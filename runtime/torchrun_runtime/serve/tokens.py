@@ -18,11 +18,11 @@ _LONGEST = 16384
 
 
 class DeniedError(Exception):
-    """The token is not one of a worker of this job; the message says what is wrong with it."""
+    """The token does not belong to a worker of this job. The message says why."""
 
 
 class Verifier:
-    """Judges tokens for one job."""
+    """Verifies the tokens of one job."""
 
     def __init__(self, namespace: str, job: str, keys: Keys) -> None:
         self._namespace = namespace
@@ -32,11 +32,11 @@ class Verifier:
     async def check(self, token: str) -> str:
         """The name of the worker's pod. Raises DeniedError, KeysUnavailableError."""
         if not token or len(token) > _LONGEST:
-            raise DeniedError("show the token of your pod as: Authorization: Bearer TOKEN")
+            raise DeniedError("The request has no valid header 'Authorization: Bearer TOKEN'.")
         try:
             key = await self._keys.get(jwt.get_unverified_header(token).get("kid"))
             if key is None:
-                raise DeniedError("the token is signed with a key that is not the cluster's")
+                raise DeniedError("The token is signed with a key of another cluster.")
             claims = jwt.decode(
                 token,
                 key,
@@ -46,7 +46,7 @@ class Verifier:
                 options={"require": ["exp", "aud"]},
             )
         except jwt.PyJWTError as error:
-            raise DeniedError(f"the token is not valid: {error}") from error
+            raise DeniedError(f"The token is not valid: {error}.") from error
         return self._worker(claims.get("kubernetes.io"))
 
     def _worker(self, bound: object) -> str:
@@ -54,7 +54,7 @@ class Verifier:
         pod = body.get("pod")
         name = pod.get("name") if isinstance(pod, dict) else None
         if body.get("namespace") != self._namespace or not isinstance(name, str):
-            raise DeniedError("the token is not one of a pod of this namespace")
+            raise DeniedError("The token does not belong to a pod of this namespace.")
         if not names.is_worker(self._job, name):
-            raise DeniedError(f"pod {name} is no worker of this job")
+            raise DeniedError(f"Pod {name} is not a worker of this job.")
         return name

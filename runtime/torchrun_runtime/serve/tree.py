@@ -12,7 +12,7 @@ _BLOCK = 1 << 20
 
 
 class NotThereError(Exception):
-    """The request is not for the workspace that is served."""
+    """The request is for another workspace than the one that the pod serves."""
 
 
 class Revision(NamedTuple):
@@ -48,14 +48,14 @@ class Tree:
     def select(self, sha256: str, ranges: Sequence[tuple[int, int]]) -> "Selection":
         """The files of these ranges of the manifest's entries, both ends in them.
 
-        Raises NotThereError where the manifest is another one by now, or has fewer entries.
+        Raises NotThereError if the manifest has changed or has fewer entries.
         """
         revision = self.newest()
         if revision is None or revision.manifest.sha256 != sha256:
-            raise NotThereError(f"the workspace of manifest {sha256} is not here any more")
+            raise NotThereError(f"The pod no longer serves the workspace with manifest {sha256}.")
         entries = revision.manifest.entries
         if not all(0 <= first <= last < len(entries) for first, last in ranges):
-            raise NotThereError(f"the manifest has {len(entries)} entries")
+            raise NotThereError(f"The request exceeds the {len(entries)} entries of the manifest.")
         selected = [entry for first, last in ranges for entry in entries[first : last + 1]]
         return Selection(
             self._claim.tree(revision.number), [e for e in selected if e.mode != "dir"]

@@ -83,8 +83,8 @@ class Assembly:
         for entry in extracted.entries:
             if announced.get(entry.path) != entry:
                 message = (
-                    f"the member {shown(entry.path)} is not the file that was announced; "
-                    "it may have changed while it was packed: try again"
+                    f"Entry {shown(entry.path)} differs from the manifest. The file may have"
+                    " changed during the upload. Retry."
                 )
                 raise ArchiveError("NotAnnounced", message)
             if entry.sha256:

@@ -1,4 +1,4 @@
-"""Why an upload is not taken, and why the pod ends without a workspace."""
+"""Errors of uploads, archives and sync pods. Messages are full sentences for the user."""
 
 
 class UploadError(Exception):
@@ -18,7 +18,7 @@ class UploadError(Exception):
 
 
 class ArchiveError(Exception):
-    """The archive's content is not acceptable; message names the member and says what to do."""
+    """The content of an archive is invalid. The message names the entry and what to do."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class ArchiveError(Exception):
 
 
 class SyncError(Exception):
-    """Ends the pod. permanent: the same pod started again would fail the same way."""
+    """Ends the pod. permanent: a new pod would fail in the same way."""
 
     def __init__(self, reason: str, message: str, *, permanent: bool) -> None:
         super().__init__(message)

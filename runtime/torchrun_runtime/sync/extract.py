@@ -33,7 +33,7 @@ def extract(archive: Path, tree: Path, limits: Limits) -> Manifest:
             with _opened(file) as opened:
                 listed = opened.infolist()
                 if len(listed) != counted:
-                    raise not_a_zip("it has two central directories that differ; zip it again")
+                    raise not_a_zip("it has two central directories that differ")
                 members = accept(listed, archive.stat().st_size, opened.start_dir, limits)
                 check_space(tree.parent, sum(member.size for member in members))
                 return _write(opened, members, tree)
@@ -67,7 +67,7 @@ def _pieces(opened: zipfile.ZipFile, member: Member) -> Iterator[bytes]:
             while piece := source.read(_PIECE):
                 yield piece
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        message = f"the member {member.name} is damaged: {error or 'it ends too early'}"
+        message = f"Entry {member.name} is damaged: {error or 'it ends too early'}."
         raise ArchiveError("DamagedMember", message) from error
 
 
@@ -75,13 +75,13 @@ def check_space(directory: Path, needed: int) -> None:
     """Raises SyncError (WorkspaceFull) where `needed` bytes do not fit."""
     free = shutil.disk_usage(directory).free
     if needed > free:
-        raise workspace_full(f"{needed} bytes are needed, {free} are free")
+        raise workspace_full(f"it needs {needed} bytes and {free} are free")
 
 
 def workspace_full(why: str) -> SyncError:
     """The tree does not fit on the claim."""
     message = (
         f"The workspace PVC has no space for the extracted archive: {why}. Increase"
-        " volumes.workspace.size. The archive is kept and need not be uploaded again."
+        " volumes.workspace.size. The archive is kept, so it is not uploaded again."
     )
     return SyncError("WorkspaceFull", message, permanent=False)

@@ -91,7 +91,7 @@ def check_sub_path(settings: Settings) -> None:
     try:
         components(settings.sub_path, settings.limits)
     except ArchiveError as error:
-        message = f"volumes.workspace.subPath is invalid: {error.message}"
+        message = f"volumes.workspace.subPath is invalid. {error.message}"
         raise SyncError("InvalidSubPath", message, permanent=True) from error
 
 

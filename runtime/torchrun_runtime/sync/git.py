@@ -209,7 +209,7 @@ class Git:
             for line in _records(process.stdout):
                 repository.add(line)
             if process.wait():
-                message = f"git cannot list the files of {self._checkout.shown}"
+                message = f"git cannot list the files of {self._checkout.shown}."
                 raise SyncError("FetchFailed", message, permanent=False)
         return repository
 
@@ -245,7 +245,8 @@ def _records(stream: IO[bytes]) -> Iterator[bytes]:
         *lines, rest = (rest + piece).split(b"\0")
         yield from lines
         if len(rest) > 1 << 16:
-            raise ArchiveError("PathTooLong", "a path of the repository has more than 65536 bytes")
+            message = "The repository has a path of more than 65536 bytes."
+            raise ArchiveError("PathTooLong", message)
 
 
 class _Objects:
@@ -269,13 +270,14 @@ class _Objects:
         except OSError:
             header = []
         if header[1:] != [b"blob", str(blob.size).encode()]:
-            message = f"object {blob.name} of the repository cannot be read"
+            message = f"Cannot read object {blob.name} of the repository."
             raise ArchiveError("DamagedMember", message)
         left = blob.size
         while left:
             piece = self._stdout.read(min(left, _PIECE))
             if not piece:
-                raise ArchiveError("DamagedMember", f"object {blob.name} ends too early")
+                message = f"Object {blob.name} of the repository ends too early."
+                raise ArchiveError("DamagedMember", message)
             if left == blob.size < 1024 and piece.startswith(_LFS_POINTER):
                 self.pointers += 1
             left -= len(piece)

@@ -75,7 +75,7 @@ class Repository:
             raise too_many(self._limits)
         parts = components(path, self._limits)
         if path.endswith("/") or any(_is_git_dir(part) for part in parts):
-            raise refused("UnsafeName", path, "has a name that git keeps for itself")
+            raise refused("UnsafeName", path, "has a name that is reserved for git")
         if kind == "commit":
             self.submodules.append(path)
             return
@@ -94,7 +94,7 @@ class Repository:
         for part in path[:-1]:
             inner = folder.setdefault(part, Folder())
             if not isinstance(inner, Folder):
-                raise refused("DuplicateMember", "/".join(path), "lies below a file")
+                raise refused("DuplicateMember", "/".join(path), "is below a file")
             folder = inner
         if path[-1] in folder:
             raise refused("DuplicateMember", "/".join(path), "is in the repository twice")
@@ -104,7 +104,11 @@ class Repository:
         """Learn where the links point. Raises ArchiveError."""
         for path, link in self._links:
             if link.blob.size > _LONGEST_TARGET:
-                raise refused("UnsafeMember", "/".join(path), "is a link with an endless target")
+                raise refused(
+                    "UnsafeMember",
+                    "/".join(path),
+                    f"is a link with a target of more than {_LONGEST_TARGET} bytes",
+                )
             try:
                 link.target = read(link.blob).decode()
             except UnicodeDecodeError:
@@ -191,13 +195,13 @@ class Repository:
         return refused(
             "UnsafeMember",
             name,
-            f"is a symbolic link to {target[:120]!a}, which is not in the workspace;"
-            " put a copy in its place, or choose a subPath that holds both",
+            f"is a symbolic link to {target[:120]!a}, which is not in the workspace."
+            " Replace it with a copy, or select a subPath that contains both",
         )
 
 
 def _too_many_hops(path: Path) -> ArchiveError:
-    why = f"leads to itself, or through more than {_MOST_HOPS} links; put a copy in its place"
+    why = f"leads to itself, or through more than {_MOST_HOPS} links. Replace it with a copy"
     return refused("UnsafeMember", "/".join(path), f"is a link that {why}")
 
 

@@ -39,8 +39,8 @@ def shown(name: str) -> str:
 
 
 def refused(reason: str, name: str, why: str) -> ArchiveError:
-    """The refusal of one member, by its name."""
-    return ArchiveError(reason, f"the member {shown(name)} {why}")
+    """The error of one entry. why: the rest of the sentence, without its full stop."""
+    return ArchiveError(reason, f"Entry {shown(name)} {why}.")
 
 
 def components(name: str, limits: Limits) -> Path:
@@ -48,17 +48,21 @@ def components(name: str, limits: Limits) -> Path:
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
         raise refused("UnsafeName", name, "has a control character in its name")
     if "\\" in name:
-        raise refused("UnsafeName", name, "has a backslash in its name; separate by '/'")
+        raise refused(
+            "UnsafeName", name, "has a backslash in its name. Separate directories by '/'"
+        )
     if name.startswith("/"):
-        raise refused("UnsafeName", name, "has an absolute path; paths must be relative")
+        raise refused("UnsafeName", name, "has an absolute path. Use a relative path")
     if len(name.encode()) > limits.path:
         raise refused("PathTooLong", name, f"has a path of more than {limits.path} bytes")
     path = tuple(name.removesuffix("/").split("/"))
     if len(path) > limits.depth:
-        raise refused("PathTooDeep", name, f"lies more than {limits.depth} levels deep")
+        raise refused("PathTooDeep", name, f"is more than {limits.depth} levels deep")
     for part in path:
         if part in ("", ".", ".."):
-            raise refused("UnsafeName", name, f"has the component {part!r} in its path")
+            raise refused(
+                "UnsafeName", name, f"has the component {part!r} in its path, which is not allowed"
+            )
         if len(part.encode()) > _LONGEST_NAME:
             raise refused(
                 "PathTooLong", name, f"has a component of more than {_LONGEST_NAME} bytes"
@@ -81,7 +85,7 @@ def refuse_collisions(places: Sequence[Place]) -> None:
     for path in files:
         if path in parents or path in directories:
             raise refused(
-                "DuplicateMember", "/".join(path), "is both a file and a directory of the archive"
+                "DuplicateMember", "/".join(path), "is both a file and a directory in the archive"
             )
     _refuse_folded(files | directories | parents)
 
@@ -95,6 +99,6 @@ def _refuse_folded(paths: set[Path]) -> None:
             raise refused(
                 "CaseCollision",
                 "/".join(path),
-                f"differs from {shown('/'.join(other))} in case or in accents' encoding alone;"
-                " rename one of the two",
+                f"differs from {shown('/'.join(other))} only in case or in the encoding of accents."
+                " Rename one of them",
             )

@@ -54,7 +54,7 @@ class PendingManifest:
         except ManifestError as error:
             raise UploadError(409, "UnknownBase", str(error)) from error
         if manifest.sha256 != sha256:
-            message = f"the manifest has sha256 {manifest.sha256}, announced was {sha256}"
+            message = f"The manifest has SHA-256 {manifest.sha256}, not {sha256}."
             raise UploadError(409, "UnknownBase", message)
         try:
             _check(manifest, self._limits)
@@ -65,7 +65,7 @@ class PendingManifest:
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            message = "the workspace claim is full; raise volumes.workspace.size"
+            message = "The workspace PVC is full. Increase volumes.workspace.size."
             raise UploadError(507, "WorkspaceFull", message) from error
         self.manifest = manifest
 
@@ -78,11 +78,11 @@ class PendingManifest:
 def _check(manifest: Manifest, limits: Limits) -> None:
     """Raises ArchiveError naming the first entry that is not acceptable."""
     if not manifest.files:
-        raise ArchiveError("EmptyWorkspace", "the manifest names no file")
+        raise ArchiveError("EmptyWorkspace", "The manifest has no files.")
     if len(manifest.entries) > limits.entries:
         message = (
-            f"the workspace has more than {limits.entries} files; leave out what the training does "
-            "not need (.torchrunignore) or mount it from a claim"
+            f"The workspace has more than {limits.entries} files. Leave out files that the training"
+            " does not need (.torchrunignore), or mount them from a PVC."
         )
         raise ArchiveError("TooManyEntries", message)
     refuse_size(manifest.size, limits)

@@ -93,13 +93,13 @@ def list_prefix(bucket: Bucket, prefix: str, limits: Limits) -> list[tuple[Place
     files: list[tuple[Place, Object]] = []
     for one in bucket.list(prefix):
         if not one.key.startswith(prefix):
-            raise ArchiveError("UnsafeName", f"object {one.key!r} is not below {prefix!r}")
+            raise ArchiveError("UnsafeName", f"Object {one.key!r} is not below {prefix!r}.")
         name = one.key.removeprefix(prefix)
         if name == "" or (name.endswith("/") and one.size == 0):
             continue  # how consoles make folders
         path = components(name, limits)
         if name.endswith("/"):
-            raise ArchiveError("UnsafeName", f"object {name!r} is a folder with content")
+            raise ArchiveError("UnsafeName", f"Object {name!r} is a folder with content.")
         files.append((Place(path, size=one.size), one))
         if len(files) > limits.entries:
             raise too_many(limits)
@@ -136,7 +136,7 @@ def read_archive(
 ) -> Manifest:
     """Unpack one archive, or a folder of it. Raises ArchiveError, SyncError, OSError."""
     if archive.size > limits.bytes:
-        message = f"{archive.key!r} has {archive.size} bytes, allowed are {limits.bytes}"
+        message = f"Object {archive.key!r} has {archive.size} bytes. The limit is {limits.bytes}."
         raise ArchiveError("WorkspaceTooLarge", message)
     download = work / "archive"
     with download.open("wb") as file:

@@ -102,7 +102,7 @@ class Bucket:
             if page.findtext("IsTruncated") != "true":
                 return
             if not token or token == query.get("continuation-token"):
-                message = f"{self.endpoint.shown} lists pages without end"
+                message = f"Bucket {self.endpoint.shown} returns the same page of objects twice."
                 raise SyncError("FetchFailed", message, permanent=False)
             query["continuation-token"] = token
 
@@ -115,7 +115,7 @@ class Bucket:
             response.close()
             size = response.headers.get("Content-Length", "")
             if not size.isdecimal():
-                raise SyncError("FetchFailed", f"{key!r} has no size", permanent=False)
+                raise SyncError("FetchFailed", f"Object {key!r} has no size.", permanent=False)
             return Object(key, int(size), _etag(response.headers.get("ETag"), key))
 
         return self._retried(ask, key)
@@ -147,7 +147,8 @@ class Bucket:
                 self._pause(failures, wanted.key, error)
         if checked and _MD5.fullmatch(wanted.etag) and digest.hexdigest() != wanted.etag:
             message = (
-                f"{wanted.key!r} of {self.endpoint.shown} arrived damaged (MD5 is not its ETag)"
+                f"Object {wanted.key!r} of {self.endpoint.shown} was damaged during the download"
+                " (its MD5 is not its ETag)."
             )
             raise SyncError("DamagedObject", message, permanent=False)
 
@@ -176,7 +177,7 @@ class Bucket:
             while len(body) <= _LONGEST_PAGE and (piece := self._read(response)):
                 body += piece
         if len(body) > _LONGEST_PAGE or b"<!DOCTYPE" in body or b"\0" in body:
-            message = f"{self.endpoint.shown} answers with something that is no list of objects"
+            message = f"Bucket {self.endpoint.shown} does not return a list of objects."
             raise SyncError("FetchFailed", message, permanent=False)
         try:
             root = ElementTree.fromstring(body)  # noqa: S314  # no DOCTYPE, so no entities
@@ -239,7 +240,7 @@ class Bucket:
 
     def _pause(self, failures: int, key: str, error: _RetryableError) -> None:
         if failures >= _ATTEMPTS:
-            message = f"{self.endpoint.shown} cannot be read ({error}, {failures} times in a row)"
+            message = f"Cannot read {self.endpoint.shown} ({error}, {failures} times in a row)."
             raise SyncError("ConnectionFailed", message, permanent=False) from error
         log("trying again", "warning", key=key, error=str(error))
         time.sleep(PAUSE * 2 ** (failures - 1))
@@ -288,7 +289,7 @@ def _objects(page: ElementTree.Element, bucket: str) -> Iterator[Object]:
         except UnicodeDecodeError:
             raise refused("UnsafeName", key, "has a name that is not UTF-8") from None
         if not decoded or not size.isascii() or not size.isdecimal():
-            message = f"{bucket} lists an object without key or size"
+            message = f"Bucket {bucket} lists an object without key or size."
             raise SyncError("FetchFailed", message, permanent=False)
         yield Object(decoded, int(size), _etag(element.findtext("ETag"), decoded))
 
@@ -298,8 +299,8 @@ def _etag(text: str | None, key: str) -> str:
     etag = (text or "").strip('"')
     if not _ETAG.fullmatch(etag):
         message = (
-            f"the gateway gives object {shown(key)} the ETag {shown(etag)}, which is none: letters,"
-            " digits and punctuation are; check the gateway, or upload the object again"
+            f"The ETag {shown(etag)} of object {shown(key)} is not printable ASCII. Check the"
+            " gateway, or upload the object again."
         )
         raise SyncError("FetchFailed", message, permanent=False)
     return etag

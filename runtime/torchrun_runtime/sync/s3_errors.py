@@ -51,7 +51,7 @@ def _by_status(status: int, code: str, message: str) -> tuple[str, str]:
 
 def changed(key: str, bucket: str) -> SyncError:
     """The error for an object that was changed while it was read."""
-    message = f"{shown(key)} of {bucket} changed while it was read. Retrying."
+    message = f"Object {shown(key)} of {bucket} changed during the download. Retrying."
     return SyncError("SourceChanged", message, permanent=False)
 
 

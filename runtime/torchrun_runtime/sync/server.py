@@ -145,22 +145,22 @@ class _Handlers:
                 request.transport.close()
             return web.Response(status=408)
         except OSError as error:
-            message = f"the workspace claim cannot be written: {error.strerror}"
+            message = f"Cannot write to the workspace PVC: {error.strerror}."
             return _refusal(UploadError(500, "WorkspaceUnavailable", message))
         except Exception as error:
             traceback.print_exc()
-            message = f"the sync pod failed by a fault of its own: {error!r}; see its log"
+            message = f"The sync pod has a bug: {error!r}. See its log."
             return _refusal(UploadError(500, "SyncFailed", message))
 
     def _route(self, request: web.Request) -> _Handler:
         if request.method == "GET" and request.can_read_body:
-            raise UploadError(400, "BadRequest", "a GET has no body")
+            raise UploadError(400, "BadRequest", "A GET request must not have a body.")
         route = self._routes.get((request.method, request.path))
         if route is not None:
             return route
         if request.method not in ("GET", "PUT"):
-            raise UploadError(405, "BadRequest", "there are GET and PUT")
-        message = "there are /v1/upload, /v1/manifest and /readyz"
+            raise UploadError(405, "BadRequest", "Only GET and PUT are supported.")
+        message = "The paths are /v1/upload, /v1/manifest and /readyz."
         raise UploadError(404, "NotFound", message)
 
     async def _ready(self, _: web.Request) -> web.StreamResponse:
@@ -195,7 +195,7 @@ class _Handlers:
         sha256 = _sha256(request, _WORKSPACE)
         self._authorize(request)
         if length > _LARGEST_MANIFEST:
-            message = f"a manifest may have {_LARGEST_MANIFEST} bytes, not {length}"
+            message = f"The manifest has {length} bytes. The limit is {_LARGEST_MANIFEST}."
             raise UploadError(413, "ManifestTooLarge", message)
         body = b"".join([piece async for piece in self._pieces(request, length)])
         await asyncio.to_thread(self._workflow.announce, sha256, body)
@@ -227,14 +227,14 @@ async def _set_server_header(_: web.Request, response: web.StreamResponse) -> No
 
 def _content_length(request: web.Request) -> int:
     if request.content_length is None:
-        raise UploadError(411, "LengthRequired", "send the body with a Content-Length")
+        raise UploadError(411, "LengthRequired", "Send the body with a Content-Length header.")
     return request.content_length
 
 
 def _sha256(request: web.Request, header: str) -> str:
     sha256 = request.headers.get(header, "").strip().lower()
     if not SHA256.fullmatch(sha256):
-        message = f"{header} must be a SHA-256, 64 hexadecimal digits"
+        message = f"{header} must be a SHA-256 of 64 hexadecimal digits."
         raise UploadError(400, "BadRequest", message)
     return sha256
 
@@ -245,10 +245,10 @@ def _identity_and_start(request: web.Request, length: int) -> tuple[Identity, in
     match = _CONTENT_RANGE.fullmatch(request.headers.get("Content-Range", "").strip())
     first, last, total = (int(group) for group in match.groups()) if match else (0, -1, 0)
     if not first <= last < total:
-        message = "Content-Range must be 'bytes FIRST-LAST/TOTAL', FIRST <= LAST < TOTAL"
+        message = "Content-Range must be 'bytes FIRST-LAST/TOTAL' with FIRST <= LAST < TOTAL."
         raise UploadError(400, "BadRequest", message)
     if length != last - first + 1:
-        message = f"Content-Length must be the range's length, {last - first + 1}"
+        message = f"Content-Length must be {last - first + 1}, the length of the range."
         raise UploadError(400, "BadRequest", message)
     return Identity(sha256, total, workspace), first
 

@@ -117,10 +117,10 @@ def _digest(environment: Mapping[str, str], variable: Variable[str]) -> str:
 def _number(environment: Mapping[str, str], variable: Variable[int], lowest: int = 1) -> int:
     text = variable.read(environment) or variable.default
     if not text.isascii() or not text.isdigit() or int(text) < lowest:
-        raise _invalid(variable, text, f"a whole number of at least {lowest}")
+        raise _invalid(variable, text, f"an integer of at least {lowest}")
     return int(text)
 
 
 def _invalid(variable: Variable[str] | Variable[int], value: str, accepted: str) -> SyncError:
-    message = f"{variable.name} is {value!r}; accepted: {accepted}"
+    message = f"{variable.name} is {value!r}. It must be {accepted}."
     return SyncError("InvalidSetting", message, permanent=True)

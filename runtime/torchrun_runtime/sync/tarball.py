@@ -42,10 +42,10 @@ def extract_tar(archive: Path, tree: Path, limits: Limits) -> Manifest:
             return _write(opened, places, tree, limits)
     except RecursionError as error:
         # tarfile calls itself for each header that only describes the next one.
-        message = "the archive is not a tar archive that can be read: headers follow headers"
-        raise ArchiveError("NotATar", f"{message} without end; make it again with tar") from error
+        message = "The file is not a valid tar archive: its headers never end. Create it with tar."
+        raise ArchiveError("NotATar", message) from error
     except _FAULTS as error:
-        message = f"the archive is not a tar archive that can be read: {error}"
+        message = f"The file is not a valid tar archive: {error}."
         raise ArchiveError("NotATar", message) from error
 
 
@@ -75,7 +75,7 @@ class _Bounded(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= _PIECE:
-            message = f"a header of the archive announces {size} bytes of its own"
+            message = f"A header of the archive has {size} bytes. The limit is {_PIECE}."
             raise ArchiveError("UnsafeMember", message)
         self.last = self._source.read(size)
         self._advance(len(self.last))
@@ -107,8 +107,8 @@ class _Bounded(io.RawIOBase):
         self._at += count
         if self._at > self._most:
             message = (
-                f"the archive unpacks to more than {self._most} bytes: it is too large, or looks"
-                " like a decompression bomb"
+                f"The archive expands to more than {self._most} bytes. It is too large, or a"
+                " decompression bomb."
             )
             raise ArchiveError("CompressionRatio", message)
 
@@ -121,7 +121,9 @@ def _members(opened: tarfile.TarFile, limits: Limits) -> Iterator[tarfile.TarInf
         if count > limits.entries:
             raise too_many(limits)
         if len(opened.pax_headers) > _MOST_GLOBAL_RECORDS:
-            raise ArchiveError("UnsafeMember", "the archive has endless global headers")
+            raise ArchiveError(
+                "UnsafeMember", f"The archive has more than {_MOST_GLOBAL_RECORDS} global records."
+            )
         opened.members = []  # type: ignore[attr-defined]
         yield member
     # tarfile ends at any header that is none; the end that tar writes is a block of zeros.
@@ -139,14 +141,14 @@ def _place(member: tarfile.TarInfo, limits: Limits) -> Place:
     path = components(name.removeprefix("./"), limits)
     if member.issym() or member.islnk():
         raise refused(
-            "UnsafeMember", name, "is a link; archive the file that it points to (tar -h)"
+            "UnsafeMember", name, "is a link. Archive the file that it points to (tar -h)"
         )
     if member.issparse():
-        raise refused("UnsafeMember", name, "is sparse; archive it without --sparse")
+        raise refused("UnsafeMember", name, "is sparse. Archive it without --sparse")
     if not (member.isreg() or member.isdir()):
         raise refused("UnsafeMember", name, "is neither a file nor a directory")
     if member.size < 0:
-        raise refused("UnsafeMember", name, "announces a negative size")
+        raise refused("UnsafeMember", name, "has a negative size")
     size = member.size if member.isreg() else 0
     return Place(path, member.isdir(), bool(member.mode & 0o111), size)
 

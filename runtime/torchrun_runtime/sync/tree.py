@@ -49,7 +49,10 @@ class Tree:
         try:
             descriptor = os.open(target, flags, mode)
         except FileExistsError as error:
-            message = f"the member {place.name} has a name that this file system cannot tell apart"
+            message = (
+                f"Entry {place.name} has the same name as another one on this file system."
+                " Rename one of them."
+            )
             raise ArchiveError("DuplicateMember", message) from error
         written, digest = 0, hashlib.sha256()
         try:
@@ -63,7 +66,7 @@ class Tree:
         finally:
             os.close(descriptor)
         if written != place.size:
-            message = f"the member {place.name} does not have the {place.size} bytes it announces"
+            message = f"Entry {place.name} does not have the {place.size} bytes of its header."
             raise ArchiveError("DamagedMember", message)
         path = "/".join(place.path)
         self._files.append(Entry(path, digest.hexdigest(), written, f"{mode:o}"))
@@ -91,22 +94,24 @@ def _write_all(descriptor: int, piece: bytes) -> None:
 def check_places(places: list[Place], limits: Limits) -> None:
     """Raises ArchiveError unless the places make a workspace together."""
     if not places:
-        raise ArchiveError("EmptyWorkspace", "volumes.workspace.url and subPath contain no files.")
+        raise ArchiveError(
+            "EmptyWorkspace", "The workspace has no files. Check volumes.workspace.url and subPath."
+        )
     if len(places) > limits.entries:
         raise too_many(limits)
     paths.refuse_collisions(places)
     total = sum(place.size for place in places)
     if total > limits.bytes:
         message = (
-            f"the workspace has {total} bytes, allowed are {limits.bytes}; "
-            "leave data out of it and mount it from a claim"
+            f"The workspace has {total} bytes. The limit is {limits.bytes}. Move data out of it and"
+            " mount it from a PVC."
         )
         raise ArchiveError("WorkspaceTooLarge", message)
 
 
 def too_many(limits: Limits) -> ArchiveError:
     """The error for more files than are allowed; a listing stops there."""
-    message = f"the workspace has more than {limits.entries} files; choose a part of it by subPath"
+    message = f"The workspace has more than {limits.entries} files. Select a part with subPath."
     return ArchiveError("TooManyEntries", message)
 
 

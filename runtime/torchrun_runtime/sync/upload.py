@@ -121,8 +121,8 @@ class Upload:
                 self._writer = None
                 return True
             message = (
-                f"the {self.offset} bytes received have sha256 {self._digest.hexdigest()}, "
-                f"announced was {self.identity.sha256}; send the archive again"
+                f"The {self.offset} bytes that were received have SHA-256"
+                f" {self._digest.hexdigest()}, not {self.identity.sha256}. Send the archive again."
             )
             self._clear()
             raise UploadError(422, "DigestMismatch", message, offset=0)
@@ -144,8 +144,8 @@ class Upload:
         refuse_other(self._wanted, identity.workspace or identity.sha256)
         if identity.total > self._limit:
             message = (
-                f"the archive has {identity.total} bytes, allowed are {self._limit}; "
-                "leave data out of the workspace and mount it from a claim"
+                f"The archive has {identity.total} bytes. The limit is {self._limit}. Move data out"
+                " of the workspace and mount it from a PVC."
             )
             raise UploadError(413, "ArchiveTooLarge", message)
 
@@ -192,20 +192,20 @@ def refuse_other(wanted: str, sha256: str) -> None:
     """Raises UploadError where the job names another workspace than this one."""
     if wanted and sha256 != wanted:
         message = (
-            f"this job takes another workspace than the one with sha256 {sha256};"
-            " submit the job again to run other code"
+            f"This job accepts only the workspace that it was submitted with, not the one with"
+            f" SHA-256 {sha256}. Submit a new job to run other code."
         )
         raise UploadError(422, "WrongArchive", message)
 
 
 def _wrong_offset(offset: int) -> UploadError:
-    message = f"{offset} bytes were received; continue there"
+    message = f"The pod has {offset} bytes. Continue from there."
     return UploadError(409, "WrongOffset", message, offset=offset)
 
 
 def _disk_full(needed: int, free: int, offset: int) -> UploadError:
     message = (
-        f"the workspace claim is full: {needed} more bytes are needed, {free} are free; "
-        "make the archive smaller or raise volumes.workspace.size, then try again"
+        f"The workspace PVC is full: the upload needs {needed} more bytes and {free} are free."
+        " Increase volumes.workspace.size or make the archive smaller."
     )
     return UploadError(507, "WorkspaceFull", message, offset=offset)

@@ -93,14 +93,15 @@ class Workflow:
         with self._changed:
             if self._stage in ("extracting", "done") and self._accepted:
                 if identity == self._accepted:
-                    message = "the archive is here already"
+                    message = "The pod already has the archive."
                     raise UploadError(409, "AlreadyReceived", message, offset=identity.total)
                 raise _busy()
             if self._stage == "comparing":
                 raise _busy()
             if identity.workspace != self.pending.sha256:
                 if identity.workspace:
-                    raise UploadError(409, "ManifestNeeded", "send the archive's manifest first")
+                    message = "Send the manifest of the archive first."
+                    raise UploadError(409, "ManifestNeeded", message)
                 self.pending.discard()
                 self._missing = []
             writer = self.upload.begin(identity, start)
@@ -177,4 +178,4 @@ class Workflow:
 
 
 def _busy() -> UploadError:
-    return UploadError(503, "Busy", "another workspace is being made; try again later")
+    return UploadError(503, "Busy", "The pod is busy with another workspace. Retry later.")

@@ -40,8 +40,8 @@ def count_entries(file: BinaryIO, most: int) -> int:
         entries += 1
         if entries > most:
             message = (
-                f"the archive has more than {most} members; leave out what the training does "
-                "not need (.torchrunignore) or mount it from a claim"
+                f"The archive has more than {most} entries. Leave out files that the training does"
+                " not need (.torchrunignore), or mount them from a PVC."
             )
             raise ArchiveError("TooManyEntries", message)
     if remaining < 0:
@@ -50,8 +50,8 @@ def count_entries(file: BinaryIO, most: int) -> int:
 
 
 def not_a_zip(why: str) -> ArchiveError:
-    """The refusal of bytes that are no zip archive."""
-    return ArchiveError("NotAZip", f"the upload is not a zip archive that can be read: {why}")
+    """The error of bytes that are not a zip archive. why: without a full stop."""
+    return ArchiveError("NotAZip", f"The upload is not a valid zip archive: {why}.")
 
 
 def _locate(file: BinaryIO) -> tuple[int, int]:
@@ -88,7 +88,7 @@ def _has_end64(file: BinaryIO, at: int) -> bool:
     if not records[_END64_SIZE:].startswith(_LOCATOR_SIGNATURE):
         return False
     if not records.startswith(_END64_SIGNATURE):
-        raise not_a_zip("its zip64 record does not lie before its locator")
+        raise not_a_zip("its zip64 record is not directly before its locator")
     (offset,) = struct.unpack_from("<Q", records, _END64_SIZE + 8)
     if offset < at:
         file.seek(offset)

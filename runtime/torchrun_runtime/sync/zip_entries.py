@@ -44,12 +44,14 @@ def _member(info: zipfile.ZipInfo, limits: Limits) -> Member:
     mode = info.external_attr >> 16
     _refuse_type(name, mode, directory)
     if info.flag_bits & _ENCRYPTED:
-        raise refused("EncryptedMember", name, "is encrypted; make the archive without a password")
+        raise refused(
+            "EncryptedMember", name, "is encrypted. Create the archive without a password"
+        )
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise refused(
             "UnsupportedCompression",
             name,
-            f"is compressed by method {info.compress_type}; use deflate (zip's default) or store",
+            f"uses compression method {info.compress_type}. Use deflate (zip's default) or store",
         )
     if directory and (info.file_size or info.compress_size):
         raise refused("UnsafeMember", name, "is a directory with content")
@@ -72,7 +74,7 @@ def _name(info: zipfile.ZipInfo) -> str:
         return name.encode("cp437").decode("utf-8")
     except UnicodeError:
         raise refused(
-            "UnsafeName", name, "has a name that is not UTF-8; make the archive with UTF-8 names"
+            "UnsafeName", name, "has a name that is not UTF-8. Create the archive with UTF-8 names"
         ) from None
 
 
@@ -80,12 +82,16 @@ def _refuse_type(name: str, mode: int, directory: bool) -> None:
     kind = stat.S_IFMT(mode)
     if kind == stat.S_IFLNK:
         raise refused(
-            "UnsafeMember", name, "is a symbolic link; archive the file that it points to (zip -r)"
+            "UnsafeMember", name, "is a symbolic link. Archive the file that it points to (zip -r)"
         )
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         raise refused("UnsafeMember", name, "is neither a file nor a directory")
     if kind == (stat.S_IFREG if directory else stat.S_IFDIR):
-        raise refused("UnsafeMember", name, "is a directory by name or by type, but not by both")
+        raise refused(
+            "UnsafeMember",
+            name,
+            "is a directory by name but not by type, or by type but not by name",
+        )
 
 
 def _refuse_overlaps(infos: list[zipfile.ZipInfo], directory_start: int) -> None:
@@ -97,17 +103,17 @@ def _refuse_overlaps(infos: list[zipfile.ZipInfo], directory_start: int) -> None
         shortest = _LOCAL_HEADER + len(info.orig_filename.encode(encoding)) + info.compress_size
         if start < 0 or start + shortest > end:
             raise refused(
-                "OverlappingMembers", info.orig_filename, "shares its bytes with another member"
+                "OverlappingMembers", info.orig_filename, "shares its bytes with another entry"
             )
         end = start
 
 
 def refuse_size(total: int, limits: Limits) -> None:
-    """Raises ArchiveError where a workspace holds too many bytes."""
+    """Raises ArchiveError if a workspace has too many bytes."""
     if total > limits.bytes:
         message = (
-            f"the archive holds {total} bytes, allowed are {limits.bytes}; "
-            "leave data out of the workspace and mount it from a claim"
+            f"The archive contains {total} bytes. The limit is {limits.bytes}. Move data out of the"
+            " workspace and mount it from a PVC."
         )
         raise ArchiveError("ArchiveTooLarge", message)
 
@@ -116,7 +122,7 @@ def _refuse_bomb(total: int, archive_size: int, limits: Limits) -> None:
     refuse_size(total, limits)
     if total > limits.ratio_floor and total > archive_size * limits.ratio:
         message = (
-            f"the archive's {archive_size} bytes hold {total}, more than {limits.ratio} times as "
-            "many: it looks like a decompression bomb; leave files of zeros out"
+            f"The archive expands from {archive_size} to {total} bytes, more than {limits.ratio}"
+            " times its size, like a decompression bomb. Leave out files of zeros."
         )
         raise ArchiveError("CompressionRatio", message)

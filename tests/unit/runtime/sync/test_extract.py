@@ -127,7 +127,7 @@ def test_keeps_the_executable_bit_and_nothing_else(
 
 def test_says_what_to_do_about_a_link(tmp_path: Path) -> None:
     data = hostile.build({}, hostile.HOSTILE["symlink"], first=True)
-    with pytest.raises(ArchiveError, match="'node' is a symbolic link; archive the file"):
+    with pytest.raises(ArchiveError, match=r"'node' is a symbolic link\. Archive the file"):
         extracted(data, tmp_path)
 
 
@@ -172,7 +172,7 @@ def test_counts_members_before_zipfile_holds_them_in_memory(tmp_path: Path) -> N
     archive.write_bytes(header * many + end64 + locator + end)
     tracemalloc.start()
     try:
-        with pytest.raises(ArchiveError, match="more than 200000 members"):
+        with pytest.raises(ArchiveError, match="more than 200000 entries"):
             extract(archive, tmp_path / "tree", Limits())
         peak = tracemalloc.get_traced_memory()[1]
     finally:

@@ -142,5 +142,5 @@ def test_says_at_once_that_the_claim_is_too_small(tmp_path: Path) -> None:
     with pytest.raises(UploadError) as error:
         upload.begin(Identity("0" * 64, 2**55), 0)
     assert status(error) == (507, 0)
-    assert "raise volumes.workspace.size" in error.value.message
+    assert "Increase volumes.workspace.size" in error.value.message
     assert upload.begin(identity(b"small"), 0)
