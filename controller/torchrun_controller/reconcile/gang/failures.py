@@ -124,8 +124,9 @@ def _pod_failure(pod: Pod, reason: str, message: str, time: datetime | None) -> 
 
 
 def node_failure(pod: Pod, message: str, since: datetime | None) -> Failure:
-    """Return the loss of the pod's node as a failure of the pod."""
-    return Failure(details=_pod_failure(pod, "NodeLost", message, since), disruption=True)
+    """Return the loss of the pod's node as a failure of the pod. message: names pod and node."""
+    details = LastFailure(node=pod.spec.node_name, reason="NodeLost", message=message, time=since)
+    return Failure(details=details, disruption=True)
 
 
 def read_failure(pod: Pod) -> LastFailure:

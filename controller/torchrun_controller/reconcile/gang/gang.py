@@ -325,7 +325,7 @@ def failure_reason(failure: LastFailure) -> Reason:
     """Return the root cause in a line."""
     parts = [
         f"rank {failure.rank}" if failure.rank is not None else "",
-        f"node {failure.node}" if failure.node else "",
+        f"node {failure.node}" if failure.node and failure.node not in failure.message else "",
         f"signal {failure.signal}" if failure.signal else "",
         f"exit code {failure.exit_code}" if failure.exit_code is not None else "",
     ]

@@ -22,7 +22,7 @@ OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
 class NodeLoss(Struct, frozen=True):
-    """Why a node counts as lost, and since when, if that is known."""
+    """A node that counts as lost. message: a sentence. since: None if that is not known."""
 
     message: str
     since: datetime | None = None
@@ -42,18 +42,19 @@ def find_silence(nodes: Mapping[str, Node] | None, pod: Pod, now: datetime) -> N
     if nodes is None or not name:
         return None
     node = nodes.get(name)
+    subject = f"Node {name} of pod {pod.metadata.name}"
     if node is None:
         if _patience_left(nodes, pod, now) > timedelta():
             return None
-        return NodeLoss(f"node {name} is gone from the API, but its containers may still run")
+        return NodeLoss(f"{subject} was deleted, but its containers may still run.")
     if is_out_of_service(node):
-        return NodeLoss(f"node {name} has the taint out-of-service")
+        return NodeLoss(f"{subject} has the taint out-of-service.")
     ready = ready_condition(node)
     if ready is None or ready.status == "True":
         return None
     since = ready.last_transition_time
     suffix = f" since {since:%Y-%m-%dT%H:%M:%SZ}" if since else ""
-    return NodeLoss(f"node {name} is NotReady{suffix}", since)
+    return NodeLoss(f"{subject} is NotReady{suffix}.", since)
 
 
 def next_loss(nodes: Mapping[str, Node] | None, pods: Iterable[Pod], now: datetime) -> float | None:

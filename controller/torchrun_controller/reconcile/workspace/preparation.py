@@ -158,8 +158,8 @@ class SyncPods(msgspec.Struct, frozen=True):
 
     def replace_lost_pod(self, pod: Pod, loss: NodeLoss) -> Workspace:
         """Replace the pod at once: a sync pod tolerates another one that runs on a lost node."""
-        why = f"{sentence(loss.message)} Replacing pod {pod.metadata.name}."
-        return create_replacement(self, pod, Reason("SyncPodLost", why))
+        why = Reason("SyncPodLost", f"{loss.message} Replacing the pod.")
+        return create_replacement(self, pod, why)
 
     def follow_pod(self, pod: Pod) -> Workspace:
         """Wait for the pod, or report why the container that fills the workspace failed."""

@@ -32,7 +32,9 @@ def test_a_lost_node_is_a_new_gang_and_counts_for_nothing():
     assert (status.attempt, status.restarts, status.disruptions) == (1, 0, 1)
     assert status.last_failure is not None
     assert (status.last_failure.reason, status.last_failure.node) == ("NodeLost", "node-1")
-    assert "node-1 is NotReady since 2026-01-02T03:04:05Z" in status.last_failure.message
+    message = "Node node-1 of pod train-1-abcde is NotReady since 2026-01-02T03:04:05Z."
+    assert status.last_failure.message == message
+    assert world.job.status.message.count("node-1") == 1, "named once"
     assert status.attempts[-1].node == "node-1"
 
 
@@ -48,7 +50,7 @@ def test_a_node_that_is_gone_is_lost_once_the_pod_is_known_for_long_enough():
     world.settle()
     assert world.job.status.attempt == 1
     assert world.job.status.last_failure is not None
-    assert "gone from the API" in world.job.status.last_failure.message
+    assert "was deleted" in world.job.status.last_failure.message
 
 
 def test_an_out_of_service_node_is_lost_at_once_and_fenced():
