@@ -32,11 +32,11 @@ class QuantityError(ValueError):
 def parse(value: int | str) -> Fraction:
     """The exact amount, in cores, bytes or pieces.
 
-    Raises QuantityError for anything but a whole number or a string as `"1.5"`, `"500m"`, `"2Gi"`
+    Raises QuantityError for anything but an integer or a string as `"1.5"`, `"500m"`, `"2Gi"`
     or `"1e3"`, for negative amounts, and for amounts beyond 2^63-1.
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise QuantityError(value, "it must be a whole number or a string")
+        raise QuantityError(value, "it must be an integer or a string")
     amount = Fraction(value) if isinstance(value, int) else _parse_text(value)
     if amount < 0:
         raise QuantityError(value, "it must not be negative")

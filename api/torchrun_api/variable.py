@@ -27,7 +27,7 @@ TEXT = Type[str]("text", str)
 PATH = Type[str]("path", str)
 URL = Type[str]("URL", str)
 SHA256 = Type[str]("SHA-256", str)  # 64 hexadecimal digits
-COUNT = Type[int]("whole number", str)
+COUNT = Type[int]("integer", str)
 SECONDS = Type[int]("seconds", str)
 JSON = Type[object]("JSON", _encode_json)
 

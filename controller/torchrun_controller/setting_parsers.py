@@ -44,7 +44,7 @@ def name_list(text: str) -> tuple[str, ...]:
 
 
 def integer(low: int, high: int) -> Callable[[str], int]:
-    """Parse a whole number within these bounds."""
+    """Parse an integer within these bounds."""
 
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdigit()) or not low <= int(text) <= high:

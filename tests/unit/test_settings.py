@@ -129,10 +129,10 @@ def test_images_that_are_fine(image: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["--workers=0"], "--workers (TORCHRUN_WORKERS) is '0': it must be a whole number from 1"),
-        (["--workers=many"], "is 'many': it must be a whole number"),
+        (["--workers=0"], "--workers (TORCHRUN_WORKERS) is '0': it must be an integer from 1"),
+        (["--workers=many"], "is 'many': it must be an integer"),
         (["--workers=1.5"], "is '1.5': it must be"),
-        (["--listen-port=70000"], "is '70000': it must be a whole number from 0 to 65535"),
+        (["--listen-port=70000"], "is '70000': it must be an integer from 0 to 65535"),
         (["--progress-url=controller:8081"], "it must be a URL such as http://torchrun-controller"),
         (["--progress-url=http://a:b@c"], "it must be a URL such as http"),
         (["--progress-url=http://c:99999"], "it must be a URL such as http"),
@@ -208,7 +208,7 @@ def test_a_process_with_a_wrong_setting_ends_with_one_line_and_code_2() -> None:
     assert bad.stdout == ""
     assert bad.stderr == (
         "torchrun-controller: --workers (TORCHRUN_WORKERS) is 'x': "
-        "it must be a whole number from 1 to 1000\n"
+        "it must be an integer from 1 to 1000\n"
     )
 
 

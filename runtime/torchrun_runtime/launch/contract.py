@@ -4,7 +4,7 @@ Generated from torchrun_api (contract, names, exit_codes, contents) by `make gen
 """
 
 JOB_UID = "TORCHRUN_JOB_UID"  # text
-ATTEMPT = "TORCHRUN_ATTEMPT"  # whole number
+ATTEMPT = "TORCHRUN_ATTEMPT"  # integer
 ROLE = "TORCHRUN_ROLE"  # text
 COMMAND = "TORCHRUN_COMMAND"  # JSON
 LAUNCHER_MODE = "TORCHRUN_LAUNCHER"  # text
@@ -29,16 +29,16 @@ SYNC_WAIT_SECONDS = "TORCHRUN_SYNC_WAIT_SECONDS"  # seconds
 RESOLVE_WAIT_SECONDS = "TORCHRUN_RESOLVE_WAIT_SECONDS"  # seconds
 EDIT_WAIT_SECONDS = "TORCHRUN_EDIT_WAIT_SECONDS"  # seconds
 LAUNCH_REPORTS = "TORCHRUN_LAUNCH_REPORTS"  # path
-STACK_SIGNAL = "TORCHRUN_STACK_SIGNAL"  # whole number
-PET_NNODES = "PET_NNODES"  # whole number
+STACK_SIGNAL = "TORCHRUN_STACK_SIGNAL"  # integer
+PET_NNODES = "PET_NNODES"  # integer
 PET_RDZV_ENDPOINT = "PET_RDZV_ENDPOINT"  # text
 PET_RDZV_ID = "PET_RDZV_ID"  # text
 PET_MASTER_ADDR = "PET_MASTER_ADDR"  # text
-PET_MASTER_PORT = "PET_MASTER_PORT"  # whole number
-PET_NODE_RANK = "PET_NODE_RANK"  # whole number
+PET_MASTER_PORT = "PET_MASTER_PORT"  # integer
+PET_NODE_RANK = "PET_NODE_RANK"  # integer
 MASTER_ADDR = "MASTER_ADDR"  # text
-MASTER_PORT = "MASTER_PORT"  # whole number
-NODE_RANK = "NODE_RANK"  # whole number
+MASTER_PORT = "MASTER_PORT"  # integer
+NODE_RANK = "NODE_RANK"  # integer
 
 # For variables that are not set; the others default to the empty string.
 DEFAULTS = {

@@ -60,7 +60,7 @@ def cluster_state(
 
 
 def queue_input(queue: TorchrunQueue) -> Queue:
-    """Return the queue with its quota in whole numbers and its last running weights."""
+    """Return the queue with its quota in integers and its last running weights."""
     spec, meta, admission = queue.spec, queue.metadata, queue.status.admission
     paused_reason = queue.invalid
     if meta.deletion_timestamp is not None:

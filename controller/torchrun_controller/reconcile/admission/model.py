@@ -26,7 +26,7 @@ PendingReason = Literal[
 class NodeCapacity(Struct, frozen=True, kw_only=True):
     """A node. No new pod is placed on one that is not `usable` (not Ready, cordoned, tainted).
 
-    `allocatable` is what the pods of workloads may use, in whole numbers: "cpu" in millicores,
+    `allocatable` is what the pods of workloads may use, in integers: "cpu" in millicores,
     "memory" in bytes, everything else in units. It is the allocatable of the node less the
     configured overhead of other pods.
     """

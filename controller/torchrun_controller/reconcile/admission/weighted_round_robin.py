@@ -3,7 +3,7 @@
 For one unit of cost it is nginx' algorithm: every eligible queue advances by its weight, the
 largest comes next (of equal ones the first by name) and pays the sum of the weights. {5,1,1}
 gives a a b a c a a. A cost of c is c such rounds at once: all advance by c x weight, the chosen one
-pays c x sum. The running weights are whole numbers in the status of the queues.
+pays c x sum. The running weights are integers in the status of the queues.
 """
 
 from collections.abc import Iterable, Sequence

@@ -133,7 +133,7 @@ def test_a_controller_that_does_not_start_says_why(laptop: Laptop) -> None:
     assert "0 of 1 ready, image c:1; ErrImagePull: c:1: not found" in laptop.run("doctor").stdout
 
 
-WRONG = "torchrun-controller: --workers (TORCHRUN_WORKERS) is '0': it must be a whole number"
+WRONG = "torchrun-controller: --workers (TORCHRUN_WORKERS) is '0': it must be an integer"
 ENDED = {"terminated": {"message": WRONG + "\n"}}
 BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
 
