@@ -10,8 +10,8 @@ if sys.version_info < (3, 8):  # noqa: UP036  # the image is the user's
 
     _EXIT_CODE = 78  # EX_CONFIG of sysexits.h
     _MESSAGE = (
-        "python3 of this image is {}.{}, and the launcher needs Python 3.8 or newer;"
-        " use an image with a newer python3"
+        "The image has Python {}.{}, but the launcher needs Python 3.8 or later. Use an image"
+        " with a later Python."
     ).format(*sys.version_info[:2])
     sys.stderr.write("torchrun-launch: error: " + _MESSAGE + "\n")
     _BODY = {

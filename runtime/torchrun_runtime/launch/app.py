@@ -59,7 +59,7 @@ def main() -> int:
         cause = Cause(error.exit_code, None, None, error.reason, error.message, timestamp())
     except Exception as error:
         traceback.print_exc()
-        message = f"the launcher itself failed: {error!r}; its traceback is in the pod's log"
+        message = f"The launcher has a bug: {error!r}. The log of the pod has the traceback."
         cause = Cause(LAUNCH_FAILED, None, None, "LaunchFailed", message, timestamp())
     if cause is None:
         return 0
@@ -237,8 +237,8 @@ def _enter_directory(settings: Settings) -> None:
     except OSError as error:
         raise LaunchError(
             "WorkingDirMissing",
-            f"cannot enter the working directory {directory}: {error.strerror}; workingDir must "
-            "be a directory of the image, of a volume or of the workspace",
+            f"Cannot enter the working directory {directory}: {error.strerror}. Set workingDir to a"
+            " directory of the image, a volume or the workspace.",
         ) from error
 
 
@@ -278,13 +278,13 @@ def _cause_of_request(stop_request: StopRequest, out_of_memory: bool) -> Cause:
 def _cause_of_signal(number: int) -> Cause:
     # The code does not depend on the ranks: one that writes its checkpoint and exits 0 has not
     # finished the training.
-    message = f"stopped by {signal_name(number)}, which was passed on to the command"
+    message = f"Stopped by {signal_name(number)}, which was forwarded to the command."
     return Cause(STOPPED, None, number, "Stopped", message, timestamp())
 
 
 def _stop_now(log: str, number: int) -> None:
     """Handle a signal before the command runs, when there is nothing to pass it on to."""
-    message = f"stopped by {signal_name(number)} before the command was started"
+    message = f"Stopped by {signal_name(number)} before the command started."
     say(message)
     send(descendants(os.getpid()), signal.SIGKILL)  # what the setup runs
     body = Cause(STOPPED, None, number, "Stopped", message, timestamp()).body()
@@ -298,6 +298,6 @@ def _end_now(log: str, stop_request: StopRequest) -> None:
     while time.monotonic() < deadline and (left := descendants(os.getpid())):
         send(left, signal.SIGKILL)
         time.sleep(0.05)
-    say(f"the ranks are killed: {stop_request.message}")
+    say(f"killing the ranks: {stop_request.message}")
     write_termination_message(log, _cause_of_request(stop_request, out_of_memory=False).body())
     os._exit(stop_request.exit_code)

@@ -61,8 +61,8 @@ def decide(command: str | list[str], launcher: str, nnodes: str, python: str) ->
     if launcher == "torchrun" and starts:
         raise LaunchError(
             "InvalidCommand",
-            f"launcher is torchrun, but the command starts {starts} itself, so every rank would "
-            "start all ranks again: set launcher to auto, or take it out of the command",
+            f"The launcher is torchrun, but the command starts {starts} itself, so every rank would"
+            f" start all ranks again. Set launcher to auto, or remove {starts} from the command.",
         )
     obstacle = _obstacle(parsed, starts)
     if not obstacle:
@@ -95,7 +95,7 @@ def _parse(line: str) -> _Parsed:
         words = shlex.split(rest.replace("\\\n", ""))
     except ValueError as error:
         raise LaunchError(
-            "InvalidCommand", f"the command is no complete shell line ({error}): {line!r}"
+            "InvalidCommand", f"The command is not a complete shell line ({error}): {line!r}."
         ) from error
     return _Parsed(words, line[:end], rest, operator.group() if operator else "")
 
@@ -130,16 +130,16 @@ def _check_nodes(words: list[str], nnodes: str) -> None:
         if word == "--standalone" and nnodes and _nodes(nnodes) != (1, 1):
             raise LaunchError(
                 "InvalidCommand",
-                f"the command says --standalone, but the job has {nnodes} nodes: leave it out, "
-                "torchrun gets the number of nodes and the rendezvous from the job",
+                f"The command has --standalone, but the job has {nnodes} nodes. Remove it: torchrun"
+                " gets the number of nodes and the rendezvous from the job.",
             )
         option, separator, value = word.partition("=")
         nodes = value if separator else after
         if option == "--nnodes" and nnodes and "$" not in nodes and _nodes(nodes) != _nodes(nnodes):
             raise LaunchError(
                 "InvalidCommand",
-                f"the command says --nnodes={nodes}, but the job has {nnodes} nodes: leave "
-                "--nnodes out (torchrun gets it from the job), or make both the same",
+                f"The command has --nnodes={nodes}, but the job has {nnodes} nodes. Remove"
+                " --nnodes: torchrun gets it from the job.",
             )
 
 

@@ -48,7 +48,7 @@ class ReplacedError(Exception):
 
 
 class _BrokenError(Exception):
-    """A failed try; the next one may succeed."""
+    """A failed attempt. A retry may succeed."""
 
 
 def fetch(
@@ -81,7 +81,7 @@ def fetch(
         remove(target, removed)
         copied -= removed
     except OSError as error:
-        message = f"cannot write the workspace to {target}: {error}"
+        message = f"Cannot write the workspace to {target}: {error}."
         raise LaunchError("WorkspaceCopyFailed", message) from error
     size = sum(entry.size for entry in entries)
     passed = time.monotonic() - start
@@ -96,9 +96,9 @@ def _retry(step: Callable[[], T], seconds: float, replaced: Callable[[], bool]) 
             return step()
         except _BrokenError as error:
             if time.monotonic() - start + pause >= seconds:
-                message = f"the workspace was not delivered within {seconds:.0f} s: {error}"
+                message = f"The workspace was not delivered within {seconds:.0f} s: {error}."
                 raise LaunchError("WorkspaceNotDelivered", message) from error
-            say(f"workspace: {error}; trying again in {pause:.1f} s")
+            say(f"workspace: {error}; retrying in {pause:.1f} s")
         if wait_until(replaced, pause, "the server", pause=_LOOK):
             raise ReplacedError
         pause = min(pause * 2, _LONGEST_PAUSE)
@@ -113,13 +113,13 @@ def _manifest(server: Server) -> list[Entry]:
         except zlib.error as error:
             raise _BrokenError(f"the manifest is damaged: {error}") from error
     if unpack.unconsumed_tail or not unpack.eof:
-        raise _BrokenError("the manifest is too large, or was cut off")
+        raise _BrokenError("the manifest is too large or incomplete")
     digest = hashlib.sha256(text).hexdigest()
     if digest != server.manifest:
         raise LaunchError(
             "WorkspaceNotDelivered",
-            f"{server.url} has the workspace of manifest {digest} and not {server.manifest}, with "
-            "which this attempt began",
+            f"{server.url} has the workspace with manifest {digest}. This attempt started with"
+            f" {server.manifest}.",
         )
     return parse(text.decode())
 
@@ -127,7 +127,9 @@ def _manifest(server: Server) -> list[Entry]:
 def _make_directories(target: str, entries: list[Entry]) -> None:
     for entry in entries:
         if entry.path.startswith("/") or ".." in entry.path.split("/"):
-            raise LaunchError("WorkspaceNotDelivered", f"the manifest names {entry.path!r}")
+            raise LaunchError(
+                "WorkspaceNotDelivered", f"The manifest has the invalid path {entry.path!r}."
+            )
         directory = os.path.dirname(entry.path) if entry.is_file else entry.path
         os.makedirs(os.path.join(target, directory), exist_ok=True)
 
@@ -187,12 +189,12 @@ def _write_file(answer: http.client.HTTPResponse, path: str, file: Entry) -> Non
             while left:
                 block = _read(answer, min(_BLOCK, left))
                 if not block:
-                    raise _BrokenError(f"{file.path} was cut off")
+                    raise _BrokenError(f"{file.path} is incomplete")
                 digest.update(block)
                 output.write(block)
                 left -= len(block)
         if digest.hexdigest() != file.sha256:
-            raise _BrokenError(f"{file.path} came damaged")
+            raise _BrokenError(f"{file.path} was damaged during the download")
         os.chmod(temporary, file.mode | 0o200)
         before = modified(path)
         os.replace(temporary, path)
@@ -223,12 +225,12 @@ def _request(server: Server, path: str, body: bytes | None = None) -> http.clien
     except urllib.error.HTTPError as error:
         with error:
             reply = error.read(2000).decode("utf-8", "replace")
-        message = f"{server.url} answers {error.code}: {reply}"
+        message = f"{server.url} returned HTTP {error.code}: {reply}"
         if error.code in _FINAL:
             raise LaunchError("WorkspaceNotDelivered", message) from error
         raise _BrokenError(message) from error
     except (OSError, http.client.HTTPException) as error:
-        raise _BrokenError(f"{server.url} cannot be reached: {error}") from error
+        raise _BrokenError(f"cannot reach {server.url}: {error}") from error
     return answer
 
 

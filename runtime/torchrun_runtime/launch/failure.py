@@ -90,7 +90,7 @@ def find_cause(
         return Cause(
             command_exit.exit_code, last.rank, None, "Exception", last.message, timestamp(last.time)
         )
-    return _of_exit(None, command_exit.exit_code, "the command", now)
+    return _of_exit(None, command_exit.exit_code, "The command", now)
 
 
 def _of_rank(failures: list[Failed], reports: list[Report], out_of_memory: bool) -> Cause:
@@ -116,23 +116,23 @@ def _of_rank(failures: list[Failed], reports: list[Report], out_of_memory: bool)
     if report:
         moment = timestamp(report.time)
         return Cause(first.exit_code, first.rank, None, "Exception", report.message, moment)
-    return _of_exit(first.rank, first.exit_code, f"rank {first.rank}", first.time)
+    return _of_exit(first.rank, first.exit_code, f"Rank {first.rank}", first.time)
 
 
 def _of_signal(rank: int | None, number: int, time: float, out_of_memory: bool) -> Cause:
-    who = "the command" if rank is None else f"rank {rank}"
+    who = "The command" if rank is None else f"Rank {rank}"
     if out_of_memory and number == 9:
         reason = "OOMKilled"
-        message = f"{who} was killed for memory: raise the memory limit, or use less"
+        message = f"{who} exceeded the memory limit. Raise it, or use less memory."
     else:
         reason = "Signaled"
-        message = f"{who} was ended by {signal_name(number)}"
+        message = f"{who} was ended by {signal_name(number)}."
     return Cause(128 + number, rank, number, reason, message, timestamp(time))
 
 
 def _of_exit(rank: int | None, code: int, who: str, time: float) -> Cause:
-    hint = "a program was not found" if code == NOT_FOUND else "its log says more"
-    message = f"{who} ended with exit code {code} and raised no exception: {hint}"
+    hint = "A program was not found." if code == NOT_FOUND else "See its log."
+    message = f"{who} ended with exit code {code} and raised no exception. {hint}"
     return Cause(code, rank, None, "ExitCode", message, timestamp(time))
 
 

@@ -94,18 +94,18 @@ def take_over(
     try:
         alive = within(_ANSWER_SECONDS, lambda: _claim_epoch(state, gang, unfenced))
     except SupersededError as error:
-        raise LaunchError("Fenced", f"{error}: this one does not start") from error
+        raise LaunchError("Fenced", f"{error} This attempt does not start.") from error
     except OSError as error:
         if unfenced:
-            message = f"the state directory {state} fails, so older workers cannot be fenced"
-            raise LaunchError("Fenced", f"{message}: {error}") from error
-        say(f"does without the fence, the state directory {state} fails: {error}")
+            message = f"Cannot fence older workers, because the state directory {state} failed"
+            raise LaunchError("Fenced", f"{message}: {error}.") from error
+        say(f"running without the fence, because the state directory {state} failed: {error}")
         return None
     watchdog = FencingWatchdog(state, gang, end)
     with suppress(OSError):  # an unregistered launcher counts as one that does not watch
         within(_ANSWER_SECONDS, lambda: _register_watcher(state, gang, index))
     if alive:
-        say(f"workers of older gangs may still run: waiting {wait:.0f} s until they are fenced")
+        say(f"waiting {wait:.0f} s until workers of older gangs are fenced")
         time.sleep(wait)
     with suppress(OSError):
         within(_ANSWER_SECONDS, lambda: _record_passed(state, gang, index))
@@ -173,7 +173,7 @@ class FencingWatchdog:
             if self._superseded:
                 self._stop_request = StopRequest(LAUNCH_FAILED, "Fenced", self._superseded)
             elif silence > self._fence:
-                message = f"no word from the state directory {self._state} for {silence:.0f} s"
+                message = f"The state directory {self._state} did not respond for {silence:.0f} s."
                 self._stop_request = StopRequest(LAUNCH_FAILED, "Fenced", message)
         if self._noticed.wait(self._patience):
             time.sleep(_END_SECONDS)
@@ -226,9 +226,9 @@ def _claim_epoch(state: str, gang: GangId, unfenced: list[Worker]) -> list[Worke
 def _check_not_superseded(latest: GangId, gang: GangId) -> None:
     """Raises SupersededError where `seen` is newer than `gang`, or of another job."""
     if latest.job != gang.job:
-        raise SupersededError(f"another job (UID {latest.job}) has taken over the workspace claim")
+        raise SupersededError(f"Another job (UID {latest.job}) has taken over the workspace PVC.")
     if latest.attempt > gang.attempt:
-        raise SupersededError(f"attempt {latest.attempt} of this job has taken over")
+        raise SupersededError(f"Attempt {latest.attempt} of this job has taken over.")
 
 
 def _register_watcher(state: str, gang: GangId, index: str) -> None:
@@ -289,8 +289,9 @@ def _fill(descriptor: int, content: bytes) -> None:
 
 
 def _fence_unproven(workers: list[Worker]) -> LaunchError:
-    first = ", ".join(f"worker {w.completion_index} of attempt {w.attempt}" for w in workers[:4])
+    first = ", ".join(f"Worker {w.completion_index} of attempt {w.attempt}" for w in workers[:4])
     return LaunchError(
         "FenceUnproven",
-        f"{first} may still run on a lost node and never reported that it watches for newer gangs",
+        f"{first} may still run on a lost node. It never confirmed that it watches"
+        " for newer gangs.",
     )

@@ -24,11 +24,11 @@ def pass_gate(start_file: str, attempt: str) -> list[Worker]:
     if not start_file:
         return []
     if not _may_start(start_file, attempt):
-        say("everything is prepared; the gate opens when the last of the old gang has stopped")
+        say("waiting for the start gate: it opens when all pods of the old gang have stopped")
         wait_until(
             lambda: _may_start(start_file, attempt),
             _FOR_EVER,
-            "the go-ahead of the controller",
+            "the controller to open the start gate",
             pause=_POLL,
             longest_pause=_POLL,
         )
@@ -53,5 +53,7 @@ def workers_in(order: str) -> list[Worker]:
                 indexes = range(int(first), int(last or first) + 1)
                 workers += [Worker(int(attempt), index) for index in indexes]
         except ValueError as error:
-            raise LaunchError("Fenced", f"the order to fence {word[:80]!r} is none") from error
+            raise LaunchError(
+                "Fenced", f"The annotation of workers to fence is invalid: {word[:80]!r}."
+            ) from error
     return workers

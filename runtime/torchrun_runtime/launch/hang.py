@@ -59,16 +59,19 @@ class HangWatchdog:
         silence = now - max(self._last_sign, self._began)
         if silence < self._seconds:
             if self._stacks_at is not None:
-                say("the ranks go on: no hang")
+                say("the ranks continue: no hang")
                 self._stacks_at = None
             return None
         if self._stacks_at is None:
-            say(f"{self._describe(silence, beats)}; this is where they stand")
+            say(f"{self._describe(silence, beats)}; the stacks of the ranks follow")
             self._write_stacks()
             return None
         if now - self._stacks_at < min(LAST_CHANCE, self._seconds):
             return None
-        message = f"{self._describe(silence, beats)}; the stack of every rank is in its node's log"
+        silent = self._describe(silence, beats)
+        message = (
+            f"{silent[0].upper()}{silent[1:]}. The log of each node has the stacks of its ranks."
+        )
         return StopRequest(HUNG, "Hung", message)
 
     def on_stop(self) -> None:

@@ -59,8 +59,8 @@ def install(directory: str, recipe: Recipe, environment: Mapping[str, str]) -> N
     if recipe.requirements and not _has_pip(inside, variables):
         raise LaunchError(
             "SetupFailed",
-            f"spec.requirements needs pip, which {base} of this image does not have: use an image "
-            "with pip, or install by setupCommand",
+            f"spec.requirements needs pip, which {base} of this image does not have. Use an image"
+            " with pip, or install with setupCommand.",
             exit_code=SETUP_FAILED,
         )
     if recipe.requirements:
@@ -117,7 +117,7 @@ def _arguments(requirements: tuple[str, ...]) -> list[str]:
             for word in (shlex.split(entry) if entry.startswith("-") else [entry])
         ]
     except ValueError as error:
-        message = f"spec.requirements: an option cannot be split into words: {error}"
+        message = f"An option in spec.requirements cannot be split into words: {error}."
         raise LaunchError("SetupFailed", message, exit_code=SETUP_FAILED) from error
 
 
@@ -136,7 +136,7 @@ def _ask(interpreter: str, code: str, variables: Mapping[str, str]) -> str:
             .strip()
         )
     except (OSError, subprocess.SubprocessError) as error:
-        message = f"{interpreter} of this image does not run: {error}"
+        message = f"Cannot run {interpreter} of this image: {error}."
         raise LaunchError("SetupFailed", message, exit_code=SETUP_FAILED) from error
 
 
@@ -152,7 +152,7 @@ def _run(what: str, argv: list[str], variables: Mapping[str, str]) -> None:
             stderr=subprocess.STDOUT,
         )
     except OSError as error:
-        message = f"{what} cannot be started: {argv[0]}: {error.strerror}"
+        message = f"Cannot start {what}: {argv[0]}: {error.strerror}."
         raise LaunchError("SetupFailed", message, exit_code=NOT_FOUND) from error
     tail = _pass_on(process)
     code = process.wait()

@@ -20,8 +20,8 @@ def wait_for_names(hosts: tuple[str, ...], seconds: float) -> None:
         if not wait_until(partial(_resolves, host), seconds, f"the DNS name {host}"):
             raise LaunchError(
                 "MasterNotResolved",
-                f"the DNS name {host} did not resolve in {seconds:.0f} s; check that the job's "
-                "headless Service exists and that the cluster's DNS answers in this pod",
+                f"The DNS name {host} did not resolve within {seconds:.0f} s. Check that the"
+                " headless Service of the job exists and that DNS works in this pod.",
             )
 
 

@@ -163,4 +163,4 @@ def _hosts(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _invalid(name: str, value: str, accepted: str) -> LaunchError:
-    return LaunchError("InvalidSetting", f"{name} is {value!r}; accepted: {accepted}")
+    return LaunchError("InvalidSetting", f"{name} is {value!r}. It must be {accepted}.")

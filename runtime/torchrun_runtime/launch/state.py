@@ -26,7 +26,7 @@ def usable(directory: str, seconds: float = _PROBE_SECONDS) -> str:
     try:
         within(seconds, lambda: _probe(directory))
     except OSError as error:
-        say(f"does without the state directory {directory}: {error.strerror or error}")
+        say(f"running without the state directory {directory}: {error.strerror or error}")
         return ""
     return directory
 

@@ -176,10 +176,8 @@ class _GracefulStop:
         self._rest: list[Process] = []
         self._rest_since: float | None = None
         names = ", ".join(f"{process.name}[{process.pid}]" for process in self._first)
-        passed_on = (
-            "newer code: SIGTERM sent" if for_reload else f"{signal_name(number)}: passed on"
-        )
-        say(f"{passed_on} to {names or 'nobody'}")
+        passed_on = "newer code: sent SIGTERM" if for_reload else f"forwarded {signal_name(number)}"
+        say(f"{passed_on} to {names or 'no process'}")
         saving = [process for process in self._first if catches(process, number)]
         if 0 < len(saving) < len(self._first):
             self._halt_agents()
@@ -197,7 +195,7 @@ class _GracefulStop:
     def _await_first(self) -> None:
         left = [process for process in self._first if alive(process)]
         if self._is_late():
-            say("the time for a graceful end is over: killing what is left")
+            say("the grace period is over: killing the remaining processes")
             send(descendants(os.getpid()), signal.SIGKILL)
         elif left:
             if len(left) < len(self._first):
@@ -242,10 +240,10 @@ def _start(argv: list[str], environment: Mapping[str, str], streams: Streams | N
             setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, *_TAKEN),
         )
     except FileNotFoundError as error:
-        message = f"{argv[0]} is not in this image (PATH: {environment.get('PATH', '')})"
+        message = f"The image has no program {argv[0]} (PATH: {environment.get('PATH', '')})."
         raise LaunchError("CommandNotFound", message, exit_code=NOT_FOUND) from error
     except OSError as error:
-        message = f"{argv[0]} cannot be started: {error.strerror}"
+        message = f"Cannot start {argv[0]}: {error.strerror}."
         raise LaunchError("CommandNotExecutable", message, exit_code=NOT_EXECUTABLE) from error
     finally:
         if streams:

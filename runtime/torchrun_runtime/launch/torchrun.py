@@ -32,9 +32,9 @@ def argv(run: Run) -> list[str]:
     if not _has_torch(interpreter):
         raise LaunchError(
             "TorchMissing",
-            f"torch is not installed in this image: neither torchrun is on PATH nor does "
-            f"{interpreter} find torch; set an image with PyTorch, or launcher: none to run the "
-            "command without torchrun",
+            f"The image has no torch: torchrun is not on PATH and {interpreter} cannot import"
+            " torch. Use an image with PyTorch, or set launcher: none to run the command without"
+            " torchrun.",
         )
     return [interpreter, "-m", "torch.distributed.run", "--no-python", *run.argv]
 

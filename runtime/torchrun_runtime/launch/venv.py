@@ -56,7 +56,7 @@ def make(place: Place, recipe: Recipe) -> None:
     EnvironmentUnwritable.
     """
     if place.complete():
-        say(f"setup: environment {place.key} is there already")
+        say(f"setup: environment {place.key} already exists")
         return
     start = time.monotonic()
     try:
@@ -66,7 +66,7 @@ def make(place: Place, recipe: Recipe) -> None:
         _finish(place, unfinished)
     except OSError as error:
         raise _unwritable(place, error) from error
-    say(f"setup: environment {place.key} is made ({time.monotonic() - start:.1f} s)")
+    say(f"setup: created environment {place.key} ({time.monotonic() - start:.1f} s)")
 
 
 def use(place: Place, environment: Mapping[str, str], seconds: float) -> dict[str, str]:
@@ -78,7 +78,8 @@ def use(place: Place, environment: Mapping[str, str], seconds: float) -> dict[st
     if not wait_until(place.complete, seconds, waits_for):
         raise LaunchError(
             "EnvironmentMissing",
-            f"{place.directory} was not there after {seconds:.0f} s: look at the job's setup pod",
+            f"{place.directory} was not ready after {seconds:.0f} s. Read the log of the"
+            " setup pod.",
         )
     try:
         link(place.link, place.directory)
@@ -168,5 +169,5 @@ def _flush(directory: str) -> None:
 
 
 def _unwritable(place: Place, error: OSError) -> LaunchError:
-    message = f"the environment at {place.folder} cannot be written: {error}"
+    message = f"Cannot write the environment at {place.folder}: {error}."
     return LaunchError("EnvironmentUnwritable", message)

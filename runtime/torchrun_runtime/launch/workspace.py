@@ -64,8 +64,8 @@ class SharedWorkspace:
         if not wait_until(lambda: os.path.exists(marker), seconds, f"the workspace ({marker})"):
             raise LaunchError(
                 "WorkspaceNotReady",
-                f"the workspace was not ready after {seconds:.0f} s: {marker} is missing; "
-                f"look at the job's sync pod, or raise {SYNC_WAIT_SECONDS}",
+                f"The workspace was not ready after {seconds:.0f} s: {marker} is missing. Read the"
+                f" log of the sync pod, or raise {SYNC_WAIT_SECONDS}.",
             )
 
     def newest_revision(self) -> int:
@@ -100,7 +100,7 @@ class SharedWorkspace:
                 if newest <= target:
                     raise LaunchError(
                         "WorkspaceCopyFailed",
-                        f"cannot copy the workspace to {self._target}: {error}",
+                        f"Cannot copy the workspace to {self._target}: {error}.",
                     ) from error
                 target = newest
         self.revision = target

@@ -74,7 +74,7 @@ def test_storage_that_does_not_work_costs_only_the_copy(launcher: Launcher, brok
         (folder / "logs/0/node-0.log").symlink_to("/dev/full")
     result = launcher.run("echo trained", **settings)
     assert (result.exit_code, result.out) == (0, "trained\n")
-    said = "cannot copy this log" if broken == "full" else "does without the state directory"
+    said = "cannot copy this log" if broken == "full" else "running without the state directory"
     assert result.err.count(said) == 1
 
 

@@ -119,7 +119,10 @@ def test_a_damaged_file_is_not_taken(claim: Path, tmp_path: Path) -> None:
     manifest = publish(claim, {"good.py": b"1", "z.py": b"good"})
     (claim / "revisions" / "1" / "tree" / "z.py").write_bytes(b"evil")
     target = tmp_path / "app"
-    with running(claim) as url, pytest.raises(LaunchError, match=r"z\.py came damaged"):
+    with (
+        running(claim) as url,
+        pytest.raises(LaunchError, match=r"z\.py was damaged during the download"),
+    ):
         fetch(server(url, tmp_path, manifest), str(target), 0.1)
     assert held(target) == {"good.py": b"1"}
 
@@ -129,7 +132,7 @@ def test_another_workspace_than_the_one_that_was_told_is_not_taken(
 ) -> None:
     old = publish(claim, FILES)
     publish(claim, {"train.py": b"other"})
-    with running(claim) as url, pytest.raises(LaunchError, match="with which this attempt began"):
+    with running(claim) as url, pytest.raises(LaunchError, match="This attempt started with"):
         fetch(server(url, tmp_path, old), str(tmp_path / "app"), 30)
     assert not (tmp_path / "app").exists()
 
@@ -152,7 +155,7 @@ def test_who_shows_no_good_token_is_not_served(claim: Path, tmp_path: Path) -> N
         assert status(url, "/v1/manifest") == 401
         assert status(url, "/v1/files", b"{}") == 401
         stranger = server(url, tmp_path, manifest, token(aud=["elsewhere"]))
-        with pytest.raises(LaunchError, match=r"401: .*the token is not valid"):
+        with pytest.raises(LaunchError, match=r"401: .*The token is not valid"):
             fetch(stranger, str(tmp_path / "app"), 0.1)
 
 
@@ -183,7 +186,7 @@ def test_a_manifest_that_leaves_the_target_is_not_followed(claim: Path, tmp_path
     publish(claim, {"a": b"1"})
     text = f"{'0' * 64} 1 644 ../escaped\n"
     (claim / "revisions" / "1" / "manifest").write_text(text)
-    with running(claim) as url, pytest.raises(LaunchError, match=r"names '\.\./escaped'"):
+    with running(claim) as url, pytest.raises(LaunchError, match=r"path '\.\./escaped'"):
         fetch(
             server(url, tmp_path, Manifest(()), "")._replace(manifest=_sha256(text)),
             str(tmp_path / "app"),
@@ -211,7 +214,7 @@ def test_a_redirect_is_not_followed_with_the_token(tmp_path: Path, code: int) ->
         threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://127.0.0.1:{listening.server_address[1]}"
         wanted = server(url, tmp_path, Manifest(()), "secret")
-        with pytest.raises(LaunchError, match=f"answers {code}"):
+        with pytest.raises(LaunchError, match=f"returned HTTP {code}"):
             fetch(wanted, str(tmp_path / "app"), 0.1)
         listening.shutdown()
     assert seen == ["/v1/manifest Bearer secret"]
@@ -220,14 +223,14 @@ def test_a_redirect_is_not_followed_with_the_token(tmp_path: Path, code: int) ->
 def test_a_target_that_takes_no_files_is_said(claim: Path, tmp_path: Path) -> None:
     manifest = publish(claim, FILES)
     (tmp_path / "app").write_text("a file")
-    with running(claim) as url, pytest.raises(LaunchError, match="cannot write the workspace"):
+    with running(claim) as url, pytest.raises(LaunchError, match="Cannot write the workspace"):
         fetch(server(url, tmp_path, manifest), str(tmp_path / "app"), 5)
 
 
 def test_a_server_that_is_not_there_is_given_up(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(LaunchError, match="cannot be reached"):
+    with pytest.raises(LaunchError, match="cannot reach"):
         fetch(server(url, tmp_path, Manifest(())), str(tmp_path / "app"), 0.1)
 
 

@@ -71,7 +71,7 @@ def test_a_newer_epoch_is_the_end(state: str, ends: Ends) -> None:
     fencing._write(state, "epoch", NEW)
     assert ends.told.wait(10), "nobody looked, so the watch ends the process itself"
     assert ends.requests[0].reason == "Fenced"
-    assert "attempt 2" in ends.requests[0].message
+    assert "Attempt 2" in ends.requests[0].message
 
 
 def test_who_looks_gets_time_to_end(state: str, ends: Ends, monkeypatch) -> None:
@@ -100,7 +100,7 @@ def test_another_jobs_epoch_is_the_end(state: str, ends: Ends) -> None:
     watchdog_of(state, OLD, ends)
     fencing._write(state, "epoch", GangId("another", 0))
     assert ends.told.wait(10)
-    assert "another job" in ends.requests[0].message
+    assert "Another job" in ends.requests[0].message
 
 
 @pytest.mark.parametrize("harm", ["removed", "torn", "hung"])
@@ -113,7 +113,7 @@ def test_storage_without_an_answer_is_the_end(state: str, ends: Ends, harm: str)
     if harm == "hung":
         os.mkfifo(path)  # whoever opens it waits for a writer
     assert ends.told.wait(10)
-    assert "no word from the state directory" in ends.requests[0].message
+    assert "The state directory" in ends.requests[0].message
 
 
 def test_a_short_silence_is_not(state: str, ends: Ends) -> None:
@@ -150,14 +150,14 @@ def test_who_is_to_be_fenced_must_have_said_that_it_watches(state: str) -> None:
     with pytest.raises(LaunchError) as caught:
         begin(state, NEW, Worker(1, 0), Worker(1, 1))
     assert caught.value.reason == "FenceUnproven"
-    assert "worker 1 of attempt 1" in caught.value.message
+    assert "Worker 1 of attempt 1" in caught.value.message
     assert fencing.read(state, "epoch") == OLD
 
 
 def test_the_fence_is_waited_out_once(state: str, capfd: pytest.CaptureFixture[str]) -> None:
     begin(state, OLD, index="1")
     begin(state, NEW, Worker(1, 1), wait=0.2)
-    assert "until they are fenced" in capfd.readouterr().err
+    assert "until workers of older gangs are fenced" in capfd.readouterr().err
     begin(state, GangId("uid", 3), Worker(1, 1), wait=HUGE)
     assert "fenced" not in capfd.readouterr().err
 
@@ -169,7 +169,7 @@ def test_what_another_job_has_waited_out_counts_for_nothing(
     begin(state, OLD)
     Path(state, "passed").write_text(passed)
     begin(state, NEW, Worker(1, 0), wait=0.2)
-    assert "until they are fenced" in capfd.readouterr().err
+    assert "until workers of older gangs are fenced" in capfd.readouterr().err
 
 
 def test_a_gang_that_is_overtaken_as_it_starts_does_not_start(
@@ -223,7 +223,7 @@ def test_storage_that_fails_at_the_start_is_done_without(
 ) -> None:
     missing = str(tmp_path / "missing")
     assert take_over(missing, NEW, "0", [], lambda stop_request: None) is None
-    assert "does without the fence" in capfd.readouterr().err
+    assert "running without the fence" in capfd.readouterr().err
 
 
 def test_storage_that_fails_at_the_start_fences_nobody(state: str) -> None:
@@ -231,7 +231,7 @@ def test_storage_that_fails_at_the_start_fences_nobody(state: str) -> None:
     with pytest.raises(LaunchError) as caught:
         take_over(state, NEW, "0", [Worker(1, 0)], lambda stop_request: None)
     assert caught.value.reason == "Fenced"
-    assert "cannot be fenced" in caught.value.message
+    assert "Cannot fence older workers" in caught.value.message
 
 
 def test_another_users_files_are_written_and_not_replaced(
@@ -274,7 +274,7 @@ def test_the_launcher_kills_its_ranks_when_a_newer_gang_is_there(launcher: Launc
     result = launched.end()
     assert result.exit_code == 125
     assert result.message["reason"] == "Fenced"
-    assert "attempt 2 of this job has taken over" in str(result.message["message"])
+    assert "Attempt 2 of this job has taken over" in str(result.message["message"])
 
 
 def test_the_launcher_does_not_start_a_gang_that_was_given_up(launcher: Launcher) -> None:

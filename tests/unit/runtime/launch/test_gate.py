@@ -18,7 +18,7 @@ def test_no_rank_starts_before_the_gate_is_opened(launcher: Launcher, tmp_path: 
     gate = {"TORCHRUN_START_FILE": str(file), "TORCHRUN_ATTEMPT": "2"}
     launched = launcher.start(f"cat {file}", **gate)
     assert launched.process.stderr
-    while "the gate opens" not in launched.process.stderr.readline():
+    while "waiting for the start gate" not in launched.process.stderr.readline():
         pass
     assert launched.process.poll() is None
     annotations(file, **{"other": "x", "torchrun.ai/start": "2"})
@@ -37,7 +37,7 @@ def test_an_open_gate_is_passed_without_a_word(launcher: Launcher, tmp_path: Pat
 def test_a_pod_that_is_ended_at_the_gate_ends(launcher: Launcher, tmp_path: Path) -> None:
     launched = launcher.start("true", TORCHRUN_START_FILE=str(tmp_path / "none"))
     assert launched.process.stderr
-    while "the gate opens" not in launched.process.stderr.readline():
+    while "waiting for the start gate" not in launched.process.stderr.readline():
         pass
     launched.stop()
     assert launched.end().exit_code == 143

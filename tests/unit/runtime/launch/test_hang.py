@@ -35,7 +35,7 @@ def test_silence_after_the_first_output_is_a_hang(launcher: Launcher) -> None:
     result = run(launcher, text)
     assert (result.exit_code, result.out) == (124, "step 1\n")
     assert result.message["reason"] == "Hung"
-    assert "no sign of life for" in str(result.message["message"])
+    assert "No sign of life for" in str(result.message["message"])
     assert "hangTimeoutSeconds" in str(result.message["message"])
     assert " in training" in result.err
     assert " in reading" in result.err, "the stacks of all threads"

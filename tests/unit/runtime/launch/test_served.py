@@ -162,7 +162,7 @@ def test_a_pod_that_has_other_content_than_was_told_is_not_believed(
     monkeypatch.setattr("torchrun_runtime.launch.served._ANNOTATION_SECONDS", 0.2)
     cluster.serve({"a": b"1"})
     other = publish(cluster.directory / "elsewhere", {"a": b"2"})
-    with pytest.raises(LaunchError, match="has the workspace of manifest"):
+    with pytest.raises(LaunchError, match="has the workspace with manifest"):
         cluster.served(other).update()
     assert not (cluster.directory / "app").exists()
 

@@ -44,7 +44,7 @@ def test_a_python_that_is_too_old_is_named(python: str, tmp_path: Path) -> None:
     ended = subprocess.run(argv, env=environment, capture_output=True, text=True)
     message = json.loads(log.read_text())
     assert (ended.returncode, message["exitCode"], message["reason"]) == (78, 78, "PythonTooOld")
-    assert "needs Python 3.8 or newer" in message["message"]
+    assert "needs Python 3.8 or later" in message["message"]
     assert message["message"] in ended.stderr
     assert "Traceback" not in ended.stderr
 
@@ -153,4 +153,4 @@ def test_says_that_torch_is_missing(launcher: Launcher) -> None:
     result = launcher.run("python train.py", PATH=str(bare))
     assert result.exit_code == 125
     assert result.message["reason"] == "TorchMissing"
-    assert "torch is not installed in this image" in str(result.message["message"])
+    assert "The image has no torch" in str(result.message["message"])

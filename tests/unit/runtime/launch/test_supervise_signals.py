@@ -167,7 +167,7 @@ def test_an_agent_whose_ranks_end_alike_is_not_halted(
     result = launched.end()
     assert result.out.splitlines() == lines
     assert result.exit_code == 143
-    assert "SIGTERM: passed on to python" in result.err
+    assert "forwarded SIGTERM to python" in result.err
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_it_is_made_once_for_a_key(job: Job) -> None:
     for _ in range(2):
         assert job.set_up(command=count).exit_code == 0
     assert (job.launcher.directory / "made").read_text() == "x\n"
-    assert "there already" in job.set_up(command=count).err
+    assert "already exists" in job.set_up(command=count).err
     assert job.set_up("two", command=count).exit_code == 0
     assert (job.launcher.directory / "made").read_text() == "x\nx\n"
 
@@ -123,7 +123,7 @@ def test_a_worker_makes_it_itself_where_the_recipe_is_given(job: Job) -> None:
         (
             {"command": ["no-such-program"]},
             127,
-            "setupCommand cannot be started: no-such-program: No such file or directory",
+            "Cannot start setupCommand: no-such-program: No such file or directory.",
         ),
         ({"requirements": ["--no-index", "nowhere"]}, 1, "No matching distribution found for now"),
         ({"requirements": ["-r 'half"]}, 1, "cannot be split into words: No closing quotation"),

@@ -43,7 +43,7 @@ def test_does_without_a_state_directory_that_it_cannot_use(launcher: Launcher) -
     missing = str(launcher.directory / "missing")
     result = launcher.run("echo started", TORCHRUN_STATE_DIR=missing)
     assert (result.exit_code, result.out) == (0, "started\n")
-    assert f"does without the state directory {missing}: No such file" in result.err
+    assert f"running without the state directory {missing}: No such file" in result.err
 
 
 def test_waits_for_the_marker(launcher: Launcher) -> None:
