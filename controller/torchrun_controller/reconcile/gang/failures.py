@@ -104,10 +104,12 @@ def _failure_of(pod: Pod) -> Failure | None:
         return None
     if disruption is not None and (failed or end_of_grace is not None):
         reason = disruption.reason or "DisruptionTarget"
-        details = _pod_failure(pod, reason, disruption.message, disruption.last_transition_time)
+        message = f"Pod {pod.metadata.name}: {disruption.message}"
+        details = _pod_failure(pod, reason, message, disruption.last_transition_time)
     elif end_of_grace is not None and (details is None or details.signal == SIGTERM):
         grace = timedelta(seconds=pod.metadata.deletion_grace_period_seconds)
-        details = _pod_failure(pod, POD_DELETED, "the pod was deleted", end_of_grace - grace)
+        message = f"Pod {pod.metadata.name} was deleted."
+        details = _pod_failure(pod, POD_DELETED, message, end_of_grace - grace)
     if details is None:
         return None
     disrupted = disruption is not None or details.reason in (POD_DELETED, *LAUNCHER_DISRUPTIONS)
@@ -115,18 +117,12 @@ def _failure_of(pod: Pod) -> Failure | None:
 
 
 def _pod_failure(pod: Pod, reason: str, message: str, time: datetime | None) -> LastFailure:
-    return LastFailure(
-        node=pod.spec.node_name,
-        reason=reason,
-        message=f"Pod {pod.metadata.name}: {message}",
-        time=time,
-    )
+    return LastFailure(node=pod.spec.node_name, reason=reason, message=message, time=time)
 
 
 def node_failure(pod: Pod, message: str, since: datetime | None) -> Failure:
     """Return the loss of the pod's node as a failure of the pod. message: names pod and node."""
-    details = LastFailure(node=pod.spec.node_name, reason="NodeLost", message=message, time=since)
-    return Failure(details=details, disruption=True)
+    return Failure(details=_pod_failure(pod, "NodeLost", message, since), disruption=True)
 
 
 def read_failure(pod: Pod) -> LastFailure:
@@ -138,7 +134,7 @@ def read_failure(pod: Pod) -> LastFailure:
     if pod.status.reason in POD_VERDICTS:
         reason, message = pod.status.reason, pod.status.message
     elif ended.reason in POD_VERDICTS:
-        reason, message = ended.reason, "the container exceeded its memory limit"
+        reason, message = ended.reason, "The container exceeded its memory limit."
     else:
         reason = launcher.reason or ("Signal" if signal else "ExitCode")
         message = launcher.message or _last_line(ended.message) or pod.status.message
