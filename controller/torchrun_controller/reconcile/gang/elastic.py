@@ -154,7 +154,7 @@ def _evaluate_starting(
         return Outlook(condition=_condition("Unknown", "WaitingForOldGang", message))
     placed = count_scheduled(gang.workers)
     if placed < min_nodes:
-        message = f"{pods_are(placed, nodes)} scheduled, but elastic.minNodes is {min_nodes}."
+        message = f"The gang needs at least {count_of(min_nodes, 'node')} (elastic.minNodes)."
         return Outlook(condition=_condition("False", "NodesMissing", message))
     deadline = _scheduling_since(job, gang, now) + SHRINK_AFTER
     if deadline <= now:

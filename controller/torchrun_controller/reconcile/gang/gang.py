@@ -18,7 +18,7 @@ from torchrun_controller.reconcile.gang.failures import (
     find_root_cause,
     node_failure,
 )
-from torchrun_controller.reconcile.gang.restarts import Counts
+from torchrun_controller.reconcile.gang.restarts import NO_FAILURES, Counts
 from torchrun_controller.reconcile.model import decode
 from torchrun_controller.reconcile.model.conditions import Reason, find_condition
 from torchrun_controller.reconcile.model.messages import count_of, pods_are, sentence
@@ -277,7 +277,19 @@ def _progress(
     message = f"{pods_are(nodes - counts.pending, nodes)} {state}."
     if counts.pending == 0 and gate.is_open(gang):
         return State.GANG_RUNNING, Reason("WorkersRunning", message)
+    cause = _restart_cause(observed.job, gang)
+    if cause is not None:
+        ended = f"Attempt {cause.number} ended: {sentence(cause.message)}"
+        return State.GANG_STARTING, Reason("Restarting", f"{message} {ended}")
     return State.GANG_STARTING, Reason("WorkersStarting", message)
+
+
+def _restart_cause(job: TorchrunJob, gang: ObservedGang) -> Attempt | None:
+    """Return the failed attempt that the present gang replaces; None if it replaces none."""
+    number = attempt_of(gang.current_job)
+    ended = [attempt for attempt in job.status.attempts if attempt.number < number]
+    last = max(ended, key=lambda attempt: attempt.number, default=None)
+    return None if last is None or last.reason in NO_FAILURES else last
 
 
 def _suspension(job: TorchrunJob, gang: ObservedGang) -> tuple[State, Reason]:

@@ -92,7 +92,8 @@ def preempted(context: Context) -> Decision | None:
     pending = _end_gang(context, ending, why) or _wait_for_pods(context, ending)
     if pending is not None:
         return pending
-    answer = ConditionUpdate(admission_status.REQUESTED, "True", why)
+    released = Reason(why.reason, "No pod remains. See the condition Admitted.")
+    answer = ConditionUpdate(admission_status.REQUESTED, "True", released)
     return replace(ending, state=State.PREEMPTED, why=why, conditions=(answer,))
 
 

@@ -164,7 +164,8 @@ def not_admitted(context: Context) -> Decision | None:
     preempted = admission_status.was_preempted(observed.job.status)
     waits_again = preempted and context.next_attempt.cause is None
     state = State.PREEMPTED_WAITING if waits_again else State.ADMISSION_WAITING
-    return _decide_ready(context, state, why, ConditionUpdate(REQUESTED, "True", why))
+    requested = Reason(why.reason, "The job requests admission. See the condition Admitted.")
+    return _decide_ready(context, state, why, ConditionUpdate(REQUESTED, "True", requested))
 
 
 def unfenced_not_recorded(context: Context) -> Decision | None:

@@ -23,7 +23,13 @@ from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.failures import find_root_cause, precedence
 from torchrun_controller.reconcile.gang.gang import failure_reason, find_completed_job
 from torchrun_controller.reconcile.job import dependencies, progress, refusals
-from torchrun_controller.reconcile.model.conditions import ADMITTED, ConditionUpdate, Reason, update
+from torchrun_controller.reconcile.model.conditions import (
+    ADMITTED,
+    ConditionUpdate,
+    Reason,
+    find_condition,
+    update,
+)
 from torchrun_controller.reconcile.model.messages import pods_are, sentence
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang, RefusedWrites
 from torchrun_controller.reconcile.model.phases import Row, State
@@ -37,7 +43,7 @@ from torchrun_controller.reconcile.pods.lifecycle import (
     count_scheduled,
     count_workers,
 )
-from torchrun_controller.reconcile.spec.admission_status import REQUESTED
+from torchrun_controller.reconcile.spec.admission_status import FULL_SIZE, REQUESTED
 from torchrun_controller.reconcile.spec.reliability import queue_policy
 from torchrun_controller.reconcile.workspace import claims as job_claims
 from torchrun_controller.reconcile.workspace import delivery, reload
@@ -47,8 +53,8 @@ MOST_NODES = 1024  # more names in an affinity would not help the scheduler
 # Conditions that exist only while there is something to warn of or to request.
 WARNINGS = frozenset(
     {
-        *("NotYetSupported", "StorageShared", "StorageReady", "FullSize"),
-        *(names.UP_TO_DATE, refusals.CONDITION, REQUESTED),
+        *("NotYetSupported", "StorageShared", "StorageReady"),
+        *(names.UP_TO_DATE, refusals.CONDITION, REQUESTED, FULL_SIZE),
     }
 )
 ALREADY_FINISHED = Reason(
@@ -236,7 +242,7 @@ def _conditions(
     created = decision.state is State.READY
     if observed.gang.child_jobs or created:
         placed = _placed(observed.gang, decision, nodes)
-        why = _why_placed(decision, placed, nodes)
+        why = _without_size(_why_placed(decision, placed, nodes), updates)
         _set_condition(updates, "Scheduled", holds=placed == nodes, why=why)
     if row.phase in TERMINAL or row.phase == "Suspended":
         _set_condition(
@@ -247,6 +253,9 @@ def _conditions(
             updates, "Suspended", holds=False, why=Reason("NotSuspended", "spec.suspend is false.")
         )
     updates[row.condition] = ConditionUpdate(row.condition, row.status, decision.why)
+    if row.condition == "Running":
+        why = _refer(decision.why, updates, observed.job.status.conditions)
+        updates["Running"] = ConditionUpdate("Running", row.status, why)
     refused = refusals.build_condition(observed.refused, decision.writes.applies)
     if refused is not None:
         updates[refused.type] = refused
@@ -279,12 +288,36 @@ def _placed(gang: ObservedGang, decision: Decision, nodes: int) -> int:
 def _why_placed(decision: Decision, placed: int, nodes: int) -> Reason:
     """Return how many workers have a node, and why the others have none, if known."""
     if decision.state is State.BACKING_OFF:  # the gang has ended: its pods need no node
-        return decision.why
+        return Reason(decision.why.reason, "The pods are created again after the back-off.")
     if placed == nodes:
         return Reason("WorkersScheduled", f"{pods_are(placed, nodes)} scheduled.")
-    if decision.state is State.GANG_STARTING and decision.why.reason in TROUBLE_REASONS:
-        return decision.why
+    why = decision.why
+    trouble = why.reason in TROUBLE_REASONS and why.reason != "Restarting"
+    if decision.state is State.GANG_STARTING and trouble:
+        return why
     return Reason("WorkersWaiting", f"{pods_are(placed, nodes)} scheduled.")
+
+
+def _without_size(why: Reason, updates: dict[str, ConditionUpdate]) -> Reason:
+    """Return the reason without the message of the condition FullSize, which has it in full."""
+    size = updates.get(FULL_SIZE)
+    text = why.message.removesuffix(f" {size.why.message}") if size is not None else why.message
+    return Reason(why.reason, text)
+
+
+def _refer(
+    why: Reason, updates: dict[str, ConditionUpdate], present: tuple[Condition, ...]
+) -> Reason:
+    """Return the reason for Running, with a reference if another condition has the message."""
+    scheduled, size = updates.get("Scheduled"), updates.get(FULL_SIZE)
+    admitted = find_condition(present, ADMITTED)
+    if scheduled is not None and scheduled.why == _without_size(why, updates):
+        return Reason(why.reason, "Not all pods are scheduled. See the condition Scheduled.")
+    if size is not None and size.why == why:
+        return Reason(why.reason, "All pods are running. See the condition FullSize.")
+    if admitted is not None and admitted.status == "False" and admitted.message == why.message:
+        return Reason(why.reason, "The job is not admitted. See the condition Admitted.")
+    return why
 
 
 def _set_condition(

@@ -114,13 +114,19 @@ def test_a_smaller_gang_that_runs_says_what_it_waits_for():
     )
     condition = world.condition("FullSize")
     assert (condition.status, condition.reason) == ("False", "WaitingForCapacity")
+    assert condition.message == world.job.status.message
+    assert world.condition("Running").message.endswith("See the condition FullSize.")
     assert world.job.status.workers_status == "0/2 ready"
 
 
 def test_fewer_than_the_fewest_are_waited_for_without_end():
     world = elastic(fewest=2)
     place(world, 1)
-    assert "1 of 3 pods is scheduled, but elastic.minNodes is 2." in world.job.status.message
+    size = "The gang needs at least 2 nodes (elastic.minNodes)."
+    assert world.job.status.message.endswith(size)
+    assert world.condition("FullSize").message == size
+    assert size not in world.condition("Scheduled").message
+    assert world.condition("Running").message.endswith("See the condition Scheduled.")
     world.pass_time(hours=9)
     assert world.plan().applies == ()
 

@@ -22,6 +22,33 @@ def test_the_first_failed_pod_is_a_new_gang_at_once():
     assert [(d.name, d.grace_seconds) for d in survivor] == [("train-1-abcde", 5)]
 
 
+def test_pods_of_a_restart_have_a_reason_of_their_own_until_they_run():
+    world = running(nodes=1)
+    fail(world)
+    world.step()
+    created = world.job.status.message
+    assert world.job.status.reason == "Restarting"
+    world.settle()
+    cause = created.partition(". ")[2]
+    assert (world.phase, world.job.status.reason) == ("Queued", "Restarting")
+    assert world.job.status.message == f"0 of 1 pod is running. Attempt 0 ended: {cause}"
+    assert world.condition("Scheduled").reason == "WorkersWaiting"
+    world.all_workers("Running")
+    world.settle()
+    assert world.job.status.reason == "WorkersRunning"
+
+
+def test_pods_of_a_resumed_job_start_like_the_first():
+    world = running(nodes=1)
+    world.spec(suspend=True)
+    world.settle()
+    world.containers_stop()
+    world.settle()
+    world.spec(suspend=False)
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Queued", "WorkersStarting")
+
+
 def test_no_rank_of_the_new_gang_starts_beside_one_of_the_old():
     world = running()
     fail(world)

@@ -133,6 +133,9 @@ def test_what_the_scheduler_says_of_a_waiting_gang_is_told(kind, status, field):
     assert world.job.status.reason == "GangUnschedulable"
     assert world.job.status.message == "PodGroup train: 2/2 tasks do not fit."
     assert world.condition("Scheduled").reason == "GangUnschedulable"
+    assert world.condition("Scheduled").message == world.job.status.message
+    running = "Not all pods are scheduled. See the condition Scheduled."
+    assert world.condition("Running").message == running
     world.all_workers("Running")
     world.settle()
     assert world.job.status.reason == "WorkersRunning"

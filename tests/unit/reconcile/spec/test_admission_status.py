@@ -23,7 +23,9 @@ def test_no_gang_before_its_admission(takes_part):
     world.admission(False, "InsufficientQuota", "2nd in gpu: needs 2 nodes, 1 is free", None)
     world.settle()
     assert world.job.status.message == "2nd in gpu: needs 2 nodes, 1 is free"
-    assert world.condition("Running").message == "2nd in gpu: needs 2 nodes, 1 is free"
+    running, requested = world.condition("Running"), world.condition("AdmissionRequested")
+    assert running.message == "The job is not admitted. See the condition Admitted."
+    assert requested.message == "The job requests admission. See the condition Admitted."
     world.admit(2)
     world.settle()
     assert len(world.gangs) == 1
