@@ -22,15 +22,14 @@ from torchrun_controller.reconcile.gang import fence
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.failures import find_root_cause, precedence
 from torchrun_controller.reconcile.gang.gang import failure_reason, find_completed_job
-from torchrun_controller.reconcile.job import dependencies, progress, refusals
+from torchrun_controller.reconcile.job import dependencies, progress, refusals, scheduled
 from torchrun_controller.reconcile.model.conditions import (
     ADMITTED,
     ConditionUpdate,
     Reason,
-    find_condition,
     update,
 )
-from torchrun_controller.reconcile.model.messages import pods_are, sentence
+from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang, RefusedWrites
 from torchrun_controller.reconcile.model.phases import Row, State
 from torchrun_controller.reconcile.model.plan import Event
@@ -40,7 +39,6 @@ from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import (
     alive,
     attempt_of,
-    count_scheduled,
     count_workers,
 )
 from torchrun_controller.reconcile.spec.admission_status import FULL_SIZE, REQUESTED
@@ -75,23 +73,6 @@ TROUBLE = frozenset(
         State.NAME_TAKEN,
         State.REJECTED,
         State.WORKSPACE_REFUSED,
-    }
-)
-TROUBLE_REASONS = frozenset(
-    {
-        *("Unschedulable", "SchedulerError", "ImagePullFailed", "JobSuspended", "Restarting"),
-        *("QuotaExceeded", "PodSecurity", "PodsRefused", "VolumeNotMounted"),
-        *(
-            "GangUnschedulable",
-            "WaitingForFence",
-            "ProvisioningFailed",
-            "NoStorageClass",
-            "ClaimNotFound",
-            "ClaimTerminating",
-            "OrphanedWorkers",
-            "SetupPodLost",
-        ),
-        "DependencyNotFound",
     }
 )
 
@@ -241,9 +222,7 @@ def _conditions(
     updates.update((update.type, update) for update in decision.conditions)
     created = decision.state is State.READY
     if observed.gang.child_jobs or created:
-        placed = _placed(observed.gang, decision, nodes)
-        why = _without_size(_why_placed(decision, placed, nodes), updates)
-        _set_condition(updates, "Scheduled", holds=placed == nodes, why=why)
+        updates["Scheduled"] = scheduled.build_condition(observed.gang, decision, nodes, updates)
     if row.phase in TERMINAL or row.phase == "Suspended":
         _set_condition(
             updates, "Running", holds=False, why=Reason("NotRunning", "No pod is running.")
@@ -254,7 +233,7 @@ def _conditions(
         )
     updates[row.condition] = ConditionUpdate(row.condition, row.status, decision.why)
     if row.condition == "Running":
-        why = _refer(decision.why, updates, observed.job.status.conditions)
+        why = scheduled.refer(decision.why, updates, observed.job.status.conditions)
         updates["Running"] = ConditionUpdate("Running", row.status, why)
     refused = refusals.build_condition(observed.refused, decision.writes.applies)
     if refused is not None:
@@ -272,52 +251,6 @@ def _conditions(
             updates, "NotYetSupported", holds=True, why=Reason("FieldsNotHonoured", message)
         )
     return list(updates.values())
-
-
-def _placed(gang: ObservedGang, decision: Decision, nodes: int) -> int:
-    """Return the number of workers that have a node."""
-    match decision.state:
-        case State.READY | State.BACKING_OFF:
-            return 0
-        case State.GANG_SUCCEEDED:
-            return nodes  # the cache of pods may lag behind that of Jobs
-        case _:
-            return count_scheduled(gang.workers)
-
-
-def _why_placed(decision: Decision, placed: int, nodes: int) -> Reason:
-    """Return how many workers have a node, and why the others have none, if known."""
-    if decision.state is State.BACKING_OFF:  # the gang has ended: its pods need no node
-        return Reason(decision.why.reason, "The pods are created again after the back-off.")
-    if placed == nodes:
-        return Reason("WorkersScheduled", f"{pods_are(placed, nodes)} scheduled.")
-    why = decision.why
-    trouble = why.reason in TROUBLE_REASONS and why.reason != "Restarting"
-    if decision.state is State.GANG_STARTING and trouble:
-        return why
-    return Reason("WorkersWaiting", f"{pods_are(placed, nodes)} scheduled.")
-
-
-def _without_size(why: Reason, updates: dict[str, ConditionUpdate]) -> Reason:
-    """Return the reason without the message of the condition FullSize, which has it in full."""
-    size = updates.get(FULL_SIZE)
-    text = why.message.removesuffix(f" {size.why.message}") if size is not None else why.message
-    return Reason(why.reason, text)
-
-
-def _refer(
-    why: Reason, updates: dict[str, ConditionUpdate], present: tuple[Condition, ...]
-) -> Reason:
-    """Return the reason for Running, with a reference if another condition has the message."""
-    scheduled, size = updates.get("Scheduled"), updates.get(FULL_SIZE)
-    admitted = find_condition(present, ADMITTED)
-    if scheduled is not None and scheduled.why == _without_size(why, updates):
-        return Reason(why.reason, "Not all pods are scheduled. See the condition Scheduled.")
-    if size is not None and size.why == why:
-        return Reason(why.reason, "All pods are running. See the condition FullSize.")
-    if admitted is not None and admitted.status == "False" and admitted.message == why.message:
-        return Reason(why.reason, "The job is not admitted. See the condition Admitted.")
-    return why
 
 
 def _set_condition(
@@ -404,6 +337,6 @@ def _change_events(before: TorchrunJobStatus, decision: Decision, row: Row) -> l
     why, state = decision.why, decision.state
     if before.phase == row.phase and before.reason == why.reason:
         return []
-    trouble = state in TROUBLE or why.reason in TROUBLE_REASONS
+    trouble = state in TROUBLE or why.reason in scheduled.TROUBLE_REASONS
     event = Event("Warning" if trouble else "Normal", why.reason, why.message)
     return [event] if decision.warning is None else [event, decision.warning]

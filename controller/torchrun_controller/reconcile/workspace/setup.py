@@ -102,20 +102,20 @@ class SetupPods(msgspec.Struct, frozen=True):
         Two setup pods must not run at the same time: the second one removes the unfinished
         environments in the PVC.
         """
-        name, node_name, lost = pod.metadata.name, pod.spec.node_name, sentence(loss.message)
+        name, node_name, lost = pod.metadata.name, pod.spec.node_name, loss.message
         node = (self.observed.cluster.nodes or {}).get(node_name)
         if node is not None and is_out_of_service(node):
-            why = Reason("SetupPodLost", f"{lost} Replacing pod {name}.")
+            why = Reason("SetupPodLost", f"{lost} Replacing the pod.")
             return create_replacement(self, pod, why)
         if node is None:
             message = (
-                f"{lost} Pod {name} may still write to the workspace PVC. The next setup pod starts"
+                f"{lost} The pod may still write to the workspace PVC. The next setup pod starts"
                 " when Kubernetes has deleted this one. If the machine is off, you can run: kubectl"
                 f" delete pod {name} -n {pod.metadata.namespace} --force"
             )
         else:
             message = (
-                f"{lost} Pod {name} may still run there and write to the workspace PVC. The next"
+                f"{lost} The pod may still run there and write to the workspace PVC. The next"
                 " setup pod starts when the node returns, or when you confirm that the machine is"
                 f" off (kubectl taint nodes {node_name} {OUT_OF_SERVICE}=nodeshutdown:NoExecute)."
             )

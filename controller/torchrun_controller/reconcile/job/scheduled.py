@@ -1,0 +1,92 @@
+"""The condition Scheduled, and the message of Running where another condition has it in full."""
+
+from collections.abc import Mapping
+
+from torchrun_api.meta import Condition
+from torchrun_controller.reconcile.gang.decision import Decision
+from torchrun_controller.reconcile.model.conditions import (
+    ADMITTED,
+    ConditionUpdate,
+    Reason,
+    find_condition,
+)
+from torchrun_controller.reconcile.model.messages import pods_are
+from torchrun_controller.reconcile.model.observed import ObservedGang
+from torchrun_controller.reconcile.model.phases import State
+from torchrun_controller.reconcile.pods.lifecycle import count_scheduled
+from torchrun_controller.reconcile.spec.admission_status import FULL_SIZE
+
+SCHEDULED = "Scheduled"
+# Reasons of a waiting gang that need an action of a user or an administrator.
+TROUBLE_REASONS = frozenset(
+    {
+        *("Unschedulable", "SchedulerError", "ImagePullFailed", "JobSuspended", "Restarting"),
+        *("QuotaExceeded", "PodSecurity", "PodsRefused", "VolumeNotMounted"),
+        *(
+            "GangUnschedulable",
+            "WaitingForFence",
+            "ProvisioningFailed",
+            "NoStorageClass",
+            "ClaimNotFound",
+            "ClaimTerminating",
+            "OrphanedWorkers",
+            "SetupPodLost",
+        ),
+        "DependencyNotFound",
+    }
+)
+
+
+def build_condition(
+    gang: ObservedGang, decision: Decision, nodes: int, updates: Mapping[str, ConditionUpdate]
+) -> ConditionUpdate:
+    """Return the condition Scheduled of a gang of `nodes` pods; `updates` are the others."""
+    placed = _placed(gang, decision, nodes)
+    why = _without_size(_why_placed(decision, placed, nodes), updates)
+    return ConditionUpdate(SCHEDULED, "True" if placed == nodes else "False", why)
+
+
+def _placed(gang: ObservedGang, decision: Decision, nodes: int) -> int:
+    """Return the number of workers that have a node."""
+    match decision.state:
+        case State.READY | State.BACKING_OFF:
+            return 0
+        case State.GANG_SUCCEEDED:
+            return nodes  # the cache of pods may lag behind that of Jobs
+        case _:
+            return count_scheduled(gang.workers)
+
+
+def _why_placed(decision: Decision, placed: int, nodes: int) -> Reason:
+    """Return how many workers have a node, and why the others have none, if known."""
+    if decision.state is State.BACKING_OFF:  # the gang has ended: its pods need no node
+        return Reason(decision.why.reason, "The pods are created again after the back-off.")
+    if placed == nodes:
+        return Reason("WorkersScheduled", f"{pods_are(placed, nodes)} scheduled.")
+    why = decision.why
+    trouble = why.reason in TROUBLE_REASONS and why.reason != "Restarting"
+    if decision.state is State.GANG_STARTING and trouble:
+        return why
+    return Reason("WorkersWaiting", f"{pods_are(placed, nodes)} scheduled.")
+
+
+def _without_size(why: Reason, updates: Mapping[str, ConditionUpdate]) -> Reason:
+    """Return the reason without the message of the condition FullSize, which has it in full."""
+    size = updates.get(FULL_SIZE)
+    text = why.message.removesuffix(f" {size.why.message}") if size is not None else why.message
+    return Reason(why.reason, text)
+
+
+def refer(
+    why: Reason, updates: Mapping[str, ConditionUpdate], present: tuple[Condition, ...]
+) -> Reason:
+    """Return the reason for Running, with a reference if another condition has the message."""
+    scheduled, size = updates.get(SCHEDULED), updates.get(FULL_SIZE)
+    admitted = find_condition(present, ADMITTED)
+    if scheduled is not None and scheduled.why == _without_size(why, updates):
+        return Reason(why.reason, "Not all pods are scheduled. See the condition Scheduled.")
+    if size is not None and size.why == why:
+        return Reason(why.reason, "All pods are running. See the condition FullSize.")
+    if admitted is not None and admitted.status == "False" and admitted.message == why.message:
+        return Reason(why.reason, "The job is not admitted. See the condition Admitted.")
+    return why
