@@ -159,6 +159,10 @@ def job_argument(command: Function) -> Function:
     return click.argument("job", shell_complete=complete.jobs)(command)
 
 
+raw_option = click.option(
+    "--raw", is_flag=True, help="Print torchrun's reports of failed ranks in full."
+)
+
 dry_run_option = click.option(
     "--dry-run",
     cls=OptionalValue,

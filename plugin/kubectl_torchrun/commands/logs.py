@@ -9,6 +9,7 @@ from kubectl_torchrun.cli.options import (
     Command,
     cluster_options,
     job_argument,
+    raw_option,
     run_command,
 )
 from kubectl_torchrun.cluster.kubectl import Target
@@ -85,6 +86,7 @@ _PATTERN = _Pattern()
     metavar="REGEX",
     help="Skip lines that match; repeatable.",
 )
+@raw_option
 @click.option("--timestamps", is_flag=True, help="Print the time of each line.")
 @click.option(
     "--prefix/--no-prefix",
@@ -103,13 +105,15 @@ def command(
     since: float | None,
     include: "tuple[re.Pattern[bytes], ...]",
     exclude: "tuple[re.Pattern[bytes], ...]",
+    raw: bool,
     timestamps: bool,
     prefix: bool,
     target: Target,
 ) -> None:
     """Print the logs of JOB's nodes, merged by time. Each line starts with the [index] of its node.
 
-    Logs of deleted pods come from copies on the job's workspace PVC.
+    Logs of deleted pods come from copies on the job's workspace PVC. torchrun's report after a
+    failed rank is one line.
 
     \b
     Examples:
@@ -136,6 +140,7 @@ def command(
             tail,
             since,
             LineFormat(include, exclude, timestamps, prefix),
+            raw,
         )
         show = follow_logs if follow else print_logs
         return show(target, job, choice, terminal)

@@ -2,7 +2,7 @@
 
 import click
 
-from kubectl_torchrun.cli.options import cluster_options, output_option, run_command
+from kubectl_torchrun.cli.options import cluster_options, output_option, raw_option, run_command
 from kubectl_torchrun.cli.request import (
     INTERRUPTED,
     RequestCommand,
@@ -19,9 +19,10 @@ from kubectl_torchrun.terminal import Terminal
 @click.command("run", cls=RequestCommand)
 @request_options
 @click.option("--detach", "-d", is_flag=True, help="Return after the upload.")
+@raw_option
 @output_option("name", "yaml", "json")
 @cluster_options
-def command(flags: RequestFlags, detach: bool, output: str, target: Target) -> None:
+def command(flags: RequestFlags, detach: bool, raw: bool, output: str, target: Target) -> None:
     """Upload the current directory, run COMMAND in it and follow its logs; exit with its result.
 
     Ctrl-C detaches and the run continues. A second Ctrl-C within 5 seconds deletes the job. With
@@ -45,6 +46,7 @@ def command(flags: RequestFlags, detach: bool, output: str, target: Target) -> N
             directory_to_send(flags.directory, terminal),
             overlay=optional_path(flags.overlay),
             follow=not detach,
+            raw=raw,
             form=output,
             pod_wait=flags.upload_timeout,
             deletes=True,

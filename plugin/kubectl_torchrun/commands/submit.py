@@ -6,6 +6,7 @@ from kubectl_torchrun.cli.options import (
     cluster_options,
     dry_run_option,
     output_option,
+    raw_option,
     run_command,
     wait_options,
 )
@@ -25,6 +26,7 @@ from kubectl_torchrun.terminal import Terminal
 @click.command("submit", cls=RequestCommand)
 @request_options
 @click.option("--follow/--no-follow", default=None, help="Follow the run until it ends (default).")
+@raw_option
 @wait_options("Complete")
 @dry_run_option
 @output_option("name", "yaml", "json")
@@ -32,6 +34,7 @@ from kubectl_torchrun.terminal import Terminal
 def command(
     flags: RequestFlags,
     follow: bool | None,
+    raw: bool,
     wait: str,
     timeout: float | None,
     dry_run: str,
@@ -65,6 +68,7 @@ def command(
             directory_to_send(flags.directory, terminal),
             overlay=optional_path(flags.overlay),
             follow=following,
+            raw=raw,
             dry_run=dry_run,
             form=output,
             pod_wait=flags.upload_timeout,

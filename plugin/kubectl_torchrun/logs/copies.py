@@ -75,7 +75,7 @@ class Place(NamedTuple):
         """Download the part of a node's copy that the view can show. Raises ClusterProblem."""
         spool = tempfile.SpooledTemporaryFile(_SPOOL_BYTES)  # noqa: SIM115  # `until` closes it
         until.enter_context(spool)
-        for line in self.stamped_lines(attempt, node, view.tail):
+        for line in self.stamped_lines(attempt, node, view.lines_to_read):
             spool.write(line + b"\n")
         return LogCopy(spool, view)
 

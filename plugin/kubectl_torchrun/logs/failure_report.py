@@ -13,7 +13,7 @@ from kubectl_torchrun.cluster.summary import progress_line, status_lines
 from kubectl_torchrun.errors import ClusterProblem
 from kubectl_torchrun.logs import broken_edits
 from kubectl_torchrun.logs.copies import STATE, Place
-from kubectl_torchrun.logs.streams import RANK_MARK
+from kubectl_torchrun.logs.torchrun_report import RANK_MARK
 from kubectl_torchrun.terminal import has_colour
 from kubectl_torchrun.text import Styled, echo, log_text
 from torchrun_api import names

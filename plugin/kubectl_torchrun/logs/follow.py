@@ -13,7 +13,7 @@ from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.pods import end_of, has_started, rank_of
 from kubectl_torchrun.errors import RUN_FAILED, SUCCEEDED
-from kubectl_torchrun.logs.streams import ALL, Cursor, View, Window
+from kubectl_torchrun.logs.streams import ALL, Cursor, Lines, View, Window
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api.core import Pod
 from torchrun_api.names import TRAINER_CONTAINER, WORKER
@@ -30,7 +30,7 @@ async def follow(
     terminal: Terminal,
     narrator: Narrator,
     view: View = ALL,
-    cursors: Mapping[str, Cursor] = MappingProxyType({}),
+    cursors: Mapping[str, Lines] = MappingProxyType({}),
 ) -> int:
     """Print the logs of the nodes in the view until the run ends; the exit code of its result.
 
@@ -81,7 +81,7 @@ class _Streams:
         job_watch: JobWatch,
         terminal: Terminal,
         view: View,
-        cursors: Mapping[str, Cursor],
+        cursors: Mapping[str, Lines],
         tasks: TaskGroup,
     ) -> None:
         self.open = 0
@@ -120,7 +120,9 @@ class _Streams:
 
     async def _read(self, pod: Pod) -> None:
         name, rank = pod.metadata.name, rank_of(pod)
-        cursor = self._cursors.get(pod.metadata.uid) or Cursor(self._api, name, self._view)
+        cursor = self._cursors.get(pod.metadata.uid)
+        if cursor is None:
+            cursor = self._view.fold(Cursor(self._api, name, self._view))
         failures = 0
         try:
             while True:

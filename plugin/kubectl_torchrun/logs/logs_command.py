@@ -32,6 +32,7 @@ class LogChoice(NamedTuple):
     tail: int | None  # lines of each node
     since: float | None  # seconds
     line_format: LineFormat = LineFormat()
+    raw: bool = False  # torchrun's reports of failed ranks in full
 
 
 def follow_logs(target: Target, name: str, choice: LogChoice, terminal: Terminal) -> int:
@@ -68,7 +69,15 @@ def print_logs(target: Target, name: str, choice: LogChoice, terminal: Terminal)
 
 def _build_view(cluster: Cluster, job: Job, choice: LogChoice) -> View:
     ranks = cluster.run(lambda api: ranks_of(api, job)) if choice.ranks else Ranks()
-    return View(choice.nodes, choice.ranks, ranks, choice.tail, choice.since, choice.line_format)
+    return View(
+        choice.nodes,
+        choice.ranks,
+        ranks,
+        choice.tail,
+        choice.since,
+        choice.line_format,
+        choice.raw,
+    )
 
 
 def _print_lines(
@@ -107,7 +116,8 @@ def _print_lines(
             cursors: list[tuple[int, Lines]] = [
                 (node, Cursor(api, pod, view)) for node, pod in selected
             ]
-            async for node, line in merged([*cursors, *log_copies], view):
+            folded = [(node, view.fold(lines)) for node, lines in [*cursors, *log_copies]]
+            async for node, line in merged(folded, view):
                 terminal.log(node, line, prefix=view.line_format.prefix)
 
         cluster.run(show)
@@ -152,7 +162,7 @@ def _download_copies(
     return log_copies
 
 
-async def _print_backlog(api: Api, job: Job, view: View, terminal: Terminal) -> dict[str, Cursor]:
+async def _print_backlog(api: Api, job: Job, view: View, terminal: Terminal) -> dict[str, Lines]:
     """Print existing lines, merged by time; the cursors to continue from, by UID of the pod."""
     pods = await list_workers(api, job)
     newest = max(map(attempt_of, pods), default=0)
@@ -163,7 +173,9 @@ async def _print_backlog(api: Api, job: Job, view: View, terminal: Terminal) -> 
         and view.takes(rank_of(pod))
         and has_started(pod, names.TRAINER_CONTAINER)
     ]
-    cursors = [(pod, Cursor(api, pod.metadata.name, view)) for pod in selected[:MOST_STREAMS]]
+    cursors = [
+        (pod, view.fold(Cursor(api, pod.metadata.name, view))) for pod in selected[:MOST_STREAMS]
+    ]
     async for node, line in merged([(rank_of(pod), cursor) for pod, cursor in cursors], view):
         terminal.log(node, line, prefix=view.line_format.prefix)
     return {pod.metadata.uid: cursor for pod, cursor in cursors}

@@ -3,6 +3,7 @@
 import heapq
 import itertools
 import re
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import NamedTuple, Protocol
@@ -11,11 +12,16 @@ import anyio
 
 from kubectl_torchrun.cluster.client import Api, ApiError
 from kubectl_torchrun.cluster.ranks import Ranks
+from kubectl_torchrun.logs.torchrun_report import (
+    RANK_MARK,
+    REPORT_LINES,
+    ReportFolder,
+    StampedLine,
+)
 from torchrun_api.names import TRAINER_CONTAINER
 
 _DELAY_SECONDS = 0.2
 _MOST_WAITING = 50_000
-RANK_MARK = re.compile(rb"\[[a-zA-Z_]*(\d+)\]:")  # torchrun's --tee: role and local rank
 
 
 class LineFormat(NamedTuple):
@@ -45,6 +51,7 @@ class View(NamedTuple):
 
     nodes, ranks: the selected ones; all if both are empty. of_nodes: the ranks of each node.
     tail: last lines of each node; since: age in seconds. Both apply to the first read only.
+    raw: torchrun's reports of failed ranks are not folded.
     """
 
     nodes: frozenset[int] = frozenset()
@@ -53,6 +60,7 @@ class View(NamedTuple):
     tail: int | None = None
     since: float | None = None
     line_format: LineFormat = LineFormat()
+    raw: bool = False
 
     def takes(self, node: int) -> bool:
         """Whether this node's log is read at all."""
@@ -69,11 +77,20 @@ class View(NamedTuple):
         mark = RANK_MARK.match(line)
         return mark is None or self.of_nodes.first_of(node) + int(mark[1]) in self.ranks
 
+    @property
+    def lines_to_read(self) -> int | None:
+        """Last lines of each node to read: `tail`, and a report that is folded; None for all."""
+        return self.tail if self.tail is None or self.raw else self.tail + REPORT_LINES
+
+    def fold(self, lines: "Lines") -> "Lines":
+        """A node's log with folded reports, unless `raw`."""
+        return lines if self.raw else FoldedLines(lines, self.tail)
+
     def query(self) -> dict[str, str]:
         """Where the kubelet begins."""
         query = {}
-        if self.tail is not None:
-            query["tailLines"] = str(self.tail)
+        if self.lines_to_read is not None:
+            query["tailLines"] = str(self.lines_to_read)
         if self.since is not None:
             query["sinceSeconds"] = str(max(round(self.since), 1))
         return query
@@ -117,6 +134,42 @@ class Lines(Protocol):
     def read(self, *, follow: bool, ended: bool) -> AsyncGenerator[bytes, None]:
         """The lines from here, as a Cursor reads them."""
         ...
+
+
+class FoldedLines:
+    """A node's log in which each report of torchrun is one line. See ReportFolder.
+
+    tail: lines to yield of a read that does not follow; None for all.
+    """
+
+    def __init__(self, lines: Lines, tail: int | None = None) -> None:
+        self.stamp = b""
+        self._lines = lines
+        self._tail = tail
+        self._folder = ReportFolder()
+
+    async def read(self, *, follow: bool, ended: bool) -> AsyncGenerator[bytes, None]:
+        """The lines from here, as a Cursor reads them. Held lines come with the end of the log."""
+        folded = self._fold(follow=follow, ended=ended)
+        if self._tail is not None and not follow:
+            last = deque([line async for line in folded], maxlen=self._tail)
+            for line in last:
+                self.stamp = line.stamp
+                yield line.text
+            return
+        async with aclosing(folded):
+            async for line in folded:
+                self.stamp = line.stamp
+                yield line.text
+
+    async def _fold(self, *, follow: bool, ended: bool) -> AsyncGenerator[StampedLine, None]:
+        async with aclosing(self._lines.read(follow=follow, ended=ended)) as lines:
+            async for text in lines:
+                for line in self._folder.feed(StampedLine(self._lines.stamp, text)):
+                    yield line
+        if ended:
+            for line in self._folder.release():
+                yield line
 
 
 async def merged(

@@ -16,6 +16,7 @@ from kubectl_torchrun.cluster.session import Cluster
 from kubectl_torchrun.cluster.slices import JOBS, QUEUES
 from kubectl_torchrun.errors import DETACHED, Problem, RunProblem, UploadProblem, UsageProblem
 from kubectl_torchrun.logs.follow import follow
+from kubectl_torchrun.logs.streams import View
 from kubectl_torchrun.terminal import Terminal
 from kubectl_torchrun.text import files_of, human
 from kubectl_torchrun.upload import job_manifest, pack, tree, upload_token
@@ -34,7 +35,7 @@ class SubmitOptions(NamedTuple):
 
     overlay: a directory whose files replace those of the same path. pod_wait: limit for the pod
     that receives the upload. wait: a phase or condition, if follow is False; timeout: limit of
-    wait, None without. deletes: whether a second Ctrl-C deletes the job.
+    wait, None without. deletes: whether a second Ctrl-C deletes the job. raw: logs are not folded.
     """
 
     directory: Path
@@ -46,6 +47,7 @@ class SubmitOptions(NamedTuple):
     wait: str = ""
     timeout: float | None = None
     deletes: bool = False
+    raw: bool = False
 
 
 def submit(target: Target, request: Request, options: SubmitOptions, terminal: Terminal) -> int:
@@ -232,7 +234,7 @@ class Submission:
             self._cache.record(LastUpload(self._name, self._workspace.manifest))
             terminal.note(f"Uploaded {files_of(done.files)}, {human(done.sent)}")
             if options.follow:
-                code = await follow(api, job_watch, terminal, narrator)
+                code = await follow(api, job_watch, terminal, narrator, View(raw=options.raw))
             tasks.cancel_scope.cancel()
         if options.wait:
             code = await wait.wait(api, self._name, terminal, options.wait, options.timeout)

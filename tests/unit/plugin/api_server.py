@@ -224,7 +224,9 @@ class ApiServer:
         if lines is None:
             return refusal(404, "pod not found", name="x")
         since = request.query.get("sinceTime", "")
-        return web.Response(text="".join(line for line in lines if line[:19] >= since[:19]))
+        lines = [line for line in lines if line[:19] >= since[:19]]
+        tail = int(request.query.get("tailLines", len(lines)))
+        return web.Response(text="".join(lines[len(lines) - min(tail, len(lines)) :]))
 
     async def _ask(self, _: web.Request) -> web.Response:
         state = {

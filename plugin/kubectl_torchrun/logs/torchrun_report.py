@@ -1,0 +1,123 @@
+"""torchrun's report of a failed command, folded into one line.
+
+After a rank fails, the torchrun agent of each node prints its own traceback and the table of
+ChildFailedError: about 40 lines below the traceback of the user's code. A stopped agent prints a
+traceback with SignalException. The format is that of
+torch/distributed/elastic/multiprocessing/errors/__init__.py in torch 2.0 to 2.15.
+"""
+
+import re
+from enum import Enum, auto
+from typing import NamedTuple
+
+RANK_MARK = re.compile(rb"\[[a-zA-Z_]*(\d+)\]:")  # torchrun's --tee: role and local rank
+REPORT_LINES = 200  # of the longest report that --tail makes room for; 8 ranks need about 100
+_MOST_HELD = 2000
+_AGENT = re.compile(rb"[EW]\d{4} .*torch/distributed/elastic/(multiprocessing|agent)/")
+_TRACEBACK = b"Traceback (most recent call last):"
+_ELASTIC = b"torch.distributed.elastic.multiprocessing."
+_CHILD_FAILED = _ELASTIC + b"errors.ChildFailedError:"
+_SIGNALED = re.compile(re.escape(_ELASTIC) + rb"api\.SignalException: .* got signal: (\d+)")
+_BORDER = re.compile(rb"={10,}")
+_ROOT_CAUSE = b"Root Cause (first observed failure):"
+_FIELD = re.compile(rb"  (rank|exitcode) *: (-?\d+)")
+
+
+class StampedLine(NamedTuple):
+    """A line of a log without its newline. stamp: its time in RFC 3339; empty if unknown."""
+
+    stamp: bytes
+    text: bytes
+
+
+class _Part(Enum):
+    """Where the last line stands in a report."""
+
+    OUTSIDE = auto()
+    AGENT_LOG = auto()  # messages of the agent, such as `failed (exitcode: 1)`
+    TRACEBACK = auto()  # of the agent or of the user
+    TABLE = auto()
+
+
+class ReportFolder:
+    """Replaces each report in the log of one node by one line.
+
+    A line that may belong to a report is held until it is clear whether it does.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[StampedLine] = []
+        self._part = _Part.OUTSIDE
+        self._borders = 0
+
+    def feed(self, line: StampedLine) -> list[StampedLine]:
+        """Return the lines to print after the next line of the log, in the order of the log."""
+        text = line.text.rstrip()
+        mark = RANK_MARK.match(text)
+        if mark and text[mark.end() :]:  # of a rank, whose output torchrun copies meanwhile
+            return [line]
+        if self._belongs(text):
+            self._held.append(line)
+            if self._is_complete(text):
+                return self._fold()
+            return self.release() if len(self._held) > _MOST_HELD else []
+        released = self.release()
+        if self._starts(text):
+            self._held.append(line)
+            return released
+        return [*released, line]
+
+    def release(self) -> list[StampedLine]:
+        """Return the held lines unchanged, at the end of the log."""
+        held, self._held = self._held, []
+        self._part, self._borders = _Part.OUTSIDE, 0
+        return held
+
+    def _starts(self, text: bytes) -> bool:
+        """Whether a report may start here; updates the part."""
+        if _AGENT.match(text):
+            self._part = _Part.AGENT_LOG
+        elif text == _TRACEBACK:
+            self._part = _Part.TRACEBACK
+        else:
+            return False
+        return True
+
+    def _belongs(self, text: bytes) -> bool:
+        """Whether the line continues the held lines; updates the part."""
+        if self._part is _Part.AGENT_LOG:
+            return self._starts(text)
+        if self._part is _Part.TRACEBACK:
+            if text.startswith(_CHILD_FAILED):
+                self._part = _Part.TABLE
+                return True
+            return text.startswith(b" ") or _SIGNALED.match(text) is not None
+        if self._part is _Part.TABLE:
+            self._borders += _BORDER.fullmatch(text) is not None
+            return self._borders > 0
+        return False
+
+    def _is_complete(self, text: bytes) -> bool:
+        if self._part is _Part.TABLE:
+            return self._borders == 2
+        return self._part is _Part.TRACEBACK and _SIGNALED.match(text) is not None
+
+    def _fold(self) -> list[StampedLine]:
+        stamp = self._held[-1].stamp
+        report = [line.text for line in self.release()]
+        hint = f" ({len(report)} lines folded, --raw shows them)"
+        return [StampedLine(stamp, f"torchrun: {_describe(report)}{hint}".encode())]
+
+
+def _describe(report: list[bytes]) -> str:
+    signaled = _SIGNALED.match(report[-1])
+    if signaled:
+        return f"SignalException: stopped by signal {int(signaled[1])}"
+    titles = [at for at, text in enumerate(report) if text.rstrip() == _ROOT_CAUSE]
+    matches = [_FIELD.match(text) for text in report[titles[-1] :]] if titles else []
+    fields = {match[1]: int(match[2]) for match in matches if match}
+    rank, code = fields.get(b"rank"), fields.get(b"exitcode")
+    if rank is None or code is None:
+        return "ChildFailedError"
+    end = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+    return f"ChildFailedError: rank {rank} {end}"
