@@ -1,6 +1,5 @@
 """kubectl torchrun: the group of all commands."""
 
-import difflib
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -44,6 +43,8 @@ class _Group(click.Group):
             return super().resolve_command(ctx, args)
         hint = KUBECTL_VERBS.get(name)
         if hint is None:
+            import difflib
+
             near = difflib.get_close_matches(name, SHORT_HELP, 1)
             hint = f"Did you mean {near[0]}?" if near else "List the commands with --help."
         raise click.UsageError(f"Unknown command {name}. {hint}", ctx)

@@ -8,7 +8,6 @@ LR = "0.1"
 tail = 100
 """
 
-import difflib
 from pathlib import Path
 
 import click
@@ -97,6 +96,8 @@ def _check(name: str, keys: set[str], where: str, tables: list[str] | None = Non
     if name in _REFUSED:
         raise _error(f"{where}: {name} cannot be set here. {_REFUSED[name]}.")
     if name not in keys:
+        import difflib
+
         near = difflib.get_close_matches(name, [*keys, *(tables or ())], 1)
         hint = f"Did you mean {near[0]}?" if near else f"Valid keys: {', '.join(sorted(keys))}."
         raise _error(f"{where}: Unknown key {name}. {hint}")

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import anyio
-import httpx
 import msgspec
 
 from kubectl_torchrun.cluster.backoff import PATIENT, Backoff
+from kubectl_torchrun.cluster.http_client import TRANSPORT_ERRORS, HttpClient
 from kubectl_torchrun.cluster.slices import PODS, Listed, NamedSlice, Status, WatchEvent
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import Kind, Object
+from torchrun_api.kind import Kind, Object
 from torchrun_api.names import SYNC_PORT
 
 T = TypeVar("T", bound=Object)
@@ -61,7 +61,7 @@ class Api:
     wait while the server is busy.
     """
 
-    def __init__(self, client: httpx.AsyncClient, namespace: str, backoff: Backoff) -> None:
+    def __init__(self, client: HttpClient, namespace: str, backoff: Backoff) -> None:
         self.namespace = namespace
         self.backoff = backoff
         self._client = client
@@ -199,7 +199,7 @@ class Api:
         path: str,
         *,
         headers: Mapping[str, str] | None = None,
-        content: bytes | AsyncIterable[bytes] | None = None,
+        content: bytes | AsyncIterator[bytes] | None = None,
         namespace: str = "",
         port: int = SYNC_PORT,
     ) -> tuple[int, bytes]:
@@ -211,11 +211,11 @@ class Api:
         proxied = f"/api/v1/namespaces/{where}/pods/{pod}:{port}/proxy{path}"
         with _unreachable():
             response = await self._client.request(
-                method, proxied, headers=headers, content=content, timeout=_POD_SECONDS
+                method, proxied, headers=headers, content=content, seconds=_POD_SECONDS
             )
-        if response.status_code >= 400:
-            _raise_for_server(response.status_code, response.content)
-        return response.status_code, response.content
+        if response.status >= 400:
+            _raise_for_server(response.status, response.content)
+        return response.status, response.content
 
     async def _request(
         self,
@@ -250,37 +250,32 @@ class Api:
             response = await self._client.request(
                 method,
                 path,
-                params=query,
+                query=query,
                 content=content,
                 headers={"Content-Type": "application/json", **(headers or {})},
             )
-        if response.status_code >= 400:
-            _raise_for_server(response.status_code, response.content)
-            raise ApiError(response.status_code, Status(message=response.text.strip()[:500]))
+        if response.status >= 400:
+            _raise_for_server(response.status, response.content)
+            raise ApiError(response.status, Status(message=response.text.strip()[:500]))
         return response.content
 
     @asynccontextmanager
     async def _stream(
         self, path: str, query: Mapping[str, str], *, silence: float | None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        timeout = httpx.Timeout(30, read=silence)
         with _unreachable():
-            async with self._client.stream("GET", path, params=query, timeout=timeout) as response:
-                if response.status_code >= 400:
-                    body = await response.aread()
-                    _raise_for_server(response.status_code, body)
-                    raise ApiError(response.status_code, Status(message=response.text[:500]))
-                yield split_lines(response.aiter_bytes())
+            async with self._client.stream(path, query=query, silence=silence) as response:
+                if response.status >= 400:
+                    refusal = await response.read()
+                    _raise_for_server(refusal.status, refusal.content)
+                    raise ApiError(refusal.status, Status(message=refusal.text[:500]))
+                yield split_lines(response.chunks())
 
 
 @asynccontextmanager
 async def connect(socket: Path, namespace: str, backoff: Backoff = PATIENT) -> AsyncIterator[Api]:
     """A client to the API server behind `kubectl proxy` on this socket."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
-    transport = httpx.AsyncHTTPTransport(uds=str(socket), limits=limits)
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://localhost", timeout=30, trust_env=False
-    ) as client:
+    async with HttpClient(socket=socket) as client:
         yield Api(client, namespace, backoff)
 
 
@@ -305,13 +300,13 @@ async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
 
 
 class _unreachable:  # noqa: N801 - reads as a statement: with _unreachable()
-    """Turns httpx's failures into Unreachable."""
+    """Turns transport errors into Unreachable."""
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> None:
-        if isinstance(error, httpx.TransportError):
+        if isinstance(error, TRANSPORT_ERRORS):
             why = str(error) or type(error).__name__
             raise Unreachable(f"Cannot connect to the API server: {why}") from error
 

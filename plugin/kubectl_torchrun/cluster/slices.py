@@ -11,7 +11,7 @@ from msgspec import Raw, Struct, field
 
 from torchrun_api.core import PersistentVolumeClaim, Pod
 from torchrun_api.json import JsonValue
-from torchrun_api.kinds import Kind
+from torchrun_api.kind import Kind
 from torchrun_api.meta import Condition, ObjectMeta, Wire
 from torchrun_api.status import TERMINAL
 

@@ -62,7 +62,7 @@ def test_help_does_not_load_what_only_the_work_needs() -> None:
         "for name in ['', *m.cli.commands]:\n"
         "    try: m.cli([*name.split(), '--help'])\n"
         "    except SystemExit: pass\n"
-        "heavy = {'httpx', 'rich', 'anyio', 'msgspec', 'yaml'} & set(sys.modules)\n"
+        "heavy = {'httpcore', 'rich', 'anyio', 'msgspec', 'yaml'} & set(sys.modules)\n"
         "heavy |= {m for m in sys.modules if m.startswith('torchrun_api.')}\n"
         "heavy -= {'torchrun_api.exit_codes'}\n"
         "sys.exit(repr(heavy) if heavy else 0)"

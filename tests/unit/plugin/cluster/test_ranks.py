@@ -1,6 +1,5 @@
 """Ranks and nodes of gangs, with and without a head of its own."""
 
-import httpx
 import msgspec
 import pytest
 from hypothesis import given
@@ -8,6 +7,7 @@ from hypothesis import strategies as st
 
 from kubectl_torchrun.cluster.backoff import Backoff
 from kubectl_torchrun.cluster.client import Api
+from kubectl_torchrun.cluster.http_client import HttpClient
 from kubectl_torchrun.cluster.ranks import Ranks, ranks_of
 from kubectl_torchrun.cluster.slices import Job
 from torchrun_api.json import JsonObject
@@ -51,5 +51,5 @@ async def test_how_many_a_node_has(
 ) -> None:
     server.put("torchrunqueues", "gpu", spec=queue)
     body = {"spec": {"jobQueue": "gpu", **spec}, "status": {"numNodes": 5, "gpus": gpus}}
-    async with httpx.AsyncClient(base_url=server.url) as client:
+    async with HttpClient(server.url) as client:
         assert await ranks_of(Api(client, "ns", Backoff()), msgspec.convert(body, Job)) == ranks

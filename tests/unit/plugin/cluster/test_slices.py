@@ -18,7 +18,7 @@ from kubectl_torchrun.cluster.summary import status_lines
 from kubectl_torchrun.logs.status_view import view
 from kubectl_torchrun.text import escape
 from torchrun_api.core import Pod
-from torchrun_api.kinds import Kind
+from torchrun_api.kind import Kind
 
 from ..laptop import Laptop
 

@@ -5,13 +5,13 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import httpx
 import msgspec
 import pytest
 from aiohttp import web
 
 from kubectl_torchrun.cluster.backoff import Backoff
 from kubectl_torchrun.cluster.client import Api, split_lines
+from kubectl_torchrun.cluster.http_client import HttpClient
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.slices import Job
@@ -51,7 +51,7 @@ class Kubelet:
         try:
             await web.TCPSite(runner, "127.0.0.1", 0).start()
             url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-            async with httpx.AsyncClient(base_url=url) as client:
+            async with HttpClient(url) as client:
                 yield Api(client, "ns", HASTY)
         finally:
             await runner.cleanup()

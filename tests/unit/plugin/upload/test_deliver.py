@@ -8,13 +8,13 @@ from pathlib import Path
 from random import Random
 
 import anyio
-import httpx
 import msgspec
 import pytest
 from msgspec import structs
 
 from kubectl_torchrun.cluster.backoff import Backoff
 from kubectl_torchrun.cluster.client import Api
+from kubectl_torchrun.cluster.http_client import HttpClient
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.kubectl import ClusterNamespace
 from kubectl_torchrun.cluster.slices import Job
@@ -94,7 +94,7 @@ async def within_reach(
     pod: SyncPod, workspace: Workspace, trouble: float = 0.0, seed: int = 0
 ) -> AsyncIterator[tuple[Api, JobWatch, PodProxy]]:
     proxy = PodProxy(pod, trouble, Random(seed))
-    async with proxy.serve() as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
+    async with proxy.serve() as url, HttpClient(url) as client:
         api = Api(client, "ns", HASTY)
         job_watch = JobWatch(api, "job")
         job_watch.show_job(job(sha256=workspace.manifest.sha256))
@@ -244,7 +244,7 @@ async def test_no_pod_in_time_says_what_the_job_says(pod: SyncPod, workspace: Wo
 
 
 async def found(observed: Job | None, *pods: Pod) -> str | Arrived | None:
-    job_watch = JobWatch(Api(httpx.AsyncClient(), "ns", HASTY), "job")
+    job_watch = JobWatch(Api(HttpClient(), "ns", HASTY), "job")
     job_watch.show_job(observed)
     job_watch.show_pods({pod.metadata.name: pod for pod in pods})
     return find_pod(job_watch, SHA)
