@@ -79,11 +79,22 @@ class Progress(Wire, frozen=True, kw_only=True):
 
     step: Annotated[int | None, Meta(description="Completed steps.")] = None
     total_steps: Annotated[int | None, Meta(description="Total number of steps.")] = None
-    loss: Annotated[float | None, Meta(description="Last loss. Omitted if it is not finite.")] = (
-        None
-    )
+    loss: Annotated[
+        float | None,
+        Meta(
+            description="Last loss, rounded to 4 significant digits. Omitted if it is not finite."
+        ),
+    ] = None
     samples_per_second: Annotated[
-        float | None, Meta(description="Throughput of the whole job.")
+        float | None,
+        Meta(description="Throughput of the whole job, rounded to 4 significant digits."),
+    ] = None
+    steps_per_second: Annotated[
+        float | None,
+        Meta(
+            description="Average rate of the current attempt over about a minute, from the reports "
+            "in the status, rounded to 4 significant digits."
+        ),
     ] = None
     time: Annotated[Time | None, Meta(description="Time of the report.")] = None
 

@@ -271,6 +271,7 @@ def _register_job_metrics(
         settings.metrics_jobs,
         leads=leader.may_write,
         get=lambda namespace, name: factory.caches(namespace).jobs.get(namespace, name),
+        progress=factory.reports.newest,
     )
     factory.subscribe(jobs=job_metrics.job_changed, queues=job_metrics.queue_changed)
     if settings.metrics_jobs:

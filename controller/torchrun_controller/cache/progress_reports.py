@@ -53,6 +53,11 @@ class Reports:
         report = self._newest.get(job)
         return report.progress if report is not None and report.child_uid == child_uid else None
 
+    def newest(self, job: Key) -> Progress | None:
+        """Return the last progress of the job, of any attempt."""
+        report = self._newest.get(job)
+        return report.progress if report is not None else None
+
     def age(self, job: Key) -> float:
         """Return the seconds since the last report of the job, infinity without one."""
         report = self._newest.get(job)

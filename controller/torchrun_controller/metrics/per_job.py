@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from torchrun_api.job import TorchrunJob
-from torchrun_api.status import TERMINAL
+from torchrun_api.status import TERMINAL, Progress
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.changes import phase_since
@@ -24,7 +24,7 @@ class PerJobMetrics(Collector):
     """Collects the metrics of at most `limit` jobs.
 
     `leads` returns whether this process leads; `get` returns the cached job of a namespace and
-    name.
+    name; `progress` returns its newest report, whose numbers are not rounded as in the status.
     """
 
     def __init__(
@@ -33,10 +33,12 @@ class PerJobMetrics(Collector):
         *,
         leads: Callable[[], bool],
         get: Callable[[str, str], TorchrunJob | None],
+        progress: Callable[[Key], Progress | None],
     ) -> None:
         self._limit = limit
         self._leads = leads
         self._get = get
+        self._progress = progress
         self._exported: dict[Key, None] = {}
         self._waiting: dict[Key, None] = {}  # in the order of arrival
         self._finished: dict[Key, None] = {}  # the finished ones of `_exported`
@@ -79,7 +81,8 @@ class PerJobMetrics(Collector):
             for key in self._exported:
                 job = self._get(*key)
                 if job is not None:
-                    families.add(job, self._reasons)
+                    progress = self._progress(key) or job.status.progress
+                    families.add(job, progress, self._reasons)
         yield from families.all()
 
 
@@ -121,7 +124,7 @@ class _Families:
         """Iterate over the families."""
         yield from vars(self).values()
 
-    def add(self, job: TorchrunJob, reasons: Reasons) -> None:
+    def add(self, job: TorchrunJob, progress: Progress | None, reasons: Reasons) -> None:
         """Add the values of one job."""
         status = job.status
         labels = job.metadata.namespace[:MAX_LENGTH], job.metadata.name[:MAX_LENGTH]
@@ -139,7 +142,6 @@ class _Families:
         self.restarts.add_metric((*labels, "yes"), status.restarts)
         self.restarts.add_metric((*labels, "no"), status.disruptions)
         self.running.add_metric(labels, status.running_seconds)
-        progress = status.progress
         if progress is None:
             return
         for family, value in (

@@ -58,7 +58,11 @@ def families() -> list[Family]:
     metrics.register(
         JobMetrics(metrics.queue_labels, leads=lambda: False, now=lambda: 0.0, nodes=lambda: None)
     )
-    metrics.register(PerJobMetrics(0, leads=lambda: False, get=lambda namespace, name: None))
+    metrics.register(
+        PerJobMetrics(
+            0, leads=lambda: False, get=lambda namespace, name: None, progress=lambda key: None
+        )
+    )
     return sorted(_list_families(metrics), key=lambda family: family.name)
 
 

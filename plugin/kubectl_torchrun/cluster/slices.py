@@ -99,6 +99,7 @@ class ProgressSlice(Wire, frozen=True, kw_only=True):
     total_steps: int | None = None
     loss: float | None = None
     samples_per_second: float | None = None
+    steps_per_second: float | None = None
     time: datetime | None = None
 
 

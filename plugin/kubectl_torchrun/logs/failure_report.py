@@ -33,7 +33,8 @@ def print_report(target: Target, name: str) -> int:
         for line in status_lines(job):
             echo(line)
         if job.status.progress is not None:
-            echo(f"  progress: {progress_line(job.status.progress, None)}")
+            running = job.status.phase == "Running"
+            echo(f"  progress: {progress_line(job.status.progress, None, running=running)}")
         _print_last_lines(cluster, job)
         cluster.run(lambda api: _print_broken_edit(api, cluster, job))
     return 0

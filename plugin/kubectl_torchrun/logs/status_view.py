@@ -164,7 +164,8 @@ def view(
         style(shown, **phase_style(phase)) + headline[len(shown) :],
     ]
     if status.progress is not None:
-        lines.append(output.cut(progress_line(status.progress, width), width))
+        running = status.phase == "Running"
+        lines.append(output.cut(progress_line(status.progress, width, running=running), width))
     for line in details:
         lines += _wrap(line, width)
     table = pod_table(pods, width)

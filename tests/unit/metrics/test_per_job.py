@@ -11,12 +11,14 @@ from torchrun_controller.metrics.per_job import PerJobMetrics
 class World:
     def __init__(self, most: int) -> None:
         self.jobs: dict[tuple[str, str], TorchrunJob] = {}
+        self.reports: dict[tuple[str, str], Progress] = {}
         self.leads = True
         self.registry = CollectorRegistry()
         self.each = PerJobMetrics(
             most,
             leads=lambda: self.leads,
             get=lambda namespace, name: self.jobs.get((namespace, name)),
+            progress=self.reports.get,
         )
         self.registry.register(self.each)
 
@@ -99,3 +101,6 @@ def test_what_is_told_of_a_job() -> None:
     assert value("torchrun_job_gpus", own) == 16
     assert value("torchrun_job_step", own) == 7
     assert value("torchrun_job_loss", own) == 0.5
+    world.reports["team", "a"] = Progress(step=8, loss=0.123456)
+    assert value("torchrun_job_step", own) == 8
+    assert value("torchrun_job_loss", own) == 0.123456, "the status has rounded numbers"

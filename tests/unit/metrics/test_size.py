@@ -36,7 +36,10 @@ class Crowded(World):
         self.random = random.Random(1)
         self.nodes = [node(f"n{number}", "8") for number in range(1000)]
         self.each = PerJobMetrics(
-            MAX_JOBS, leads=lambda: True, get=lambda namespace, name: self.jobs[namespace, name]
+            MAX_JOBS,
+            leads=lambda: True,
+            get=lambda namespace, name: self.jobs[namespace, name],
+            progress=lambda key: None,
         )
         self.metrics.register(self.each)
         self.jobs: dict[tuple[str, str], TorchrunJob] = {}

@@ -136,10 +136,19 @@ def compose(
         checkpoint_nodes=local.nodes_with_checkpoints(job, observed.gang)[:MOST_NODES],
         last_failure=decision.history.failure or present.last_failure,
         progress=progress.choose_progress(
-            present.progress, observed.gang.progress, now, ended=ended
+            present.progress,
+            observed.gang.progress,
+            now,
+            gang_start=_gang_start(observed.gang),
+            ended=ended,
         ),
         dependencies_met=dependencies.find_met(job, observed.parents),
     )
+
+
+def _gang_start(gang: ObservedGang) -> datetime | None:
+    """Return when the latest gang was created; None without one."""
+    return gang.current_job.metadata.creation_timestamp if gang.child_jobs else None
 
 
 def _queue_policy(

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import click
 import pytest
+from msgspec.structs import replace
 
 from kubectl_torchrun.cluster.slices import ProgressSlice
 from kubectl_torchrun.cluster.summary import progress_line
@@ -104,10 +105,74 @@ def test_for_programs(laptop: Laptop) -> None:
     assert laptop.run("status", "run", "-o", "json", "--watch").exit_code == 2
 
 
-def test_progress_without_an_end() -> None:
+MORE_THAN_A_DAY = 131_400  # 36 h 30 min in seconds, so that a slow test prints the same hours
+
+
+@pytest.mark.parametrize(
+    ("progress", "running", "expected"),
+    [
+        pytest.param({"step": 7}, True, "step 7   3s ago", id="no rate"),
+        pytest.param(
+            {"step": 7, "steps_per_second": 4.217},
+            True,
+            "step 7   4.22 steps/s   3s ago",
+            id="no total",
+        ),
+        pytest.param(
+            {"step": 0, "total_steps": MORE_THAN_A_DAY, "steps_per_second": 1.0},
+            True,
+            f"step 0 of {MORE_THAN_A_DAY} [{'-' * 24}] 0%   1 steps/s   ETA 36h   3s ago",
+            id="a total",
+        ),
+        pytest.param(
+            {"step": 10, "total_steps": 10, "steps_per_second": 2.0},
+            True,
+            f"step 10 of 10 [{'#' * 24}] 100%   2 steps/s   ETA 0s   3s ago",
+            id="the last step",
+        ),
+        pytest.param(
+            {"step": 7, "steps_per_second": 0.08},
+            True,
+            "step 7   12.5 s/step   3s ago",
+            id="slow steps",
+        ),
+        pytest.param(
+            {"step": 7, "total_steps": 9, "steps_per_second": 0.0, "loss": 2.5},
+            True,
+            f"step 7 of 9 [{'#' * 19}{'-' * 5}] 78%   loss 2.5   3s ago",
+            id="no steps",
+        ),
+        pytest.param(
+            {"step": 5, "total_steps": 10, "steps_per_second": 1.0},
+            False,
+            f"step 5 of 10 [{'#' * 12}{'-' * 12}] 50%   3s ago",
+            id="a job that waits",
+        ),
+    ],
+)
+def test_progress_in_a_line(progress: dict[str, float], running: bool, expected: str) -> None:
     now = datetime.now(UTC) - timedelta(seconds=3)
-    assert progress_line(ProgressSlice(step=7, time=now), 80).startswith("step 7   3s ago")
-    assert "#" not in progress_line(ProgressSlice(step=7, total_steps=9), 60)
+    reported = replace(ProgressSlice(time=now), **progress)
+    assert progress_line(reported, 80, running=running) == expected
+
+
+def test_a_narrow_line_has_no_bar() -> None:
+    assert "#" not in progress_line(ProgressSlice(step=7, total_steps=9), 60, running=True)
+
+
+def test_the_status_of_a_running_job_has_rate_and_eta(laptop: Laptop) -> None:
+    progress = {
+        "step": 0,
+        "totalSteps": MORE_THAN_A_DAY,
+        "stepsPerSecond": 1,
+        "time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+    }
+    laptop.job("run", status={"phase": "Running", "progress": progress})
+    assert f"step 0 of {MORE_THAN_A_DAY} [" in laptop.run("status", "run").stdout
+    for command in ("status", "why"):
+        assert "0%   1 steps/s   ETA 36h" in laptop.run(command, "run").stdout
+    laptop.job("run", status={"phase": "Queued", "progress": progress})
+    assert "ETA" not in laptop.run("status", "run").stdout
 
 
 def test_why_tells_the_story_and_the_last_lines(laptop: Laptop) -> None:

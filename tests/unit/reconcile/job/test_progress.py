@@ -66,7 +66,91 @@ def test_a_report_that_comes_too_soon_is_shown_later():
     assert (plan.status, plan.requeue_after) == (None, 6)
     world.pass_time(seconds=6)
     told(world, late)
-    assert world.job.status.progress == late
+    assert world.job.status.progress == replace(late, steps_per_second=1.0)
+
+
+def shown(world: World, progress: Progress) -> Progress:
+    """The progress in the status after this report."""
+    told(world, progress)
+    assert world.job.status.progress is not None
+    return world.job.status.progress
+
+
+@pytest.mark.parametrize(
+    ("reported", "rounded"),
+    [
+        (2.6052303314208984, 2.605),
+        (660.4361669048162, 660.4),
+        (0.00012345678, 0.0001235),
+        (1234567.0, 1235000.0),
+        (1.7976931348623157e308, 1.7976931348623157e308),
+        (0.0, 0.0),
+    ],
+)
+def test_printed_numbers_are_rounded_and_steps_are_exact(reported: float, rounded: float):
+    world = running()
+    progress = Progress(
+        step=123456789,
+        total_steps=987654321,
+        loss=reported,
+        samples_per_second=reported,
+        time=world.now,
+    )
+    expected = replace(progress, loss=rounded, samples_per_second=rounded)
+    assert shown(world, progress) == expected
+    assert told(world, progress) == Plan(requeue_after=None)
+
+
+def test_the_rate_is_an_average_of_the_last_minute():
+    world = running()
+    assert shown(world, report(1, world.now)).steps_per_second is None
+    world.pass_time(seconds=10)
+    assert shown(world, report(21, world.now)).steps_per_second == 2.0
+    world.pass_time(seconds=10)
+    faster = shown(world, report(61, world.now)).steps_per_second
+    assert faster == 2.307, "2 + (4 - 2) * (1 - exp(-10 / 60))"
+    world.pass_time(seconds=600)
+    assert shown(world, report(661, world.now)).steps_per_second == 1.0
+
+
+@pytest.mark.parametrize("field", ["step", "time"])
+def test_a_report_without_step_or_time_has_no_rate(field: str):
+    world = running()
+    complete = report(1, world.now)
+    told(world, replace(complete, **{field: None}))
+    world.pass_time(seconds=10)
+    assert shown(world, report(11, world.now)).steps_per_second is None
+    world.pass_time(seconds=10)
+    assert shown(world, report(21, world.now)).steps_per_second == 1.0
+    world.pass_time(seconds=10)
+    last = replace(report(31, world.now), **{field: None})
+    assert shown(world, last).steps_per_second is None
+
+
+@pytest.mark.parametrize(("step", "seconds"), [(40, 10), (60, -10)])
+def test_the_rate_starts_again_if_steps_or_clock_go_back(step: int, seconds: int):
+    world = running()
+    told(world, report(50, world.now))
+    world.pass_time(seconds=10)
+    assert shown(world, report(51, world.now)).steps_per_second == 0.1
+    later = world.now + timedelta(seconds=seconds)
+    world.pass_time(seconds=10)
+    assert shown(world, report(step, later)).steps_per_second is None
+
+
+def test_the_rate_is_that_of_the_current_gang():
+    world = running(nodes=1)
+    told(world, report(50, world.now))
+    world.pass_time(seconds=10)
+    world.end_container(world.workers()[0].metadata.name, "trainer", exit_code=1)
+    world.settle()
+    world.pass_time(seconds=20)
+    world.all_workers("Running")
+    world.settle()
+    world.pass_time(seconds=20)
+    assert shown(world, report(52, world.now)).steps_per_second is None
+    world.pass_time(seconds=10)
+    assert shown(world, report(57, world.now)).steps_per_second == 0.5
 
 
 def test_a_clock_that_was_set_back_holds_nothing_up():

@@ -21,6 +21,8 @@ async def test_a_workers_report_is_taken() -> None:
     expected = Progress(step=120, total_steps=1000, loss=2.25, samples_per_second=450.5, time=NOW)
     assert world.reports.of(JOB, "uid-child") == expected
     assert world.reports.of(JOB, "uid-of-another-attempt") is None
+    assert world.reports.newest(JOB) == expected
+    assert world.reports.newest(("team", "another")) is None
     value = world.metrics.registry.get_sample_value
     assert value("torchrun_progress_reports_total", {"code": "204"}) == 1
 
