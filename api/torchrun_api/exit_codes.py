@@ -16,6 +16,7 @@ USAGE = 2
 UPLOAD_FAILED = 3
 CLUSTER = 4
 TIMED_OUT = 5
+REPEATED_FAILURE = 6
 DETACHED = SIGNAL_BASE + 2  # SIGINT
 CLOSED_PIPE = SIGNAL_BASE + 13  # SIGPIPE
 
@@ -80,6 +81,11 @@ PLUGIN = (
     ),
     ExitStatus(_only(CLUSTER), "The cluster is unreachable or refused the request."),
     ExitStatus(_only(TIMED_OUT), "`--timeout` expired. The job is unchanged."),
+    ExitStatus(
+        _only(REPEATED_FAILURE),
+        "`run` or `submit` suspended the job, because its attempts repeat the same failure. See "
+        "`--stop-on-repeated-failure`.",
+    ),
     ExitStatus(
         _only(DETACHED),
         "Interrupted by Ctrl-C. The job continues, unless a second Ctrl-C of `run` deleted it.",

@@ -2,6 +2,7 @@
 
 from torchrun_api.exit_codes import CLUSTER, TIMED_OUT, UPLOAD_FAILED, USAGE
 from torchrun_api.exit_codes import DETACHED as DETACHED
+from torchrun_api.exit_codes import REPEATED_FAILURE as REPEATED_FAILURE
 from torchrun_api.exit_codes import RUN_FAILED as RUN_FAILED
 from torchrun_api.exit_codes import SUCCEEDED as SUCCEEDED
 

@@ -31,6 +31,7 @@ Exit codes:
   3    the job exists, but its workspace was not uploaded
   4    the cluster is unreachable or refused the request
   5    --timeout expired
+  6    run, submit: the job was suspended because its attempts repeat the same failure
   130  interrupted by Ctrl-C; the job continues unless a message says otherwise
   141  the reader of the output closed the pipe
 """
@@ -161,6 +162,13 @@ def job_argument(command: Function) -> Function:
 
 raw_option = click.option(
     "--raw", is_flag=True, help="Print torchrun's reports of failed ranks in full."
+)
+
+repeated_failure_option = click.option(
+    "--stop-on-repeated-failure/--keep-retrying",
+    default=None,
+    help="Suspend the job if 3 attempts in a row fail within a minute with the same exception,"
+    " before the first step. Default: if you follow it on a terminal.",
 )
 
 dry_run_option = click.option(

@@ -88,6 +88,7 @@ class AttemptSlice(Wire, frozen=True, kw_only=True):
     number: int = 0
     start_time: datetime | None = None
     end_time: datetime | None = None
+    running_seconds: int = 0
     reason: str = ""
     message: str = ""
 

@@ -2,7 +2,13 @@
 
 import click
 
-from kubectl_torchrun.cli.options import cluster_options, output_option, raw_option, run_command
+from kubectl_torchrun.cli.options import (
+    cluster_options,
+    output_option,
+    raw_option,
+    repeated_failure_option,
+    run_command,
+)
 from kubectl_torchrun.cli.request import (
     INTERRUPTED,
     RequestCommand,
@@ -20,9 +26,17 @@ from kubectl_torchrun.terminal import Terminal
 @request_options
 @click.option("--detach", "-d", is_flag=True, help="Return after the upload.")
 @raw_option
+@repeated_failure_option
 @output_option("name", "yaml", "json")
 @cluster_options
-def command(flags: RequestFlags, detach: bool, raw: bool, output: str, target: Target) -> None:
+def command(
+    flags: RequestFlags,
+    detach: bool,
+    raw: bool,
+    stop_on_repeated_failure: bool | None,
+    output: str,
+    target: Target,
+) -> None:
     """Upload the current directory, run COMMAND in it and follow its logs; exit with its result.
 
     Ctrl-C detaches and the run continues. A second Ctrl-C within 5 seconds deletes the job. With
@@ -47,6 +61,7 @@ def command(flags: RequestFlags, detach: bool, raw: bool, output: str, target: T
             overlay=optional_path(flags.overlay),
             follow=not detach,
             raw=raw,
+            stop_on_repeated_failure=stop_on_repeated_failure,
             form=output,
             pod_wait=flags.upload_timeout,
             deletes=True,

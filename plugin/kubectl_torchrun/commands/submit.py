@@ -7,6 +7,7 @@ from kubectl_torchrun.cli.options import (
     dry_run_option,
     output_option,
     raw_option,
+    repeated_failure_option,
     run_command,
     wait_options,
 )
@@ -27,6 +28,7 @@ from kubectl_torchrun.terminal import Terminal
 @request_options
 @click.option("--follow/--no-follow", default=None, help="Follow the run until it ends (default).")
 @raw_option
+@repeated_failure_option
 @wait_options("Complete")
 @dry_run_option
 @output_option("name", "yaml", "json")
@@ -35,6 +37,7 @@ def command(
     flags: RequestFlags,
     follow: bool | None,
     raw: bool,
+    stop_on_repeated_failure: bool | None,
     wait: str,
     timeout: float | None,
     dry_run: str,
@@ -69,6 +72,7 @@ def command(
             overlay=optional_path(flags.overlay),
             follow=following,
             raw=raw,
+            stop_on_repeated_failure=stop_on_repeated_failure,
             dry_run=dry_run,
             form=output,
             pod_wait=flags.upload_timeout,

@@ -7,6 +7,7 @@ import sys
 from kubectl_torchrun.cluster.client import Api, ApiError
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.pods import has_started, is_training, list_workers
+from kubectl_torchrun.cluster.repeated_failure import find_repeated_failure
 from kubectl_torchrun.cluster.session import Cluster, session
 from kubectl_torchrun.cluster.slices import JOBS, Job
 from kubectl_torchrun.cluster.summary import progress_line, status_lines
@@ -32,6 +33,9 @@ def print_report(target: Target, name: str) -> int:
         job = cluster.run(lambda api: api.get(JOBS, name))
         for line in status_lines(job):
             echo(line)
+        repeated = find_repeated_failure(job)
+        if repeated is not None:
+            echo(f"  {repeated.describe()}".replace("\n", "\n  "))
         if job.status.progress is not None:
             running = job.status.phase == "Running"
             echo(f"  progress: {progress_line(job.status.progress, None, running=running)}")

@@ -12,7 +12,9 @@ from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.pods import end_of, has_started, rank_of
-from kubectl_torchrun.errors import RUN_FAILED, SUCCEEDED
+from kubectl_torchrun.cluster.repeated_failure import RepeatedFailure, find_repeated_failure
+from kubectl_torchrun.cluster.slices import JOBS
+from kubectl_torchrun.errors import REPEATED_FAILURE, RUN_FAILED, SUCCEEDED
 from kubectl_torchrun.logs.streams import ALL, Cursor, Lines, View, Window
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api.core import Pod
@@ -31,8 +33,13 @@ async def follow(
     narrator: Narrator,
     view: View = ALL,
     cursors: Mapping[str, Lines] = MappingProxyType({}),
+    *,
+    stop_on_repeated_failure: bool = False,
 ) -> int:
     """Print the logs of the nodes in the view until the run ends; the exit code of its result.
+
+    stop_on_repeated_failure: suspend a job whose attempts repeat the same failure, and return
+    REPEATED_FAILURE.
 
     Prints the logs of every attempt, each from its beginning or from its cursor (by the UID of the
     pod). Reads at most MOST_STREAMS pods at a time, lowest node first.
@@ -40,7 +47,12 @@ async def follow(
     async with anyio.create_task_group() as tasks:
         streams = _Streams(api, job_watch, terminal, view, cursors, tasks)
         tasks.start_soon(streams.window.run)
+        repeated = None
         while not job_watch.seen or (job_watch.job is not None and not job_watch.job.ended):
+            if stop_on_repeated_failure and job_watch.job is not None:
+                repeated = find_repeated_failure(job_watch.job)
+                if repeated is not None:
+                    break
             streams.start()
             await job_watch.next_change(_TICK_SECONDS)
         with anyio.move_on_after(_LAST_LINES_SECONDS):
@@ -51,7 +63,19 @@ async def follow(
                 await job_watch.next_change(0.05)
         tasks.cancel_scope.cancel()
     narrator.catch_up()
+    if repeated is not None:
+        return await _suspend(api, job_watch, terminal, repeated)
     return _result(job_watch, terminal)
+
+
+async def _suspend(
+    api: Api, job_watch: JobWatch, terminal: Terminal, repeated: RepeatedFailure
+) -> int:
+    """Suspend the job, so that it does not use nodes for further attempts; the exit code."""
+    await api.merge(JOBS, job_watch.name, b'{"spec":{"suspend":true}}')
+    terminal.at_rest()
+    terminal.note(f"Suspended job {job_watch.name}. {repeated.describe()}")
+    return REPEATED_FAILURE
 
 
 def _result(job_watch: JobWatch, terminal: Terminal) -> int:

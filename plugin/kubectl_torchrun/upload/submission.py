@@ -14,7 +14,14 @@ from kubectl_torchrun.cluster.kubectl import ClusterNamespace, Target, proxy, re
 from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.session import Cluster
 from kubectl_torchrun.cluster.slices import JOBS, QUEUES
-from kubectl_torchrun.errors import DETACHED, Problem, RunProblem, UploadProblem, UsageProblem
+from kubectl_torchrun.errors import (
+    DETACHED,
+    REPEATED_FAILURE,
+    Problem,
+    RunProblem,
+    UploadProblem,
+    UsageProblem,
+)
 from kubectl_torchrun.logs.follow import follow
 from kubectl_torchrun.logs.streams import View
 from kubectl_torchrun.terminal import Terminal
@@ -36,6 +43,7 @@ class SubmitOptions(NamedTuple):
     overlay: a directory whose files replace those of the same path. pod_wait: limit for the pod
     that receives the upload. wait: a phase or condition, if follow is False; timeout: limit of
     wait, None without. deletes: whether a second Ctrl-C deletes the job. raw: logs are not folded.
+    stop_on_repeated_failure: None if it depends on the terminal.
     """
 
     directory: Path
@@ -48,6 +56,7 @@ class SubmitOptions(NamedTuple):
     timeout: float | None = None
     deletes: bool = False
     raw: bool = False
+    stop_on_repeated_failure: bool | None = None
 
 
 def submit(target: Target, request: Request, options: SubmitOptions, terminal: Terminal) -> int:
@@ -200,6 +209,12 @@ class Submission:
                 text = f"{problem}\n{_resume_hint(self._cluster, self._name)}"
                 raise UploadProblem(text) from problem
             raise
+        if code == REPEATED_FAILURE:
+            resume = self._cluster.command(f"torchrun resume {self._name}")
+            self._terminal.note(
+                f"Fix the code, then submit it again. To restart this job:\n  {resume}\n"
+                f"{_cancel_hint(self._cluster, self._name)}"
+            )
         if not (self._options.follow or self._options.wait):
             self._terminal.note(_follow_hint(self._cluster, self._name))
         return code
@@ -234,7 +249,15 @@ class Submission:
             self._cache.record(LastUpload(self._name, self._workspace.manifest))
             terminal.note(f"Uploaded {files_of(done.files)}, {human(done.sent)}")
             if options.follow:
-                code = await follow(api, job_watch, terminal, narrator, View(raw=options.raw))
+                stop = options.stop_on_repeated_failure
+                code = await follow(
+                    api,
+                    job_watch,
+                    terminal,
+                    narrator,
+                    View(raw=options.raw),
+                    stop_on_repeated_failure=terminal.live if stop is None else stop,
+                )
             tasks.cancel_scope.cancel()
         if options.wait:
             code = await wait.wait(api, self._name, terminal, options.wait, options.timeout)

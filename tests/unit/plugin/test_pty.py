@@ -16,6 +16,7 @@ import pytest
 
 from .laptop import Laptop, play_controller
 from .logs.test_status_view import a_job
+from .upload.test_submission import play_repeated_failure
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -192,3 +193,11 @@ def test_following_in_a_terminal(laptop: Laptop) -> None:
     with terminal(laptop, "run", "--name", "run", "x", width=60) as screen:
         assert screen.end() == 0
     assert "[1]\x1b[0m step 2" in screen.seen.decode()
+
+
+def test_a_repeated_failure_stops_a_run_in_a_terminal(laptop: Laptop) -> None:
+    play_repeated_failure(laptop)
+    laptop.server.hooks.pop()
+    with terminal(laptop, "run", "--name", "run", "x") as screen:
+        assert screen.end() == 6
+    assert "Suspended job run." in screen.text()

@@ -187,6 +187,14 @@ def test_why_tells_the_story_and_the_last_lines(laptop: Laptop) -> None:
     assert "  progress: step 50 of 200" in out
 
 
+def test_why_names_a_failure_that_repeats(laptop: Laptop) -> None:
+    end = {"reason": "Exception", "message": "Pod run-0-abcde: ValueError: bad batch (rank 0)."}
+    laptop.job("run", status={"attempts": [{"number": number, **end} for number in range(3)]})
+    out = laptop.run("why", "run").stdout
+    assert "  The last 3 attempts failed within a minute with the same exception" in out
+    assert "before the first step: ValueError: bad batch\n  This is an error in the code." in out
+
+
 # As torchrun 2.9 writes it behind what its ranks have said.
 TORCHRUN = [
     b"E1122 01:24:22.512000 42 site-packages/torch/distributed/elastic/multiprocessing/api.py:882]"

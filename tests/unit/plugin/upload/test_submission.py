@@ -36,6 +36,57 @@ def test_a_failed_run_is_exit_code_1(laptop: Laptop) -> None:
     assert laptop.run("submit", "--name", "run", "python train.py").exit_code == 1
 
 
+def play_repeated_failure(laptop: Laptop) -> None:
+    """Fail three attempts of the job with the same exception, and the job after that."""
+    play_controller(laptop.server)
+    attempts = [
+        {
+            "number": number,
+            "reason": "Exception",
+            "message": f"Pod run-r{number}-0-abcde: ValueError: bad batch (rank 0, exit code 1).",
+        }
+        for number in range(3)
+    ]
+
+    def uploaded() -> None:
+        status = {"phase": "Queued", "reason": "BackingOff", "conditions": READY}
+        laptop.server.put("torchrunjobs", "run", status={**status, "attempts": attempts})
+        laptop.worker("run", 0, 2, "2026-01-01T00:00:00.000000000Z step 1\n", terminated={})
+
+    def read(request: web.Request) -> None:
+        if request.path.endswith("/log"):
+            laptop.server.put("torchrunjobs", "run", status={"phase": "Failed"})
+
+    laptop.server.on_upload = uploaded
+    laptop.server.hooks.append(read)
+
+
+def patches(laptop: Laptop) -> list[str]:
+    return [request for request in laptop.server.requests if request.startswith("PATCH")]
+
+
+def test_a_job_that_repeats_a_failure_is_suspended(laptop: Laptop) -> None:
+    play_repeated_failure(laptop)
+    laptop.server.hooks.pop()
+    result = laptop.run("run", "--name", "run", "--stop-on-repeated-failure", "python train.py")
+    assert result.exit_code == 6
+    assert len(patches(laptop)) == 1
+    assert laptop.server.objects["torchrunjobs", "run"]["spec"] == {"suspend": True}
+    assert (
+        "Suspended job run. The last 3 attempts failed within a minute with the same exception,"
+        " before the first step: ValueError: bad batch\nThis is an error in the code. Restarts do"
+        " not help.\nFix the code, then submit it again." in result.stderr
+    )
+    assert "kubectl torchrun resume run -n ns" in result.stderr
+
+
+@pytest.mark.parametrize("flags", [(), ("--keep-retrying",)], ids=["no terminal", "flag"])
+def test_a_job_may_repeat_a_failure(laptop: Laptop, flags: tuple[str, ...]) -> None:
+    play_repeated_failure(laptop)
+    result = laptop.run("submit", "--name", "run", *flags, "python train.py")
+    assert (result.exit_code, patches(laptop)) == (1, [])
+
+
 def test_for_programs_the_job_is_all_of_stdout(laptop: Laptop) -> None:
     play_controller(laptop.server)
     result = laptop.run("submit", "--name", "run", "-o", "json", "python train.py")
