@@ -1,5 +1,6 @@
 """kubectl torchrun: the group of all commands."""
 
+import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kubectl_torchrun.cli import options
+from kubectl_torchrun.cli.usage import errors_in_one_style
 from kubectl_torchrun.commands import KUBECTL_VERBS, SHORT_HELP
 
 if TYPE_CHECKING:
@@ -54,6 +56,31 @@ class _Group(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(sorted(SHORT_HELP.items()))
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The section Exit codes of the help."""
+        from torchrun_api.exit_codes import PLUGIN
+
+        with formatter.section("Exit codes"):
+            formatter.write_dl(
+                [(str(status.codes.start), _plain(status.meaning)) for status in PLUGIN]
+            )
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Raises usage errors that are printed as other errors are."""
+        with errors_in_one_style():
+            return super().invoke(ctx)
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: object,
+    ) -> click.Context:
+        """Raises usage errors that are printed as other errors are."""
+        with errors_in_one_style():
+            return super().make_context(info_name, args, parent, **extra)
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
         """Names of commands with their short help, and the group's own flags."""
         from click.shell_completion import CompletionItem
@@ -61,6 +88,11 @@ class _Group(click.Group):
         names = [name for name in sorted(SHORT_HELP) if name.startswith(incomplete)]
         items = [CompletionItem(name, help=SHORT_HELP[name]) for name in names]
         return items + click.Command.shell_complete(self, ctx, incomplete)
+
+
+def _plain(markdown: str) -> str:
+    """The text without the marks of code and links."""
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", markdown).replace("`", "")
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -76,7 +108,6 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     cls=_Group,
     commands=_Commands(),
     context_settings=options.CONTEXT_SETTINGS,
-    epilog=options.EXIT_CODES,
 )
 @click.option(
     "--version",

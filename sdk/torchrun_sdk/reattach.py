@@ -93,7 +93,7 @@ def kept_results(
     Raises CallError: how the job failed, or that no results were kept.
     """
     try:
-        calls = parse_kept(kubectl.run_plugin("kept", job, KEPT))
+        calls = parse_kept(kubectl.run_plugin("state-files", job, KEPT))
     except ClusterError as error:
         if status.get("phase") == "Succeeded":
             raise JobFailed(
@@ -105,7 +105,7 @@ def kept_results(
     except FrameError as error:
         raise ProtocolError(
             f"This version of torchrun-sdk cannot decode the results of job {job}: {error}."
-            f" To print them: kubectl torchrun kept {job} {KEPT}",
+            f" To print them: kubectl torchrun state-files {job} {KEPT}",
             job=job,
         ) from error
     state = CallState(job, Limits(_NO_LIMIT, _NO_LIMIT), 0.0, kept=True)
@@ -120,7 +120,7 @@ def kept_results(
 
 
 def parse_kept(text: str) -> dict[str, list[Frame]]:
-    """The frames in the output of `kubectl torchrun kept`, by call id. Raises FrameError."""
+    """The frames in the output of `kubectl torchrun state-files`, by call id. Raises FrameError."""
     calls: dict[str, list[Frame]] = {}
     call = ""
     for line in text.split("\n"):

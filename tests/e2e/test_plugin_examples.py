@@ -111,8 +111,8 @@ def test_the_examples_that_need_pods_work_as_they_stand(space: Space, tmp_path: 
     assert run("--since 10m | grep loss").count("loss of node") == 2
     assert run("--include loss --timestamps --no-prefix").count("Z [default0]:loss of node") == 2
     run("", "exec")  # a shell at the end of its input
-    assert "first True" in run("logs/0/node-0.log", "kept")
-    assert "logs/0/node-1.log" in run("", "kept")
+    assert "first True" in run("logs/0/node-0.log", "state-files")
+    assert "logs/0/node-1.log" in run("", "state-files")
     assert run("--node 1 -- nvidia-smi") == "a GPU of node 1\n"
     assert run("--rank 3 -- py-spy dump --subprocesses --pid 1") == (
         "dump --subprocesses --pid 1 on node 1\n"

@@ -23,19 +23,6 @@ Function = Callable[..., None]
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _HELP = frozenset({"-h", "--help"})
 
-EXIT_CODES = """\b
-Exit codes:
-  0    success; when a run is followed: the run succeeded
-  1    the run failed or was deleted; doctor: a check failed; cancel: a job does not exist
-  2    invalid usage; nothing was changed
-  3    the job exists, but its workspace was not uploaded
-  4    the cluster is unreachable or refused the request
-  5    --timeout expired
-  6    run, submit: the job was suspended because its attempts repeat the same failure
-  130  interrupted by Ctrl-C; the job continues unless a message says otherwise
-  141  the reader of the output closed the pipe
-"""
-
 
 class OptionalValue(click.Option):
     """An option with its value after `=` or without a value, as in kubectl: --wait, --wait=Running.

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from kubectl_torchrun.cli.options import EXIT_CODES
+from kubectl_torchrun.__main__ import cli
 from torchrun_api import exit_codes, names
 from torchrun_api.core import ContainerState, ContainerStatus, Pod, PodStatus, StateTerminated
 from torchrun_api.exit_codes import LAUNCHER, PLUGIN, SETUP, ExitStatus
@@ -67,7 +68,8 @@ def test_programs_that_cannot_import_the_codes_have_the_same() -> None:
 
 
 def test_the_help_of_the_plugin_lists_its_codes() -> None:
-    listed = [int(code) for code in re.findall(r"(?m)^  (\d+) ", EXIT_CODES)]
+    shown = CliRunner().invoke(cli, ["--help"]).stdout.partition("\nExit codes:\n")[2]
+    listed = [int(code) for code in re.findall(r"(?m)^  (\d+) ", shown)]
     assert listed == [status.codes[0] for status in PLUGIN]
 
 

@@ -51,7 +51,7 @@ def test_every_command_has_examples_that_are_taken_as_they_stand(command: str) -
 def test_the_examples_of_the_group_and_of_the_pages_are_taken_too() -> None:
     shown = CliRunner().invoke(cli, ["--help"]).stdout
     assert "Exit codes:" in shown
-    assert "\n    130  interrupted by Ctrl-C" in shown
+    assert "\n  130  Interrupted by Ctrl-C" in shown
     for line in (*lines_of(shown), *lines_of(DOCS.read_text())):
         parse(line)
 
@@ -161,9 +161,39 @@ def test_mistakes_cost_nothing(line: str) -> None:
     ],
 )
 def test_unknown_commands_suggest_the_right_one(line: str, message: str) -> None:
-    result = CliRunner().invoke(cli, line.split())
+    result = CliRunner().invoke(cli, line.split(), prog_name="kubectl torchrun")
     assert result.exit_code == 2
-    assert result.stderr.endswith(f"Error: {message}\n")
+    assert result.stderr == f"Error: {message}\nSee: kubectl torchrun --help\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "help_of"),
+    [
+        ("--bad", "No such option '--bad'.", "kubectl torchrun"),
+        ("logs", "Missing argument 'JOB'.", "kubectl torchrun logs"),
+        (
+            "logs run --previous --attempt 1",
+            "--previous and --attempt are mutually exclusive.",
+            "kubectl torchrun logs",
+        ),
+        (
+            "list --phase none",
+            "Invalid value for '--phase': Unknown phase none. Valid phases: ",
+            "kubectl torchrun list",
+        ),
+    ],
+)
+def test_usage_errors_look_as_other_errors(line: str, message: str, help_of: str) -> None:
+    result = CliRunner().invoke(cli, line.split(), prog_name="kubectl torchrun")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"Error: {message}")
+    assert result.stderr.endswith(f"\nSee: {help_of} --help\n")
+
+
+def test_no_command_prints_the_help() -> None:
+    result = CliRunner().invoke(cli, [], prog_name="kubectl torchrun")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("Usage: kubectl torchrun [OPTIONS] COMMAND")
 
 
 def test_the_version_is_known_in_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:

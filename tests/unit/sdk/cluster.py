@@ -133,7 +133,7 @@ def plugin(arguments: list[str]) -> int:
                     print(log.read(), end="", flush=True)
                     time.sleep(POLL)
                 print(log.read(), end="", flush=True)
-        case "kept":
+        case "state-files":
             top = ROOT / "state"
             if not (top / arguments[2]).exists():
                 sys.stderr.write(

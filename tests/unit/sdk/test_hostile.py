@@ -218,7 +218,7 @@ def test_a_frame_that_cannot_be_read_ends_the_call(
 def test_what_is_kept_and_cannot_be_read_is_told(cluster: Path, keep: Callable[..., None]) -> None:
     keep(1, "json")
     (cluster / "state" / "sdk" / "c1" / "0.left").write_text('{"kind": "Result", "rank": 0}')
-    with pytest.raises(kt.ProtocolError, match="kubectl torchrun kept j sdk"):
+    with pytest.raises(kt.ProtocolError, match="kubectl torchrun state-files j sdk"):
         kt.attach("j")
 
 

@@ -1,4 +1,4 @@
-"""`kept`: the files of a job's state directory, even after its pods are deleted."""
+"""`state-files`: the files of a job's state directory, even after its pods are deleted."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ done
 _NOT_THERE = 3
 
 
-@click.command("kept", cls=Command)
+@click.command("state-files", cls=Command)
 @job_argument
 @click.argument("path", default=".")
 @cluster_options
@@ -32,8 +32,8 @@ def command(job: str, path: str, target: Target) -> None:
 
     \b
     Examples:
-      kubectl torchrun kept my-project-x7k2p
-      kubectl torchrun kept my-project-x7k2p logs/0/node-0.log
+      kubectl torchrun state-files my-project-x7k2p
+      kubectl torchrun state-files my-project-x7k2p logs/0/node-0.log
     """
     run_command(lambda terminal: _print_files(target, job, path, terminal))
 

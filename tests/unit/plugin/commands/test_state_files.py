@@ -1,4 +1,4 @@
-"""`kept`: the files of a job's state directory, and `files`: what would be sent."""
+"""`state-files`: the files of a job's state directory, and `files`: what would be sent."""
 
 import hashlib
 import json
@@ -28,29 +28,29 @@ def kept(laptop: Laptop, claim: Path) -> Path:
 
 
 def test_files_are_printed_behind_their_names(laptop: Laptop, kept: Path) -> None:
-    result = laptop.run("kept", "run", "sdk")
+    result = laptop.run("state-files", "run", "sdk")
     assert result.exit_code == 0, result.output
     first, second = "==> sdk/c1/0.left <==\nfirst\n\n", "==> sdk/c1/1.left <==\nno end of line\n"
     assert result.stdout == first + second
-    assert laptop.run("kept", "run", "sdk/c1/1.left").stdout == second
+    assert laptop.run("state-files", "run", "sdk/c1/1.left").stdout == second
 
 
 def test_without_a_path_all_of_it(laptop: Laptop, kept: Path) -> None:
     (kept / "top").write_bytes(b"\xff\n")
-    stdout = laptop.run("kept", "run").stdout_bytes
+    stdout = laptop.run("state-files", "run").stdout_bytes
     assert stdout.startswith(b"==> sdk/c1/0.left <==\n")
     assert stdout.endswith(b"==> top <==\n\xff\n\n")
 
 
 def test_nothing_there_is_no_error_of_the_cluster(laptop: Laptop, kept: Path) -> None:
-    result = laptop.run("kept", "run", "other")
+    result = laptop.run("state-files", "run", "other")
     assert result.exit_code == 2
     assert "Job run has no files at other in its state directory." in result.stderr
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "..", "sdk/../../x"])
 def test_paths_stay_in_the_state_directory(laptop: Laptop, kept: Path, path: str) -> None:
-    result = laptop.run("kept", "run", path)
+    result = laptop.run("state-files", "run", path)
     assert result.exit_code == 2
     assert "is not below the state directory" in result.stderr
     assert not (kept.parents[1] / "execs").exists()
@@ -59,7 +59,7 @@ def test_paths_stay_in_the_state_directory(laptop: Laptop, kept: Path, path: str
 def test_what_cannot_be_read_is_told(laptop: Laptop, kept: Path) -> None:
     (kept.parents[1] / "bin" / "sh").write_text("#!/bin/false\n")
     (kept.parents[1] / "bin" / "sh").chmod(0o755)
-    result = laptop.run("kept", "run", "sdk")
+    result = laptop.run("state-files", "run", "sdk")
     assert result.exit_code == 4
     assert "kubectl exec failed: no error message" in result.stderr
 
