@@ -26,7 +26,7 @@ _HEADERS = [("Accept", "*/*"), ("User-Agent", "kubectl-torchrun")]
 _PATH_CHARACTERS = "/%:@!$&'()*+,;="  # that need no quotes; % for a path with quotes
 
 
-class HttpResponse(NamedTuple):
+class CompleteResponse(NamedTuple):
     """A response that was read to its end."""
 
     status: int
@@ -49,9 +49,9 @@ class StreamedResponse:
         """The content as it arrives. Raises TRANSPORT_ERRORS."""
         return self._response.aiter_stream()
 
-    async def read(self) -> HttpResponse:
+    async def read(self) -> CompleteResponse:
         """The rest of the content. Raises TRANSPORT_ERRORS."""
-        return HttpResponse(self.status, await self._response.aread())
+        return CompleteResponse(self.status, await self._response.aread())
 
 
 class HttpClient:
@@ -90,7 +90,7 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         content: bytes | AsyncIterator[bytes] | None = None,
         seconds: float = _TIMEOUT_SECONDS,
-    ) -> HttpResponse:
+    ) -> CompleteResponse:
         """Send a request, and read the response. seconds: of silence, for each step of it."""
         response = await self._pool.request(
             method,
@@ -99,7 +99,7 @@ class HttpClient:
             content=content,
             extensions={"timeout": _timeouts(seconds)},
         )
-        return HttpResponse(response.status, response.content)
+        return CompleteResponse(response.status, response.content)
 
     @asynccontextmanager
     async def stream(

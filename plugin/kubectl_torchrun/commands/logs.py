@@ -60,6 +60,14 @@ _PATTERN = _Pattern()
     help="Only the node of this global rank, and its own lines if torchrun marks them; repeatable.",
 )
 @click.option(
+    "--container",
+    "-c",
+    type=click.Choice(["trainer", "sync", "serve", "setup"]),
+    default="trainer",
+    metavar="trainer|sync|serve|setup",
+    help="Container. sync, serve and setup prepare the workspace. Default: trainer.",
+)
+@click.option(
     "--attempt", type=click.IntRange(min=0), help="Attempt to print. Default: the latest."
 )
 @click.option("--previous", "-p", is_flag=True, help="Print the attempt before the latest.")
@@ -99,6 +107,7 @@ def command(
     follow: bool,
     nodes: tuple[int, ...],
     ranks: tuple[int, ...],
+    container: str,
     attempt: int | None,
     previous: bool,
     tail: int | None,
@@ -121,17 +130,27 @@ def command(
       kubectl torchrun logs my-project-x7k2p --node 0 --tail 100
       kubectl torchrun logs my-project-x7k2p --previous --rank 3
       kubectl torchrun logs my-project-x7k2p --since 10m | grep loss
+      kubectl torchrun logs my-project-x7k2p --container setup
       kubectl torchrun logs my-project-x7k2p --include loss --timestamps --no-prefix
     """
     if previous and attempt is not None:
         raise click.UsageError("--previous and --attempt are mutually exclusive.")
     if follow and (previous or attempt is not None):
         raise click.UsageError("--follow shows the latest attempt. Remove --previous or --attempt.")
+    if container != "trainer" and (nodes or ranks or previous or attempt is not None):
+        raise click.UsageError(
+            "--node, --rank, --attempt and --previous apply only to --container=trainer."
+        )
 
     def work(terminal: Terminal) -> int:
+        from kubectl_torchrun.logs.helper_logs import print_helper_logs
         from kubectl_torchrun.logs.logs_command import LogChoice, follow_logs, print_logs
-        from kubectl_torchrun.logs.streams import LineFormat
+        from kubectl_torchrun.logs.streams import LineFormat, View
 
+        line_format = LineFormat(include, exclude, timestamps, prefix)
+        if container != "trainer":
+            view = View(tail=tail, since=since, line_format=line_format, raw=True)
+            return print_helper_logs(target, job, container, view, terminal, follow=follow)
         choice = LogChoice(
             frozenset(nodes),
             frozenset(ranks),
@@ -139,7 +158,7 @@ def command(
             previous,
             tail,
             since,
-            LineFormat(include, exclude, timestamps, prefix),
+            line_format,
             raw,
         )
         show = follow_logs if follow else print_logs

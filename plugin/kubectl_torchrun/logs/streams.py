@@ -100,12 +100,15 @@ ALL = View()
 
 
 class Cursor:
-    """A position in one worker's log. After a failure, `read` continues after the last line."""
+    """A position in a container's log. After a failure, `read` continues after the last line."""
 
-    def __init__(self, api: Api, pod: str, view: View = ALL) -> None:
+    def __init__(
+        self, api: Api, pod: str, view: View = ALL, container: str = TRAINER_CONTAINER
+    ) -> None:
         self.stamp = b""  # RFC 3339 with nine digits of a second, as the kubelet writes it
         self._api = api
         self._pod = pod
+        self._container = container
         self._view = view
 
     async def read(self, *, follow: bool, ended: bool) -> AsyncGenerator[bytes, None]:
@@ -117,7 +120,7 @@ class Cursor:
         query = {"timestamps": "true", "follow": str(follow).lower()}
         behind = self.stamp
         query |= {"sinceTime": behind.decode()} if behind else self._view.query()
-        async with self._api.log(self._pod, TRAINER_CONTAINER, query) as lines:
+        async with self._api.log(self._pod, self._container, query) as lines:
             async for line in lines:
                 stamp, _, text = line.partition(b" ")
                 whole = ended or line.endswith(b"\n")

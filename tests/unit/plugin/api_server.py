@@ -26,8 +26,9 @@ def refusal(code: int, message: str, **details: object) -> web.Response:
 class ApiServer:
     """One namespace. `hooks` see each request first and may answer it; each returns None to pass.
 
-    `logs`: lines by pod. `uploaded`: what the only sync pod has taken. `on_create`, `on_upload`:
-    play the controller. Methods may be called from any thread.
+    `logs`: lines by pod, of other containers than trainer by `POD/CONTAINER`. `uploaded`: what the
+    only sync pod has taken. `on_create`, `on_upload`: play the controller. Methods may be called
+    from any thread.
     """
 
     def __init__(self) -> None:
@@ -220,7 +221,8 @@ class ApiServer:
         return web.json_response({**self.objects["torchrunjobs", name], **changed})
 
     async def _log(self, request: web.Request) -> web.Response:
-        lines = self.logs.get(request.match_info["name"])
+        pod, container = request.match_info["name"], request.query["container"]
+        lines = self.logs.get(pod if container == "trainer" else f"{pod}/{container}")
         if lines is None:
             return refusal(404, "pod not found", name="x")
         since = request.query.get("sinceTime", "")
