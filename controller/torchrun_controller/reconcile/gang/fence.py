@@ -82,7 +82,7 @@ def unfenced_workers(
 ) -> tuple[UnfencedWorker, ...]:
     """Return the workers for `status.unfenced`: those there that are not released, and new ones.
 
-    A worker that was never told to start cannot train.
+    A worker without the annotation that starts its ranks cannot train.
     """
     if policy.allow_unfenced_restart:
         return ()

@@ -175,9 +175,9 @@ def _release_commands(
     job: TorchrunJob, nodes: Mapping[str, Node] | None, unfenced: tuple[UnfencedWorker, ...]
 ) -> str:
     """Return the commands that declare the machines off, with or without a Node object."""
-    known = nodes or {}
-    node = next((worker.node for worker in unfenced if worker.node in known), None)
-    without_node = [worker for worker in unfenced if worker.node not in known]
+    present = nodes or {}
+    node = next((worker.node for worker in unfenced if worker.node in present), None)
+    without_node = [worker for worker in unfenced if worker.node not in present]
     commands = []
     if node is not None:
         commands.append(f"kubectl taint nodes {node} {OUT_OF_SERVICE}=nodeshutdown:NoExecute")

@@ -198,9 +198,9 @@ def _count_beside_head(gang: ObservedGang) -> WorkersStatus:
     return count_workers(pods, 0)
 
 
-def _attempts(known: tuple[Attempt, ...], ended: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+def _attempts(recorded: tuple[Attempt, ...], ended: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
     """Return the last attempts that ended, each as it was first recorded."""
-    by_number = {attempt.number: attempt for attempt in (*ended, *known)}
+    by_number = {attempt.number: attempt for attempt in (*ended, *recorded)}
     return tuple(by_number[number] for number in sorted(by_number))[-KEPT_ATTEMPTS:]
 
 

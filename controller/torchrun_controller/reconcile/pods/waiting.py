@@ -80,7 +80,7 @@ def _name_pods(pods: list[Pod], nodes: int) -> str:
 def pod_reason(
     pod: Pod, claims: tuple[PersistentVolumeClaim, ...], warnings: tuple[CoreEvent, ...]
 ) -> Reason | None:
-    """Return why a pod does not start, None where nothing is known to be wrong.
+    """Return why a pod does not start; None if nothing reports a problem.
 
     `claims` are the PVCs that it mounts. A failed mount no longer matters once the sandbox exists
     (condition PodReadyToStartContainers).

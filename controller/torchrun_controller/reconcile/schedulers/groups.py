@@ -35,7 +35,7 @@ def delete_unused(
     }
     uid = job.metadata.uid
     unused = tuple(
-        Delete(kind=group.kind, namespace=meta.namespace, name=meta.name, uid=meta.uid)
+        Delete.of(group.kind, meta)
         for group in gang.groups
         if (meta := group.object.metadata).controlled_by(uid)
         and meta.name not in needed

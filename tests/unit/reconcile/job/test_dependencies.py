@@ -16,14 +16,14 @@ from world import START, ZIP, World, make_job, make_queue
 
 
 def job(name: str, *parents: str, phase: str = "", **status: Any) -> TorchrunJob:
-    """Another job of the namespace, and what became of it."""
-    known = make_job(numNodes=1, dependsOn=[{"name": parent} for parent in parents])
-    told = {"phase": phase, **status} if phase else status
+    """Another job of the namespace, with this status."""
+    body = make_job(numNodes=1, dependsOn=[{"name": parent} for parent in parents])
+    reported = {"phase": phase, **status} if phase else status
     return msgspec.convert(
         {
             "metadata": {"name": name, "namespace": "ml"},
-            "spec": msgspec.to_builtins(known.spec),
-            "status": told,
+            "spec": msgspec.to_builtins(body.spec),
+            "status": reported,
         },
         TorchrunJob,
     )
