@@ -232,8 +232,8 @@ def test_a_setup_pod_on_a_lost_node_is_deleted_and_waited_for():
     assert (world.phase, world.job.status.reason) == ("Syncing", "SetupPodLost")
     assert world.job.status.message == (
         "Node node-1 of pod train-setup-0 is NotReady since 2026-01-02T03:04:05Z. The pod may still"
-        " run there and write to the workspace PVC. The next setup pod starts when the node returns, or when"
-        " you confirm that the machine is off (kubectl taint nodes node-1"
+        " run there and write to the workspace PVC. The next setup pod starts when the node returns,"
+        " or when you confirm that the machine is off (kubectl taint nodes node-1"
         " node.kubernetes.io/out-of-service=nodeshutdown:NoExecute)."
     )
     assert [event.type for event in world.plans[-2].events] == ["Warning"]
