@@ -72,8 +72,8 @@ class World:
             leads=lambda: self.leads,
             now=lambda: self.time,
             nodes=lambda: self.nodes,
-            add_queue=self.metrics.changes.add_queue,
-            remove_queue=self.metrics.changes.remove_queue,
+            add_queue=self.metrics.add_queue,
+            remove_queue=self.metrics.remove_queue,
         )
         self.metrics.register(self.census)
         self._jobs: dict[tuple[str, str], TorchrunJob] = {}

@@ -39,6 +39,7 @@ from torchrun_controller.metrics.jobs import JobMetrics
 from torchrun_controller.metrics.per_job import PerJobMetrics
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.metrics.watches import WatchObserver
+from torchrun_controller.metrics.work_queues import QueueObserver, watch_queue
 from torchrun_controller.reconcile import reconcile
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.model.observed import Defaults
@@ -264,8 +265,8 @@ def _register_job_metrics(
         leads=leader.may_write,
         now=lambda: clock.wall().timestamp(),
         nodes=lambda: factory.nodes.view,
-        add_queue=metrics.changes.add_queue,
-        remove_queue=metrics.changes.remove_queue,
+        add_queue=metrics.add_queue,
+        remove_queue=metrics.remove_queue,
     )
     per_job_metrics = PerJobMetrics(
         settings.metrics_jobs,
@@ -283,9 +284,9 @@ def _register_job_metrics(
 
 def _work_queue(name: str, metrics: Metrics, clock: Clock) -> AsyncWorkQueue[Any]:
     """Return the work queue of the controller of this name, with metrics."""
-    observer = metrics.queue_observer(name)
+    observer = QueueObserver(metrics, name)
     queue: AsyncWorkQueue[Any] = AsyncWorkQueue(clock.monotonic, observer=observer)
-    metrics.watch_queue(name, queue)
+    watch_queue(metrics, name, queue)
     return queue
 
 

@@ -60,6 +60,6 @@ def test_each_alert_by_its_series(promtool: Promtool, tmp_path: Path) -> None:
 
 def test_the_metrics_are_well_named(promtool: Promtool) -> None:
     metrics = Metrics()
-    metrics.changes.remove_queue(("", ""))
+    metrics.remove_queue(("", ""))
     text = metrics.snapshot().render("")[0].decode()
     assert promtool("check", "metrics", stdin=text) == ""

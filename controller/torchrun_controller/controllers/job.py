@@ -28,6 +28,7 @@ from torchrun_controller.controllers.controller import (
 )
 from torchrun_controller.controllers.refusals import Refusals, is_refusal
 from torchrun_controller.controllers.writes import STATUS_INTERVAL, EventSink, Throttled, Writes
+from torchrun_controller.metrics.changes import record_status
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.job.refusals import Identity, identity
 from torchrun_controller.reconcile.model.observed import Observed
@@ -229,7 +230,7 @@ class JobReconciler:
             return written.seconds
         if written is not None:
             _log_status(job, status)
-            self._metrics.changes.record_status(observed, status, self._now())
+            record_status(self._metrics, observed, status, self._now())
         return None
 
     def _forget(self, key: Key) -> None:

@@ -1,4 +1,4 @@
-"""Every metric of the controller, in a registry of its own.
+"""Every metric of the controller, in a registry of its own: a new one is declared here.
 
 Names include the unit and are stable: dashboards and alerts depend on them. Labels have few values
 (outcomes, phases, verbs, resources, HTTP codes) or a bounded number (queues and reasons, see
@@ -6,12 +6,13 @@ Names include the unit and are stable: dashboards and alerts depend on them. Lab
 define have their names, so that their dashboards work. No label is called `job` or `namespace`:
 Prometheus sets these for the scraped pod.
 
-Counters and histograms are updated by the code that they measure. Gauges (the size of a cache, the
-age of a watch, jobs per phase) call a function at each scrape:
+Counters and histograms are updated by the code that they measure, those of jobs by `changes`.
+Gauges (the size of a cache, the age of a watch) call a function at each scrape. The gauges of jobs
+and queues are collectors, with names of their own in `jobs` and `per_job`:
 
     metrics = Metrics()
-    queue = AsyncWorkQueue(clock, observer=metrics.queue_observer("job"))
-    metrics.watch_queue("job", queue)
+    queue = AsyncWorkQueue(clock, observer=QueueObserver(metrics, "job"))
+    watch_queue(metrics, "job", queue)
     metrics.register(JobMetrics(metrics.queue_labels, ...))
     metrics.watch_store("pods", pods)
     metrics.watch_age("pods", lambda: clock() - informer.last_seen)
@@ -20,7 +21,6 @@ age of a watch, jobs per phase) call a function at each scrape:
 
 from collections.abc import Callable, Sized
 from importlib.metadata import version
-from typing import Protocol
 
 from prometheus_client import (
     CollectorRegistry,
@@ -32,41 +32,23 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from torchrun_api.status import TERMINAL, UNFINISHED
+from torchrun_api.workspace import SYNCED_SOURCES
 from torchrun_controller.cache.progress_reports import Totals
-from torchrun_controller.metrics.changes import ChangeMetrics
-from torchrun_controller.metrics.labels import MAX_LENGTH, QueueLabels
-
-# Buckets in seconds. A reconcile without writes takes less than a millisecond, a write a few.
-REQUEST_BUCKETS = (
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1,
-    2.5,
-    5,
-    10,
-    30,
+from torchrun_controller.metrics.buckets import (
+    ADMISSION_BUCKETS,
+    PHASE_BUCKETS,
+    QUEUE_BUCKETS,
+    REQUEST_BUCKETS,
+    SIZE_BUCKETS,
+    START_BUCKETS,
 )
-ADMISSION_BUCKETS = (0.1, 1, 5, 30, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600)
-QUEUE_BUCKETS = (0.0001, 0.001, 0.01, 0.1, 1, 10, 100, 1000)
+from torchrun_controller.metrics.labels import MAX_LENGTH, OTHERS, QueueLabels, Reasons
+from torchrun_controller.metrics.snapshot import Snapshot
 
-
-class MeasuredQueue(Sized, Protocol):
-    """The part of a work queue that a scrape reads; its length is the depth."""
-
-    def unfinished(self) -> tuple[float, float]:
-        """Return the seconds that keys have been in process: the sum, and the longest."""
+RESTART_KINDS = ("failure", "disruption", "resize")
 
 
 class Metrics:
@@ -90,8 +72,9 @@ class Metrics:
         self._add_admission_metrics()
         self._add_progress_metrics()
         self._add_queue_metrics()
+        self._add_job_metrics()
         self.queue_labels = QueueLabels()
-        self.changes = ChangeMetrics(self.registry, self.queue_labels)
+        self.restart_reasons = Reasons()
         build = self._gauge(
             "torchrun_build_info", "1, with the controller's version as label.", "version"
         )
@@ -133,37 +116,39 @@ class Metrics:
 
     def _add_queue_metrics(self) -> None:
         """Add the metrics of work queues under client-go's names; `name` is the controller's."""
-        self._queue_adds = self._counter("workqueue_adds", "Keys added to the work queue.", "name")
-        self._queue_retries = self._counter(
+        self.workqueue_adds = self._counter(
+            "workqueue_adds", "Keys added to the work queue.", "name"
+        )
+        self.workqueue_retries = self._counter(
             "workqueue_retries",
             "Keys that failed and were added again with the rate limit.",
             "name",
         )
-        self._queue_duration = self._histogram(
+        self.workqueue_queue_seconds = self._histogram(
             "workqueue_queue_duration_seconds",
             "Time that a key waits in the work queue: about a millisecond at rest.",
             QUEUE_BUCKETS,
             "name",
         )
-        self._work_duration = self._histogram(
+        self.workqueue_work_seconds = self._histogram(
             "workqueue_work_duration_seconds",
             "Time that the processing of a key takes.",
             QUEUE_BUCKETS,
             "name",
         )
-        self._queue_depth = self._gauge(
+        self.workqueue_depth = self._gauge(
             "workqueue_depth",
             "Keys waiting in the work queue. Growth means that reconciles do not keep up: raise "
             "--workers, or see workqueue_work_duration_seconds.",
             "name",
         )
-        self._unfinished = self._gauge(
+        self.workqueue_unfinished_seconds = self._gauge(
             "workqueue_unfinished_work_seconds",
             "Total age of running reconciles in seconds. Steady growth means that workers are "
             "blocked; the slope is their number.",
             "name",
         )
-        self._longest = self._gauge(
+        self.workqueue_longest_seconds = self._gauge(
             "workqueue_longest_running_processor_seconds",
             "Age of the longest running reconcile in seconds.",
             "name",
@@ -244,6 +229,66 @@ class Metrics:
         for reason in ("HigherPriority", "Reclaimed"):
             self.preemptions.labels(reason)
 
+    def _add_job_metrics(self) -> None:
+        """Add the metrics of status changes, which `changes` counts; see `add_queue`."""
+        self.phase_seconds = self._histogram(
+            "torchrun_phase_seconds",
+            "Time that jobs spent in a phase, observed when they leave it.",
+            PHASE_BUCKETS,
+            "phase",
+        )
+        self.job_start_seconds = self._histogram(
+            "torchrun_job_start_seconds",
+            "Time from the creation of a TorchrunJob to the phase Running. Includes queueing, "
+            "workspace sync, scheduling and image pulls.",
+            START_BUCKETS,
+        )
+        self.gang_start_seconds = self._histogram(
+            "torchrun_gang_start_seconds",
+            "Time from the creation of a gang's Job to the phase Running: scheduling, image "
+            "pulls, volumes. The label attempt is first, or later for a restart or resize.",
+            START_BUCKETS,
+            "attempt",
+        )
+        self.sync_seconds = self._histogram(
+            "torchrun_sync_seconds",
+            "Time from the creation of a sync pod until its workspace is ready.",
+            START_BUCKETS,
+            "source",
+        )
+        self.sync_bytes = self._histogram(
+            "torchrun_sync_bytes", "Size of synced workspaces in bytes.", SIZE_BUCKETS, "source"
+        )
+        self.restarts = self._counter(
+            "torchrun_restarts",
+            "Gangs that ended and were followed by another, by reason. Kind is failure (counted "
+            "by maxRestarts), disruption (not counted) or resize.",
+            "kind",
+            "reason",
+        )
+        self.queue_restarts = self._counter(
+            "torchrun_queue_restarts",
+            "Restarts by queue and kind. The first 100 queues; all others are (others).",
+            "job_namespace",
+            "queue",
+            "kind",
+        )
+        self.queue_jobs_finished = self._counter(
+            "torchrun_queue_jobs_finished",
+            "Finished jobs by queue and phase: Succeeded, Failed or TimedOut.",
+            "job_namespace",
+            "queue",
+            "phase",
+        )
+        for phase in UNFINISHED:
+            self.phase_seconds.labels(phase)
+        for attempt in ("first", "later"):
+            self.gang_start_seconds.labels(attempt)
+        for source in SYNCED_SOURCES:
+            self.sync_seconds.labels(source)
+            self.sync_bytes.labels(source)
+        self.add_queue(("", OTHERS))
+
     def _add_progress_metrics(self) -> None:
         self.progress_reports = self._counter(
             "torchrun_progress_reports",
@@ -277,6 +322,22 @@ class Metrics:
         """
         self.registry.register(collector)
 
+    def add_queue(self, queue: tuple[str, str]) -> None:
+        """Create the series of a queue, by its labels, at 0.
+
+        Prometheus does not see the increase of a series that starts at 1.
+        """
+        for kind in RESTART_KINDS:
+            self.queue_restarts.labels(*queue, kind)
+        for phase in sorted(TERMINAL):
+            self.queue_jobs_finished.labels(*queue, phase)
+
+    def remove_queue(self, queue: tuple[str, str]) -> None:
+        """Drop the series of a deleted queue, by its labels."""
+        labels = dict(zip(("job_namespace", "queue"), queue, strict=True))
+        self.queue_restarts.remove_by_labels(labels)
+        self.queue_jobs_finished.remove_by_labels(labels)
+
     def watch_progress(self, totals: Callable[[], Totals]) -> None:
         """Export the number of reporting jobs and the sum of their samples per second."""
         self._reporting_jobs.set_function(lambda: totals().jobs)
@@ -307,22 +368,7 @@ class Metrics:
         scope = ",".join(sorted(namespaces))[:MAX_LENGTH] or "all"
         self._leader.labels(lease, scope).set_function(lambda: float(may_write()))
 
-    def queue_observer(self, name: str) -> "QueueObserver":
-        """Return the observer for the work queue of the controller `name`."""
-        return QueueObserver(
-            self._queue_adds.labels(name),
-            self._queue_retries.labels(name),
-            self._queue_duration.labels(name),
-            self._work_duration.labels(name),
-        )
-
-    def watch_queue(self, name: str, queue: MeasuredQueue) -> None:
-        """Export depth and unfinished work of the work queue of the controller `name`."""
-        self._queue_depth.labels(name).set_function(lambda: len(queue))
-        self._unfinished.labels(name).set_function(lambda: queue.unfinished()[0])
-        self._longest.labels(name).set_function(lambda: queue.unfinished()[1])
-
-    def snapshot(self) -> "Snapshot":
+    def snapshot(self) -> Snapshot:
         """Copy all values, on the event loop that owns them (4 ms for 1,300 lines)."""
         return Snapshot(tuple(self.registry.collect()))
 
@@ -336,50 +382,3 @@ class Metrics:
         self, name: str, help_text: str, buckets: tuple[float, ...], *labels: str
     ) -> Histogram:
         return Histogram(name, help_text, labels, buckets=buckets, registry=self.registry)
-
-
-class Snapshot(Collector):
-    """A copy of all values, which a thread may render without delaying the event loop."""
-
-    def __init__(self, families: tuple[Metric, ...]) -> None:
-        self._families = families
-
-    def collect(self) -> tuple[Metric, ...]:
-        """Return the families, for the encoders of prometheus_client."""
-        return self._families
-
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """Return all metrics as bytes, and their Content-Type, by the Accept header.
-
-        The format is OpenMetrics if the header lists it, else the text format.
-        """
-        encoder, content_type = choose_encoder(accept)
-        return encoder(self), content_type
-
-
-class QueueObserver:
-    """Counts the operations of one work queue; see `workqueue.Observer`."""
-
-    def __init__(
-        self, adds: Counter, retries: Counter, queue_duration: Histogram, work_duration: Histogram
-    ) -> None:
-        self._adds = adds
-        self._retries = retries
-        self._queue_duration = queue_duration
-        self._work_duration = work_duration
-
-    def added(self) -> None:
-        """A key was added that was not waiting yet."""
-        self._adds.inc()
-
-    def taken(self, seconds: float) -> None:
-        """A key was taken, `seconds` after its add."""
-        self._queue_duration.observe(seconds)
-
-    def finished(self, seconds: float) -> None:
-        """The processing of a key ended after `seconds`."""
-        self._work_duration.observe(seconds)
-
-    def retried(self) -> None:
-        """A key failed and was added with the rate limit."""
-        self._retries.inc()

@@ -9,7 +9,7 @@ from torchrun_api.job import TorchrunJob, TorchrunJobSpec, Volumes
 from torchrun_api.meta import ChildMeta, Condition
 from torchrun_api.status import Attempt, Phase
 from torchrun_api.workspace import WorkspaceVolume
-from torchrun_controller.metrics.changes import phase_since
+from torchrun_controller.metrics.changes import phase_since, record_status
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang, ObservedWorkspace
 
@@ -20,7 +20,7 @@ class World:
         self.metrics.queue_labels.add(("team", "gpu"))
 
     def wrote(self, observed: Observed, **after: object) -> None:
-        self.metrics.changes.record_status(observed, replace(observed.job.status, **after), NOW)
+        record_status(self.metrics, observed, replace(observed.job.status, **after), NOW)
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(name, labels)
@@ -89,12 +89,12 @@ def test_a_queue_that_is_gone_takes_its_series_along(world: World) -> None:
     world.wrote(Observed(job=job("a", "Running")), phase="Succeeded")
     labels = {"job_namespace": "team", "queue": "gpu", "phase": "Succeeded"}
     assert world.value("torchrun_queue_jobs_finished_total", **labels) == 1
-    world.metrics.changes.remove_queue(("team", "gpu"))
+    world.metrics.remove_queue(("team", "gpu"))
     assert world.value("torchrun_queue_jobs_finished_total", **labels) is None
 
 
 def test_series_begin_at_0_so_that_prometheus_sees_the_first_step(world: World) -> None:
-    world.metrics.changes.add_queue(("team", "gpu"))
+    world.metrics.add_queue(("team", "gpu"))
     labels = {"job_namespace": "team", "queue": "gpu"}
     assert world.value("torchrun_queue_restarts_total", **labels, kind="failure") == 0
     assert world.value("torchrun_queue_jobs_finished_total", **labels, phase="Failed") == 0

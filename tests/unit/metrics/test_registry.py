@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from torchrun_controller.metrics import reference
 from torchrun_controller.metrics.registry import Metrics
+from torchrun_controller.metrics.work_queues import watch_queue
 from torchrun_controller.workqueue import WorkQueue
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -85,7 +86,7 @@ def text(metrics: Metrics) -> str:
 
 def wired() -> Metrics:
     metrics = Metrics()
-    metrics.watch_queue("job", WorkQueue(Clock()))
+    watch_queue(metrics, "job", WorkQueue(Clock()))
     return metrics
 
 
@@ -159,35 +160,6 @@ def test_gauges_are_read_off_at_scrape_time() -> None:
     assert value("torchrun_store_objects", {"resource": "pods"}) == 1
     assert value("torchrun_watch_age_seconds", {"resource": "pods"}) == 70
     assert value("torchrun_leader", leader) == 1
-
-
-def test_the_work_queue_under_client_gos_names() -> None:
-    clock = Clock()
-    metrics = Metrics()
-    queue: WorkQueue[str] = WorkQueue(clock, observer=metrics.queue_observer("job"))
-    metrics.watch_queue("job", queue)
-
-    def value(name: str) -> float | None:
-        return metrics.registry.get_sample_value(name, {"name": "job"})
-
-    queue.add("a")
-    queue.add("b")
-    assert value("workqueue_depth") == 2
-    clock.now = 2
-    queue.get()
-    clock.now = 5
-    queue.get()
-    clock.now = 6
-    assert value("workqueue_depth") == 0
-    assert value("workqueue_unfinished_work_seconds") == 5
-    assert value("workqueue_longest_running_processor_seconds") == 4
-    queue.done("a")
-    queue.add_rate_limited("a")
-    assert value("workqueue_adds_total") == 2
-    assert value("workqueue_retries_total") == 1
-    assert value("workqueue_queue_duration_seconds_sum") == 7
-    assert value("workqueue_work_duration_seconds_sum") == 4
-    assert value("workqueue_work_duration_seconds_count") == 1
 
 
 def test_both_formats_are_rendered_and_parse() -> None:

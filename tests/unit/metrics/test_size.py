@@ -14,9 +14,11 @@ from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec, TorchrunQueueStatus
 from torchrun_api.status import UNFINISHED, Attempt, Phase, Progress, WorkersStatus
 from torchrun_controller.cache.store import Change
+from torchrun_controller.metrics.changes import record_status
 from torchrun_controller.metrics.jobs import MAX_WAITS
 from torchrun_controller.metrics.labels import MAX_QUEUES
 from torchrun_controller.metrics.per_job import MAX_JOBS, PerJobMetrics
+from torchrun_controller.metrics.work_queues import QueueObserver, watch_queue
 from torchrun_controller.reconcile.admission.model import Amounts, QueueSummary, RoundRobinState
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.workqueue import WorkQueue
@@ -98,9 +100,7 @@ class Crowded(World):
             if number % 3 == 1:
                 end = replace(end, reason="Growing")
             after = replace(made.status, phase=PHASES[number % 9], attempts=(end,))
-            self.metrics.changes.record_status(
-                Observed(job=made), after, made.metadata.creation_timestamp
-            )
+            record_status(self.metrics, Observed(job=made), after, made.metadata.creation_timestamp)
         for resource in (f"{number:r>40}" for number in range(20)):
             for verb in ("list", "watch", "patch", "delete"):
                 for code in (0, 200, 403, 409, 429, 503):
@@ -111,8 +111,8 @@ class Crowded(World):
                 self.metrics.watch_restarts.labels(resource, cause).inc()
             self.metrics.watch_age(resource, lambda: 1 / 3)
         for controller in ("job", "queue", "admission"):
-            self.metrics.queue_observer(controller)
-            self.metrics.watch_queue(controller, WorkQueue(time.monotonic))
+            QueueObserver(self.metrics, controller)
+            watch_queue(self.metrics, controller, WorkQueue(time.monotonic))
             for outcome in ("Done", "RequeueAfter", "Behind", "Retry", "Terminal"):
                 self.metrics.reconciles.labels(controller, outcome).inc()
                 self.metrics.reconcile_seconds.labels(controller, outcome).observe(1 / 3)
