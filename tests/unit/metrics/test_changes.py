@@ -182,3 +182,9 @@ def test_nothing_is_new_of_a_status_that_is_the_same(world: World) -> None:
     empty = world.metrics.snapshot().render("")[0]
     world.wrote(Observed(job=job("a", "Running")))
     assert world.metrics.snapshot().render("")[0].count(b"\n") == empty.count(b"\n")
+
+
+def test_the_shared_labels_of_other_queues_start_at_zero(world: World) -> None:
+    others = {"job_namespace": "", "queue": "(others)"}
+    assert world.value("torchrun_queue_restarts_total", **others, kind="failure") == 0
+    assert world.value("torchrun_queue_jobs_finished_total", **others, phase="Failed") == 0
