@@ -53,7 +53,8 @@ def page() -> str:
     return _OPENING + "\n".join(
         [
             "## kubectl torchrun\n\n" + _table(exit_codes.PLUGIN),
-            "`exec` and `port-forward` replace themselves with kubectl and return its exit code.\n",
+            "`exec` and `port-forward` replace themselves with kubectl and return its exit code.\n"
+            "`kt` of the [SDK](../sdk/README.md) uses 0, 1, 2, 4 and 130 with the same meaning.\n",
             "## Workers\n\n" + _WORKERS + _table(exit_codes.LAUNCHER) + _RULES,
             "## Setup pods\n\n" + _SETUP + _table(exit_codes.SETUP),
             "## Sync pods\n\n" + _SYNC + _table(exit_codes.SYNC),
