@@ -69,7 +69,7 @@ DESCRIBING = (
     ),
     API(
         "the-core-group-has-a-group",
-        "kinds.py",
+        "kind.py",
         'root = f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"',
         'root = f"/apis/{self.api_version}"',
         "no pod is ever found",

@@ -22,8 +22,8 @@ READING = (
     Mutant(
         "names-lead-out-of-the-api",
         "client/session.py",
-        'if ".." in call.path.split("/"):',
-        "if not call.path:",
+        'if ".." in path.split("/"):',
+        "if not path:",
         "a name with dots in an object makes the controller write somewhere else",
         TRANSPORT,
     ),
@@ -38,8 +38,8 @@ READING = (
     Mutant(
         "an-expired-token-stays",
         "client/session.py",
-        "if error.status != 401:",
-        "if error.status != 403:",
+        "if response.status == 401:",
+        "if response.status == 403:",
         "an hour after its start the controller is refused everything",
         TRANSPORT,
     ),

@@ -16,10 +16,11 @@ from mutants.mutant import CHECKOUT, CONTROLLER, PACKAGES, Mutant
 from mutants.targets import copy_packages
 
 # What a survivor of its own tests is tried by: all of the fast tests of the controller, then faults.
-ROOMS = "transport watch store informer observe workqueue worker apply leader events app reconcile"
+ROOMS = ("client", "watch", "cache", "workqueue", "controllers", "leader", "reconcile")
 EVERYTHING = {
     CONTROLLER: (
-        *(f"tests/unit/{room}" for room in ROOMS.split()),
+        *(f"tests/unit/{room}" for room in ROOMS),
+        "tests/unit/test_app.py",
         "tests/faults/test_regressions.py",
         "tests/faults/test_singles.py",
     ),
