@@ -28,6 +28,9 @@ from .install import Recipe, install
 from .output import say, timestamp, wait_until
 
 MARKER = ".complete"
+# The marker of an unfinished environment. A later setup pod removes it with the environment, and an
+# earlier one that still runs, on a node that is cut off, cannot finish what it then writes.
+UNFINISHED_MARKER = ".unfinished"
 _UNFINISHED = ".new-"
 _KEPT = 2  # environments: the present one, and the one before, which a gang may still use
 
@@ -113,13 +116,17 @@ def _begin(place: Place) -> str:
     _discard(os.path.join(place.folder, name) for name in _names(place) if _is_unfinished(name))
     unfinished = tempfile.mkdtemp(prefix=_UNFINISHED, dir=place.folder)
     os.chmod(unfinished, 0o755)  # noqa: S103  # workers may run as another user
+    with open(os.path.join(unfinished, UNFINISHED_MARKER), "x"):
+        pass
     return unfinished
 
 
 def _finish(place: Place, unfinished: str) -> None:
-    with open(os.path.join(unfinished, MARKER), "w") as marker:
+    unfinished_marker = os.path.join(unfinished, UNFINISHED_MARKER)
+    with open(unfinished_marker, "r+") as marker:
         json.dump({"key": place.key, "time": timestamp()}, marker)
     _flush(unfinished)
+    os.rename(unfinished_marker, os.path.join(unfinished, MARKER))
     try:
         os.rename(unfinished, place.directory)
     except OSError:
@@ -152,8 +159,9 @@ def _age(directory: str) -> float:
 def _discard(directories: Iterable[str]) -> None:
     """Remove directories; those of another user stay and only take space."""
     for directory in directories:
-        with suppress(OSError):
-            os.unlink(os.path.join(directory, MARKER))
+        for marker in (MARKER, UNFINISHED_MARKER):
+            with suppress(OSError):
+                os.unlink(os.path.join(directory, marker))
         shutil.rmtree(directory, ignore_errors=True)
 
 

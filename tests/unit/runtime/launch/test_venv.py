@@ -142,6 +142,17 @@ def test_a_failure_says_what_and_leaves_nothing_that_counts(
     assert job.kept() == ["one"]
 
 
+def test_what_another_setup_pod_removed_cannot_be_finished(job: Job) -> None:
+    # As by the setup pod that follows a lost one, while the lost one still installs.
+    removed = 'made=$(readlink "$TORCHRUN_ENV_DIR") && rm -r "$made" && mkdir "$made"'
+    result = job.set_up(command=removed)
+    assert result.exit_code == 125
+    assert result.message["reason"] == "EnvironmentUnwritable"
+    assert "one" not in job.kept()
+    assert job.set_up(command="true").exit_code == 0
+    assert job.kept() == ["one"]
+
+
 def test_activate_leads_to_it(job: Job) -> None:
     assert job.set_up(command="true").exit_code == 0
     told = job.run('. "$TORCHRUN_ENV_DIR/bin/activate" && echo "$VIRTUAL_ENV"; deactivate')
