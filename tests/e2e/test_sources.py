@@ -140,7 +140,7 @@ def test_git_heals_when_its_secret_appears_and_its_ref_is_mended(
 
     keys = {"username": b"me", "password": PASSWORD.encode(), "ca.crt": authority}
     space.apply(opaque("login", keys))
-    status = space.wait_reason("git", "RefNotFound")
+    status = space.wait_reason("git", "SourceNotFound")
     assert url in status["message"]
     mended = {"spec": {"volumes": {"workspace": {"ref": "main"}}}}
     space.kubectl("patch", "tj", "git", "--type=merge", "-p", json.dumps(mended))
@@ -216,7 +216,7 @@ def test_a_running_job_takes_what_is_pushed(
     refused = plugin(space, tmp_path, "sync", "git")
     out, _ = refused.communicate(timeout=90)
     assert refused.returncode != 0
-    assert "RefNotFound" in out
+    assert "SourceNotFound" in out
     assert "main" in up_to_date(space)["message"]
     # Once main is there again it is what is new: it may be fetched the moment it appears.
     committed(space, 3)

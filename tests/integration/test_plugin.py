@@ -232,12 +232,12 @@ def test_the_exit_code_is_the_runs_result(laptop: Laptop, phase: str, code: int)
     running.says("Queued    attempt 0: Waiting: no|Queued    Waiting: no")
     laptop.set_status("run", phase="Running", reason="Up", message="2/2 ready", attempt=1)
     running.says("Running   attempt 1: Up: 2/2 ready")
-    failure = {"node": "n", "rank": 3, "reason": "Signal", "message": "killed"}
+    failure = {"node": "n", "rank": 3, "reason": "Signaled", "message": "killed"}
     laptop.set_status("run", phase=phase, reason="Why", message="text", lastFailure=failure)
     ended, out, err = running.end()
     assert (ended, out) == (code, "")
     assert f"{phase:<9} Why: text" in err
-    assert ("Root cause (rank 3, n): Signal: killed" in err) == (code == 1)
+    assert ("Root cause (rank 3, n): Signaled: killed" in err) == (code == 1)
     assert "\x1b" not in err
 
 

@@ -159,7 +159,7 @@ class TestObjects:
         assert team.api.get(f"{team.core}/persistentvolumeclaims/cache")
         smaller = {**claim, "spec": {**claim["spec"], "accessModes": ["ReadWriteMany"]}}
         edit(team, resources=[{**entries[1], "template": smaller}])
-        found = becomes(team, "ResourcesReady", "NotReady")
+        found = becomes(team, "ResourcesReady", "ResourcesNotReady")
         assert "spec.accessModes of a PVC is immutable." in found["message"]
 
     def test_foreign_ones_and_other_kinds_are_left_alone(self, team: Team) -> None:
@@ -174,14 +174,14 @@ class TestObjects:
                 {"name": "bad", "template": bad},
             ]
         )
-        becomes(team, "ResourcesReady", "NotReady")
+        becomes(team, "ResourcesReady", "ResourcesNotReady")
         messages = {r["name"]: r["message"] for r in queue(team)["status"]["resources"]}
         assert "already exists and was created by" in messages["settings"]
         assert "template is v1 Secret, but only v1 ConfigMap" in messages["secret"]
         assert "expected string" in messages["bad"]
         data = team.api.get(f"{team.core}/configmaps/research-settings")["data"]
         assert data == {"theirs": "x"}
-        eventually("events", lambda: len(events(team, "ResourceNotReady")) == 3)
+        eventually("events", lambda: len(events(team, "ResourcesNotReady")) == 3)
 
 
 class TestTheEnd:
@@ -243,7 +243,7 @@ class TestKai:
         cluster.kubectl("apply", "--server-side", "-f", str(KAI_QUEUES))
         becomes(team, "KaiQueueReady", "ParentNotFound")
         self.make(team.api, "default-parent-queue")
-        becomes(team, "KaiQueueReady", "Kept")
+        becomes(team, "KaiQueueReady", "Synced")
         made = team.has(f"{KAI}/{name}")
         assert made["metadata"]["annotations"]["torchrun.ai/queue"] == f"{team.name}/research"
         assert made["spec"]["parentQueue"] == "default-parent-queue"
@@ -255,7 +255,7 @@ class TestKai:
     def test_it_follows_goes_and_comes_again(self, team: Team) -> None:
         first, second = f"{team.name}-a", f"{team.name}-b"
         team.make_queue(kaiQueue=first, quota={"gpus": 4})
-        becomes(team, "KaiQueueReady", "Kept")
+        becomes(team, "KaiQueueReady", "Synced")
         edit(team, quota={"gpus": 8})
         eventually("8", lambda: self.gpu_quota(team.api, first) == 8)
         resources = {"gpu": {"quota": 99}}
@@ -271,17 +271,17 @@ class TestKai:
     def test_two_namespaces_one_kai_queue(self, team: Team) -> None:
         name = f"{team.name}-shared"
         team.make_queue(kaiQueue=name, quota={"gpus": 4})
-        becomes(team, "KaiQueueReady", "Kept")
+        becomes(team, "KaiQueueReady", "Synced")
         time.sleep(1.1)  # creation times have whole seconds
         younger = Team(team.api)
         younger.make_queue(kaiQueue=name, quota={"gpus": 400})
         found = becomes(younger, "KaiQueueReady", "Conflict")
         assert f"{team.name}/research" in found["message"]
         assert self.gpu_quota(team.api, name) == 4
-        assert condition(team, "KaiQueueReady")["reason"] == "Kept"
+        assert condition(team, "KaiQueueReady")["reason"] == "Synced"
         uid = team.api.get(f"{KAI}/{name}")["metadata"]["uid"]
         team.api.delete(path(team))
-        becomes(younger, "KaiQueueReady", "Kept")
+        becomes(younger, "KaiQueueReady", "Synced")
         eventually("taken over", lambda: self.gpu_quota(team.api, name) == 400)
         assert team.api.get(f"{KAI}/{name}")["metadata"]["uid"] == uid
 
@@ -290,7 +290,7 @@ class TestKai:
         self.make(team.api, name)
         before = team.api.get(f"{KAI}/{name}")["metadata"]["resourceVersion"]
         team.make_queue(kaiQueue=name, quota={"gpus": 4})
-        becomes(team, "KaiQueueReady", "NotOurs")
+        becomes(team, "KaiQueueReady", "NotManaged")
         team.api.delete(path(team))
         eventually("the queue goes", lambda: queue(team) is None)
         assert team.api.get(f"{KAI}/{name}")["metadata"]["resourceVersion"] == before

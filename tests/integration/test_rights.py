@@ -291,7 +291,7 @@ def test_a_right_that_is_missing_for_a_part_is_named(
         ready = eventually("readiness notes it", lambda: noted(process, "[!] rights"))
         assert "KAI queues are not kept: grant the controller's role list queues" in ready
         grant(cluster, "partly")
-        eventually("kept", lambda: condition(team, "KaiQueueReady").get("reason") == "Kept")
+        eventually("kept", lambda: condition(team, "KaiQueueReady").get("reason") == "Synced")
 
 
 def noted(process: ControllerProcess, text: str) -> str:

@@ -203,9 +203,9 @@ def test_the_digest_is_that_of_the_content(settings: Settings, gateway: Gateway,
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("s3://private/none", "ObjectNotFound"),
-        ("s3://private/none.zip", "ObjectNotFound"),
-        ("s3://no-such-bucket/code", "BucketNotFound"),
+        ("s3://private/none", "SourceNotFound"),
+        ("s3://private/none.zip", "SourceNotFound"),
+        ("s3://no-such-bucket/code", "SourceNotFound"),
     ],
 )
 def test_what_is_not_there(settings: Settings, keys: Path, url: str, reason: str):
@@ -231,7 +231,7 @@ def test_a_private_bucket_without_a_key(settings: Settings, gateway: Gateway):
 def test_a_key_without_its_other_half(settings: Settings, keys: Path):
     (keys / "AWS_SECRET_ACCESS_KEY").unlink()
     error = failure(replace(settings, url="s3://private/code"))
-    assert (error.reason, error.permanent) == ("SecretKeyMissing", False)
+    assert (error.reason, error.permanent) == ("SecretInvalid", False)
 
 
 def test_another_region(settings: Settings, keys: Path):

@@ -86,22 +86,22 @@ def test_a_host_whose_key_is_not_the_known_one(
 def test_a_secret_without_its_key(settings: Settings, secret: Path, key: str):
     (secret / key).unlink()
     error = failure(settings)
-    assert (error.reason, error.permanent) == ("SecretKeyMissing", False)
+    assert (error.reason, error.permanent) == ("SecretInvalid", False)
     assert key in error.message
 
 
 def test_no_secret_at_all(settings: Settings):
     error = failure(replace(settings, secret="", secret_directory=None))
-    assert (error.reason, error.permanent) == ("SecretMissing", True)
+    assert (error.reason, error.permanent) == ("SecretNotFound", True)
     assert "secretRef" in error.message
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"ref": "no-such-branch"}, "RefNotFound"),
-        ({"ref": "f" * 40}, "RefNotFound"),
-        ({"sub_path": "none"}, "SubPathNotFound"),
+        ({"ref": "no-such-branch"}, "SourceNotFound"),
+        ({"ref": "f" * 40}, "SourceNotFound"),
+        ({"sub_path": "none"}, "SourceNotFound"),
     ],
 )
 def test_what_is_not_there(settings: Settings, change: dict[str, str], reason: str):
@@ -110,9 +110,9 @@ def test_what_is_not_there(settings: Settings, change: dict[str, str], reason: s
 
 
 def test_a_repository_that_is_not_there(settings: Settings):
-    assert failure(replace(settings, url=f"{settings.url}s")).reason == "RepositoryNotFound"
+    assert failure(replace(settings, url=f"{settings.url}s")).reason == "SourceNotFound"
 
 
 def test_a_server_that_is_not_there(settings: Settings):
     error = failure(replace(settings, url="ssh://git@127.0.0.1:1/train"))
-    assert (error.reason, error.permanent) == ("ConnectionFailed", False)
+    assert (error.reason, error.permanent) == ("FetchFailed", False)

@@ -63,7 +63,7 @@ def fetch(
     copied: paths of the workspace before, updated in place; paths that are not in this one are
     removed. replaced: whether another server has to be asked.
 
-    Raises LaunchError: WorkspaceNotDelivered, WorkspaceCopyFailed where `target` takes no files.
+    Raises LaunchError: WorkspaceNotReady, WorkspaceCopyFailed where `target` takes no files.
     ReplacedError.
     """
     start = time.monotonic()
@@ -97,7 +97,7 @@ def _retry(step: Callable[[], T], seconds: float, replaced: Callable[[], bool]) 
         except _BrokenError as error:
             if time.monotonic() - start + pause >= seconds:
                 message = f"The workspace was not delivered within {seconds:.0f} s: {error}."
-                raise LaunchError("WorkspaceNotDelivered", message) from error
+                raise LaunchError("WorkspaceNotReady", message) from error
             say(f"workspace: {error}; retrying in {pause:.1f} s")
         if wait_until(replaced, pause, "the server", pause=_LOOK):
             raise ReplacedError
@@ -117,7 +117,7 @@ def _manifest(server: Server) -> list[Entry]:
     digest = hashlib.sha256(text).hexdigest()
     if digest != server.manifest:
         raise LaunchError(
-            "WorkspaceNotDelivered",
+            "WorkspaceNotReady",
             f"{server.url} has the workspace with manifest {digest}. This attempt started with"
             f" {server.manifest}.",
         )
@@ -128,7 +128,7 @@ def _make_directories(target: str, entries: list[Entry]) -> None:
     for entry in entries:
         if entry.path.startswith("/") or ".." in entry.path.split("/"):
             raise LaunchError(
-                "WorkspaceNotDelivered", f"The manifest has the invalid path {entry.path!r}."
+                "WorkspaceNotReady", f"The manifest has the invalid path {entry.path!r}."
             )
         directory = os.path.dirname(entry.path) if entry.is_file else entry.path
         os.makedirs(os.path.join(target, directory), exist_ok=True)
@@ -227,7 +227,7 @@ def _request(server: Server, path: str, body: bytes | None = None) -> http.clien
             reply = error.read(2000).decode("utf-8", "replace")
         message = f"{server.url} returned HTTP {error.code}: {reply}"
         if error.code in _FINAL:
-            raise LaunchError("WorkspaceNotDelivered", message) from error
+            raise LaunchError("WorkspaceNotReady", message) from error
         raise _BrokenError(message) from error
     except (OSError, http.client.HTTPException) as error:
         raise _BrokenError(f"cannot reach {server.url}: {error}") from error

@@ -56,7 +56,7 @@ def make(place: Place, recipe: Recipe) -> None:
     """Make the environment if it is missing; its commands run in the present directory.
 
     Raises LaunchError: SetupFailed with the exit code and the last lines of what failed,
-    EnvironmentUnwritable.
+    EnvironmentNotReady.
     """
     if place.complete():
         say(f"setup: environment {place.key} already exists")
@@ -75,12 +75,12 @@ def make(place: Place, recipe: Recipe) -> None:
 def use(place: Place, environment: Mapping[str, str], seconds: float) -> dict[str, str]:
     """Wait up to `seconds` for the environment; the variables to run a command in it.
 
-    Raises LaunchError (EnvironmentMissing).
+    Raises LaunchError (EnvironmentNotReady).
     """
     waits_for = f"the environment ({place.directory})"
     if not wait_until(place.complete, seconds, waits_for):
         raise LaunchError(
-            "EnvironmentMissing",
+            "EnvironmentNotReady",
             f"{place.directory} was not ready after {seconds:.0f} s. Read the log of the"
             " setup pod.",
         )
@@ -178,4 +178,4 @@ def _flush(directory: str) -> None:
 
 def _unwritable(place: Place, error: OSError) -> LaunchError:
     message = f"Cannot write the environment at {place.folder}: {error}."
-    return LaunchError("EnvironmentUnwritable", message)
+    return LaunchError("EnvironmentNotReady", message)

@@ -78,7 +78,7 @@ class _Handlers:
                 return _refusal(401, "Denied", str(error))
             except KeysUnavailableError as error:
                 return _refusal(
-                    503, "KeysUnavailable", f"Cannot get the keys that verify tokens: {error}."
+                    503, "NotReady", f"Cannot get the keys that verify tokens: {error}."
                 )
             return await handler(request)
 
@@ -109,7 +109,7 @@ class _Handlers:
                 lambda: self._tree.select(ranges.manifest, ranges.entries)
             )
         except NotThereError as error:
-            return _refusal(409, "NotThere", str(error))
+            return _refusal(409, "WorkspaceChanged", str(error))
         response = web.StreamResponse()
         response.content_type = "application/octet-stream"
         response.content_length = selection.size

@@ -67,17 +67,17 @@ class Location:
 
 
 def parse_git(url: str) -> Location:
-    """Raises SyncError (InvalidURL), permanent."""
+    """Raises SyncError (InvalidSource), permanent."""
     return _parse(url, GIT_URL, GIT_URL_FORMS)
 
 
 def parse_s3(url: str) -> Location:
-    """Raises SyncError (InvalidURL), permanent."""
+    """Raises SyncError (InvalidSource), permanent."""
     return _parse(url, S3_URL, S3_URL_FORMS)
 
 
 def parse_endpoint(url: str) -> Location:
-    """The endpoint of a Secret. Raises SyncError (InvalidURL), permanent."""
+    """The endpoint of a Secret. Raises SyncError (InvalidSource), permanent."""
     return _parse(url, S3_ENDPOINT, "https://ENDPOINT (AWS_ENDPOINT_URL of the Secret)")
 
 
@@ -110,7 +110,7 @@ def _parse(url: str, pattern: str, accepted: str) -> Location:
 
 def _invalid(url: str, why: str) -> SyncError:
     message = f"volumes.workspace.url {shown_url(url)} is invalid: {why}."
-    return SyncError("InvalidURL", message, permanent=True)
+    return SyncError("InvalidSource", message, permanent=True)
 
 
 def shown_url(url: str) -> str:
@@ -123,13 +123,13 @@ def shown_url(url: str) -> str:
 def resolve(host: str, port: int) -> tuple[str, ...]:
     """Addresses of the host, in the resolver's order; every one of them may be connected to.
 
-    Raises SyncError: HostNotFound, which may pass, or ForbiddenAddress.
+    Raises SyncError: FetchFailed, which may pass, or ForbiddenAddress.
     """
     try:
         records = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         message = f"Host {host!a} of volumes.workspace.url cannot be resolved: {error}."
-        raise SyncError("HostNotFound", message, permanent=False) from None
+        raise SyncError("FetchFailed", message, permanent=False) from None
     addresses = tuple(dict.fromkeys(str(entry[4][0]) for entry in records))
     for text in addresses:
         if is_forbidden(ipaddress.ip_address(text.partition("%")[0])):

@@ -86,7 +86,7 @@ class Assembly:
                     f"Entry {shown(entry.path)} differs from the manifest. The file may have"
                     " changed during the upload. Retry."
                 )
-                raise ArchiveError("NotAnnounced", message)
+                raise ArchiveError("WrongArchive", message)
             if entry.sha256:
                 self._available[_content(entry)] = directory / entry.path
 

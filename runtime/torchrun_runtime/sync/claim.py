@@ -178,7 +178,7 @@ class Claim:
 def unavailable(directory: Path, error: OSError) -> SyncError:
     """The failure of the claim's file system; another pod may not meet it."""
     message = f"The workspace PVC at {directory} failed: {error}."
-    return SyncError("WorkspaceUnavailable", message, permanent=False)
+    return SyncError("WorkspaceNotWritable", message, permanent=False)
 
 
 def write_durably(path: Path, content: bytes) -> None:

@@ -68,7 +68,7 @@ def _pieces(opened: zipfile.ZipFile, member: Member) -> Iterator[bytes]:
                 yield piece
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         message = f"Entry {member.name} is damaged: {error or 'it ends too early'}."
-        raise ArchiveError("DamagedMember", message) from error
+        raise ArchiveError("InvalidArchive", message) from error
 
 
 def check_space(directory: Path, needed: int) -> None:

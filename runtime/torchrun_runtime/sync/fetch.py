@@ -85,14 +85,14 @@ def fetch(settings: Settings) -> Marker:
 
 
 def check_sub_path(settings: Settings) -> None:
-    """Raises SyncError (InvalidSubPath), permanent, unless it is a path inside the source."""
+    """Raises SyncError (InvalidSource), permanent, unless it is a path inside the source."""
     if not settings.sub_path:
         return
     try:
         components(settings.sub_path, settings.limits)
     except ArchiveError as error:
         message = f"volumes.workspace.subPath is invalid. {error.message}"
-        raise SyncError("InvalidSubPath", message, permanent=True) from error
+        raise SyncError("InvalidSource", message, permanent=True) from error
 
 
 def _from_s3(settings: Settings, work: Path, tree: Path) -> FetchResult:

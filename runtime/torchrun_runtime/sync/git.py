@@ -72,10 +72,10 @@ class Checkout:
 
 
 def check_ref(ref: str, commit: str) -> None:
-    """Raises SyncError (InvalidRef), permanent, unless each is "" or looks like what it is."""
+    """Raises SyncError (InvalidSource), permanent, unless each is "" or looks like what it is."""
     if commit and not _COMMIT.fullmatch(commit):
         message = f"{SYNC_COMMIT.name} {commit[:200]!a} is not a commit."
-        raise SyncError("InvalidRef", message, permanent=True)
+        raise SyncError("InvalidSource", message, permanent=True)
     if not ref:
         return
     if len(ref) > 255 or not re.fullmatch(GIT_REF, ref) or _REFUSED_REF.search(ref):
@@ -83,7 +83,7 @@ def check_ref(ref: str, commit: str) -> None:
             f"volumes.workspace.ref {ref[:200]!a} is invalid. Set it to a branch, a tag or a full"
             " commit hash."
         )
-        raise SyncError("InvalidRef", message, permanent=True)
+        raise SyncError("InvalidSource", message, permanent=True)
 
 
 class Git:
@@ -159,7 +159,7 @@ class Git:
             f"{self._checkout.location.shown} has no commit {commit} on a branch or tag. Push it,"
             " and check that the branch was not rewritten."
         )
-        raise SyncError("RefNotFound", message, permanent=False)
+        raise SyncError("SourceNotFound", message, permanent=False)
 
     def _fetch(self, refspec: str, depth: int) -> str:
         """Fetch one refspec; "", or what git says on failure."""
@@ -183,7 +183,7 @@ class Git:
                 f"{self._checkout.shown} is not a commit. Set volumes.workspace.ref to a branch, a"
                 " tag or a commit."
             )
-            raise SyncError("RefNotFound", message, permanent=False)
+            raise SyncError("SourceNotFound", message, permanent=False)
         return commit
 
     def _failure(self, stderr: str) -> SyncError:
@@ -201,7 +201,7 @@ class Git:
         if kind != "tree":
             problem = "is a file" if kind else "does not exist"
             message = f"subPath {self._checkout.sub_path!a} {problem} in {self._checkout.shown}."
-            raise SyncError("SubPathNotFound", message, permanent=False)
+            raise SyncError("SourceNotFound", message, permanent=False)
         command = (*self._git, "ls-tree", "-r", "-l", "-z", "--full-tree", name)
         repository = Repository(limits)
         with self._programs.reading(*command) as process:
@@ -246,7 +246,7 @@ def _records(stream: IO[bytes]) -> Iterator[bytes]:
         yield from lines
         if len(rest) > 1 << 16:
             message = "The repository has a path of more than 65536 bytes."
-            raise ArchiveError("PathTooLong", message)
+            raise ArchiveError("InvalidFile", message)
 
 
 class _Objects:
@@ -271,13 +271,13 @@ class _Objects:
             header = []
         if header[1:] != [b"blob", str(blob.size).encode()]:
             message = f"Cannot read object {blob.name} of the repository."
-            raise ArchiveError("DamagedMember", message)
+            raise ArchiveError("InvalidArchive", message)
         left = blob.size
         while left:
             piece = self._stdout.read(min(left, _PIECE))
             if not piece:
                 message = f"Object {blob.name} of the repository ends too early."
-                raise ArchiveError("DamagedMember", message)
+                raise ArchiveError("InvalidArchive", message)
             if left == blob.size < 1024 and piece.startswith(_LFS_POINTER):
                 self.pointers += 1
             left -= len(piece)

@@ -43,13 +43,13 @@ _KNOWN: tuple[tuple[str, str, str, bool], ...] = (
     ),
     (
         r"couldn't find remote ref",
-        "RefNotFound",
+        "SourceNotFound",
         "The branch or tag does not exist. A commit needs its full hash.",
         False,
     ),
     (
         r"error: 404|not found|does not exist|not appear to be a git repository|not a git repo",
-        "RepositoryNotFound",
+        "SourceNotFound",
         "Check volumes.workspace.url. Many servers report a private repository as not found.",
         False,
     ),
@@ -61,19 +61,19 @@ _KNOWN: tuple[tuple[str, str, str, bool], ...] = (
     ),
     (
         r"Could not resolve|Name or service not known",
-        "HostNotFound",
+        "FetchFailed",
         "Check the host name.",
         False,
     ),
     (
         r"timed out|too slow|Connection refused|Failed to connect|unable to connect|unreachable",
-        "ConnectionFailed",
+        "FetchFailed",
         "The server does not answer. Check host, port and network policies.",
         False,
     ),
     (
         r"early EOF|hung up|reset by peer|disconnect|curl \d+|RPC failed|recv|terminated",
-        "ConnectionLost",
+        "FetchFailed",
         "The connection was interrupted.",
         False,
     ),

@@ -69,13 +69,13 @@ class Repository:
             path = raw.decode()
         except ValueError:
             shown = raw.decode(errors="backslashreplace")
-            raise refused("UnsafeName", shown, "has a name that is not UTF-8") from None
+            raise refused("InvalidFile", shown, "has a name that is not UTF-8") from None
         self._entries += 1
         if self._entries > self._limits.entries:
             raise too_many(self._limits)
         parts = components(path, self._limits)
         if path.endswith("/") or any(_is_git_dir(part) for part in parts):
-            raise refused("UnsafeName", path, "has a name that is reserved for git")
+            raise refused("InvalidFile", path, "has a name that is reserved for git")
         if kind == "commit":
             self.submodules.append(path)
             return
@@ -87,17 +87,17 @@ class Repository:
         elif mode in ("100644", "100755", "100664"):
             self._put(parts, blob)
         else:
-            raise refused("UnsafeMember", path, f"is neither a file nor a link (mode {mode})")
+            raise refused("InvalidFile", path, f"is neither a file nor a link (mode {mode})")
 
     def _put(self, path: Path, node: Node) -> None:
         folder = self._root
         for part in path[:-1]:
             inner = folder.setdefault(part, Folder())
             if not isinstance(inner, Folder):
-                raise refused("DuplicateMember", "/".join(path), "is below a file")
+                raise refused("InvalidFile", "/".join(path), "is below a file")
             folder = inner
         if path[-1] in folder:
-            raise refused("DuplicateMember", "/".join(path), "is in the repository twice")
+            raise refused("InvalidFile", "/".join(path), "is in the repository twice")
         folder[path[-1]] = node
 
     def read_links(self, read: Callable[[Blob], bytes]) -> None:
@@ -105,7 +105,7 @@ class Repository:
         for path, link in self._links:
             if link.blob.size > _LONGEST_TARGET:
                 raise refused(
-                    "UnsafeMember",
+                    "InvalidFile",
                     "/".join(path),
                     f"is a link with a target of more than {_LONGEST_TARGET} bytes",
                 )
@@ -113,7 +113,7 @@ class Repository:
                 link.target = read(link.blob).decode()
             except UnicodeDecodeError:
                 target = "is a link whose target is not UTF-8"
-                raise refused("UnsafeMember", "/".join(path), target) from None
+                raise refused("InvalidFile", "/".join(path), target) from None
 
     def files(self, check_time: Callable[[], None] = lambda: None) -> Iterator[tuple[Path, Blob]]:
         """Every file at its place, and at those of links to it. Raises ArchiveError.
@@ -193,7 +193,7 @@ class Repository:
 
     def _leaves(self, name: str, target: str) -> ArchiveError:
         return refused(
-            "UnsafeMember",
+            "InvalidFile",
             name,
             f"is a symbolic link to {target[:120]!a}, which is not in the workspace."
             " Replace it with a copy, or select a subPath that contains both",
@@ -202,7 +202,7 @@ class Repository:
 
 def _too_many_hops(path: Path) -> ArchiveError:
     why = f"leads to itself, or through more than {_MOST_HOPS} links. Replace it with a copy"
-    return refused("UnsafeMember", "/".join(path), f"is a link that {why}")
+    return refused("InvalidFile", "/".join(path), f"is a link that {why}")
 
 
 def _is_git_dir(part: str) -> bool:

@@ -46,26 +46,26 @@ def refused(reason: str, name: str, why: str) -> ArchiveError:
 def components(name: str, limits: Limits) -> Path:
     """The components of a relative path; one slash at the end is allowed. Raises ArchiveError."""
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
-        raise refused("UnsafeName", name, "has a control character in its name")
+        raise refused("InvalidFile", name, "has a control character in its name")
     if "\\" in name:
         raise refused(
-            "UnsafeName", name, "has a backslash in its name. Separate directories by '/'"
+            "InvalidFile", name, "has a backslash in its name. Separate directories by '/'"
         )
     if name.startswith("/"):
-        raise refused("UnsafeName", name, "has an absolute path. Use a relative path")
+        raise refused("InvalidFile", name, "has an absolute path. Use a relative path")
     if len(name.encode()) > limits.path:
-        raise refused("PathTooLong", name, f"has a path of more than {limits.path} bytes")
+        raise refused("InvalidFile", name, f"has a path of more than {limits.path} bytes")
     path = tuple(name.removesuffix("/").split("/"))
     if len(path) > limits.depth:
-        raise refused("PathTooDeep", name, f"is more than {limits.depth} levels deep")
+        raise refused("InvalidFile", name, f"is more than {limits.depth} levels deep")
     for part in path:
         if part in ("", ".", ".."):
             raise refused(
-                "UnsafeName", name, f"has the component {part!r} in its path, which is not allowed"
+                "InvalidFile", name, f"has the component {part!r} in its path, which is not allowed"
             )
         if len(part.encode()) > _LONGEST_NAME:
             raise refused(
-                "PathTooLong", name, f"has a component of more than {_LONGEST_NAME} bytes"
+                "InvalidFile", name, f"has a component of more than {_LONGEST_NAME} bytes"
             )
     return path
 
@@ -79,13 +79,13 @@ def refuse_collisions(places: Sequence[Place]) -> None:
     directories: set[Path] = set()
     for place in places:
         if place.path in files or (place.directory and place.path in directories):
-            raise refused("DuplicateMember", "/".join(place.path), "is in the archive twice")
+            raise refused("InvalidFile", "/".join(place.path), "is in the archive twice")
         (directories if place.directory else files).add(place.path)
     parents = {place.path[:depth] for place in places for depth in range(1, len(place.path))}
     for path in files:
         if path in parents or path in directories:
             raise refused(
-                "DuplicateMember", "/".join(path), "is both a file and a directory in the archive"
+                "InvalidFile", "/".join(path), "is both a file and a directory in the archive"
             )
     _refuse_folded(files | directories | parents)
 
@@ -97,7 +97,7 @@ def _refuse_folded(paths: set[Path]) -> None:
         other = cached.setdefault(folded, path)
         if other != path:
             raise refused(
-                "CaseCollision",
+                "InvalidFile",
                 "/".join(path),
                 f"differs from {shown('/'.join(other))} only in case or in the encoding of accents."
                 " Rename one of them",

@@ -46,16 +46,16 @@ class PendingManifest:
     def take(self, sha256: str, data: bytes) -> None:
         """Take what `contents.pack` made.
 
-        Raises UploadError: 409 UnknownBase (send it whole), 422 where it is not acceptable.
+        Raises UploadError: 409 ManifestNeeded (send it whole), 422 where it is not acceptable.
         """
         refuse_other(self._wanted, sha256)
         try:
             manifest = unpack(data, self._known)
         except ManifestError as error:
-            raise UploadError(409, "UnknownBase", str(error)) from error
+            raise UploadError(409, "ManifestNeeded", str(error)) from error
         if manifest.sha256 != sha256:
             message = f"The manifest has SHA-256 {manifest.sha256}, not {sha256}."
-            raise UploadError(409, "UnknownBase", message)
+            raise UploadError(409, "ManifestNeeded", message)
         try:
             _check(manifest, self._limits)
         except ArchiveError as error:
@@ -84,7 +84,7 @@ def _check(manifest: Manifest, limits: Limits) -> None:
             f"The workspace has more than {limits.entries} files. Leave out files that the training"
             " does not need (.torchrunignore), or mount them from a PVC."
         )
-        raise ArchiveError("TooManyEntries", message)
+        raise ArchiveError("WorkspaceTooLarge", message)
     refuse_size(manifest.size, limits)
     refuse_collisions([_place(entry, limits) for entry in manifest.entries])
 
@@ -92,5 +92,5 @@ def _check(manifest: Manifest, limits: Limits) -> None:
 def _place(entry: Entry, limits: Limits) -> Place:
     path = components(entry.path, limits)
     if "/".join(path) != entry.path:
-        raise refused("UnsafeName", entry.path, "ends in '/'")
+        raise refused("InvalidFile", entry.path, "ends in '/'")
     return Place(path, directory=entry.mode == "dir")

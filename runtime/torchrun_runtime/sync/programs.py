@@ -43,7 +43,7 @@ class Programs:
         self.largest = largest
 
     def run(self, *command: str) -> ProgramResult:
-        """Run to the end and keep what it says on stderr. Raises SyncError (TimedOut)."""
+        """Run to the end and keep what it says on stderr. Raises SyncError (FetchFailed)."""
         with self._started(command, subprocess.DEVNULL) as process:
             assert process.stderr
             lines = _follow(process.stderr, command)
@@ -64,10 +64,10 @@ class Programs:
             return printed.decode(errors="replace").strip() if process.wait() == 0 else ""
 
     def check_time(self) -> None:
-        """Raises SyncError (TimedOut) after the deadline: for work between two programs."""
+        """Raises SyncError (FetchFailed) after the deadline: for work between two programs."""
         if time.monotonic() > self._deadline:
             message = "The files of the source were not listed in time. Select a part with subPath."
-            raise SyncError("TimedOut", message, permanent=False)
+            raise SyncError("FetchFailed", message, permanent=False)
 
     @contextmanager
     def _started(self, command: Sequence[str], stdout: int) -> Iterator["subprocess.Popen[bytes]"]:
@@ -104,7 +104,7 @@ class Programs:
             process.wait()
             if late.is_set():
                 message = f"{command[0]} timed out. Check whether the source is slow or too large."
-                raise SyncError("TimedOut", message, permanent=False)
+                raise SyncError("FetchFailed", message, permanent=False)
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:

@@ -93,19 +93,19 @@ def list_prefix(bucket: Bucket, prefix: str, limits: Limits) -> list[tuple[Place
     files: list[tuple[Place, Object]] = []
     for one in bucket.list(prefix):
         if not one.key.startswith(prefix):
-            raise ArchiveError("UnsafeName", f"Object {one.key!r} is not below {prefix!r}.")
+            raise ArchiveError("InvalidFile", f"Object {one.key!r} is not below {prefix!r}.")
         name = one.key.removeprefix(prefix)
         if name == "" or (name.endswith("/") and one.size == 0):
             continue  # how consoles make folders
         path = components(name, limits)
         if name.endswith("/"):
-            raise ArchiveError("UnsafeName", f"Object {name!r} is a folder with content.")
+            raise ArchiveError("InvalidFile", f"Object {name!r} is a folder with content.")
         files.append((Place(path, size=one.size), one))
         if len(files) > limits.entries:
             raise too_many(limits)
     if not files:
         message = f"{bucket.endpoint.shown} has no objects below {prefix!r}. Check the prefix."
-        raise SyncError("ObjectNotFound", message, permanent=False)
+        raise SyncError("SourceNotFound", message, permanent=False)
     check_places([place for place, _ in files], limits)
     return files
 
@@ -150,7 +150,7 @@ def read_archive(
     selected = [entry for entry in manifest.entries if entry.path.startswith(prefix)]
     if not selected:
         message = f"subPath {sub_path!a} is not a directory of {archive.key!r}."
-        raise SyncError("SubPathNotFound", message, permanent=False)
+        raise SyncError("SourceNotFound", message, permanent=False)
     (unpacked / sub_path).rename(tree)
     shutil.rmtree(unpacked, ignore_errors=True)
     return Manifest(entry._replace(path=entry.path.removeprefix(prefix)) for entry in selected)

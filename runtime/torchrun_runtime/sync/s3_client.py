@@ -150,7 +150,7 @@ class Bucket:
                 f"Object {wanted.key!r} of {self.endpoint.shown} was damaged during the download"
                 " (its MD5 is not its ETag)."
             )
-            raise SyncError("DamagedObject", message, permanent=False)
+            raise SyncError("FetchFailed", message, permanent=False)
 
     def _open(self, wanted: Object, offset: int) -> tuple[BaseHTTPResponse, int]:
         """The rest from `offset` on, and how many bytes of it are known already."""
@@ -241,7 +241,7 @@ class Bucket:
     def _pause(self, failures: int, key: str, error: _RetryableError) -> None:
         if failures >= _ATTEMPTS:
             message = f"Cannot read {self.endpoint.shown} ({error}, {failures} times in a row)."
-            raise SyncError("ConnectionFailed", message, permanent=False) from error
+            raise SyncError("FetchFailed", message, permanent=False) from error
         log("trying again", "warning", key=key, error=str(error))
         time.sleep(PAUSE * 2 ** (failures - 1))
         self._check_time()
@@ -251,7 +251,7 @@ class Bucket:
             message = (
                 f"Reading {self.endpoint.shown} timed out. Check whether it is slow or too large."
             )
-            raise SyncError("TimedOut", message, permanent=False)
+            raise SyncError("FetchFailed", message, permanent=False)
 
 
 def _pool(endpoint: Endpoint, address: str) -> HTTPConnectionPool:
@@ -287,7 +287,7 @@ def _objects(page: ElementTree.Element, bucket: str) -> Iterator[Object]:
         try:
             decoded = unquote_to_bytes(key).decode()
         except UnicodeDecodeError:
-            raise refused("UnsafeName", key, "has a name that is not UTF-8") from None
+            raise refused("InvalidFile", key, "has a name that is not UTF-8") from None
         if not decoded or not size.isascii() or not size.isdecimal():
             message = f"Bucket {bucket} lists an object without key or size."
             raise SyncError("FetchFailed", message, permanent=False)

@@ -43,9 +43,9 @@ def _by_status(status: int, code: str, message: str) -> tuple[str, str]:
             " (s3:ListBucket, s3:GetObject)."
         )
     if code == "NoSuchBucket":
-        return "BucketNotFound", "The bucket does not exist."
+        return "SourceNotFound", "The bucket does not exist."
     if status == 404:
-        return "ObjectNotFound", "The object does not exist. Check volumes.workspace.url."
+        return "SourceNotFound", "The object does not exist. Check volumes.workspace.url."
     return "FetchFailed", "The gateway rejected the request."
 
 

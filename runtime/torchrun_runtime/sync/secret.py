@@ -50,7 +50,7 @@ class Secret:
         return value
 
     def require(self, *keys: str, why: str) -> None:
-        """Raises SyncError (SecretNotFound, SecretKeyMissing) unless all of the keys are there.
+        """Raises SyncError (SecretNotFound, SecretInvalid) unless all of the keys are there.
 
         Neither is permanent: the Secret may be corrected, without the controller noticing.
         """
@@ -62,7 +62,7 @@ class Secret:
                 f"No Secret is set: {why}. Set volumes.workspace.secretRef to a Secret with"
                 f" {', '.join(keys)}."
             )
-            raise SyncError("SecretMissing", message, permanent=True)
+            raise SyncError("SecretNotFound", message, permanent=True)
         present = self.keys()
         if not present:
             message = (
@@ -73,7 +73,7 @@ class Secret:
         message = (
             f"Secret {self.name} lacks {', '.join(missing)} (it has {', '.join(present)}): {why}."
         )
-        raise SyncError("SecretKeyMissing", message, permanent=False)
+        raise SyncError("SecretInvalid", message, permanent=False)
 
     def keys(self) -> list[str]:
         """Names of all keys."""

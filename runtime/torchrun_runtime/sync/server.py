@@ -146,7 +146,7 @@ class _Handlers:
             return web.Response(status=408)
         except OSError as error:
             message = f"Cannot write to the workspace PVC: {error.strerror}."
-            return _refusal(UploadError(500, "WorkspaceUnavailable", message))
+            return _refusal(UploadError(500, "WorkspaceNotWritable", message))
         except Exception as error:
             traceback.print_exc()
             message = f"The sync pod has a bug: {error!r}. See its log."
@@ -196,7 +196,7 @@ class _Handlers:
         self._authorize(request)
         if length > _LARGEST_MANIFEST:
             message = f"The manifest has {length} bytes. The limit is {_LARGEST_MANIFEST}."
-            raise UploadError(413, "ManifestTooLarge", message)
+            raise UploadError(413, "BadRequest", message)
         body = b"".join([piece async for piece in self._pieces(request, length)])
         await asyncio.to_thread(self._workflow.announce, sha256, body)
         log("announced", workspace=sha256, bytes=length)
@@ -227,7 +227,7 @@ async def _set_server_header(_: web.Request, response: web.StreamResponse) -> No
 
 def _content_length(request: web.Request) -> int:
     if request.content_length is None:
-        raise UploadError(411, "LengthRequired", "Send the body with a Content-Length header.")
+        raise UploadError(411, "BadRequest", "Send the body with a Content-Length header.")
     return request.content_length
 
 

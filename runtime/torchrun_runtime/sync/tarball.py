@@ -43,10 +43,10 @@ def extract_tar(archive: Path, tree: Path, limits: Limits) -> Manifest:
     except RecursionError as error:
         # tarfile calls itself for each header that only describes the next one.
         message = "The file is not a valid tar archive: its headers never end. Create it with tar."
-        raise ArchiveError("NotATar", message) from error
+        raise ArchiveError("InvalidArchive", message) from error
     except _FAULTS as error:
         message = f"The file is not a valid tar archive: {error}."
-        raise ArchiveError("NotATar", message) from error
+        raise ArchiveError("InvalidArchive", message) from error
 
 
 @contextmanager
@@ -76,7 +76,7 @@ class _Bounded(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= _PIECE:
             message = f"A header of the archive has {size} bytes. The limit is {_PIECE}."
-            raise ArchiveError("UnsafeMember", message)
+            raise ArchiveError("InvalidFile", message)
         self.last = self._source.read(size)
         self._advance(len(self.last))
         return self.last
@@ -122,7 +122,7 @@ def _members(opened: tarfile.TarFile, limits: Limits) -> Iterator[tarfile.TarInf
             raise too_many(limits)
         if len(opened.pax_headers) > _MOST_GLOBAL_RECORDS:
             raise ArchiveError(
-                "UnsafeMember", f"The archive has more than {_MOST_GLOBAL_RECORDS} global records."
+                "InvalidFile", f"The archive has more than {_MOST_GLOBAL_RECORDS} global records."
             )
         opened.members = []  # type: ignore[attr-defined]
         yield member
@@ -140,15 +140,13 @@ def _place(member: tarfile.TarInfo, limits: Limits) -> Place:
         return Place((), directory=True)
     path = components(name.removeprefix("./"), limits)
     if member.issym() or member.islnk():
-        raise refused(
-            "UnsafeMember", name, "is a link. Archive the file that it points to (tar -h)"
-        )
+        raise refused("InvalidFile", name, "is a link. Archive the file that it points to (tar -h)")
     if member.issparse():
-        raise refused("UnsafeMember", name, "is sparse. Archive it without --sparse")
+        raise refused("InvalidFile", name, "is sparse. Archive it without --sparse")
     if not (member.isreg() or member.isdir()):
-        raise refused("UnsafeMember", name, "is neither a file nor a directory")
+        raise refused("InvalidFile", name, "is neither a file nor a directory")
     if member.size < 0:
-        raise refused("UnsafeMember", name, "has a negative size")
+        raise refused("InvalidFile", name, "has a negative size")
     size = member.size if member.isreg() else 0
     return Place(path, member.isdir(), bool(member.mode & 0o111), size)
 

@@ -53,7 +53,7 @@ class Tree:
                 f"Entry {place.name} has the same name as another one on this file system."
                 " Rename one of them."
             )
-            raise ArchiveError("DuplicateMember", message) from error
+            raise ArchiveError("InvalidFile", message) from error
         written, digest = 0, hashlib.sha256()
         try:
             give(descriptor, mode)
@@ -67,7 +67,7 @@ class Tree:
             os.close(descriptor)
         if written != place.size:
             message = f"Entry {place.name} does not have the {place.size} bytes of its header."
-            raise ArchiveError("DamagedMember", message)
+            raise ArchiveError("InvalidArchive", message)
         path = "/".join(place.path)
         self._files.append(Entry(path, digest.hexdigest(), written, f"{mode:o}"))
 
@@ -112,7 +112,7 @@ def check_places(places: list[Place], limits: Limits) -> None:
 def too_many(limits: Limits) -> ArchiveError:
     """The error for more files than are allowed; a listing stops there."""
     message = f"The workspace has more than {limits.entries} files. Select a part with subPath."
-    return ArchiveError("TooManyEntries", message)
+    return ArchiveError("WorkspaceTooLarge", message)
 
 
 def workspace_full(why: str) -> SyncError:

@@ -147,7 +147,7 @@ class Upload:
                 f"The archive has {identity.total} bytes. The limit is {self._limit}. Move data out"
                 " of the workspace and mount it from a PVC."
             )
-            raise UploadError(413, "ArchiveTooLarge", message)
+            raise UploadError(413, "WorkspaceTooLarge", message)
 
     def _check_space(self, needed: int, freed: int = 0) -> None:
         free = shutil.disk_usage(self.archive.parent).free + freed

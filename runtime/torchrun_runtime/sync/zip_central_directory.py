@@ -25,7 +25,7 @@ _LONGEST_COMMENT = 0xFFFF
 def count_entries(file: BinaryIO, most: int) -> int:
     """Number of entries of the central directory.
 
-    Raises ArchiveError: NotAZip, or TooManyEntries as soon as `most` are exceeded.
+    Raises ArchiveError: InvalidArchive, or WorkspaceTooLarge as soon as `most` are exceeded.
     """
     position, remaining = _locate(file)
     file.seek(position)
@@ -43,7 +43,7 @@ def count_entries(file: BinaryIO, most: int) -> int:
                 f"The archive has more than {most} entries. Leave out files that the training does"
                 " not need (.torchrunignore), or mount them from a PVC."
             )
-            raise ArchiveError("TooManyEntries", message)
+            raise ArchiveError("WorkspaceTooLarge", message)
     if remaining < 0:
         raise not_a_zip("its central directory is damaged")
     return entries
@@ -51,7 +51,7 @@ def count_entries(file: BinaryIO, most: int) -> int:
 
 def not_a_zip(why: str) -> ArchiveError:
     """The error of bytes that are not a zip archive. why: without a full stop."""
-    return ArchiveError("NotAZip", f"The upload is not a valid zip archive: {why}.")
+    return ArchiveError("InvalidArchive", f"The upload is not a valid zip archive: {why}.")
 
 
 def _locate(file: BinaryIO) -> tuple[int, int]:

@@ -44,17 +44,15 @@ def _member(info: zipfile.ZipInfo, limits: Limits) -> Member:
     mode = info.external_attr >> 16
     _refuse_type(name, mode, directory)
     if info.flag_bits & _ENCRYPTED:
-        raise refused(
-            "EncryptedMember", name, "is encrypted. Create the archive without a password"
-        )
+        raise refused("InvalidArchive", name, "is encrypted. Create the archive without a password")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise refused(
-            "UnsupportedCompression",
+            "InvalidArchive",
             name,
             f"uses compression method {info.compress_type}. Use deflate (zip's default) or store",
         )
     if directory and (info.file_size or info.compress_size):
-        raise refused("UnsafeMember", name, "is a directory with content")
+        raise refused("InvalidFile", name, "is a directory with content")
     return Member(
         path=path,
         directory=directory,
@@ -74,7 +72,7 @@ def _name(info: zipfile.ZipInfo) -> str:
         return name.encode("cp437").decode("utf-8")
     except UnicodeError:
         raise refused(
-            "UnsafeName", name, "has a name that is not UTF-8. Create the archive with UTF-8 names"
+            "InvalidFile", name, "has a name that is not UTF-8. Create the archive with UTF-8 names"
         ) from None
 
 
@@ -82,13 +80,13 @@ def _refuse_type(name: str, mode: int, directory: bool) -> None:
     kind = stat.S_IFMT(mode)
     if kind == stat.S_IFLNK:
         raise refused(
-            "UnsafeMember", name, "is a symbolic link. Archive the file that it points to (zip -r)"
+            "InvalidFile", name, "is a symbolic link. Archive the file that it points to (zip -r)"
         )
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-        raise refused("UnsafeMember", name, "is neither a file nor a directory")
+        raise refused("InvalidFile", name, "is neither a file nor a directory")
     if kind == (stat.S_IFREG if directory else stat.S_IFDIR):
         raise refused(
-            "UnsafeMember",
+            "InvalidFile",
             name,
             "is a directory by name but not by type, or by type but not by name",
         )
@@ -103,7 +101,7 @@ def _refuse_overlaps(infos: list[zipfile.ZipInfo], directory_start: int) -> None
         shortest = _LOCAL_HEADER + len(info.orig_filename.encode(encoding)) + info.compress_size
         if start < 0 or start + shortest > end:
             raise refused(
-                "OverlappingMembers", info.orig_filename, "shares its bytes with another entry"
+                "InvalidArchive", info.orig_filename, "shares its bytes with another entry"
             )
         end = start
 
@@ -115,7 +113,7 @@ def refuse_size(total: int, limits: Limits) -> None:
             f"The archive contains {total} bytes. The limit is {limits.bytes}. Move data out of the"
             " workspace and mount it from a PVC."
         )
-        raise ArchiveError("ArchiveTooLarge", message)
+        raise ArchiveError("WorkspaceTooLarge", message)
 
 
 def _refuse_bomb(total: int, archive_size: int, limits: Limits) -> None:

@@ -136,7 +136,7 @@ def read_failure(pod: Pod) -> LastFailure:
     elif ended.reason in POD_VERDICTS:
         reason, message = ended.reason, "The container exceeded its memory limit."
     else:
-        reason = launcher.reason or ("Signal" if signal else "ExitCode")
+        reason = launcher.reason or ("Signaled" if signal else "ExitCode")
         message = launcher.message or _last_line(ended.message) or pod.status.message
     return LastFailure(
         node=pod.spec.node_name,

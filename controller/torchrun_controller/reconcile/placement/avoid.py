@@ -17,7 +17,6 @@ NODE_FAILURES = frozenset(
         "DeletionByTaintManager",
         "Fenced",
         "Signaled",
-        "Signal",
     }
 )
 

@@ -31,7 +31,7 @@ PARENTS = ("default", "default-parent-queue")
 UNLIMITED = -1
 MEGABYTE = 10**6
 NOT_INSTALLED = "KaiNotInstalled"
-KEPT = "Kept"
+SYNCED = "Synced"
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
@@ -80,7 +80,7 @@ def _plan(observed: ObservedQueue) -> KaiQueuePlan:
         why = observed.unseen.get(KAI_QUEUES.resource, "the cache is not synced yet")
         return KaiQueuePlan(
             condition=_condition(
-                "Unknown", "NotSeen", sentence(f"KAI queues cannot be read: {why}")
+                "Unknown", "NotChecked", sentence(f"KAI queues cannot be read: {why}")
             )
         )
     return _plan_named(observed, name, observed.kai)
@@ -115,12 +115,12 @@ def _plan_named(observed: ObservedQueue, name: str, present: dict[str, KaiQueue]
                 f"KAI queue {name} is not managed by this controller. It is used unchanged; the"
                 " quota and weight of this TorchrunQueue do not apply to it."
             )
-            return KaiQueuePlan(condition=_condition("True", "NotOurs", message))
+            return KaiQueuePlan(condition=_condition("True", "NotManaged", message))
         if owner != _identity(queue) and not _is_watched(observed, owner):
             return _conflict(name, owner)
     refused = observed.refused.get((KAI_QUEUES.resource, name))
     if refused is not None:
-        condition = _condition("False", "Refused", refused)
+        condition = _condition("False", "Rejected", refused)
         return KaiQueuePlan(condition=condition, usable=existing is not None)
     try:
         resources = _resources(queue.spec)
@@ -191,7 +191,7 @@ def _ready_condition(
             " KAI does not schedule the pods of this queue. Set scheduling.scheduler to"
             f" {KAI.api.pod_scheduler}."
         )
-    return _condition("True", KEPT, f"KAI queue {name} is up to date.{note}")
+    return _condition("True", SYNCED, f"KAI queue {name} is up to date.{note}")
 
 
 def _parent(

@@ -79,7 +79,7 @@ def events(observed: ObservedQueue, composed: TorchrunQueueStatus) -> tuple[Even
         if c.status == "False" and _has_event(c) and (c.type, c.status, c.reason) not in old
     ]
     objects = [
-        Event("Warning", "ResourceNotReady", f"spec.resources {r.name}: {r.message}")
+        Event("Warning", "ResourcesNotReady", f"spec.resources {r.name}: {r.message}")
         for r in composed.resources
         if not r.ready and r.message not in queue_resources.PASSING and r not in before.resources
     ]
@@ -136,8 +136,8 @@ def _resources(resources: tuple[QueueResourceStatus, ...]) -> ConditionUpdate | 
         )
     message = " ".join(f"{r.name}: {sentence(r.message)}" for r in waiting)
     if all(r.message in queue_resources.PASSING for r in waiting):
-        return ConditionUpdate(RESOURCES, "Unknown", Reason("InProgress", message))
-    return ConditionUpdate(RESOURCES, "False", Reason("NotReady", message))
+        return ConditionUpdate(RESOURCES, "Unknown", Reason("ResourcesNotReady", message))
+    return ConditionUpdate(RESOURCES, "False", Reason("ResourcesNotReady", message))
 
 
 def _obstacle(

@@ -101,7 +101,7 @@ def _check_condition(check: TemplateCheck) -> ConditionUpdate:
             )
         case _:
             return _condition(
-                "Unknown", "NotJudged", f"The template is not checked yet: {check.message}"
+                "Unknown", "NotChecked", f"The template is not checked yet: {check.message}"
             )
 
 

@@ -71,7 +71,7 @@ def prepare(
         pod = pods.build_pod(next_number(workspace.sync_pods), _usable_base(workspace))
         return Workspace(
             state=SyncState.SYNCING,
-            why=Reason("Creating", f"Creating PVC {source.name} and a sync pod."),
+            why=Reason("SyncPodStarting", f"Creating PVC {source.name} and a sync pod."),
             applies=(claim(job, source, names.WORKSPACE), pod),
         )
     return next_step(pods, observed.cluster.nodes, now)
@@ -105,7 +105,7 @@ class SyncPods(msgspec.Struct, frozen=True):
         """Create one more sync pod; only the last few are kept."""
         return Workspace(
             state=SyncState.SYNCING,
-            why=Reason("Creating", "Creating a sync pod."),
+            why=Reason("SyncPodStarting", "Creating a sync pod."),
             applies=(self.build_pod(number),),
             deletes=delete_oldest_pods(self.observed.job, self.observed.workspace),
         )
@@ -188,7 +188,7 @@ class SyncPods(msgspec.Struct, frozen=True):
         reason = (
             delivery.DIRECT_DELIVERY
             if delivery.is_recorded_direct(self.observed.job)
-            else "SyncPodEnding"
+            else "Replacing"
         )
         return Reason(reason, f"Waiting for pod {pod.metadata.name} to be deleted.")
 

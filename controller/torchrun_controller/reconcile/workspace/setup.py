@@ -140,7 +140,7 @@ class SetupPods(msgspec.Struct, frozen=True):
 
     def why_terminating(self, pod: Pod) -> Reason:
         """The next pod is created once this one is gone."""
-        return Reason("SetupPodEnding", f"Waiting for pod {pod.metadata.name} to be deleted.")
+        return Reason("Replacing", f"Waiting for pod {pod.metadata.name} to be deleted.")
 
     def is_current(self, pod: Pod) -> bool:
         """Whether the pod installs this environment."""

@@ -281,9 +281,9 @@ async def test_when_no_upload_is_needed_any_more() -> None:
 
 
 async def test_when_none_will_be_taken() -> None:
-    refusal = '{"reason":"UnsafeMember","message":"x is a link","permanent":true}'
+    refusal = '{"reason":"InvalidFile","message":"x is a link","permanent":true}'
     passing = '{"reason":"WorkspaceFull","message":"full","permanent":false}'
-    with pytest.raises(UploadProblem, match=r"UnsafeMember\): x is a link"):
+    with pytest.raises(UploadProblem, match=r"InvalidFile\): x is a link"):
         await found(job(), sync_pod(phase="Failed", message=refusal))
     assert await found(job(), sync_pod(phase="Failed", message=passing)) is None
     with pytest.raises(RunProblem, match=r"deleted"):

@@ -169,12 +169,12 @@ def test_a_job_that_fetches_says_what_came_of_it(
 
 
 def test_what_cannot_be_fetched_is_said_and_not_what_could_not_be_before(laptop: Laptop) -> None:
-    before = behind("False", "HostNotFound", "of the last time")
-    fetching(laptop, before, FETCHES, behind("False", "RefNotFound", "there is no main"))
+    before = behind("False", "FetchFailed", "of the last time")
+    fetching(laptop, before, FETCHES, behind("False", "SourceNotFound", "there is no main"))
     result = laptop.run("sync", "run")
     assert result.exit_code == 3, result.output
-    assert "RefNotFound" in result.stderr
-    assert "HostNotFound" not in result.stderr
+    assert "SourceNotFound" in result.stderr
+    assert "FetchFailed" not in result.stderr
 
 
 def test_a_job_that_ends_while_it_fetches_says_so(laptop: Laptop) -> None:

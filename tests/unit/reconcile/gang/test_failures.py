@@ -54,7 +54,7 @@ def test_oom_beats_signals_and_signals_beat_exceptions(world):
     world.settle()
     fail(world, 1, exit_code=139, finished_at=START + timedelta(seconds=5))
     world.settle()
-    assert (world.job.status.last_failure.signal, world.job.status.reason) == (11, "Signal")
+    assert (world.job.status.last_failure.signal, world.job.status.reason) == (11, "Signaled")
     fail(world, 2, exit_code=137, reason="OOMKilled", finished_at=START + timedelta(seconds=9))
     world.settle()
     assert world.job.status.reason == "OOMKilled"

@@ -121,12 +121,12 @@ def test_a_pod_that_ran_out_of_memory_is_said_to_have():
 @pytest.mark.parametrize("how", ["spec", "secret", "request"])
 def test_a_failure_for_good_waits_for_its_mending(how):
     world = fetching()
-    end(world, reason="UnsafeMember", message="'a' is a link", permanent=True)
+    end(world, reason="InvalidFile", message="'a' is a link", permanent=True)
     world.settle()
     world.pass_time(hours=5)
     world.settle()
     status = world.job.status
-    assert (status.phase, status.reason) == ("Syncing", "UnsafeMember")
+    assert (status.phase, status.reason) == ("Syncing", "InvalidFile")
     assert "spec.volumes.workspace" in status.message
     assert "kubectl torchrun sync train" in status.message
     assert sync_pods(world) == ["train-sync-0"]
@@ -159,7 +159,7 @@ def test_a_lost_claim_is_filled_with_the_same_commit_again():
     world.settle()
     assert sync_pods(world)[-1] == "train-sync-1"
     assert environment(world, 1)["TORCHRUN_SYNC_COMMIT"] == COMMIT
-    end(world, reason="ConnectionFailed", message="no")
+    end(world, reason="FetchFailed", message="no")
     world.pass_time(hours=1)
     world.settle()
     assert environment(world, 2)["TORCHRUN_SYNC_COMMIT"] == COMMIT, "another try is no request"
@@ -201,14 +201,14 @@ def test_a_fetch_that_fails_leaves_the_run_alone_and_says_why(permanent):
     world = running(fetching())
     request(world, "now")
     world.settle()
-    end(world, reason="RefNotFound", message="there is no main", permanent=permanent)
+    end(world, reason="SourceNotFound", message="there is no main", permanent=permanent)
     plan = world.settle()
     assert world.phase == "Running"
     up_to_date = world.condition("WorkspaceUpToDate")
-    assert (up_to_date.status, up_to_date.reason) == ("False", "RefNotFound")
+    assert (up_to_date.status, up_to_date.reason) == ("False", "SourceNotFound")
     assert "there is no main" in up_to_date.message
     assert "continue with revision 1" in up_to_date.message
-    events = [e for p in world.plans for e in p.events if e.reason == "RefNotFound"]
+    events = [e for p in world.plans for e in p.events if e.reason == "SourceNotFound"]
     assert [event.type for event in events] == ["Warning"]
     assert world.job.status.workspace_commit == COMMIT
     assert plan.requeue_after == (None if permanent else 20)
@@ -228,12 +228,12 @@ def test_a_gang_that_fails_meanwhile_starts_again_with_what_it_had():
     request(world, "now")
     world.settle()
     for _ in range(4):
-        end(world, reason="RefNotFound", message="there is no main")
+        end(world, reason="SourceNotFound", message="there is no main")
         world.settle()
         world.pass_time(minutes=5)
         world.settle()
     assert "train-sync-0" in sync_pods(world), "what is known of the last good one stays"
-    end(world, reason="RefNotFound", message="there is no main")
+    end(world, reason="SourceNotFound", message="there is no main")
     fail_gang(world)
     world.pass_time(seconds=1)
     world.settle()
@@ -249,9 +249,9 @@ def test_the_first_workers_do_not_start_with_anything_else():
     world.settle()
     world.queue = make_queue()
     world.settle()
-    end(world, reason="RefNotFound", message="there is no other")
+    end(world, reason="SourceNotFound", message="there is no other")
     world.settle()
-    assert (world.phase, world.job.status.reason) == ("Syncing", "RefNotFound")
+    assert (world.phase, world.job.status.reason) == ("Syncing", "SourceNotFound")
 
 
 def test_a_request_without_sync_pods_is_not_overlooked():
@@ -286,7 +286,7 @@ def test_a_sync_pod_that_cannot_end_on_its_lost_node_is_not_waited_for():
     world.pod("train-sync-0", phase="Running")
     world._ending((PODS.plural, "train-sync-0"), 30)
     world.settle()
-    assert world.job.status.reason == "SyncPodEnding"
+    assert world.job.status.reason == "Replacing"
     world.pass_time(seconds=40)
     plan = world.step()
     assert [apply.name for apply in plan.applies] == ["train-sync-1"]

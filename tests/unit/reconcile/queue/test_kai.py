@@ -39,7 +39,7 @@ def test_it_is_made_and_kept():
             "memory": {"quota": 1074, "limit": 1074, "overQuotaWeight": 3},
         },
     }
-    assert world.condition("KaiQueueReady").reason == "Kept"
+    assert world.condition("KaiQueueReady").reason == "Synced"
     assert world.step() == QueuePlan()
     edited = replace(made, spec={**made.spec, "parentQueue": "other", "priority": 5})
     world.kai["training"] = edited
@@ -170,7 +170,7 @@ def test_somebody_elses_is_used_and_not_written_to():
     world = world_of()
     world.kai["training"] = kai_queue("training", parentQueue="theirs")
     world.settle()
-    assert world.condition("KaiQueueReady").reason == "NotOurs"
+    assert world.condition("KaiQueueReady").reason == "NotManaged"
     assert kai_of(world).spec == {"parentQueue": "theirs"}
     world.delete()
     world.settle()
@@ -214,13 +214,13 @@ class TestConflicts:
         world = world_of()
         world.sharing = (other(age=-60),)
         world.settle()
-        assert world.condition("KaiQueueReady").reason == "Kept"
+        assert world.condition("KaiQueueReady").reason == "Synced"
 
     def test_twins_agree_who_is_the_elder(self):
         world = world_of()
         world.sharing = (other(age=0),)
         world.settle()
-        assert world.condition("KaiQueueReady").reason == "Kept", "ml comes before other"
+        assert world.condition("KaiQueueReady").reason == "Synced", "ml comes before other"
 
     def test_queues_of_one_namespace_share(self):
         world = world_of()
@@ -243,7 +243,7 @@ class TestConflicts:
         assert world.condition("KaiQueueReady").reason == "Conflict"
         world.namespaces = ("ml", "other")
         world.settle()
-        assert world.condition("KaiQueueReady").reason == "Kept"
+        assert world.condition("KaiQueueReady").reason == "Synced"
 
 
 class TestRemoval:

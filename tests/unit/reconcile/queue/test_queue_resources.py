@@ -156,7 +156,7 @@ def test_other_kinds_and_places_are_refused(template, said):
     assert world.condition("ResourcesReady").status == "False"
     assert world.condition("Ready").reason == "ResourcesNotReady"
     (event,) = world.events
-    assert (event.type, event.reason) == ("Warning", "ResourceNotReady")
+    assert (event.type, event.reason) == ("Warning", "ResourcesNotReady")
     assert said in event.message
 
 
@@ -179,7 +179,7 @@ def test_a_refusal_is_shown_and_nothing_is_tried_meanwhile():
     world.settle()
     assert all(apply.kind.kind != "ConfigMap" for plan in world.plans for apply in plan.applies)
     assert resource(world).message == "ConfigMap exists already"
-    assert world.reasons() == ["ResourceNotReady"]
+    assert world.reasons() == ["ResourcesNotReady"]
 
 
 @pytest.mark.parametrize(

@@ -185,12 +185,12 @@ def ended(message: str, exit_code: int = 1) -> ContainerState:
 
 def test_what_keeps_a_serve_pod_from_its_workspace_is_said():
     world = submitted(DIRECT)
-    refused = '{"reason": "NotAZip", "message": "no zip", "permanent": true}'
+    refused = '{"reason": "InvalidArchive", "message": "no zip", "permanent": true}'
     waits = ContainerState(waiting=StateWaiting(reason="CrashLoopBackOff"))
     for states in ({"state": ended(refused)}, {"state": waits, "last_state": ended(refused)}):
         sync_container(world, **states)
         world.settle()
-        assert (world.phase, world.job.status.reason) == ("Syncing", "NotAZip")
+        assert (world.phase, world.job.status.reason) == ("Syncing", "InvalidArchive")
         assert "no zip. Fix it" in world.job.status.message
     sync_container(world, state=ended('{"reason": "WorkspaceFull", "message": "full"}'))
     world.settle()

@@ -116,10 +116,10 @@ def test_a_source_that_cannot_be_fetched_may_be_changed_in_the_spec():
     git = {"workspace": {"source": "git", "url": "https://example.org/a.git"}}
     world = World(make_job(numNodes=1, volumes=git), make_queue())
     world.settle()
-    message = '{"reason":"RefNotFound","message":"no branch main","permanent":true}'
+    message = '{"reason":"SourceNotFound","message":"no branch main","permanent":true}'
     world.end_container("train-sync-0", "sync", exit_code=1, message=message)
     world.settle()
-    assert (world.phase, world.job.status.reason) == ("Syncing", "RefNotFound")
+    assert (world.phase, world.job.status.reason) == ("Syncing", "SourceNotFound")
     assert "Change spec.volumes.workspace, or" in world.job.status.message
 
 
@@ -170,7 +170,7 @@ def test_a_sync_pod_that_is_being_deleted_is_waited_for():
     pod = world.objects[key]
     world.objects[key] = replace(pod, metadata=replace(pod.metadata, deletion_timestamp=world.now))
     world.settle()
-    assert world.job.status.reason == "SyncPodEnding"
+    assert world.job.status.reason == "Replacing"
     del world.objects[key]
     world.settle()
     assert world.created[-1] == key

@@ -145,13 +145,15 @@ def test_a_fetch_that_fails_leaves_run_and_server_alone() -> None:
     annotate(world, sync_requested="now")
     world.settle()
     assert "TORCHRUN_SYNC_COMMIT" not in variables(world, "train-serve-1")
-    said = StateTerminated(exit_code=1, message='{"reason": "RefNotFound", "message": "no main"}')
+    said = StateTerminated(
+        exit_code=1, message='{"reason": "SourceNotFound", "message": "no main"}'
+    )
     status = ContainerStatus(name="sync", state=ContainerState(terminated=said))
     world.pod("train-serve-1", phase="Running", container_statuses=(status,))
     world.settle()
     assert pods(world) == ["train-serve-0", "train-serve-1"]
     shown = world.condition("WorkspaceUpToDate")
-    assert (shown.status, shown.reason) == ("False", "RefNotFound")
+    assert (shown.status, shown.reason) == ("False", "SourceNotFound")
     assert "no main" in shown.message
     world.end_container("train-0-abcde", "trainer", exit_code=1, finished_at=world.now)
     world.settle()

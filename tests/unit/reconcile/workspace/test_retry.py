@@ -29,8 +29,10 @@ def pod(message: str = "", reason: str = "Error", **status: object) -> Pod:
 
 
 def test_that_its_own_words_count():
-    said = retry.container_end(pod('{"reason": "RefNotFound", "permanent": true}'), "sync").message
-    assert said == SyncMessage(reason="RefNotFound", permanent=True)
+    said = retry.container_end(
+        pod('{"reason": "SourceNotFound", "permanent": true}'), "sync"
+    ).message
+    assert said == SyncMessage(reason="SourceNotFound", permanent=True)
 
 
 @pytest.mark.parametrize(("reason", "told"), [("Error", ""), ("OOMKilled", "OOMKilled")])

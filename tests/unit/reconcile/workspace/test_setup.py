@@ -107,7 +107,7 @@ def test_a_pod_on_its_way_out_is_waited_for():
     world = ready_for_setup()
     world._ending((PODS.plural, "train-setup-0"), 30)
     world.settle()
-    assert world.job.status.reason == "SetupPodEnding"
+    assert world.job.status.reason == "Replacing"
     world.containers_stop()
     world.settle()
     assert setup_pods(world) == ["train-setup-0", "train-setup-0"]
@@ -167,7 +167,7 @@ def claim_is_gone(world: World) -> None:
         world,
         exit_code=125,
         finished_at=world.now,
-        message='{"reason": "EnvironmentUnwritable", "message": "no space left"}',
+        message='{"reason": "EnvironmentNotReady", "message": "no space left"}',
     )
 
 

@@ -179,13 +179,13 @@ def test_a_stop_ends_the_setup_and_all_that_it_runs(job: Job) -> None:
 
 def test_a_worker_says_that_the_environment_is_missing(job: Job) -> None:
     result = job.run("true")
-    assert result.message["reason"] == "EnvironmentMissing"
+    assert result.message["reason"] == "EnvironmentNotReady"
     assert "setup pod" in str(result.message["message"])
 
 
 def test_a_store_that_cannot_be_written_is_said(job: Job) -> None:
     job.store.write_text("a file")
-    assert job.set_up(command="true").message["reason"] == "EnvironmentUnwritable"
+    assert job.set_up(command="true").message["reason"] == "EnvironmentNotReady"
 
 
 def test_no_pip_is_said_where_requirements_need_one(job: Job) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import re
 import stat
 import struct
 import tempfile
@@ -82,7 +83,7 @@ def test_refuses_hostile_archives(kind: str, files: dict[str, bytes], first: boo
     with tempfile.TemporaryDirectory() as directory:
         with pytest.raises(ArchiveError) as refusal:
             extracted(data, Path(directory))
-        assert refusal.value.reason in case.reasons
+        assert re.search(case.words, refusal.value.message), refusal.value.message
         assert refusal.value.message.isprintable()
         assert {path.name for path in Path(directory).iterdir()} <= {"archive.zip", "tree"}
 
@@ -215,7 +216,7 @@ def disagreeing(entries: int) -> bytes:
 def test_refuses_a_zip64_record_that_releases_of_python_find_at_two_places(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="zip64 record") as caught:
         extracted(disagreeing(50), tmp_path, Limits(entries=10))
-    assert caught.value.reason == "NotAZip"
+    assert caught.value.reason == "InvalidArchive"
 
 
 def test_refuses_more_members_than_were_counted(
@@ -225,5 +226,5 @@ def test_refuses_more_members_than_were_counted(
     monkeypatch.setattr("torchrun_runtime.sync.extract.count_entries", lambda file, most: 1)
     with pytest.raises(ArchiveError, match="two central directories") as caught:
         extracted(zipped({"a": b"", "b": b""}), tmp_path)
-    assert caught.value.reason == "NotAZip"
+    assert caught.value.reason == "InvalidArchive"
     assert not (tmp_path / "tree").exists()

@@ -77,7 +77,7 @@ def test_a_ref_that_is_gone(git_settings: Settings, git_server: GitServer, ref: 
     git_server.version = version
     repository(git_server.root / "train", {"a": b"1"})
     error = fetch_failure(replace(git_settings, ref=ref))
-    assert (error.reason, error.permanent) == ("RefNotFound", False)
+    assert (error.reason, error.permanent) == ("SourceNotFound", False)
     assert ref in error.message
     assert git_settings.url in error.message
 
@@ -85,7 +85,7 @@ def test_a_ref_that_is_gone(git_settings: Settings, git_server: GitServer, ref: 
 def test_a_fetch_that_takes_too_long(git_settings: Settings, git_server: GitServer):
     repository(git_server.root / "train", {"a": b"1"})
     error = fetch_failure(replace(git_settings, fetch_timeout=0.0))
-    assert (error.reason, error.permanent) == ("TimedOut", False)
+    assert (error.reason, error.permanent) == ("FetchFailed", False)
 
 
 def test_a_pack_that_is_larger_than_a_workspace_may_be(

@@ -14,7 +14,7 @@ from unit.runtime.syncing import fetch_failure
 def test_a_repository_that_is_not_there(git_settings: Settings, git_server: GitServer):
     git_server.root.mkdir()
     error = fetch_failure(git_settings)
-    assert (error.reason, error.permanent) == ("RepositoryNotFound", False)
+    assert (error.reason, error.permanent) == ("SourceNotFound", False)
 
 
 def test_a_server_whose_authority_is_unknown(git_settings: Settings, git_server: GitServer):
@@ -38,11 +38,11 @@ def test_a_connection_that_breaks(git_settings: Settings, git_server: GitServer)
     repository(git_server.root / "train", {"noise": noise})
     git_server.cut = 1 << 18
     error = fetch_failure(git_settings)
-    assert (error.reason, error.permanent) == ("ConnectionLost", False)
+    assert (error.reason, error.permanent) == ("FetchFailed", False)
     git_server.cut = 0
     assert fetch(git_settings).files == 1
 
 
 def test_a_server_that_is_not_there(git_settings: Settings):
     error = fetch_failure(replace(git_settings, url="https://127.0.0.1:1/train"))
-    assert (error.reason, error.permanent) == ("ConnectionFailed", False)
+    assert (error.reason, error.permanent) == ("FetchFailed", False)

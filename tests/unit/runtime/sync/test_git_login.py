@@ -51,7 +51,7 @@ def test_a_secret_without_its_key(git_settings: Settings, git_secret: Path):
     (git_secret / "ca.crt").unlink()
     (git_secret / "token").write_text("t")
     error = fetch_failure(git_settings)
-    assert (error.reason, error.permanent) == ("SecretKeyMissing", False)
+    assert (error.reason, error.permanent) == ("SecretInvalid", False)
     assert "password" in error.message
     assert "token" in error.message
 

@@ -65,6 +65,6 @@ def test_a_name_that_only_the_proxy_can_resolve(
     """An address is judged here all the same."""
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
     named = replace(git_settings, url="https://git.invalid/train", secret="", secret_directory=None)
-    assert fetch_failure(named).reason == "ConnectionFailed"
+    assert fetch_failure(named).reason == "FetchFailed"
     for host in ("169.254.169.254", "2852039166", "[::ffff:169.254.169.254]"):
         assert fetch_failure(replace(named, url=f"https://{host}/a")).reason == "ForbiddenAddress"

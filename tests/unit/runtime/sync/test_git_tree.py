@@ -22,7 +22,7 @@ def test_a_folder_that_is_none(
 ):
     repository(git_server.root / "train", {"llm/a.py": b"1"})
     error = fetch_failure(replace(git_settings, sub_path=path))
-    assert error.reason == "SubPathNotFound"
+    assert error.reason == "SourceNotFound"
     assert words in error.message
 
 
@@ -56,7 +56,7 @@ def test_a_link_that_leaves_the_workspace_is_refused_by_name(
 ):
     repository(git_server.root / "train", {"a/file": b"1", "self": target})
     error = fetch_failure(git_settings)
-    assert (error.reason, error.permanent) == ("UnsafeMember", True)
+    assert (error.reason, error.permanent) == ("InvalidFile", True)
     assert "self" in error.message
 
 
@@ -66,7 +66,7 @@ def test_links_that_multiply_are_stopped(git_settings: Settings, git_server: Git
         files |= {f"d{level}/{n}": f"../d{level - 1}" for n in range(10)}
     repository(git_server.root / "train", files)
     error = fetch_failure(replace(git_settings, limits=Limits(entries=5000)))
-    assert error.reason == "TooManyEntries"
+    assert error.reason == "WorkspaceTooLarge"
 
 
 def test_submodules_and_lfs_are_left_out_and_said(
@@ -90,29 +90,30 @@ def test_submodules_and_lfs_are_left_out_and_said(
 
 
 @pytest.mark.parametrize(
-    ("entries", "reason"),
+    ("entries", "words"),
     [
-        ([("40000", b"..", b"")], "UnsafeName"),
-        ([("40000", b".git", b"")], "UnsafeName"),
-        ([("40000", b".GIT", b"")], "UnsafeName"),
-        ([("100644", b"../x", b"x")], "UnsafeName"),
-        ([("100644", b"\xff", b"x")], "UnsafeName"),
-        ([("100644", b"a\n", b"x")], "UnsafeName"),
-        ([("120000", b"a", b"/etc/passwd")], "UnsafeMember"),
-        ([("120000", b"a", b"x" * 5000)], "UnsafeMember"),
-        ([("100644", b"A", b"x"), ("100644", b"a", b"y")], "CaseCollision"),
-        ([("100644", b"a", b"x"), ("100644", b"a", b"y")], "DuplicateMember"),
+        ([("40000", b"..", b"")], "has the component '..'"),
+        ([("40000", b".git", b"")], "is reserved for git"),
+        ([("40000", b".GIT", b"")], "is reserved for git"),
+        ([("100644", b"../x", b"x")], "has the component '..'"),
+        ([("100644", b"\xff", b"x")], "not UTF-8"),
+        ([("100644", b"a\n", b"x")], "control character"),
+        ([("120000", b"a", b"/etc/passwd")], "is not in the workspace"),
+        ([("120000", b"a", b"x" * 5000)], "is a link with a target of more than"),
+        ([("100644", b"A", b"x"), ("100644", b"a", b"y")], "only in case"),
+        ([("100644", b"a", b"x"), ("100644", b"a", b"y")], "is in the repository twice"),
     ],
 )
 def test_trees_that_no_git_would_write(
     git_settings: Settings,
     git_server: GitServer,
     entries: list[tuple[str, bytes, bytes]],
-    reason: str,
+    words: str,
 ):
     source = git_server.root / "train"
     plant(source, [("100644", b"hooks", b"#!/bin/sh\n")])
     inner = git(source, "rev-parse", "HEAD^{tree}").encode()
     plant(source, [(mode, name, content or inner) for mode, name, content in entries])
     error = fetch_failure(git_settings)
-    assert (error.reason, error.permanent) == (reason, True), error.message
+    assert (error.reason, error.permanent) == ("InvalidFile", True), error.message
+    assert words in error.message

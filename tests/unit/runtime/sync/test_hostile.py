@@ -6,6 +6,7 @@ on behalf of a URL that is refused.
 
 import os
 import random
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -88,7 +89,7 @@ def test_zip_archives(tmp_path: Path, name: str):
         files = {f"{n}": chance.randbytes(chance.randrange(0, 2000)) for n in range(3)}
         data = hostile.build(files, hostile.HOSTILE[name], first=chance.random() < 0.5)
         error = refuse_archive(tmp_path, data, extract, f"{name} {number}")
-        assert error.reason in hostile.HOSTILE[name].reasons
+        assert re.search(hostile.HOSTILE[name].words, error.message), error.message
 
 
 def test_there_are_a_thousand_archives():
@@ -135,7 +136,7 @@ def refuse(settings: Settings, *reasons: str) -> SyncError:
 
 @pytest.mark.parametrize("name", GIT_URLS)
 def test_urls_of_repositories(settings: Settings, name: str):
-    expected = "ForbiddenAddress" if name.startswith("forbidden") else "InvalidURL"
+    expected = "ForbiddenAddress" if name.startswith("forbidden") else "InvalidSource"
     for chance in cases(f"git {name}", URLS_OF_EACH):
         url = GIT_URLS[name](chance)
         error = refuse(replace(settings, url=url), expected)
@@ -144,7 +145,7 @@ def test_urls_of_repositories(settings: Settings, name: str):
 
 @pytest.mark.parametrize("name", S3_URLS)
 def test_urls_of_buckets(settings: Settings, name: str):
-    expected = "ForbiddenAddress" if name.startswith("forbidden") else "InvalidURL"
+    expected = "ForbiddenAddress" if name.startswith("forbidden") else "InvalidSource"
     for chance in cases(f"s3 {name}", URLS_OF_EACH):
         refuse(replace(settings, source="s3", url=S3_URLS[name](chance)), expected)
 
@@ -153,15 +154,15 @@ def test_urls_of_buckets(settings: Settings, name: str):
 def test_refs(settings: Settings, name: str):
     for chance in cases(f"ref {name}", URLS_OF_EACH):
         ref = REFS[name](chance)
-        refuse(replace(settings, ref=ref), "InvalidRef")
-        refuse(replace(settings, commit=ref), "InvalidRef")
+        refuse(replace(settings, ref=ref), "InvalidSource")
+        refuse(replace(settings, commit=ref), "InvalidSource")
 
 
 @pytest.mark.parametrize("name", FOLDERS)
 @pytest.mark.parametrize("source", ["git", "s3"])
 def test_folders(settings: Settings, source: str, name: str):
     for chance in cases(f"folder {name}", URLS_OF_EACH):
-        refuse(replace(settings, source=source, sub_path=FOLDERS[name](chance)), "InvalidSubPath")
+        refuse(replace(settings, source=source, sub_path=FOLDERS[name](chance)), "InvalidSource")
 
 
 def test_there_are_a_thousand_urls_and_refs():
@@ -239,7 +240,7 @@ def test_keys_of_a_hostile_gateway(bucket: Settings, gateway: Gateway, key: str)
     )
     with pytest.raises(SyncError) as caught:
         fetch(bucket)
-    assert caught.value.reason in ("UnsafeName", "PathTooLong", "PathTooDeep")
+    assert caught.value.reason == "InvalidFile"
 
 
 @pytest.mark.parametrize("size", ["", "-1", "x", "1e9", "99999999999999999999"])
@@ -318,7 +319,7 @@ def test_links_through_links_take_no_more_time_than_their_targets_are_long():
     links |= {f"l{n}": "/".join([f"l{n - 1}", ".."] * 8 + [f"l{n - 1}"]) for n in range(1, 30)}
     with pytest.raises(ArchiveError, match="more than 40 links") as caught:
         list(linked(links, "d/x").files())
-    assert caught.value.reason == "UnsafeMember"
+    assert caught.value.reason == "InvalidFile"
 
 
 @pytest.mark.parametrize(("count", "fine"), [(40, True), (41, False)])
@@ -336,7 +337,7 @@ def test_links_are_listed_until_the_deadline_only():
     ended = programs.Programs({}, deadline=time.monotonic() - 1, largest=1)
     with pytest.raises(SyncError) as caught:
         list(linked({"l": "d"}, "d/x").files(ended.check_time))
-    assert (caught.value.reason, caught.value.permanent) == ("TimedOut", False)
+    assert (caught.value.reason, caught.value.permanent) == ("FetchFailed", False)
 
 
 @pytest.mark.parametrize("kind", [b"L", b"x", b"g"], ids=["long name", "pax", "global"])
@@ -347,7 +348,7 @@ def test_tar_headers_that_follow_each_other_without_end(tmp_path: Path, kind: by
     archive.write_bytes(one * 3000 + bytes(1024))
     with pytest.raises(ArchiveError) as caught:
         extract_tar(archive, tmp_path / "tree", LIMITS)
-    assert caught.value.reason == "NotATar"
+    assert caught.value.reason == "InvalidArchive"
 
 
 @pytest.mark.parametrize("etag", ["a&#10;b", "&#8364;", "a" * 2000])

@@ -135,7 +135,7 @@ def test_a_difference_to_a_manifest_that_is_at_hand(tmp_path: Path) -> None:
     with pod(syncing.settings(tmp_path / "claim", base=tmp_path / "base")) as server:
         assert server.get()["base"] == before.sha256
         status, body = announce(server, manifest, listed({"other": b""}))
-        assert (status, body["reason"]) == (409, "UnknownBase")
+        assert (status, body["reason"]) == (409, "ManifestNeeded")
         assert announce(server, manifest, before)[0] == 202
         assert wanted(server, manifest) == ["train.py"]
 
@@ -172,7 +172,7 @@ def test_what_was_not_announced_is_not_taken(tmp_path: Path) -> None:
         for wrong in ({"train.py": b"changed"}, {"extra.py": b""}):
             assert send(server, wrong, manifest)[0] == 202
             state = server.until("failed")
-            assert state["reason"] == "NotAnnounced"
+            assert state["reason"] == "WrongArchive"
             assert announce(server, manifest)[0] == 202
             assert wanted(server, manifest) == missing
         assert send(server, {"train.py": FILES["train.py"]}, manifest)[0] == 202
@@ -183,22 +183,24 @@ def test_what_was_not_announced_is_not_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "reason"),
+    ("line", "reason", "words"),
     [
-        ("{} 0 644 ../x", "UnsafeName"),
-        ("{} 0 644 /x", "UnsafeName"),
-        ("{} 0 644 a//b", "UnsafeName"),
-        ("{} 0 644 a\\b", "UnsafeName"),
-        ("{} 0 644 fine/below", "DuplicateMember"),
-        ("- 0 dir fine/", "UnsafeName"),
-        ("{} 0 644 " + "d/" * 200 + "x", "PathTooDeep"),
-        ("{} 99999999999999 644 large", "ArchiveTooLarge"),
-        ("{} 0 777 x", "UnknownBase"),
-        ("{} -1 644 x", "UnknownBase"),
-        ("nonsense", "UnknownBase"),
+        ("{} 0 644 ../x", "InvalidFile", "component '..'"),
+        ("{} 0 644 /x", "InvalidFile", "absolute path"),
+        ("{} 0 644 a//b", "InvalidFile", "component ''"),
+        ("{} 0 644 a\\b", "InvalidFile", "backslash"),
+        ("{} 0 644 fine/below", "InvalidFile", "both a file and a directory"),
+        ("- 0 dir fine/", "InvalidFile", "ends in '/'"),
+        ("{} 0 644 " + "d/" * 200 + "x", "InvalidFile", "levels deep"),
+        ("{} 99999999999999 644 large", "WorkspaceTooLarge", "The limit is"),
+        ("{} 0 777 x", "ManifestNeeded", "invalid line"),
+        ("{} -1 644 x", "ManifestNeeded", "invalid line"),
+        ("nonsense", "ManifestNeeded", "invalid line"),
     ],
 )
-def test_refuses_manifests_that_name_what_cannot_be(tmp_path: Path, line: str, reason: str) -> None:
+def test_refuses_manifests_that_name_what_cannot_be(
+    tmp_path: Path, line: str, reason: str, words: str
+) -> None:
     lines = [Entry("fine", digest(b""), 0, "644").line, line.format(digest(b"x"))]
     lines.sort(key=lambda line: line.split(" ", 3)[-1].encode())
     text = "".join(f"{line}\n" for line in lines)
@@ -207,6 +209,7 @@ def test_refuses_manifests_that_name_what_cannot_be(tmp_path: Path, line: str, r
     with pod(syncing.settings(tmp_path / "claim")) as server:
         _, answer = server.request("PUT", "/v1/manifest", body, headers)
         assert answer["reason"] == reason, answer
+        assert words in str(answer["message"])
         assert server.get()["state"] == "waiting"
 
 

@@ -129,13 +129,11 @@ def test_a_busy_gateway_is_asked_again(settings: Settings, gateway: Gateway, sta
 def test_a_gateway_that_stays_down(settings: Settings, gateway: Gateway):
     gateway.answer = lambda _: Reply(status=503)
     error = failure(settings)
-    assert (error.reason, error.permanent) == ("ConnectionFailed", False)
+    assert (error.reason, error.permanent) == ("FetchFailed", False)
 
 
 def test_a_gateway_that_is_not_there(settings: Settings):
-    assert (
-        failure(replace(settings, url="http://127.0.0.1:1/bucket/c")).reason == "ConnectionFailed"
-    )
+    assert failure(replace(settings, url="http://127.0.0.1:1/bucket/c")).reason == "FetchFailed"
 
 
 def test_an_object_that_never_arrives_whole(settings: Settings, gateway: Gateway):
@@ -144,7 +142,7 @@ def test_an_object_that_never_arrives_whole(settings: Settings, gateway: Gateway
         return replace(reply, cut=0) if request.key == "code/big" else reply
 
     gateway.answer = answer
-    assert failure(settings).reason == "ConnectionFailed"
+    assert failure(settings).reason == "FetchFailed"
 
 
 @pytest.mark.parametrize("how", ["etag", "412"])
@@ -169,7 +167,7 @@ def test_bytes_that_are_not_those_of_the_etag(settings: Settings, gateway: Gatew
         return replace(reply, body=reply.body[::-1]) if request.key == "code/big" else reply
 
     gateway.answer = answer
-    assert failure(settings).reason == "DamagedObject"
+    assert failure(settings).reason == "FetchFailed"
 
 
 def test_an_etag_that_is_no_md5_is_not_taken_for_one(settings: Settings, gateway: Gateway):
@@ -200,11 +198,11 @@ def test_pages_without_end(settings: Settings, gateway: Gateway):
     assert failure(settings).reason == "FetchFailed"
     tokens = iter(range(10**9))
     gateway.answer = lambda _: Reply(listing({}, str(next(tokens))))
-    assert failure(replace(settings, fetch_timeout=0.5)).reason == "TimedOut"
+    assert failure(replace(settings, fetch_timeout=0.5)).reason == "FetchFailed"
 
 
 def test_more_objects_than_a_workspace_may_have(settings: Settings):
-    assert failure(replace(settings, limits=Limits(entries=2))).reason == "TooManyEntries"
+    assert failure(replace(settings, limits=Limits(entries=2))).reason == "WorkspaceTooLarge"
     assert failure(replace(settings, limits=Limits(bytes=100))).reason == "WorkspaceTooLarge"
 
 
@@ -223,7 +221,7 @@ def test_a_bucket_in_another_region(settings: Settings, gateway: Gateway):
 @pytest.mark.parametrize("body", [b"<html>", b"<!DOCTYPE a [<!ENTITY b 'c'>]><a>&b;</a>", b"\0"])
 def test_a_list_that_is_none(settings: Settings, gateway: Gateway, body: bytes):
     gateway.answer = lambda _: Reply(body)
-    assert failure(settings).reason in ("FetchFailed", "ConnectionFailed")
+    assert failure(settings).reason in ("FetchFailed", "FetchFailed")
 
 
 def test_a_secret_of_the_wrong_kind(settings: Settings, tmp_path: Path):
@@ -232,7 +230,7 @@ def test_a_secret_of_the_wrong_kind(settings: Settings, tmp_path: Path):
     named = replace(settings, secret="s", secret_directory=secret)
     assert failure(named).reason == "SecretNotFound"
     (secret / "AWS_ACCESS_KEY_ID").write_text("k")
-    assert failure(named).reason == "SecretKeyMissing"
+    assert failure(named).reason == "SecretInvalid"
     (secret / "AWS_SECRET_ACCESS_KEY").write_bytes(b"\xff\xfe")
     assert failure(named).reason == "SecretInvalid"
     (secret / "AWS_ACCESS_KEY_ID").unlink()
@@ -241,7 +239,7 @@ def test_a_secret_of_the_wrong_kind(settings: Settings, tmp_path: Path):
     https = replace(named, url="https://127.0.0.1:1/bucket/c")
     assert failure(https).reason == "SecretInvalid"
     (secret / "AWS_ENDPOINT_URL").write_text("http://metadata@169.254.169.254/latest")
-    assert failure(replace(named, url="s3://bucket/c")).reason == "InvalidURL"
+    assert failure(replace(named, url="s3://bucket/c")).reason == "InvalidSource"
 
 
 @pytest.mark.parametrize("key", ["AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_REGION"])
@@ -340,7 +338,7 @@ def test_an_archive_or_a_folder_of_it(
 def test_an_archive_without_that_folder(settings: Settings, gateway: Gateway):
     gateway.answer = behave({"code.zip": archive(FILES)})
     wanted = replace(settings, url=gateway.url("bucket/code.zip"), sub_path="none")
-    assert failure(wanted).reason == "SubPathNotFound"
+    assert failure(wanted).reason == "SourceNotFound"
     assert failure(replace(wanted, limits=Limits(bytes=10))).reason == "WorkspaceTooLarge"
 
 
@@ -349,9 +347,9 @@ def test_an_archive_without_that_folder(settings: Settings, gateway: Gateway):
     [
         (403, "AccessDenied", "AccessDenied"),
         (401, "", "AccessDenied"),
-        (404, "NoSuchBucket", "BucketNotFound"),
-        (404, "NoSuchKey", "ObjectNotFound"),
-        (404, "", "ObjectNotFound"),
+        (404, "NoSuchBucket", "SourceNotFound"),
+        (404, "NoSuchKey", "SourceNotFound"),
+        (404, "", "SourceNotFound"),
         (404, "InvalidAccessKeyId", "AccessDenied"),
         (403, "RequestTimeTooSkewed", "ClockSkew"),
         (418, "Teapot", "FetchFailed"),

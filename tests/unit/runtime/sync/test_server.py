@@ -162,7 +162,7 @@ def test_a_refused_archive_is_explained_and_another_taken(tmp_path: Path) -> Non
     with pod(settings(tmp_path / "claim")) as server:
         assert server.put(BAD)[0] == 202
         state = server.until("failed")
-        assert (state["reason"], state["offset"]) == ("UnsafeName", 0)
+        assert (state["reason"], state["offset"]) == ("InvalidFile", 0)
         assert state["sha256"] == digest(BAD)
         assert "'../x'" in str(state["message"])
         assert server.put(CODE)[0] == 202
@@ -180,7 +180,7 @@ def test_a_refused_archive_that_the_job_names_ends_the_pod(tmp_path: Path) -> No
         assert server.put(BAD)[0] == 202
         failure = server.end()
         assert isinstance(failure, SyncError)
-        assert (failure.reason, failure.permanent) == ("UnsafeName", True)
+        assert (failure.reason, failure.permanent) == ("InvalidFile", True)
         assert server.get()["state"] == "failed"
 
 
@@ -198,7 +198,7 @@ def test_an_archive_that_is_there_already_is_not_taken_again(tmp_path: Path) -> 
 def test_caps_and_full_disks_have_statuses_of_their_own(tmp_path: Path) -> None:
     with pod(settings(tmp_path / "claim", limits=Limits(bytes=2**55))) as server:
         for total, status, reason in (
-            (2**56, 413, "ArchiveTooLarge"),
+            (2**56, 413, "WorkspaceTooLarge"),
             (2**54, 507, "WorkspaceFull"),
         ):
             headers = {"Content-Range": f"bytes 0-0/{total}", "X-Torchrun-Sha256": "0" * 64}
