@@ -142,8 +142,7 @@ LAUNCHER = (
         _only(LAUNCH_FAILED),
         "The command did not start.",
         (
-            "EnvironmentMissing",
-            "EnvironmentUnwritable",
+            "EnvironmentNotReady",
             "InvalidCommand",
             "InvalidSetting",
             "LaunchFailed",
@@ -151,7 +150,6 @@ LAUNCHER = (
             "TorchMissing",
             "WorkingDirMissing",
             "WorkspaceCopyFailed",
-            "WorkspaceNotDelivered",
             "WorkspaceNotReady",
         ),
         True,

@@ -32,7 +32,7 @@ NotIn NotYetSupported OnFailure OnRootMismatch PersistentVolumeClaim Pod
 PodGroup PodGroupInitiallyScheduled PodGroupScheduled PodInitializing PodReadyToStartContainers
 PodScheduled QueueReady QuotaReserved ReadOnlyMany ReadWriteMany ReadWriteOnce
 ReadWriteOncePod StorageReady
-RegistryUnavailable RequestTimeTooSkewed ResourcesReady Running RuntimeDefault Scheduled Server
+Refused RegistryUnavailable RequestTimeTooSkewed ResourcesReady Running RuntimeDefault Scheduled Server
 Service SigCgt SigIgn Size Succeeded TemplateValid True Unknown UnschedulableOnNodePool Updating
 Warning Workload WorkspaceReady WritesAccepted Written
 """

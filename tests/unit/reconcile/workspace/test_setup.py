@@ -274,7 +274,7 @@ def test_a_setup_pod_is_replaced_once_its_node_is_back_and_has_ended_it():
     world = lost()
     world.node("node-1")
     world.settle()
-    assert world.job.status.reason == "SetupPodEnding"
+    assert world.job.status.reason == "Replacing"
     world.containers_stop()
     world.settle()
     assert len(setup_pods(world)) == 2
