@@ -72,6 +72,12 @@ e2e: $(VENV)/.ready $(BIN)/.plugin ## Real pods and real torch
 e2e-all: $(VENV)/.ready $(BIN)/.plugin ## The long end-to-end suite as well
 	$(BIN)/pytest tests/e2e -n $(E2E_WORKERS) --dist loadfile --long
 
+# The Python of the recipes is built before the tests, and kept in the cache.
+recipes: $(VENV)/.ready ## The scripts of examples/recipes and the launcher, under a real torchrun on CPUs
+	python=$$(PYTHONPATH=cluster:tests $(BIN)/python -m recipes.environment) && \
+	TORCHRUN_TEST_TORCH_PYTHON=$$python $(BIN)/pytest tests/recipes tests/unit/examples/test_gpt.py \
+	  tests/unit/runtime/launch/test_torchrun.py tests/unit/runtime/launch/test_reload.py
+
 monitoring: $(VENV)/.ready ## Every panel and alert, by a real Prometheus that scrapes real controllers
 	$(CLUSTER_CLI) binaries kwok prometheus promtool
 	$(BIN)/pytest tests/monitoring
@@ -239,7 +245,7 @@ $(BIN)/.controller: $(VENV)/.ready
 	$(VENV)/controller/bin/pip install --quiet --editable .
 	touch $@
 
-.PHONY: demo test lint types walls docs unit test-of thorough programs integration ha e2e e2e-all image sbom matrix monitoring venv \
+.PHONY: demo test lint types walls docs unit test-of thorough programs integration ha e2e e2e-all recipes image sbom matrix monitoring venv \
 	format generate pictures run debug record replay hooks faults faults-pairs faults-time-travel faults-page faults-proxied mutants mutants-random \
 	hostile soak bench flames \
 	cluster-up cluster-status cluster-down clean help
