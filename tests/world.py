@@ -306,6 +306,18 @@ class World(WorldObjects):
         meta = replace(self.job.metadata, generation=self.job.metadata.generation + 1)
         self.job = replace(self.job, metadata=meta, spec=replace(self.job.spec, **changes))
 
+    def suspend(self) -> None:
+        """The user suspends the job, its containers stop, and the controller sees it."""
+        self.spec(suspend=True)
+        self.settle()
+        self.containers_stop()
+        self.settle()
+
+    def resume(self) -> None:
+        """The user resumes the job, and the controller sees it."""
+        self.spec(suspend=False)
+        self.settle()
+
     def pass_time(self, **delta: float) -> None:
         """Move the clock."""
         self.now += timedelta(**delta)

@@ -101,10 +101,7 @@ class TestHolding:
     def test_a_pause_of_which_only_an_older_status_speaks_gives_nothing_back(self):
         """Resumed and paused again, while reconcile was making the gang in between."""
         world = running()
-        world.spec(suspend=True)
-        world.settle()
-        world.containers_stop()
-        world.settle()
+        world.suspend()
         world.spec(suspend=False)
         world.spec(suspend=True)
         assert classify_world(world).workload.admitted == 2

@@ -34,12 +34,8 @@ def test_delays_grow_and_are_seen_and_a_gang_that_lasted_resets_them():
 
 def test_pauses_do_not_make_the_next_failure_wait():
     world = running()
-    world.spec(suspend=True)
-    world.settle()
-    world.containers_stop()
-    world.settle()
-    world.spec(suspend=False)
-    world.settle()
+    world.suspend()
+    world.resume()
     world.all_workers("Running")
     world.settle()
     fail(world)

@@ -47,12 +47,8 @@ def test_restart_policy_never_makes_no_other_gang(how):
 def test_restart_policy_never_and_a_suspension():
     """A pause by the user is not a failure. A deleted Job is one, paused or not."""
     world = running(restartPolicy="Never")
-    world.spec(suspend=True)
-    world.settle()
-    world.containers_stop()
-    world.settle()
-    world.spec(suspend=False)
-    world.settle()
+    world.suspend()
+    world.resume()
     assert len(world.gangs) == 2
     run(world)
     world.delete_child_job()

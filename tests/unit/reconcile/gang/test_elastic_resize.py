@@ -81,12 +81,8 @@ def test_resizes_do_not_delay_the_restart_after_a_failure():
 
 def test_a_suspended_job_comes_back_with_the_wanted_number():
     world = shrunk()
-    world.spec(suspend=True)
-    world.settle()
-    world.containers_stop()
-    world.settle()
+    world.suspend()
     assert world.phase == "Suspended"
     assert all(c.type != "FullSize" for c in world.job.status.conditions)
-    world.spec(suspend=False)
-    world.settle()
+    world.resume()
     assert world.job.status.num_nodes == 3

@@ -302,8 +302,7 @@ def test_a_pause_does_not_wait_for_a_lost_node_and_a_resume_remembers_it():
     world.settle()
     assert world.phase == "Suspended"
     world.vanish("train-1-abcde")
-    world.spec(suspend=False)
-    world.settle()
+    world.resume()
     for pod in world.workers():
         world.place(pod.metadata.name, "node-2")
     world.settle()

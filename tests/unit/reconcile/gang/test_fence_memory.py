@@ -36,10 +36,7 @@ def test_a_node_and_its_pod_that_go_unseen_hold_the_next_gang(end: str):
     elif end == "the Job is deleted":
         world.delete_child_job()
     elif end == "a pause":
-        world.spec(suspend=True)
-        world.settle()
-        world.containers_stop()
-        world.settle()
+        world.suspend()
         world.spec(suspend=False)
     else:
         world.pod("train-0-abcde", phase="Failed")

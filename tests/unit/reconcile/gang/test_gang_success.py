@@ -51,8 +51,7 @@ def test_a_success_beats_what_would_free_its_nodes(by):
     world.settle()
     assert world.phase == "Succeeded"
     assert world.job.status.attempts == (), "it did not end by the pause"
-    world.spec(suspend=False)
-    world.settle()
+    world.resume()
     assert len(world.gangs) == 1
 
 

@@ -140,13 +140,9 @@ def test_a_copy_with_the_labels_holds_nobody(name: str, owners: tuple[OwnerRefer
     world = running()
     add_copy(world, name, *owners)
     world.settle()
-    world.spec(suspend=True)
-    world.settle()
-    world.containers_stop()
-    world.settle()
+    world.suspend()
     assert world.phase == "Suspended"
-    world.spec(suspend=False)
-    world.settle()
+    world.resume()
     start_next(world)
     assert world.phase == "Running"
     assert (PODS.plural, name) in world.objects
@@ -163,10 +159,7 @@ def test_a_worker_of_an_earlier_job_of_this_name_is_waited_for(name: str, there:
         job = world.objects[JOBS.plural, "train"]
         meta = replace(job.metadata, name="train-r7", uid="uid-of-another", owner_references=())
         world.objects[JOBS.plural, "train-r7"] = replace(job, metadata=meta)
-    world.spec(suspend=True)
-    world.settle()
-    world.containers_stop()
-    world.settle()
+    world.suspend()
     suspended = world.condition("Suspended")
     assert suspended.status == "False"
     assert (f"kubectl delete pod -n ml {name}" in suspended.message) is there

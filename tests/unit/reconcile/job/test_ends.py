@@ -25,8 +25,7 @@ def test_suspended_at_creation_nothing_is_made():
     world.settle()
     assert (world.phase, world.created) == ("Suspended", [])
     assert world.condition("Suspended").status == "True"
-    world.spec(suspend=False)
-    world.settle()
+    world.resume()
     assert world.phase == "Syncing"
     world.sync_done()
     world.settle()
@@ -50,8 +49,7 @@ def test_a_pause_frees_everything_but_the_claims_and_a_resume_is_no_restart():
     assert world.job.status.running_seconds == 45
     assert [o.metadata.name for o in world.observed().workspace.sync_pods] == ["train-sync-0"]
     assert {plural for plural, _ in world.objects} == {CLAIMS.plural, SERVICES.plural, PODS.plural}
-    world.spec(suspend=False)
-    world.settle()
+    world.resume()
     status = world.job.status
     assert (world.phase, status.attempt, status.restarts, status.disruptions) == ("Queued", 1, 0, 0)
     assert [a.reason for a in status.attempts] == ["Suspended"]
@@ -99,14 +97,12 @@ def test_a_pause_loses_neither_count_nor_number_of_a_gang_that_no_status_tells_o
     assert (world.created[-1], world.job.status.restarts) == ((JOBS.plural, "train-r1"), 0)
     world.spec(suspend=True)
     world.step(writes=99)
-    world.spec(suspend=False)
-    world.settle()
+    world.resume()
     assert (world.job.status.attempt, world.job.status.restarts) == (1, 1)
     world.spec(suspend=True)
     world.settle()
     world.containers_stop()
-    world.spec(suspend=False)
-    world.settle()
+    world.resume()
     assert [child.metadata.name for child in world.gangs] == ["train", "train-r1", "train-r2"]
     assert world.job.status.restarts == 1
 
@@ -117,8 +113,7 @@ def test_a_pause_keeps_a_first_gang_that_no_status_tells_of():
     world.spec(suspend=True)
     world.step(writes=99)
     world.containers_stop()
-    world.spec(suspend=False)
-    world.settle()
+    world.resume()
     assert [child.metadata.name for child in world.gangs] == ["train"]
 
 
@@ -143,8 +138,7 @@ def test_a_pause_of_a_finished_job_changes_nothing_and_is_said():
     world.settle()
     assert world.phase == "Succeeded"
     assert world.condition("Suspended").reason == "AlreadyFinished"
-    world.spec(suspend=False)
-    world.settle()
+    world.resume()
     assert all(c.reason != "AlreadyFinished" for c in world.job.status.conditions)
 
 
@@ -166,13 +160,9 @@ def test_a_resize_is_a_new_gang_that_is_not_counted():
 def test_the_deadline_counts_running_time_only():
     world = running(reliability={"activeDeadlineSeconds": 100})
     world.pass_time(seconds=60)
-    world.spec(suspend=True)
-    world.settle()
-    world.containers_stop()
-    world.settle()
+    world.suspend()
     world.pass_time(hours=5)
-    world.spec(suspend=False)
-    world.settle()
+    world.resume()
     world.all_workers("Running")
     plan = world.settle_twice()
     assert plan.requeue_after == 40 - REPEAT_SECONDS

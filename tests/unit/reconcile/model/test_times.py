@@ -65,14 +65,10 @@ def test_a_pause_gives_the_workspace_its_time_again(again):
         world = World(make_job(numNodes=1, **spec), make_queue())
         world.settle()
     world.pass_time(seconds=50)
-    world.spec(suspend=True)
-    world.settle()
-    world.containers_stop()
-    world.settle()
+    world.suspend()
     assert world.phase == "Suspended"
     world.pass_time(hours=1)
-    world.spec(suspend=False)
-    world.settle()
+    world.resume()
     assert world.phase == "Syncing"
     world.pass_time(seconds=59)
     world.settle()

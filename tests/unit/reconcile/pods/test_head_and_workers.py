@@ -208,10 +208,7 @@ def test_workers_end_by_themselves_or_a_grace_period_after_the_head(world):
 def test_both_jobs_of_old_attempts_are_forgotten(world):
     for attempt in range(7):
         runs(world)
-        world.spec(suspend=True)
-        world.settle()
-        world.containers_stop()
-        world.settle()
+        world.suspend()
         assert jobs(world) == [], attempt
         world.spec(suspend=False)
     world.settle_twice()

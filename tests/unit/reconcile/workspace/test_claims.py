@@ -188,8 +188,7 @@ def test_a_claim_that_is_going_is_no_matter_of_a_suspended_job():
     delete(world, CHECKPOINTS)
     world.settle()
     assert world.phase == "Suspended"
-    world.spec(suspend=False)
-    world.settle()
+    world.resume()
     assert world.job.status.reason == "ClaimTerminating"
     gone(world, CHECKPOINTS)
     world.settle()

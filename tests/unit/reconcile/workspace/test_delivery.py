@@ -254,14 +254,10 @@ def test_a_serve_pod_removed_by_hand_is_made_again():
 
 def test_a_pause_keeps_it_as_it_keeps_claims_and_the_end_does_not():
     world = running()
-    world.spec(suspend=True)
-    world.settle()
-    world.containers_stop()
-    world.settle()
+    world.suspend()
     assert world.phase == "Suspended"
     assert [p.metadata.name for p in world.observed().workspace.sync_pods] == ["train-serve-0"]
-    world.spec(suspend=False)
-    world.settle()
+    world.resume()
     world.all_workers("Succeeded")
     world.job_condition("Complete")
     world.settle()

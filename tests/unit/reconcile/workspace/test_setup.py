@@ -123,8 +123,7 @@ def test_a_failing_command_waits_for_its_mending():
     world.pass_time(hours=5)
     world.settle()
     assert setup_pods(world) == ["train-setup-0"]
-    world.spec(suspend=False)
-    world.settle()
+    world.resume()
     assert setup_pods(world) == ["train-setup-0", "train-setup-1"], "any change of the spec"
     fail_by_itself(world)
     world.settle()
@@ -208,8 +207,7 @@ def test_a_pause_ends_it_and_a_resume_begins_again():
     world.spec(suspend=True)
     world.settle()
     assert (world.phase, world.observed().workspace.setup_pods) == ("Suspended", ())
-    world.spec(suspend=False)
-    world.settle()
+    world.resume()
     assert world.job.status.reason == "SetupRunning"
 
 
