@@ -42,3 +42,14 @@ def git_settings(tmp_path: Path, git_server: GitServer, git_secret: Path) -> Set
         secret_directory=git_secret,
         fetch_timeout=60,
     )
+
+
+@pytest.fixture
+def git_environment(git_settings: Settings) -> dict[str, str]:
+    """The same source and secret for torchrun-sync in a process of its own."""
+    return {
+        "TORCHRUN_SYNC_SOURCE": git_settings.source,
+        "TORCHRUN_SYNC_URL": git_settings.url,
+        "TORCHRUN_SYNC_SECRET": git_settings.secret,
+        "TORCHRUN_SYNC_SECRET_DIR": str(git_settings.secret_directory),
+    }

@@ -136,17 +136,11 @@ def test_a_revision_follows_those_that_are_known_of(git_settings: Settings, git_
 
 
 @needs_mount
-def test_a_claim_that_is_full(tmp_path: Path, git_server: GitServer, git_secret: Path):
+def test_a_claim_that_is_full(
+    tmp_path: Path, git_server: GitServer, git_environment: dict[str, str]
+):
     repository(git_server.root / "train", {"noise": random.Random(1).randbytes(3 << 20)})
-    (tmp_path / "claim").mkdir(exist_ok=True)
-    with process(
-        tmp_path,
-        *on_small_disk(tmp_path, "1m"),
-        TORCHRUN_SYNC_SOURCE="git",
-        TORCHRUN_SYNC_URL=git_server.url("train"),
-        TORCHRUN_SYNC_SECRET="login",
-        TORCHRUN_SYNC_SECRET_DIR=str(git_secret),
-    ) as running:
+    with process(tmp_path, *on_small_disk(tmp_path, "1m"), **git_environment) as running:
         code, message = running.end()
     assert (code, message["reason"], message["permanent"]) == (1, "WorkspaceFull", False)
     assert "volumes.workspace.size" in str(message["message"])

@@ -57,22 +57,15 @@ def test_a_secret_without_its_key(git_settings: Settings, git_secret: Path):
 
 
 def test_no_secret_in_log_message_or_arguments(
-    tmp_path: Path, git_server: GitServer, git_secret: Path
+    tmp_path: Path, git_server: GitServer, git_secret: Path, git_environment: dict[str, str]
 ):
-    """The program as it runs in its pod, watched by its own eyes: /proc of every process."""
+    """Read command lines and environments from /proc while torchrun-sync fetches."""
     repository(git_server.root / "train", {"a": b"1"})
     git_server.login = "me:other"
     (git_secret / "username").write_text("me")
     (git_secret / "password").write_text(PASSWORD)
-    (tmp_path / "claim").mkdir(exist_ok=True)
     arguments: set[bytes] = set()
-    with process(
-        tmp_path,
-        TORCHRUN_SYNC_SOURCE="git",
-        TORCHRUN_SYNC_URL=git_server.url("train"),
-        TORCHRUN_SYNC_SECRET="login",
-        TORCHRUN_SYNC_SECRET_DIR=str(git_secret),
-    ) as running:
+    with process(tmp_path, **git_environment) as running:
         while running.process.poll() is None:
             for entry in Path("/proc").glob("[0-9]*"):
                 try:
