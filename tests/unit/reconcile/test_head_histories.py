@@ -15,7 +15,7 @@ from world import ZIP, make_job
 
 
 class Heads(Histories):
-    """A gang of two Jobs, of which one may be there, or gone, without the other."""
+    """A gang of two Jobs. Either of them can exist without the other."""
 
     user_scales = None  # a gang with a head has one size
 
@@ -32,11 +32,11 @@ class Heads(Histories):
     @precondition(lambda self: self.world.observed().gang.worker_jobs)
     @happens()
     def workers_job_is_deleted(self):
-        seen = self.world.observed()
-        if seen.gang.child_jobs:
-            self.forget_untold(seen)
-        self.world._delete(delete_job(seen.gang.worker_jobs[-1]))
-        self.asked_by_users += 1
+        observed = self.world.observed()
+        if observed.gang.child_jobs:
+            self.forget_unrecorded(observed)
+        self.world._delete(delete_job(observed.gang.worker_jobs[-1]))
+        self.user_changes += 1
 
     @precondition(lambda self: self.world.workers())
     @happens()
@@ -47,15 +47,13 @@ class Heads(Histories):
             self.world.job_condition("Complete")
 
     @invariant()
-    def none_of_half_a_gang_goes_on(self):
+    def half_a_gang_does_not_run(self):
         world = copy.deepcopy(self.world)
         world.settle()
-        seen = world.observed()
-        assert not head_and_workers.find_headless_jobs(seen.gang)
-        at_work = [
-            p for p in seen.gang.workers if alive(p) and p.metadata.deletion_timestamp is None
-        ]
-        assert not at_work or world.phase in TERMINAL or head_and_workers.is_whole(seen.gang)
+        gang = world.observed().gang
+        assert not head_and_workers.find_headless_jobs(gang)
+        running = [p for p in gang.workers if alive(p) and p.metadata.deletion_timestamp is None]
+        assert not running or world.phase in TERMINAL or head_and_workers.is_whole(gang)
 
 
 Heads.TestCase.settings = examples(20, stateful_step_count=40, report_multiple_bugs=False)

@@ -1,4 +1,4 @@
-"""Random histories: whatever cluster, user and clock do, what must hold holds."""
+"""Random histories of one job: invariants hold after any event of the cluster, the user or the clock."""
 
 import copy
 import functools
@@ -10,7 +10,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from profiles import examples
 from torchrun_api.kinds import JOBS, PODS
-from torchrun_api.meta import Condition
 from torchrun_api.status import TERMINAL, Attempt
 from torchrun_controller.reconcile.gang import gang
 from torchrun_controller.reconcile.gang.restarts import NO_FAILURES
@@ -21,7 +20,7 @@ from world import ZIP, World, make_job, make_queue
 
 
 class Reaction(Enum):
-    """How far the controller comes before the next thing happens."""
+    """How far the controller comes before the next event."""
 
     NONE_YET = 0
     ONE_RECONCILE = 1
@@ -56,9 +55,9 @@ def happens(**drawn):
 
 
 def causes(world: World) -> list[str]:
-    """The reason of the end that each later gang follows.
+    """The reason for which the attempt before each later gang ended.
 
-    An end that the status has recorded stays, even if the next gang was created for another reason.
+    The status wins over the annotation of the next gang, which may have another reason.
     """
     recorded = {attempt.number: attempt.reason for attempt in world.job.status.attempts}
     annotations = (child.metadata.annotations.cause for child in world.gangs)
@@ -67,13 +66,13 @@ def causes(world: World) -> list[str]:
 
 
 class Histories(RuleBasedStateMachine):
-    """One job through everything that may happen to it, with a controller that is now and then late or
-    killed in the middle of its writes: the next process knows only what the API holds.
+    """All events that one job can meet, with a controller that can be late or killed between writes.
+
+    The next process knows only what the API server stores.
     """
 
-    unrecorded: frozenset[str] = (
-        frozenset()
-    )  # UIDs of gangs that went before any status told of them
+    # UIDs of gangs that were deleted before any status recorded them.
+    unrecorded: frozenset[str] = frozenset()
 
     @initialize(
         nodes=st.integers(1, 3),
@@ -94,10 +93,10 @@ class Histories(RuleBasedStateMachine):
         self.world = World(make_job(numNodes=nodes, **spec), make_queue() if queue else None)
         self.last_terminal = None
         self.gangs_at_the_end = 0
-        self.asked_by_users = 0
+        self.user_changes = 0
 
     def react(self, reaction: Reaction):
-        """What the controller does about it: a kill leaves objects written and no status."""
+        """Let the controller react. A kill leaves some objects written, and no status."""
         if reaction is Reaction.NONE_YET:
             return
         if reaction is Reaction.TO_THE_END:
@@ -109,7 +108,7 @@ class Histories(RuleBasedStateMachine):
         pods = self.world.observed().workspace.sync_pods
         served = any(delivery.is_serve_pod(pod) and delivery.is_serving(pod) for pod in pods)
         had_workspace = not self.zipped or any(pod.status.phase == "Succeeded" for pod in pods)
-        known = any(
+        was_ready = any(
             c.type == "WorkspaceReady" and c.status == "True"
             for c in self.world.job.status.conditions
         )
@@ -118,18 +117,18 @@ class Histories(RuleBasedStateMachine):
             pod.status.phase == "Succeeded" for pod in self.world.observed().workspace.setup_pods
         )
         plan = self.world.step(writes)
-        for made in (apply for apply in plan.applies if apply.kind is JOBS):
-            if "TORCHRUN_WORKSPACE_URL" in str(made.body):
-                assert served, "no gang that nobody serves"
+        for child_job in (apply for apply in plan.applies if apply.kind is JOBS):
+            if "TORCHRUN_WORKSPACE_URL" in str(child_job.body):
+                assert served, "a gang that downloads has a serve pod"
                 continue
-            assert had_workspace or known, "no gang before its workspace"
+            assert had_workspace or was_ready, "no gang before its workspace"
             assert had_setup, "no gang before its setup"
             claims = self.world.observed().workspace.claims
             assert not self.zipped or claims[0].status.phase != "Pending", "no gang without a claim"
 
     @happens()
     def nothing(self):
-        """Something that is none of the job's business."""
+        """An event that does not concern the job."""
 
     @happens(present=st.sampled_from([True, True, False]))
     def queue_comes_or_goes(self, present):
@@ -180,8 +179,8 @@ class Histories(RuleBasedStateMachine):
         if not alive(pod):
             return
         if phase == "Failed" and own_fault:
-            said = '{"reason": "SetupFailed", "message": "no compiler"}'
-            self.world.end_container(pod.metadata.name, "setup", exit_code=2, message=said)
+            message = '{"reason": "SetupFailed", "message": "no compiler"}'
+            self.world.end_container(pod.metadata.name, "setup", exit_code=2, message=message)
         else:
             self.world.pod(pod.metadata.name, phase=phase)
 
@@ -204,7 +203,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.world.workers())
     @happens(phase=st.sampled_from(["Running", "Running", "Succeeded"]))
     def whole_gang_runs_or_succeeds(self, phase):
-        """In one go: change by change few histories would come so far."""
+        """All pods at once. With one event for each pod, few histories would get this far."""
         for pod in self.world.workers():
             if alive(pod):
                 self.world.pod(pod.metadata.name, phase=phase)
@@ -214,26 +213,26 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.world.observed().gang.child_jobs)
     @happens()
     def child_job_is_deleted(self):
-        seen = self.world.observed()
-        child = seen.gang.current_job
-        self.forget_untold(seen)
-        self.world._delete(delete_job(child))
-        self.asked_by_users += 1
+        observed = self.world.observed()
+        self.forget_unrecorded(observed)
+        self.world._delete(delete_job(observed.gang.current_job))
+        self.user_changes += 1
 
-    def forget_untold(self, seen):
-        """Once its pods have ended, nothing in the API tells of a gang that no status knew.
+    def forget_unrecorded(self, observed):
+        """Note the gangs whose numbers may be used again, because no object will mention them.
 
-        Nor of the one before it, which a resize has deleted. Their numbers are free again.
+        Once its pods have ended, that is a gang that no status recorded, and the gang before it if a
+        resize deleted that one.
         """
-        if not gang.is_recorded(seen.job, seen.gang):
+        if not gang.is_recorded(observed.job, observed.gang):
             status = self.world.job.status
-            known = -1 if status.workers is None else status.attempt
-            gangs = (child for child in self.world.gangs if attempt_of(child) > known)
+            recorded = -1 if status.workers is None else status.attempt
+            gangs = (child for child in self.world.gangs if attempt_of(child) > recorded)
             self.unrecorded |= {child.metadata.uid for child in gangs}
 
     @precondition(lambda self: self.world.workers())
     @happens()
-    def gang_vanishes_without_a_word(self):
+    def gang_is_force_deleted(self):
         for pod in self.world.workers():
             del self.world.objects[PODS.plural, pod.metadata.name]
         self.world.job_condition("Failed", "BackoffLimitExceeded")
@@ -252,12 +251,12 @@ class Histories(RuleBasedStateMachine):
 
     @happens(suspend=st.sampled_from([True, False, False]))
     def user_pauses_or_resumes(self, suspend):
-        self.asked_by_users += suspend
+        self.user_changes += suspend
         self.world.spec(suspend=suspend)
 
     @happens(nodes=st.integers(1, 3))
     def user_scales(self, nodes):
-        self.asked_by_users += 1
+        self.user_changes += 1
         self.world.spec(num_nodes=nodes)
 
     @invariant()
@@ -272,8 +271,10 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def no_two_gangs_have_one_number(self):
-        told = [child for child in self.world.gangs if child.metadata.uid not in self.unrecorded]
-        numbers = [attempt_of(child) for child in told]
+        recorded = [
+            child for child in self.world.gangs if child.metadata.uid not in self.unrecorded
+        ]
+        numbers = [attempt_of(child) for child in recorded]
         assert len(numbers) == len(set(numbers)), numbers
 
     @invariant()
@@ -285,15 +286,15 @@ class Histories(RuleBasedStateMachine):
         assert numbers == sorted(set(numbers))
 
     @invariant()
-    def one_live_pod_of_each_kind_prepares(self):
-        """Beside its successor lives only a serve pod that holds what it made."""
-        seen = self.world.observed()
-        assert sum(alive(pod) for pod in seen.workspace.setup_pods) <= 1
-        before = [pod for pod in seen.workspace.sync_pods if alive(pod)][:-1]
+    def one_sync_and_one_setup_pod_run_at_once(self):
+        """A serve pod that has its content may run until its successor replaces it."""
+        workspace = self.world.observed().workspace
+        assert sum(alive(pod) for pod in workspace.setup_pods) <= 1
+        before = [pod for pod in workspace.sync_pods if alive(pod)][:-1]
         assert all(delivery.is_serve_pod(pod) and delivery.has_content(pod) for pod in before)
 
     @invariant()
-    def terminal_phases_absorb(self):
+    def terminal_phases_are_final(self):
         phase = self.world.phase
         if self.last_terminal is not None:
             assert phase == self.last_terminal
@@ -303,111 +304,39 @@ class Histories(RuleBasedStateMachine):
             self.gangs_at_the_end = len(self.world.gangs)
 
     @invariant()
-    def whoever_waits_says_why(self):
+    def every_phase_has_a_reason_and_a_message(self):
         status = self.world.job.status
         if status.phase is not None:
             assert status.reason
             assert status.message
 
     @invariant()
-    def rest_is_reached_and_every_gang_is_accounted_for(self):
-        """Planning again after a rest changes nothing, and no gang came of nothing."""
+    def reconciles_settle_and_every_gang_has_a_cause(self):
+        """Reconciles come to an end, and a failure, a resize or the user caused each new gang."""
         world = copy.deepcopy(self.world)
         world.settle()
-        status, made = world.job.status, causes(world)
-        resized = sum(reason in gang.RESIZES for reason in made)
+        status, reasons = world.job.status, causes(world)
+        resized = sum(reason in gang.RESIZES for reason in reasons)
         counted = status.restarts + status.disruptions
         gangs, completed = world.gangs, gang.find_completed_job(world.observed().gang)
         if completed is not None:
-            # Later gangs are not in the status once the Job of an earlier one has completed.
+            # Once a Job has completed, the status does not count gangs with higher numbers.
             gangs = [child for child in gangs if attempt_of(child) <= attempt_of(completed)]
-        assert len(gangs) - 1 <= counted + resized + self.asked_by_users
+        assert len(gangs) - 1 <= counted + resized + self.user_changes
         ends = [a.reason for a in status.attempts if a.number == status.attempt]
-        pending = sum(reason not in NO_FAILURES for reason in ends)  # their gangs are yet to come
-        assert counted <= len(made) - resized + pending, "no end of a gang counts twice"
+        pending = sum(reason not in NO_FAILURES for reason in ends)  # their gangs come later
+        assert counted <= len(reasons) - resized + pending, "no end of a gang counts twice"
         self.sizes_are_within_bounds(world)
 
     def sizes_are_within_bounds(self, world):
-        """At rest, probes ask for no more than what is missing, and only beside a gang."""
-        seen, missing = world.observed(), 0
-        if gang.exists(seen.job, seen.gang):
-            present = head_and_workers.nodes_of(seen.gang.current_job)
+        """A settled job has at most one probe for each missing node, and none without a gang."""
+        observed, missing = world.observed(), 0
+        if gang.exists(observed.job, observed.gang):
+            present = head_and_workers.nodes_of(observed.gang.current_job)
             assert 1 <= present <= 3
             missing = max(0, world.job.spec.num_nodes - present)
-        assert len(seen.gang.probes) <= (missing if world.phase == "Running" else 0)
+        assert len(observed.gang.probes) <= (missing if world.phase == "Running" else 0)
 
 
-class Capacities(RuleBasedStateMachine):
-    """An elastic job where nodes come and go, again and again."""
-
-    react, step, unrecorded = Histories.react, Histories.step, Histories.unrecorded
-    at_most_one_gang_trains = Histories.at_most_one_gang_trains
-    no_two_gangs_have_one_number = Histories.no_two_gangs_have_one_number
-    restarts_are_bounded = Histories.restarts_are_bounded
-    whoever_waits_says_why = Histories.whoever_waits_says_why
-    at_rest = Histories.rest_is_reached_and_every_gang_is_accounted_for
-    sizes_are_within_bounds = Histories.sizes_are_within_bounds
-
-    @initialize(nodes=st.integers(2, 3))
-    def submit(self, nodes):
-        self.zipped, self.max_restarts, self.asked_by_users = False, 2, 0
-        bounds = {"minNodes": 1, "maxNodes": 3}
-        job = make_job(numNodes=nodes, elastic=bounds, reliability={"maxRestarts": 2})
-        self.world = World(job, make_queue())
-        self.world.settle()
-
-    def pending(self):
-        return [pod for pod in self.world.workers() if pod.status.phase == "Pending"]
-
-    @happens(count=st.integers(1, 2), seconds=st.sampled_from([5, 31, 31]))
-    def only_some_find_a_node(self, count, seconds):
-        self.world.containers_stop()
-        self.world.settle()
-        for pod in self.pending()[:count]:
-            self.world.placed(pod.metadata.name)
-        self.world.pass_time(seconds=seconds)
-
-    @happens(seconds=st.sampled_from([5, 301, 301]))
-    def gang_runs(self, seconds):
-        self.world.containers_stop()
-        self.world.settle()
-        for pod in self.pending():
-            self.world.pod(pod.metadata.name, phase="Running")
-        self.world.settle()
-        self.world.pass_time(seconds=seconds)
-
-    @precondition(lambda self: self.world.observed().gang.probes)
-    @happens(index=st.integers(0, 1), seconds=st.sampled_from([1, 11]))
-    def probe_finds_room(self, index, seconds):
-        probes = self.world.observed().gang.probes
-        self.world.placed(probes[index % len(probes)].metadata.name)
-        self.world.pass_time(seconds=seconds)
-
-    @precondition(lambda self: self.world.observed().gang.probes)
-    @happens()
-    def probe_is_evicted(self):
-        self.world.pod(self.world.observed().gang.probes[-1].metadata.name, phase="Failed")
-
-    @precondition(lambda self: self.world.workers())
-    @happens(index=st.integers(0, 2))
-    def worker_is_lost(self, index):
-        workers = self.world.workers()
-        pod = workers[index % len(workers)]
-        if alive(pod):
-            condition = Condition(type="DisruptionTarget", status="True", reason="Drained")
-            self.world.pod(pod.metadata.name, phase="Failed", conditions=(condition,))
-
-    @happens()
-    def containers_stop(self):
-        self.world.containers_stop()
-
-    @happens(nodes=st.sampled_from([2, 3, 3]))
-    def user_scales(self, nodes):
-        self.asked_by_users += nodes != self.world.job.spec.num_nodes
-        self.world.spec(num_nodes=nodes)
-
-
-Capacities.TestCase.settings = examples(20, stateful_step_count=40, report_multiple_bugs=False)
-TestCapacities = Capacities.TestCase
 Histories.TestCase.settings = examples(60, stateful_step_count=50, report_multiple_bugs=False)
 TestHistories = Histories.TestCase
