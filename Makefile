@@ -34,7 +34,7 @@ types: $(VENV)/.ready ## mypy, strict: the sources and the helpers of the tests
 	cd manifests/monitoring && ../../$(BIN)/mypy --strict --cache-dir ../../.mypy_cache generate.py
 	$(BIN)/mypy api controller runtime plugin sdk cluster bench tests docs
 
-walls: $(VENV)/.ready ## Who may import whom
+walls: $(VENV)/.ready ## Check the direction of imports
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.docs ## The site, in build/site; a link or an anchor that leads nowhere fails
@@ -52,7 +52,7 @@ test-of: $(VENV)/.ready ## FILE=...: the unit tests of one source file, in secon
 thorough: $(VENV)/.ready ## Each property of the pure core with 1,000 examples
 	$(BIN)/pytest tests/unit/reconcile --hypothesis-profile=thorough --timeout=0 -n $(WORKERS)
 
-# Before the tests, none of which may take as long as the first build does.
+# Before the tests: their timeouts are shorter than the first build.
 programs: ## The programs of a cluster, built once and kept in the cache
 	$(CLUSTER_CLI) binaries
 	$(CLUSTER_CLI) binaries helm kwok versitygw
@@ -113,7 +113,7 @@ sbom: ## The image's Python packages as CycloneDX, from the image itself, in sbo
 
 venv: $(VENV)/.ready ## The development environment
 
-format: $(VENV)/.ready ## Format and mend what can be mended
+format: $(VENV)/.ready ## Format the code, and fix what ruff can fix
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
 

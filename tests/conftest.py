@@ -8,9 +8,9 @@ import profiles  # noqa: F401  registered before hypothesis reads its options
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--update-golden` writes the golden files anew, `--long` runs what takes minutes as well."""
-    parser.addoption("--update-golden", action="store_true", help="write golden files anew")
-    parser.addoption("--long", action="store_true", help="run the tests that take minutes as well")
+    """Add `--update-golden`, which rewrites the golden files, and `--long`, which adds slow tests."""
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden files")
+    parser.addoption("--long", action="store_true", help="run the tests that take minutes, too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -99,7 +99,7 @@ def test_a_lost_rank_is_a_new_gang_and_the_run_succeeds(
     assert space.end_state() == [
         "jobs/train",
         "jobs/train-r1",
-        # Whoever was told to end is gone.
+        # The deleted worker is gone; the one that failed by itself stays.
         *(["pods/train-1-* Failed"] if harm is kill_rank else []),
         "pods/train-r1-0-* Succeeded",
         "pods/train-r1-1-* Succeeded",

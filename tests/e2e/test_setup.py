@@ -70,9 +70,7 @@ def test_what_is_set_up_once_is_found_by_every_rank_of_every_attempt(
 
 
 @pytest.mark.long
-def test_a_setup_that_fails_says_why_and_waits_for_its_mending(
-    space: Space, tmp_path: Path
-) -> None:
+def test_a_failed_setup_shows_its_message_and_waits_for_a_fix(space: Space, tmp_path: Path) -> None:
     directory(tmp_path, train_py="import greeting; greeting.main()")
     wanted = {"setupCommand": "echo 'no compiler here' >&2; exit 4", "volumes": ZIP}
     with space.history(PODS) as pods:
@@ -81,8 +79,8 @@ def test_a_setup_that_fails_says_why_and_waits_for_its_mending(
         status = space.wait_reason("train", "SetupFailed")
         assert status["phase"] == "Syncing"
         assert "setupCommand ended with exit code 4: no compiler here" in status["message"]
-        mended = yaml.safe_dump({"spec": {"setupCommand": f"pip install --no-index {WHEEL}"}})
-        space.kubectl("patch", "tj", "train", "--type=merge", "-p", mended)
+        fixed = yaml.safe_dump({"spec": {"setupCommand": f"pip install --no-index {WHEEL}"}})
+        space.kubectl("patch", "tj", "train", "--type=merge", "-p", fixed)
         space.wait_phase("train", "Succeeded")
         assert sorted(pod for pod in pods.uids() if "-setup-" in pod) == [
             "train-setup-0",

@@ -127,7 +127,7 @@ def servers(space: Space, tmp_path: Path) -> tuple[str, bytes, str]:
 
 
 @pytest.mark.long
-def test_git_heals_when_its_secret_appears_and_its_ref_is_mended(
+def test_git_succeeds_after_its_secret_is_created_and_its_ref_is_fixed(
     space: Space, servers: tuple[str, bytes, str]
 ):
     host, authority, commit = servers
@@ -142,8 +142,8 @@ def test_git_heals_when_its_secret_appears_and_its_ref_is_mended(
     space.apply(opaque("login", keys))
     status = space.wait_reason("git", "SourceNotFound")
     assert url in status["message"]
-    mended = {"spec": {"volumes": {"workspace": {"ref": "main"}}}}
-    space.kubectl("patch", "tj", "git", "--type=merge", "-p", json.dumps(mended))
+    fixed = {"spec": {"volumes": {"workspace": {"ref": "main"}}}}
+    space.kubectl("patch", "tj", "git", "--type=merge", "-p", json.dumps(fixed))
     status = space.wait_phase("git", "Succeeded")
     assert status["workspaceCommit"] == commit
 
@@ -184,7 +184,7 @@ def everywhere(space: Space, pods: dict[str, str], number: int) -> bool:
 
 @pytest.mark.long
 @pytest.mark.timeout(400, func_only=True)
-# Shared, the mended branch is fetched at the next retry, after a minute; a bucket is tried by default.
+# With shared delivery a fixed branch waits up to a minute for the next retry.
 @pytest.mark.parametrize("delivery", ["shared", "direct"])
 def test_a_running_job_takes_what_is_pushed(
     space: Space, servers: tuple[str, bytes, str], tmp_path: Path, delivery: str

@@ -100,7 +100,7 @@ async def a_status_is_written_for_one_version_and_leaves_the_rest_alone(api: Api
     assert (await refused(gone)).status == 404
 
 
-async def conditions_belong_to_whoever_says_them(api: Api) -> None:
+async def each_field_manager_owns_its_conditions(api: Api) -> None:
     await api.create(TORCHRUN_JOBS, "a", spec=SPEC)
     status = {"phase": "Running", "conditions": [condition("Running")]}
     await api.apply(TORCHRUN_JOBS, "a", "one", sub="status", status=status)
@@ -292,7 +292,7 @@ CHECKS: dict[str, Callable[[Api], Awaitable[None]]] = {
         a_plain_write_takes_a_field_over,
         a_trial_stores_nothing,
         a_status_is_written_for_one_version_and_leaves_the_rest_alone,
-        conditions_belong_to_whoever_says_them,
+        each_field_manager_owns_its_conditions,
         the_generation_counts_specs,
         a_deletion_meets_exactly_what_it_names,
         a_finalizer_holds_an_object,

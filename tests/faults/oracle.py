@@ -94,7 +94,7 @@ class Oracle:
             key = (body["metadata"]["namespace"], owner["name"])
             parent = self._store.get(JOBS, key) if owner["kind"] == "Job" else None
             if parent is None or parent.body["metadata"]["uid"] != owner["uid"]:
-                # Its Job went before it: the pods of ours bear our label, and nobody else's do.
+                # The Job was deleted before the pod. Only pods of TorchrunJobs have the label.
                 ours = names.JOB_LABEL in body["metadata"].get("labels", {})
                 return TORCHRUN_JOBS if ours else None
             body = parent.body

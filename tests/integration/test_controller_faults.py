@@ -227,10 +227,10 @@ def test_silence_while_nothing_happens(
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_kinds_without_changes_since_the_api_servers_start_are_heard(
+def test_kinds_without_changes_since_an_api_server_restart_get_bookmarks(
     cluster: LocalCluster, team: Team, tmp_path: Path
 ) -> None:
-    """It sends bookmarks of them only once their watch was opened anew."""
+    """The API server sends their bookmarks only after the watch is opened again."""
     controller = ControllerProcess(cluster, tmp_path, *NO_ELECTION)
     with controller.running():
         site = f"http://127.0.0.1:{controller.wait_for_line('serves')['port']}"

@@ -57,7 +57,7 @@ CODE: dict[str, object] = {
 
 @pytest.mark.parametrize("field", [*CODE, "claimName"])
 @pytest.mark.parametrize("phase", ["Syncing", "Queued"])
-def test_what_the_code_is_can_be_mended_until_workers_use_it(
+def test_the_workspace_source_can_change_until_workers_use_it(
     crds: LocalCluster, field: str, phase: str
 ) -> None:
     name = f"code-{phase.lower()}-{field.lower()}"
@@ -66,12 +66,12 @@ def test_what_the_code_is_can_be_mended_until_workers_use_it(
     body["metadata"]["name"] = name
     crds.kubectl("create", "-f", "-", stdin=json.dumps(body))
     patch(crds, name, {"status": {"phase": phase}}, "--subresource=status")
-    mended = {"volumes": {"workspace": {field: CODE.get(field, "other")}}}
-    said = patch(crds, name, {"spec": mended}, "--dry-run=server")
+    change = {"volumes": {"workspace": {field: CODE.get(field, "other")}}}
+    message = patch(crds, name, {"spec": change}, "--dry-run=server")
     if phase == "Syncing":
-        assert said == ""
+        assert message == ""
     else:
-        assert CODE_FIXED.format(field) in said
+        assert CODE_FIXED.format(field) in message
 
 
 @pytest.mark.parametrize("case", CHANGES)
@@ -101,7 +101,7 @@ def test_a_job_that_is_pending_again_stays_fixed(crds: LocalCluster, case: str, 
 
 @pytest.mark.parametrize("had", [{}, {"admission": {"nominated": True}}])
 @pytest.mark.parametrize("case", ["queue", "command", "nodes", "nodes to GPUs", "elastic added"])
-def test_a_job_that_waits_for_its_admission_may_be_mended(
+def test_a_job_that_waits_for_admission_may_change(
     crds: LocalCluster, case: str, had: dict[str, Any]
 ) -> None:
     name = "waits-" + ("nominated" if had else "behind")
@@ -111,8 +111,8 @@ def test_a_job_that_waits_for_its_admission_may_be_mended(
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_a_pending_job_may_be_mended(crds: LocalCluster, case: str) -> None:
-    name = "mended"
+def test_a_pending_job_may_change(crds: LocalCluster, case: str) -> None:
+    name = "pending"
     body = job(name, volumes={"workspace": {"source": "zip"}})
     crds.kubectl("apply", "-f", "-", stdin=json.dumps(body))
     patch(crds, name, {"status": {"phase": "Pending"}}, "--subresource=status")

@@ -1,7 +1,7 @@
-"""The informer against a real API server, through what happens to real API servers.
+"""The informer against a real API server that restarts, is compacted and loses connections.
 
-Each test breaks its control plane, so that this module has two of its own: one as it comes, one as
-an old release behaves (no streamed lists, no watch cache).
+Each test breaks its control plane, so this module starts two: one with default flags, and one that
+behaves like an old release (no streamed lists, no watch cache).
 """
 
 import asyncio
@@ -39,8 +39,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
         yield running
 
 
-class Told:
-    """What an informer told, and waiting for it."""
+class Recorder:
+    """An informer, the changes that it reports, and the calls of its observer."""
 
     def __init__(self) -> None:
         self.changes: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
@@ -60,8 +60,8 @@ class Told:
 
 
 @pytest.fixture(autouse=True)
-async def nothing_left(server: LocalCluster) -> None:
-    """Begin without the objects of the test before."""
+async def empty_namespace(server: LocalCluster) -> None:
+    """Delete the objects of the previous test."""
     async with sessions(server) as (_, write):
         await write.request(
             "DELETE", CONFIG_MAPS.path("default"), query={"labelSelector": "torchrun-job-name"}
@@ -77,26 +77,26 @@ async def sessions(server: LocalCluster) -> AsyncIterator[tuple[Transport, Trans
 
 
 @asynccontextmanager
-async def informed(transport: Transport) -> AsyncIterator[Told]:
-    told = Told()
-    told.informer = Informer(
+async def informed(transport: Transport) -> AsyncIterator[Recorder]:
+    recorder = Recorder()
+    recorder.informer = Informer(
         CONFIG_MAPS,
         transport,
         Store(),
-        told.on_change,
+        recorder.on_change,
         label_selector=SELECTOR,
         namespace="default",
-        observer=told.observed,
+        observer=recorder.observed,
         timings=Timings(backoff=0.1),
     )
-    async with running(told.informer):
+    async with running(recorder.informer):
         async with asyncio.timeout(PATIENCE):
-            await told.informer.synced.wait()
-        yield told
+            await recorder.informer.synced.wait()
+        yield recorder
 
 
 class BetweenPages(Transport):
-    """Lets something happen after the first page of a list."""
+    """Calls `happen` after the first page of a list."""
 
     def __init__(self, transport: Transport, happen: Callable[[], Awaitable[None]]) -> None:
         self.__dict__.update(transport.__dict__)
@@ -112,7 +112,7 @@ class BetweenPages(Transport):
 
 
 class Cable:
-    """A TCP relay to the API server that a test can cut and mend."""
+    """A TCP relay to the API server that a test can cut and restore."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -138,7 +138,7 @@ class Cable:
         for end in self.ends:
             end.close()
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         self.whole = True
 
 
@@ -189,69 +189,72 @@ async def test_list_and_watch(server: LocalCluster) -> None:
     async with sessions(server) as (watch, write):
         await create(write, "before")
         await create(write, "foreign", job="other")
-        async with informed(watch) as told:
-            assert await told.next() == ("add", "before")
+        async with informed(watch) as recorder:
+            assert await recorder.next() == ("add", "before")
             await create(write, "after")
-            assert await told.next() == ("add", "after")
+            assert await recorder.next() == ("add", "after")
             await label(write, "after", **{"torchrun.ai/attempt": "1"})
-            assert await told.next() == ("update", "after")
-            after = told.informer.store.get("default", "after")
+            assert await recorder.next() == ("update", "after")
+            after = recorder.informer.store.get("default", "after")
             assert after is not None
             assert after.metadata.labels.attempt == "1"
             await label(write, "after", **{"torchrun-job-name": "other"})
-            assert await told.next() == ("delete", "after")
+            assert await recorder.next() == ("delete", "after")
             await delete(write, "before")
-            assert await told.next() == ("delete", "before")
-            assert len(told.informer.store) == 0
-            assert told.count("interrupted") == 0
+            assert await recorder.next() == ("delete", "before")
+            assert len(recorder.informer.store) == 0
+            assert recorder.count("interrupted") == 0
 
 
 async def test_reads_what_was_written(server: LocalCluster) -> None:
-    async with sessions(server) as (watch, write), informed(watch) as told:
+    async with sessions(server) as (watch, write), informed(watch) as recorder:
         version = await create(write, "written")
-        assert await told.informer.wait_for(version, PATIENCE)
-        assert told.informer.store.get("default", "written") is not None
+        assert await recorder.informer.wait_for(version, PATIENCE)
+        assert recorder.informer.store.get("default", "written") is not None
 
 
 async def test_restart_of_the_server(server: LocalCluster) -> None:
     async with sessions(server) as (watch, write):
         await create(write, "before")
-        async with informed(watch) as told:
-            assert await told.next() == ("add", "before")
+        async with informed(watch) as recorder:
+            assert await recorder.next() == ("add", "before")
             await asyncio.to_thread(server.restart, "kube-apiserver")
             await create(write, "after")
-            while (change := await told.next()) != ("add", "after"):
+            while (change := await recorder.next()) != ("add", "after"):
                 assert change == ("update", "before")  # a relist is allowed, a loss is not
-            assert {obj.metadata.name for obj in told.informer.store} == {"before", "after"}
+            assert {obj.metadata.name for obj in recorder.informer.store} == {"before", "after"}
 
 
 async def test_compaction_is_exactly_one_relist(server: LocalCluster) -> None:
     async with sessions(server) as (_, write), cable(server) as line:
-        for name in ("kept", "gone"):
+        for name in ("stays", "deleted"):
             await create(write, name)
-        async with line.connection.session("watch") as watch, informed(watch) as told:
-            assert {await told.next(), await told.next()} == {("add", "kept"), ("add", "gone")}
-            await told.informer.synced.wait()
-            await create(write, "heard")  # a watch that has told of nothing is not gone on with
-            assert await told.next() == ("add", "heard")
+        async with line.connection.session("watch") as watch, informed(watch) as recorder:
+            assert {await recorder.next(), await recorder.next()} == {
+                ("add", "stays"),
+                ("add", "deleted"),
+            }
+            await recorder.informer.synced.wait()
+            await create(write, "seen")  # a watch without any event is not resumed
+            assert await recorder.next() == ("add", "seen")
             line.cut()
-            await delete(write, "gone")
+            await delete(write, "deleted")
             await create(write, "foreign-to-it", job="other")
             await asyncio.to_thread(server.compact_etcd)
             await asyncio.to_thread(server.restart, "kube-apiserver")  # forgets its watch cache
-            line.mend()
-            assert [await told.next() for _ in range(3)] == [
-                ("delete", "gone"),
-                ("update", "heard"),
-                ("update", "kept"),
+            line.restore()
+            assert [await recorder.next() for _ in range(3)] == [
+                ("delete", "deleted"),
+                ("update", "seen"),
+                ("update", "stays"),
             ]
             await create(write, "after")
-            assert await told.next() == ("add", "after")
-            assert told.count("synced") == 2
-            assert told.count("interrupted", "configmaps", "Expired", True) == 1
+            assert await recorder.next() == ("add", "after")
+            assert recorder.count("synced") == 2
+            assert recorder.count("interrupted", "configmaps", "Expired", True) == 1
 
 
-async def test_more_objects_than_a_page_holds(server: LocalCluster) -> None:
+async def test_a_list_of_two_pages(server: LocalCluster) -> None:
     async with sessions(server) as (watch, write):
         for start in range(0, 700, 50):
             await asyncio.gather(*(create(write, f"many-{start + n}") for n in range(50)))
@@ -261,10 +264,10 @@ async def test_more_objects_than_a_page_holds(server: LocalCluster) -> None:
             await asyncio.to_thread(server.compact_etcd)
 
         between = BetweenPages(watch, compact)
-        async with informed(between) as told:
-            assert len(told.informer.store) == 700
-            assert told.count("interrupted") == 0
-        # A new server still has the second page in memory; of an old one it has expired, so that
-        # the list comes whole.
+        async with informed(between) as recorder:
+            assert len(recorder.informer.store) == 700
+            assert recorder.count("interrupted") == 0
+        # A new server serves the second page from memory. On an old one the page has expired, and
+        # the informer asks for the whole list.
         pages = [("500", False), ("500", True)]
         assert between.asked in (pages, [*pages, ("", False)])

@@ -174,7 +174,7 @@ def test_the_leader_is_killed_again_and_again(
 
 
 def kill(replicas: Replicas, life: Life, chance: random.Random) -> None:
-    """SIGKILL to whoever leads, so many times; the process comes back at once, as a pod's does."""
+    """Kill the leader with SIGKILL, KILLS times. The process restarts at once, as a pod would."""
     seconds, running = [], []
     while len(seconds) < KILLS:
         replicas.leader()

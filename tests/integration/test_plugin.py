@@ -294,14 +294,14 @@ def test_sync_makes_the_job_name_what_the_directory_holds_now(laptop: Laptop) ->
     code, _, err = laptop.run("sync", "run", "--upload-timeout", "1")
     assert code == 3
     assert "expects other content" not in err
-    (laptop.project / "train.py").write_text("print('mended')\n")
+    (laptop.project / "train.py").write_text("print('fixed')\n")
     code, _, err = laptop.run("sync", "run", "--upload-timeout", "1")
     assert code == 3
     assert "expects other content" in err
     second = laptop.job("run")["metadata"]["annotations"][key]  # type: ignore[index,call-overload]
     assert second != first
     laptop.set_status("run", phase="Running", conditions=READY)
-    (laptop.project / "train.py").write_text("print('mended again')\n")
+    (laptop.project / "train.py").write_text("print('fixed again')\n")
     code, out, err = laptop.run("sync", "run", "--upload-timeout", "1")
     assert (code, out) == (3, "")  # no sync pod comes, as no controller runs
     assert "expects other content" not in err

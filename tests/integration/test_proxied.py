@@ -103,8 +103,8 @@ def test_a_crash_between_the_two_jobs_of_a_gang(stage: Stage, step: str) -> None
     assert found.struck
     assert found.wrong == []
     jobs = sorted(name for name in found.state if name.startswith("jobs/"))
-    anew = ["jobs/train-r1", "jobs/train-r1-w"]
-    assert jobs == (anew if step == "before" else ["jobs/train", "jobs/train-w"])
+    next_attempt = ["jobs/train-r1", "jobs/train-r1-w"]
+    assert jobs == (next_attempt if step == "before" else ["jobs/train", "jobs/train-w"])
 
 
 @pytest.mark.long

@@ -131,7 +131,7 @@ def test_a_change_while_a_job_runs_is_for_those_that_follow(team: Team) -> None:
 class TestObjects:
     """spec.resources."""
 
-    def test_they_are_made_mended_and_removed(self, team: Team) -> None:
+    def test_resources_are_created_corrected_and_removed(self, team: Team) -> None:
         claim = {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
@@ -151,7 +151,7 @@ class TestObjects:
         assert owner["uid"] == queue(team)["metadata"]["uid"]
         team.api.patch(settings, {"data": {"a": "edited", "b": "theirs"}})
         eventually(
-            "mended",
+            "corrected",
             lambda: team.api.get(settings)["data"] == {"a": "1", "b": "theirs"},
         )
         edit(team, resources=entries[1:])

@@ -192,12 +192,14 @@ def test_the_digest_is_that_of_the_content(settings: Settings, gateway: Gateway,
     first = fetch(replace(settings, url="s3://private/moving", digest="1"))
     assert fetch(replace(settings, url="s3://private/moving", digest="2")).commit == first.commit
     gateway.put("private/moving/a", b"2")
-    lost = settings.directory.with_name("a claim made anew")
+    lost = settings.directory.with_name("a new claim")
     lost.mkdir()
     pinned = replace(settings, url="s3://private/moving", digest="2", commit=first.commit)
     assert fetch(pinned).commit == first.commit
     assert failure(replace(pinned, directory=lost)).reason == "SourceChanged"
-    assert fetch(replace(pinned, digest="3")).commit != first.commit, "asked for anew"
+    assert fetch(replace(pinned, digest="3")).commit != first.commit, (
+        "a new request fetches the new content"
+    )
 
 
 @pytest.mark.parametrize(

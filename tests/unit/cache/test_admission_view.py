@@ -284,7 +284,7 @@ def test_a_charge_that_makes_no_sense_is_none(world: World, said: str) -> None:
     assert world.seen().state.workloads == ()
 
 
-def test_a_gang_of_which_nothing_runs_is_not_charged(world: World) -> None:
+def test_a_gang_without_running_pods_is_not_charged(world: World) -> None:
     world.change(a_queue(quota={"nodes": 4}))
     world.change(charged(a_pod(0, phase="Succeeded")))
     assert world.seen().state.workloads == ()

@@ -70,13 +70,13 @@ def test_patience_ends() -> None:
     assert len(writes) == 0
 
 
-def test_patience_outlasts_a_watch_that_is_dead() -> None:
-    """Else a gang whose Job is not shown yet is taken for deleted, and another is made beside it."""
+def test_the_timeout_is_longer_than_a_dead_watch_takes_to_recover() -> None:
+    """Otherwise a Job that the cache does not show yet counts as deleted, and a second gang starts."""
     noticed = CLIENT_GO.silence + 2 * CLIENT_GO.backoff
-    assert noticed + 10 < EXPECTATION_TIMEOUT, "and listed anew meanwhile"
+    assert noticed + 10 < EXPECTATION_TIMEOUT, "leaves time for a new list"
 
 
-def test_what_no_cache_will_show_is_not_waited_for() -> None:
+def test_writes_that_no_cache_shows_are_not_expected() -> None:
     writes, _, _ = world()
     writes.expect("a", None)
     writes.expect("a", WriteResult(SERVICES, "x", "u", "5"))

@@ -151,7 +151,7 @@ async def test_another_message_another_job_or_another_time_is_another_event(worl
     assert not any("series" in event for event in world.objects)
 
 
-async def test_a_series_whose_event_has_expired_begins_anew(world: World) -> None:
+async def test_a_series_whose_event_has_expired_starts_again(world: World) -> None:
     await world.say("it broke")
     world.server.objects.clear()
     await world.say("it broke")

@@ -131,7 +131,7 @@ def test_evidence_that_breaks_off_is_kept_so_far(tmp_path: Path) -> None:
 
 
 class Answers:
-    """A team's API server, of which one list is refused."""
+    """The API server of a team. It refuses to list events."""
 
     def items(self, path: str) -> list[dict[str, object]]:
         if path.endswith("events"):
@@ -139,7 +139,7 @@ class Answers:
         return [SEEN["torchrunjobs"]] if path.endswith("torchrunjobs") else []
 
 
-def test_of_an_integration_test_logs_and_statuses_are_kept(tmp_path: Path) -> None:
+def test_an_integration_test_stores_logs_and_statuses(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "controller.log").write_text("one\nlast line\n")
     audit = AuditLog(tmp_path)

@@ -212,7 +212,7 @@ def test_a_leader_that_sees_another_holder_has_lost_at_once() -> None:
     assert election.writable_until() < 0
 
 
-def test_a_leader_creates_a_deleted_lease_anew_and_keeps_its_count() -> None:
+def test_a_leader_recreates_a_deleted_lease_with_its_transitions() -> None:
     election = leader(100)
     election.deleted(20)
     assert election.decide(102) == Write("")
@@ -220,7 +220,7 @@ def test_a_leader_creates_a_deleted_lease_anew_and_keeps_its_count() -> None:
     assert "acquireTime" in election.record(WALL)
 
 
-def test_an_answer_that_names_somebody_else_is_no_success() -> None:
+def test_a_response_with_another_holder_is_no_success() -> None:
     election = standby()
     election.absent(100, 0)
     election.unsure(100, 0)

@@ -120,7 +120,7 @@ async def test_a_stolen_lease_is_noticed_at_once() -> None:
 
 
 @in_virtual_time
-async def test_a_deleted_lease_is_created_anew_by_its_leader_not_by_a_standby() -> None:
+async def test_the_leader_recreates_a_deleted_lease_and_a_standby_does_not() -> None:
     server = LeaseServer()
     first, second = make(Client(server, "a")), make(Client(server, "b"))
     async with leading(first), running(second):

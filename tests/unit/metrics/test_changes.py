@@ -138,7 +138,7 @@ def test_the_start_of_a_gang(world: World, attempt: int, label: str) -> None:
     assert world.value("torchrun_job_start_seconds_sum") == (40 if attempt == 0 else 0)
 
 
-def test_a_gang_that_was_suspended_does_not_start_anew(world: World) -> None:
+def test_a_suspended_gang_does_not_count_as_a_first_start(world: World) -> None:
     child = Job(metadata=ChildMeta(creation_timestamp=ago(7000)))
     world.wrote(
         Observed(job=job("a", "Preempted"), gang=ObservedGang(child_jobs=(child,))), phase="Running"

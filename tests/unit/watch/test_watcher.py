@@ -182,7 +182,7 @@ class TestListing:
         assert interrupted(fresh.failed(EXPIRED, 0)).delay >= 0.8
         assert query(fresh, 60) == {"limit": "500"}
 
-    def test_a_failure_begins_the_list_anew(self) -> None:
+    def test_a_failure_restarts_the_list(self) -> None:
         fresh = listing()
         fresh.page(page([pod("a", 3)], 9, token="t1"), 0)
         assert interrupted(fresh.failed(UNREACHED, 0)).relist

@@ -97,7 +97,7 @@ def test_files_are_listed_for_programs(tmp_path: Path) -> None:
     assert files(str(tmp_path), "-o", "name").stdout == "empty\ntrain.py\n"
 
 
-def test_files_are_looked_at_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_files_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("one")
     before = files().stdout

@@ -98,8 +98,8 @@ class TestHolding:
         assert deliver(world) is Stage.RELEASE
         assert job_admission(world.job) == JobAdmission()
 
-    def test_a_pause_of_which_only_an_older_status_speaks_gives_nothing_back(self):
-        """Resumed and paused again, while reconcile was making the gang in between."""
+    def test_a_second_suspension_without_its_own_status_releases_nothing(self):
+        """Resumed and suspended again, while reconcile was creating the gang in between."""
         world = running()
         world.suspend()
         world.spec(suspend=False)

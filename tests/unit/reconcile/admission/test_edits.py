@@ -33,7 +33,7 @@ def queue_with(name: str, gpus: int) -> TorchrunQueue:
 
 
 def running_gpus(world: World) -> tuple[int, int]:
-    """Pods and GPUs of the largest gang of which pods live, by what the pods themselves request."""
+    """Pods and GPUs of the largest gang with live pods, counted from the requests of the pods."""
     by_gang: Counter[str] = Counter()
     gpus: Counter[str] = Counter()
     for pod in pods_of(world):

@@ -1,4 +1,4 @@
-"""Who has to leave for whom, and that the freed room goes where it was freed for."""
+"""Which jobs are preempted for which, and who gets the freed nodes."""
 
 from msgspec.structs import replace
 

@@ -58,11 +58,11 @@ def test_fewer_is_granted_at_once():
 
 
 def test_a_gang_that_lost_a_node_keeps_its_claim():
-    # One of two pods has no node: the next that is free is its own, whoever else waits.
+    # One of two pods has no node. It gets the next free one, before any waiting job.
     gang = admitted_workload("g", "a", 2, placed={"n000": 1})
     decisions = decide(nodes(2), [queue("a")], gang, request("j", "a"))
     assert admitted(decisions) == []
-    # With no node left the room is promised to it before others that run there are gone.
+    # Without a free node, it has the first right to the next one that is freed.
     other = admitted_workload("o", "a", placed={"n001": 1})
     decisions = decide(nodes(3), [queue("a")], gang, other, request("j", "a"), request("k", "a"))
     assert admitted(decisions) == []

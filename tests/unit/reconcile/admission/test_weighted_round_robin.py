@@ -82,7 +82,7 @@ def test_a_queue_without_jobs_starts_from_nothing():
     assert decisions.queues[0].round_robin == RoundRobinState(weight=1)
 
 
-def test_a_new_weight_starts_all_anew():
+def test_a_new_weight_resets_the_round_robin():
     queues = [
         queue("a", 2, round_robin=RoundRobinState(weight=1, current=-50)),
         queue("b", 1, round_robin=RoundRobinState(weight=1, current=50)),

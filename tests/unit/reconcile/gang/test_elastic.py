@@ -290,7 +290,7 @@ def test_probes_go_with_what_they_were_for(happens):
     assert probes(world) == []
 
 
-def test_a_probe_that_ended_is_asked_anew():
+def test_a_failed_probe_is_replaced():
     world = shrunk()
     grow_time(world)
     world.pod("train-probe-0", phase="Failed")

@@ -250,7 +250,7 @@ def test_every_order_of_ends_and_removals_starts_the_job_once_each_parent_was_se
         assert world.starts is (len(succeeded) == 2)
 
 
-def test_an_edit_asks_for_the_parents_anew():
+def test_an_edit_checks_the_dependencies_again():
     world = Family("prep")
     world.conflicts = (Conflict(JOBS.resource, "train", "somebody else's"),)
     world.know(job("prep", phase="Succeeded"))

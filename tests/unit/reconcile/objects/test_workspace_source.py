@@ -119,7 +119,7 @@ def test_a_pod_that_ran_out_of_memory_is_said_to_have():
 
 
 @pytest.mark.parametrize("how", ["spec", "secret", "request"])
-def test_a_failure_for_good_waits_for_its_mending(how):
+def test_a_permanent_failure_waits_for_a_fix(how):
     world = fetching()
     end(world, reason="InvalidFile", message="'a' is a link", permanent=True)
     world.settle()
@@ -134,11 +134,11 @@ def test_a_failure_for_good_waits_for_its_mending(how):
         request(world, "2026-01-02T08:00:00Z")
     else:
         fix_source(
-            world, **({"ref": "mended"} if how == "spec" else {"secretRef": {"name": "other"}})
+            world, **({"ref": "fixed"} if how == "spec" else {"secretRef": {"name": "other"}})
         )
     world.settle()
     assert sync_pods(world)[-1] == "train-sync-1"
-    assert environment(world, 1)["TORCHRUN_SYNC_REF"] == ("mended" if how == "spec" else "main")
+    assert environment(world, 1)["TORCHRUN_SYNC_REF"] == ("fixed" if how == "spec" else "main")
 
 
 def test_a_changed_source_replaces_the_pod_that_fetches_the_old_one():

@@ -77,7 +77,7 @@ def test_labels_and_annotations_of_a_template_are_taken():
     assert made.metadata.annotations["a"] == "b"
 
 
-def test_drift_is_mended_and_what_others_add_is_theirs():
+def test_drift_is_corrected_and_fields_of_others_stay():
     world = world_of(entry())
     made = world.get("ConfigMap", "gpu-settings")
     theirs = replace(made, data=made.data | {"theirs": "x"}, binary_data={"b": "eA=="})

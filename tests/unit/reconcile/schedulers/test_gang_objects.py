@@ -268,7 +268,7 @@ def test_requests_are_those_of_the_whole_gang():
 
 
 @pytest.mark.parametrize("amount", [[1], "much"])
-def test_requests_that_cannot_be_read_are_the_users_to_mend(amount):
+def test_invalid_resource_requests_are_an_invalid_spec(amount):
     container = {"name": "exporter", "resources": {"requests": {"cpu": amount}}}
     world = world_of(
         {"gang": "volcano"}, queue_={"podTemplate": {"spec": {"containers": [container]}}}

@@ -84,7 +84,7 @@ def test_a_group_goes_with_a_pause_once_the_workers_have_ended():
     assert not groups(world)
 
 
-def test_a_group_whose_child_job_is_refused_goes_and_comes_anew():
+def test_a_group_is_deleted_without_its_child_job():
     world = world_of()
     world.objects = {k: o for k, o in world.objects.items() if k[0] not in ("jobs", "pods")}
     world.queue = None
@@ -92,7 +92,7 @@ def test_a_group_whose_child_job_is_refused_goes_and_comes_anew():
     assert not groups(world)
 
 
-def test_a_group_that_is_going_already_is_left_alone():
+def test_a_terminating_group_is_not_deleted_again():
     world = world_of()
     group: SchedulingGroup = world.objects[GROUP, "train"]
     meta = replace(group.metadata, deletion_timestamp=world.now)

@@ -93,7 +93,7 @@ def test_an_evicted_sync_pod_is_tried_again():
     assert world.job.status.reason == "Evicted"
 
 
-def test_a_refused_archive_waits_for_its_mending():
+def test_a_refused_archive_waits_for_a_new_upload():
     digest = {names.WORKSPACE_SHA256: "a" * 64}
     world = World(make_job(numNodes=1, volumes=ZIP, annotations_=digest), make_queue())
     world.settle()

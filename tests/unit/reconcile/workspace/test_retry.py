@@ -1,4 +1,4 @@
-"""How a sync or setup pod ended, whoever has the word on it."""
+"""How a sync or setup pod ended, read from its message, its container or its pod."""
 
 from datetime import timedelta
 

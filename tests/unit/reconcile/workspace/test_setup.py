@@ -79,7 +79,7 @@ def test_a_restart_uses_what_is_made():
     ],
     ids=["line", "list", "requirements", "image"],
 )
-def test_a_restart_with_other_content_sets_up_anew(change):
+def test_a_restart_with_other_content_runs_the_setup_again(change):
     world = running()
     world.spec(**change)
     world.settle()
@@ -113,7 +113,7 @@ def test_a_pod_on_its_way_out_is_waited_for():
     assert setup_pods(world) == ["train-setup-0", "train-setup-0"]
 
 
-def test_a_failing_command_waits_for_its_mending():
+def test_a_failed_command_waits_for_a_change():
     world = ready_for_setup()
     fail_by_itself(world)
     world.settle()
@@ -127,7 +127,7 @@ def test_a_failing_command_waits_for_its_mending():
     assert setup_pods(world) == ["train-setup-0", "train-setup-1"], "any change of the spec"
     fail_by_itself(world)
     world.settle()
-    world.spec(setup_command="make mended")
+    world.spec(setup_command="make fixed")
     world.settle()
     world.setup_done()
     world.settle()

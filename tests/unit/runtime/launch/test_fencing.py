@@ -1,4 +1,4 @@
-"""The fence: whoever was given up kills its ranks, and whoever follows waits until it has."""
+"""The fence: a replaced gang kills its ranks, and the next gang waits until it has done so."""
 
 import json
 import os
@@ -20,15 +20,15 @@ HUGE = 1000.0
 
 
 class Ends:
-    """Takes the place of the end of the process."""
+    """Records stop requests instead of ending the process."""
 
     def __init__(self) -> None:
         self.requests: list[StopRequest] = []
-        self.told = threading.Event()
+        self.called = threading.Event()
 
     def __call__(self, stop_request: StopRequest) -> None:
         self.requests.append(stop_request)
-        self.told.set()
+        self.called.set()
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def ends() -> Ends:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Watches that a test leaves behind end with the directory; none of them may end the tests."""
+    """A watchdog that a test leaves running ends with its directory, and must not end pytest."""
     monkeypatch.setattr(fencing, "_END_SECONDS", 0.2)
     monkeypatch.setattr(fencing, "_ANSWER_SECONDS", 0.5)
 
@@ -58,7 +58,7 @@ def watchdog_of(state: str, gang: GangId, ends: Ends, fence: float = HUGE) -> Fe
     return FencingWatchdog(state, gang, ends, fence, poll=0.01, patience=0.05)
 
 
-def test_a_gang_makes_the_epoch_its_own_and_says_that_it_watches(state: str) -> None:
+def test_a_gang_writes_its_epoch_and_registers_its_watchdog(state: str) -> None:
     begin(state, OLD, index="3")
     assert json.loads(Path(state, "epoch").read_text()) == {"attempt": 1, "job": "uid"}
     assert os.listdir(Path(state, "watchers")) == ["uid.1.3"]
@@ -69,12 +69,16 @@ def test_a_newer_epoch_is_the_end(state: str, ends: Ends) -> None:
     watchdog = watchdog_of(state, OLD, ends)
     assert watchdog.check() is None
     fencing._write(state, "epoch", NEW)
-    assert ends.told.wait(10), "nobody looked, so the watch ends the process itself"
+    assert ends.called.wait(10), (
+        "no check reads the request, so the watchdog ends the process itself"
+    )
     assert ends.requests[0].reason == "Fenced"
     assert "Attempt 2" in ends.requests[0].message
 
 
-def test_who_looks_gets_time_to_end(state: str, ends: Ends, monkeypatch) -> None:
+def test_a_check_that_reads_the_request_gets_time_to_end(
+    state: str, ends: Ends, monkeypatch
+) -> None:
     monkeypatch.setattr(fencing, "_END_SECONDS", HUGE)
     watchdog = watchdog_of(state, OLD, ends)
     fencing._write(state, "epoch", NEW)
@@ -82,18 +86,18 @@ def test_who_looks_gets_time_to_end(state: str, ends: Ends, monkeypatch) -> None
     while watchdog.check() is None:
         pause.wait(0.005)
     watchdog.on_stop()
-    assert not ends.told.wait(0.3)
+    assert not ends.called.wait(0.3)
 
 
 def test_a_check_before_the_newer_epoch_gives_no_time_to_end(
     state: str, ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only a main thread that has the stop request is waited for."""
+    """The watchdog waits only for a main thread that has read the stop request."""
     monkeypatch.setattr(fencing, "_END_SECONDS", HUGE)
     watchdog = watchdog_of(state, OLD, ends)
     assert watchdog.check() is None
     fencing._write(state, "epoch", NEW)
-    assert ends.told.wait(10)
+    assert ends.called.wait(10)
 
 
 def test_another_jobs_epoch_is_the_end(state: str, ends: Ends) -> None:
@@ -116,19 +120,19 @@ def test_storage_without_an_answer_is_the_end(state: str, ends: Ends, harm: str)
     assert "The state directory" in ends.requests[0].message
 
 
-def test_a_short_silence_is_not(state: str, ends: Ends) -> None:
+def test_a_short_silence_is_not_the_end(state: str, ends: Ends) -> None:
     watchdog_of(state, OLD, ends, fence=HUGE)
     Path(state, "epoch").unlink()
-    assert not ends.told.wait(0.2)
+    assert not ends.called.wait(0.2)
 
 
-def test_what_an_older_gang_wrote_late_does_not_stay(state: str, ends: Ends) -> None:
+def test_a_late_write_of_an_older_gang_is_overwritten(state: str, ends: Ends) -> None:
     watchdog_of(state, NEW, ends)
     fencing._write(state, "epoch", OLD)
     pause = threading.Event()
     while fencing.read(state, "epoch") != NEW:
         pause.wait(0.005)
-    assert not ends.told.is_set()
+    assert not ends.called.is_set()
 
 
 def test_a_gang_that_comes_too_late_does_not_start(state: str) -> None:
@@ -139,13 +143,13 @@ def test_a_gang_that_comes_too_late_does_not_start(state: str) -> None:
     assert fencing.read(state, "epoch") == NEW
 
 
-def test_an_earlier_jobs_epoch_counts_for_nothing(state: str) -> None:
+def test_the_epoch_of_an_earlier_job_is_ignored(state: str) -> None:
     begin(state, GangId("another", 7))
     begin(state, OLD)
-    assert os.listdir(Path(state, "watchers")) == ["uid.1.0"], "and its signatures are removed"
+    assert os.listdir(Path(state, "watchers")) == ["uid.1.0"], "and its registrations are removed"
 
 
-def test_who_is_to_be_fenced_must_have_said_that_it_watches(state: str) -> None:
+def test_a_worker_to_fence_must_have_registered_its_watchdog(state: str) -> None:
     begin(state, OLD, index="0")
     with pytest.raises(LaunchError) as caught:
         begin(state, NEW, Worker(1, 0), Worker(1, 1))
@@ -163,7 +167,7 @@ def test_the_fence_is_waited_out_once(state: str, capfd: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("passed", ['{"attempt": 7, "job": "another"}', '{"attempt"'])
-def test_what_another_job_has_waited_out_counts_for_nothing(
+def test_a_wait_of_another_job_does_not_count(
     state: str, capfd: pytest.CaptureFixture[str], passed: str
 ) -> None:
     begin(state, OLD)
@@ -192,7 +196,7 @@ def test_a_silence_as_long_as_the_fence_is_not_yet_the_end(
 ) -> None:
     monkeypatch.setattr(fencing, "now", lambda: HUGE)
     watchdog_of(state, OLD, ends, fence=0.0)
-    assert not ends.told.wait(0.3)
+    assert not ends.called.wait(0.3)
 
 
 def test_reading_and_writing_leave_no_file_open(state: str) -> None:

@@ -293,7 +293,7 @@ def test_two_nodes_of_torchrun_change_together(tmp_path: Path, backend: str) -> 
             revision = pods[0].publish(code(number))
             assert revision == number
             pods[number % 2].tell(revision)
-            if number == 3:  # the other node is told when the first has begun anew
+            if number == 3:  # notify the other node after the first has restarted
                 assert running[number % 2].process.stderr
                 for line in running[number % 2].process.stderr:
                     if "again with revision" in line:

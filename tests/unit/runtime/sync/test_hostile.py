@@ -110,7 +110,7 @@ def test_a_tar_archive_that_is_fine_is_taken(tmp_path: Path):
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Whoever starts a program or opens a connection fails the test."""
+    """Settings for a test that fails as soon as a program starts or a connection is opened."""
 
     def never(*_: object, **__: object) -> None:
         pytest.fail("a refused source got as far as the network")

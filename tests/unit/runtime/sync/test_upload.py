@@ -82,7 +82,7 @@ def test_goes_on_only_where_it_stopped(tmp_path: Path) -> None:
         assert status(error) == (409, 3)
 
 
-def test_another_archive_starts_anew_and_only_from_its_start(tmp_path: Path) -> None:
+def test_another_archive_replaces_the_upload_and_starts_at_zero(tmp_path: Path) -> None:
     upload = Upload(tmp_path, LIMIT)
     upload.append(upload.begin(identity(b"abcdef"), 0), b"abc")
     with pytest.raises(UploadError) as error:

@@ -1,4 +1,4 @@
-"""Verdicts on tokens: whom the API server vouches for, how long, and how many are kept."""
+"""Token reviews: which tokens the API server accepts, for how long, and how many are cached."""
 
 import asyncio
 
