@@ -113,6 +113,6 @@ def test_a_repository_that_is_not_there(settings: Settings):
     assert failure(replace(settings, url=f"{settings.url}s")).reason == "SourceNotFound"
 
 
-def test_a_server_that_is_not_there(settings: Settings):
+def test_an_unreachable_server(settings: Settings):
     error = failure(replace(settings, url="ssh://git@127.0.0.1:1/train"))
     assert (error.reason, error.permanent) == ("FetchFailed", False)

@@ -24,7 +24,7 @@ def test_version() -> None:
     assert answer.stdout.startswith("torchrun-controller ")
 
 
-def test_help_teaches() -> None:
+def test_help_has_the_essentials() -> None:
     answer = run("--help")
     assert answer.returncode == 0
     for word in ("--runtime-image", "TORCHRUN_WORKERS", "--leader-election"):

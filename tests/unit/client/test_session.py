@@ -187,7 +187,7 @@ class TestRequest:
             with pytest.raises(Disconnected, match="POST /api/v1/pods: "):
                 await transport.request("POST", "/api/v1/pods")
 
-    async def test_a_server_that_is_not_there(self) -> None:
+    async def test_an_unreachable_server(self) -> None:
         async with serving(ok) as server:
             pass
         async with connection(server.url).session("write") as transport:

@@ -1,4 +1,4 @@
-"""All that a worker works with, under the tests' control."""
+"""Fakes of everything around a controller's worker."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -137,7 +137,7 @@ def status(phase: Phase, message: str = "") -> TorchrunJobStatus:
 
 
 def waiting_for(seen: Observed) -> Plan:
-    """As reconcile does: nothing is made while something stands in the way."""
+    """A Plan like that of reconcile: it creates nothing while there is an obstacle."""
     if seen.refused.conflicts or seen.refused.rejections:
         return Plan(status=status("Pending", "blocked"))
     return Plan(applies=(SERVICE,), status=status("Running"))

@@ -24,7 +24,7 @@ QUOTA = "exceeded quota: few"
 
 
 class Cluster:
-    """The world of one job, whose API server refuses what `refuses` names: (kind, name)."""
+    """The world of one job. Its API server refuses the writes in `refuses`: (kind, name)."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -49,12 +49,12 @@ class Cluster:
         return self.world.now.timestamp()
 
     async def attempt(self) -> Outcome:
-        """One, when the status may be written again."""
+        """Run one attempt, after the throttle of the status has passed."""
         self.world.pass_time(seconds=2)
         return await self.reconciler.attempt(KEY)
 
     async def attempts(self, minutes: int) -> None:
-        """One a minute, as the requeue after a refusal has it."""
+        """Run one attempt each minute, like the requeue after a refusal."""
         for _ in range(minutes):
             await self.attempt()
             self.world.now += timedelta(minutes=1)

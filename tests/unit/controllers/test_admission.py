@@ -1,4 +1,4 @@
-"""The one key of admission: nothing is promised twice, whatever becomes of the writes."""
+"""The key of admission: no node is promised twice, even if writes fail."""
 
 import asyncio
 from collections import defaultdict
@@ -48,7 +48,7 @@ QUEUE = TorchrunQueue(metadata=ObjectMeta(name="lab", namespace="t", uid="q", re
 
 
 class World:
-    """An API server of jobs and one queue, and a cache that shows it when it is told to."""
+    """An API server with jobs and one queue, and a cache that follows at `catch_up`."""
 
     def __init__(self) -> None:
         self.time = 1000.0
@@ -167,13 +167,13 @@ def admit(*names: str) -> Decisions:
     return Decisions(grants=tuple(Grant(uid=name, nodes=2) for name in names))
 
 
-async def test_nothing_to_say_is_nothing_written(world: World) -> None:
+async def test_no_change_writes_nothing(world: World) -> None:
     world.catch_up()
     assert await world.reconciler.attempt(KEY) == Done()
     assert world.log == []
 
 
-async def test_no_more_tasks_are_started_than_there_are_writes(world: World) -> None:
+async def test_there_are_no_more_tasks_than_writes(world: World) -> None:
     world.job("a")
     world.decisions = admit("a")
     started: list[asyncio.Task[object]] = []
@@ -192,13 +192,13 @@ async def test_no_more_tasks_are_started_than_there_are_writes(world: World) -> 
     assert len(started) == len(world.log)
 
 
-async def test_nothing_is_decided_while_nodes_are_still_listed(world: World) -> None:
+async def test_no_decision_before_nodes_are_listed(world: World) -> None:
     world.nodes_known = False
     assert await world.reconciler.attempt(KEY) == Behind(BEHIND_RETRY)
     assert world.decided == 0
 
 
-async def test_what_is_given_back_goes_before_who_is_admitted(world: World) -> None:
+async def test_releases_are_written_before_admissions(world: World) -> None:
     world.job("new")
     world.job("victim", held=4)
     world.job("smaller", held=4)
@@ -224,7 +224,7 @@ async def test_what_is_given_back_goes_before_who_is_admitted(world: World) -> N
     assert account.round_robin == RoundRobinState(current=3)
 
 
-async def test_who_gave_way_is_counted_whatever_becomes_of_the_writes_after_it(
+async def test_a_preemption_counts_even_if_later_writes_fail(
     world: World,
 ) -> None:
     world.job("new")
@@ -236,7 +236,7 @@ async def test_who_gave_way_is_counted_whatever_becomes_of_the_writes_after_it(
     assert world.value("torchrun_preemptions_total", reason="Reclaimed") == 1
 
 
-async def test_who_gave_way_is_counted_once_though_it_is_sent_twice(world: World) -> None:
+async def test_a_preemption_that_is_sent_twice_counts_once(world: World) -> None:
     world.job("victim", held=4)
     preempt = Preemption(uid="victim", for_uid="new", reason="Reclaimed", message="for new")
     world.decisions = Decisions(preemptions=(preempt,))
@@ -248,7 +248,7 @@ async def test_who_gave_way_is_counted_once_though_it_is_sent_twice(world: World
     assert world.value("torchrun_preemptions_total", reason="Reclaimed") == 1
 
 
-async def test_nothing_is_decided_before_the_cache_shows_every_write(world: World) -> None:
+async def test_no_decision_before_the_cache_shows_every_write(world: World) -> None:
     world.job("a")
     world.decisions = admit("a")
     await world.reconciler.attempt(KEY)
@@ -261,7 +261,7 @@ async def test_nothing_is_decided_before_the_cache_shows_every_write(world: Worl
     assert world.decided == 2
 
 
-async def test_a_server_that_was_restored_is_not_waited_for_for_ever(world: World) -> None:
+async def test_the_wait_for_a_restored_api_server_is_bounded(world: World) -> None:
     world.job("a")
     world.decisions = admit("a")
     await world.reconciler.attempt(KEY)
@@ -271,9 +271,7 @@ async def test_a_server_that_was_restored_is_not_waited_for_for_ever(world: Worl
 
 
 @pytest.mark.parametrize("carried_out", [True, False])
-async def test_a_write_without_an_answer_is_sent_again_until_its_outcome_is_known(
-    world: World, carried_out: bool
-) -> None:
+async def test_a_write_without_a_response_is_repeated(world: World, carried_out: bool) -> None:
     world.job("a")
     world.decisions = admit("a")
     world.failures["a"] = [(UnavailableError("no answer"), carried_out)]
@@ -294,7 +292,7 @@ async def test_a_write_without_an_answer_is_sent_again_until_its_outcome_is_know
     assert world.decided == 2
 
 
-async def test_who_changed_meanwhile_is_looked_at_again_and_nobody_after_is_admitted(
+async def test_a_conflict_stops_the_admissions_after_it(
     world: World,
 ) -> None:
     world.job("smaller", held=4)
@@ -304,13 +302,13 @@ async def test_who_changed_meanwhile_is_looked_at_again_and_nobody_after_is_admi
     world.server["smaller"] = changed
     world.decisions = Decisions(grants=(Grant(uid="new", nodes=2), Grant(uid="smaller", nodes=1)))
     assert await world.reconciler.attempt(KEY) == Behind(BEHIND_RETRY)
-    assert world.log == [], "its room is not free yet"
+    assert world.log == [], "its nodes are not free yet"
     world.catch_up()
     assert await world.reconciler.attempt(KEY) == Done()
     assert world.log == ["smaller", "new"]
 
 
-async def test_a_refusal_leaves_nothing_to_wait_for(world: World) -> None:
+async def test_a_refused_write_is_not_expected_in_the_cache(world: World) -> None:
     world.job("a")
     world.decisions = admit("a")
     world.failures["a"] = [(ApiError(403, "Forbidden", "no"), False)]
@@ -320,7 +318,7 @@ async def test_a_refusal_leaves_nothing_to_wait_for(world: World) -> None:
     assert world.log == ["a"]
 
 
-async def test_one_that_is_gone_is_no_obstacle(world: World) -> None:
+async def test_a_write_to_a_deleted_job_is_no_failure(world: World) -> None:
     world.job("a")
     world.decisions = admit("a")
     del world.server["a"]
@@ -330,7 +328,7 @@ async def test_one_that_is_gone_is_no_obstacle(world: World) -> None:
     assert await world.reconciler.attempt(KEY) == Done()
 
 
-async def test_of_many_the_first_in_line_are_told_first(world: World) -> None:
+async def test_positions_are_written_in_the_order_of_the_queue(world: World) -> None:
     names = [f"job-{number:04}" for number in range(MAX_REPORTS + 50)]
     for name in names:
         world.job(name)
@@ -343,7 +341,7 @@ async def test_of_many_the_first_in_line_are_told_first(world: World) -> None:
     assert len(world.log) == len(names)
     world.catch_up()
     assert await world.reconciler.attempt(KEY) == Done()
-    assert len(world.log) == len(names), "at rest nothing is written"
+    assert len(world.log) == len(names), "nothing is left to write"
 
 
 @pytest.mark.parametrize(("after", "seconds"), [(0, MIN_DELAY), (7, 7)])
@@ -355,7 +353,7 @@ async def test_deadlines_come_from_the_decision_and_from_nodes(
     assert await world.reconciler.attempt(KEY) == RequeueAfter(seconds)
 
 
-async def test_deciding_takes_only_a_share_of_the_time(world: World) -> None:
+async def test_decisions_take_a_limited_share_of_the_time(world: World) -> None:
     def slow(state: ClusterState, now: datetime) -> Decisions:
         world.time += 2
         return Decisions()

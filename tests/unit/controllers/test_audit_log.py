@@ -1,4 +1,4 @@
-"""One line for each decision, and none where nothing is decided."""
+"""The audit log has one line for each decision, and no others."""
 
 from typing import Any
 
@@ -28,11 +28,11 @@ def told(before: TorchrunJobStatus, after: TorchrunJobStatus) -> list[tuple[str,
     return [(line.event, dict(line.fields)) for line in audit_log.status_lines(before, after)]
 
 
-def test_the_same_status_again_is_no_decision() -> None:
+def test_an_unchanged_status_is_not_logged() -> None:
     assert told(RUNNING, RUNNING) == []
 
 
-def test_counts_and_progress_are_no_decisions() -> None:
+def test_changed_counts_and_progress_are_not_logged() -> None:
     counts = {"workers": WorkersStatus(running=2), "workers_status": "2/2 ready"}
     after = TorchrunJobStatus(
         phase="Running", reason="AllRun", message="2 run", progress=Progress(step=4), **counts
@@ -61,7 +61,7 @@ def test_another_reason_in_the_same_phase() -> None:
     assert told(TorchrunJobStatus(phase="Queued"), waits) == [("reason changed", said)]
 
 
-def test_a_restart_is_one_line_and_the_phase_another() -> None:
+def test_a_restart_and_a_phase_are_separate_lines() -> None:
     after = TorchrunJobStatus(
         phase="Queued", reason="BackingOff", attempt=1, restarts=1, attempts=(FIRST,)
     )
@@ -81,7 +81,7 @@ def test_a_restart_is_one_line_and_the_phase_another() -> None:
     assert (phase[0], phase[1]["attempt"], phase[1]["was"]) == ("phase changed", 1, "Running")
 
 
-def test_attempts_that_are_known_are_not_told_again() -> None:
+def test_recorded_attempts_are_not_logged_again() -> None:
     second = Attempt(number=1, reason="NodeLost")
     before = TorchrunJobStatus(attempts=(FIRST,))
     after = TorchrunJobStatus(attempts=(FIRST, second))
@@ -89,14 +89,14 @@ def test_attempts_that_are_known_are_not_told_again() -> None:
 
 
 class TestInTheReconciler:
-    """A line is written when, and only when, the write has succeeded."""
+    """Only successful writes are logged."""
 
-    async def test_nothing_at_all_for_nothing(self, world: World) -> None:
+    async def test_an_empty_plan_logs_nothing(self, world: World) -> None:
         with structlog.testing.capture_logs() as lines:
             await world.reconciler.attempt(KEY)
         assert lines == []
 
-    async def test_objects_by_what_became_of_them(self, world: World) -> None:
+    async def test_objects_are_logged_by_outcome(self, world: World) -> None:
         last_number = Apply(SERVICES, SERVICE.body, "uid")
         world.plan = lambda _: Plan(applies=(SERVICE, GANG, last_number), deletes=(GONE,))
         with structlog.testing.capture_logs() as lines:
@@ -107,7 +107,7 @@ class TestInTheReconciler:
             {"event": "object deleted", **ABOUT, "object": "Job/run"},
         ]
 
-    async def test_a_status_without_a_decision_is_for_debugging(self, world: World) -> None:
+    async def test_a_status_without_a_decision_is_logged_at_debug(self, world: World) -> None:
         world.present[KEY] = observed("Running")
         after = TorchrunJobStatus(phase="Running", workers_status="2/2 ready")
         world.plan = lambda _: Plan(status=after)
@@ -115,7 +115,7 @@ class TestInTheReconciler:
             await world.reconciler.attempt(KEY)
         assert [line["log_level"] for line in lines] == ["debug"]
 
-    async def test_a_write_that_failed_has_decided_nothing(self, world: World) -> None:
+    async def test_a_failed_write_logs_no_decision(self, world: World) -> None:
         world.failures = [SupersededError("changed meanwhile")]
         world.plan = lambda _: Plan(status=RUNNING)
         with structlog.testing.capture_logs() as lines:

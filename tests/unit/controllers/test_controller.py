@@ -1,4 +1,4 @@
-"""How outcomes of an attempt become verbs of the queue."""
+"""How the outcome of an attempt becomes a call of the work queue."""
 
 import anyio
 import pytest
@@ -37,7 +37,7 @@ def world() -> World:
 
 
 class TestSettling:
-    """Outcomes become verbs of the queue."""
+    """Each outcome becomes a call of the work queue."""
 
     @pytest.mark.parametrize(
         "error",
@@ -48,7 +48,7 @@ class TestSettling:
             RuntimeError("a bug"),
         ],
     )
-    async def test_failures_come_back_with_backoff(self, world: World, error: Exception) -> None:
+    async def test_failures_are_retried_with_backoff(self, world: World, error: Exception) -> None:
         world.plan = lambda _: Plan(applies=(SERVICE,))
         world.failures = [error]
         world.queue.add(KEY)
@@ -63,7 +63,7 @@ class TestSettling:
         assert world.queue.failures(KEY) == 0, "a success forgets them"
         assert SERVICE in world.log
 
-    async def test_a_right_that_was_taken_away_is_an_event(self, world: World) -> None:
+    async def test_a_revoked_permission_is_an_event(self, world: World) -> None:
         world.plan = lambda _: Plan(deletes=(GONE,))
         message = 'jobs.batch "run" is forbidden: User "c" cannot delete resource "jobs"'
         world.failures = [ApiError(403, "Forbidden", message)]
@@ -72,7 +72,7 @@ class TestSettling:
         assert world.events == [Event("Warning", "Forbidden", message)]
         assert world.queue.next_ready() == FORBIDDEN_RETRY
 
-    async def test_a_refusal_that_nobody_deals_with_is_no_hot_loop(self) -> None:
+    async def test_an_unhandled_refusal_is_no_hot_loop(self) -> None:
         class Refused:
             async def attempt(self, key: str) -> Outcome:
                 raise RejectedError(REJECTION, permanent=True)
@@ -88,7 +88,7 @@ class TestSettling:
                     await anyio.lowlevel.checkpoint()
                 tasks.cancel_scope.cancel()
 
-    async def test_the_server_says_when(self, world: World) -> None:
+    async def test_retry_after_is_the_delay(self, world: World) -> None:
         world.plan = lambda _: Plan(applies=(SERVICE,))
         world.failures = [UnavailableError("429", retry_after=3)]
         world.queue.add(KEY)
@@ -96,9 +96,7 @@ class TestSettling:
         assert world.queue.next_ready() == 3
         assert world.queue.failures(KEY) == 1
 
-    async def test_a_server_that_goes_on_asking_for_a_second_gets_less_and_less(
-        self, world: World
-    ) -> None:
+    async def test_a_repeated_retry_after_backs_off(self, world: World) -> None:
         world.plan = lambda _: Plan(applies=(SERVICE,))
         world.queue.add(KEY)
         for _ in range(12):
@@ -109,7 +107,7 @@ class TestSettling:
             world.time += wait
         assert wait == pytest.approx(0.005 * 2**11)
 
-    async def test_a_bug_costs_its_own_job_only(
+    async def test_a_bug_affects_its_own_job_only(
         self, world: World, capsys: pytest.CaptureFixture[str]
     ) -> None:
         neighbour = ("team", "neighbour")
@@ -136,7 +134,7 @@ class TestSettling:
         assert world.value("torchrun_stale_sync_skips_total") == 1
         assert world.queue.next_ready() == 1
 
-    async def test_a_terminal_refusal_is_left_alone_for_long(self, world: World) -> None:
+    async def test_a_terminal_refusal_is_retried_after_a_long_time(self, world: World) -> None:
         world.plan = waiting_for
         world.failures = [RejectedError(REJECTION, permanent=True)]
         world.queue.add(KEY)
@@ -144,7 +142,7 @@ class TestSettling:
         assert world.queue.next_ready() == REJECTED_RETRY
         assert world.value("torchrun_reconcile_total", controller="job", outcome="Terminal") == 1
 
-    async def test_shut_down_ends_the_worker_and_leaves_what_waits(self, world: World) -> None:
+    async def test_shutdown_finishes_the_current_key_only(self, world: World) -> None:
         started, release = anyio.Event(), anyio.Event()
         world.plan = lambda _: Plan(applies=(SERVICE,))
         original = world.apply
@@ -163,11 +161,11 @@ class TestSettling:
                 await started.wait()
                 world.queue.shut_down()
                 release.set()
-        assert world.log == [SERVICE], "what is in work is finished"
-        assert len(world.observations) == 1, "what waits is not begun"
+        assert world.log == [SERVICE], "the current key is finished"
+        assert len(world.observations) == 1, "waiting keys are not started"
 
 
-async def test_a_controller_of_another_kind_of_key_is_told_apart(
+async def test_controllers_have_metrics_of_their_own(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Refusing:

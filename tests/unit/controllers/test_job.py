@@ -44,7 +44,7 @@ def world() -> World:
     return World()
 
 
-async def test_a_plan_is_carried_out_in_its_order(world: World) -> None:
+async def test_the_writes_of_a_plan_keep_their_order(world: World) -> None:
     plan = Plan(applies=(SERVICE,), deletes=(GONE,), status=status("Running"), events=(STARTED,))
     world.plan = lambda _: plan
     assert await world.reconciler.attempt(KEY) == Done()
@@ -57,7 +57,7 @@ async def test_an_empty_plan_writes_nothing(world: World) -> None:
     assert world.log == []
 
 
-async def test_a_job_that_is_gone_is_forgotten(world: World) -> None:
+async def test_a_deleted_job_is_forgotten(world: World) -> None:
     world.present.clear()
     assert await world.reconciler.attempt(KEY) == Done()
     assert world.observations == []
@@ -68,7 +68,7 @@ async def test_deadlines_come_from_the_plan(world: World) -> None:
     assert await world.reconciler.attempt(KEY) == RequeueAfter(7)
 
 
-async def test_nothing_is_decided_before_the_cache_shows_our_own_write(world: World) -> None:
+async def test_no_decision_before_the_cache_shows_our_own_write(world: World) -> None:
     world.plan = lambda _: Plan(applies=(SERVICE,))
     await world.reconciler.attempt(KEY)
     assert isinstance(await world.reconciler.attempt(KEY), Behind)
@@ -77,7 +77,7 @@ async def test_nothing_is_decided_before_the_cache_shows_our_own_write(world: Wo
     assert await world.reconciler.attempt(KEY) == Done()
 
 
-async def test_a_cache_that_never_comes_is_not_waited_for_for_ever(world: World) -> None:
+async def test_the_wait_for_a_cache_is_bounded(world: World) -> None:
     world.plan = lambda _: Plan(applies=(SERVICE,))
     await world.reconciler.attempt(KEY)
     world.time += EXPECTATION_TIMEOUT - 0.5
@@ -86,7 +86,7 @@ async def test_a_cache_that_never_comes_is_not_waited_for_for_ever(world: World)
     assert await world.reconciler.attempt(KEY) == Done()
 
 
-async def test_what_only_the_status_tells_of_is_told_first(world: World) -> None:
+async def test_a_status_before_deletes_is_written_first(world: World) -> None:
     world.plan = lambda _: Plan(
         deletes=(GONE,), status_before_deletes=True, status=status("Suspended")
     )
@@ -97,7 +97,7 @@ async def test_what_only_the_status_tells_of_is_told_first(world: World) -> None
 class TestStatus:
     """At most one write a second, unless the phase changes."""
 
-    async def test_the_rest_of_the_second_is_waited_for(self, world: World) -> None:
+    async def test_the_status_waits_for_the_rest_of_the_second(self, world: World) -> None:
         world.present[KEY] = observed("Running")
         world.cache.resource_version = 100
         world.plan = lambda _: Plan(status=status("Running", "1/2 ready"), events=(STARTED,))
@@ -106,13 +106,13 @@ class TestStatus:
         world.plan = lambda _: Plan(status=status("Running", "2/2 ready"), events=(STARTED,))
         assert await world.reconciler.attempt(KEY) == RequeueAfter(0.75)
         assert world.log == [status("Running", "1/2 ready")]
-        assert world.events == [STARTED], "an event tells of the status that is there"
+        assert world.events == [STARTED], "events describe the stored status"
         world.time += 0.75
         assert await world.reconciler.attempt(KEY) == Done()
         assert world.log[1:] == [status("Running", "2/2 ready")]
 
     @pytest.mark.parametrize("phase", ["Running", "Succeeded"])
-    async def test_a_write_that_fails_for_good_backs_off(self, world: World, phase: Phase) -> None:
+    async def test_a_write_that_keeps_failing_backs_off(self, world: World, phase: Phase) -> None:
         world.present[KEY] = observed("Running")
         world.plan = lambda _: Plan(status=status(phase, "too long"))
         world.failures = [ApiError(422, "Invalid", "status.message: Too long")] * 100
@@ -124,7 +124,7 @@ class TestStatus:
             assert wait is not None
             world.time += wait
         writes = 100 - len(world.failures)
-        assert writes < 25, "an hour of waits that double"
+        assert writes < 25, "delays double up to an hour in total"
         assert world.queue.failures(KEY) == writes
 
     async def test_a_change_of_phase_is_written_at_once(self, world: World) -> None:
@@ -136,7 +136,7 @@ class TestStatus:
         assert await world.reconciler.attempt(KEY) == Done()
         assert world.log[-1] == status("Succeeded")
 
-    async def test_of_what_was_just_created_waits_while_others_wait_to_start(
+    async def test_the_status_of_a_new_gang_waits_while_other_jobs_start(
         self, world: World
     ) -> None:
         world.busy = True
@@ -147,10 +147,12 @@ class TestStatus:
         assert (world.log, world.events) == ([SERVICE, GONE], [])
         world.cache.resource_version = 1
         world.plan = lambda _: Plan(status=status("Starting"), events=(STARTED,))
-        assert await world.reconciler.attempt(KEY) == Done(), "nothing was created: it is told now"
+        assert await world.reconciler.attempt(KEY) == Done(), (
+            "nothing was created, so the status is written"
+        )
         assert (world.log[2:], world.events) == ([status("Starting")], [STARTED])
 
-    async def test_that_is_told_first_waits_for_nobody(self, world: World) -> None:
+    async def test_a_status_before_deletes_is_not_delayed(self, world: World) -> None:
         world.busy = True
         plan = Plan(
             applies=(SERVICE,),
@@ -162,7 +164,7 @@ class TestStatus:
         assert await world.reconciler.attempt(KEY) == Done()
         assert world.log == [SERVICE, status("Suspended"), GONE]
 
-    async def test_other_writes_are_not_held_back(self, world: World) -> None:
+    async def test_other_writes_are_not_delayed(self, world: World) -> None:
         world.present[KEY] = observed("Running")
         world.cache.resource_version = 100
         world.plan = lambda _: Plan(applies=(SERVICE,), status=status("Running"))
@@ -172,16 +174,16 @@ class TestStatus:
 
 
 class TestObstacles:
-    """A refusal is shown in the status at once, and not hammered at."""
+    """A refusal is in the status at once, and is retried slowly."""
 
-    async def test_a_conflict_is_said_and_tried_again_later(self, world: World) -> None:
+    async def test_a_conflict_is_shown_and_retried(self, world: World) -> None:
         world.plan = waiting_for
         world.failures = [NameConflictError(CONFLICT)]
         assert await world.reconciler.attempt(KEY) == RequeueAfter(CONFLICT_RETRY)
         assert world.observations[-1].refused.conflicts == (CONFLICT,)
         assert world.log == [status("Pending", "blocked")]
 
-    async def test_nothing_is_touched_meanwhile(self, world: World) -> None:
+    async def test_no_writes_until_the_conflict_is_retried(self, world: World) -> None:
         world.plan = waiting_for
         world.failures = [NameConflictError(CONFLICT)]
         await world.reconciler.attempt(KEY)
@@ -194,10 +196,8 @@ class TestObstacles:
         assert await world.reconciler.attempt(KEY) == Done()
         assert SERVICE in world.log
 
-    async def test_a_permanent_rejection_waits_for_the_user_and_not_for_ever(
-        self, world: World
-    ) -> None:
-        """Admission policies answer as schemas do, and change by themselves."""
+    async def test_a_permanent_rejection_is_retried_after_a_long_time(self, world: World) -> None:
+        """A refusal by an admission policy looks like one by the schema, and policies change."""
         world.plan = waiting_for
         error = RejectedError(REJECTION, permanent=True)
         world.failures = [error]
@@ -232,7 +232,7 @@ class TestObstacles:
         assert await world.reconciler.attempt(KEY) == Done()
         assert SERVICE in world.log
 
-    async def test_it_goes_with_its_job(self, world: World) -> None:
+    async def test_an_obstacle_is_forgotten_with_its_job(self, world: World) -> None:
         world.plan = waiting_for
         world.failures = [RejectedError(REJECTION, permanent=True)]
         await world.reconciler.attempt(KEY)
@@ -243,17 +243,17 @@ class TestObstacles:
         await world.reconciler.attempt(KEY)
         assert SERVICE in world.log
 
-    async def test_a_plan_that_insists_is_no_hot_loop(self, world: World) -> None:
+    async def test_a_plan_that_repeats_a_refused_write_is_no_hot_loop(self, world: World) -> None:
         world.plan = lambda _: Plan(applies=(SERVICE,))
         world.failures = [RejectedError(REJECTION, permanent=True)]
         world.queue.add(KEY)
         await world.attempts()
         assert world.queue.next_ready() == REJECTED_RETRY
-        assert world.log == [], "it is refused once, and not sent again"
+        assert world.log == [], "the write is sent once"
         assert world.value("torchrun_reconcile_panics_total") == 0
 
 
-async def test_waits_are_measured_when_they_end(world: World) -> None:
+async def test_the_start_is_measured_when_the_job_runs(world: World) -> None:
     created = NOW.replace(second=0)
     job = TorchrunJob(
         metadata=ObjectMeta(name="run", namespace="team", creation_timestamp=created),

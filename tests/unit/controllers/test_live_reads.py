@@ -1,4 +1,4 @@
-"""When the API server is asked before something is made again, and what its word does."""
+"""Live reads of the API server before an object is created again."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ HAD_A_GANG = {"phase": "Running", "attempt": 1, "workers": {}}
     ],
     ids=["first", "workspace is ready", "restart", "nothing is made"],
 )
-async def test_what_follows_from_what_is_seen_is_not_asked_for(observed, plan):
+async def test_no_live_read_when_the_cache_suffices(observed, plan):
     server = Server()
     await live_reads.verify(server, observed, plan)
     assert server.asked == []
@@ -75,14 +75,14 @@ async def test_what_follows_from_what_is_seen_is_not_asked_for(observed, plan):
     ],
     ids=["gone", "replaced", "gone while it syncs", "gang not shown", "newest gang not shown"],
 )
-async def test_caches_that_are_behind_decide_nothing(server, observed, plan):
+async def test_no_decision_from_caches_that_are_behind(server, observed, plan):
     with pytest.raises(SupersededError):
         await live_reads.verify(server, observed, plan)
 
 
 @pytest.mark.parametrize("end", [{"phase": "Failed"}, {"attempts": [{"number": 1}]}])
-async def test_a_gang_is_not_given_up_that_is_only_not_shown(end):
-    """Its Job seems to be deleted; with restartPolicy Never the job would fail for good."""
+async def test_a_gang_that_the_cache_does_not_show_yet_is_not_given_up(end):
+    """The Job seems to be deleted. With restartPolicy Never, the TorchrunJob would fail."""
     plan = Plan(status=msgspec.convert(end, TorchrunJobStatus))
     with pytest.raises(SupersededError, match="is there"):
         await live_reads.verify(Server(gang=GANG), seen(HAD_A_GANG, 0), plan)
@@ -102,14 +102,14 @@ async def test_a_gang_is_not_given_up_that_is_only_not_shown(end):
     ],
     ids=["deleted", "foreign", "is being deleted"],
 )
-async def test_a_gang_that_is_gone_is_followed_by_another(gang):
+async def test_a_deleted_gang_is_replaced(gang):
     server = Server(gang=gang)
     await live_reads.verify(server, seen(HAD_A_GANG), makes(JOBS))
     assert server.asked == [(TORCHRUN_JOBS.kind, "train"), (JOBS.kind, "train-r1")]
 
 
 def short_of_a_node() -> Observed:
-    """An elastic gang; the cache shows the node of one worker of two."""
+    """An elastic gang of two. The cache shows a node for one worker only."""
     job = make_job(numNodes=2, elastic={"minNodes": 1, "maxNodes": 2})
     status = msgspec.convert({"phase": "Queued", "attempt": 1, "workers": {}}, type(job.status))
     child = msgspec.convert({"metadata": {"labels": {"torchrun.ai/attempt": "1"}}}, Job)
@@ -129,7 +129,7 @@ def short_of_a_node() -> Observed:
 
 
 @pytest.mark.parametrize("version", ["8", None], ids=["changed", "gone"])
-async def test_no_gang_shrinks_by_a_pod_that_the_cache_shows_as_it_was(version):
+async def test_a_stale_pod_does_not_shrink_a_gang(version):
     server = Server()
     found = None if version is None else LiveObject("uid-pod", "uid-gang", False, version)
     server.has["Pod", "train-r1-1"] = found
@@ -137,14 +137,14 @@ async def test_no_gang_shrinks_by_a_pod_that_the_cache_shows_as_it_was(version):
         await live_reads.verify(server, short_of_a_node(), makes(JOBS))
 
 
-async def test_a_pod_that_has_no_node_in_truth_is_asked_for_once():
+async def test_an_unscheduled_pod_is_read_once():
     server = Server()
     server.has["Pod", "train-r1-1"] = LiveObject("uid-pod", "uid-gang", False, "7")
     await live_reads.verify(server, short_of_a_node(), makes(JOBS))
     assert server.asked == [("Pod", "train-r1-1")]
 
 
-async def test_pods_are_not_asked_for_where_no_gang_is_made():
+async def test_pods_are_not_read_without_a_new_gang():
     server = Server()
     await live_reads.verify(server, short_of_a_node(), Plan())
     assert server.asked == []

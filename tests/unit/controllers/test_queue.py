@@ -1,4 +1,4 @@
-"""What becomes of the key of a queue: trials, refusals, and how often its status is written."""
+"""The reconciler of queues: trials, refusals, and the rate of status updates."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -42,7 +42,7 @@ def rejected(*, permanent: bool) -> RejectedError:
 
 
 class World:
-    """A reconciler whose neighbours are all here."""
+    """A reconciler between fakes."""
 
     def __init__(self) -> None:
         self.time = 1000.0
@@ -109,7 +109,7 @@ def world() -> World:
     return World()
 
 
-async def test_a_plan_is_carried_out_in_its_order(world: World) -> None:
+async def test_the_writes_of_a_plan_keep_their_order(world: World) -> None:
     world.plan = lambda _: QueuePlan(
         applies=(SETTINGS,), deletes=(GONE,), status=ACTIVE, events=(CHANGED,)
     )
@@ -119,7 +119,7 @@ async def test_a_plan_is_carried_out_in_its_order(world: World) -> None:
     assert isinstance(await world.reconciler.attempt(KEY), Behind)
 
 
-async def test_a_queue_that_is_gone_is_forgotten(world: World) -> None:
+async def test_a_deleted_queue_is_forgotten(world: World) -> None:
     world.queue = None
     assert await world.reconciler.attempt(KEY) == Done()
     assert world.observations == []
@@ -137,7 +137,7 @@ async def test_a_status_follows_the_finalizer_once_the_cache_shows_it(world: Wor
 
 
 class TestTrials:
-    """Asked for once, and shown to the second look."""
+    """A template is tried once, and the next reconcile sees the result."""
 
     @pytest.mark.parametrize(
         ("failure", "accepted"),
@@ -164,22 +164,22 @@ class TestTrials:
         assert (verdict.generation, verdict.accepted) == (1, accepted)
         assert verdict.message == ("" if failure is None else str(failure))
         await world.reconciler.attempt(KEY)
-        assert len(world.observations) == 3, "it is remembered"
+        assert len(world.observations) == 3, "the result is stored"
         world.failures = {}
         world.time += REFUSED_RETRY
         assert await world.reconciler.attempt(KEY) == Done()
         assert len(world.observations) == (4 if good else 5), (
-            "a refusal may have been a policy's mood"
+            "a policy may have changed since the refusal"
         )
         assert world.observations[-1].template_check == TemplateCheck(1, "True")
 
-    async def test_a_server_that_does_not_answer_gives_none(self, world: World) -> None:
+    async def test_no_response_is_no_result_of_a_trial(self, world: World) -> None:
         world.plan = lambda seen: QueuePlan(trial=TRIAL)
         world.failures = {"template": UnavailableError("503")}
         with pytest.raises(UnavailableError):
             await world.reconciler.attempt(KEY)
 
-    async def test_another_spec_is_another_trial(self, world: World) -> None:
+    async def test_a_changed_spec_is_tried_again(self, world: World) -> None:
         world.plan = lambda seen: QueuePlan(trial=TRIAL if seen.template_check is None else None)
         await world.reconciler.attempt(KEY)
         assert world.queue is not None
@@ -190,11 +190,11 @@ class TestTrials:
 
 
 class TestRefusals:
-    """One object costs itself alone."""
+    """A refused object does not affect the others."""
 
     @staticmethod
     def insisting(seen: ObservedQueue) -> QueuePlan:
-        """As reconcile does: what was refused is not tried, and told."""
+        """A Plan like that of reconcile: it reports a refused object and does not write it."""
         applies = tuple(
             intent
             for intent in (SETTINGS, OTHER)
@@ -213,7 +213,7 @@ class TestRefusals:
         ],
         ids=str,
     )
-    async def test_the_others_are_made_and_it_is_told(
+    async def test_a_refused_object_is_reported_and_the_others_are_created(
         self, world: World, failure: Exception
     ) -> None:
         world.plan, world.failures = self.insisting, {"settings": failure}
@@ -221,7 +221,7 @@ class TestRefusals:
         assert world.log == [OTHER, TorchrunQueueStatus(phase="Updating")]
         assert world.observations[-1].refused == {("configmaps", "settings"): "not so"}
 
-    async def test_it_is_tried_again_after_a_minute(self, world: World) -> None:
+    async def test_a_refused_object_is_tried_again_after_a_minute(self, world: World) -> None:
         world.plan, world.failures = self.insisting, {"settings": rejected(permanent=True)}
         await world.reconciler.attempt(KEY)
         world.cache.resource_version, world.failures = 100, {}
@@ -232,7 +232,7 @@ class TestRefusals:
         assert await world.reconciler.attempt(KEY) == Done()
         assert SETTINGS in world.log
 
-    async def test_another_spec_is_tried_at_once(self, world: World) -> None:
+    async def test_a_changed_spec_is_tried_at_once(self, world: World) -> None:
         world.plan, world.failures = self.insisting, {"settings": rejected(permanent=True)}
         await world.reconciler.attempt(KEY)
         world.cache.resource_version, world.failures = 100, {}
@@ -241,7 +241,7 @@ class TestRefusals:
         await world.reconciler.attempt(KEY)
         assert SETTINGS in world.log
 
-    async def test_a_server_that_is_down_is_no_refusal(self, world: World) -> None:
+    async def test_an_unavailable_server_is_no_refusal(self, world: World) -> None:
         world.plan, world.failures = self.insisting, {"settings": UnavailableError("503")}
         with pytest.raises(UnavailableError):
             await world.reconciler.attempt(KEY)
@@ -255,13 +255,13 @@ async def test_counts_are_written_once_a_second_and_phases_at_once(world: World)
     await world.reconciler.attempt(KEY)
     world.time += 0.25
     assert await world.reconciler.attempt(KEY) == RequeueAfter(0.75)
-    assert world.events == [CHANGED], "it is held back with its status"
+    assert world.events == [CHANGED], "the event waits with its status"
     world.plan = lambda _: QueuePlan(status=TorchrunQueueStatus(phase="Terminating"))
     assert await world.reconciler.attempt(KEY) == Done()
     assert len(world.log) == 2
 
 
-async def test_a_status_that_failed_is_tried_again_by_the_queues_backoff(world: World) -> None:
+async def test_a_failed_status_is_retried_with_the_backoff_of_its_queue(world: World) -> None:
     assert world.queue is not None
     world.queue = replace(world.queue, status=ACTIVE)
     world.plan = lambda _: QueuePlan(status=ACTIVE)

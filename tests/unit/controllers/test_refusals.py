@@ -1,4 +1,4 @@
-"""A refused write concerns its own object: the status and the rest of the job go on."""
+"""A refused write affects its own object only, not the status or the rest of the job."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ SERVICE = ("Service", "train")
 
 
 def cluster_of(**spec: Any) -> Cluster:
-    """A gang of two whose workers run, and whose Service is gone and may not be created again."""
+    """A running gang of two. Its Service was deleted and cannot be created again."""
     world = World(make_job(numNodes=2, **spec), make_queue())
     world.settle()
     world.all_workers("Running")
@@ -26,7 +26,7 @@ def cluster_of(**spec: Any) -> Cluster:
     return cluster
 
 
-async def test_a_gang_that_lives_has_its_status_whatever_is_refused() -> None:
+async def test_a_running_gang_has_a_status_despite_refusals() -> None:
     cluster = cluster_of()
     assert await cluster.attempt() == RequeueAfter(FORBIDDEN_RETRY)
     world = cluster.world
@@ -37,7 +37,7 @@ async def test_a_gang_that_lives_has_its_status_whatever_is_refused() -> None:
     assert [e.reason for e in cluster.events if e.type == "Warning"] == ["Rejected"]
 
 
-async def test_it_is_tried_once_a_minute_and_the_warning_goes_with_it() -> None:
+async def test_a_refused_write_is_retried_and_warned_of_once_a_minute() -> None:
     cluster = cluster_of()
     for _ in range(50):
         await cluster.attempt()
@@ -66,7 +66,7 @@ async def test_a_refused_write_and_a_suspension() -> None:
     cluster.world.containers_stop()
     await cluster.attempt()
     assert cluster.world.phase == "Suspended"
-    # The next gang needs the Service: it waits for it, and says so.
+    # The next gang needs the Service. It waits, and the message says so.
     cluster.world.spec(suspend=False)
     await cluster.attempt()
     assert (cluster.world.phase, cluster.world.job.status.reason) == ("Pending", "Rejected")
@@ -78,7 +78,7 @@ async def test_a_refused_write_and_a_suspension() -> None:
 
 
 async def test_a_refused_write_and_a_restart() -> None:
-    """The end of a gang is recorded; the next is created when all that it needs is accepted."""
+    """The end of the gang is recorded. The next one starts when all of its objects are accepted."""
     cluster = cluster_of(reliability={"maxRestarts": 2})
     await cluster.attempt()
     cluster.world.all_workers("Failed")
@@ -110,7 +110,7 @@ async def test_each_refusal_is_named_and_concerns_its_own_object() -> None:
     assert "services train" in message
     assert "pods train-r1-0-abcde" in message
     assert world.objects[PODS.plural, "train-r1-1-abcde"].metadata.annotations.start == "1"
-    assert world.phase == "Queued", "a worker without its go-ahead does not run"
+    assert world.phase == "Queued", "a worker without its start annotation does not run"
     cluster.refuses = {SERVICE}
     world.pass_time(minutes=1)
     await cluster.attempt()
@@ -118,7 +118,7 @@ async def test_each_refusal_is_named_and_concerns_its_own_object() -> None:
     assert world.phase == "Running"
 
 
-async def test_a_pod_that_may_not_be_deleted_does_not_silence_the_end() -> None:
+async def test_a_forbidden_pod_delete_does_not_hide_the_end_of_the_job() -> None:
     cluster = cluster_of(reliability={"maxRestarts": 0})
     cluster.refuses = set()
     await cluster.attempt()
@@ -140,7 +140,7 @@ async def test_a_pod_that_may_not_be_deleted_does_not_silence_the_end() -> None:
     assert "WritesAccepted" not in {c.type for c in cluster.world.job.status.conditions}
 
 
-async def test_a_job_that_may_not_be_deleted_is_told_of_while_the_suspension_waits() -> None:
+async def test_a_forbidden_job_delete_is_shown_while_the_suspension_waits() -> None:
     cluster = cluster_of()
     cluster.refuses = set()
     await cluster.attempt()
@@ -153,7 +153,7 @@ async def test_a_job_that_may_not_be_deleted_is_told_of_while_the_suspension_wai
     assert cluster.requests.count(("Job", "train")) == 1
 
 
-async def test_a_gang_is_never_created_without_what_it_needs() -> None:
+async def test_a_gang_is_never_created_without_its_objects() -> None:
     world = World(make_job(numNodes=2), make_queue())
     cluster = Cluster(world)
     cluster.refuses = {SERVICE}
@@ -163,7 +163,7 @@ async def test_a_gang_is_never_created_without_what_it_needs() -> None:
 
 
 class Taken(Cluster):
-    """Every name of a child Job is held by somebody else."""
+    """Other owners have all names of child Jobs."""
 
     async def apply(self, intent: Apply) -> WriteResult:
         self.requests.append((intent.kind.kind, intent.name))
@@ -172,8 +172,8 @@ class Taken(Cluster):
         raise NameConflictError(Conflict(intent.kind.resource, intent.name, "another's"))
 
 
-async def test_taken_names_are_found_a_few_in_each_attempt() -> None:
-    """The number of an attempt whose name is taken is passed over; the search is bounded."""
+async def test_taken_names_are_skipped_a_few_at_a_time() -> None:
+    """An attempt skips numbers whose names are taken, a bounded number at a time."""
     world = World(make_job(numNodes=1), make_queue())
     world.settle()
     world.all_workers("Running")

@@ -45,14 +45,14 @@ def git(directory: Path, *arguments: str, stdin: bytes | None = None, **environm
 
 
 def repository(directory: Path, files: dict[str, bytes | str]) -> str:
-    """A repository with one commit on main; text stands for a link's target. Returns the commit."""
+    """Create a repository with one commit on main. A text is the target of a link. Returns the commit."""
     directory.mkdir(parents=True, exist_ok=True)
     git(directory, "init", "--quiet", "--initial-branch=main")
     return commit(directory, files)
 
 
 def commit(directory: Path, files: dict[str, bytes | str]) -> str:
-    """One more commit."""
+    """Add a commit."""
     for name, content in files.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def commit(directory: Path, files: dict[str, bytes | str]) -> str:
 
 
 def plant(directory: Path, entries: list[tuple[str, bytes, bytes]]) -> str:
-    """A commit of one tree with (mode, name, content of its blob), as no git would write it."""
+    """Write a commit with a malformed tree: (mode, name, content of the blob)."""
     if not (directory / ".git").exists():
         directory.mkdir(parents=True, exist_ok=True)
         git(directory, "init", "--quiet", "--initial-branch=main")
@@ -86,7 +86,7 @@ def plant(directory: Path, entries: list[tuple[str, bytes, bytes]]) -> str:
 
 
 def authority(folder: Path, names: str = "DNS:localhost,IP:127.0.0.1") -> Path:
-    """A certificate authority with a server's certificate; the path of ca.crt."""
+    """Create a certificate authority and a server certificate. Returns the path of ca.crt."""
     folder.mkdir(exist_ok=True)
     (folder / "san").write_text(f"subjectAltName={names}")
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]

@@ -1,4 +1,4 @@
-"""Archives that must be refused, one class each, hidden among members that are fine."""
+"""Archives that must be refused: one class of hostile member each, among valid members."""
 
 import io
 import stat
@@ -93,7 +93,7 @@ def rename_raw(replacement: bytes, flags: int = 0) -> Callable[[bytes], bytes]:
 
 
 def share_bytes(archive: bytes) -> bytes:
-    """The last central header twice, both pointing to the same member under two names."""
+    """Repeat the last central header under another name; both point to the same member."""
     at = archive.rfind(CENTRAL)
     end = archive.rfind(b"PK\x05\x06")
     header = bytearray(archive[at:end])
@@ -188,7 +188,7 @@ trees = st.dictionaries(plain_names, st.binary(max_size=200), max_size=6)
 
 
 def build(files: dict[str, bytes], hostile: Hostile, first: bool) -> bytes:
-    """An archive of `files` and the hostile member, which comes first or last of all."""
+    """An archive of `files` and the hostile member, either first or last."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         if hostile.add and first and not hostile.patch:

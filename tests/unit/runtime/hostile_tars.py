@@ -1,4 +1,4 @@
-"""Tar archives that must be refused, one class each, hidden among members that are fine."""
+"""Tar archives that must be refused: one class of hostile member each, among valid members."""
 
 import gzip
 import io
@@ -83,7 +83,7 @@ def global_headers(archive: tarfile.TarFile, chance: random.Random) -> None:
 
 
 def header(name: bytes, size: bytes, kind: bytes) -> bytes:
-    """A ustar header with a checksum that is right, whatever else it says."""
+    """A ustar header with a valid checksum and any other fields."""
     block = bytearray(BLOCK)
     block[0 : len(name)] = name
     block[100:108] = b"0000644\0"
@@ -96,19 +96,19 @@ def header(name: bytes, size: bytes, kind: bytes) -> bytes:
 
 
 def raw(name: bytes = b"raw", size: bytes = b"00000000001\0", kind: bytes = b"0") -> Patch:
-    """A header of our own in front of everything, with a block after it."""
+    """A custom header before all others, with one block after it."""
     return lambda data, chance: header(name, size, kind) + b"x" + bytes(BLOCK - 1) + data
 
 
 def endless(kind: bytes) -> Patch:
-    """A header's own payload that announces up to eight gibibytes."""
+    """A header whose payload announces up to eight gibibytes."""
     return lambda data, chance: raw(b"big", b"%011o\0" % chance.randrange(2 << 20, 8 << 30), kind)(
         data, chance
     )
 
 
 def cut(data: bytes, chance: random.Random) -> bytes:
-    # Not inside of the zeros at the end: without some of those an archive is whole as well.
+    # Not within the zeros at the end: an archive is complete without some of them.
     return data[: chance.randrange(1, len(data.rstrip(b"\0")))]
 
 
@@ -168,7 +168,7 @@ CLASSES: dict[str, tuple[Add | None, Patch | None]] = {
 
 
 def build(name: str, chance: random.Random) -> bytes:
-    """An archive of this class; half of them compressed."""
+    """An archive of this class. Half of them are compressed."""
     extra, patch = CLASSES[name]
     buffer = io.BytesIO()
     layout = tarfile.PAX_FORMAT if extra is sparse or chance.random() < 0.5 else tarfile.GNU_FORMAT

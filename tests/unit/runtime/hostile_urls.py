@@ -1,11 +1,11 @@
-"""URLs, refs and folders that must be refused before anything is asked of anybody, by class."""
+"""URLs, refs and folders that must be refused before any request, by class."""
 
 import random
 from collections.abc import Callable
 
 FINE = "https://git.example/acme/train.git"
-# Every spelling of 169.254.169.254 that a resolver takes, and the other addresses that hand out
-# credentials or lead nowhere good.
+# Every spelling of 169.254.169.254 that a resolver accepts, and other addresses that serve
+# credentials or are private.
 FORBIDDEN = (
     "169.254.169.254",
     "2852039166",

@@ -1,4 +1,4 @@
-"""A small HTTP server in threads, with the faults that a test gives it."""
+"""A small threaded HTTP server with injected faults."""
 
 import ssl
 import threading
@@ -13,7 +13,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: object) -> None:
-        """A client that goes away is no news."""
+        """Ignore a client that disconnects."""
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def listening(
     version: str = "HTTP/1.0",
     tls: ssl.SSLContext | None = None,
 ) -> Iterator[int]:
-    """Let `answer` see to every request until the end of the block. Yields the port."""
+    """Handle every request with `answer` until the end of the block. Yields the port."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = version

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def measured() -> dict[str, str]:
-    """Environment that lets coverage follow into a child process, where coverage runs at all."""
+    """The environment with which coverage measures a child process; empty without coverage."""
     if coverage.Coverage.current() is None:
         return {}
     data = os.environ.get("COVERAGE_FILE", str(ROOT / ".coverage"))
@@ -36,7 +36,7 @@ def measured() -> dict[str, str]:
 
 @dataclass
 class Launched:
-    """A launcher that runs; what its command writes to stdout can be read line by line."""
+    """A running launcher. Lines of its stdout can be read one by one."""
 
     process: "subprocess.Popen[str]"
     termination_log: Path
@@ -66,7 +66,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Launcher:
-    """Starts launchers; `directory` holds the termination message and the command's files."""
+    """Starts launchers. `directory` has the termination message and the files of the command."""
 
     python: str
     directory: Path
@@ -89,9 +89,9 @@ class Launcher:
         return Launched(process, log)
 
     def clear(self) -> None:
-        """Leave nothing of a test that failed in the middle.
+        """Kill every process, also after a test that failed in the middle.
 
-        Ranks have sessions of their own, and hold the pipes that are read to their end here.
+        Ranks have their own sessions, and their pipes would never end.
         """
         for process in self.started:
             if process.poll() is None:
@@ -101,7 +101,7 @@ class Launcher:
                 process.communicate()
 
     def _entry(self) -> list[str]:
-        """As a pod starts it; by its package's name where coverage is to recognise it."""
+        """The command line of a pod, or `-m` with the package name so that coverage recognises it."""
         if measured() and self.python == sys.executable and not self.folder:
             return ["-m", "torchrun_runtime.launch"]
         return [str(self.folder or FOLDER)]

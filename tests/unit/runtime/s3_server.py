@@ -1,4 +1,4 @@
-"""An S3 gateway with the faults that a test gives it; integration tests use a real one."""
+"""An S3 gateway with injected faults. Integration tests use a real gateway."""
 
 import hashlib
 import ssl
@@ -56,7 +56,7 @@ def listing(objects: dict[str, bytes], token: str = "", **changes: str) -> bytes
 
 
 def content(objects: dict[str, bytes], request: Request) -> Reply:
-    """What a gateway answers to a well-behaved request for an object of these."""
+    """The response of a healthy gateway with these objects."""
     body = objects[request.key]
     headers = {"ETag": f'"{etag(body)}"'}
     start = request.headers.get("range", "bytes=0-").removeprefix("bytes=").removesuffix("-")
@@ -66,7 +66,7 @@ def content(objects: dict[str, bytes], request: Request) -> Reply:
 
 
 def behave(objects: dict[str, bytes]) -> Answer:
-    """Lists and hands out what it has."""
+    """A handler that lists and returns these objects."""
 
     def answer(request: Request) -> Reply:
         if not request.key:
@@ -79,7 +79,7 @@ def behave(objects: dict[str, bytes]) -> Answer:
 
 @dataclass
 class Gateway:
-    """Its port and the requests it got."""
+    """A running gateway: its port and its requests."""
 
     answer: Answer
     port: int = 0
@@ -93,7 +93,7 @@ class Gateway:
 def serving(
     address: tuple[str, int] = ("127.0.0.1", 0), tls: ssl.SSLContext | None = None
 ) -> Iterator[Gateway]:
-    """Answers by `answer`, which tests replace."""
+    """Handle requests with `answer`, which tests can replace."""
     state = Gateway(behave({}))
 
     def answer(handler: BaseHTTPRequestHandler) -> None:

@@ -1,4 +1,4 @@
-"""A job's server, its cluster's keys, and the tokens that its workers show."""
+"""The server of a job, the keys of its cluster, and the tokens of its workers."""
 
 import asyncio
 import hashlib
@@ -25,7 +25,7 @@ POD = "train-r1-0-x7k2p"
 
 
 def public_keys() -> jwt.PyJWKSet:
-    """As the API server tells them."""
+    """The response of the API server."""
     rsa_key = jwt.algorithms.RSAAlgorithm.to_jwk(RSA.public_key(), as_dict=True)
     ec_key = jwt.algorithms.ECAlgorithm.to_jwk(EC.public_key(), as_dict=True)
     keys = [
@@ -41,7 +41,7 @@ def token(
     kid: str = "rsa",
     **changes: object,
 ) -> str:
-    """A worker's token, or one that differs from it; None leaves a claim out."""
+    """The token of a worker, with changed claims. None removes a claim."""
     claims = {
         "iss": "https://kubernetes.default.svc",
         "aud": ["torchrun.ai/workspace"],
@@ -80,7 +80,7 @@ def publish(directory: Path, files: dict[str, bytes], *empty: str) -> Manifest:
 
 @contextmanager
 def running(directory: Path) -> Iterator[str]:
-    """The server of job `train` in namespace `ml`, in a thread of its own; its URL."""
+    """Run the server of job `train` in namespace `ml` in a thread. Yields its URL."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

@@ -19,7 +19,7 @@ UP_WITHIN = 20.0
 
 @dataclass
 class Sshd:
-    """sshd on a port of its own, for the user that runs the tests and one key."""
+    """sshd on its own port, for the current user and one key."""
 
     folder: Path
     host: str
@@ -53,15 +53,15 @@ def serving(
 ) -> Iterator[Sshd]:
     """A server for the repository `train` in `folder`, on one address.
 
-    port: 0 for any that is free on this machine. inside: a command that runs the rest of its
-    arguments where the address is.
+    port: 0 for any free port. inside: a command prefix that runs its arguments in the network
+    namespace of the address.
     """
     packages.ensure({"sshd": "openssh-server", "ssh": "openssh-client"})
     program = packages.find("sshd")
     assert program
     for name in ("host", "other", "user"):
         make_key(folder / name)
-    # What authorized_keys forces runs for every login: git's own server, and nothing else.
+    # The command in authorized_keys runs for every login: only the git server.
     serve = folder / "serve"
     serve.write_text(
         f"#!{sys.executable} -I\nimport os, shlex\n"
@@ -80,7 +80,9 @@ def serving(
         f"PermitRootLogin prohibit-password\n"
     )
     if os.getuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)  # where sshd locks itself in, as its package has it
+        Path("/run/sshd").mkdir(
+            exist_ok=True
+        )  # the chroot directory that the package of sshd creates
     with (folder / "log").open("wb") as log:
         command = [*inside, program, "-D", "-e", "-f", str(folder / "config")]
         started = subprocess.Popen(command, stderr=log)

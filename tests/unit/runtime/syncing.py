@@ -44,7 +44,7 @@ def archive(files: dict[str, bytes]) -> bytes:
 
 @dataclass
 class Client:
-    """Speaks to one server, a new connection for each request. proof: of the right to upload."""
+    """A client of one server with a new connection for each request. proof: the upload token."""
 
     port: int
     proof: dict[str, str] = field(default_factory=lambda: {TOKEN_HEADER: TOKEN}, kw_only=True)
@@ -76,7 +76,7 @@ class Client:
             connection.close()
 
     def begin(self, data: bytes, start: int = 0, send: int = 0) -> http.client.HTTPConnection:
-        """Announce all from `start` on, send `send` bytes of it, and leave the connection open."""
+        """Announce the bytes from `start` on, send the first `send`, and leave the connection open."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         connection.putrequest("PUT", "/v1/upload")
         connection.putheader("Content-Length", str(len(data) - start))
@@ -111,7 +111,7 @@ class Pod(Client):
 
 @contextmanager
 def pod(settings: Settings) -> Iterator[Pod]:
-    """The whole of a pod but for signals: claim, upload, server, extraction."""
+    """A sync pod without its signals: claim, upload, server and extraction."""
     claim = Claim(settings.directory)
     claim.prepare()
     workflow = receive.open_workflow(settings, claim)
@@ -191,7 +191,7 @@ def process(directory: Path, *prefix: str, **environment: str) -> Iterator[Proce
 
 
 def settings(directory: Path, **changes: object) -> Settings:
-    """For a claim in `directory`, with no waiting."""
+    """Settings for a claim in `directory`, without a linger time."""
     directory.mkdir(exist_ok=True)
     settings = Settings(directory=directory, linger=0.0, token_sha256=digest(TOKEN.encode()))
     return replace(settings, **changes)  # type: ignore[arg-type]
@@ -234,5 +234,5 @@ def fetch_failure(settings: Settings) -> SyncError:
         fetch(settings)
     assert Claim(settings.directory).marker() is None
     left = {path.name for path in settings.directory.iterdir()}
-    assert left <= {"state", "env"}, "nothing is left behind"
+    assert left <= {"state", "env"}, "a failure leaves no files"
     return caught.value

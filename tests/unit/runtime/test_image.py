@@ -1,4 +1,4 @@
-"""What the image and the folder in users' images may hold."""
+"""Limits of the contents of the image and of the folder in users' images."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ SOURCES = sorted(LAUNCH.rglob("*.py"))
 
 
 def pins(name: str) -> dict[str, list[str]]:
-    """Hashes by normalised project name; fails on anything that is no pin."""
+    """Hashes by normalised project name. Fails on lines that are no pins."""
     found: dict[str, list[str]] = {}
     text = re.sub(r"(?m)^\s*#.*\n", "", (ROOT / "requirements" / name).read_text())
     for entry in text.replace("\\\n", " ").splitlines():

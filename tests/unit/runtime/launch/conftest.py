@@ -1,4 +1,4 @@
-"""The launcher under each Python of the tests."""
+"""The launcher on each Python of the tests."""
 
 from collections.abc import Iterator
 from pathlib import Path

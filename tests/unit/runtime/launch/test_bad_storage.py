@@ -1,7 +1,7 @@
-"""The fence where the shared directory misbehaves under a real launcher: stale, gone, full.
+"""The fence of a real launcher on storage that is stale, missing or full.
 
-A layer between the launcher and its files does the harm that a file holds the name of. The
-launcher's clock runs faster than the test's.
+A layer between the launcher and its files injects the fault that a file names. The clock of the
+launcher runs faster than the clock of the test.
 """
 
 import os
@@ -50,7 +50,7 @@ OLD, NEW = GangId("uid", 1), GangId("uid", 2)
 
 
 class Storage:
-    """A state directory and what is wrong with it."""
+    """A state directory with a fault."""
 
     def __init__(self, launcher: Launcher) -> None:
         self.state = launcher.directory / "state"
@@ -63,7 +63,7 @@ class Storage:
         self.harm("")
 
     def harm(self, name: str) -> None:
-        """From now on every read or write goes wrong in this way."""
+        """From now on every read or write fails in this way."""
         if name == "cache":
             (self.state / "cached").write_bytes((self.state / "epoch").read_bytes())
         following = self._harm.with_suffix(".new")
@@ -83,7 +83,7 @@ class Storage:
         )
 
     def reads(self) -> None:
-        """Wait until the launcher has read the epoch once more: it repairs what another wrote."""
+        """Wait for the next read of the epoch: the launcher repairs a value of another writer."""
         fencing._write(str(self.state), "epoch", GangId("uid", 0))
         deadline = time.monotonic() + 30
         while fencing.read(str(self.state), "epoch") != OLD:
@@ -98,7 +98,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]
     launcher.clear()
 
 
-def test_ranks_are_killed_where_the_handle_stays_stale(storage: Storage) -> None:
+def test_a_stale_handle_kills_the_ranks(storage: Storage) -> None:
     launched = storage.start()
     assert launched.line() == "runs"
     storage.harm("ESTALE")
@@ -107,7 +107,7 @@ def test_ranks_are_killed_where_the_handle_stays_stale(storage: Storage) -> None
     assert "The state directory" in str(result.message["message"])
 
 
-def test_a_stale_handle_that_recovers_costs_nothing(storage: Storage) -> None:
+def test_a_stale_handle_that_recovers_changes_nothing(storage: Storage) -> None:
     launched = storage.start()
     assert launched.line() == "runs"
     storage.harm("ESTALE")
@@ -123,7 +123,7 @@ def test_a_cache_delays_the_fence_for_as_long_as_it_is_stale(storage: Storage) -
     storage.harm("cache")
     fencing._write(str(storage.state), "epoch", NEW)
     time.sleep(2 * fencing.POLL_SECONDS / SPEED)
-    assert launched.process.poll() is None, "nothing tells it of the newer gang"
+    assert launched.process.poll() is None, "it cannot see the newer gang"
     storage.harm("")
     result = launched.end()
     assert (result.exit_code, result.message["reason"]) == (125, "Fenced")
@@ -131,7 +131,7 @@ def test_a_cache_delays_the_fence_for_as_long_as_it_is_stale(storage: Storage) -
     assert fencing.read(str(storage.state), "epoch") == NEW, "it never wrote over it"
 
 
-def test_a_full_disk_starts_a_gang_that_has_nobody_to_fence(storage: Storage) -> None:
+def test_a_full_disk_does_not_stop_a_gang_without_a_fence(storage: Storage) -> None:
     storage.harm("ENOSPC")
     launched = storage.start()
     assert launched.line() == "runs"
@@ -140,10 +140,10 @@ def test_a_full_disk_starts_a_gang_that_has_nobody_to_fence(storage: Storage) ->
     _, err = launched.process.communicate(timeout=60)
     assert "running without the fence" in err
     left = [name for name in os.listdir(storage.state) if "epoch" in name]
-    assert left == [], "a full disk does not fill up with what did not fit"
+    assert left == [], "partial files are removed"
 
 
-def test_a_full_disk_fences_nobody(storage: Storage) -> None:
+def test_a_full_disk_proves_no_fence(storage: Storage) -> None:
     fencing._write(str(storage.state), "epoch", GangId("uid", 0))
     (storage.state / "watchers").mkdir()
     (storage.state / "watchers" / "uid.0.1").touch()

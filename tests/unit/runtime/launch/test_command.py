@@ -1,4 +1,4 @@
-"""How a command is run: the table that users can read their own line out of."""
+"""How each form of a command is run. Users can look up their own command in the table."""
 
 import shlex
 
@@ -90,7 +90,7 @@ def test_runs_every_other_line_as_it_is(line: str) -> None:
         (["nvidia-smi"], False, None),
     ],
 )
-def test_a_list_is_an_argument_vector(
+def test_a_command_list_is_not_parsed(
     command: list[str], under_torchrun: bool, argv: list[str] | None
 ) -> None:
     run = decided(command)
@@ -153,5 +153,5 @@ def test_refuses_a_command_that_contradicts_the_job(
         ("python t.py --nnodes 7", "2"),
     ],
 )
-def test_accepts_a_command_that_says_what_the_job_says(command: str, nnodes: str) -> None:
+def test_accepts_a_command_that_repeats_the_job(command: str, nnodes: str) -> None:
     assert decided(command, nnodes=nnodes)

@@ -1,4 +1,4 @@
-"""What the command writes: passed on as it is, and copied to the job's storage."""
+"""The output of the command: passed on unchanged, and copied to the storage of the job."""
 
 import os
 import re
@@ -16,7 +16,7 @@ MARK = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) (stdout|stderr) F 
 
 
 def plain(copy: bytes) -> bytes:
-    """A copy's lines without the time and stream that each of them must have."""
+    """The lines of a copy without the timestamp and stream that each must have."""
     lines = copy.splitlines(keepends=True)
     assert all(MARK.match(line) for line in lines)
     return b"".join(MARK.sub(b"", line, count=1) for line in lines)
@@ -43,8 +43,8 @@ def test_output_is_copied_and_the_streams_stay_apart(launcher: Launcher) -> None
     assert copy[-1].startswith("torchrun-launch: failed with exit code 3")
 
 
-def test_output_comes_as_it_is_written(launcher: Launcher) -> None:
-    """Colours and half lines too, and before the command goes on."""
+def test_output_is_copied_without_delay(launcher: Launcher) -> None:
+    """Also colours and incomplete lines, before the command continues."""
     launched = launcher.start("printf '\\033[1mhalf'; read answer; :", **state(launcher))
     assert launched.process.stdout
     os.set_blocking(launched.process.stdout.fileno(), True)
@@ -53,7 +53,7 @@ def test_output_comes_as_it_is_written(launcher: Launcher) -> None:
     launched.end()
 
 
-def test_much_output_arrives_whole(launcher: Launcher) -> None:
+def test_large_output_is_copied_completely(launcher: Launcher) -> None:
     result = launcher.run("seq 1 300000", **state(launcher))
     numbers = "".join(f"{n}\n" for n in range(1, 300001))
     assert result.out == numbers
@@ -62,7 +62,7 @@ def test_much_output_arrives_whole(launcher: Launcher) -> None:
 
 
 @pytest.mark.parametrize("broken", ["absent", "no directory", "full"])
-def test_storage_that_does_not_work_costs_only_the_copy(launcher: Launcher, broken: str) -> None:
+def test_broken_storage_affects_the_copy_only(launcher: Launcher, broken: str) -> None:
     settings = state(launcher)
     folder = Path(settings["TORCHRUN_STATE_DIR"])
     if broken == "absent":
@@ -78,11 +78,11 @@ def test_storage_that_does_not_work_costs_only_the_copy(launcher: Launcher, brok
     assert result.err.count(said) == 1
 
 
-def test_storage_that_hangs_holds_up_nothing(launcher: Launcher) -> None:
+def test_hanging_storage_delays_nothing(launcher: Launcher) -> None:
     settings = state(launcher)
     folder = Path(settings["TORCHRUN_STATE_DIR"]) / "logs/0"
     folder.mkdir(parents=True)
-    os.mkfifo(folder / "node-0.log")  # opening it for writing waits for a reader that never comes
+    os.mkfifo(folder / "node-0.log")  # opening it for writing blocks: there is no reader
     result = launcher.run("head -c 20000000 /dev/zero | tr '\\0' '\\n'", **settings)
     assert (result.exit_code, len(result.out)) == (0, 20_000_000)
     assert result.err.count("is too slow") == 1
@@ -95,7 +95,7 @@ def test_without_listeners_the_command_keeps_the_containers_streams(launcher: La
     assert with_pipes not in direct
 
 
-def test_copies_of_the_last_five_attempts_are_kept(tmp_path: Path) -> None:
+def test_copies_of_the_last_five_attempts_stay(tmp_path: Path) -> None:
     for attempt in range(8):
         (tmp_path / f"logs/{attempt}").mkdir(parents=True)
     copy = Copy(str(tmp_path), "7", "0")
@@ -118,7 +118,7 @@ def test_a_copy_keeps_the_newest_part(tmp_path: Path) -> None:
     assert whole.endswith(plain(rest))
 
 
-def test_streams_mix_between_lines_only(tmp_path: Path) -> None:
+def test_streams_are_mixed_at_line_ends_only(tmp_path: Path) -> None:
     copy = Copy(str(tmp_path), "0", "0")
     copy.add(1, b"one ")
     copy.add(2, b"error\nhalf")
@@ -130,7 +130,7 @@ def test_streams_mix_between_lines_only(tmp_path: Path) -> None:
     assert streams == [b"stderr", b"stdout", b"stderr"]
 
 
-def test_lines_have_the_times_at_which_they_came(tmp_path: Path) -> None:
+def test_lines_have_timestamps(tmp_path: Path) -> None:
     copy = Copy(str(tmp_path), "0", "0")
     before = time.time()
     copy.add(1, b"first\nsecond\n")
@@ -143,8 +143,8 @@ def test_lines_have_the_times_at_which_they_came(tmp_path: Path) -> None:
     assert before - 1e-5 <= first == second <= between <= third + 1e-5
 
 
-def test_what_is_left_out_is_told_where_it_is_missing(tmp_path: Path) -> None:
-    """The storage hangs for a while, and more is written than the buffer holds."""
+def test_dropped_output_is_marked_in_place(tmp_path: Path) -> None:
+    """The storage hangs for a time, and the output is larger than the buffer."""
     (tmp_path / "logs/0").mkdir(parents=True)
     path = tmp_path / "logs/0/node-0.log"
     os.mkfifo(path)

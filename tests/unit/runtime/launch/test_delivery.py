@@ -1,4 +1,4 @@
-"""The way of a workspace from the job's server to a worker, as both really run."""
+"""A worker downloads the workspace from the serve pod; both programs are real."""
 
 import http.client
 import http.server
@@ -81,7 +81,7 @@ def test_a_launcher_runs_what_it_fetched(python: str, claim: Path, tmp_path: Pat
     assert (result.exit_code, result.out) == (0, "ran\n"), result.err
 
 
-def test_only_what_is_not_here_is_sent_again(
+def test_only_missing_files_are_sent_again(
     claim: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     manifest = publish(claim, FILES)
@@ -97,7 +97,7 @@ def test_only_what_is_not_here_is_sent_again(
     assert passed[0] - first < first / 10
 
 
-def test_a_connection_that_breaks_goes_on_with_the_next_file(claim: Path, tmp_path: Path) -> None:
+def test_a_broken_connection_resumes_with_the_next_file(claim: Path, tmp_path: Path) -> None:
     small = {path: content for path, content in FILES.items() if len(content) < 1000}
     manifest = publish(claim, small)
     target = tmp_path / "app"
@@ -106,7 +106,7 @@ def test_a_connection_that_breaks_goes_on_with_the_next_file(claim: Path, tmp_pa
     assert held(target) == small
 
 
-def test_a_gang_of_64_gets_it_whole(claim: Path, tmp_path: Path) -> None:
+def test_64_workers_fetch_the_whole_workspace(claim: Path, tmp_path: Path) -> None:
     manifest = publish(claim, FILES)
     targets = [tmp_path / f"app-{number}" for number in range(64)]
     with running(claim) as url, ThreadPoolExecutor(64) as gang:
@@ -115,7 +115,7 @@ def test_a_gang_of_64_gets_it_whole(claim: Path, tmp_path: Path) -> None:
     assert all(held(target) == FILES for target in targets)
 
 
-def test_a_damaged_file_is_not_taken(claim: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused(claim: Path, tmp_path: Path) -> None:
     manifest = publish(claim, {"good.py": b"1", "z.py": b"good"})
     (claim / "revisions" / "1" / "tree" / "z.py").write_bytes(b"evil")
     target = tmp_path / "app"
@@ -127,9 +127,7 @@ def test_a_damaged_file_is_not_taken(claim: Path, tmp_path: Path) -> None:
     assert held(target) == {"good.py": b"1"}
 
 
-def test_another_workspace_than_the_one_that_was_told_is_not_taken(
-    claim: Path, tmp_path: Path
-) -> None:
+def test_a_workspace_with_another_digest_is_refused(claim: Path, tmp_path: Path) -> None:
     old = publish(claim, FILES)
     publish(claim, {"train.py": b"other"})
     with running(claim) as url, pytest.raises(LaunchError, match="This attempt started with"):
@@ -137,7 +135,7 @@ def test_another_workspace_than_the_one_that_was_told_is_not_taken(
     assert not (tmp_path / "app").exists()
 
 
-def test_a_server_that_has_nothing_yet_is_waited_for(claim: Path, tmp_path: Path) -> None:
+def test_a_worker_waits_for_the_first_revision(claim: Path, tmp_path: Path) -> None:
     manifest = publish(tmp_path / "elsewhere", FILES)
     target = tmp_path / "app"
     with running(claim) as url, ThreadPoolExecutor(1) as worker:
@@ -149,7 +147,7 @@ def test_a_server_that_has_nothing_yet_is_waited_for(claim: Path, tmp_path: Path
     assert held(target) == FILES
 
 
-def test_who_shows_no_good_token_is_not_served(claim: Path, tmp_path: Path) -> None:
+def test_requests_without_a_valid_token_are_refused(claim: Path, tmp_path: Path) -> None:
     manifest = publish(claim, FILES)
     with running(claim) as url:
         assert status(url, "/v1/manifest") == 401
@@ -175,14 +173,14 @@ def test_who_shows_no_good_token_is_not_served(claim: Path, tmp_path: Path) -> N
         (b'{"manifest": "%s", "entries": [' + b"[0, 9]," * 20_000 + b"[0, 9]]}", 400),
     ],
 )
-def test_what_a_server_is_asked_is_checked(claim: Path, body: bytes, expected: int) -> None:
+def test_request_bodies_are_checked(claim: Path, body: bytes, expected: int) -> None:
     manifest = publish(claim, FILES)
     with running(claim) as url:
         filled = body.replace(b"%s", manifest.sha256.encode())
         assert status(url, "/v1/files", filled, token()) == expected
 
 
-def test_a_manifest_that_leaves_the_target_is_not_followed(claim: Path, tmp_path: Path) -> None:
+def test_a_manifest_with_paths_outside_the_target_is_refused(claim: Path, tmp_path: Path) -> None:
     publish(claim, {"a": b"1"})
     text = f"{'0' * 64} 1 644 ../escaped\n"
     (claim / "revisions" / "1" / "manifest").write_text(text)
@@ -220,21 +218,21 @@ def test_a_redirect_is_not_followed_with_the_token(tmp_path: Path, code: int) ->
     assert seen == ["/v1/manifest Bearer secret"]
 
 
-def test_a_target_that_takes_no_files_is_said(claim: Path, tmp_path: Path) -> None:
+def test_a_read_only_target_is_reported(claim: Path, tmp_path: Path) -> None:
     manifest = publish(claim, FILES)
     (tmp_path / "app").write_text("a file")
     with running(claim) as url, pytest.raises(LaunchError, match="Cannot write the workspace"):
         fetch(server(url, tmp_path, manifest), str(tmp_path / "app"), 5)
 
 
-def test_a_server_that_is_not_there_is_given_up(tmp_path: Path) -> None:
+def test_the_wait_for_a_missing_server_is_bounded(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(LaunchError, match="cannot reach"):
         fetch(server(url, tmp_path, Manifest(())), str(tmp_path / "app"), 0.1)
 
 
-def test_the_program_serves_until_it_is_told_to_end(claim: Path, tmp_path: Path) -> None:
+def test_the_program_serves_until_sigterm(claim: Path, tmp_path: Path) -> None:
     publish(claim, FILES)
     import certifi
 
@@ -289,7 +287,7 @@ def status(url: str, path: str, body: bytes | None = None, shown: str = "") -> i
 
 @contextmanager
 def cutting(url: str, after: int, times: int = 10**9) -> Iterator[tuple[str, list[int]]]:
-    """A way to the server that breaks each connection after so many bytes of the answer."""
+    """A relay to the server that cuts each connection after some bytes of the response."""
     host, port = (
         http.client.HTTPConnection(url.removeprefix("http://")).host,
         int(url.rpartition(":")[2]),

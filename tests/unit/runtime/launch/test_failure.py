@@ -1,4 +1,4 @@
-"""The root cause out of what a failed command's processes left behind."""
+"""The root cause of a failure, from the reports of the ranks and of torchrun."""
 
 import json
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_what_torchrun_stopped_is_not_the_cause() -> None:
     assert (found.rank, found.exit_code, found.reason) == (1, 9, "ExitCode")
 
 
-def test_collateral_alone_is_told_all_the_same() -> None:
+def test_a_lost_peer_is_the_cause_if_there_is_no_other() -> None:
     found = cause(rank(0, 10.1, CLOSED), agent(failed(0, 1, 10)))
     assert (found.rank, found.message) == (0, CLOSED)
 
@@ -92,7 +92,7 @@ def test_a_signal_with_an_oom_kill_is_out_of_memory() -> None:
     assert cause(agent(failed(1, -11, 10)), out_of_memory=True).reason == "Signaled"
 
 
-def test_the_command_has_the_last_word_on_its_exit_code() -> None:
+def test_the_exit_code_is_that_of_the_command() -> None:
     found = cause(agent(failed(1, 9, 10)), ended=CommandExit(42, None, None))
     assert found.exit_code == 42
 
@@ -105,7 +105,7 @@ def test_a_command_without_ranks() -> None:
     assert "not found" in cause(ended=CommandExit(127, None, None)).message
 
 
-def test_reports_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+def test_unreadable_reports_are_ignored(tmp_path: Path) -> None:
     good = {"pid": 1, "time": 2.0, "rank": "3", "type": "E", "message": "E: x", "failures": []}
     (tmp_path / "1.json").write_text(json.dumps(good))
     (tmp_path / "2.json").write_text("{")

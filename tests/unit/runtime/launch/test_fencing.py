@@ -215,14 +215,14 @@ def test_the_next_gang_waits_until_the_slowest_watch_has_ended_its_ranks() -> No
     assert slowest < fencing.WAIT_SECONDS
 
 
-def test_without_storage_nobody_is_fenced(state: str) -> None:
+def test_no_fence_without_storage(state: str) -> None:
     assert take_over("", NEW, "0", [], lambda stop_request: None) is None
     with pytest.raises(LaunchError) as caught:
         take_over("", NEW, "0", [Worker(1, 0)], lambda stop_request: None)
     assert caught.value.reason == "FenceUnproven"
 
 
-def test_storage_that_fails_at_the_start_is_done_without(
+def test_a_first_gang_starts_despite_failed_storage(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     missing = str(tmp_path / "missing")
@@ -230,7 +230,7 @@ def test_storage_that_fails_at_the_start_is_done_without(
     assert "running without the fence" in capfd.readouterr().err
 
 
-def test_storage_that_fails_at_the_start_fences_nobody(state: str) -> None:
+def test_failed_storage_at_the_start_proves_no_fence(state: str) -> None:
     os.mkfifo(Path(state, "epoch"))
     with pytest.raises(LaunchError) as caught:
         take_over(state, NEW, "0", [Worker(1, 0)], lambda stop_request: None)
@@ -238,7 +238,7 @@ def test_storage_that_fails_at_the_start_fences_nobody(state: str) -> None:
     assert "Cannot fence older workers" in caught.value.message
 
 
-def test_another_users_files_are_written_and_not_replaced(
+def test_files_of_another_user_are_written_in_place(
     state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fencing._write(state, "epoch", GangId("uid", 1000))
@@ -252,7 +252,7 @@ def test_another_users_files_are_written_and_not_replaced(
     assert os.listdir(state) == ["epoch"]
 
 
-def test_the_order_to_fence_stands_beside_the_go_ahead(tmp_path: Path) -> None:
+def test_the_fence_annotation_is_read_with_the_go_ahead(tmp_path: Path) -> None:
     annotations = tmp_path / "annotations"
     order = 'torchrun.ai/fence="2026-01-02T03:04:05Z 0:1 1:3-5,12"'
     annotations.write_text(f'torchrun.ai/start="2"\n{order}\n')
@@ -265,7 +265,7 @@ def test_the_order_to_fence_stands_beside_the_go_ahead(tmp_path: Path) -> None:
     assert pass_gate("", "2") == []
 
 
-def test_the_launcher_kills_its_ranks_when_a_newer_gang_is_there(launcher: Launcher) -> None:
+def test_the_launcher_kills_its_ranks_when_a_newer_gang_starts(launcher: Launcher) -> None:
     state = launcher.directory / "state"
     state.mkdir()
     gang = {"TORCHRUN_JOB_UID": "uid", "TORCHRUN_ATTEMPT": "1", "NODE_RANK": "0"}
@@ -281,7 +281,7 @@ def test_the_launcher_kills_its_ranks_when_a_newer_gang_is_there(launcher: Launc
     assert "Attempt 2 of this job has taken over" in str(result.message["message"])
 
 
-def test_the_launcher_does_not_start_a_gang_that_was_given_up(launcher: Launcher) -> None:
+def test_the_launcher_does_not_start_a_replaced_gang(launcher: Launcher) -> None:
     state = launcher.directory / "state"
     state.mkdir()
     fencing._write(str(state), "epoch", NEW)

@@ -6,7 +6,7 @@ from unit.runtime.launching import Launcher
 
 
 def annotations(file: Path, **values: str) -> None:
-    """As the kubelet writes the downward API: a whole new file, moved into place."""
+    """Write annotations as the kubelet does: a new file that replaces the old one."""
     fresh = file.with_suffix(".new")
     fresh.write_text("".join(f'{name}="{value}"\n' for name, value in values.items()))
     fresh.rename(file)
@@ -27,14 +27,14 @@ def test_no_rank_starts_before_the_gate_is_opened(launcher: Launcher, tmp_path: 
     assert 'start="2"' in result.out, "the command ran after the go-ahead"
 
 
-def test_an_open_gate_is_passed_without_a_word(launcher: Launcher, tmp_path: Path) -> None:
+def test_an_open_gate_is_passed_silently(launcher: Launcher, tmp_path: Path) -> None:
     file = tmp_path / "annotations"
     annotations(file, **{"torchrun.ai/start": "0"})
     result = launcher.run("true", TORCHRUN_START_FILE=str(file), TORCHRUN_ATTEMPT="0")
     assert (result.exit_code, "gate" in result.err) == (0, False)
 
 
-def test_a_pod_that_is_ended_at_the_gate_ends(launcher: Launcher, tmp_path: Path) -> None:
+def test_sigterm_at_the_gate_ends_the_pod(launcher: Launcher, tmp_path: Path) -> None:
     launched = launcher.start("true", TORCHRUN_START_FILE=str(tmp_path / "none"))
     assert launched.process.stderr
     while "waiting for the start gate" not in launched.process.stderr.readline():

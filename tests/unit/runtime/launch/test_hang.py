@@ -1,4 +1,4 @@
-"""The hang watch over real processes: who is found to hang, and what is told of it."""
+"""The hang watch with real processes: which ranks hang, and what the message says."""
 
 import re
 import signal
@@ -70,7 +70,7 @@ def test_every_rank_and_its_children_give_their_stacks(launcher: Launcher) -> No
     (launcher.directory / "rank.py").write_text(textwrap.dedent(RANK))
     result = run(launcher, RANKS)
     assert result.exit_code == 124
-    assert result.out == "", "an agent that sees its ranks end may start them again"
+    assert result.out == "", "an agent may restart ranks that end"
     headers = re.findall(r"stack of \S+ of rank (\d):", result.err)
     assert sorted(headers) == ["0", "0", "1", "1"]
     assert result.err.count(" in stuck_in_step_3") == 2
@@ -113,7 +113,7 @@ def test_every_rank_and_its_children_give_their_stacks(launcher: Launcher) -> No
     ],
     ids=["silent", "compiles", "writes", "reports", "idle"],
 )
-def test_what_is_no_hang(launcher: Launcher, text: str, why: str) -> None:
+def test_activity_that_is_no_hang(launcher: Launcher, text: str, why: str) -> None:
     seconds = 1.5 if "report(" in text else 0.5
     result = run(launcher, text, seconds)
     assert result.exit_code == 0, why
@@ -121,7 +121,7 @@ def test_what_is_no_hang(launcher: Launcher, text: str, why: str) -> None:
 
 
 @pytest.mark.parametrize("first", ["print('step 1', flush=True)", "torchrun_progress.report(1)"])
-def test_who_has_waited_is_watched_again(launcher: Launcher, first: str) -> None:
+def test_the_watch_resumes_after_a_wait(launcher: Launcher, first: str) -> None:
     text = f"""
         import torchrun_progress, time
         {first}
@@ -131,7 +131,7 @@ def test_who_has_waited_is_watched_again(launcher: Launcher, first: str) -> None
     assert run(launcher, text).message["reason"] == "Hung"
 
 
-def test_nodes_without_rank_0_are_not_judged_by_their_output(launcher: Launcher) -> None:
+def test_output_does_not_matter_on_nodes_without_rank_0(launcher: Launcher) -> None:
     text = "import time; print('warning'); time.sleep(2)"
     assert run(launcher, text, NODE_RANK="1").exit_code == 0
 
@@ -143,7 +143,7 @@ def test_with_c10d_rank_0_may_be_on_any_node(launcher: Launcher, rank: str, exit
     assert run(launcher, text, RANK=rank, NODE_RANK=node).exit_code == exit_code
 
 
-def test_ranks_that_never_report_are_not_blamed(launcher: Launcher) -> None:
+def test_ranks_without_a_heartbeat_do_not_hang(launcher: Launcher) -> None:
     (launcher.directory / "rank.py").write_text(
         "import os, time, torchrun_progress\n"
         "if os.environ['RANK'] == '1': torchrun_progress.report(step=1)\n"
@@ -154,7 +154,7 @@ def test_ranks_that_never_report_are_not_blamed(launcher: Launcher) -> None:
     assert "first to fall silent" not in str(result.message["message"])
 
 
-def test_a_silent_node_that_is_told_to_end_shows_where_its_ranks_stand(launcher: Launcher) -> None:
+def test_a_stopped_silent_node_prints_the_stacks_of_its_ranks(launcher: Launcher) -> None:
     (launcher.directory / "script.py").write_text(
         "import time\ndef waiting_for_a_peer(): time.sleep(1000)\n"
         "print('ready', flush=True)\ntime.sleep(0.6)\nwaiting_for_a_peer()\n"
@@ -174,7 +174,7 @@ def test_a_silent_node_that_is_told_to_end_shows_where_its_ranks_stand(launcher:
     assert " in waiting_for_a_peer" in result.err
 
 
-def test_a_users_own_signals_stay_his(launcher: Launcher) -> None:
+def test_signal_handlers_of_the_user_stay(launcher: Launcher) -> None:
     text = """
         import os, signal
         for number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -189,7 +189,7 @@ def test_a_users_own_signals_stay_his(launcher: Launcher) -> None:
     assert "script.py" in result.err
 
 
-def test_a_rank_that_is_no_python_is_told_of(launcher: Launcher) -> None:
+def test_a_rank_that_is_no_python_program_is_reported(launcher: Launcher) -> None:
     result = launcher.run("echo ready; exec sleep 1000", TORCHRUN_HANG_TIMEOUT_SECONDS="0.5")
     assert result.exit_code == 124
     assert "no stack of sleep[" in result.err
@@ -200,7 +200,7 @@ class Clock:
     now = 0.0
 
 
-def test_who_goes_on_after_the_stacks_is_left_alone(
+def test_a_rank_that_continues_after_the_stacks_is_not_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, dumps = Clock(), []
@@ -216,7 +216,7 @@ def test_who_goes_on_after_the_stacks_is_left_alone(
     beat.unlink()
     beat.write_text(".")
     clock.now = 15
-    assert watch.check() is None, "a sign of life"
+    assert watch.check() is None, "a heartbeat"
     clock.now = 24
     assert watch.check() is None
     clock.now = 26

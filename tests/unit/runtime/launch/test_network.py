@@ -1,4 +1,4 @@
-"""How long the launcher waits for the names that its rendezvous needs."""
+"""How long the launcher waits for the host names of its rendezvous."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""Edits that reach a running launcher: new code in the same process of the pod, broken or not."""
+"""Edits reach a running launcher: it runs valid and broken code in the same pod."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def program(name: str, end: str = "") -> "dict[str, bytes]":
 
 
 class Pod:
-    """A launcher's surroundings: the claim and the pod's annotations, as others would write them."""
+    """The claim and the annotations of a launcher's pod, which tests change."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
@@ -48,7 +48,7 @@ class Pod:
         return self.claim.publish(extract(zipped, self.claim.new, Limits())).revision
 
     def tell(self, revision: int, **more: str) -> None:
-        """Change the pod's annotations, as the kubelet does it."""
+        """Change the annotations of the pod as the kubelet would."""
         said = {"start": "0", "revision": str(revision), **more}
         temporary = self._podinfo.with_suffix(".new")
         temporary.write_text("".join(f'torchrun.ai/{k}="{v}"\n' for k, v in said.items()))
@@ -89,7 +89,7 @@ def test_newer_code_runs_in_the_same_pod(pod: Pod) -> None:
     assert "revision 3, 1 file, " in result.err
 
 
-def test_a_revision_that_nobody_asked_for_waits(pod: Pod) -> None:
+def test_a_revision_is_not_loaded_before_its_request(pod: Pod) -> None:
     pod.publish(program("one"))
     pod.tell(1)
     pod.publish(program("two"))
@@ -99,14 +99,14 @@ def test_a_revision_that_nobody_asked_for_waits(pod: Pod) -> None:
     assert launched.line().startswith("two")
 
 
-def test_an_end_that_belongs_to_a_reload_is_none(pod: Pod) -> None:
+def test_a_failure_during_a_reload_does_not_end_the_pod(pod: Pod) -> None:
     pod.publish(program("one"))
     launched = pod.start()
     assert launched.line().startswith("one")
     pod.publish(program("two", "raise SystemExit(0)"))
     task = Path(f"/proc/{launched.process.pid}/task/{launched.process.pid}")
     rank = int((task / "children").read_text().split()[0])
-    os.kill(rank, signal.SIGKILL)  # a peer that was told first has gone
+    os.kill(rank, signal.SIGKILL)  # a peer that restarted first has left
     assert launched.process.stderr
     for line in launched.process.stderr:
         if "failed with" in line:
@@ -133,7 +133,7 @@ def test_in_development_a_broken_edit_keeps_the_pod(pod: Pod) -> None:
     assert launched.end().exit_code == 143
 
 
-def test_a_pod_that_waits_for_an_edit_ends_when_it_is_told_to(pod: Pod) -> None:
+def test_a_pod_that_waits_for_an_edit_ends_on_sigterm(pod: Pod) -> None:
     pod.publish({"train.py": b"raise SystemExit(3)"})
     pod.tell(1, development="true")
     launched = pod.start()
@@ -185,7 +185,7 @@ def held(directory: Path) -> "dict[str, bytes]":
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
 
 
-def test_only_what_changed_is_copied(tmp_path: Path) -> None:
+def test_only_changed_files_are_copied(tmp_path: Path) -> None:
     claim, app = Claim(tmp_path / "claim"), tmp_path / "app"
     claim.incoming.mkdir(parents=True)
     first = {"a.py": b"1", "pkg/b.py": b"1", "pkg/c.py": b"1", "gone/d.py": b"1"}
@@ -206,7 +206,7 @@ def test_only_what_changed_is_copied(tmp_path: Path) -> None:
     assert int((app / "a.py").stat().st_mtime) > int(before)
 
 
-def test_a_revision_that_was_removed_gives_way_to_the_newest(tmp_path: Path) -> None:
+def test_a_removed_revision_is_replaced_by_the_newest(tmp_path: Path) -> None:
     claim = Claim(tmp_path / "claim")
     claim.incoming.mkdir(parents=True)
     for text in (b"1", b"2", b"3"):
@@ -267,7 +267,7 @@ def test_two_nodes_of_torchrun_change_together(tmp_path: Path, backend: str) -> 
         return {"train.py": textwrap.dedent(RANKS).format(number=number).encode()}
 
     def all_run(number: int) -> None:
-        for launched in running:  # c10d makes either of them rank 0
+        for launched in running:  # with c10d, either node can be rank 0
             while launched.line() != f"all run {number}":
                 assert launched.process.poll() is None, launched.end()
 

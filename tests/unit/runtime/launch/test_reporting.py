@@ -1,4 +1,4 @@
-"""Reports on their way from a rank to the controller: launcher, token file and a real HTTP server."""
+"""Reports from a rank to the controller, with a real launcher, token file and HTTP server."""
 
 import json
 import textwrap
@@ -12,7 +12,7 @@ from unit.runtime.launching import Launcher
 
 
 class Controller:
-    """Answers with the codes that a test wants, then with 204; keeps what was sent."""
+    """Responds with `codes`, then with 204, and records the reports."""
 
     def __init__(self, *codes: int) -> None:
         self.codes = list(codes)
@@ -96,7 +96,7 @@ def test_other_ranks_send_nothing(launcher: Launcher, controller: Controller) ->
     assert controller.taken == []
 
 
-def test_a_standby_is_asked_again_until_the_leader_answers(
+def test_a_report_is_retried_until_the_leader_answers(
     launcher: Launcher, controller: Controller
 ) -> None:
     controller.codes = [503] * 8
@@ -110,22 +110,22 @@ def test_the_last_report_reaches_the_leader_too(launcher: Launcher, controller: 
     assert [body["step"] for _, _, body in controller.taken] == [1] + [3] * 9
 
 
-def test_the_last_report_is_not_lost_for_coming_too_soon(
-    launcher: Launcher, controller: Controller
-) -> None:
+def test_the_last_report_is_retried_after_a_429(launcher: Launcher, controller: Controller) -> None:
     controller.codes, controller.retry_after = [204, 429], "1"
     train(launcher, controller.url)
     assert [body["step"] for _, _, body in controller.taken] == [1, 3, 3]
 
 
-def test_a_leader_that_is_busy_is_left_alone(launcher: Launcher, controller: Controller) -> None:
+def test_a_refused_report_is_not_repeated_before_retry_after(
+    launcher: Launcher, controller: Controller
+) -> None:
     controller.codes, controller.retry_after = [503], "10"
     train(launcher, controller.url)
     assert [body["step"] for _, _, body in controller.taken] == [1, 3]
 
 
 @pytest.mark.parametrize("code", [302, 403, 500])
-def test_a_refusal_is_told_once_and_nothing_is_followed(
+def test_a_refusal_is_logged_once_and_redirects_are_not_followed(
     launcher: Launcher, controller: Controller, code: int
 ) -> None:
     controller.codes = [code] * 10
@@ -134,6 +134,6 @@ def test_a_refusal_is_told_once_and_nothing_is_followed(
     assert len(controller.taken) == 2
 
 
-def test_a_controller_that_is_not_there_costs_nothing(launcher: Launcher) -> None:
+def test_an_unreachable_controller_does_not_delay_the_ranks(launcher: Launcher) -> None:
     said = train(launcher, "http://127.0.0.1:1", seconds=0)
     assert said.count("the controller does not take the progress: Connection") == 1

@@ -1,4 +1,4 @@
-"""Edits that reach a launcher from the pod that serves its workspace, or from another one."""
+"""Edits reach a launcher from the serve pod of its workspace, or from another one."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def program(name: str, *more: str) -> dict[str, bytes]:
 
 
 class Cluster:
-    """Serve pods with storage of their own, and the annotations of a worker."""
+    """Serve pods, each with its own storage, and the annotations of a worker."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -42,7 +42,7 @@ class Cluster:
         (directory / "token").write_text(token())
 
     def serve(self, files: dict[str, bytes]) -> Manifest:
-        """Another serve pod."""
+        """Start another serve pod."""
         claim = self.directory / f"claim-{len(self.urls)}"
         manifest = publish(claim, files)
         self.urls.append(self._stack.enter_context(running(claim)))
@@ -92,7 +92,7 @@ def start(launcher: Launcher, cluster: Cluster, manifest: Manifest, nodes: int =
     )
 
 
-def test_newer_code_comes_from_another_pod_to_the_process_that_runs(
+def test_a_running_process_gets_newer_code_from_another_pod(
     launcher: Launcher, cluster: Cluster
 ) -> None:
     launched = start(launcher, cluster, cluster.serve(program("one", "old.py")))
@@ -106,7 +106,7 @@ def test_newer_code_comes_from_another_pod_to_the_process_that_runs(
     assert launched.end().exit_code == 143
 
 
-def test_the_same_content_from_another_pod_disturbs_nobody(
+def test_the_same_content_from_another_pod_restarts_nothing(
     launcher: Launcher, cluster: Cluster
 ) -> None:
     launched = start(launcher, cluster, cluster.serve(program("one")))
@@ -118,7 +118,7 @@ def test_the_same_content_from_another_pod_disturbs_nobody(
     assert "revision 2" not in launched.end().err
 
 
-def test_a_command_that_lost_its_peers_to_newer_code_waits_for_the_word(
+def test_a_command_that_lost_its_peers_to_a_reload_waits_for_its_own(
     launcher: Launcher, cluster: Cluster
 ) -> None:
     launched = start(launcher, cluster, cluster.serve(program("one")))
@@ -130,7 +130,7 @@ def test_a_command_that_lost_its_peers_to_newer_code_waits_for_the_word(
     assert launched.end().exit_code == 143
 
 
-def test_a_command_without_peers_does_not(launcher: Launcher, cluster: Cluster) -> None:
+def test_a_command_without_peers_does_not_wait(launcher: Launcher, cluster: Cluster) -> None:
     launched = start(launcher, cluster, cluster.serve(program("one")), nodes=1)
     assert launched.line().startswith("one")
     kill_rank(launched)
@@ -146,7 +146,7 @@ def kill_rank(launched: Launched) -> None:
             break
 
 
-def test_a_pod_that_went_while_it_was_asked_gives_way_to_the_next(cluster: Cluster) -> None:
+def test_a_deleted_serve_pod_is_replaced_by_the_next(cluster: Cluster) -> None:
     first = cluster.serve({"a": b"1"})
     cluster.urls[0] = "http://127.0.0.1:1"
     second = cluster.serve({"b": b"2"})
@@ -156,7 +156,7 @@ def test_a_pod_that_went_while_it_was_asked_gives_way_to_the_next(cluster: Clust
     assert (cluster.files(), served.revision) == ({"b": b"2"}, 2)
 
 
-def test_a_pod_that_has_other_content_than_was_told_is_not_believed(
+def test_a_serve_pod_with_another_digest_is_refused(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torchrun_runtime.launch.served._ANNOTATION_SECONDS", 0.2)
@@ -167,7 +167,7 @@ def test_a_pod_that_has_other_content_than_was_told_is_not_believed(
     assert not (cluster.directory / "app").exists()
 
 
-def test_what_came_in_parts_is_cleared_too(cluster: Cluster) -> None:
+def test_partial_downloads_are_removed(cluster: Cluster) -> None:
     served = cluster.served(cluster.serve({"a": b"1", "gone/b": b"2"}))
     served.update(1)
     cluster.tell(2, cluster.serve({"a": b"2"}))

@@ -1,4 +1,4 @@
-"""Shared storage may hang, fail or be missing: none of it stops the launcher."""
+"""Shared storage that hangs, fails or is missing does not stop the launcher."""
 
 import signal
 import threading
@@ -9,29 +9,29 @@ import pytest
 from torchrun_runtime.launch import state
 
 
-def test_a_directory_that_can_be_written_is_used_and_left_as_it_was(tmp_path: Path) -> None:
+def test_a_writable_directory_is_used_unchanged(tmp_path: Path) -> None:
     assert state.usable(str(tmp_path)) == str(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_none_is_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_state_directory(capfd: pytest.CaptureFixture[str]) -> None:
     assert state.usable("") == ""
     assert capfd.readouterr().err == ""
 
 
-def test_what_is_missing_is_done_without(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_directory_is_ignored(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert state.usable(str(tmp_path / "missing")) == ""
     assert "No such file or directory" in capfd.readouterr().err
 
 
-def test_storage_that_hangs_is_not_waited_for() -> None:
+def test_the_wait_for_hanging_storage_is_bounded() -> None:
     release = threading.Event()
     with pytest.raises(TimeoutError, match="no answer"):
         state.within(0.01, release.wait)
     release.set()
 
 
-def test_what_fails_in_the_thread_is_raised() -> None:
+def test_an_exception_of_the_thread_is_raised() -> None:
     def fail() -> None:
         raise ValueError("there")
 

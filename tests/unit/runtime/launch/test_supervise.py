@@ -1,4 +1,4 @@
-"""The launcher as a process: exit codes, settings, and what it leaves to read."""
+"""The launcher as a process: exit codes, settings and termination messages."""
 
 import json
 import os
@@ -17,7 +17,7 @@ def test_success_writes_no_termination_message(launcher: Launcher) -> None:
     assert (result.exit_code, result.out, result.message) == (0, "42\n", {})
 
 
-def test_runs_as_a_folder_whatever_lies_beside_it(tmp_path: Path) -> None:
+def test_runs_as_a_folder_beside_any_other_files(tmp_path: Path) -> None:
     copy = tmp_path / "launch"
     shutil.copytree(FOLDER, copy)
     (tmp_path / "json.py").write_text("raise ImportError('not this one')")
@@ -34,7 +34,7 @@ runpy.run_path({!r}, run_name="__main__")
 
 
 @pytest.mark.parametrize("python", [*OLD, ""], ids=lambda path: Path(path).name or "pretended")
-def test_a_python_that_is_too_old_is_named(python: str, tmp_path: Path) -> None:
+def test_an_old_python_is_reported(python: str, tmp_path: Path) -> None:
     if python and subprocess.run([python, "-V"], capture_output=True).returncode:
         pytest.skip(f"{python} does not start here")
     log = tmp_path / "termination-log"
@@ -90,7 +90,7 @@ def test_exit_codes(
     assert str(result.message["time"]).endswith("Z")
 
 
-def test_tells_the_exception_that_ended_a_python_program(launcher: Launcher) -> None:
+def test_reports_the_exception_that_ended_a_python_program(launcher: Launcher) -> None:
     name = script(launcher.directory, "raise ValueError('bad batch')")
     result = launcher.run(f"{launcher.python} {name}", TORCHRUN_LAUNCHER="none")
     assert result.exit_code == 1
@@ -108,7 +108,7 @@ def test_runs_the_sitecustomize_that_it_hides(launcher: Launcher) -> None:
     assert result.message["message"] == "KeyError: 'k'"
 
 
-def test_works_where_nothing_can_be_written(launcher: Launcher) -> None:
+def test_works_on_a_read_only_file_system(launcher: Launcher) -> None:
     result = launcher.run("exit 3", TORCHRUN_TERMINATION_LOG="/proc/none", TMPDIR="/proc")
     assert result.exit_code == 3
     assert result.message == {}
@@ -120,7 +120,7 @@ def test_creates_no_termination_log_of_its_own(launcher: Launcher) -> None:
     assert not path.exists()
 
 
-def test_output_is_unbuffered_unless_told_otherwise(launcher: Launcher) -> None:
+def test_output_is_unbuffered_by_default(launcher: Launcher) -> None:
     assert launcher.run("echo $PYTHONUNBUFFERED").out == "1\n"
     assert launcher.run("echo $PYTHONUNBUFFERED;", PYTHONUNBUFFERED="").out == "\n"
 
@@ -146,7 +146,7 @@ def test_a_wrong_setting_is_one_line(launcher: Launcher, name: str, value: str) 
     assert len(result.err.splitlines()) == 1
 
 
-def test_says_that_torch_is_missing(launcher: Launcher) -> None:
+def test_reports_that_torch_is_missing(launcher: Launcher) -> None:
     bare = launcher.directory / "bin"
     bare.mkdir()
     (bare / "python").symlink_to(os.path.realpath(launcher.python))

@@ -1,4 +1,4 @@
-"""How the launcher passes signals to ranks, their agent and a shell, and kills what stays."""
+"""How the launcher passes signals to ranks, their agent and a shell, and kills the rest."""
 
 import os
 import signal
@@ -25,9 +25,7 @@ RANKS = """
 @pytest.mark.parametrize(
     "line", ["{python} {name}", "cd . && {python} {name}", "true; {python} {name}; true"]
 )
-def test_passes_signals_to_the_program_inside_the_shell(
-    launcher: Launcher, number: int, line: str
-) -> None:
+def test_passes_signals_through_a_shell(launcher: Launcher, number: int, line: str) -> None:
     name = script(launcher.directory, RANKS)
     command = line.format(python=launcher.python, name=name)
     launched = launcher.start(command, TORCHRUN_LAUNCHER="none")
@@ -40,8 +38,8 @@ def test_passes_signals_to_the_program_inside_the_shell(
     assert result.message["signal"] == number
 
 
-# Takes its time to end, which is not cut short by the shell around it: that is not told to end.
-# Told by sigwait: a handler may run too late for pause(), or in the midst of a wait() for a rank.
+# Needs some time to end. The shell around it gets no signal, so it does not cut this short.
+# sigwait, because a handler may run too late for pause(), or during a wait() for a rank.
 AGENT = """
     import os, signal, subprocess, sys, time
     ranks = [
@@ -70,7 +68,7 @@ def test_signals_the_ranks_first_and_their_parent_after_them(launcher: Launcher)
     assert result.exit_code == 143
 
 
-# As torchrun: where a rank fails, the others get SIGTERM, and SIGKILL after a while.
+# Like torchrun: when a rank fails, the others get SIGTERM, and SIGKILL later.
 HASTY_AGENT = """
     import os, signal, subprocess, sys, time
     programs = [("rank.py", 0), ("other.py", 1)]
@@ -101,7 +99,7 @@ SAVING = """
     while True:
         time.sleep(60)
 """
-# One that dies of the signal, and one that has a handler and fails some time after it.
+# One rank dies of the signal. The other has a handler and fails later.
 OTHERS = {
     "dies": "signal.signal(signal.SIGTERM, signal.SIG_DFL)",
     "fails": "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), os._exit(1)))",
@@ -109,10 +107,8 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_a_rank_saves_to_its_end_whatever_becomes_of_the_others(
-    launcher: Launcher, other: str
-) -> None:
-    """A second SIGTERM would call its handler once more, in the midst of the first call."""
+def test_a_rank_can_finish_its_checkpoint_after_others_died(launcher: Launcher, other: str) -> None:
+    """A second SIGTERM would call the handler again during the first call."""
     handler = "signal.signal(signal.SIGTERM, save)"
     script(launcher.directory, SAVING, "rank.py")
     script(launcher.directory, SAVING.replace(handler, OTHERS[other]), "other.py")
@@ -125,7 +121,7 @@ def test_a_rank_saves_to_its_end_whatever_becomes_of_the_others(
     assert (result.exit_code, result.message["reason"]) == (143, "Stopped")
 
 
-# Notices the end of a rank at once, and then terminates the others. Tells when it was halted.
+# Sees the end of a rank at once and terminates the others. Prints when it was stopped.
 PROMPT_AGENT = """
     import os, signal, subprocess, sys
     signal.signal(signal.SIGCONT, lambda *_: os.write(1, b"agent continued\\n"))
@@ -142,8 +138,8 @@ PROMPT_AGENT = """
 """
 
 
-def test_the_agent_is_halted_before_a_rank_dies_of_the_signal(launcher: Launcher) -> None:
-    """It would send the rank that saves a second SIGTERM while others still get their first."""
+def test_the_agent_is_stopped_before_a_rank_dies_of_the_signal(launcher: Launcher) -> None:
+    """It would send a second SIGTERM to the rank that saves, while others get their first."""
     script(launcher.directory, SAVING, "rank.py")
     agent = script(launcher.directory, PROMPT_AGENT, "agent.py")
     launched = launcher.start([launcher.python, agent, "50"], TORCHRUN_LAUNCHER="none")
@@ -153,7 +149,7 @@ def test_the_agent_is_halted_before_a_rank_dies_of_the_signal(launcher: Launcher
 
 
 @pytest.mark.parametrize(("rank", "lines"), [("saves", ["saving", "saved"]), ("dies", [])])
-def test_an_agent_whose_ranks_end_alike_is_not_halted(
+def test_an_agent_is_not_stopped_if_its_ranks_end_alike(
     launcher: Launcher, rank: str, lines: "list[str]"
 ) -> None:
     handler = "signal.signal(signal.SIGTERM, save)"
@@ -196,7 +192,7 @@ def test_runs_the_trap_of_a_shell_and_signals_its_program_once(
     assert (result.exit_code, result.message["reason"]) == (143, "Stopped")
 
 
-def test_runs_the_trap_around_ranks_when_they_are_gone(launcher: Launcher) -> None:
+def test_a_trap_runs_after_the_ranks_have_ended(launcher: Launcher) -> None:
     script(launcher.directory, RANKS, "rank.py")
     agent = script(launcher.directory, AGENT, "agent.py")
     line = f"trap 'sleep 1; echo trapped' TERM; {launcher.python} {agent}; echo after"
@@ -207,7 +203,7 @@ def test_runs_the_trap_around_ranks_when_they_are_gone(launcher: Launcher) -> No
     assert said == ["saving 15", "saving 15", "agent told, ranks left: 0", "trapped", "after"]
 
 
-def test_kills_ranks_that_outstay_their_grace(launcher: Launcher) -> None:
+def test_kills_ranks_after_their_grace_period(launcher: Launcher) -> None:
     name = script(
         launcher.directory,
         """
@@ -224,7 +220,7 @@ def test_kills_ranks_that_outstay_their_grace(launcher: Launcher) -> None:
     began = time.monotonic()
     launched.stop()
     assert launched.end().exit_code == 143
-    assert time.monotonic() - began < 9, "long before the time of an agent is over as well"
+    assert time.monotonic() - began < 9, "well before the timeout of an agent"
 
 
 def test_leaves_no_process_behind_and_reaps_orphans(launcher: Launcher) -> None:

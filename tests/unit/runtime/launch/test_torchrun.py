@@ -1,4 +1,4 @@
-"""The launcher over the real torchrun: TORCHRUN_TEST_TORCH_PYTHON names a python that has torch."""
+"""The launcher with real torchrun. TORCHRUN_TEST_TORCH_PYTHON names a python with torch."""
 
 import os
 import signal
@@ -85,7 +85,7 @@ def test_success(launcher: Launcher) -> None:
     assert (result.exit_code, result.message) == (0, {}), result.err
 
 
-def test_a_shell_line_with_torchrun_is_told_as_well(launcher: Launcher) -> None:
+def test_the_cause_is_known_for_a_shell_line_with_torchrun(launcher: Launcher) -> None:
     line = "cd . && torchrun train.py 'os._exit(5)'"
     result = launcher.run(line, **torchrun_environment())
     assert (result.exit_code, result.message["rank"]) == (5, 1), result.err

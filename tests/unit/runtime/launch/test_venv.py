@@ -1,4 +1,4 @@
-"""The job's own environment: made once by a setup, found by every command after it."""
+"""The virtual environment of a job: created once by the setup, and used by every command."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from wheels import WHEEL, add_wheel
 
 @dataclass(frozen=True)
 class Job:
-    """A job's pods: they share `store`, and `link` is each one's own."""
+    """The pods of a job. They share `store`; each has its own `link`."""
 
     launcher: Launcher
     store: Path
@@ -60,7 +60,7 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
     launcher.clear()
 
 
-def test_what_the_setup_command_installs_is_found_by_the_command(job: Job) -> None:
+def test_the_command_finds_packages_of_the_setup_command(job: Job) -> None:
     add_wheel(job.code)
     made = job.set_up(command=f"pip install --no-index ./{WHEEL}")
     assert (made.exit_code, made.message) == (0, {}), made.out + made.err
@@ -81,14 +81,14 @@ def test_requirements_come_before_the_setup_command(job: Job) -> None:
     assert job.run('cat "$TORCHRUN_ENV_DIR/said"').out == "hello\n"
 
 
-def test_the_image_is_seen_below_it(job: Job) -> None:
-    """Also where the image's python is in a virtual environment itself, as this one's is."""
+def test_packages_of_the_image_are_visible(job: Job) -> None:
+    """Also if the python of the image is in a virtual environment, as it is in this test."""
     assert job.set_up(command="python -c 'import pytest'").exit_code == 0
     told = job.run(["python", "-c", "import sys, pytest; print(sys.prefix)"])
     assert told.out == f"{job.link}\n", told.err
 
 
-def test_it_is_made_once_for_a_key(job: Job) -> None:
+def test_an_environment_is_created_once_for_each_key(job: Job) -> None:
     count = 'echo x >> "$HOME/made"'
     for _ in range(2):
         assert job.set_up(command=count).exit_code == 0
@@ -98,7 +98,7 @@ def test_it_is_made_once_for_a_key(job: Job) -> None:
     assert (job.launcher.directory / "made").read_text() == "x\nx\n"
 
 
-def test_the_last_two_are_kept(job: Job) -> None:
+def test_the_last_two_environments_stay(job: Job) -> None:
     for number, key in enumerate(("a", "b", "c", "d")):
         job.store.mkdir(exist_ok=True)
         assert job.set_up(key, command="true").exit_code == 0
@@ -106,7 +106,7 @@ def test_the_last_two_are_kept(job: Job) -> None:
     assert job.kept() == ["c", "d"]
 
 
-def test_a_worker_makes_it_itself_where_the_recipe_is_given(job: Job) -> None:
+def test_a_worker_with_a_recipe_creates_its_own_environment(job: Job) -> None:
     result = job.run('cat "$VIRTUAL_ENV/said"', command='echo here > "$VIRTUAL_ENV/said"')
     assert (result.exit_code, result.out) == (0, "here\n"), result.err
 
@@ -130,7 +130,7 @@ def test_a_worker_makes_it_itself_where_the_recipe_is_given(job: Job) -> None:
     ],
     ids=["code", "signal", "program", "pip", "words"],
 )
-def test_a_failure_says_what_and_leaves_nothing_that_counts(
+def test_a_failure_is_reported_and_leaves_no_environment(
     job: Job, recipe: "dict[str, object]", exit_code: int, words: str
 ) -> None:
     result = job.set_up(**recipe)
@@ -159,36 +159,36 @@ def test_activate_leads_to_it(job: Job) -> None:
     assert told.out == f"{job.link}\n"
 
 
-def test_a_background_process_does_not_hold_it_up(job: Job) -> None:
+def test_a_background_process_does_not_delay_the_setup(job: Job) -> None:
     made = job.set_up(command="sleep 300 & echo $! > pid; echo done")
     assert made.exit_code == 0
     assert "done" in made.out
     os.kill(int((job.code / "pid").read_text()), signal.SIGKILL)
 
 
-def test_a_stop_ends_the_setup_and_all_that_it_runs(job: Job) -> None:
+def test_a_stop_ends_the_setup_and_its_children(job: Job) -> None:
     running = job.start_setup(command="echo $$; exec sleep 300")
     pid = int(running.line())
     watched = pidfd.open_pid(pid)
     running.stop()
     ended = running.end()
     assert (ended.exit_code, ended.message["reason"]) == (143, "Stopped")
-    assert select.select([watched], [], [], 10)[0], "it is gone"
+    assert select.select([watched], [], [], 10)[0], "the child was killed"
     os.close(watched)
 
 
-def test_a_worker_says_that_the_environment_is_missing(job: Job) -> None:
+def test_a_missing_environment_is_reported(job: Job) -> None:
     result = job.run("true")
     assert result.message["reason"] == "EnvironmentNotReady"
     assert "setup pod" in str(result.message["message"])
 
 
-def test_a_store_that_cannot_be_written_is_said(job: Job) -> None:
+def test_a_read_only_store_is_reported(job: Job) -> None:
     job.store.write_text("a file")
     assert job.set_up(command="true").message["reason"] == "EnvironmentNotReady"
 
 
-def test_no_pip_is_said_where_requirements_need_one(job: Job) -> None:
+def test_a_missing_pip_is_reported(job: Job) -> None:
     broken = job.code / "broken"
     (broken / "pip").mkdir(parents=True)
     (broken / "pip" / "__init__.py").write_text("raise ImportError('none')")
@@ -210,7 +210,7 @@ def test_other_users_may_read_it(job: Job) -> None:
     assert stat.S_IMODE((job.store / "one").stat().st_mode) == 0o755
 
 
-def test_what_lies_in_the_place_of_an_environment_is_replaced(job: Job) -> None:
+def test_a_file_in_place_of_an_environment_is_replaced(job: Job) -> None:
     (job.store / "one" / "half").mkdir(parents=True)
     assert job.set_up(command="true").exit_code == 0
     assert not (job.store / "one" / "half").exists()

@@ -39,7 +39,7 @@ def test_copies_the_workspace_and_runs_in_it(launcher: Launcher) -> None:
     assert "2 files, 3000025 bytes" in result.err
 
 
-def test_does_without_a_state_directory_that_it_cannot_use(launcher: Launcher) -> None:
+def test_works_without_a_usable_state_directory(launcher: Launcher) -> None:
     missing = str(launcher.directory / "missing")
     result = launcher.run("echo started", TORCHRUN_STATE_DIR=missing)
     assert (result.exit_code, result.out) == (0, "started\n")
@@ -53,7 +53,7 @@ def test_waits_for_the_marker(launcher: Launcher) -> None:
     assert launched.end().out == "started\n"
 
 
-def test_says_that_there_was_no_marker(launcher: Launcher) -> None:
+def test_reports_a_missing_marker(launcher: Launcher) -> None:
     settings = workspace(launcher.directory, ready=False)
     result = launcher.run("echo started", **settings, TORCHRUN_SYNC_WAIT_SECONDS="0.3")
     assert (result.exit_code, result.out) == (125, "")
@@ -64,7 +64,7 @@ def test_says_that_there_was_no_marker(launcher: Launcher) -> None:
 def test_ends_at_once_when_stopped_before_the_command(launcher: Launcher) -> None:
     settings = workspace(launcher.directory, ready=False)
     launched = launcher.start("echo started", **settings)
-    # Until its handlers are there, SIGTERM would end the interpreter itself.
+    # Before its handlers are installed, SIGTERM would end the interpreter.
     status = Path(f"/proc/{launched.process.pid}/status")
     while not _catches(status, signal.SIGTERM):
         time.sleep(0.01)
@@ -79,7 +79,7 @@ def _catches(status: Path, number: int) -> bool:
     return bool(int(mask.split()[1], 16) >> (number - 1) & 1)
 
 
-def test_names_a_working_directory_that_is_missing(launcher: Launcher) -> None:
+def test_reports_a_missing_working_directory(launcher: Launcher) -> None:
     result = launcher.run("true", TORCHRUN_WORKING_DIR="/no/such/place")
     assert result.exit_code == 125
     assert result.message["reason"] == "WorkingDirMissing"

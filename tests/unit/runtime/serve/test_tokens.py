@@ -1,4 +1,4 @@
-"""Who is served: workers of the job, by tokens that the cluster has signed for this alone."""
+"""Only workers of the job are served. They prove it with a token for this audience."""
 
 import base64
 import datetime
@@ -32,7 +32,7 @@ def unsigned() -> str:
 
 
 def signed_with_the_public_key() -> str:
-    """The public key as the secret of a HMAC: libraries have taken this for a signature."""
+    """Use the public key as an HMAC secret. Some libraries accept this as a signature."""
     public = RSA.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -103,13 +103,13 @@ async def test_workers_of_every_gang_are_served(
         (bound(namespace="ml", pod={"name": "train-0-abcde\n"}), "not a worker of this job"),
     ],
 )
-async def test_nobody_else_is(bad: str, words: str) -> None:
+async def test_other_tokens_are_refused(bad: str, words: str) -> None:
     with pytest.raises(DeniedError, match=words):
         await verifier().check(bad)
 
 
 class Api:
-    """Keys as the API server tells them, counted."""
+    """Returns the keys of the API server, and counts the requests."""
 
     def __init__(self) -> None:
         self.told = public_keys()
@@ -124,7 +124,7 @@ class Api:
         return self.told
 
 
-async def test_keys_are_asked_for_once_and_again_for_a_new_one() -> None:
+async def test_keys_are_fetched_once_and_again_for_an_unknown_key() -> None:
     api = Api()
     keys = Keys(api.fetch, lambda: api.now)
     for _ in range(3):
@@ -132,13 +132,13 @@ async def test_keys_are_asked_for_once_and_again_for_a_new_one() -> None:
     assert api.asked == 1
     for _ in range(3):
         assert await keys.get("next") is None
-    assert api.asked == 1, "anybody may show an unknown key"
+    assert api.asked == 1, "anyone can send a token with an unknown key"
     api.now += 11
     assert await keys.get("next") is None
     assert api.asked == 2
 
 
-async def test_keys_that_could_not_be_had_are_asked_for_again() -> None:
+async def test_a_failed_fetch_of_keys_is_retried() -> None:
     api = Api()
     keys = Keys(api.fetch, lambda: api.now)
     api.down = True
@@ -147,11 +147,11 @@ async def test_keys_that_could_not_be_had_are_asked_for_again() -> None:
     api.down = False
     assert await keys.get("rsa") is not None
     api.down = True
-    assert await keys.get("rsa") is not None, "what is known needs no API server"
+    assert await keys.get("rsa") is not None, "known keys need no request"
 
 
 def certificate(directory: Path) -> ssl.SSLContext:
-    """Of 127.0.0.1, signed by itself; its authority is `ca.crt`."""
+    """Create a self-signed certificate for 127.0.0.1; `ca.crt` is its authority."""
     import ipaddress
 
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
@@ -183,7 +183,7 @@ def certificate(directory: Path) -> ssl.SSLContext:
     return context
 
 
-async def test_the_api_server_is_asked_with_the_pods_own_token(tmp_path: Path) -> None:
+async def test_keys_are_fetched_with_the_pods_own_token(tmp_path: Path) -> None:
     seen = []
     body = {
         "keys": [json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(RSA.public_key())) | {"kid": "a"}]

@@ -1,4 +1,4 @@
-"""Archives: what is extracted as it was, and what is refused before it touches the claim."""
+"""Archives: which are extracted, and which are refused before a file is written."""
 
 import hashlib
 import io
@@ -200,9 +200,9 @@ def test_refuses_what_does_not_fit_before_writing(tmp_path: Path) -> None:
 
 
 def disagreeing(entries: int) -> bytes:
-    """An archive whose zip64 record lies where its locator says, not right before it.
+    """An archive whose zip64 record is where its locator points, not right before the locator.
 
-    Its other end record announces no member at all.
+    Its other end record announces no members.
     """
     data = zipped({f"f{number}": b"" for number in range(entries)})
     body, (size, start) = data[:-22], struct.unpack("<LL", data[-10:-2])
@@ -213,7 +213,7 @@ def disagreeing(entries: int) -> bytes:
     return body + record + locator + struct.pack("<4sHHHHLLH", b"PK\x05\x06", 0, 0, 0, 0, 0, at, 0)
 
 
-def test_refuses_a_zip64_record_that_releases_of_python_find_at_two_places(tmp_path: Path) -> None:
+def test_refuses_an_ambiguous_zip64_record(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="zip64 record") as caught:
         extracted(disagreeing(50), tmp_path, Limits(entries=10))
     assert caught.value.reason == "InvalidArchive"
@@ -222,7 +222,7 @@ def test_refuses_a_zip64_record_that_releases_of_python_find_at_two_places(tmp_p
 def test_refuses_more_members_than_were_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever zipfile finds that the count did not: the cap holds for what is extracted."""
+    """The limit applies to the members that zipfile extracts, even if the count missed some."""
     monkeypatch.setattr("torchrun_runtime.sync.extract.count_entries", lambda file, most: 1)
     with pytest.raises(ArchiveError, match="two central directories") as caught:
         extracted(zipped({"a": b"", "b": b""}), tmp_path)

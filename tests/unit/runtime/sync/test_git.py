@@ -56,7 +56,7 @@ def test_branches_tags_and_commits(
     assert (marker.commit, read_tree(git_settings, marker)["a"]) == expected
 
 
-def test_a_commit_that_the_server_gives_by_no_name_is_found_in_the_history(
+def test_a_commit_without_a_ref_is_fetched_from_the_history(
     git_settings: Settings, git_server: GitServer, capsys: pytest.CaptureFixture[str]
 ):
     git_server.version = 0
@@ -73,7 +73,7 @@ def test_a_commit_that_the_server_gives_by_no_name_is_found_in_the_history(
 
 @pytest.mark.parametrize("version", [0, 2])
 @pytest.mark.parametrize("ref", ["no-such-branch", "f" * 40, "refs/heads/none", "abc123"])
-def test_a_ref_that_is_gone(git_settings: Settings, git_server: GitServer, ref: str, version: int):
+def test_a_deleted_ref(git_settings: Settings, git_server: GitServer, ref: str, version: int):
     git_server.version = version
     repository(git_server.root / "train", {"a": b"1"})
     error = fetch_failure(replace(git_settings, ref=ref))
@@ -96,7 +96,7 @@ def test_a_pack_that_is_larger_than_a_workspace_may_be(
     assert error.reason == "WorkspaceTooLarge", error.message
 
 
-def test_what_is_there_already_is_not_fetched_again(git_settings: Settings, git_server: GitServer):
+def test_an_existing_commit_is_not_fetched_again(git_settings: Settings, git_server: GitServer):
     made = repository(git_server.root / "train", {"a": b"1"})
     git_settings = replace(git_settings, digest="d1")
     first = fetch(git_settings)
@@ -109,12 +109,10 @@ def test_what_is_there_already_is_not_fetched_again(git_settings: Settings, git_
     assert (again.commit, again.revision) == (newer, first.revision + 1)
     assert fetch(replace(git_settings, digest="d2", commit=made)).commit == made
     asked = fetch(replace(git_settings, digest="d3", commit=made))
-    assert asked.commit == newer, "somebody asked since"
+    assert asked.commit == newer, "there was a new request"
 
 
-def test_what_is_no_other_content_is_no_other_revision(
-    git_settings: Settings, git_server: GitServer
-):
+def test_the_same_content_keeps_its_revision(git_settings: Settings, git_server: GitServer):
     repository(git_server.root / "train", {"src/a": b"1", "notes": b"1"})
     git_settings = replace(git_settings, sub_path="src")
     first = fetch(replace(git_settings, digest="d1"))
@@ -127,8 +125,10 @@ def test_what_is_no_other_content_is_no_other_revision(
     assert not claim.new.exists()
 
 
-def test_a_revision_follows_those_that_are_known_of(git_settings: Settings, git_server: GitServer):
-    """Of a pod whose storage begins empty, after one that was lost."""
+def test_a_revision_is_higher_than_the_last_one_of_the_job(
+    git_settings: Settings, git_server: GitServer
+):
+    """A pod with new storage continues from the revision in the status of the job."""
     repository(git_server.root / "train", {"a": b"1"})
     first = fetch(replace(git_settings, digest="d1", after=4))
     assert first.revision == 5

@@ -11,7 +11,7 @@ from unit.runtime.git_server import GitServer, repository
 from unit.runtime.syncing import fetch_failure
 
 
-def test_a_repository_that_is_not_there(git_settings: Settings, git_server: GitServer):
+def test_a_missing_repository(git_settings: Settings, git_server: GitServer):
     git_server.root.mkdir()
     error = fetch_failure(git_settings)
     assert (error.reason, error.permanent) == ("SourceNotFound", False)
@@ -33,7 +33,7 @@ def test_redirects_are_not_followed(git_settings: Settings, git_server: GitServe
     assert (error.reason, error.permanent) == ("Redirected", True), error.message
 
 
-def test_a_connection_that_breaks(git_settings: Settings, git_server: GitServer):
+def test_a_broken_connection(git_settings: Settings, git_server: GitServer):
     noise = random.Random(1).randbytes(1 << 20)
     repository(git_server.root / "train", {"noise": noise})
     git_server.cut = 1 << 18
@@ -43,6 +43,6 @@ def test_a_connection_that_breaks(git_settings: Settings, git_server: GitServer)
     assert fetch(git_settings).files == 1
 
 
-def test_a_server_that_is_not_there(git_settings: Settings):
+def test_an_unreachable_server(git_settings: Settings):
     error = fetch_failure(replace(git_settings, url="https://127.0.0.1:1/train"))
     assert (error.reason, error.permanent) == ("FetchFailed", False)

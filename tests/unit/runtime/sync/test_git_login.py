@@ -1,4 +1,4 @@
-"""Logins to private repositories, and secrets that appear nowhere."""
+"""Logins to private repositories, and secrets that must not appear in any output."""
 
 import json
 from dataclasses import replace
@@ -40,7 +40,7 @@ def test_a_wrong_or_missing_password(
     assert "another" not in error.message
 
 
-def test_a_secret_that_is_not_there(git_settings: Settings, git_server: GitServer, tmp_path: Path):
+def test_a_missing_secret(git_settings: Settings, git_server: GitServer, tmp_path: Path):
     (tmp_path / "none").mkdir()
     error = fetch_failure(replace(git_settings, secret_directory=tmp_path / "none"))
     assert (error.reason, error.permanent) == ("SecretNotFound", False)
@@ -84,7 +84,7 @@ def test_no_secret_in_log_message_or_arguments(
     assert "AccessDenied" in log
 
 
-def test_a_server_that_says_the_password_back_is_not_quoted(tmp_path: Path):
+def test_a_password_in_a_server_message_is_redacted(tmp_path: Path):
     (tmp_path / "password").write_text(f"{PASSWORD}\n")
     (tmp_path / "ssh-privatekey").write_text("-----BEGIN-----\nline-of-the-key\n")
     (tmp_path / "username").write_text("train")

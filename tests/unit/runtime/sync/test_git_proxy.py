@@ -17,7 +17,7 @@ from unit.runtime.syncing import fetch_failure, read_tree
 
 @contextmanager
 def connect_proxy() -> Iterator[tuple[str, list[str]]]:
-    """A proxy that knows CONNECT alone; its URL, and its requests."""
+    """A proxy with CONNECT only. Yields its URL and its requests."""
     requests: list[str] = []
 
     class Proxy(socketserver.StreamRequestHandler):
@@ -62,7 +62,7 @@ def test_a_repository_behind_the_proxy_of_the_pod(
 def test_a_name_that_only_the_proxy_can_resolve(
     git_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ):
-    """An address is judged here all the same."""
+    """Addresses in URLs are still checked."""
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
     named = replace(git_settings, url="https://git.invalid/train", secret="", secret_directory=None)
     assert fetch_failure(named).reason == "FetchFailed"

@@ -1,4 +1,4 @@
-"""What of a git tree becomes files of the workspace, and what is refused."""
+"""Which entries of a git tree become files of the workspace, and which are refused."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ def test_a_folder_of_the_repository(git_settings: Settings, git_server: GitServe
 
 
 @pytest.mark.parametrize(("path", "words"), [("none", "does not exist"), ("llm/a.py", "is a file")])
-def test_a_folder_that_is_none(
+def test_a_folder_that_is_a_file_or_missing(
     git_settings: Settings, git_server: GitServer, path: str, words: str
 ):
     repository(git_server.root / "train", {"llm/a.py": b"1"})
@@ -69,7 +69,7 @@ def test_links_that_multiply_are_stopped(git_settings: Settings, git_server: Git
     assert error.reason == "WorkspaceTooLarge"
 
 
-def test_submodules_and_lfs_are_left_out_and_said(
+def test_submodules_and_lfs_files_are_skipped_with_a_warning(
     git_settings: Settings, git_server: GitServer, capsys: pytest.CaptureFixture[str]
 ):
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"

@@ -1,7 +1,7 @@
-"""More than a thousand hostile archives and a thousand hostile URLs and refs, by class, from a seed.
+"""More than 1,000 hostile archives and 1,000 hostile URLs and refs, by class, from a seed.
 
-None escapes its directory, none hangs, each is refused with a reason; nobody is asked for anything
-on behalf of a URL that is refused.
+None writes outside its directory or hangs, and each is refused with a reason. A refused URL causes
+no request.
 """
 
 import os
@@ -51,7 +51,7 @@ def outside(folder: Path) -> set[str]:
 
 
 def refuse_archive(folder: Path, data: bytes, unpack, label: str) -> ArchiveError:
-    """Nothing but the unfinished tree may appear, and no link in it."""
+    """Extract a hostile archive. It may leave only an unfinished tree without links."""
     archive, tree = folder / "archive", folder / "inner" / "tree"
     archive.write_bytes(data)
     tree.parent.mkdir(exist_ok=True)
@@ -96,8 +96,8 @@ def test_there_are_a_thousand_archives():
     assert len(hostile_tars.CLASSES) * OF_EACH + len(hostile.HOSTILE) * 10 >= 1000
 
 
-def test_a_tar_archive_that_is_fine_is_taken(tmp_path: Path):
-    """Or all of the above would prove nothing."""
+def test_a_valid_tar_archive_is_accepted(tmp_path: Path):
+    """Otherwise the tests above would prove nothing."""
     hostile_tars.CLASSES["fine"] = (hostile_tars.named("./a/b", "\u00e9", "x" * 200), None)
     try:
         for number, chance in enumerate(cases("fine")):
@@ -170,7 +170,7 @@ def test_there_are_a_thousand_urls_and_refs():
 
 
 @pytest.mark.parametrize("address", FORBIDDEN)
-def test_every_forbidden_address_by_its_name(settings: Settings, address: str):
+def test_every_spelling_of_a_forbidden_address(settings: Settings, address: str):
     refuse(replace(settings, url=f"https://{address}/a"), "ForbiddenAddress")
     refuse(replace(settings, url=f"ssh://git@{address}:22/a"), "ForbiddenAddress")
     refuse(replace(settings, source="s3", url=f"http://{address}/bucket/a"), "ForbiddenAddress")
@@ -190,10 +190,10 @@ def test_addresses_of_ipv6_in_their_usual_form(url: str, host: str, port: int):
     assert resolve(found.host, found.port) == (host,)
 
 
-def test_a_name_that_leads_to_a_forbidden_address(
+def test_a_name_that_resolves_to_a_forbidden_address(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ):
-    """Also where but one of its addresses is."""
+    """One forbidden address among several is enough."""
     found = [(0, 0, 0, "", (address, 443)) for address in ("192.0.2.1", "169.254.169.254")]
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: found)
     refuse(settings, "ForbiddenAddress")
@@ -249,7 +249,7 @@ def test_sizes_of_a_hostile_gateway(bucket: Settings, gateway: Gateway, size: st
     refuse(bucket, "FetchFailed", "WorkspaceTooLarge")
 
 
-def test_an_object_that_has_more_than_it_announces(bucket: Settings, gateway: Gateway):
+def test_an_object_longer_than_its_content_length(bucket: Settings, gateway: Gateway):
     def answer(request: Request) -> Reply:
         if not request.key:
             return Reply(listing({"code/a": b"x"}, etag="e"))
@@ -257,7 +257,7 @@ def test_an_object_that_has_more_than_it_announces(bucket: Settings, gateway: Ga
 
     gateway.answer = answer
     marker = fetch(bucket)
-    assert marker.bytes == 1, "what was announced is taken, and no byte more"
+    assert marker.bytes == 1, "exactly the announced bytes are stored"
 
 
 @pytest.mark.parametrize("name", [*hostile_tars.CLASSES])
@@ -313,8 +313,8 @@ def linked(links: dict[str, str], *files: str) -> Repository:
     return found
 
 
-def test_links_through_links_take_no_more_time_than_their_targets_are_long():
-    """Each goes eight times through the one before: 8 ** 30 steps to walk them all."""
+def test_chains_of_links_take_linear_time():
+    """Each link goes eight times through the previous one: 8 ** 30 steps to follow them all."""
     links = {"l0": "/".join(["d", ".."] * 8 + ["d"])}
     links |= {f"l{n}": "/".join([f"l{n - 1}", ".."] * 8 + [f"l{n - 1}"]) for n in range(1, 30)}
     with pytest.raises(ArchiveError, match="more than 40 links") as caught:
@@ -323,7 +323,7 @@ def test_links_through_links_take_no_more_time_than_their_targets_are_long():
 
 
 @pytest.mark.parametrize(("count", "fine"), [(40, True), (41, False)])
-def test_as_many_links_of_one_path_as_the_kernel_follows(count: int, fine: bool):
+def test_a_path_may_have_as_many_links_as_the_kernel_follows(count: int, fine: bool):
     links = {f"l{number:02}": f"l{number + 1:02}" for number in range(count - 1)}
     found = linked(links | {f"l{count - 1:02}": "file"}, "file")
     if fine:
@@ -341,7 +341,7 @@ def test_links_are_listed_until_the_deadline_only():
 
 
 @pytest.mark.parametrize("kind", [b"L", b"x", b"g"], ids=["long name", "pax", "global"])
-def test_tar_headers_that_follow_each_other_without_end(tmp_path: Path, kind: bytes):
+def test_endless_tar_headers(tmp_path: Path, kind: bytes):
     content = b"6 a=b\n" if kind != b"L" else b"a\0"
     one = hostile_tars.header(b"x", b"%011o\0" % len(content), kind) + content.ljust(512, b"\0")
     archive = tmp_path / "archive"

@@ -58,7 +58,7 @@ def test_success_in_exit_code_message_and_marker(claim: Path) -> None:
     assert (claim / "revisions" / "1" / "manifest").read_text() == LISTED.text
 
 
-def test_the_workers_directory_is_there_for_any_user(claim: Path) -> None:
+def test_any_user_can_write_the_workers_directory(claim: Path) -> None:
     test_success_in_exit_code_message_and_marker(claim)
     state = claim / "state"
     assert stat.S_IMODE(state.stat().st_mode) == 0o1777
@@ -70,7 +70,7 @@ def test_the_workers_directory_is_there_for_any_user(claim: Path) -> None:
     assert (state / "kept").exists()
 
 
-def test_a_workspace_from_before_gets_the_workers_directory(claim: Path) -> None:
+def test_an_existing_workspace_gets_the_workers_directory(claim: Path) -> None:
     test_success_in_exit_code_message_and_marker(claim)
     (claim / "state").rmdir()
     with process(claim.parent) as again:
@@ -79,7 +79,7 @@ def test_a_workspace_from_before_gets_the_workers_directory(claim: Path) -> None
 
 
 @pytest.mark.parametrize("sha256", ["", digest(SMALL)], ids=["any", "this"])
-def test_a_workspace_that_is_there_ends_the_pod_at_once(claim: Path, sha256: str) -> None:
+def test_an_existing_workspace_ends_the_pod_at_once(claim: Path, sha256: str) -> None:
     test_success_in_exit_code_message_and_marker(claim)
     (claim / ".incoming").mkdir()
     with process(claim.parent, TORCHRUN_SYNC_SHA256=sha256) as again:
@@ -116,7 +116,7 @@ def _extracted(claim: Path) -> int:
     return sum(len(names) for _, _, names in os.walk(claim / "tree.new"))
 
 
-def test_killed_while_receiving_the_next_pod_goes_on(claim: Path) -> None:
+def test_killed_while_receiving_the_next_pod_resumes(claim: Path) -> None:
     held = 0
     for cut in (1, 70_000, 500_000):
         with process(claim.parent) as server:
@@ -170,7 +170,7 @@ def test_a_missing_claim_is_named(tmp_path: Path) -> None:
     assert (code, message["reason"], message["permanent"]) == (1, "WorkspaceNotWritable", False)
 
 
-def test_a_fault_of_its_own_is_in_the_termination_message(tmp_path: Path) -> None:
+def test_a_bug_is_in_the_termination_message(tmp_path: Path) -> None:
     program = (
         "import sys, torchrun_runtime.sync.__main__ as sync, torchrun_runtime.sync.fetch as module\n"
         "def fetch(settings): raise KeyError('planted')\n"
@@ -190,8 +190,8 @@ def test_a_fault_of_its_own_is_in_the_termination_message(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("way", "other"), [("receive", "urllib3"), ("fetch", "aiohttp")])
-def test_a_pod_imports_only_what_its_way_needs(way: str, other: str) -> None:
-    """Each of the two libraries takes a tenth of a second to import, and some megabytes."""
+def test_each_source_imports_only_its_own_libraries(way: str, other: str) -> None:
+    """Each of the two libraries takes 0.1 s and some megabytes to import."""
     program = (
         "import sys, torchrun_runtime.sync.__main__\n"
         "assert not {'aiohttp', 'urllib3'} & {*sys.modules}\n"
@@ -201,7 +201,7 @@ def test_a_pod_imports_only_what_its_way_needs(way: str, other: str) -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_help_teaches() -> None:
+def test_help_has_the_essentials() -> None:
     text = subprocess.run(
         [sys.executable, "-m", "torchrun_runtime.sync", "--help"], capture_output=True, text=True
     ).stdout

@@ -1,4 +1,4 @@
-"""Modes on file systems that have them, and on those that have not."""
+"""File modes, on file systems with and without them."""
 
 import os
 from pathlib import Path
@@ -19,8 +19,8 @@ def test_paths_and_open_files_get_their_modes(tmp_path: Path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root to own a file of somebody else's")
-def test_what_belongs_to_another_user_keeps_its_mode(tmp_path: Path):
-    """As on an SMB share, where all files are the mount's user's."""
+def test_files_of_another_user_keep_their_mode(tmp_path: Path):
+    """For example on an SMB share, whose files all belong to the user of the mount."""
     path = tmp_path / "file"
     path.touch(0o666)
     mode = path.stat().st_mode

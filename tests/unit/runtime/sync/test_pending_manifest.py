@@ -1,4 +1,4 @@
-"""Uploads that are announced by a manifest: only what is not at hand is sent, and all is checked."""
+"""Uploads with a manifest: only missing files are sent, and every file is verified."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def announce(
 
 
 def wanted(client: Client, manifest: Manifest) -> list[str]:
-    """Paths that the pod asks for, once it knows."""
+    """The paths that the pod requests, after its comparison."""
     state = client.until("waiting", "receiving", "done", "failed")
     found: list[str] = []
     for first, last in state["missing"]:  # type: ignore[attr-defined]
@@ -60,7 +60,7 @@ def held(tree: Path) -> dict[str, bytes]:
 
 
 def upload(directory: Path, files: dict[str, bytes], **changes: object) -> tuple[Marker, list[str]]:
-    """One sync pod's life: the marker and the paths that it asked for."""
+    """Run one sync pod to its end. Returns the marker and the paths that it requested."""
     manifest = listed(files)
     with pod(syncing.settings(directory, **changes)) as server:
         assert announce(server, manifest)[0] == 202
@@ -114,7 +114,7 @@ def test_the_mode_is_a_part_of_the_content(tmp_path: Path) -> None:
         assert wanted(server, manifest) == ["run.sh"]
 
 
-def test_a_base_spares_what_it_still_has(tmp_path: Path) -> None:
+def test_files_of_a_base_are_not_sent(tmp_path: Path) -> None:
     base = Claim(tmp_path / "base")
     upload(base.directory, FILES)
     damaged = base.tree(1) / "train.py"
@@ -128,7 +128,7 @@ def test_a_base_spares_what_it_still_has(tmp_path: Path) -> None:
     assert missing == ["pkg/copy.bin", "train.py"]
 
 
-def test_a_difference_to_a_manifest_that_is_at_hand(tmp_path: Path) -> None:
+def test_a_diff_against_a_stored_manifest(tmp_path: Path) -> None:
     upload(tmp_path / "base", FILES)
     before = listed(FILES)
     manifest = listed({**FILES, "train.py": b"print('edited')"})
@@ -140,7 +140,7 @@ def test_a_difference_to_a_manifest_that_is_at_hand(tmp_path: Path) -> None:
         assert wanted(server, manifest) == ["train.py"]
 
 
-def test_the_next_pod_goes_on_with_an_announced_upload(tmp_path: Path) -> None:
+def test_the_next_pod_resumes_an_announced_upload(tmp_path: Path) -> None:
     manifest = listed(FILES)
     (tmp_path / "claim").mkdir()
     data = archive({"train.py": FILES["train.py"], "pkg/copy.bin": WEIGHTS})
@@ -162,7 +162,7 @@ def test_the_next_pod_goes_on_with_an_announced_upload(tmp_path: Path) -> None:
     assert held(Claim(tmp_path / "claim").tree(1)) == FILES
 
 
-def test_what_was_not_announced_is_not_taken(tmp_path: Path) -> None:
+def test_files_outside_the_manifest_are_refused(tmp_path: Path) -> None:
     manifest = listed(FILES)
     with pod(syncing.settings(tmp_path / "claim", sha256=manifest.sha256)) as server:
         status, body = send(server, FILES, manifest)
@@ -213,7 +213,7 @@ def test_refuses_manifests_that_name_what_cannot_be(
         assert server.get()["state"] == "waiting"
 
 
-def test_a_job_takes_the_manifest_that_it_names(tmp_path: Path) -> None:
+def test_only_the_manifest_of_the_job_is_accepted(tmp_path: Path) -> None:
     with pod(syncing.settings(tmp_path / "claim", sha256="0" * 64)) as server:
         status, body = announce(server, listed(FILES))
         assert (status, body["reason"]) == (422, "WrongArchive")
@@ -221,7 +221,7 @@ def test_a_job_takes_the_manifest_that_it_names(tmp_path: Path) -> None:
         assert status == 409
 
 
-def test_a_whole_archive_still_is_a_workspace(tmp_path: Path) -> None:
+def test_an_archive_without_a_manifest_is_accepted(tmp_path: Path) -> None:
     with pod(syncing.settings(tmp_path / "claim")) as server:
         announce(server, listed({"other": b""}))
         wanted(server, listed({"other": b""}))
@@ -230,7 +230,7 @@ def test_a_whole_archive_still_is_a_workspace(tmp_path: Path) -> None:
     assert Claim(tmp_path / "claim").manifest().text == listed(FILES).text
 
 
-def test_waits_for_a_revision_later_than_the_known(tmp_path: Path) -> None:
+def test_waits_for_a_newer_revision(tmp_path: Path) -> None:
     upload(tmp_path / "claim", FILES)
     with process(tmp_path, TORCHRUN_SYNC_AFTER="1") as server:
         server.port = int(str(server.event("listening")["port"]))
@@ -243,7 +243,7 @@ def test_waits_for_a_revision_later_than_the_known(tmp_path: Path) -> None:
         assert again.end()[1]["revision"] == 2
 
 
-def test_links_where_there_are_none_are_copies(
+def test_files_are_copied_where_hard_links_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_links(source: Path, target: Path) -> None:
@@ -268,18 +268,18 @@ def test_a_manifest_arrives_as_it_was(before: dict[str, bytes], after: dict[str,
 
 
 @pytest.mark.parametrize("data", [b"", b"x", pack(listed(FILES))[:-5]])
-def test_what_is_no_manifest(data: bytes) -> None:
+def test_bytes_that_are_no_manifest(data: bytes) -> None:
     with pytest.raises(ManifestError):
         unpack(data, {})
 
 
 @given(st.sets(st.integers(0, 50)))
-def test_ranges_say_the_same_in_fewer_words(numbers: set[int]) -> None:
+def test_ranges_shorten_lists_of_numbers(numbers: set[int]) -> None:
     found = [n for first, last in ranges(sorted(numbers)) for n in range(first, last + 1)]
     assert found == sorted(numbers)
 
 
-def test_asking_while_it_compares_is_answered(tmp_path: Path) -> None:
+def test_the_server_answers_during_the_comparison(tmp_path: Path) -> None:
     manifest = listed(FILES)
     with pod(syncing.settings(tmp_path / "claim")) as server:
         asking = threading.Thread(target=lambda: [server.get() for _ in range(50)])

@@ -1,4 +1,4 @@
-"""A workspace from a bucket whose gateway or network misbehaves."""
+"""A workspace from a bucket behind a gateway or network with faults."""
 
 import io
 import ipaddress
@@ -62,7 +62,7 @@ def failure(settings: Settings) -> SyncError:
     return caught.value
 
 
-def test_the_signature_is_the_one_of_the_documentation():
+def test_the_signature_is_that_of_the_s3_documentation():
     """Amazon's own example: GET Object? list of a bucket with max-keys and prefix."""
     keys = Credentials(
         "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "us-east-1"
@@ -83,7 +83,7 @@ def test_a_temporary_key_sends_its_token():
     assert "x-amz-security-token" in headers["authorization"]
 
 
-def test_connections_that_break_are_taken_up_again(settings: Settings, gateway: Gateway):
+def test_a_broken_connection_is_resumed(settings: Settings, gateway: Gateway):
     cuts = iter([0, 1, 1000, 70_000, 1 << 20] * 3)
 
     def answer(request: Request) -> Reply:
@@ -100,7 +100,7 @@ def test_connections_that_break_are_taken_up_again(settings: Settings, gateway: 
     assert all(r.headers.get("if-match") for r in gateway.requests if r.key)
 
 
-def test_a_gateway_that_knows_no_ranges(settings: Settings, gateway: Gateway):
+def test_a_gateway_without_range_requests(settings: Settings, gateway: Gateway):
     cuts = iter([1000, 2_000_000])
 
     def answer(request: Request) -> Reply:
@@ -115,7 +115,7 @@ def test_a_gateway_that_knows_no_ranges(settings: Settings, gateway: Gateway):
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_busy_gateway_is_asked_again(settings: Settings, gateway: Gateway, status: int):
+def test_a_busy_gateway_is_retried(settings: Settings, gateway: Gateway, status: int):
     refusals = iter([status] * 4)
 
     def answer(request: Request) -> Reply:
@@ -136,7 +136,7 @@ def test_a_gateway_that_is_not_there(settings: Settings):
     assert failure(replace(settings, url="http://127.0.0.1:1/bucket/c")).reason == "FetchFailed"
 
 
-def test_an_object_that_never_arrives_whole(settings: Settings, gateway: Gateway):
+def test_an_object_that_is_always_cut_off(settings: Settings, gateway: Gateway):
     def answer(request: Request) -> Reply:
         reply = behave(FILES)(request)
         return replace(reply, cut=0) if request.key == "code/big" else reply
@@ -146,7 +146,7 @@ def test_an_object_that_never_arrives_whole(settings: Settings, gateway: Gateway
 
 
 @pytest.mark.parametrize("how", ["etag", "412"])
-def test_an_object_that_changes_meanwhile(settings: Settings, gateway: Gateway, how: str):
+def test_an_object_that_changes_during_the_fetch(settings: Settings, gateway: Gateway, how: str):
     def answer(request: Request) -> Reply:
         if request.key == "code/big" and how == "412":
             return Reply(status=412)
@@ -161,7 +161,7 @@ def test_an_object_that_changes_meanwhile(settings: Settings, gateway: Gateway, 
     assert (error.reason, error.permanent) == ("SourceChanged", False)
 
 
-def test_bytes_that_are_not_those_of_the_etag(settings: Settings, gateway: Gateway):
+def test_bytes_that_do_not_match_the_etag(settings: Settings, gateway: Gateway):
     def answer(request: Request) -> Reply:
         reply = behave(FILES)(request)
         return replace(reply, body=reply.body[::-1]) if request.key == "code/big" else reply
@@ -170,7 +170,7 @@ def test_bytes_that_are_not_those_of_the_etag(settings: Settings, gateway: Gatew
     assert failure(settings).reason == "FetchFailed"
 
 
-def test_an_etag_that_is_no_md5_is_not_taken_for_one(settings: Settings, gateway: Gateway):
+def test_an_etag_that_is_no_md5_is_not_checked(settings: Settings, gateway: Gateway):
     def answer(request: Request) -> Reply:
         if not request.key:
             return Reply(listing(FILES, etag="0" * 32))
@@ -219,7 +219,7 @@ def test_a_bucket_in_another_region(settings: Settings, gateway: Gateway):
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"<!DOCTYPE a [<!ENTITY b 'c'>]><a>&b;</a>", b"\0"])
-def test_a_list_that_is_none(settings: Settings, gateway: Gateway, body: bytes):
+def test_a_response_that_is_no_list(settings: Settings, gateway: Gateway, body: bytes):
     gateway.answer = lambda _: Reply(body)
     assert failure(settings).reason in ("FetchFailed", "FetchFailed")
 
@@ -269,10 +269,8 @@ def test_the_host_header_names_the_port_where_it_is_not_the_usual_one():
     )
 
 
-def test_connects_to_the_addresses_that_were_judged_and_asks_no_resolver(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-):
-    """The first address takes no connection; the name is for the Host header alone."""
+def test_connects_to_the_checked_addresses_only(gateway: Gateway, monkeypatch: pytest.MonkeyPatch):
+    """The first address refuses connections. The name is used for the Host header only."""
     real = socket.getaddrinfo
 
     def literal(host: str, *rest: Any, **more: Any) -> Any:
@@ -291,7 +289,7 @@ def test_connects_to_the_addresses_that_were_judged_and_asks_no_resolver(
 
 
 @pytest.mark.parametrize("name", ["bucket.invalid", "other.invalid"])
-def test_the_certificate_must_be_of_the_name_and_not_of_the_address(tmp_path: Path, name: str):
+def test_the_certificate_must_match_the_host_name(tmp_path: Path, name: str):
     pki = tmp_path / "pki"
     context = ssl.create_default_context(cafile=authority(pki, f"DNS:{name},IP:127.0.0.1"))
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -355,7 +353,7 @@ def test_an_archive_without_that_folder(settings: Settings, gateway: Gateway):
         (418, "Teapot", "FetchFailed"),
     ],
 )
-def test_what_a_gateway_refuses(
+def test_refusals_of_a_gateway(
     settings: Settings, gateway: Gateway, status: int, code: str, reason: str
 ):
     body = f"<Error><Code>{code}</Code><Message>planted\x1b[2J</Message></Error>".encode()
@@ -365,7 +363,7 @@ def test_what_a_gateway_refuses(
     assert error.message.isprintable()
 
 
-def test_the_content_that_workers_were_made_with_or_none(settings: Settings, gateway: Gateway):
+def test_the_pinned_content_or_an_error(settings: Settings, gateway: Gateway):
     first = fetch(replace(settings, digest="1"))
     assert fetch(replace(settings, digest="1", commit=first.commit)) == first
     Claim(settings.directory).directory.joinpath(".sync_success").unlink()

@@ -1,4 +1,4 @@
-"""The pod's protocol over real connections: whole, cut, slow, wrong, and many at once."""
+"""The upload protocol over real connections: complete, cut, slow, invalid and concurrent."""
 
 import os
 import random
@@ -33,7 +33,7 @@ def finished(running: Pod) -> Marker:
     return result
 
 
-def test_takes_an_archive_in_one_piece(tmp_path: Path) -> None:
+def test_accepts_an_archive_in_one_piece(tmp_path: Path) -> None:
     with pod(settings(tmp_path / "claim")) as server:
         assert server.get("/readyz") == {"ready": True}
         assert server.get() == {**NOTHING, "state": "waiting"}
@@ -52,7 +52,7 @@ def test_takes_an_archive_in_one_piece(tmp_path: Path) -> None:
     assert {path.name for path in claim.iterdir()} == {"env", "revisions", "state", ".sync_success"}
 
 
-def test_takes_an_archive_in_pieces_and_tells_the_offset(tmp_path: Path) -> None:
+def test_accepts_an_archive_in_pieces_and_returns_the_offset(tmp_path: Path) -> None:
     with pod(settings(tmp_path / "claim")) as server:
         assert server.put(CODE, 0, 1000) == (200, {"offset": 1000})
         assert server.get() == {
@@ -69,7 +69,7 @@ def test_takes_an_archive_in_pieces_and_tells_the_offset(tmp_path: Path) -> None
         assert finished(server).files == 2
 
 
-def test_goes_on_after_connections_that_break(tmp_path: Path) -> None:
+def test_resumes_after_broken_connections(tmp_path: Path) -> None:
     randomness = random.Random(1)
     with pod(settings(tmp_path / "claim")) as server:
         while (held := int(str(server.get()["offset"]))) < len(CODE):
@@ -83,7 +83,7 @@ def test_goes_on_after_connections_that_break(tmp_path: Path) -> None:
         assert finished(server).files == 2
 
 
-def test_a_silent_connection_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_silent_connection_does_not_block_others(tmp_path: Path) -> None:
     with pod(settings(tmp_path / "claim")) as server:
         silent = server.begin(CODE, 0, 5000)
         while server.get()["offset"] != 5000:
@@ -100,7 +100,7 @@ def test_a_refusal_reaches_a_client_that_is_still_sending(tmp_path: Path) -> Non
         assert (status, body["offset"]) == (409, 0)
 
 
-def test_gives_up_a_silent_connection(tmp_path: Path) -> None:
+def test_closes_a_silent_connection(tmp_path: Path) -> None:
     with pod(settings(tmp_path / "claim", read_timeout=0.2)) as server:
         silent = server.begin(CODE, 0, 5000)
         assert silent.sock.recv(1) == b""
@@ -109,7 +109,7 @@ def test_gives_up_a_silent_connection(tmp_path: Path) -> None:
         assert finished(server).files == 2
 
 
-def test_answers_while_a_body_is_coming(tmp_path: Path) -> None:
+def test_answers_during_an_upload(tmp_path: Path) -> None:
     with pod(settings(tmp_path / "claim")) as server:
         slow = server.begin(CODE, 0, 100)
         for _ in range(20):
@@ -135,7 +135,7 @@ def test_two_clients_at_once_still_make_one_workspace(tmp_path: Path) -> None:
         assert finished(server).sha256 == digest(CODE)
 
 
-def test_refuses_wrong_bytes_and_waits_for_the_right_ones(tmp_path: Path) -> None:
+def test_refuses_wrong_bytes_and_waits_for_a_retry(tmp_path: Path) -> None:
     with pod(settings(tmp_path / "claim")) as server:
         status, body = server.put(CODE, sha256=digest(b"other"))
         assert (status, body["reason"]) == (422, "DigestMismatch")
@@ -147,7 +147,7 @@ def test_refuses_wrong_bytes_and_waits_for_the_right_ones(tmp_path: Path) -> Non
         assert finished(server).files == 2
 
 
-def test_takes_only_the_archive_that_the_job_names(tmp_path: Path) -> None:
+def test_accepts_only_the_archive_that_the_job_names(tmp_path: Path) -> None:
     with pod(settings(tmp_path / "claim", sha256=digest(CODE))) as server:
         status, body = server.put(archive({"other.py": b""}))
         assert (status, body["reason"]) == (422, "WrongArchive")
@@ -158,7 +158,7 @@ def test_takes_only_the_archive_that_the_job_names(tmp_path: Path) -> None:
 BAD = hostile.build({"fine": b"x"}, hostile.HOSTILE["parent"], first=False)
 
 
-def test_a_refused_archive_is_explained_and_another_taken(tmp_path: Path) -> None:
+def test_a_refused_archive_is_explained_and_another_accepted(tmp_path: Path) -> None:
     with pod(settings(tmp_path / "claim")) as server:
         assert server.put(BAD)[0] == 202
         state = server.until("failed")
@@ -184,7 +184,7 @@ def test_a_refused_archive_that_the_job_names_ends_the_pod(tmp_path: Path) -> No
         assert server.get()["state"] == "failed"
 
 
-def test_an_archive_that_is_there_already_is_not_taken_again(tmp_path: Path) -> None:
+def test_an_existing_archive_is_not_accepted_again(tmp_path: Path) -> None:
     workflow = open_workflow(settings(tmp_path / "claim"), prepared(tmp_path / "claim"))
     with listening(settings(tmp_path / "claim"), workflow) as server:
         client = Client(server.port)
@@ -195,7 +195,7 @@ def test_an_archive_that_is_there_already_is_not_taken_again(tmp_path: Path) -> 
         assert (status, body["reason"]) == (503, "Busy")
 
 
-def test_caps_and_full_disks_have_statuses_of_their_own(tmp_path: Path) -> None:
+def test_size_limits_and_full_disks_have_their_own_statuses(tmp_path: Path) -> None:
     with pod(settings(tmp_path / "claim", limits=Limits(bytes=2**55))) as server:
         for total, status, reason in (
             (2**56, 413, "WorkspaceTooLarge"),
@@ -249,7 +249,7 @@ def test_refuses_malformed_requests(
         b"",
     ],
 )
-def test_survives_what_is_no_upload(tmp_path: Path, request_: bytes) -> None:
+def test_survives_requests_that_are_no_uploads(tmp_path: Path, request_: bytes) -> None:
     with pod(settings(tmp_path / "claim", read_timeout=2)) as server:
         answer = raw(server.port, request_)
         assert b" 2" not in answer.partition(b"\r\n")[0]
@@ -257,7 +257,7 @@ def test_survives_what_is_no_upload(tmp_path: Path, request_: bytes) -> None:
 
 
 def raw(port: int, request: bytes) -> bytes:
-    """All that the server answers until it closes the connection, for its silence at the latest."""
+    """Everything that the server sends until it closes the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         connection.sendall(request)
         answer = b""
@@ -266,7 +266,7 @@ def raw(port: int, request: bytes) -> bytes:
         return answer
 
 
-def test_who_only_holds_connections_keeps_nobody_out(tmp_path: Path) -> None:
+def test_idle_connections_do_not_keep_uploads_out(tmp_path: Path) -> None:
     with pod(settings(tmp_path / "claim")) as server:
         upload = server.begin(CODE, 0, 5000)
         while server.get()["offset"] != 5000:
@@ -276,16 +276,16 @@ def test_who_only_holds_connections_keeps_nobody_out(tmp_path: Path) -> None:
         ]
         assert server.get("/readyz") == {"ready": True}
         first = [connection for connection in flood[:16] if connection.recv(1) == b""]
-        assert len(first) == 16, "the oldest make room"
+        assert len(first) == 16, "the oldest connections are closed"
         upload.send(CODE[5000:])
-        assert upload.getresponse().status == 202, "an upload under way is none of them"
+        assert upload.getresponse().status == 202, "but no running upload"
         upload.close()
         for connection in flood:
             connection.close()
         assert finished(server).files == 2
 
 
-def test_a_connection_that_asks_for_nothing_is_closed(tmp_path: Path) -> None:
+def test_a_connection_without_a_request_is_closed(tmp_path: Path) -> None:
     with pod(settings(tmp_path / "claim", read_timeout=0.2)) as server:
         for said in (b"", b"GET /readyz HTTP/1.1\r\nHost:"):
             with socket.create_connection(("127.0.0.1", server.port), timeout=10) as silent:
@@ -312,10 +312,10 @@ EVIL = archive({"train.py": b"print('not yours')"})
 @pytest.mark.parametrize("wanted", ["", digest(CODE)], ids=["any", "one"])
 @pytest.mark.parametrize("token", ["", digest(TOKEN.encode())], ids=["no token", "token"])
 @pytest.mark.parametrize("shown", [{}, {TOKEN_HEADER: "guessed"}], ids=["nothing", "guessed"])
-def test_a_stranger_gets_and_changes_nothing(
+def test_a_request_without_the_token_gets_and_changes_nothing(
     tmp_path: Path, wanted: str, token: str, shown: dict[str, str]
 ) -> None:
-    """A stranger at the port, for each thing that the job announces; and the owner goes on after."""
+    """A request without the token, in each state of an upload. The owner continues afterwards."""
     proof = {TOKEN_HEADER: TOKEN} if token else {"X-Torchrun-Sha256": wanted}
     with pod(settings(tmp_path / "claim", sha256=wanted, token_sha256=token)) as server:
         owner, stranger = Client(server.port, proof=proof), Client(server.port, proof=shown)
@@ -333,7 +333,7 @@ def test_a_stranger_gets_and_changes_nothing(
         assert reasons == {"UploadDenied"}
         assert not any(digest(CODE) in str(body) for _, body in answers)
         if wanted or token:
-            assert owner.put(CODE, 1000)[0] == 202, "the upload goes on where it was"
+            assert owner.put(CODE, 1000)[0] == 202, "the upload keeps its offset"
             assert finished(server).sha256 == digest(CODE)
 
 
@@ -351,8 +351,8 @@ def test_a_stranger_gets_and_changes_nothing(
     ],
     ids=["get", "readyz", "length first", "chunked first", "two lengths"],
 )
-def test_no_request_hides_in_the_body_of_another(tmp_path: Path, framing: bytes) -> None:
-    """What a proxy takes for a body is one for the pod, even with the right token in it."""
+def test_a_request_in_the_body_of_another_is_ignored(tmp_path: Path, framing: bytes) -> None:
+    """The pod must not parse a request in a body, even one with a valid token."""
     hidden = uploaded(CODE, **{TOKEN_HEADER: TOKEN})
     with pod(settings(tmp_path / "claim", read_timeout=0.5)) as server:
         answer = raw(server.port, framing % (len(hidden), hidden))

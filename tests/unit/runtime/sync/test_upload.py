@@ -1,4 +1,4 @@
-"""An upload in pieces: every cut is resumed, every wrong byte is noticed."""
+"""An upload in pieces: it resumes after any cut, and detects every wrong byte."""
 
 import tempfile
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_an_upload_cut_anywhere_is_finished_by_the_next_pods(
     flip=st.integers(1, 255),
 )
 @examples(100)
-def test_a_wrong_byte_is_noticed_also_over_a_restart(
+def test_a_wrong_byte_is_detected_after_a_restart(
     data: bytes, at: int, cut: int, flip: int
 ) -> None:
     wrong = bytearray(data)
@@ -73,7 +73,7 @@ def test_a_wrong_byte_is_noticed_also_over_a_restart(
         assert (second.identity, second.offset, second.archive.exists()) == (None, 0, False)
 
 
-def test_goes_on_only_where_it_stopped(tmp_path: Path) -> None:
+def test_resumes_only_at_the_offset(tmp_path: Path) -> None:
     upload = Upload(tmp_path, LIMIT)
     upload.append(upload.begin(identity(b"abcdef"), 0), b"abc")
     for start in (0, 2, 4):
@@ -111,7 +111,7 @@ def test_a_newer_writer_takes_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sidecar", ["", "{", "[]", '{"sha256": 1}', '{"sha256": "x", "total": 2}'])
-def test_a_sidecar_that_makes_no_sense_costs_the_partial(tmp_path: Path, sidecar: str) -> None:
+def test_an_invalid_sidecar_discards_the_partial_upload(tmp_path: Path, sidecar: str) -> None:
     upload = Upload(tmp_path, LIMIT)
     upload.append(upload.begin(identity(b"abcdef"), 0), b"abc")
     (tmp_path / "upload.json").write_text(sidecar)
@@ -120,7 +120,7 @@ def test_a_sidecar_that_makes_no_sense_costs_the_partial(tmp_path: Path, sidecar
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_named_digest_drops_the_partial_of_another(tmp_path: Path) -> None:
+def test_another_digest_discards_the_partial_upload(tmp_path: Path) -> None:
     upload = Upload(tmp_path, LIMIT)
     upload.append(upload.begin(identity(b"abcdef"), 0), b"abc")
     named = Upload(tmp_path, LIMIT, wanted=digest(b"other"))
@@ -137,7 +137,7 @@ def test_caps_the_archive(tmp_path: Path) -> None:
     assert status(error) == (413, None)
 
 
-def test_says_at_once_that_the_claim_is_too_small(tmp_path: Path) -> None:
+def test_a_claim_that_is_too_small_is_reported_at_once(tmp_path: Path) -> None:
     upload = Upload(tmp_path, 2**60)
     with pytest.raises(UploadError) as error:
         upload.begin(Identity("0" * 64, 2**55), 0)

@@ -1,4 +1,4 @@
-"""torchrun_progress as a training script uses it."""
+"""torchrun_progress in a training script."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def run(python: str, folder: "Path | str", program: "str | Path", **environment:
     return ended.stdout
 
 
-def test_rank_0_leaves_its_last_values(python: str, tmp_path: Path) -> None:
+def test_rank_0_writes_its_last_values(python: str, tmp_path: Path) -> None:
     text = """
         from torchrun_progress import report
         for step in range(1, 1001): report(step=step, total=1000, loss=1 / step)
@@ -53,13 +53,13 @@ def test_rank_0_leaves_its_last_values(python: str, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["beat.0", "progress"]
 
 
-def test_other_ranks_leave_a_heartbeat_alone(python: str, tmp_path: Path) -> None:
+def test_other_ranks_write_a_heartbeat_only(python: str, tmp_path: Path) -> None:
     run(python, tmp_path, "import torchrun_progress as t; t.report(step=1)", RANK="3")
     assert os.listdir(tmp_path) == ["beat.3"]
     assert (tmp_path / "beat.3").stat().st_size == 1
 
 
-def test_importing_is_no_heartbeat_yet(python: str, tmp_path: Path) -> None:
+def test_an_import_is_no_heartbeat(python: str, tmp_path: Path) -> None:
     text = """
         import os, torchrun_progress
         print(os.path.getsize(os.environ["TORCHRUN_LAUNCH_REPORTS"] + "/beat.0"))
@@ -79,7 +79,7 @@ def test_never_disturbs_the_training(python: str, folder: str) -> None:
     assert run(python, folder, text) == "trained\n"
 
 
-def test_what_is_no_finite_number_is_left_out(python: str, tmp_path: Path) -> None:
+def test_non_finite_numbers_are_dropped(python: str, tmp_path: Path) -> None:
     text = """
         from torchrun_progress import report
         report(step=7, total="x", loss=float("nan"), samples_per_second=float("inf"))
@@ -88,7 +88,7 @@ def test_what_is_no_finite_number_is_left_out(python: str, tmp_path: Path) -> No
     assert json.loads((tmp_path / "progress").read_text()) == {"step": 7}
 
 
-def test_a_worker_of_multiprocessing_leaves_its_parents_heartbeat(
+def test_a_multiprocessing_worker_does_not_touch_the_heartbeat_of_its_parent(
     python: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
@@ -119,4 +119,4 @@ def test_a_call_in_each_step_costs_microseconds(tmp_path: Path) -> None:
         print((time.perf_counter() - start) / 100_000)
     """
     seconds = float(run(sys.executable, tmp_path, text))
-    assert seconds < 50e-6, "a busy machine has 50 times what was measured"
+    assert seconds < 50e-6, "50 times the measured time, for a busy machine"
