@@ -1,4 +1,4 @@
-"""The command as a user meets it, and how little it loads."""
+"""The command line of the controller, and the modules that it imports."""
 
 import json
 import subprocess
@@ -65,7 +65,7 @@ def test_a_bug_is_one_line_with_its_traceback() -> None:
 
 
 def test_a_controller_in_a_cluster_loads_no_generated_client() -> None:
-    """kubernetes_asyncio costs 0.65 s and 71 MiB, and is for kubeconfig files alone."""
+    """kubernetes_asyncio takes 0.65 s and 71 MiB, and is needed for kubeconfig files only."""
     program = "import sys, torchrun_controller.app; print('kubernetes_asyncio' in sys.modules)"
     answer = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
@@ -73,14 +73,14 @@ def test_a_controller_in_a_cluster_loads_no_generated_client() -> None:
     assert answer.stdout.strip() == "False"
 
 
-def test_uvloop_where_there_is_one() -> None:
+def test_uvloop_if_installed() -> None:
     assert _loop_factory(True) is uvloop.new_event_loop
 
 
-def test_asyncios_own_where_it_is_not_wanted() -> None:
+def test_asyncio_if_uvloop_is_disabled() -> None:
     assert _loop_factory(False) is None
 
 
-def test_asyncios_own_where_there_is_no_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asyncio_without_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvloop", None)
     assert _loop_factory(True) is None

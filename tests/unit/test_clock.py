@@ -1,4 +1,4 @@
-"""The system clock counts a suspended machine's time, and API times have whole seconds."""
+"""The monotonic clock includes the time of suspension, and API times have whole seconds."""
 
 import time
 from datetime import UTC, datetime

@@ -80,7 +80,7 @@ def test_standard_error_is_the_default(capsys: pytest.CaptureFixture[str]) -> No
     assert "here" in capsys.readouterr().err
 
 
-def test_the_standard_library_and_warnings_go_the_same_way(stream: io.StringIO) -> None:
+def test_logs_of_the_standard_library_have_the_same_format(stream: io.StringIO) -> None:
     logging.getLogger("dependency").warning("value %s", 3, extra={"more": 1})
     structlog.get_logger().info("value %s", 4)
     with warnings.catch_warnings():
@@ -109,7 +109,7 @@ def test_the_level_can_be_changed_at_run_time(stream: io.StringIO) -> None:
 
 @pytest.mark.parametrize("format", ["json", "console"])
 @pytest.mark.parametrize("stream_type", [io.StringIO, Terminal])
-def test_credentials_are_struck_out(format: str, stream_type: type[io.StringIO]) -> None:
+def test_credentials_are_redacted(format: str, stream_type: type[io.StringIO]) -> None:
     stream = stream_type()
     configure("info", format, stream)  # type: ignore[arg-type]
     log = structlog.get_logger()

@@ -1,4 +1,4 @@
-"""In which order the components start and end."""
+"""The order in which components start and stop."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,7 +18,7 @@ from torchrun_controller.workqueue import AsyncWorkQueue
 
 
 class Memory:
-    """An informer of jobs or queues; `behind`: its cache lags, `failures`: looks that fail first."""
+    """An informer of jobs or queues. `behind`: its cache lags. `failures`: reads that fail first."""
 
     kind = SimpleNamespace(resource="torchrunjobs.torchrun.ai")
 
@@ -45,7 +45,7 @@ class Memory:
 
 
 class Process:
-    """Parts that tell what happens to them, and wait when a test says so."""
+    """Components that log their calls and wait for events of the test."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -151,7 +151,7 @@ async def test_a_standby_ends_at_once(process: Process) -> None:
     assert process.log == ["no more keys", "last event", "released"]
 
 
-async def test_the_loss_of_the_lease_ends_all_without_a_release(process: Process) -> None:
+async def test_a_lost_lease_ends_the_process_without_a_release(process: Process) -> None:
     process.elected.set()
     process.reconciled = anyio.Event()
     process.lost.set()
@@ -160,7 +160,7 @@ async def test_the_loss_of_the_lease_ends_all_without_a_release(process: Process
     assert "released" not in process.log
 
 
-async def test_a_new_leader_waits_until_its_caches_show_what_there_is(process: Process) -> None:
+async def test_a_new_leader_waits_for_its_caches(process: Process) -> None:
     process.memory.reached = anyio.Event()
     process.memory.failures = 2
     with structlog.testing.capture_logs() as lines:
@@ -169,7 +169,7 @@ async def test_a_new_leader_waits_until_its_caches_show_what_there_is(process: P
             await settled()
             process.elected.set()
             await process.memory.late.wait()
-            assert process.log == ["looked"], "not before it leads, and nothing before it has come"
+            assert process.log == ["looked"], "reports start after the election and the caches"
             process.memory.reached.set()
             await process.working.wait()
             process.told.set()
@@ -180,14 +180,14 @@ async def test_a_new_leader_waits_until_its_caches_show_what_there_is(process: P
     ]
 
 
-async def test_the_only_replica_has_nobody_to_catch_up_with(process: Process) -> None:
+async def test_the_only_replica_does_not_wait_for_its_caches(process: Process) -> None:
     process.elected.set()
     process.told.set()
     await process.run()
     assert "looked" not in process.log
 
 
-async def test_a_standby_forgets_keys_of_what_is_gone(
+async def test_a_standby_drops_the_keys_of_deleted_objects(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manager, "DROP_SECONDS", 0.01)

@@ -1,4 +1,4 @@
-"""The chart's values are described, and its settings are those that the controller has."""
+"""The values of the chart are documented, and its settings are those of the controller."""
 
 import json
 import re
@@ -57,7 +57,7 @@ def test_every_value_is_in_the_schema() -> None:
 def test_it_is_described_and_bounded(path: str) -> None:
     node = NODES[path]
     if path.count(".") > 1 and path.startswith(".resources"):
-        return  # the Pod's own
+        return  # fields of the Pod
     assert node["description"]
     assert {"type", "enum", "anyOf"} & set(node)
 
@@ -82,7 +82,7 @@ def test_the_settings_are_the_controllers() -> None:
             option.parse(word)
 
 
-def test_there_is_one_version() -> None:
+def test_all_files_have_the_same_version() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == version

@@ -1,4 +1,4 @@
-"""The environment contract: one declaration for each variable, and nobody writes one by hand."""
+"""The environment contract: one declaration for each variable, and no literal names elsewhere."""
 
 import ast
 import re
@@ -16,13 +16,13 @@ RUNTIME = ROOT / "runtime/torchrun_runtime"
 RECONCILE = ROOT / "controller/torchrun_controller/reconcile"
 CONTRACT = RUNTIME / "launch/contract.py"
 PAGE = ROOT / "docs/environment.md"
-# They run where the launcher's modules cannot be imported.
+# These programs run where the modules of the launcher cannot be imported.
 ALONE = {RUNTIME / "launch/__main__.py", *(RUNTIME / "launch/rank").glob("*.py")}
 NAME = re.compile(r"(TORCHRUN|PET)_[A-Z0-9_]*")
 
 
 def names_in(path: Path) -> Iterator[str]:
-    """Variables that a module names in its strings."""
+    """Variables in the strings of a module."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if NAME.fullmatch(node.value):
@@ -40,7 +40,7 @@ def test_the_committed_files_are_the_generated_ones(tmp_path: Path) -> None:
         assert committed.read_text() == generated.read_text(), "run: make generate"
 
 
-def test_each_variable_stands_once() -> None:
+def test_each_variable_is_declared_once() -> None:
     declared = [variable.name for variable in VARIABLES.values()]
     assert len({*declared}) == len(declared)
     for name in declared:
@@ -57,12 +57,12 @@ def test_each_variable_stands_once() -> None:
     ],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
-def test_writers_and_readers_take_names_from_the_contract(path: Path) -> None:
+def test_names_come_from_the_contract(path: Path) -> None:
     declared = {variable.name for variable in VARIABLES.values()}
     assert {*names_in(path)} <= (declared if path in ALONE else set())
 
 
-def test_values_are_written_as_readers_take_them() -> None:
+def test_values_have_the_format_of_their_readers() -> None:
     assert env_vars(
         ATTEMPT.env_var(2), TERMINATION_LOG.env_var(None), COMMAND.env_var(["echo", "ü"])
     ) == [

@@ -1,4 +1,4 @@
-"""The generated files follow the types, and the schemas are what the API server demands."""
+"""The generated CRDs follow the types and are valid for the API server."""
 
 import json
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def test_the_committed_file_is_the_generated_one(path: Path) -> None:
 
 
 @definitions
-def test_client_side_apply_can_carry_it(definition: Definition) -> None:
+def test_it_fits_client_side_apply(definition: Definition) -> None:
     assert len(json.dumps(custom_resource_definition(definition))) < CLIENT_SIDE_APPLY_LIMIT
 
 
@@ -88,13 +88,13 @@ def test_status_has_no_defaults(definition: Definition) -> None:
 
 
 @definitions
-def test_no_status_is_refused_for_a_rule_of_the_spec(definition: Definition) -> None:
+def test_rules_of_the_spec_do_not_refuse_a_status(definition: Definition) -> None:
     status = schema(definition)["properties"]["status"]
     assert [path for path, field in fields(status) if "x-kubernetes-validations" in field] == []
 
 
-def test_the_rules_that_a_queue_lends_are_accepted_in_a_status() -> None:
-    """Defaults are left out on the wire, so none of them may be required."""
+def test_a_status_may_have_the_reliability_of_the_queue() -> None:
+    """Defaults are omitted on the wire, so no such field may be required."""
     policy = QueuePolicy(rules=(FailureRule(exit_codes=(3,)),))
     (rule,) = msgspec.to_builtins(policy)["rules"]
     (job,) = (each for each in DEFINITIONS if each.kind.kind == "TorchrunJob")
@@ -104,7 +104,7 @@ def test_the_rules_that_a_queue_lends_are_accepted_in_a_status() -> None:
 
 @definitions
 def test_keys_of_list_maps_are_required_or_have_a_default(definition: Definition) -> None:
-    """The API server refuses a whole CRD in which one is neither."""
+    """Otherwise the API server refuses the CRD."""
     for path, field in fields(schema(definition)):
         for key in field.get("x-kubernetes-list-map-keys", ()):
             item = field["items"]

@@ -1,4 +1,4 @@
-"""The manifests agree with each other and ask for no more than they say."""
+"""The manifests agree with each other and grant no further permissions."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def test_a_folder_names_all_its_manifests(folder: str) -> None:
     present = sorted(path.name for path in (MANIFESTS / folder).glob("*.yaml"))
     named = yaml.safe_load((MANIFESTS / folder / "Kustomization").read_text(encoding="utf-8"))
     assert sorted(named["resources"]) == present
-    assert "kustomization.yaml" not in present, "kubectl apply -f would stumble over it"
+    assert "kustomization.yaml" not in present, "kubectl apply -f would fail"
 
 
 def test_the_kustomization_names_every_folder() -> None:
@@ -37,7 +37,7 @@ def test_the_kustomization_names_every_folder() -> None:
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda r: ",".join(r["resources"]))
-def test_no_rule_has_a_wildcard_or_reaches_secrets(rule: dict[str, Any]) -> None:
+def test_no_role_has_a_wildcard_or_secrets(rule: dict[str, Any]) -> None:
     assert "*" not in {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
     assert not {"secrets", "roles", "clusterroles"} & set(rule["resources"])
 

@@ -1,7 +1,7 @@
-"""No field that the users' own documents set is ignored in silence.
+"""No field of the users' documents is ignored silently.
 
-Each field is taken away and changed; at least one of the two must show in what the controller makes
-or says (a condition NotYetSupported says it).
+Each field is removed and changed. At least one of the two must change the objects or the status,
+for example the condition NotYetSupported.
 """
 
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ def leaves(spec: Fields, path: Path_ = ()) -> Iterator[Path_]:
 def cases() -> Iterator[Any]:
     for name, (job, queue) in PAIRS.items():
         for path in leaves({"job": job, "queue": queue}):
-            # Which queue is read is decided before the core sees it.
+            # The queue is resolved before reconcile.
             if path != ("job", "jobQueue"):
                 yield pytest.param(name, path, id=f"{name}:{'.'.join(path)}")
 
@@ -81,8 +81,8 @@ def changed(value: Any) -> Any:
 
 
 def outcome(pair: Fields) -> list[bytes]:
-    """Every Plan from submission to the gang."""
-    job = {**pair["job"], "jobQueue": "gpu"}  # the name of the queue that make_queue makes
+    """Every Plan from the submission to the gang."""
+    job = {**pair["job"], "jobQueue": "gpu"}  # the name that make_queue sets
     world = World(make_job(**job), make_queue(**pair["queue"]))
     kai = (KAI_POD_GROUPS.api_version, KAI_POD_GROUPS.plural)
     world.installed = Installed(resources=frozenset({kai}))
@@ -100,7 +100,7 @@ def outcome(pair: Fields) -> list[bytes]:
 
 
 def kept_for(queue: Fields) -> bytes:
-    """What is made for the queue itself, and said of it."""
+    """The objects and the status of the queue."""
     world = QueueWorld(make_trq(**queue), KAI)
     assert world.kai is not None
     world.kai["default"] = kai_queue("default")
@@ -120,7 +120,7 @@ def test_every_field_shows(name: str, path: Path_) -> None:
 
 
 def told(name: str) -> str:
-    """What the job of a document says that nobody acts on, once its gang is there."""
+    """The fields of a document that the status of its job reports as not supported."""
     job, queue = PAIRS[name]
     world = World(make_job(**{**job, "jobQueue": "gpu"}), make_queue(**queue))
     kai = (KAI_POD_GROUPS.api_version, KAI_POD_GROUPS.plural)
@@ -133,7 +133,7 @@ def told(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", list(PAIRS))
-def test_what_is_not_acted_on_is_named(name: str) -> None:
+def test_fields_without_an_effect_are_named(name: str) -> None:
     backend = PAIRS[name][0].get("distributed", {}).get("rdzvBackend")
     assert ("distributed.rdzvBackend is etcd-v2" in told(name)) is (backend == "etcd-v2")
     assert bool(told(name)) is (backend == "etcd-v2")

@@ -1,4 +1,4 @@
-"""The controller's NetworkPolicy beside its Deployment: it selects its pods and names its ports."""
+"""The NetworkPolicy of the controller selects the pods and ports of its Deployment."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import yaml
 MANIFESTS = Path(__file__).parents[3] / "manifests"
 
 
-def test_the_controllers_policy_is_of_its_pods_and_ports() -> None:
+def test_the_policy_selects_the_pods_and_ports_of_the_controller() -> None:
     policy = yaml.safe_load((MANIFESTS / "network-policies" / "controller.yaml").read_text())
     documents = yaml.safe_load_all((MANIFESTS / "controller" / "deployment.yaml").read_text())
     deployment = next(d for d in documents if d["kind"] == "Deployment")

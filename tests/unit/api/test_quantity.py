@@ -1,4 +1,4 @@
-"""Quantities are read exactly and written without giving less than was asked for."""
+"""Quantities are parsed exactly, and are rounded up when they are written."""
 
 from decimal import Decimal
 from fractions import Fraction
@@ -62,7 +62,7 @@ def test_parse(value: int | str, amount: Fraction) -> None:
         *(-1, 2**63, True),
     ],
 )
-def test_what_is_no_quantity_is_refused(value: int | str) -> None:
+def test_invalid_quantities_are_refused(value: int | str) -> None:
     with pytest.raises(QuantityError) as refused:
         parse(value)
     assert repr(value)[:20] in str(refused.value)

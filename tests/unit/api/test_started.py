@@ -1,4 +1,4 @@
-"""One condition for all that is fixed once a job has started: it stands in the CRD and the policy."""
+"""The CRD and the policy share one condition for fields that are immutable after the start."""
 
 from pathlib import Path
 
@@ -14,5 +14,5 @@ def test_every_transition_rule_depends_on_it():
         assert rule.startswith((f"!{has_started('oldSelf')}", f"(!{has_started('oldSelf')} &&"))
 
 
-def test_so_does_the_policy_of_commands():
+def test_the_policy_of_commands_depends_on_it():
     assert f"!{has_started('oldObject')} ||" in " ".join(POLICY.read_text().split())

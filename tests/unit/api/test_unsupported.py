@@ -1,4 +1,4 @@
-"""A field that is not honoured is named."""
+"""Fields without an effect are named in a condition."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from torchrun_api.shared import Distributed
 from torchrun_api.unsupported import not_yet_supported
 
 
-def test_nothing_to_say() -> None:
+def test_a_supported_spec_has_no_message() -> None:
     assert not_yet_supported(TorchrunJobSpec(), TorchrunQueueSpec()) == ()
     both = TorchrunQueueSpec(kai_queue="gpu-training", parent_kai_queue="default")
     assert not_yet_supported(TorchrunJobSpec(), both) == ()

@@ -1,4 +1,4 @@
-"""What the coordinator sees, and which changes wake it."""
+"""The state that the coordinator sees, and the changes that wake it."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -26,7 +26,7 @@ from torchrun_controller.reconcile.spec.requests import GangRequests, encode_cha
 from torchrun_controller.workqueue import WorkQueue
 
 GPU = "nvidia.com/gpu"
-NEVER_SENT: Any = None  # no informer runs here
+NEVER_SENT: Any = None  # without running informers
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 THEN = "2026-01-02T03:04:00Z"
 
@@ -45,7 +45,7 @@ class World:
         self.version = 0
 
     def change(self, obj: Any, *, gone: bool = False) -> None:
-        """As the informer does: first the store, then the word of it."""
+        """Update the store, then call the handler, as the informer does."""
         self.version += 1
         for informer in self.factory.informers:
             if informer.kind.type is type(obj):
@@ -58,7 +58,7 @@ class World:
                 informer._on_change(change, False)
 
     def awake(self) -> bool:
-        """Whether the key is there after the moment in which changes are collected; takes it."""
+        """Whether the key is ready after the batching delay; takes the key."""
         self.time += COALESCE
         key = self.work.get()
         if key is not None:
@@ -133,7 +133,7 @@ def a_node(name: str = "n", ready: str = "True", **allocatable: str) -> Node:
 HELD = {"admission": {"nodes": 2, "time": THEN}, "phase": "Running", "reason": "WorkersRunning"}
 
 
-def test_nothing_wakes_it_where_no_queue_takes_part(world: World) -> None:
+def test_nothing_wakes_it_without_a_queue_with_admission(world: World) -> None:
     world.change(a_queue())
     world.change(a_job())
     world.change(a_gang())
@@ -141,14 +141,14 @@ def test_nothing_wakes_it_where_no_queue_takes_part(world: World) -> None:
     assert not world.awake()
 
 
-def test_what_was_said_wakes_it_though_no_queue_takes_part_any_more(world: World) -> None:
+def test_an_admitted_job_wakes_it_without_a_queue(world: World) -> None:
     world.change(a_job(**HELD))
     assert world.awake()
     assert [entry.classification.workload.admitted for entry in world.seen().entries] == [2]
 
 
 class TestWaking:
-    """By what matters to it, once for all that changes in the same moment."""
+    """Only relevant changes wake it, once for all changes within the batching delay."""
 
     @pytest.fixture(autouse=True)
     def _with_a_queue(self, world: World) -> None:
@@ -167,7 +167,7 @@ class TestWaking:
         world.change(a_job(version=3), gone=True)
         assert world.awake()
 
-    def test_gangs_and_their_places(self, world: World) -> None:
+    def test_gangs_and_their_nodes(self, world: World) -> None:
         world.change(a_pod(phase="Running"))
         assert not world.awake()
         world.change(a_pod(phase="Succeeded"))
@@ -175,24 +175,24 @@ class TestWaking:
         world.change(a_gang())
         assert world.awake()
 
-    def test_queues_but_not_their_status(self, world: World) -> None:
+    def test_queues_without_their_status(self, world: World) -> None:
         world.change(a_queue(quota={"nodes": 4}))
         assert not world.awake()
         world.change(a_queue(generation=2, quota={"nodes": 5}))
         assert world.awake()
         world.change(a_queue(generation=2), gone=True)
-        assert not world.awake(), "and nobody else takes part"
+        assert not world.awake(), "no other queue has admission"
 
-    def test_nodes_but_not_their_heartbeats(self, world: World) -> None:
+    def test_nodes_without_their_heartbeats(self, world: World) -> None:
         world.change(a_node(cpu="4"))
         assert not world.awake()
         world.change(a_node(cpu="5"))
         assert world.awake()
         world.factory.nodes._notify(None)
-        assert world.awake(), "nodes are known, or are known no more"
+        assert world.awake(), "nodes become known or unknown"
 
 
-def test_the_state_follows_what_is_cached(world: World) -> None:
+def test_the_state_follows_the_caches(world: World) -> None:
     world.change(a_queue(quota={"nodes": 4}))
     world.change(a_job())
     world.change(a_node(cpu="4"))
@@ -220,12 +220,12 @@ CHARGE = encode_charge(
 
 
 def charged(child: Any, charge: str = CHARGE, **meta: object) -> Any:
-    """With what the gang says that it is charged with."""
+    """The object with the charge of its gang in an annotation."""
     annotations = replace(child.metadata.annotations, charge=charge)
     return replace(child, metadata=replace(child.metadata, annotations=annotations, **meta))
 
 
-def test_pods_of_a_job_that_is_gone_are_charged_until_they_are_too(world: World) -> None:
+def test_pods_of_a_deleted_job_are_charged_until_they_end(world: World) -> None:
     world.change(a_queue(quota={"nodes": 4}))
     world.change(a_job(**HELD))
     world.change(charged(a_gang()))
@@ -236,7 +236,7 @@ def test_pods_of_a_job_that_is_gone_are_charged_until_they_are_too(world: World)
     world.change(charged(a_gang()), gone=True)
     (request,) = world.seen().state.workloads
     assert (request.name, request.admitted, request.gpus, request.gone) == ("run", 2, 8, True)
-    other = a_job(version=9)  # of the same name, and it waits
+    other = a_job(version=9)  # a waiting job with the same name
     world.change(replace(other, metadata=replace(other.metadata, uid="uid-other")))
     assert [r.admitted for r in world.seen().state.workloads] == [2, 0]
     world.change(charged(a_pod(0)), gone=True)
@@ -245,10 +245,8 @@ def test_pods_of_a_job_that_is_gone_are_charged_until_they_are_too(world: World)
 
 
 @pytest.mark.parametrize("left", ["the child Job", "a pod"])
-def test_a_controller_that_starts_later_charges_what_a_job_that_is_gone_has_left(
-    world: World, left: str
-) -> None:
-    """It never saw the job: nothing of it is in the memory of the process."""
+def test_a_restarted_controller_charges_pods_of_deleted_jobs(world: World, left: str) -> None:
+    """The new process never saw the job."""
     world.change(a_queue(quota={"nodes": 4}))
     world.change(charged(a_gang() if left == "the child Job" else a_pod(1, node="n")))
     (request,) = world.seen().state.workloads
@@ -257,7 +255,7 @@ def test_a_controller_that_starts_later_charges_what_a_job_that_is_gone_has_left
     assert request.placed == ({} if left == "the child Job" else {"n": 1})
 
 
-def test_what_runs_of_a_job_that_is_gone_is_no_part_of_the_next_of_its_name(world: World) -> None:
+def test_pods_of_a_deleted_job_do_not_belong_to_a_new_one_of_its_name(world: World) -> None:
     world.change(a_queue(quota={"nodes": 4}))
     other = a_job(version=9, **HELD)
     world.change(replace(other, metadata=replace(other.metadata, uid="uid-other")))
@@ -278,7 +276,7 @@ def test_what_runs_of_a_job_that_is_gone_is_no_part_of_the_next_of_its_name(worl
         '{"job": "x", "admission": {"queue": "lab", "head": {"gpus": -1}}}',
     ],
 )
-def test_a_charge_that_makes_no_sense_is_none(world: World, said: str) -> None:
+def test_an_invalid_charge_is_ignored(world: World, said: str) -> None:
     world.change(a_queue(quota={"nodes": 4}))
     world.change(charged(a_pod(0), said))
     assert world.seen().state.workloads == ()
@@ -290,7 +288,7 @@ def test_a_gang_without_running_pods_is_not_charged(world: World) -> None:
     assert world.seen().state.workloads == ()
 
 
-def test_pods_on_lost_nodes_hold_nothing_up(world: World) -> None:
+def test_pods_on_lost_nodes_do_not_block_admission(world: World) -> None:
     world.change(a_queue(quota={"nodes": 4}))
     world.change(a_node(ready="Unknown"))
     world.change(a_job(**{**HELD, "phase": "Failed"}))
@@ -303,7 +301,7 @@ def test_pods_on_lost_nodes_hold_nothing_up(world: World) -> None:
     assert later.next_lost_node is None
 
 
-def test_nodes_are_waited_for_unless_they_may_not_be_read(world: World) -> None:
+def test_admission_waits_for_nodes_unless_they_are_forbidden(world: World) -> None:
     world.factory.nodes.informer.synced = anyio.Event()
     assert world.watch.observe(NOW) is None
     world.factory.read_errors.observe("list", "nodes", 403, 0.1)
@@ -312,8 +310,10 @@ def test_nodes_are_waited_for_unless_they_may_not_be_read(world: World) -> None:
 
 @pytest.mark.parametrize("code", [0, 401, 410, 429, 500, 503])
 @pytest.mark.parametrize("known", [False, True])
-def test_nodes_are_waited_for_while_the_server_fails(world: World, code: int, known: bool) -> None:
-    """A server that is busy or away for a moment must not have admission ignore the nodes."""
+def test_admission_waits_for_nodes_while_the_server_fails(
+    world: World, code: int, known: bool
+) -> None:
+    """A short outage of the server must not make admission ignore nodes."""
     if known:
         world.factory.nodes.informer.last_seen -= 1000
     else:
@@ -329,20 +329,20 @@ def test_quota_alone_does_not_wait_for_nodes() -> None:
     assert world.seen().state.nodes is None
 
 
-def test_what_others_take_of_each_node_is_no_room() -> None:
+def test_requests_of_other_pods_reduce_the_capacity() -> None:
     world = World(node_overhead={"cpu": 1500, "memory": 4 << 30})
     world.change(a_node(cpu="4", memory="1Gi", pods="110"))
     (machine,) = world.seen().state.nodes or ()
     assert machine.allocatable == {"cpu": 2500, "memory": 0, "pods": 110}
 
 
-def test_nodes_may_be_of_no_account() -> None:
+def test_nodes_can_be_ignored() -> None:
     world = World(by_nodes=False)
     world.change(a_node(cpu="4"))
     assert world.seen().state.nodes is None
 
 
-def test_what_is_written_is_written_to_the_newest_state(world: World) -> None:
+def test_writes_use_the_newest_state(world: World) -> None:
     world.change(a_queue(quota={"nodes": 4}))
     world.change(a_job(version=1))
     world.seen()
@@ -352,7 +352,7 @@ def test_what_is_written_is_written_to_the_newest_state(world: World) -> None:
 
 
 @pytest.mark.parametrize("taking_part", [False, True])
-def test_nothing_is_kept_of_jobs_that_are_gone(world: World, taking_part: bool) -> None:
+def test_deleted_jobs_leave_no_memory(world: World, taking_part: bool) -> None:
     if taking_part:
         world.change(a_queue(quota={"nodes": 4}))
     for number in range(50):
@@ -371,7 +371,7 @@ def test_nothing_is_kept_of_jobs_that_are_gone(world: World, taking_part: bool) 
     assert {n for n, value in kept.items() if value} <= {"_admission_queues"}
 
 
-def test_a_pod_whose_label_changes_concerns_both_jobs(world: World) -> None:
+def test_a_changed_label_of_a_pod_updates_both_jobs(world: World) -> None:
     world.change(a_queue(quota={"nodes": 4}))
     for name in ("run", "other"):
         world.change(a_job(name, **HELD))

@@ -1,4 +1,4 @@
-"""Read-your-writes: an owner waits for the caches, but never for ever."""
+"""Read-your-writes: an owner waits for the caches, but not forever."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ def test_an_older_write_does_not_lower_the_mark() -> None:
     assert writes.behind("a") is not None
 
 
-def test_patience_ends() -> None:
+def test_the_wait_has_a_timeout() -> None:
     writes, _, clock = world()
     writes.expect("a", written("pods", 5))
     clock.now += 9
@@ -88,9 +88,7 @@ def test_writes_that_no_cache_shows_are_not_expected() -> None:
     st.lists(st.tuples(st.sampled_from(sorted(KINDS)), st.integers(1, 30)), min_size=1),
     st.dictionaries(st.sampled_from(sorted(KINDS)), st.integers(0, 30)),
 )
-def test_behind_says_whether_any_write_is_unseen(
-    notes: list[tuple[str, int]], seen: dict[str, int]
-) -> None:
+def test_behind_reports_unseen_writes(notes: list[tuple[str, int]], seen: dict[str, int]) -> None:
     writes, caches, _ = world()
     for expect in notes:
         writes.expect("a", written(*expect))

@@ -1,4 +1,4 @@
-"""Which kinds of groups are watched, and whom a change of one concerns."""
+"""Which kinds of groups are watched, and which job a change wakes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -53,7 +53,7 @@ def test_of_each_scheduler_the_newest_version_is_watched():
 
 
 class Api:
-    """A list of one group, and nothing more."""
+    """An API server with a list of one group."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -115,12 +115,12 @@ def change(world: World, group: dict[str, Any], *, initial: bool = False) -> lis
     return world.keys()
 
 
-def test_a_group_of_ours_concerns_its_job():
+def test_a_group_of_ours_wakes_its_job():
     assert change(World(), a_group("run-r1", "run", "run")) == [("team", "run")]
     assert change(World(), a_group("run-r1", "run", "run"), initial=True) == [("team", "run")]
 
 
-def test_a_workload_concerns_the_job_of_its_child_job():
+def test_a_workload_wakes_the_job_of_its_child_job():
     world = World()
     meta = {"name": "run-r1", "namespace": "team", "labels": {"torchrun-job-name": "run"}}
     world.change(msgspec.convert({"metadata": meta}, Job))

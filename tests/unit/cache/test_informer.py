@@ -1,4 +1,4 @@
-"""The informer against a real HTTP server that misbehaves."""
+"""The informer against a real HTTP server with faults."""
 
 import asyncio
 from typing import NoReturn, cast
@@ -28,7 +28,7 @@ class TestFollowing:
             assert harness.informer.store.resource_version == 10
             assert harness.observed.calls[:2] == [("synced", "pods", 1), ("changed", "pods")]
 
-    async def test_clean_end_goes_on_without_a_list(self) -> None:
+    async def test_a_clean_end_resumes_without_a_list(self) -> None:
         first = sends(bookmark(9, end=True), added("a", 10), bookmark(12))
         then = sends(frame("DELETED", pod("a", 13)), frame("DELETED", pod("none", 14)))
         async with informing(first, then) as harness:
@@ -38,7 +38,7 @@ class TestFollowing:
             assert harness.clock.slept == []
             assert await harness.informer.wait_for(14, PATIENCE)
 
-    async def test_selector_and_namespace_are_asked_for(self) -> None:
+    async def test_requests_have_selector_and_namespace(self) -> None:
         async with informing(
             sends(bookmark(9, end=True)), label_selector="a=b", namespace="team-a"
         ) as harness:
@@ -46,7 +46,7 @@ class TestFollowing:
             (asked, *_) = harness.server.requests
             assert asked.startswith("GET /api/v1/namespaces/team-a/pods?labelSelector=a%3Db&")
 
-    async def test_a_short_list_is_plain_and_a_watch_follows(self) -> None:
+    async def test_a_short_list_is_plain_before_the_watch(self) -> None:
         pages = gives(page([pod("a", 5)], 9, token="more")), gives(page([pod("b", 6)], 9))
         watch = sends(frame("MODIFIED", pod("a", 10)))
         async with informing(*pages, watch, plain_pages=2) as harness:
@@ -78,7 +78,7 @@ class TestFollowing:
             assert whole == "GET /api/v1/pods"
             assert harness.clock.slept == []
 
-    async def test_the_newest_version_is_that_of_an_object_on_any_page(self) -> None:
+    async def test_the_newest_version_can_be_on_any_page(self) -> None:
         pages = [page([pod("a", 5), pod("b", 17)], 40, token="more"), page([pod("c", 6)], 40)]
 
         async def listed(request: web.BaseRequest) -> web.Response:
@@ -95,13 +95,13 @@ class TestFollowing:
                 b'{"metadata":{"resourceVersion":"40"},"items":null}'
             ]  # as it is, where empty
             assert await informer.newest() == 0
-            # As API servers write a list of metadata that is empty.
+            # API servers write an empty metadata list like this.
             pages[:] = [b'{"metadata": {"resourceVersion": "40"}, "items": null}']
             assert await informer.newest() == 0
-        assert "resourceVersion" not in "".join(server.requests), "the server's own store is asked"
+        assert "resourceVersion" not in "".join(server.requests), "a consistent read from etcd"
 
     @pytest.mark.parametrize("body", GARBLED)
-    async def test_garbage_tells_no_newest_version(self, body: bytes) -> None:
+    async def test_garbage_has_no_newest_version(self, body: bytes) -> None:
         async def listed(request: web.BaseRequest) -> web.Response:
             return web.Response(body=body)
 
@@ -113,7 +113,7 @@ class TestFollowing:
             with pytest.raises(Disconnected, match="not the answer that was asked for"):
                 await informer.newest()
 
-    async def test_last_seen_is_when_the_server_last_spoke(self) -> None:
+    async def test_last_seen_is_the_time_of_the_last_data(self) -> None:
         first = sends(added("a", 5), bookmark(9, end=True), error(500, "InternalError"))
         async with informing(first, refuses(500, "InternalError")) as harness:
             await harness.next()
@@ -125,10 +125,10 @@ class TestFollowing:
 
 
 class TestLiveness:
-    """An outage is no reason to restart a process, however long it is; one that hangs is."""
+    """An outage of the API server must not restart the process; a hanging informer must."""
 
     async def silent_for(self, seconds: float, transport: object) -> tuple[float, float]:
-        """Silence of the server and idleness of the informer, both at the longest."""
+        """The longest silence of the server, and the longest idle time of the informer."""
         now = 0.0
 
         async def sleep(wait: float) -> None:
@@ -152,7 +152,7 @@ class TestLiveness:
         task.cancel()
         return informer.silence(), max(idle)
 
-    async def test_an_outage_is_tried_again_and_again(self) -> None:
+    async def test_an_outage_is_retried_without_end(self) -> None:
         class Away:
             async def request(self, *_: object, **__: object) -> NoReturn:
                 raise Disconnected("refused")
@@ -163,7 +163,7 @@ class TestLiveness:
         assert silence > 3600
         assert idle < 100
 
-    async def test_one_that_hangs_is_idle(self) -> None:
+    async def test_a_hanging_informer_is_idle(self) -> None:
         now = 0.0
 
         class Hangs:
@@ -186,7 +186,7 @@ class TestLiveness:
 
 
 class TestMisbehavingServer:
-    async def test_retry_after_is_heeded(self) -> None:
+    async def test_retry_after_is_honoured(self) -> None:
         busy = refuses(429, "TooManyRequests", **{"Retry-After": "7"})
         first = sends(bookmark(9, end=True))
         async with informing(first, busy, sends(added("a", 10))) as harness:
@@ -194,7 +194,7 @@ class TestMisbehavingServer:
             assert harness.clock.slept == [7.0]
             assert harness.queries[:3] == ["list", "9", "9"]
 
-    async def test_500_is_a_new_list_after_a_while(self) -> None:
+    async def test_500_starts_a_new_list_after_a_delay(self) -> None:
         first, again = sends(bookmark(9, end=True)), sends(added("a", 5), bookmark(12, end=True))
         async with informing(first, refuses(500, "InternalError"), again) as harness:
             assert await harness.next() == ("add", "a", True)
@@ -218,13 +218,13 @@ class TestMisbehavingServer:
             assert await harness.next() == ("add", "a", True)
             assert harness.observed.calls.count(("faulted", "pods")) == 3
 
-    async def test_a_server_that_goes_away_is_asked_to_go_on(self) -> None:
+    async def test_a_watch_resumes_after_the_server_went_away(self) -> None:
         first = sends(bookmark(9, end=True))
         async with informing(first, breaks(), breaks(), sends(added("a", 10))) as harness:
             assert await harness.next() == ("add", "a", False)
             assert harness.queries[:4] == ["list", "9", "9", "9"]
 
-    async def test_a_callback_that_fails_costs_one_object(self) -> None:
+    async def test_a_failing_callback_affects_one_object(self) -> None:
         def on_change(change: Change[Pod], initial: bool) -> None:
             if change.object.metadata.name == "a":
                 raise ValueError("a bug of ours")
@@ -241,12 +241,12 @@ class TestMisbehavingServer:
 
 
 class TestWaitFor:
-    async def test_version_that_is_here(self) -> None:
+    async def test_a_version_that_is_present(self) -> None:
         async with informing(sends(bookmark(9, end=True))) as harness:
             await harness.informer.synced.wait()
             assert await harness.informer.wait_for(9, 0.0)
 
-    async def test_versions_that_come(self) -> None:
+    async def test_versions_that_arrive_later(self) -> None:
         go = asyncio.Event()
 
         async def later(request: web.BaseRequest) -> web.StreamResponse:
@@ -269,7 +269,7 @@ class TestWaitFor:
         async with informing(sends(bookmark(9, end=True))) as harness:
             assert not await harness.informer.wait_for(99, 0.01)
 
-    async def test_who_gave_up_stands_in_nobodys_way(self) -> None:
+    async def test_a_waiter_that_timed_out_does_not_block_others(self) -> None:
         first = sends(bookmark(9, end=True))
         go = asyncio.Event()
 
@@ -285,7 +285,7 @@ class TestWaitFor:
             assert await wait
 
 
-async def test_nothing_need_be_observed() -> None:
+async def test_the_observer_is_optional() -> None:
     play = Play(
         sends(added("a", 5), bookmark(9, end=True), frame("MODIFIED", pod("a", 10)), b"?\n"),
         refuses(500, "InternalError"),

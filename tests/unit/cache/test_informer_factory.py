@@ -1,4 +1,4 @@
-"""Which keys a change becomes, and how urgent they are."""
+"""Which keys a change adds, and their priorities."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.serving.checks import caches_synced, watches_alive
 from torchrun_controller.workqueue import WorkQueue
 
-NEVER_SENT: Any = None  # no informer runs here
+NEVER_SENT: Any = None  # without running informers
 
 
 def readiness(world: "World") -> str:
@@ -42,14 +42,14 @@ class World:
         self.factory = InformerFactory(NEVER_SENT, self.answers, self.queue, namespaces)
 
     def change(self, obj: Any, *, initial: bool = False) -> None:
-        """As the informer does: first the store, then the word of it."""
+        """Update the store, then call the handler, as the informer does."""
         for informer in self.factory.informers:
             if informer.kind.type is type(obj):
                 informer.store.upsert(obj, 1)
                 informer._on_change(Change(None, obj), initial)
 
     def keys(self) -> list[tuple[str, str]]:
-        """Take all, in order."""
+        """Take all keys in order."""
         taken = list(iter(self.queue.get, None))
         for key in taken:
             self.queue.done(key)
@@ -81,7 +81,7 @@ def test_what_a_list_brings_waits_for_what_has_just_changed(world: World) -> Non
     assert world.keys() == [("team", "new"), ("team", "old")]
 
 
-def test_a_job_that_was_made_meanwhile_goes_before_those_under_way(world: World) -> None:
+def test_a_new_job_goes_before_running_ones(world: World) -> None:
     world.change(a_job("runs", phase="Running"), initial=True)
     world.change(a_job("waits"), initial=True)
     assert world.keys() == [("team", "waits"), ("team", "runs")]
@@ -100,11 +100,11 @@ def test_readiness_names_what_is_missing_and_why(world: World) -> None:
     assert world.factory.is_synced
 
 
-def test_a_watch_that_hangs_has_the_process_restarted(world: World) -> None:
+def test_a_hanging_watch_fails_the_liveness_check(world: World) -> None:
     assert liveness(world) == ""
     for informer in world.factory.informers:
         informer.last_seen -= 10_000
-    assert liveness(world) == "", "it is the server that is silent"
+    assert liveness(world) == "", "the server is silent, not the informer"
     for informer in world.factory.informers:
         informer._last_action -= 10_000
     assert "pods" in liveness(world)
@@ -138,7 +138,7 @@ def test_each_namespace_has_its_own_caches() -> None:
 
 
 def a_gang(attempt: int, uid: str) -> list[Any]:
-    """A child Job of train and its one worker."""
+    """A child Job of train with one worker."""
     labels = {
         names.JOB_LABEL: "train",
         names.COMPONENT_LABEL: names.WORKER,
@@ -160,7 +160,7 @@ def a_gang(attempt: int, uid: str) -> list[Any]:
     return [msgspec.convert(job, Job), msgspec.convert(pod, Pod)]
 
 
-def test_workers_are_of_the_present_attempt_of_a_job_of_ours(world: World) -> None:
+def test_workers_belong_to_the_current_attempt(world: World) -> None:
     job = a_job("train")
     world.change(structs.replace(job, metadata=structs.replace(job.metadata, uid="uid-train")))
     for obj in a_gang(1, "uid-1"):
@@ -182,7 +182,7 @@ def test_namespaces_that_are_not_ours_have_no_workers() -> None:
     assert World("team").factory.job_of("elsewhere", "a", "b") is None
 
 
-def test_what_a_token_claims_is_looked_up_among_living_workers(world: World) -> None:
+def test_the_claims_of_a_token_must_match_a_running_worker(world: World) -> None:
     _, pod = a_gang(1, "uid-1")
     world.change(pod)
     job_of = world.factory.job_of
@@ -194,14 +194,14 @@ def test_what_a_token_claims_is_looked_up_among_living_workers(world: World) -> 
     assert job_of("team", "train-r1-0", "uid-1-pod") is None
 
 
-def test_the_report_of_a_job_that_is_gone_is_forgotten(world: World) -> None:
+def test_the_report_of_a_deleted_job_is_forgotten(world: World) -> None:
     world.factory.reports.put(("team", "train"), "uid-1", Progress(step=1))
     informer = world.factory.informers[0]
     informer._on_change(Change(a_job("train"), None), False)
     assert world.factory.reports.of(("team", "train"), "uid-1") is None
 
 
-def test_what_is_installed_concerns_every_job_that_is_not_over(world: World) -> None:
+def test_a_change_of_discovery_wakes_every_unfinished_job(world: World) -> None:
     world.change(a_job("waits", phase="Pending"))
     world.change(a_job("is-done", phase="Succeeded"))
     world.keys()

@@ -1,4 +1,4 @@
-"""Faults that watchers of other clients are known for, each by its name."""
+"""Known faults of watchers in other clients, each by its name."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from torchrun_controller.watch import Timings
 
 
 class TestKnownFaults:
-    """What Python watchers are known to do wrong, each by its name."""
+    """Known faults of Python watchers."""
 
     async def test_dead_silent_watch(self) -> None:
         play = Play()
@@ -30,8 +30,8 @@ class TestKnownFaults:
             assert harness.queries[:2] == ["list", "9"]
             assert ("interrupted", "pods", "Silent", False) in harness.observed.calls
 
-    async def test_quiet_watch_taken_for_a_dead_one(self) -> None:
-        """Not a word for 100 s, as of a kind without changes: heard again with each new watch."""
+    async def test_a_quiet_watch_is_not_dead(self) -> None:
+        """A kind without changes is silent for 100 s. Each new watch resets the silence."""
         again = asyncio.Event()
 
         async def quiet(request: web.BaseRequest) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""Which changes of a node concern which jobs, and what is said where nodes are unknown."""
+"""Which changes of a node wake which jobs, and what is logged without access to nodes."""
 
 import asyncio
 from typing import Any
@@ -58,12 +58,12 @@ def synced(world: World) -> None:
     ],
     ids=["comes", "goes", "lost", "back", "tainted"],
 )
-def test_what_decides_over_a_gang_is_its_jobs_key(world, old, new):
+def test_node_changes_that_matter_wake_the_job(world, old, new):
     change(world, old, new)
     assert world.keys() == [("team", "run")]
 
 
-def test_a_job_that_remembers_a_worker_there_is_concerned_too(world):
+def test_a_job_with_an_unfenced_worker_on_the_node_is_woken(world):
     body = {
         "metadata": {"name": "waits", "namespace": "team"},
         "status": {"unfenced": [{"attempt": 0, "index": 1, "node": "node-2"}]},
@@ -77,12 +77,12 @@ def test_a_job_that_remembers_a_worker_there_is_concerned_too(world):
 @pytest.mark.parametrize(
     "new", [a_node(version="2"), a_node("node-1", "True", "mine")], ids=["heartbeat", "taint"]
 )
-def test_what_does_not_is_nobodys(world, new):
+def test_other_node_changes_wake_no_job(world, new):
     change(world, a_node(), new)
     assert world.keys() == []
 
 
-def test_a_node_without_workers_concerns_nobody(world):
+def test_a_node_without_workers_wakes_no_job(world):
     change(world, a_node("node-2"), None)
     assert world.keys() == []
 
@@ -92,7 +92,7 @@ def test_a_node_that_has_just_come_has_no_conditions(world):
     assert world.keys() == [("team", "run")]
 
 
-def test_nodes_are_seen_once_listed_and_not_when_their_watch_is_silent(world):
+def test_nodes_are_known_once_listed_until_their_watch_is_silent(world):
     watch = world.factory.nodes
     assert watch.view is None
     waits = "lost nodes are not noticed, and admission by nodes waits"
@@ -108,7 +108,7 @@ def test_nodes_are_seen_once_listed_and_not_when_their_watch_is_silent(world):
     assert watch.view is None
 
 
-def test_nobody_waits_for_nodes(world):
+def test_readiness_does_not_wait_for_nodes(world):
     for informer in world.factory.informers:
         if informer is not world.factory.nodes.informer:
             informer.synced.set()
@@ -116,12 +116,12 @@ def test_nobody_waits_for_nodes(world):
     assert readiness(world) == ""
 
 
-async def test_that_nodes_are_not_seen_is_said_once_it_is_known(world):
+async def test_forbidden_nodes_are_logged(world):
     with structlog.testing.capture_logs() as lines:
         task = asyncio.create_task(world.factory.nodes.follow())
         await asyncio.sleep(0)
         task.cancel()
-        assert lines == [], "the first list is on its way"
+        assert lines == [], "the first list is still running"
         world.answers.observe("list", "nodes", 403, 0.1)
         task = asyncio.create_task(world.factory.nodes.follow())
         await asyncio.sleep(0)
@@ -131,7 +131,7 @@ async def test_that_nodes_are_not_seen_is_said_once_it_is_known(world):
     assert "grant the controller's role" in line["why"]
 
 
-async def test_every_job_with_workers_is_looked_at_once_nodes_are_known(world):
+async def test_every_job_with_workers_is_woken_when_nodes_are_known(world):
     task = asyncio.create_task(world.factory.nodes.follow())
     await asyncio.sleep(0)
     assert world.keys() == []

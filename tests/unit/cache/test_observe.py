@@ -1,4 +1,4 @@
-"""From the caches to Observed: only what is the job's own, and who holds its names."""
+"""Observed has only objects of the job, and the conflicting owners of its names."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ def test_progress_is_of_the_latest_child_job_alone(caches):
     assert observe(caches, "ml", "train", reports=reports).gang.progress is None
 
 
-def test_a_job_that_is_gone_is_nothing(caches):
+def test_a_deleted_job_is_not_observed(caches):
     assert observe(caches, "ml", "other") is None
 
 
@@ -110,7 +110,7 @@ def test_the_workers_of_a_head_have_a_job_beside_its_own(caches):
     assert [pod.metadata.name for pod in left.gang.workers] == ["train-0-x", "train-w-0-x"]
 
 
-def test_what_another_owner_holds_is_a_conflict_and_not_ours(caches):
+def test_an_object_of_another_owner_is_a_conflict(caches):
     old = [{"kind": "TorchrunJob", "name": "train", "uid": "uid-before", "controller": True}]
     caches.child_jobs.upsert(child(Job, "train", old), 1)
     caches.services.upsert(child(Service, "train", []), 1)
@@ -126,7 +126,7 @@ def test_what_another_owner_holds_is_a_conflict_and_not_ours(caches):
     assert "no owner" in seen.refused.conflicts[1].message
 
 
-def test_an_object_on_its_way_out_is_said_so(caches):
+def test_a_terminating_conflict_is_marked(caches):
     going = child(Service, "train", [])
     caches.services.upsert(going, 1)
     assert "being deleted" not in observe(caches, "ml", "train").refused.conflicts[0].message
@@ -135,7 +135,7 @@ def test_an_object_on_its_way_out_is_said_so(caches):
     assert "being deleted" in observe(caches, "ml", "train").refused.conflicts[0].message
 
 
-def test_workers_of_a_job_that_is_gone_are_ghosts_until_they_have_stopped(caches):
+def test_workers_of_a_deleted_job_are_stale_until_they_stop(caches):
     owner = [{"kind": "Job", "uid": "uid-of-another-time", "controller": True}]
     pod = child(Pod, "train-0-x", owner, **{names.COMPONENT_LABEL: names.WORKER})
     caches.pods.upsert(pod, 1)
@@ -148,10 +148,10 @@ def test_workers_of_a_job_that_is_gone_are_ghosts_until_they_have_stopped(caches
     collected = msgspec.structs.replace(stopped, conditions=(said,))
     caches.pods.upsert(msgspec.structs.replace(pod, status=collected), 3)
     (ghost,) = observe(caches, "ml", "train").gang.stale_pods
-    assert ghost.status == collected, "no kubelet said that it has ended"
+    assert ghost.status == collected, "no kubelet has reported its end"
 
 
-def test_a_retained_claim_is_taken_up_again(caches):
+def test_a_retained_claim_is_used_again(caches):
     kept = child(PersistentVolumeClaim, "train-checkpoints", [], **{names.RETAINED_LABEL: "train"})
     caches.claims.upsert(kept, 1)
     seen = observe(caches, "ml", "train")
@@ -159,7 +159,7 @@ def test_a_retained_claim_is_taken_up_again(caches):
     assert seen.refused.conflicts == ()
 
 
-def test_what_the_worker_knows_is_handed_on(caches):
+def test_conflicts_and_rejections_are_observed(caches):
     conflict = Conflict("jobs.batch", "train", "foreign")
     rejection = Rejection("jobs.batch", "train", "no")
     seen = observe(caches, "ml", "train", conflicts=(conflict,), rejections=(rejection,))
@@ -193,7 +193,7 @@ def a_node(name: str) -> Node:
     return msgspec.convert({"metadata": {"name": name}}, Node)
 
 
-def test_the_nodes_that_matter_are_those_of_pods_and_of_what_is_remembered(caches):
+def test_only_nodes_of_pods_and_unfenced_workers_are_observed(caches):
     nodes: Store[Node] = Store()
     for name in ("of-a-pod", "of-an-unfenced", "of-a-failure", "of-a-worker", "of-nobody"):
         nodes.upsert(a_node(name), 1)
@@ -252,7 +252,7 @@ def follower(name: str, *parents: str, **status: Any) -> TorchrunJob:
     return msgspec.convert(body, TorchrunJob)
 
 
-def test_parents_are_those_of_parents_too_as_far_as_they_exist(caches):
+def test_parents_include_their_own_parents(caches):
     for job in (follower("c", "b", "gone"), follower("b", "a"), follower("a", "c")):
         caches.jobs.upsert(job, 1)
     elsewhere = replace(follower("gone"), metadata=replace(make_job().metadata, namespace="x"))
@@ -294,8 +294,8 @@ def test_where_checkpoints_stay_on_nodes_every_node_matters_and_what_it_has_prom
     assert seen.cluster.promised == {"one": 12}
 
 
-def test_no_job_looks_at_every_pod(caches, monkeypatch):
-    """At 100,000 pods that would hold up everything for 20 ms, for each reconcile."""
+def test_observe_does_not_read_every_pod(caches, monkeypatch):
+    """With 100,000 pods, that would block the event loop for 20 ms in each reconcile."""
     iterated: list[object] = []
     iterate = Store.__iter__
     monkeypatch.setattr(Store, "__iter__", lambda self: iterated.append(self) or iterate(self))

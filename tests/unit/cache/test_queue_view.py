@@ -1,4 +1,4 @@
-"""Which changes concern which queues, and what is known of one."""
+"""Which changes wake which queues, and what is observed for a queue."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.workqueue import WorkQueue
 from world import START
 
-NEVER_SENT: Any = None  # no informer runs here
+NEVER_SENT: Any = None  # without running informers
 KAI = Installed(resources=frozenset({(KAI_QUEUES.api_version, KAI_QUEUES.plural)}))
 
 
@@ -34,7 +34,7 @@ class World:
         self.watch = QueueView(NEVER_SENT, self.factory.observer, self.factory, self.work)
 
     def change(self, obj: Any, *, initial: bool = False) -> None:
-        """As the informer does: first the store, then the word of it."""
+        """Update the store, then call the handler, as the informer does."""
         for informer in (*self.factory.informers, *self.watch.informers, self.watch._kai):
             if informer.kind.type is type(obj):
                 informer._on_change(informer.store.upsert(obj, 1), initial)
@@ -54,7 +54,7 @@ class World:
         self.factory.discovery._update(KAI)
 
     def keys(self) -> list[str]:
-        """Those of the next second."""
+        """Take the keys of the next second."""
         self.time += 1
         taken = list(iter(self.work.get, None))
         for key in taken:
@@ -73,28 +73,28 @@ def settings(owner: str = "uid-ml-gpu") -> ConfigMap:
     return msgspec.convert({"metadata": meta}, ConfigMap)
 
 
-def test_a_queue_is_its_own_key(world: World) -> None:
+def test_a_queue_wakes_itself(world: World) -> None:
     world.change(make_trq())
     assert world.keys() == ["ml/gpu"]
 
 
-def test_jobs_are_the_keys_of_their_queue_where_they_come_further(world: World) -> None:
+def test_a_job_wakes_its_queue_when_its_phase_changes(world: World) -> None:
     world.change(a_job("run"))
     world.change(a_job("other"))
-    assert world.work.get() is None, "not for each by itself"
+    assert world.work.get() is None, "changes are batched"
     assert world.keys() == ["ml/gpu"]
     running = a_job("run", "Running", gang=True)
     world.change(running)
     assert world.keys() == ["ml/gpu"]
     world.change(replace(running, status=replace(running.status, message="step 5")))
-    assert world.keys() == [], "a step of a run is no concern of its queue"
+    assert world.keys() == [], "progress does not wake the queue"
     world.change(running, initial=True)
     assert world.keys() == ["ml/gpu"]
     world.remove(running)
     assert world.keys() == ["ml/gpu"]
 
 
-def test_jobs_do_not_hear_of_their_queues_counts(world: World) -> None:
+def test_counts_of_a_queue_do_not_wake_its_jobs(world: World) -> None:
     heard: list[object] = []
     world.factory.subscribe(jobs=lambda *_: None, queues=lambda change, _: heard.append(change))
     queue = make_trq()
@@ -110,14 +110,14 @@ def test_jobs_do_not_hear_of_their_queues_counts(world: World) -> None:
     assert len(heard) == 3
 
 
-def test_an_object_is_the_key_of_the_queue_that_owns_it(world: World) -> None:
+def test_an_object_wakes_the_queue_that_owns_it(world: World) -> None:
     world.change(settings())
     assert world.keys() == ["ml/gpu"]
     world.change(settings(owner=""))
     assert world.keys() == []
 
 
-def test_queues_of_one_kai_queue_hear_of_each_other(world: World) -> None:
+def test_queues_of_one_kai_queue_wake_each_other(world: World) -> None:
     mine, other = make_trq(kaiQueue="a"), make_trq("other", kaiQueue="a")
     stranger = make_trq("stranger", kaiQueue="b")
     for queue in (mine, other, stranger):
@@ -131,7 +131,7 @@ def test_queues_of_one_kai_queue_hear_of_each_other(world: World) -> None:
     assert world.keys() == ["ml/gpu", "ml/stranger"]
 
 
-def test_kai_queues_are_every_queues_concern_but_their_status_is_not(world: World) -> None:
+def test_kai_queues_wake_every_queue_but_their_status_does_not(world: World) -> None:
     world.change(make_trq())
     world.keys()
     world.change(kai_queue("training"))
@@ -143,7 +143,7 @@ def test_kai_queues_are_every_queues_concern_but_their_status_is_not(world: Worl
     assert world.keys() == ["ml/gpu"]
 
 
-def test_what_is_known_of_a_queue(world: World) -> None:
+def test_the_observed_state_of_a_queue(world: World) -> None:
     assert world.watch.observe("ml", "gpu") is None
     world.install_kai()
     queue, other = make_trq(kaiQueue="a"), make_trq("other", kaiQueue="a")
@@ -167,7 +167,7 @@ def test_what_is_known_of_a_queue(world: World) -> None:
     assert (known.unseen, known.installed) == ({}, KAI)
 
 
-def test_another_queues_objects_are_not_ours(world: World) -> None:
+def test_objects_of_another_queue_are_not_observed(world: World) -> None:
     world.synced()
     world.change(make_trq())
     world.change(settings(owner="uid-of-an-earlier-queue"))
@@ -187,7 +187,7 @@ def test_caches_by_namespace() -> None:
     }
 
 
-async def test_work_begins_when_it_is_known_what_is_not(world: World) -> None:
+async def test_work_starts_when_every_kind_is_listed_or_forbidden(world: World) -> None:
     world.install_kai()
     for resource in ("configmaps", "persistentvolumeclaims"):
         world.answers.observe("list", resource, 403, 0)
@@ -198,7 +198,7 @@ async def test_work_begins_when_it_is_known_what_is_not(world: World) -> None:
             world.watch._kai.synced.set()
 
 
-async def test_what_has_come_to_be_known_is_looked_at(world: World) -> None:
+async def test_a_change_of_discovery_wakes_every_queue(world: World) -> None:
     world.change(make_trq())
     world.keys()
     async with anyio.create_task_group() as tasks:

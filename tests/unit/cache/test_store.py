@@ -1,4 +1,4 @@
-"""The cache: map and indexes in step, replacement as a whole, the newest version."""
+"""The store: consistent indexes, replacement of all objects, the newest version."""
 
 import tracemalloc
 
@@ -40,8 +40,8 @@ def test_starts_empty(store: Store[Pod]) -> None:
     assert store.by_index("attempt", "0") == ()
 
 
-def test_values_that_nothing_has_any_more_take_no_room(store: Store[Pod]) -> None:
-    """A cache lives for months, and each job is a value of an index."""
+def test_unused_index_values_are_removed(store: Store[Pod]) -> None:
+    """A cache lives for months, and each job adds a value to an index."""
     for number in range(200):
         store.upsert(make("a", number, str(number)), number)
     tracemalloc.start()
@@ -54,12 +54,12 @@ def test_values_that_nothing_has_any_more_take_no_room(store: Store[Pod]) -> Non
     assert kept < 100_000, "bytes"
 
 
-def test_an_unknown_index_is_a_mistake(store: Store[Pod]) -> None:
+def test_an_unknown_index_is_an_error(store: Store[Pod]) -> None:
     with pytest.raises(KeyError, match="node"):
         store.by_index("node", "n1")
 
 
-def test_upsert_gives_what_was(store: Store[Pod]) -> None:
+def test_upsert_returns_the_previous_object(store: Store[Pod]) -> None:
     one, two = make("a", 1), make("a", 2)
     assert store.upsert(one, 1) == Change(None, one)
     assert store.upsert(two, 2) == Change(one, two)
@@ -73,7 +73,7 @@ def test_unchanged_is_still_an_upsert(store: Store[Pod]) -> None:
     assert store.replace([one], 5) == [Change(one, one)]
 
 
-def test_delete_gives_the_last_known_state(store: Store[Pod]) -> None:
+def test_delete_returns_the_last_known_state(store: Store[Pod]) -> None:
     one = make("a", 1)
     store.upsert(one, 1)
     change = store.delete("team-a", "a", 2)
@@ -108,7 +108,7 @@ def test_sums_are_by_group_and_a_copy() -> None:
     assert sums == {"0": 7, "1": 5}
     sums.clear()
     store.delete("team-a", "c", 9)
-    assert store.sums("versions") == {"0": 7}, "what is 0 is left out"
+    assert store.sums("versions") == {"0": 7}, "sums of 0 are omitted"
     with pytest.raises(KeyError, match="another"):
         store.sums("another")
 
@@ -126,25 +126,25 @@ class TestReplace:
         ]
         assert set(store.by_index("attempt", "0")) == {new, added}
 
-    def test_keeps_what_exists_and_cannot_be_read(self, store: Store[Pod]) -> None:
+    def test_keeps_unreadable_objects_that_exist(self, store: Store[Pod]) -> None:
         kept = make("kept")
         store.upsert(kept, 1)
         assert store.replace([], 9, {("team-a", "kept"), ("", "")}) == []
         assert store.get("team-a", "kept") is kept
         assert store.by_index("attempt", "0") == (kept,)
 
-    def test_what_is_listed_counts_more_than_what_was_unreadable(self, store: Store[Pod]) -> None:
+    def test_a_listed_object_replaces_an_unreadable_one(self, store: Store[Pod]) -> None:
         old, new = make("a", 1), make("a", 2)
         store.upsert(old, 1)
         assert store.replace([new], 9, {("team-a", "a")}) == [Change(old, new)]
 
-    def test_takes_the_version_of_the_list_even_backwards(self, store: Store[Pod]) -> None:
+    def test_accepts_an_older_version_from_a_list(self, store: Store[Pod]) -> None:
         store.replace([], 9)
         store.replace([], 4)
         assert store.resource_version == 4
 
 
-def test_the_version_only_goes_forward_by_events(store: Store[Pod]) -> None:
+def test_events_never_lower_the_version(store: Store[Pod]) -> None:
     store.upsert(make("a"), 7)
     store.advance(5)
     store.delete("team-a", "none", 6)
@@ -161,7 +161,7 @@ def test_iteration_is_over_a_snapshot(store: Store[Pod]) -> None:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Any history leaves map, indexes and the changes that were told in step."""
+    """After any history, objects, indexes and reported changes are consistent."""
 
     def __init__(self) -> None:
         super().__init__()

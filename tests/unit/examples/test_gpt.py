@@ -1,4 +1,4 @@
-"""The GPT example, trained for real by torchrun on this machine's CPUs."""
+"""The GPT example, trained by torchrun on the CPUs of this machine."""
 
 import os
 import re
@@ -35,7 +35,7 @@ TWO_RANKS = torchrun("--nproc-per-node", "2")
 def started(
     launcher: Sequence[str], folder: Path, *options: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """The example under `launcher`, its output in a pipe; killed at the end if it still runs."""
+    """Run the example with `launcher` and its output in a pipe. Kills it at the end."""
     command = [*launcher, str(TRAIN), *SMALL, "--checkpoint-dir", str(folder), *options]
     environ = {**os.environ, "TORCHRUN_BACKEND": "gloo", "PYTHONWARNINGS": "ignore"}
     with subprocess.Popen(
@@ -48,7 +48,7 @@ def started(
 
 
 def trained(launcher: Sequence[str], folder: Path, *options: str) -> str:
-    """The output of a run to the end."""
+    """Run the example to its end, and return the output."""
     with started(launcher, folder, *options) as process:
         output, _ = process.communicate()
     assert process.returncode == 0, output
@@ -71,7 +71,7 @@ def steps_of(output: str, rank: str) -> list[int]:
     return [int(step) for found, step, _ in STEP.findall(output) if found == rank]
 
 
-def test_the_loss_falls_and_does_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
+def test_the_loss_falls_for_any_number_of_ranks(tmp_path: Path) -> None:
     alone = trained([PYTHON], tmp_path / "alone")
     together = trained(TWO_RANKS, tmp_path / "together")
 
@@ -84,7 +84,7 @@ def test_the_loss_falls_and_does_not_depend_on_the_number_of_ranks(tmp_path: Pat
         assert float(loss) == pytest.approx(losses[-1], abs=1e-3)
 
 
-def test_sigterm_saves_and_the_next_start_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_sigterm_saves_and_the_next_start_continues(tmp_path: Path) -> None:
     whole = trained(TWO_RANKS, tmp_path / "whole")
 
     folder = tmp_path / "interrupted"
@@ -105,7 +105,7 @@ def test_sigterm_saves_and_the_next_start_goes_on_as_if_nothing_had_been(tmp_pat
     assert final_losses(resumed) == final_losses(whole)
 
 
-def test_one_rank_told_to_stop_stops_all_nodes_at_the_same_step(tmp_path: Path) -> None:
+def test_sigterm_to_one_rank_stops_all_nodes_at_the_same_step(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     nodes = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port)
@@ -118,18 +118,18 @@ def test_one_rank_told_to_stop_stops_all_nodes_at_the_same_step(tmp_path: Path) 
     left = dict(LEFT.findall("".join(texts)))
     assert left.keys() == {"0", "1"}
     assert left["0"] == left["1"]
-    assert master.returncode != 0, "an unfinished run must not pass for a finished one"
+    assert master.returncode != 0, "an unfinished run has no final loss"
     assert "exitcode: 143" in texts[0]
 
 
-def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+def test_a_finished_run_ends_at_once(tmp_path: Path) -> None:
     first = trained([PYTHON], tmp_path)
     again = trained([PYTHON], tmp_path)
     assert steps_of(again, "0") == []
     assert final_losses(again) == final_losses(first)
 
 
-def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     trained([PYTHON], tmp_path, "--steps", "1")
     with started([PYTHON], tmp_path, "--width", "32") as process:
         output, _ = process.communicate()

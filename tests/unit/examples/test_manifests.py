@@ -1,4 +1,4 @@
-"""The example manifests use fields that exist, with values that the types accept."""
+"""The example manifests have only known fields with valid values."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -41,7 +41,7 @@ def schemas() -> dict[str, Document]:
 
 
 def unknown_fields(value: object, schema: Document, path: str = "") -> Iterator[str]:
-    """The paths in `value` that `schema` does not name."""
+    """The paths in `value` that are not in `schema`."""
     if schema.get("x-kubernetes-preserve-unknown-fields"):
         return
     if isinstance(value, list):
@@ -62,7 +62,7 @@ def of_kind(path: Path, kind: str) -> list[Document]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_decodes_strictly(path: Path) -> None:
+def test_examples_decode_strictly(path: Path) -> None:
     schema = schemas()
     assert documents(path)
     for document in documents(path):
@@ -112,7 +112,7 @@ def test_all_examples_fit_in_one_namespace() -> None:
     assert len(names) == len(set(names)), "two examples would overwrite each other"
 
 
-def test_the_queues_of_the_guide_are_taken_unchanged() -> None:
+def test_the_queues_of_the_guide_are_unchanged() -> None:
     guide = ROOT / "tests" / "fixtures" / "mission" / "queues-dev-and-prod.yaml"
     assert of_kind(EXAMPLES / "several-queues.yaml", "TorchrunQueue") == documents(guide)
 

@@ -1,4 +1,4 @@
-"""Leaders in virtual time, and what may go wrong with their requests."""
+"""Leaders in virtual time, and faults of their requests."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ def make(
     transitions: Callable[[], None] = lambda: None,
     wall: datetime = datetime(2026, 1, 1, tzinfo=UTC),
 ) -> Leader:
-    """`wall` is what the machine takes for the time of day when virtual time begins."""
+    """`wall`: the system time of the machine when virtual time begins."""
     return Leader(
         client,
         identity=client.name,
@@ -46,7 +46,7 @@ async def running(leader: Leader) -> AsyncIterator[asyncio.Task[None]]:
 
 @asynccontextmanager
 async def leading(leader: Leader) -> AsyncIterator[asyncio.Task[None]]:
-    """The same, from its election on."""
+    """Run an elector and wait for its election."""
     async with running(leader) as task:
         await leader.elected.wait()
         yield task

@@ -1,4 +1,4 @@
-"""The API server's behaviour towards one Lease, in memory, with faults at will."""
+"""An API server with one Lease, in memory, with injected faults."""
 
 import asyncio
 import json
@@ -15,12 +15,12 @@ Fault = Callable[[str], None]
 
 
 class LeaseServer:
-    """Holds the object; `clients` talk to it."""
+    """The server. `clients` send requests to it."""
 
     def __init__(self) -> None:
         self.version = 100
         self.object: dict[str, Any] | None = None
-        self.log: list[tuple[float, str, str]] = []  # time, client, what was done
+        self.log: list[tuple[float, str, str]] = []  # time, client, operation
         self.streams: set[asyncio.Queue[bytes | Exception | None]] = set()
 
     def store(self, obj: dict[str, Any], frame: str) -> dict[str, Any]:
@@ -36,7 +36,7 @@ class LeaseServer:
         self.store(self.object, "DELETED")
 
     def edit(self, **spec: Any) -> None:
-        """Somebody with kubectl."""
+        """Edit the lease as another writer."""
         assert self.object is not None
         self.store({**self.object, "spec": {**self.object["spec"], **spec}}, "MODIFIED")
 
@@ -54,7 +54,7 @@ class LeaseServer:
 class Client:
     """A transport. `fault` is called with the method before a request; it may raise.
 
-    `lose` drops answers of requests that have happened; `delay` is the time that each takes.
+    `lose` drops responses of requests that were processed; `delay` is the time of each request.
     """
 
     def __init__(self, server: LeaseServer, name: str) -> None:

@@ -38,7 +38,7 @@ def standby() -> Election:
 
 
 def leader(at: float = 100.0) -> Election:
-    """Has renewed at this time."""
+    """A leader that renewed its lease at this time."""
     election = standby()
     election.absent(at, 0)
     election.unsure(at, 0)
@@ -77,7 +77,7 @@ def test_times_are_written_in_utc() -> None:
 @pytest.mark.parametrize(
     ("named", "seconds"), [(10**400, 86_400), (-1, 15), (0, 15), (-(10**400), 15), (None, 15)]
 )
-def test_a_duration_that_is_none_is_no_reason_to_end(named: int | None, seconds: float) -> None:
+def test_an_invalid_duration_does_not_end_the_process(named: int | None, seconds: float) -> None:
     election = standby()
     election.read(lease("other", 5, duration=named), 100, 0)
     assert not isinstance(election.decide(99 + seconds), Write)
@@ -96,7 +96,7 @@ def test_a_released_lease_is_taken_at_once() -> None:
 
 def test_a_held_lease_is_watched_until_its_record_has_not_changed_for_its_duration() -> None:
     election = standby()
-    election.read(lease("other", 5), 100, 1)  # the next look after 2 x (1 + 1.2) s
+    election.read(lease("other", 5), 100, 1)  # the next read after 2 x (1 + 1.2) s
     assert waits(election, 100) == pytest.approx(4.4)
     assert election.decide(104.4) == Read()
     election.watched(lease("other", 6, "t1"), 104)
@@ -106,7 +106,7 @@ def test_a_held_lease_is_watched_until_its_record_has_not_changed_for_its_durati
     assert election.decide(119) == Write("6")
 
 
-def test_the_duration_in_the_record_counts_not_our_own() -> None:
+def test_the_duration_of_the_record_counts() -> None:
     election = standby()
     election.read(lease("other", 5, duration=40), 100, 0)
     election.read(lease("other", 5, duration=40), 139, 0)
@@ -129,7 +129,7 @@ def test_a_change_of_the_metadata_alone_is_no_renewal() -> None:
     assert election.decide(115) == Write("6")
 
 
-def test_a_watch_that_lags_behind_is_ignored_but_not_a_read() -> None:
+def test_an_older_version_from_a_watch_is_ignored() -> None:
     election = standby()
     election.read(lease("other", 5), 100, 0)
     election.watched(lease("", 4), 100)
@@ -141,7 +141,7 @@ def test_a_watch_that_lags_behind_is_ignored_but_not_a_read() -> None:
     assert election.version == "2"
 
 
-def test_a_deleted_lease_is_its_holders_until_it_would_have_expired() -> None:
+def test_a_deleted_lease_stays_with_its_holder_until_its_expiry() -> None:
     election = standby()
     election.read(lease("other", 5), 100, 0)
     election.deleted(6)
@@ -160,7 +160,7 @@ def test_a_failed_write_is_paced_and_followed_by_a_read() -> None:
     assert election.decide(103.3) == Read()
 
 
-def test_a_write_whose_answer_was_lost_shows_as_ours_and_is_confirmed() -> None:
+def test_a_write_without_a_response_is_confirmed_by_a_read() -> None:
     election = standby()
     election.absent(100, 0)
     election.unsure(100, 0)
@@ -231,7 +231,7 @@ def test_a_response_with_another_holder_is_no_success() -> None:
 
 
 @pytest.mark.parametrize("version", ["", "abc"])
-def test_a_version_that_is_no_number_is_an_error(version: str) -> None:
+def test_an_invalid_version_is_an_error(version: str) -> None:
     odd = Lease(metadata=ObjectMeta(resource_version=version))
     election = standby()
     with pytest.raises(ValueError, match="invalid literal"):
@@ -240,7 +240,7 @@ def test_a_version_that_is_no_number_is_an_error(version: str) -> None:
         election.watched(odd, 0)
 
 
-def test_who_resigned_never_comes_back() -> None:
+def test_a_replica_that_resigned_never_leads_again() -> None:
     election = leader(100)
     election.resign()
     assert election.writable_until() < 0
@@ -252,7 +252,7 @@ def test_who_resigned_never_comes_back() -> None:
     assert isinstance(other.decide(0), Lost)
 
 
-def test_what_a_releaser_writes() -> None:
+def test_the_record_of_a_release() -> None:
     assert leader().vacancy(WALL) == {
         "holderIdentity": "",
         "leaseDurationSeconds": 1,
@@ -271,7 +271,7 @@ def test_what_a_releaser_writes() -> None:
         ({"lease": 0.5, "renew_deadline": 0.4, "retry": 0.1}, "at least 1 s"),
     ],
 )
-def test_durations_that_cannot_work_are_refused(durations: dict[str, float], message: str) -> None:
+def test_impossible_durations_are_refused(durations: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Durations(**durations)
 
@@ -288,7 +288,7 @@ EVENTS = st.one_of(
 
 
 @given(st.lists(EVENTS, max_size=40))
-def test_whatever_happens_the_gate_is_open_only_after_a_fresh_renewal_of_ours(
+def test_writes_are_allowed_only_after_a_fresh_renewal(
     events: list[tuple[str, float | str]],
 ) -> None:
     election, now, version = standby(), 0.0, 1

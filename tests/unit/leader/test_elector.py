@@ -30,7 +30,7 @@ async def test_the_first_leads_and_the_second_waits() -> None:
 
 
 @in_virtual_time
-async def test_nobody_may_write_before_the_election() -> None:
+async def test_no_writes_before_the_election() -> None:
     leader = make(Client(LeaseServer(), "a"))
     assert not leader.may_write()
     with pytest.raises(NotLeader, match="held by nobody"):
@@ -38,7 +38,7 @@ async def test_nobody_may_write_before_the_election() -> None:
 
 
 @in_virtual_time
-async def test_a_standby_follows_a_leader_that_died() -> None:
+async def test_a_standby_replaces_a_dead_leader() -> None:
     server = LeaseServer()
     changes: list[float] = []
     first = make(Client(server, "a"))
@@ -57,13 +57,13 @@ async def test_a_standby_follows_a_leader_that_died() -> None:
 
 @in_virtual_time
 @pytest.mark.parametrize("years", [-30, 30])
-async def test_clocks_that_are_years_apart_change_nothing(years: int) -> None:
+async def test_clock_skew_of_years_has_no_effect(years: int) -> None:
     server = LeaseServer()
     skewed = datetime(2026 + years, 1, 1, tzinfo=UTC)
     first, second = make(Client(server, "a")), make(Client(server, "b"), wall=skewed)
     async with leading(first) as task, running(second):
         await until(60)
-        assert not second.elected.is_set(), "a lease that is renewed is held"
+        assert not second.elected.is_set(), "a renewed lease is not taken"
         task.cancel()
         last = max(at for at, name, method in server.log if method == "PATCH")
         await second.elected.wait()
@@ -105,7 +105,7 @@ async def test_without_a_watch_polling_finds_a_released_lease() -> None:
 
 
 @in_virtual_time
-async def test_a_stolen_lease_is_noticed_at_once() -> None:
+async def test_a_stolen_lease_is_detected_at_once() -> None:
     server = LeaseServer()
     leader = make(Client(server, "a"))
     async with leading(leader) as task:
@@ -133,14 +133,14 @@ async def test_the_leader_recreates_a_deleted_lease_and_a_standby_does_not() -> 
 
 
 @in_virtual_time
-async def test_who_is_cancelled_in_the_middle_of_a_write_still_releases() -> None:
+async def test_a_cancelled_write_still_releases_the_lease() -> None:
     server = LeaseServer()
     client = Client(server, "a")
     client.delay = 1.0
     client.fault = refuse(500, "WATCH")
     leader = make(client)
     async with running(leader) as task:
-        await until(1.75)  # created, not yet answered
+        await until(1.75)  # created, but without a response yet
         assert server.spec["holderIdentity"] == "a"
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -150,7 +150,7 @@ async def test_who_is_cancelled_in_the_middle_of_a_write_still_releases() -> Non
 
 
 @in_virtual_time
-async def test_a_release_meets_a_conflict() -> None:
+async def test_a_release_with_a_conflict() -> None:
     server = LeaseServer()
     leader = make(Client(server, "a"))
     async with leading(leader):
@@ -161,7 +161,7 @@ async def test_a_release_meets_a_conflict() -> None:
 
 
 @in_virtual_time
-async def test_a_release_leaves_what_others_have_taken() -> None:
+async def test_a_release_does_not_touch_the_lease_of_another() -> None:
     server = LeaseServer()
     leader = make(Client(server, "a"))
     async with leading(leader):
@@ -189,7 +189,7 @@ async def test_a_standby_releases_nothing() -> None:
 
 @pytest.mark.parametrize("kind", ["refused", "hanging"])
 @in_virtual_time
-async def test_a_release_that_fails_is_bounded_and_raises_nothing(kind: str) -> None:
+async def test_a_failed_release_is_bounded_and_raises_nothing(kind: str) -> None:
     server = LeaseServer()
     client = Client(server, "a")
     leader = make(client)
@@ -206,7 +206,7 @@ async def test_a_release_that_fails_is_bounded_and_raises_nothing(kind: str) -> 
 
 
 @in_virtual_time
-async def test_run_does_not_come_back_after_a_release() -> None:
+async def test_run_does_not_restart_after_a_release() -> None:
     leader = make(Client(LeaseServer(), "a"))
     async with leading(leader) as task:
         await leader.release()

@@ -1,4 +1,4 @@
-"""A leader through trouble with the network and the API server, in virtual time."""
+"""A leader with faults of network and API server, in virtual time."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ from virtual_time import in_virtual_time
     "fault", [refuse(429), refuse(500), refuse(403), refuse(401), refuse(404), disconnect]
 )
 @in_virtual_time
-async def test_eight_seconds_of_trouble_do_not_cost_the_lease(fault: Callable[[str], None]) -> None:
+async def test_eight_seconds_of_errors_do_not_lose_the_lease(fault: Callable[[str], None]) -> None:
     server = LeaseServer()
     client = Client(server, "a")
     leader = make(client)
@@ -43,7 +43,7 @@ async def test_eight_seconds_of_trouble_do_not_cost_the_lease(fault: Callable[[s
     [b"", b"<html>", b"{}", b"[]", b'{"metadata": {"resourceVersion": "x"}}', b"[" * 100_000],
 )
 @in_virtual_time
-async def test_garbage_for_an_answer_does_not_cost_the_lease(garbage: bytes) -> None:
+async def test_garbage_responses_do_not_lose_the_lease(garbage: bytes) -> None:
     server = LeaseServer()
     client = Client(server, "a")
     leader = make(client)
@@ -59,7 +59,7 @@ async def test_garbage_for_an_answer_does_not_cost_the_lease(garbage: bytes) -> 
 
 
 @in_virtual_time
-async def test_lost_answers_do_not_cost_the_lease() -> None:
+async def test_lost_responses_do_not_lose_the_lease() -> None:
     server = LeaseServer()
     client = Client(server, "a")
     leader = make(client)
@@ -89,7 +89,7 @@ async def test_a_request_that_hangs_leaves_time_for_another() -> None:
 
 
 @in_virtual_time
-async def test_slow_answers_count_from_the_sending() -> None:
+async def test_a_slow_renewal_counts_from_its_request() -> None:
     client = Client(LeaseServer(), "a")
     client.delay = 4.0
     leader = make(client)
@@ -135,20 +135,20 @@ async def test_the_gate_closes_by_itself_when_the_loop_was_busy() -> None:
     )
     async with leading(leader):
         leader.check()
-        clock[0] = 10  # no task has run in the meantime
+        clock[0] = 10  # no task could run meanwhile
         with pytest.raises(NotLeader):
             leader.check()
 
 
 @in_virtual_time
-async def test_a_conflict_over_metadata_is_survived_and_labels_are_kept() -> None:
+async def test_a_metadata_conflict_keeps_lease_and_labels() -> None:
     server = LeaseServer()
     client = Client(server, "a")
     leader = make(client)
     async with leading(leader) as task:
         client.fault = refuse(500, "WATCH")
         for stream in list(server.streams):
-            stream.put_nowait(None)  # no watch: the conflict must be met
+            stream.put_nowait(None)  # without a watch, the conflict must occur
         assert server.object is not None
         server.object["metadata"]["labels"] = {"kept": "yes"}
         await until(5)
@@ -171,7 +171,7 @@ async def test_a_conflict_over_metadata_is_survived_and_labels_are_kept() -> Non
     ],
 )
 @in_virtual_time
-async def test_a_broken_watch_is_opened_again_at_a_slow_pace(
+async def test_a_broken_watch_is_reopened_slowly(
     frame: bytes | Exception | None,
 ) -> None:
     server = LeaseServer()
@@ -205,7 +205,7 @@ async def test_a_missing_permission_is_named() -> None:
 
 
 @in_virtual_time
-async def test_a_bug_ends_run_and_is_not_hidden() -> None:
+async def test_a_bug_ends_run_with_its_exception() -> None:
     def bug(method: str) -> None:
         if method == "WATCH":
             raise ZeroDivisionError
@@ -218,7 +218,7 @@ async def test_a_bug_ends_run_and_is_not_hidden() -> None:
 
 
 class Tidy(Client):
-    """A transport whose requests take a moment to clean up after themselves."""
+    """A transport whose requests need time for their cleanup."""
 
     open = 0
 
@@ -240,7 +240,7 @@ class Tidy(Client):
 
 
 @in_virtual_time
-async def test_run_ends_after_what_its_requests_clean_up() -> None:
+async def test_run_waits_for_the_cleanup_of_requests() -> None:
     client = Tidy(LeaseServer(), "a")
     client.delay = 1.0
     async with anyio.create_task_group() as tasks:
@@ -253,7 +253,7 @@ async def test_run_ends_after_what_its_requests_clean_up() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 @in_virtual_time
-async def test_never_two_writers_whatever_the_network_does(seed: int) -> None:
+async def test_never_two_writers_under_random_network_faults(seed: int) -> None:
     chance = random.Random(seed)
     server = LeaseServer()
     clients = [Client(server, name) for name in "abc"]
@@ -261,7 +261,7 @@ async def test_never_two_writers_whatever_the_network_does(seed: int) -> None:
     led: set[str] = set()
 
     async def replica(index: int) -> None:
-        while True:  # the process ends on a loss, and is started again
+        while True:  # the process ends when it loses the lease, and restarts
             leaders[index] = make(clients[index])
             with suppress(NotLeader):
                 await leaders[index].run()

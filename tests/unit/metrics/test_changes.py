@@ -44,7 +44,7 @@ def restarts(world: World) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_a_restart_is_counted_with_the_write_that_tells_of_it(world: World) -> None:
+def test_a_restart_counts_with_the_status_write_that_records_it(world: World) -> None:
     before = Observed(job=job("a", "Running"))
     world.wrote(before, phase="Queued", attempts=(ended(0, "OOMKilled", counted=True),))
     world.wrote(before, phase="Queued", attempts=(ended(0, "NodeLost"),))
@@ -58,8 +58,8 @@ def test_a_restart_is_counted_with_the_write_that_tells_of_it(world: World) -> N
     assert world.value("torchrun_queue_restarts_total", **labels, kind="failure") == 1
 
 
-def test_what_stands_in_the_status_already_is_never_counted_again(world: World) -> None:
-    """As a controller finds it that has just started, or taken over from another."""
+def test_recorded_attempts_are_never_counted_again(world: World) -> None:
+    """A controller that has just started or become the leader reads such a status."""
     known = tuple(ended(n, "OOMKilled", counted=True) for n in range(3))
     present = job("a", "Running")
     status = replace(present.status, attempts=known, attempt=3, restarts=3)
@@ -77,7 +77,7 @@ def test_a_pause_is_no_restart(world: World, reason: str) -> None:
     assert restarts(world) == {}
 
 
-def test_the_last_failure_is_an_end_and_no_restart(world: World) -> None:
+def test_the_last_failure_is_no_restart(world: World) -> None:
     failed = (ended(0, "OOMKilled", counted=True),)
     world.wrote(Observed(job=job("a", "Running")), phase="Failed", attempts=failed)
     assert restarts(world) == {}
@@ -85,7 +85,7 @@ def test_the_last_failure_is_an_end_and_no_restart(world: World) -> None:
     assert world.value("torchrun_queue_jobs_finished_total", **labels) == 1
 
 
-def test_a_queue_that_is_gone_takes_its_series_along(world: World) -> None:
+def test_the_series_of_a_deleted_queue_are_removed(world: World) -> None:
     world.wrote(Observed(job=job("a", "Running")), phase="Succeeded")
     labels = {"job_namespace": "team", "queue": "gpu", "phase": "Succeeded"}
     assert world.value("torchrun_queue_jobs_finished_total", **labels) == 1
@@ -178,7 +178,7 @@ def test_exemplars_name_the_job_in_openmetrics(world: World, name: str) -> None:
     assert f'# {{torchrun_job="{expected}"}} 40.0' in text
 
 
-def test_nothing_is_new_of_a_status_that_is_the_same(world: World) -> None:
+def test_an_unchanged_status_counts_nothing(world: World) -> None:
     empty = world.metrics.snapshot().render("")[0]
     world.wrote(Observed(job=job("a", "Running")))
     assert world.metrics.snapshot().render("")[0].count(b"\n") == empty.count(b"\n")

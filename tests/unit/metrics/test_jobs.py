@@ -32,7 +32,7 @@ def test_jobs_by_phase_with_zeros_for_empty_phases(world: World) -> None:
     assert world.values("torchrun_jobs") == {("Succeeded",): 1, ("Pending",): 1}
 
 
-def test_a_standby_tells_nothing_of_jobs(world: World) -> None:
+def test_a_standby_exports_no_jobs(world: World) -> None:
     world.put(job("a", "Running", gpus=8))
     world.leads = False
     assert world.values("torchrun_jobs") == {}
@@ -41,12 +41,12 @@ def test_a_standby_tells_nothing_of_jobs(world: World) -> None:
     assert world.values("torchrun_jobs") == {("Running",): 1}
 
 
-def test_the_job_that_has_waited_longest(world: World) -> None:
+def test_the_longest_wait(world: World) -> None:
     world.put(job("a", "Queued", since=10), job("b", "Queued", since=70), job("c", "Running"))
     assert world.values("torchrun_jobs_oldest_seconds") == {("Queued",): 70}
 
 
-def test_what_a_queue_runs_and_what_waits_there_and_why(world: World) -> None:
+def test_running_and_waiting_jobs_of_a_queue(world: World) -> None:
     world.put(
         job("a", "Running", gpus=16),
         job("b", "Queued", gpus=8, reason="Unschedulable"),
@@ -88,7 +88,7 @@ def test_gpu_seconds_of_a_resized_gang(world: World) -> None:
     assert world.values("torchrun_queue_gpu_seconds_total") == {("team", "gpu"): 100}
 
 
-def test_what_ran_under_another_leader_is_not_counted_again(world: World) -> None:
+def test_gpu_seconds_of_another_leader_are_not_counted_again(world: World) -> None:
     world.leads = False
     world.put(job("a", "Running", gpus=8, since=500))
     world.time += 1000
@@ -99,13 +99,13 @@ def test_what_ran_under_another_leader_is_not_counted_again(world: World) -> Non
     assert world.values("torchrun_queue_gpu_seconds_total") == {("team", "gpu"): 16}
 
 
-def test_unfenced_workers_of_jobs_that_are_not_over(world: World) -> None:
+def test_unfenced_workers_of_unfinished_jobs(world: World) -> None:
     world.put(job("a", "Queued", unfenced=2), job("b", "Running", unfenced=1))
     world.put(job("c", "Failed", unfenced=7))
     assert world.values("torchrun_unfenced_workers") == {(): 3}
 
 
-def test_gpus_of_nodes_that_take_pods(world: World) -> None:
+def test_gpus_of_schedulable_nodes(world: World) -> None:
     assert world.values("torchrun_node_gpus") == {}
     world.nodes = [
         node("a", "8"),
@@ -117,7 +117,7 @@ def test_gpus_of_nodes_that_take_pods(world: World) -> None:
     assert world.values("torchrun_node_gpus") == {(): 12}
 
 
-def test_a_queue_that_takes_no_jobs_says_why(world: World) -> None:
+def test_a_queue_that_is_not_ready_has_a_reason(world: World) -> None:
     bad = Condition(type="Ready", status="False", reason="TemplateInvalid")
     good = Condition(type="Ready", status="True", reason="Ready")
     world.put(replace(queue("bad"), status=TorchrunQueueStatus(conditions=(bad,))))
@@ -145,7 +145,7 @@ def test_quota_and_what_is_admitted(world: World) -> None:
     }
 
 
-def test_more_queues_than_have_series_are_one(world: World) -> None:
+def test_queues_beyond_the_limit_share_one_series(world: World) -> None:
     world.put(*(queue(f"q{number}") for number in range(MAX_QUEUES + 5)))
     world.put(job("a", "Running", queue=f"q{MAX_QUEUES + 2}"))
     world.put(job("b", "Running", queue=f"q{MAX_QUEUES + 3}", gpus=1))
@@ -156,7 +156,7 @@ def test_more_queues_than_have_series_are_one(world: World) -> None:
     assert world.values("torchrun_queue_gpu_seconds_total") == {OTHERS: 3}
 
 
-def test_a_place_that_a_queue_gives_back_goes_to_the_first_that_waits(world: World) -> None:
+def test_a_freed_series_goes_to_the_next_queue(world: World) -> None:
     world.put(*(queue(f"q{number}") for number in range(MAX_QUEUES + 2)))
     late = f"q{MAX_QUEUES - 1}"  # the fixture's queue has the first place
     world.put(job("a", "Running", queue=late, gpus=1), job("b", "Running", gpus=1))
@@ -175,7 +175,7 @@ def test_a_place_that_a_queue_gives_back_goes_to_the_first_that_waits(world: Wor
     assert world.values("torchrun_queue_gpu_seconds_total") == spent
 
 
-def test_names_with_the_same_beginning_do_not_make_a_series_twice(world: World) -> None:
+def test_names_that_are_cut_to_the_same_text_share_a_series(world: World) -> None:
     long = "q" * 100
     world.put(queue(long + "a"), queue(long + "b"))
     world.put(job("a", "Running", queue=long + "a"), job("b", "Running", queue=long + "b"))
@@ -193,7 +193,7 @@ def test_reasons_are_bounded(world: World) -> None:
     assert len({reason for _, _, reason in waits}) <= 61
 
 
-def test_time_that_runs_backwards_takes_nothing_back(world: World) -> None:
+def test_a_clock_that_is_set_back_lowers_no_counter(world: World) -> None:
     world.put(job("a", "Running", gpus=8))
     world.time -= 100
     assert world.values("torchrun_queue_gpu_seconds_total") == {}

@@ -40,20 +40,20 @@ class World:
         )
 
 
-def test_none_unless_asked_for() -> None:
+def test_no_series_by_default() -> None:
     world = World(0)
     world.put(job("a", "Running"))
     assert world.shown() == []
 
 
-def test_a_standby_tells_nothing() -> None:
+def test_a_standby_has_no_series() -> None:
     world = World(1)
     world.put(job("a", "Running"))
     world.leads = False
     assert world.shown() == []
 
 
-def test_the_first_that_are_not_over_keep_their_places() -> None:
+def test_the_first_unfinished_jobs_keep_their_series() -> None:
     world = World(2)
     world.put(job("old", "Succeeded"), job("a", "Running"), job("b", None), job("c", "Running"))
     assert world.shown() == ["a", "b"]
@@ -61,7 +61,7 @@ def test_the_first_that_are_not_over_keep_their_places() -> None:
     assert world.shown() == ["a", "b"]
 
 
-def test_one_that_is_over_stays_until_another_needs_its_place() -> None:
+def test_a_finished_job_keeps_its_series_until_another_needs_it() -> None:
     world = World(2)
     world.put(job("a", "Running"), job("b", "Running"))
     world.put(job("a", "Failed"))
@@ -76,7 +76,7 @@ def test_one_that_is_over_stays_until_another_needs_its_place() -> None:
     assert world.shown() == ["d", "e"]
 
 
-def test_what_is_told_of_a_job() -> None:
+def test_the_series_of_a_job() -> None:
     world = World(1)
     made = job("a", "Running", reason="WorkersRunning", gpus=16, since=30)
     status = replace(

@@ -14,7 +14,7 @@ from torchrun_controller.workqueue import WorkQueue
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
-# Dashboards and alerts are written against these: a change here breaks them.
+# Dashboards and alerts use these names. A change here breaks them.
 NAMES = {
     "torchrun_admission_seconds",
     "torchrun_build_info",
@@ -90,7 +90,7 @@ def wired() -> Metrics:
     return metrics
 
 
-def test_the_names_are_stable_and_every_metric_says_what_it_means() -> None:
+def test_names_are_stable_and_every_metric_has_help() -> None:
     found = {family.name: family for family in reference.families()}
     assert set(found) == NAMES
     for family in found.values():
@@ -103,7 +103,7 @@ def test_the_page_of_all_metrics_is_generated() -> None:
     assert page.read_text() == reference.render(), "run: make generate"
 
 
-def test_process_metrics_are_there() -> None:
+def test_process_metrics_exist() -> None:
     names = {family.name for family in parse_text(text(Metrics()))}
     assert {"process_resident_memory_bytes", "process_cpu_seconds", "python_info"} <= names
 
@@ -115,7 +115,7 @@ def test_two_instances_do_not_share_values() -> None:
     assert "torchrun_stale_sync_skips_total 0.0" in text(second)
 
 
-def test_labels_and_values_of_what_is_written() -> None:
+def test_labels_and_values_of_writes() -> None:
     metrics = Metrics()
     metrics.reconciles.labels(controller="job", outcome="Done").inc()
     metrics.reconcile_seconds.labels(controller="job", outcome="Done").observe(0.002)
@@ -144,7 +144,7 @@ def test_labels_and_values_of_what_is_written() -> None:
     assert value("torchrun_reconcile_panics_total") == 1
 
 
-def test_gauges_are_read_off_at_scrape_time() -> None:
+def test_gauges_are_read_at_scrape_time() -> None:
     metrics = Metrics()
     store: list[int] = []
     age, leads = [3.0], [False]
@@ -173,7 +173,7 @@ def test_both_formats_are_rendered_and_parse() -> None:
     assert list(parse_openmetrics(openmetrics.decode()))  # type: ignore[no-untyped-call]
 
 
-def test_a_snapshot_is_rendered_in_a_thread_without_asking_for_values() -> None:
+def test_rendering_in_a_thread_reads_no_values() -> None:
     asked = []
 
     class Asked(Collector):

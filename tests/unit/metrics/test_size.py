@@ -1,4 +1,4 @@
-"""How large /metrics is, and how long it takes, with 10,000 jobs of users who mean no good."""
+"""The size and time of /metrics with 10,000 jobs of hostile users."""
 
 import random
 import time
@@ -31,7 +31,7 @@ PHASES = get_args(Phase)
 
 
 class Crowded(World):
-    """Names as long as Kubernetes takes them, and more queues, reasons and jobs than are shown."""
+    """Names of the maximum length, and more queues, reasons and jobs than have series."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Crowded(World):
 
     def _fill_jobs(self) -> None:
         for number in range(JOBS):
-            # Most are of the queues with series of their own, and they wait for much.
+            # Most jobs are in queues with their own series, and have many reasons to wait.
             own = number % (MAX_QUEUES + 50)
             made = job(
                 f"{number:j>45}",
@@ -122,7 +122,7 @@ class Crowded(World):
         return f"{number:n>63}"
 
 
-def test_it_stays_under_a_megabyte_whatever_users_make() -> None:
+def test_it_stays_under_a_megabyte_with_hostile_names() -> None:
     world = Crowded()
     for accept in ("", OPENMETRICS):
         body = world.metrics.snapshot().render(accept)[0]
@@ -133,8 +133,8 @@ def test_it_stays_under_a_megabyte_whatever_users_make() -> None:
     assert body.count(b"torchrun_queue_waiting_jobs{") >= MAX_WAITS
 
 
-def test_the_event_loop_is_held_up_for_no_longer_than_a_few_loops_over_all_jobs() -> None:
-    """A ratio of CPU times, as machines differ and are busy: 50 ms are some 60 such loops."""
+def test_a_scrape_blocks_the_event_loop_for_a_few_loops_over_all_jobs() -> None:
+    """A ratio of CPU times, because machines differ and are busy: 50 ms are about 60 such loops."""
     world = Crowded()
 
     def best(what: Callable[[], object]) -> float:

@@ -12,7 +12,7 @@ FLAGS = ("--runtime-image", "image", "--metrics-jobs", "1", "--namespaces", "tea
 
 
 def assembled(*flags: str) -> Metrics:
-    """The metrics of a controller whose cache has one job."""
+    """The metrics of a controller with one job in its cache."""
     metrics = Metrics()
     sessions = Sessions(NEVER_SENT, NEVER_SENT, NEVER_SENT, ReadErrors(metrics.observe_request))
     components = assemble(parse([*FLAGS, *flags], {}), sessions, metrics, SYSTEM, "me")
@@ -23,7 +23,7 @@ def assembled(*flags: str) -> Metrics:
     return metrics
 
 
-def test_a_leader_tells_of_the_jobs_that_its_informers_see() -> None:
+def test_a_leader_exports_the_jobs_of_its_caches() -> None:
     metrics = assembled("--leader-election=false")
     value = metrics.registry.get_sample_value
     assert value("torchrun_leader", {"lease": "", "scope": "other,team"}) == 1
@@ -31,7 +31,7 @@ def test_a_leader_tells_of_the_jobs_that_its_informers_see() -> None:
     assert value("torchrun_job_gpus", {"job_namespace": "team", "torchrun_job": "a"}) == 0
 
 
-def test_a_standby_tells_that_it_is_one() -> None:
+def test_a_standby_exports_that_it_does_not_lead() -> None:
     metrics = assembled("--lease-namespace", "system")
     lease = {"lease": "system/torchrun-controller", "scope": "other,team"}
     assert metrics.registry.get_sample_value("torchrun_leader", lease) == 0

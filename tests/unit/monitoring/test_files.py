@@ -1,4 +1,4 @@
-"""Dashboards and alerts, as far as text can tell: `make monitoring` runs them."""
+"""Static checks of dashboards and alerts. `make monitoring` runs them."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ ALERTS = [
     for rule in group["rules"]
 ]
 
-# Of every process, and of Prometheus itself.
+# Metrics of every process, and of Prometheus itself.
 OTHERS = {
     "up": {"job", "app_kubernetes_io_name"},
     "process_start_time_seconds": {"instance"},
@@ -70,7 +70,7 @@ EVERY_QUERY = [
 
 
 def check(expr: str) -> None:
-    """Every metric of a query exists, and has the labels that are asked for."""
+    """Check that every metric of a query exists and has the labels of the query."""
     used: set[str] = set()
     for name, selectors in re.findall(r"([a-zA-Z_]\w*)\{([^}]*)\}", expr):
         bare = re.sub(r'"[^"]*"', '""', selectors)
@@ -82,7 +82,7 @@ def check(expr: str) -> None:
     for word in set(re.findall(r"[a-zA-Z_]\w*", plain)) - WORDS:
         assert word in KNOWN, f"there is no metric {word}"
         used.add(word)
-    assert used, "it asks for nothing"
+    assert used, "the query names no metric"
     assert grouped <= set().union(*(KNOWN[name] for name in used)), f"no label {grouped}"
 
 
@@ -95,13 +95,13 @@ def test_every_metric_and_label_exists(where: str, expr: str) -> None:
     "expr",
     ["sum(torchrun_job)", 'torchrun_jobs{phases="a"}', "sum by (queues) (torchrun_queue_jobs)"],
 )
-def test_a_name_that_is_wrong_is_noticed(expr: str) -> None:
+def test_a_wrong_metric_name_is_detected(expr: str) -> None:
     with pytest.raises(AssertionError):
         check(expr)
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
-def test_every_alert_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> None:
+def test_every_alert_has_a_severity_and_a_runbook(rule: dict[str, Any]) -> None:
     name, annotations = rule["alert"], rule["annotations"]
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
     assert set(annotations) == {"summary", "description", "runbook_url"}
@@ -111,7 +111,7 @@ def test_every_alert_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> 
         assert f"- **{part}:**" in section, f"docs/runbooks.md: {name} lacks {part}"
 
 
-def test_no_runbook_is_of_an_alert_that_is_gone() -> None:
+def test_every_runbook_has_an_alert() -> None:
     assert re.findall(r"^### (\w+)$", RUNBOOKS, re.M) == [rule["alert"] for rule in ALERTS]
 
 

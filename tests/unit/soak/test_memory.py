@@ -1,4 +1,4 @@
-"""What a soak calls flat."""
+"""When a soak test calls memory flat."""
 
 import random
 
@@ -9,7 +9,7 @@ from soak.memory import EVERY, Sample
 
 
 def hour(growth: float, *, noise: float = 0.5, seed: int = 1) -> list[Sample]:
-    """Samples of an hour whose memory grows so many MiB in it; neighbours are alike."""
+    """Samples of one hour in which memory grows by some MiB, with correlated noise."""
     chance, wave, samples = random.Random(seed), 0.0, []
     for number in range(round(3600 / EVERY)):
         at = number * EVERY
@@ -24,7 +24,7 @@ def test_noise_alone_is_flat(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_leak_is_not(seed: int) -> None:
+def test_a_leak_is_not_flat(seed: int) -> None:
     assert not memory.trend(hour(6, seed=seed)).is_flat
 
 

@@ -1,4 +1,4 @@
-"""That a soak sees what it is there to see."""
+"""A soak test detects each violation."""
 
 from typing import Any
 
@@ -45,19 +45,19 @@ def test_a_second_job_for_an_attempt(verdict: Verdict) -> None:
     assert verdict.wrong == ["team: attempt 0 of a has 2 Jobs"]
 
 
-def test_a_terminal_phase_that_is_left(verdict: Verdict) -> None:
+def test_a_terminal_phase_that_changes(verdict: Verdict) -> None:
     verdict._job(job("Succeeded"), False)
     verdict._job(job("Queued"), False)
     assert verdict.wrong == ["team: a leaves Succeeded for Queued"]
 
 
-def test_an_attempt_that_goes_back(verdict: Verdict) -> None:
+def test_an_attempt_number_that_decreases(verdict: Verdict) -> None:
     verdict._job(job("Running", 2), False)
     verdict._job(job("Running", 1), False)
     assert verdict.wrong == ["team: a goes back from attempt 2 to 1"]
 
 
-def test_two_gangs_at_work(verdict: Verdict) -> None:
+def test_two_running_gangs(verdict: Verdict) -> None:
     verdict._pod(pod("1", 0), False)
     verdict._pod(pod("2", 0), False)
     verdict._one_gang_at_a_time()
@@ -68,7 +68,7 @@ def test_two_gangs_at_work(verdict: Verdict) -> None:
     assert "two gangs" in verdict.wrong[0]
 
 
-def test_a_quota_that_is_overdrawn(verdict: Verdict) -> None:
+def test_an_exceeded_quota(verdict: Verdict) -> None:
     for number in range(5):
         verdict._quota()
         verdict._job(job("Running", name=f"job-{number}", admitted="True"), False)

@@ -1,4 +1,4 @@
-"""Frames and pages: what decodes, and what is saved of that which does not."""
+"""Decoding of frames and pages, and what remains of invalid ones."""
 
 import json
 
@@ -60,7 +60,7 @@ def test_an_error() -> None:
 
 
 @pytest.mark.parametrize(("asked", "seconds"), [(10**400, 600.0), (-(10**400), None)])
-def test_no_number_is_too_large_to_wait_for(asked: int, seconds: float | None) -> None:
+def test_a_huge_retry_after_is_accepted(asked: int, seconds: float | None) -> None:
     busy = PODS.frame(error(429, "TooManyRequests", "busy", asked))
     assert busy == ServerError(429, "TooManyRequests", "busy", seconds)
 
@@ -83,26 +83,26 @@ def test_type_may_come_after_object() -> None:
     ],
     ids=["field", "type", "deletion", "version", "truncated", "utf-8", "nesting"],
 )
-def test_what_cannot_be_decoded_is_named(line: bytes) -> None:
+def test_an_undecodable_object_is_named(line: bytes) -> None:
     fault = PODS.frame(line)
     assert isinstance(fault, Faulted)
     assert fault.key == ("team-a", "a")
     assert fault.message
 
 
-def test_a_fault_says_where_it_is() -> None:
+def test_a_fault_has_the_path_of_the_field() -> None:
     fault = PODS.frame(frame("ADDED", pod("a", 5, spec={"nodeName": 3})))
     assert fault == Faulted(("team-a", "a"), "Expected `str`, got `int` - at `$.spec.nodeName`")
 
 
-def test_a_version_that_is_no_number_is_said() -> None:
+def test_an_invalid_resource_version_is_reported() -> None:
     fault = PODS.frame(frame("ADDED", pod("a", 5)).replace(b'"5"', b'"five"'))
     assert fault == Faulted(("team-a", "a"), "metadata.resourceVersion 'five' is not a number")
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=60))
-def test_no_bytes_are_too_bad(line: bytes) -> None:
+def test_any_bytes_decode_or_are_a_fault(line: bytes) -> None:
     assert isinstance(PODS.frame(line), Faulted)
     with pytest.raises(NotAList):
         PODS.page(line)
@@ -110,7 +110,7 @@ def test_no_bytes_are_too_bad(line: bytes) -> None:
 
 @settings(deadline=None)
 @given(st.data())
-def test_no_damage_is_too_bad(data: st.DataObject) -> None:
+def test_any_damaged_frame_decodes_or_is_a_fault(data: st.DataObject) -> None:
     line = bytearray(frame("ADDED", pod("a", 5)))
     for _ in range(data.draw(st.integers(1, 5))):
         line[data.draw(st.integers(0, len(line) - 1))] = data.draw(st.integers(0, 255))
@@ -118,7 +118,7 @@ def test_no_damage_is_too_bad(data: st.DataObject) -> None:
 
 
 class TestSpecThatDoesNotDecode:
-    """The object stays, with the reason on it, so that a condition can be set on it."""
+    """The object stays in the store with the fault, so that a condition can report it."""
 
     def test_keeps_metadata_and_status(self) -> None:
         event = JOBS.frame(frame("ADDED", job({"command": 5}, status={"phase": "Running"})))
@@ -132,18 +132,18 @@ class TestSpecThatDoesNotDecode:
         "field", ["attempt", "restarts", "runningSeconds", "workspaceRevision"]
     )
     @pytest.mark.parametrize("number", [-1, 2**63 - 1])
-    def test_gives_up_a_status_with_more_than_there_can_be(self, field: str, number: int) -> None:
+    def test_drops_a_status_beyond_its_limits(self, field: str, number: int) -> None:
         event = JOBS.frame(frame("ADDED", job({}, status={field: number})))
         assert isinstance(event, Upserted)
         assert f"$.status.{field}" in event.object.invalid
 
-    def test_gives_up_a_status_that_does_not_decode_either(self) -> None:
+    def test_drops_a_status_that_does_not_decode(self) -> None:
         event = JOBS.frame(frame("ADDED", job({"command": 5}, status={"attempt": "x"})))
         assert isinstance(event, Upserted)
         assert event.object.status == TorchrunJob().status
         assert "$.spec.command" in event.object.invalid
 
-    def test_names_the_status_where_that_is_it(self) -> None:
+    def test_names_the_status_if_it_is_the_fault(self) -> None:
         event = JOBS.frame(frame("ADDED", job({"command": "x"}, status={"attempt": "x"})))
         assert isinstance(event, Upserted)
         assert "$.status.attempt" in event.object.invalid
@@ -152,12 +152,12 @@ class TestSpecThatDoesNotDecode:
         line = frame("ADDED", {**job({"command": 5}), "metadata": {"name": "run", "labels": 3}})
         assert isinstance(JOBS.frame(line), Faulted)
 
-    def test_queues_too(self) -> None:
+    def test_invalid_queues_stay_as_well(self) -> None:
         event = Codec(TorchrunQueue).frame(frame("ADDED", job({"nodeResources": "many"})))
         assert isinstance(event, Upserted)
         assert "$.spec.nodeResources" in event.object.invalid
 
-    def test_is_never_read_off_the_wire(self) -> None:
+    def test_the_fault_is_not_encoded(self) -> None:
         assert b"invalid" not in msgspec.json.encode(TorchrunJob())
 
 
@@ -171,7 +171,7 @@ def test_a_page_without_items() -> None:
     assert PODS.page(b'{"metadata":{"resourceVersion":"9"},"items":null}').objects == []
 
 
-def test_one_bad_object_of_a_page_costs_itself_alone() -> None:
+def test_one_bad_object_of_a_page_does_not_affect_others() -> None:
     bad = pod("b", 4, status={"phase": "a phase that nobody knows"})
     got = PODS.page(page([pod("a", 3), bad, pod("c", 5)], 9))
     assert [obj.metadata.name for obj in got.objects] == ["a", "c"]
@@ -195,7 +195,7 @@ def test_a_page_of_jobs_keeps_the_invalid_one() -> None:
     ],
     ids=["html", "status", "truncated", "version", "empty"],
 )
-def test_a_page_that_is_no_list(body: bytes) -> None:
+def test_an_invalid_page(body: bytes) -> None:
     with pytest.raises(NotAList):
         PODS.page(body)
 
@@ -208,7 +208,7 @@ def test_a_page_that_is_no_list(body: bytes) -> None:
         (b'{"type":"ADDED"', ("", "")),
     ],
 )
-def test_identity_out_of_broken_json(text: bytes, key: tuple[str, str]) -> None:
+def test_the_identity_is_read_from_broken_json(text: bytes, key: tuple[str, str]) -> None:
     assert identity_of(text) == key
 
 

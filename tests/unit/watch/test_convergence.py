@@ -1,8 +1,8 @@
-"""Whatever the server does and however the network cuts it: the store holds the server's state.
+"""The store converges to the state of the server under random faults of server and network.
 
-A model of an API server mutates, compacts, refuses and breaks off as hypothesis bids. At every
-moment the store equals the server's state at the store's resourceVersion; and once the server
-behaves, the store reaches the newest.
+Hypothesis lets a model of an API server mutate, compact, refuse and disconnect. At any time the
+store equals the state of the server at the resourceVersion of the store. Without further faults, it
+reaches the newest version.
 """
 
 import itertools
@@ -37,7 +37,7 @@ State = dict[str, str]  # name to resourceVersion
 
 
 class Server:
-    """Objects, their history, and the versions that are still known."""
+    """Objects, their history, and the versions that are not compacted."""
 
     def __init__(self) -> None:
         self.version = 10
@@ -68,7 +68,7 @@ class Server:
 
 
 class World:
-    """Drives a watcher against the server and applies what it says to a store."""
+    """Runs a watcher against the server and applies its events to a store."""
 
     def __init__(self, data: st.DataObject) -> None:
         self.data = data
@@ -175,7 +175,7 @@ class World:
                     yield error(int(code), "Whatever")
 
     def chunks(self, lines: Iterator[bytes]) -> Iterator[bytes]:
-        """Cut at random places, and perhaps in the middle of a last line."""
+        """Cut at random places, possibly within the last line."""
         rest = b""
         for line in lines:
             rest += line

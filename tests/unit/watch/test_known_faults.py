@@ -1,4 +1,4 @@
-"""The known faults of Python watchers, by name."""
+"""Faults of other Python watchers, each by its name."""
 
 import pytest
 
@@ -42,7 +42,7 @@ class TestKnownFaults:
             fresh.receive(error(410, "Expired"), now)
         assert requests <= 60
 
-    def test_no_hot_loop_on_watches_that_end_at_once(self) -> None:
+    def test_watches_that_end_at_once_are_no_hot_loop(self) -> None:
         watch, now, requests = watching(), 0.0, 0
         watch.closed(now)
         while now < 600:
@@ -59,7 +59,7 @@ class TestKnownFaults:
             watch.closed(now)
         assert requests <= 30
 
-    def test_reconnect_during_the_initial_events_starts_afresh(self) -> None:
+    def test_reconnect_during_the_initial_events_starts_again(self) -> None:
         fresh = streaming()
         fresh.next(0)
         fresh.opened(0)
@@ -69,7 +69,7 @@ class TestKnownFaults:
         (synced,) = fresh.page(page([pod("old", 3)], 100), 60)
         assert names(synced) == ["old"]
 
-    def test_truncated_last_line_is_left_to_the_next_watch(self) -> None:
+    def test_a_truncated_last_line_comes_with_the_next_watch(self) -> None:
         watch = watching()
         assert watch.receive(frame("ADDED", pod("a", 11))[:-20], 1) == []
         assert watch.closed(300) == []
@@ -96,7 +96,7 @@ class TestKnownFaults:
         event = interrupted(watch.receive(error(code, "Any") + frame("ADDED", pod("a", 11)), 5))
         assert (event.delay, event.relist) == (0.8, True)
         assert isinstance(watch.next(5), Wait)
-        assert query(watch, 60) == {"limit": "500"}  # a new list
+        assert query(watch, 60) == {"limit": "500"}  # starts a new list
 
     def test_one_bad_object_does_not_stop_its_kind(self) -> None:
         events = watching().receive(
@@ -104,7 +104,7 @@ class TestKnownFaults:
         )
         assert [type(event) for event in events] == [Faulted, Upserted]
 
-    def test_garbage_is_no_sign_of_life(self) -> None:
+    def test_garbage_does_not_reset_the_backoff(self) -> None:
         watch = watching()
         watch.closed(300)
         watch.next(300)

@@ -1,4 +1,4 @@
-"""Lines out of bytes: however the network cuts them, the same lines come out."""
+"""Chunks of bytes become the same lines, wherever the network cuts them."""
 
 import itertools
 
@@ -36,7 +36,7 @@ def test_any_chunking_gives_the_same_lines(
     st.lists(st.integers(min_value=0, max_value=30), max_size=6),
     st.lists(st.integers(min_value=0), max_size=12),
 )
-def test_a_line_over_the_limit_costs_itself_alone(sizes: list[int], cuts: list[int]) -> None:
+def test_a_line_over_the_limit_does_not_affect_others(sizes: list[int], cuts: list[int]) -> None:
     lines = [bytes([65 + number]) * size for number, size in enumerate(sizes)]
     text = b"".join(line + b"\n" for line in lines)
 
@@ -47,7 +47,7 @@ def test_a_line_over_the_limit_costs_itself_alone(sizes: list[int], cuts: list[i
         if len(line) <= 10:
             assert got == line
         else:
-            # At least as much as the limit is kept, so that the object's name can be read.
+            # The first bytes, up to the limit, stay: the name of the object is read from them.
             assert isinstance(got, Overlong)
             assert len(got.head) > 10
             assert line.startswith(got.head)

@@ -1,4 +1,4 @@
-"""The state machine, state by state."""
+"""The state machine of list and watch, state by state."""
 
 import pytest
 
@@ -65,7 +65,7 @@ class TestStreamListing:
         assert query(fresh) == {**selectors, "limit": "500"}
         assert selectors.items() <= query(to_the_stream(fresh)).items()
 
-    def test_hands_nothing_on_before_the_end(self) -> None:
+    def test_emits_nothing_before_the_end_of_the_list(self) -> None:
         fresh = streaming()
         fresh.next(0)
         fresh.opened(0)
@@ -75,7 +75,7 @@ class TestStreamListing:
         assert (names(synced), synced.resource_version) == (["a", "b"], 9)
         assert fresh.state is State.WATCHING
 
-    def test_takes_in_what_happens_meanwhile(self) -> None:
+    def test_includes_changes_during_the_list(self) -> None:
         fresh = streaming()
         fresh.next(0)
         fresh.opened(0)
@@ -86,7 +86,7 @@ class TestStreamListing:
         assert isinstance(synced, Synced)
         assert [obj.metadata.labels.attempt for obj in synced.objects] == ["1"]
 
-    def test_goes_on_watching_the_same_stream(self) -> None:
+    def test_watches_on_the_same_stream(self) -> None:
         fresh = streaming()
         fresh.next(0)
         fresh.opened(0)
@@ -94,7 +94,7 @@ class TestStreamListing:
         assert isinstance(synced, Synced)
         assert isinstance(upserted, Upserted)
 
-    def test_keeps_apart_what_exists_and_cannot_be_read(self) -> None:
+    def test_lists_unreadable_objects_separately(self) -> None:
         fresh = streaming()
         fresh.next(0)
         fresh.opened(0)
@@ -107,7 +107,7 @@ class TestStreamListing:
         assert synced.unreadable == {("team-a", "a")}
 
     @pytest.mark.parametrize("status", [400, 422, 501])
-    def test_refused_by_an_old_server_falls_back_to_pages_for_good(self, status: int) -> None:
+    def test_refused_by_an_old_server_falls_back_to_pages_permanently(self, status: int) -> None:
         fresh = streaming()
         fresh.next(0)
         assert fresh.failed(Failure("forbidden", status), 0) == []
@@ -126,7 +126,7 @@ class TestStreamListing:
         assert isinstance(fresh.next(0), FetchPage)
 
     @pytest.mark.parametrize("how", ["closed", "broken"])
-    def test_that_does_not_end_is_followed_by_pages_once(self, how: str) -> None:
+    def test_an_unfinished_stream_is_followed_by_pages_once(self, how: str) -> None:
         fresh = streaming()
         fresh.next(0)
         fresh.opened(0)
@@ -141,7 +141,7 @@ class TestStreamListing:
         fresh.failed(EXPIRED, 60)
         to_the_stream(fresh, 100)
 
-    def test_not_reached_is_tried_again(self) -> None:
+    def test_an_unreachable_server_is_retried(self) -> None:
         fresh = streaming()
         fresh.next(0)
         assert interrupted(fresh.failed(UNREACHED, 0)).relist
@@ -149,7 +149,7 @@ class TestStreamListing:
 
 
 class TestListing:
-    def test_comes_first_and_is_enough_where_it_is_short(self) -> None:
+    def test_a_short_list_needs_one_page(self) -> None:
         fresh = watcher()
         assert fresh.next(0) == FetchPage({"limit": "500"}, 60.0)
         for number in range(3):
@@ -190,12 +190,12 @@ class TestListing:
         (synced,) = fresh.page(page([pod("b", 4)], 9), 60)
         assert names(synced) == ["b"]
 
-    def test_a_page_that_is_no_list_backs_off(self) -> None:
+    def test_an_invalid_page_backs_off(self) -> None:
         event = interrupted(listing().page(b"<html>Please log in</html>", 0))
         assert (event.reason, event.relist) == ("NotAList", True)
         assert "the answer to a list of pods is not a Kubernetes list" in event.message
 
-    def test_a_bad_object_is_reported_on_its_page_and_known_to_exist(self) -> None:
+    def test_an_unreadable_object_is_reported_and_known_to_exist(self) -> None:
         fresh = listing()
         (fault,) = fresh.page(page([pod("a", 3, status=4)], 9, token="t1"), 0)
         assert isinstance(fault, Faulted)
@@ -212,7 +212,7 @@ class TestWatching:
         assert isinstance(events[0], Upserted)
         assert events[1:] == [Bookmarked(12), Deleted(("team-a", "a"), 13)]
 
-    def test_clean_end_goes_on_from_the_last_version(self) -> None:
+    def test_a_clean_end_resumes_from_the_last_version(self) -> None:
         watch = watching()
         watch.receive(frame("ADDED", pod("a", 11)) + bookmark(15), 1)
         assert watch.closed(300) == []
@@ -223,19 +223,19 @@ class TestWatching:
             "resourceVersion": "15",
         }
 
-    def test_breaking_off_goes_on_from_the_last_version_at_once(self) -> None:
+    def test_a_broken_connection_resumes_from_the_last_version_at_once(self) -> None:
         watch = watching()
         event = interrupted(watch.failed(UNREACHED, 300))
         assert (event.reason, event.delay, event.relist) == ("Broken", 0, False)
         assert query(watch, 300)["resourceVersion"] == "10"
 
-    def test_silence_is_told_apart_and_goes_on_at_once(self) -> None:
+    def test_silence_is_reported_and_resumes_at_once(self) -> None:
         watch = watching()
         event = interrupted(watch.failed(SILENT, 300))
         assert (event.reason, event.delay, event.relist) == (Interrupted.SILENT, 0, False)
         assert query(watch, 300)["resourceVersion"] == "10"
 
-    def test_a_list_that_comes_by_a_silent_stream_is_broken(self) -> None:
+    def test_a_silent_stream_interrupts_its_list(self) -> None:
         watch = streaming()
         watch.next(0)
         watch.opened(0)
@@ -243,14 +243,14 @@ class TestWatching:
         assert (event.reason, event.relist) == ("Broken", True)
         assert event.delay > 0
 
-    def test_short_life_without_event_is_an_error(self) -> None:
+    def test_a_short_watch_without_events_is_an_error(self) -> None:
         watch = watching()
         watch.closed(300)
         watch.next(300)
         watch.opened(300)
         assert interrupted(watch.closed(300.9)).relist
 
-    def test_short_life_with_an_event_waits_and_goes_on(self) -> None:
+    def test_a_short_watch_with_an_event_waits_and_resumes(self) -> None:
         watch = watching()
         watch.receive(frame("ADDED", pod("a", 11)), 0.5)
         event = interrupted(watch.closed(0.9))
@@ -261,7 +261,7 @@ class TestWatching:
         ("failure", "reason"),
         [(UNREACHED, "Unreached"), (Failure("busy", 429), "Throttled")],
     )
-    def test_a_busy_or_unreachable_server_is_asked_for_the_same_again(
+    def test_a_busy_or_unreachable_server_gets_the_same_request_again(
         self, failure: Failure, reason: str
     ) -> None:
         watch = watching()
@@ -273,7 +273,7 @@ class TestWatching:
         assert query(watch, 301)["resourceVersion"] == "10"
 
     @pytest.mark.parametrize(("status", "reason"), [(410, "Expired"), (500, "Refused")])
-    def test_any_other_refusal_is_a_new_list(self, status: int, reason: str) -> None:
+    def test_any_other_refusal_starts_a_new_list(self, status: int, reason: str) -> None:
         watch = watching()
         watch.closed(300)
         watch.next(300)
@@ -281,14 +281,14 @@ class TestWatching:
         assert (event.reason, event.delay, event.relist) == (reason, 0.8, True)
         assert "resourceVersion" not in query(watch, 301)
 
-    def test_retry_after_is_heeded_within_reason(self) -> None:
+    def test_retry_after_is_honoured_up_to_a_limit(self) -> None:
         for asked, got in ((7.0, 7.0), (0.1, 0.8), (86400.0, 60.0)):
             watch = watching()
             watch.closed(300)
             watch.next(300)
             assert interrupted(watch.failed(Failure("busy", 429, asked), 300)).delay == got
 
-    def test_retry_after_of_an_error_in_the_stream_is_heeded(self) -> None:
+    def test_retry_after_of_an_error_event_is_honoured(self) -> None:
         events = watching().receive(error(429, "TooManyRequests", "busy", 5), 1)
         assert interrupted(events).delay == 5.0
 
@@ -308,7 +308,7 @@ class TestBackoff:
         assert interrupted(fresh.failed(UNREACHED, 0)).delay == pytest.approx(1.2)
 
     @pytest.mark.parametrize(("lasted", "delay"), [(29.0, 1.6), (31.0, 0.8)])
-    def test_is_short_again_after_a_watch_that_lasted(self, lasted: float, delay: float) -> None:
+    def test_resets_after_a_long_watch(self, lasted: float, delay: float) -> None:
         fresh = watcher()
         fresh.next(0)
         fresh.failed(UNREACHED, 0)
@@ -319,7 +319,7 @@ class TestBackoff:
         fresh.next(5 + lasted)
         assert interrupted(fresh.failed(UNREACHED, 5 + lasted)).delay == delay
 
-    def test_a_watch_goes_on_soon_after_a_server_that_was_away_for_long(self) -> None:
+    def test_a_watch_resumes_soon_after_a_long_outage(self) -> None:
         watch, now, delays = watching(), 100.0, []
         watch.failed(UNREACHED, now)
         for _ in range(8):
@@ -330,14 +330,14 @@ class TestBackoff:
         watch.next(now)
         assert interrupted(watch.failed(EXPIRED, now)).delay == 0.8
 
-    def test_time_without_a_watch_is_no_health(self) -> None:
+    def test_time_without_a_watch_does_not_reset_the_backoff(self) -> None:
         fresh = watcher()
         fresh.next(0)
         fresh.failed(UNREACHED, 0)
         fresh.next(500)
         assert interrupted(fresh.failed(UNREACHED, 500)).delay == 1.6
 
-    def test_a_server_that_is_away_once_a_minute_is_heard_soon_again(self) -> None:
+    def test_short_outages_once_a_minute_do_not_add_up(self) -> None:
         fresh, now, longest = watcher(), 0.0, 0.0
         fresh.next(now)
         fresh.opened(now)

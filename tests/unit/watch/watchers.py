@@ -1,4 +1,4 @@
-"""Watchers in the states that tests begin with."""
+"""Watchers in the states from which tests start."""
 
 from frames import page, pod
 from torchrun_api.core import Pod
@@ -24,7 +24,7 @@ def watcher(random: float = 0.0, max_line: int = 2**20) -> Watcher[Pod]:
 
 
 def to_the_stream(watch: Watcher[Pod], now: float = 0) -> Watcher[Pod]:
-    """Past the pages after which a list is long."""
+    """Serve enough pages that the watcher switches to a streamed list."""
     for number in range(4):
         assert isinstance(watch.next(now), FetchPage)
         assert watch.page(page([pod("old", 3)], 9, token=f"t{number}"), now) == []
@@ -33,12 +33,12 @@ def to_the_stream(watch: Watcher[Pod], now: float = 0) -> Watcher[Pod]:
 
 
 def streaming(random: float = 0.0, max_line: int = 2**20) -> Watcher[Pod]:
-    """About to stream a list, the pages before which have shown that it is long."""
+    """A watcher that is about to stream a long list."""
     return to_the_stream(watcher(random, max_line))
 
 
 def listing() -> Watcher[Pod]:
-    """At its first page, after the server refused to stream a list."""
+    """A watcher at its first page, after the server refused to stream a list."""
     fresh = streaming()
     fresh.next(0)
     assert fresh.failed(Failure("sendInitialEvents is forbidden", 422), 0) == []
@@ -46,7 +46,7 @@ def listing() -> Watcher[Pod]:
 
 
 def watching(version: int = 10) -> Watcher[Pod]:
-    """On an open watch, opened at 0, whose list has just come in."""
+    """A watcher with a complete list, on a watch that was opened at time 0."""
     fresh = watcher()
     fresh.next(0)
     fresh.page(page([], version), 0)

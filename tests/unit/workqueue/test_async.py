@@ -1,4 +1,4 @@
-"""The async face: waiting without polling, and no lost wake-up."""
+"""The async queue waits without polling and loses no wake-up."""
 
 import asyncio
 import random
@@ -106,7 +106,7 @@ async def test_a_taker_cancelled_while_asleep_does_not_swallow_an_add() -> None:
     second = asyncio.create_task(queue.take())
     await settle()
     first.cancel()
-    queue.add("a")  # before the cancelled task has run
+    queue.add("a")  # before the cancelled task runs
     assert await second == "a"
     assert first.cancelled()
 
@@ -150,7 +150,7 @@ async def test_shutdown_ends_every_taker_after_the_last_key() -> None:
 
 
 @in_virtual_time
-async def test_shutdown_hands_out_what_waits() -> None:
+async def test_shutdown_hands_out_waiting_keys() -> None:
     queue: AsyncWorkQueue[str] = AsyncWorkQueue(loop_clock())
     queue.add("a")
     assert await queue.take() == "a"
@@ -185,7 +185,7 @@ async def test_a_busy_taker_lets_others_run() -> None:
 
 
 async def churn(seed: int) -> None:
-    """Producers, workers that are cancelled at random, deadlines: every add must be answered."""
+    """Producers, deadlines and randomly cancelled workers: every added key must be processed."""
     chance = random.Random(seed)
     queue: AsyncWorkQueue[int] = AsyncWorkQueue(asyncio.get_running_loop().time)
     wanted: Counter[int] = Counter()
@@ -198,7 +198,7 @@ async def churn(seed: int) -> None:
             key = await queue.take()
             assert key not in busy
             busy.add(key)
-            seen[key] = wanted[key]  # what was asked for when the work began
+            seen[key] = wanted[key]  # adds before the work began
             try:
                 for _ in range(chance.randrange(3)):
                     await asyncio.sleep(0)

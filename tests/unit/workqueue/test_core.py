@@ -1,4 +1,4 @@
-"""The synchronous core, one promise of the contract at a time."""
+"""The synchronous core: one test for each guarantee of the contract."""
 
 import pytest
 
@@ -66,7 +66,7 @@ def test_a_key_is_not_handed_out_twice_at_once(queue: WorkQueue[str]) -> None:
     assert queue.get() is None
 
 
-def test_a_marked_key_joins_the_end_of_its_line(queue: WorkQueue[str]) -> None:
+def test_a_marked_key_joins_the_end_of_its_priority(queue: WorkQueue[str]) -> None:
     queue.add("a")
     queue.get()
     queue.add("a")
@@ -75,7 +75,7 @@ def test_a_marked_key_joins_the_end_of_its_line(queue: WorkQueue[str]) -> None:
     assert drain(queue) == ["b", "a"]
 
 
-def test_giving_back_what_was_not_taken_is_an_error(queue: WorkQueue[str]) -> None:
+def test_done_without_get_is_an_error(queue: WorkQueue[str]) -> None:
     queue.add("a")
     with pytest.raises(KeyError):
         queue.done("a")
@@ -99,14 +99,14 @@ def test_an_add_with_a_higher_priority_raises_a_waiting_key(queue: WorkQueue[str
     assert drain(queue) == ["x", "b", "a", "c"]
 
 
-def test_raising_the_only_key_of_a_line(queue: WorkQueue[str]) -> None:
+def test_raising_the_only_key_of_a_priority(queue: WorkQueue[str]) -> None:
     queue.add("a", INITIAL)
     queue.add("a")
     queue.add("b", INITIAL)
     assert drain(queue) == ["a", "b"]
 
 
-def test_a_marked_key_comes_back_at_the_highest_priority_asked_for(queue: WorkQueue[str]) -> None:
+def test_a_marked_key_returns_with_its_highest_priority(queue: WorkQueue[str]) -> None:
     queue.add("a", INITIAL)
     queue.get()
     queue.add("a", INITIAL)
@@ -221,9 +221,7 @@ def test_ten_thousand_failures_do_not_overflow(clock: Clock) -> None:
     assert queue.failures("a") == 10_000
 
 
-def test_a_wait_that_the_server_asks_for_is_a_failure_like_others(
-    queue: WorkQueue[str], clock: Clock
-) -> None:
+def test_a_retry_after_counts_as_a_failure(queue: WorkQueue[str], clock: Clock) -> None:
     waits = []
     for _ in range(10):
         queue.add_rate_limited("a", at_least=1.0)
@@ -236,18 +234,14 @@ def test_a_wait_that_the_server_asks_for_is_a_failure_like_others(
     assert queue.failures("a") == 10
 
 
-def test_waits_that_the_server_asks_for_leave_the_bucket_to_others(
-    queue: WorkQueue[str], clock: Clock
-) -> None:
+def test_a_retry_after_takes_no_token(queue: WorkQueue[str], clock: Clock) -> None:
     for number in range(200):
         queue.add_rate_limited(f"key-{number}", at_least=1.0)
     queue.add_rate_limited("another")
     assert queue.next_ready() == pytest.approx(0.005)
 
 
-def test_retain_drops_what_waits_and_deadlines_of_what_is_gone(
-    queue: WorkQueue[str], clock: Clock
-) -> None:
+def test_retain_drops_keys_and_deadlines(queue: WorkQueue[str], clock: Clock) -> None:
     queue.add("gone")
     queue.add("low and gone", INITIAL)
     queue.add_after("late and gone", 1)
@@ -260,10 +254,10 @@ def test_retain_drops_what_waits_and_deadlines_of_what_is_gone(
     clock.now += 3
     assert drain(queue) == ["late"]
     queue.add("gone")
-    assert drain(queue) == ["gone"], "it may come again"
+    assert drain(queue) == ["gone"], "it can be added again"
 
 
-def test_retain_leaves_alone_what_is_being_processed(queue: WorkQueue[str]) -> None:
+def test_retain_leaves_processed_keys_alone(queue: WorkQueue[str]) -> None:
     queue.add("gone")
     assert queue.get() == "gone"
     queue.add("gone")
@@ -333,7 +327,7 @@ def test_shutdown_ignores_adds_and_drops_deadlines(queue: WorkQueue[str], clock:
     assert queue.failures("c") == 0
 
 
-def test_shutdown_still_hands_out_what_waits_and_what_was_marked(queue: WorkQueue[str]) -> None:
+def test_shutdown_still_hands_out_waiting_and_marked_keys(queue: WorkQueue[str]) -> None:
     queue.add("a")
     assert queue.get() == "a"
     queue.add("a")
@@ -345,7 +339,7 @@ def test_shutdown_still_hands_out_what_waits_and_what_was_marked(queue: WorkQueu
     assert queue.get() == "a"
 
 
-def test_unfinished_work_is_summed_up(queue: WorkQueue[str], clock: Clock) -> None:
+def test_unfinished_work_is_summed(queue: WorkQueue[str], clock: Clock) -> None:
     assert queue.unfinished() == (0.0, 0.0)
     queue.add("a")
     queue.add("b")
@@ -358,7 +352,7 @@ def test_unfinished_work_is_summed_up(queue: WorkQueue[str], clock: Clock) -> No
     assert queue.unfinished() == (1.0, 1.0)
 
 
-def test_the_observer_is_told_of_everything(clock: Clock) -> None:
+def test_the_observer_sees_every_change(clock: Clock) -> None:
     class Log:
         def __init__(self) -> None:
             self.lines: list[tuple[str, float]] = []

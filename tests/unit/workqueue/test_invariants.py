@@ -1,4 +1,4 @@
-"""Any sequence of calls, compared with a model that is too simple to be wrong."""
+"""Random sequences of calls, compared with a simple model."""
 
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -16,7 +16,7 @@ class QueueMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.queue: WorkQueue[str] = WorkQueue(lambda: self.now)
-        self.waiting: list[tuple[int, str]] = []  # in the order of arrival at that priority
+        self.waiting: list[tuple[int, str]] = []  # in order of arrival at this priority
         self.marked: dict[str, int] = {}
         self.processing: set[str] = set()
         self.deadlines: dict[str, tuple[float, int]] = {}
@@ -49,7 +49,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(key=KEYS, seconds=SECONDS, priority=PRIORITIES)
     def add_after(self, key: str, seconds: float, priority: int) -> None:
-        self.now += 2**-20  # no two deadlines alike: their order is not promised
+        self.now += 2**-20  # distinct deadlines: the order of equal ones is undefined
         self.queue.add_after(key, seconds, priority)
         if self.down:
             return
