@@ -25,11 +25,12 @@ LAG = timedelta(seconds=150)
 OVERCHARGED = timedelta(seconds=300)
 
 
-# What a message asks people for, or the scheduler's own word on nodes that may come.
+# What ends a wait: a sentence that tells the user what to do, a command, or nodes for the scheduler.
 ADVICE = re.compile(
-    r"\b(ask for|choose|create|delete|fix|free|increase|install|kubectl|lower|nodes? available"
-    r"|raise|remove|request (less|fewer|smaller)|set|submit|taint|upload)\b",
-    re.IGNORECASE,
+    r"(?:^|[.)] )(?:Change|Choose|Correct|Create|Delete|Enable|Fix|Increase|Install|Lower|Remove|Request"
+    r"|Set|Submit|Upload|Use) "
+    r"|\bkubectl [a-z]+ "
+    r"|\b\d+/\d+ nodes? available\b"
 )
 
 
@@ -212,7 +213,7 @@ class Ledger:
                 self._report(f"{name} counts {counted} of {failed} failures")
 
     def _has_way_out(self, job: Body) -> bool:
-        """Whether the message of a waiting job names a remedy, or the job waits for others that run."""
+        """Whether the message of a waiting job says what ends the wait, or other jobs still run."""
         others = (
             other
             for other in self._store.bodies(TORCHRUN_JOBS)
