@@ -120,7 +120,7 @@ modes = pytest.mark.parametrize(
 @modes
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_is_told_and_the_second_ends(
+def test_the_first_signal_is_handled_and_the_second_ends_the_process(
     mode: str, loop: str, number: signal.Signals
 ) -> None:
     with started(mode, loop) as process:
@@ -145,7 +145,7 @@ def test_a_signal_wakes_the_loop_that_polls(mode: str, loop: str) -> None:
 
 
 @modes
-def test_the_end_takes_the_time_that_it_needs(mode: str) -> None:
+def test_the_shutdown_is_not_interrupted(mode: str) -> None:
     with started(mode) as process:
         process.go_on()
         process.expect("waits")
@@ -157,7 +157,7 @@ def test_the_end_takes_the_time_that_it_needs(mode: str) -> None:
 
 @modes
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_one_that_comes_before_there_is_anything_to_end_is_not_lost(mode: str, loop: str) -> None:
+def test_an_early_signal_is_not_lost(mode: str, loop: str) -> None:
     with started(mode, loop) as process:
         process.send(signal.SIGTERM)
         assert process.ended_by(signal.SIGTERM)

@@ -17,7 +17,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_was_written_is_read_back() -> None:
+def test_a_record_is_read_back() -> None:
     arguments = {"etcd": ["--log-level=debug"]}
     spec = Spec("demo", Size.CONTROL_PLANE, scheduler=True, extra_args=arguments)
     created = state.create(spec)

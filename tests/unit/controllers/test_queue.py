@@ -151,7 +151,7 @@ class TestTrials:
         ],
         ids=str,
     )
-    async def test_verdicts(self, world: World, failure: Exception | None, accepted: str) -> None:
+    async def test_results_of_a_trial(self, world: World, failure: Exception | None, accepted: str) -> None:
         world.plan = lambda seen: QueuePlan(trial=TRIAL if seen.template_check is None else None)
         if failure is not None:
             world.failures = {"template": failure}

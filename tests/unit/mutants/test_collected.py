@@ -62,20 +62,20 @@ def plant(module: ModuleType, line: int, after: str) -> None:
     assert put_into_functions(path, site.mutate(CODE)) == 1
 
 
-def test_names_that_were_imported_from_it_have_the_bug(loaded: ModuleType) -> None:
+def test_imported_names_have_the_bug(loaded: ModuleType) -> None:
     outer = loaded.outer
     plant(loaded, 6, "-")
     assert outer(3)(1) == 2
 
 
-def test_a_property_has_it_and_lines_below_stay_where_they_are(loaded: ModuleType) -> None:
+def test_a_property_has_the_bug_and_line_numbers_stay(loaded: ModuleType) -> None:
     counter = loaded.Counter()
     counter.count = 2
     plant(loaded, 17, "pass")
     assert counter.double == 4
 
 
-def test_what_a_decorator_has_wrapped_has_it(loaded: ModuleType) -> None:
+def test_a_decorated_function_has_the_bug(loaded: ModuleType) -> None:
     told: list[str] = []
     plant(loaded, 28, "pass")
     with loaded.held(told):
@@ -83,7 +83,7 @@ def test_what_a_decorator_has_wrapped_has_it(loaded: ModuleType) -> None:
     assert told == ["held"]
 
 
-def test_what_is_no_part_of_a_function_is_left_to_a_process_of_its_own(tmp_path: Path) -> None:
+def test_code_outside_functions_needs_a_new_process(tmp_path: Path) -> None:
     path = tmp_path / "code.py"
     path.write_text("LIMIT = 3\n\n\ndef f(a=4):\n    return a + LIMIT\n")
     assert [(s.line, s.in_function) for s in sites(path, "x")] == [

@@ -13,18 +13,18 @@ BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_each_still_applies(name: str) -> None:
+def test_each_patch_still_applies(name: str) -> None:
     mutant = BY_NAME[name]
     ast.parse(mutant.mutated(), mutant.file)
     assert mutant.new != mutant.old
     assert [test for test in mutant.tests if not (CHECKOUT / test).exists()] == []
 
 
-def test_there_are_enough_and_each_has_a_name_of_its_own() -> None:
+def test_there_are_enough_patches_with_unique_names() -> None:
     assert len(BY_NAME) == len(MUTANTS) >= 30
 
 
-def test_one_whose_code_has_changed_is_an_error(tmp_path: Path) -> None:
+def test_a_patch_for_changed_code_is_an_error(tmp_path: Path) -> None:
     for old in ("there is no such line", "import "):
         mutant = Mutant("gone", "cache/store.py", old, "x = 2", "none", ())
         with pytest.raises(DoesNotApplyError, match="gone"):
@@ -32,7 +32,7 @@ def test_one_whose_code_has_changed_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_each_package_has_bugs_and_they_are_planted_in_the_copy_alone(
+def test_each_package_has_bugs_and_only_the_copy_gets_them(
     tmp_path: Path, package: str
 ) -> None:
     mutant = next(mutant for mutant in MUTANTS if mutant.package == package)

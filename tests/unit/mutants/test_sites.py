@@ -41,7 +41,7 @@ def found(tmp_path: Path) -> list[Site]:
     return sites(path, "package/code.py")
 
 
-def test_each_operator_has_its_places(found: list[Site]) -> None:
+def test_each_operator_has_sites(found: list[Site]) -> None:
     changes = {(site.line, site.kind, " ".join(site.before.split()), site.after) for site in found}
     assert changes == {
         (3, "constant", "3", "4"),
@@ -68,7 +68,7 @@ def test_each_operator_has_its_places(found: list[Site]) -> None:
     }  # fmt: skip
 
 
-def test_each_changes_its_own_words_and_compiles(found: list[Site]) -> None:
+def test_each_mutant_changes_one_place_and_compiles(found: list[Site]) -> None:
     for site in found:
         assert CODE[site.start : site.end] == site.before
         mutated = site.mutate(CODE)
@@ -78,7 +78,7 @@ def test_each_changes_its_own_words_and_compiles(found: list[Site]) -> None:
         assert site.statement <= site.line
 
 
-def test_there_are_more_than_any_run_asks_for() -> None:
+def test_there_are_enough_sites() -> None:
     found = universe()
     assert len(found) > 1500
     assert len({(site.file, site.start, site.end, site.after) for site in found}) == len(found)
@@ -86,7 +86,7 @@ def test_there_are_more_than_any_run_asks_for() -> None:
     assert len(digest_of(origin(found[0].file))) == 16
 
 
-def test_judgements_are_of_files_and_have_reasons() -> None:
+def test_equivalent_mutants_have_files_and_reasons() -> None:
     for (file, source, before, after), reason in equivalents().items():
         assert origin(file).exists()
         assert before != after
@@ -94,7 +94,7 @@ def test_judgements_are_of_files_and_have_reasons() -> None:
         assert len(reason) > 20
 
 
-def test_marks_tell_which_test_runs_a_line_in_any_process(tmp_path: Path) -> None:
+def test_marks_record_which_test_runs_a_line_in_any_process(tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -112,7 +112,7 @@ def test_marks_tell_which_test_runs_a_line_in_any_process(tmp_path: Path) -> Non
     assert marks.covering("package/code.py", 7) == []
 
 
-def test_a_line_that_runs_at_import_is_everybodys() -> None:
+def test_a_line_that_runs_at_import_belongs_to_every_test() -> None:
     lines = {1: (IMPORTING,), 2: ("slow",), 3: ("fast", "failed")}
     marks = Marks({"package/code.py": lines}, {"slow": 2.0, "fast": 0.1})
     assert marks.covering("package/code.py", 1) == ["fast", "slow"]
@@ -120,13 +120,13 @@ def test_a_line_that_runs_at_import_is_everybodys() -> None:
     assert marks.covering("package/code.py", 9, in_function=False) == ["fast", "slow"]
 
 
-def test_each_test_function_has_a_turn_before_its_other_examples() -> None:
+def test_each_test_function_runs_before_its_other_examples() -> None:
     seconds = {"a[1]": 0.1, "a[2]": 0.2, "b": 3.0, "c[x]": 0.3}
     marks = Marks({"package/code.py": {1: tuple(seconds)}}, seconds)
     assert marks.covering("package/code.py", 1) == ["a[1]", "c[x]", "b", "a[2]"]
 
 
-def test_a_copy_is_of_the_checkout(tmp_path: Path) -> None:
+def test_a_copy_has_the_files_of_the_checkout(tmp_path: Path) -> None:
     root = copy_packages(tmp_path, ["torchrun_runtime"])
     file = "torchrun_runtime/launch/fencing.py"
     assert (root / file).read_bytes() == origin(file).read_bytes()

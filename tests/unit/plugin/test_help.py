@@ -39,7 +39,7 @@ def parse(line: str) -> click.Context:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_examples_that_are_taken_as_they_stand(command: str) -> None:
+def test_the_examples_of_every_command_parse(command: str) -> None:
     shown = CliRunner().invoke(cli, [command, "--help"]).stdout
     found = [line for line in lines_of(shown) if line.split()[2] == command]
     assert found, shown
@@ -48,7 +48,7 @@ def test_every_command_has_examples_that_are_taken_as_they_stand(command: str) -
     assert "Exit codes:" not in shown
 
 
-def test_the_examples_of_the_group_and_of_the_pages_are_taken_too() -> None:
+def test_the_examples_of_the_group_and_the_pages_parse() -> None:
     shown = CliRunner().invoke(cli, ["--help"]).stdout
     assert "Exit codes:" in shown
     assert "\n  130  Interrupted by Ctrl-C" in shown
@@ -56,7 +56,7 @@ def test_the_examples_of_the_group_and_of_the_pages_are_taken_too() -> None:
         parse(line)
 
 
-def test_help_does_not_load_what_only_the_work_needs() -> None:
+def test_help_imports_few_modules() -> None:
     script = (
         "import sys, kubectl_torchrun.__main__ as m\n"
         "for name in ['', *m.cli.commands]:\n"
@@ -90,7 +90,7 @@ def test_every_command_and_exit_code_stands_in_the_pages() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_keeps_to_a_screen_but_for_its_examples(command: str, width: int) -> None:
+def test_help_without_examples_fits_on_a_screen(command: str, width: int) -> None:
     words = [command, "--help"] if command else ["--help"]
     shown = CliRunner().invoke(cli, words, terminal_width=width).stdout
     for line in shown.splitlines():
@@ -117,12 +117,12 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "0", "5 m", "1w"])
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_durations(text: str) -> None:
     with pytest.raises(click.UsageError, match=r"not a duration|must be greater than 0"):
         parse(f"kubectl torchrun logs j --since={text!r}")
 
 
-def test_a_bare_optional_value_takes_no_word_after_it() -> None:
+def test_an_option_without_its_value_consumes_no_argument() -> None:
     params = parse("kubectl torchrun submit --wait --dry-run python train.py").params
     assert params["wait"] == "Complete"
     assert params["dry_run"] == "server"
@@ -143,7 +143,7 @@ def test_a_bare_optional_value_takes_no_word_after_it() -> None:
         "scale j --nodes 0",
     ],
 )
-def test_mistakes_cost_nothing(line: str) -> None:
+def test_wrong_arguments_send_no_request(line: str) -> None:
     result = CliRunner().invoke(cli, line.split())
     assert result.exit_code == 2
     assert "Error: " in result.output
@@ -220,7 +220,7 @@ def completions(laptop: Laptop, capsys: pytest.CaptureFixture[str], *words: str)
     return capsys.readouterr().out.splitlines()
 
 
-def test_words_are_completed_as_kubectl_asks_for_it(
+def test_completion_for_kubectl(
     laptop: Laptop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert completions(laptop, capsys, "que") == [
@@ -236,14 +236,14 @@ def test_words_are_completed_as_kubectl_asks_for_it(
     assert completions(laptop, capsys, *flags, "logs", "") == [":4"]
 
 
-def test_without_kubectl_nothing_is_offered(
+def test_no_completion_without_kubectl(
     laptop: Laptop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert completions(laptop, capsys, "list", "--context", "") == [":4"]
 
 
-def test_a_reader_that_closes_early_hears_no_complaint(laptop: Laptop) -> None:
+def test_a_closed_pipe_prints_no_error(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Failed"})
     line = "2026-01-01T00:00:00.{:09}Z " + "x" * 200 + "\n"
     laptop.worker("run", 0, 0, *(line.format(n) for n in range(20_000)))

@@ -104,7 +104,7 @@ def terminal(
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 @pytest.mark.parametrize("words", [["list"], ["queues"], ["status", "run", "--no-watch"]])
-def test_nothing_is_wider_than_the_screen(laptop: Laptop, words: list[str], width: int) -> None:
+def test_no_line_is_wider_than_the_screen(laptop: Laptop, words: list[str], width: int) -> None:
     a_job(laptop)
     with terminal(laptop, *words, width=width) as screen:
         assert screen.end() == 0

@@ -38,7 +38,7 @@ def use_everything(terminal: Terminal) -> None:
         terminal.log(1, b"\x1b[31mred\x1b[0m")
 
 
-def test_plain_lines_where_there_is_no_terminal() -> None:
+def test_plain_lines_without_a_terminal() -> None:
     out, err = io.StringIO(), io.StringIO()
     use_everything(Terminal(out, err))
     assert out.getvalue() == "[1] red\n"
@@ -51,7 +51,7 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
     ]
 
 
-def test_a_terminal_has_colours_and_is_left_clean() -> None:
+def test_a_terminal_has_colours_and_is_reset_at_the_end() -> None:
     out, err = Screen(), Screen()
     use_everything(Terminal(out, err))
     assert out.getvalue() == "\x1b[35m[1]\x1b[0m \x1b[31mred\x1b[0m\x1b[0m\n"
@@ -101,7 +101,7 @@ def test_a_log_line_is_one_line_without_control_characters(line: bytes) -> None:
 
 
 @given(st.binary())
-def test_on_a_terminal_a_log_line_can_only_change_colours(line: bytes) -> None:
+def test_a_log_line_on_a_terminal_can_only_change_colours(line: bytes) -> None:
     out = Screen()
     Terminal(out, Screen()).log(0, line.replace(b"\n", b""))
     assert not re.search(

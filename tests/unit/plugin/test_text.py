@@ -53,7 +53,7 @@ def evil_job(laptop: Laptop) -> None:
     "words",
     [["list"], ["status", "run", "--no-watch"], ["why", "run"], ["queues"], ["logs", "run"]],
 )
-def test_no_command_hands_control_characters_on(laptop: Laptop, words: list[str]) -> None:
+def test_no_command_prints_control_characters(laptop: Laptop, words: list[str]) -> None:
     evil_job(laptop)
     result = laptop.run(*words)
     assert result.exit_code in (0, 1), result.output
@@ -63,7 +63,7 @@ def test_no_command_hands_control_characters_on(laptop: Laptop, words: list[str]
 
 
 @pytest.mark.usefixtures("terminal_type")
-def test_what_a_terminal_is_told_has_our_colours_alone() -> None:
+def test_a_terminal_gets_only_our_colours() -> None:
     out, err = Screen(), Screen()
     with Terminal(out, err) as terminal:
         terminal.note(f"Root cause: {EVIL}")
@@ -78,7 +78,7 @@ def test_what_a_terminal_is_told_has_our_colours_alone() -> None:
 
 
 @pytest.mark.usefixtures("terminal_type")
-def test_the_spinner_shows_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_spinner_prints_text_only(monkeypatch: pytest.MonkeyPatch) -> None:
     out, err = Screen(), Screen()
     with Terminal(out, err) as terminal:
         terminal.waiting(EVIL, EVIL, 0)
@@ -86,7 +86,7 @@ def test_the_spinner_shows_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b]" not in err.getvalue()
 
 
-def test_objects_on_a_terminal_are_escaped_and_in_a_pipe_as_they_are(
+def test_objects_are_escaped_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for stream, control in ((Screen(), False), (io.StringIO(), True)):
@@ -96,7 +96,7 @@ def test_objects_on_a_terminal_are_escaped_and_in_a_pipe_as_they_are(
 
 
 @given(st.text())
-def test_escaped_text_is_safe_and_stays_as_it_is(given: str) -> None:
+def test_escaping_is_safe_and_idempotent(given: str) -> None:
     once = text.escape(given)
     assert not commands(once)
     assert "\x1b" not in once
@@ -108,7 +108,7 @@ def test_escaped_text_is_safe_and_stays_as_it_is(given: str) -> None:
     assert COLOURS.sub("", coloured) == once + once
 
 
-def test_keys_of_a_repositorys_file_are_escaped(
+def test_keys_of_torchrun_toml_are_escaped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, laptop: Laptop
 ) -> None:
     Path(defaults.FILE).write_text('"\\u001b]0;owned\\u0007" = 1\n')
@@ -118,7 +118,7 @@ def test_keys_of_a_repositorys_file_are_escaped(
     assert r"\u001b]0;owned" in result.output
 
 
-def test_all_that_is_printed_goes_through_text_and_terminal() -> None:
+def test_all_output_goes_through_text_and_terminal() -> None:
     """Nothing else writes to the streams, where text of the cluster would have no guard."""
     top = Path(kubectl_torchrun.__file__).parent
     prints = {"click.echo", "click.secho", "print", "sys.stdout.write", "sys.stderr.write",

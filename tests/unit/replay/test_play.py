@@ -23,7 +23,7 @@ def last_of(decisions: list[Decision], name: str = "train") -> Decision:
     return next(d for d in reversed(decisions) if d.key == ("ml", name))
 
 
-async def test_a_new_job_gets_the_plan_that_reconcile_makes_of_it() -> None:
+async def test_a_new_job_gets_the_plan_of_reconcile() -> None:
     film = Film().starts(job(numNodes=1), queue())
     player = Player(DEFAULTS)
     (decision,) = await film.decisions(player)
@@ -34,13 +34,13 @@ async def test_a_new_job_gets_the_plan_that_reconcile_makes_of_it() -> None:
     assert decision.cause == "services"  # the last list that is waited for
 
 
-async def test_nothing_is_decided_before_every_cache_is_filled() -> None:
+async def test_no_decision_before_every_cache_is_filled() -> None:
     film = Film().starts(job(numNodes=1), queue())
     del film.lines[-6:]  # events and nodes, nobody waits for them, then services
     assert await film.decisions() == []
 
 
-async def test_what_the_recording_shows_as_done_is_not_planned_again() -> None:
+async def test_recorded_writes_are_not_planned_again() -> None:
     film = Film().starts(job(numNodes=1), queue())
     (first,) = await film.decisions()
     film.event(JOBS, "ADDED", applied(first)["jobs.batch/train"])
@@ -49,7 +49,7 @@ async def test_what_the_recording_shows_as_done_is_not_planned_again() -> None:
     assert not applied(second)
 
 
-async def test_a_plan_that_asks_for_another_look_gets_it_at_that_time() -> None:
+async def test_a_requeue_is_played_at_its_time() -> None:
     kept = {"reliability": {"ttlSecondsAfterFinished": 60}}
     film = Film().starts(job(numNodes=1, **kept), queue())
     done: dict[str, Any] = job(numNodes=1, **kept)
@@ -65,7 +65,7 @@ async def test_a_plan_that_asks_for_another_look_gets_it_at_that_time() -> None:
     assert [delete.kind for delete in looked.plan.deletes] == [TORCHRUN_JOBS]
 
 
-async def test_pages_are_as_good_as_streamed_lists() -> None:
+async def test_pages_and_streamed_lists_have_the_same_plans() -> None:
     film = Film().starts(queue())
     film.page(TORCHRUN_JOBS, [job("one", numNodes=1)], "more", first=True)
     film.page(TORCHRUN_JOBS, [job("two", numNodes=1)], "", first=False)
@@ -73,7 +73,7 @@ async def test_pages_are_as_good_as_streamed_lists() -> None:
     assert [decision.key for decision in decisions] == [("ml", "one"), ("ml", "two")]
 
 
-async def test_what_a_new_list_does_not_have_is_gone() -> None:
+async def test_objects_missing_in_a_new_list_are_deleted() -> None:
     film = Film().starts(job("one", numNodes=1), job("two", numNodes=1), queue())
     film.lists(TORCHRUN_JOBS, [job("two", numNodes=1)])
     player = Player(DEFAULTS)
@@ -83,14 +83,14 @@ async def test_what_a_new_list_does_not_have_is_gone() -> None:
     assert player._factory.observe("ml", "one") is None
 
 
-async def test_a_frame_that_is_not_json_costs_nothing_else() -> None:
+async def test_an_invalid_frame_affects_nothing_else() -> None:
     film = Film().starts(job(numNodes=1), queue())
     film.text(TORCHRUN_JOBS, '{"type":"MODIFIED","object":{"metadata":{"name":"train"')
     film.event(TORCHRUN_JOBS, "MODIFIED", job(numNodes=2))
     assert last_of(await film.decisions()).cause == "torchrunjobs.torchrun.ai/train"
 
 
-async def test_an_expired_watch_goes_on_with_the_list_that_follows() -> None:
+async def test_an_expired_watch_continues_with_the_next_list() -> None:
     film = Film().starts(job(numNodes=1), queue())
     status = {"metadata": {}, "code": 410, "reason": "Expired", "message": "too old"}
     film.event(TORCHRUN_JOBS, "ERROR", status)
@@ -98,7 +98,7 @@ async def test_an_expired_watch_goes_on_with_the_list_that_follows() -> None:
     assert (await film.decisions())[-1].key == ("ml", "other")
 
 
-async def test_groups_are_read_once_their_kind_is_installed() -> None:
+async def test_groups_are_read_after_their_kind_is_installed() -> None:
     film = Film().starts(job(numNodes=1), queue())
     group = {"kind": "PodGroup", "metadata": {"name": "train", "namespace": "ml"}}
     labels = {"torchrun-job-name": "train"}
@@ -117,7 +117,7 @@ async def test_groups_are_read_once_their_kind_is_installed() -> None:
     assert informer.synced.is_set()
 
 
-async def test_lines_of_kinds_that_are_not_read_are_counted() -> None:
+async def test_lines_of_unknown_kinds_are_counted() -> None:
     film = Film().starts(job(numNodes=1), queue())
     film.lines.append(film._line("secrets", "/api/v1/secrets") | {"opens": True})
     player = Player(DEFAULTS)
@@ -125,7 +125,7 @@ async def test_lines_of_kinds_that_are_not_read_are_counted() -> None:
     assert player.ignored == 1
 
 
-async def test_a_bug_is_told_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_is_printed_and_the_replay_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     def decide(observed: Any, *rest: Any, **more: Any) -> Any:
         if observed.job.metadata.name == "bad":
             raise ZeroDivisionError("planted")
@@ -140,7 +140,7 @@ async def test_a_bug_is_told_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -
     assert applied(good)
 
 
-async def test_nodes_are_known_for_as_long_as_they_were() -> None:
+async def test_nodes_are_known_as_in_the_recording() -> None:
     film = Film().starts(job(numNodes=1), queue())
     film.event(NODES, "ADDED", {"metadata": {"name": "n1"}})
     player = Player(DEFAULTS)

@@ -54,7 +54,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return run
 
 
-def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+def test_a_record_is_read_back(tmp_path: Path) -> None:
     tape = Tape(tmp_path / "run", HEAD, 10_000)
     tape.opens(PODS)
     tape.frame(PODS, b'{"type": "ADDED", "object": {"metadata": {"name": "a"}}}')
@@ -72,14 +72,14 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     assert (bytes(listed.page), listed.first) == (b'{"items":[]}', True)
 
 
-def test_a_recording_is_for_its_owner_and_is_not_written_over(tmp_path: Path) -> None:
+def test_a_recording_is_private_and_not_overwritten(tmp_path: Path) -> None:
     Tape(tmp_path / "run", HEAD, 10_000).close()
     assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o600
     with pytest.raises(FileExistsError):
         Tape(tmp_path / "run", HEAD, 10_000)
 
 
-def test_it_ends_with_a_whole_line_where_the_limit_is_reached(tmp_path: Path) -> None:
+def test_a_recording_at_its_limit_ends_with_a_complete_line(tmp_path: Path) -> None:
     tape = Tape(tmp_path / "run", HEAD, 1_000)
     for _ in range(100):
         tape.frame(PODS, b'{"type":"ADDED"}')
@@ -89,7 +89,7 @@ def test_it_ends_with_a_whole_line_where_the_limit_is_reached(tmp_path: Path) ->
     assert len(read_back(tmp_path / "run")) == tape.lines - 1
 
 
-def test_what_may_be_secret_is_struck_out_and_names_stay(tmp_path: Path) -> None:
+def test_secrets_are_redacted_and_names_stay(tmp_path: Path) -> None:
     container = {
         "name": "trainer",
         "command": ["python", SECRET],
@@ -135,7 +135,7 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, cli: Cli) -> None:
     assert ["line 2" in line for line in err.splitlines()] == [True]
 
 
-def test_a_last_line_that_was_cut_off_is_left_out() -> None:
+def test_a_cut_last_line_is_ignored() -> None:
     film = Film().starts(job(numNodes=1), queue())
     whole = film.file()
     assert len(list(read(io.BytesIO(whole[:-9]))[1])) == len(film.lines) - 1
@@ -156,7 +156,7 @@ def test_the_cli_shows_one_job_as_text_and_as_json(tmp_path: Path, cli: Cli) -> 
     assert cli("plans", tmp_path / "run", "--job", "none")[0] == 2
 
 
-async def test_what_passes_the_transport_is_on_the_tape(tmp_path: Path) -> None:
+async def test_all_traffic_of_the_transport_is_recorded(tmp_path: Path) -> None:
     chunks = [frame("ADDED", a_pod("a", 5))[:30], frame("ADDED", a_pod("a", 5))[30:], bookmark(9)]
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
@@ -184,7 +184,7 @@ async def test_what_passes_the_transport_is_on_the_tape(tmp_path: Path) -> None:
     assert {line.source for line in (first, opened, *frames)} == {PODS}
 
 
-async def test_recording_ends_in_order_when_it_is_told_to(tmp_path: Path) -> None:
+async def test_recording_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
     opened: set[str] = set()
     all_opened = asyncio.Event()
 

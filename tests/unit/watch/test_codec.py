@@ -60,7 +60,7 @@ def test_an_error() -> None:
 
 
 @pytest.mark.parametrize(("asked", "seconds"), [(10**400, 600.0), (-(10**400), None)])
-def test_a_huge_retry_after_is_accepted(asked: int, seconds: float | None) -> None:
+def test_an_out_of_range_retry_after_is_limited(asked: int, seconds: float | None) -> None:
     busy = PODS.frame(error(429, "TooManyRequests", "busy", asked))
     assert busy == ServerError(429, "TooManyRequests", "busy", seconds)
 

@@ -23,7 +23,7 @@ def dry(laptop: Laptop, *arguments: str) -> dict[str, object]:
     return body
 
 
-def test_defaults_of_flags_and_of_the_command_hold_in_directories_below(
+def test_defaults_apply_in_subdirectories(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toml(
@@ -39,7 +39,7 @@ def test_defaults_of_flags_and_of_the_command_hold_in_directories_below(
     assert spec["env"] == [{"name": "LR", "value": "0.1"}]
 
 
-def test_the_command_line_beats_the_file(laptop: Laptop) -> None:
+def test_the_command_line_overrides_the_file(laptop: Laptop) -> None:
     toml('queue = "gpu"\nnodes = 3\ncommand = ["python", "a b.py"]\n')
     assert dry(laptop)["command"] == "python 'a b.py'"
     spec = dry(laptop, "--queue", "cpu", "--gpus", "4", "echo")
@@ -49,7 +49,7 @@ def test_the_command_line_beats_the_file(laptop: Laptop) -> None:
     assert dry(laptop, "--nodes", "2", "echo")["numNodes"] == 2
 
 
-def test_what_is_sent_is_where_the_file_lies(
+def test_the_directory_of_the_file_is_sent(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toml('queue = "q"\n')
@@ -62,7 +62,7 @@ def test_what_is_sent_is_where_the_file_lies(
     assert "1 file in sub," in laptop.run("submit", "--dry-run", "-C", ".", "x").stderr
 
 
-def test_a_file_at_home_makes_no_project_of_it(
+def test_a_file_in_the_home_directory_makes_no_project(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toml("", tmp_path)
@@ -96,7 +96,7 @@ def test_mistakes_are_named_with_their_file(
     assert CliRunner().invoke(cli, ["submit", "--help"]).exit_code == 0
 
 
-def test_a_value_of_the_wrong_type_is_told_by_flag(
+def test_a_value_of_the_wrong_type_names_its_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -38,7 +38,7 @@ def toml(text: str) -> None:
         ('address = "0.0.0.0"', ("port-forward", "run", "80")),
     ],
 )
-def test_what_a_file_chooses_takes_the_users_word_once(
+def test_values_of_a_file_need_one_confirmation(
     laptop: Laptop, tmp_path: Path, text: str, words: tuple[str, ...]
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -57,7 +57,7 @@ def test_what_a_file_chooses_takes_the_users_word_once(
     assert ("torchrunjobs", "run") in laptop.server.objects
 
 
-def test_the_word_holds_until_the_file_says_something_else(laptop: Laptop) -> None:
+def test_a_confirmation_holds_until_the_file_changes(laptop: Laptop) -> None:
     toml('command = "python train.py"\nnodes = 1\n')
     assert laptop.run(*DRY, "--trust").exit_code == 0
     assert laptop.run(*DRY).exit_code == 0
@@ -78,7 +78,7 @@ def test_the_word_holds_until_the_file_says_something_else(laptop: Laptop) -> No
         assert laptop.run(*DRY).exit_code == 2
 
 
-def test_a_link_that_leads_elsewhere_later_is_another_word(laptop: Laptop, tmp_path: Path) -> None:
+def test_a_link_with_a_new_target_needs_a_new_confirmation(laptop: Laptop, tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
@@ -102,7 +102,7 @@ def test_a_link_that_leads_elsewhere_later_is_another_word(laptop: Laptop, tmp_p
         ('queue = "q"\nnodes = 2\n[env]\nA = "1"', (*DRY, "y")),
     ],
 )
-def test_what_has_no_effect_or_no_danger_is_not_asked_for(
+def test_harmless_values_need_no_confirmation(
     laptop: Laptop, text: str, words: tuple[str, ...]
 ) -> None:
     Path("sub").mkdir()
@@ -112,7 +112,7 @@ def test_what_has_no_effect_or_no_danger_is_not_asked_for(
     assert result.exit_code == 0, result.output
 
 
-def test_a_jobs_own_file_goes_before_the_command_of_the_project(laptop: Laptop) -> None:
+def test_a_job_file_overrides_the_command_of_the_project(laptop: Laptop) -> None:
     toml('command = "evil"\nimage = "evil"')
     body = {"apiVersion": "torchrun.ai/v1alpha1", "kind": "TorchrunJob", "spec": {"command": "x"}}
     Path("job.yaml").write_text(yaml.safe_dump(body))
@@ -121,13 +121,13 @@ def test_a_jobs_own_file_goes_before_the_command_of_the_project(laptop: Laptop) 
     assert yaml.safe_load(result.stdout)["spec"]["command"] == "x"
 
 
-def test_ones_own_file_at_home_is_trusted(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_in_the_home_directory_is_trusted(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
     toml('command = "x"')
     monkeypatch.setenv("HOME", str(Path.cwd()))
     assert laptop.run(*DRY).exit_code == 0
 
 
-def test_a_home_that_cannot_be_written_is_asked_again(
+def test_a_read_only_home_directory_asks_again(
     laptop: Laptop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -138,7 +138,7 @@ def test_a_home_that_cannot_be_written_is_asked_again(
 
 
 @pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"n\n", 2), (b"\n", 2), (b"\x04", 2)])
-def test_a_terminal_is_asked(laptop: Laptop, answer: bytes, code: int) -> None:
+def test_a_terminal_gets_a_prompt(laptop: Laptop, answer: bytes, code: int) -> None:
     toml('command = "python train.py"')
     with terminal(laptop, *DRY) as screen:
         screen.until(b"[y/N]")
@@ -148,13 +148,13 @@ def test_a_terminal_is_asked(laptop: Laptop, answer: bytes, code: int) -> None:
     assert laptop.run(*DRY).exit_code == code
 
 
-def test_the_command_of_a_project_is_none_for_exec(laptop: Laptop) -> None:
+def test_exec_ignores_the_command_of_a_project(laptop: Laptop) -> None:
     toml('command = "python train.py"')
     context = cli.commands["exec"].make_context("exec", ["run"], parent=click.Context(cli))
     assert context.params["command"] == ()
 
 
-def test_a_cluster_that_is_named_before_the_command_goes_before_the_file(laptop: Laptop) -> None:
+def test_cluster_flags_before_the_command_override_the_file(laptop: Laptop) -> None:
     from click.testing import CliRunner
 
     laptop.job("run", metadata={"namespace": "ns"})
@@ -165,7 +165,7 @@ def test_a_cluster_that_is_named_before_the_command_goes_before_the_file(laptop:
     assert "/namespaces/ns/" in laptop.server.requests[-1]
 
 
-def test_every_flag_is_judged() -> None:
+def test_every_flag_is_classified() -> None:
     """A new flag may choose what runs and where: say here that it does not, or add it to _KEYS."""
     harmless = {
         "after", "all-namespaces", "attempt", "detach", "dev", "dry-run", "env", "exclude", "follow",

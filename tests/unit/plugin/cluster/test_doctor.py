@@ -68,7 +68,7 @@ def play_cluster(laptop: Laptop, *, forbidden: tuple[str, ...] = (), **changed: 
     laptop.server.forbidden = frozenset(forbidden)
 
 
-def test_a_cluster_in_which_all_is_well(laptop: Laptop) -> None:
+def test_a_healthy_cluster(laptop: Laptop) -> None:
     play_cluster(laptop)
     result = laptop.run("doctor")
     assert result.exit_code == 0, result.output
@@ -127,7 +127,7 @@ RESTRICTED = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "res
 PLAIN = {"metadata": {"name": "local"}, "provisioner": "rancher.io/local-path"}
 
 
-def test_a_controller_that_does_not_start_says_why(laptop: Laptop) -> None:
+def test_a_controller_that_does_not_start_has_a_reason(laptop: Laptop) -> None:
     pods = {"items": [{"status": {"containerStatuses": [NO_IMAGE]}}]}
     play_cluster(laptop, deployments={"items": [DEAD]}, pods=pods)
     assert "0 of 1 ready, image c:1; ErrImagePull: c:1: not found" in laptop.run("doctor").stdout
@@ -190,7 +190,7 @@ def test_a_controller_with_a_wrong_setting_is_quoted(
         ({"ns": 403}, 0, "note", "No permission to read it"),
     ],
 )
-def test_what_is_amiss_is_found(
+def test_each_problem_is_reported(
     laptop: Laptop, changed: dict[str, object], code: int, verdict: str, text: str
 ) -> None:
     play_cluster(laptop, **changed)
@@ -201,7 +201,7 @@ def test_what_is_amiss_is_found(
     assert (" failed." in result.stderr) == (code == 1)
 
 
-def test_a_controller_without_a_deployment_is_known_by_its_lease(laptop: Laptop) -> None:
+def test_a_controller_without_a_deployment_is_found_by_its_lease(laptop: Laptop) -> None:
     lease = {
         "metadata": {"namespace": "default"},
         "spec": {"holderIdentity": "my-machine_1", "renewTime": FRESH},
@@ -223,7 +223,7 @@ def leases(lease: dict[str, object]) -> Hook:
     return answer
 
 
-def test_what_the_controller_says_that_it_lacks(laptop: Laptop) -> None:
+def test_missing_permissions_of_the_controller(laptop: Laptop) -> None:
     lines = (
         "[+] lease ok\n[-] rights: grant the controller's role create jobs.batch\n"
         "[!] nodes: lost nodes are not noticed\n"
@@ -258,7 +258,7 @@ def test_what_the_controller_says_that_it_lacks(laptop: Laptop) -> None:
         ("pods/exec create", 0, "No permission to create pods/exec (needed for: exec"),
     ],
 )
-def test_rights_are_asked_for_one_by_one(
+def test_each_permission_is_checked(
     laptop: Laptop, forbidden: str, code: int, text: str
 ) -> None:
     play_cluster(laptop, forbidden=(forbidden,))
@@ -268,7 +268,7 @@ def test_rights_are_asked_for_one_by_one(
     assert "the role edit in namespace ns" in result.stdout
 
 
-def test_queues_that_are_missing_or_name_no_image(laptop: Laptop) -> None:
+def test_missing_queues_and_queues_without_an_image(laptop: Laptop) -> None:
     play_cluster(laptop)
     laptop.server.put("torchrunqueues", "q", spec={})
     result = laptop.run("doctor")
@@ -280,7 +280,7 @@ def test_queues_that_are_missing_or_name_no_image(laptop: Laptop) -> None:
     assert "None in namespace ns" in result.stdout
 
 
-def test_a_queue_that_goes_says_how_to_let_it_go(laptop: Laptop) -> None:
+def test_a_terminating_queue_shows_how_to_release_it(laptop: Laptop) -> None:
     play_cluster(laptop)
     going = {"deletionTimestamp": FRESH}
     laptop.server.put("torchrunqueues", "old", spec={"image": "i"}, metadata=going)
@@ -291,7 +291,7 @@ def test_a_queue_that_goes_says_how_to_let_it_go(laptop: Laptop) -> None:
     assert found["fix"].endswith(patch)
 
 
-def test_a_report_keeps_to_the_screen() -> None:
+def test_a_report_fits_on_the_screen() -> None:
     finding = Finding("fail", "storage", "word " * 30, "do " * 30)
     lines = report([finding], 60)
     assert len(lines) > 4

@@ -29,7 +29,7 @@ def some_jobs(laptop: Laptop) -> None:
     )
 
 
-def test_jobs_come_with_what_matters_and_the_newest_last(laptop: Laptop) -> None:
+def test_the_job_list_has_the_main_columns_and_the_newest_last(laptop: Laptop) -> None:
     some_jobs(laptop)
     result = laptop.run("list")
     assert result.exit_code == 0, result.output
@@ -55,7 +55,7 @@ def test_jobs_come_with_what_matters_and_the_newest_last(laptop: Laptop) -> None
         (["-A"], ["old", "young"]),
     ],
 )
-def test_jobs_are_chosen(laptop: Laptop, arguments: list[str], names: list[str]) -> None:
+def test_jobs_can_be_filtered(laptop: Laptop, arguments: list[str], names: list[str]) -> None:
     some_jobs(laptop)
     result = laptop.run("list", "-o", "name", *arguments)
     found = sorted(line.removeprefix("torchrunjob.torchrun.ai/") for line in result.stdout.split())
@@ -99,7 +99,7 @@ def test_wide_tables_have_more_columns(laptop: Laptop) -> None:
     assert second.split()[-2:] == ["-", "-"]
 
 
-def test_programs_get_a_list_of_whole_objects(laptop: Laptop) -> None:
+def test_json_output_has_complete_objects(laptop: Laptop) -> None:
     some_jobs(laptop)
     listed = json.loads(laptop.run("list", "-o", "json", "--queue", "other").stdout)
     assert (listed["kind"], len(listed["items"])) == ("List", 1)
@@ -110,7 +110,7 @@ def test_programs_get_a_list_of_whole_objects(laptop: Laptop) -> None:
     )
 
 
-def test_nothing_to_list_is_said_beside_stdout(laptop: Laptop) -> None:
+def test_an_empty_list_is_reported_on_stderr(laptop: Laptop) -> None:
     result = laptop.run("list")
     assert (result.exit_code, result.stdout) == (0, "")
     assert "No jobs found in namespace ns." in result.stderr
@@ -118,7 +118,7 @@ def test_nothing_to_list_is_said_beside_stdout(laptop: Laptop) -> None:
     assert "No TorchrunQueues found in namespace ns" in laptop.run("queues").stderr
 
 
-def test_who_may_see_one_namespace_only_is_told_which_flag_to_leave_out(laptop: Laptop) -> None:
+def test_a_forbidden_list_of_all_namespaces_names_the_flag(laptop: Laptop) -> None:
     def forbid(request: web.Request) -> web.Response | None:
         return None if "/namespaces/" in request.path else refusal(403, "cannot list")
 
@@ -159,7 +159,7 @@ def test_queues_count_their_jobs(laptop: Laptop) -> None:
         ({"free": {"gpus": 0}}, "-"),
     ],
 )  # fmt: skip
-def test_a_bar_shows_the_scarcest_of_a_queue(
+def test_a_bar_shows_the_scarcest_quota_of_a_queue(
     laptop: Laptop, admission: dict[str, object], shown: str
 ) -> None:
     laptop.server.put("torchrunqueues", "q", status={"admission": admission})
@@ -167,7 +167,7 @@ def test_a_bar_shows_the_scarcest_of_a_queue(
     assert [cell.strip() for cell in cells if cell.strip()][:3] == ["q", shown, "-"]
 
 
-def test_who_waits_is_listed_by_place_with_what_for(laptop: Laptop) -> None:
+def test_waiting_jobs_are_listed_by_position_with_their_reason(laptop: Laptop) -> None:
     def waits(place: int | None, message: str) -> dict[str, object]:
         admitted = {"type": "Admitted", "status": "False", "reason": "R", "message": message}
         return {"phase": "Queued", "queuePosition": place, "conditions": [admitted]}
@@ -201,7 +201,7 @@ def test_queues_without_the_right_to_see_jobs(laptop: Laptop) -> None:
     assert "Cannot count jobs: cannot list" in result.stderr
 
 
-def test_columns_give_way_to_a_narrow_screen() -> None:
+def test_a_narrow_screen_has_fewer_columns() -> None:
     rows = [["a-job", "queue", "why " * 20]]
     head = ("NAME", "QUEUE", "REASON")
     assert columns(head, rows)[1].endswith("why why")
@@ -214,7 +214,7 @@ def test_columns_give_way_to_a_narrow_screen() -> None:
     assert all(len(line) <= 30 for line in narrow)
 
 
-def test_ages_are_written_as_kubectl_does() -> None:
+def test_ages_have_the_format_of_kubectl() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     assert age(None) == ""
     assert age(now + timedelta(seconds=5), now) == "0s"

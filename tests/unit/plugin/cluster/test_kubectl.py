@@ -67,7 +67,7 @@ def gone(socket: Path) -> bool:
     return not running(socket) and not socket.parent.exists()
 
 
-def test_the_proxy_lives_in_a_place_of_its_own_and_only_as_long_as_needed(tmp_path: Path) -> None:
+def test_the_proxy_has_a_private_socket_and_ends_with_the_work(tmp_path: Path) -> None:
     with proxy(kubeconfig(tmp_path, "http://127.0.0.1:9")) as socket:
         assert socket.is_socket()
         assert socket.parent.stat().st_mode & 0o777 == 0o700
@@ -75,7 +75,7 @@ def test_the_proxy_lives_in_a_place_of_its_own_and_only_as_long_as_needed(tmp_pa
     assert gone(socket)
 
 
-def test_it_ends_when_the_work_fails(tmp_path: Path) -> None:
+def test_the_proxy_ends_when_the_work_fails(tmp_path: Path) -> None:
     with (
         pytest.raises(ZeroDivisionError),
         proxy(kubeconfig(tmp_path, "http://127.0.0.1:9")) as socket,
@@ -85,7 +85,7 @@ def test_it_ends_when_the_work_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_it_ends_with_this_program_however_that_ends(tmp_path: Path, number: int) -> None:
+def test_the_proxy_ends_with_a_killed_program(tmp_path: Path, number: int) -> None:
     script = textwrap.dedent(
         """
         import sys, time
@@ -114,7 +114,7 @@ def test_it_ends_with_this_program_however_that_ends(tmp_path: Path, number: int
     raise AssertionError("the proxy is still there")
 
 
-def test_a_proxy_that_does_not_start_says_why(tmp_path: Path) -> None:
+def test_a_proxy_that_does_not_start_has_a_reason(tmp_path: Path) -> None:
     (tmp_path / "broken").write_text("{")
     with (
         pytest.raises(ClusterProblem, match=r"failed to start: .*broken"),
@@ -123,7 +123,7 @@ def test_a_proxy_that_does_not_start_says_why(tmp_path: Path) -> None:
         pass
 
 
-def test_a_kubectl_that_talks_to_the_last_is_heard_in_peace(
+def test_a_kubectl_with_endless_output_does_not_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     talker = tmp_path / "kubectl"
@@ -135,7 +135,7 @@ def test_a_kubectl_that_talks_to_the_last_is_heard_in_peace(
             pass
 
 
-def test_without_kubectl_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_kubectl_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ClusterProblem, match="kubectl is not on PATH"), proxy(Target()):
         pass
@@ -150,7 +150,7 @@ def test_the_namespace_is_the_flags_or_the_contexts_or_default(tmp_path: Path) -
         namespace(plain._replace(context="nowhere"))
 
 
-def test_what_was_sent_is_remembered_by_cluster_and_namespace(tmp_path: Path) -> None:
+def test_the_memory_of_uploads_is_kept_by_cluster_and_namespace(tmp_path: Path) -> None:
     """Not by the flags: another current context is another cluster, and back again."""
     (tmp_path / "train.py").write_text("x")
     contexts = {"a": "https://a", "b": "https://b", "again": "https://a"}
@@ -175,7 +175,7 @@ def test_what_was_sent_is_remembered_by_cluster_and_namespace(tmp_path: Path) ->
         assert other.last_upload() is None
 
 
-async def test_a_refusal_comes_back_whole(
+async def test_a_refusal_has_status_and_message(
     tmp_path: Path,
 ) -> None:
     async def handle(_: web.Request) -> web.Response:
@@ -192,14 +192,14 @@ async def test_a_refusal_comes_back_whole(
     assert (caught.value.status, caught.value.reason) == (403, "Forbidden")
 
 
-async def test_a_server_out_of_reach_is_told_from_one_that_refuses(tmp_path: Path) -> None:
+async def test_an_unreachable_server_differs_from_a_refusal(tmp_path: Path) -> None:
     with proxy(kubeconfig(tmp_path, "http://127.0.0.1:9")) as socket:
         async with connect(socket, "ns") as api:
             with pytest.raises(Unreachable, match="refused"):
                 await api.list(QUEUES)
 
 
-async def test_the_pod_proxy_takes_ranges_and_a_busy_server_is_asked_again(tmp_path: Path) -> None:
+async def test_the_pod_proxy_accepts_ranges_and_a_busy_server_is_retried(tmp_path: Path) -> None:
     received = bytearray()
     asked = 0
 
@@ -241,7 +241,7 @@ async def test_the_pod_proxy_takes_ranges_and_a_busy_server_is_asked_again(tmp_p
                 assert [queue.metadata.name for queue in (await api.list(QUEUES)).items] == ["q"]
 
 
-async def test_log_lines_come_through_as_they_are_written(tmp_path: Path) -> None:
+async def test_log_lines_arrive_without_delay(tmp_path: Path) -> None:
     read = asyncio.Event()
 
     async def log(request: web.Request) -> web.StreamResponse:

@@ -25,7 +25,7 @@ def spec(laptop: Laptop, name: str = "run") -> dict[str, object]:
     return found
 
 
-def test_pause_and_resume_set_one_field(laptop: Laptop) -> None:
+def test_suspend_and_resume_set_one_field(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
     result = laptop.run("suspend", "run")
     assert result.exit_code == 0
@@ -35,7 +35,7 @@ def test_pause_and_resume_set_one_field(laptop: Laptop) -> None:
     assert spec(laptop) == {"suspend": False}
 
 
-def test_what_is_over_is_not_paused(laptop: Laptop) -> None:
+def test_a_finished_job_cannot_be_suspended(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Failed"})
     result = laptop.run("suspend", "run")
     assert result.exit_code == 2
@@ -43,7 +43,7 @@ def test_what_is_over_is_not_paused(laptop: Laptop) -> None:
     assert "Cannot suspend job run: it is already Failed." in result.stderr
 
 
-def test_an_elastic_job_takes_another_size(laptop: Laptop) -> None:
+def test_an_elastic_job_can_be_scaled(laptop: Laptop) -> None:
     laptop.job("run", spec=ELASTIC, status={"phase": "Running"})
     result = laptop.run("scale", "run", "--nodes", "4")
     assert result.exit_code == 0
@@ -59,7 +59,7 @@ def test_an_elastic_job_takes_another_size(laptop: Laptop) -> None:
         ({"spec": {"numNodes": 2}}, "so its size is fixed"),
     ],
 )
-def test_sizes_that_a_job_cannot_take(laptop: Laptop, job: dict[str, object], message: str) -> None:
+def test_invalid_sizes(laptop: Laptop, job: dict[str, object], message: str) -> None:
     laptop.job("run", status={"phase": "Running"}, **job)
     result = laptop.run("scale", "run", "--nodes", "9")
     assert result.exit_code == 2
@@ -77,7 +77,7 @@ def test_a_dry_run_changes_nothing(laptop: Laptop, dry_run: str) -> None:
     assert patched == (dry_run == "server")
 
 
-def test_cancel_deletes_and_says_what_stays(laptop: Laptop) -> None:
+def test_cancel_deletes_and_names_remaining_objects(laptop: Laptop) -> None:
     laptop.job("run")
     laptop.job("other")
     labels = {"torchrun.ai/retained-from": "run"}
@@ -89,7 +89,7 @@ def test_cancel_deletes_and_says_what_stays(laptop: Laptop) -> None:
     assert "PVCs are deleted, except run-checkpoints." in result.stderr
 
 
-def test_a_wrong_name_costs_the_others_nothing(laptop: Laptop) -> None:
+def test_a_wrong_name_does_not_affect_the_others(laptop: Laptop) -> None:
     laptop.job("run")
     result = laptop.run("cancel", "rum", "run", "run")
     assert result.exit_code == 1
@@ -108,7 +108,7 @@ def test_one_node_is_not_many(laptop: Laptop) -> None:
 @pytest.mark.parametrize(
     ("answer", "deleted"), [("y", True), ("Yes", True), ("n", False), ("", False)]
 )
-def test_a_terminal_is_asked_before_anything_is_deleted(
+def test_cancel_asks_on_a_terminal(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch, answer: str, deleted: bool
 ) -> None:
     laptop.job("run")
@@ -134,7 +134,7 @@ def test_a_terminal_is_asked_before_anything_is_deleted(
     assert (("torchrunjobs", "run") in laptop.server.objects) != deleted
 
 
-def test_wait_ends_with_the_condition_or_the_time(laptop: Laptop) -> None:
+def test_wait_ends_with_the_condition_or_the_timeout(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
     assert laptop.run("resume", "run", "--wait").exit_code == 0
     result = laptop.run("suspend", "run", "--wait", "--timeout", "0.2s")
@@ -151,7 +151,7 @@ def test_wait_ends_with_the_run(laptop: Laptop) -> None:
     assert "run is Failed, not Suspended" in result.stderr
 
 
-def test_a_job_that_goes_while_it_is_waited_for(laptop: Laptop) -> None:
+def test_a_job_that_is_deleted_during_the_wait(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
     laptop.once_watched(lambda: laptop.server.delete("torchrunjobs", "run"))
     result = laptop.run("suspend", "run", "--wait")
@@ -159,7 +159,7 @@ def test_a_job_that_goes_while_it_is_waited_for(laptop: Laptop) -> None:
     assert "was deleted before it was Suspended" in result.stderr
 
 
-def test_what_is_a_condition() -> None:
+def test_which_values_are_conditions() -> None:
     job = Job()
     assert not met(job, "Running")
     assert met(None, "Deleted")
@@ -171,7 +171,7 @@ def test_what_is_a_condition() -> None:
 
 
 @pytest.mark.parametrize(("condition", "code"), [("Succeeded", 0), ("Complete", 1)])
-def test_submit_waits_where_it_does_not_follow(laptop: Laptop, condition: str, code: int) -> None:
+def test_submit_can_wait_without_following(laptop: Laptop, condition: str, code: int) -> None:
     play_controller(laptop.server)  # which sets no condition but WorkspaceReady
     result = laptop.run("submit", "--name", "run", f"--wait={condition}", "-o", "name", "x")
     assert (result.exit_code, result.stdout) == (code, "torchrunjob.torchrun.ai/run\n")
@@ -201,7 +201,7 @@ def test_one_ctrl_c_detaches_from_a_run(
 
 
 @pytest.mark.parametrize("path", ["/proxy/", "/log"])
-def test_two_delete_it(laptop: Laptop, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+def test_two_ctrl_c_delete_the_job(laptop: Laptop, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     def again(_: float) -> None:
         raise KeyboardInterrupt
 
@@ -214,7 +214,7 @@ def test_two_delete_it(laptop: Laptop, monkeypatch: pytest.MonkeyPatch, path: st
     assert ("torchrunjobs", "run") not in laptop.server.objects
 
 
-def test_a_third_says_that_it_may_be_there(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_third_ctrl_c_warns_that_the_job_may_exist(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
     def again(_: float) -> None:
         press(laptop, "torchrunjobs/run", [], 1)
         raise KeyboardInterrupt
@@ -227,7 +227,7 @@ def test_a_third_says_that_it_may_be_there(laptop: Laptop, monkeypatch: pytest.M
     assert "Stopped while job run was being deleted" in result.stderr
 
 
-def test_run_gives_the_runs_result(laptop: Laptop) -> None:
+def test_run_returns_the_result_of_the_job(laptop: Laptop) -> None:
     play_controller(laptop.server, "Failed")
     assert laptop.run("run", "--name", "run", "x").exit_code == 1
 
@@ -239,7 +239,7 @@ def test_run_can_detach(laptop: Laptop) -> None:
     assert laptop.run("run", "-o", "name", "x").exit_code == 2
 
 
-def test_ctrl_c_during_the_creation_says_that_the_job_may_be_there(laptop: Laptop) -> None:
+def test_ctrl_c_during_the_creation_warns_that_the_job_may_exist(laptop: Laptop) -> None:
     def hook(request: web.Request) -> None:
         if request.method == "POST":
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

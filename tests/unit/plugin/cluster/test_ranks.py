@@ -18,7 +18,7 @@ PROCESSES = st.integers(1, 16)
 
 
 @given(PROCESSES, st.none() | PROCESSES, st.integers(1, 20))
-def test_each_rank_is_on_the_node_that_begins_at_or_below_it(
+def test_ranks_are_mapped_to_nodes(
     each: int, head: int | None, nodes: int
 ) -> None:
     ranks = Ranks(each, head)
@@ -46,7 +46,7 @@ HEAD = {"numNodes": 5, "head": {"nodeResources": {"gpus": 0}}}
         (HEAD, 32, {**EIGHT, "distributed": {"nprocPerNode": 4}}, Ranks(4)),
     ],
 )
-async def test_how_many_a_node_has(
+async def test_ranks_of_each_node(
     server: ApiServer, spec: JsonObject, gpus: int, queue: JsonObject, ranks: Ranks
 ) -> None:
     server.put("torchrunqueues", "gpu", spec=queue)

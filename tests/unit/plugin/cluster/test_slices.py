@@ -108,17 +108,17 @@ def test_odd_values_are_shown(job: Any, pods: list[Any], queue: Any) -> None:
 
 
 @given(st.lists(broken(slices.Job), max_size=3), broken(PODS.type), broken(slices.Queue))
-def test_what_is_broken_is_shown_or_named(jobs: list[Any], pod: Any, queue: Any) -> None:
+def test_broken_objects_are_shown_or_named(jobs: list[Any], pod: Any, queue: Any) -> None:
     show(read(JOBS, jobs).items, read(PODS, [pod]).items, read(QUEUES, [queue]).items)
 
 
 @given(st.recursive(st.none() | numbers | words, lambda inner: st.lists(inner)))
-def test_what_is_no_object_at_all_is_named(body: Any) -> None:
+def test_values_that_are_no_objects_are_named(body: Any) -> None:
     with pytest.raises((Unreadable, Unreachable)):
         _object(json.dumps(body).encode(), JOBS)
 
 
-def test_a_job_that_cannot_be_read_costs_the_list_a_line(laptop: Laptop) -> None:
+def test_an_unreadable_job_is_one_line_of_the_list(laptop: Laptop) -> None:
     laptop.job("good", status={"phase": "Running"})
     laptop.job("bad", status=BAD)
     result = laptop.run("list")
@@ -132,7 +132,7 @@ def test_a_job_that_cannot_be_read_costs_the_list_a_line(laptop: Laptop) -> None
 
 
 @pytest.mark.parametrize("words", [["status", "bad"], ["why", "bad"], ["logs", "bad", "-f"]])
-def test_a_job_that_cannot_be_read_says_where(laptop: Laptop, words: list[str]) -> None:
+def test_an_unreadable_job_names_the_field(laptop: Laptop, words: list[str]) -> None:
     laptop.job("bad", status=BAD)
     result = laptop.run(*words)
     assert result.exit_code == 4
@@ -140,7 +140,7 @@ def test_a_job_that_cannot_be_read_says_where(laptop: Laptop, words: list[str]) 
     assert "older than the controller's CRDs" in result.stderr
 
 
-def test_a_pod_that_cannot_be_read_stops_nothing(laptop: Laptop) -> None:
+def test_an_unreadable_pod_stops_nothing(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
     laptop.worker("run", 0, 0, "2026-01-01T00:00:00.000000000Z hello\n")
     labels = {"torchrun-job-name": "run", "app.kubernetes.io/component": "worker"}

@@ -35,7 +35,7 @@ def test_files_are_printed_behind_their_names(laptop: Laptop, kept: Path) -> Non
     assert laptop.run("state-files", "run", "sdk/c1/1.left").stdout == second
 
 
-def test_without_a_path_all_of_it(laptop: Laptop, kept: Path) -> None:
+def test_without_a_path_all_files_are_printed(laptop: Laptop, kept: Path) -> None:
     (kept / "top").write_bytes(b"\xff\n")
     stdout = laptop.run("state-files", "run").stdout_bytes
     assert stdout.startswith(b"==> sdk/c1/0.left <==\n")
@@ -56,7 +56,7 @@ def test_paths_stay_in_the_state_directory(laptop: Laptop, kept: Path, path: str
     assert not (kept.parents[1] / "execs").exists()
 
 
-def test_what_cannot_be_read_is_told(laptop: Laptop, kept: Path) -> None:
+def test_an_unreadable_file_is_reported(laptop: Laptop, kept: Path) -> None:
     (kept.parents[1] / "bin" / "sh").write_text("#!/bin/false\n")
     (kept.parents[1] / "bin" / "sh").chmod(0o755)
     result = laptop.run("state-files", "run", "sdk")
@@ -84,7 +84,7 @@ def test_files_lists_what_would_be_sent(tmp_path: Path) -> None:
     assert result.stdout.endswith("\n")
 
 
-def test_files_are_listed_for_programs(tmp_path: Path) -> None:
+def test_files_as_json(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "train.py").write_text("x")
     digest = hashlib.sha256(b"x").hexdigest()
@@ -107,5 +107,5 @@ def test_changed_files_are_read_again(tmp_path: Path, monkeypatch: pytest.Monkey
     assert after.startswith(hashlib.sha256(b"two").hexdigest())
 
 
-def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     assert files(str(tmp_path / "none")).exit_code == 2

@@ -17,7 +17,7 @@ def write(claim: Path, node: int, *lines: str, attempt: int = 0, older: str = ""
         path.with_name(f"node-{node}.log.1").write_text(older)
 
 
-def test_a_running_worker_is_asked_for_the_attempt_before(laptop: Laptop, claim: Path) -> None:
+def test_logs_of_the_previous_attempt_come_from_a_running_worker(laptop: Laptop, claim: Path) -> None:
     laptop.job("run", status={**ENDED, "phase": "Running"})
     pod = laptop.worker("run", 0, 1, "2026-01-01T00:00:00.000000000Z now\n")
     write(claim, 0, "second", "third", older="first\n")
@@ -35,7 +35,7 @@ def test_a_running_worker_is_asked_for_the_attempt_before(laptop: Laptop, claim:
     assert "--since does not apply to them" in since.stderr
 
 
-def test_pods_that_are_left_speak_for_themselves(laptop: Laptop, claim: Path) -> None:
+def test_existing_pods_are_read_directly(laptop: Laptop, claim: Path) -> None:
     laptop.job("run", status={**ENDED, "phase": "Running"})
     died = {"terminated": {"exitCode": 1}}
     laptop.worker("run", 0, 0, "2026-01-01T00:00:00.000000000Z mine\n", **died)
@@ -103,7 +103,7 @@ def play_kubelet(laptop: Laptop, **status: object) -> list[dict[str, object]]:
     return made
 
 
-def test_an_ended_jobs_claim_is_read_by_a_pod_that_is_gone_afterwards(
+def test_the_claim_of_a_finished_job_is_read_by_a_temporary_pod(
     laptop: Laptop, claim: Path
 ) -> None:
     laptop.job("run", status=ENDED)
@@ -153,7 +153,7 @@ def test_the_sync_pods_image_is_preferred(laptop: Laptop, claim: Path) -> None:
         ({"spec": {"jobQueue": "none"}, "x": 1}, {}, "it has no workspace PVC"),
     ],
 )
-def test_where_neither_is_possible_it_is_said_plainly(
+def test_missing_logs_are_reported_with_the_reason(
     laptop: Laptop, claim: Path, job: dict[str, object], kubelet: dict[str, object], message: str
 ) -> None:
     laptop.server.put("torchrunqueues", "q", spec={"image": "image"})
@@ -165,7 +165,7 @@ def test_where_neither_is_possible_it_is_said_plainly(
     assert ("pods", "run-log-reader") not in laptop.server.objects
 
 
-def test_attempts_that_are_not_there(laptop: Laptop, claim: Path) -> None:
+def test_missing_attempts(laptop: Laptop, claim: Path) -> None:
     laptop.job("run", status={**ENDED, "phase": "Running", "attempt": 7})
     laptop.worker("run", 0, 7)
     result = laptop.run("logs", "run", "--attempt", "3")

@@ -41,7 +41,7 @@ def a_job(laptop: Laptop) -> None:
     laptop.worker("run", 2, 1, **DIED)
 
 
-def test_one_view_where_there_is_no_terminal(laptop: Laptop) -> None:
+def test_one_view_without_a_terminal(laptop: Laptop) -> None:
     a_job(laptop)
     result = laptop.run("status", "run")
     assert result.exit_code == 0
@@ -60,7 +60,7 @@ def test_one_view_where_there_is_no_terminal(laptop: Laptop) -> None:
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
-def test_a_screen_is_never_too_narrow_or_too_low(laptop: Laptop, width: int) -> None:
+def test_any_size_of_the_screen_works(laptop: Laptop, width: int) -> None:
     from kubectl_torchrun.cluster.kubectl import Target
     from kubectl_torchrun.cluster.session import session
     from kubectl_torchrun.cluster.slices import JOBS, PODS
@@ -77,7 +77,7 @@ def test_a_screen_is_never_too_narrow_or_too_low(laptop: Laptop, width: int) -> 
 
 
 @pytest.mark.parametrize(("phase", "code"), [("Succeeded", 0), ("Failed", 1)])
-def test_watching_without_a_terminal_tells_changes_and_ends_with_the_run(
+def test_watching_without_a_terminal_prints_changes_until_the_end(
     laptop: Laptop, phase: str, code: int
 ) -> None:
     laptop.job("run", status={"phase": "Running", "reason": "Up"})
@@ -91,7 +91,7 @@ def test_watching_without_a_terminal_tells_changes_and_ends_with_the_run(
     ]
 
 
-def test_a_job_that_is_deleted_while_it_is_watched(laptop: Laptop) -> None:
+def test_a_job_that_is_deleted_during_the_watch(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
     laptop.once_watched(lambda: laptop.server.delete("torchrunjobs", "run"))
     result = laptop.run("status", "run", "--watch")
@@ -99,7 +99,7 @@ def test_a_job_that_is_deleted_while_it_is_watched(laptop: Laptop) -> None:
     assert "was deleted" in result.stderr
 
 
-def test_for_programs(laptop: Laptop) -> None:
+def test_machine_readable_output(laptop: Laptop) -> None:
     a_job(laptop)
     assert json.loads(laptop.run("status", "run", "-o", "json").stdout)["status"]["gpus"] == 16
     assert laptop.run("status", "run", "-o", "json", "--watch").exit_code == 2
@@ -175,7 +175,7 @@ def test_the_status_of_a_running_job_has_rate_and_eta(laptop: Laptop) -> None:
     assert "ETA" not in laptop.run("status", "run").stdout
 
 
-def test_why_tells_the_story_and_the_last_lines(laptop: Laptop) -> None:
+def test_why_prints_the_attempts_and_the_last_lines(laptop: Laptop) -> None:
     a_job(laptop)
     failure = {"message": "run-r1-2: exit code 3", "reason": "Error"}
     status = laptop.server.objects["torchrunjobs", "run"]["status"]
@@ -208,7 +208,7 @@ TORCHRUN = [
 ]
 
 
-def test_why_leaves_out_what_torchrun_says_of_the_end_of_its_ranks() -> None:
+def test_why_omits_the_failure_table_of_torchrun() -> None:
     said = [b"step 3", b"Traceback (most recent call last):", b"ValueError: bad batch"]
     assert of_ranks([*said, *TORCHRUN]) == said
     marked = [b"[default1]:" + line for line in said]
@@ -217,7 +217,7 @@ def test_why_leaves_out_what_torchrun_says_of_the_end_of_its_ranks() -> None:
     assert of_ranks(TORCHRUN) == TORCHRUN[-TAIL:], "better than nothing"
 
 
-def test_why_of_a_pod_that_is_gone_reads_its_copy(
+def test_why_reads_the_copied_log_of_a_deleted_pod(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_job(laptop)
@@ -252,11 +252,11 @@ def test_why_of_a_pod_that_is_gone_reads_its_copy(
         ("Job run failed", None),
     ],
 )
-def test_whose_copy_is_meant(message: str, expected: tuple[int, int] | None) -> None:
+def test_which_copy_is_read(message: str, expected: tuple[int, int] | None) -> None:
     assert attempt_and_node("run", message) == expected
 
 
-def test_why_shows_a_broken_edit_that_keeps_its_pods(laptop: Laptop) -> None:
+def test_why_shows_a_broken_edit_of_a_running_pod(laptop: Laptop) -> None:
     laptop.job("run", spec={"jobQueue": "q", "development": True}, status={"phase": "Running"})
     laptop.worker("run", 0)
     laptop.worker("run", 1)

@@ -102,7 +102,7 @@ LINES = [stamped(n // 4, n, f"line {n}") for n in range(20)]
 TEXTS = [f"line {n}".encode() for n in range(20)]
 
 
-async def test_a_log_goes_on_behind_the_last_line_read() -> None:
+async def test_a_log_resumes_after_the_last_line() -> None:
     kubelet = Kubelet(p=LINES)
     async with kubelet.serve() as api:
         cursor = Cursor(api, "p")
@@ -116,7 +116,7 @@ async def test_a_log_goes_on_behind_the_last_line_read() -> None:
 
 @pytest.mark.parametrize("ends", [[], [100, 0, 200]])
 @pytest.mark.parametrize("cuts", [[], [1], [200, 90, 0, 300], [len(LINES[0]), len(LINES[0]) + 3]])
-async def test_following_loses_and_doubles_nothing(cuts: list[int], ends: list[int]) -> None:
+async def test_following_neither_loses_nor_repeats_lines(cuts: list[int], ends: list[int]) -> None:
     kubelet = Kubelet(p0=LINES)
     kubelet.cuts, kubelet.ends = list(cuts), list(ends)
     out = io.StringIO()
@@ -136,7 +136,7 @@ async def test_following_loses_and_doubles_nothing(cuts: list[int], ends: list[i
     assert not kubelet.cuts
 
 
-async def test_workers_that_the_watch_has_not_brought_yet_are_read_all_the_same() -> None:
+async def test_workers_before_the_first_watch_event_are_read() -> None:
     kubelet = Kubelet(p0=LINES[:1])
     kubelet.pods = [worker(0)]
     out = io.StringIO()
@@ -147,7 +147,7 @@ async def test_workers_that_the_watch_has_not_brought_yet_are_read_all_the_same(
     assert out.getvalue() == "[0] line 0\n"
 
 
-async def test_ranks_are_chosen_and_the_root_cause_is_told() -> None:
+async def test_selected_ranks_and_the_root_cause() -> None:
     kubelet = Kubelet(p0=LINES[:2], p1=LINES[2:4])
     out, err = io.StringIO(), io.StringIO()
     failure = {"node": "n", "rank": 1, "exitCode": 137, "reason": "OOMKilled", "message": "memory"}
@@ -182,7 +182,7 @@ async def test_many_logs_are_merged_by_time() -> None:
     assert got == [(n % 3, TEXTS[n]) for n in range(20)]
 
 
-async def test_lines_are_selected_by_patterns_and_get_their_times() -> None:
+async def test_lines_are_selected_by_pattern_and_have_timestamps() -> None:
     view = View(
         line_format=LineFormat(
             include=(re.compile(b"1"), re.compile(b"2$")),
@@ -195,13 +195,13 @@ async def test_lines_are_selected_by_patterns_and_get_their_times() -> None:
     assert lines == [LINES[n].rstrip("\n").encode() for n in (1, 2, 19)]
 
 
-def test_the_time_stays_before_a_line_that_overwrites_itself() -> None:
+def test_the_timestamp_stays_before_a_line_with_carriage_returns() -> None:
     line_format = LineFormat(timestamps=True)
     assert line_format.format(b"T", b"10 %\r20 %\r") == b"T 20 %"
     assert line_format.format(b"", b"no time") == b"no time"
 
 
-def test_the_flags_of_lines_apply_to_present_and_followed_logs(laptop: Laptop) -> None:
+def test_line_flags_apply_with_and_without_follow(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
     laptop.worker("run", 0, 1, LINES[0], LINES[1], LINES[2])
     words = ("--timestamps", "--no-prefix", "--include", "line", "--exclude", "line 1")
@@ -216,7 +216,7 @@ def test_the_flags_of_lines_apply_to_present_and_followed_logs(laptop: Laptop) -
     assert "'(' is not a regular expression: " in refused.stderr
 
 
-async def test_a_torn_line_is_read_again_whole() -> None:
+async def test_a_cut_line_is_read_again_completely() -> None:
     kubelet = Kubelet(p=[LINES[0], "2026-01-01T00:00:00.000000001Z li"])
     async with kubelet.serve() as api:
         cursor = Cursor(api, "p")

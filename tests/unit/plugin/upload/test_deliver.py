@@ -132,7 +132,7 @@ async def test_an_upload_becomes_the_workspace(pod: SyncPod, workspace: Workspac
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_it_survives_bad_days_of_the_api_server(
+async def test_an_upload_survives_faults_of_the_api_server(
     pod: SyncPod, workspace: Workspace, seed: int
 ) -> None:
     async with within_reach(pod, workspace, trouble=0.5, seed=seed) as (api, job_watch, proxy):
@@ -141,7 +141,7 @@ async def test_it_survives_bad_days_of_the_api_server(
     check_tree(pod, workspace)
 
 
-async def test_it_goes_on_in_the_next_pod(pod: SyncPod, workspace: Workspace) -> None:
+async def test_an_upload_resumes_in_the_next_pod(pod: SyncPod, workspace: Workspace) -> None:
     async with within_reach(pod, workspace) as (api, job_watch, proxy):
         proxy.kill_at = [5 << 20]
         await deliver(api, job_watch, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
@@ -149,7 +149,7 @@ async def test_it_goes_on_in_the_next_pod(pod: SyncPod, workspace: Workspace) ->
     check_tree(pod, workspace)
 
 
-async def test_an_archive_that_the_job_does_not_name_is_not_taken(
+async def test_an_archive_that_the_job_does_not_name_is_refused(
     tmp_path: Path, workspace: Workspace
 ) -> None:
     pod = SyncPod(tmp_path / "claim", "0" * 64)
@@ -165,7 +165,7 @@ async def test_an_archive_that_the_job_does_not_name_is_not_taken(
 
 
 @pytest.mark.parametrize("right", [True, False], ids=["the token", "another token"])
-async def test_a_pod_that_stands_by_takes_an_upload_by_the_token(
+async def test_a_standby_pod_accepts_an_upload_with_the_token(
     tmp_path: Path, workspace: Workspace, right: bool
 ) -> None:
     pod = SyncPod(tmp_path / "claim", "", token_sha256("t" if right else "another"))
@@ -225,7 +225,7 @@ async def test_an_upload_broken_ten_times_at_random_arrives_identical(
     check_tree(pod, workspace)
 
 
-async def test_nobody_listening_is_given_up_in_time(pod: SyncPod, workspace: Workspace) -> None:
+async def test_the_wait_for_a_listening_pod_is_bounded(pod: SyncPod, workspace: Workspace) -> None:
     pod.kill()
     impatient = Backoff(first=0.01, longest=0.05, give_up=0.3)
     async with within_reach(pod, workspace) as (api, job_watch, _):
@@ -235,7 +235,7 @@ async def test_nobody_listening_is_given_up_in_time(pod: SyncPod, workspace: Wor
             )
 
 
-async def test_no_pod_in_time_says_what_the_job_says(pod: SyncPod, workspace: Workspace) -> None:
+async def test_a_timeout_shows_the_message_of_the_job(pod: SyncPod, workspace: Workspace) -> None:
     async with within_reach(pod, workspace) as (api, job_watch, _):
         job_watch.pods = {}
         job_watch.job = job(reason="ClaimPending", sha256=workspace.manifest.sha256)
@@ -250,7 +250,7 @@ async def found(observed: Job | None, *pods: Pod) -> str | Arrived | None:
     return find_pod(job_watch, SHA)
 
 
-async def test_which_pod_takes_the_upload() -> None:
+async def test_which_pod_gets_the_upload() -> None:
     assert await found(job()) is None
     assert await found(job(), sync_pod()) == "job-sync-0"
     assert await found(job(), sync_pod("")) == "job-sync-0"
@@ -262,7 +262,7 @@ async def test_which_pod_takes_the_upload() -> None:
     assert await found(job(), sync_pod(number=9), sync_pod(number=10)) == "job-sync-10"
 
 
-async def test_a_pod_that_runs_is_not_asked_before_it_listens() -> None:
+async def test_a_running_pod_gets_no_request_before_it_is_ready() -> None:
     (status,) = sync_pod().status.container_statuses
     starting = structs.replace(status, ready=False)
     pod = sync_pod()
@@ -271,7 +271,7 @@ async def test_a_pod_that_runs_is_not_asked_before_it_listens() -> None:
     assert await found(job(), pod) == "job-sync-0"
 
 
-async def test_when_no_upload_is_needed_any_more() -> None:
+async def test_when_the_upload_is_complete() -> None:
     assert await found(job(ready=True)) == Arrived()
     made = json.dumps({"sha256": SHA, "revision": 4})
     assert await found(job(), sync_pod(phase="Succeeded", message=made)) == Arrived(4)

@@ -20,7 +20,7 @@ def test_generated_names_are_job_names(directory: str) -> None:
     assert re.fullmatch(r".*-[a-z0-9]{5}", name)
 
 
-def test_generated_names_say_where_they_come_from() -> None:
+def test_generated_names_have_the_name_of_the_directory() -> None:
     assert job_manifest.generated_name("My Project_2").startswith("my-project-2-")
     assert job_manifest.generated_name("2024-Übung").startswith("ubung-")
     assert job_manifest.generated_name("日本").startswith("run-")
@@ -33,7 +33,7 @@ def test_other_names_are_refused(name: str) -> None:
         job_manifest.check_name(name)
 
 
-def test_development_is_asked_for_only_where_it_is_meant() -> None:
+def test_development_is_set_only_with_the_flag() -> None:
     request = Request("run", "q", "x")
     assert "development" not in job_manifest.build(request, "ns", "ab" * 32)["spec"]  # type: ignore[operator]
     built = job_manifest.build(request._replace(development=True), "ns", "ab" * 32)
@@ -53,7 +53,7 @@ def test_the_manifest_is_a_job_of_the_api() -> None:
     assert job.spec.volumes.workspace.source == "zip"
 
 
-def test_one_node_where_no_size_is_asked_for() -> None:
+def test_one_node_by_default() -> None:
     built = job_manifest.build(Request("run", "q", "x"), "ns", "0")
     assert built["spec"] == {
         "jobQueue": "q",
@@ -75,7 +75,7 @@ def test_variables() -> None:
         job_manifest.variables(["1=2"])
 
 
-def test_jobs_to_follow() -> None:
+def test_dependencies() -> None:
     asked = job_manifest.dependencies(["prep", "teacher=Running", "prep=Finished"])
     assert asked == (("prep", "Finished"), ("teacher", "Running"))
     built = job_manifest.build(Request("run", "q", "x", after=asked), "ns", "0")

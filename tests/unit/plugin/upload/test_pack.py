@@ -66,7 +66,7 @@ def archive(root: Path, directory: Path) -> tuple[pack.Archive, Path]:
 
 @examples(50)
 @given(TREES)
-def test_the_sync_pod_makes_the_same_tree_of_it(
+def test_the_sync_pod_extracts_the_same_tree(
     tmp_path_factory: pytest.TempPathFactory, tree: dict[tuple[str, ...], tuple[bytes, bool]]
 ) -> None:
     base = tmp_path_factory.mktemp("pack")
@@ -103,7 +103,7 @@ def test_the_sync_pod_makes_the_same_tree_of_it(
     assert found == expected
 
 
-def test_the_digest_depends_on_names_contents_and_modes_alone(tmp_path: Path) -> None:
+def test_the_digest_depends_on_names_contents_and_modes_only(tmp_path: Path) -> None:
     for root in ("one", "two"):
         (tmp_path / root / "sub").mkdir(parents=True)
     for name in ("a.py", "sub/b.py", "z.bin"):
@@ -120,7 +120,7 @@ def test_the_digest_depends_on_names_contents_and_modes_alone(tmp_path: Path) ->
     assert archive(tmp_path / "two", tmp_path)[0].sha256 != one.sha256
 
 
-def test_a_tree_has_a_name_that_does_not_change_with_releases(tmp_path: Path) -> None:
+def test_the_digest_of_a_tree_is_stable_over_releases(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     (tmp_path / "root/train.py").write_bytes(b"x")
     (tmp_path / "root/empty").mkdir()
@@ -128,7 +128,7 @@ def test_a_tree_has_a_name_that_does_not_change_with_releases(tmp_path: Path) ->
     assert listed(tmp_path / "root").manifest.text == text
 
 
-def test_only_what_is_wanted_is_packed(tmp_path: Path) -> None:
+def test_only_requested_files_are_packed(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / name).write_text(name)
     workspace = listed(tmp_path)
@@ -138,7 +138,7 @@ def test_only_what_is_wanted_is_packed(tmp_path: Path) -> None:
     assert (packed.files, packed.unpacked) == (2, 2)
 
 
-def test_bytes_that_do_not_compress_are_stored(tmp_path: Path) -> None:
+def test_incompressible_bytes_are_stored(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     (tmp_path / "root/weights.bin").write_bytes(os.urandom(200_000))
     (tmp_path / "root/code.py").write_bytes(b"import torch\n" * 1000)
@@ -168,7 +168,7 @@ def test_the_limits_are_those_of_the_sync_pod() -> None:
         (Limits(depth=1), "'data/x' has more than 1 directories"),
     ],
 )
-def test_what_is_too_large_is_refused_with_the_reason(
+def test_a_tree_over_a_limit_is_refused_with_the_reason(
     tmp_path: Path, limits: Limits, message: str
 ) -> None:
     (tmp_path / "data").mkdir()
@@ -179,20 +179,20 @@ def test_what_is_too_large_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("name", [b"a\xff", b"a\nb", b"a\\b"])
-def test_names_that_no_archive_should_carry_are_refused(tmp_path: Path, name: bytes) -> None:
+def test_invalid_names_are_refused(tmp_path: Path, name: bytes) -> None:
     (tmp_path / os.fsdecode(name)).write_bytes(b"")
     with pytest.raises(UsageProblem, match="Rename it"):
         pack.check(scan(tmp_path))
 
 
-def test_nothing_to_send_is_said(tmp_path: Path) -> None:
+def test_an_empty_tree_is_reported(tmp_path: Path) -> None:
     (tmp_path / "x.log").touch()
     (tmp_path / ".gitignore").write_text("*\n")
     with pytest.raises(UsageProblem, match="nothing to upload"):
         pack.check(scan(tmp_path))
 
 
-def test_a_file_that_goes_away_or_changes_meanwhile_is_named(tmp_path: Path) -> None:
+def test_a_file_that_changes_or_disappears_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text("1")
     tree = scan(tmp_path)
     workspace = listed(tmp_path)
@@ -207,7 +207,7 @@ def test_a_file_that_goes_away_or_changes_meanwhile_is_named(tmp_path: Path) -> 
         UploadCache(ClusterNamespace("https://cluster.example", "ns"), tmp_path).digest(tree)
 
 
-def test_zeros_that_the_sync_pod_would_take_for_a_bomb_are_refused(tmp_path: Path) -> None:
+def test_data_that_looks_like_a_zip_bomb_is_refused(tmp_path: Path) -> None:
     (tmp_path / "zeros").write_bytes(bytes(100_000))
     limits = Limits(ratio=10, ratio_floor=1000)
     with tempfile.TemporaryFile() as file, pytest.raises(UsageProblem, match="nearly all zeros"):

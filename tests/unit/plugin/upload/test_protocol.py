@@ -118,22 +118,22 @@ def test_what_comes_next(answers: list[tuple[int, Response]], step: Step) -> Non
 
 
 @pytest.mark.parametrize("state", ["comparing", "extracting", "done"])
-def test_a_pod_that_makes_another_workspace_is_waited_for(state: str) -> None:
+def test_the_upload_waits_while_a_pod_creates_another_workspace(state: str) -> None:
     assert isinstance(after((200, Response(state, OTHER, 7))), Sleep)
 
 
-def test_what_is_missing_after_all_is_packed_as_well() -> None:
+def test_files_that_turn_out_to_be_missing_are_packed() -> None:
     upload = sending()
     upload.on_response(202, Response("extracting"), 0.0)
     upload.on_response(200, Response("waiting", workspace=WORK, missing=((2, 2),)), 0.0)
     assert upload.next_step(0.0) == BuildArchive((2,))
 
 
-def test_an_unknown_state_of_a_newer_pod_ends_it() -> None:
+def test_an_unknown_state_ends_the_upload() -> None:
     assert isinstance(after((200, Response("resting", "", 0))), Refused)
 
 
-def test_a_damaged_upload_starts_again_and_not_for_ever() -> None:
+def test_a_damaged_upload_restarts_a_bounded_number_of_times() -> None:
     bad = (422, Response(reason="DigestMismatch", message="digest is wrong", offset=0))
     twice = [WAITING, bad, WAITING, bad]
     assert isinstance(after(*twice), Sleep)
@@ -142,7 +142,7 @@ def test_a_damaged_upload_starts_again_and_not_for_ever() -> None:
     assert "3 times" in step.message
 
 
-def test_after_a_loss_it_waits_longer_each_time_and_asks_for_the_offset() -> None:
+def test_after_a_lost_connection_it_backs_off_and_reads_the_offset() -> None:
     upload = started()
     waits = []
     for _ in range(8):
@@ -155,13 +155,13 @@ def test_after_a_loss_it_waits_longer_each_time_and_asks_for_the_offset() -> Non
     assert all(0.5 * min(15, 0.5 * 2**n) <= wait <= 15 for n, wait in enumerate(waits))
 
 
-def test_the_server_may_ask_for_a_longer_wait() -> None:
+def test_a_longer_retry_after_is_honoured() -> None:
     upload = started()
     upload.on_failure("busy", 0.0, retry_after=7.0)
     assert upload.next_step(0.0) == Sleep(7.0)
 
 
-def test_without_progress_it_gives_up_and_says_why() -> None:
+def test_without_progress_it_gives_up_with_a_reason() -> None:
     upload = started(backoff=Backoff(give_up=60))
     upload.on_failure("connection refused", 59.0)
     assert isinstance(upload.next_step(59.0), Sleep)
@@ -171,7 +171,7 @@ def test_without_progress_it_gives_up_and_says_why() -> None:
     assert upload.next_step(100.0) == step
 
 
-def test_progress_and_the_wait_for_a_pod_put_the_end_off() -> None:
+def test_progress_and_a_missing_pod_extend_the_timeout() -> None:
     upload = sending(Backoff(give_up=60))
     upload.on_response(200, Response(offset=CHUNK), 55.0)
     assert upload.next_step(110.0) == PutRange(CHUNK, 2 * CHUNK)
@@ -179,7 +179,7 @@ def test_progress_and_the_wait_for_a_pod_put_the_end_off() -> None:
     assert upload.next_step(1110.0) == PutRange(CHUNK, 2 * CHUNK)
 
 
-def test_a_pod_that_only_ever_gives_the_same_offset_is_given_up() -> None:
+def test_a_pod_that_never_moves_the_offset_is_given_up() -> None:
     upload, now = sending(Backoff(give_up=60)), 0.0
     for _ in range(1000):
         step = upload.next_step(now)
@@ -231,7 +231,7 @@ class Pod:
 
 @examples(60)
 @given(st.integers(1, 3 * CHUNK), st.floats(0, 0.6), st.randoms(use_true_random=False))
-def test_whatever_is_lost_on_the_way_the_pod_ends_up_with_the_archive(
+def test_the_archive_arrives_whatever_messages_are_lost(
     size: int, loss: float, random: Random
 ) -> None:
     pod = Pod(b"x" * size)

@@ -55,7 +55,7 @@ def play_controller(laptop: Laptop, tells: bool = True) -> None:
     )
 
 
-def test_a_job_that_runs_gets_the_edit(laptop: Laptop) -> None:
+def test_a_running_job_gets_the_edit(laptop: Laptop) -> None:
     play_controller(laptop)
     result = laptop.run("sync", "run")
     assert result.exit_code == 0, result.output
@@ -66,7 +66,7 @@ def test_a_job_that_runs_gets_the_edit(laptop: Laptop) -> None:
     assert said["torchrun.ai/workspace-sha256"] == laptop.server.announced.sha256  # type: ignore[index,call-overload]
 
 
-def test_what_it_has_already_is_not_sent(laptop: Laptop) -> None:
+def test_unchanged_files_are_not_sent(laptop: Laptop) -> None:
     play_controller(laptop)
     laptop.run("sync", "run")
     laptop.server.uploaded.clear()
@@ -76,7 +76,7 @@ def test_what_it_has_already_is_not_sent(laptop: Laptop) -> None:
     assert not laptop.server.uploaded
 
 
-def test_what_was_named_and_never_sent_is_sent(laptop: Laptop) -> None:
+def test_an_announced_upload_without_files_is_completed(laptop: Laptop) -> None:
     """A command that was cut between the two."""
     play_controller(laptop)
     found = tree.scan(Path())
@@ -91,7 +91,7 @@ def test_what_was_named_and_never_sent_is_sent(laptop: Laptop) -> None:
     assert laptop.server.uploaded
 
 
-def test_a_job_that_ends_meanwhile_is_said(laptop: Laptop) -> None:
+def test_a_job_that_ends_during_the_sync_is_reported(laptop: Laptop) -> None:
     play_controller(laptop)
     ended = {"phase": "Failed", "reason": "ExitCode", "message": "m", "conditions": READY}
     laptop.server.on_upload = lambda: laptop.server.put("torchrunjobs", "run", status=ended)
@@ -117,7 +117,7 @@ def test_each_edit_is_sent_until_the_job_ends(laptop: Laptop) -> None:
     assert spec["development"] is True  # type: ignore[index,call-overload]
 
 
-def test_a_job_that_ends_ends_the_watch(laptop: Laptop) -> None:
+def test_the_end_of_the_job_ends_the_watch(laptop: Laptop) -> None:
     play_controller(laptop)
     ended = {"phase": "Succeeded", "message": "m", "conditions": READY}
     laptop.server.on_upload = lambda: laptop.server.put("torchrunjobs", "run", status=ended)
@@ -159,7 +159,7 @@ FETCHES = behind("Unknown", "Fetching", "pod run-sync-1 fetches")
         ({}, "Job run already runs revision 1 (commit c0ffee)"),
     ],
 )
-def test_a_job_that_fetches_says_what_came_of_it(
+def test_the_result_of_a_fetch_is_printed(
     laptop: Laptop, after: dict[str, object], words: str
 ) -> None:
     fetching(laptop, FETCHES, after)
@@ -177,7 +177,7 @@ def test_what_cannot_be_fetched_is_said_and_not_what_could_not_be_before(laptop:
     assert "FetchFailed" not in result.stderr
 
 
-def test_a_job_that_ends_while_it_fetches_says_so(laptop: Laptop) -> None:
+def test_a_job_that_ends_during_a_fetch_is_reported(laptop: Laptop) -> None:
     fetching(laptop, FETCHES, {"phase": "Succeeded"})
     result = laptop.run("sync", "run")
     assert result.exit_code != 0

@@ -101,7 +101,7 @@ def test_a_dry_run_creates_nothing(laptop: Laptop) -> None:
     assert ("torchrunjobs", "run") not in laptop.server.objects
 
 
-def test_a_lost_answer_to_the_creation_is_no_second_job_and_no_conflict(laptop: Laptop) -> None:
+def test_a_lost_response_creates_no_second_job(laptop: Laptop) -> None:
     play_controller(laptop.server)
     lost: list[str] = []
 
@@ -129,7 +129,7 @@ GONE: JsonObject = {"kind": "Status", "code": 410, "message": "too old resource 
 
 
 @pytest.mark.parametrize("event", [None, {"type": "ERROR", "object": GONE}], ids=["end", "expire"])
-def test_watches_that_end_or_expire_are_taken_up_again(
+def test_ended_and_expired_watches_are_resumed(
     laptop: Laptop, event: JsonObject | None
 ) -> None:
     play_controller(laptop.server)
@@ -174,7 +174,7 @@ def test_refusals_say_what_to_do(laptop: Laptop, answer: Answer, code: int, mess
     assert "Traceback" not in result.output
 
 
-def test_who_may_not_see_queues_can_name_one(laptop: Laptop) -> None:
+def test_submit_with_a_queue_works_without_permission_to_list_queues(laptop: Laptop) -> None:
     play_controller(laptop.server)
 
     def hide(request: web.Request) -> web.Response | None:
@@ -186,7 +186,7 @@ def test_who_may_not_see_queues_can_name_one(laptop: Laptop) -> None:
     assert laptop.run("submit", "x").exit_code == 4
 
 
-def test_an_upload_that_is_forbidden_leaves_the_job_waiting(laptop: Laptop) -> None:
+def test_a_forbidden_upload_leaves_the_job_waiting(laptop: Laptop) -> None:
     play_controller(laptop.server)
 
     def forbid(request: web.Request) -> web.Response | None:
@@ -219,7 +219,7 @@ def interrupt_at(server: ApiServer, path: str) -> None:
         ("/log", "Detached. The job continues."),
     ],
 )
-def test_ctrl_c_says_what_there_is_now(laptop: Laptop, path: str, message: str) -> None:
+def test_ctrl_c_prints_the_current_state(laptop: Laptop, path: str, message: str) -> None:
     play_controller(laptop.server)
     interrupt_at(laptop.server, path)
     result = laptop.run("submit", "--name", "run", "x")
@@ -236,7 +236,7 @@ def waiting_job(server: ApiServer, **status: object) -> None:
     )
 
 
-def test_sync_brings_the_directory_to_a_job_that_waits(laptop: Laptop) -> None:
+def test_sync_uploads_the_directory_of_a_waiting_job(laptop: Laptop) -> None:
     waiting_job(laptop.server)
     play_controller(laptop.server)
     key = "torchrun.ai/workspace-sha256"
@@ -254,7 +254,7 @@ def test_sync_brings_the_directory_to_a_job_that_waits(laptop: Laptop) -> None:
 
 
 @pytest.mark.parametrize(("conditions", "when"), [([], "now"), (READY, "for its next pods")])
-def test_sync_asks_a_job_that_fetches_to_fetch_again(
+def test_sync_requests_a_new_fetch(
     laptop: Laptop, conditions: list[dict[str, object]], when: str
 ) -> None:
     waiting_job(laptop.server, conditions=conditions)
@@ -279,7 +279,7 @@ def test_sync_asks_a_job_that_fetches_to_fetch_again(
         ({"status": {"phase": "Failed"}}, "it is already Failed"),
     ],
 )
-def test_sync_refuses_what_waits_for_nothing(
+def test_sync_refuses_jobs_that_need_no_upload(
     laptop: Laptop, job: dict[str, object], message: str
 ) -> None:
     waiting_job(laptop.server)
@@ -289,7 +289,7 @@ def test_sync_refuses_what_waits_for_nothing(
     assert message in result.stderr
 
 
-def test_logs_of_the_newest_attempt_merged_and_chosen(laptop: Laptop) -> None:
+def test_logs_of_the_newest_attempt_are_merged(laptop: Laptop) -> None:
     waiting_job(laptop.server)
     play_controller(laptop.server, "Failed")
     laptop.server.on_upload()
@@ -324,7 +324,7 @@ def test_ctrl_c_while_following_logs(laptop: Laptop) -> None:
     assert laptop.run("logs", "run", "--follow").exit_code == 130
 
 
-def test_logs_of_a_job_that_is_not_there(laptop: Laptop) -> None:
+def test_logs_of_a_missing_job(laptop: Laptop) -> None:
     result = laptop.run("logs", "nothing")
     assert result.exit_code == 2
     assert "kubectl torchrun list -n ns" in result.stderr

@@ -33,7 +33,7 @@ def skipped(root: Path) -> dict[str, str]:
     return dict(scan(root).skipped)
 
 
-def test_files_come_in_the_order_of_their_names_with_their_mode(tmp_path: Path) -> None:
+def test_files_are_sorted_by_name_and_have_their_mode(tmp_path: Path) -> None:
     make(tmp_path, "b.py", "a/c.py", "a.py", "B")
     (tmp_path / "b.py").chmod(0o755)
     files = scan(tmp_path).files
@@ -42,7 +42,7 @@ def test_files_come_in_the_order_of_their_names_with_their_mode(tmp_path: Path) 
     assert [file.size for file in files] == [1, 4, 6, 4]
 
 
-def test_what_tools_leave_behind_is_not_sent(tmp_path: Path) -> None:
+def test_caches_of_tools_are_not_sent(tmp_path: Path) -> None:
     make(tmp_path, "x.py", ".git/HEAD", "sub/.git", "__pycache__/x.pyc", "cache/data", "venv/lib")
     make(tmp_path, "cache/CACHEDIR.TAG", "venv/pyvenv.cfg")
     assert paths(tmp_path) == ["x.py"]
@@ -50,24 +50,24 @@ def test_what_tools_leave_behind_is_not_sent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".env", ".env.local", "tls.pem", "id_rsa", "sub/.netrc"])
-def test_likely_secrets_are_left_out_and_named(tmp_path: Path, name: str) -> None:
+def test_likely_secrets_are_skipped_and_named(tmp_path: Path, name: str) -> None:
     make(tmp_path, "x.py", name, ".env.example")
     assert paths(tmp_path) == [".env.example", "x.py"]
     assert skipped(tmp_path) == {name: "may contain a secret"}
 
 
-def test_torchrunignore_can_ask_for_a_secret_and_gitignore_cannot(tmp_path: Path) -> None:
+def test_torchrunignore_can_include_a_secret_and_gitignore_cannot(tmp_path: Path) -> None:
     make(tmp_path, ".env", "a.pem", gitignore="!.env\n!a.pem\n", torchrunignore="!a.pem\n")
     assert paths(tmp_path) == [".gitignore", ".torchrunignore", "a.pem"]
 
 
-def test_torchrunignore_adds_to_gitignore_and_takes_back(tmp_path: Path) -> None:
+def test_torchrunignore_extends_and_overrides_gitignore(tmp_path: Path) -> None:
     make(tmp_path, "data/x", "runs/y", "x.py", "big.bin", gitignore="data/\nruns/\n")
     make(tmp_path, torchrunignore="*.bin\n!data/\n")
     assert paths(tmp_path) == [".gitignore", ".torchrunignore", "data/x", "x.py"]
 
 
-def test_rules_above_the_directory_count_up_to_the_top_of_its_repository(tmp_path: Path) -> None:
+def test_rules_of_parent_directories_apply_within_the_repository(tmp_path: Path) -> None:
     make(tmp_path, ".gitignore", "repo/.git/HEAD", "repo/project/x.log", "repo/project/x.py")
     (tmp_path / ".gitignore").write_text("*.py\n")
     (tmp_path / "repo/.gitignore").write_text("*.log\n/project/x.bin\n")
@@ -75,7 +75,7 @@ def test_rules_above_the_directory_count_up_to_the_top_of_its_repository(tmp_pat
     assert paths(tmp_path / "repo/project") == ["sub/x.bin", "x.py"]
 
 
-def test_a_directory_that_is_ignored_itself_can_be_sent_all_the_same(tmp_path: Path) -> None:
+def test_an_ignored_directory_can_be_sent_itself(tmp_path: Path) -> None:
     make(tmp_path, ".git/HEAD", "scratch/x.py", gitignore="scratch/\n")
     assert paths(tmp_path / "scratch") == ["x.py"]
 
@@ -86,7 +86,7 @@ def test_empty_directories_stay(tmp_path: Path) -> None:
     assert scan(tmp_path).empty_directories == ("logs", "out/deep")
 
 
-def test_links_inside_are_taken_as_copies(tmp_path: Path) -> None:
+def test_links_within_the_tree_are_sent_as_copies(tmp_path: Path) -> None:
     make(tmp_path, "lib/a.py", "lib/sub/b.py")
     (tmp_path / "one.py").symlink_to("lib/a.py")
     (tmp_path / "two.py").symlink_to(tmp_path / "one.py")
@@ -121,7 +121,7 @@ def test_links_that_go_in_a_circle_are_refused(tmp_path: Path) -> None:
         scan(tmp_path)
 
 
-def test_links_that_multiply_the_files_are_refused_before_they_do(tmp_path: Path) -> None:
+def test_links_that_multiply_the_files_are_refused(tmp_path: Path) -> None:
     """Forty directories, each with two links to the one before: 2**40 files."""
     make(tmp_path, "d0/x.py")
     for level in range(1, 41):
@@ -149,7 +149,7 @@ def test_many_circles_are_refused_at_once(tmp_path: Path) -> None:
     assert time.process_time() - started < 30
 
 
-def test_links_to_one_directory_are_as_many_copies_of_it(tmp_path: Path) -> None:
+def test_each_link_to_a_directory_is_a_copy_of_it(tmp_path: Path) -> None:
     make(tmp_path, "lib/a.py", "lib/sub/b.py", "x/y.py")
     for name in ("one", "two", "x/three"):
         (tmp_path / name).symlink_to(tmp_path / "lib")
@@ -159,7 +159,7 @@ def test_links_to_one_directory_are_as_many_copies_of_it(tmp_path: Path) -> None
     assert paths(tmp_path) == sorted([*copied, "x/y.py"])
 
 
-def test_a_link_is_no_way_around_the_rules(tmp_path: Path) -> None:
+def test_ignore_rules_apply_to_the_targets_of_links(tmp_path: Path) -> None:
     make(tmp_path, "x.py", ".env", "runs/1/big", ".git/config", gitignore="runs/\n")
     for name, target in {"e": ".env", "latest": "runs/1", "g": ".git", "gone": "nothing"}.items():
         (tmp_path / name).symlink_to(target)
@@ -167,7 +167,7 @@ def test_a_link_is_no_way_around_the_rules(tmp_path: Path) -> None:
     assert {"e", "latest", "g", "gone", ".env"} == set(skipped(tmp_path))
 
 
-def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
+def test_special_files_are_skipped(tmp_path: Path) -> None:
     make(tmp_path, "x.py")
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -198,7 +198,7 @@ def test_nested_ignore_files_work_as_in_git(
     assert set(paths(root)) == set(listed.stdout.decode().split("\0")) - {""}
 
 
-def test_what_is_laid_over_goes_before(tmp_path: Path) -> None:
+def test_overlay_files_replace_files_of_the_tree(tmp_path: Path) -> None:
     below, above = tmp_path / "below", tmp_path / "above"
     make(below, "a.py", "sub/b.py")
     (below / "empty").mkdir()
@@ -216,7 +216,7 @@ def test_what_is_laid_over_goes_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("below", "above"), [("a", "a/b.py"), ("a/b.py", "a"), ("a/b/c.py", "a/b")]
 )
-def test_a_file_over_a_directory_is_refused(tmp_path: Path, below: str, above: str) -> None:
+def test_an_overlay_file_over_a_directory_is_refused(tmp_path: Path, below: str, above: str) -> None:
     make(tmp_path / "below", below)
     make(tmp_path / "above", above)
     with pytest.raises(UsageProblem, match="replaces a file by a directory, or the reverse"):

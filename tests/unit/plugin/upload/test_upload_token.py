@@ -42,20 +42,20 @@ def test_the_same_job_has_the_same_token_and_no_other_has(state: Path) -> None:
     assert again(HERE, "train") != token
 
 
-def test_the_job_says_nothing_from_which_the_token_follows() -> None:
+def test_the_token_cannot_be_derived_from_the_job() -> None:
     token = again(HERE, "train")
     assert len(upload_token.token_sha256(token)) == 64
     assert token not in upload_token.token_sha256(token)
 
 
-def test_two_commands_that_begin_together_have_one_key(state: Path) -> None:
+def test_two_concurrent_commands_share_one_key(state: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         tokens = set(pool.map(lambda _: again(HERE, "train"), range(50)))
     assert len(tokens) == 1
     assert [path.name for path in state.iterdir()] == ["upload-key"]
 
 
-def test_a_home_that_keeps_no_files_is_no_reason_to_stop(
+def test_a_read_only_home_directory_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()

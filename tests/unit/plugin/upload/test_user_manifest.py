@@ -38,7 +38,7 @@ def read(tmp_path: Path, text: str) -> Request:
     return Request(user_manifest.name_of(body), user_manifest.queue_of(body), "", manifest=body)
 
 
-def test_what_the_file_says_stays_and_the_upload_is_named(tmp_path: Path) -> None:
+def test_fields_of_the_file_stay_and_the_upload_is_named(tmp_path: Path) -> None:
     built = job_manifest.build(read(tmp_path, JOB), "ns", "ab" * 32, "before")
     job = msgspec.convert(built, TorchrunJob)
     assert job.metadata.annotations == {
@@ -65,7 +65,7 @@ def test_what_the_file_says_stays_and_the_upload_is_named(tmp_path: Path) -> Non
         ("apiVersion: torchrun.ai/v1alpha1\nkind: TorchrunJob\nspec: []", "spec is not an object"),
     ],
 )
-def test_what_is_no_job_to_send_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_without_a_valid_job_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageProblem, match=message):
         read(tmp_path, text)
 
@@ -76,7 +76,7 @@ def test_another_namespace_is_refused(tmp_path: Path) -> None:
         job_manifest.build(request, "ns", "0")
 
 
-def test_it_is_created_and_its_files_are_laid_over(laptop: Laptop, tmp_path: Path) -> None:
+def test_the_job_is_created_with_its_overlay_files(laptop: Laptop, tmp_path: Path) -> None:
     play_controller(laptop.server)
     file = tmp_path / "job.json"
     body = {
@@ -95,7 +95,7 @@ def test_it_is_created_and_its_files_are_laid_over(laptop: Laptop, tmp_path: Pat
 
 
 @pytest.mark.parametrize("option", [["x"], ["--nodes", "2"], ["--dev"], ["--env", "A=b"]])
-def test_the_file_and_options_that_it_replaces(option: list[str]) -> None:
+def test_options_that_conflict_with_a_file_are_refused(option: list[str]) -> None:
     result = CliRunner().invoke(cli, ["submit", "-f", "job.yaml", *option])
     assert result.exit_code == 2
     assert "cannot be combined with --filename" in result.stderr
