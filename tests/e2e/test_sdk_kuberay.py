@@ -105,7 +105,7 @@ def test_a_cluster_that_cannot_come_is_told_and_goes(user: Laptop, kuberay: None
     until(lambda: not (user.jobs() or clusters(user)), "all of it is deleted", 60)
 
 
-def test_where_it_is_not_installed_nothing_is_made(user: Laptop) -> None:
+def test_nothing_is_created_without_kuberay(user: Laptop) -> None:
     out = user.run(
         CALL.format(compute="")
         + """

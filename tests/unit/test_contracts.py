@@ -22,7 +22,7 @@ def packages() -> set[str]:
     return {package(f) for f in folders if len([*f.glob("*.py"), *f.glob("*/__init__.py")]) > 2}
 
 
-def test_every_module_stands_in_a_contract():
+def test_every_module_is_in_a_contract():
     """An exhaustive contract fails by itself for a module in none of its layers."""
     layered = {
         container

@@ -106,7 +106,7 @@ def intent(uid: str = "") -> Apply:
     return Apply(SERVICES, body, uid)
 
 
-async def test_a_judgement_makes_nothing() -> None:
+async def test_a_dry_run_creates_nothing_on_the_server() -> None:
     wire = Wire(answer())
     await Applier(wire, Open()).dry_run(intent())
     (request,) = wire.requests
@@ -115,20 +115,20 @@ async def test_a_judgement_makes_nothing() -> None:
     assert request.body["metadata"]["resourceVersion"] == ABSENT
 
 
-async def test_a_write_is_no_judgement() -> None:
+async def test_a_write_is_no_dry_run() -> None:
     wire = Wire(answer())
     await Applier(wire, Open()).apply(intent())
     assert "dryRun" not in wire.requests[0].query
 
 
-async def test_a_taken_name_whose_holder_cannot_be_seen_is_tried_again() -> None:
+async def test_a_taken_name_with_an_unreadable_owner_is_retried() -> None:
     wire = Wire(refusal(409), refusal(503))
     with pytest.raises(UnavailableError):
         await Applier(wire, Open()).apply(intent())
     assert [request.method for request in wire.requests] == ["PATCH", "GET"]
 
 
-async def test_creation_asks_for_absence_and_does_not_force() -> None:
+async def test_creation_requires_absence_and_does_not_force() -> None:
     wire = Wire(answer())
     wish = intent()
     before = json.dumps(wish.body)
@@ -154,7 +154,7 @@ async def test_a_known_object_is_forced_by_its_uid() -> None:
     assert "resourceVersion" not in request.body["metadata"]
 
 
-async def test_status_has_its_own_field_manager_and_names_exactly_what_was_observed() -> None:
+async def test_status_has_its_own_field_manager_and_preconditions() -> None:
     wire = Wire(answer())
     status = TorchrunJobStatus(phase="Running", observed_generation=1)
     await Applier(wire, Open()).apply_status(JOB, status)
@@ -197,7 +197,7 @@ async def test_a_conflict_means_gone_if_the_object_is_gone_or_replaced(
 
 
 @pytest.mark.parametrize("version", ["", "5"])
-async def test_a_conflict_over_the_same_object_asks_for_another_look(version: str) -> None:
+async def test_a_conflict_over_the_same_object_is_reconciled_again(version: str) -> None:
     """The object has changed since it was observed: a Job may have completed, for example."""
     wire = Wire(refusal(409), answer(uid="u"))
     delete = Delete(kind=JOBS, namespace="n", name="x", uid="u", resource_version=version)
@@ -205,28 +205,28 @@ async def test_a_conflict_over_the_same_object_asks_for_another_look(version: st
         await Applier(wire, Open()).delete(delete)
 
 
-async def test_a_conflict_that_cannot_be_looked_into_is_retried() -> None:
+async def test_a_conflict_with_an_unreadable_object_is_retried() -> None:
     wire = Wire(refusal(409), Disconnected("reset"))
     with pytest.raises(UnavailableError, match="reset"):
         await Applier(wire, Open()).delete(Delete(kind=JOBS, namespace="n", name="x", uid="u"))
 
 
 @pytest.mark.parametrize("error", [refusal(404), OTHER_UID])
-async def test_what_is_gone_needs_no_delete(error: ApiError) -> None:
+async def test_a_deleted_object_needs_no_delete(error: ApiError) -> None:
     applier = Applier(Wire(error), Open())
     assert await applier.delete(Delete(kind=JOBS, namespace="n", name="x", uid="u")) is None
 
 
-async def test_what_is_gone_needs_no_status() -> None:
+async def test_a_deleted_object_needs_no_status() -> None:
     assert await Applier(Wire(refusal(404)), Open()).apply_status(JOB, TorchrunJobStatus()) is None
 
 
-async def test_a_status_is_for_what_was_observed_only() -> None:
+async def test_a_status_applies_to_the_observed_object_only() -> None:
     with pytest.raises(SupersededError):
         await Applier(Wire(refusal(409)), Open()).apply_status(JOB, TorchrunJobStatus())
 
 
-async def test_nothing_is_written_when_the_gate_is_closed() -> None:
+async def test_nothing_is_written_without_leadership() -> None:
     wire = Wire()
     applier = Applier(wire, Closed())
     for write in (
@@ -254,7 +254,7 @@ CONVERTED = "failed to convert new object (n/x; batch/v1, Kind=Job) to proper ve
         (refusal(403, "exceeded quota"), False),
     ],
 )
-async def test_a_refused_object_is_a_rejection_in_the_servers_words(
+async def test_a_refused_object_is_a_rejection_with_the_server_message(
     error: ApiError, permanent: bool
 ) -> None:
     with pytest.raises(RejectedError) as caught:
@@ -274,7 +274,7 @@ async def test_a_refused_object_is_a_rejection_in_the_servers_words(
         (Disconnected("lost"), None),
     ],
 )
-async def test_an_absent_server_is_retried(error: Exception, retry_after: float | None) -> None:
+async def test_an_unavailable_server_is_retried(error: Exception, retry_after: float | None) -> None:
     delete = Delete(kind=JOBS, namespace="n", name="x", uid="u")
     applier = Applier(Wire(*[error] * 4), Open())
     for write in (
@@ -288,7 +288,7 @@ async def test_an_absent_server_is_retried(error: Exception, retry_after: float 
         assert caught.value.retry_after == retry_after
 
 
-async def test_other_refusals_stay_what_they_are() -> None:
+async def test_other_errors_are_raised_unchanged() -> None:
     with pytest.raises(ApiError) as caught:
         await Applier(Wire(refusal(404)), Open()).apply(intent())
     assert caught.value.status == 404
@@ -300,7 +300,7 @@ async def test_a_replaced_object_is_superseded(error: ApiError) -> None:
         await Applier(Wire(error), Open()).apply(intent(uid="old"))
 
 
-async def test_a_creation_that_the_cache_has_missed_counts() -> None:
+async def test_an_own_object_that_the_cache_missed_counts_as_created() -> None:
     held = answer(uid="mine", version="9", ownerReferences=[OWNER])
     written = await Applier(Wire(refusal(409), held), Open()).apply(intent())
     assert (written.uid, written.resource_version) == ("mine", "9")
@@ -320,7 +320,7 @@ FOREIGN_OWNER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "
         (answer(ownerReferences=[{**OWNER, "controller": False}]), "was created by another client"),
     ],
 )
-async def test_a_foreign_holder_is_named_and_left_alone(held: JsonObject, whose: str) -> None:
+async def test_another_owner_is_named_and_left_alone(held: JsonObject, whose: str) -> None:
     wire = Wire(refusal(409), held)
     with pytest.raises(NameConflictError) as caught:
         await Applier(wire, Open()).apply(intent())
@@ -339,12 +339,12 @@ async def test_a_foreign_holder_is_named_and_left_alone(held: JsonObject, whose:
         refusal(404),
     ],
 )
-async def test_a_holder_that_goes_away_is_waited_for(held: JsonObject | Exception) -> None:
+async def test_a_terminating_owner_is_waited_for(held: JsonObject | Exception) -> None:
     with pytest.raises(SupersededError):
         await Applier(Wire(refusal(409), held), Open()).apply(intent())
 
 
-async def test_a_retained_claim_is_known_by_its_label() -> None:
+async def test_a_retained_claim_is_recognised_by_its_label() -> None:
     label: JsonObject = {"torchrun.ai/retained-from": "run"}
     meta: JsonObject = {"name": "run-checkpoints", "namespace": "team", "labels": label}
     wish = Apply(SERVICES, {"metadata": meta})
@@ -355,7 +355,7 @@ async def test_a_retained_claim_is_known_by_its_label() -> None:
 
 
 @pytest.mark.parametrize("body", GARBLED)
-async def test_a_write_whose_answer_is_garbage_is_tried_again(body: bytes) -> None:
+async def test_a_write_with_a_garbage_response_is_retried(body: bytes) -> None:
     for uid in ("", "u"):
         with pytest.raises(UnavailableError, match="not the answer that was asked for"):
             await Applier(Wire(body), Open()).apply(intent(uid))

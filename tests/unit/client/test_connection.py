@@ -32,13 +32,13 @@ class TestInCluster:
         port = server.url.rsplit(":", 1)[1]
         return {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
 
-    async def test_mounted_files_are_all_it_takes(self, server: ScriptedServer, pod: Path) -> None:
+    async def test_mounted_files_are_enough(self, server: ScriptedServer, pod: Path) -> None:
         environ = self.environ(server)
         connection = await Connection.load(environ=environ, service_account=pod)
         assert connection.namespace == "torchrun-system"
         assert await who_am_i(connection) == {"certificate": "", "authorization": "Bearer mounted"}
 
-    def test_kubernetes_asyncio_is_not_imported_for_it(self) -> None:
+    def test_kubernetes_asyncio_is_not_imported(self) -> None:
         program = (
             "import sys, torchrun_controller.client; print('kubernetes_asyncio' in sys.modules)"
         )
@@ -52,19 +52,19 @@ class TestInCluster:
         assert connection.endpoint.server == "https://[fd00::1]:443"
         assert connection.namespace == "default"
 
-    async def test_kubeconfig_goes_first(
+    async def test_a_kubeconfig_has_precedence(
         self, server: ScriptedServer, pod: Path, kubeconfig: Write
     ) -> None:
         environ = self.environ(server) | {"KUBECONFIG": kubeconfig({"token": "mine"})}
         connection = await Connection.load(environ=environ, service_account=pod)
         assert (await who_am_i(connection))["authorization"] == "Bearer mine"
 
-    async def test_ca_that_is_missing(self, server: ScriptedServer, pod: Path) -> None:
+    async def test_a_missing_ca(self, server: ScriptedServer, pod: Path) -> None:
         (pod / "ca.crt").unlink()
         with pytest.raises(ConfigError, match=r"cannot read the cluster's CA from .*ca\.crt"):
             await Connection.load(environ=self.environ(server), service_account=pod)
 
-    async def test_token_that_cannot_be_read(self, server: ScriptedServer, pod: Path) -> None:
+    async def test_an_unreadable_token(self, server: ScriptedServer, pod: Path) -> None:
         (pod / "token").unlink()
         (pod / "token").mkdir()
         with pytest.raises(ConfigError, match="cannot read the service account's token"):
@@ -117,14 +117,14 @@ class TestFreshness:
         assert await connection.authorization() == "Bearer two"
         assert (token.reads, token.renewals) == (2, 0)
 
-    async def test_an_old_value_that_was_refused_renews_nothing(self) -> None:
+    async def test_a_refused_old_value_renews_nothing(self) -> None:
         token = Token("Bearer two")
         connection = Connection(Endpoint("http://x"), token)
         await connection.authorization()
         assert await connection.authorization(refused="Bearer one") == "Bearer two"
         assert token.renewals == 0
 
-    async def test_a_value_that_cannot_be_read_again_stays(self) -> None:
+    async def test_an_unreadable_value_keeps_the_old_one(self) -> None:
         class Failing(Token):
             async def renew(self) -> str:
                 raise ConfigError("the plugin is gone")
@@ -133,7 +133,7 @@ class TestFreshness:
         value = await connection.authorization()
         assert await connection.authorization(refused=value) == value
 
-    async def test_a_value_that_was_never_read_is_an_error(self) -> None:
+    async def test_a_value_that_was_never_readable_is_an_error(self) -> None:
         class Failing(Token):
             async def read(self) -> str:
                 raise ConfigError("no token")
@@ -143,7 +143,7 @@ class TestFreshness:
 
 
 class TestVerification:
-    def test_is_full_but_for_the_extensions_of_the_ca(self, pki: Path) -> None:
+    def test_is_complete_except_for_extensions_of_the_ca(self, pki: Path) -> None:
         context = tls_context(str(pki / "ca.crt"))
         assert context.verify_mode is ssl.CERT_REQUIRED
         assert context.check_hostname
@@ -159,11 +159,11 @@ class TestVerification:
         with pytest.raises(Disconnected, match="Hostname mismatch"):
             await who_am_i(await Connection.load(path))
 
-    async def test_the_name_of_the_kubeconfig_counts(self, kubeconfig: Write) -> None:
+    async def test_the_tls_server_name_of_the_kubeconfig_counts(self, kubeconfig: Write) -> None:
         path = kubeconfig({"token": "t"}, cluster={"tls-server-name": "kubernetes.test"})
         assert (await who_am_i(await Connection.load(path)))["authorization"] == "Bearer t"
 
-    async def test_cannot_be_switched_off(self, kubeconfig: Write) -> None:
+    async def test_cannot_be_disabled(self, kubeconfig: Write) -> None:
         path = kubeconfig({"token": "t"}, cluster={"insecure-skip-tls-verify": True})
         with pytest.raises(ConfigError, match="put the cluster's CA in certificate-authority"):
             await Connection.load(path)

@@ -23,7 +23,7 @@ class TestKubeconfig:
         assert (await Connection.load(path, "other")).namespace == "other"
         assert await who_am_i(connection) == {"certificate": "", "authorization": "Bearer t"}
 
-    async def test_context_alone_means_the_one_at_home(
+    async def test_a_context_selects_the_default_kubeconfig(
         self, kubeconfig: Write, tmp_path: Path
     ) -> None:
         (tmp_path / ".kube").mkdir()
@@ -69,7 +69,7 @@ class TestKubeconfig:
         with pytest.raises(ConfigError, match="its credential plugin gave no answer within 0 s"):
             await Kubeconfig(path, None, timeout=0.0).endpoint()
 
-    async def test_plugin_that_fails_later_leaves_the_old_token(
+    async def test_a_later_failure_of_the_plugin_keeps_the_old_token(
         self, kubeconfig: Write, tmp_path: Path
     ) -> None:
         now = [0.0]
@@ -81,7 +81,7 @@ class TestKubeconfig:
         now[0] = 60.0
         assert await aged.authorization() == value
 
-    async def test_certificate_that_goes_bad_later_is_no_crash(
+    async def test_a_certificate_that_becomes_invalid_is_no_crash(
         self, kubeconfig: Write, tmp_path: Path, pki: Path
     ) -> None:
         for end in ("crt", "key"):
@@ -95,21 +95,21 @@ class TestKubeconfig:
         assert await connection.authorization(refused="") == ""
 
     @pytest.mark.parametrize("text", ["", "{", "a: [1", "[]", "current-context: x"])
-    async def test_a_file_that_is_no_kubeconfig(self, text: str, tmp_path: Path) -> None:
+    async def test_an_invalid_kubeconfig(self, text: str, tmp_path: Path) -> None:
         path = tmp_path / "kubeconfig"
         path.write_text(text)
         with pytest.raises(ConfigError, match=f"kubeconfig {path} cannot be used: "):
             await Connection.load(str(path))
 
-    async def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
+    async def test_a_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="it does not exist"):
             await Connection.load(str(tmp_path / "none"))
 
-    async def test_a_context_that_is_not_there(self, kubeconfig: Write) -> None:
+    async def test_a_missing_context(self, kubeconfig: Write) -> None:
         with pytest.raises(ConfigError, match="context"):
             await Connection.load(kubeconfig({"token": "t"}), "nowhere")
 
-    async def test_nothing_at_all(self, tmp_path: Path) -> None:
+    async def test_no_configuration(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="give --kubeconfig, set KUBECONFIG"):
             await Connection.load(environ={"HOME": str(tmp_path)}, service_account=tmp_path)
 
@@ -147,7 +147,7 @@ class TestProxy:
             ("https://api.example.test:6443", "*", False),
         ],
     )
-    def test_the_networks_of_no_proxy_are_reached_without_it(
+    def test_no_proxy_networks_are_reached_directly(
         self, monkeypatch: pytest.MonkeyPatch, server: str, bypass: str, is_used: bool
     ) -> None:
         for name in ("no_proxy", "https_proxy"):

@@ -51,7 +51,7 @@ class TestSlowPlugin:
     def short(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(transport_connection, "REREAD_TIMEOUT", 0.01)
 
-    async def test_requests_go_with_the_old_value_meanwhile(self) -> None:
+    async def test_requests_use_the_old_value_meanwhile(self) -> None:
         async with aged() as (connection, plugin):
             for _ in range(3):
                 assert await connection.authorization() == "Bearer one"
@@ -60,7 +60,7 @@ class TestSlowPlugin:
                 await asyncio.sleep(0)
             assert plugin.reads == 2, "it was asked once"
 
-    async def test_a_request_that_ends_does_not_end_the_reading(self) -> None:
+    async def test_a_cancelled_request_does_not_cancel_the_renewal(self) -> None:
         async with aged() as (connection, plugin):
             request = asyncio.create_task(connection.authorization())
             await asyncio.sleep(0)
@@ -71,7 +71,7 @@ class TestSlowPlugin:
                 await asyncio.sleep(0)
             assert plugin.reads == 2
 
-    async def test_who_was_refused_waits_and_all_of_them_for_one_renewal(self) -> None:
+    async def test_refused_requests_wait_for_one_renewal(self) -> None:
         async with aged() as (connection, plugin):
             refused = [
                 asyncio.create_task(connection.authorization(refused="Bearer one"))
@@ -83,7 +83,7 @@ class TestSlowPlugin:
             assert await asyncio.gather(*refused) == ["Bearer renewed"] * 3
             assert plugin.renewals == 1
 
-    async def test_what_is_read_meanwhile_needs_no_renewal(self) -> None:
+    async def test_a_value_that_was_read_meanwhile_needs_no_renewal(self) -> None:
         async with aged() as (connection, plugin):
             assert await connection.authorization() == "Bearer one"
             refused = asyncio.create_task(connection.authorization(refused="Bearer one"))
@@ -92,7 +92,7 @@ class TestSlowPlugin:
             assert await refused == "Bearer two"
             assert plugin.renewals == 0
 
-    async def test_a_bug_in_it_leaves_the_old_value(self) -> None:
+    async def test_a_bug_of_the_plugin_keeps_the_old_value(self) -> None:
         class Broken(Token):
             async def renew(self) -> str:
                 raise ZeroDivisionError

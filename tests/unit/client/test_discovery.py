@@ -68,7 +68,7 @@ class Garbage:
 
 
 @pytest.mark.parametrize("body", GARBLED)
-async def test_garbage_is_said_and_asked_for_again(body: bytes) -> None:
+async def test_garbage_is_logged_and_retried(body: bytes) -> None:
     discovery = Discovery(cast("Transport", Garbage(body)))
     await discovery.poll()
     assert discovery.installed is None
@@ -89,7 +89,7 @@ async def discovery(api: Api) -> AsyncIterator[Discovery]:
         yield Discovery(transport)
 
 
-async def test_the_kinds_of_schedulers_are_found_and_no_others(api, discovery):
+async def test_only_kinds_of_schedulers_are_found(api, discovery):
     api.body = document(
         ("scheduling.volcano.sh", "v1beta1", "podgroups"), ("example.com", "v1", "podgroups")
     )
@@ -102,7 +102,7 @@ async def test_the_kinds_of_schedulers_are_found_and_no_others(api, discovery):
     assert "as=APIGroupDiscoveryList" in api.asked[0][0]
 
 
-async def test_each_change_is_told_once(api, discovery):
+async def test_each_change_is_reported_once(api, discovery):
     told: list[Installed] = []
     discovery.subscribe(told.append)
     await discovery.poll()
@@ -128,7 +128,7 @@ async def test_an_unchanged_list_is_not_sent_again(api, discovery):
 
 
 @pytest.mark.parametrize("status", [403, 503])
-async def test_a_refusal_keeps_the_last_word_and_says_so(api, discovery, status):
+async def test_a_refusal_keeps_the_last_result_and_is_logged(api, discovery, status):
     assert "is unknown: no answer yet" in discovery.shortcoming()
     api.status = status
     await discovery.poll()
@@ -143,7 +143,7 @@ async def test_a_refusal_keeps_the_last_word_and_says_so(api, discovery, status)
     assert "goes by what was installed before" in discovery.shortcoming()
 
 
-async def test_a_server_that_is_too_old_or_another_is_said(api, discovery):
+async def test_a_server_without_discovery_is_logged(api, discovery):
     api.body = {"kind": "APIGroupList", "groups": []}
     await discovery.poll()
     assert discovery.installed is None
@@ -153,7 +153,7 @@ async def test_a_server_that_is_too_old_or_another_is_said(api, discovery):
     assert "cannot get it from the API server" in discovery.shortcoming()
 
 
-async def test_a_server_that_is_not_there_ends_nothing():
+async def test_an_unreachable_server_ends_nothing():
     async with connection("http://127.0.0.1:1").session("test") as transport:
         discovery = Discovery(transport)
         await discovery.poll()
@@ -161,7 +161,7 @@ async def test_a_server_that_is_not_there_ends_nothing():
         assert discovery.first_poll.is_set()
 
 
-async def test_it_looks_again_and_again(api, discovery):
+async def test_discovery_is_repeated(api, discovery):
     class EnoughError(Exception):
         pass
 
@@ -178,7 +178,7 @@ async def test_it_looks_again_and_again(api, discovery):
     assert len(api.asked) == 3
 
 
-async def test_kais_topologies_are_looked_at_each_time(api, discovery):
+async def test_topologies_of_kai_are_read_each_time(api, discovery):
     api.body = document(("kai.scheduler", "v1alpha1", "topologies"))
     await discovery.poll()
     assert discovery.installed.topologies == ()
@@ -189,7 +189,7 @@ async def test_kais_topologies_are_looked_at_each_time(api, discovery):
 
 
 @pytest.mark.parametrize("status", [403, 404])
-async def test_topologies_that_may_not_be_read_are_none(api, discovery, status):
+async def test_forbidden_topologies_count_as_none(api, discovery, status):
     api.body = document(("kai.scheduler", "v1alpha1", "topologies"))
     api.topologies_status = status
     await discovery.poll()
@@ -197,7 +197,7 @@ async def test_topologies_that_may_not_be_read_are_none(api, discovery, status):
     assert not discovery.shortcoming()
 
 
-async def test_topologies_that_cannot_be_read_now_change_nothing(api, discovery):
+async def test_a_failed_read_of_topologies_changes_nothing(api, discovery):
     api.body, api.topologies = document(("kai.scheduler", "v1alpha1", "topologies")), ["racks"]
     await discovery.poll()
     api.topologies_status = 503

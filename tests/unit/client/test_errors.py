@@ -56,24 +56,24 @@ def test_retry_after(body: bytes, header: str, seconds: float | None) -> None:
         (500, b"\xff\xfe", "500 InternalServerError: \ufffd\ufffd"),
     ],
 )
-def test_what_is_no_status(status: int, body: bytes, words: str) -> None:
+def test_a_body_that_is_no_status(status: int, body: bytes, words: str) -> None:
     assert str(ApiError.from_answer(status, body)) == words
 
 
 @settings(deadline=None)
 @given(st.integers(300, 999), st.binary(), st.text())
-def test_no_answer_is_too_bad(status: int, body: bytes, header: str) -> None:
+def test_any_body_becomes_an_error(status: int, body: bytes, header: str) -> None:
     assert ApiError.from_answer(status, body, header).status == status
 
 
 @pytest.mark.parametrize("body", GARBLED)
-def test_an_answer_that_does_not_decode_is_an_answer_that_was_lost(body: bytes) -> None:
+def test_an_undecodable_response_counts_as_lost(body: bytes) -> None:
     answer = Response(200, body, request="GET /api/v1/pods/a")
     with pytest.raises(Disconnected, match=r"GET /api/v1/pods/a: not the answer that was asked"):
         answer.read(read_object)
 
 
-def test_what_is_said_of_it_holds_no_token() -> None:
+def test_its_message_contains_no_token() -> None:
     review = b'{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1","spec":{"token":"ey"}'
     with pytest.raises(InvalidResponse) as error:
         Response(201, review).read(read_object)
@@ -82,11 +82,11 @@ def test_what_is_said_of_it_holds_no_token() -> None:
 
 
 @given(st.binary())
-def test_no_bytes_raise_anything_else(body: bytes) -> None:
+def test_no_bytes_raise_another_exception(body: bytes) -> None:
     for parse in (read_deleted, read_holder, read_object):
         with suppress(InvalidResponse):
             Response(200, body).read(parse)
 
 
-def test_the_status_that_answers_a_delete_needs_no_identity() -> None:
+def test_the_status_after_a_delete_needs_no_identity() -> None:
     assert Response(200, b'{"kind":"Status","metadata":{}}').read(read_deleted).uid == ""

@@ -132,7 +132,7 @@ async def test_a_repetition_becomes_a_series(world: World) -> None:
     assert world.server.methods == ["POST", "PATCH", "PATCH"]
 
 
-async def test_repetitions_that_wait_are_written_once(world: World) -> None:
+async def test_waiting_repetitions_are_written_once(world: World) -> None:
     for _ in range(3):
         world.recorder.record(a_job(), Event("Warning", "Broken", "it broke"))
     await world.written()
@@ -141,7 +141,7 @@ async def test_repetitions_that_wait_are_written_once(world: World) -> None:
     assert event["series"] == {"count": 3, "lastObservedTime": "2026-01-02T03:04:05.000678Z"}
 
 
-async def test_another_message_another_job_or_another_time_is_another_event(world: World) -> None:
+async def test_another_message_job_or_time_is_another_event(world: World) -> None:
     await world.say("it broke")
     await world.say("it broke again")
     await world.say("it broke", job="other")
@@ -159,7 +159,7 @@ async def test_a_series_whose_event_has_expired_starts_again(world: World) -> No
     assert event["series"]["count"] == 2  # type: ignore[index]
 
 
-async def test_a_storm_ends_for_its_own_job_only(world: World) -> None:
+async def test_a_storm_of_events_is_limited_for_its_own_job(world: World) -> None:
     for number in range(100):
         await world.say(f"broken {number}")
     assert len(world.objects) == events.RATE.burst
@@ -181,7 +181,7 @@ async def test_a_long_message_is_cut_to_the_servers_limit(world: World) -> None:
 
 
 @pytest.mark.parametrize("failure", [ApiError(403, "Forbidden", "no", None, ()), Disconnected("x")])
-async def test_a_failing_server_costs_the_event_only(world: World, failure: Exception) -> None:
+async def test_a_failing_server_drops_the_event_only(world: World, failure: Exception) -> None:
     world.server.failure = failure
     await world.say("lost")
     world.server.failure = None
@@ -190,7 +190,7 @@ async def test_a_failing_server_costs_the_event_only(world: World, failure: Exce
     assert world.recorder.dropped == 1
 
 
-async def test_at_the_end_the_write_under_way_is_finished_and_none_begins_too_late(
+async def test_shutdown_finishes_the_current_write_only(
     world: World,
 ) -> None:
     def slow() -> None:
@@ -203,7 +203,7 @@ async def test_at_the_end_the_write_under_way_is_finished_and_none_begins_too_la
     assert [event["note"] for event in world.objects] == ["one", "two"]
 
 
-async def test_it_ends_while_it_waits_for_an_event(world: World) -> None:
+async def test_shutdown_while_it_waits_for_an_event(world: World) -> None:
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(world.recorder.run)
@@ -211,7 +211,7 @@ async def test_it_ends_while_it_waits_for_an_event(world: World) -> None:
             world.recorder.shut_down(1.0)
 
 
-async def test_the_queue_is_bounded_and_the_oldest_give_way(world: World) -> None:
+async def test_the_queue_is_bounded_and_drops_the_oldest(world: World) -> None:
     for number in range(events.MAX_QUEUED + 5):
         world.recorder.record(a_job(f"job-{number}"), Event("Normal", "Started", "running"))
     await world.written()
@@ -232,7 +232,7 @@ async def test_memory_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) 
     assert len(world.objects) == 51, "the oldest are forgotten"
 
 
-async def test_what_matters_no_more_is_forgotten(world: World) -> None:
+async def test_expired_series_are_forgotten(world: World) -> None:
     for number in range(50):
         await world.say("hello", job=f"job-{number}")
     world.time += max(events.WINDOW, 1 / events.RATE.per_second) + 1
@@ -241,7 +241,7 @@ async def test_what_matters_no_more_is_forgotten(world: World) -> None:
     assert len(world.recorder._buckets) == 1
 
 
-async def test_run_writes_as_events_come(world: World) -> None:
+async def test_run_writes_events_as_they_arrive(world: World) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(world.recorder.run)
         for number in range(3):
@@ -268,7 +268,7 @@ async def waited(world: World) -> float:
 
 
 @in_virtual_time
-async def test_an_event_whose_answer_was_lost_is_there_once_and_goes_on_to_count() -> None:
+async def test_a_lost_response_creates_one_event_that_continues_to_count() -> None:
     world = World()
     world.server.lost = 1
     for _ in range(3):
@@ -281,7 +281,7 @@ async def test_an_event_whose_answer_was_lost_is_there_once_and_goes_on_to_count
 
 
 @in_virtual_time
-async def test_a_repetition_while_the_answer_is_awaited_counts_too() -> None:
+async def test_a_repetition_during_the_request_counts() -> None:
     world = World()
     world.server.lost = 1
     again = [True]
@@ -301,7 +301,7 @@ async def test_a_repetition_while_the_answer_is_awaited_counts_too() -> None:
 
 @in_virtual_time
 @pytest.mark.parametrize("failure", [busy(), busy(5), ApiError(429, "", ""), Disconnected("reset")])
-async def test_a_server_that_is_away_for_a_moment_costs_no_event(failure: Exception) -> None:
+async def test_a_short_outage_loses_no_event(failure: Exception) -> None:
     world = World()
     world.server.failures = [failure] * 3
     for message in ("one", "two"):
@@ -314,7 +314,7 @@ async def test_a_server_that_is_away_for_a_moment_costs_no_event(failure: Except
 
 
 @in_virtual_time
-async def test_one_that_never_succeeds_gives_way_to_the_others() -> None:
+async def test_an_event_that_always_fails_is_dropped() -> None:
     world = World()
     world.server.failures = [busy()] * events.MAX_TRIES
     for message in ("poison", "other"):
@@ -325,7 +325,7 @@ async def test_one_that_never_succeeds_gives_way_to_the_others() -> None:
 
 
 @in_virtual_time
-async def test_the_end_does_not_wait_for_a_server_that_is_away() -> None:
+async def test_shutdown_does_not_wait_for_an_unreachable_server() -> None:
     world = World()
     world.server.failure = busy(600)
     world.recorder.record(a_job(), Event("Warning", "Broken", "lost"))

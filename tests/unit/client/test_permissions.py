@@ -50,7 +50,7 @@ def needed(*rights: Permission) -> set[tuple[str, str]]:
     return {(verb, right.resource) for right in rights for verb in right.verbs}
 
 
-def test_the_role_that_is_shipped_has_what_the_controller_asks_for_and_nothing_else() -> None:
+def test_the_role_has_exactly_the_permissions_of_the_controller() -> None:
     own = [right for right in PERMISSIONS if not right.cluster]
     cluster = [right for right in PERMISSIONS if right.cluster]
     assert granted("torchrun-controller") == needed(*own)
@@ -58,7 +58,7 @@ def test_the_role_that_is_shipped_has_what_the_controller_asks_for_and_nothing_e
     assert granted("torchrun-controller-leader-election") == needed(LEASE)
 
 
-async def test_what_is_missing_is_named_by_verb_and_resource() -> None:
+async def test_missing_permissions_are_named_by_verb_and_resource() -> None:
     rights = Permissions(lease_namespace="system", progress=True)
     reviewer = Reviewer(
         *(("create", "jobs.batch"), ("patch", "jobs.batch"), ("watch", LEASE.resource)),
@@ -83,7 +83,7 @@ async def test_what_is_missing_is_named_by_verb_and_resource() -> None:
     assert rights.missing() == rights.shortcoming() == ""
 
 
-async def test_they_are_asked_for_where_the_controller_works() -> None:
+async def test_permissions_are_checked_in_the_watched_namespaces() -> None:
     reviewer = Reviewer(("list", "pods"))
     rights = Permissions(("team-a", "team-b"))
     await rights.check(reviewer, ())
@@ -95,7 +95,7 @@ async def test_they_are_asked_for_where_the_controller_works() -> None:
     )
 
 
-async def test_those_of_schedulers_matter_where_their_kinds_are_served() -> None:
+async def test_permissions_of_schedulers_matter_if_their_kinds_are_served() -> None:
     group = "scheduling.volcano.sh"
     reviewer = Reviewer(("delete", f"podgroups.{group}"))
     rights = Permissions()
@@ -105,7 +105,7 @@ async def test_those_of_schedulers_matter_where_their_kinds_are_served() -> None
     assert f"delete podgroups.{group}" in rights.shortcoming()
 
 
-async def test_while_running_it_looks_again_at_what_is_missing_and_after_a_refusal(
+async def test_missing_permissions_are_checked_again_and_after_a_refusal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torchrun_controller.client.permissions.CHECK_SECONDS", 0.001)
@@ -145,7 +145,7 @@ async def test_garbage_changes_nothing(body: bytes) -> None:
     assert rights.missing() == "grant the controller's role list pods"
 
 
-async def test_a_bug_is_said_and_the_looks_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_is_logged_and_the_checks_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchrun_controller.client.permissions.CHECK_SECONDS", 0.001)
     monkeypatch.setattr("torchrun_controller.client.permissions.START_SECONDS", 0)
     reviewer, rights = Reviewer(("list", "pods")), Permissions()

@@ -68,7 +68,7 @@ class TestRequest:
             response = await transport.request("GET", "/version")
         assert json.loads(response.body) == {"agent": "torchrun-controller/write (pod_1)"}
 
-    async def test_the_gate_is_asked_when_the_socket_is_there(self) -> None:
+    async def test_leadership_is_checked_after_the_connect(self) -> None:
         class ClosedError(Exception):
             pass
 
@@ -92,7 +92,7 @@ class TestRequest:
                     await transport.request("PATCH", "/version", body=b"{}")
             assert server.requests == ["PATCH /version"]
 
-    async def test_the_gate_is_asked_when_the_bytes_go(self) -> None:
+    async def test_leadership_is_checked_before_the_bytes_are_sent(self) -> None:
         class ClosedError(Exception):
             pass
 
@@ -123,7 +123,7 @@ class TestRequest:
             sock = idle._transport.get_extra_info("socket")
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 2500
 
-    async def test_no_authorization_where_there_is_none(self) -> None:
+    async def test_no_authorization_without_a_token(self) -> None:
         async def echo(request: web.BaseRequest) -> web.Response:
             return json_response({"authorization": request.headers.get("Authorization", "none")})
 
@@ -142,14 +142,14 @@ class TestRequest:
             await transport.request("GET", "/api/v1/pods")
         assert server.requests == ["GET /k8s/clusters/c-1/api/v1/pods"]
 
-    async def test_a_name_cannot_lead_elsewhere(self) -> None:
+    async def test_a_name_cannot_change_the_path(self) -> None:
         async with serving(ok) as server, connection(server.url).session("write") as transport:
             await transport.request("GET", "/api/v1/namespaces/a/pods/x?watch=true#y")
             assert server.requests == ["GET /api/v1/namespaces/a/pods/x%3Fwatch=true%23y"]
             with pytest.raises(ApiError, match="not a path of the API"):
                 await transport.request("GET", "/api/v1/namespaces/a/pods/../secrets/x")
 
-    async def test_an_error_answer(self) -> None:
+    async def test_an_error_response(self) -> None:
         async def refuse(request: web.BaseRequest) -> web.Response:
             status = {"kind": "Status", "reason": "Conflict", "message": "taken"}
             return json_response(status, 409, {"Retry-After": "2"})
@@ -182,7 +182,7 @@ class TestRequest:
         ],
         ids=["nothing", "not http", "short", "short chunk", "not gzip", "short error"],
     )
-    async def test_an_answer_that_is_lost(self, reply: bytes) -> None:
+    async def test_a_lost_response(self, reply: bytes) -> None:
         async with serving_bytes(reply) as url, connection(url).session("write") as transport:
             with pytest.raises(Disconnected, match="POST /api/v1/pods: "):
                 await transport.request("POST", "/api/v1/pods")
@@ -194,7 +194,7 @@ class TestRequest:
             with pytest.raises(Disconnected, match="GET /version: "):
                 await transport.request("GET", "/version")
 
-    async def test_a_server_that_never_answers(self) -> None:
+    async def test_a_server_that_never_responds(self) -> None:
         async def hang(request: web.BaseRequest) -> web.Response:
             await server.hang()
             return await ok(request)
@@ -216,7 +216,7 @@ class TestTokenExpiry:
 
         return answer
 
-    async def test_renewed_token_is_used_at_once(self) -> None:
+    async def test_a_renewed_token_is_used_at_once(self) -> None:
         token = Token("Bearer old", renewed="Bearer new")
         async with (
             serving(self.accepting("Bearer new")) as server,
@@ -241,7 +241,7 @@ class TestTokenExpiry:
         [("Bearer old", 1), ("Bearer other", 2)],
         ids=["the renewed token is the same", "the renewed token is refused too"],
     )
-    async def test_a_token_that_renewal_does_not_help_is_refused(
+    async def test_a_refused_new_token_is_an_error(
         self, renewed: str, requests: int
     ) -> None:
         token = Token("Bearer old", renewed=renewed)

@@ -34,7 +34,7 @@ def read(folder: object, before: str = "", after: str = "") -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_kubeconfig_is_read_without_models(tmp_path: object) -> None:
+def test_a_kubeconfig_is_read_without_the_api_models(tmp_path: object) -> None:
     models = "any(name.startswith('kubernetes_asyncio.client.models') for name in sys.modules)"
     lines = read(tmp_path, after=f"print({models})")
     assert lines == ["http://127.0.0.1:1 Bearer mine", "False"]
@@ -46,7 +46,7 @@ def test_the_whole_library_can_be_imported_afterwards(tmp_path: object) -> None:
     assert lines[-1].endswith("kubernetes_asyncio.config")
 
 
-def test_a_release_that_is_laid_out_otherwise_is_imported_whole(tmp_path: object) -> None:
+def test_a_release_with_another_layout_is_imported_completely(tmp_path: object) -> None:
     before = (
         "from torchrun_controller.client import slim\n"
         "slim._PACKAGES = ('kubernetes_asyncio', 'kubernetes_asyncio.elsewhere')\n"

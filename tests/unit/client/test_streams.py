@@ -18,7 +18,7 @@ from torchrun_controller.client import ApiError, Disconnected, Silent
 
 
 class TestStream:
-    async def test_bytes_come_as_they_arrive_and_end(self) -> None:
+    async def test_bytes_arrive_without_delay_until_the_end(self) -> None:
         async def watch(request: web.BaseRequest) -> web.StreamResponse:
             return await streamed(request, b"one\n", b"two\n")
 
@@ -75,7 +75,7 @@ class TestStream:
     @pytest.mark.parametrize(
         "rest", [b"", b"4\r\non", b"zz\r\n"], ids=["no end", "short chunk", "not a chunk"]
     )
-    async def test_a_stream_that_breaks_off(self, rest: bytes) -> None:
+    async def test_a_broken_stream(self, rest: bytes) -> None:
         async def read_all() -> None:
             async with transport.stream("/x", query={}, total=10) as chunks:
                 async for _ in chunks:
@@ -98,7 +98,7 @@ class TestStream:
             with pytest.raises(ApiError, match="410 Expired: old"):
                 await open_it()
 
-    async def test_there_may_be_many(self) -> None:
+    async def test_many_streams_at_once(self) -> None:
         async def watch(request: web.BaseRequest) -> web.StreamResponse:
             response = await streamed(request, b"one\n")
             await server.hang()
@@ -112,7 +112,7 @@ class TestStream:
             for _ in range(120):
                 await stack.enter_async_context(transport.stream("/x", query={}, total=10))
 
-    async def test_left_early_closes_the_socket(self) -> None:
+    async def test_leaving_early_closes_the_socket(self) -> None:
         gone = asyncio.Event()
 
         async def watch(request: web.BaseRequest) -> web.StreamResponse:

@@ -59,7 +59,7 @@ def test_volcanos_scheduler_gets_the_configuration_of_its_own_manifests(cluster:
     assert components.volcano_configuration(cluster).read_text() == "actions: allocate"
 
 
-def test_kuberays_kinds_are_made_small(cluster: State) -> None:
+def test_the_crds_of_kuberay_are_stripped(cluster: State) -> None:
     schema = {
         "description": "long",
         "properties": {"description": {"type": "string"}},
@@ -79,6 +79,6 @@ def test_kuberays_kinds_are_made_small(cluster: State) -> None:
     assert version["schema"]["openAPIV3Schema"] == small
 
 
-def test_an_addon_that_is_not_there_is_refused() -> None:
+def test_an_unknown_addon_is_refused() -> None:
     with pytest.raises(ClusterError, match="kueue"):
         addons.find("slurm")

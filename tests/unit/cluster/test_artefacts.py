@@ -21,16 +21,16 @@ def artefact(tmp_path: Path) -> Path:
     return target
 
 
-def test_an_adopted_file_is_whole(artefact: Path) -> None:
+def test_an_adopted_file_is_complete(artefact: Path) -> None:
     assert artefacts.is_whole(artefact)
 
 
-def test_a_missing_file_is_not_whole(artefact: Path) -> None:
+def test_a_missing_file_is_incomplete(artefact: Path) -> None:
     artefact.unlink()
     assert not artefacts.is_whole(artefact)
 
 
-def test_a_file_without_its_record_is_not_whole(artefact: Path) -> None:
+def test_a_file_without_its_record_is_incomplete(artefact: Path) -> None:
     artefacts.record_path(artefact).unlink()
     assert not artefacts.is_whole(artefact)
 
@@ -41,12 +41,12 @@ def test_a_broken_record_is_not_trusted(artefact: Path, record: str) -> None:
     assert not artefacts.is_whole(artefact)
 
 
-def test_a_shortened_file_is_not_whole(artefact: Path) -> None:
+def test_a_shortened_file_is_incomplete(artefact: Path) -> None:
     os.truncate(artefact, 10)
     assert not artefacts.is_whole(artefact)
 
 
-def test_a_file_of_the_same_size_with_other_bytes_is_not_whole(artefact: Path) -> None:
+def test_a_file_with_other_bytes_is_incomplete(artefact: Path) -> None:
     artefact.write_bytes(b"PROGRAM" * 1000)
     assert not artefacts.is_whole(artefact)
 

@@ -126,7 +126,7 @@ def test_a_program_image_is_readable_and_always_the_same(tmp_path: Path) -> None
     assert len(digests) == 1
 
 
-def test_a_file_that_is_no_image_says_how_to_make_one(tmp_path: Path) -> None:
+def test_a_file_that_is_no_image_shows_how_to_build_one(tmp_path: Path) -> None:
     broken = tmp_path / "broken.tar"
     broken.write_bytes(b"not a tar")
     with pytest.raises(ClusterError, match="oci-archive"):

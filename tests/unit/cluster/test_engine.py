@@ -46,12 +46,12 @@ def test_choice(given: Machine, engine: Engine) -> None:
         (machine("minikube"), "current, kind or local"),
     ],
 )
-def test_when_the_user_has_to_say(given: Machine, advice: str) -> None:
+def test_when_the_user_has_to_choose(given: Machine, advice: str) -> None:
     with pytest.raises(ClusterError, match=advice):
         choose(given)
 
 
-def test_the_machine_is_changed_only_in_ci_or_for_root_who_has_nothing_else() -> None:
+def test_the_machine_is_changed_only_in_ci_or_for_root() -> None:
     for in_ci, docker, kubeconfig, root in itertools.product([False, True], repeat=4):
         given = machine(in_ci=in_ci, docker=docker, kubeconfig=kubeconfig, root=root)
         try:

@@ -17,17 +17,17 @@ def archive(tmp_path: Path) -> Path:
     return made
 
 
-def test_all_layers_are_its_own_without_a_base(archive: Path) -> None:
+def test_all_layers_count_without_a_base(archive: Path) -> None:
     (layer,) = oci.layers(archive)
     assert layer.content.startswith("sha256:")
     assert images.own_size(archive) == layer.size > 50_000
 
 
-def test_the_bases_layers_do_not_count(archive: Path) -> None:
+def test_layers_of_the_base_do_not_count(archive: Path) -> None:
     assert images.own_size(archive, archive) == 0
 
 
-def test_what_is_no_archive_is_said(tmp_path: Path) -> None:
+def test_a_file_that_is_no_archive_is_reported(tmp_path: Path) -> None:
     (tmp_path / "image.tar").write_text("no tar")
     with pytest.raises(ClusterError, match="is not an OCI image archive"):
         images.own_size(tmp_path / "image.tar")

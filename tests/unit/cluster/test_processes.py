@@ -53,7 +53,7 @@ def test_a_recycled_pid_is_not_ours(tmp_path: Path) -> None:
     assert processes.look_at(7, tmp_path) is None
 
 
-def test_a_shim_is_no_part_of_the_containerd_that_started_it(tmp_path: Path) -> None:
+def test_a_shim_does_not_belong_to_its_containerd(tmp_path: Path) -> None:
     folder = tmp_path / "7"
     folder.mkdir()
     environ = b"TORCHRUN_CLUSTER_STATE=/state\0TORCHRUN_CLUSTER_COMPONENT=containerd\0"
@@ -85,7 +85,7 @@ def test_started_processes_are_found_by_cluster_and_component(owner: Path) -> No
         os.waitpid(first, os.WNOHANG)
 
 
-def test_end_takes_one_component_and_children_that_inherit_the_mark(owner: Path) -> None:
+def test_end_stops_one_component_and_its_marked_children(owner: Path) -> None:
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
     sleeper = "import signal; print('up', flush=True); signal.pause()"
     processes.start(owner, "shim", [sys.executable, "-c", child, sleeper], owner / "shim.log")
@@ -128,7 +128,7 @@ def test_a_process_that_ignores_sigterm_is_killed_at_the_deadline(owner: Path) -
     assert not processes.of_cluster(owner)
 
 
-def test_a_program_that_does_not_exist_leaves_its_reason_in_the_log(owner: Path) -> None:
+def test_the_log_has_the_reason_for_a_missing_program(owner: Path) -> None:
     processes.start(owner, "etcd", ["/no/such/program"], owner / "log")
     # setsid writes its line in pieces.
     while not (owner / "log").read_text().endswith("\n"):
@@ -141,7 +141,7 @@ def test_a_failing_entry_command_is_an_error(owner: Path) -> None:
         processes.start(owner, "etcd", ["true"], owner / "log", inside=["false"])
 
 
-def test_a_component_has_ended_once_it_does_not_show_for_as_long_as_an_exec(
+def test_a_component_has_ended_if_it_is_missing_for_the_time_of_an_exec(
     owner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "EXEC_SECONDS", 0.3)

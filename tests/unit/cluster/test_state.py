@@ -30,7 +30,7 @@ def test_a_record_is_read_back() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", '{"spec": {"size": "huge"}}', "[]"])
-def test_a_record_that_cannot_be_read_is_no_record(home: Path, content: str) -> None:
+def test_an_unreadable_record_is_no_record(home: Path, content: str) -> None:
     (home / "demo").mkdir()
     (home / "demo" / "cluster.json").write_text(content)
     assert state.read("demo") is None
@@ -45,7 +45,7 @@ def test_clusters_never_share_a_port() -> None:
     assert len(set(all_ports)) == 12
 
 
-def test_a_port_in_use_is_skipped_and_refused_when_asked_for() -> None:
+def test_a_port_in_use_is_skipped_or_refused() -> None:
     with socket.create_server(("127.0.0.1", state.create(Spec("probe", Size.NODE)).ports.api)) as s:
         taken = s.getsockname()[1]
         assert state.create(Spec("probe", Size.NODE)).ports.api != taken
@@ -54,17 +54,17 @@ def test_a_port_in_use_is_skipped_and_refused_when_asked_for() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "UPPER", "a/b", "..", "-a", "a-", "a" * 33, "a b"])
-def test_names_that_could_leave_the_folder_are_refused(name: str) -> None:
+def test_names_with_path_separators_are_refused(name: str) -> None:
     with pytest.raises(ClusterError, match="lower-case"):
         Spec(name, Size.NODE)
 
 
-def test_extra_arguments_for_a_component_that_is_not_there_are_refused() -> None:
+def test_extra_arguments_for_an_unknown_component_are_refused() -> None:
     with pytest.raises(ClusterError, match="kubelet"):
         LocalCluster(size=Size.CONTROL_PLANE, extra_args={"kubelet": ["--v=4"]})
 
 
-def test_a_cluster_that_is_not_up_says_so() -> None:
+def test_a_stopped_cluster_is_reported() -> None:
     with pytest.raises(ClusterError, match="not up"):
         _ = LocalCluster(name="absent").kubeconfig
     with pytest.raises(ClusterError, match="up --name absent"):

@@ -40,7 +40,7 @@ def test_a_file_has_the_tests_of_its_mirrored_path(source: str, tests: list[str]
     assert are_own(Path(source), expected)
 
 
-def test_a_file_without_tests_of_its_own_has_those_of_its_folder():
+def test_a_file_without_tests_has_those_of_its_folder():
     plan = Path(f"{CONTROLLER}/reconcile/model/plan.py")
     tests = find_tests(plan)
     assert not are_own(plan, tests)
@@ -53,7 +53,7 @@ def test_a_folder_without_tests_has_those_of_the_folder_above():
     assert {test.parent for test in tests} == {Path("tests/unit/plugin")}
 
 
-def test_what_has_no_tests_says_what_to_do(capsys: pytest.CaptureFixture[str]):
+def test_a_missing_test_has_a_remedy(capsys: pytest.CaptureFixture[str]):
     assert main([f"{CONTROLLER}/nowhere.py"]) == 2
     assert "no such file" in capsys.readouterr().out
     assert main(["Dockerfile"]) == 2

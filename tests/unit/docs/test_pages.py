@@ -18,11 +18,11 @@ def of(*languages: str) -> list[Block]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     assert list(broken(page)) == []
 
 
-def test_every_page_is_reached_from_the_index() -> None:
+def test_every_page_is_linked_from_the_index() -> None:
     reached, new = set(), {ROOT / "docs" / "index.md", ROOT / "README.md"}
     while new:
         page = new.pop()
@@ -33,7 +33,7 @@ def test_every_page_is_reached_from_the_index() -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_every_block_is_run_or_says_why_not(block: Block) -> None:
+def test_every_block_is_run_or_has_a_reason(block: Block) -> None:
     if block.language in SHELLS:
         assert block.mark in ("run", "not run"), (
             f"{block}: above it, `<!-- run: cluster -->` or `<!-- not run: why -->`"
@@ -59,7 +59,7 @@ def test_toml_is_toml(block: Block) -> None:
 
 
 @pytest.mark.parametrize("block", of(*SHELLS), ids=str)
-def test_calls_of_the_plugin_are_taken_as_they_stand(block: Block) -> None:
+def test_calls_of_the_plugin_parse(block: Block) -> None:
     for words in plugin_calls(block.script()):
         if "--help" in words:
             continue
@@ -69,7 +69,7 @@ def test_calls_of_the_plugin_are_taken_as_they_stand(block: Block) -> None:
             command.make_context(name, rest, parent=outer)
 
 
-def test_calls_are_found_within_what_is_the_shells() -> None:
+def test_calls_are_found_in_shell_syntax() -> None:
     script = 'job=$(kubectl torchrun list -o name | head -1) && A=b kubectl torchrun \\\n  logs "$job" > x # y'
     assert list(plugin_calls(script)) == [
         ["kubectl", "torchrun", "list", "-o", "name"],

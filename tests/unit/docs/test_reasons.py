@@ -73,22 +73,22 @@ def explained() -> set[str]:
     return {word.strip() for cell in cells for word in cell.split(",")}
 
 
-def test_every_reason_stands_in_the_page() -> None:
+def test_every_reason_is_documented() -> None:
     left = reasons() - explained()
     assert not left, f"say in {PAGE.name} what these mean, or list them here as no reasons: {left}"
 
 
-def test_no_reason_is_explained_that_nothing_writes() -> None:
+def test_every_documented_reason_is_written() -> None:
     named = {word for word in explained() if REASON.fullmatch(word)}
     assert {word for word in named - set(PHASES) if f'"{word}"' not in source()} == set()
 
 
-def test_the_list_of_other_words_is_no_longer_than_it_must_be() -> None:
+def test_the_list_of_other_words_has_no_stale_entries() -> None:
     assert {word for word in NO_REASONS if f'"{word}"' not in source()} == set()
     assert NO_REASONS & explained() <= set(PHASES)
 
 
-def test_what_the_plugin_is_said_to_say_it_says() -> None:
+def test_quoted_messages_of_the_plugin_exist() -> None:
     section = PAGE.read_text(encoding="utf-8").partition("## The plugin\n")[2]
     said = re.findall(r"^\| ([^|]+) \|", section, re.MULTILINE)[1:]
     modules = (ROOT / "plugin" / "kubectl_torchrun").rglob("*.py")

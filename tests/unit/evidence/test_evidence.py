@@ -108,7 +108,7 @@ def test_the_report_shows_the_end_of_each_text_and_the_folder_has_all(
     assert "logs train-sync-0 -c sync --timestamps --tail=2000 --previous" in asked
 
 
-def test_a_cluster_that_says_nothing_leaves_the_failure_as_it_is(
+def test_an_unreachable_cluster_does_not_change_the_failure(
     space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
@@ -119,7 +119,7 @@ def test_a_cluster_that_says_nothing_leaves_the_failure_as_it_is(
     assert failed.longreprtext == "it broke"
 
 
-def test_evidence_that_breaks_off_is_kept_so_far(tmp_path: Path) -> None:
+def test_partial_evidence_is_stored(tmp_path: Path) -> None:
     def texts():
         yield "first", "what there is"
         raise OSError("the disk is full")
@@ -175,7 +175,7 @@ def test_has_no_namespace(): assert 1 == 2
 pytest_plugins = ["pytester"]
 
 
-def test_the_hook_keeps_evidence_of_tests_that_fail_in_a_namespace(
+def test_the_hook_stores_evidence_of_failed_tests(
     pytester: pytest.Pytester, tmp_path: Path
 ) -> None:
     pytester.makeconftest(CONFTEST.format(folder=str(tmp_path)))

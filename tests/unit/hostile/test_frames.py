@@ -57,7 +57,7 @@ def peak() -> int:
 
 
 @pytest.mark.timeout(3600)
-def test_no_frame_costs_more_than_its_object() -> None:
+def test_a_malformed_frame_affects_its_object_only() -> None:
     print(f"HOSTILE_SEED={SEED}, {FRAMES} frames")
     before = 0
     with quiet():
@@ -74,7 +74,7 @@ def test_no_frame_costs_more_than_its_object() -> None:
     assert not before or grown < GROWTH
 
 
-async def test_they_cost_no_more_on_a_real_connection() -> None:
+async def test_malformed_frames_on_a_real_connection_affect_their_objects_only() -> None:
     at, lines, pages = round_of(1)
     wire = Wire(SAMPLES[at], lines, pages)
 
@@ -99,7 +99,7 @@ def lease(number: int, odd: str = "") -> bytes:
 
 
 @virtual_time.in_virtual_time
-async def test_frames_of_the_lease_end_no_process() -> None:
+async def test_frames_of_the_lease_do_not_end_the_process() -> None:
     """They may tell of another holder, which ends a leader in order, and of nothing else."""
     print(f"HOSTILE_SEED={SEED}")
     chance, server = random.Random(SEED), LeaseServer()

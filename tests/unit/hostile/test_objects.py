@@ -25,7 +25,7 @@ def peak() -> int:
 
 
 @pytest.mark.timeout(7200)
-def test_no_object_costs_more_than_itself() -> None:
+def test_a_hostile_object_affects_itself_only() -> None:
     print(f"HOSTILE_SEED={SEED}, {OBJECTS} objects")
     before = 0
     for number in range(0, OBJECTS, AT_A_TIME):
@@ -41,6 +41,6 @@ def test_no_object_costs_more_than_itself() -> None:
     assert grown < GROWTH
 
 
-def test_large_objects_cost_no_more() -> None:
+def test_large_objects_affect_themselves_only() -> None:
     chance = random.Random(SEED)
     assert problems([objects.large(chance, number) for number in range(20)]) == []

@@ -94,7 +94,7 @@ def numbers(value: Any) -> list[int]:
     ],
     ids=["deep", "rank", "exit code", "time without an offset", "reason"],
 )
-def test_words_that_no_status_can_hold_are_told_as_they_are(said: str) -> None:
+def test_messages_beyond_the_limits_are_shown_as_text(said: str) -> None:
     world = running()
     fail(world, 0, message=said, exit_code=3)
     world.step()
@@ -104,7 +104,7 @@ def test_words_that_no_status_can_hold_are_told_as_they_are(said: str) -> None:
     check(world)
 
 
-def test_a_worker_does_not_end_after_its_container() -> None:
+def test_a_worker_does_not_end_later_than_its_container() -> None:
     world = running()
     fail(world, 0, message='{"time": "9999-12-31T23:59:59Z", "message": "later"}')
     world.pass_time(seconds=1)
@@ -115,7 +115,7 @@ def test_a_worker_does_not_end_after_its_container() -> None:
     assert "later" in failure.message
 
 
-def test_what_came_first_within_a_second_is_the_cause() -> None:
+def test_the_first_failure_within_a_second_is_the_cause() -> None:
     world = running()
     fail(world, 0, message='{"time": "2026-01-02T03:04:05.7Z", "message": "second"}')
     fail(world, 1, message='{"time": "2026-01-02T03:04:05.2Z", "message": "first"}')
@@ -125,7 +125,7 @@ def test_what_came_first_within_a_second_is_the_cause() -> None:
     assert "first" in failure.message
 
 
-def test_those_of_workers_fail_their_job_or_have_it_restart() -> None:
+def test_messages_of_workers_fail_or_restart_their_job() -> None:
     chance = random.Random(SEED)
     for _ in range(COUNT):
         world = running(maxRestarts=1)
@@ -140,7 +140,7 @@ def test_those_of_workers_fail_their_job_or_have_it_restart() -> None:
         assert (world.phase, world.job.status.attempt) != ("Running", 0)
 
 
-def test_those_of_sync_pods_are_told() -> None:
+def test_messages_of_sync_pods_are_shown() -> None:
     chance = random.Random(SEED)
     for _ in range(COUNT):
         world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
@@ -151,7 +151,7 @@ def test_those_of_sync_pods_are_told() -> None:
         check(world)
 
 
-def test_those_in_annotations_are_read_or_not() -> None:
+def test_values_of_annotations_are_read_or_ignored() -> None:
     chance = random.Random(SEED)
     for _ in range(COUNT):
         world = running()

@@ -30,7 +30,7 @@ def call_state(*, stays: bool = False, attempt: int = 0) -> CallState:
     return made
 
 
-def test_all_results_and_the_jobs_end_are_a_success() -> None:
+def test_all_results_and_the_end_of_the_job_are_a_success() -> None:
     call = call_state()
     for rank in (1, 0):
         call.add_frame(0, started(rank), 1)
@@ -40,7 +40,7 @@ def test_all_results_and_the_jobs_end_are_a_success() -> None:
     assert [found.rank for found in call.decide(3)] == [0, 1]
 
 
-def test_pods_that_stay_are_not_waited_for() -> None:
+def test_warm_pods_are_not_waited_for() -> None:
     call = call_state(stays=True)
     for rank in (0, 1):
         call.add_frame(0, started(rank), 1)
@@ -48,7 +48,7 @@ def test_pods_that_stay_are_not_waited_for() -> None:
     assert len(call.decide(2)) == 2
 
 
-def test_a_rank_that_is_missing_is_no_success() -> None:
+def test_a_missing_rank_is_no_success() -> None:
     call = call_state()
     call.add_frame(0, started(0), 1)
     call.add_frame(0, result(0), 2)
@@ -60,7 +60,7 @@ def test_a_rank_that_is_missing_is_no_success() -> None:
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, 0.0, 5.0])
-def test_the_first_exception_is_the_one_however_the_nodes_clocks_stand(ahead: float) -> None:
+def test_the_first_exception_counts_with_any_clock_skew(ahead: float) -> None:
     call = call_state()
     # Node 1 was first, by 1.3 s, and its connection is slower.
     call.add_frame(0, raised(0, 101.3, "torch.DistBackendError")._replace(age=0.1), 1)
@@ -72,7 +72,7 @@ def test_the_first_exception_is_the_one_however_the_nodes_clocks_stand(ahead: fl
     assert "ValueError: bad (rank 1 on node-1)" in str(error)
 
 
-def test_what_is_heard_before_the_status_keeps_its_time() -> None:
+def test_events_before_the_status_keep_their_time() -> None:
     call = call_state()
     call.add_frame(1, raised(1, 50.0), 1)
     call.add_frame(1, raised(0, 10.0, "torch.DistBackendError"), 2)
@@ -83,7 +83,7 @@ def test_what_is_heard_before_the_status_keeps_its_time() -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3), st.permutations([0, 1, 2]))
-def test_no_clock_of_a_node_decides(skews: list[float], order: list[int]) -> None:
+def test_clocks_of_nodes_do_not_decide(skews: list[float], order: list[int]) -> None:
     call = call_state()
     for place, rank in enumerate(order):
         ago = (3 - rank) + place * 0.01  # rank 0 raised first, and all are heard at about once
@@ -94,7 +94,7 @@ def test_no_clock_of_a_node_decides(skews: list[float], order: list[int]) -> Non
 
 
 @pytest.mark.parametrize(("cause", "rank"), [({"rank": 1}, 1), ({}, 2), ({"rank": 7}, 2)])
-def test_of_the_past_the_controllers_cause_and_then_how_long_each_ran(
+def test_past_failures_use_the_controllers_cause_or_the_running_time(
     cause: dict, rank: int
 ) -> None:
     call = CallState("job", LIMITS, 0.0, kept=True)
@@ -106,7 +106,7 @@ def test_of_the_past_the_controllers_cause_and_then_how_long_each_ran(
     assert error.rank == rank
 
 
-def test_a_rank_that_starts_again_on_a_node_whose_clock_is_behind_has_no_result_yet() -> None:
+def test_a_restarted_rank_on_a_slow_clock_has_no_result() -> None:
     call = call_state(stays=True)
     call.add_frame(0, started(0, time=500), 1)
     call.add_frame(0, result(0), 2)
@@ -116,7 +116,7 @@ def test_a_rank_that_starts_again_on_a_node_whose_clock_is_behind_has_no_result_
     assert isinstance(call.decide(4), Wait)
 
 
-def test_a_new_attempt_begins_again() -> None:
+def test_a_new_attempt_clears_the_results() -> None:
     call = call_state()
     call.add_frame(0, started(0), 1)
     call.add_frame(0, result(0), 1)
@@ -131,7 +131,7 @@ def test_a_new_attempt_begins_again() -> None:
     assert len(call.decide(4)) == 2
 
 
-def test_ranks_that_torchrun_starts_again_have_no_result_yet() -> None:
+def test_ranks_that_torchrun_restarts_have_no_result() -> None:
     call = call_state(stays=True)
     call.add_frame(0, started(0, time=1), 1)
     call.add_frame(0, result(0), 2)
@@ -149,7 +149,7 @@ def test_ranks_that_torchrun_starts_again_have_no_result_yet() -> None:
         ([started(0), started(1), result(0)], 51, errors.CallTimeout),
     ],
 )
-def test_nothing_waits_for_ever(heard: list, at: float, kind: type) -> None:
+def test_every_wait_is_bounded(heard: list, at: float, kind: type) -> None:
     call = call_state()
     for frame in heard:
         call.add_frame(0, frame, 1)
@@ -170,7 +170,7 @@ def test_nothing_waits_for_ever(heard: list, at: float, kind: type) -> None:
         ({}, errors.JobFailed, None),
     ],
 )
-def test_the_end_of_a_job_without_word_of_its_ranks(last: dict, kind: type, code: object) -> None:
+def test_the_end_of_a_job_without_results(last: dict, kind: type, code: object) -> None:
     call = call_state()
     call.job_changed({"phase": "Failed", "reason": "X", "message": "why", "lastFailure": last}, 5)
     assert isinstance(call.decide(5), Wait)
@@ -187,7 +187,7 @@ def test_a_job_that_is_deleted() -> None:
     assert error.reason == "Deleted"
 
 
-def test_values_of_another_python() -> None:
+def test_results_of_another_python() -> None:
     call = call_state()
     call.add_frame(0, raised(0, 1.0)._replace(incompatible=True, text="pickled by 3.9"), 1)
     assert isinstance(call.decide(2), errors.IncompatiblePython)

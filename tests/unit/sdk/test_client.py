@@ -53,7 +53,7 @@ def test_a_function_of_one_pod_needs_no_torch() -> None:
     assert spec_of(kt.Compute().distribute(workers=1)).launcher == "auto"
 
 
-def test_ray_has_a_head_of_its_own_where_its_workers_have_other_pods() -> None:
+def test_ray_has_a_head_if_its_workers_have_other_pods() -> None:
     compute = kt.Compute(cpus="4", memory="16Gi")
     options: dict[str, object] = {"gpus": 1, "cpus": 8, "memory": "32Gi"}
     spec = spec_of(compute.distribute("ray", workers=4, worker_node_options=options))
@@ -109,7 +109,7 @@ def test_the_switch_for_machines_without_gpus(monkeypatch: pytest.MonkeyPatch) -
         ),
     ],
 )
-def test_mistakes_are_told_before_anything_is_made(wrong, message: str) -> None:
+def test_wrong_arguments_are_reported_before_any_request(wrong, message: str) -> None:
     with pytest.raises(kt.UsageError, match=message):
         wrong()
 
@@ -128,7 +128,7 @@ def test_durations() -> None:
 
 
 @pytest.mark.parametrize("name", ["train_fn", "_x", "Übung", "9", "a" * 80])
-def test_job_names_are_taken_by_kubernetes(name: str) -> None:
+def test_job_names_are_valid_for_kubernetes(name: str) -> None:
     from kubectl_torchrun.upload.job_manifest import check_name
 
     check_name(manifest.job_name(name))
@@ -142,7 +142,7 @@ def test_names_of_the_other_pods() -> None:
     assert len(hosts({"PET_MASTER_ADDR": "localhost", "PET_NNODES": "1"})) == 1
 
 
-def test_what_a_script_deploys(tmp_path: Path) -> None:
+def test_the_deployments_of_a_script(tmp_path: Path) -> None:
     script = tmp_path / "s.py"
     script.write_text(
         textwrap.dedent("""
@@ -164,7 +164,7 @@ def test_what_a_script_deploys(tmp_path: Path) -> None:
     assert [getattr(one, "__name__", "ddp") for one in found] == ["train", "other", "ddp"]
 
 
-def test_the_sdk_is_light() -> None:
+def test_the_sdk_imports_few_modules() -> None:
     import subprocess
     import sys
 

@@ -39,7 +39,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(textwrap.dedent(text))
 
 
-def test_a_function_of_the_script_goes_by_its_path(tmp_path: Path) -> None:
+def test_a_function_of_the_script_is_named_by_its_path(tmp_path: Path) -> None:
     write(tmp_path / "pyproject.toml", "")
     write(tmp_path / "jobs/run.py", "from says import says\ndef f(): ...\nsays(f)")
     root, function = located(tmp_path, "jobs/run.py")
@@ -51,7 +51,7 @@ def test_a_function_of_the_script_goes_by_its_path(tmp_path: Path) -> None:
     )
 
 
-def test_a_function_of_a_module_goes_by_its_name(tmp_path: Path) -> None:
+def test_a_function_of_a_module_is_named_by_its_module(tmp_path: Path) -> None:
     write(tmp_path / "pyproject.toml", "")
     write(tmp_path / "src/pkg/__init__.py", "")
     write(tmp_path / "src/pkg/train.py", "class Trainer:\n    @staticmethod\n    def f(): ...")
@@ -71,14 +71,14 @@ def test_a_function_of_a_module_goes_by_its_name(tmp_path: Path) -> None:
     assert function["path"][0] == "src"
 
 
-def test_without_a_marker_the_scripts_own_directory_is_the_project(tmp_path: Path) -> None:
+def test_without_a_marker_the_directory_of_the_script_is_the_project(tmp_path: Path) -> None:
     assert project(tmp_path) == tmp_path
     write(tmp_path / "setup.py", "")
     (tmp_path / "deep" / "down").mkdir(parents=True)
     assert project(tmp_path / "deep" / "down") == tmp_path
 
 
-def test_what_no_import_finds_is_refused() -> None:
+def test_functions_that_cannot_be_imported_are_refused() -> None:
     def inner() -> None: ...
 
     for function, why in (
@@ -90,6 +90,6 @@ def test_what_no_import_finds_is_refused() -> None:
             locate(function)
 
 
-def test_a_file_outside_of_what_is_sent_is_refused(tmp_path: Path) -> None:
+def test_a_file_outside_the_project_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Pass directory="):
         locate(write, tmp_path)

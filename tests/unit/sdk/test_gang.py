@@ -92,7 +92,7 @@ def test_a_call_returns_and_its_log_is_printed(
 
 
 @pytest.mark.long
-def test_all_ranks_and_the_head_alone(cluster: Path, user: ModuleType) -> None:
+def test_results_of_all_ranks_or_of_the_head(cluster: Path, user: ModuleType) -> None:
     remote = kt.fn(user.ranks).to(kt.Compute()).distribute(workers=2)
     assert remote.options(stream_logs=False)() == [0, 1]
     (cluster / "job.json").unlink()
@@ -111,7 +111,7 @@ def test_an_exception_and_a_silent_end(cluster: Path, user: ModuleType) -> None:
     assert exited.value.exit_code == 9
 
 
-def test_warm_pods_take_edited_code_and_survive_failures(
+def test_warm_pods_run_edited_code_and_survive_failures(
     cluster: Path, user: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     remote = kt.fn(user.add).to(FAST).distribute(workers=2)
@@ -146,7 +146,7 @@ def _key(remote: kt.Remote, user: ModuleType) -> str:
 
 
 @pytest.mark.long
-def test_pods_that_are_gone_give_way_to_new_ones(cluster: Path, user: ModuleType) -> None:
+def test_deleted_pods_are_replaced(cluster: Path, user: ModuleType) -> None:
     remote = kt.fn(user.add).to(FAST)
     assert remote(1) == 2
     job = json.loads((cluster / "job.json").read_text())
@@ -159,7 +159,7 @@ def test_pods_that_are_gone_give_way_to_new_ones(cluster: Path, user: ModuleType
     assert asked(cluster).count("submit") == 2
 
 
-def test_a_file_that_changes_while_it_is_sent_is_told(
+def test_a_file_that_changes_during_the_upload_is_reported(
     cluster: Path, user: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remote = kt.fn(user.add).to(FAST)
@@ -179,7 +179,7 @@ def test_timeouts(cluster: Path, user: ModuleType) -> None:
         kt.fn(user.sleeps).to(kt.Compute(launch_timeout=1))(1)
 
 
-def test_a_job_that_is_deleted_meanwhile(cluster: Path, user: ModuleType) -> None:
+def test_a_job_that_is_deleted_during_a_call(cluster: Path, user: ModuleType) -> None:
     def delete() -> None:
         until(lambda: list((cluster / "pods").iterdir()))
         (cluster / "job.json").unlink()
@@ -189,7 +189,7 @@ def test_a_job_that_is_deleted_meanwhile(cluster: Path, user: ModuleType) -> Non
         kt.fn(user.sleeps).to(kt.Compute())(600)
 
 
-def test_what_cannot_be_submitted_leaves_nothing(cluster: Path, user: ModuleType) -> None:
+def test_a_failed_submission_leaves_no_objects(cluster: Path, user: ModuleType) -> None:
     (cluster / "refuse").write_text("submit:no such queue")
     volume = kt.Volume("shared")
     with pytest.raises(kt.ClusterError, match="no such queue"):
@@ -198,7 +198,7 @@ def test_what_cannot_be_submitted_leaves_nothing(cluster: Path, user: ModuleType
     assert "delete torchrunjob" in asked(cluster)
 
 
-def test_deploy_and_coming_back(cluster: Path, user: ModuleType) -> None:
+def test_deploy_and_reattach(cluster: Path, user: ModuleType) -> None:
     (cluster / "state").mkdir()
     name = kt.fn(user.sleeps).to(kt.Compute()).deploy(1)
     assert kt.attach(name, timeout=60) == "slept"
@@ -222,7 +222,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.long
-def test_ctrl_c_detaches_and_says_how_to_come_back(cluster: Path, tmp_path: Path) -> None:
+def test_ctrl_c_detaches_and_prints_how_to_reattach(cluster: Path, tmp_path: Path) -> None:
     (cluster / "state").mkdir()
     script = tmp_path / "project" / "script.py"
     script.parent.mkdir()
@@ -242,7 +242,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(cluster: Path, tmp_path: Path
     assert kt.attach(job) == "done"
 
 
-def test_what_was_kept_decides_how_a_job_ended(cluster: Path) -> None:
+def test_stored_results_decide_the_outcome_of_a_job(cluster: Path) -> None:
     folder = cluster / "state" / "sdk" / "c1"
     folder.mkdir(parents=True)
     (folder / "0.started").write_text(encode(Started(0, 2, "a", 1, 1.0)))
@@ -262,7 +262,7 @@ def test_what_was_kept_decides_how_a_job_ended(cluster: Path) -> None:
         reattach.kept_results("j", kubectl, failed)
 
 
-def test_programs_that_are_missing_say_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_programs_show_how_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(kt.ClusterError, match="pipx install"):

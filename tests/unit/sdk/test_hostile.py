@@ -90,7 +90,7 @@ def keep(cluster: Path) -> Callable[..., None]:
     return keep
 
 
-def test_a_pod_that_answers_json_with_a_pickle_is_not_opened(
+def test_a_pickle_in_place_of_json_is_not_loaded(
     theirs: ModuleType, tmp_path: Path
 ) -> None:
     with pytest.raises(
@@ -101,7 +101,7 @@ def test_a_pod_that_answers_json_with_a_pickle_is_not_opened(
     assert not (tmp_path / MARK).exists()
 
 
-def test_a_pickle_of_a_strangers_job_takes_the_users_word(
+def test_a_pickle_of_another_users_job_needs_a_confirmation(
     keep: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep(Bomb(tmp_path), "pickle")
@@ -113,7 +113,7 @@ def test_a_pickle_of_a_strangers_job_takes_the_users_word(
     assert (tmp_path / MARK).exists()
 
 
-def test_own_jobs_are_known_by_their_uid_and_by_what_was_asked_for(
+def test_own_jobs_are_recognised_by_uid_and_call(
     keep: Callable[..., None],
 ) -> None:
     keep({1, 2}, "pickle")
@@ -127,7 +127,7 @@ def test_own_jobs_are_known_by_their_uid_and_by_what_was_asked_for(
     assert kt.attach("j") == {1, 2}
 
 
-def test_ones_own_pickles_come_back_without_asking(cluster: Path, theirs: ModuleType) -> None:
+def test_own_pickles_need_no_confirmation(cluster: Path, theirs: ModuleType) -> None:
     (cluster / "state").mkdir()
     remote = kt.fn(theirs.pickles).to(kt.Compute()).options(serialization="pickle")
     assert remote() == {1, 2}
@@ -135,7 +135,7 @@ def test_ones_own_pickles_come_back_without_asking(cluster: Path, theirs: Module
     assert kt.attach(job) == {1, 2}
 
 
-def test_a_home_that_cannot_be_written_only_asks(
+def test_a_read_only_home_directory_only_asks(
     keep: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -144,7 +144,7 @@ def test_a_home_that_cannot_be_written_only_asks(
     assert own_jobs.accepted("u1") == ("json",)
 
 
-def test_warm_pods_that_another_has_labelled_get_no_call_with_pickles(
+def test_warm_pods_of_another_owner_get_no_pickles(
     cluster: Path, theirs: ModuleType
 ) -> None:
     remote = kt.fn(theirs.pickles).to(FAST)
@@ -160,7 +160,7 @@ def test_warm_pods_that_another_has_labelled_get_no_call_with_pickles(
     assert opens._find_warm_job(FAST, key) == ("theirs", "u9")
 
 
-def test_the_heads_result_alone_travels(cluster: Path, theirs: ModuleType) -> None:
+def test_only_the_result_of_the_head_is_sent(cluster: Path, theirs: ModuleType) -> None:
     (cluster / "state").mkdir()
     remote = kt.fn(theirs.mine).to(kt.Compute()).distribute(workers=2).options(returns="head")
     assert remote() == 0  # what rank 1 returned is no JSON, and nobody asked for it
@@ -170,7 +170,7 @@ def test_the_heads_result_alone_travels(cluster: Path, theirs: ModuleType) -> No
     assert kt.attach(job) == 0
 
 
-def test_a_newer_packages_fields_are_ignored() -> None:
+def test_fields_of_newer_versions_are_ignored() -> None:
     word = Raised(0, "n", 1.0, "builtins.ValueError", "bad", "")
     body = json.loads(encode(word))
     assert decode(json.dumps({**body, "seconds": 1.0})) == word
@@ -188,7 +188,7 @@ anything = st.recursive(
 
 
 @given(st.sampled_from(WORDS), st.data())
-def test_a_frame_is_whole_or_refused(word: Started | Result, data: st.DataObject) -> None:
+def test_a_frame_is_complete_or_refused(word: Started | Result, data: st.DataObject) -> None:
     body = json.loads(encode(word))
     name = data.draw(st.sampled_from(sorted(body)))
     if data.draw(st.booleans()):
@@ -206,7 +206,7 @@ def test_a_frame_is_whole_or_refused(word: Started | Result, data: st.DataObject
 @pytest.mark.parametrize(
     "line", ['{"kind": "Result", "rank": 0}', '{"kind": "Raised", "rank": "0"}', '{"kind"']
 )
-def test_a_frame_that_cannot_be_read_ends_the_call(
+def test_an_unreadable_frame_ends_the_call(
     cluster: Path, theirs: ModuleType, line: str
 ) -> None:
     with pytest.raises(kt.ProtocolError, match=r"cannot decode a message of pod .*pod-0") as error:
@@ -215,14 +215,14 @@ def test_a_frame_that_cannot_be_read_ends_the_call(
     assert (cluster / "job.json").exists()  # it may be read with another version
 
 
-def test_what_is_kept_and_cannot_be_read_is_told(cluster: Path, keep: Callable[..., None]) -> None:
+def test_unreadable_stored_results_are_reported(cluster: Path, keep: Callable[..., None]) -> None:
     keep(1, "json")
     (cluster / "state" / "sdk" / "c1" / "0.left").write_text('{"kind": "Result", "rank": 0}')
     with pytest.raises(kt.ProtocolError, match="kubectl torchrun state-files j sdk"):
         kt.attach("j")
 
 
-def test_a_line_that_is_cut_or_no_text_does_not_stop_the_reader() -> None:
+def test_cut_and_binary_lines_do_not_stop_the_reader() -> None:
     heard: list[str] = []
     program = r"import os; os.write(1, b'\xff\n{}\n{\"kind\"')"
     child = Child([sys.executable, "-c", program], heard.append, whole=True)
@@ -231,7 +231,7 @@ def test_a_line_that_is_cut_or_no_text_does_not_stop_the_reader() -> None:
     assert heard == ["\ufffd", "{}"]
 
 
-def test_a_watch_hands_on_changes_alone(cluster: Path, tmp_path: Path) -> None:
+def test_a_watch_reports_changes_only(cluster: Path, tmp_path: Path) -> None:
     gone = {"kind": "Status", "status": "Failure", "code": 410}
     job = {"metadata": {"name": "j"}, "status": {}}
     events = [{"type": "ERROR", "object": gone}, {"type": "ADDED", "object": None}, 5, "",
@@ -251,7 +251,7 @@ def test_a_watch_hands_on_changes_alone(cluster: Path, tmp_path: Path) -> None:
     ("owners", "attempt", "index"),
     [(False, "0", "0"), (True, "first", "0"), (True, "0", "last"), (False, "0", "7")],
 )
-def test_a_pod_that_only_carries_the_labels_is_no_rank(
+def test_a_pod_with_the_labels_alone_is_no_rank(
     cluster: Path, theirs: ModuleType, owners: bool, attempt: str, index: str
 ) -> None:
     workspace = cluster / "workspace" / "stranger" / ".torchrun-sdk"
@@ -266,7 +266,7 @@ def test_a_pod_that_only_carries_the_labels_is_no_rank(
     assert kt.fn(theirs.ranks).to(kt.Compute())() == 0
 
 
-def test_pods_paint_no_terminal(theirs: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_pods_is_escaped_on_a_terminal(theirs: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(kt.RemoteException) as raised:
         kt.fn(theirs.paints).to(FAST)()
     assert "\x1b" not in str(raised.value)
@@ -283,7 +283,7 @@ def test_a_line_of_a_log_is_one_line_without_control_characters(text: str) -> No
     assert not any(ord(mark) < 32 and mark not in "\t\n" for line in shown for mark in line)
 
 
-async def test_a_call_that_is_cancelled_ends_and_its_job_with_it(
+async def test_a_cancelled_call_deletes_its_job(
     cluster: Path, theirs: ModuleType, tmp_path: Path
 ) -> None:
     mark = tmp_path / "runs"
@@ -295,7 +295,7 @@ async def test_a_call_that_is_cancelled_ends_and_its_job_with_it(
     assert not (cluster / "job.json").exists()
 
 
-async def test_an_upload_that_is_cancelled_ends(
+async def test_a_cancelled_upload_ends(
     cluster: Path, theirs: ModuleType, tmp_path: Path
 ) -> None:
     (cluster / "hangs").touch()
@@ -310,7 +310,7 @@ async def test_an_upload_that_is_cancelled_ends(
     assert "delete torchrunjob" in asked(cluster)
 
 
-async def test_warm_pods_outlive_a_call_that_is_cancelled(
+async def test_warm_pods_outlive_a_cancelled_call(
     cluster: Path, theirs: ModuleType, tmp_path: Path
 ) -> None:
     mark = tmp_path / "runs"

@@ -33,7 +33,7 @@ def _no_switches(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_head_and_workers_get_what_each_is_to_have() -> None:
+def test_head_and_workers_have_their_own_resources() -> None:
     body = kuberay.build("run", "u1", compute(launch_timeout=90), "s")
     (owner,) = body["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["uid"]) == ("TorchrunJob", "run", "u1")
@@ -65,7 +65,7 @@ def test_the_job_itself_is_one_pod_without_gpus() -> None:
     assert body["metadata"]["labels"]["torchrun.ai/sdk"] == "ray"
 
 
-def test_gpus_are_counted_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_simulated_on_cpu_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHRUN_SDK_CPU_ONLY", "1")
     spec = kuberay.build("run", "u1", compute(), SECRET)["spec"]["rayClusterSpec"]
     (workers,) = spec["workerGroupSpecs"]
@@ -73,7 +73,7 @@ def test_gpus_are_counted_where_there_are_none(monkeypatch: pytest.MonkeyPatch) 
     assert workers["template"]["spec"]["containers"][0]["resources"]["limits"] == {}
 
 
-def test_warm_pods_are_those_of_a_cluster_like_this_one(tmp_path: Path) -> None:
+def test_warm_pods_belong_to_an_equal_cluster(tmp_path: Path) -> None:
     def key(workers: int, operator: str | None) -> str:
         asked = kt.Compute(image="ray:1").distribute("ray", workers, operator=operator)
         return manifest.gang_key(asked, Reference("f"), tmp_path)
@@ -92,7 +92,7 @@ def work() -> int:
     return 1
 
 
-def test_where_it_is_not_installed_nothing_is_made(cluster: Path) -> None:
+def test_nothing_is_created_without_kuberay(cluster: Path) -> None:
     remote = kt.fn(work).to(kt.Compute(image="ray:1")).distribute("ray", operator="kuberay")
     (cluster / "refuse").write_text("get --raw:Error from server (NotFound): no such resource")
     with pytest.raises(kt.UsageError, match=r"Install it .* or remove operator"):
@@ -107,14 +107,14 @@ def test_where_it_is_not_installed_nothing_is_made(cluster: Path) -> None:
     assert "create" not in said
 
 
-def test_what_cannot_be_made_leaves_nothing(cluster: Path) -> None:
+def test_a_failed_creation_leaves_no_objects(cluster: Path) -> None:
     (cluster / "refuse").write_text("create:rayjobs.ray.io is forbidden")
     with pytest.raises(kt.ClusterError, match="is forbidden"):
         kt.fn(work).to(kt.Compute(image="ray:1")).distribute("ray", operator="kuberay")()
     assert not (cluster / "job.json").exists()
 
 
-def test_a_cluster_that_does_not_come_is_told_by_its_pods(cluster: Path) -> None:
+def test_a_cluster_that_does_not_start_is_explained_by_its_pods(cluster: Path) -> None:
     (cluster / "slow").touch()
     (cluster / "rayjobs.ray.io.json").write_text('{"status": {"jobDeploymentStatus": "Waits"}}')
     pulling = {"name": "c", "state": {"waiting": {"reason": "ErrImagePull", "message": "denied"}}}
@@ -184,7 +184,7 @@ def held() -> Iterator:
         each.process.communicate()
 
 
-def test_the_cluster_is_held_until_a_pod_is_done(held) -> None:
+def test_the_cluster_stays_until_a_pod_is_done(held) -> None:
     holding = held(SECONDS, SECONDS)
     holding.connect().close()  # lost: another gang comes
     with holding.connect() as pod:
@@ -195,7 +195,7 @@ def test_the_cluster_is_held_until_a_pod_is_done(held) -> None:
 
 
 @pytest.mark.parametrize("comes", [False, True])
-def test_a_cluster_that_nobody_wants_ends(held, comes: bool) -> None:
+def test_an_unused_cluster_ends(held, comes: bool) -> None:
     holding = held(SECONDS if comes else 0.2, 0.2)
     if comes:
         holding.connect().close()

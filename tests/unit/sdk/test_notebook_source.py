@@ -76,7 +76,7 @@ def f(n):
 """
 
 
-def test_a_cell_travels_with_what_it_uses(make, tmp_path: Path) -> None:
+def test_a_cell_is_sent_with_its_dependencies(make, tmp_path: Path) -> None:
     found = typed(tmp_path, notebook(tmp_path), CELLS + SHOW)
     pod = make("", "f", 4, function=found)
     rank, collector = pod.rank(), pod.collect()
@@ -98,7 +98,7 @@ def test_a_cell_travels_with_what_it_uses(make, tmp_path: Path) -> None:
         ("exec('def g(): ...')\ndef f(): return g()\n# %%\n", "The source of g is not available"),
     ],
 )  # fmt: skip
-def test_what_cannot_go_is_named(tmp_path: Path, cells: str, message: str) -> None:
+def test_unsupported_names_are_reported(tmp_path: Path, cells: str, message: str) -> None:
     ended = subprocess.run(
         notebook(tmp_path), cwd=tmp_path, input=cells + SHOW,
         capture_output=True, text=True, env={**os.environ, "PYTHONPATH": SDK},
@@ -109,7 +109,7 @@ def test_what_cannot_go_is_named(tmp_path: Path, cells: str, message: str) -> No
 PROMPT = "import math\ndef f(n):\n    return math.floor(n)\n\n" + textwrap.dedent(SHOW) + "\n"
 
 
-def test_a_prompt_that_keeps_no_source_says_what_to_do(tmp_path: Path) -> None:
+def test_a_prompt_without_sources_has_a_remedy(tmp_path: Path) -> None:
     """`python -i` of a Python before 3.13, or without a terminal."""
     ended = subprocess.run(
         [sys.executable, "-i"], cwd=tmp_path, input=PROMPT, capture_output=True, text=True,

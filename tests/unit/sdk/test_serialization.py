@@ -15,20 +15,20 @@ plain = st.recursive(
 
 
 @given(plain, st.sampled_from(["json", "pickle"]))
-def test_plain_values_arrive_as_they_were(value: object, format: str) -> None:
+def test_plain_values_arrive_unchanged(value: object, format: str) -> None:
     arrived = unpack(pack(value, format, "x"), [format])
     assert arrived == value
     assert type(arrived) is type(value)
 
 
-def test_nan_and_tuples_travel() -> None:
+def test_nan_and_tuples_arrive_unchanged() -> None:
     assert math.isnan(unpack(pack(math.nan, "json", "x")))
     assert unpack(pack((1, (2,)), "json", "x")) == [1, [2]]
     assert unpack(pack((1, (2,)), "pickle", "x"), ["pickle"]) == (1, (2,))
 
 
 @pytest.mark.parametrize("value", [{1: 2}, object(), {"a": {(1,): 2}}, b"x", {1, 2}])
-def test_what_json_would_change_is_refused(value: object) -> None:
+def test_values_that_json_would_change_are_refused(value: object) -> None:
     with pytest.raises(
         Unpackable, match=r'Cannot serialize the result of rank 3 .*serialization="pickle"'
     ):
@@ -43,7 +43,7 @@ def test_another_pythons_pickle_is_refused() -> None:
 
 
 @pytest.mark.parametrize("formats", [(), ["json"]])
-def test_only_the_formats_that_are_asked_for_are_opened(formats: list[str]) -> None:
+def test_only_requested_formats_are_read(formats: list[str]) -> None:
     with pytest.raises(UnwantedFormat, match="'pickle', which is not accepted"):
         unpack(pack({1}, "pickle", "x"), formats)
     with pytest.raises(UnwantedFormat):
@@ -53,6 +53,6 @@ def test_only_the_formats_that_are_asked_for_are_opened(formats: list[str]) -> N
 @pytest.mark.parametrize(
     ("format", "data"), [("json", "{"), ("json", "[" * 100_000), ("pickle", "!")]
 )
-def test_what_cannot_be_read_is_one_kind_of_error(format: str, data: str) -> None:
+def test_unreadable_values_raise_one_error(format: str, data: str) -> None:
     with pytest.raises(Unpackable):
         unpack(pack(1, format, "x")._replace(data=data), [format])

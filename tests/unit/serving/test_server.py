@@ -53,7 +53,7 @@ def root_level() -> Iterator[logging.Logger]:
     root.setLevel(level)
 
 
-async def test_checks_are_asked_at_each_probe_and_listed_with_their_reasons() -> None:
+async def test_checks_run_at_each_probe_and_list_their_reasons() -> None:
     reasons = {"one": "", "two": ""}
     checks = {name: partial(reasons.__getitem__, name) for name in reasons}
     subject = server(live=checks, ready={})
@@ -65,7 +65,7 @@ async def test_checks_are_asked_at_each_probe_and_listed_with_their_reasons() ->
         assert (await fetch(subject, "/readyz"))[0] == 200
 
 
-async def test_a_note_is_told_and_fails_nothing() -> None:
+async def test_a_note_is_listed_and_fails_nothing() -> None:
     notes = {"nodes": lambda: "lost nodes are not noticed", "others": lambda: ""}
     subject = Server("127.0.0.1", 0, metrics=Metrics(), live={}, ready={}, notes=notes)
     async with subject.running():
@@ -89,7 +89,7 @@ async def test_readiness_has_checks_of_its_own() -> None:
         ("application/openmetrics-text;version=1.0.0,text/plain;q=0.5", "application/openmetrics"),
     ],
 )
-async def test_metrics_in_the_format_that_is_asked_for(accept: str, expected: str) -> None:
+async def test_metrics_have_the_requested_format(accept: str, expected: str) -> None:
     metrics = Metrics()
     metrics.stale_sync_skips.inc()
     subject = server(metrics=metrics)
@@ -101,7 +101,7 @@ async def test_metrics_in_the_format_that_is_asked_for(accept: str, expected: st
     assert text.endswith("# EOF\n") == expected.startswith("application")
 
 
-async def test_metrics_are_read_on_the_loop_and_rendered_elsewhere() -> None:
+async def test_metrics_are_read_on_the_loop_and_rendered_in_a_thread() -> None:
     metrics = Metrics()
     threads: dict[str, int] = {}
 
@@ -203,7 +203,7 @@ async def test_an_address_of_ipv6() -> None:
         assert not await reachable(subject, "127.0.0.1")
 
 
-async def test_a_taken_port_is_named_and_nothing_stays_open() -> None:
+async def test_a_port_in_use_is_named_and_nothing_stays_open() -> None:
     first = server()
     async with first.running():
         second = server(port=first.port)
@@ -215,7 +215,7 @@ async def test_a_taken_port_is_named_and_nothing_stays_open() -> None:
         assert (await fetch(second, "/healthz"))[0] == 200
 
 
-def test_a_watch_hangs_beyond_the_bound() -> None:
+def test_a_watch_without_activity_hangs() -> None:
     ages = {"pods": 5.0, "jobs.batch": 20.0}
     check = watches_alive({name: partial(ages.__getitem__, name) for name in ages}, bound=20)
     assert check() == ""
@@ -223,7 +223,7 @@ def test_a_watch_hangs_beyond_the_bound() -> None:
     assert check() == "the watch hangs of jobs.batch for 21 s"
 
 
-def test_caches_that_are_not_synced_are_named_with_what_keeps_them() -> None:
+def test_unsynced_caches_are_named_with_their_reason() -> None:
     synced = {"pods": True, "jobs.batch": False}
     checks = {name: partial(synced.__getitem__, name) for name in synced}
     assert caches_synced(checks)() == "not listed yet: jobs.batch (the first list is on its way)"
@@ -258,6 +258,6 @@ def test_leading_and_standing_by_are_both_ready() -> None:
         (500, "HTTP 500"),
     ],
 )
-def test_a_refusal_says_what_to_do(status: int, advice: str) -> None:
+def test_a_refusal_has_a_remedy(status: int, advice: str) -> None:
     text = explain_refusal("watch", "torchrunjobs.torchrun.ai", status, "why")
     assert text == f"cannot watch torchrunjobs.torchrun.ai: {advice} (why)"

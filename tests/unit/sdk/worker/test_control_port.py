@@ -45,7 +45,7 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def test_strangers_are_no_workers(port: int, workers: ray._Workers) -> None:
+def test_other_clients_are_no_workers(port: int, workers: ray._Workers) -> None:
     said = [
         b"",
         b"done\n",
@@ -66,7 +66,7 @@ def test_strangers_are_no_workers(port: int, workers: ray._Workers) -> None:
         each.close()
 
 
-def test_silent_strangers_keep_no_worker_out(
+def test_silent_connections_do_not_block_workers(
     port: int, workers: ray._Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_port, "_SHOW_SECONDS", 10 * SECONDS)
@@ -89,7 +89,7 @@ def test_the_port_is_free_again(port: int) -> None:
             pass
 
 
-def test_a_strangers_last_word_ends_nothing(port: int) -> None:
+def test_a_message_without_the_secret_ends_nothing(port: int) -> None:
     ended: list[int] = []
     arguments = (SECONDS, SECONDS, port, control_port.digest(SECRET))
     holding = threading.Thread(
@@ -106,7 +106,7 @@ def test_a_strangers_last_word_ends_nothing(port: int) -> None:
     assert ended == [0]
 
 
-def test_rays_dashboard_is_for_the_pod_alone(
+def test_the_ray_dashboard_listens_on_localhost(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "ray"

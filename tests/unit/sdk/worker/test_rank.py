@@ -11,7 +11,7 @@ from torchrun_sdk.spec import FOLDER, RAISED, Raised, Result, decode
 from ..pods import SECONDS, frames
 
 
-def test_a_result_waits_until_it_is_taken(make) -> None:
+def test_a_result_waits_until_it_is_collected(make) -> None:
     pod = make("def f(a):\n    print('hello')\n    return a + 1", "f", 41)
     rank = pod.rank()
     began, returned = frames(pod.collect(), Result)
@@ -21,7 +21,7 @@ def test_a_result_waits_until_it_is_taken(make) -> None:
     assert (rank.returncode, out) == (0, "hello\n"), err
 
 
-def test_a_connection_that_broke_loses_nothing(make) -> None:
+def test_a_broken_connection_loses_nothing(make) -> None:
     pod = make("def f(): return 1")
     rank = pod.rank()
     first = pod.collect()
@@ -52,7 +52,7 @@ def test_an_exception_has_its_traceback_without_our_frames(make) -> None:
         ("raise SyntaxError('late')", "late"),
     ],
 )
-def test_other_ends_are_told_too(make, body: str, text: str) -> None:
+def test_other_ends_are_reported(make, body: str, text: str) -> None:
     pod = make(f"def f():\n    {body}")
     pod.rank()
     assert text in frames(pod.collect(), Raised)[-1].text
@@ -62,7 +62,7 @@ def test_other_ends_are_told_too(make, body: str, text: str) -> None:
     ("script", "text"),
     [("def f(:", "invalid syntax"), ("1/0", "division"), ("x = 1", "no function f")],
 )
-def test_a_script_that_cannot_be_imported_says_so(make, script: str, text: str) -> None:
+def test_a_failed_import_is_reported(make, script: str, text: str) -> None:
     pod = make(script)
     pod.rank()
     assert text in frames(pod.collect(), Raised)[-1].text
@@ -82,13 +82,13 @@ raise AssertionError("the import goes no further than the call")
 """
 
 
-def test_an_unguarded_call_makes_no_second_job(make) -> None:
+def test_an_unguarded_call_creates_no_second_job(make) -> None:
     pod = make(UNGUARDED, "first")
     pod.rank()
     assert unpack(frames(pod.collect(), Result)[-1].value) == "one"
 
 
-def test_an_unguarded_call_before_the_function_says_what_to_do(make) -> None:
+def test_an_unguarded_call_before_the_function_has_a_remedy(make) -> None:
     pod = make(UNGUARDED, "second")
     pod.rank()
     raised = frames(pod.collect(), Raised)[-1]
@@ -132,7 +132,7 @@ def test_a_decorated_function_is_called_itself(make) -> None:
     assert unpack(frames(pod.collect(), Result)[-1].value) == 8
 
 
-def test_classes_of_the_script_travel_pickled(make) -> None:
+def test_classes_of_the_script_are_pickled(make) -> None:
     script = """
     class Point:
         def __init__(self, x): self.x = x
@@ -144,13 +144,13 @@ def test_classes_of_the_script_travel_pickled(make) -> None:
     assert unpack(frames(pod.collect(), Result)[-1].value, ["pickle"])[0] == 3
 
 
-def test_the_main_block_is_the_clients(make) -> None:
+def test_the_main_block_does_not_run_in_pods(make) -> None:
     pod = make("def f(): return __name__\nif __name__ == '__main__':\n    raise SystemExit(5)")
     pod.rank()
     assert unpack(frames(pod.collect(), Result)[-1].value) == "__torchrun_script__"
 
 
-def test_a_client_that_goes_ends_its_collector(make) -> None:
+def test_a_disconnected_client_ends_its_collector(make) -> None:
     pod = make("def f(): return 1")
     collector = pod.collect()
     assert collector.stdin is not None

@@ -119,7 +119,7 @@ def test_a_later_call_runs_edited_code_in_the_same_process(make) -> None:
     assert rank.poll() is None
 
 
-def test_what_is_gone_from_the_directory_goes_and_what_a_call_wrote_stays(make) -> None:
+def test_deleted_files_are_removed_and_files_of_a_call_stay(make) -> None:
     pod = make("def f(): open('out', 'w').close(); open('late', 'w').close()", idle=20.0)
     (pod.root / "old").mkdir()
     for name in ("old/file", "late"):
@@ -134,7 +134,7 @@ def test_what_is_gone_from_the_directory_goes_and_what_a_call_wrote_stays(make) 
     assert (pod.root / "late").exists()
 
 
-def test_a_process_that_exits_is_told_and_the_pod_stays(make) -> None:
+def test_an_exited_process_is_reported_and_the_pod_stays(make) -> None:
     pod = make("import os\ndef f(): os._exit(9)\ndef g(): os.kill(os.getpid(), 9)", idle=20.0)
     rank = pod.rank(1, 2)
     first = pod.collect()
@@ -148,13 +148,13 @@ def test_a_process_that_exits_is_told_and_the_pod_stays(make) -> None:
 
 
 @pytest.mark.long
-def test_an_error_that_nobody_takes_ends_the_pod(make) -> None:
+def test_an_uncollected_error_ends_the_pod(make) -> None:
     pod = make("import os\ndef f(): os._exit(9)", idle=60.0)
     rank = pod.rank()
     assert rank.wait(SECONDS) == 9
 
 
-def test_a_client_ends_what_still_runs(make) -> None:
+def test_a_client_can_stop_a_running_call(make) -> None:
     pod = make("import time\ndef f(): time.sleep(600)", idle=20.0)
     rank = pod.rank()
     collector = pod.collect()
@@ -178,7 +178,7 @@ def test_a_pod_takes_one_client_at_a_time(make) -> None:
     hear(back, Started)
 
 
-def test_no_sign_of_life_is_expected_of_a_pod_that_waits(make, tmp_path: Path) -> None:
+def test_a_waiting_pod_needs_no_heartbeat(make, tmp_path: Path) -> None:
     script = "import os\ndef f(): return os.listdir(os.environ['TORCHRUN_LAUNCH_REPORTS'])"
     pod = make(script, idle=20.0)
     reports = tmp_path / "reports"
@@ -195,7 +195,7 @@ def test_no_sign_of_life_is_expected_of_a_pod_that_waits(make, tmp_path: Path) -
     assert unpack(frames(second, Result)[-1].value) == []
 
 
-def test_no_client_comes_into_a_pod_that_leaves(make) -> None:
+def test_a_terminating_pod_accepts_no_client(make) -> None:
     pod = make("def f(): return 1", idle=0.2)
     rank = pod.rank()
     frames(pod.collect(), Result)
@@ -204,7 +204,7 @@ def test_no_client_comes_into_a_pod_that_leaves(make) -> None:
 
 
 @pytest.mark.long
-def test_a_client_that_is_there_keeps_the_ranks(make) -> None:
+def test_a_connected_client_keeps_the_ranks(make) -> None:
     pod = make("def f(): return 1", idle=4.0)
     rank = pod.rank()
     first = pod.collect()
@@ -256,7 +256,7 @@ def test_a_stop_reaches_the_function_first(make) -> None:
     assert rank.returncode == 128 + signal.SIGTERM
 
 
-def test_what_came_damaged_is_refused(make) -> None:
+def test_damaged_files_are_refused(make) -> None:
     pod = make("def f(): return 1", idle=20.0)
     pod.rank()
     first = pod.collect()
@@ -287,7 +287,7 @@ def test_an_edit_within_a_second_is_seen_by_python(make) -> None:
     assert unpack(frames(second, Result)[-1].value) == 2
 
 
-def test_results_are_kept_beyond_the_pod(make, tmp_path: Path) -> None:
+def test_results_outlive_the_pod(make, tmp_path: Path) -> None:
     pod = make("def f(): return 7")
     state = tmp_path / "state"
     state.mkdir()
@@ -307,7 +307,7 @@ def test_each_later_call_has_a_port_of_its_own() -> None:
     assert environment({}, 3) == {}
 
 
-def test_two_clients_never_hold_one_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_clients_never_share_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchrun_sdk.worker.call_files._ENDING_SECONDS", 0.0)
     script = (
         "import sys; from pathlib import Path; from torchrun_sdk.worker.call_files import WarmPod;"

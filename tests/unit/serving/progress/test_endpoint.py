@@ -13,7 +13,7 @@ from unit.serving.progress.reporting import JOB, NOW, World, running, token
 BRACKETS = b'{"a":' + b"[" * 5000
 
 
-async def test_a_workers_report_is_taken() -> None:
+async def test_a_report_of_a_worker_is_accepted() -> None:
     body = {"step": 120, "totalSteps": 1000, "loss": 2.25, "samplesPerSecond": 450.5, "new": 1}
     async with running(World()) as world:
         assert await world.post(body) == (204, "")
@@ -44,7 +44,7 @@ async def test_a_workers_report_is_taken() -> None:
         (f"Bearer a.{base64.urlsafe_b64encode(BRACKETS).decode()}.b", 401, 0),
     ],
 )
-async def test_who_is_no_worker_is_refused_and_strangers_cost_no_review(
+async def test_other_clients_are_refused_without_a_review(
     authorization: str, code: int, reviews: int
 ) -> None:
     async with running(World()) as world:
@@ -68,14 +68,14 @@ async def test_a_standby_refuses() -> None:
 
 
 @pytest.mark.parametrize("code", [403, 500])
-async def test_without_reviews_there_are_no_reports(code: int) -> None:
+async def test_no_reports_without_token_reviews(code: int) -> None:
     async with running(World(review_code=code)) as world:
         assert (await world.post())[0] == 503
         world.review_code = 201
         assert (await world.post())[0] == 204
 
 
-async def test_one_report_in_a_second_is_enough() -> None:
+async def test_one_report_per_second_is_accepted() -> None:
     async with running(World()) as world:
         assert [(await world.post())[0] for _ in range(3)] == [204, 429, 429]
 
@@ -103,12 +103,12 @@ async def test_bodies(body: bytes, code: int) -> None:
         assert world.accepted == ([JOB] if code == 204 else [])
 
 
-async def test_other_pages_are_not_there() -> None:
+async def test_other_paths_do_not_exist() -> None:
     async with running(World()) as world:
         assert (await world.post(path="/metrics"))[0] == 404
 
 
-async def test_a_slow_body_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "BODY_SECONDS", 0.1)
     async with running(World()) as world:
         reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
@@ -118,7 +118,7 @@ async def test_a_slow_body_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
         writer.close()
 
 
-async def test_nothing_is_kept_of_a_job_that_ends_while_its_report_comes() -> None:
+async def test_a_report_of_a_job_that_just_ended_is_dropped() -> None:
     async with running(World()) as world:
         reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
         head = f"POST /v1/progress HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token()}\r\n"
@@ -133,7 +133,7 @@ async def test_nothing_is_kept_of_a_job_that_ends_while_its_report_comes() -> No
         writer.close()
 
 
-def test_totals_leave_out_who_fell_silent() -> None:
+def test_totals_exclude_silent_jobs() -> None:
     time = [0.0]
     reports = Reports(lambda: time[0])
     reports.put(("ml", "a"), "1", Progress(samples_per_second=10))

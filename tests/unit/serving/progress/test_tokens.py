@@ -11,7 +11,7 @@ from torchrun_controller.serving.progress.tokens import BusyError
 from unit.serving.progress.reporting import JOB, POD, World, connection_to, running, token
 
 
-async def test_a_verdict_is_kept_for_a_minute() -> None:
+async def test_a_review_is_cached_for_a_minute() -> None:
     async with running(World()) as world:
         for _ in range(5):
             assert (await world.post())[0] == 204
@@ -22,7 +22,7 @@ async def test_a_verdict_is_kept_for_a_minute() -> None:
         assert world.reviews == 2
 
 
-async def test_a_verdict_is_kept_no_longer_than_the_token_lives() -> None:
+async def test_a_review_is_cached_until_the_token_expires() -> None:
     short = token(expires=5)
     async with running(World(good={short})) as world:
         assert (await world.post(authorization=f"Bearer {short}"))[0] == 204
@@ -31,7 +31,7 @@ async def test_a_verdict_is_kept_no_longer_than_the_token_lives() -> None:
         assert world.reviews == 2
 
 
-async def test_what_the_api_server_says_counts_and_not_the_claims() -> None:
+async def test_the_review_counts_and_not_the_claims() -> None:
     """A token whose claims name a worker, and whose review names another pod."""
     other = ("ml", "theirs-0", "uid-theirs")
     stolen = token(pod=other)
@@ -41,7 +41,7 @@ async def test_what_the_api_server_says_counts_and_not_the_claims() -> None:
     assert world.accepted == []
 
 
-async def test_a_server_that_ignores_audiences_proves_nothing() -> None:
+async def test_a_review_without_an_audience_proves_nothing() -> None:
     async with running(World(audiences=[])) as world:
         assert (await world.post())[0] == 401
 
@@ -49,7 +49,7 @@ async def test_a_server_that_ignores_audiences_proves_nothing() -> None:
 THEIRS = ("evil", "theirs-0", "uid-theirs")
 
 
-async def test_who_forges_tokens_of_its_own_pod_silences_nobody_else() -> None:
+async def test_forged_tokens_of_one_pod_do_not_block_others() -> None:
     workers = {POD: Worker(JOB, "uid-child"), THEIRS: Worker(("evil", "theirs"), "uid-other")}
     async with running(World(workers=workers)) as world:
         with structlog.testing.capture_logs() as lines:
@@ -62,7 +62,7 @@ async def test_who_forges_tokens_of_its_own_pod_silences_nobody_else() -> None:
         assert (await world.post())[0] == 204
 
 
-async def test_neither_do_many_pods_of_a_namespace() -> None:
+async def test_many_pods_of_one_namespace_do_not_block_others() -> None:
     theirs = [("evil", f"theirs-{n}", f"uid-{n}") for n in range(120)]
     workers = {pod: Worker(("evil", "theirs"), "uid-other") for pod in theirs}
     async with running(World(workers={POD: Worker(JOB, "uid-child"), **workers})) as world:
@@ -75,7 +75,7 @@ async def test_neither_do_many_pods_of_a_namespace() -> None:
         assert (await world.post())[0] == 204
 
 
-async def test_a_token_that_was_verified_is_reviewed_again_whatever_others_forge() -> None:
+async def test_a_verified_token_is_reviewed_again_despite_forged_ones() -> None:
     async with running(World()) as world:
         assert (await world.post())[0] == 204
         world.time += 61
@@ -86,7 +86,7 @@ async def test_a_token_that_was_verified_is_reviewed_again_whatever_others_forge
         assert world.reviews == 5
 
 
-async def test_who_names_another_pod_takes_nothing_of_that_pods_bucket() -> None:
+async def test_a_forged_pod_name_takes_no_token_of_that_pod() -> None:
     async with running(World()) as world, connection_to(world) as verdicts:
         claims = verdicts.claims(token())
         assert claims is not None
@@ -97,7 +97,7 @@ async def test_who_names_another_pod_takes_nothing_of_that_pods_bucket() -> None
         assert await verdicts.pod_of(token(), claims, "10.0.0.7") is not None
 
 
-async def test_a_token_that_is_not_believed_any_more_is_forgotten() -> None:
+async def test_a_revoked_token_is_forgotten() -> None:
     async with running(World()) as world:
         assert (await world.post())[0] == 204
         world.good.clear()
@@ -109,7 +109,7 @@ async def test_a_token_that_is_not_believed_any_more_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("junk", [b"\xff", b"\xc3\xa9", b"\x7f", b" x", b".x"])
-async def test_a_token_of_other_bytes_is_no_token(junk: bytes) -> None:
+async def test_a_token_with_invalid_bytes_is_refused(junk: bytes) -> None:
     async with running(World()) as world:
         reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
         head = (
@@ -123,7 +123,7 @@ async def test_a_token_of_other_bytes_is_no_token(junk: bytes) -> None:
         writer.close()
 
 
-async def test_kept_verdicts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_cache_of_reviews_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "MAX_CACHED", 2)
     world = World()
     async with connection_to(world) as verdicts:
