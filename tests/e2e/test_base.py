@@ -19,7 +19,7 @@ from torchrun_api.names import WORKSPACE_BASE, workspace_claim
 MIB = 1 << 20
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": MIB, "GiB": 1 << 30}
 SHOWN = re.compile(r"Uploaded ([\d,]+) files?, ([\d.]+) ([KMG]?i?B)")
-# Of every path: its bytes, and whether it may be executed. The working directory is the tree.
+# Hashes the bytes and the executable bit of every path below the working directory.
 DIGEST = """
 import hashlib, os
 def tree_digest(top):
@@ -28,14 +28,14 @@ def tree_digest(top):
         folders.sort()
         for name in sorted(files) or [""]:
             path = os.path.join(folder, name)
-            said = [os.path.relpath(path, top)]
+            entry = [os.path.relpath(path, top)]
             if name:
-                held = hashlib.sha256()
+                content = hashlib.sha256()
                 with open(path, "rb") as file:
                     while block := file.read(1 << 20):
-                        held.update(block)
-                said += [held.hexdigest(), str(os.access(path, os.X_OK))]
-            whole.update(ascii(said).encode())
+                        content.update(block)
+                entry += [content.hexdigest(), str(os.access(path, os.X_OK))]
+            whole.update(ascii(entry).encode())
     return whole.hexdigest()
 """
 TRAIN = DIGEST + 'print("tree", tree_digest("."), flush=True)\n'
@@ -45,14 +45,14 @@ RUN = "exec python3 train.py"
 def tree_digest(top: Path) -> str:
     scope: dict[str, object] = {}
     exec(DIGEST, scope)
-    said = scope["tree_digest"]
-    assert callable(said)
-    return str(said(str(top)))
+    digest = scope["tree_digest"]
+    assert callable(digest)
+    return str(digest(str(top)))
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small directory, and a memory of the plugin's own."""
+    """A small directory, and a separate cache of the plugin."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     directory = tmp_path / "project"
     (directory / "tools" / "empty").mkdir(parents=True)

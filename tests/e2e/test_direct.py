@@ -28,7 +28,7 @@ dist.all_reduce(total)
 print("sum", total.item(), package.module.SAID, flush=True)
 sys.exit(3 if os.environ["TORCHRUN_ATTEMPT"] == "0" else 0)
 """
-# Runs until told to end; what comes after the first attempt ends well at once.
+# Attempt 0 runs until it is stopped. Later attempts succeed at once.
 HANGS_ONCE = """
 import os, time
 time.sleep(0 if int(os.environ["TORCHRUN_ATTEMPT"]) else 600)
@@ -94,8 +94,8 @@ def test_two_nodes_train_from_a_directory_where_no_claim_binds(
 
 @pytest.mark.long
 def test_workers_beside_a_head_are_served_as_it_is(space: Space, tmp_path: Path) -> None:
-    said = "import os, time\nprint('served to the', os.environ['TORCHRUN_ROLE'], flush=True)\n"
-    (tmp_path / "train.py").write_text(said + "time.sleep(600)\n")
+    code = "import os, time\nprint('served to the', os.environ['TORCHRUN_ROLE'], flush=True)\n"
+    (tmp_path / "train.py").write_text(code + "time.sleep(600)\n")
     volumes = {"workspace": {"source": "zip", "delivery": "direct"}}
     space.apply(job("run", "plain", "exec python3 train.py", 2, volumes=volumes, head={}))
     ended(reloading(space, tmp_path, "sync", "run"))
@@ -129,9 +129,9 @@ def test_an_edit_reaches_the_workers_that_run(
         (tmp_path / "train.py").write_text(STEP.format(number=number))
         started = time.time()
         assert f"Revision {number}:" in ended(reloading(space, tmp_path, "sync", "run"))
-        said = f"new code: {number} "
-        until(lambda said=said: all(said in log(space, pod) for pod in pods), "the edit")
-        line = max(said_at(space, pod, said) for pod in pods) - started
+        text = f"new code: {number} "
+        until(lambda text=text: all(text in log(space, pod) for pod in pods), "the edit")
+        line = max(said_at(space, pod, text) for pod in pods) - started
         print(f"direct, {'claim' if bound else 'own storage'}: sync to first line {line:.2f} s")
     listed = space.kubectl("exec", sorted(pods)[0], "-c", "trainer", "--", "ls", "/app")
     assert listed.split() == ["train.py"]
@@ -155,5 +155,5 @@ def test_a_serve_pod_that_is_lost_takes_up_its_claim_again(space: Space, tmp_pat
     space.kubectl("delete", "pods", "-l", workers, "--wait=false")
     status = space.wait_phase("train", "Succeeded")
     assert status["attempt"] == 1
-    told = space.kubectl("logs", "-l", workers, "-c", "trainer", "--tail=-1")
-    assert told.count("ran the code that was served") == 2
+    log = space.kubectl("logs", "-l", workers, "-c", "trainer", "--tail=-1")
+    assert log.count("ran the code that was served") == 2

@@ -18,7 +18,7 @@ EXITS = RAISES.replace('raise ValueError("loss is nan after step 7")', "os._exit
 
 
 @pytest.mark.parametrize(
-    ("script", "exit_code", "said"),
+    ("script", "exit_code", "message"),
     [
         (RAISES, 1, "ValueError: loss is nan after step 7"),
         pytest.param(EXITS, 9, "9", marks=pytest.mark.long),
@@ -26,7 +26,7 @@ EXITS = RAISES.replace('raise ValueError("loss is nan after step 7")', "os._exit
     ids=["exception", "exit"],
 )
 def test_the_first_rank_that_failed_is_named(
-    space: Space, tmp_path: Path, script: str, exit_code: int, said: str
+    space: Space, tmp_path: Path, script: str, exit_code: int, message: str
 ):
     resources = {"cpus": "250m", "memory": "512Mi"}
     once = {"maxRestarts": 0}
@@ -41,8 +41,8 @@ def test_the_first_rank_that_failed_is_named(
     failure = status["lastFailure"]
     assert failure["rank"] == 1
     assert failure["exitCode"] == exit_code
-    assert said in failure["message"]
-    assert said in run.stderr
+    assert message in failure["message"]
+    assert message in run.stderr
     assert "rank 1" in run.stderr
     assert worker_exit_code(space, 1) == exit_code
 

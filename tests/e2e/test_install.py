@@ -233,8 +233,8 @@ def test_the_image_says_what_is_in_it(space: Space) -> None:
     space.apply(job("reads", "plain", read))
     space.wait_phase("reads", "Succeeded")
     pod = next(name for name in uids(space) if name.startswith("reads-0"))
-    said = space.kubectl("logs", pod, "-c", TRAINER_CONTAINER)
-    bill = json.loads(said[said.index("{") :])
+    log = space.kubectl("logs", pod, "-c", TRAINER_CONTAINER)
+    bill = json.loads(log[log.index("{") :])
     assert bill["bomFormat"] == "CycloneDX"
     assert bill["metadata"]["component"]["name"] == NAME
     locked = (ROOT / "requirements" / "controller.txt").read_text()

@@ -11,7 +11,7 @@ from e2e.space import Space, until
 from torchrun_api import names
 from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
 
-# Runs until told to end; what comes after the first attempt ends well at once.
+# Attempt 0 runs until it is stopped. Later attempts succeed at once.
 FIRST_ATTEMPT_HANGS = [
     "python3",
     "-c",
@@ -52,8 +52,8 @@ def kill_rank(space: Space, pod: str) -> None:
     # The script's own line names what it looks for, so it comes by stdin.
     inside = ("exec", "-i", pod, "-c", "trainer", "--", "python3", "-")
     # The container ends with its rank, and what was started in it ends with the container.
-    told = space.kubectl(*inside, stdin=script, check=False)
-    assert "killed" in told, told
+    output = space.kubectl(*inside, stdin=script, check=False)
+    assert "killed" in output, output
 
 
 def delete_pod(space: Space, pod: str) -> None:

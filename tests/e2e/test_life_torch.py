@@ -90,14 +90,14 @@ class Log:
             return "".join(self._lines)
 
     def has(self, steps: int, seconds: float = 60) -> None:
-        """Wait until rank 0 has told of so many steps."""
+        """Wait until rank 0 has printed this many steps."""
         with self._grown:
             enough = self._grown.wait_for(lambda: len(self.steps) >= steps, seconds)
         assert enough, f"no {steps} steps within {seconds:.0f} s:\n{self.text}"
 
     @property
     def steps(self) -> list[int]:
-        """The steps that rank 0 told of, in order."""
+        """The steps that rank 0 has printed, in order."""
         return [int(step) for step in STEP.findall(self.text)]
 
     def whole(self, seconds: float = 60) -> "Log":
@@ -166,7 +166,7 @@ def test_the_line_of_an_exception_is_told_within_five_seconds(torch_space: Space
     log = space.kubectl("logs", "--timestamps", "-l", selector, "-c", "trainer", "--tail=-1")
     raised = next(line.split()[0] for line in log.splitlines() if "about to raise" in line)
     seconds = seen - datetime.fromisoformat(raised).timestamp()
-    print(f"told {seconds:.2f} s after the raise")
+    print(f"reported {seconds:.2f} s after the raise")
     assert seconds <= 5
     assert space.wait_phase("dies", "Failed")["reason"] == "Exception"
 

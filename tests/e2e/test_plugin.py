@@ -76,36 +76,36 @@ def sync_state(space: Space, job: str) -> dict[str, object]:
             f"{PODS.path(space.name, f'{job}-sync-0')}:{SYNC_PORT}/proxy/v1/upload",
             headers={"X-Torchrun-Workspace": annotations[WORKSPACE_SHA256]},
         )
-        said: dict[str, object] = answer.raise_for_status().json()
+        body: dict[str, object] = answer.raise_for_status().json()
     except (httpx.HTTPError, json.JSONDecodeError):
         return {}
-    return said
+    return body
 
 
 def until_received(space: Space, job: str, size: int) -> int:
     """Wait until the sync pod holds so many bytes of the archive; how many it holds."""
     deadline = time.monotonic() + SECONDS
     while True:
-        said = sync_state(space, job)
-        offset = said.get("offset", 0)
+        body = sync_state(space, job)
+        offset = body.get("offset", 0)
         assert isinstance(offset, int)
-        if offset >= size and said.get("state") == "receiving":
+        if offset >= size and body.get("state") == "receiving":
             return offset
-        assert time.monotonic() < deadline, said
+        assert time.monotonic() < deadline, body
         time.sleep(0.02)
 
 
-# A failed worker ends the others: node 1 fails once node 0 has said all that it has to say.
+# A failed worker ends the others, so node 1 fails only after node 0 has printed everything.
 FAILS_LAST = """
 import os, pathlib, sys, time
 rank = os.environ["NODE_RANK"]
 for step in range(3):
     print("step", step, "of node", rank, flush=True)
-said = pathlib.Path(os.environ["TORCHRUN_STATE_DIR"], "node-0-has-said-all")
+printed = pathlib.Path(os.environ["TORCHRUN_STATE_DIR"], "node-0-has-printed-all")
 if rank == "0":
-    said.touch()
+    printed.touch()
     sys.exit(0)
-while not said.exists():
+while not printed.exists():
     time.sleep(0.1)
 sys.exit(3)
 """

@@ -126,9 +126,9 @@ def test_doctor_finds_this_cluster_well(space: Space, tmp_path: Path) -> None:
     code, out, err = plugin(space, tmp_path, "doctor", "-o", "json")
     findings = json.loads(out)["findings"]
     assert code == 0, out + err
-    told = {finding["subject"]: finding for finding in findings}
-    assert told["controller"]["verdict"] == told["leader"]["verdict"] == "ok"
-    assert told["rights"]["verdict"] == "ok"
+    by_subject = {finding["subject"]: finding for finding in findings}
+    assert by_subject["controller"]["verdict"] == by_subject["leader"]["verdict"] == "ok"
+    assert by_subject["rights"]["verdict"] == "ok"
     space.kubectl("delete", "trq", "plain")
     assert plugin(space, tmp_path, "doctor")[0] == 1
 

@@ -35,8 +35,8 @@ def test_progress_is_in_the_status_while_the_run_lasts(space: Space, tmp_path: P
     assert (progress["step"], progress["totalSteps"]) == (40, 40)
     assert progress["samplesPerSecond"] == 32
     assert abs(progress["loss"] - 2 / 40) < 1e-6
-    told = [state.get("status", {}).get("progress", {}) for state in jobs.states("run")]
-    seen = [progress.get("step", 0) for progress in told]
+    reports = [state.get("status", {}).get("progress", {}) for state in jobs.states("run")]
+    seen = [progress.get("step", 0) for progress in reports]
     assert any(0 < step < 40 for step in seen), seen
     assert "does not take the progress" not in run.stdout + run.stderr
 

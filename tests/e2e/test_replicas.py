@@ -71,8 +71,8 @@ def test_progress_reaches_the_leader_through_the_service(space: Space, replicas:
     space.apply(*(job(name, "plain", [PYTHON, "-c", REPORTS]) for name in names))
     for name in names:
         space.wait_phase(name, "Succeeded")
-    told = [space.get(TORCHRUN_JOBS, name)["status"].get("progress", {}) for name in names]
-    assert [progress.get("step") for progress in told] == [3] * REPORTERS
+    reports = [space.get(TORCHRUN_JOBS, name)["status"].get("progress", {}) for name in names]
+    assert [progress.get("step") for progress in reports] == [3] * REPORTERS
     refused = [refused_reports(space, pod) for pod in replicas]
     print("refused by each replica:", refused)
     assert sum(refused) > 0, "or nothing was tried here"

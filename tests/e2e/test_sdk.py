@@ -84,9 +84,9 @@ def test_a_rank_that_exits_is_told_within_30_s(laptop: Laptop) -> None:  # noqa:
     )
     assert "CAUGHT RankExited 1 9" in out
     left = float(re.search(r"EXITS ([\d.]+)", out)[1])
-    told = float(re.search(r" at ([\d.]+)", out)[1])
-    print(f"told after {told - left:.1f} s")
-    assert told - left < 30
+    reported = float(re.search(r" at ([\d.]+)", out)[1])
+    print(f"reported after {reported - left:.1f} s")
+    assert reported - left < 30
 
 
 @pytest.mark.long
@@ -287,7 +287,7 @@ def test_rays_head_and_workers_have_pods_of_their_own(laptop: Laptop, ray_image:
     laptop.image = ray_image
     out = laptop.run(
         """
-    os.environ["TORCHRUN_SDK_CPU_ONLY"] = "0"  # resources are as they are said
+    os.environ["TORCHRUN_SDK_CPU_ONLY"] = "0"  # Ray checks the resources
 
     def roles():
         import ray
@@ -296,13 +296,13 @@ def test_rays_head_and_workers_have_pods_of_their_own(laptop: Laptop, ray_image:
         ray.init(address="auto")
 
         @ray.remote(num_cpus=0.1, scheduling_strategy="SPREAD")
-        def told():
+        def node_id():
             time.sleep(1)
             return os.environ["TORCHRUN_ROLE"] + os.environ["NODE_RANK"]
 
         seen = set()
         while len(seen) < 3:
-            seen |= set(ray.get([told.remote() for _ in range(12)]))
+            seen |= set(ray.get([node_id.remote() for _ in range(12)]))
         return [sorted(seen), len(pod_ips()), os.environ["TORCHRUN_ROLE"]]
 
     compute = kt.Compute(cpus="100m", memory="1400Mi", image=kt.images.Ray("2.32.0-py311"))

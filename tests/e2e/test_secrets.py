@@ -166,24 +166,24 @@ def test_no_secret_is_ever_printed(
     code.mkdir()
     (code / "train.py").write_text("print('trained')\n")
     (code / ".env").write_text(f"TOKEN={env['API_KEY'].decode()}\n")
-    said: dict[str, str] = {}
+    outputs: dict[str, str] = {}
     with debugging(space):
         space.apply(*jobs)
         words = ("submit", "--queue", "plain", "--name", "zip", "--follow", "cat train.py")
-        said["submit"] = plugin(space, environment, code, *words)
-        assert "trained" in said["submit"]
+        outputs["submit"] = plugin(space, environment, code, *words)
+        assert "trained" in outputs["submit"]
         direct = ("submit", "--queue", "plain", "--name", "direct", "cat train.py")
-        said["submit direct"] = plugin(space, environment, code, *direct)
+        outputs["submit direct"] = plugin(space, environment, code, *direct)
         for name in ("git", "s3", "zip"):
             space.wait_phase(name, "Succeeded")
         space.wait_phase("env", "Failed")
         space.wait_reason("git-wrong", "AccessDenied")
         for command in (("list",), ("doctor",), ("queues",)):
-            said[" ".join(command)] = plugin(space, environment, code, *command)
+            outputs[" ".join(command)] = plugin(space, environment, code, *command)
         for name in ("git", "git-wrong", "s3-keys", "ssh", "env", "zip"):
             for verb in ("status", "why", "logs"):
-                said[f"{verb} {name}"] = plugin(space, environment, code, verb, name)
-        everything = said | of_space(space) | of_controller(space)
+                outputs[f"{verb} {name}"] = plugin(space, environment, code, verb, name)
+        everything = outputs | of_space(space) | of_controller(space)
     reasons = {j["metadata"]["name"]: space.get(TORCHRUN_JOBS, j["metadata"]["name"]) for j in jobs}
     print({name: body["status"].get("reason") for name, body in reasons.items()})
     marks = [

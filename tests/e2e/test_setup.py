@@ -62,11 +62,11 @@ def test_what_is_set_up_once_is_found_by_every_rank_of_every_attempt(
         setups = [pod for pod in pods.uids() if "-setup-" in pod]
     assert setups == ["train-setup-0"]
     assert (status["attempt"], status["restarts"]) == (1, 1)
-    told = [line for line in logs(space, "train").splitlines() if line.startswith("sum ")]
-    assert len(told) >= 2, "those of the first attempt may be gone"
-    assert len(set(told)) == 1, "one environment for all"
-    assert told[0].startswith("sum 2.0 made ")
-    assert told[0].endswith("prefix /torchrun/env")
+    sums = [line for line in logs(space, "train").splitlines() if line.startswith("sum ")]
+    assert len(sums) >= 2, "those of the first attempt may be gone"
+    assert len(set(sums)) == 1, "one environment for all"
+    assert sums[0].startswith("sum 2.0 made ")
+    assert sums[0].endswith("prefix /torchrun/env")
 
 
 @pytest.mark.long
@@ -96,6 +96,6 @@ def test_without_a_workspace_every_worker_sets_up(space: Space) -> None:
     status = space.wait_phase("alone", "Succeeded")
     ready = next(c for c in status["conditions"] if c["type"] == "WorkspaceReady")
     assert "Each pod runs the setup" in ready["message"]
-    told = logs(space, "alone")
-    assert {f"for node {index}" for index in (0, 1)} <= set(told.splitlines())
-    assert told.count("/torchrun/env") >= 2
+    log = logs(space, "alone")
+    assert {f"for node {index}" for index in (0, 1)} <= set(log.splitlines())
+    assert log.count("/torchrun/env") >= 2

@@ -202,8 +202,8 @@ def test_a_running_job_takes_what_is_pushed(
 
     newer = committed(space, 2)
     started = time.time()
-    told = ended(plugin(space, tmp_path, "sync", "git"))
-    assert f"runs revision 2 (commit {newer})" in told
+    output = ended(plugin(space, tmp_path, "sync", "git"))
+    assert f"runs revision 2 (commit {newer})" in output
     until(lambda: everywhere(space, pods, 2), "the second code")
     first = min(said_at(space, pod, "new code: 2") for pod in pods) - started
     last = max(said_at(space, pod, "new code: 2") for pod in pods) - started

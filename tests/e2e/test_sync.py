@@ -44,9 +44,9 @@ def test_each_edit_arrives_while_sync_watches(space: Space, tmp_path: Path) -> N
         until(everywhere(space, pods, "new code: 2 "), "the edit")
         (tmp_path / "train.py").write_text(BROKEN)
         until(everywhere(space, pods, "waits for the next edit"), "the broken edit")
-        told = ended(plugin(space, tmp_path, "why", "run"))
-        assert "waits for the next edit" in told
-        assert "SyntaxError" in told
+        output = ended(plugin(space, tmp_path, "why", "run"))
+        assert "waits for the next edit" in output
+        assert "SyntaxError" in output
         assert space.get(TORCHRUN_JOBS, "run")["status"]["phase"] == "Running"
         write(tmp_path, 4)
         until(everywhere(space, pods, "new code: 4 "), "the edit after the broken one")

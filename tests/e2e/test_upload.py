@@ -76,9 +76,9 @@ def test_refused_uploads_and_then_a_good_one(space: Space):
     for name, (archive, reasons) in hostile.items():
         answer = pod.put(archive)
         assert answer.status_code == 202, (name, answer.text)
-        said = pod.state_in("failed")
-        assert said["reason"] in reasons, (name, said)
-        assert said["message"], name
+        body = pod.state_in("failed")
+        assert body["reason"] in reasons, (name, body)
+        assert body["message"], name
     assert space.get(TORCHRUN_JOBS, "careful")["status"]["phase"] == "Syncing"
 
     assert pod.put(good()).status_code == 202

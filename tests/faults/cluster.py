@@ -154,7 +154,7 @@ class JobController(Actor):
             "type": kind,
             "status": "True",
             "reason": reason,
-            "message": "as told",
+            "message": "terminated",
             "lastTransitionTime": self.time(),
         }
 

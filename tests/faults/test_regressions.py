@@ -40,12 +40,12 @@ CASES = {
         "event MODIFIED pods/train-1-abcde",
         "watch-compacted",
     ),
-    "a workspace is told of with a later status": (
+    "a ready workspace is shown with a later status": (
         "success",
         "write PATCH torchrunjobs/train/status",
         "500",
     ),
-    "a policy's refusal is not for ever": (
+    "a refusal by a policy is retried": (
         "success",
         "write PATCH services/train",
         "422",

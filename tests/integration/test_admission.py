@@ -74,7 +74,7 @@ def admitted(status: dict[str, Any]) -> dict[str, Any] | None:
     return next((c for c in status.get("conditions", ()) if c["type"] == "Admitted"), None)
 
 
-def said(team: Team, job: str, reason: str) -> dict[str, Any]:
+def wait_admission(team: Team, job: str, reason: str) -> dict[str, Any]:
     def look() -> dict[str, Any] | None:
         condition = admitted(team.status(job))
         return condition if condition and condition["reason"] == reason else None
@@ -177,15 +177,15 @@ def test_a_paused_queue_and_one_without_admission(controller: ControllerProcess,
     team.submit("free", jobQueue="open", numNodes=1)
     team.reaches("free", "Running")
     assert admitted(team.status("free")) is None
-    said(team, "held", "QueuePaused")
+    wait_admission(team, "held", "QueuePaused")
     api.patch(f"{team.group}/torchrunqueues/closed", {"spec": {"weight": 1}})
     team.reaches("held", "Running")
-    assert said(team, "held", "Admitted")["message"] == "Admitted for 1 node."
+    assert wait_admission(team, "held", "Admitted")["message"] == "Admitted for 1 node."
     api.patch(f"{team.group}/torchrunqueues/closed", {"spec": {"weight": None}})
-    eventually("nothing is said any more", lambda: admitted(team.status("held")) is None)
+    eventually("the admission status is removed", lambda: admitted(team.status("held")) is None)
     team.reaches("held", "Running")
     api.patch(f"{team.group}/torchrunqueues/closed", {"spec": {"quota": {"nodes": 1}}})
-    said(team, "held", "Admitted")
+    wait_admission(team, "held", "Admitted")
 
 
 def test_an_edit_of_an_admitted_job_cannot_exceed_the_quota(
@@ -202,7 +202,7 @@ def test_an_edit_of_an_admitted_job_cannot_exceed_the_quota(
     api.patch(job, {"spec": {"nodeResources": {"cpus": 1}}})
     for name in team.children("jobs", "train"):
         api.delete(f"{team.batch}/jobs/{name}?propagationPolicy=Background")
-    refused = said(team, "train", "ExceedsQuota")
+    refused = wait_admission(team, "train", "ExceedsQuota")
     assert refused["status"] == "False"
     assert "The quota of queue lab is 1 CPU in total." in refused["message"]
     eventually("the gang is gone", lambda: not team.children("jobs", "train"))

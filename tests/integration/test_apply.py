@@ -183,7 +183,7 @@ def torchrun_job(cluster: LocalCluster, name: str) -> TorchrunJob:
 async def test_a_second_apply_of_a_status_leaves_the_resource_version_alone(
     served: LocalCluster, applier: Applier
 ) -> None:
-    job = create_torchrun_job(served, "told-twice")
+    job = create_torchrun_job(served, "reported-twice")
     moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     why = {"reason": "WorkersRunning", "message": "1 of 1 pod is running."}
     condition = Condition(type="Running", status="True", last_transition_time=moment, **why)
@@ -196,11 +196,11 @@ async def test_a_second_apply_of_a_status_leaves_the_resource_version_alone(
     )
     first = await applier.apply_status(job, status)
     assert first is not None
-    job = torchrun_job(served, "told-twice")
+    job = torchrun_job(served, "reported-twice")
     again = await applier.apply_status(job, status)
     assert again is not None
     assert again.resource_version == first.resource_version
-    job = torchrun_job(served, "told-twice")
+    job = torchrun_job(served, "reported-twice")
     less = await applier.apply_status(job, TorchrunJobStatus(phase="Running"))
     assert less is not None
     kept = json.loads(raw(served, less))["status"]
@@ -260,7 +260,7 @@ async def test_an_object_that_is_being_deleted_is_waited_for(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"restartPolicy": "Always"}, "restartPolicy"),
         ({"terminationGracePeriodSecond": 5}, "terminationGracePeriodSecond: field not declared"),
@@ -276,9 +276,9 @@ async def test_an_object_that_is_being_deleted_is_waited_for(
     ],
 )
 async def test_a_refused_template_is_said_in_the_servers_words(
-    applier: Applier, wrong: dict[str, Any], said: str
+    applier: Applier, wrong: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(RejectedError, match=said) as caught:
+    with pytest.raises(RejectedError, match=message) as caught:
         await applier.apply(job("refused", **wrong))
     assert caught.value.permanent
     assert caught.value.rejection.name == "refused"

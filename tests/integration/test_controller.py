@@ -70,8 +70,8 @@ def test_the_root_cause_of_a_failure_is_told(controller: ControllerProcess, team
     team.submit("run", reliability={"maxRestarts": 0})
     first, second = team.workers("run")
     team.pod_becomes(second, "Running")
-    said = '{"rank": 3, "exitCode": 1, "reason": "Exception", "message": "ValueError: no data"}'
-    team.pod_becomes(first, "Failed", said)
+    message = '{"rank": 3, "exitCode": 1, "reason": "Exception", "message": "ValueError: no data"}'
+    team.pod_becomes(first, "Failed", message)
     failed = team.reaches("run", "Failed")
     assert failed["lastFailure"]["rank"] == 3
     assert "ValueError: no data" in failed["message"]
@@ -196,10 +196,10 @@ def test_jobs_follow_each_other_and_a_cycle_opens(
     team.reaches("last", "Queued", "DependencyNotFound")
     team.submit("first", numNodes=1)
     team.submit("middle", numNodes=1, dependsOn=[{"name": "last"}])
-    said = team.reaches("last", "Pending", "InvalidSpec")["message"]
-    assert "last -> middle -> last" in said
-    said = team.reaches("middle", "Pending", "InvalidSpec")["message"]
-    assert "middle -> last -> middle" in said
+    message = team.reaches("last", "Pending", "InvalidSpec")["message"]
+    assert "last -> middle -> last" in message
+    message = team.reaches("middle", "Pending", "InvalidSpec")["message"]
+    assert "middle -> last -> middle" in message
     team.api.patch(f"{team.group}/torchrunjobs/middle", {"spec": {"dependsOn": None}})
     (pod,) = team.workers("middle", 1)
     team.pod_becomes(pod, "Running")

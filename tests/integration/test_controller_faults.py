@@ -137,9 +137,9 @@ def test_it_waits_for_its_kinds_and_says_so(tmp_path: Path) -> None:
                 text = answer.text if answer.status_code == 503 else ""
                 return text if text.count("install the CustomResourceDefinition") == 2 else ""
 
-            said = eventually("readyz names what is missing", unready)
-            assert "torchrunjobs.torchrun.ai" in said
-            assert "torchrunqueues.torchrun.ai" in said
+            body = eventually("readyz names what is missing", unready)
+            assert "torchrunjobs.torchrun.ai" in body
+            assert "torchrunqueues.torchrun.ai" in body
             assert httpx.get(f"{site}/healthz").status_code == 200
             logged = {
                 line["resource"]: line.get("error", "")

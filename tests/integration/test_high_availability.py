@@ -127,7 +127,7 @@ def test_a_leader_that_is_told_to_end_is_replaced_within_2_seconds(
             leader = replicas.leader()
             old, began = identity(leader), time.time()
             leader.send(signal.SIGTERM)
-            assert took(observed, replicas, old, began, "told to end") < limit
+            assert took(observed, replicas, old, began, "SIGTERM") < limit
             assert leader.wait() == 0
             replicas.revive()
             ready(leader)

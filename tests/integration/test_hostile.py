@@ -95,7 +95,7 @@ def play(team: Team, controller: ControllerProcess, bodies: list[JsonObject]) ->
 def silent(team: Team, kind: str) -> Iterator[str]:
     for item in team.api.items(f"{team.group}/{PATHS[kind]}"):
         if item.get("status", {}).get("phase") in TERMINAL:
-            continue  # so somebody has said
+            continue  # the status has a reason
         for each in unsaid({**item, "kind": kind}):
             yield f"{item['metadata']['name']}: {each} {str(item['spec'])[:1000]}"
 

@@ -220,11 +220,11 @@ def assert_lived(
     counted = (last.get("attempt", 0), last.get("restarts", 0), last.get("disruptions", 0))
     assert counted == (failures, failures, 0), (name, last)
     attempts = [state.get("attempt", 0) for state in states]
-    # A number may never be shown: its leader was killed before it said so, and the next one found
-    # that gang made and ended. What it came to is told all the same, below.
+    # The status may skip an attempt: its leader was killed before the write, and that gang had
+    # ended when the next leader started. The list of attempts still has it, see below.
     assert attempts == sorted(attempts), (name, attempts)
-    told = [ended.get("number", 0) for ended in last.get("attempts", ()) if ended.get("counted")]
-    assert told == list(range(failures)), (name, last)
+    numbers = [ended.get("number", 0) for ended in last.get("attempts", ()) if ended.get("counted")]
+    assert numbers == list(range(failures)), (name, last)
     phases = jobs.phases(name)
     assert [phase for phase in phases if phase in TERMINAL] == ["Succeeded"], (name, phases)
     made: Counter[int] = Counter()
@@ -248,8 +248,8 @@ def assert_never_more_than(most: int, jobs: History) -> None:
         if state["spec"]["jobQueue"] != "narrow":
             continue
         status, name = state.get("status", {}), state["metadata"]["name"]
-        said = {c["type"]: c["status"] for c in status.get("conditions", ())}
-        if said.get("Admitted") == "True" and status.get("phase") not in TERMINAL:
+        conditions = {c["type"]: c["status"] for c in status.get("conditions", ())}
+        if conditions.get("Admitted") == "True" and status.get("phase") not in TERMINAL:
             admitted.add(name)
         else:
             admitted.discard(name)

@@ -118,8 +118,8 @@ def test_a_queue_of_kai(
     kai = Scheduler(team, "kai-scheduler", GROUPS, ("annotations", "pod-group-name"), NODES)
     status = kai.until(name, "Running")
     assert (status["numNodes"], status["gpus"]) == (nodes, nodes * 8)
-    told = {c["type"]: c["message"] for c in status["conditions"]}
-    assert "distributed.rdzvBackend is etcd-v2" in told["NotYetSupported"]
+    messages = {c["type"]: c["message"] for c in status["conditions"]}
+    assert "distributed.rdzvBackend is etcd-v2" in messages["NotYetSupported"]
     group = team.api.get(f"{kai.path}/{name}")
     assert (group["spec"]["minMember"], group["spec"]["queue"]) == (nodes, queue)
     path = f"{KAI}/{queue}"

@@ -65,8 +65,8 @@ def running(team: Team, name: str, **spec: object) -> list[str]:
 
 def progress(team: Team, name: str, step: int) -> dict[str, Any]:
     def look() -> dict[str, Any] | None:
-        told: dict[str, Any] = team.status(name).get("progress", {})
-        return told if told.get("step") == step else None
+        report: dict[str, Any] = team.status(name).get("progress", {})
+        return report if report.get("step") == step else None
 
     return eventually(f"step {step} of {name}", look)
 
@@ -77,9 +77,9 @@ def test_a_report_becomes_status_and_columns(
     pods = running(team, "run")
     values = {"step": 12, "totalSteps": 100, "loss": 2.75, "samplesPerSecond": 31.5}
     assert reporter.send(token(team, pods[0]), **values) == 204
-    told = progress(team, "run", 12)
-    assert {name: told[name] for name in values} == values
-    assert told["time"]
+    report = progress(team, "run", 12)
+    assert {name: report[name] for name in values} == values
+    assert report["time"]
     wide = crds.kubectl("get", "tj", "run", "-n", team.name, "-o", "wide").stdout
     header, row = (line.split() for line in wide.splitlines())
     columns = dict(zip(header, row, strict=True))

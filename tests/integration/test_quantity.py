@@ -14,7 +14,7 @@ BYTES = [Fraction(n * 1024**p, d) for n in (1, 10, 1536) for p in (0, 2, 3, 4) f
 
 
 def stored(cluster: LocalCluster, resources: list[dict[str, str]]) -> list[dict[str, str]]:
-    """What a Pod's containers are said to request, as the API server writes it."""
+    """The requests of the containers of a Pod in the format of the API server."""
     containers = [
         {"name": f"c{number}", "image": "a", "resources": {"requests": requests}}
         for number, requests in enumerate(resources)

@@ -217,7 +217,7 @@ class TestTheEnd:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ({"quota": {"gpus": -1}}, "should be greater than or equal to 0"),
         ({"quota": {"memory": "much"}}, "should match"),
@@ -225,10 +225,10 @@ class TestTheEnd:
         ({"weight": -1}, "should be greater than or equal to 0"),
     ],
 )
-def test_amounts_that_are_none_are_refused(team: Team, spec: dict[str, Any], said: str) -> None:
+def test_amounts_that_are_none_are_refused(team: Team, spec: dict[str, Any], message: str) -> None:
     with pytest.raises(AssertionError) as refused:
         team.make_queue(**spec)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @needs(KAI_QUEUES)

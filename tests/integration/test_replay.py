@@ -104,8 +104,8 @@ def test_a_recorded_run_is_decided_again_as_it_was(
     phases = [decision["status"]["phase"] for decision in decisions if "status" in decision]
     # Pending is passed at once where nothing is missing.
     assert list(dict.fromkeys(phases)) in (LIFE, LIFE[1:])
-    told = next(d["status"] for d in reversed(decisions) if "status" in d)
-    assert [told[name] for name in SAID] == [final[name] for name in SAID]
+    status = next(d["status"] for d in reversed(decisions) if "status" in d)
+    assert [status[name] for name in SAID] == [final[name] for name in SAID]
     assert "apply" not in decisions[-1]
     assert "status" not in decisions[-1]
 

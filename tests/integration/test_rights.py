@@ -233,7 +233,10 @@ def life_of_a_queue(team: Team) -> None:
     resources = [{"name": "settings", "template": SETTINGS}, {"name": "cache", "template": cache}]
     team.make_queue(kaiQueue=team.name, resources=resources)
     text = "research-settings"
-    eventually("it is said", lambda: text in condition(team, "ResourcesReady").get("message", ""))
+    eventually(
+        "the condition names it",
+        lambda: text in condition(team, "ResourcesReady").get("message", ""),
+    )
     team.api.delete(path)
     team.api.patch(f"{team.group}/torchrunqueues/research", {"spec": {"priority": 1}})
     for kind in ("TemplateValid", "ResourcesReady", "KaiQueueReady", "Ready"):
@@ -273,20 +276,20 @@ def test_what_is_granted_is_used_and_nothing_else_is_needed(
 def test_a_right_that_is_missing_for_a_part_is_named(
     cluster: LocalCluster, team: Team, tmp_path: Path
 ) -> None:
-    """Jobs run all the same, and once it is granted the controller goes on by itself."""
+    """Jobs run without it, and the controller continues by itself once it is granted."""
     lacks = ("list", "queues.scheduling.run.ai")
     grant(cluster, "partly", without=(lacks,))
     with controller(cluster, tmp_path, "partly", *NO_ELECTION).running() as process:
         team.make_queue(kaiQueue=team.name)
-        told = eventually(
+        kai_queue = eventually(
             "the condition",
             lambda: (
                 "verb list" in condition(team, "KaiQueueReady").get("message", "")
                 and condition(team, "KaiQueueReady")
             ),
         )
-        assert told["status"] == "Unknown"
-        assert "queues.scheduling.run.ai" in told["message"]
+        assert kai_queue["status"] == "Unknown"
+        assert "queues.scheduling.run.ai" in kai_queue["message"]
         eventually("jobs run", lambda: condition(team, "Ready").get("status") == "True")
         ready = eventually("readiness notes it", lambda: noted(process, "[!] rights"))
         assert "KAI queues are not kept: grant the controller's role list queues" in ready
@@ -308,9 +311,9 @@ def test_a_right_without_which_nothing_goes_is_named_everywhere(
     lacks = (("create", "jobs.batch"), ("list", "services"))
     grant(cluster, "lacking", without=lacks)
     with controller(cluster, tmp_path, "lacking", *NO_ELECTION).running() as process:
-        said = eventually("readiness", lambda: noted(process, "[-] rights"))
-        assert "grant the controller's role list services; create jobs.batch" in said
-        assert "cannot list services: grant the controller's role the verb list" in said
+        body = eventually("readiness", lambda: noted(process, "[-] rights"))
+        assert "grant the controller's role list services; create jobs.batch" in body
+        assert "cannot list services: grant the controller's role the verb list" in body
         logged = process.wait_for_line("rights are missing")
         assert "create jobs.batch" in logged["missing"]
         grant(cluster, "lacking", without=lacks[:1])
@@ -326,8 +329,8 @@ def test_a_right_without_which_nothing_goes_is_named_everywhere(
         team.api.patch(f"{team.group}/torchrunjobs/run", {"spec": {"suspend": True}})
         eventually("readiness tells", lambda: noted(process, "delete jobs.batch"))
         events = f"/apis/events.k8s.io/v1/namespaces/{team.name}/events"
-        told = [e["note"] for e in team.api.items(events) if e["reason"] == "Forbidden"]
-        assert any('cannot delete resource "jobs" in API group "batch"' in note for note in told)
+        notes = [e["note"] for e in team.api.items(events) if e["reason"] == "Forbidden"]
+        assert any('cannot delete resource "jobs" in API group "batch"' in note for note in notes)
         grant(cluster, "lacking")
         team.reaches("run", "Suspended")
 

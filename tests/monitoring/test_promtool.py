@@ -28,8 +28,8 @@ def test_every_query_of_the_dashboards_parses(promtool: Promtool, tmp_path: Path
     (tmp_path / "rules.yaml").write_text(
         yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]})
     )
-    said = promtool("check", "rules", "--lint=none", str(tmp_path / "rules.yaml"))
-    assert f"{len(queries)} rules found" in said
+    output = promtool("check", "rules", "--lint=none", str(tmp_path / "rules.yaml"))
+    assert f"{len(queries)} rules found" in output
 
 
 def test_the_configuration_is_well(promtool: Promtool, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def _nothing_fires_while_all_is_well(
     TOLD.update(namespace=team.name, torchrun_job="trains")
     eventually("one leader", lambda: prometheus.value("sum(torchrun_leader)") == 1)
     eventually("two replicas", lambda: prometheus.value("count(torchrun_leader)") == 2)
-    eventually("both are told", lambda: prometheus.value('torchrun_jobs{phase="Running"}') == 1)
+    eventually("both are exported", lambda: prometheus.value('torchrun_jobs{phase="Running"}') == 1)
     eventually("nothing fires", lambda: not prometheus.firing())
 
 
@@ -106,8 +106,8 @@ def _jobs_and_queues(prometheus: Prometheus, team: Team, reporter: Reporter) -> 
     team.reaches("urgent", "Running")
     gave_way = 'torchrun_preemptions_total{reason="HigherPriority"}'
     eventually("modest is counted", lambda: prometheus.value(gave_way) == 1)
-    said = json.dumps({"revision": 1, "sha256": "0" * 64, "bytes": 5_000_000})
-    team.pod_becomes("uploads-sync-0", "Succeeded", said)
+    result = json.dumps({"revision": 1, "sha256": "0" * 64, "bytes": 5_000_000})
+    team.pod_becomes("uploads-sync-0", "Succeeded", result)
     team.reaches("uploads", "Queued")
     eventually("bytes", lambda: prometheus.value("sum(torchrun_sync_bytes_sum)") == 5_000_000)
     hours = "sum(torchrun_queue_gpu_seconds_total)"
@@ -137,8 +137,8 @@ def _a_lost_node(prometheus: Prometheus, team: Team) -> None:
 
 def _the_successor_counts_nothing_again(prometheus: Prometheus, team: Team) -> None:
     """It tells all jobs, and none of the restarts that the one before has counted."""
-    told = 'sum(torchrun_jobs{instance="second"})'
-    eventually("the successor tells", lambda: prometheus.value(told) > MANY)
+    query = 'sum(torchrun_jobs{instance="second"})'
+    eventually("the successor tells", lambda: prometheus.value(query) > MANY)
     stands = sum(team.status(f"bad-{number}").get("restarts", 0) for number in range(MANY))
     assert stands == MANY
     assert prometheus.value('sum(torchrun_restarts_total{instance="second",kind="failure"})') == 0

@@ -47,7 +47,7 @@ def _run(copy: Copy, mutants: list[Mutant]) -> dict[Mutant, Verdict]:
     print(f"without a bug: {len(tests)} files and folders of tests", flush=True)
     sound = copy.test(tests)
     if sound.killer:
-        sys.exit(f"{sound.killer} fails without any bug: nothing can be said of mutants")
+        sys.exit(f"{sound.killer} fails without any bug, so it cannot judge mutants")
     verdicts: dict[Mutant, Verdict] = {}
     for number, mutant in enumerate(mutants, start=1):
         verdicts[mutant] = verdict = judge(copy, mutant)

@@ -121,7 +121,7 @@ DECIDING = (
         "reconcile/gang/failures.py",
         "return grade, failure.time or _LATEST",
         "return 0, failure.time or _LATEST",
-        "a broken connection is told in the place of the OOM that broke it",
+        "a broken connection is reported instead of the OOM kill that caused it",
         ATTEMPTS,
     ),
     Mutant(

@@ -241,7 +241,7 @@ READING = (
         "cache/informer.py",
         "if events and isinstance(events[-1], Interrupted):",
         "if events and isinstance(events[-1], Wait):",
-        "a watch that is told to be no good is read on",
+        "a watch is read after its error event",
         INFORMER,
     ),
     Mutant(

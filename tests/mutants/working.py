@@ -264,7 +264,7 @@ WORKING = (
         REFUSALS,
     ),
     Mutant(
-        "the-gang-goes-before-it-is-told",
+        "the-gang-is-deleted-before-its-status",
         "controllers/job.py",
         "return plan.status_before_deletes or await self._delete(",
         "return await self._delete(",

@@ -32,19 +32,19 @@ def test_help_has_the_essentials() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((), "--runtime-image (TORCHRUN_RUNTIME_IMAGE) is not set"),
         (("--runtime-image", "i", "--workers", "many"), "--workers (TORCHRUN_WORKERS) is 'many'"),
         (("--runtime-image", "i", "--context", "x"), "kubeconfig"),
     ],
 )
-def test_a_wrong_setting_is_one_line(arguments: tuple[str, ...], said: str) -> None:
+def test_a_wrong_setting_is_one_line(arguments: tuple[str, ...], message: str) -> None:
     answer = run(*arguments, HOME="/nonexistent")
     assert answer.returncode == 2
     (line,) = answer.stderr.splitlines()
     assert line.startswith("torchrun-controller: ")
-    assert said in line
+    assert message in line
 
 
 def test_a_bug_is_one_line_with_its_traceback() -> None:
@@ -58,10 +58,10 @@ def test_a_bug_is_one_line_with_its_traceback() -> None:
     )
     assert answer.returncode == 70
     (line,) = answer.stderr.splitlines()
-    said = json.loads(line)
-    assert (said["level"], said["message"].split(";")[0]) == ("error", "a bug in the controller")
-    assert "ZeroDivisionError" in said["exception"]
-    assert said["time"].endswith("Z")
+    entry = json.loads(line)
+    assert (entry["level"], entry["message"].split(";")[0]) == ("error", "a bug in the controller")
+    assert "ZeroDivisionError" in entry["exception"]
+    assert entry["time"].endswith("Z")
 
 
 def test_a_controller_in_a_cluster_loads_no_generated_client() -> None:

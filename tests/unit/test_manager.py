@@ -49,7 +49,7 @@ class Process:
 
     def __init__(self) -> None:
         self.log: list[str] = []
-        self.elected, self.told, self.lost = anyio.Event(), anyio.Event(), anyio.Event()
+        self.elected, self.terminated, self.lost = anyio.Event(), anyio.Event(), anyio.Event()
         self.reconciled, self.written = anyio.Event(), anyio.Event()
         self.reconciled.set()
         self.written.set()
@@ -82,7 +82,7 @@ class Process:
         components = Components(
             *cast("Any", (factory, watch, leader, events, self.queues, [worker]))
         )
-        await Manager(components, self.told.wait).run()
+        await Manager(components, self.terminated.wait).run()
 
     def _shut(self) -> None:
         self.log.append("no more keys")
@@ -97,7 +97,7 @@ class Process:
     async def _work(self) -> None:
         self.log.append("works")
         self.working.set()
-        await self.told.wait()
+        await self.terminated.wait()
         await self.reconciled.wait()
         self.log.append("reconciled")
 
@@ -124,7 +124,7 @@ async def test_the_lease_is_released_after_the_last_write(process: Process) -> N
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(process.run)
         await settled()
-        process.told.set()
+        process.terminated.set()
     assert process.log == ["works", "no more keys", "reconciled", "last event", "released"]
 
 
@@ -138,7 +138,7 @@ async def test_a_write_without_an_answer_leaves_the_lease_to_expire(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(process.run)
             await settled()
-            process.told.set()
+            process.terminated.set()
     assert "released" not in process.log
     assert lines[-1]["event"].startswith("lease left to expire")
 
@@ -147,7 +147,7 @@ async def test_a_standby_ends_at_once(process: Process) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(process.run)
         await settled()
-        process.told.set()
+        process.terminated.set()
     assert process.log == ["no more keys", "last event", "released"]
 
 
@@ -172,7 +172,7 @@ async def test_a_new_leader_waits_for_its_caches(process: Process) -> None:
             assert process.log == ["looked"], "reports start after the election and the caches"
             process.memory.reached.set()
             await process.working.wait()
-            process.told.set()
+            process.terminated.set()
     assert [line["event"] for line in lines[:3]] == [
         "cannot look how late a cache is",
         "cannot look how late a cache is",
@@ -182,7 +182,7 @@ async def test_a_new_leader_waits_for_its_caches(process: Process) -> None:
 
 async def test_the_only_replica_does_not_wait_for_its_caches(process: Process) -> None:
     process.elected.set()
-    process.told.set()
+    process.terminated.set()
     await process.run()
     assert "looked" not in process.log
 
@@ -203,5 +203,5 @@ async def test_a_standby_drops_the_keys_of_deleted_objects(
         with anyio.fail_after(5):
             while len(queue) > 1:  # noqa: ASYNC110 the queue has no such event
                 await anyio.sleep(0.005)
-        process.told.set()
+        process.terminated.set()
     assert queue.get() == ("team", "here")

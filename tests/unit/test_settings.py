@@ -212,7 +212,7 @@ def test_a_process_with_a_wrong_setting_ends_with_one_line_and_code_2() -> None:
     )
 
 
-ANY = {"context"}  # what the kubeconfig does not know is said when it is read
+ANY = {"context"}  # checked when the kubeconfig is read
 
 
 @pytest.mark.parametrize("name", sorted({option.name for option in OPTIONS} - ANY))
@@ -223,4 +223,4 @@ def test_each_setting_says_what_it_is_and_what_it_must_be(name: str) -> None:
     for argv, variables in (([f"{option.flag}=? ?"], {}), ([], {option.variable: "? ?"})):
         with pytest.raises(SettingsError) as caught:
             parse(argv, environ | variables)
-        assert str(caught.value) == said
+        assert str(caught.value) == message

@@ -74,8 +74,8 @@ class Process:
         return int(children.read_text())
 
     def expect(self, word: str) -> None:
-        said, pid = self.stdout.readline().split()
-        assert said == word
+        printed, pid = self.stdout.readline().split()
+        assert printed == word
         assert (pid == "1") == self.is_pid_1
 
     def go_on(self) -> None:

@@ -119,7 +119,7 @@ def test_every_field_shows(name: str, path: Path_) -> None:
     assert any(other != as_written for other in others)
 
 
-def told(name: str) -> str:
+def unsupported_message(name: str) -> str:
     """The fields of a document that the status of its job reports as not supported."""
     job, queue = PAIRS[name]
     world = World(make_job(**{**job, "jobQueue": "gpu"}), make_queue(**queue))
@@ -135,5 +135,7 @@ def told(name: str) -> str:
 @pytest.mark.parametrize("name", list(PAIRS))
 def test_fields_without_an_effect_are_named(name: str) -> None:
     backend = PAIRS[name][0].get("distributed", {}).get("rdzvBackend")
-    assert ("distributed.rdzvBackend is etcd-v2" in told(name)) is (backend == "etcd-v2")
-    assert bool(told(name)) is (backend == "etcd-v2")
+    assert ("distributed.rdzvBackend is etcd-v2" in unsupported_message(name)) is (
+        backend == "etcd-v2"
+    )
+    assert bool(unsupported_message(name)) is (backend == "etcd-v2")

@@ -28,9 +28,9 @@ def test_etcd_needs_an_endpoint_of_job_or_queue(backend: str) -> None:
     both = Distributed(rdzv_backend=backend, rdzv_endpoint="etcd.infra:2379")
     none, queue = TorchrunJobSpec(), TorchrunQueueSpec(distributed=asked)
     for job in (none, TorchrunJobSpec(distributed=asked)):
-        (told,) = not_yet_supported(job, queue)
-        assert told.startswith(f"distributed.rdzvBackend is {backend}, ")
-        assert "static is used" in told
+        (message,) = not_yet_supported(job, queue)
+        assert message.startswith(f"distributed.rdzvBackend is {backend}, ")
+        assert "static is used" in message
     elastic = TorchrunJobSpec(elastic=Elastic(min_nodes=1, max_nodes=2))
     assert "c10d is used" in not_yet_supported(elastic, queue)[0]
     assert not_yet_supported(TorchrunJobSpec(distributed=named), queue) == ()

@@ -265,7 +265,7 @@ def test_pods_of_a_deleted_job_do_not_belong_to_a_new_one_of_its_name(world: Wor
 
 
 @pytest.mark.parametrize(
-    "said",
+    "value",
     [
         "{",
         "[]",
@@ -276,9 +276,9 @@ def test_pods_of_a_deleted_job_do_not_belong_to_a_new_one_of_its_name(world: Wor
         '{"job": "x", "admission": {"queue": "lab", "head": {"gpus": -1}}}',
     ],
 )
-def test_an_invalid_charge_is_ignored(world: World, said: str) -> None:
+def test_an_invalid_charge_is_ignored(world: World, value: str) -> None:
     world.change(a_queue(quota={"nodes": 4}))
-    world.change(charged(a_pod(0), said))
+    world.change(charged(a_pod(0), value))
     assert world.seen().state.workloads == ()
 
 

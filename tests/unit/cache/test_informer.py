@@ -50,8 +50,8 @@ class TestFollowing:
         pages = gives(page([pod("a", 5)], 9, token="more")), gives(page([pod("b", 6)], 9))
         watch = sends(frame("MODIFIED", pod("a", 10)))
         async with informing(*pages, watch, plain_pages=2) as harness:
-            told = [await harness.next() for _ in range(3)]
-            assert told == [("add", "a", True), ("add", "b", True), ("update", "a", False)]
+            changes = [await harness.next() for _ in range(3)]
+            assert changes == [("add", "a", True), ("add", "b", True), ("update", "a", False)]
             assert harness.queries[:3] == ["page", "page", "9"]
 
     async def test_a_long_list_is_streamed(self) -> None:

@@ -69,8 +69,8 @@ class TestKnownFaults:
         first = sends(added("gone", 5), added("a", 6), bookmark(9, end=True), error(410, "Gone"))
         again = sends(added("a", 6), added("new", 11), bookmark(20, end=True))
         async with informing(first, again) as harness:
-            told = [await harness.next() for _ in range(5)]
-            assert told[2:] == [
+            changes = [await harness.next() for _ in range(5)]
+            assert changes[2:] == [
                 ("delete", "gone", True),
                 ("update", "a", True),
                 ("add", "new", True),

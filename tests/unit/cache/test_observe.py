@@ -144,8 +144,8 @@ def test_workers_of_a_deleted_job_are_stale_until_they_stop(caches):
     stopped = msgspec.structs.replace(pod.status, phase="Failed")
     caches.pods.upsert(msgspec.structs.replace(pod, status=stopped), 2)
     assert observe(caches, "ml", "train").gang.stale_pods == ()
-    said = Condition(type="DisruptionTarget", status="True", reason="DeletionByPodGC")
-    collected = msgspec.structs.replace(stopped, conditions=(said,))
+    condition = Condition(type="DisruptionTarget", status="True", reason="DeletionByPodGC")
+    collected = msgspec.structs.replace(stopped, conditions=(condition,))
     caches.pods.upsert(msgspec.structs.replace(pod, status=collected), 3)
     (ghost,) = observe(caches, "ml", "train").gang.stale_pods
     assert ghost.status == collected, "no kubelet has reported its end"

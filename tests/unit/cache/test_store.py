@@ -167,18 +167,18 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.store: Store[Pod] = Store({"attempt": attempts}, {"versions": version_of})
         self.model: dict[str, Pod] = {}
-        self.told: dict[str, Pod] = {}
+        self.reported: dict[str, Pod] = {}
         self.version = 0
 
     def tell(self, change: Change[Pod] | None) -> None:
         if change is None:
             return
         name = change.object.metadata.name
-        assert self.told.get(name) is change.old
+        assert self.reported.get(name) is change.old
         if change.new is None:
-            del self.told[name]
+            del self.reported[name]
         else:
-            self.told[name] = change.new
+            self.reported[name] = change.new
 
     @rule(name=NAMES, attempt=ATTEMPTS)
     def upsert(self, name: str, attempt: str) -> None:
@@ -212,7 +212,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def in_step(self) -> None:
-        assert {obj.metadata.name: obj for obj in self.store} == self.model == self.told
+        assert {obj.metadata.name: obj for obj in self.store} == self.model == self.reported
         assert len(self.store) == len(self.model)
         assert self.store.resource_version == self.version
         for attempt in ("0", "1", "2"):

@@ -45,7 +45,7 @@ class Request:
 
 
 class Wire:
-    """Answers what it was told to, in order, and keeps the requests."""
+    """Returns the given responses in order, and records the requests."""
 
     def __init__(self, *answers: JsonObject | bytes | Exception) -> None:
         self.answers = list(answers)
@@ -274,7 +274,9 @@ async def test_a_refused_object_is_a_rejection_with_the_server_message(
         (Disconnected("lost"), None),
     ],
 )
-async def test_an_unavailable_server_is_retried(error: Exception, retry_after: float | None) -> None:
+async def test_an_unavailable_server_is_retried(
+    error: Exception, retry_after: float | None
+) -> None:
     delete = Delete(kind=JOBS, namespace="n", name="x", uid="u")
     applier = Applier(Wire(*[error] * 4), Open())
     for write in (
@@ -304,7 +306,7 @@ async def test_an_own_object_that_the_cache_missed_counts_as_created() -> None:
     held = answer(uid="mine", version="9", ownerReferences=[OWNER])
     written = await Applier(Wire(refusal(409), held), Open()).apply(intent())
     assert (written.uid, written.resource_version) == ("mine", "9")
-    assert not written.created, "it was told when it was made"
+    assert not written.created, "its creation was reported before"
 
 
 FOREIGN_OWNER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "controller": True}

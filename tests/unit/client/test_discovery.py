@@ -35,7 +35,7 @@ def document(*groups: tuple[str, str, str]) -> JsonObject:
 
 
 class Api:
-    """Answers as it is told to."""
+    """Returns the response that a test sets."""
 
     def __init__(self) -> None:
         self.body: JsonObject = document()
@@ -103,8 +103,8 @@ async def test_only_kinds_of_schedulers_are_found(api, discovery):
 
 
 async def test_each_change_is_reported_once(api, discovery):
-    told: list[Installed] = []
-    discovery.subscribe(told.append)
+    changes: list[Installed] = []
+    discovery.subscribe(changes.append)
     await discovery.poll()
     await discovery.poll()
     api.body = document(("scheduling.volcano.sh", "v1beta1", "podgroups"))
@@ -115,7 +115,7 @@ async def test_each_change_is_reported_once(api, discovery):
     await discovery.poll()
     api.body = document()
     await discovery.poll()
-    assert told == [Installed(), Installed(resources=frozenset({VOLCANO})), Installed()]
+    assert changes == [Installed(), Installed(resources=frozenset({VOLCANO})), Installed()]
 
 
 async def test_an_unchanged_list_is_not_sent_again(api, discovery):

@@ -1,4 +1,4 @@
-"""The rights: the same in the code and in the role that is shipped, and what is said of a lack."""
+"""Permissions: code and role agree, and missing permissions are reported."""
 
 import asyncio
 import json

@@ -241,9 +241,7 @@ class TestTokenExpiry:
         [("Bearer old", 1), ("Bearer other", 2)],
         ids=["the renewed token is the same", "the renewed token is refused too"],
     )
-    async def test_a_refused_new_token_is_an_error(
-        self, renewed: str, requests: int
-    ) -> None:
+    async def test_a_refused_new_token_is_an_error(self, renewed: str, requests: int) -> None:
         token = Token("Bearer old", renewed=renewed)
         async with (
             serving(self.accepting("Bearer new")) as server,

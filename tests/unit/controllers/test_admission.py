@@ -202,21 +202,21 @@ async def test_releases_are_written_before_admissions(world: World) -> None:
     world.job("new")
     world.job("victim", held=4)
     world.job("smaller", held=4)
-    world.job("told")
+    world.job("head")
     world.decisions = Decisions(
         grants=(Grant(uid="new", nodes=2), Grant(uid="smaller", nodes=1)),
         preemptions=(
-            Preemption(uid="victim", for_uid="told", reason="HigherPriority", message="for told"),
+            Preemption(uid="victim", for_uid="head", reason="HigherPriority", message="for head"),
         ),
-        pending={"told": PendingStatus("Preempting", "room is made", 1, True)},
+        pending={"head": PendingStatus("Preempting", "room is made", 1, True)},
         queues=(QueueSummary(namespace="t", name="lab", round_robin=RoundRobinState(current=3)),),
     )
     with structlog.testing.capture_logs() as lines:
         assert await world.reconciler.attempt(KEY) == Done()
-    said = [(line["event"], line["job"], line["reason"]) for line in lines]
-    assert said == [("preempted", "t/victim", "Preempted"), ("admitted", "t/new", "Admitted")]
+    events = [(line["event"], line["job"], line["reason"]) for line in lines]
+    assert events == [("preempted", "t/victim", "Preempted"), ("admitted", "t/new", "Admitted")]
     assert world.log[0] == "smaller"
-    assert world.log[1:] == ["told", "victim", "new", "q"]
+    assert world.log[1:] == ["head", "victim", "new", "q"]
     assert [e.reason for e in world.events] == ["Admitted"]
     assert world.value("torchrun_preemptions_total", reason="HigherPriority") == 1
     assert world.value("torchrun_admission_seconds_count") == 1

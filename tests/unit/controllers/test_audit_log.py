@@ -24,12 +24,12 @@ FIRST = Attempt(number=0, counted=True, reason="Crashed", message="rank 1 exited
 ABOUT = {"job": "team/run", "uid": "job", "log_level": "info"}
 
 
-def told(before: TorchrunJobStatus, after: TorchrunJobStatus) -> list[tuple[str, dict[str, Any]]]:
+def logged(before: TorchrunJobStatus, after: TorchrunJobStatus) -> list[tuple[str, dict[str, Any]]]:
     return [(line.event, dict(line.fields)) for line in audit_log.status_lines(before, after)]
 
 
 def test_an_unchanged_status_is_not_logged() -> None:
-    assert told(RUNNING, RUNNING) == []
+    assert logged(RUNNING, RUNNING) == []
 
 
 def test_changed_counts_and_progress_are_not_logged() -> None:
@@ -37,11 +37,11 @@ def test_changed_counts_and_progress_are_not_logged() -> None:
     after = TorchrunJobStatus(
         phase="Running", reason="AllRun", message="2 run", progress=Progress(step=4), **counts
     )
-    assert told(RUNNING, after) == []
+    assert logged(RUNNING, after) == []
 
 
 def test_a_phase_with_its_reason() -> None:
-    assert told(TorchrunJobStatus(), RUNNING) == [
+    assert logged(TorchrunJobStatus(), RUNNING) == [
         (
             "phase changed",
             {
@@ -57,15 +57,15 @@ def test_a_phase_with_its_reason() -> None:
 
 def test_another_reason_in_the_same_phase() -> None:
     waits = TorchrunJobStatus(phase="Queued", reason="NoRoom", message="3 nodes are missing")
-    said = {"attempt": 0, "phase": "Queued", "reason": "NoRoom", "why": "3 nodes are missing"}
-    assert told(TorchrunJobStatus(phase="Queued"), waits) == [("reason changed", said)]
+    fields = {"attempt": 0, "phase": "Queued", "reason": "NoRoom", "why": "3 nodes are missing"}
+    assert logged(TorchrunJobStatus(phase="Queued"), waits) == [("reason changed", fields)]
 
 
 def test_a_restart_and_a_phase_are_separate_lines() -> None:
     after = TorchrunJobStatus(
         phase="Queued", reason="BackingOff", attempt=1, restarts=1, attempts=(FIRST,)
     )
-    ended, phase = told(RUNNING, after)
+    ended, phase = logged(RUNNING, after)
     assert ended == (
         "attempt ended",
         {
@@ -85,7 +85,7 @@ def test_recorded_attempts_are_not_logged_again() -> None:
     second = Attempt(number=1, reason="NodeLost")
     before = TorchrunJobStatus(attempts=(FIRST,))
     after = TorchrunJobStatus(attempts=(FIRST, second))
-    assert [fields["attempt"] for _, fields in told(before, after)] == [1]
+    assert [fields["attempt"] for _, fields in logged(before, after)] == [1]
 
 
 class TestInTheReconciler:

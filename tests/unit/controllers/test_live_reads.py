@@ -35,13 +35,13 @@ def makes(*kinds: Kind[Any]) -> Plan:
 
 def seen(status: dict[str, Any], *attempts: int) -> Observed:
     job = make_job(numNodes=2)
-    told = msgspec.convert(status, type(job.status))
+    full_status = msgspec.convert(status, type(job.status))
     children = tuple(
         msgspec.convert({"metadata": {"labels": {"torchrun.ai/attempt": str(each)}}}, Job)
         for each in attempts
     )
     return Observed(
-        job=msgspec.structs.replace(job, status=told), gang=ObservedGang(child_jobs=children)
+        job=msgspec.structs.replace(job, status=full_status), gang=ObservedGang(child_jobs=children)
     )
 
 
@@ -87,9 +87,9 @@ async def test_a_gang_that_the_cache_does_not_show_yet_is_not_given_up(end):
     with pytest.raises(SupersededError, match="is there"):
         await live_reads.verify(Server(gang=GANG), seen(HAD_A_GANG, 0), plan)
     await live_reads.verify(Server(gang=None), seen(HAD_A_GANG, 0), plan)
-    told = seen({**HAD_A_GANG, "attempts": [{"number": 1}]})
+    observed = seen({**HAD_A_GANG, "attempts": [{"number": 1}]})
     server = Server(gang=GANG)
-    await live_reads.verify(server, told, Plan(status=told.job.status))
+    await live_reads.verify(server, observed, Plan(status=observed.job.status))
     assert server.asked == []
 
 

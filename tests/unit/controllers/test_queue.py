@@ -151,7 +151,9 @@ class TestTrials:
         ],
         ids=str,
     )
-    async def test_results_of_a_trial(self, world: World, failure: Exception | None, accepted: str) -> None:
+    async def test_results_of_a_trial(
+        self, world: World, failure: Exception | None, accepted: str
+    ) -> None:
         world.plan = lambda seen: QueuePlan(trial=TRIAL if seen.template_check is None else None)
         if failure is not None:
             world.failures = {"template": failure}
@@ -200,8 +202,8 @@ class TestRefusals:
             for intent in (SETTINGS, OTHER)
             if (intent.kind.resource, intent.name) not in seen.refused
         )
-        told = "; ".join(seen.refused.values())
-        status = TorchrunQueueStatus(phase="Updating" if told else "Active")
+        message = "; ".join(seen.refused.values())
+        status = TorchrunQueueStatus(phase="Updating" if message else "Active")
         return QueuePlan(applies=applies, status=status)
 
     @pytest.mark.parametrize(

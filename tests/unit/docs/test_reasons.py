@@ -90,7 +90,7 @@ def test_the_list_of_other_words_has_no_stale_entries() -> None:
 
 def test_quoted_messages_of_the_plugin_exist() -> None:
     section = PAGE.read_text(encoding="utf-8").partition("## The plugin\n")[2]
-    said = re.findall(r"^\| ([^|]+) \|", section, re.MULTILINE)[1:]
+    quotes = re.findall(r"^\| ([^|]+) \|", section, re.MULTILINE)[1:]
     modules = (ROOT / "plugin" / "kubectl_torchrun").rglob("*.py")
     words = "\n".join(
         "".join(str(part.value) for part in ast.walk(node) if isinstance(part, ast.Constant))
@@ -98,6 +98,6 @@ def test_quoted_messages_of_the_plugin_exist() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant | ast.JoinedStr)
     )
-    phrases = {phrase for phrase in said if not phrase.startswith(("exit code", "---"))}
+    phrases = {phrase for phrase in quotes if not phrase.startswith(("exit code", "---"))}
     assert len(phrases) > 8
     assert {phrase for phrase in phrases if phrase not in words} == set()

@@ -33,8 +33,8 @@ def test_a_hostile_object_affects_itself_only() -> None:
         bodies = [objects.body(chance, number + i) for i in range(AT_A_TIME)]
         if found := problems(bodies):
             few = shrunk(bodies, lambda some: bool(problems(some)))
-            told = [*problems(few), *(json.dumps(body)[:3000] for body in few)]
-            pytest.fail("\n".join([*found[:5], "shrunk:", *told[:10]]))
+            details = [*problems(few), *(json.dumps(body)[:3000] for body in few)]
+            pytest.fail("\n".join([*found[:5], "shrunk:", *details[:10]]))
         before = before or peak()
     grown = peak() - before
     print(f"grown by {grown / 2**20:.0f} MiB to {peak() / 2**20:.0f} MiB")

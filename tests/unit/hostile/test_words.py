@@ -84,7 +84,7 @@ def numbers(value: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         '{"x": ' + "[" * 4000,
         '{"rank": 99999999999999999999, "message": "it broke"}',
@@ -94,13 +94,13 @@ def numbers(value: Any) -> list[int]:
     ],
     ids=["deep", "rank", "exit code", "time without an offset", "reason"],
 )
-def test_messages_beyond_the_limits_are_shown_as_text(said: str) -> None:
+def test_messages_beyond_the_limits_are_shown_as_text(text: str) -> None:
     world = running()
-    fail(world, 0, message=said, exit_code=3)
+    fail(world, 0, message=text, exit_code=3)
     world.step()
     (ended,) = world.job.status.attempts
     assert (world.job.status.attempt, ended.reason) == (1, "ExitCode")
-    assert said[:50] in ended.message
+    assert text[:50] in ended.message
     check(world)
 
 
@@ -158,8 +158,8 @@ def test_values_of_annotations_are_read_or_ignored() -> None:
         text = words(chance)
         (key,) = [key for key in world.objects if key[0] == JOBS.plural]
         child: Job = world.objects[key]
-        told = msgspec.structs.replace(child.metadata.annotations, cause=text)
-        metadata = msgspec.structs.replace(child.metadata, annotations=told)
+        annotations = msgspec.structs.replace(child.metadata.annotations, cause=text)
+        metadata = msgspec.structs.replace(child.metadata, annotations=annotations)
         world.objects[key] = msgspec.structs.replace(child, metadata=metadata)
         world.job = msgspec.structs.replace(world.job, status=TorchrunJobStatus(attempt=0))
         gang.unrecorded_ends(world.observed().job, world.observed().gang)

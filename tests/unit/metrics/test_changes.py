@@ -64,7 +64,7 @@ def test_recorded_attempts_are_never_counted_again(world: World) -> None:
     present = job("a", "Running")
     status = replace(present.status, attempts=known, attempt=3, restarts=3)
     observed = Observed(job=replace(present, status=status))
-    world.wrote(observed, message="something else is told")
+    world.wrote(observed, message="another message")
     world.wrote(observed, attempts=known[1:])
     assert restarts(world) == {}
     world.wrote(observed, attempts=(*known[1:], ended(3, "OOMKilled", counted=True)))
@@ -148,8 +148,8 @@ def test_a_suspended_gang_does_not_count_as_a_first_start(world: World) -> None:
 
 @pytest.mark.parametrize("phase", ["Queued", "Running"])
 def test_a_sync_in_seconds_and_bytes(world: World, phase: Phase) -> None:
-    said = StateTerminated(message='{"revision": 1, "bytes": 5000000}')
-    status = ContainerStatus(name="sync", state=ContainerState(terminated=said))
+    terminated = StateTerminated(message='{"revision": 1, "bytes": 5000000}')
+    status = ContainerStatus(name="sync", state=ContainerState(terminated=terminated))
     pod = Pod(
         metadata=ChildMeta(creation_timestamp=ago(12)),
         status=PodStatus(phase="Succeeded", container_statuses=(status,)),

@@ -76,11 +76,11 @@ def test_a_property_has_the_bug_and_line_numbers_stay(loaded: ModuleType) -> Non
 
 
 def test_a_decorated_function_has_the_bug(loaded: ModuleType) -> None:
-    told: list[str] = []
+    calls: list[str] = []
     plant(loaded, 28, "pass")
-    with loaded.held(told):
+    with loaded.held(calls):
         pass
-    assert told == ["held"]
+    assert calls == ["held"]
 
 
 def test_code_outside_functions_needs_a_new_process(tmp_path: Path) -> None:

@@ -32,9 +32,7 @@ def test_a_patch_for_changed_code_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_each_package_has_bugs_and_only_the_copy_gets_them(
-    tmp_path: Path, package: str
-) -> None:
+def test_each_package_has_bugs_and_only_the_copy_gets_them(tmp_path: Path, package: str) -> None:
     mutant = next(mutant for mutant in MUTANTS if mutant.package == package)
     copy_packages(tmp_path, [package])
     before = mutant.origin.read_text()

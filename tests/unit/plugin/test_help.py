@@ -220,9 +220,7 @@ def completions(laptop: Laptop, capsys: pytest.CaptureFixture[str], *words: str)
     return capsys.readouterr().out.splitlines()
 
 
-def test_completion_for_kubectl(
-    laptop: Laptop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_completion_for_kubectl(laptop: Laptop, capsys: pytest.CaptureFixture[str]) -> None:
     assert completions(laptop, capsys, "que") == [
         "queues\tList queues with running and waiting jobs",
         ":4",

@@ -240,15 +240,15 @@ def test_an_unschedulable_gang_says_what_the_scheduler_said():
     world.not_placed("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", 1)
     world.settle()
     assert world.job.status.reason == "Unschedulable"
-    told = "0 of 3 nodes are available: 3 lack nvidia.com/gpu."
+    message = "0 of 3 nodes are available: 3 lack nvidia.com/gpu."
     assert world.job.status.message == (
-        f"1 of 2 pods is scheduled. Pod train-1-abcde (index 1): {told}"
+        f"1 of 2 pods is scheduled. Pod train-1-abcde (index 1): {message}"
     )
     assert (world.condition("Scheduled").status, world.condition("Scheduled").reason) == (
         "False",
         "Unschedulable",
     )
-    assert told in world.condition("Scheduled").message
+    assert message in world.condition("Scheduled").message
 
 
 def test_a_child_job_suspended_by_others_is_said():
@@ -289,10 +289,10 @@ def test_a_job_says_that_etcd_is_not_used_as_long_as_it_is_not():
     world = World(job, make_queue())
     for phase in ("Running", "Failed", "Running", "Succeeded"):
         world.settle()
-        told = world.condition("NotYetSupported")
-        assert (told.status, told.reason) == ("True", "FieldsNotHonoured")
-        assert "distributed.rdzvBackend is etcd-v2" in told.message
-        assert "static is used" in told.message
+        condition = world.condition("NotYetSupported")
+        assert (condition.status, condition.reason) == ("True", "FieldsNotHonoured")
+        assert "distributed.rdzvBackend is etcd-v2" in condition.message
+        assert "static is used" in condition.message
         world.all_workers(phase)
     world.spec(distributed=Distributed(rdzv_backend="etcd-v2", rdzv_endpoint="etcd:2379"))
     world.settle()

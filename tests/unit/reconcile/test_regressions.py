@@ -46,9 +46,9 @@ def fail_now(world: World) -> None:
     """The Job controller gives the gang's Job up, at this very moment."""
     world.job_condition("Failed", "BackoffLimitExceeded", "the limit was reached")
     child = world.observed().gang.child_jobs[-1]
-    said = replace(child.status.conditions[-1], last_transition_time=world.now)
-    told = replace(child, status=replace(child.status, conditions=(said,)))
-    world.objects[JOBS.plural, child.metadata.name] = told
+    failed = replace(child.status.conditions[-1], last_transition_time=world.now)
+    changed = replace(child, status=replace(child.status, conditions=(failed,)))
+    world.objects[JOBS.plural, child.metadata.name] = changed
 
 
 def test_every_phase_stands_in_the_enum_of_the_crd():
@@ -229,8 +229,8 @@ def test_the_root_cause_outlives_a_status_that_is_never_written():
     world.step(99)
     assert world.job.status.last_failure is None
     world.settle()
-    told = world.job.status.last_failure
-    assert (told.exit_code, "boom" in told.message) == (3, True)
+    failure = world.job.status.last_failure
+    assert (failure.exit_code, "boom" in failure.message) == (3, True)
     assert [attempt.number for attempt in world.job.status.attempts] == [0]
 
 

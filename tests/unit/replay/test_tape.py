@@ -115,7 +115,7 @@ def test_secrets_are_redacted_and_names_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (b"", "line 1 is not the head"),
         (b'{"kind":"List"}\n', "line 1 is not the head"),
@@ -123,8 +123,8 @@ def test_secrets_are_redacted_and_names_stay(tmp_path: Path) -> None:
         (Film().file() + b'{"time":1}\n', "line 2 cannot be read"),
     ],
 )
-def test_a_file_that_is_no_recording_is_refused(text: bytes, said: str) -> None:
-    with pytest.raises(TapeError, match=said):
+def test_a_file_that_is_no_recording_is_refused(text: bytes, message: str) -> None:
+    with pytest.raises(TapeError, match=message):
         list(read(io.BytesIO(text))[1])
 
 
@@ -149,8 +149,8 @@ def test_the_cli_shows_one_job_as_text_and_as_json(tmp_path: Path, cli: Cli) -> 
     assert "    apply jobs.batch/two; status " in text
     assert '    +   "resource": "jobs.batch",' in text
     _, out, _ = cli("plans", tmp_path / "run", "--job", "ml/two", "--json")
-    said = json.loads(out.splitlines()[-1])  # before it, the log that is not set up here
-    assert (said["job"], said["apply"][0]["name"]) == ("ml/two", "two")
+    decision = json.loads(out.splitlines()[-1])  # before it, the log that is not set up here
+    assert (decision["job"], decision["apply"][0]["name"]) == ("ml/two", "two")
     _, _, err = cli("plans", tmp_path / "run", "--job", "ml/none")
     assert "no Plans" in err
     assert cli("plans", tmp_path / "run", "--job", "none")[0] == 2
@@ -211,8 +211,8 @@ async def test_recording_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
         async with asyncio.timeout(60):
             await all_opened.wait()
             process.send_signal(signal.SIGINT)
-            _, said = await process.communicate()
-    assert process.returncode == 0, said
+            _, stderr = await process.communicate()
+    assert process.returncode == 0, stderr
     lists = [line for line in read_back(tmp_path / "run") if line.first and line.source != "/apis"]
     assert len(lists) == len(NEEDED) + 2
 

@@ -79,9 +79,9 @@ def test_a_call_returns_and_its_log_is_printed(
     (cluster / "state").mkdir()
     remote = kt.fn(user.add).to(kt.Compute(namespace="ml"))
     assert remote(41) == 42
-    said = capsys.readouterr()
-    assert "[0] adds 41" in said.out
-    assert "requested 1 worker(s)" in said.err
+    output = capsys.readouterr()
+    assert "[0] adds 41" in output.out
+    assert "requested 1 worker(s)" in output.err
     assert "kubectl --namespace=ml get torchrunjob" in asked(cluster)
     job = json.loads((cluster / "job.json").read_text())
     assert job["metadata"]["labels"] == {"torchrun.ai/sdk": "function"}

@@ -90,9 +90,7 @@ def keep(cluster: Path) -> Callable[..., None]:
     return keep
 
 
-def test_a_pickle_in_place_of_json_is_not_loaded(
-    theirs: ModuleType, tmp_path: Path
-) -> None:
+def test_a_pickle_in_place_of_json_is_not_loaded(theirs: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(
         kt.UntrustedPickle, match="'pickle', but this call accepts only json"
     ) as refused:
@@ -144,9 +142,7 @@ def test_a_read_only_home_directory_only_asks(
     assert own_jobs.accepted("u1") == ("json",)
 
 
-def test_warm_pods_of_another_owner_get_no_pickles(
-    cluster: Path, theirs: ModuleType
-) -> None:
+def test_warm_pods_of_another_owner_get_no_pickles(cluster: Path, theirs: ModuleType) -> None:
     remote = kt.fn(theirs.pickles).to(FAST)
     key = "k"
     labels = {"torchrun.ai/sdk-gang": key}
@@ -206,9 +202,7 @@ def test_a_frame_is_complete_or_refused(word: Started | Result, data: st.DataObj
 @pytest.mark.parametrize(
     "line", ['{"kind": "Result", "rank": 0}', '{"kind": "Raised", "rank": "0"}', '{"kind"']
 )
-def test_an_unreadable_frame_ends_the_call(
-    cluster: Path, theirs: ModuleType, line: str
-) -> None:
+def test_an_unreadable_frame_ends_the_call(cluster: Path, theirs: ModuleType, line: str) -> None:
     with pytest.raises(kt.ProtocolError, match=r"cannot decode a message of pod .*pod-0") as error:
         kt.fn(theirs.garbles).to(kt.Compute())(line)
     assert error.value.job.startswith("garbles-")
@@ -266,14 +260,16 @@ def test_a_pod_with_the_labels_alone_is_no_rank(
     assert kt.fn(theirs.ranks).to(kt.Compute())() == 0
 
 
-def test_output_of_pods_is_escaped_on_a_terminal(theirs: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_pods_is_escaped_on_a_terminal(
+    theirs: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(kt.RemoteException) as raised:
         kt.fn(theirs.paints).to(FAST)()
     assert "\x1b" not in str(raised.value)
     assert r"\u001b]52;c;AAAA\u0007" in str(raised.value)
-    said = capsys.readouterr()
-    assert "\x1b" not in said.out + said.err
-    assert "last\n" in said.out
+    output = capsys.readouterr()
+    assert "\x1b" not in output.out + output.err
+    assert "last\n" in output.out
 
 
 @given(st.text())
@@ -295,13 +291,11 @@ async def test_a_cancelled_call_deletes_its_job(
     assert not (cluster / "job.json").exists()
 
 
-async def test_a_cancelled_upload_ends(
-    cluster: Path, theirs: ModuleType, tmp_path: Path
-) -> None:
+async def test_a_cancelled_upload_ends(cluster: Path, theirs: ModuleType, tmp_path: Path) -> None:
     (cluster / "hangs").touch()
     task = asyncio.create_task(kt.fn(theirs.sleeps).to(kt.Compute()).acall("x"))
-    said = cluster / "commands"
-    await asyncio.to_thread(until, lambda: said.exists() and "submit" in said.read_text())
+    commands = cluster / "commands"
+    await asyncio.to_thread(until, lambda: commands.exists() and "submit" in commands.read_text())
     began = time.monotonic()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

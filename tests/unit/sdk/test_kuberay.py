@@ -102,9 +102,9 @@ def test_nothing_is_created_without_kuberay(cluster: Path) -> None:
         remote()
     with pytest.raises(kt.UsageError, match="requires Compute"):
         remote.to(kt.Compute())()
-    said = (cluster / "commands").read_text()
-    assert "submit" not in said
-    assert "create" not in said
+    commands = (cluster / "commands").read_text()
+    assert "submit" not in commands
+    assert "create" not in commands
 
 
 def test_a_failed_creation_leaves_no_objects(cluster: Path) -> None:
@@ -130,8 +130,8 @@ def test_a_cluster_that_does_not_start_is_explained_by_its_pods(cluster: Path) -
     remote = kt.fn(work).to(kt.Compute(image="ray:1", launch_timeout=1))
     with pytest.raises(kt.LaunchTimeout) as raised:
         remote.distribute("ray", operator="kuberay")()
-    told = "; RayJob is Waits; head: ErrImagePull: denied; worker: Unschedulable: 8"
-    assert str(raised.value).endswith(told)
+    message = "; RayJob is Waits; head: ErrImagePull: denied; worker: Unschedulable: 8"
+    assert str(raised.value).endswith(message)
     made = json.loads((cluster / "created").read_text())
     assert made["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
     assert not (cluster / "job.json").exists()

@@ -23,9 +23,7 @@ def dry(laptop: Laptop, *arguments: str) -> dict[str, object]:
     return body
 
 
-def test_defaults_apply_in_subdirectories(
-    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_defaults_apply_in_subdirectories(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
     toml(
         'queue = "gpu"\ncommand = "python train.py"\nnodes = 3\n'
         '[env]\nLR = "0.1"\n[submit]\nimage = "mine"\n[logs]\ntail = 5\n'
@@ -49,9 +47,7 @@ def test_the_command_line_overrides_the_file(laptop: Laptop) -> None:
     assert dry(laptop, "--nodes", "2", "echo")["numNodes"] == 2
 
 
-def test_the_directory_of_the_file_is_sent(
-    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_directory_of_the_file_is_sent(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
     toml('queue = "q"\n')
     Path("sub").mkdir()
     monkeypatch.chdir("sub")

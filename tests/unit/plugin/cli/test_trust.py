@@ -121,7 +121,9 @@ def test_a_job_file_overrides_the_command_of_the_project(laptop: Laptop) -> None
     assert yaml.safe_load(result.stdout)["spec"]["command"] == "x"
 
 
-def test_the_file_in_the_home_directory_is_trusted(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_in_the_home_directory_is_trusted(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     toml('command = "x"')
     monkeypatch.setenv("HOME", str(Path.cwd()))
     assert laptop.run(*DRY).exit_code == 0

@@ -74,7 +74,7 @@ def test_a_healthy_cluster(laptop: Laptop) -> None:
     assert result.exit_code == 0, result.output
     assert "Jobs can run in namespace ns." in result.stderr
     assert not [line for line in result.stdout.splitlines() if line[:4] in ("fail", "warn")]
-    for said in (
+    for text in (
         *("Kubernetes v1.35.0", "v1alpha1", "1 of 1 ready, image c:1", "pod-1, renewed"),
         *("Default fast", "ReadWriteMany: shared"),
         *(
@@ -83,7 +83,7 @@ def test_a_healthy_cluster(laptop: Laptop) -> None:
             "permissions of the commands",
         ),
     ):
-        assert said in result.stdout
+        assert text in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -258,9 +258,7 @@ def test_missing_permissions_of_the_controller(laptop: Laptop) -> None:
         ("pods/exec create", 0, "No permission to create pods/exec (needed for: exec"),
     ],
 )
-def test_each_permission_is_checked(
-    laptop: Laptop, forbidden: str, code: int, text: str
-) -> None:
+def test_each_permission_is_checked(laptop: Laptop, forbidden: str, code: int, text: str) -> None:
     play_cluster(laptop, forbidden=(forbidden,))
     result = laptop.run("doctor")
     assert result.exit_code == code

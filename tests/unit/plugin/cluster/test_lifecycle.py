@@ -201,7 +201,9 @@ def test_one_ctrl_c_detaches_from_a_run(
 
 
 @pytest.mark.parametrize("path", ["/proxy/", "/log"])
-def test_two_ctrl_c_delete_the_job(laptop: Laptop, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+def test_two_ctrl_c_delete_the_job(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
     def again(_: float) -> None:
         raise KeyboardInterrupt
 
@@ -214,7 +216,9 @@ def test_two_ctrl_c_delete_the_job(laptop: Laptop, monkeypatch: pytest.MonkeyPat
     assert ("torchrunjobs", "run") not in laptop.server.objects
 
 
-def test_a_third_ctrl_c_warns_that_the_job_may_exist(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_third_ctrl_c_warns_that_the_job_may_exist(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def again(_: float) -> None:
         press(laptop, "torchrunjobs/run", [], 1)
         raise KeyboardInterrupt

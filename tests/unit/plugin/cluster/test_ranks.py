@@ -18,9 +18,7 @@ PROCESSES = st.integers(1, 16)
 
 
 @given(PROCESSES, st.none() | PROCESSES, st.integers(1, 20))
-def test_ranks_are_mapped_to_nodes(
-    each: int, head: int | None, nodes: int
-) -> None:
+def test_ranks_are_mapped_to_nodes(each: int, head: int | None, nodes: int) -> None:
     ranks = Ranks(each, head)
     sizes = [head or each, *[each] * (nodes - 1)]
     layout = [node for node, size in enumerate(sizes) for _ in range(size)]

@@ -17,7 +17,9 @@ def write(claim: Path, node: int, *lines: str, attempt: int = 0, older: str = ""
         path.with_name(f"node-{node}.log.1").write_text(older)
 
 
-def test_logs_of_the_previous_attempt_come_from_a_running_worker(laptop: Laptop, claim: Path) -> None:
+def test_logs_of_the_previous_attempt_come_from_a_running_worker(
+    laptop: Laptop, claim: Path
+) -> None:
     laptop.job("run", status={**ENDED, "phase": "Running"})
     pod = laptop.worker("run", 0, 1, "2026-01-01T00:00:00.000000000Z now\n")
     write(claim, 0, "second", "third", older="first\n")

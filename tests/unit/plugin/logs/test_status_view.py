@@ -209,10 +209,10 @@ TORCHRUN = [
 
 
 def test_why_omits_the_failure_table_of_torchrun() -> None:
-    said = [b"step 3", b"Traceback (most recent call last):", b"ValueError: bad batch"]
-    assert of_ranks([*said, *TORCHRUN]) == said
-    marked = [b"[default1]:" + line for line in said]
-    assert of_ranks([*marked[:1], *TORCHRUN, *marked[1:]]) == marked, "they are told by threads"
+    lines = [b"step 3", b"Traceback (most recent call last):", b"ValueError: bad batch"]
+    assert of_ranks([*lines, *TORCHRUN]) == lines
+    marked = [b"[default1]:" + line for line in lines]
+    assert of_ranks([*marked[:1], *TORCHRUN, *marked[1:]]) == marked, "lines of ranks stay"
     assert of_ranks([b"step %d" % step for step in range(99)])[0] == b"step %d" % (99 - TAIL)
     assert of_ranks(TORCHRUN) == TORCHRUN[-TAIL:], "better than nothing"
 

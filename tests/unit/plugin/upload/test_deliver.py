@@ -102,8 +102,8 @@ async def within_reach(
 
         async def play_kubelet() -> None:
             await pod.success()
-            said = json.dumps({"sha256": workspace.manifest.sha256, "revision": 1})
-            ended = sync_pod(workspace.manifest.sha256, "Succeeded", said)
+            result = json.dumps({"sha256": workspace.manifest.sha256, "revision": 1})
+            ended = sync_pod(workspace.manifest.sha256, "Succeeded", result)
             job_watch.show_pods({"job-sync-0": ended})
 
         async with anyio.create_task_group() as tasks:

@@ -93,7 +93,9 @@ def test_the_same_files_are_included_as_by_git(repository: Path, lines: list[str
         (["["], "[", False, None),
     ],
 )
-def test_included_and_ignored_paths(lines: list[str], path: str, directory: bool, verdict: bool | None) -> None:
+def test_included_and_ignored_paths(
+    lines: list[str], path: str, directory: bool, verdict: bool | None
+) -> None:
     assert gitignore.parse(lines).match(path, directory=directory) is verdict
 
 

@@ -1,4 +1,4 @@
-"""Edits into a job that runs, from the command to the word that its workers were told."""
+"""Edits of a running job, from the command until its workers use the new revision."""
 
 import threading
 from functools import partial
@@ -33,16 +33,16 @@ def play_controller(laptop: Laptop, tells: bool = True) -> None:
         )
 
     def replace() -> None:
-        said = server.objects["torchrunjobs", "run"]["metadata"]["annotations"]  # type: ignore[index,call-overload]
-        stand_by({TOKEN: said[TOKEN]})  # type: ignore[index,call-overload]
+        annotations = server.objects["torchrunjobs", "run"]["metadata"]["annotations"]  # type: ignore[index,call-overload]
+        stand_by({TOKEN: annotations[TOKEN]})  # type: ignore[index,call-overload]
 
     stand_by({TOKEN: "of another machine"})
     server.on_patch = replace
 
     def see(request: web.Request) -> None:
         job = server.objects["torchrunjobs", "run"]
-        said = job["metadata"].get("annotations", {})  # type: ignore[union-attr,call-overload]
-        revision = said.get("torchrun.ai/workspace-revision")  # type: ignore[union-attr]
+        annotations = job["metadata"].get("annotations", {})  # type: ignore[union-attr,call-overload]
+        revision = annotations.get("torchrun.ai/workspace-revision")  # type: ignore[union-attr]
         if tells and revision and "workspaceRevision" not in str(job["status"]):
             status = {"phase": "Running", "conditions": READY, "workspaceRevision": int(revision)}
             server.put("torchrunjobs", "run", status=status)
@@ -60,10 +60,10 @@ def test_a_running_job_gets_the_edit(laptop: Laptop) -> None:
     result = laptop.run("sync", "run")
     assert result.exit_code == 0, result.output
     assert "Revision 1: 1 file," in result.stderr
-    said = laptop.server.objects["torchrunjobs", "run"]["metadata"]["annotations"]  # type: ignore[index,call-overload]
-    assert said["torchrun.ai/workspace-revision"] == "1"  # type: ignore[index,call-overload]
+    annotations = laptop.server.objects["torchrunjobs", "run"]["metadata"]["annotations"]  # type: ignore[index,call-overload]
+    assert annotations["torchrun.ai/workspace-revision"] == "1"  # type: ignore[index,call-overload]
     assert laptop.server.announced
-    assert said["torchrun.ai/workspace-sha256"] == laptop.server.announced.sha256  # type: ignore[index,call-overload]
+    assert annotations["torchrun.ai/workspace-sha256"] == laptop.server.announced.sha256  # type: ignore[index,call-overload]
 
 
 def test_unchanged_files_are_not_sent(laptop: Laptop) -> None:
@@ -137,16 +137,21 @@ def fetching(laptop: Laptop, *statuses: dict[str, object]) -> None:
     def see(request: web.Request) -> None:
         if request.method == "PATCH":
             for wait, status in enumerate(left, 1):
-                said = {**running, "conditions": READY, "workspaceCommit": "c0ffee", **status}
-                put = partial(server.put, "torchrunjobs", "run", status=said)
+                changed = {**running, "conditions": READY, "workspaceCommit": "c0ffee", **status}
+                put = partial(server.put, "torchrunjobs", "run", status=changed)
                 threading.Timer(0.3 * wait, put).start()
 
     server.hooks.append(see)
 
 
 def behind(status: str, reason: str, message: str) -> dict[str, object]:
-    said = {"type": "WorkspaceUpToDate", "status": status, "reason": reason, "message": message}
-    return {"conditions": [*READY, said]}
+    condition = {
+        "type": "WorkspaceUpToDate",
+        "status": status,
+        "reason": reason,
+        "message": message,
+    }
+    return {"conditions": [*READY, condition]}
 
 
 FETCHES = behind("Unknown", "Fetching", "pod run-sync-1 fetches")

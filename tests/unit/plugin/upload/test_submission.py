@@ -129,9 +129,7 @@ GONE: JsonObject = {"kind": "Status", "code": 410, "message": "too old resource 
 
 
 @pytest.mark.parametrize("event", [None, {"type": "ERROR", "object": GONE}], ids=["end", "expire"])
-def test_ended_and_expired_watches_are_resumed(
-    laptop: Laptop, event: JsonObject | None
-) -> None:
+def test_ended_and_expired_watches_are_resumed(laptop: Laptop, event: JsonObject | None) -> None:
     play_controller(laptop.server)
     finish = laptop.server.on_upload
 

@@ -216,7 +216,9 @@ def test_overlay_files_replace_files_of_the_tree(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("below", "above"), [("a", "a/b.py"), ("a/b.py", "a"), ("a/b/c.py", "a/b")]
 )
-def test_an_overlay_file_over_a_directory_is_refused(tmp_path: Path, below: str, above: str) -> None:
+def test_an_overlay_file_over_a_directory_is_refused(
+    tmp_path: Path, below: str, above: str
+) -> None:
     make(tmp_path / "below", below)
     make(tmp_path / "above", above)
     with pytest.raises(UsageProblem, match="replaces a file by a directory, or the reverse"):

@@ -174,7 +174,7 @@ class TestGivingWay:
         world.settle()
         assert classify_world(world).workload.admitted == 2
         world.containers_stop()
-        assert classify_world(world).workload.admitted == 2, "reconcile has not said so"
+        assert classify_world(world).workload.admitted == 2, "the status is not updated yet"
         world.settle()
         assert classify_world(world).requeued
         assert deliver(world) is Stage.RELEASE

@@ -38,7 +38,7 @@ class TestOtherRequests:
     def test_it_is_withdrawn_once_reconcile_waits_for_another(self):
         world = self.outdated()
         world.delete_child_job()
-        assert classify_world(world).outdated == "", "reconcile has not said that it waits"
+        assert classify_world(world).outdated == "", "the status does not say that the job waits"
         world.settle()
         assert deliver(world) is Stage.REPORT
         assert world.condition("Admitted").reason == "AdmissionOutdated"

@@ -23,7 +23,7 @@ def test_a_queue_gets_its_quota_and_no_more():
 
 
 @pytest.mark.parametrize(
-    ("kind", "limit", "told"),
+    ("kind", "limit", "message"),
     [
         ("nodes", 3, "The quota of queue a has 1 node of 3 nodes left."),
         ("jobs", 1, "The quota of queue a has 0 jobs of 1 job left."),
@@ -31,13 +31,13 @@ def test_a_queue_gets_its_quota_and_no_more():
         ("memory", 3 << 30, "The quota of queue a has 1Gi of memory of 3Gi of memory left."),
     ],
 )
-def test_every_kind_of_quota_counts(kind, limit, told):
+def test_every_kind_of_quota_counts(kind, limit, message):
     machine = replace(nodes(1)[0], allocatable={"cpu": 96_000, "memory": 1 << 40})
     pods = {"cpu": 1000, "memory": 1 << 30}
     asked = [replace(request(f"j{i}", "a", 2, 0, age=9 - i), pod=pods) for i in range(2)]
     decisions = decide((machine,), [queue("a", quota={kind: limit})], *asked)
     assert admitted(decisions) == ["j0"]
-    assert told in decisions.pending["j1"].message
+    assert message in decisions.pending["j1"].message
 
 
 def test_what_can_never_fit_the_quota_says_so_and_keeps_nobody_up():

@@ -142,7 +142,7 @@ def test_a_head_starts_by_the_time_that_it_was_told_first():
             found = re.search(r"by (\S+)Z at the latest", wait.message)
             if found is not None and wait.reason == "WaitingForNodes":
                 by = datetime.fromisoformat(found[1]).replace(tzinfo=UTC)
-                promised.setdefault(uid, by + timedelta(minutes=1))  # told without its seconds
+                promised.setdefault(uid, by + timedelta(minutes=1))  # messages omit the seconds
         for one in decisions.grants:
             started[one.uid] = now
 

@@ -55,9 +55,11 @@ def test_a_job_waits_for_its_parent_and_starts_when_that_has_succeeded():
     world = Family("prep")
     world.know(job("prep", phase="Running", reason="WorkersRunning"))
     assert (world.phase, world.job.status.reason) == ("Queued", "WaitingForDependencies")
-    said = world.condition("DependenciesMet")
-    assert said.status == "False"
-    assert said.message == "Waiting for prep to be Succeeded (currently Running, WorkersRunning)."
+    condition = world.condition("DependenciesMet")
+    assert condition.status == "False"
+    assert (
+        condition.message == "Waiting for prep to be Succeeded (currently Running, WorkersRunning)."
+    )
     assert not world.starts
     world.know(job("prep", phase="Succeeded"))
     assert world.starts

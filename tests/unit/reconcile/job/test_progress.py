@@ -26,7 +26,7 @@ def report(step: int, time: datetime) -> Progress:
     return Progress(step=step, total_steps=100, loss=2.5, time=time)
 
 
-def told(world: World, progress: Progress) -> Plan:
+def report_progress(world: World, progress: Progress) -> Plan:
     """Reconcile with this report, and keep the status as the API server would."""
     observed = world.observed()
     observed = replace(observed, gang=replace(observed.gang, progress=progress))
@@ -40,18 +40,18 @@ def told(world: World, progress: Progress) -> Plan:
 def test_the_first_report_is_shown_at_once():
     world = running()
     progress = report(1, world.now)
-    told(world, progress)
+    report_progress(world, progress)
     assert world.job.status.progress == progress
-    assert told(world, progress) == Plan(requeue_after=None)
+    assert report_progress(world, progress) == Plan(requeue_after=None)
 
 
 def test_reports_cost_one_status_write_in_ten_seconds():
     world = running()
-    told(world, report(1, world.now))
+    report_progress(world, report(1, world.now))
     writes = 0
     for step in range(2, 62):
         world.pass_time(seconds=1)
-        writes += told(world, report(step, world.now)).status is not None
+        writes += report_progress(world, report(step, world.now)).status is not None
     assert writes == 6
     assert world.job.status.progress is not None
     assert world.job.status.progress.step == 61
@@ -59,10 +59,10 @@ def test_reports_cost_one_status_write_in_ten_seconds():
 
 def test_a_report_that_comes_too_soon_is_shown_later():
     world = running()
-    told(world, report(1, world.now))
+    report_progress(world, report(1, world.now))
     world.pass_time(seconds=4)
     late = report(5, world.now)
-    plan = told(world, late)
+    plan = report_progress(world, late)
     assert (plan.status, plan.requeue_after) == (None, 6)
     world.pass_time(seconds=6)
     told(world, late)
@@ -155,18 +155,18 @@ def test_the_rate_is_that_of_the_current_gang():
 
 def test_a_clock_that_was_set_back_holds_nothing_up():
     world = running()
-    told(world, report(1, world.now + timedelta(hours=1)))
-    told(world, report(2, world.now))
+    report_progress(world, report(1, world.now + timedelta(hours=1)))
+    report_progress(world, report(2, world.now))
     assert world.job.status.progress is not None
     assert world.job.status.progress.step == 2
 
 
 def test_the_end_shows_the_last_report():
     world = running(nodes=1)
-    told(world, report(99, world.now))
+    report_progress(world, report(99, world.now))
     world.pass_time(seconds=1)
     world.job_condition("Complete")
-    told(world, report(100, world.now))
+    report_progress(world, report(100, world.now))
     assert world.phase == "Succeeded"
     assert world.job.status.progress is not None
     assert world.job.status.progress.step == 100
@@ -174,7 +174,7 @@ def test_the_end_shows_the_last_report():
 
 def test_progress_outlives_its_gang():
     world = running(nodes=1)
-    told(world, report(50, world.now))
+    report_progress(world, report(50, world.now))
     world.end_container(world.workers()[0].metadata.name, "trainer", exit_code=1)
     world.settle()
     assert world.job.status.attempt == 1

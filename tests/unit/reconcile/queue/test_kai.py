@@ -112,16 +112,16 @@ class TestParents:
         assert world.step() == QueuePlan()
 
     @pytest.mark.parametrize(
-        ("spec", "said"),
+        ("spec", "message"),
         [({"parentKaiQueue": "mine"}, "KAI queue mine"), ({}, "default or default-parent-queue")],
     )
-    def test_one_that_is_not_there(self, spec, said):
+    def test_one_that_is_not_there(self, spec, message):
         world = world_of(parents=(), **spec)
         world.settle()
         assert world.kai == {}
         condition = world.condition("KaiQueueReady")
         assert (condition.status, condition.reason) == ("False", "ParentNotFound")
-        assert said in condition.message
+        assert message in condition.message
         assert world.reasons() == ["ParentNotFound"]
         world.kai.update(mine=kai_queue("mine"), default=kai_queue("default"))
         world.settle()
@@ -141,26 +141,26 @@ def test_kai_that_is_not_installed_is_said_and_noticed_later():
 
 
 @pytest.mark.parametrize(
-    ("unseen", "said"),
+    ("unseen", "message"),
     [
         ({"queues.scheduling.run.ai": "cannot list queues.scheduling.run.ai"}, "cannot list"),
         ({}, "is not synced yet"),
     ],
 )
-def test_queues_that_may_not_be_read_are_said(unseen, said):
+def test_queues_that_may_not_be_read_are_said(unseen, message):
     world = world_of()
     world.installed, world.kai, world.unseen = None, None, unseen
     world.settle()
     assert world.condition("KaiQueueReady").status == "Unknown"
-    assert said in world.condition("KaiQueueReady").message
+    assert message in world.condition("KaiQueueReady").message
 
 
 def test_a_write_that_is_refused_is_said():
     world = world_of()
-    told = "cannot patch resource queues in API group scheduling.run.ai"
-    world.refused = {("queues.scheduling.run.ai", "training"): told}
+    message = "cannot patch resource queues in API group scheduling.run.ai"
+    world.refused = {("queues.scheduling.run.ai", "training"): message}
     world.settle()
-    assert world.condition("KaiQueueReady").message == told
+    assert world.condition("KaiQueueReady").message == message
     assert world.condition("Ready").reason == "KaiQueueNotReady"
     assert world.kai is not None
     assert "training" not in world.kai

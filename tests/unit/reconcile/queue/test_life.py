@@ -108,12 +108,12 @@ def test_an_unreadable_spec_removes_nothing():
     world = QueueWorld(make_trq(resources=[{"name": "settings", "template": template}]))
     world.settle()
     assert world.queue is not None
-    told = status(world).resources
+    resources = status(world).resources
     unreadable = replace(make_trq(), invalid="spec.weight: 'x' is no number")
     world.queue = replace(unreadable, metadata=world.queue.metadata, status=status(world))
     world.settle()
     assert ("ConfigMap", "gpu-settings") in world.extras
-    assert status(world).resources == told
+    assert status(world).resources == resources
     assert world.condition("Ready").message == "spec.weight: 'x' is no number"
 
 
@@ -155,8 +155,8 @@ def test_others_parts_of_the_status_are_left_alone():
     theirs = Condition(type="Theirs", status="True")
     conditions = (theirs, *reversed(status(world).conditions))
     admission = QueueAdmission(summary="1/2 GPUs")
-    told = replace(status(world), admission=admission, conditions=conditions)
-    world.queue = replace(world.queue, status=told)
+    expected = replace(status(world), admission=admission, conditions=conditions)
+    world.queue = replace(world.queue, status=expected)
     assert world.step() == QueuePlan()
 
 
@@ -242,8 +242,8 @@ class TestDeletion:
         assert world.queue is not None
         assert status(world).phase == "Terminating"
         assert world.condition("Ready").reason == "Terminating"
-        told = "Waiting for running jobs: run-0, run-1, run-2, run-3, run-4 and 2 more."
-        assert world.condition("Ready").message == told
+        message = "Waiting for running jobs: run-0, run-1, run-2, run-3, run-4 and 2 more."
+        assert world.condition("Ready").message == message
         assert world.condition("TemplateValid").status == "True", "is kept"
         assert world.reasons() == ["Terminating"]
         world.jobs = [a_job("run-0", "Succeeded")]

@@ -137,7 +137,7 @@ def test_what_is_being_deleted_is_waited_for():
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ({"apiVersion": "v1", "kind": "Secret"}, "template is v1 Secret, but only v1 ConfigMap"),
         (
@@ -149,10 +149,10 @@ def test_what_is_being_deleted_is_waited_for():
         ({**SETTINGS, "metadata": {"ownerReferences": []}}, "template.metadata.ownerReferences"),
     ],
 )
-def test_other_kinds_and_places_are_refused(template, said):
+def test_other_kinds_and_places_are_refused(template, message):
     world = world_of(entry(template=template))
     assert world.extras == {}
-    assert said in resource(world).message
+    assert message in resource(world).message
     assert world.condition("ResourcesReady").status == "False"
     assert world.condition("Ready").reason == "ResourcesNotReady"
     (event,) = world.events
@@ -183,17 +183,17 @@ def test_a_refusal_is_shown_and_nothing_is_tried_meanwhile():
 
 
 @pytest.mark.parametrize(
-    ("unseen", "said"),
+    ("unseen", "message"),
     [
         ({"configmaps": "cannot list configmaps"}, "cannot list"),
         ({}, "the cache is not synced yet"),
     ],
 )
-def test_nothing_is_made_of_what_is_not_known(unseen, said):
+def test_nothing_is_made_of_what_is_not_known(unseen, message):
     world = QueueWorld(make_trq(resources=[entry()]))
     world.extras, world.unseen = None, unseen
     world.settle()
-    assert said in resource(world).message
+    assert message in resource(world).message
 
 
 class TestClaims:

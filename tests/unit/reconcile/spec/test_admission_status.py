@@ -206,7 +206,7 @@ def test_a_gang_says_what_it_is_charged_with():
         for o in world.objects.values()
         if isinstance(o, Job) or (isinstance(o, Pod) and o.metadata.labels.component == "worker")
     }
-    (charge,) = (msgspec.json.decode(said, type=Charge) for said in charges)
+    (charge,) = (msgspec.json.decode(text, type=Charge) for text in charges)
     assert charge.job == "uid-train"
     assert charge.admission == replace(world.job.status.admission, time=None)
     free = submitted({"image": "pytorch/pytorch"})

@@ -61,10 +61,10 @@ def test_a_running_gang_says_that_a_claim_goes_with_it(name: str):
     plan = world.step()
     assert not plan.applies
     assert world.phase == "Running"
-    told = storage_ready(world)
-    assert told is not None
-    assert told[0] == "ClaimTerminating"
-    assert f"PVC {name} is being deleted." in told[1]
+    condition = storage_ready(world)
+    assert condition is not None
+    assert condition[0] == "ClaimTerminating"
+    assert f"PVC {name} is being deleted." in condition[1]
     assert [(e.type, e.reason) for e in plan.events] == [("Warning", "ClaimTerminating")]
     assert not world.step().events
 
@@ -146,10 +146,10 @@ def test_a_claim_that_lost_its_volume_is_named():
     lost = replace(claim, status=replace(claim.status, phase="Lost"))
     world.objects[CLAIMS.plural, CHECKPOINTS] = lost
     world.settle()
-    told = storage_ready(world)
-    assert told is not None
-    assert told[0] == "ClaimLost"
-    assert "kubectl delete pvc train-checkpoints" in told[1]
+    condition = storage_ready(world)
+    assert condition is not None
+    assert condition[0] == "ClaimLost"
+    assert "kubectl delete pvc train-checkpoints" in condition[1]
 
 
 @pytest.mark.parametrize("case", ["no queue", "no run", "taken", "existing", "none"])

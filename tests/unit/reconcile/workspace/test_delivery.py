@@ -110,11 +110,11 @@ def test_workers_fetch_from_the_pod_what_its_manifest_names():
     assert (JOBS.plural, "train") not in world.created
     world.serves()
     world.settle()
-    told = variables(world)
-    assert told["TORCHRUN_WORKSPACE_URL"] == "http://10.0.0.7:8081"
-    assert told["TORCHRUN_WORKSPACE_MANIFEST"] == "ef" * 32
-    assert told["TORCHRUN_WORKSPACE_TARGET"] == "/app"
-    assert "TORCHRUN_STATE_DIR" not in told
+    environment = variables(world)
+    assert environment["TORCHRUN_WORKSPACE_URL"] == "http://10.0.0.7:8081"
+    assert environment["TORCHRUN_WORKSPACE_MANIFEST"] == "ef" * 32
+    assert environment["TORCHRUN_WORKSPACE_TARGET"] == "/app"
+    assert "TORCHRUN_STATE_DIR" not in environment
     ready = world.condition("WorkspaceReady")
     assert (ready.status, ready.reason) == ("True", "DirectDelivery")
     assert "from pod train-serve-<n>." in ready.message

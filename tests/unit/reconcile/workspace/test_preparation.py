@@ -234,7 +234,7 @@ def test_a_claim_that_does_not_bind_is_named():
     assert all(event.type == "Normal" for event in plan.events), "each new claim waits for a moment"
     world.claim_is("Bound")
     world.settle()
-    assert world.job.status.reason == "SyncPodStarting", "what the scheduler said is stale"
+    assert world.job.status.reason == "SyncPodStarting", "the message of the scheduler is stale"
 
 
 def test_a_claim_that_will_never_bind_says_why():

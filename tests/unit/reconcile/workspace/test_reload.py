@@ -53,7 +53,7 @@ def syncing(world: World) -> list[str]:
     return [pod.metadata.name for pod in world.observed().workspace.sync_pods]
 
 
-def told(world: World) -> set[str]:
+def revisions(world: World) -> set[str]:
     return {pod.metadata.annotations.revision for pod in world.workers()}
 
 
@@ -84,11 +84,11 @@ def test_newer_code_reaches_the_workers_that_live() -> None:
     assert syncing(world) == ["train-sync-0", "train-sync-1"]
     pod = body(world, PODS, "train-sync-1")
     assert variables(pod["spec"])["TORCHRUN_SYNC_SHA256"] == "b" * 64
-    assert (world.phase, told(world)) == ("Running", {"1"})
+    assert (world.phase, revisions(world)) == ("Running", {"1"})
     made(world, 2, "b" * 64)
     uids = {pod.metadata.uid for pod in world.workers()}
     world.settle()
-    assert told(world) == {"2"}
+    assert revisions(world) == {"2"}
     assert {pod.metadata.annotations.start for pod in world.workers()} == {"0"}
     assert uids == {pod.metadata.uid for pod in world.workers()}
     status = world.job.status
@@ -105,9 +105,9 @@ def test_newer_code_is_told_twice_as_the_kubelet_may_miss_it_once() -> None:
     once = {pod.metadata.uid: pod.metadata.annotations for pod in world.workers()}
     world.settle_twice()
     twice = {pod.metadata.uid: pod.metadata.annotations for pod in world.workers()}
-    for uid, said in before.items():
-        assert once[uid] == replace(said, revision="2", told="2026-01-02T03:04:05Z")
-        assert twice[uid] == replace(said, revision="2")
+    for uid, annotations in before.items():
+        assert once[uid] == replace(annotations, revision="2", told="2026-01-02T03:04:05Z")
+        assert twice[uid] == replace(annotations, revision="2")
 
 
 def test_a_gang_that_follows_begins_with_the_newest() -> None:
@@ -133,7 +133,7 @@ def test_not_all_can_change_where_one_has_ended() -> None:
     world.settle()
     made(world, 2, "b" * 64)
     world.settle()
-    assert told(world) == {"1"}
+    assert revisions(world) == {"1"}
     assert world.job.status.workspace_revision == 1
     assert world.condition(names.UP_TO_DATE).reason == "WorkersEnded"
 
@@ -151,7 +151,7 @@ def test_in_development_a_sync_pod_stands_by() -> None:
     assert syncing(world) == ["train-sync-0", "train-sync-1"], "it takes any"
     made(world, 2, "b" * 64)
     world.settle()
-    assert told(world) == {"2"}
+    assert revisions(world) == {"2"}
     assert syncing(world)[-1] == "train-sync-2"
     assert variables(body(world, PODS, "train-sync-2")["spec"])["TORCHRUN_SYNC_AFTER"] == "2"
     for number in (3, 4):
@@ -169,7 +169,7 @@ def test_a_pod_that_stands_by_takes_uploads_by_the_jobs_token_alone() -> None:
     world.settle()
     assert syncing(world) == ["train-sync-0", "train-sync-2"], "who edits the job is heard"
     assert variables(body(world, PODS, "train-sync-2")["spec"])[name] == "f" * 64
-    assert told(world) == {"1"}
+    assert revisions(world) == {"1"}
     annotate(world, upload_token_sha256="")
     world.settle()
     assert syncing(world) == ["train-sync-0"], "nobody could upload to it"
@@ -186,11 +186,11 @@ def test_another_token_and_another_workspace_together_come_to_a_pod_of_their_own
     annotate(world, workspace_sha256="b" * 64, upload_token_sha256="f" * 64)
     world.settle()
     pod = world.observed().workspace.sync_pods[-1]
-    said = pod.metadata.annotations
-    assert (said.workspace_sha256, said.upload_token_sha256) == ("b" * 64, "f" * 64)
+    annotations = pod.metadata.annotations
+    assert (annotations.workspace_sha256, annotations.upload_token_sha256) == ("b" * 64, "f" * 64)
     made(world, 2, "b" * 64)
     world.settle()
-    assert told(world) == {"2"}
+    assert revisions(world) == {"2"}
 
 
 def test_what_the_plugin_saw_made_is_told_before_its_pod_has_ended() -> None:
@@ -198,13 +198,13 @@ def test_what_the_plugin_saw_made_is_told_before_its_pod_has_ended() -> None:
     world.pod("train-sync-1", phase="Running")
     annotate(world, workspace_sha256="b" * 64, workspace_revision="7")
     world.settle()
-    assert told(world) == {"1"}, "nobody can have made that"
+    assert revisions(world) == {"1"}, "nobody can have made that"
     annotate(world, workspace_revision="2")
     world.settle()
-    assert (told(world), syncing(world)[-1]) == ({"2"}, "train-sync-1")
+    assert (revisions(world), syncing(world)[-1]) == ({"2"}, "train-sync-1")
     made(world, 2, "b" * 64)
     world.settle()
-    assert (told(world), syncing(world)[-1]) == ({"2"}, "train-sync-2")
+    assert (revisions(world), syncing(world)[-1]) == ({"2"}, "train-sync-2")
     assert variables(body(world, PODS, "train-sync-2")["spec"])["TORCHRUN_SYNC_AFTER"] == "2"
 
 

@@ -35,9 +35,9 @@ def pods(world: World) -> list[str]:
     return [pod.metadata.name for pod in world.observed().workspace.sync_pods]
 
 
-def told(world: World) -> set[tuple[str, str]]:
-    said = [pod.metadata.annotations for pod in world.workers()]
-    return {(s.revision, s.served.partition(" ")[0]) for s in said}
+def served_revisions(world: World) -> set[tuple[str, str]]:
+    annotations = [pod.metadata.annotations for pod in world.workers()]
+    return {(s.revision, s.served.partition(" ")[0]) for s in annotations}
 
 
 def running(source: str = "zip", *, bound: bool = False, **spec: Any) -> World:
@@ -55,13 +55,13 @@ def running(source: str = "zip", *, bound: bool = False, **spec: Any) -> World:
     serves(world, FIRST, 1, "a" * 64, COMMIT if source == "git" else "")
     world.all_workers("Running")
     world.settle()
-    assert (world.phase, told(world)) == ("Running", {("1", f"http://{FIRST}:8081")})
+    assert (world.phase, served_revisions(world)) == ("Running", {("1", f"http://{FIRST}:8081")})
     return world
 
 
 def serves(world: World, ip: str, revision: int, sha256: str, commit: str = "") -> None:
-    said = {"sha256": sha256, **({"commit": commit} if commit else {})}
-    world.serves(ip, f"{revision}" * 64, revision, **said)
+    result = {"sha256": sha256, **({"commit": commit} if commit else {})}
+    world.serves(ip, f"{revision}" * 64, revision, **result)
     world.settle()
 
 
@@ -82,10 +82,10 @@ def test_newer_code_comes_from_a_pod_beside_the_one_that_serves(bound: bool) -> 
     assert names.AFTER_REVISION not in body(world, "train-serve-1")["metadata"]["annotations"]
     annotate(world, workspace_revision="2")  # as the plugin saw it, before that pod serves
     world.settle()
-    assert told(world) == {("1", f"http://{FIRST}:8081")}
+    assert served_revisions(world) == {("1", f"http://{FIRST}:8081")}
     uids = [pod.metadata.uid for pod in world.workers()]
     serves(world, SECOND, 2, "b" * 64)
-    assert told(world) == {("2", f"http://{SECOND}:8081")}
+    assert served_revisions(world) == {("2", f"http://{SECOND}:8081")}
     assert [pod.metadata.uid for pod in world.workers()] == uids
     assert pods(world) == ["train-serve-1"], "nobody needs the other one"
     status = world.job.status
@@ -118,7 +118,7 @@ def test_a_gang_without_a_status_keeps_the_pod_that_serves_it(delivery: str) -> 
     world.all_workers("Running")
     world.settle()
     assert pods(world) == ["train-serve-0"]
-    assert (world.phase, told(world)) == ("Running", {("1", f"http://{FIRST}:8081")})
+    assert (world.phase, served_revisions(world)) == ("Running", {("1", f"http://{FIRST}:8081")})
     assert world.condition("WorkspaceReady").reason == "DirectDelivery"
 
 
@@ -135,7 +135,7 @@ def test_the_older_pod_stays_until_every_worker_is_told() -> None:
     world.settle()
     world.pod("train-0-abcde", phase="Succeeded")
     serves(world, SECOND, 2, "b" * 64)
-    assert told(world) == {("1", f"http://{FIRST}:8081")}
+    assert served_revisions(world) == {("1", f"http://{FIRST}:8081")}
     assert pods(world) == ["train-serve-0", "train-serve-1"]
 
 
@@ -160,7 +160,7 @@ def test_a_fetch_that_fails_leaves_run_and_server_alone() -> None:
     world.pass_time(minutes=1)
     world.settle()
     assert world.observed().gang.child_jobs[-1].metadata.name == "train-r1", "with what there is"
-    assert told(world) == {("1", f"http://{FIRST}:8081")}
+    assert served_revisions(world) == {("1", f"http://{FIRST}:8081")}
     serves(world, SECOND, 2, "", "d" * 40)
     assert world.job.status.workspace_commit == "d" * 40
 
@@ -191,7 +191,7 @@ def test_a_pod_on_a_lost_node_is_replaced_while_the_gang_runs(source: str) -> No
         assert (shown.status, shown.reason) == ("False", "WorkspaceLost")
         assert "kubectl torchrun sync train" in shown.message
     serves(world, SECOND, 2, "a" * 64, COMMIT if source == "git" else "")
-    assert told(world) == {("2", f"http://{SECOND}:8081")}
+    assert served_revisions(world) == {("2", f"http://{SECOND}:8081")}
     assert all(c.type != "WorkspaceUpToDate" for c in world.job.status.conditions)
 
 
@@ -205,7 +205,7 @@ def test_a_server_that_starts_again_is_told_to_nobody() -> None:
     world.pod("train-serve-0", container_statuses=(starts, ended))
     world.settle()
     assert world.phase == "Running"
-    assert told(world) == {("1", f"http://{FIRST}:8081")}
+    assert served_revisions(world) == {("1", f"http://{FIRST}:8081")}
     assert pods(world) == ["train-serve-0"]
 
 
@@ -233,7 +233,7 @@ def test_in_development_a_serve_pod_stands_by(bound: bool) -> None:
     world.settle()
     assert pods(world) == ["train-serve-0", "train-serve-1"], "it takes any"
     serves(world, SECOND, 2, "b" * 64)
-    assert told(world) == {("2", f"http://{SECOND}:8081")}
+    assert served_revisions(world) == {("2", f"http://{SECOND}:8081")}
     assert pods(world) == ["train-serve-1", "train-serve-2"]
     world.spec(development=False)
     world.settle()

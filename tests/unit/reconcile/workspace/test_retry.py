@@ -35,10 +35,10 @@ def test_that_its_own_words_count():
     assert said == SyncMessage(reason="SourceNotFound", permanent=True)
 
 
-@pytest.mark.parametrize(("reason", "told"), [("Error", ""), ("OOMKilled", "OOMKilled")])
-def test_that_a_program_without_a_word_is_known_by_its_last_line(reason, told):
-    said = retry.container_end(pod("Traceback:\nOSError: no\n", reason), "sync").message
-    assert said == SyncMessage(reason=told, message="OSError: no")
+@pytest.mark.parametrize(("reason", "expected"), [("Error", ""), ("OOMKilled", "OOMKilled")])
+def test_that_a_program_without_a_word_is_known_by_its_last_line(reason, expected):
+    message = retry.container_end(pod("Traceback:\nOSError: no\n", reason), "sync").message
+    assert message == SyncMessage(reason=expected, message="OSError: no")
 
 
 def test_that_a_pod_that_was_driven_out_is_not_blamed():
@@ -49,10 +49,10 @@ def test_that_a_pod_that_was_driven_out_is_not_blamed():
         reason="Drain", message="gone"
     )
     lost = PodStatus(phase="Failed", reason="NodeLost", message="the node is gone")
-    said = retry.container_end(
+    message = retry.container_end(
         Pod(metadata=ChildMeta(name="a-sync-1"), status=lost), "sync"
     ).message
-    assert said == SyncMessage(reason="NodeLost", message="the node is gone")
+    assert message == SyncMessage(reason="NodeLost", message="the node is gone")
 
 
 def test_that_a_container_that_runs_again_has_said_nothing_yet():

@@ -265,8 +265,8 @@ def test_the_program_serves_until_sigterm(claim: Path, tmp_path: Path) -> None:
         )
         assert ended.returncode == 1
         assert next(iter(wrong)) in ended.stdout
-    told = subprocess.run([*program, "--help"], env=environment, capture_output=True, text=True)
-    assert "usage: torchrun-serve" in told.stdout
+    usage = subprocess.run([*program, "--help"], env=environment, capture_output=True, text=True)
+    assert "usage: torchrun-serve" in usage.stdout
 
 
 def _sha256(text: str) -> str:

@@ -108,7 +108,7 @@ def test_every_rank_and_its_children_give_their_stacks(launcher: Launcher) -> No
             torchrun_progress.report(1)
             with torchrun_progress.idle(): time.sleep(3)
             """,
-            "it said that it waits",
+            "it is idle by its own report",
         ),
     ],
     ids=["silent", "compiles", "writes", "reports", "idle"],

@@ -49,9 +49,9 @@ class Pod:
 
     def tell(self, revision: int, **more: str) -> None:
         """Change the annotations of the pod as the kubelet would."""
-        said = {"start": "0", "revision": str(revision), **more}
+        annotations = {"start": "0", "revision": str(revision), **more}
         temporary = self._podinfo.with_suffix(".new")
-        temporary.write_text("".join(f'torchrun.ai/{k}="{v}"\n' for k, v in said.items()))
+        temporary.write_text("".join(f'torchrun.ai/{k}="{v}"\n' for k, v in annotations.items()))
         temporary.rename(self._podinfo)
 
     def start(self, **environment: str) -> Launched:
@@ -80,9 +80,9 @@ def test_newer_code_runs_in_the_same_pod(pod: Pod) -> None:
     pod.publish(program("one"))
     launched = pod.start()
     assert launched.line() == "one job-0 29500"
-    for name, said in (("two", "two job-0-w2 29501"), ("six", "six job-0-w3 29502")):
+    for name, output in (("two", "two job-0-w2 29501"), ("six", "six job-0-w3 29502")):
         pod.tell(pod.publish(program(name)))
-        assert launched.line() == said
+        assert launched.line() == output
     launched.stop()
     result = launched.end()
     assert result.exit_code == 143

@@ -129,11 +129,11 @@ def test_a_refusal_is_logged_once_and_redirects_are_not_followed(
     launcher: Launcher, controller: Controller, code: int
 ) -> None:
     controller.codes = [code] * 10
-    said = train(launcher, controller.url)
-    assert said.count("the controller does not take the progress: HTTP") == 1
+    log = train(launcher, controller.url)
+    assert log.count("the controller does not take the progress: HTTP") == 1
     assert len(controller.taken) == 2
 
 
 def test_an_unreachable_controller_does_not_delay_the_ranks(launcher: Launcher) -> None:
-    said = train(launcher, "http://127.0.0.1:1", seconds=0)
-    assert said.count("the controller does not take the progress: Connection") == 1
+    log = train(launcher, "http://127.0.0.1:1", seconds=0)
+    assert log.count("the controller does not take the progress: Connection") == 1

@@ -49,10 +49,10 @@ class Cluster:
         return manifest
 
     def tell(self, revision: int, manifest: Manifest, pod: int = -1) -> None:
-        said = {"start": "0", "revision": str(revision)}
-        said["served"] = f"{self.urls[pod]} {manifest.sha256}"
+        annotations = {"start": "0", "revision": str(revision)}
+        annotations["served"] = f"{self.urls[pod]} {manifest.sha256}"
         temporary = self.podinfo.with_suffix(".new")
-        temporary.write_text("".join(f'torchrun.ai/{k}="{v}"\n' for k, v in said.items()))
+        temporary.write_text("".join(f'torchrun.ai/{k}="{v}"\n' for k, v in annotations.items()))
         temporary.rename(self.podinfo)
 
     def served(self, manifest: Manifest, pod: int = 0) -> ServedWorkspace:

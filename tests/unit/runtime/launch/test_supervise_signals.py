@@ -50,7 +50,7 @@ AGENT = """
     signal.sigwait([signal.SIGTERM])
     alive = sum(rank.poll() is None for rank in ranks)
     time.sleep(0.5)
-    os.write(1, b"agent told, ranks left: %d\\n" % alive)
+    os.write(1, b"agent stopped, ranks left: %d\\n" % alive)
     sys.exit(1)
 """
 
@@ -64,7 +64,7 @@ def test_signals_the_ranks_first_and_their_parent_after_them(launcher: Launcher)
     assert [launched.line(), launched.line()] == ["ready", "ready"]
     launched.stop()
     result = launched.end()
-    assert result.out.splitlines() == ["saving 15", "saving 15", "agent told, ranks left: 0"]
+    assert result.out.splitlines() == ["saving 15", "saving 15", "agent stopped, ranks left: 0"]
     assert result.exit_code == 143
 
 
@@ -199,8 +199,8 @@ def test_a_trap_runs_after_the_ranks_have_ended(launcher: Launcher) -> None:
     launched = launcher.start(line, TORCHRUN_LAUNCHER="none")
     assert [launched.line(), launched.line()] == ["ready", "ready"]
     launched.stop()
-    said = launched.end().out.splitlines()
-    assert said == ["saving 15", "saving 15", "agent told, ranks left: 0", "trapped", "after"]
+    output = launched.end().out.splitlines()
+    assert output == ["saving 15", "saving 15", "agent stopped, ranks left: 0", "trapped", "after"]
 
 
 def test_kills_ranks_after_their_grace_period(launcher: Launcher) -> None:

@@ -84,8 +84,8 @@ def test_requirements_come_before_the_setup_command(job: Job) -> None:
 def test_packages_of_the_image_are_visible(job: Job) -> None:
     """Also if the python of the image is in a virtual environment, as it is in this test."""
     assert job.set_up(command="python -c 'import pytest'").exit_code == 0
-    told = job.run(["python", "-c", "import sys, pytest; print(sys.prefix)"])
-    assert told.out == f"{job.link}\n", told.err
+    result = job.run(["python", "-c", "import sys, pytest; print(sys.prefix)"])
+    assert result.out == f"{job.link}\n", result.err
 
 
 def test_an_environment_is_created_once_for_each_key(job: Job) -> None:
@@ -155,8 +155,8 @@ def test_what_another_setup_pod_removed_cannot_be_finished(job: Job) -> None:
 
 def test_activate_leads_to_it(job: Job) -> None:
     assert job.set_up(command="true").exit_code == 0
-    told = job.run('. "$TORCHRUN_ENV_DIR/bin/activate" && echo "$VIRTUAL_ENV"; deactivate')
-    assert told.out == f"{job.link}\n"
+    result = job.run('. "$TORCHRUN_ENV_DIR/bin/activate" && echo "$VIRTUAL_ENV"; deactivate')
+    assert result.out == f"{job.link}\n"
 
 
 def test_a_background_process_does_not_delay_the_setup(job: Job) -> None:

@@ -112,7 +112,7 @@ class Api:
     """Returns the keys of the API server, and counts the requests."""
 
     def __init__(self) -> None:
-        self.told = public_keys()
+        self.keys = public_keys()
         self.asked = 0
         self.now = 1000.0
         self.down = False
@@ -121,7 +121,7 @@ class Api:
         self.asked += 1
         if self.down:
             raise KeysUnavailableError("down")
-        return self.told
+        return self.keys
 
 
 async def test_keys_are_fetched_once_and_again_for_an_unknown_key() -> None:

@@ -287,9 +287,9 @@ def test_idle_connections_do_not_keep_uploads_out(tmp_path: Path) -> None:
 
 def test_a_connection_without_a_request_is_closed(tmp_path: Path) -> None:
     with pod(settings(tmp_path / "claim", read_timeout=0.2)) as server:
-        for said in (b"", b"GET /readyz HTTP/1.1\r\nHost:"):
+        for data in (b"", b"GET /readyz HTTP/1.1\r\nHost:"):
             with socket.create_connection(("127.0.0.1", server.port), timeout=10) as silent:
-                silent.sendall(said)
+                silent.sendall(data)
                 assert silent.recv(1) == b""
 
 

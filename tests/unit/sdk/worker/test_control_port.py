@@ -32,9 +32,9 @@ def workers(port: int) -> Iterator[ray._Workers]:
         yield workers
 
 
-def stranger(port: int, said: bytes = b"") -> socket.socket:
+def stranger(port: int, data: bytes = b"") -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
-    connection.sendall(said)
+    connection.sendall(data)
     return connection
 
 
@@ -46,7 +46,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def test_other_clients_are_no_workers(port: int, workers: ray._Workers) -> None:
-    said = [
+    requests = [
         b"",
         b"done\n",
         b"\n",
@@ -54,7 +54,7 @@ def test_other_clients_are_no_workers(port: int, workers: ray._Workers) -> None:
         b"wrong\n",
         control_port.digest(SECRET).encode() + b"\n",
     ]
-    strangers = [stranger(port, each) for each in said]
+    strangers = [stranger(port, each) for each in requests]
     with pytest.raises(QuorumTimeout, match="0 of 1 workers"):
         workers.wait(1, 0.5)
     with ray._connect("127.0.0.1", SECRET, SECONDS) as worker:
@@ -97,8 +97,8 @@ def test_a_message_without_the_secret_ends_nothing(port: int) -> None:
     )
     holding.start()
     with ray._connect("127.0.0.1", SECRET, SECONDS) as pod:
-        for said in (control_port.DONE, b"wrong\n" + control_port.DONE):
-            stranger(port, said).close()
+        for message in (control_port.DONE, b"wrong\n" + control_port.DONE):
+            stranger(port, message).close()
         holding.join(0.5)
         assert holding.is_alive()
         pod.sendall(control_port.DONE)
@@ -110,12 +110,12 @@ def test_the_ray_dashboard_listens_on_localhost(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "ray"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/said\n')
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/arguments\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     call = Call("c1", Reference("f"), pack(None, "json", "x"), workers=0, secret=SECRET)
     with ray.head(call):
         pass
-    started, stopped = (tmp_path / "said").read_text().splitlines()
+    started, stopped = (tmp_path / "arguments").read_text().splitlines()
     assert "--dashboard-host=127.0.0.1" in started.split()
     assert stopped == "stop --force"

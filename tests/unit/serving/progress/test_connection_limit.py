@@ -23,7 +23,9 @@ async def test_connections_are_bounded_in_number_and_time(monkeypatch: pytest.Mo
         assert (await world.post())[0] == 204
 
 
-async def test_many_connections_of_one_client_do_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_connections_of_one_client_do_not_block_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(connection_limit, "CONNECTIONS", 4)
     async with running(World()) as world:
         held = [

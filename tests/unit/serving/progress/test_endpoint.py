@@ -62,9 +62,9 @@ async def test_a_pod_of_an_older_attempt_is_refused_although_its_token_is_good()
 
 async def test_a_standby_refuses() -> None:
     async with running(World(leads=False)) as world:
-        code, told = await world.post()
+        code, text = await world.post()
     assert (code, world.reviews) == (503, 0)
-    assert "stands by" in told
+    assert "stands by" in text
 
 
 @pytest.mark.parametrize("code", [403, 500])
