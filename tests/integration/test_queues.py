@@ -207,7 +207,7 @@ class TestTheEnd:
         team.make_queue()
         team.reaches("late", "Queued")
 
-    def test_one_that_nothing_runs_by_goes_at_once(self, team: Team) -> None:
+    def test_an_unused_queue_is_deleted_at_once(self, team: Team) -> None:
         team.make_queue(nodeResources={"gpus": 8})
         becomes(team, "Ready", "Ready")
         team.submit("never", numNodes=None, numGPUs=9)

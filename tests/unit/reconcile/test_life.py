@@ -11,7 +11,7 @@ from torchrun_controller.reconcile.model.observed import RefusedWrites
 from world import START, ZIP, World, make_job, make_queue
 
 
-def test_a_job_without_workspace_goes_from_nothing_to_succeeded():
+def test_a_job_without_a_workspace_succeeds():
     world = World(make_job(numNodes=2), make_queue())
     world.settle()
     assert world.created == [(SERVICES.plural, "train"), (JOBS.plural, "train")]
@@ -37,7 +37,7 @@ def test_a_gang_of_one_needs_no_service():
     assert world.created == [(JOBS.plural, "train")]
 
 
-def test_three_writes_bring_a_job_to_its_gang_and_its_pods_call_for_no_more():
+def test_a_job_needs_three_writes_until_its_gang_exists():
     world = World(make_job(numNodes=2), make_queue())
     plan = world.step()
     assert len(plan.applies) == 2
@@ -45,7 +45,7 @@ def test_three_writes_bring_a_job_to_its_gang_and_its_pods_call_for_no_more():
     assert world.step().status is None
 
 
-def test_a_queue_that_goes_does_not_touch_a_running_gang():
+def test_a_deleted_queue_does_not_affect_a_running_gang():
     world = World(make_job(numNodes=1), make_queue())
     world.settle()
     world.all_workers("Running")
@@ -104,7 +104,7 @@ def test_a_queue_that_goes_does_not_touch_a_running_gang():
         ),
     ],
 )
-def test_a_spec_that_makes_no_run_names_field_and_value(spec, queue, word):
+def test_an_invalid_spec_names_field_and_value(spec, queue, word):
     world = World(make_job(**spec), make_queue(**queue))
     world.settle()
     assert (world.phase, world.job.status.reason) == ("Pending", "InvalidSpec")
@@ -120,7 +120,7 @@ def test_a_spec_that_makes_no_run_names_field_and_value(spec, queue, word):
         {"rules": [{"action": "fail", "exitCodes": [1]}]},
     ],
 )
-def test_a_queue_that_never_restarts_contradicts_only_who_asks_for_restarts(reliability):
+def test_a_queue_without_restarts_refuses_only_jobs_that_request_them(reliability):
     never = make_queue(reliability={"restartPolicy": "Never"})
     world = World(make_job(numNodes=1, reliability=reliability), never)
     world.settle()
@@ -134,7 +134,7 @@ def test_an_empty_command_is_refused():
     assert "spec.command" in world.job.status.message
 
 
-def test_an_invalid_spec_that_slipped_past_the_schema_costs_only_itself():
+def test_an_invalid_spec_beyond_the_schema_affects_its_job_only():
     job = replace(make_job(numNodes=1), invalid="Expected `int`, got `str` - at `$.spec.numNodes`")
     world = World(job, make_queue())
     world.settle()
@@ -148,7 +148,7 @@ def test_an_invalid_queue_is_named():
     assert "TorchrunQueue gpu" in world.job.status.message
 
 
-def test_a_refused_object_says_what_the_server_said():
+def test_a_refused_object_has_the_message_of_the_server():
     from torchrun_controller.reconcile import Rejection, reconcile
     from world import DEFAULTS
 
@@ -190,7 +190,7 @@ def test_a_child_job_deleted_by_hand_is_a_new_attempt(lost):
     assert world.created[-1] == (JOBS.plural, "train-r1")
 
 
-def test_an_attempt_number_whose_name_a_foreign_job_holds_is_skipped():
+def test_an_attempt_whose_name_is_taken_is_skipped():
     world = World(make_job(numNodes=1), make_queue())
     world.settle()
     world.delete_child_job()
@@ -200,7 +200,7 @@ def test_an_attempt_number_whose_name_a_foreign_job_holds_is_skipped():
     assert world.job.status.attempt == 2
 
 
-def test_a_lost_service_is_made_again_while_the_gang_lives():
+def test_a_lost_service_is_recreated_for_a_running_gang():
     world = World(make_job(numNodes=2), make_queue())
     world.settle()
     del world.objects[SERVICES.plural, "train"]
@@ -212,7 +212,7 @@ def test_a_lost_service_is_made_again_while_the_gang_lives():
     assert world.created.count((SERVICES.plural, "train")) == 2
 
 
-def test_an_image_that_cannot_be_pulled_is_said():
+def test_an_image_pull_failure_is_reported():
     world = World(make_job(numNodes=2), make_queue())
     world.settle()
     world.container_waits("train-1-abcde", "ImagePullBackOff", 'Back-off pulling image "nope"')
@@ -222,7 +222,7 @@ def test_an_image_that_cannot_be_pulled_is_said():
     assert plan.events[0].type == "Warning"
 
 
-def test_an_ordinary_start_is_no_trouble():
+def test_a_normal_start_is_no_problem():
     world = World(make_job(numNodes=1), make_queue())
     world.settle()
     placed = Condition(type="PodScheduled", status="True")
@@ -233,7 +233,7 @@ def test_an_ordinary_start_is_no_trouble():
     assert world.condition("Scheduled").status == "True"
 
 
-def test_an_unschedulable_gang_says_what_the_scheduler_said():
+def test_an_unschedulable_gang_has_the_message_of_the_scheduler():
     world = World(make_job(numNodes=2), make_queue())
     world.settle()
     world.pod("train-0-abcde", phase="Running")
@@ -251,7 +251,7 @@ def test_an_unschedulable_gang_says_what_the_scheduler_said():
     assert message in world.condition("Scheduled").message
 
 
-def test_a_child_job_suspended_by_others_is_said():
+def test_a_child_job_suspended_by_others_is_reported():
     world = World(make_job(numNodes=1), make_queue())
     world.settle()
     child = world.objects[JOBS.plural, "train"]
@@ -276,14 +276,14 @@ def test_fields_that_are_not_honoured_yet_are_named():
     assert all(c.type != "NotYetSupported" for c in world.job.status.conditions)
 
 
-def test_etcd_without_an_endpoint_falls_back_and_says_so():
+def test_etcd_without_an_endpoint_falls_back_with_a_condition():
     world = World(make_job(numNodes=2, distributed={"rdzvBackend": "etcd-v2"}), make_queue())
     plan = world.step()
     assert [event.reason for event in plan.events] == ["WorkersStarting", "RendezvousFallback"]
     assert "static" in plan.events[1].message
 
 
-def test_a_job_says_that_etcd_is_not_used_as_long_as_it_is_not():
+def test_a_job_reports_etcd_until_it_is_used():
     asked = {"rdzvBackend": "etcd-v2"}
     job = make_job(numNodes=2, distributed=asked, reliability={"maxRestarts": 1})
     world = World(job, make_queue())
@@ -299,7 +299,7 @@ def test_a_job_says_that_etcd_is_not_used_as_long_as_it_is_not():
     assert all(c.type != "NotYetSupported" for c in world.job.status.conditions)
 
 
-def test_a_gang_older_than_any_status_is_taken_up():
+def test_an_existing_gang_without_a_status_is_used():
     world = World(make_job(numNodes=2), make_queue(nodeResources={"gpus": 8}))
     plan = world.plan()
     for apply in plan.applies:
@@ -310,7 +310,7 @@ def test_a_gang_older_than_any_status_is_taken_up():
     assert world.condition("QueueReady").status == "True"
 
 
-def test_a_gang_whose_queue_no_longer_fits_goes_on():
+def test_a_gang_continues_after_an_incompatible_change_of_its_queue():
     world = World(make_job(numGPUs=8), make_queue(nodeResources={"gpus": 8}))
     for apply in world.plan().applies:
         world._create(apply)
@@ -319,7 +319,7 @@ def test_a_gang_whose_queue_no_longer_fits_goes_on():
     assert world.phase == "Queued"
 
 
-def test_an_event_tells_each_change_once():
+def test_each_change_is_one_event():
     world = World(make_job(numNodes=1), None)
     assert [e.reason for e in world.step().events] == ["QueueNotFound"]
     assert world.step().events == ()
@@ -347,7 +347,7 @@ def test_the_order_in_which_the_server_keeps_conditions_does_not_matter():
     assert world.plan().status is None
 
 
-def test_a_queue_that_is_being_deleted_takes_no_new_jobs_and_keeps_its_old_ones():
+def test_a_terminating_queue_accepts_no_new_jobs():
     going = make_queue()
     going = replace(going, metadata=replace(going.metadata, deletion_timestamp=START))
     late = World(make_job(numNodes=1), going)

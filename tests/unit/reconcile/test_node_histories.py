@@ -179,7 +179,7 @@ TestNodeHistories = NodeHistories.TestCase
 
 
 @pytest.mark.parametrize("paused", [True, False])
-def test_whoever_frees_a_gang_first_remembers_the_workers_of_a_node_that_has_just_gone(paused):
+def test_workers_of_a_deleted_node_are_recorded_before_their_gang_is_released(paused):
     """Its process killed between the end of the Job and the status, nobody knew of them."""
     history = NodeHistories()
     history.submit(workers=1, zipped=False, busy=False)

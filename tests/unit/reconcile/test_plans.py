@@ -240,7 +240,7 @@ def test_the_objects_of_a_run(name, request):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_no_name_stands_twice_in_a_list_that_apply_merges_by_name(name):
+def test_names_in_merged_lists_are_unique(name):
     plans = plans_until_the_gang(World(*CASES[name]))
     jobs = [a.body for plan in plans for a in plan.applies if a.body["kind"] == "Job"]
     for container in jobs[0]["spec"]["template"]["spec"]["containers"]:
@@ -255,7 +255,7 @@ def test_no_name_stands_twice_in_a_list_that_apply_merges_by_name(name):
         {"podTemplate": {"metadata": {"annotations": {"karpenter.sh/do-not-disrupt": "false"}}}},
     ],
 )
-def test_a_user_may_let_autoscalers_move_a_gang(spec):
+def test_a_user_can_allow_autoscalers_to_evict_a_gang(spec):
     plans = plans_until_the_gang(World(make_job(numNodes=1, **spec), make_queue()))
     (job,) = (a.body for plan in plans for a in plan.applies if a.body["kind"] == "Job")
     annotations = job["spec"]["template"]["metadata"]["annotations"]

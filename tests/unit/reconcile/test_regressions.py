@@ -51,7 +51,7 @@ def fail_now(world: World) -> None:
     world.objects[JOBS.plural, child.metadata.name] = changed
 
 
-def test_every_phase_stands_in_the_enum_of_the_crd():
+def test_every_phase_is_in_the_enum_of_the_crd():
     """A status with a phase that the CRD does not know is refused: Queued was missing."""
     (version,) = yaml.safe_load(CRD.read_text())["spec"]["versions"]
     status = version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
@@ -60,7 +60,7 @@ def test_every_phase_stands_in_the_enum_of_the_crd():
     assert reached <= set(status["phase"]["enum"])
 
 
-def test_one_worker_that_succeeded_is_not_called_success():
+def test_one_successful_worker_is_no_success():
     world = running()
     world.pod("train-0-abcde", phase="Succeeded")
     world.settle()
@@ -73,7 +73,7 @@ def test_one_worker_that_succeeded_is_not_called_success():
     assert world.phase == "Succeeded"
 
 
-def test_a_run_in_mid_backoff_is_not_failed():
+def test_a_job_in_backoff_is_not_failed():
     world = running(reliability={"maxRestarts": 2})
     for _ in range(2):
         pod = world.workers()[0].metadata.name
@@ -106,7 +106,7 @@ def test_a_foreign_job_is_not_adopted_by_its_name():
     assert world.phase == "Queued"
 
 
-def test_a_time_to_live_does_not_run_the_training_again():
+def test_a_ttl_does_not_run_the_training_again():
     world = running(reliability={"ttlSecondsAfterFinished": 30})
     world.job_condition("Complete")
     plan = world.step()
@@ -120,7 +120,7 @@ def test_a_time_to_live_does_not_run_the_training_again():
     assert [name for plural, name in world.created if plural == JOBS.plural] == ["train"]
 
 
-def test_a_child_job_that_goes_after_the_end_is_not_made_again():
+def test_a_child_job_deleted_after_the_end_is_not_recreated():
     """A time to live on the child Job, which earlier controllers set, did that."""
     world = running(numNodes=1, reliability={"ttlSecondsAfterFinished": 600})
     assert "ttlSecondsAfterFinished" not in job_spec(world)
@@ -150,7 +150,7 @@ def test_a_cpu_node_does_not_run_zero_processes():
     assert trainer(world)["env"]["PET_NPROC_PER_NODE"] == "1"
 
 
-def test_what_a_job_overrides_is_not_ignored():
+def test_overrides_of_a_job_apply():
     queue = make_queue(
         distributed={"backend": "nccl", "port": 1, "nprocPerNode": 3, "maxRestarts": 2},
         storage={"checkpoints": {"enabled": True, "size": "1Gi", "mountPath": "/a"}},
@@ -180,7 +180,7 @@ def test_what_a_job_overrides_is_not_ignored():
     assert template(world)["metadata"]["labels"]["run"] == "7"
 
 
-def test_a_missing_queue_does_not_fail_the_job_for_ever():
+def test_a_missing_queue_does_not_fail_the_job():
     world = World(make_job(numNodes=1), None)
     world.settle()
     assert (world.phase, world.job.status.reason) == ("Pending", "QueueNotFound")
@@ -194,7 +194,7 @@ def test_a_missing_queue_does_not_fail_the_job_for_ever():
     assert world.condition("QueueReady").status == "True"
 
 
-def test_a_gang_whose_first_status_was_lost_says_where_its_code_is():
+def test_a_lost_first_status_still_shows_the_workspace():
     world = World(make_job(numNodes=1), make_queue())
     world.step(99)
     assert world.job.status.conditions == ()
@@ -202,7 +202,7 @@ def test_a_gang_whose_first_status_was_lost_says_where_its_code_is():
     assert world.condition("WorkspaceReady").reason == "NoWorkspace"
 
 
-def test_the_job_is_believed_where_its_pods_are_not_known_to_have_ended():
+def test_a_complete_job_counts_before_its_pods_are_seen_to_end():
     """Watches are apart: a Job may be seen Complete before its pods are seen Succeeded."""
     world = running(numNodes=2)
     world.job_condition("Complete")
@@ -211,7 +211,7 @@ def test_the_job_is_believed_where_its_pods_are_not_known_to_have_ended():
     assert (world.phase, workers.succeeded, workers.running) == ("Succeeded", 2, 0)
 
 
-def test_every_worker_of_a_gang_that_succeeded_had_a_node():
+def test_every_worker_of_a_successful_gang_counts_as_scheduled():
     """The pods' cache may never have shown it before the Job is seen Complete."""
     world = World(make_job(numNodes=2), make_queue())
     world.settle()
@@ -221,7 +221,7 @@ def test_every_worker_of_a_gang_that_succeeded_had_a_node():
     assert world.condition("Scheduled").status == "True"
 
 
-def test_the_root_cause_outlives_a_status_that_is_never_written():
+def test_the_root_cause_survives_a_lost_status():
     """The next gang is made before the status; its Job tells what the one before failed of."""
     world = running(numNodes=2)
     failed = world.workers()[0].metadata.name
@@ -234,7 +234,7 @@ def test_the_root_cause_outlives_a_status_that_is_never_written():
     assert [attempt.number for attempt in world.job.status.attempts] == [0]
 
 
-def test_a_job_that_failed_waits_a_moment_for_the_word_of_pods_that_seem_alive():
+def test_a_failed_job_waits_briefly_for_pods_that_seem_to_run():
     """Watches are apart: the Job's verdict may be seen before its pods' ends, which tell the cause."""
     world = running(numNodes=2)
     fail_now(world)
@@ -245,7 +245,7 @@ def test_a_job_that_failed_waits_a_moment_for_the_word_of_pods_that_seem_alive()
     assert world.job.status.last_failure.exit_code == 3
 
 
-def test_a_job_that_failed_waits_a_moment_for_pods_that_were_never_seen():
+def test_a_failed_job_waits_briefly_for_pods_that_were_never_seen():
     """A watch of pods that is down hides them all: their own failure is no disruption."""
     world = World(make_job(numNodes=1), make_queue())
     world.settle()
@@ -261,7 +261,7 @@ def test_a_job_that_failed_waits_a_moment_for_pods_that_were_never_seen():
     assert (world.job.status.restarts, world.job.status.disruptions) == (1, 0)
 
 
-def test_a_job_that_failed_and_whose_pods_were_seen_and_are_gone_is_not_waited_for():
+def test_a_failed_job_does_not_wait_for_deleted_pods():
     world = running(numNodes=1)
     fail_now(world)
     world.vanish(world.workers()[0].metadata.name)
@@ -269,7 +269,7 @@ def test_a_job_that_failed_and_whose_pods_were_seen_and_are_gone_is_not_waited_f
     assert (world.job.status.restarts, world.job.status.disruptions) == (0, 1)
 
 
-def test_a_pause_is_told_before_the_gang_goes():
+def test_a_suspension_is_recorded_before_the_gang_is_deleted():
     """Nothing else knows how the attempt ended."""
     world = running(numNodes=2)
     world.spec(suspend=True)
@@ -281,7 +281,7 @@ def test_a_pause_is_told_before_the_gang_goes():
     assert [attempt.reason for attempt in world.job.status.attempts] == ["Suspended"]
 
 
-def test_a_gang_after_one_whose_pods_nobody_has_seen_waits_for_its_gate():
+def test_a_gang_after_one_with_unseen_pods_waits_at_its_gate():
     """Its Job is seen to be gone before its pods are seen to have come: they may well train."""
     world = World(make_job(numNodes=2), make_queue())
     world.settle()

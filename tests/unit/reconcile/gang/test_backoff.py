@@ -3,7 +3,7 @@
 from unit.reconcile.failing import fail, running
 
 
-def test_delays_grow_and_are_seen_and_a_gang_that_lasted_resets_them():
+def test_delays_grow_and_a_long_gang_resets_them():
     world = running(maxRestarts=9)
     waits = []
     for _ in range(4):
@@ -32,7 +32,7 @@ def test_delays_grow_and_are_seen_and_a_gang_that_lasted_resets_them():
     assert world.settle().requeue_after is None, "the first after one that lasted"
 
 
-def test_pauses_do_not_make_the_next_failure_wait():
+def test_a_suspension_does_not_delay_the_next_restart():
     world = running()
     world.suspend()
     world.resume()

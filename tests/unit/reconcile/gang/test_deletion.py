@@ -32,7 +32,7 @@ def delete_in_foreground(world: World) -> None:
 
 
 @pytest.mark.parametrize("how", ["background", "foreground"])
-def test_restart_policy_never_makes_no_other_gang(how):
+def test_restart_policy_never_creates_no_other_gang(how):
     world = running(restartPolicy="Never")
     if how == "background":
         world.delete_child_job()
@@ -73,7 +73,7 @@ def test_every_deletion_is_recorded_and_backs_off():
     assert [a.reason for a in status.attempts] == ["JobDeleted"] * 4
 
 
-def test_a_crash_after_the_new_gang_is_made_records_it_once():
+def test_a_crash_after_the_new_gang_is_created_records_it_once():
     world = running()
     world.delete_child_job()
     world.step(writes=99)
@@ -84,7 +84,7 @@ def test_a_crash_after_the_new_gang_is_made_records_it_once():
 
 
 @pytest.mark.parametrize("then", ["suspend", "delete", "preempt"])
-def test_a_counted_failure_is_kept_whatever_becomes_of_its_job(then):
+def test_a_counted_failure_stays_after_its_job_is_deleted(then):
     """The Job of the failed gang is deleted during the back-off. Its count stays."""
     world = running(maxRestarts=3)
     failures = 0
@@ -118,7 +118,7 @@ def test_a_counted_failure_is_kept_whatever_becomes_of_its_job(then):
     assert [a.reason for a in status.attempts] == ["ExitCode"] * 3
 
 
-def test_a_failure_is_in_the_status_from_its_first_moment():
+def test_a_failure_is_in_the_status_at_once():
     world = running(maxRestarts=3)
     world.all_workers("Failed")
     world.settle()
@@ -128,7 +128,7 @@ def test_a_failure_is_in_the_status_from_its_first_moment():
     assert (world.job.status.reason, world.job.status.restarts) == ("BackingOff", 2)
 
 
-def test_a_job_deleted_in_the_foreground_on_a_lost_node_is_not_waited_for():
+def test_foreground_deletion_on_a_lost_node_is_not_waited_for():
     world = World(make_job(numNodes=2, reliability={"allowUnfencedRestart": True}), make_queue())
     world.node("node-1")
     world.node("node-2")
@@ -145,7 +145,7 @@ def test_a_job_deleted_in_the_foreground_on_a_lost_node_is_not_waited_for():
     assert not [d for d in world.plan().deletes if d.kind is JOBS]
 
 
-def test_a_pause_does_not_wait_for_a_job_that_nobody_can_end():
+def test_a_suspension_does_not_wait_for_a_job_on_a_lost_node():
     world = World(make_job(numNodes=2), make_queue())
     world.node("node-1")
     world.node("node-2")
@@ -165,7 +165,7 @@ def test_a_pause_does_not_wait_for_a_job_that_nobody_can_end():
     assert [w.node for w in world.job.status.unfenced] == ["node-2"]
 
 
-def test_the_workers_of_a_deleted_job_go_or_stay_with_it():
+def test_workers_of_a_deleted_job_are_deleted_or_orphaned():
     """The garbage collector ends the pods with their grace period, or the user orphans them."""
     world = running(nodes=2)
     delete_in_foreground(world)
@@ -192,7 +192,7 @@ def test_a_failure_before_the_deletion_is_the_cause():
     assert world.job.status.attempts[0].reason == "JobDeleted"
 
 
-def test_pods_that_go_with_their_job_are_no_cause():
+def test_pods_deleted_with_their_job_are_no_cause():
     """The deletion time of the pods may be a second before the deletion time of the Job."""
     world = running(nodes=2)
     world._ending((PODS.plural, "train-0-abcde"), 30)
@@ -220,7 +220,7 @@ def test_only_time_with_all_workers_running_resets_the_back_off():
     assert restarts.restart_delay((slow_start,) * 3, ended(1, 0, "Suspended")) == timedelta()
 
 
-def test_the_time_that_a_gang_ran_is_recorded():
+def test_the_running_time_of_a_gang_is_recorded():
     world = World(make_job(numNodes=1), make_queue())
     world.settle()
     world.pass_time(minutes=12)
@@ -237,7 +237,7 @@ def test_the_time_that_a_gang_ran_is_recorded():
 
 
 @pytest.mark.parametrize("head", [False, True])
-def test_nothing_of_an_older_gang_runs_on_where_the_job_of_the_next_was_deleted(head):
+def test_pods_of_an_older_gang_are_deleted_after_the_next_job_was_deleted(head):
     """The controller died before it ended the old gang, and a user deleted the next Job."""
     job = make_job(numNodes=2, reliability={"maxRestarts": 5}, **({"head": {}} if head else {}))
     world = World(job, make_queue())

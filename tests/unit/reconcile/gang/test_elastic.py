@@ -63,7 +63,7 @@ def probe_placed(world: World, index: int) -> None:
     world.placed(f"train-probe-{index}")
 
 
-def test_a_gang_that_is_whole_says_so_and_asks_for_nothing():
+def test_a_gang_of_full_size_has_no_probes():
     world = elastic()
     place(world, 3)
     world.all_workers("Running")
@@ -74,7 +74,7 @@ def test_a_gang_that_is_whole_says_so_and_asks_for_nothing():
     assert probes(world) == []
 
 
-def test_a_gang_without_enough_nodes_becomes_a_smaller_one_after_a_while():
+def test_a_gang_without_enough_nodes_shrinks_after_a_delay():
     world = elastic()
     place(world, 2)
     plan = world.plan()
@@ -98,7 +98,7 @@ def test_a_gang_without_enough_nodes_becomes_a_smaller_one_after_a_while():
     assert world.job.status.reason == "WaitingForOldGang"
 
 
-def test_a_gang_that_has_just_been_made_is_short_of_nothing():
+def test_a_new_gang_does_not_shrink():
     world = World(make_job(numNodes=3, elastic={"minNodes": 2, "maxNodes": 3}), make_queue())
     world.step()
     assert world.job.status.message == "0 of 3 pods are running."
@@ -106,7 +106,7 @@ def test_a_gang_that_has_just_been_made_is_short_of_nothing():
     assert all(c.type != "FullSize" for c in world.job.status.conditions)
 
 
-def test_a_smaller_gang_that_runs_says_what_it_waits_for():
+def test_a_shrunk_gang_reports_that_it_waits_for_capacity():
     world = shrunk()
     assert world.job.status.reason == "WaitingForCapacity"
     assert world.job.status.message.startswith(
@@ -119,7 +119,7 @@ def test_a_smaller_gang_that_runs_says_what_it_waits_for():
     assert world.job.status.workers_status == "0/2 ready"
 
 
-def test_fewer_than_the_fewest_are_waited_for_without_end():
+def test_below_min_nodes_the_gang_waits():
     world = elastic(fewest=2)
     place(world, 1)
     size = "The gang needs at least 2 nodes (elastic.minNodes)."
@@ -131,7 +131,7 @@ def test_fewer_than_the_fewest_are_waited_for_without_end():
     assert world.plan().applies == ()
 
 
-def test_nodes_that_the_old_gang_still_holds_are_waited_for():
+def test_a_gang_waits_for_nodes_of_the_old_gang():
     world = elastic()
     place(world, 3)
     world.all_workers("Running")
@@ -151,7 +151,7 @@ def test_nodes_that_the_old_gang_still_holds_are_waited_for():
     assert (world.job.status.attempt, world.job.status.num_nodes) == (2, 1)
 
 
-def test_a_smaller_gang_that_loses_nodes_shrinks_again():
+def test_a_shrunk_gang_can_shrink_again():
     world = shrunk()
     world.pass_time(seconds=60)
     world.pod("train-r1-0-abcde", phase="Failed")
@@ -164,7 +164,7 @@ def test_a_smaller_gang_that_loses_nodes_shrinks_again():
     assert world.job.status.num_nodes == 1
 
 
-def test_a_gang_that_another_controller_holds_back_is_not_short_of_nodes():
+def test_a_gang_held_by_another_controller_does_not_shrink():
     world = elastic()
     child = world.objects[JOBS.plural, "train"]
     world.objects[JOBS.plural, "train"] = replace(child, spec=replace(child.spec, suspend=True))
@@ -175,7 +175,7 @@ def test_a_gang_that_another_controller_holds_back_is_not_short_of_nodes():
     assert all(c.type != "FullSize" for c in world.job.status.conditions)
 
 
-def test_probes_ask_for_what_is_missing_once_the_gang_is_old_enough():
+def test_an_old_enough_gang_has_probes_for_missing_nodes():
     world = shrunk()
     left = world.settle_twice().requeue_after
     assert left == GROW_AFTER.total_seconds() - REPEAT_SECONDS
@@ -187,7 +187,7 @@ def test_probes_ask_for_what_is_missing_once_the_gang_is_old_enough():
     assert world.phase == "Running"
 
 
-def test_a_probe_that_finds_room_makes_the_gang_larger():
+def test_a_scheduled_probe_grows_the_gang():
     world = shrunk()
     grow_time(world)
     probe_placed(world, 0)
@@ -221,7 +221,7 @@ def one_of_three_with_probes() -> World:
     return world
 
 
-def test_room_that_comes_back_together_is_taken_together():
+def test_probes_that_are_scheduled_together_grow_the_gang_once():
     world = one_of_three_with_probes()
     assert probes(world) == ["train-probe-0", "train-probe-1"]
     probe_placed(world, 1)
@@ -232,7 +232,7 @@ def test_room_that_comes_back_together_is_taken_together():
     assert world.job.status.num_nodes == 3
 
 
-def test_what_has_settled_is_taken_alone():
+def test_a_probe_that_was_scheduled_for_long_grows_the_gang_alone():
     world = one_of_three_with_probes()
     probe_placed(world, 1)
     world.settle()
@@ -242,7 +242,7 @@ def test_what_has_settled_is_taken_alone():
     assert probes(world) == []
 
 
-def test_a_probe_is_a_worker_for_the_scheduler_and_nothing_else():
+def test_a_probe_looks_like_a_worker_to_the_scheduler_only():
     world = shrunk(
         scheduling={
             "nodeSelector": {"pool": "a"},
@@ -272,7 +272,7 @@ def test_a_probe_is_a_worker_for_the_scheduler_and_nothing_else():
 
 
 @pytest.mark.parametrize("happens", ["suspend", "succeeds", "fails", "scales", "job deleted"])
-def test_probes_go_with_what_they_were_for(happens):
+def test_probes_are_deleted_with_their_purpose(happens):
     world = shrunk()
     grow_time(world)
     match happens:
@@ -301,7 +301,7 @@ def test_a_failed_probe_is_replaced():
     assert world.job.status.num_nodes == 2
 
 
-def test_a_probe_that_is_refused_says_so_and_holds_up_nothing():
+def test_a_refused_probe_is_reported_and_delays_nothing():
     world = shrunk()
     world.settle_twice()
     world.pass_time(seconds=GROW_AFTER.total_seconds())
@@ -320,7 +320,7 @@ def test_a_probe_that_is_refused_says_so_and_holds_up_nothing():
     assert [a.name for a in plan.applies] == ["train-r2"]
 
 
-def test_no_room_is_looked_for_while_the_larger_gang_is_refused() -> None:
+def test_no_probes_while_the_larger_gang_is_refused() -> None:
     world = shrunk()
     grow_time(world)
     probe_placed(world, 0)
@@ -336,7 +336,7 @@ def test_no_room_is_looked_for_while_the_larger_gang_is_refused() -> None:
     assert probes(world) == ["train-probe-0"]
 
 
-def test_a_name_held_by_others_is_left_alone():
+def test_a_probe_name_of_another_owner_is_left_alone():
     world = shrunk()
     world.conflicts = (Conflict("pods", "train-probe-0", "somebody's"),)
     grow_time(world)
@@ -344,7 +344,7 @@ def test_a_name_held_by_others_is_left_alone():
 
 
 @pytest.mark.parametrize("queue", [None, {"nodeResources": {"memory": "12Gigs"}}])
-def test_without_a_run_to_be_made_nothing_is_asked_for(queue):
+def test_no_probes_without_a_valid_queue(queue):
     world = shrunk()
     world.queue = None if queue is None else make_queue(**queue)
     grow_time(world)
@@ -353,7 +353,7 @@ def test_without_a_run_to_be_made_nothing_is_asked_for(queue):
     assert message in world.condition("FullSize").message
 
 
-def test_times_are_told_from_the_gangs_creation():
+def test_delays_count_from_the_creation_of_the_gang():
     world = elastic()
     assert world.observed().gang.child_jobs[-1].metadata.creation_timestamp == START
     assert timedelta(seconds=30) == SHRINK_AFTER

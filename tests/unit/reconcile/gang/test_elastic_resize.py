@@ -7,7 +7,7 @@ from unit.reconcile.gang.test_elastic import QUEUE, elastic, place, shrunk
 from world import make_queue
 
 
-def test_the_users_word_is_a_resize_at_once():
+def test_an_edit_of_num_nodes_resizes_at_once():
     world = shrunk()
     world.spec(num_nodes=4)
     plan = world.step()
@@ -16,14 +16,14 @@ def test_the_users_word_is_a_resize_at_once():
     assert world.job.status.num_nodes == 4
 
 
-def test_a_gang_that_has_the_size_already_goes_on():
+def test_a_gang_of_the_new_size_continues():
     world = shrunk()
     world.spec(num_nodes=2)
     world.settle()
     assert (world.job.status.attempt, world.job.status.reason) == (1, "WorkersRunning")
 
 
-def test_a_resize_keeps_the_gang_until_the_next_can_be_made():
+def test_a_resize_keeps_the_gang_until_the_next_can_start():
     world = elastic()
     world.all_workers("Running")
     world.settle()
@@ -41,7 +41,7 @@ def test_a_resize_keeps_the_gang_until_the_next_can_be_made():
 
 
 @pytest.mark.parametrize("writes", [0, 1])
-def test_a_process_killed_in_a_resize_loses_neither_size_nor_count(writes):
+def test_a_crash_during_a_resize_loses_neither_size_nor_count(writes):
     world = elastic()
     place(world, 2)
     world.pass_time(seconds=30)
@@ -53,7 +53,7 @@ def test_a_process_killed_in_a_resize_loses_neither_size_nor_count(writes):
     assert [(a.number, a.reason) for a in status.attempts] == [(0, "Shrinking")]
 
 
-def test_a_gang_left_by_a_resize_gets_its_full_grace():
+def test_a_resized_gang_gets_its_full_grace_period():
     world = elastic()
     world.all_workers("Running")
     world.settle()
@@ -79,7 +79,7 @@ def test_resizes_do_not_delay_the_restart_after_a_failure():
     assert world.job.status.reason != "BackingOff"
 
 
-def test_a_suspended_job_comes_back_with_the_wanted_number():
+def test_a_resumed_job_has_the_requested_size():
     world = shrunk()
     world.suspend()
     assert world.phase == "Suspended"

@@ -37,7 +37,7 @@ def test_the_first_failure_by_time_is_the_cause(world):
     assert world.phase == "Failed"
 
 
-def test_a_better_cause_found_later_replaces_the_collateral(world):
+def test_a_later_root_cause_replaces_a_secondary_failure(world):
     fail(world, 0, message=verdict(0, "RuntimeError: Connection closed by peer", 2.0))
     world.settle()
     assert "Connection closed" in world.job.status.message
@@ -61,40 +61,40 @@ def test_oom_beats_signals_and_signals_beat_exceptions(world):
     assert "memory limit" in world.job.status.message
 
 
-def test_a_passed_on_sigterm_is_no_cause(world):
+def test_a_forwarded_sigterm_is_no_cause(world):
     fail(world, 0, exit_code=143, finished_at=START)
     fail(world, 1, message=verdict(1, "KeyError: 'x'", 3.0))
     world.settle()
     assert world.job.status.last_failure.rank == 1
 
 
-def test_an_evicted_pod_says_why(world):
+def test_an_evicted_pod_has_a_reason(world):
     world.pod("train-1-abcde", phase="Failed", reason="Evicted", message="low on memory")
     world.settle()
     assert (world.job.status.reason, world.phase) == ("Evicted", "Failed")
     assert "low on memory" in world.job.status.message
 
 
-def test_words_that_are_no_verdict_are_shown_as_they_are(world):
+def test_other_termination_messages_are_shown_unchanged(world):
     fail(world, 0, exit_code=3, message="some log\nlast words\n")
     world.settle()
     assert world.job.status.last_failure.exit_code == 3
     assert "last words" in world.job.status.message
 
 
-def test_an_init_container_that_fails_is_the_cause(world):
+def test_a_failed_init_container_is_the_cause(world):
     world.end_container("train-0-abcde", "launcher", exit_code=1, message="cp: no space left")
     world.settle()
     assert "no space left" in world.job.status.message
 
 
-def test_a_failed_pod_that_says_nothing_is_still_named(world):
+def test_a_failed_pod_without_a_message_is_named(world):
     world.pod("train-2-abcde", phase="Failed")
     world.settle()
     assert "train-2-abcde" in world.job.status.message
 
 
-def test_a_job_that_failed_without_pods_says_what_its_controller_said(world):
+def test_a_failed_job_without_pods_has_the_message_of_its_controller(world):
     world.job_condition("Failed", "DeadlineExceeded", "too long")
     world.settle()
     assert (world.phase, world.job.status.reason) == ("Failed", "DeadlineExceeded")

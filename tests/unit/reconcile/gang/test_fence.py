@@ -29,7 +29,7 @@ def given_up() -> World:
     return world
 
 
-def test_the_new_gang_waits_for_the_fence_and_says_what_opens_it():
+def test_the_new_gang_waits_for_the_fence_with_a_remedy():
     world = replaced()
     status = world.job.status
     assert (world.phase, status.reason) == ("Queued", "WaitingForFence")
@@ -41,7 +41,7 @@ def test_the_new_gang_waits_for_the_fence_and_says_what_opens_it():
     assert any(e.reason == "WaitingForFence" for plan in world.plans for e in plan.events)
 
 
-def test_several_lost_nodes_are_told_as_one():
+def test_several_lost_nodes_share_one_message():
     world = running(nodes=3)
     for node in ("node-1", "node-2"):
         world.node(node, False)
@@ -64,7 +64,7 @@ def test_pods_that_vanish_with_their_node_prove_nothing():
     assert started(world) == {""}
 
 
-def test_the_garbage_collectors_word_proves_nothing():
+def test_the_garbage_collector_proves_nothing():
     world = running()
     assert world.nodes is not None
     del world.nodes["node-1"]
@@ -75,7 +75,7 @@ def test_the_garbage_collectors_word_proves_nothing():
     assert [w.index for w in world.job.status.unfenced] == [1]
 
 
-def test_the_garbage_collectors_word_on_a_gang_that_was_given_up_proves_nothing():
+def test_the_garbage_collector_proves_nothing_for_a_replaced_gang():
     world = given_up()
     assert world.nodes is not None
     del world.nodes["node-1"]
@@ -89,7 +89,7 @@ def test_the_garbage_collectors_word_on_a_gang_that_was_given_up_proves_nothing(
     assert started(world) == {""}
 
 
-def test_a_node_that_came_back_before_anybody_looked_gets_time_to_end_what_was_collected():
+def test_a_node_that_returned_unseen_gets_time_to_stop_collected_pods():
     world = given_up()
     collected(world, "train-1-abcde")
     world.node("node-1", False)
@@ -119,7 +119,7 @@ def test_a_pod_deleted_by_force_before_its_node_counts_as_lost_may_still_run(wor
     assert world.job.status.reason == "WaitingForFence"
 
 
-def test_a_node_that_is_silent_for_a_moment_is_soon_forgotten():
+def test_a_short_silence_of_a_node_is_soon_forgotten():
     world = running()
     world.node("node-1", False)
     world.settle()
@@ -129,7 +129,7 @@ def test_a_node_that_is_silent_for_a_moment_is_soon_forgotten():
     assert (world.phase, world.job.status.unfenced) == ("Running", ())
 
 
-def test_a_pod_that_goes_from_a_node_that_answers_has_stopped():
+def test_a_pod_deleted_from_a_ready_node_has_stopped():
     world = given_up()
     world.vanish("train-1-abcde")
     assert world.nodes is not None
@@ -139,7 +139,7 @@ def test_a_pod_that_goes_from_a_node_that_answers_has_stopped():
     assert started(world) == {"1"}
 
 
-def test_containers_that_ended_before_their_node_was_lost_hold_nothing():
+def test_containers_that_ended_before_the_loss_block_nothing():
     world = running()
     world.end_container("train-1-abcde", "trainer", exit_code=3, finished_at=world.now)
     lose(world)
@@ -148,7 +148,7 @@ def test_containers_that_ended_before_their_node_was_lost_hold_nothing():
     assert world.job.status.unfenced == ()
 
 
-def test_the_memory_outlives_a_status_that_was_never_written():
+def test_unfenced_workers_survive_a_lost_status():
     world = running()
     world.node("node-1", False)
     world.pass_time(seconds=40)
@@ -162,7 +162,7 @@ def test_the_memory_outlives_a_status_that_was_never_written():
     assert survivor.metadata.deletion_timestamp is not None, "nobody else would end it"
 
 
-def test_a_node_that_is_back_answers_for_the_pods_that_it_knows():
+def test_a_returned_node_reports_the_pods_that_it_knows():
     world = replaced()
     world.node("node-1")
     world.settle()
@@ -174,7 +174,7 @@ def test_a_node_that_is_back_answers_for_the_pods_that_it_knows():
     assert world.phase == "Running"
 
 
-def test_a_node_that_is_back_gets_time_for_the_pods_that_it_does_not_know():
+def test_a_returned_node_gets_time_to_stop_unknown_pods():
     world = replaced()
     world.vanish("train-1-abcde")
     world.node("node-1")
@@ -185,7 +185,7 @@ def test_a_node_that_is_back_gets_time_for_the_pods_that_it_does_not_know():
     assert started(world) == {"1"}
 
 
-def test_the_users_word_opens_the_gate():
+def test_the_annotation_of_the_job_opens_the_gate():
     world = replaced()
     world.spec(reliability=replace(world.job.spec.reliability, allow_unfenced_restart=True))
     world.settle()
@@ -193,7 +193,7 @@ def test_the_users_word_opens_the_gate():
     assert started(world) == {"1"}
 
 
-def test_the_queues_word_does_too():
+def test_the_annotation_of_the_queue_opens_the_gate():
     world = replaced()
     world.queue = make_queue(reliability={"allowUnfencedRestart": True})
     world.settle()
@@ -207,7 +207,7 @@ def test_the_taint_opens_the_gate():
     assert started(world) == {"1"}
 
 
-def test_launchers_fence_where_they_share_a_directory():
+def test_launchers_fence_with_a_shared_directory():
     world = replaced(zipped=True)
     assert started(world) == {"1"}
     orders = {pod.metadata.annotations.fence for pod in world.workers()}
@@ -223,7 +223,7 @@ def test_launchers_fence_where_they_share_a_directory():
     assert world.job.status.unfenced == ()
 
 
-def test_an_order_that_is_not_ours_is_waited_for_by_nobody():
+def test_a_fence_annotation_of_others_is_ignored():
     world = replaced(zipped=True)
     for pod in world.workers():
         annotations = replace(pod.metadata.annotations, fence="soon 0:1")
@@ -233,7 +233,7 @@ def test_an_order_that_is_not_ours_is_waited_for_by_nobody():
     assert world.phase == "Running"
 
 
-def test_what_was_not_waited_out_is_waited_out_by_the_next_gang():
+def test_the_next_gang_waits_out_an_unfinished_fence():
     world = replaced(zipped=True)
     world.pass_time(seconds=10)
     world.end_container("train-r1-0-abcde", "trainer", exit_code=1, finished_at=world.now)
@@ -246,7 +246,7 @@ def test_what_was_not_waited_out_is_waited_out_by_the_next_gang():
     assert {p.metadata.annotations.fence.partition(" ")[2] for p in world.workers()} == {"0:1"}
 
 
-def test_a_worker_without_proof_that_it_watches_is_not_left_to_the_launchers():
+def test_a_worker_without_a_watchdog_is_not_left_to_the_launchers():
     world = replaced(zipped=True)
     message = '{"exitCode": 125, "reason": "FenceUnproven", "message": "no proof of worker 1"}'
     world.end_container("train-r1-0-abcde", "trainer", exit_code=125, message=message)
@@ -262,14 +262,14 @@ def test_a_worker_without_proof_that_it_watches_is_not_left_to_the_launchers():
     assert [w.unproven for w in status.unfenced] == [True]
 
 
-def test_a_worker_that_never_got_the_go_ahead_holds_nobody():
+def test_a_worker_that_never_started_blocks_nothing():
     world = replaced()
     lose(world, "node-3")
     assert [(w.attempt, w.node) for w in world.job.status.unfenced] == [(0, "node-1")]
 
 
 @pytest.mark.parametrize("hours", [1, 24])
-def test_an_earlier_jobs_worker_is_beyond_the_launchers(hours):
+def test_launchers_cannot_fence_workers_of_an_earlier_job(hours):
     world = replaced(zipped=True)
     old = world.objects[PODS.plural, "train-1-abcde"]
     made = replace(
@@ -292,7 +292,7 @@ def test_an_earlier_jobs_worker_is_beyond_the_launchers(hours):
     assert world.job.status.reason == "WaitingForOldGang"
 
 
-def test_a_pause_does_not_wait_for_a_lost_node_and_a_resume_remembers_it():
+def test_a_suspension_does_not_wait_for_a_lost_node_but_a_resume_does():
     world = running()
     world.spec(suspend=True)
     world.node("node-1", False)

@@ -27,7 +27,7 @@ def take_away(world: World, *indexes: int) -> None:
 
 
 @pytest.mark.parametrize("end", ["the Job fails", "the Job is deleted", "a pause", "a new leader"])
-def test_a_node_and_its_pod_that_go_unseen_hold_the_next_gang(end: str):
+def test_an_unseen_loss_of_node_and_pod_blocks_the_next_gang(end: str):
     world = running()
     assert world.job.status.worker_nodes == ("node-0", "node-1")
     take_away(world, 1)
@@ -50,7 +50,7 @@ def test_a_node_and_its_pod_that_go_unseen_hold_the_next_gang(end: str):
     assert started(world) == {""}
 
 
-def test_launchers_fence_what_went_unseen():
+def test_launchers_fence_an_unseen_loss():
     world = running(zipped=True)
     take_away(world, 1)
     world.job_condition("Failed", "BackoffLimitExceeded")
@@ -64,7 +64,7 @@ def test_launchers_fence_what_went_unseen():
 
 
 @pytest.mark.parametrize("node", ["node-1", "another"])
-def test_a_pod_that_goes_unseen_from_a_node_that_works_has_stopped(node: str):
+def test_a_pod_that_vanished_from_a_ready_node_has_stopped(node: str):
     world = running()
     world.vanish("train-1-abcde")
     if node == "another":
@@ -75,7 +75,7 @@ def test_a_pod_that_goes_unseen_from_a_node_that_works_has_stopped(node: str):
     assert world.job.status.worker_nodes == ()
 
 
-def test_a_worker_that_was_seen_to_stop_is_no_matter_of_its_node():
+def test_a_worker_that_was_seen_to_stop_needs_no_fence():
     world = running()
     world.end_container("train-1-abcde", "trainer", exit_code=0)
     world.pod("train-1-abcde", phase="Succeeded")
@@ -86,7 +86,7 @@ def test_a_worker_that_was_seen_to_stop_is_no_matter_of_its_node():
     assert world.job.status.unfenced == ()
 
 
-def test_an_unseen_loss_that_is_vouched_for_holds_nobody():
+def test_a_confirmed_unseen_loss_blocks_nothing():
     world = running()
     take_away(world, 1)
     world.node("node-1", False, OUT_OF_SERVICE)
@@ -95,21 +95,21 @@ def test_an_unseen_loss_that_is_vouched_for_holds_nobody():
     assert world.job.status.unfenced == ()
 
 
-def test_a_controller_that_reads_no_nodes_remembers_none():
+def test_without_nodes_no_loss_is_recorded():
     world = running()
     world.nodes = None
     world.settle()
     assert world.job.status.worker_nodes == ()
 
 
-def test_a_controller_that_reads_no_nodes_any_more_forgets_nobody():
+def test_without_nodes_recorded_losses_stay():
     world = replaced()
     world.nodes = None
     world.settle()
     assert [worker.node for worker in world.job.status.unfenced] == ["node-1"]
 
 
-def test_no_gang_is_made_before_the_status_has_its_unfenced_workers():
+def test_no_gang_is_created_before_unfenced_workers_are_recorded():
     world = running()
     world.node("node-1", False)
     world.pass_time(seconds=40)
@@ -137,7 +137,7 @@ def without_node() -> World:
     return world
 
 
-def test_a_machine_without_a_node_can_be_vouched_for():
+def test_a_machine_without_a_node_can_be_confirmed():
     world = without_node()
     assert world.job.status.reason == "WaitingForFence"
     assert (
@@ -154,7 +154,7 @@ def test_a_machine_without_a_node_can_be_vouched_for():
 @pytest.mark.parametrize(
     "annotation", ["", "0/node-9", "1/node-1", "node-1", "/node-1", "*", "0/", ","]
 )
-def test_other_words_vouch_for_nothing(annotation: str):
+def test_other_annotations_confirm_nothing(annotation: str):
     world = without_node()
     vouch(world, annotation)
     world.pass_time(days=1)
@@ -162,7 +162,7 @@ def test_other_words_vouch_for_nothing(annotation: str):
     assert started(world) == {""}
 
 
-def test_a_machine_with_a_node_is_vouched_for_at_its_node():
+def test_a_machine_with_a_node_is_confirmed_by_a_taint():
     world = replaced()
     vouch(world, "0/node-1")
     world.settle()
@@ -170,7 +170,7 @@ def test_a_machine_with_a_node_is_vouched_for_at_its_node():
     assert "kubectl taint nodes node-1" in world.job.status.message
 
 
-def test_an_old_word_vouches_for_no_later_loss():
+def test_an_old_confirmation_does_not_apply_to_a_later_loss():
     world = without_node()
     vouch(world, "0/node-1")
     world.settle()
@@ -192,7 +192,7 @@ def test_an_old_word_vouches_for_no_later_loss():
     assert "torchrun.ai/machines-off=1/node-1)" in world.job.status.message
 
 
-def test_machines_with_and_without_a_node_are_told_apart():
+def test_messages_separate_machines_with_and_without_a_node():
     world = running(nodes=4)
     take_away(world, 1)
     for node in ("node-2", "node-3"):
@@ -236,7 +236,7 @@ MOST = 10_000  # nodes of a job
 @pytest.mark.parametrize(
     ("indexes", "longest"), [(range(MOST), 64), (range(0, MOST, 2), 32 * 1024), ([7], 64)]
 )
-def test_the_order_to_fence_is_bounded(indexes: Iterable[int], longest: int):
+def test_the_fence_annotation_is_bounded(indexes: Iterable[int], longest: int):
     workers = unfenced_workers(indexes)
     order = fence.fence_annotation(workers, START)
     assert len(order) <= longest
@@ -247,12 +247,12 @@ def test_the_order_to_fence_is_bounded(indexes: Iterable[int], longest: int):
 
 @settings(deadline=None)
 @given(st.sets(st.tuples(st.integers(0, 5), st.integers(0, 40))))
-def test_the_launcher_reads_the_order_that_the_controller_writes(workers: set[tuple[int, int]]):
+def test_the_launcher_reads_the_fence_annotation(workers: set[tuple[int, int]]):
     unfenced = tuple(UnfencedWorker(attempt=attempt, index=index) for attempt, index in workers)
     assert workers_in(fence.fence_annotation(unfenced, START)) == sorted(workers)
 
 
-def test_the_memory_of_a_lost_cluster_fits_into_etcd():
+def test_unfenced_workers_of_a_lost_cluster_fit_into_etcd():
     """etcd takes requests of 1.5 MiB. A worker is in one of the two lists."""
     lost = TorchrunJobStatus(unfenced=unfenced_workers(range(MOST)))
     works = TorchrunJobStatus(worker_nodes=tuple(f"{index:063}" for index in range(MOST)))

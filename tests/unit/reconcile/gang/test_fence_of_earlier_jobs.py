@@ -33,20 +33,20 @@ def orphaned(world: World, made: datetime | None, own: datetime | None) -> bool:
         (START, None, False),
     ],
 )
-def test_a_pod_without_its_job_is_judged_by_its_age(
+def test_a_pod_without_its_job_is_assigned_by_its_age(
     made: datetime | None, own: datetime | None, expected: bool
 ):
     assert orphaned(running(), made, own) is expected
 
 
-def test_a_pod_whose_child_job_is_there_is_of_this_job_however_old_it_is():
+def test_a_pod_with_a_child_job_belongs_to_this_job():
     world = running()
     pod = world.workers()[0]
     old = replace(pod.metadata, creation_timestamp=START - 100 * SECOND)
     assert not fence.of_earlier_job(world.job, world.observed().gang, replace(pod, metadata=old))
 
 
-def test_a_missing_proof_is_about_gangs_before_the_one_that_asks_for_it():
+def test_a_missing_proof_is_about_earlier_gangs():
     world = replaced(zipped=True)
     (before,) = world.job.status.unfenced
     own = UnfencedWorker(attempt=1, index=1, node="node-9", since=world.now)

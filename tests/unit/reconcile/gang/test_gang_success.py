@@ -29,7 +29,7 @@ def carry_out_late(world: World, plan: Plan) -> None:
         world.write(delete)
 
 
-def test_a_child_job_is_deleted_only_as_it_was_observed():
+def test_a_child_job_is_deleted_with_a_precondition():
     world = running()
     world.spec(suspend=True)
     deletes = {delete.kind: delete for delete in world.plan().deletes}
@@ -40,7 +40,7 @@ def test_a_child_job_is_deleted_only_as_it_was_observed():
 
 
 @pytest.mark.parametrize("by", ["suspension", "preemption"])
-def test_a_success_beats_what_would_free_its_nodes(by):
+def test_a_success_wins_over_suspension_and_preemption(by):
     world = running()
     if by == "suspension":
         world.spec(suspend=True)
@@ -55,7 +55,7 @@ def test_a_success_beats_what_would_free_its_nodes(by):
     assert len(world.gangs) == 1
 
 
-def test_a_success_beats_a_resize_whose_gang_is_there_already():
+def test_a_success_wins_over_a_resize_with_an_existing_gang():
     world = running(2, elastic={"minNodes": 1, "maxNodes": 4})
     world.spec(num_nodes=3)
     carry_out_late(world, world.plan())
@@ -71,7 +71,7 @@ def test_a_success_beats_a_resize_whose_gang_is_there_already():
 
 
 @pytest.mark.parametrize("end", ["drained", "failed"])
-def test_an_end_that_was_recorded_of_a_gang_that_succeeded_does_not_count(end):
+def test_a_recorded_end_of_a_successful_gang_does_not_count(end):
     """A drained pod may finish within its grace period, while the next gang waits for admission."""
     world = running(reliability={"maxRestarts": 5})
     world.delete_child_job()
@@ -93,6 +93,6 @@ def test_an_end_that_was_recorded_of_a_gang_that_succeeded_does_not_count(end):
     assert [attempt.number for attempt in after.attempts] == [0]
 
 
-def test_counts_that_somebody_wrote_do_not_fall_below_nothing():
+def test_edited_counts_do_not_become_negative():
     end = Attempt(number=3, reason="Exited", counted=True)
     assert Counts(0, 4).without([end]) == Counts(0, 4)

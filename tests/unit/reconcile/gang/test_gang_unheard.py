@@ -24,7 +24,7 @@ def waits(world: World) -> bool:
     return waits
 
 
-def test_pods_that_have_all_ended_are_not_waited_for_whatever_the_status_says_of_them():
+def test_ended_pods_are_not_waited_for():
     world = starting()
     assert world.job.status.workers.pending == 1
     world.all_workers("Succeeded")
@@ -32,7 +32,7 @@ def test_pods_that_have_all_ended_are_not_waited_for_whatever_the_status_says_of
     assert not waits(world)
 
 
-def test_one_pod_that_was_never_seen_to_start_is_waited_for_beside_those_that_ended():
+def test_a_pod_that_was_never_seen_to_start_is_waited_for():
     world = starting(nodes=2)
     first, second = world.workers()
     world.pod(first.metadata.name, phase="Succeeded")
@@ -43,7 +43,7 @@ def test_one_pod_that_was_never_seen_to_start_is_waited_for_beside_those_that_en
     assert waits(world)
 
 
-def test_a_gang_that_no_status_tells_of_is_waited_for():
+def test_an_unrecorded_gang_is_waited_for():
     world = running(1)
     fail(world)
     world.step(99)

@@ -20,7 +20,7 @@ def starting_again() -> World:
     return world
 
 
-def test_the_go_ahead_is_given_twice_as_the_kubelet_may_miss_it_once():
+def test_the_start_annotation_is_written_twice():
     world = starting_again()
     assert world.plan().applies == ()
     assert world.plan().requeue_after == REPEAT_SECONDS
@@ -34,14 +34,14 @@ def test_the_go_ahead_is_given_twice_as_the_kubelet_may_miss_it_once():
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-def test_another_clock_delays_no_repetition(hours):
+def test_clock_skew_delays_no_repetition(hours):
     world = starting_again()
     world.pass_time(hours=hours)
     assert len(world.step().applies) == 2
     assert {pod.metadata.annotations.told for pod in world.workers()} == {""}
 
 
-def test_a_time_that_is_none_is_taken_away():
+def test_an_invalid_time_is_removed():
     world = starting_again()
     key = (PODS.plural, "train-r1-0-abcde")
     meta = world.objects[key].metadata
@@ -52,7 +52,7 @@ def test_a_time_that_is_none_is_taken_away():
     assert [a.name for a in world.plan().applies] == ["train-r1-0-abcde"]
 
 
-def test_a_gang_that_has_nobody_to_wait_for_costs_no_write():
+def test_a_first_gang_needs_no_further_write():
     world = World(make_job(numNodes=2), make_queue())
     world.settle()
     world.pass_time(hours=1)

@@ -40,7 +40,7 @@ def add_copy(world: World, name: str, *owners: OwnerReference) -> None:
     world.objects[PODS.plural, name] = replace(pod, metadata=meta)
 
 
-def test_orphaned_workers_hold_the_admission_of_an_edited_job() -> None:
+def test_orphaned_workers_keep_the_admission_of_an_edited_job() -> None:
     """Running pods keep their quota, so no admission can follow."""
     queue = make_queue(quota={"nodes": 2})
     world = World(make_job(numNodes=2, nodeResources={"cpus": 1}), queue)
@@ -68,7 +68,7 @@ def start_next(world: World) -> None:
     world.settle()
 
 
-def test_orphaned_workers_hold_the_next_gang_and_the_job_says_who_ends_them():
+def test_orphaned_workers_block_the_next_gang_and_the_message_says_how_to_delete_them():
     world = orphaned()
     world.settle()
     start_next(world)
@@ -87,7 +87,7 @@ def test_orphaned_workers_hold_the_next_gang_and_the_job_says_who_ends_them():
     assert world.phase == "Running"
 
 
-def test_orphans_that_end_are_waited_for_as_any_worker():
+def test_terminating_orphans_are_waited_for():
     world = orphaned()
     world.settle()
     start_next(world)
@@ -103,7 +103,7 @@ def test_orphans_that_end_are_waited_for_as_any_worker():
     assert world.phase == "Running"
 
 
-def test_a_suspension_names_orphans_too():
+def test_a_suspension_names_orphans():
     world = orphaned()
     world.spec(suspend=True)
     world.settle()
@@ -136,7 +136,7 @@ REPLICA_SET = OwnerReference(kind="ReplicaSet", name="mine", uid="uid-rs", contr
         ("train-0-fghij", (REPLICA_SET,)),
     ],
 )
-def test_a_copy_with_the_labels_holds_nobody(name: str, owners: tuple[OwnerReference, ...]):
+def test_a_copied_pod_with_the_labels_blocks_nothing(name: str, owners: tuple[OwnerReference, ...]):
     world = running()
     add_copy(world, name, *owners)
     world.settle()
@@ -168,7 +168,7 @@ def test_a_worker_of_an_earlier_job_of_this_name_is_waited_for(name: str, there:
     assert world.phase == "Suspended"
 
 
-def test_pods_whose_job_has_just_gone_are_the_garbage_collectors():
+def test_pods_of_a_just_deleted_job_are_left_to_the_garbage_collector():
     world = running()
     del world.objects[JOBS.plural, "train"]
     world.settle()
@@ -176,7 +176,7 @@ def test_pods_whose_job_has_just_gone_are_the_garbage_collectors():
     assert world.job.status.reason == "WaitingForOldGang"
 
 
-def test_survivors_that_their_job_still_controls_are_no_orphans():
+def test_pods_with_an_existing_job_are_no_orphans():
     world = running()
     world.pod("train-0-abcde", phase="Failed")
     world.settle()

@@ -6,7 +6,7 @@ PEER = '{"rank": 0, "exitCode": 1, "message": "RuntimeError: Connection closed b
 CAUSE = '{"rank": 1, "exitCode": 7, "message": "ValueError: bad batch"}'
 
 
-def test_the_victims_word_waits_for_that_of_its_peer():
+def test_a_peer_loss_waits_for_the_failure_of_the_peer():
     world = running(rules=[{"exitCodes": [7], "action": "fail"}])
     fail(world, 0, message=PEER)
     world.pass_time(seconds=1)
@@ -18,21 +18,21 @@ def test_the_victims_word_waits_for_that_of_its_peer():
     assert world.job.status.last_failure.rank == 1
 
 
-def test_a_victim_alone_is_judged_by_its_own_word():
+def test_a_peer_loss_alone_is_the_cause():
     world = running()
     fail(world, 0, message=PEER)
     world.pass_time(seconds=10)
     assert [apply.name for apply in world.step().applies] == ["train-r1"]
 
 
-def test_where_every_worker_has_ended_nothing_more_comes():
+def test_no_wait_after_every_worker_has_ended():
     world = running()
     fail(world, 0, message=PEER)
     fail(world, 1, message=PEER)
     assert [apply.name for apply in world.step().applies] == ["train-r1"]
 
 
-def test_the_cause_counts_though_the_victim_ended_first():
+def test_the_root_cause_counts_even_if_the_peer_loss_came_first():
     world = running()
     fail(world, 0, message=PEER)
     world.pass_time(seconds=1)

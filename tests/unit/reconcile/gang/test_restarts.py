@@ -63,14 +63,14 @@ def test_no_rank_of_the_new_gang_starts_beside_one_of_the_old():
     assert world.phase == "Running"
 
 
-def test_a_gang_that_is_all_gone_lets_the_next_start_without_a_word():
+def test_a_gang_without_pods_does_not_delay_the_next():
     world = running(nodes=1)
     fail(world)
     world.settle()
     assert world.workers()[0].metadata.annotations.start == "1"
 
 
-def test_an_earlier_jobs_gang_of_the_same_name_holds_the_gate_too():
+def test_a_gang_of_an_earlier_job_of_this_name_holds_the_gate():
     world = running()
     for key, pod in list(world.objects.items()):
         if key[0] == PODS.plural:
@@ -113,7 +113,7 @@ def test_failures_are_counted_and_bounded():
     assert world.job.status.restarts == 2
 
 
-def test_counts_stop_at_what_the_status_may_show():
+def test_counts_stop_at_the_maximum_of_the_status():
     world = running()
     world.job = replace(world.job, status=replace(world.job.status, disruptions=MOST_GANGS))
     world.delete_child_job()
@@ -132,7 +132,7 @@ def test_disruptions_restart_without_counting():
     assert status.attempts[0].counted is False
 
 
-def test_a_drained_pod_is_the_cause_and_not_its_peers_who_end_by_sigterm():
+def test_a_drained_pod_is_the_cause_and_not_its_peers():
     world = running(nodes=3, maxRestarts=0)
     fail(world, 1, exit_code=143)
     fail(world, 2, exit_code=143)
@@ -142,7 +142,7 @@ def test_a_drained_pod_is_the_cause_and_not_its_peers_who_end_by_sigterm():
     assert world.job.status.disruptions == 1
 
 
-def test_a_deleted_pod_is_a_disruption_as_soon_as_it_is_told_to_end():
+def test_a_deleted_pod_is_a_disruption_at_once():
     world = running(maxRestarts=0)
     name = world.workers()[0].metadata.name
     world._ending((PODS.plural, name), 30)
@@ -158,7 +158,7 @@ def test_a_pod_that_broke_its_own_limits_counts():
     assert (world.phase, world.job.status.reason) == ("Failed", "OOMKilled")
 
 
-def test_the_first_judgement_stands_while_the_next_gang_waits():
+def test_the_first_cause_stays_while_the_next_gang_waits():
     world = running(maxRestarts=1)
     disrupt(world)
     world.settle()
@@ -190,7 +190,7 @@ def test_only_the_last_attempts_and_their_jobs_are_kept():
     assert kept == ["train-r4", "train-r5", "train-r6", "train-r7", "train-r8"]
 
 
-def test_a_job_whose_pods_vanished_without_a_word_is_disrupted():
+def test_a_job_whose_pods_vanished_was_disrupted():
     world = running(maxRestarts=0)
     for key in [k for k in world.objects if k[0] == PODS.plural]:
         del world.objects[key]
@@ -199,7 +199,7 @@ def test_a_job_whose_pods_vanished_without_a_word_is_disrupted():
     assert (world.phase, world.job.status.disruptions) == ("Queued", 1)
 
 
-def test_survivors_of_a_job_that_failed_are_ended():
+def test_remaining_pods_of_a_failed_job_are_deleted():
     world = running(maxRestarts=0)
     fail(world)
     plan = world.step()
@@ -214,7 +214,7 @@ def test_survivors_of_a_job_that_failed_are_ended():
     assert len(world.step().deletes) == 1, "also where the first attempt was lost"
 
 
-def test_a_disruption_without_words_is_still_one():
+def test_a_disruption_without_a_message():
     world = running(maxRestarts=0)
     pod = world.workers()[0]
     condition = Condition(type="DisruptionTarget", status="True", last_transition_time=START)
@@ -224,7 +224,7 @@ def test_a_disruption_without_words_is_still_one():
     assert timedelta() == world.job.status.last_failure.time - START
 
 
-def test_go_ahead_is_given_by_annotation_only():
+def test_a_gang_starts_by_annotation_only():
     world = running()
     fail(world)
     world.settle()

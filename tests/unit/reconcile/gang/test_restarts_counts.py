@@ -21,7 +21,7 @@ def test_a_crash_before_the_status_counts_nothing_twice_and_loses_nothing():
     assert world.created.count((JOBS.plural, "train-r1")) == 1
 
 
-def test_two_crashes_in_a_row_before_the_status_lose_nothing_either():
+def test_two_crashes_before_the_status_lose_nothing():
     world = running()
     before = world.job.status
     for attempt in ("first", "second"):
@@ -37,7 +37,7 @@ def test_two_crashes_in_a_row_before_the_status_lose_nothing_either():
     assert ["ValueError: first" in a.message for a in status.attempts] == [True, False]
 
 
-def test_annotations_that_make_no_sense_are_no_trouble():
+def test_invalid_annotations_are_ignored():
     world = running()
     fail(world)
     before = world.job.status

@@ -33,7 +33,7 @@ def test_the_first_rule_that_matches_decides(rules, ended, phase, restarts, disr
     assert (world.phase, status.restarts, status.disruptions) == (phase, restarts, disruptions)
 
 
-def test_a_rule_may_name_pod_conditions():
+def test_a_rule_can_match_pod_conditions():
     world = running(rules=[{"podConditions": ["DisruptionTarget"], "action": "fail"}])
     disrupt(world)
     world.settle()
@@ -48,14 +48,14 @@ def test_never_means_never():
     assert "restartPolicy is Never" in world.job.status.message
 
 
-def test_a_rule_that_can_never_match_is_refused():
+def test_an_impossible_rule_is_refused():
     rules = [{"exitCodes": [1, 2], "action": "fail"}, {"exitCodes": [2], "action": "ignore"}]
     with pytest.raises(InvalidSpecError, match=r"rules\[1\]"):
         resolve_spec(make_job(numNodes=1, reliability={"rules": rules}), make_queue())
     assert find_unreachable(()) is None
 
 
-def test_the_queue_lends_its_reliability():
+def test_jobs_inherit_the_reliability_of_the_queue():
     queue = make_queue(reliability={"maxRestarts": 0})
     world = World(make_job(numNodes=1), queue)
     world.settle()

@@ -51,7 +51,7 @@ class Family(World):
         return (JOBS.plural, "train") in self.created
 
 
-def test_a_job_waits_for_its_parent_and_starts_when_that_has_succeeded():
+def test_a_job_starts_when_its_dependency_has_succeeded():
     world = Family("prep")
     world.know(job("prep", phase="Running", reason="WorkersRunning"))
     assert (world.phase, world.job.status.reason) == ("Queued", "WaitingForDependencies")
@@ -66,7 +66,7 @@ def test_a_job_waits_for_its_parent_and_starts_when_that_has_succeeded():
     assert world.condition("DependenciesMet").status == "True"
 
 
-def test_a_parent_that_is_missing_is_named_and_may_come_later():
+def test_a_missing_dependency_is_named_and_may_be_created_later():
     world = Family("prep", "other")
     world.know(job("other", phase="Succeeded"))
     assert world.job.status.reason == "DependencyNotFound"
@@ -94,7 +94,7 @@ def test_a_parent_that_is_missing_is_named_and_may_come_later():
         ("Succeeded", job("p", phase="Preempted"), False),
     ],
 )
-def test_how_far_a_parent_must_have_come(condition: str, parent: TorchrunJob, starts: bool):
+def test_phases_that_meet_each_condition(condition: str, parent: TorchrunJob, starts: bool):
     world = Family({"name": "p", "condition": condition})
     world.know(parent)
     assert world.starts is starts
@@ -105,7 +105,7 @@ def test_how_far_a_parent_must_have_come(condition: str, parent: TorchrunJob, st
     ("condition", "phase"),
     [("Succeeded", "Failed"), ("Succeeded", "TimedOut"), ("Running", "Failed")],
 )
-def test_a_verdict_that_can_never_be_met_is_passed_on(condition: str, phase: str):
+def test_a_failed_dependency_fails_the_job(condition: str, phase: str):
     world = Family({"name": "p", "condition": condition}, "missing")
     world.know(job("p", phase=phase, reason="WorkerFailed", message="rank 1 exited with 9"))
     assert (world.phase, world.job.status.reason) == ("Failed", "DependencyFailed")
@@ -116,7 +116,7 @@ def test_a_verdict_that_can_never_be_met_is_passed_on(condition: str, phase: str
     assert world.job.status.completion_time == START
 
 
-def test_a_verdict_without_words_is_passed_on_as_it_is():
+def test_a_failed_dependency_without_a_message():
     world = Family("p")
     world.know(job("p", phase="Failed", reason="InvalidSpec"))
     assert (
@@ -133,7 +133,7 @@ def test_a_verdict_without_words_is_passed_on_as_it_is():
         ("a", [job("a", "b", "gone"), job("b", "c", "b"), job("c", "train")], "a -> b -> c -> tr"),
     ],
 )
-def test_a_cycle_is_printed_and_heals(own: str, others: list[TorchrunJob], printed: str):
+def test_a_cycle_is_named_and_can_be_removed(own: str, others: list[TorchrunJob], printed: str):
     world = Family(own)
     world.know(*others)
     assert (world.phase, world.job.status.reason) == ("Pending", "InvalidSpec")
@@ -144,13 +144,13 @@ def test_a_cycle_is_printed_and_heals(own: str, others: list[TorchrunJob], print
     assert world.starts
 
 
-def test_a_parent_in_somebody_elses_cycle_is_waited_for():
+def test_a_dependency_in_a_cycle_of_others_is_waited_for():
     world = Family("a")
     world.know(job("a", "b"), job("b", "a"))
     assert world.job.status.reason == "WaitingForDependencies"
 
 
-def test_the_workspace_is_made_ready_meanwhile():
+def test_the_workspace_is_prepared_meanwhile():
     world = Family("prep", volumes=ZIP)
     world.know(job("prep", phase="Running"))
     assert world.phase == "Syncing"
@@ -162,7 +162,7 @@ def test_the_workspace_is_made_ready_meanwhile():
     assert world.starts
 
 
-def test_a_parent_that_goes_after_it_was_met_holds_nobody_back():
+def test_a_met_dependency_may_be_deleted():
     world = Family("prep")
     world.conflicts = (Conflict(JOBS.resource, "train", "somebody else's"),)
     world.know(job("prep", phase="Succeeded"))
@@ -175,7 +175,7 @@ def test_a_parent_that_goes_after_it_was_met_holds_nobody_back():
     assert world.starts
 
 
-def test_a_gang_whose_first_status_was_lost_says_that_nothing_is_waited_for():
+def test_a_lost_first_status_still_shows_met_dependencies():
     world = Family("prep")
     world.know(job("prep", phase="Running"))
     world.parents["prep"] = job("prep", phase="Succeeded")
@@ -186,7 +186,7 @@ def test_a_gang_whose_first_status_was_lost_says_that_nothing_is_waited_for():
     assert world.condition("DependenciesMet").status == "True"
 
 
-def test_a_dependency_that_was_met_stays_met_while_another_is_waited_for():
+def test_a_met_dependency_stays_met_during_the_wait_for_another():
     world = Family("first", "second")
     world.know(job("first", phase="Succeeded"), job("second", phase="Running"))
     del world.parents["first"]  # by its TTL
@@ -197,7 +197,7 @@ def test_a_dependency_that_was_met_stays_met_while_another_is_waited_for():
     assert world.starts
 
 
-def test_a_dependency_that_was_met_survives_a_failed_job_of_the_same_name():
+def test_a_met_dependency_survives_a_failed_job_of_its_name():
     world = Family("first", "second")
     world.know(job("first", phase="Succeeded"), job("second", phase="Running"))
     world.know(job("first", phase="Failed"))
@@ -205,7 +205,7 @@ def test_a_dependency_that_was_met_survives_a_failed_job_of_the_same_name():
     assert [one.name for one in world.job.status.dependencies_met] == ["first"]
 
 
-def test_a_dependency_is_remembered_while_the_job_is_suspended():
+def test_a_met_dependency_stays_met_during_a_suspension():
     world = Family("first", "second", suspend=True)
     world.know(job("first", phase="Succeeded"), job("second", phase="Running"))
     assert world.phase == "Suspended"
@@ -215,7 +215,7 @@ def test_a_dependency_is_remembered_while_the_job_is_suspended():
     assert world.starts
 
 
-def test_another_condition_is_met_by_itself():
+def test_a_changed_condition_is_checked_again():
     world = Family({"name": "first", "condition": "Running"}, "second")
     world.know(job("first", phase="Running", startTime=START.isoformat()), job("second"))
     world.spec(depends_on=(Dependency(name="first"), Dependency(name="second")))
@@ -235,7 +235,7 @@ def test_another_condition_is_met_by_itself():
         max_size=20,
     )
 )
-def test_every_order_of_ends_and_removals_starts_the_job_once_each_parent_was_seen_to_succeed(
+def test_any_order_of_successes_and_deletions_starts_the_job(
     steps: list[tuple[int, str]],
 ):
     world = Family("p0", "p1")
@@ -263,7 +263,7 @@ def test_an_edit_checks_the_dependencies_again():
     assert not world.starts
 
 
-def test_a_job_that_has_started_asks_no_more_for_its_parents():
+def test_a_started_job_ignores_its_dependencies():
     world = Family("prep")
     world.know(job("prep", phase="Succeeded"))
     world.pod(world.workers()[0].metadata.name, phase="Running")
@@ -305,7 +305,7 @@ _RECORD = {"name": "train", "condition": "Succeeded", "uid": "uid-train"}
         (job("next", "other"), True),
     ],
 )
-def test_a_finished_job_outlives_its_ttl_until_its_dependents_record_how_it_ended(
+def test_a_finished_job_outlives_its_ttl_until_its_dependents_record_it(
     phase: str, dependent: TorchrunJob, deleted: bool
 ):
     world = _expired(phase)
@@ -315,7 +315,7 @@ def test_a_finished_job_outlives_its_ttl_until_its_dependents_record_how_it_ende
     assert _deletes_itself(world)
 
 
-def test_a_dependent_that_is_being_deleted_keeps_no_parent():
+def test_a_terminating_dependent_delays_no_ttl():
     world = _expired("Succeeded")
     dependent = job("next", "train")
     ending = replace(dependent.metadata, deletion_timestamp=START)

@@ -20,7 +20,7 @@ def running(**spec: object) -> World:
     return world
 
 
-def test_suspended_at_creation_nothing_is_made():
+def test_a_job_that_is_created_suspended_creates_nothing():
     world = World(make_job(numNodes=2, volumes=ZIP, suspend=True), make_queue())
     world.settle()
     assert (world.phase, world.created) == ("Suspended", [])
@@ -33,7 +33,7 @@ def test_suspended_at_creation_nothing_is_made():
     assert world.condition("Suspended").status == "False"
 
 
-def test_a_pause_frees_everything_but_the_claims_and_a_resume_is_no_restart():
+def test_a_suspension_keeps_only_claims_and_a_resume_is_no_restart():
     world = running(volumes=ZIP)
     world.pass_time(seconds=40)
     world.spec(suspend=True)
@@ -55,7 +55,7 @@ def test_a_pause_frees_everything_but_the_claims_and_a_resume_is_no_restart():
     assert [a.reason for a in status.attempts] == ["Suspended"]
 
 
-def test_a_pause_ends_the_sync_pod_too():
+def test_a_suspension_deletes_the_sync_pod():
     world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
     world.settle()
     world.pod("train-sync-0", phase="Running")
@@ -65,7 +65,7 @@ def test_a_pause_ends_the_sync_pod_too():
     assert [key for key in world.objects if key[0] == PODS.plural] == []
 
 
-def test_a_sync_pod_that_still_ends_is_waited_for():
+def test_a_suspension_waits_for_a_terminating_sync_pod():
     world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
     world.settle()
     key = (PODS.plural, "train-sync-0")
@@ -77,7 +77,7 @@ def test_a_sync_pod_that_still_ends_is_waited_for():
     assert (world.phase, world.job.status.reason) == ("Syncing", "Suspending")
 
 
-def test_toggled_fast_there_is_one_new_gang():
+def test_toggling_suspend_quickly_creates_one_new_gang():
     world = running()
     for suspend in (True, False, True, False):
         world.spec(suspend=suspend)
@@ -90,7 +90,7 @@ def test_toggled_fast_there_is_one_new_gang():
     assert world.job.status.restarts == 0
 
 
-def test_a_pause_loses_neither_count_nor_number_of_a_gang_that_no_status_tells_of():
+def test_a_suspension_keeps_count_and_number_of_an_unrecorded_gang():
     world = running(reliability={"maxRestarts": 1})
     world.pod("train-0-abcde", phase="Failed")
     world.step(writes=1)
@@ -107,7 +107,7 @@ def test_a_pause_loses_neither_count_nor_number_of_a_gang_that_no_status_tells_o
     assert world.job.status.restarts == 1
 
 
-def test_a_pause_keeps_a_first_gang_that_no_status_tells_of():
+def test_a_suspension_keeps_an_unrecorded_first_gang():
     world = World(make_job(numNodes=1), make_queue())
     world.step(writes=1)
     world.spec(suspend=True)
@@ -117,7 +117,7 @@ def test_a_pause_keeps_a_first_gang_that_no_status_tells_of():
     assert [child.metadata.name for child in world.gangs] == ["train"]
 
 
-def test_a_pause_beats_a_restart_and_success_beats_a_pause():
+def test_suspension_wins_over_restart_and_success_over_suspension():
     world = running()
     world.pod("train-0-abcde", phase="Failed")
     world.spec(suspend=True)
@@ -130,7 +130,7 @@ def test_a_pause_beats_a_restart_and_success_beats_a_pause():
     assert done.phase == "Succeeded"
 
 
-def test_a_pause_of_a_finished_job_changes_nothing_and_is_said():
+def test_a_suspension_of_a_finished_job_is_reported_only():
     world = running()
     world.job_condition("Complete")
     world.settle()
@@ -142,7 +142,7 @@ def test_a_pause_of_a_finished_job_changes_nothing_and_is_said():
     assert all(c.reason != "AlreadyFinished" for c in world.job.status.conditions)
 
 
-def test_a_resize_is_a_new_gang_that_is_not_counted():
+def test_a_resize_is_a_new_gang_and_no_restart():
     world = running(elastic={"minNodes": 1, "maxNodes": 4})
     world.spec(num_nodes=3)
     world.step()
@@ -184,7 +184,7 @@ def test_the_deadline_counts_running_time_only():
         (60, None, 60, "activeDeadlineSeconds"),
     ],
 )
-def test_an_administrator_caps_the_running_time(asked, most, seconds, whose):
+def test_max_run_seconds_of_the_queue_is_an_upper_bound(asked, most, seconds, whose):
     reliability = {"activeDeadlineSeconds": asked} if asked else {}
     queue = make_queue(limits={"maxRunSeconds": most} if most else {})
     world = World(make_job(numNodes=1, reliability=reliability), queue)
@@ -197,7 +197,7 @@ def test_an_administrator_caps_the_running_time(asked, most, seconds, whose):
     assert f"{seconds} s ({whose}" in world.job.status.message
 
 
-def test_a_clock_that_goes_back_takes_no_running_time_away():
+def test_a_clock_that_is_set_back_keeps_the_running_time():
     world = running()
     world.pass_time(hours=-1)
     world.spec(suspend=True)
@@ -205,7 +205,7 @@ def test_a_clock_that_goes_back_takes_no_running_time_away():
     assert world.job.status.running_seconds == 0
 
 
-def test_a_gang_still_queued_has_no_deadline():
+def test_a_queued_gang_has_no_deadline():
     world = World(make_job(numNodes=1, reliability={"activeDeadlineSeconds": 5}), make_queue())
     assert world.settle().requeue_after is None
     world.pass_time(hours=1)
@@ -226,7 +226,7 @@ def test_a_workspace_that_is_not_ready_in_time_fails_the_job():
     assert world.observed().workspace.sync_pods == (), "no pod waits on for a job that is over"
 
 
-def test_without_a_time_to_live_nothing_is_deleted():
+def test_without_a_ttl_nothing_is_deleted():
     world = running()
     world.job_condition("Complete")
     world.settle()
@@ -234,7 +234,7 @@ def test_without_a_time_to_live_nothing_is_deleted():
     assert (world.plan().deletes, world.plan().requeue_after) == ((), None)
 
 
-def test_a_gang_that_no_status_tells_of_is_known_by_its_pods():
+def test_an_unrecorded_gang_is_recognised_by_its_pods():
     """Its Job was deleted by hand, and its pod still ends: the next gang has a name of its own."""
     world = World(make_job(numNodes=1), make_queue())
     world.step(writes=1)

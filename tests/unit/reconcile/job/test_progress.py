@@ -57,7 +57,7 @@ def test_reports_cost_one_status_write_in_ten_seconds():
     assert world.job.status.progress.step == 61
 
 
-def test_a_report_that_comes_too_soon_is_shown_later():
+def test_a_report_within_ten_seconds_is_shown_later():
     world = running()
     report_progress(world, report(1, world.now))
     world.pass_time(seconds=4)
@@ -153,7 +153,7 @@ def test_the_rate_is_that_of_the_current_gang():
     assert shown(world, report(57, world.now)).steps_per_second == 0.5
 
 
-def test_a_clock_that_was_set_back_holds_nothing_up():
+def test_a_clock_that_is_set_back_delays_no_report():
     world = running()
     report_progress(world, report(1, world.now + timedelta(hours=1)))
     report_progress(world, report(2, world.now))
@@ -182,7 +182,7 @@ def test_progress_outlives_its_gang():
     assert world.job.status.progress.step == 50
 
 
-def test_workers_report_only_where_the_controller_listens():
+def test_workers_report_only_with_a_progress_endpoint():
     world = World(make_job(numNodes=1), make_queue())
     silent = json.dumps(msgspec.to_builtins(world.plan().applies[-1].body))
     plan = reconcile(world.observed(), world.now, REPORTING)
@@ -223,7 +223,7 @@ def end(world: World, index: int, seconds: float, **verdict: object) -> None:
     ],
     ids=["exception", "abort", "stopped"],
 )
-def test_a_hang_is_the_cause_of_what_its_end_does_to_others(collateral: dict[str, object]):
+def test_a_hang_is_the_cause_of_failures_that_follow_it(collateral: dict[str, object]):
     world = running()
     end(world, 0, 0, **collateral)
     end(world, 1, 1, exitCode=124, reason="Hung")
@@ -235,7 +235,7 @@ def test_a_hang_is_the_cause_of_what_its_end_does_to_others(collateral: dict[str
     assert status.attempts[0].reason == "Hung"
 
 
-def test_a_hang_after_a_death_for_memory_is_that_deaths_doing():
+def test_an_oom_kill_is_the_cause_of_a_later_hang():
     world = running(maxRestarts=0)
     end(world, 0, 0, exitCode=137, signal=9, reason="OOMKilled")
     end(world, 1, 1, exitCode=124, reason="Hung")
@@ -243,7 +243,7 @@ def test_a_hang_after_a_death_for_memory_is_that_deaths_doing():
     assert world.job.status.reason == "OOMKilled"
 
 
-def test_rules_know_a_hang_by_its_exit_code():
+def test_rules_match_a_hang_by_its_exit_code():
     world = running(rules=[{"exitCodes": [124], "action": "fail"}])
     end(world, 0, 0, exitCode=124, reason="Hung")
     world.settle()

@@ -202,5 +202,5 @@ def test_a_declared_phase_occurs(pair, monkeypatch):
     assert pair in pairs
 
 
-def test_there_is_no_history_of_a_pair_that_is_not_declared():
+def test_no_history_has_an_undeclared_phase():
     assert set(HISTORIES) == set(DECLARED)

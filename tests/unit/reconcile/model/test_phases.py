@@ -14,13 +14,13 @@ def test_each_state_has_a_row_and_each_phase_a_state():
     assert {row.phase for row in ROWS.values()} - {None} == set(PHASES)
 
 
-def test_the_steps_lead_to_every_phase_and_so_do_the_transitions():
+def test_every_phase_is_reachable_by_steps_and_transitions():
     led_to = {phase for step in STEPS for phase in step.leads_to}
     assert led_to == set(PHASES) == set().union(*TRANSITIONS.values())
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_terminal_phases_absorb_and_no_phase_follows_itself(phase):
+def test_terminal_phases_are_final_and_no_phase_follows_itself(phase):
     assert bool(TRANSITIONS[phase]) is (phase not in TERMINAL)
     assert phase not in TRANSITIONS[phase]
 

@@ -43,7 +43,7 @@ def syncing_again() -> World:
     return world
 
 
-def test_the_workspace_of_a_later_gang_has_its_time_and_no_more():
+def test_the_sync_of_a_later_gang_has_the_same_timeout():
     world = syncing_again()
     assert world.job.status.sync_start_time == world.now
     world.pass_time(seconds=59)
@@ -58,7 +58,7 @@ def test_the_workspace_of_a_later_gang_has_its_time_and_no_more():
 
 
 @pytest.mark.parametrize("again", [True, False], ids=["later", "first"])
-def test_a_pause_gives_the_workspace_its_time_again(again):
+def test_a_suspension_restarts_the_sync_timeout(again):
     world = syncing_again()
     if not again:
         spec = {"volumes": ZIP, "reliability": {"syncTimeoutSeconds": 60}}
@@ -99,7 +99,7 @@ def test_a_sync_timeout_takes_its_own_length_when_the_clock_is_set_back():
     assert world.phase == "Failed"
 
 
-def test_running_time_goes_on_when_the_clock_is_set_back():
+def test_running_time_continues_when_the_clock_is_set_back():
     world = World(make_job(numNodes=1, reliability={"activeDeadlineSeconds": 600}), make_queue())
     world.settle()
     world.all_workers("Running")
@@ -126,6 +126,6 @@ def test_a_finished_job_keeps_its_times():
     ("since", "left"),
     [(None, 10), (0, 10), (-4, 6), (-10, 0), (-11, -1), (3, 10), (10, 10), (11, 0), (3600, 0)],
 )
-def test_what_is_left_by_another_clock_is_never_more_than_the_wait(since, left):
+def test_the_remaining_time_is_never_longer_than_the_wait(since, left):
     began = None if since is None else START + timedelta(seconds=since)
     assert seconds_left(timedelta(seconds=10), began, START) == left

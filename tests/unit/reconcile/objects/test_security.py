@@ -32,7 +32,7 @@ def context(made: dict[str, Any]) -> dict[str, Any]:
     return trainer(made)["securityContext"]
 
 
-def test_a_usual_image_may_be_root_and_write_everywhere() -> None:
+def test_the_default_allows_root_and_a_writable_file_system() -> None:
     made = pod()
     assert made["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
     assert context(made) == {
@@ -42,7 +42,7 @@ def test_a_usual_image_may_be_root_and_write_everywhere() -> None:
 
 
 @pytest.mark.parametrize("level", [None, "baseline"])
-def test_what_the_user_sets_goes_before_the_defaults(level: str | None) -> None:
+def test_fields_of_the_user_override_the_defaults(level: str | None) -> None:
     made = pod(
         of_trainer(allowPrivilegeEscalation=True, capabilities={"add": ["SYS_CHROOT"]})
         | {"securityContext": {"seccompProfile": {"type": "Localhost"}, "runAsUser": 7}},
@@ -55,7 +55,7 @@ def test_what_the_user_sets_goes_before_the_defaults(level: str | None) -> None:
     }
 
 
-def test_the_queues_own_context_goes_before_the_users() -> None:
+def test_the_context_of_the_queue_overrides_the_users() -> None:
     made = pod(of_trainer(runAsUser=0, runAsGroup=5), securityContext={"runAsUser": 1000})
     assert context(made)["runAsUser"] == 1000
     assert context(made)["runAsGroup"] == 5
@@ -91,7 +91,7 @@ def test_restricted_is_filled_in_on_every_container() -> None:
     assert contexts["launcher"]["readOnlyRootFilesystem"] is True
 
 
-def test_a_user_that_no_image_knows_gets_a_home_and_a_name() -> None:
+def test_an_unknown_user_gets_a_home_and_a_name() -> None:
     def variables(made: dict[str, Any]) -> dict[str, str]:
         return {v["name"]: v.get("value", "") for v in trainer(made)["env"]}
 
@@ -131,7 +131,7 @@ def test_a_user_that_no_image_knows_gets_a_home_and_a_name() -> None:
         ({"securityContext": {"seLinuxOptions": {"type": "spc_t"}}}, "seLinuxOptions.type is"),
     ],
 )
-def test_baseline_refuses_what_reaches_out_of_the_pod(spec: dict[str, Any], named: str) -> None:
+def test_baseline_refuses_access_to_the_host(spec: dict[str, Any], named: str) -> None:
     for level in ("baseline", "restricted"):
         with pytest.raises(InvalidSpecError) as caught:
             pod(spec, podSecurity=level)
@@ -178,7 +178,7 @@ def test_the_images_own_user_is_taken_where_a_template_says_null() -> None:
     assert all(v["name"] != "HOME" for v in trainer(made)["env"])
 
 
-def test_what_is_no_object_is_left_to_the_api_server() -> None:
+def test_invalid_types_are_left_to_the_api_server() -> None:
     shapes: dict[str, Any] = {
         "containers": ["x", {"name": "y", "securityContext": "z", "ports": 1}],
         "volumes": ["v"],
@@ -191,7 +191,7 @@ def test_what_is_no_object_is_left_to_the_api_server() -> None:
         pod({"containers": [shapes["containers"][1]]}, podSecurity="restricted")
 
 
-def test_the_job_is_told_before_its_workspace_is_made() -> None:
+def test_a_refusal_is_reported_before_the_workspace() -> None:
     job = make_job(
         numNodes=1,
         podTemplate={"spec": {"hostPID": True}},

@@ -69,7 +69,7 @@ def fail_gang(world):
     world.settle()
 
 
-def test_a_fetch_says_what_it_fetches_without_its_user():
+def test_a_fetch_is_described_without_the_user_of_its_url():
     world = fetching(url="ssh://git:secret@git.example/acme.git?token=secret", ref=None)
     world.pod("train-sync-0", phase="Running")
     world.settle()
@@ -98,7 +98,7 @@ def test_the_commit_is_in_the_status_and_outlives_its_pod():
     assert environment(world, 0)["TORCHRUN_SYNC_COMMIT"] == COMMIT
 
 
-def test_a_failure_that_may_pass_is_tried_again_later():
+def test_a_temporary_failure_is_retried_later():
     world = fetching()
     end(world, reason="SecretNotFound", message="Secret login is missing", permanent=False)
     world.settle()
@@ -109,7 +109,7 @@ def test_a_failure_that_may_pass_is_tried_again_later():
     assert sync_pods(world)[-1] == "train-sync-1"
 
 
-def test_a_pod_that_ran_out_of_memory_is_said_to_have():
+def test_an_oom_kill_of_the_sync_pod_is_reported():
     world = fetching()
     world.end_container(
         "train-sync-0", names.SYNC_CONTAINER, reason="OOMKilled", finished_at=world.now
@@ -141,7 +141,7 @@ def test_a_permanent_failure_waits_for_a_fix(how):
     assert environment(world, 1)["TORCHRUN_SYNC_REF"] == ("fixed" if how == "spec" else "main")
 
 
-def test_a_changed_source_replaces_the_pod_that_fetches_the_old_one():
+def test_a_changed_source_replaces_the_sync_pod():
     world = fetching()
     world.pod("train-sync-0", phase="Running")
     fix_source(world, ref="other")
@@ -150,7 +150,7 @@ def test_a_changed_source_replaces_the_pod_that_fetches_the_old_one():
     assert environment(world, 0)["TORCHRUN_SYNC_REF"] == "other"
 
 
-def test_a_lost_claim_is_filled_with_the_same_commit_again():
+def test_a_lost_claim_is_filled_with_the_same_commit():
     world = running(fetching())
     world.pass_time(hours=1)
     world.objects.pop((CLAIMS.plural, "train-workspace"))
@@ -166,7 +166,7 @@ def test_a_lost_claim_is_filled_with_the_same_commit_again():
     assert "TORCHRUN_SYNC_COMMIT" not in environment(world, 0)
 
 
-def test_a_request_reaches_the_workers_that_live():
+def test_a_sync_request_reaches_running_workers():
     world = running(fetching())
     request(world, "now")
     world.settle()
@@ -197,7 +197,7 @@ def test_a_request_reaches_the_workers_that_live():
 
 
 @pytest.mark.parametrize("permanent", [False, True])
-def test_a_fetch_that_fails_leaves_the_run_alone_and_says_why(permanent):
+def test_a_failed_fetch_is_reported_and_does_not_touch_the_gang(permanent):
     world = running(fetching())
     request(world, "now")
     world.settle()
@@ -223,7 +223,7 @@ def test_a_fetch_that_fails_leaves_the_run_alone_and_says_why(permanent):
     assert world.job.status.workspace_commit == "d" * 40
 
 
-def test_a_gang_that_fails_meanwhile_starts_again_with_what_it_had():
+def test_a_gang_that_fails_meanwhile_restarts_with_its_revision():
     world = running(fetching())
     request(world, "now")
     world.settle()
@@ -241,7 +241,7 @@ def test_a_gang_that_fails_meanwhile_starts_again_with_what_it_had():
     assert world.job.status.workspace_commit == COMMIT
 
 
-def test_the_first_workers_do_not_start_with_anything_else():
+def test_the_first_workers_wait_for_the_requested_content():
     world = fetching()
     end(world, commit=COMMIT, revision=1)
     fix_source(world, ref="other")
@@ -254,7 +254,7 @@ def test_the_first_workers_do_not_start_with_anything_else():
     assert (world.phase, world.job.status.reason) == ("Syncing", "SourceNotFound")
 
 
-def test_a_request_without_sync_pods_is_not_overlooked():
+def test_a_sync_request_without_sync_pods_is_handled():
     world = running(fetching())
     world.vanish("train-sync-0")
     request(world, "now")
@@ -265,7 +265,7 @@ def test_a_request_without_sync_pods_is_not_overlooked():
     assert world.job.status.workspace_commit == "d" * 40
 
 
-def test_a_sync_pod_on_a_lost_node_is_made_again_elsewhere():
+def test_a_sync_pod_on_a_lost_node_is_replaced():
     world = fetching()
     world.node("node-1")
     world.pod("train-sync-0", phase="Running")

@@ -60,6 +60,6 @@ def test_the_next_gang_avoids_a_node_that_failed_twice_and_keeps_the_users_affin
     assert spec["affinity"]["podAntiAffinity"] == {}
 
 
-def test_a_node_that_is_gone_is_avoided_by_its_name():
+def test_a_deleted_node_is_avoided_by_its_name():
     world = World(make_job(numNodes=1), make_queue())
     assert hostnames(world.observed().cluster.nodes, ("node-1",)) == ("node-1",)

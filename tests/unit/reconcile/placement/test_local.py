@@ -52,7 +52,7 @@ def wishes(template: dict[str, Any]) -> list[tuple[int, str, list[str]]]:
     return [(weight, e["operator"], e["values"]) for weight, e in expressions]
 
 
-def test_the_directory_is_the_jobs_own_and_needs_no_claim():
+def test_the_directory_belongs_to_the_job_and_needs_no_claim():
     world = Cluster(2)
     world.storage("a", "100Gi")
     template = world.template(world.plan())
@@ -86,7 +86,7 @@ def test_the_greedy_rule(nodes, rooms, promised, chosen):
     assert wishes(world.template(world.plan())) == expected
 
 
-def test_nodes_that_take_no_pods_are_not_wished_for():
+def test_unschedulable_nodes_are_not_preferred():
     world = Cluster(1, scheduling={"nodeSelector": {"pool": "gpu"}})
     world.storage("lost", "900Gi", ready=False, pool="gpu")
     world.storage("elsewhere", "800Gi")
@@ -98,11 +98,11 @@ def test_nodes_that_take_no_pods_are_not_wished_for():
     assert wishes(world.template(world.plan())) == [(20, "In", ["right.local"])]
 
 
-def test_without_a_word_of_nodes_nothing_is_wished():
+def test_without_nodes_there_is_no_preference():
     assert wishes(Cluster(1).template(Cluster(1).plan())) == []
 
 
-def test_a_new_gang_wishes_to_go_back_first():
+def test_a_new_gang_prefers_its_previous_nodes():
     world = Cluster(2)
     for name in ("a", "b", "c"):
         world.storage(name, "100Gi")
@@ -124,7 +124,7 @@ def test_a_new_gang_wishes_to_go_back_first():
     assert world.job.status.checkpoint_nodes == ("b", "c"), "half a gang has no checkpoint"
 
 
-def test_a_pause_forgets_nothing():
+def test_a_suspension_keeps_the_preferred_nodes():
     world = Cluster(1)
     world.storage("a", "100Gi")
     world.storage("b", "200Gi")
@@ -147,7 +147,7 @@ def test_a_pause_forgets_nothing():
         ({"hostPath": "/q"}, {"enabled": False}, ""),
     ],
 )
-def test_what_is_nearer_goes_first(queue, job, local):
+def test_nearer_nodes_have_higher_weights(queue, job, local):
     world = Cluster(1, {"storage": {"checkpoints": queue}}, volumes={"checkpoints": job})
     volumes = world.template(world.plan())["spec"]["volumes"]
     paths = [v["hostPath"]["path"] for v in volumes if "hostPath" in v]

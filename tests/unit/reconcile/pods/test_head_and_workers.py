@@ -54,7 +54,7 @@ def test_each_role_requests_its_own(world):
     assert {variables[name]["MASTER_ADDR"] for name in made} == {"train-0.train.ml.svc"}
 
 
-def test_no_launcher_goes_on_before_both_jobs_are_there(world):
+def test_no_launcher_starts_before_both_jobs_exist(world):
     world.step()
     started = [pod.metadata.annotations.start for pod in world.workers()]
     assert started == ["", "", ""]
@@ -62,7 +62,7 @@ def test_no_launcher_goes_on_before_both_jobs_are_there(world):
     assert [pod.metadata.annotations.start for pod in world.workers()] == ["0", "0", "0"]
 
 
-def test_a_process_that_dies_between_the_two_leaves_workers_that_never_run(world):
+def test_a_crash_between_the_two_jobs_leaves_workers_that_never_start(world):
     world.step(writes=2)
     assert jobs(world) == ["train-w"]
     plan = world.step()
@@ -76,14 +76,14 @@ def test_a_process_that_dies_between_the_two_leaves_workers_that_never_run(world
     assert (world.job.status.attempt, world.job.status.restarts) == (1, 0)
 
 
-def test_workers_that_nobody_has_seen_yet_keep_their_number_all_the_same(world):
+def test_unseen_workers_keep_their_attempt_number(world):
     world.step(writes=2)
     world.vanish(*(name for plural, name in world.objects if plural == PODS.plural))
     world.step()
     assert jobs(world) == ["train-r1", "train-r1-w"]
 
 
-def test_workers_beside_a_head_are_not_of_an_earlier_job(world):
+def test_workers_beside_a_head_belong_to_this_job(world):
     made = replace(world.job.metadata, creation_timestamp=world.now)
     world.job = replace(world.job, metadata=made)
     world.step()
@@ -94,7 +94,7 @@ def test_workers_beside_a_head_are_not_of_an_earlier_job(world):
         )
 
 
-def test_suspension_waits_for_what_such_a_process_left(world):
+def test_a_suspension_waits_for_workers_without_a_head(world):
     world.step(writes=2)
     world.spec(suspend=True)
     world.settle()
@@ -105,7 +105,7 @@ def test_suspension_waits_for_what_such_a_process_left(world):
 
 
 @pytest.mark.parametrize("gone", ["train-w", "train"])
-def test_without_one_job_the_other_goes_too(world, gone):
+def test_without_one_job_the_other_is_deleted(world, gone):
     runs(world)
     child = world.objects[JOBS.plural, gone]
     world._delete(delete_job(child))
@@ -115,7 +115,7 @@ def test_without_one_job_the_other_goes_too(world, gone):
     assert (status.attempt, status.restarts, status.disruptions) == (1, 0, 1)
 
 
-def test_half_a_gang_that_no_status_knows_stays_until_one_does(world):
+def test_half_of_an_unrecorded_gang_stays_until_it_is_recorded(world):
     world.step(writes=99)
     world._delete(delete_job(world.objects[JOBS.plural, "train-w"]))
     world.containers_stop()
@@ -127,7 +127,7 @@ def test_half_a_gang_that_no_status_knows_stays_until_one_does(world):
     assert "train-r1" in jobs(world)
 
 
-def test_a_job_that_is_being_deleted_is_no_gang(world):
+def test_a_terminating_job_is_no_gang(world):
     runs(world)
     for name in ("train-w", "train"):
         key = (JOBS.plural, name)
@@ -150,7 +150,7 @@ def test_a_failure_of_either_role_ends_both(world, failed):
     assert (world.job.status.attempt, world.job.status.restarts) == (1, 1)
 
 
-def test_survivors_of_a_process_that_dies_early_end_later(world):
+def test_remaining_pods_after_a_crash_are_deleted_later(world):
     runs(world)
     world.pod(world.workers()[0].metadata.name, phase="Failed")
     world.step(writes=2)
@@ -159,7 +159,7 @@ def test_survivors_of_a_process_that_dies_early_end_later(world):
     assert not left, [p.metadata.name for p in left]
 
 
-def test_workers_whose_pods_went_without_a_word_failed_all_the_same(world):
+def test_workers_whose_pods_vanished_have_failed(world):
     runs(world)
     world.vanish(*(pod.metadata.name for pod in world.workers()[1:]))
     child = world.objects[JOBS.plural, "train-w"]
@@ -171,7 +171,7 @@ def test_workers_whose_pods_went_without_a_word_failed_all_the_same(world):
     assert world.job.status.disruptions == 1
 
 
-def test_the_head_alone_decides_on_success(world):
+def test_only_the_head_decides_on_success(world):
     runs(world)
     head, *workers = world.workers()
     world.pod(head.metadata.name, phase="Succeeded")
@@ -215,7 +215,7 @@ def test_both_jobs_of_old_attempts_are_forgotten(world):
     assert len(jobs(world)) == 2
 
 
-def test_a_name_that_another_holds_is_skipped_for_both(world):
+def test_a_taken_name_is_skipped_for_both_jobs(world):
     runs(world)
     world.conflicts = (Conflict(JOBS.resource, names.workers_job("train", 1), "another's"),)
     world.pod(world.workers()[0].metadata.name, phase="Failed")
@@ -223,7 +223,7 @@ def test_a_name_that_another_holds_is_skipped_for_both(world):
     assert jobs(world) == ["train", "train-r2", "train-r2-w", "train-w"]
 
 
-def test_refused_pods_of_either_job_are_told(world):
+def test_refused_pods_of_either_job_are_reported(world):
     world.settle_twice()
     for pod in world.workers()[1:]:
         world.vanish(pod.metadata.name)
@@ -254,7 +254,7 @@ def test_refused_pods_of_either_job_are_told(world):
         ),
     ],
 )
-def test_what_a_head_contradicts(spec, queue, message):
+def test_contradictions_of_a_head(spec, queue, message):
     world = World(make_job(**{"head": HEAD, **spec}), make_queue(**QUEUE, **queue))
     world.settle()
     assert world.job.status.reason == "InvalidSpec"

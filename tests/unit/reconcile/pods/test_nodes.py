@@ -6,7 +6,7 @@ from torchrun_api.meta import Condition
 from unit.reconcile.losing import OUT_OF_SERVICE, begin, running
 
 
-def test_a_node_that_is_not_ready_is_given_its_chance():
+def test_a_node_that_is_not_ready_gets_time_to_return():
     world = running()
     world.node("node-1", False)
     plan = world.settle()
@@ -19,7 +19,7 @@ def test_a_node_that_is_not_ready_is_given_its_chance():
     assert (world.phase, world.job.status.attempt) == ("Running", 0)
 
 
-def test_a_lost_node_is_a_new_gang_and_counts_for_nothing():
+def test_a_lost_node_is_a_disruption_with_a_new_gang():
     world = running(maxRestarts=0)
     world.node("node-1", False)
     world.pass_time(seconds=40)
@@ -38,7 +38,7 @@ def test_a_lost_node_is_a_new_gang_and_counts_for_nothing():
     assert status.attempts[-1].node == "node-1"
 
 
-def test_a_node_that_is_gone_is_lost_once_the_pod_is_known_for_long_enough():
+def test_a_deleted_node_is_lost_after_a_delay():
     world = running()
     pod = world.workers()[1]
     placed = Condition(type="PodScheduled", status="True", last_transition_time=world.now)
@@ -63,7 +63,7 @@ def test_an_out_of_service_node_is_lost_at_once_and_fenced():
     begin(world)
 
 
-def test_without_a_view_of_nodes_nobody_is_lost():
+def test_without_a_view_of_nodes_no_node_is_lost():
     world = running()
     world.nodes = None
     world.pass_time(seconds=3600)
@@ -71,7 +71,7 @@ def test_without_a_view_of_nodes_nobody_is_lost():
     assert world.phase == "Running"
 
 
-def test_what_is_no_condition_is_no_loss():
+def test_a_node_without_a_ready_condition_is_not_lost():
     world = running()
     assert world.nodes is not None
     bare = replace(

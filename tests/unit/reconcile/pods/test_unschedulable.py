@@ -80,7 +80,7 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize("case", MESSAGES)
-def test_the_schedulers_words_are_summed_up(case):
+def test_messages_of_the_scheduler_are_summarised(case):
     message, expected = MESSAGES[case]
     assert summarize(message) == expected
 
@@ -94,5 +94,5 @@ def test_the_schedulers_words_are_summed_up(case):
         "",
     ],
 )
-def test_another_form_is_passed_on_as_it_is(message):
+def test_other_messages_are_passed_on_unchanged(message):
     assert summarize(message) == message

@@ -37,7 +37,7 @@ def without_pods(world: World, *names: str) -> None:
             del world.objects[key]
 
 
-def test_workers_of_one_verdict_are_told_as_one():
+def test_workers_with_the_same_reason_share_one_message():
     world = gang()
     world.all_workers("Running")
     world.not_placed(NO_GPU, 1, 2, 3)
@@ -48,7 +48,7 @@ def test_workers_of_one_verdict_are_told_as_one():
     )
 
 
-def test_different_verdicts_are_told_apart_as_far_as_one_can_read():
+def test_different_reasons_are_listed_up_to_a_limit():
     world = gang(6)
     for index in range(5):
         world.not_placed(f"0/9 nodes are available: {index + 1} Insufficient cpu.", index)
@@ -59,7 +59,7 @@ def test_different_verdicts_are_told_apart_as_far_as_one_can_read():
     )
 
 
-def test_where_reasons_differ_the_first_worker_is_heard():
+def test_with_different_reasons_the_first_worker_counts():
     world = gang(2)
     world.container_waits("train-0-abcde", "ErrImagePull", "no such image")
     world.not_placed(NO_GPU, 1)
@@ -80,7 +80,7 @@ def test_an_image_that_cannot_be_pulled_has_one_message_between_tries_and_at_eac
     assert message.endswith(f"{text}.")
 
 
-def test_a_verdict_that_changes_its_counts_is_one_event():
+def test_a_message_with_changed_counts_is_one_event():
     world = gang(2)
     world.not_placed(NO_GPU, 0, 1)
     assert [event.reason for event in world.step().events] == ["Unschedulable"]
@@ -89,14 +89,14 @@ def test_a_verdict_that_changes_its_counts_is_one_event():
     assert (plan.status is not None, plan.events) == (True, ())
 
 
-def test_pods_behind_a_scheduling_gate_say_so():
+def test_pods_behind_a_scheduling_gate_are_reported():
     world = gang(1)
     world.not_placed("Scheduling is blocked", 0, reason="SchedulingGated")
     assert [event.type for event in world.step().events] == ["Normal"]
     assert world.job.status.reason == "SchedulingGated"
 
 
-def test_a_quota_that_refuses_all_pods_is_told():
+def test_a_quota_that_refuses_all_pods_is_reported():
     world = gang(2)
     without_pods(world)
     world.settle()
@@ -112,7 +112,7 @@ def test_a_quota_that_refuses_all_pods_is_told():
     assert world.condition("Scheduled").reason == "QuotaExceeded"
 
 
-def test_a_quota_for_a_part_of_the_gang_is_told_and_forgotten_when_all_are_made():
+def test_a_quota_that_refuses_some_pods_is_reported_until_all_exist():
     world = gang(2)
     kept = dict(world.objects)
     without_pods(world, "train-1-abcde")
@@ -124,7 +124,7 @@ def test_a_quota_for_a_part_of_the_gang_is_told_and_forgotten_when_all_are_made(
     assert world.job.status.reason == "WorkersStarting"
 
 
-def test_the_last_refusal_counts_and_others_warnings_do_not():
+def test_only_the_last_warning_about_quota_counts():
     world = gang(1)
     without_pods(world)
     world.warn(JOBS, "train", "FailedCreate", QUOTA)
@@ -160,13 +160,13 @@ def test_the_last_refusal_counts_and_others_warnings_do_not():
         ),
     ],
 )
-def test_refusals_are_known_by_whose_word_they_are(text, reason, message):
+def test_refusals_are_recognised_by_their_reporter(text, reason, message):
     why = explain_refusal(text)
     assert why.reason == reason
     assert why.message.startswith(message)
 
 
-def test_a_claim_that_is_not_there_is_named():
+def test_a_missing_claim_is_named():
     world = gang(1)
     world.not_placed('0/1 nodes are available: persistentvolumeclaim "data" not found.', 0)
     world.settle()
@@ -174,7 +174,7 @@ def test_a_claim_that_is_not_there_is_named():
     assert "PVC data does not exist" in world.job.status.message
 
 
-def test_an_unbound_claim_of_somebody_else_is_told_without_its_name():
+def test_an_unbound_claim_of_another_owner_is_reported_without_its_name():
     world = gang(1)
     world.not_placed(
         "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.", 0
@@ -190,7 +190,7 @@ def creating(world: World, *conditions: Condition) -> None:
     world.pod("train-0-abcde", container_statuses=status, conditions=conditions)
 
 
-def test_a_volume_that_cannot_be_mounted_is_told_until_the_sandbox_is_there():
+def test_a_mount_failure_is_reported_until_the_sandbox_exists():
     world = gang(1)
     creating(world)
     text = 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) other'
@@ -204,7 +204,7 @@ def test_a_volume_that_cannot_be_mounted_is_told_until_the_sandbox_is_there():
     assert world.job.status.reason == "WorkersStarting"
 
 
-def test_a_claim_for_one_node_is_warned_of_before_several_wait_for_it():
+def test_a_read_write_once_claim_of_several_workers_is_warned_of():
     once = {"workspace": {**ZIP["workspace"], "accessMode": "ReadWriteOnce"}}
     world = World(make_job(numNodes=2, volumes=once), make_queue())
     events = [event for _ in range(3) for event in world.step().events]
@@ -220,7 +220,7 @@ def test_a_claim_for_one_node_is_warned_of_before_several_wait_for_it():
     assert all(c.type != "StorageShared" for c in world.job.status.conditions)
 
 
-def test_a_quota_that_refuses_an_object_of_ours_reads_alike():
+def test_a_quota_that_refuses_an_object_has_the_same_message():
     world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
     text = QUOTA.removeprefix("Error creating: ")
     refused = Rejection("pods", "train-sync-0", text)

@@ -26,7 +26,7 @@ def kai_of(world: QueueWorld, name: str = "training") -> Any:
     return world.kai[name]
 
 
-def test_it_is_made_and_kept():
+def test_the_kai_queue_is_created_and_kept_in_sync():
     world = world_of(quota=QUOTA, weight=3)
     world.settle()
     made = kai_of(world)
@@ -47,7 +47,7 @@ def test_it_is_made_and_kept():
     assert kai_of(world).spec["parentQueue"] == "default-parent-queue"
 
 
-def test_pods_that_another_schedules_do_not_use_it_and_that_is_said():
+def test_another_scheduler_does_not_use_the_kai_queue():
     world = world_of()
     world.settle()
     assert "Set scheduling.scheduler to kai-scheduler." in world.condition("KaiQueueReady").message
@@ -56,7 +56,7 @@ def test_pods_that_another_schedules_do_not_use_it_and_that_is_said():
     assert "Set scheduling" not in world.condition("KaiQueueReady").message
 
 
-def test_what_is_not_set_is_not_limited():
+def test_unset_quotas_are_unlimited():
     world = world_of()
     world.settle()
     assert kai_of(world).spec["resources"] == dict.fromkeys(("gpu", "cpu", "memory"), UNLIMITED)
@@ -72,14 +72,14 @@ def test_a_cohort_lends_beyond_the_quota():
     }
 
 
-def test_a_quota_of_nothing_is_passed_on_and_said():
+def test_a_quota_of_zero_is_passed_on_and_reported():
     world = world_of(quota={"gpus": 0, "cpu": "0"}, weight=0)
     world.settle()
     assert kai_of(world).spec["resources"]["gpu"]["limit"] == 0
     assert "Its quota for gpus, cpu is 0" in world.condition("KaiQueueReady").message
 
 
-def test_a_change_of_the_quota_is_a_change_there():
+def test_a_changed_quota_is_passed_on():
     world = world_of(quota={"gpus": 4})
     world.settle()
     uid = kai_of(world).metadata.uid
@@ -105,7 +105,7 @@ class TestParents:
         world.settle()
         assert kai_of(world).spec["parentQueue"] == parent
 
-    def test_one_that_comes_later_changes_nothing(self):
+    def test_a_later_parent_changes_nothing(self):
         world = world_of()
         world.settle()
         world.kai["default"] = kai_queue("default")
@@ -115,7 +115,7 @@ class TestParents:
         ("spec", "message"),
         [({"parentKaiQueue": "mine"}, "KAI queue mine"), ({}, "default or default-parent-queue")],
     )
-    def test_one_that_is_not_there(self, spec, message):
+    def test_a_missing_parent(self, spec, message):
         world = world_of(parents=(), **spec)
         world.settle()
         assert world.kai == {}
@@ -128,7 +128,7 @@ class TestParents:
         assert world.condition("KaiQueueReady").status == "True"
 
 
-def test_kai_that_is_not_installed_is_said_and_noticed_later():
+def test_kai_can_be_installed_later():
     world = world_of()
     world.installed = NOTHING
     world.settle()
@@ -147,7 +147,7 @@ def test_kai_that_is_not_installed_is_said_and_noticed_later():
         ({}, "is not synced yet"),
     ],
 )
-def test_queues_that_may_not_be_read_are_said(unseen, message):
+def test_unreadable_kai_queues_are_reported(unseen, message):
     world = world_of()
     world.installed, world.kai, world.unseen = None, None, unseen
     world.settle()
@@ -155,7 +155,7 @@ def test_queues_that_may_not_be_read_are_said(unseen, message):
     assert message in world.condition("KaiQueueReady").message
 
 
-def test_a_write_that_is_refused_is_said():
+def test_a_refused_write_is_reported():
     world = world_of()
     message = "cannot patch resource queues in API group scheduling.run.ai"
     world.refused = {("queues.scheduling.run.ai", "training"): message}
@@ -166,7 +166,7 @@ def test_a_write_that_is_refused_is_said():
     assert "training" not in world.kai
 
 
-def test_somebody_elses_is_used_and_not_written_to():
+def test_a_kai_queue_of_another_owner_is_used_and_not_written():
     world = world_of()
     world.kai["training"] = kai_queue("training", parentQueue="theirs")
     world.settle()
@@ -178,14 +178,14 @@ def test_somebody_elses_is_used_and_not_written_to():
     assert "training" in world.kai
 
 
-def test_a_parent_of_others_schedules_nothing():
+def test_a_parent_queue_cannot_be_used():
     world = world_of()
     world.kai["child"] = kai_queue("child", parentQueue="training")
     world.settle()
     assert world.condition("KaiQueueReady").reason == "NotALeaf"
 
 
-def test_a_quota_that_is_none():
+def test_an_invalid_quota():
     world = world_of(quota={"cpu": "many"})
     world.settle()
     assert world.condition("KaiQueueReady").reason == "InvalidSpec"
@@ -199,7 +199,7 @@ def other(age: int, namespace: str = "other", name: str = "gpu") -> TorchrunQueu
 class TestConflicts:
     """Two queues, one KAI queue: the elder has it."""
 
-    def test_the_younger_is_told(self):
+    def test_the_younger_queue_has_a_conflict(self):
         world = world_of()
         world.sharing = (other(age=60),)
         world.settle()
@@ -210,13 +210,13 @@ class TestConflicts:
         assert "training" not in world.kai
         assert world.reasons() == ["Conflict"]
 
-    def test_the_elder_is_not(self):
+    def test_the_older_queue_has_no_conflict(self):
         world = world_of()
         world.sharing = (other(age=-60),)
         world.settle()
         assert world.condition("KaiQueueReady").reason == "Synced"
 
-    def test_twins_agree_who_is_the_elder(self):
+    def test_queues_of_the_same_age_are_ordered_by_name(self):
         world = world_of()
         world.sharing = (other(age=0),)
         world.settle()
@@ -235,7 +235,7 @@ class TestConflicts:
         world.settle()
         assert kai_of(world).metadata.annotations == {names.KAI_OWNER: "ml/gpu"}
 
-    def test_what_is_not_watched_may_be_there(self):
+    def test_a_kai_queue_of_an_unwatched_namespace_is_a_conflict(self):
         world = world_of()
         world.namespaces = ("ml",)
         world.kai["training"] = kai_queue("training", "other/unseen")
@@ -249,7 +249,7 @@ class TestConflicts:
 class TestRemoval:
     """It goes with its queue, or with the name."""
 
-    def test_with_the_queue(self):
+    def test_the_kai_queue_is_deleted_with_its_queue(self):
         world = world_of()
         world.settle()
         world.delete()
@@ -257,7 +257,7 @@ class TestRemoval:
         assert world.queue is None
         assert list(world.kai or ()) == ["default-parent-queue"]
 
-    def test_one_that_another_takes_over_stays(self):
+    def test_a_kai_queue_of_another_queue_stays(self):
         world = world_of()
         world.settle()
         world.sharing = (other(age=-60),)
@@ -266,7 +266,7 @@ class TestRemoval:
         assert world.queue is None
         assert "training" in (world.kai or ())
 
-    def test_children_keep_it_and_that_is_said(self):
+    def test_child_queues_keep_it_and_are_reported(self):
         world = world_of()
         world.settle()
         world.delete()
@@ -279,7 +279,7 @@ class TestRemoval:
         world.settle()
         assert world.queue is None
 
-    def test_one_that_cannot_be_seen_is_waited_for(self):
+    def test_deletion_waits_until_kai_queues_are_readable(self):
         world = world_of()
         world.settle()
         world.kai, world.unseen = None, {"queues.scheduling.run.ai": "cannot list"}
@@ -287,7 +287,7 @@ class TestRemoval:
         world.settle()
         assert "cannot list" in world.condition("Ready").message
 
-    def test_with_kai_itself(self):
+    def test_kai_is_uninstalled(self):
         world = world_of()
         world.settle()
         world.kai, world.installed = None, NOTHING
@@ -295,7 +295,7 @@ class TestRemoval:
         world.settle()
         assert world.queue is None
 
-    def test_a_new_name_is_a_new_one(self):
+    def test_a_changed_name_creates_another_kai_queue(self):
         world = world_of()
         world.settle()
         world.jobs = [a_job("run", "Running", gang=True)]
@@ -310,7 +310,7 @@ class TestRemoval:
         assert list(world.kai or ()) == ["default-parent-queue"]
         assert "KaiQueueReady" not in world.condition_types()
 
-    def test_a_former_one_that_stays_is_said(self):
+    def test_a_remaining_former_kai_queue_is_reported(self):
         world = world_of()
         world.settle()
         world.edit()

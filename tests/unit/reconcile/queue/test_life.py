@@ -19,7 +19,7 @@ def status(world: QueueWorld):
     return world.queue.status
 
 
-def test_a_queue_is_active_once_its_template_is_taken():
+def test_a_queue_is_active_once_its_template_is_accepted():
     world = QueueWorld(make_trq())
     world.settle()
     assert world.queue is not None
@@ -32,7 +32,7 @@ def test_a_queue_is_active_once_its_template_is_taken():
     assert world.events == []
 
 
-def test_two_writes_and_one_trial_are_all():
+def test_a_queue_needs_two_writes_and_one_trial():
     world = QueueWorld(make_trq())
     plan = world.step()
     assert len(plan.applies) == 1
@@ -41,7 +41,7 @@ def test_two_writes_and_one_trial_are_all():
     assert len(world.trials) == 1
 
 
-def test_a_restarted_controller_tries_nothing_again():
+def test_a_restarted_controller_repeats_no_trial():
     world = QueueWorld(make_trq())
     world.settle()
     world.verdict = None
@@ -63,13 +63,13 @@ def test_the_sample_is_the_job_of_one_worker():
     assert trainer["resources"]["limits"]["nvidia.com/gpu"] == "8"
 
 
-def test_a_queue_without_an_image_is_tried_with_any():
+def test_a_queue_without_an_image_is_tried_with_a_placeholder():
     world = QueueWorld(make_trq(image=None))
     world.settle()
     assert status(world).phase == "Active"
 
 
-def test_a_refused_template_is_said_and_tried_again_once_changed():
+def test_a_refused_template_is_reported_and_tried_again_after_a_change():
     world = QueueWorld(make_trq())
     world.trial_result = ("False", "spec.template.spec.nope: field not declared in schema")
     world.settle()
@@ -85,7 +85,7 @@ def test_a_refused_template_is_said_and_tried_again_once_changed():
     assert len(world.trials) == 2
 
 
-def test_a_template_that_may_not_be_tried_stops_nothing():
+def test_a_forbidden_trial_stops_nothing():
     world = QueueWorld(make_trq())
     world.trial_result = ("Unknown", "jobs.batch is forbidden")
     world.settle()
@@ -94,7 +94,7 @@ def test_a_template_that_may_not_be_tried_stops_nothing():
     assert world.events == []
 
 
-def test_what_the_controller_itself_sees_needs_no_trial():
+def test_an_invalid_queue_needs_no_trial():
     rule = {"action": "restart", "exitCodes": [3]}
     world = QueueWorld(make_trq(reliability={"rules": [rule, rule]}))
     world.settle()
@@ -117,7 +117,7 @@ def test_an_unreadable_spec_removes_nothing():
     assert world.condition("Ready").message == "spec.weight: 'x' is no number"
 
 
-def test_a_weight_of_nothing_is_a_pause_and_says_so():
+def test_a_weight_of_zero_pauses_the_queue():
     world = QueueWorld(make_trq(weight=0))
     world.settle()
     assert status(world).phase == "Active"
@@ -125,7 +125,7 @@ def test_a_weight_of_nothing_is_a_pause_and_says_so():
     assert [(e.type, e.reason) for e in world.events] == [("Normal", "Paused")]
 
 
-def test_jobs_are_counted_by_how_far_they_are():
+def test_jobs_are_counted_by_phase():
     world = QueueWorld(make_trq())
     admitted = replace(
         a_job("admitted"),
@@ -148,7 +148,7 @@ def test_jobs_are_counted_by_how_far_they_are():
     assert (jobs.pending, jobs.admitted, jobs.running) == (3, 2, 1)
 
 
-def test_others_parts_of_the_status_are_left_alone():
+def test_status_fields_of_other_managers_stay():
     world = QueueWorld(make_trq())
     world.settle()
     assert world.queue is not None
@@ -168,7 +168,7 @@ class TestGangs:
         world.settle()
         assert status(world).gang == "none"
 
-    def test_one_that_is_not_installed(self):
+    def test_a_missing_scheduler(self):
         world = QueueWorld(make_trq(scheduling={"scheduler": "volcano"}))
         world.settle()
         assert status(world).gang == "volcano"
@@ -179,14 +179,14 @@ class TestGangs:
         world.settle()
         assert status(world).gang == "volcano"
 
-    def test_one_that_contradicts_the_scheduler(self):
+    def test_a_contradicting_scheduler_name(self):
         scheduling = {"scheduler": "volcano", "gang": "kai"}
         world = QueueWorld(make_trq(scheduling=scheduling))
         world.settle()
         assert status(world).gang is None
         assert world.condition("TemplateValid").reason == "InvalidSpec"
 
-    def test_what_is_installed_is_not_known(self):
+    def test_before_discovery(self):
         world = QueueWorld(make_trq(), installed=None)
         world.settle()
         assert (status(world).gang, status(world).phase) == (None, "Active")
@@ -215,7 +215,7 @@ class TestChanges:
         world.settle()
         assert world.events == []
 
-    def test_one_that_is_new(self):
+    def test_a_new_queue(self):
         world = QueueWorld(make_trq())
         world.jobs = [a_job("runs", "Running", gang=True)]
         world.settle()
@@ -225,7 +225,7 @@ class TestChanges:
 class TestDeletion:
     """A queue waits for the jobs that run by it."""
 
-    def test_one_that_nothing_runs_by_goes_at_once(self):
+    def test_an_unused_queue_is_deleted_at_once(self):
         world = QueueWorld(make_trq())
         world.jobs = [a_job("waits"), a_job("over", "Failed"), a_job("queued", "Queued")]
         world.settle()
@@ -233,7 +233,7 @@ class TestDeletion:
         world.settle()
         assert world.queue is None
 
-    def test_it_waits_and_names_them(self):
+    def test_deletion_waits_for_running_jobs_and_names_them(self):
         world = QueueWorld(make_trq())
         world.settle()
         world.jobs = [a_job(f"run-{n}", "Running", gang=True) for n in range(7)]
@@ -251,7 +251,7 @@ class TestDeletion:
         assert world.queue is None
 
     @pytest.mark.parametrize("phase", ["Queued", "Running", "Preempted"])
-    def test_a_job_between_two_gangs_holds_it(self, phase):
+    def test_deletion_waits_for_a_job_between_two_gangs(self, phase):
         world = QueueWorld(make_trq())
         world.settle()
         between = TorchrunJobStatus(phase=phase, workers=WorkersStatus())
@@ -260,19 +260,19 @@ class TestDeletion:
         world.settle()
         assert world.queue is not None
 
-    def test_without_our_finalizer_nothing_is_done(self):
+    def test_without_the_finalizer_nothing_is_done(self):
         queue = make_trq()
         gone = replace(queue.metadata, deletion_timestamp=datetime(2026, 1, 1, tzinfo=UTC))
         world = QueueWorld(replace(queue, metadata=gone))
         assert world.step() == QueuePlan()
 
-    def test_a_refused_finalizer_is_not_insisted_on(self):
+    def test_a_refused_finalizer_is_not_repeated(self):
         world = QueueWorld(make_trq())
         world.refused = {("torchrunqueues.torchrun.ai", "gpu"): "may not patch"}
         assert world.step().applies == ()
 
 
-def test_times_are_those_of_the_changes():
+def test_conditions_have_the_time_of_their_change():
     world = QueueWorld(make_trq())
     world.settle()
     assert world.condition("Ready").last_transition_time == START

@@ -39,7 +39,7 @@ def resource(world: QueueWorld, name: str = "settings") -> Any:
     return next(r for r in world.queue.status.resources if r.name == name)
 
 
-def test_objects_are_made_with_owner_and_label_and_kept():
+def test_objects_have_owner_and_label_and_stay():
     world = world_of(entry(), entry("cache", claim(), nameMode="Exact"))
     made = world.get("ConfigMap", "gpu-settings")
     assert made.data == SETTINGS["data"]
@@ -57,7 +57,7 @@ def test_objects_are_made_with_owner_and_label_and_kept():
     assert world.step() == QueuePlan()
 
 
-def test_what_is_made_is_not_ready_yet_and_nobody_is_warned():
+def test_a_new_object_is_not_ready_and_causes_no_warning():
     world = QueueWorld(make_trq(resources=[entry()]))
     plan = world.step()
     assert plan.status is not None
@@ -67,7 +67,7 @@ def test_what_is_made_is_not_ready_yet_and_nobody_is_warned():
     assert plan.events == ()
 
 
-def test_labels_and_annotations_of_a_template_are_taken():
+def test_labels_and_annotations_of_a_template_apply():
     metadata = {"labels": {"team": "ml", names.QUEUE_LABEL: "not"}, "annotations": {"a": "b"}}
     made = world_of(entry(template={**SETTINGS, "metadata": metadata})).get(
         "ConfigMap", "gpu-settings"
@@ -97,7 +97,7 @@ def test_a_template_that_changes_is_applied():
     assert (made.data, made.metadata.uid) == ({}, uid)
 
 
-def test_an_immutable_one_is_left_as_it_is():
+def test_an_immutable_object_stays():
     world = world_of(entry(immutable=True))
     world.edit(resources=[entry(template={**SETTINGS, "data": {}}, immutable=True)])
     world.settle()
@@ -105,7 +105,7 @@ def test_an_immutable_one_is_left_as_it_is():
     assert resource(world).ready
 
 
-def test_an_entry_that_goes_takes_its_object_along():
+def test_the_object_of_a_removed_entry_is_deleted():
     world = world_of(entry(), entry("other"))
     world.edit(resources=[entry("other")])
     world.settle()
@@ -116,7 +116,7 @@ def test_an_entry_that_goes_takes_its_object_along():
     assert world.condition_types() == ["Ready", "TemplateValid"]
 
 
-def test_a_removal_that_is_refused_is_not_insisted_on():
+def test_a_refused_delete_is_not_repeated():
     world = world_of(entry())
     world.edit()
     world.refused = {("configmaps", "gpu-settings"): "may not delete"}
@@ -124,7 +124,7 @@ def test_a_removal_that_is_refused_is_not_insisted_on():
     assert len(world.extras) == 1
 
 
-def test_what_is_being_deleted_is_waited_for():
+def test_a_terminating_object_is_waited_for():
     world = world_of(entry())
     made = world.get("ConfigMap", "gpu-settings")
     going = replace(made, metadata=replace(made.metadata, deletion_timestamp=START))
@@ -149,7 +149,7 @@ def test_what_is_being_deleted_is_waited_for():
         ({**SETTINGS, "metadata": {"ownerReferences": []}}, "template.metadata.ownerReferences"),
     ],
 )
-def test_other_kinds_and_places_are_refused(template, message):
+def test_other_kinds_and_namespaces_are_refused(template, message):
     world = world_of(entry(template=template))
     assert world.extras == {}
     assert message in resource(world).message
@@ -160,20 +160,20 @@ def test_other_kinds_and_places_are_refused(template, message):
     assert said in event.message
 
 
-def test_a_template_that_turns_bad_keeps_what_a_better_one_made():
+def test_an_invalid_template_keeps_the_existing_object():
     world = world_of(entry())
     world.edit(resources=[entry(template={"apiVersion": "v1", "kind": "Secret"})])
     world.settle()
     assert ("ConfigMap", "gpu-settings") in world.extras
 
 
-def test_two_entries_for_one_object_are_one_too_many():
+def test_two_entries_for_one_object_are_refused():
     world = world_of(entry("a"), entry("gpu-a", nameMode="Exact"))
     assert resource(world, "a").ready
     assert "another entry of spec.resources" in resource(world, "gpu-a").message
 
 
-def test_a_refusal_is_shown_and_nothing_is_tried_meanwhile():
+def test_a_refusal_is_reported_and_not_repeated_at_once():
     world = QueueWorld(make_trq(resources=[entry()]))
     world.refused = {("configmaps", "gpu-settings"): "ConfigMap exists already"}
     world.settle()
@@ -189,7 +189,7 @@ def test_a_refusal_is_shown_and_nothing_is_tried_meanwhile():
         ({}, "the cache is not synced yet"),
     ],
 )
-def test_nothing_is_made_of_what_is_not_known(unseen, message):
+def test_nothing_is_created_without_a_view_of_the_kind(unseen, message):
     world = QueueWorld(make_trq(resources=[entry()]))
     world.extras, world.unseen = None, unseen
     world.settle()
@@ -207,7 +207,7 @@ class TestClaims:
         assert made.spec["resources"]["requests"]["storage"] == "20Gi"
         assert resource(world, "c").ready
 
-    def test_what_somebody_has_grown_stays_grown(self):
+    def test_a_claim_that_was_grown_by_others_keeps_its_size(self):
         world = world_of(entry("c", claim("10Gi")))
         self.becomes(world, claim("30Gi", storageClassName="fast", volumeName="pv-1"))
         world.settle()
@@ -219,7 +219,7 @@ class TestClaims:
         assert "has 30Gi; a PVC cannot shrink to 20Gi." in resource(world, "c").message
         assert resource(world, "c").ready
 
-    def test_what_is_fixed_is_said_and_sent_as_it_is(self):
+    def test_immutable_fields_of_a_claim_are_reported_and_kept(self):
         world = world_of(entry("c", claim()))
         template = claim(accessModes=["ReadWriteOnce"], storageClassName="fast")
         world.edit(resources=[entry("c", template)])
@@ -231,20 +231,20 @@ class TestClaims:
             " Delete the PVC and its data, or choose another name."
         )
 
-    def test_one_without_a_size(self):
+    def test_a_claim_without_a_size(self):
         world = world_of(entry("c", claim(None)))
         world.edit(resources=[entry("c", claim(None, volumeMode="Filesystem"))])
         world.settle()
         assert "volumeMode" in resource(world, "c").message
 
     @pytest.mark.parametrize("size", ["much", -1, True, ["1Gi"]])
-    def test_a_size_that_is_none(self, size):
+    def test_an_invalid_size(self, size):
         world = world_of(entry("c", claim()))
         world.edit(resources=[entry("c", claim(size))])
         world.settle()
         assert "template.spec.resources" in resource(world, "c").message
 
-    def test_sizes_are_amounts(self):
+    def test_sizes_are_compared_as_quantities(self):
         world = world_of(entry("c", claim("1024Mi")))
         self.becomes(world, claim("1Gi"))
         world.settle()
@@ -257,7 +257,7 @@ class TestClaims:
         world.extras["PersistentVolumeClaim", "gpu-c"] = replace(made, spec=body["spec"])
 
 
-def test_an_object_of_no_content_is_all_that_is_asked_for():
+def test_a_template_without_data_creates_an_empty_object():
     template = {"apiVersion": "v1", "kind": "ConfigMap"}
     world = world_of(entry(template=template))
     assert world.get("ConfigMap", "gpu-settings") == msgspec.convert(

@@ -133,7 +133,7 @@ def scheduled(job: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_made_for_a_gang(name, request):
+def test_objects_for_each_scheduler(name, request):
     text = yaml.safe_dump_all(shown(CASES[name]), sort_keys=False, width=100)
     path = GOLDEN / f"{name}.yaml"
     if request.config.getoption("--update-golden"):
@@ -163,11 +163,11 @@ def test_what_is_made_for_a_gang(name, request):
         ({"scheduler": "mine", "gang": "native"}, EVERYTHING, "native"),
     ],
 )
-def test_the_choice(scheduling, there, gang):
+def test_the_choice_of_a_scheduler(scheduling, there, gang):
     assert choose(make_queue(scheduling=scheduling), there).gang == gang
 
 
-def test_a_pod_template_may_name_the_scheduler_too():
+def test_a_pod_template_can_choose_the_scheduler():
     queue = make_queue(podTemplate={"spec": {"schedulerName": "volcano"}})
     assert choose(queue, EVERYTHING).gang == "volcano"
     job = make_job(podTemplate={"spec": {"schedulerName": "mine"}})
@@ -180,7 +180,7 @@ def test_a_pod_template_may_name_the_scheduler_too():
     ("gang", "scheduler"),
     [("kai", "volcano"), ("native", "kai-scheduler"), ("volcano", "default-scheduler")],
 )
-def test_a_gang_scheduler_that_the_pods_are_not_scheduled_by_is_refused(gang, scheduler):
+def test_a_gang_scheduler_must_match_the_scheduler_name(gang, scheduler):
     queue = make_queue(scheduling={"gang": gang, "scheduler": scheduler})
     with pytest.raises(InvalidSpecError, match=f"sets scheduling.gang to {gang}, but"):
         choose(queue, EVERYTHING)
@@ -193,7 +193,7 @@ def test_a_gang_scheduler_that_the_pods_are_not_scheduled_by_is_refused(gang, sc
 
 
 @pytest.mark.parametrize("gang", ["kai", "volcano", "coscheduling", "native", "kueue"])
-def test_a_scheduler_that_is_not_installed_is_waited_for(gang):
+def test_a_job_waits_for_a_missing_scheduler(gang):
     world = world_of({"gang": gang}, Installed())
     plan = world.settle()
     assert not plan.applies
@@ -208,7 +208,7 @@ def test_a_scheduler_that_is_not_installed_is_waited_for(gang):
     assert world.phase == "Queued"
 
 
-def test_nothing_is_made_while_it_is_not_known_what_is_installed():
+def test_nothing_is_created_before_discovery():
     world = world_of({"gang": "volcano"}, None)
     world.settle()
     assert world.job.status.reason == "GangSchedulerUnknown"
@@ -223,7 +223,7 @@ def test_kai_cannot_keep_workers_together_without_a_topology():
 
 
 @pytest.mark.parametrize("length", [63, 64])
-def test_a_local_queue_whose_name_is_no_label_is_refused(length):
+def test_a_local_queue_name_must_be_a_valid_label(length):
     long = "team." + "a" * (length - 5)
     named = world_of({"gang": "kueue", "queueName": long})
     called = world_of({"gang": "kueue"}, jobQueue=long)
@@ -235,7 +235,7 @@ def test_a_local_queue_whose_name_is_no_label_is_refused(length):
         assert bool(world.created) is (length == 63)
 
 
-def test_the_name_of_a_queue_of_others_than_kueue_is_in_no_label():
+def test_only_kueue_puts_the_queue_name_into_a_label():
     long = "team." + "a" * 70
     world = world_of({"gang": "volcano", "queueName": long}, jobQueue=long)
     world.queue = replace(world.queue, metadata=replace(world.queue.metadata, name=long))
@@ -246,7 +246,7 @@ def test_the_name_of_a_queue_of_others_than_kueue_is_in_no_label():
 # What a gang requests
 
 
-def test_requests_are_those_of_the_whole_gang():
+def test_groups_request_the_whole_gang():
     spec: Any = {
         "containers": [
             {"resources": {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"gpu": 8}}},
@@ -278,7 +278,7 @@ def test_invalid_resource_requests_are_an_invalid_spec(amount):
     assert "podTemplate: the resources of the pods are invalid" in world.job.status.message
 
 
-def test_affinity_of_no_use_is_left_to_the_api_server():
+def test_invalid_affinity_is_left_to_the_api_server():
     world = world_of({"gang": "none", "topology": NEAR, "affinity": {"podAffinity": "near"}})
     job = world.plan().applies[-1].body
     terms = job["spec"]["template"]["spec"]["affinity"]["podAffinity"]

@@ -39,7 +39,7 @@ def says(world: World, name: str, kind: str, status: str, message: str, field: s
     world.objects[name, "train"] = replace(group, status=status)
 
 
-def test_a_group_is_made_before_its_child_job_and_stays_while_the_gang_lives():
+def test_a_group_is_created_before_its_child_job_and_stays_with_the_gang():
     world = world_of()
     assert world.created.index((GROUP, "train")) < world.created.index(("jobs", "train"))
     world.all_workers("Running")
@@ -48,7 +48,7 @@ def test_a_group_is_made_before_its_child_job_and_stays_while_the_gang_lives():
     assert groups(world) == ["train"]
 
 
-def test_each_attempt_has_a_group_and_the_last_one_goes_when_its_pods_have():
+def test_each_attempt_has_a_group_until_its_pods_have_ended():
     world = world_of()
     world.all_workers("Running")
     world.settle()
@@ -63,7 +63,7 @@ def test_each_attempt_has_a_group_and_the_last_one_goes_when_its_pods_have():
     assert groups(world) == ["train-r1"]
 
 
-def test_a_group_goes_with_the_end_of_its_job():
+def test_a_finished_job_has_no_group():
     world = world_of()
     world.all_workers("Succeeded")
     world.job_condition("Complete")
@@ -72,7 +72,7 @@ def test_a_group_goes_with_the_end_of_its_job():
     assert not groups(world)
 
 
-def test_a_group_goes_with_a_pause_once_the_workers_have_ended():
+def test_a_suspension_deletes_the_group_after_the_workers():
     world = world_of()
     world.all_workers("Running")
     world.settle()
@@ -126,7 +126,7 @@ def test_groups_of_others_are_left_alone():
         ("PodGroupInitiallyScheduled", "False", "conditions"),
     ],
 )
-def test_what_the_scheduler_says_of_a_waiting_gang_is_told(kind, status, field):
+def test_conditions_of_the_group_are_the_reason_of_a_wait(kind, status, field):
     world = world_of()
     says(world, GROUP, kind, status, "2/2 tasks do not fit", field)
     world.settle()
@@ -141,7 +141,7 @@ def test_what_the_scheduler_says_of_a_waiting_gang_is_told(kind, status, field):
     assert world.job.status.reason == "WorkersRunning"
 
 
-def test_what_the_scheduler_says_in_favour_of_a_gang_is_no_reason_to_wait():
+def test_a_positive_condition_of_the_group_is_no_reason():
     world = world_of()
     says(world, GROUP, "Unschedulable", "False", "fits")
     world.settle()
@@ -184,7 +184,7 @@ def test_a_job_waits_in_the_queue_until_kueue_admits_it():
     assert ("workloads", "train") in world.objects
 
 
-def test_a_job_that_kueue_preempts_is_preempted_and_no_failure():
+def test_a_preemption_by_kueue_is_no_failure():
     world = world_of("kueue")
     suspended(world, False)
     world.all_workers("Running")
@@ -204,7 +204,7 @@ def test_a_job_that_kueue_preempts_is_preempted_and_no_failure():
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_workers_that_end_by_a_suspension_are_no_failure_once_it_is_over(before):
+def test_workers_that_ended_by_a_suspension_are_no_failure_later(before):
     world = world_of("kueue")
     suspended(world, False)
     world.all_workers("Running")
@@ -234,7 +234,7 @@ def told_to_end(world: World) -> None:
         world._ending(("pods", pod.metadata.name), 30)
 
 
-def test_workers_that_are_told_to_end_wait_for_the_word_of_a_preemption():
+def test_deleted_workers_wait_for_the_suspension_of_their_job():
     world = world_of("kueue")
     suspended(world, False)
     world.all_workers("Running")
@@ -247,7 +247,7 @@ def test_workers_that_are_told_to_end_wait_for_the_word_of_a_preemption():
     assert (world.phase, world.job.status.attempt) == ("Preempted", 0)
 
 
-def test_workers_that_somebody_deletes_are_a_disruption_a_moment_later():
+def test_deleted_workers_are_a_disruption_after_a_delay():
     world = world_of("kueue")
     suspended(world, False)
     world.all_workers("Running")
@@ -267,7 +267,7 @@ def test_workers_that_somebody_deletes_are_a_disruption_a_moment_later():
     assert ("jobs", "train-r1") in world.objects
 
 
-def test_a_job_that_somebody_suspends_is_preempted_too():
+def test_a_suspended_child_job_is_preempted():
     world = world_of("none")
     suspended(world, True)
     world.settle()
@@ -303,7 +303,7 @@ def grown(gang: str) -> World:
     return world
 
 
-def test_probes_ask_the_gangs_scheduler():
+def test_probes_use_the_scheduler_of_the_gang():
     world = grown("volcano")
     bodies: list[Any] = [apply.body for plan in world.plans for apply in plan.applies]
     probes = [body for body in bodies if body["metadata"]["name"].startswith("train-probe-")]
@@ -312,7 +312,7 @@ def test_probes_ask_the_gangs_scheduler():
     assert probes[0]["metadata"]["annotations"] == {"scheduling.volcano.sh/queue-name": "default"}
 
 
-def test_no_probe_asks_in_the_place_of_kueue():
+def test_no_probes_with_kueue():
     queue = {"scheduling": {"gang": "kueue"}}
     world = grown("volcano")
     world.queue = make_queue(**queue)
@@ -322,7 +322,7 @@ def test_no_probe_asks_in_the_place_of_kueue():
     assert not [name for _, name in world.objects if "probe" in name]
 
 
-def test_no_probe_asks_a_scheduler_that_is_gone():
+def test_no_probes_without_the_scheduler():
     world = grown("volcano")
     world.installed = Installed()
     world.objects = {k: o for k, o in world.objects.items() if "probe" not in k[1]}

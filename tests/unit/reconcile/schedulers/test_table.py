@@ -35,7 +35,7 @@ def test_no_other_file_of_the_controller_names_a_scheduler():
         assert not strings & names, path
 
 
-def test_what_a_scheduler_needs_is_looked_up_and_can_be_installed():
+def test_required_kinds_are_discovered_and_have_an_install_hint():
     for scheduler in SCHEDULERS.values():
         assert bool(scheduler.kinds) is bool(scheduler.install_hint)
         assert {kind.api_version.partition("/")[0] for kind in scheduler.kinds} <= API_GROUPS

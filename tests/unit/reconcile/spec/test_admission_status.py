@@ -36,7 +36,7 @@ def test_a_queue_without_any_of_these_admits_at_once():
     assert len(world.gangs) == 1
 
 
-def test_the_workspace_is_made_while_the_job_waits():
+def test_the_workspace_is_prepared_while_the_job_waits():
     world = World(make_job(numNodes=1, volumes=ZIP), make_queue(**QUOTA))
     world.settle()
     assert world.phase == "Syncing"
@@ -47,7 +47,7 @@ def test_the_workspace_is_made_while_the_job_waits():
     assert world.condition("WorkspaceReady").status == "True"
 
 
-def test_what_the_coordinator_says_is_never_claimed_nor_lost():
+def test_conditions_of_the_coordinator_are_neither_owned_nor_lost():
     world = running()
     written = [plan.status for plan in world.plans if plan.status is not None]
     for status in written:
@@ -119,17 +119,17 @@ class TestOtherRequests:
             ),
         ],
     )
-    def test_a_gang_that_asks_for_more_is_admitted_again_first(self, node, message):
+    def test_a_gang_with_larger_requests_needs_a_new_admission(self, node, message):
         world = self.edited(**node)
         assert len(world.gangs) == 1
         assert (world.phase, world.job.status.reason) == ("Queued", "WaitingForAdmission")
         assert message in world.job.status.message
 
-    def test_a_gang_that_asks_for_less_needs_no_other(self):
+    def test_a_gang_with_smaller_requests_needs_no_new_admission(self):
         world = self.edited(gpus=0, cpus=1, memory="1Gi")
         assert len(world.gangs) == 2
 
-    def test_so_is_one_of_a_queue_whose_nodes_have_become_larger(self):
+    def test_a_gang_on_larger_nodes_of_its_queue_needs_a_new_admission(self):
         world = running({"quota": {"nodes": 2}, "nodeResources": {"gpus": 4}})
         world.queue = make_queue(quota={"nodes": 2}, nodeResources={"gpus": 8})
         world.pod(world.workers()[0].metadata.name, phase="Failed")
@@ -147,7 +147,7 @@ class TestOtherRequests:
         assert world.gangs == []
         assert "The job requests admission in TorchrunQueue vip." in world.job.status.message
 
-    def test_an_admission_that_does_not_say_for_what_admits_nothing(self):
+    def test_an_admission_without_a_record_admits_nothing(self):
         world = submitted()
         world.admit(2)
         bare = replace(world.job.status, admission=Admission(nodes=2))
@@ -156,7 +156,7 @@ class TestOtherRequests:
         assert world.gangs == []
         assert "does not record its resource requests yet" in world.job.status.message
 
-    def test_it_answers_that_its_admission_is_withdrawn(self):
+    def test_the_status_confirms_a_withdrawn_admission(self):
         world = self.edited(gpus=8)
         world.admission(False, "AdmissionOutdated", "8 GPUs are asked for", 2)
         world.settle()
@@ -171,7 +171,7 @@ class TestOtherRequests:
             {"initContainers": [{"name": "before", "resources": {"requests": {GPU: 8}}}]},
         ],
     )
-    def test_what_a_pod_template_adds_is_asked_for_too(self, spec):
+    def test_requests_include_the_pod_template(self, spec):
         world = running(GPUS, nodeResources={"gpus": 0})
         world.spec(pod_template=PodTemplate(spec=spec))
         world.delete_child_job()
@@ -179,7 +179,7 @@ class TestOtherRequests:
         assert len(world.gangs) == 1
         assert "8 GPUs on each node, but was admitted with 0." in world.job.status.message
 
-    def test_resources_of_a_pod_template_that_cannot_be_read_are_refused(self):
+    def test_invalid_resources_of_a_pod_template_are_refused(self):
         beside = {"name": "beside", "resources": {"limits": {GPU: "many"}}}
         world = submitted(podTemplate={"spec": {"containers": [beside]}})
         assert world.job.status.reason == "InvalidSpec"
@@ -187,7 +187,7 @@ class TestOtherRequests:
             "podTemplate: the resources of the pods are invalid: 'many'" in world.job.status.message
         )
 
-    def test_what_a_head_and_its_workers_ask_for_is_compared_apart(self):
+    def test_requests_of_head_and_workers_are_compared_separately(self):
         head = {"nodeResources": {"gpus": 0, "cpus": 2, "memory": "1Gi"}}
         world = running({**GPUS, "quota": {"nodes": 8}}, numNodes=3, head=head)
         world.spec(head=Head(node_resources=JobNodeResources(gpus=8)))
@@ -197,7 +197,7 @@ class TestOtherRequests:
         assert "8 GPUs on the first node, but was admitted with 0." in (world.job.status.message)
 
 
-def test_a_gang_says_what_it_is_charged_with():
+def test_a_gang_has_its_charge_in_an_annotation():
     """Job and pods: the TorchrunJob may be gone while they end."""
     head = {"nodeResources": {"gpus": 0, "cpus": 2, "memory": "1Gi"}}
     world = running({**GPUS, "quota": {"nodes": 8}}, numNodes=3, head=head)
@@ -214,7 +214,7 @@ def test_a_gang_says_what_it_is_charged_with():
 
 
 class TestPreemption:
-    def test_the_gang_ends_with_its_grace_period_and_the_job_waits_again(self):
+    def test_preemption_ends_the_gang_with_its_grace_period(self):
         world = running()
         world.preempt(by="ml/urgent")
         plan = world.step()
@@ -231,7 +231,7 @@ class TestPreemption:
         assert (world.phase, world.job.status.reason) == ("Preempted", "Preempted")
         assert world.gangs[1:] == []
 
-    def test_it_goes_on_once_it_is_admitted_again(self):
+    def test_a_preempted_job_continues_after_a_new_admission(self):
         world = running()
         world.preempt()
         world.settle()
@@ -257,7 +257,7 @@ class TestPreemption:
             0,
         )
 
-    def test_a_right_that_was_not_used_is_taken_back_too(self):
+    def test_an_unused_admission_can_be_withdrawn(self):
         """The status says so before the charge is taken away: then no gang is under way."""
         world = submitted()
         world.admit(2)
@@ -267,7 +267,7 @@ class TestPreemption:
         assert world.gangs == []
         assert world.job.status.attempts == ()
 
-    def test_a_gang_that_the_status_does_not_know_is_noted_first(self):
+    def test_an_unrecorded_gang_is_recorded_first(self):
         world = submitted()
         world.admit(2)
         world.step(writes=9)
@@ -280,14 +280,14 @@ class TestPreemption:
         world.settle()
         assert [a.reason for a in world.job.status.attempts] == ["Preempted"]
 
-    def test_who_fails_meanwhile_is_not_restarted(self):
+    def test_a_failure_during_preemption_is_not_restarted(self):
         world = running()
         world.preempt()
         world.pod(world.workers()[0].metadata.name, phase="Failed")
         world.settle()
         assert (world.phase, world.job.status.restarts) == ("Preempted", 0)
 
-    def test_a_pause_goes_before_and_success_before_both(self):
+    def test_suspension_wins_over_preemption_and_success_over_both(self):
         world = running()
         world.preempt()
         world.spec(suspend=True)
@@ -299,7 +299,7 @@ class TestPreemption:
         world.settle()
         assert world.phase == "Succeeded"
 
-    def test_a_restart_after_it_is_not_delayed(self):
+    def test_a_restart_after_a_preemption_is_not_delayed(self):
         world = running()
         world.preempt()
         world.settle()
@@ -311,7 +311,7 @@ class TestPreemption:
         world.settle()
         assert len(world.gangs) == 3
 
-    def test_pods_on_lost_nodes_are_remembered_and_not_waited_for(self):
+    def test_preemption_records_pods_on_lost_nodes_and_does_not_wait(self):
         world = running()
         world.node("node-1")
         world.node("node-2")

@@ -31,7 +31,7 @@ def test_null_removes_and_types_may_change():
     assert merge({"a": 1, "b": {"c": 1}}, {"a": None, "b": 2}) == {"b": 2}
 
 
-def test_items_that_are_no_objects_are_kept():
+def test_items_that_are_no_objects_stay():
     assert merge({"env": ["odd"]}, {"env": ["odder"]}) == {"env": ["odd", "odder"]}
 
 

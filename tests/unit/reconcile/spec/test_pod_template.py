@@ -59,7 +59,7 @@ def reliability(seconds: int) -> dict[str, Any]:
         ({"head": {"podTemplate": {"spec": {GRACE: 500}}}}, reliability(60), 500),
     ],
 )
-def test_the_grace_period_of_a_template_counts_for_pod_launcher_and_controller(
+def test_the_grace_period_of_a_template_applies_everywhere(
     job: dict[str, Any], queue: dict[str, Any], seconds: int
 ):
     for role in ("head", "worker") if "head" in job else ("",):
@@ -71,7 +71,7 @@ def test_the_grace_period_of_a_template_counts_for_pod_launcher_and_controller(
 
 
 @pytest.mark.parametrize("value", ["120", -1, True, 1.5, 31536001, [], {}])
-def test_a_grace_period_that_is_none_is_refused(value: object):
+def test_an_invalid_grace_period_is_refused(value: object):
     with pytest.raises(InvalidSpecError, match=f"^spec.podTemplate.spec.{GRACE} is "):
         pod(of(**{GRACE: value}))
     assert (
@@ -79,7 +79,7 @@ def test_a_grace_period_that_is_none_is_refused(value: object):
     )
 
 
-def test_a_deadline_gives_the_template_s_grace_period():
+def test_a_deadline_uses_the_grace_period_of_the_template():
     job = make_job(numNodes=1, reliability={"activeDeadlineSeconds": 60}, **of(**{GRACE: 120}))
     world = World(job, make_queue())
     world.settle()
@@ -90,19 +90,19 @@ def test_a_deadline_gives_the_template_s_grace_period():
 
 
 @pytest.mark.parametrize("field", [TOKEN, "enableServiceLinks"])
-def test_tokens_and_service_variables_come_only_where_a_template_asks_for_them(field: str):
+def test_tokens_and_service_variables_only_on_request(field: str):
     assert pod()[field] is False
     assert pod(of(**{field: True}))[field] is True
     assert pod({}, of(**{field: True}))[field] is True
     assert pod(of(**{field: False}), of(**{field: True}))[field] is False
 
 
-def test_service_variables_are_the_jobs_to_choose():
+def test_a_job_can_choose_service_variables():
     asked, laid_down = of(enableServiceLinks=True), of(enableServiceLinks=False)
     assert pod(asked, laid_down)["enableServiceLinks"] is True
 
 
-def test_a_service_account_of_the_queue_has_its_token_unless_a_template_says_otherwise():
+def test_a_service_account_of_the_queue_has_its_token_by_default():
     queue = {"serviceAccountName": "trainer"}
     assert TOKEN not in pod({}, queue)
     assert pod(of(**{TOKEN: False}), queue)[TOKEN] is False
@@ -111,9 +111,7 @@ def test_a_service_account_of_the_queue_has_its_token_unless_a_template_says_oth
 
 @pytest.mark.parametrize("asked", [True, None])
 @pytest.mark.parametrize("account", [{}, {"serviceAccountName": "trainer"}])
-def test_a_job_mounts_no_token_where_its_queue_says_that_none_is_mounted(
-    asked: bool | None, account: dict[str, Any]
-):
+def test_a_job_mounts_no_token_if_its_queue_forbids_it(asked: bool | None, account: dict[str, Any]):
     with pytest.raises(
         InvalidSpecError, match=f"^spec.podTemplate.spec.{TOKEN} is .* gpu sets it to false"
     ):
@@ -131,7 +129,7 @@ def test_workers_are_never_restarted_in_place(policy: str):
     assert pod(of(restartPolicy="Never"))["restartPolicy"] == "Never"
 
 
-def test_what_is_refused_is_told_before_anything_is_made():
+def test_a_refused_template_is_reported_before_any_object():
     world = World(make_job(numNodes=1, **of(restartPolicy="OnFailure")), make_queue())
     world.settle()
     assert (world.phase, world.job.status.reason) == ("Pending", "InvalidSpec")
@@ -143,7 +141,7 @@ VALUES = st.one_of(st.none(), st.booleans(), st.integers(-1, 200), st.just("30")
 
 @settings(deadline=None)
 @given(job=VALUES, queue=VALUES)
-def test_a_value_is_honoured_or_refused_and_never_dropped(job: object, queue: object):
+def test_each_value_is_honoured_or_refused(job: object, queue: object):
     try:
         made = pod(of(**{GRACE: job}), of(**{GRACE: queue}))
     except InvalidSpecError:

@@ -23,7 +23,7 @@ def finished(queue: object = None) -> World:
     return world
 
 
-def test_a_shorter_limit_ends_no_job_that_runs():
+def test_a_shorter_deadline_ends_no_running_job():
     world = running()
     world.pass_time(hours=10)
     world.queue = make_queue(limits={"maxRunSeconds": 3600, "maxNodesPerJob": 1})
@@ -39,7 +39,7 @@ def test_a_shorter_limit_ends_no_job_that_runs():
     assert (world.phase, world.job.status.attempt) == ("Running", 1)
 
 
-def test_a_longer_limit_gives_no_job_more_either():
+def test_a_longer_deadline_does_not_extend_running_jobs():
     world = running(make_queue(limits={"maxRunSeconds": 3600}))
     world.queue = make_queue()
     world.pass_time(hours=1)
@@ -62,7 +62,7 @@ def test_a_smaller_size_limit_does_not_refuse_the_next_gang():
     assert later.job.status.reason == "InvalidSpec"
 
 
-def test_a_new_ttl_deletes_nothing_that_has_finished():
+def test_a_new_ttl_deletes_no_finished_job():
     world = finished()
     world.pass_time(days=30)
     world.queue = make_queue(reliability={"ttlSecondsAfterFinished": 60})
@@ -70,7 +70,7 @@ def test_a_new_ttl_deletes_nothing_that_has_finished():
     assert not world.gone
 
 
-def test_jobs_of_a_deleted_queue_go_by_the_ttl_that_they_started_with():
+def test_jobs_of_a_deleted_queue_keep_their_ttl():
     world = finished(make_queue(reliability={"ttlSecondsAfterFinished": 60}))
     world.queue = None
     assert world.settle().requeue_after == 60
@@ -79,7 +79,7 @@ def test_jobs_of_a_deleted_queue_go_by_the_ttl_that_they_started_with():
     assert world.gone
 
 
-def test_a_job_that_ended_without_a_gang_keeps_what_holds_at_its_end():
+def test_a_job_that_ended_without_a_gang_keeps_its_last_settings():
     world = World(
         make_job(
             numNodes=1,
@@ -97,7 +97,7 @@ def test_a_job_that_ended_without_a_gang_keeps_what_holds_at_its_end():
     assert world.settle().requeue_after == 5
 
 
-def test_restarts_are_counted_by_what_the_job_started_with():
+def test_restarts_follow_the_settings_at_the_start():
     world = running(make_queue(reliability={"maxRestarts": 1}))
     world.queue = make_queue(reliability={"restartPolicy": "Never"})
     world.all_workers("Failed")
@@ -106,7 +106,7 @@ def test_restarts_are_counted_by_what_the_job_started_with():
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_the_jobs_own_edit_holds_at_once(recorded):
+def test_an_edit_of_the_job_applies_at_once(recorded):
     world = running(make_queue(reliability={"ttlSecondsAfterFinished": 60}))
     if not recorded:  # a job that an earlier release started
         world.job = replace(world.job, status=replace(world.job.status, queue_policy=None))
@@ -118,7 +118,7 @@ def test_the_jobs_own_edit_holds_at_once(recorded):
     assert world.job.status.queue_policy.ttl_seconds_after_finished == 60
 
 
-def test_before_its_first_gang_a_job_goes_by_the_queue_as_it_is():
+def test_before_its_first_gang_a_job_follows_its_queue():
     job = make_job(numNodes=1)
     queue = make_queue(reliability={"maxRestarts": 7})
     assert resolve_reliability(job, queue).max_restarts == 7

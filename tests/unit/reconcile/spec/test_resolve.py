@@ -36,7 +36,7 @@ def test_a_refusal_names_two_numbers_that_work(gpus, per_node):
         assert size.gpus_per_node <= per_node
 
 
-def test_part_of_a_node_gets_cpu_and_memory_pro_rata():
+def test_a_part_of_a_node_gets_cpu_and_memory_in_proportion():
     queue = make_queue(nodeResources={"gpus": 8, "cpus": 96, "memory": "512Gi"})
     size = resolve_spec(make_job(numGPUs=4), queue).size
     assert size.requests == {"cpu": "48", "memory": "256Gi", "nvidia.com/gpu": "4"}
@@ -57,12 +57,12 @@ def test_part_of_a_node_gets_cpu_and_memory_pro_rata():
         ({"gpus": 0, "cpus": 2}, {"numNodes": 1}, {"cpu": "2", "memory": "512Gi"}),
     ],
 )
-def test_a_job_may_take_less_of_a_node(wanted, size, requests):
+def test_a_job_may_request_less_than_a_node(wanted, size, requests):
     queue = make_queue(nodeResources={"gpus": 8, "cpus": 96, "memory": "512Gi"})
     assert resolve_spec(make_job(nodeResources=wanted, **size), queue).size.requests == requests
 
 
-def test_a_job_says_what_its_queue_leaves_open():
+def test_a_job_sets_the_node_resources_that_its_queue_omits():
     job = make_job(numNodes=1, nodeResources={"memory": "2Gi"})
     size = resolve_spec(job, make_queue(nodeResources={})).size
     assert (size.requests, size.limits) == ({"memory": "2Gi"}, {"memory": "2Gi"})
@@ -76,7 +76,7 @@ def test_a_job_says_what_its_queue_leaves_open():
         ({"memory": "1Ti"}, "memory is 1Ti, but nodeResources.memory of the queue is 512Gi"),
     ],
 )
-def test_a_job_takes_no_more_than_a_node_of_its_queue(wanted, message):
+def test_a_job_cannot_exceed_a_node_of_its_queue(wanted, message):
     queue = make_queue(nodeResources={"gpus": 8, "cpus": 96, "memory": "512Gi"})
     with pytest.raises(InvalidSpecError, match=message):
         resolve_spec(make_job(numNodes=1, nodeResources=wanted), queue)
@@ -98,7 +98,7 @@ def test_gpus_run_a_process_each_on_nccl():
         (None, {}, True),
     ],
 )
-def test_who_decides_on_checkpoints(queue, job, expected):
+def test_checkpoints_of_queue_and_job(queue, job, expected):
     storage = {} if queue is None else {"storage": {"checkpoints": queue}}
     volumes = {} if job is None else {"volumes": {"checkpoints": job}}
     run = resolve_spec(make_job(numNodes=1, **volumes), make_queue(**storage))
@@ -114,6 +114,6 @@ def test_an_image_may_come_from_a_template():
 
 
 @pytest.mark.parametrize("source", [{"source": "none"}, {"enabled": False}])
-def test_no_workspace_where_none_is_wanted(source):
+def test_no_workspace_if_it_is_disabled(source):
     job = make_job(numNodes=1, volumes={"workspace": source})
     assert resolve_spec(job, make_queue()).workspace is None

@@ -55,7 +55,7 @@ def storage_ready(world: World) -> tuple[str, str] | None:
 
 
 @pytest.mark.parametrize("name", [WORKSPACE, CHECKPOINTS])
-def test_a_running_gang_says_that_a_claim_goes_with_it(name: str):
+def test_a_running_gang_reports_a_terminating_claim(name: str):
     world = running()
     delete(world, name)
     plan = world.step()
@@ -69,7 +69,7 @@ def test_a_running_gang_says_that_a_claim_goes_with_it(name: str):
     assert not world.step().events
 
 
-def test_no_gang_is_made_with_checkpoints_that_are_being_deleted():
+def test_no_gang_is_created_with_terminating_checkpoints():
     world = no_workspace()
     delete(world, CHECKPOINTS)
     world.all_workers("Failed")
@@ -84,7 +84,7 @@ def test_no_gang_is_made_with_checkpoints_that_are_being_deleted():
     assert world.job.status.restarts == 1
 
 
-def test_a_workspace_that_is_being_deleted_is_not_ready():
+def test_a_terminating_workspace_is_not_ready():
     world = running()
     delete(world, WORKSPACE)
     world.all_workers("Failed")
@@ -100,7 +100,7 @@ def test_a_workspace_that_is_being_deleted_is_not_ready():
     assert applied(world.step()) == [f"PersistentVolumeClaim/{WORKSPACE}", "Pod/train-sync-1"]
 
 
-def test_pods_that_prepare_let_go_of_a_claim_that_is_being_deleted():
+def test_sync_and_setup_pods_release_a_terminating_claim():
     world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
     world.settle()
     world.claim_is("Bound")
@@ -115,7 +115,7 @@ def test_pods_that_prepare_let_go_of_a_claim_that_is_being_deleted():
     assert (CLAIMS.plural, WORKSPACE) in world.objects
 
 
-def test_checkpoints_that_are_gone_are_made_again_beside_a_gang():
+def test_deleted_checkpoints_are_recreated_during_a_gang():
     world = no_workspace()
     gone(world, CHECKPOINTS)
     plan = world.step()
@@ -126,7 +126,7 @@ def test_checkpoints_that_are_gone_are_made_again_beside_a_gang():
     assert storage_ready(world) is None
 
 
-def test_a_gang_that_waits_for_its_claim_starts_with_the_one_made_again():
+def test_a_gang_starts_with_its_recreated_claim():
     """The old pods let go of the claim only after the new gang was made."""
     world = World(make_job(numNodes=1), make_queue(storage={"checkpoints": {"size": "1Gi"}}))
     world.settle()
@@ -153,7 +153,7 @@ def test_a_claim_that_lost_its_volume_is_named():
 
 
 @pytest.mark.parametrize("case", ["no queue", "no run", "taken", "existing", "none"])
-def test_nothing_is_made_again_where_it_is_not_known_what(case: str):
+def test_no_claim_is_recreated_without_a_valid_spec(case: str):
     world = no_workspace()
     gone(world, CHECKPOINTS)
     if case == "no queue":
@@ -180,7 +180,7 @@ def test_a_deleted_claim_stays_deleted_after_the_end():
     assert not applied(world.step())
 
 
-def test_a_claim_that_is_going_is_no_matter_of_a_suspended_job():
+def test_a_terminating_claim_does_not_affect_a_suspended_job():
     world = no_workspace()
     world.spec(suspend=True)
     world.settle()

@@ -51,7 +51,7 @@ def variables(world: World, job: str = "train") -> dict[str, str]:
     return {v["name"]: v.get("value", "") for v in trainer(world, job)["env"]}
 
 
-def test_a_claim_that_is_not_bound_in_time_gives_way_to_a_serve_pod():
+def test_an_unbound_claim_is_replaced_by_a_serve_pod():
     world = submitted()
     world.claim_is("Pending")
     plan = world.settle()
@@ -70,14 +70,14 @@ def test_a_claim_that_is_not_bound_in_time_gives_way_to_a_serve_pod():
     assert spec["volumes"][0] == {"name": "workspace", "emptyDir": {"sizeLimit": "10Gi"}}
 
 
-def test_storage_that_says_no_is_not_waited_for():
+def test_failed_provisioning_is_not_waited_for():
     world = unbound()
     world.warn(CLAIMS, "train-workspace", "ProvisioningFailed", "only ReadWriteOnce is supported")
     world.settle()
     assert pods(world) == ["train-sync-0", "train-serve-0"]
 
 
-def test_the_status_tells_of_a_claim_that_is_given_up_before_its_pod_goes():
+def test_an_abandoned_claim_is_recorded_before_its_pod_is_deleted():
     """Else the next pod would wait for the same claim, and so on until a status is written."""
     world = submitted(DIRECT)
     world.claim_is("Pending", storage_class=None)
@@ -92,7 +92,7 @@ def test_the_status_tells_of_a_claim_that_is_given_up_before_its_pod_goes():
     [(UNBOUND, 30, 2), ("0/1 nodes are available: 1 Insufficient cpu.", 3600, 1)],
     ids=["claim", "other"],
 )
-def test_a_pod_that_waits_for_something_else_says_nothing_of_the_claim(verdict, seconds, expected):
+def test_a_pod_that_waits_for_another_reason_does_not_abandon_the_claim(verdict, seconds, expected):
     world = unbound()
     world.not_placed(verdict, pod="train-sync-0")
     world.pass_time(seconds=seconds)
@@ -100,7 +100,7 @@ def test_a_pod_that_waits_for_something_else_says_nothing_of_the_claim(verdict, 
     assert len(pods(world)) == expected
 
 
-def test_workers_fetch_from_the_pod_what_its_manifest_names():
+def test_workers_fetch_the_manifest_from_the_serve_pod():
     world = unbound()
     world.pass_time(seconds=30)
     world.settle()
@@ -124,14 +124,14 @@ def test_workers_fetch_from_the_pod_what_its_manifest_names():
     assert not any(c.type == "StorageShared" for c in world.job.status.conditions)
 
 
-def test_an_address_of_the_newer_kind():
+def test_an_ipv6_address():
     world = submitted(DIRECT)
     world.serves(ip="fd00::7")
     world.settle()
     assert variables(world)["TORCHRUN_WORKSPACE_URL"] == "http://[fd00::7]:8081"
 
 
-def test_direct_by_request_keeps_the_workspace_on_a_claim_of_its_own():
+def test_requested_direct_delivery_uses_a_claim():
     world = submitted(DIRECT)
     claim = body_of(world, CLAIMS, "train-workspace")
     assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
@@ -147,7 +147,7 @@ def test_direct_by_request_keeps_the_workspace_on_a_claim_of_its_own():
     assert "Delivery is direct." in world.condition("WorkspaceReady").message
 
 
-def test_the_queue_may_ask_for_it():
+def test_the_queue_can_request_direct_delivery():
     queue = make_queue(storage={"workspace": {"delivery": "direct"}})
     assert pods(submitted(queue=queue)) == ["train-serve-0"]
     shared = {"workspace": {"source": "zip", "delivery": "shared"}}
@@ -183,7 +183,7 @@ def ended(message: str, exit_code: int = 1) -> ContainerState:
     return ContainerState(terminated=StateTerminated(exit_code=exit_code, message=message))
 
 
-def test_what_keeps_a_serve_pod_from_its_workspace_is_said():
+def test_a_serve_pod_without_a_workspace_has_a_reason():
     world = submitted(DIRECT)
     refused = '{"reason": "InvalidArchive", "message": "no zip", "permanent": true}'
     waits = ContainerState(waiting=StateWaiting(reason="CrashLoopBackOff"))
@@ -223,14 +223,14 @@ def fails(world: World) -> None:
     world.settle()
 
 
-def test_a_restart_fetches_from_the_pod_that_is_there():
+def test_a_restart_fetches_from_the_existing_serve_pod():
     world = running()
     fails(world)
     assert variables(world, "train-r1")["TORCHRUN_WORKSPACE_URL"] == "http://10.0.0.7:8081"
     assert pods(world)[-1] == "train-serve-0"
 
 
-def test_a_lost_serve_pod_asks_for_the_upload_again_when_it_is_needed():
+def test_a_lost_serve_pod_needs_a_new_upload():
     world = running()
     world.pod("train-serve-0", phase="Failed", reason="Evicted")
     world.settle()
@@ -244,7 +244,7 @@ def test_a_lost_serve_pod_asks_for_the_upload_again_when_it_is_needed():
     assert (JOBS.plural, "train-r1") not in world.created
 
 
-def test_a_serve_pod_removed_by_hand_is_made_again():
+def test_a_deleted_serve_pod_is_replaced():
     world = running()
     del world.objects[PODS.plural, "train-serve-0"]
     fails(world)
@@ -252,7 +252,7 @@ def test_a_serve_pod_removed_by_hand_is_made_again():
     assert (JOBS.plural, "train-r1") not in world.created, "the claim holds nothing"
 
 
-def test_a_pause_keeps_it_as_it_keeps_claims_and_the_end_does_not():
+def test_a_suspension_keeps_the_serve_pod_and_the_end_deletes_it():
     world = running()
     world.suspend()
     assert world.phase == "Suspended"
@@ -265,7 +265,7 @@ def test_a_pause_keeps_it_as_it_keeps_claims_and_the_end_does_not():
     assert world.observed().workspace.sync_pods == ()
 
 
-def test_shared_storage_may_be_asked_for_later():
+def test_shared_delivery_can_be_requested_later():
     world = unbound()
     world.pass_time(seconds=30)
     world.settle()
@@ -277,7 +277,7 @@ def test_shared_storage_may_be_asked_for_later():
     assert pods(world)[-1] == "train-sync-0"
 
 
-def test_the_setup_is_made_by_every_worker():
+def test_every_worker_runs_the_setup():
     world = unbound(setupCommand="make")
     world.pass_time(seconds=30)
     world.settle()
@@ -287,7 +287,7 @@ def test_the_setup_is_made_by_every_worker():
     assert (PODS.plural, "train-setup-0") not in world.created
 
 
-def test_a_claim_that_does_not_bind_is_not_the_workers_trouble():
+def test_an_unbound_claim_does_not_affect_workers():
     world = running()
     fails(world)
     world.warn(CLAIMS, "train-workspace", "ProvisioningFailed", "no")
@@ -295,7 +295,7 @@ def test_a_claim_that_does_not_bind_is_not_the_workers_trouble():
     assert world.job.status.reason != "ProvisioningFailed"
 
 
-def test_what_the_pod_needs_to_check_tokens_is_not_in_the_container_that_takes_uploads():
+def test_the_upload_container_has_no_service_account_token():
     world = submitted(DIRECT)
     sync, serve = body_of(world, PODS, "train-serve-0")["spec"]["containers"]
     assert {m["name"] for m in sync["volumeMounts"]} == {"workspace", "tmp"}
@@ -304,7 +304,7 @@ def test_what_the_pod_needs_to_check_tokens_is_not_in_the_container_that_takes_u
     assert serve["name"] == names.SERVE_CONTAINER
 
 
-def test_a_pod_that_is_gone_before_it_was_seen_to_run_counts_as_no_wait():
+def test_a_pod_that_was_never_seen_to_run_counts_as_no_wait():
     world = unbound()
     condition = Condition(type="PodScheduled", status="False", message=UNBOUND)
     world.pod("train-sync-0", phase="Failed", conditions=(condition,))

@@ -25,7 +25,7 @@ def test_a_zip_workspace_is_synced_before_the_gang_exists():
     assert (JOBS.plural, "train") in world.created
 
 
-def test_an_upload_is_asked_for_once_the_pod_listens():
+def test_an_upload_is_requested_when_the_pod_is_ready():
     world = World(make_job(numNodes=2, volumes=ZIP), make_queue())
     world.settle()
     world.takes_upload(ready=False)
@@ -52,7 +52,7 @@ PLACED = {
     ("nodes", "delivery", "with_workers"),
     [(1, "shared", True), (2, "shared", False), (1, "direct", False)],
 )
-def test_a_sync_pod_is_where_a_claim_for_one_node_is_of_use(nodes, delivery, with_workers):
+def test_a_sync_pod_runs_where_its_claim_is_usable(nodes, delivery, with_workers):
     """And wherever it is, its image is pulled and taints are tolerated as for the workers."""
     volumes = {"workspace": {"source": "zip", "delivery": delivery}}
     job = make_job(
@@ -66,7 +66,7 @@ def test_a_sync_pod_is_where_a_claim_for_one_node_is_of_use(nodes, delivery, wit
     assert ("affinity" in pod["spec"]) == with_workers
 
 
-def test_a_failed_sync_is_tried_again_with_growing_delay():
+def test_a_failed_sync_is_retried_with_growing_delays():
     world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
     world.settle()
     world.end_container("train-sync-0", "sync", exit_code=1, finished_at=world.now, message="boom")
@@ -84,7 +84,7 @@ def test_a_failed_sync_is_tried_again_with_growing_delay():
     assert len(world.observed().workspace.sync_pods) == 3, "only the last few are kept"
 
 
-def test_an_evicted_sync_pod_is_tried_again():
+def test_an_evicted_sync_pod_is_replaced():
     world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
     world.settle()
     idle = (ContainerStatus(name="sync"),)
@@ -112,7 +112,7 @@ def test_a_refused_archive_waits_for_a_new_upload():
     assert world.phase == "Queued"
 
 
-def test_a_source_that_cannot_be_fetched_may_be_changed_in_the_spec():
+def test_an_unusable_source_can_be_changed_in_the_spec():
     git = {"workspace": {"source": "git", "url": "https://example.org/a.git"}}
     world = World(make_job(numNodes=1, volumes=git), make_queue())
     world.settle()
@@ -123,7 +123,7 @@ def test_a_source_that_cannot_be_fetched_may_be_changed_in_the_spec():
     assert "Change spec.volumes.workspace, or" in world.job.status.message
 
 
-def test_a_new_upload_replaces_a_sync_pod_that_waits_for_the_old_one():
+def test_a_new_upload_replaces_the_waiting_sync_pod():
     world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
     world.settle()
     world.pod("train-sync-0", phase="Running")
@@ -140,7 +140,7 @@ def test_a_new_upload_replaces_a_sync_pod_that_waits_for_the_old_one():
 
 
 @pytest.mark.parametrize(("digest", "pods"), [("", 1), ("b" * 64, 0)], ids=["any", "one"])
-def test_another_upload_token_replaces_a_sync_pod_that_takes_any_upload(digest: str, pods: int):
+def test_a_new_token_replaces_a_sync_pod_that_accepts_any_upload(digest: str, pods: int):
     """A pod that takes a single upload also takes it by its digest: it is left alone."""
     named = {names.WORKSPACE_SHA256: digest} if digest else {}
     world = World(make_job(numNodes=1, volumes=ZIP, annotations_=named), make_queue())
@@ -163,7 +163,7 @@ def test_another_upload_token_replaces_a_sync_pod_that_takes_any_upload(digest: 
     assert world.phase == "Queued", "what was uploaded stays"
 
 
-def test_a_sync_pod_that_is_being_deleted_is_waited_for():
+def test_a_terminating_sync_pod_is_waited_for():
     world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
     world.settle()
     key = (PODS.plural, "train-sync-0")
@@ -176,7 +176,7 @@ def test_a_sync_pod_that_is_being_deleted_is_waited_for():
     assert world.created[-1] == key
 
 
-def test_a_lost_claim_is_made_again_and_filled_again():
+def test_a_lost_claim_is_recreated_and_filled():
     world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
     world.settle()
     world.pod("train-sync-0", phase="Running")
@@ -188,7 +188,7 @@ def test_a_lost_claim_is_made_again_and_filled_again():
     ]
 
 
-def test_a_sync_pod_removed_after_its_work_is_made_again_and_finds_it_done():
+def test_a_deleted_sync_pod_is_recreated_and_finds_its_work_done():
     world = World(make_job(numNodes=1, volumes=ZIP), None)
     world.queue = make_queue()
     world.settle()
@@ -203,7 +203,7 @@ def test_a_sync_pod_removed_after_its_work_is_made_again_and_finds_it_done():
     assert world.created[-1] == (JOBS.plural, "train-r1")
 
 
-def test_a_claim_that_was_made_again_before_anybody_knew_is_filled_first():
+def test_a_recreated_claim_without_a_status_is_filled_first():
     world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
     world.settle()
     world.sync_done()
@@ -237,7 +237,7 @@ def test_a_claim_that_does_not_bind_is_named():
     assert world.job.status.reason == "SyncPodStarting", "the message of the scheduler is stale"
 
 
-def test_a_claim_that_will_never_bind_says_why():
+def test_a_claim_that_cannot_bind_has_a_reason():
     shared = {"workspace": {"source": "zip", "delivery": "shared"}}
     world = World(make_job(numNodes=1, volumes=shared), make_queue())
     world.settle()
@@ -257,7 +257,7 @@ def test_a_claim_that_will_never_bind_says_why():
     assert world.job.status.reason == "SyncPodStarting"
 
 
-def test_a_sync_pod_whose_image_cannot_be_pulled_is_said():
+def test_an_image_pull_failure_of_the_sync_pod_is_reported():
     world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
     world.settle()
     world.container_waits("train-sync-0", "ErrImagePull", "no such image")

@@ -57,7 +57,7 @@ def revisions(world: World) -> set[str]:
     return {pod.metadata.annotations.revision for pod in world.workers()}
 
 
-def test_a_gang_begins_with_the_revision_that_is_there() -> None:
+def test_a_gang_starts_with_the_current_revision() -> None:
     world = running(podTemplate={"spec": {"containers": [{"name": "sidecar", "image": "x"}]}})
     template = body(world, JOBS, "train")["spec"]["template"]
     assert template["metadata"]["annotations"][names.REVISION] == "1"
@@ -68,7 +68,7 @@ def test_a_gang_begins_with_the_revision_that_is_there() -> None:
     assert world.job.status.workspace_revision == 1
 
 
-def test_newer_code_comes_where_the_queue_is_gone() -> None:
+def test_newer_code_arrives_without_the_queue() -> None:
     world = running()
     world.queue = None
     annotate(world, workspace_sha256="b" * 64)
@@ -77,7 +77,7 @@ def test_newer_code_comes_where_the_queue_is_gone() -> None:
     assert "nodeSelector" not in body(world, PODS, "train-sync-1")["spec"]
 
 
-def test_newer_code_reaches_the_workers_that_live() -> None:
+def test_newer_code_reaches_running_workers() -> None:
     world = running()
     annotate(world, workspace_sha256="b" * 64)
     world.settle()
@@ -95,7 +95,7 @@ def test_newer_code_reaches_the_workers_that_live() -> None:
     assert (status.workspace_revision, status.restarts, status.attempt) == (2, 0, 0)
 
 
-def test_newer_code_is_told_twice_as_the_kubelet_may_miss_it_once() -> None:
+def test_a_revision_is_announced_twice_because_the_kubelet_may_miss_one() -> None:
     world = running()
     annotate(world, workspace_sha256="b" * 64)
     world.settle()
@@ -110,7 +110,7 @@ def test_newer_code_is_told_twice_as_the_kubelet_may_miss_it_once() -> None:
         assert twice[uid] == replace(annotations, revision="2")
 
 
-def test_a_gang_that_follows_begins_with_the_newest() -> None:
+def test_the_next_gang_starts_with_the_newest_revision() -> None:
     world = running()
     annotate(world, workspace_sha256="b" * 64)
     world.settle()
@@ -126,7 +126,7 @@ def test_a_gang_that_follows_begins_with_the_newest() -> None:
     assert variables(template["spec"])["TORCHRUN_WORKSPACE_REVISION"] == "2"
 
 
-def test_not_all_can_change_where_one_has_ended() -> None:
+def test_no_reload_after_a_worker_has_ended() -> None:
     world = running()
     world.pod("train-0-abcde", phase="Succeeded")
     annotate(world, workspace_sha256="b" * 64)
@@ -138,7 +138,7 @@ def test_not_all_can_change_where_one_has_ended() -> None:
     assert world.condition(names.UP_TO_DATE).reason == "WorkersEnded"
 
 
-def test_in_development_a_sync_pod_stands_by() -> None:
+def test_development_keeps_a_standby_sync_pod() -> None:
     world = running(development=True)
     assert syncing(world) == ["train-sync-0", "train-sync-1"]
     pod = body(world, PODS, "train-sync-1")
@@ -160,7 +160,7 @@ def test_in_development_a_sync_pod_stands_by() -> None:
     assert len(syncing(world)) == 3
 
 
-def test_a_pod_that_stands_by_takes_uploads_by_the_jobs_token_alone() -> None:
+def test_a_standby_pod_accepts_uploads_with_the_token_only() -> None:
     world = running(development=True)
     name = "TORCHRUN_SYNC_UPLOAD_TOKEN_SHA256"
     assert variables(body(world, PODS, "train-sync-1")["spec"])[name] == TOKEN
@@ -180,7 +180,7 @@ def test_a_pod_that_stands_by_takes_uploads_by_the_jobs_token_alone() -> None:
     assert name not in variables(pod["spec"])
 
 
-def test_another_token_and_another_workspace_together_come_to_a_pod_of_their_own() -> None:
+def test_a_new_token_and_workspace_get_a_new_pod() -> None:
     world = running(development=True)
     world.pod("train-sync-1", phase="Running")
     annotate(world, workspace_sha256="b" * 64, upload_token_sha256="f" * 64)
@@ -193,7 +193,7 @@ def test_another_token_and_another_workspace_together_come_to_a_pod_of_their_own
     assert revisions(world) == {"2"}
 
 
-def test_what_the_plugin_saw_made_is_told_before_its_pod_has_ended() -> None:
+def test_a_revision_that_the_plugin_confirmed_is_announced_at_once() -> None:
     world = running(development=True)
     world.pod("train-sync-1", phase="Running")
     annotate(world, workspace_sha256="b" * 64, workspace_revision="7")
@@ -208,7 +208,7 @@ def test_what_the_plugin_saw_made_is_told_before_its_pod_has_ended() -> None:
     assert variables(body(world, PODS, "train-sync-2")["spec"])["TORCHRUN_SYNC_AFTER"] == "2"
 
 
-def test_a_pod_that_stands_by_is_in_nobodys_way() -> None:
+def test_a_standby_pod_delays_nothing() -> None:
     world = running(development=True)
     world.pod("train-sync-1", phase="Running")
     world.end_container("train-0-abcde", "trainer", exit_code=1, finished_at=world.now)
@@ -224,7 +224,7 @@ def test_a_pod_that_stands_by_is_in_nobodys_way() -> None:
     assert {p.metadata.annotations.development for p in world.workers()} == {""}
 
 
-def test_pods_that_stand_by_and_fail_are_made_again_with_delays() -> None:
+def test_failed_standby_pods_are_replaced_with_delays() -> None:
     world = running(development=True)
     world.end_container("train-sync-1", "sync", exit_code=1, finished_at=world.now)
     plan = world.settle()
@@ -235,7 +235,7 @@ def test_pods_that_stand_by_and_fail_are_made_again_with_delays() -> None:
     assert syncing(world)[-1] == "train-sync-2"
 
 
-def test_without_its_claim_there_is_nothing_to_sync() -> None:
+def test_no_sync_without_a_claim() -> None:
     world = running(development=True)
     before = syncing(world)
     world.objects.pop((CLAIMS.plural, "train-workspace"))
@@ -244,7 +244,7 @@ def test_without_its_claim_there_is_nothing_to_sync() -> None:
     assert syncing(world) == before
 
 
-def test_sync_pods_removed_by_hand_leave_the_revision_known() -> None:
+def test_deleted_sync_pods_keep_the_revision() -> None:
     world = running(development=True)
     for name in syncing(world):
         world.objects.pop((PODS.plural, name))
@@ -290,7 +290,7 @@ def with_base(base: PersistentVolumeClaim | None, *, in_use: bool = False) -> Wo
         (None, False, False),
     ],
 )
-def test_a_base_is_mounted_where_it_can_be(
+def test_a_base_is_mounted_if_possible(
     base: PersistentVolumeClaim | None, in_use: bool, used: bool
 ) -> None:
     pod = body(with_base(base, in_use=in_use), PODS, "train-sync-0")["spec"]
@@ -299,14 +299,14 @@ def test_a_base_is_mounted_where_it_can_be(
     assert ("TORCHRUN_SYNC_BASE" in variables(pod)) == used
 
 
-def test_a_claim_that_goes_or_is_no_workspace_is_no_base() -> None:
+def test_terminating_and_other_claims_are_no_base() -> None:
     checkpoints = ChildLabels(torchrun_job="before", component="checkpoints")
     for base in (lent(deletion_timestamp=START), lent(labels=checkpoints)):
         pod = body(with_base(base), PODS, "train-sync-0")["spec"]
         assert "TORCHRUN_SYNC_BASE" not in variables(pod)
 
 
-def test_a_pod_that_does_not_start_with_its_base_is_made_without() -> None:
+def test_a_pod_that_cannot_mount_its_base_is_replaced_without_it() -> None:
     world = with_base(lent())
     assert world.settle().requeue_after == 20
     world.pass_time(seconds=20)

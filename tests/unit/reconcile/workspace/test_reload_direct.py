@@ -66,7 +66,7 @@ def serves(world: World, ip: str, revision: int, sha256: str, commit: str = "") 
 
 
 @pytest.mark.parametrize("bound", [False, True])
-def test_newer_code_comes_from_a_pod_beside_the_one_that_serves(bound: bool) -> None:
+def test_newer_code_comes_from_a_second_serve_pod(bound: bool) -> None:
     world = running(bound=bound)
     assert world.job.status.workspace_revision == 1
     annotate(world, workspace_sha256="b" * 64)
@@ -111,7 +111,7 @@ def unrecorded(delivery: str) -> World:
 
 
 @pytest.mark.parametrize("delivery", ["direct", "auto"])
-def test_a_gang_without_a_status_keeps_the_pod_that_serves_it(delivery: str) -> None:
+def test_an_unrecorded_gang_keeps_its_serve_pod(delivery: str) -> None:
     world = unrecorded(delivery)
     world.settle()
     assert pods(world) == ["train-serve-0"]
@@ -129,7 +129,7 @@ def test_a_workspace_that_is_lost_before_any_status_is_not_reported_ready() -> N
     assert world.condition("WorkspaceReady").status != "True"
 
 
-def test_the_older_pod_stays_until_every_worker_is_told() -> None:
+def test_the_older_serve_pod_stays_until_every_worker_is_informed() -> None:
     world = running()
     annotate(world, workspace_sha256="b" * 64)
     world.settle()
@@ -139,7 +139,7 @@ def test_the_older_pod_stays_until_every_worker_is_told() -> None:
     assert pods(world) == ["train-serve-0", "train-serve-1"]
 
 
-def test_a_fetch_that_fails_leaves_run_and_server_alone() -> None:
+def test_a_failed_fetch_does_not_touch_gang_and_serve_pod() -> None:
     world = running("git")
     assert world.job.status.workspace_commit == COMMIT
     annotate(world, sync_requested="now")
@@ -195,7 +195,7 @@ def test_a_pod_on_a_lost_node_is_replaced_while_the_gang_runs(source: str) -> No
     assert all(c.type != "WorkspaceUpToDate" for c in world.job.status.conditions)
 
 
-def test_a_server_that_starts_again_is_told_to_nobody() -> None:
+def test_a_restarted_serve_pod_is_not_announced() -> None:
     world = running()
     starts = ContainerStatus(name="serve")
     ended = ContainerStatus(
@@ -209,7 +209,7 @@ def test_a_server_that_starts_again_is_told_to_nobody() -> None:
     assert pods(world) == ["train-serve-0"]
 
 
-def test_an_upload_that_was_lost_is_asked_for_where_the_next_gang_needs_it() -> None:
+def test_a_lost_upload_is_requested_for_the_next_gang() -> None:
     world = running()
     world.vanish("train-serve-0")
     world.settle()
@@ -223,7 +223,7 @@ def test_an_upload_that_was_lost_is_asked_for_where_the_next_gang_needs_it() -> 
 
 
 @pytest.mark.parametrize("bound", [False, True])
-def test_in_development_a_serve_pod_stands_by(bound: bool) -> None:
+def test_development_keeps_a_standby_serve_pod(bound: bool) -> None:
     world = running(bound=bound, development=True)
     assert pods(world) == ["train-serve-0", "train-serve-1"]
     assert variables(world, "train-serve-1")["TORCHRUN_SYNC_AFTER"] == "1"
@@ -240,7 +240,7 @@ def test_in_development_a_serve_pod_stands_by(bound: bool) -> None:
     assert pods(world) == ["train-serve-1"]
 
 
-def test_without_a_queue_that_says_how_nothing_newer_comes() -> None:
+def test_no_newer_code_without_the_queue() -> None:
     world = running()
     annotate(world, workspace_sha256="b" * 64)
     world.queue = None
@@ -256,7 +256,7 @@ def test_without_a_queue_that_says_how_nothing_newer_comes() -> None:
     assert pods(world) == ["train-serve-0"], "its workers are served to their end"
 
 
-def test_a_resize_that_waits_for_the_workspace_asks_for_one_pod() -> None:
+def test_a_resize_that_waits_for_the_workspace_creates_one_pod() -> None:
     world = running(elastic={"minNodes": 1, "maxNodes": 3})
     world.vanish("train-serve-0")
     world.spec(num_nodes=3)

@@ -36,12 +36,12 @@ def test_that_its_own_words_count():
 
 
 @pytest.mark.parametrize(("reason", "expected"), [("Error", ""), ("OOMKilled", "OOMKilled")])
-def test_that_a_program_without_a_word_is_known_by_its_last_line(reason, expected):
+def test_without_a_message_the_last_line_counts(reason, expected):
     message = retry.container_end(pod("Traceback:\nOSError: no\n", reason), "sync").message
     assert message == SyncMessage(reason=expected, message="OSError: no")
 
 
-def test_that_a_pod_that_was_driven_out_is_not_blamed():
+def test_an_evicted_pod_reports_the_disruption():
     words = '{"reason": "Stopped", "permanent": true}'
     assert retry.container_end(pod(words), "sync").message.permanent
     drained = Condition(type="DisruptionTarget", status="True", reason="Drain", message="gone")
@@ -55,12 +55,12 @@ def test_that_a_pod_that_was_driven_out_is_not_blamed():
     assert message == SyncMessage(reason="NodeLost", message="the node is gone")
 
 
-def test_that_a_container_that_runs_again_has_said_nothing_yet():
+def test_a_restarted_container_has_no_message():
     running = ContainerStatus(name="sync", state=ContainerState(running=StateRunning()))
     assert retry.container_end(pod(container_statuses=(running,)), "sync").message == SyncMessage()
 
 
-def test_that_the_next_follows_after_a_delay_that_doubles():
+def test_the_delay_doubles():
     first = pod()
     end = retry.container_end(first, "sync")
     assert retry.retry_seconds_left(first, end, START + timedelta(seconds=5)) == 15

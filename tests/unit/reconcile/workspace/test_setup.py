@@ -62,7 +62,7 @@ def test_the_gang_waits_for_the_setup():
     assert (JOBS.plural, "train") in world.created
 
 
-def test_a_restart_uses_what_is_made():
+def test_a_restart_uses_the_existing_environment():
     world = running()
     fails_the_gang(world)
     assert (JOBS.plural, "train-r1") in world.created
@@ -92,7 +92,7 @@ def test_a_restart_with_other_content_runs_the_setup_again(change):
     assert (JOBS.plural, "train-r1") in world.created
 
 
-def test_a_setup_under_way_is_replaced_when_the_spec_changes():
+def test_a_running_setup_is_replaced_when_the_spec_changes():
     world = ready_for_setup()
     world.spec(setup_command="make all")
     plan = world.step()
@@ -103,7 +103,7 @@ def test_a_setup_under_way_is_replaced_when_the_spec_changes():
     assert "make all" in str(world.plans[-2].applies or world.plans[-3].applies)
 
 
-def test_a_pod_on_its_way_out_is_waited_for():
+def test_a_terminating_setup_pod_is_waited_for():
     world = ready_for_setup()
     world._ending((PODS.plural, "train-setup-0"), 30)
     world.settle()
@@ -139,7 +139,7 @@ def test_a_failed_command_waits_for_a_change():
     ("reason", "message", "words"),
     [("OOMKilled", "", "OOMKilled"), ("StartError", "exec: python3: not found", "python3")],
 )
-def test_what_the_kubelet_says_of_the_container_counts_too(reason, message, words):
+def test_the_reason_of_the_kubelet_is_reported(reason, message, words):
     world = ready_for_setup()
     fail(world, exit_code=137, reason=reason, message=message)
     world.settle()
@@ -171,7 +171,7 @@ def claim_is_gone(world: World) -> None:
 
 
 @pytest.mark.parametrize("harm", [evicted, drained, claim_is_gone])
-def test_what_came_from_outside_is_tried_again_with_delays(harm):
+def test_disruptions_of_the_setup_are_retried_with_delays(harm):
     world = ready_for_setup()
     harm(world)
     plan = world.settle()
@@ -182,7 +182,7 @@ def test_what_came_from_outside_is_tried_again_with_delays(harm):
     assert setup_pods(world) == ["train-setup-0", "train-setup-1"]
 
 
-def test_a_pod_that_does_not_start_says_why():
+def test_a_setup_pod_that_does_not_start_has_a_reason():
     world = ready_for_setup()
     waiting = StateWaiting(reason="ErrImagePull", message="no such image")
     status = ContainerStatus(name="setup", state=ContainerState(waiting=waiting))
@@ -192,7 +192,7 @@ def test_a_pod_that_does_not_start_says_why():
     assert world.job.status.message.startswith("Pod train-setup-0: ")
 
 
-def test_it_is_part_of_the_time_that_a_sync_may_take():
+def test_the_setup_counts_for_the_sync_timeout():
     world = ready_for_setup(reliability={"syncTimeoutSeconds": 60})
     world.pod("train-setup-0", phase="Running")
     world.settle()
@@ -202,7 +202,7 @@ def test_it_is_part_of_the_time_that_a_sync_may_take():
     assert world.observed().workspace.setup_pods == ()
 
 
-def test_a_pause_ends_it_and_a_resume_begins_again():
+def test_a_suspension_deletes_the_setup_pod_and_a_resume_starts_it_again():
     world = ready_for_setup()
     world.spec(suspend=True)
     world.settle()
@@ -313,7 +313,7 @@ def test_without_a_claim_every_worker_sets_up_and_the_condition_says_so():
     assert "Each pod runs the setup" in world.condition("WorkspaceReady").message
 
 
-def test_the_content_of_a_workspace_is_what_its_sync_pod_says_where_nobody_asked_for_one():
+def test_the_setup_follows_the_content_that_the_sync_pod_reports():
     world = World(make_job(numNodes=1, volumes=ZIP, setupCommand="make"), make_queue())
     world.step()
     world.end_container("train-sync-0", "sync", message='{"sha256": "aa"}')
@@ -326,7 +326,7 @@ def test_the_content_of_a_workspace_is_what_its_sync_pod_says_where_nobody_asked
     assert world.observed().workspace.setup_pods[-1].metadata.annotations.setup_key != first
 
 
-def test_a_variable_of_the_setup_is_the_controllers():
+def test_variables_of_the_setup_are_reserved():
     world = ready_for_setup(env=[{"name": "TORCHRUN_ENV_DIR", "value": "/mine"}])
     assert world.job.status.reason == "InvalidSpec"
     assert "TORCHRUN_ENV_DIR" in world.job.status.message
