@@ -1,4 +1,4 @@
-"""A job in a queue that has a quota, up to its admission and beyond."""
+"""A job in a queue with a quota, before and after its admission."""
 
 from world import World, make_job, make_queue
 

@@ -1,4 +1,4 @@
-"""Options and surroundings shared by all suites."""
+"""Options of all test suites."""
 
 import signal
 
@@ -21,9 +21,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker `long`, and undo what nohup or a shell's background hands down.
+    """Declare the marker `long`, and restore SIGINT and SIGHUP.
 
-    Ignored signals reach every child.
+    nohup and background jobs of a shell ignore them, and children inherit that.
     """
     config.addinivalue_line("markers", "long: takes minutes; runs with --long only")
     signal.signal(signal.SIGINT, signal.default_int_handler)

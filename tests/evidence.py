@@ -1,4 +1,4 @@
-"""What a failed test leaves: the end of each text in its report, the whole of it in build/NAME/TEST."""
+"""The evidence of a failed test: the end of each text in its report, the full text in build/NAME/TEST."""
 
 import re
 import shutil
@@ -36,7 +36,7 @@ def attach(
         (directory / "test.txt").write_text(
             f"{report.nodeid}: {report.when}\n\n{report.longreprtext}\n"
         )
-    except Exception as error:  # the test's own failure is what counts
+    except Exception as error:  # the failure of the test must not be hidden
         report.sections.append(("evidence", f"nothing more was saved: {error!r}"))
     report.sections.append(("evidence", f"all of it is in {directory}"))
 
@@ -46,7 +46,7 @@ def _file_name(title: str) -> str:
 
 
 def end_of(text: str, whole: Path) -> str:
-    """The last lines; where some are left out, where they are."""
+    """The last lines, with the path of the full text if some are omitted."""
     shown = "\n".join(text.splitlines()[-LINES:])[-CHARACTERS:]
     if len(shown) >= len(text.rstrip("\n")):
         return shown

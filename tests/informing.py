@@ -1,4 +1,4 @@
-"""An informer on a scripted server, with a clock that costs no time."""
+"""An informer on a scripted server, with a simulated clock."""
 
 import asyncio
 from collections import deque
@@ -18,7 +18,7 @@ from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.watch import Timings
 
 LIST = "sendInitialEvents"
-# What one test may last; nothing waits for this long unless it is broken.
+# The timeout of one test. A passing test never waits this long.
 PATIENCE = 10.0
 
 Step = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -26,7 +26,7 @@ Step = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 @dataclass
 class Clock:
-    """Sleeping moves it and takes no time."""
+    """A clock that sleep() advances without waiting."""
 
     now: float = 1000.0
     slept: list[float] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Observed:
 
 
 class Play:
-    """Answers the n-th request by the n-th step, and the last ones by keeping a watch open."""
+    """Answers the n-th request with the n-th step, and later ones with an open watch."""
 
     def __init__(self, *steps: Step) -> None:
         self.steps = deque(steps)
@@ -131,7 +131,7 @@ class Harness:
 
     @property
     def queries(self) -> list[str]:
-        """What was asked, in short: "list", "page", or the version a watch went on from."""
+        """The requests in short: "list", "page", or the start version of a watch."""
         short = []
         for request in self.server.requests:
             query = dict(pair.split("=") for pair in request.partition("?")[2].split("&") if pair)

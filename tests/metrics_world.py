@@ -60,7 +60,7 @@ def node(name: str, gpus: str, *, ready: bool = True, cordoned: bool = False) ->
 
 
 class World:
-    """A census whose time, leadership and nodes the test holds."""
+    """Gauges of jobs, with time, leadership and nodes set by the test."""
 
     def __init__(self) -> None:
         self.time = NOW.timestamp()
@@ -98,7 +98,7 @@ class World:
                 self.census.queue_changed(Change(self._queues.pop(key), None), False)
 
     def values(self, name: str) -> dict[tuple[str, ...], float]:
-        """The samples of one metric that are not 0, by their labels' values in order."""
+        """The non-zero samples of one metric, by the values of their labels."""
         samples = [
             (tuple(sample.labels.values()), sample.value)
             for family in self.metrics.registry.collect()

@@ -1,9 +1,9 @@
-"""The project's pages as data: their links, anchors and code blocks.
+"""The pages of the project as data: their links, anchors and code blocks.
 
-What becomes of a code block stands in a comment on the line above it:
+A comment on the line above a code block says how it is tested:
 
     <!-- run: cluster -->          run in the order of the page, on a real cluster (tests/e2e)
-    <!-- not run: why -->          by no test, or by another one that is named
+    <!-- not run: why -->          by no test, or by a test named here
     <!-- part of: Kind.spec.x -->  YAML below this path of an otherwise complete object
 
 YAML of whole objects and Python need no comment.
@@ -48,11 +48,11 @@ class Block:
     argument: str = ""
 
     def __str__(self) -> str:
-        """Where it is."""
+        """Its page and line."""
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
     def script(self) -> str:
-        """What is typed: of a console block the lines after a prompt, as they go on."""
+        """The commands: in a console block, the lines after a prompt with their continuations."""
         if self.language != "console":
             return self.text
         typed, goes_on = [], False
@@ -84,7 +84,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def links(page: Path) -> Iterator[str]:
-    """Where the page's links and images lead, as written."""
+    """The targets of links and images, as written."""
     for token in _tokens(page):
         for child in token.children or ():
             target = child.attrGet("href") or child.attrGet("src")
@@ -94,7 +94,7 @@ def links(page: Path) -> Iterator[str]:
 
 @cache
 def anchors(page: Path) -> frozenset[str]:
-    """The anchors that a Git server makes of the page's headings."""
+    """The anchors of the headings, as Git servers create them."""
     found: list[str] = []
     tokens = _tokens(page)
     for at, token in enumerate(tokens):
@@ -108,7 +108,7 @@ def anchors(page: Path) -> frozenset[str]:
 
 
 def broken(page: Path) -> Iterator[str]:
-    """What is wrong with the page's links within the project."""
+    """The broken links of the page within the project."""
     for link in links(page):
         if re.match(r"[a-z]+:", link):
             continue

@@ -6,9 +6,9 @@ from contextlib import suppress
 
 
 def free_port() -> int:
-    """One that no connection of another process is given until it is bound.
+    """A free port that the kernel does not assign to connections.
 
-    The kernel hands out ports from 32768 on; one of those may be gone before the program has it.
+    The kernel assigns ports from 32768 on, so one of those could be taken before the program binds it.
     """
     for port in random.sample(range(10_000, 30_000), 100):
         with socket.socket() as listener, suppress(OSError):

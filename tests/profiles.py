@@ -1,6 +1,6 @@
-"""How many examples hypothesis draws: few after each edit, many where there is time.
+"""The number of hypothesis examples: few by default, many in thorough runs.
 
-`pytest --hypothesis-profile=thorough` draws 1,000 for every property, however many it has by itself.
+`pytest --hypothesis-profile=thorough` draws 1,000 examples for every property.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Several jobs of two queues, whose controller is late or killed now and then."""
+"""Several jobs of two queues, with a controller that is late or killed."""
 
 import random
 from collections import Counter
@@ -24,7 +24,7 @@ def pods_of(world: World) -> tuple[Pod, ...]:
 
 
 class Lab:
-    """The worlds of all jobs, one queue object for those of the same queue, and the coordinator."""
+    """The worlds of all jobs, their queues, and the coordinator."""
 
     def __init__(self, chance: random.Random, jobs: int) -> None:
         self.chance = chance
@@ -52,7 +52,7 @@ class Lab:
     def coordinate(
         self, writes: int | None = None, meanwhile: Callable[[], None] = lambda: None
     ) -> None:
-        """Decide once; a process that is killed writes only so many of its updates.
+        """Decide once. A killed process writes only some of its updates.
 
         `meanwhile` happens between the decision and its writes.
         """
@@ -79,7 +79,7 @@ class Lab:
             self.check()
 
     def write(self, update: StatusUpdate) -> bool:
-        """As a write with a resourceVersion: refused where the object has changed since."""
+        """A write with a resourceVersion: refused if the object has changed since."""
         uid, status = update.owner.metadata.uid, update.status
         for name, queue in self.queues.items():
             if queue.metadata.uid == uid:
@@ -104,7 +104,7 @@ class Lab:
         return False
 
     def check(self) -> None:
-        """The quota holds by what is charged, by what runs, and by what is about to."""
+        """Check the quota against charges, running pods and pods in creation."""
         by_charge: Counter[str] = Counter()
         by_gangs: Counter[str] = Counter()
         for world in self.worlds:
@@ -118,7 +118,7 @@ class Lab:
             assert by_gangs[queue] <= quota
 
     def happens(self) -> None:
-        """One thing of what happens to a job."""
+        """One random event of a job."""
         world = self.chance.choice(self.worlds)
         living = [pod for pod in world.workers() if alive(pod)]
         what = self.chance.randrange(7)
@@ -139,28 +139,28 @@ class Lab:
 
     @staticmethod
     def start(world: World) -> None:
-        """The kubelets start what is there."""
+        """The kubelets start all pods."""
         for pod in world.workers():
             if pod.status.phase == "Pending":
                 world.pod(pod.metadata.name, phase="Running")
 
     @staticmethod
     def fail(world: World) -> None:
-        """The Job controller gives up a gang once none of its pods runs."""
+        """The Job controller fails a gang without running pods."""
         phases = [pod.status.phase for pod in world.workers()]
         if "Failed" in phases and not any(alive(pod) for pod in world.workers()):
             world.job_condition("Failed")
 
     @staticmethod
     def succeed(world: World) -> None:
-        """A gang that runs comes to its end."""
+        """A running gang succeeds."""
         workers = world.workers()
         if workers and world.phase == "Running" and all(alive(pod) for pod in workers):
             world.all_workers("Succeeded")
             world.job_condition("Complete")
 
     def turn(self) -> None:
-        """One thing happens, and the controller does something, or not."""
+        """One event, and possibly a reaction of the controller."""
         self.happens()
         self.check()
         for world in self.chance.sample(self.worlds, 2):
@@ -172,7 +172,7 @@ class Lab:
             world.pass_time(seconds=1)
 
     def finish(self) -> None:
-        """Every job that is let go on ends well, if it is only given its turn."""
+        """Every job that is not suspended is admitted at some time and succeeds."""
         for world in self.worlds:
             world.spec(suspend=False)
         for _ in range(60 * len(self.worlds)):

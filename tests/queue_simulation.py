@@ -1,4 +1,4 @@
-"""A cluster in which time jumps from one event to the next, run by the coordinator's decisions."""
+"""A cluster in simulated time, run by the decisions of the coordinator."""
 
 import heapq
 import random
@@ -21,7 +21,7 @@ from torchrun_controller.reconcile.admission.model import (
 
 
 class Job(NamedTuple):
-    """What the trace knows of a job; `deadline` may be None, in seconds like the rest."""
+    """A job of the trace. Times are in seconds; `deadline` may be None."""
 
     name: str
     queue: str
@@ -42,7 +42,7 @@ def trace(
 ) -> list[Job]:
     """Sizes from one GPU to 16 nodes of 8, lengths from minutes to hours, in any order.
 
-    A queue has as much of it as its weight says, so that all have jobs waiting nearly to the end.
+    The work of a queue is proportional to its weight, so all have waiting jobs nearly to the end.
     """
     rng = random.Random(seed)
     names = rng.choices(list(weights), list(weights.values()), k=jobs)
@@ -173,7 +173,7 @@ class Simulation:
     def _preempt(self, name: str, for_uid: str) -> None:
         self.preempted += 1
         self.requests[name] = replace(self.requests[name], preempted_for=for_uid)
-        del self.started[name]  # it has saved a checkpoint and does no more work
+        del self.started[name]  # it has a checkpoint, so no work is lost
         heapq.heappush(self._events, (self.time + self._stop_seconds, "stopped", name))
 
     def _begin(self, name: str, placement: dict[str, int]) -> None:
@@ -191,10 +191,10 @@ class Simulation:
 
 
 def packed_knowing_everything(machines: int, size: int, jobs: list[Job]) -> float:
-    """Seconds for all jobs when their lengths are known and nobody has to wait for a turn.
+    """The makespan in seconds with known lengths and without fairness.
 
-    Whatever fits next in a fixed order: longest first, or most GPU seconds first, or widest first,
-    whichever is best. All jobs are there from the beginning.
+    Greedy packing in the best of three orders: longest first, most GPU seconds first, or widest
+    first. All jobs are present from the beginning.
     """
     orders = (
         lambda job: (-job.length, job.name),

@@ -1,4 +1,4 @@
-"""A world of one queue for tests of the pure core: carries out QueuePlans and plays the cluster."""
+"""A world of one queue for tests of the pure core. It executes QueuePlans and plays the cluster."""
 
 import itertools
 from datetime import timedelta
@@ -64,7 +64,7 @@ def kai_queue(name: str, owner: str = "", **spec: Any) -> KaiQueue:
 
 
 class QueueWorld:
-    """One queue, its objects, and what the controller knows of them."""
+    """One queue, its objects, and the state that the controller observes."""
 
     def __init__(self, queue: TorchrunQueue, installed: Installed | None = NOTHING) -> None:
         self.queue: TorchrunQueue | None = queue
@@ -100,7 +100,7 @@ class QueueWorld:
         )
 
     def decide(self) -> QueuePlan:
-        """One Plan, trials answered."""
+        """One Plan, with the results of its trials."""
         plan = reconcile_queue(self.observed(), self.now, DEFAULTS)
         if plan.trial is not None:
             assert self.queue is not None
@@ -112,7 +112,7 @@ class QueueWorld:
         return plan
 
     def step(self) -> QueuePlan:
-        """Decide and carry out."""
+        """Decide and execute the Plan."""
         plan = self.decide()
         self.plans.append(plan)
         for apply in plan.applies:
@@ -125,14 +125,14 @@ class QueueWorld:
         return plan
 
     def settle(self) -> None:
-        """Go on until there is nothing to do."""
+        """Execute Plans until one is empty."""
         for _ in range(6):
             if self.queue is None or self.step() == QueuePlan():
                 return
         raise AssertionError(f"no rest: {self.plans[-1]}")
 
     def edit(self, **spec: Any) -> None:
-        """As kubectl apply of another spec."""
+        """Change the spec, as kubectl apply does."""
         assert self.queue is not None
         meta = self.queue.metadata
         edited = make_trq(meta.name, meta.namespace, **spec)
@@ -140,7 +140,7 @@ class QueueWorld:
         self.queue = replace(self.queue, spec=edited.spec, metadata=later)
 
     def delete(self) -> None:
-        """As kubectl delete, while there are finalizers."""
+        """Delete the queue, which has finalizers, as kubectl delete does."""
         assert self.queue is not None
         meta = replace(self.queue.metadata, deletion_timestamp=self.now)
         self.queue = replace(self.queue, metadata=meta)
@@ -170,7 +170,9 @@ class QueueWorld:
         known = self.kai if kind == KAI_QUEUES.kind else self.extras
         assert known is not None
         key: Any = name if kind == KAI_QUEUES.kind else (kind, name)
-        assert uid == (known[key].metadata.uid if key in known else ""), "creates nothing foreign"
+        assert uid == (known[key].metadata.uid if key in known else ""), (
+            "creates only objects of the queue"
+        )
         types: dict[str, Any] = {
             KAI_QUEUES.kind: KaiQueue,
             CONFIG_MAPS.kind: ConfigMap,

@@ -1,4 +1,4 @@
-"""Short ways to write a ClusterState down."""
+"""Short forms for a ClusterState."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""The roles that are shipped, as pairs of a verb and a resource as RBAC names it."""
+"""The roles of the manifests, as pairs of verb and RBAC resource."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ def named(resource: str, group: str) -> str:
 
 
 def granted(*names: str) -> set[tuple[str, str]]:
-    """What the roles of these names allow; of all where none is given."""
+    """The permissions of the roles with these names; of all roles without names."""
     return {
         (verb, named(resource, group))
         for document in documents()

@@ -1,4 +1,4 @@
-"""A real HTTP server on 127.0.0.1 that plays an API server, with the faults that a test gives it."""
+"""A real HTTP server on 127.0.0.1 that plays an API server with injected faults."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -12,7 +12,7 @@ from torchrun_api.json import JsonObject
 from torchrun_controller.client.connection import Connection
 from torchrun_controller.client.credentials import Endpoint
 
-# How the answer of a server begins that is played byte by byte.
+# The head of a response that is sent byte by byte.
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -20,20 +20,20 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 @dataclass
 class ScriptedServer:
-    """Its URL and the requests it got, as "METHOD path?query"."""
+    """A running server: its URL and its requests, as "METHOD path?query"."""
 
     url: str
     requests: list[str] = field(default_factory=list)
     hung: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def hang(self) -> None:
-        """Keep a request open until the server goes down."""
+        """Keep a request open until the server stops."""
         await self.hung.wait()
 
 
 @asynccontextmanager
 async def serving(handler: Handler, tls: SSLContext | None = None) -> AsyncIterator[ScriptedServer]:
-    """Answer every request by `handler`."""
+    """Answer every request with `handler`."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         server.requests.append(f"{request.method} {request.rel_url}")
@@ -73,7 +73,7 @@ def json_response(
 
 
 async def streamed(request: web.BaseRequest, *chunks: bytes) -> web.StreamResponse:
-    """Begin a watch and send chunks; the stream ends when the handler returns."""
+    """Start a watch and send chunks. The stream ends when the handler returns."""
     response = web.StreamResponse()
     await response.prepare(request)
     for chunk in chunks:

@@ -1,7 +1,7 @@
-"""An event loop whose clock jumps to the next timer, so that hours of waiting cost no time.
+"""An event loop whose clock jumps to the next timer, so waiting takes no time.
 
-For code that waits for nothing but timers and other tasks. Should it wait for something that no
-timer or task brings, or only keeps itself busy for two days, `run` raises instead of hanging.
+For code that waits only for timers and other tasks. If it waits for anything else, or runs for two
+days of virtual time, `run` raises instead of hanging.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A package that pip installs with no network and no build."""
+"""A package that pip installs without network and build."""
 
 import zipfile
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""A world of one job for tests of the pure core: carries out Plans and plays cluster and user.
+"""A world of one job for tests of the pure core. It executes Plans and plays cluster and user.
 
-It knows what the API server, the Job controller and the kubelet do with the objects of a Plan, and
-no more. Time stands still unless a test moves it.
+It does what the API server, the Job controller and the kubelet do with the objects of a Plan. Time
+passes only if a test moves the clock.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -75,18 +75,18 @@ ZIP: JsonObject = {"workspace": {"enabled": True, "source": "zip"}}
 
 
 class World(WorldObjects):
-    """One job, its queue and what the controller makes for it."""
+    """One job, its queue and its objects."""
 
     def __init__(self, job: TorchrunJob, queue: TorchrunQueue | None) -> None:
         super().__init__(job, queue, START)
         self.plans: list[Plan] = []
 
     def plan(self) -> Plan:
-        """What reconcile decides now, not carried out."""
+        """The Plan of reconcile now, without executing it."""
         return reconcile(self.observed(), self.now, DEFAULTS)
 
     def step(self, writes: int | None = None) -> Plan:
-        """Reconcile once and carry the Plan out; a process killed after some `writes` no further."""
+        """Reconcile once and execute the Plan. With `writes`, the process dies after that many."""
         plan = self.plan()
         deletes = () if plan.status_before_deletes and writes is not None else plan.deletes
         writes_in_order: tuple[Apply | Delete, ...] = (*plan.applies, *deletes)
@@ -106,15 +106,15 @@ class World(WorldObjects):
         raise AssertionError(f"no rest after ten reconciles: {plan}")
 
     def settle_twice(self) -> Plan:
-        """Settle, and once more after REPEAT_SECONDS, when every annotation has been written twice."""
+        """Settle now and after REPEAT_SECONDS, when every annotation has been written twice."""
         self.settle()
         self.pass_time(seconds=REPEAT_SECONDS)
         return self.settle()
 
-    # What the coordinator does
+    # Actions of the coordinator
 
     def admission(self, holds: bool, reason: str, message: str, nodes: int | None) -> None:
-        """Say whether the job is admitted, and for how many nodes its quota is charged."""
+        """Set the Admitted condition, and the number of nodes that the quota is charged with."""
         status = self.job.status
         condition = Condition(
             type=ADMITTED, status="True" if holds else "False", reason=reason, message=message
@@ -141,12 +141,12 @@ class World(WorldObjects):
         )
 
     def preempt(self, by: str = "ml/urgent") -> None:
-        """Take the admission back; the quota stays charged until nothing runs."""
+        """Revoke the admission. The quota stays charged until no pod runs."""
         admission = self.job.status.admission
         nodes = None if admission is None else admission.nodes
         self.admission(False, "Preempted", f"gives way to {by}", nodes)
 
-    # What cluster and user do
+    # Actions of cluster and user
 
     def pod(self, name: str, **status: Any) -> None:
         """Change a pod's status."""
@@ -156,14 +156,14 @@ class World(WorldObjects):
         self.objects[key] = replace(pod, spec=spec, status=replace(pod.status, **status))
 
     def drain(self, name: str) -> None:
-        """A drain ends a pod, which keeps its grace period."""
+        """A drain deletes a pod with its grace period."""
         self.pod(
             name, conditions=(Condition(type="DisruptionTarget", status="True", reason="Drained"),)
         )
         self._ending((PODS.plural, name), 30)
 
     def node(self, name: str, ready: bool = True, *taints: str, hostname: str = "") -> None:
-        """A Node comes or changes."""
+        """Add or change a Node."""
         nodes = self.nodes if self.nodes is not None else {}
         before = nodes.get(name)
         status: ConditionStatus = "True" if ready else "Unknown"
@@ -178,23 +178,23 @@ class World(WorldObjects):
         }
 
     def place(self, pod: str, node: str) -> None:
-        """The scheduler binds a pod."""
+        """Bind a pod to a node."""
         known: Pod = self.objects[PODS.plural, pod]
         spec = replace(known.spec, node_name=node)
         self.objects[PODS.plural, pod] = replace(known, spec=spec)
 
     def vanish(self, *pods: str) -> None:
-        """Pods are gone from the API: by force, or because their Node object is."""
+        """Pods vanish from the API: force-deleted, or deleted with their Node."""
         for name in pods:
             del self.objects[PODS.plural, name]
 
     def placed(self, name: str) -> None:
-        """The scheduler finds a node for a pod."""
+        """The scheduler sets PodScheduled to True."""
         condition = Condition(type="PodScheduled", status="True", last_transition_time=self.now)
         self.pod(name, conditions=(condition,))
 
     def not_placed(self, verdict: str, *indexes: int, pod: str = "", **condition: Any) -> None:
-        """The scheduler finds no node for these workers, or for one other pod."""
+        """The scheduler cannot schedule these workers, or one other pod."""
         unscheduled = Condition(
             type="PodScheduled",
             status="False",
@@ -223,22 +223,22 @@ class World(WorldObjects):
         return sorted(self.observed().gang.workers, key=lambda p: (index_of(p), p.metadata.name))
 
     def all_workers(self, phase: str) -> None:
-        """Every worker in one phase."""
+        """Move every worker to a phase."""
         for pod in self.workers():
             self.pod(pod.metadata.name, phase=phase)
 
     def sync_done(self) -> None:
-        """The last sync pod succeeds and its claim is bound."""
+        """The last sync pod succeeds."""
         self.pod(self.observed().workspace.sync_pods[-1].metadata.name, phase="Succeeded")
 
     def takes_upload(self, *, ready: bool = True) -> None:
-        """The last sync pod runs, and listens if `ready`."""
+        """The last sync pod runs, and accepts uploads if `ready`."""
         name = self.observed().workspace.sync_pods[-1].metadata.name
         sync = ContainerStatus(name="sync", ready=ready)
         self.pod(name, phase="Running", container_statuses=(sync,))
 
     def claim_is(self, phase: str, storage_class: str | None = "fast") -> None:
-        """What storage makes of the workspace claim."""
+        """Set the phase and the storage class of the workspace PVC."""
         key = (CLAIMS.plural, "train-workspace")
         claim = self.objects[key]
         self.objects[key] = replace(
@@ -250,7 +250,7 @@ class World(WorldObjects):
     def serves(
         self, ip: str = "10.0.0.7", manifest: str = "ef" * 32, revision: int = 1, **fields: str
     ) -> None:
-        """The last sync pod is a serve pod, has its workspace, and serves it."""
+        """The last sync pod, a serve pod, has its workspace and serves it."""
         result = {"sha256": "aa", "manifest": manifest, "revision": revision, **fields}
         message = msgspec.json.encode(result).decode()
         ended = ContainerState(
@@ -283,7 +283,7 @@ class World(WorldObjects):
         self.pod(pod, container_statuses=(ContainerStatus(name="trainer", state=state),))
 
     def job_condition(self, kind: str, reason: str = "", message: str = "") -> None:
-        """The Job controller's verdict on the latest child Job."""
+        """The Job controller sets a condition of the latest child Job."""
         child: Job = self.observed().gang.child_jobs[-1]
         condition = Condition(type=kind, status="True", reason=reason, message=message)
         status = replace(child.status, conditions=(*child.status.conditions, condition))
@@ -294,7 +294,7 @@ class World(WorldObjects):
         )
 
     def delete_child_job(self) -> None:
-        """Somebody deletes the child Job, and its pods have gone with it."""
+        """The child Job is deleted, and its pods are already gone."""
         child: Job = self.observed().gang.child_jobs[-1]
         del self.objects[JOBS.plural, child.metadata.name]
         for key, value in list(self.objects.items()):

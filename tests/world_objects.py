@@ -1,4 +1,4 @@
-"""One job, its queue and the objects that Plans create, as an API server and its controllers keep them."""
+"""One job, its queue and the objects of its Plans, as stored by an API server."""
 
 import itertools
 from collections.abc import Iterable
@@ -62,7 +62,7 @@ def _filled(store: Store[T], objects: Iterable[T]) -> Store[T]:
 
 
 class WorldObjects:
-    """One job, its queue, what the controller creates for it, and how writes change them."""
+    """One job, its queue and their objects, and how writes change them."""
 
     def __init__(self, job: TorchrunJob, queue: TorchrunQueue | None, now: datetime) -> None:
         self.job = job
@@ -83,7 +83,7 @@ class WorldObjects:
         self._uids = itertools.count(1)
 
     def observed(self) -> Observed:
-        """What the real caches and the real `observe` make of all there is."""
+        """The Observed value of the real caches and the real `observe`."""
         observed = observe(
             self._caches(),
             self.job.metadata.namespace,
@@ -94,7 +94,7 @@ class WorldObjects:
             installed=self.installed,
             groups=self._groups_of,
         )
-        assert observed is not None, "the job is always there"
+        assert observed is not None, "the job always exists"
         return observed
 
     def _caches(self) -> Caches:
@@ -122,14 +122,14 @@ class WorldObjects:
         )
 
     def write(self, write: Apply | Delete) -> None:
-        """Carry out one write of a Plan."""
+        """Execute one write of a Plan."""
         if isinstance(write, Apply):
             self._create(write)
         else:
             self._delete(write)
 
     def write_status(self, status: TorchrunJobStatus) -> None:
-        """Store it through JSON, as the API server would, and keep the fields of other managers."""
+        """Store it after a JSON round trip, and keep the fields of other managers."""
         wire = msgspec.json.decode(msgspec.json.encode(status), type=type(status))
         present = self.job.status
         others = tuple(c for c in present.conditions if c.type == ADMITTED)
@@ -142,10 +142,10 @@ class WorldObjects:
         self.job = replace(self.job, status=status)
 
     def _delete(self, delete: Delete) -> None:
-        """As the API server and the garbage collector do; containers take their time to stop."""
+        """Delete like API server and garbage collector. Pods terminate until containers stop."""
         key = (delete.kind.plural, delete.name)
         if delete.kind is JOBS and delete.resource_version != self._version(key):
-            return  # 409: the caller looks again
+            return  # 409: the caller reconciles again
         if delete.kind is TORCHRUN_JOBS:
             self.gone = True
         elif delete.kind is PODS and self._takes_time(self.objects[key]):
@@ -177,7 +177,7 @@ class WorldObjects:
         self.objects[key] = replace(pod, metadata=meta)
 
     def containers_stop(self) -> None:
-        """Every pod that is being deleted is gone now, but for those on nodes that are not Ready."""
+        """Remove every terminating pod, except on nodes that are not Ready."""
         for key, value in list(self.objects.items()):
             if not isinstance(value, Pod) or value.metadata.deletion_timestamp is None:
                 continue
@@ -185,7 +185,7 @@ class WorldObjects:
                 del self.objects[key]
 
     def is_ready(self, node: str) -> bool:
-        """Whether the node is Ready; without known nodes it always is."""
+        """Whether the node is Ready. True if nodes are unknown."""
         if self.nodes is None or not node:
             return True
         return node in self.nodes and self.nodes[node].status.conditions[0].status == "True"
@@ -196,15 +196,15 @@ class WorldObjects:
             known = self.objects[key]
             assert known.metadata.uid == apply.uid
             annotations = msgspec.convert(apply.body, TYPES[apply.kind.plural]).metadata.annotations
-            # Of the template, so the Job controller's to keep.
+            # The pod template has it, so the Job controller keeps it.
             annotations = replace(annotations, charge=known.metadata.annotations.charge)
             self.objects[key] = replace(
                 known, metadata=replace(known.metadata, annotations=annotations)
             )
             return
         if apply.kind is NETWORK_POLICIES and key in self.objects:
-            return  # not watched, so applied with each gang
-        assert key not in self.objects, f"{key} made twice"
+            return  # not watched, so it is applied for each gang
+        assert key not in self.objects, f"{key} is created twice"
         created = msgspec.convert(apply.body, TYPES[apply.kind.plural])
         meta = replace(
             created.metadata,

@@ -1,4 +1,4 @@
-"""Every module of the controller stands in a contract of import-linter."""
+"""Every module of the controller is in a contract of import-linter."""
 
 import tomllib
 from pathlib import Path
@@ -16,14 +16,14 @@ def package(folder: Path) -> str:
 
 
 def packages() -> set[str]:
-    """Packages with more than one module: within one there is nothing to order."""
+    """Packages with more than one module; a single module needs no order."""
     folders = {path.parent for path in CONTROLLER.rglob("*.py") if path.name != "__init__.py"}
     folders |= {path.parent.parent for path in CONTROLLER.rglob("*/__init__.py")} - {CONTROLLER}
     return {package(f) for f in folders if len([*f.glob("*.py"), *f.glob("*/__init__.py")]) > 2}
 
 
 def test_every_module_is_in_a_contract():
-    """An exhaustive contract fails by itself for a module in none of its layers."""
+    """An exhaustive contract fails by itself for a module outside its layers."""
     layered = {
         container
         for contract in CONTRACTS

@@ -1,4 +1,4 @@
-"""What a signal does, in an ordinary process and as PID 1, where the kernel has no defaults."""
+"""Signals of a normal process and of PID 1, for which the kernel has no default actions."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from typing import IO
 import pytest
 
 AS_PID_1 = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
-# Says what it comes to; a line of its input lets it go on.
+# Prints each step, and continues after a line of input.
 PROGRAM = """
 import asyncio, os, signal, sys, threading
 from torchrun_controller.signals import Signals
@@ -86,7 +86,7 @@ class Process:
         os.kill(self.pid, number)
 
     def ended_by(self, number: int) -> bool:
-        # unshare says so in its exit code, and cannot end itself by a signal as its child did.
+        # unshare reports a signal of its child in its exit code only.
         return self.process.wait(10) in (-number, 128 + number)
 
 

@@ -1,4 +1,4 @@
-"""The part of the bench that needs no API server, and that a planted slow-down shows in it."""
+"""The bench without an API server: it detects a planted slow-down."""
 
 import asyncio
 
@@ -8,10 +8,10 @@ from torchrun_bench.churn import measured, side
 from torchrun_bench.planted import slowed
 
 EVENTS = 800
-ROUNDS = 15  # in turn, and short: what neighbours of a busy machine take, both sides give
+ROUNDS = 15  # short and in turn, so that other load affects both sides
 
 
-@pytest.mark.long  # a ratio of CPU times, which neighbours of a busy machine distort
+@pytest.mark.long  # a ratio of CPU times, which other load distorts
 def test_a_planted_slow_down_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {1.0: 0.0, 2.0: 0.0}
     for _ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""The bench's own arithmetic: figures that it gets wrong would be believed."""
+"""The arithmetic of the bench: nobody would notice wrong figures."""
 
 import json
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ def test_frames_are_of_many_pods_with_a_version_each() -> None:
     assert len({o["labels"]["torchrun-job-name"] for o in objects}) == 3
     again = next(iter(chunks(PODS_OF_ALL, 1)))
     assert json.loads(again)["object"]["metadata"]["name"] == objects[0]["name"]
-    assert 8000 < len(lines[0]) < 10_000, "as large as pods are"
+    assert 8000 < len(lines[0]) < 10_000, "the size of real pods"
 
 
 class TestFlames:

@@ -13,13 +13,13 @@ from unit.client.tls_server import Write, make_pki, serving_tls, who
 
 @pytest.fixture(scope="session")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CA without the extensions of RFC 5280, as many clusters have; a server and a client."""
+    """Certificates of a server and a client, by a CA without the extensions of RFC 5280."""
     return make_pki(tmp_path_factory.mktemp("pki"))
 
 
 @pytest.fixture
 async def server(pki: Path) -> AsyncIterator[ScriptedServer]:
-    """An https server that answers with the client certificate and Authorization header of a request."""
+    """An https server that returns the client certificate and the Authorization header."""
 
     async with serving(who, serving_tls(pki)) as running:
         yield running

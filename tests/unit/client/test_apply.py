@@ -1,4 +1,4 @@
-"""What goes over the wire for each write, and what each refusal becomes."""
+"""The requests of each write, and the errors for each refusal."""
 
 import json
 from collections.abc import Mapping
@@ -139,7 +139,7 @@ async def test_creation_requires_absence_and_does_not_force() -> None:
     assert wire.content_types == [APPLY_PATCH]
     assert request.body["metadata"]["resourceVersion"] == "1"
     assert request.body["spec"] == {"clusterIP": "None"}
-    assert json.dumps(wish.body) == before, "a Plan is a value: writing it must not change it"
+    assert json.dumps(wish.body) == before, "a write must not change the Plan"
     assert (written.kind, written.name, written.uid) == (SERVICES, "run", "u")
     assert written.resource_version == "7"
     assert written.created
@@ -198,7 +198,7 @@ async def test_a_conflict_means_gone_if_the_object_is_gone_or_replaced(
 
 @pytest.mark.parametrize("version", ["", "5"])
 async def test_a_conflict_over_the_same_object_is_reconciled_again(version: str) -> None:
-    """The object has changed since it was observed: a Job may have completed, for example."""
+    """The object has changed since it was observed. For example, a Job has completed."""
     wire = Wire(refusal(409), answer(uid="u"))
     delete = Delete(kind=JOBS, namespace="n", name="x", uid="u", resource_version=version)
     with pytest.raises(SupersededError, match="Job 'x' has changed"):
@@ -318,7 +318,7 @@ FOREIGN_OWNER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "
         (answer(ownerReferences=[{**FOREIGN_OWNER, "uid": "f"}]), "belongs to Deployment 'web'"),
         (answer(managedFields=[{"manager": "kubectl-create"}]), "was created by kubectl-create"),
         (answer(), "was created by another client"),
-        # Ours by name and label, but no longer owned: kubectl delete --cascade=orphan leaves such.
+        # Our name and label, but no owner, as after kubectl delete --cascade=orphan.
         (answer(ownerReferences=[{**OWNER, "controller": False}]), "was created by another client"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Where the server is, that it is verified, and that credentials stay fresh."""
+"""The address of the server, its verification, and fresh credentials."""
 
 import ssl
 import subprocess

@@ -1,4 +1,4 @@
-"""What a kubeconfig and a proxy mean for the connection."""
+"""How kubeconfig and proxy settings affect the connection."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A credential plugin that takes its time, and who waits for it."""
+"""A slow credential plugin, and which requests wait for it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from torchrun_controller.client.credentials import Endpoint
 
 
 class Slow(Token):
-    """Credentials of a plugin that takes its time after the first reading."""
+    """Credentials of a plugin that is slow after the first read."""
 
     def __init__(self) -> None:
         super().__init__(renewed="Bearer renewed")
@@ -32,7 +32,7 @@ class Slow(Token):
 
 @asynccontextmanager
 async def aged() -> AsyncIterator[tuple[Connection, Slow]]:
-    """A connection whose credentials are due to be read again, which does not come to an end."""
+    """A connection with stale credentials whose renewal never ends."""
     now = [0.0]
     plugin = Slow()
     connection = Connection(Endpoint("http://x"), plugin, clock=lambda: now[0])
@@ -45,7 +45,7 @@ async def aged() -> AsyncIterator[tuple[Connection, Slow]]:
 
 
 class TestSlowPlugin:
-    """One that takes a minute holds nobody up whose credentials may still be good."""
+    """A renewal of one minute does not delay requests with credentials that may be valid."""
 
     @pytest.fixture(autouse=True)
     def short(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ class TestSlowPlugin:
             plugin.goes_on.set()
             while await connection.authorization() != "Bearer two":  # noqa: ASYNC110
                 await asyncio.sleep(0)
-            assert plugin.reads == 2, "it was asked once"
+            assert plugin.reads == 2, "one renewal"
 
     async def test_a_cancelled_request_does_not_cancel_the_renewal(self) -> None:
         async with aged() as (connection, plugin):

@@ -1,4 +1,4 @@
-"""What is taken from the API server's list of what it serves, and what becomes of bad answers."""
+"""Discovery of installed kinds, and invalid responses."""
 
 from collections.abc import AsyncIterator
 from typing import cast
@@ -58,7 +58,7 @@ class Api:
 
 
 class Garbage:
-    """A transport whose every answer is garbage."""
+    """A transport that returns garbage only."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body

@@ -1,4 +1,4 @@
-"""Error answers: a Status becomes an ApiError, and everything else too."""
+"""Error responses: a Status and any other body become an ApiError."""
 
 from contextlib import suppress
 

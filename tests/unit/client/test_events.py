@@ -1,4 +1,4 @@
-"""Events never hold a reconcile up, repeat as a series, and end storms."""
+"""Events do not block a reconcile, repeat as a series, and are rate-limited."""
 
 import json
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ START = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
 
 
 class Server:
-    """Keeps Event objects as the API server would."""
+    """Stores Event objects as the API server would."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, object]] = {}
         self.methods: list[str] = []
         self.failure: Exception | None = None
         self.failures: list[Exception] = []  # of the next requests
-        self.lost = 0  # answers of the next requests, which do happen
+        self.lost = 0  # errors after the next requests were processed
         self.takes = lambda: None
 
     async def request(
@@ -227,9 +227,9 @@ async def test_memory_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) 
     for number in range(50):
         await world.say("hello", job=f"job-{number}")
     await world.say("hello", job="job-49")
-    assert len(world.objects) == 50, "the newest are remembered"
+    assert len(world.objects) == 50, "the newest series are in memory"
     await world.say("hello", job="job-0")
-    assert len(world.objects) == 51, "the oldest are forgotten"
+    assert len(world.objects) == 51, "the oldest series are dropped"
 
 
 async def test_expired_series_are_forgotten(world: World) -> None:
@@ -257,7 +257,7 @@ def busy(retry_after: float | None = None) -> ApiError:
 
 
 async def waited(world: World) -> float:
-    """Seconds until nothing waits any more."""
+    """Seconds until the queue is empty."""
     began = anyio.current_time()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(world.recorder.run)
@@ -334,4 +334,4 @@ async def test_shutdown_does_not_wait_for_an_unreachable_server() -> None:
             tasks.start_soon(world.recorder.run)
             await anyio.sleep(1)
             world.recorder.shut_down(1.0)
-    assert world.server.methods == ["POST", "POST"], "once more, then it is over"
+    assert world.server.methods == ["POST", "POST"], "one more request at most"

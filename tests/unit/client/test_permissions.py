@@ -77,7 +77,7 @@ async def test_missing_permissions_are_named_by_verb_and_resource() -> None:
     )
     reviewer.is_down = True
     await rights.check(reviewer, ())
-    assert "jobs.batch" in rights.missing(), "what is not known does not heal"
+    assert "jobs.batch" in rights.missing(), "an unknown result does not clear it"
     reviewer.is_down, reviewer.denied = False, set()
     await rights.check(reviewer, ())
     assert rights.missing() == rights.shortcoming() == ""
@@ -125,7 +125,7 @@ async def test_missing_permissions_are_checked_again_and_after_a_refusal(
         looks = reviewer.asked.count(("list", "services", ""))
         reviewer.denied = set()
         await until(lambda: not rights.missing())
-        assert reviewer.asked.count(("list", "services", "")) == looks, "that was there"
+        assert reviewer.asked.count(("list", "services", "")) == looks, "the present permission"
         reviewer.denied = {("create", "services")}
         rights.observe("patch", "services", 403, 0.1)
         await until(lambda: "create services" in rights.missing())

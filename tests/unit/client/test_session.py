@@ -1,4 +1,4 @@
-"""Requests and streams against a server that does what servers, proxies and networks do."""
+"""Requests and streams with the faults of servers, proxies and networks."""
 
 import asyncio
 import json
@@ -80,7 +80,7 @@ class TestRequest:
 
         async def slow() -> str:
             nonlocal closed
-            closed = True  # while the credentials are being read
+            closed = True  # during the read of the credentials
             return "Bearer late"
 
         async with serving(ok) as server:

@@ -1,4 +1,4 @@
-"""What reading a kubeconfig imports; each in a process of its own, for imports are for good."""
+"""What the read of a kubeconfig imports. Each test needs a new process."""
 
 import subprocess
 import sys

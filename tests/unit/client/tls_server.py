@@ -1,4 +1,4 @@
-"""An API server over TLS that answers with the identity of its client."""
+"""An API server over TLS that returns the identity of its client."""
 
 import json
 import ssl
@@ -38,7 +38,7 @@ def make_pki(folder: Path) -> Path:
 def serving_tls(pki: Path) -> ssl.SSLContext:
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(pki / "ca.crt"))
     tls.load_cert_chain(pki / "server.crt", pki / "server.key")
-    # From Python 3.13 on it is stricter than any API server with the certificates of clients.
+    # From 3.13 on, Python is stricter about client certificates than any API server.
     tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
     tls.verify_mode = ssl.CERT_OPTIONAL
     return tls
@@ -58,7 +58,7 @@ Write = Callable[..., str]
 
 
 def plugin(folder: Path, **status: str) -> JsonObject:
-    """An exec plugin that gives this status, with {n} replaced by how often it was run."""
+    """An exec plugin that returns this status. {n} is replaced by the number of runs."""
     answer: JsonObject = {
         "apiVersion": "client.authentication.k8s.io/v1",
         "kind": "ExecCredential",

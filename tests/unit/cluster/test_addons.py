@@ -1,4 +1,4 @@
-"""What is made of the projects' own manifests."""
+"""How manifests of other projects are adapted."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_kueues_webhooks_are_called_where_it_runs(cluster: State) -> None:
     assert applied[2]["webhooks"][0]["clientConfig"] == called
     served = components.kueue_certificates(cluster) / "tls.crt"
     assert base64.b64decode(applied[3]["data"]["tls.crt"]) == served.read_bytes()
-    # Kueue takes an authority of ours only with an RSA key in this form.
+    # Kueue accepts our CA only with an RSA key in this format.
     assert b"BEGIN RSA PRIVATE KEY" in base64.b64decode(applied[3]["data"]["ca.key"])
     settings = json.loads(components.kueue_configuration(cluster).read_text())
     assert settings["webhook"]["port"] == cluster.ports.webhook

@@ -1,4 +1,4 @@
-"""What was verified is trusted; what is missing, cut off or changed is not."""
+"""Verified files are trusted; missing, cut and changed files are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an image adds to the one below it."""
+"""The size of an image without its base."""
 
 from pathlib import Path
 

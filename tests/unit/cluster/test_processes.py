@@ -1,4 +1,4 @@
-"""A process is ours by the mark in its environment, whatever its pid."""
+"""A process is identified by the mark in its environment, not by its pid."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def start_sleeper(owner: Path, component: str) -> int:
     program = [sys.executable, "-c", "import signal; signal.pause()"]
     processes.start(owner, component, program, owner / "log")
     deadline = time.monotonic() + 60
-    # A process shows no environment for the instant of its exec, so one look may miss it.
+    # During its exec a process has no environment, so one read may miss it.
     while not (found := processes.of_cluster(owner, component)):
         assert time.monotonic() < deadline, f"{component} does not start"
     (process,) = found
@@ -80,7 +80,7 @@ def test_started_processes_are_found_by_cluster_and_component(owner: Path) -> No
     first, second = start_sleeper(owner, "etcd"), start_sleeper(owner, "kubelet")
     assert {process.pid for process in processes.of_cluster(owner)} == {first, second}
     assert not processes.of_cluster(owner / "other")
-    # Nobody has to reap it: it is not our child.
+    # It is not our child, so it needs no wait().
     with pytest.raises(ChildProcessError):
         os.waitpid(first, os.WNOHANG)
 
@@ -146,7 +146,7 @@ def test_a_component_has_ended_if_it_is_missing_for_the_time_of_an_exec(
 ) -> None:
     monkeypatch.setattr(processes, "EXEC_SECONDS", 0.3)
     check = processes.alive_check(owner, ["sleeper"], lambda name: owner / f"{name}.log")
-    check()  # not started yet, as far as a look can tell
+    check()  # looks as if it has not started yet
     processes.start(owner, "sleeper", ["sleep", "60"], owner / "sleeper.log")
     end = time.monotonic() + 0.6
     while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""The numbers of docs/faults.md are those of the run that was kept."""
+"""The numbers of docs/faults.md are those of the stored run."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The test that docs/first-test.md teaches runs as it stands there."""
+"""The example of docs/first-test.md runs unchanged."""
 
 from typing import Any
 

@@ -30,7 +30,7 @@ CONTROLLER = "controller/torchrun_controller"
             "runtime/torchrun_runtime/sync/git.py",
             ["runtime/sync/test_git.py", "runtime/sync/test_git_proxy.py"],
         ),
-        # A test is its own test.
+        # A test file is its own test.
         ("tests/unit/watch/test_codec.py", ["watch/test_codec.py"]),
     ],
 )

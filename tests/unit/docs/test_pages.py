@@ -1,4 +1,4 @@
-"""The pages hold together: links lead somewhere, and no code block goes unlooked at."""
+"""Links between pages have targets, and every code block is tested or has a reason."""
 
 import tomllib
 from pathlib import Path

@@ -1,7 +1,7 @@
 """The page on troubleshooting has every reason that the code can write.
 
-Whatever looks like a reason in the code that writes them is one, unless it is listed here as another
-word: of Kubernetes, of git, ssh or S3, or of ours.
+Every CamelCase string in that code counts as a reason, unless it is listed here as another term of
+Kubernetes, git, ssh, S3 or this project.
 """
 
 import ast
@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "troubleshooting.md"
 CONTROLLER = ROOT / "controller" / "torchrun_controller"
 RUNTIME = ROOT / "runtime" / "torchrun_runtime"
 WRITERS = (CONTROLLER / "reconcile", CONTROLLER / "controllers", RUNTIME)
-# Settings of ssh and values of the Pod Security Standards, which are words of this form.
+# Settings of ssh and values of the Pod Security Standards have this form.
 LEFT_OUT = {RUNTIME / "sync" / "git_login.py", CONTROLLER / "reconcile" / "objects" / "security.py"}
 REASON = re.compile(r"([A-Z][a-z]+)([A-Z][A-Za-z]*)*|OOMKilled")
 OTHER_WORDS = """

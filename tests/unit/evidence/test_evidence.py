@@ -1,4 +1,4 @@
-"""A failed test leaves what is needed to judge it; kubectl is a script that tells of one broken job."""
+"""A failed test stores its evidence. kubectl is a script that shows one broken job."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Malformed frames of a watch cost their own object only: 20,000 here, a million by `make hostile`.
+"""Malformed watch frames affect their own object only: 20,000 here, a million in `make hostile`.
 
 Prints the seed; `HOSTILE_SEED` sets it, `HOSTILE_FRAMES` the number.
 """
@@ -28,7 +28,7 @@ from unit.leader.lease_server import Client, LeaseServer
 SEED = int(os.environ.get("HOSTILE_SEED", "0"))
 FRAMES = int(os.environ.get("HOSTILE_FRAMES", "20000"))
 ROUND = 500
-# Beyond what the first rounds take: a line may have 16 MiB, and is held in pieces and whole.
+# More than in the first rounds. A line may have 16 MiB, and is stored in pieces and as a whole.
 GROWTH = 150 * 2**20
 
 
@@ -92,7 +92,7 @@ async def test_malformed_frames_on_a_real_connection_affect_their_objects_only()
 
 
 def lease(number: int, odd: str = "") -> bytes:
-    """Held by another, who has just renewed it; `odd` is the number of seconds that it names."""
+    """A lease that another holder has just renewed. `odd`: its duration in seconds."""
     spec = {"holderIdentity": "other", "leaseDurationSeconds": 15, "renewTime": f"at {number}"}
     meta = {"name": "controller", "namespace": "system", "resourceVersion": str(1000 + number)}
     return json.dumps({"metadata": meta, "spec": spec}).replace("15", odd or "15").encode()
@@ -100,7 +100,7 @@ def lease(number: int, odd: str = "") -> bytes:
 
 @virtual_time.in_virtual_time
 async def test_frames_of_the_lease_do_not_end_the_process() -> None:
-    """They may tell of another holder, which ends a leader in order, and of nothing else."""
+    """A frame with another holder ends the leader cleanly; no other frame ends it."""
     print(f"HOSTILE_SEED={SEED}")
     chance, server = random.Random(SEED), LeaseServer()
     with quiet():

@@ -1,4 +1,4 @@
-"""Hostile TorchrunJobs and TorchrunQueues cost themselves only: 300 here, 10,000 by `make hostile`.
+"""Hostile TorchrunJobs and TorchrunQueues affect themselves only: 300 here, 10,000 in `make hostile`.
 
 Prints the seed; `HOSTILE_SEED` sets it, `HOSTILE_OBJECTS` the number.
 """

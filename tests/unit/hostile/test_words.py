@@ -1,6 +1,6 @@
-"""Last words of containers are what users' programs write, and annotations what anybody does.
+"""Termination messages come from users' programs, and annotations from anyone.
 
-A few hundred hostile ones here, as many as `HOSTILE_OBJECTS` says by `make hostile`.
+A few hundred hostile values here, `HOSTILE_OBJECTS` in `make hostile`.
 """
 
 import json
@@ -64,7 +64,7 @@ def words(chance: random.Random) -> str:
 
 
 def check(world: World) -> None:
-    """The API server would take this status."""
+    """Check that the API server would accept this status."""
     status = world.job.status
     msgspec.json.decode(msgspec.json.encode(status), type=TorchrunJobStatus)
     for number in numbers(msgspec.to_builtins(status)):

@@ -1,4 +1,4 @@
-"""Bugs in code that is loaded, and runs in forks of a process that has loaded it."""
+"""Bugs in loaded code, tried in forks of the process that has loaded it."""
 
 import importlib.util
 import sys

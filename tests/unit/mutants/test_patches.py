@@ -1,4 +1,4 @@
-"""The seeded bugs of `make mutants` are of the code as it is."""
+"""The seeded bugs of `make mutants` apply to the current code."""
 
 import ast
 from pathlib import Path

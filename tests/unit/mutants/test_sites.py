@@ -1,4 +1,4 @@
-"""Where random mutants are planted, and which tests are asked about them."""
+"""Where random mutants are planted, and which tests try them."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""An API server in memory: what the plugin asks of one, and the bad days of one, on demand."""
+"""An API server in memory: the requests of the plugin, with injected faults."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ def refusal(code: int, message: str, **details: object) -> web.Response:
 
 
 class ApiServer:
-    """One namespace. `hooks` see each request first and may answer it; each returns None to pass.
+    """One namespace. `hooks` see each request first and may respond; each returns None to pass.
 
     `logs`: lines by pod, of other containers than trainer by `POD/CONTAINER`. `uploaded`: what the
     only sync pod has taken. `on_create`, `on_upload`: play the controller. Methods may be called

@@ -1,4 +1,4 @@
-"""The state directory of a job. kubectl is real but for `exec`, which runs its words here."""
+"""The state directory of a job. kubectl is real, but `exec` runs its command on this machine."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ exec {kubectl} "$@"
 
 @pytest.fixture
 def claim(laptop: Laptop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The state directory, and how it comes to be mounted."""
+    """The state directory, at the path where pods mount it."""
     programs = tmp_path / "bin"
     programs.mkdir()
     shim = programs / "kubectl"

@@ -10,6 +10,6 @@ __all__ = ["claim", "laptop", "server"]
 
 @pytest.fixture(autouse=True)
 def _no_memory(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Every test begins without a memory of earlier uploads, and without a user's word."""
+    """Every test starts without earlier uploads and confirmations."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))

@@ -1,4 +1,4 @@
-"""Somebody's directory and kubeconfig, and an API server in memory behind kubectl's real proxy."""
+"""A user's directory and kubeconfig, and an API server in memory behind the proxy of kubectl."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def server() -> Iterator[ApiServer]:
 
 @dataclass
 class Laptop:
-    """Somebody's directory and kubeconfig."""
+    """A user's directory and kubeconfig."""
 
     server: ApiServer
     kubeconfig: Path
@@ -42,12 +42,12 @@ class Laptop:
         return CliRunner().invoke(cli, [command, *flags, *rest], catch_exceptions=False)
 
     def job(self, name: str, **parts: object) -> None:
-        """Put a job there, with these parts."""
+        """Store a job with these fields."""
         spec = {"jobQueue": "q", "numNodes": 2, "volumes": {"workspace": {"source": "zip"}}}
         self.server.put("torchrunjobs", name, **{"spec": spec, **parts})
 
     def worker(self, job: str, node: int, attempt: int = 0, *lines: str, **state: object) -> str:
-        """A worker's pod with its log, running unless another state is given; its name."""
+        """Store a worker pod with its log, running by default. Returns its name."""
         labels = {
             "torchrun-job-name": job,
             "torchrun.ai/attempt": str(attempt),
@@ -68,7 +68,7 @@ class Laptop:
         return name
 
     def once_watched(self, change: Callable[[], object]) -> None:
-        """Play the cluster when jobs are watched for the first time."""
+        """Call the function at the first watch of jobs."""
         seen: list[str] = []
 
         def hook(request: web.Request) -> None:
@@ -98,7 +98,7 @@ def laptop(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def play_controller(server: ApiServer, result: str = "Succeeded") -> None:
-    """Bring a job from its creation to this result, as its upload comes in."""
+    """Move a job from its creation to this result when its upload arrives."""
 
     def created(name: str) -> None:
         job = server.objects["torchrunjobs", name]

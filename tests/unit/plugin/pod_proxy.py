@@ -1,4 +1,4 @@
-"""An API server's pod proxy with bad days, in front of a real torchrun-sync."""
+"""The pod proxy of an API server with faults, in front of a real torchrun-sync."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ class SyncPod:
         self._process: subprocess.Popen[bytes] | None = None
 
     def spawn(self) -> None:
-        """Start it, and do not wait until it listens."""
+        """Start it without waiting until it listens."""
         environment = {
             **os.environ,
             "TORCHRUN_SYNC_DIR": str(self.directory),
@@ -67,19 +67,19 @@ class SyncPod:
                     return
 
     def kill(self) -> None:
-        """End it without a word."""
+        """Kill it."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
 
     async def success(self) -> None:
-        """Wait until it has ended well, be it in a second life."""
+        """Wait until it has succeeded, possibly after a restart."""
         while self._process is None or self._process.poll() != 0:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
 class PodProxy:
-    """Forwards to the pod. `trouble`: the share of requests that go wrong in one way or another."""
+    """Forwards requests to the pod. `trouble`: the share of requests with a random fault."""
 
     def __init__(self, pod: SyncPod, trouble: float, random: Random) -> None:
         self.pod = pod
@@ -88,7 +88,7 @@ class PodProxy:
         self.went_wrong: set[str] = set()
         self.kill_at: list[
             int
-        ] = []  # bytes of one request after which the pod is killed, once for each
+        ] = []  # the pod is killed after these bytes of a request, once for each
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[str]:

@@ -1,4 +1,4 @@
-"""Help that teaches: every command has examples, and each can be given as it stands."""
+"""Help texts: every command has examples, and each of them parses."""
 
 import re
 import shlex
@@ -30,7 +30,7 @@ def lines_of(text: str) -> Iterator[str]:
 
 
 def parse(line: str) -> click.Context:
-    """As click does before it calls the command. Raises click's errors."""
+    """Parse like click, without calling the command. Raises click's errors."""
     words = shlex.split(line)[2:]
     with cli.make_context("kubectl torchrun", words) as outer:
         name, command, rest = cli.resolve_command(outer, [*outer._protected_args, *outer.args])
@@ -230,7 +230,7 @@ def test_completion_for_kubectl(laptop: Laptop, capsys: pytest.CaptureFixture[st
     assert completions(laptop, capsys, *flags, "list", "--context", "") == ["c", ":4"]
     assert completions(laptop, capsys, "list", "--phase", "su") == ["Succeeded", "Suspended", ":4"]
     assert completions(laptop, capsys, "submit", "-C", "x")[-1] == ":0"
-    # The server in memory has no discovery, so kubectl finds no jobs: nothing is offered.
+    # The server in memory has no discovery, so kubectl completes nothing.
     assert completions(laptop, capsys, *flags, "logs", "") == [":4"]
 
 

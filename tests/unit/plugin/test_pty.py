@@ -25,7 +25,7 @@ SEQUENCE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
 class Screen:
-    """A terminal of a width with the program in it."""
+    """A terminal of a given width that runs the program."""
 
     def __init__(self, process: subprocess.Popen[bytes], terminal: int) -> None:
         self.process = process
@@ -34,7 +34,7 @@ class Screen:
         self._before = termios.tcgetattr(terminal)
 
     def until(self, words: bytes) -> None:
-        """Read until these words are shown."""
+        """Read until this text is shown."""
         while words not in self.seen:
             assert self._read(), self.seen.decode(errors="replace")
 
@@ -42,14 +42,14 @@ class Screen:
         os.write(self._terminal, key)
 
     def ends(self, seconds: float) -> bool:
-        """Whether the program ends before there is nothing to read for so long."""
+        """Whether the program ends before the output is silent for this long."""
         while select.select([self._terminal], [], [], seconds)[0]:
             if not self._read():
                 return True
         return False
 
     def end(self) -> int:
-        """Read to the end; the exit code. The terminal is as it was."""
+        """Read to the end. Returns the exit code, and checks that the terminal is restored."""
         while self._read():
             pass
         code = self.process.wait(30)
@@ -72,7 +72,7 @@ class Screen:
 
 
 def take(terminal: int) -> None:
-    """Make it the terminal from which Ctrl-C comes."""
+    """Make it the controlling terminal, so that Ctrl-C sends SIGINT."""
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
 
@@ -182,7 +182,7 @@ def test_a_question_before_a_job_is_deleted(laptop: Laptop, answer: bytes, code:
         screen.until(b"[y/N]")
         screen.press(answer)
         while answer == b"\x03" and not screen.ends(1):
-            screen.press(answer)  # it came between two looks of Python's own at its signals
+            screen.press(answer)  # it arrived between two signal checks of Python
         assert screen.end() == code
     assert (("torchrunjobs", "run") in laptop.server.objects) == (code != 0)
     assert ("Nothing was deleted." in screen.text()) == (code != 0)

@@ -1,4 +1,4 @@
-"""What is shown, on terminals and elsewhere."""
+"""Output on terminals and elsewhere."""
 
 import io
 import re
@@ -12,7 +12,7 @@ from kubectl_torchrun.upload.pack import human
 
 
 class Screen(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Text of the cluster on a terminal: it says something and commands nothing."""
+"""Text of the cluster must not control the terminal."""
 
 import ast
 import io
@@ -24,7 +24,7 @@ COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029]")
 
 
 def commands(shown: str) -> list[str]:
-    """What is left of control characters beside our own colours, which begin no text of EVIL."""
+    """The control characters in the text, without our own colours, which EVIL does not have."""
     return COMMANDS.findall(COLOURS.sub("", shown))
 
 
@@ -119,7 +119,7 @@ def test_keys_of_torchrun_toml_are_escaped(
 
 
 def test_all_output_goes_through_text_and_terminal() -> None:
-    """Nothing else writes to the streams, where text of the cluster would have no guard."""
+    """Other writes to the streams would not escape the text of the cluster."""
     top = Path(kubectl_torchrun.__file__).parent
     prints = {"click.echo", "click.secho", "print", "sys.stdout.write", "sys.stderr.write",
               "sys.stdout.buffer.write", "click.style"}  # fmt: skip

@@ -16,7 +16,7 @@ GANG_PHASES = next(step.leads_to for step in steps.STEPS if step.decide is gang_
 
 
 def checked_step(step: Step) -> Step:
-    """The step, whose decisions must lead to the phases that it names."""
+    """Wrap the step: its decisions must lead to its declared phases."""
 
     @functools.wraps(step.decide)
     def decide(context: Context) -> Decision | None:
@@ -32,13 +32,13 @@ def checked_step(step: Step) -> Step:
 
 
 def checked_transition(original: Callable[[Context], Decision]) -> Callable[[Context], Decision]:
-    """The decision, which must lead to a phase that may follow the present one."""
+    """Wrap the decision: its phase must be a valid transition."""
 
     def first_decision(context: Context) -> Decision:
         decision, observed = original(context), context.observed
         before = observed.job.status.phase or "Pending"
         after = ROWS[decision.state].phase or before
-        # A gang is created in Queued. The status that shows it may be lost.
+        # A gang is created in Queued. The status with that phase may be lost.
         gang_phases = TRANSITIONS["Queued"] if observed.gang.child_jobs else frozenset()
         allowed = {before} | TRANSITIONS[before] | gang_phases
         assert after in allowed, (before, decision.state)

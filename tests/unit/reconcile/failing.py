@@ -1,4 +1,4 @@
-"""Gangs that run, and how a worker of theirs fails."""
+"""Running gangs, and failures of their workers."""
 
 from typing import Any
 

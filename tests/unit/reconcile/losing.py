@@ -1,4 +1,4 @@
-"""Gangs on nodes of their own, and nodes that are lost, for the tests."""
+"""Gangs with one node for each worker, and lost nodes."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
 def begin(world: World) -> None:
-    """Every worker of the latest gang runs, each on a node of its own."""
+    """Run every worker of the latest gang, each on its own node."""
     for index, pod in enumerate(world.workers()):
         world.place(pod.metadata.name, f"node-{index}")
     world.all_workers("Running")
@@ -30,7 +30,7 @@ def running(nodes: int = 2, *, zipped: bool = False, **reliability: object) -> W
 
 
 def lose(world: World, node: str = "node-1") -> None:
-    """The node is NotReady, for long enough to be lost."""
+    """The node is NotReady long enough to be lost."""
     world.node(node, False)
     world.settle()
     world.pass_time(seconds=40)
@@ -38,7 +38,7 @@ def lose(world: World, node: str = "node-1") -> None:
 
 
 def replaced(**spec: Any) -> World:
-    """The new gang is placed elsewhere, and what can end of the old one has ended."""
+    """The new gang is scheduled elsewhere, and pods on healthy nodes have ended."""
     world = running(**spec)
     lose(world)
     world.containers_stop()

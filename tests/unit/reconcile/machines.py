@@ -1,8 +1,8 @@
-"""What really runs, beside the state of the API: kubelets, containers and launchers of a `World`.
+"""The processes behind the API of a `World`: kubelets, containers and launchers.
 
-A machine goes on when its kubelet is not heard of, and so do its containers. Launchers are modelled
-after torchrun_runtime.launch, at the slowest that it promises: a gang that reads a newer epoch has
-killed its ranks after 10 s, one that reads nothing after 41 s, and a new one waits 45 s.
+Containers keep running while their kubelet is silent. Launchers behave like torchrun_runtime.launch
+at its slowest: a gang that reads a newer epoch has killed its ranks after 10 s, a gang that reads
+nothing after 41 s, and a new gang waits 45 s.
 """
 
 from dataclasses import dataclass, field
@@ -22,13 +22,13 @@ from world import World
 SUPERSEDED = timedelta(seconds=10)
 SILENT = timedelta(seconds=41)
 WAIT = timedelta(seconds=45)
-CLEARING = timedelta(seconds=55)  # a kubelet that is back ends what nobody wants
+CLEARING = timedelta(seconds=55)  # until a returned kubelet kills unknown pods
 TICK = timedelta(seconds=2.5)
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
 class State(Enum):
-    """How far a launcher is."""
+    """The state of a launcher."""
 
     GATE = "waits at the gate"
     FENCING = "waits out the fence"
@@ -38,9 +38,9 @@ class State(Enum):
 
 @dataclass
 class Process:
-    """One launcher. start, fence: the annotations that the kubelet has brought it.
+    """One launcher. start, fence: the annotations that it can read.
 
-    synced: those that the kubelet believes it has brought; missed: it has not.
+    synced: the annotations that the kubelet has written; missed: that write was lost.
     """
 
     pod: Pod
@@ -60,7 +60,7 @@ class Process:
 
 @dataclass
 class Machine:
-    """A node: whether its kubelet works, whether it reaches the storage, since when it is back."""
+    """A node. kubelet: is working; storage: is reachable; back: when the node returned."""
 
     kubelet: bool = True
     storage: bool = True
@@ -69,9 +69,9 @@ class Machine:
 
 @dataclass
 class Machines:
-    """All machines and processes, and the state directory where there is one.
+    """All machines and processes, and the shared state directory, if any.
 
-    busy: kubelets miss a pod's new annotations, but never those of two patches in a row.
+    busy: kubelets miss new annotations of a pod, but never of two patches in a row.
     """
 
     world: World
@@ -93,7 +93,7 @@ class Machines:
         return {p.attempt for p in self.processes.values() if p.state is State.TRAINS}
 
     def story(self) -> str:
-        """What runs where, for people."""
+        """The state of all processes, for failure messages."""
         job = self.world.job.status
         job_line = f"{self.world.now:%H:%M:%S} {job.phase} {job.reason} {job.unfenced}"
         runs = (
@@ -102,7 +102,7 @@ class Machines:
         )
         return "\n".join((job_line, *runs))
 
-    # What befalls them
+    # Faults
 
     def lose(self, name: str, storage: bool) -> None:
         """The kubelet sends no more heartbeats; the containers keep running."""
@@ -110,9 +110,9 @@ class Machines:
         self.world.node(name, False)
 
     def come_back(self, name: str) -> None:
-        """The kubelet is back, and so is its Node object; one that never was away goes on.
+        """The kubelet and its Node object return. Does nothing if the kubelet was never away.
 
-        A restart that the API does not see would restart its clearing, which nothing could notice.
+        A kubelet restart that the API does not show would only delay the cleanup.
         """
         if self.nodes[name].kubelet:
             return
@@ -121,15 +121,15 @@ class Machines:
         self._see(name, misses=False)
 
     def forget(self, name: str) -> None:
-        """Somebody deletes the Node object, and its pods go from the API."""
+        """The Node object is deleted, and its pods vanish from the API."""
         assert self.world.nodes is not None
         del self.world.nodes[name]
         self.drop_pods(name)
 
     def collect(self, name: str) -> None:
-        """Somebody deletes the Node object; the collector of pods says Failed in the kubelet's place.
+        """The Node object is deleted, and the pod garbage collector sets its pods to Failed.
 
-        The pods stay for as long as the Job controller has not counted them.
+        The pods stay until the Job controller has counted them.
         """
         assert self.world.nodes is not None
         del self.world.nodes[name]
@@ -152,10 +152,10 @@ class Machines:
         self.nodes[name] = Machine(kubelet=False, storage=False)
         self.world.node(name, False, OUT_OF_SERVICE)
 
-    # What goes by itself
+    # Controllers
 
     def schedule(self) -> None:
-        """Pods without a node get one that is Ready, the emptiest; sync pods end there at once."""
+        """Bind pods to the Ready node with the fewest pods. Sync pods succeed at once."""
         pods = [o for o in self.world.objects.values() if isinstance(o, Pod)]
         for pod in pods:
             if not pod.spec.node_name and pod.metadata.deletion_timestamp is not None:
@@ -177,7 +177,7 @@ class Machines:
                     self.world.pod(pod.metadata.name, phase="Succeeded")
 
     def jobs(self) -> None:
-        """The Job controller: a pod that failed or is gone is the end of its Job and its pods."""
+        """The Job controller fails a Job with a failed or missing pod, and deletes its pods."""
         pods = [o for o in self.world.objects.values() if isinstance(o, Pod)]
         for child in self.world.observed().gang.child_jobs:
             mine = [pod for pod in pods if pod.metadata.controlled_by(child.metadata.uid)]
@@ -192,7 +192,7 @@ class Machines:
                         self.world._ending((PODS.plural, pod.metadata.name), 30)
 
     def kubelets(self, *names: str) -> None:
-        """Every kubelet that works, or of these nodes, brings API and machine in line."""
+        """Every working kubelet, or those of these nodes, syncs its pods once."""
         for name in names or self.nodes:
             if self.nodes[name].kubelet and self.world.is_ready(name):
                 self._kubelet(name)
@@ -208,12 +208,12 @@ class Machines:
             ends = pod.metadata.deletion_timestamp
             if ends is not None:
                 if process is not None and process.state is State.TRAINS and self.world.now < ends:
-                    continue  # its ranks take all the time that they are given
+                    continue  # its ranks use their whole grace period
                 if process is not None:
                     process.state = State.DEAD
                 del self.world.objects[key]
             elif process is not None and pod.status.phase == "Failed":
-                process.state = State.DEAD  # a kubelet ends what the API calls ended
+                process.state = State.DEAD  # the kubelet kills a pod that has failed in the API
             elif process is None and pod.status.phase == "Pending":
                 labels, annotations = pod.metadata.labels, pod.metadata.annotations
                 numbers = int(labels.attempt), int(labels.completion_index)
@@ -242,7 +242,7 @@ class Machines:
             )
 
     def _see(self, name: str, *, misses: bool) -> None:
-        """A kubelet that works sees what is written before time passes."""
+        """A working kubelet sees the writes before time passes."""
         for pod in self.world.objects.values():
             if isinstance(pod, Pod) and pod.spec.node_name == name:
                 process = self.processes.get(pod.metadata.uid)
@@ -258,7 +258,7 @@ class Machines:
             process.start, process.fence = annotations.start, annotations.fence
 
     def pass_time(self, seconds: float) -> None:
-        """Time passes, and launchers do what they do."""
+        """Time passes, and launchers run."""
         for name, machine in self.nodes.items():
             if machine.kubelet:
                 self._see(name, misses=self.busy)
@@ -292,7 +292,7 @@ class Machines:
     def _begin(self, process: Process, storage: bool) -> None:
         unfenced = workers_in(process.fence)
         if not self.shares_state:
-            assert not unfenced, "nobody could fence them"
+            assert not unfenced, "launchers cannot fence without a state directory"
             process.state = State.TRAINS
             return
         alive = [worker for worker in unfenced if worker.attempt >= self.passed]

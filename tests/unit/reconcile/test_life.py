@@ -1,4 +1,4 @@
-"""The life of a run: every phase in order, and what each waiting job says."""
+"""The life of a job: every phase in order, and the message of each wait."""
 
 import pytest
 from msgspec.structs import replace
@@ -21,7 +21,7 @@ def test_a_job_without_a_workspace_succeeds():
     assert (world.phase, world.job.status.start_time) == ("Running", START)
     world.all_workers("Succeeded")
     world.settle()
-    assert world.phase == "Running", "pods that succeeded are not the Job's verdict"
+    assert world.phase == "Running", "successful pods are no condition of the Job"
     world.job_condition("Complete")
     world.pass_time(seconds=7)
     world.settle()

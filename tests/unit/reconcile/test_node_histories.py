@@ -1,4 +1,4 @@
-"""Random histories of nodes: whatever becomes of them, never do two gangs train at once."""
+"""Random histories of nodes: two gangs never train at the same time."""
 
 import copy
 
@@ -18,7 +18,7 @@ A_DEATH = st.sampled_from([None, 1, 2])
 
 
 class NodeHistories(RuleBasedStateMachine):
-    """One job on four machines, with or without a state directory that its gangs share."""
+    """One job on four machines, with or without a shared state directory."""
 
     @initialize(workers=st.integers(1, 3), zipped=st.booleans(), busy=st.booleans())
     def submit(self, workers, zipped, busy):
@@ -35,7 +35,7 @@ class NodeHistories(RuleBasedStateMachine):
             self.go_on()
 
     def go_on(self):
-        """Everything that goes by itself does, once."""
+        """Run each controller, kubelet and launcher once."""
         self.machines.schedule()
         self.machines.kubelets()
         self.machines.jobs()
@@ -80,7 +80,7 @@ class NodeHistories(RuleBasedStateMachine):
 
     @rule(name=A_NODE, storage=st.booleans())
     def gang_is_replaced(self, name, storage):
-        """The usual course, which single rules seldom make."""
+        """A node is lost and the gang replaced. Single rules seldom reach this."""
         self.machines.lose(name, storage)
         self.machines.pass_time(40)
         for _ in range(4):
@@ -90,8 +90,8 @@ class NodeHistories(RuleBasedStateMachine):
     def node_is_back(self, name):
         self.machines.come_back(name)
 
-    def becomes_known(self, writes):
-        """The loss is written somewhere: in the status, or only in the Job of the next gang."""
+    def record_loss(self, writes):
+        """The loss is recorded in the status, or only in the Job of the next gang."""
         gangs = len(self.world.gangs)
         if writes is not None:
             self.world.step(writes)
@@ -100,11 +100,11 @@ class NodeHistories(RuleBasedStateMachine):
 
     @rule(name=A_NODE, writes=A_DEATH)
     def node_is_deleted(self, name, writes):
-        """Its pods are known to be lost by then: the collector waits 40 s."""
+        """Its pods count as lost before: the garbage collector waits 40 s."""
         if name in (self.world.nodes or {}):
             self.machines.lose(name, True)
             self.machines.pass_time(40)
-            self.becomes_known(writes)
+            self.record_loss(writes)
             self.machines.forget(name)
 
     @rule(name=A_NODE, writes=A_DEATH, back=st.booleans())
@@ -114,20 +114,20 @@ class NodeHistories(RuleBasedStateMachine):
             self.machines.collect(name)
             if back:
                 self.machines.come_back(name)
-            self.becomes_known(writes)
+            self.record_loss(writes)
             self.machines.drop_pods(name)
 
     @rule(name=A_NODE, writes=A_DEATH, seconds=st.sampled_from([0, 10, 40]))
     def pods_of_a_lost_node_are_deleted_by_force(self, name, writes, seconds):
-        """Even before it counts as lost: once it is NotReady, nobody has to wait."""
+        """Possible as soon as the node is NotReady, before it counts as lost."""
         if not self.machines.nodes[name].kubelet:
             self.machines.pass_time(seconds)
-            self.becomes_known(writes)
+            self.record_loss(writes)
             self.machines.drop_pods(name)
 
     @rule(name=A_NODE, seconds=st.sampled_from([0, 30, 50, 60]))
     def node_is_back_when_its_pods_are_gone(self, name, seconds):
-        """The usual course again: lost, replaced, deleted by force, and back with all its ranks."""
+        """A node is lost, replaced, its pods force-deleted, and it returns with running ranks."""
         self.gang_is_replaced(name, True)
         self.machines.drop_pods(name)
         self.go_on()
@@ -149,12 +149,12 @@ class NodeHistories(RuleBasedStateMachine):
         assert len(self.machines.training()) <= 1, self.machines.story()
 
     @invariant()
-    def whoever_waits_says_why(self):
+    def a_waiting_job_has_a_message(self):
         if self.world.phase in ("Pending", "Queued"):
             assert self.world.job.status.message
 
     def teardown(self):
-        """Where every node is back or switched off, nothing holds the gang for ever."""
+        """After all nodes have returned or are off, nothing blocks the gang."""
         if not hasattr(self, "machines"):
             return
         machines = copy.deepcopy(self.machines)
@@ -180,7 +180,7 @@ TestNodeHistories = NodeHistories.TestCase
 
 @pytest.mark.parametrize("paused", [True, False])
 def test_workers_of_a_deleted_node_are_recorded_before_their_gang_is_released(paused):
-    """Its process killed between the end of the Job and the status, nobody knew of them."""
+    """Otherwise a crash between the delete of the Job and the status would lose them."""
     history = NodeHistories()
     history.submit(workers=1, zipped=False, busy=False)
     if paused:
@@ -190,8 +190,8 @@ def test_workers_of_a_deleted_node_are_recorded_before_their_gang_is_released(pa
         history.world.settle()
         history.world.preempt()
     history.node_is_deleted_and_the_collector_is_first("node-0", writes=1, back=False)
-    (remembered,) = history.world.job.status.unfenced
-    assert remembered.node == "node-0"
+    (unfenced,) = history.world.job.status.unfenced
+    assert unfenced.node == "node-0"
     history.user_pauses_or_resumes(suspend=False)
     history.world.admit(1)
     for _ in range(3):

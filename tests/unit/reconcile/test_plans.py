@@ -1,6 +1,6 @@
-"""Golden Plans: the shape of every object, kept beside the tests.
+"""Golden Plans: the complete objects of each case, stored beside the tests.
 
-`pytest --update-golden` writes them again; read the difference before you commit it.
+`pytest --update-golden` rewrites them. Read the diff before you commit it.
 """
 
 from pathlib import Path

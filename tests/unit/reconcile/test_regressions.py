@@ -1,4 +1,4 @@
-"""Faults of earlier controllers of this kind, each by the name of what it did to its users."""
+"""Bugs of earlier controllers of this kind, each named by its effect on users."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def running(**spec: object) -> World:
 
 
 def job_spec(world: World) -> Any:
-    """The child Job's spec as a world at its beginning would make it."""
+    """The spec of the first child Job of this world."""
     fresh = World(world.job, world.queue)
     (made,) = (apply for apply in fresh.plan().applies if apply.kind is JOBS)
     return made.body["spec"]
@@ -37,13 +37,13 @@ def template(world: World) -> Any:
 
 
 def trainer(world: World) -> Any:
-    """The training container, its plain environment as a mapping."""
+    """The trainer container, with its environment as a mapping."""
     (container,) = template(world)["spec"]["containers"]
     return container | {"env": {v["name"]: v.get("value") for v in container["env"]}}
 
 
 def fail_now(world: World) -> None:
-    """The Job controller gives the gang's Job up, at this very moment."""
+    """The Job controller fails the Job of the gang now."""
     world.job_condition("Failed", "BackoffLimitExceeded", "the limit was reached")
     child = world.observed().gang.child_jobs[-1]
     failed = replace(child.status.conditions[-1], last_transition_time=world.now)
@@ -52,7 +52,7 @@ def fail_now(world: World) -> None:
 
 
 def test_every_phase_is_in_the_enum_of_the_crd():
-    """A status with a phase that the CRD does not know is refused: Queued was missing."""
+    """The API server refuses a status with an unknown phase. Queued was missing."""
     (version,) = yaml.safe_load(CRD.read_text())["spec"]["versions"]
     status = version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
     reached = {row.phase for row in ROWS.values() if row.phase is not None}
@@ -67,7 +67,7 @@ def test_one_successful_worker_is_no_success():
     assert world.phase == "Running"
     world.all_workers("Succeeded")
     world.settle()
-    assert world.phase == "Running", "it is the Job's word that counts"
+    assert world.phase == "Running", "the condition of the Job counts"
     world.job_condition("Complete")
     world.settle()
     assert world.phase == "Succeeded"
@@ -121,7 +121,7 @@ def test_a_ttl_does_not_run_the_training_again():
 
 
 def test_a_child_job_deleted_after_the_end_is_not_recreated():
-    """A time to live on the child Job, which earlier controllers set, did that."""
+    """Earlier controllers set a TTL on the child Job, which caused this."""
     world = running(numNodes=1, reliability={"ttlSecondsAfterFinished": 600})
     assert "ttlSecondsAfterFinished" not in job_spec(world)
     world.job_condition("Complete")
@@ -203,7 +203,7 @@ def test_a_lost_first_status_still_shows_the_workspace():
 
 
 def test_a_complete_job_counts_before_its_pods_are_seen_to_end():
-    """Watches are apart: a Job may be seen Complete before its pods are seen Succeeded."""
+    """Watches are independent: a Job can be Complete in the cache before its pods have succeeded."""
     world = running(numNodes=2)
     world.job_condition("Complete")
     world.settle()
@@ -212,7 +212,7 @@ def test_a_complete_job_counts_before_its_pods_are_seen_to_end():
 
 
 def test_every_worker_of_a_successful_gang_counts_as_scheduled():
-    """The pods' cache may never have shown it before the Job is seen Complete."""
+    """The cache of pods may show the nodes only after the Job is Complete."""
     world = World(make_job(numNodes=2), make_queue())
     world.settle()
     world.job_condition("Complete")
@@ -222,7 +222,7 @@ def test_every_worker_of_a_successful_gang_counts_as_scheduled():
 
 
 def test_the_root_cause_survives_a_lost_status():
-    """The next gang is made before the status; its Job tells what the one before failed of."""
+    """The next gang is created before the status. Its Job has the cause of the previous failure."""
     world = running(numNodes=2)
     failed = world.workers()[0].metadata.name
     world.end_container(failed, "trainer", exit_code=3, message="boom")
@@ -235,7 +235,7 @@ def test_the_root_cause_survives_a_lost_status():
 
 
 def test_a_failed_job_waits_briefly_for_pods_that_seem_to_run():
-    """Watches are apart: the Job's verdict may be seen before its pods' ends, which tell the cause."""
+    """Watches are independent: the Job can fail in the cache before its pods, which have the cause."""
     world = running(numNodes=2)
     fail_now(world)
     assert 0 < world.settle().requeue_after <= 70
@@ -246,7 +246,7 @@ def test_a_failed_job_waits_briefly_for_pods_that_seem_to_run():
 
 
 def test_a_failed_job_waits_briefly_for_pods_that_were_never_seen():
-    """A watch of pods that is down hides them all: their own failure is no disruption."""
+    """A broken watch hides all pods. Their failure is no disruption."""
     world = World(make_job(numNodes=1), make_queue())
     world.settle()
     fail_now(world)
@@ -270,19 +270,19 @@ def test_a_failed_job_does_not_wait_for_deleted_pods():
 
 
 def test_a_suspension_is_recorded_before_the_gang_is_deleted():
-    """Nothing else knows how the attempt ended."""
+    """No other object shows how the attempt ended."""
     world = running(numNodes=2)
     world.spec(suspend=True)
     plan = world.step(99)
     assert plan.status_before_deletes
     assert plan.deletes
-    assert world.observed().gang.child_jobs, "killed before its status, it has deleted nothing"
+    assert world.observed().gang.child_jobs, "a crash before the status has deleted nothing"
     world.settle()
     assert [attempt.reason for attempt in world.job.status.attempts] == ["Suspended"]
 
 
 def test_a_gang_after_one_with_unseen_pods_waits_at_its_gate():
-    """Its Job is seen to be gone before its pods are seen to have come: they may well train."""
+    """The cache can show that the Job is gone before it shows its pods, which may be training."""
     world = World(make_job(numNodes=2), make_queue())
     world.settle()
     del world.objects[JOBS.plural, "train"]

@@ -1,4 +1,4 @@
-"""A recording made by hand: what an API server would send about a job and its queue."""
+"""A handmade recording: the responses of an API server about a job and its queue."""
 
 import io
 import json
@@ -52,7 +52,7 @@ def user_object(kind: str, name: str, spec: JsonObject) -> JsonObject:
 
 
 class Film:
-    """Lines in the order in which they are added, a second apart."""
+    """Lines in the order of their addition, one second apart."""
 
     def __init__(self) -> None:
         self.now = START
@@ -60,7 +60,7 @@ class Film:
         self._version = 0
 
     def starts(self, *objects: JsonObject) -> "Film":
-        """Discovery, and a list of each kind; these of them have objects."""
+        """Add discovery and a list of each kind, with these objects."""
         self.answer("/apis", DISCOVERY)
         for kind in (*NEEDED, EVENTS, NODES):
             self.lists(kind, [obj for obj in objects if obj["kind"] == kind.kind])
@@ -117,7 +117,7 @@ class Film:
 
 
 def applied(decision: Decision) -> dict[str, JsonObject]:
-    """Bodies by resource and name, as the API server would keep them."""
+    """Bodies by resource and name, as the API server would store them."""
     return {
         f"{intent.kind.resource}/{intent.name}": as_kept(intent.body)
         for intent in decision.plan.applies

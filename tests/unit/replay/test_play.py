@@ -1,4 +1,4 @@
-"""What comes out of a recording: the controller's own Plans, whatever the recording has in it."""
+"""A replay computes the Plans of the controller from any recording."""
 
 import io
 import os
@@ -31,12 +31,12 @@ async def test_a_new_job_gets_the_plan_of_reconcile() -> None:
     assert observed is not None
     assert decision.plan == reconcile(observed, decision.time, defaults=DEFAULTS)
     assert "jobs.batch/train" in applied(decision)
-    assert decision.cause == "services"  # the last list that is waited for
+    assert decision.cause == "services"  # the last required list
 
 
 async def test_no_decision_before_every_cache_is_filled() -> None:
     film = Film().starts(job(numNodes=1), queue())
-    del film.lines[-6:]  # events and nodes, nobody waits for them, then services
+    del film.lines[-6:]  # events and nodes, which are optional, and services
     assert await film.decisions() == []
 
 

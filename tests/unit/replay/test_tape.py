@@ -1,4 +1,4 @@
-"""The file, and what gets into it."""
+"""The format and the contents of a recording."""
 
 import asyncio
 import io
@@ -41,7 +41,7 @@ Cli = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """The command, without a process of its own; gives exit code, stdout and stderr."""
+    """Run the command in this process. Returns exit code, stdout and stderr."""
     monkeypatch.setattr(logs, "configure", lambda *settings: None)
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
@@ -149,7 +149,9 @@ def test_the_cli_shows_one_job_as_text_and_as_json(tmp_path: Path, cli: Cli) -> 
     assert "    apply jobs.batch/two; status " in text
     assert '    +   "resource": "jobs.batch",' in text
     _, out, _ = cli("plans", tmp_path / "run", "--job", "ml/two", "--json")
-    decision = json.loads(out.splitlines()[-1])  # before it, the log that is not set up here
+    decision = json.loads(
+        out.splitlines()[-1]
+    )  # after the lines of the log, which is not configured here
     assert (decision["job"], decision["apply"][0]["name"]) == ("ml/two", "two")
     _, _, err = cli("plans", tmp_path / "run", "--job", "ml/none")
     assert "no Plans" in err

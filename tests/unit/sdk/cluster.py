@@ -1,9 +1,9 @@
-"""`kubectl` and its plugin for a cluster that is a folder: pods are folders, ranks processes here.
+"""`kubectl` and its plugin for a cluster in a folder. Pods are folders, and ranks are processes.
 
-Run as one of the two programs, it carries out the commands of the SDK:
+Run under one of the two names, it executes the commands of the SDK:
 
-    job.json            the TorchrunJob; gone when it was deleted
-    pods/NAME.json      Pods, as the kubelet would have them
+    job.json            the TorchrunJob; missing after its deletion
+    pods/NAME.json      Pods with the status of the kubelet
     workspace/NAME      a pod's workspace
     log                 of all ranks
     state               the job's state directory
@@ -147,7 +147,7 @@ def plugin(arguments: list[str]) -> int:
 
 
 def prepare(job: dict[str, Any], directory: Path, overlay: Path) -> None:
-    """The pods' workspaces."""
+    """Create the workspaces of the pods."""
     for index in range(job["spec"]["numNodes"]):
         place = ROOT / "workspace" / f"pod-{index}"
         ignored = shutil.ignore_patterns("__pycache__")
@@ -156,7 +156,7 @@ def prepare(job: dict[str, Any], directory: Path, overlay: Path) -> None:
 
 
 def gang() -> None:
-    """Be the kubelet and the controller: run the ranks, tell how they ended."""
+    """Play kubelet and controller: run the ranks and report how they ended."""
     job = json.loads(JOB.read_text())
     name_of_job = job["metadata"]["name"]
     nodes = job["spec"]["numNodes"]
@@ -192,7 +192,7 @@ def gang() -> None:
     for rank in ranks:
         rank.kill()
         rank.wait()
-    time.sleep(0.2)  # for the ends of their logs
+    time.sleep(0.2)  # until their logs have ended
     for path in PODS.glob("*.json"):
         path.unlink()
     if any(codes) or None in codes:
@@ -212,7 +212,7 @@ def copy_output(index: int, rank: "subprocess.Popen[bytes]", log: BinaryIO) -> N
 
 
 def status(name: str, **changed: object) -> None:
-    """Of this job, if it is still the one that is there."""
+    """The status of this job, if it was not replaced."""
     if _name() == name:
         job = json.loads(JOB.read_text())
         job["status"].update(changed)

@@ -1,4 +1,4 @@
-"""Pods for tests, each a folder, whose processes end with the test."""
+"""Pods for tests. Each is a folder, and its processes end with the test."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Pod]]:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of a cluster whose kubectl and plugin are on PATH; see cluster.py."""
+    """The folder of a cluster, with its kubectl and plugin on PATH. See cluster.py."""
     root = tmp_path / "cluster"
     programs = tmp_path / "bin"
     for folder in (root / "pods", programs):

@@ -1,4 +1,4 @@
-"""A pod without a cluster: a workspace with a call in it, and what runs there."""
+"""A pod without a cluster: a workspace with a call, and its processes."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ SECONDS = 30
 
 
 class Pod:
-    """A workspace with a call in it, and what runs there."""
+    """A workspace with a call, and its processes."""
 
     def __init__(self, root: Path, call: Call) -> None:
         write_overlay(root / FOLDER, call)
@@ -51,7 +51,7 @@ class Pod:
 
 
 def frames(collector: "subprocess.Popen[str]", last: type[Frame]) -> list[Frame | Lines]:
-    """The frames of a rank up to the first of type `last`; each end of a rank is acknowledged."""
+    """The frames of a rank up to the first of type `last`. Acknowledges each end of a rank."""
     received: list[Frame | Lines] = []
     assert collector.stdout is not None
     assert collector.stdin is not None

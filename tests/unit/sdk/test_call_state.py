@@ -1,4 +1,4 @@
-"""The outcome of a call, by its events."""
+"""The outcome of a call for each sequence of events."""
 
 import pytest
 from hypothesis import given
@@ -62,7 +62,7 @@ def test_a_missing_rank_is_no_success() -> None:
 @pytest.mark.parametrize("ahead", [-3600.0, 0.0, 5.0])
 def test_the_first_exception_counts_with_any_clock_skew(ahead: float) -> None:
     call = call_state()
-    # Node 1 was first, by 1.3 s, and its connection is slower.
+    # Node 1 was 1.3 s earlier, but its connection is slower.
     call.add_frame(0, raised(0, 101.3, "torch.DistBackendError")._replace(age=0.1), 1)
     call.add_frame(0, raised(1, 100.0 + ahead)._replace(age=1.9), 1.5)
     assert isinstance(call.decide(1.5), Wait)
@@ -86,7 +86,9 @@ def test_events_before_the_status_keep_their_time() -> None:
 def test_clocks_of_nodes_do_not_decide(skews: list[float], order: list[int]) -> None:
     call = call_state()
     for place, rank in enumerate(order):
-        ago = (3 - rank) + place * 0.01  # rank 0 raised first, and all are heard at about once
+        ago = (
+            3 - rank
+        ) + place * 0.01  # rank 0 raised first, and all messages arrive at the same time
         call.add_frame(0, raised(rank, 100 + rank + skews[rank])._replace(age=ago), place * 0.01)
     error = call.decide(5)
     assert isinstance(error, errors.RemoteException)
@@ -122,7 +124,7 @@ def test_a_new_attempt_clears_the_results() -> None:
     call.add_frame(0, result(0), 1)
     call.add_frame(0, raised(1, 1.0), 1)
     call.job_changed({"phase": "Running", "attempt": 1}, 1.1)
-    call.add_frame(0, started(1), 1.2)  # late word of the first gang
+    call.add_frame(0, started(1), 1.2)  # a late message of the first gang
     assert call.decide(2) == Wait(100 - 0.9)
     for rank in (0, 1):
         call.add_frame(1, started(rank), 3)

@@ -1,4 +1,4 @@
-"""What is asked for, before any cluster sees it."""
+"""The objects of the client, before any request."""
 
 import json
 import textwrap

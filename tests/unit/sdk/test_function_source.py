@@ -1,4 +1,4 @@
-"""How functions are found again."""
+"""How functions are located in pods."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ def says(function):
 
 
 def located(directory: Path, script: str) -> tuple[Path, dict]:
-    """What a script of this directory says of its function, in a process of its own."""
+    """Locate the function of a script in a separate process."""
     (directory / "says.py").write_text(SAYS)
     ended = subprocess.run(
         [sys.executable, script],

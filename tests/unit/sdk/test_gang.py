@@ -1,4 +1,4 @@
-"""Calls from end to end: the client, kubectl as a folder would have it, real ranks, no cluster."""
+"""Calls end to end: a client, a kubectl on a folder, and real ranks without a cluster."""
 
 import importlib
 import json
@@ -48,8 +48,8 @@ FAST = kt.Compute(idle_time=20)
 
 @pytest.fixture
 def user(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A module of a user's, in a project."""
-    # A busy machine may take longer than a cluster does. No test here waits for pods that are lost.
+    """A user's module in a project."""
+    # Long, for a busy machine. No test here waits for lost pods.
     monkeypatch.setattr(call_monitor, "_ANSWER_SECONDS", 100.0)
     project = tmp_path / "project"
     project.mkdir()
@@ -85,7 +85,7 @@ def test_a_call_returns_and_its_log_is_printed(
     assert "kubectl --namespace=ml get torchrunjob" in asked(cluster)
     job = json.loads((cluster / "job.json").read_text())
     assert job["metadata"]["labels"] == {"torchrun.ai/sdk": "function"}
-    # What is kept is found again, in Python and by kt.
+    # Stored results can be read again, in Python and by kt.
     assert kt.attach(job["metadata"]["name"], namespace="ml") == 42
     assert cli.main(["results", job["metadata"]["name"]]) == 0
     assert capsys.readouterr().out == "42\n"
@@ -122,7 +122,7 @@ def test_warm_pods_run_edited_code_and_survive_failures(
     assert remote(2) == [1, 1]
     assert sorted(capsys.readouterr().out.split("\n")) == ["", "[0] adds 2", "[1] adds 2"]
     assert asked(cluster).count("submit") == 1
-    # Another Remote, as another program would have it, finds the same pods.
+    # Another Remote, as in another program, uses the same pods.
     for function, error in ((user.half, kt.RemoteException), (user.leaves, kt.RankExited)):
         other = kt.fn(function).to(FAST).distribute(workers=2)
         job = json.loads((cluster / "job.json").read_text())

@@ -1,4 +1,4 @@
-"""Pods that are not what they should be: what their client opens, reads and prints."""
+"""Malicious pods: which data the client opens, reads and prints."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ MARK = "opened"
 
 
 class Bomb:
-    """Leaves a mark where it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,7 +76,7 @@ def theirs(user: ModuleType) -> ModuleType:  # noqa: F811
 
 @pytest.fixture
 def keep(cluster: Path) -> Callable[..., None]:
-    """Put an ended job there with what its one rank has kept."""
+    """Store a finished job with the result of its only rank."""
 
     def keep(value: object, format: str, label: str = "function") -> None:
         folder = cluster / "state" / "sdk" / "c1"
@@ -121,7 +121,7 @@ def test_own_jobs_are_recognised_by_uid_and_call(
             kt.attach("j")
     own_jobs.record("u1", "pickle")
     assert kt.attach("j") == {1, 2}
-    own_jobs.record("u1", "json")  # another call of the same job
+    own_jobs.record("u1", "json")  # another call in the same job
     assert kt.attach("j") == {1, 2}
 
 
@@ -159,7 +159,7 @@ def test_warm_pods_of_another_owner_get_no_pickles(cluster: Path, theirs: Module
 def test_only_the_result_of_the_head_is_sent(cluster: Path, theirs: ModuleType) -> None:
     (cluster / "state").mkdir()
     remote = kt.fn(theirs.mine).to(kt.Compute()).distribute(workers=2).options(returns="head")
-    assert remote() == 0  # what rank 1 returned is no JSON, and nobody asked for it
+    assert remote() == 0  # the result of rank 1 is no JSON, but it is not requested
     left = sorted((cluster / "state" / "sdk").glob("*/*.left"))
     assert [json.loads(path.read_text())["value"]["data"] for path in left] == ["0", "null"]
     job = json.loads((cluster / "job.json").read_text())["metadata"]["name"]
@@ -206,7 +206,7 @@ def test_an_unreadable_frame_ends_the_call(cluster: Path, theirs: ModuleType, li
     with pytest.raises(kt.ProtocolError, match=r"cannot decode a message of pod .*pod-0") as error:
         kt.fn(theirs.garbles).to(kt.Compute())(line)
     assert error.value.job.startswith("garbles-")
-    assert (cluster / "job.json").exists()  # it may be read with another version
+    assert (cluster / "job.json").exists()  # another version may read it
 
 
 def test_unreadable_stored_results_are_reported(cluster: Path, keep: Callable[..., None]) -> None:

@@ -1,4 +1,4 @@
-"""Ray by KubeRay: what is made for it, what holds it, and how it is missed."""
+"""Ray by KubeRay: its objects, its lifetime, and a missing operator."""
 
 import json
 import shlex
@@ -53,9 +53,7 @@ def test_head_and_workers_have_their_own_resources() -> None:
     assert body["spec"]["shutdownAfterJobFinishes"] is True
     *_, limit, _, _, shown = shlex.split(body["spec"]["entrypoint"])
     assert limit == "90"
-    assert shown == control_port.digest(
-        "s"
-    )  # what a RayJob says is read by more people than may use it
+    assert shown == control_port.digest("s")  # more people can read a RayJob than may use it
 
 
 def test_the_job_itself_is_one_pod_without_gpus() -> None:
@@ -142,7 +140,7 @@ def test_a_cluster_that_does_not_start_is_explained_by_its_pods(cluster: Path) -
 
 
 class Held:
-    """The entrypoint as it runs in a RayCluster's head, with times of a test."""
+    """The entrypoint of the head of a RayCluster, with short timeouts."""
 
     def __init__(self, first: float, again: float) -> None:
         with socket.socket() as found:
@@ -186,7 +184,7 @@ def held() -> Iterator:
 
 def test_the_cluster_stays_until_a_pod_is_done(held) -> None:
     holding = held(SECONDS, SECONDS)
-    holding.connect().close()  # lost: another gang comes
+    holding.connect().close()  # a lost connection: another gang follows
     with holding.connect() as pod:
         with pytest.raises(subprocess.TimeoutExpired):
             holding.process.wait(0.5)

@@ -1,4 +1,4 @@
-"""Functions that were typed: at the prompts of real interpreters, and called in a pod."""
+"""Functions from the prompts of real interpreters, called in a pod."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from torchrun_sdk.spec import Raised, Reference, Result
 from .pods import SECONDS, frames
 
 SDK = str(Path(__file__).parents[3] / "sdk")
-# As IPython and Jupyter keep what is typed: in linecache, under a name that is no file.
+# Like IPython and Jupyter: cells are in linecache, under a name that is no file.
 NOTEBOOK = """
 import ast, code, linecache, sys
 
@@ -38,13 +38,13 @@ print("FOUND", _json.dumps(_found.function._asdict()))
 
 
 def notebook(directory: Path) -> list[str]:
-    """The command that runs cells. Of code given by -c Python 3.13 would keep the source."""
+    """The command that runs cells. Python 3.13 would store the source of code given by -c."""
     (directory / "notebook.py").write_text(NOTEBOOK)
     return [sys.executable, "notebook.py"]
 
 
 def typed(directory: Path, command: list[str], text: str) -> Reference:
-    """The last cell's `f` as a session of this interpreter finds it."""
+    """`f` of the last cell, located in a session of this interpreter."""
     ended = subprocess.run(
         [*command], cwd=directory, input=text, capture_output=True, text=True, timeout=SECONDS,
         env={**os.environ, "PYTHONPATH": SDK},

@@ -1,4 +1,4 @@
-"""Values on their way."""
+"""Serialization of arguments and results."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The pages, over real sockets."""
+"""The HTTP pages over real sockets."""
 
 import asyncio
 import errno
@@ -144,7 +144,7 @@ async def test_the_log_level_is_set_from_localhost(root_level: logging.Logger) -
 
 
 def own_address() -> str:
-    """An address of this machine that is not localhost, "" if it has none."""
+    """A non-loopback address of this machine; "" without one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # documentation range; nothing is sent

@@ -1,4 +1,4 @@
-"""torchrun.toml of somebody's repository: what it may choose, and the user's word."""
+"""torchrun.toml of a repository: which values it may set, and the confirmation by the user."""
 
 import shutil
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_a_confirmation_holds_until_the_file_changes(laptop: Laptop) -> None:
         assert laptop.run(*DRY).exit_code == 2
     toml('command = "python train.py"\n')
     assert laptop.run(*DRY).exit_code == 0
-    # Another repository with the same file is another's.
+    # The same file in another repository needs a new confirmation.
     shutil.copytree(Path.cwd(), Path.cwd().parent / "copy")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(Path.cwd().parent / "copy")
@@ -168,7 +168,7 @@ def test_cluster_flags_before_the_command_override_the_file(laptop: Laptop) -> N
 
 
 def test_every_flag_is_classified() -> None:
-    """A new flag may choose what runs and where: say here that it does not, or add it to _KEYS."""
+    """A new flag may choose what runs and where. Add it to _KEYS, or here if it does not."""
     harmless = {
         "after", "all-namespaces", "attempt", "detach", "dev", "dry-run", "env", "exclude", "follow",
         "gpus", "include", "name", "node", "nodes", "output", "phase", "prefix", "previous", "queue",

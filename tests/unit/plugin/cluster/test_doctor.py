@@ -1,4 +1,4 @@
-"""doctor, with an API server that answers as clusters of several kinds do."""
+"""doctor on healthy and broken clusters."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -13,7 +13,7 @@ from ..api_server import Hook, refusal
 from ..laptop import Laptop
 
 POD = "/api/v1/namespaces/torchrun-system/pods/c-1"
-FRESH = "2999-01-01T00:00:00+00:00"  # however long the tests before this one take
+FRESH = "2999-01-01T00:00:00+00:00"  # independent of the time of earlier tests
 HOUR_AGO = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
 DEPLOYMENT = {
     "metadata": {"name": "torchrun-controller", "namespace": "torchrun-system"},
@@ -49,13 +49,13 @@ HEALTHY: dict[str, object] = {
 
 
 def play_cluster(laptop: Laptop, *, forbidden: tuple[str, ...] = (), **changed: object) -> None:
-    """Healthy but for some paths (by their last word); None: not found. `forbidden`: resources."""
+    """A healthy cluster with other responses for some paths, by their last part. None: not found."""
     queue = {"image": "i", "nodeResources": {"gpus": 8}, "scheduling": {"scheduler": "volcano"}}
     laptop.server.put("torchrunqueues", "q", spec=queue)
 
     def answer(request: web.Request) -> web.Response | None:
         if request.path.endswith("/selfsubjectaccessreviews"):
-            return None  # a POST: its body is read below
+            return None  # a POST: the body is read below
         if request.path not in HEALTHY:
             return None
         word = request.path.rpartition("/")[2].replace("torchrun-controller", "lease")

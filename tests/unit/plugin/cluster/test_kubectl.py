@@ -1,4 +1,4 @@
-"""kubectl itself as the way to the API server."""
+"""Requests to the API server through kubectl."""
 
 import asyncio
 import json
@@ -151,7 +151,7 @@ def test_the_namespace_is_the_flags_or_the_contexts_or_default(tmp_path: Path) -
 
 
 def test_the_memory_of_uploads_is_kept_by_cluster_and_namespace(tmp_path: Path) -> None:
-    """Not by the flags: another current context is another cluster, and back again."""
+    """Not by flags: another current context is another cluster."""
     (tmp_path / "train.py").write_text("x")
     contexts = {"a": "https://a", "b": "https://b", "again": "https://a"}
     config = {
@@ -248,7 +248,9 @@ async def test_log_lines_arrive_without_delay(tmp_path: Path) -> None:
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         await response.prepare(request)
         await response.write(b"one\n")
-        await asyncio.wait_for(read.wait(), 10)  # the second is written once the first has come
+        await asyncio.wait_for(
+            read.wait(), 10
+        )  # the second line is written after the first has arrived
         await response.write(b"two\r\xe2\x80\xa8three\n")
         return response
 

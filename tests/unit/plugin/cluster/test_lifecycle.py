@@ -1,4 +1,4 @@
-"""scale, suspend, resume, cancel, and what --wait waits for."""
+"""scale, suspend, resume, cancel and --wait."""
 
 import json
 import signal
@@ -172,7 +172,7 @@ def test_which_values_are_conditions() -> None:
 
 @pytest.mark.parametrize(("condition", "code"), [("Succeeded", 0), ("Complete", 1)])
 def test_submit_can_wait_without_following(laptop: Laptop, condition: str, code: int) -> None:
-    play_controller(laptop.server)  # which sets no condition but WorkspaceReady
+    play_controller(laptop.server)  # sets no other condition than WorkspaceReady
     result = laptop.run("submit", "--name", "run", f"--wait={condition}", "-o", "name", "x")
     assert (result.exit_code, result.stdout) == (code, "torchrunjob.torchrun.ai/run\n")
     assert ("run is Succeeded, not Complete" in result.stderr) == (code == 1)

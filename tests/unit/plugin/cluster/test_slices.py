@@ -1,4 +1,4 @@
-"""Objects of the cluster that are not as they should be cost themselves a message, and no others."""
+"""An invalid object of the cluster causes a message, and does not affect other objects."""
 
 import json
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ anything = anything | st.lists(anything, max_size=2) | st.dictionaries(words, an
 
 
 def shapes(kind: Any) -> st.SearchStrategy[Any]:
-    """Bodies of a struct that it can be read from, with odd values."""
+    """Valid bodies of a struct, with unusual values."""
     listed = msgspec.structs.fields(kind)
     fields = {each.encode_name: _of(msgspec.inspect.type_info(each.type)) for each in listed}
     needed = {each.encode_name for each in listed if each.required}
@@ -48,7 +48,7 @@ def shapes(kind: Any) -> st.SearchStrategy[Any]:
 
 @st.composite
 def broken(draw: st.DrawFn, kind: Any) -> Any:
-    """The same with another value somewhere."""
+    """The same with one value replaced."""
     body = part = draw(shapes(kind))
     while part and isinstance(part, dict):
         name = draw(st.sampled_from(sorted(part)))

@@ -17,7 +17,7 @@ RUNS = {"startTime": "2026-01-01T00:00:00Z", "phase": "Running"}
 
 @pytest.fixture
 def kept(laptop: Laptop, claim: Path) -> Path:
-    """What a job with one worker has kept."""
+    """The state directory of a job with one worker."""
     laptop.job("run", status=RUNS)
     laptop.worker("run", 0)
     for path, text in (("sdk/c1/0.left", "first\n"), ("sdk/c1/1.left", "no end of line")):

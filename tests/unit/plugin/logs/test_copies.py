@@ -91,7 +91,7 @@ def test_ranks_choose_nodes_and_marked_lines(laptop: Laptop, claim: Path) -> Non
 
 
 def play_kubelet(laptop: Laptop, **status: object) -> list[dict[str, object]]:
-    """Bring pods that are made to this status; what was made."""
+    """Give new pods this status. Returns the new pods."""
     made: list[dict[str, object]] = []
     put = laptop.server.put
 

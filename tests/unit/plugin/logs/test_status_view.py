@@ -214,7 +214,7 @@ def test_why_omits_the_failure_table_of_torchrun() -> None:
     marked = [b"[default1]:" + line for line in lines]
     assert of_ranks([*marked[:1], *TORCHRUN, *marked[1:]]) == marked, "lines of ranks stay"
     assert of_ranks([b"step %d" % step for step in range(99)])[0] == b"step %d" % (99 - TAIL)
-    assert of_ranks(TORCHRUN) == TORCHRUN[-TAIL:], "better than nothing"
+    assert of_ranks(TORCHRUN) == TORCHRUN[-TAIL:], "the table is better than no output"
 
 
 def test_why_reads_the_copied_log_of_a_deleted_pod(

@@ -1,4 +1,4 @@
-"""Logs over connections that break, and the merge of many."""
+"""Logs over broken connections, and the merge of several logs."""
 
 import io
 import re
@@ -32,7 +32,7 @@ def stamped(second: int, nano: int, text: str) -> str:
 
 class Kubelet:
     """Serves the logs of pods as a kubelet does; `cuts`: bytes after which a connection
-    breaks; `ends`: after which the log ends early as if it were whole."""
+    breaks; `ends`: after which the log ends early without an error."""
 
     def __init__(self, **logs: list[str]) -> None:
         self.logs = logs
@@ -65,7 +65,7 @@ class Kubelet:
         since = request.query.get("sinceTime")
         self.since.append(since)
         lines = self.logs[request.match_info["pod"]]
-        # The kubelet compares in whole seconds.
+        # The kubelet compares whole seconds.
         kept = [line for line in lines if since is None or line[:19] >= since[:19]]
         body = "".join(kept).encode()
         response = web.StreamResponse()

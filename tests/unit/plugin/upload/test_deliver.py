@@ -1,4 +1,4 @@
-"""Uploads to a real torchrun-sync, through a pod proxy that has bad days."""
+"""Uploads to a real torchrun-sync through a pod proxy with faults."""
 
 import io
 import json
@@ -39,7 +39,7 @@ WEIGHTS = Random(1).randbytes(18 << 20)
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    """Three ranges of bytes that do not compress."""
+    """Three ranges of incompressible bytes."""
     root = tmp_path / "project"
     root.mkdir()
     (root / "weights.bin").write_bytes(WEIGHTS)
@@ -255,8 +255,10 @@ async def test_which_pod_gets_the_upload() -> None:
     assert await found(job(), sync_pod()) == "job-sync-0"
     assert await found(job(), sync_pod("")) == "job-sync-0"
     assert await found(job(), sync_pod("cd" * 32)) is None
-    assert await found(job(), sync_pod("", token="another")) is None, "it would refuse"
-    assert await found(job(), sync_pod(token="another")) == "job-sync-0", "by its digest"
+    assert await found(job(), sync_pod("", token="another")) is None, (
+        "the pod would refuse the upload"
+    )
+    assert await found(job(), sync_pod(token="another")) == "job-sync-0", "the pod of this digest"
     assert await found(job(), sync_pod(phase="Pending")) is None
     assert await found(job(), sync_pod(phase="Failed"), sync_pod(number=1)) == "job-sync-1"
     assert await found(job(), sync_pod(number=9), sync_pod(number=10)) == "job-sync-10"

@@ -1,4 +1,4 @@
-"""The ignore rules against git itself."""
+"""The ignore rules, compared with git."""
 
 import itertools
 import subprocess
@@ -120,7 +120,7 @@ def test_no_file_means_no_rules(tmp_path: Path) -> None:
     ],
 )
 def test_a_hostile_pattern_takes_linear_time(pattern: str, path: str) -> None:
-    """By steps that a backtracking match would take, each of these runs for years."""
+    """A backtracking match would run for years on each of these patterns."""
     rules = gitignore.parse([pattern])
     started = time.process_time()
     assert rules.match(path, directory=False) is None

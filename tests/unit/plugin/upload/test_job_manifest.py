@@ -1,4 +1,4 @@
-"""The object that `submit` sends."""
+"""The TorchrunJob that `submit` creates."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A workspace as an archive, and what the sync pod makes of it."""
+"""A workspace as an archive, and the tree that the sync pod extracts."""
 
 import hashlib
 import os
@@ -31,7 +31,7 @@ PARTS = st.text(
 
 
 def apart(tree: Iterable[tuple[str, ...]]) -> bool:
-    """No two names are one where case or accents' encoding makes no difference: such are refused."""
+    """Whether names differ after case folding and normalisation; others are refused."""
     places = {parts[:depth] for parts in tree for depth in range(1, len(parts) + 1)}
     folded = {unicodedata.normalize("NFC", "/".join(place)).casefold() for place in places}
     return len(folded) == len(places)
@@ -78,7 +78,7 @@ def test_the_sync_pod_extracts_the_same_tree(
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        except OSError:  # a file stands where this one needs a directory, or the other way round
+        except OSError:  # a file and a directory have the same name
             continue
         path.chmod(0o755 if executable else 0o644)
     for file in scan(root).files:

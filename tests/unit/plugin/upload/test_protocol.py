@@ -59,7 +59,7 @@ def after(*answers: tuple[int, Response]) -> Step:
 
 
 def sending(backoff: Backoff = Backoff()) -> Upload:  # noqa: B008
-    """An upload whose archive is to be sent from its start."""
+    """An upload that is about to send its archive from the start."""
     upload = started(backoff)
     upload.on_response(200, ours("waiting", offset=0), 0.0)
     assert upload.next_step(0.0) == BuildArchive((0, 1, 4))
@@ -195,7 +195,7 @@ def test_a_pod_that_never_moves_the_offset_is_given_up() -> None:
 
 @dataclass
 class Pod:
-    """The pod's side of the protocol, as the contract has it."""
+    """The pod's side of the protocol, as in its contract."""
 
     data: bytes
     held: bytearray = field(default_factory=bytearray)
@@ -250,7 +250,7 @@ def test_the_archive_arrives_whatever_messages_are_lost(
             case BuildArchive():
                 upload.on_archive(SHA, size, now)
             case GetState() | PutRange() | PutManifest():
-                if random.random() < loss:  # the request is lost
+                if random.random() < loss:  # the request gets lost
                     upload.on_failure("cut", now)
                     continue
                 if isinstance(step, GetState):
@@ -261,14 +261,14 @@ def test_the_archive_arrives_whatever_messages_are_lost(
                 else:
                     damaged = damages > 0 and random.random() < loss / 10
                     damages -= damaged
-                    if random.random() < loss:  # half of the range arrives
+                    if random.random() < loss:  # only half of the range arrives
                         half = PutRange(step.start, (step.start + step.stop) // 2)
                         if half.start < half.stop:
                             pod.put(half, damaged)
                         upload.on_failure("cut", now)
                         continue
                     status, answer = pod.put(step, damaged)
-                if random.random() < loss:  # the answer is lost
+                if random.random() < loss:  # the response gets lost
                     upload.on_failure("cut", now)
                 else:
                     upload.on_response(status, answer, now)

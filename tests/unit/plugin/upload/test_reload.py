@@ -19,7 +19,7 @@ LABELS = {"torchrun-job-name": "run", "app.kubernetes.io/component": "sync"}
 
 
 def play_controller(laptop: Laptop, tells: bool = True) -> None:
-    """A running job with a sync pod that stands by; what is uploaded becomes revision 1."""
+    """A running job with a standby sync pod. The upload becomes revision 1."""
     server = laptop.server
     laptop.job("run", status={"phase": "Running", "conditions": READY})
     state = {"name": "sync", "ready": True, "state": {"running": {}}}
@@ -77,7 +77,7 @@ def test_unchanged_files_are_not_sent(laptop: Laptop) -> None:
 
 
 def test_an_announced_upload_without_files_is_completed(laptop: Laptop) -> None:
-    """A command that was cut between the two."""
+    """An earlier command was killed between the announcement and the upload."""
     play_controller(laptop)
     found = tree.scan(Path())
     sha256 = (
@@ -105,7 +105,7 @@ def test_each_edit_is_sent_until_the_job_ends(laptop: Laptop) -> None:
     ended = {"phase": "Succeeded", "conditions": READY, "workspaceRevision": 1}
 
     def end(request: web.Request) -> None:
-        if request.method == "PATCH" and laptop.server.uploaded:  # the revision is being named
+        if request.method == "PATCH" and laptop.server.uploaded:  # while the revision is announced
             laptop.server.put("torchrunjobs", "run", status=ended)
 
     laptop.server.hooks.append(end)
@@ -127,7 +127,7 @@ def test_the_end_of_the_job_ends_the_watch(laptop: Laptop) -> None:
 
 
 def fetching(laptop: Laptop, *statuses: dict[str, object]) -> None:
-    """A running job of git; what its status says next, at each look after the request."""
+    """A running job with a git source. `status` has the next state for each read after the request."""
     server = laptop.server
     running: dict[str, object] = {"phase": "Running", "workspaceRevision": 1}
     spec = {"volumes": {"workspace": {"source": "git", "url": "https://git.example/a.git"}}}

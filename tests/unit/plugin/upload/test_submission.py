@@ -1,4 +1,4 @@
-"""The commands from end to end, with kubectl's real proxy and an API server in memory."""
+"""The commands end to end, with the proxy of kubectl and an API server in memory."""
 
 import json
 import signal
@@ -198,7 +198,7 @@ def test_a_forbidden_upload_leaves_the_job_waiting(laptop: Laptop) -> None:
 
 
 def interrupt_at(server: ApiServer, path: str) -> None:
-    """Press Ctrl-C when this is asked for the first time."""
+    """Press Ctrl-C at the first request of this path."""
     pressed: list[str] = []
 
     def press(request: web.Request) -> None:

@@ -1,4 +1,4 @@
-"""What becomes part of a workspace."""
+"""Which files become part of a workspace."""
 
 import os
 import socket
@@ -122,7 +122,7 @@ def test_links_that_go_in_a_circle_are_refused(tmp_path: Path) -> None:
 
 
 def test_links_that_multiply_the_files_are_refused(tmp_path: Path) -> None:
-    """Forty directories, each with two links to the one before: 2**40 files."""
+    """Forty directories, each with two links to the previous one: 2**40 files."""
     make(tmp_path, "d0/x.py")
     for level in range(1, 41):
         (tmp_path / f"d{level}").mkdir()
@@ -137,7 +137,7 @@ def test_links_that_multiply_the_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_many_circles_are_refused_at_once(tmp_path: Path) -> None:
-    """Twenty directories with links to each other, and to the one above: 20! ways through them."""
+    """Twenty directories with links to each other and to their parent: 20! paths."""
     for one in range(20):
         make(tmp_path, f"d{one}/x.py")
         (tmp_path / f"d{one}" / "up").symlink_to("..")

@@ -1,4 +1,4 @@
-"""The secret that uploads are known by: one for each job, the same from every directory."""
+"""The token of uploads: one for each job, the same from every directory."""
 
 import stat
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def again(where: ClusterNamespace, job: str) -> str:
-    """As another process of this user makes it."""
+    """The token in another process of this user."""
     upload_token._key.cache_clear()
     return upload_token.upload_token(where, job)
 
@@ -61,5 +61,7 @@ def test_a_read_only_home_directory_is_no_error(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     first = upload_token.upload_token(HERE, "train")
-    assert upload_token.upload_token(HERE, "train") == first, "within one command"
+    assert upload_token.upload_token(HERE, "train") == first, (
+        "the token is stable within one command"
+    )
     assert again(HERE, "train") != first

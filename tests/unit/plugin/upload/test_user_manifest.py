@@ -1,4 +1,4 @@
-"""A TorchrunJob of the user's own file, sent with a directory."""
+"""A TorchrunJob from a file of the user, submitted with a directory."""
 
 import json
 from pathlib import Path

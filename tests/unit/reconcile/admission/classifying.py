@@ -1,4 +1,4 @@
-"""What the coordinator makes of the job of a World, and its answer to it."""
+"""The classification of the job of a World by the coordinator, and its decision."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def status_update(world: World, **decided: Any) -> StatusUpdate | None:
 
 
 def deliver(world: World, **decided: Any) -> Stage:
-    """Write what the coordinator decided into the status of the job."""
+    """Write the decision of the coordinator into the status of the job."""
     update = status_update(world, **decided)
     assert update is not None
     status = update.status

@@ -49,7 +49,7 @@ class TestInLine:
         assert (request.nodes, request.admitted, request.gpus, request.head_gpus) == (3, 3, 8, 0)
         assert request.pod["nvidia.com/gpu"] == 8
         assert request.head == {"pods": 1, "cpu": 2000, "memory": 1 << 30}
-        assert request.placed == {"b": 2}, "its head may be where no worker could"
+        assert request.placed == {"b": 2}, "its head may run on nodes without room for a worker"
 
     def test_a_larger_head_and_its_workers_count_for_the_larger_of_the_two(self):
         world = submitted(numNodes=3, head={"nodeResources": {"gpus": 0, "cpus": 64}})
@@ -100,7 +100,7 @@ class TestInLine:
         ("own", "counts"), [(None, 5), (3, 3), (5, 5), (1_000_000, 5)], ids=str
     )
     def test_no_priority_counts_for_more_than_the_queue_allows(self, own, counts):
-        """Refused before its admission; the limit may be newer than that."""
+        """Such a job is refused before admission, but the limit may be newer."""
         world = submitted(priority=own)
         world.queue = make_queue(**QUOTA, priority=7, limits={"maxPriority": 5})
         assert classify_world(world).workload.priority == counts
@@ -124,10 +124,10 @@ class TestInLine:
         assert deliver(world, pending=pending()) is Stage.REPORT
         assert world.condition("Admitted").reason == "InsufficientQuota"
         assert world.job.status.queue_position == 1
-        assert status_update(world, pending=pending()) is None, "nothing new"
+        assert status_update(world, pending=pending()) is None, "no change"
         assert deliver(world, pending=pending(nominated=True)) is Stage.NOMINATE
         assert classify_world(world).workload.nominated
-        assert deliver(world, pending=pending()) is Stage.RELEASE, "the room is others' again"
+        assert deliver(world, pending=pending()) is Stage.RELEASE, "the nodes are free again"
 
     def test_a_place_far_behind_may_be_out_by_a_quarter(self):
         world = submitted()

@@ -1,4 +1,4 @@
-"""An admitted job: what it is charged for, and when it gives that back."""
+"""An admitted job: its charge, and when it releases it."""
 
 from datetime import timedelta
 
@@ -55,9 +55,9 @@ class TestHolding:
     def test_less_is_given_back_once_the_larger_gang_is_gone(self):
         world = running(elastic={"minNodes": 1, "maxNodes": 4})
         world.spec(num_nodes=1)
-        assert classify_world(world).workload.nodes == 2, "reconcile has not seen it yet"
+        assert classify_world(world).workload.nodes == 2, "reconcile has not seen the edit yet"
         world.settle()
-        assert classify_world(world).workload.nodes == 2, "its pods still end"
+        assert classify_world(world).workload.nodes == 2, "its pods are still terminating"
         world.containers_stop()
         world.settle()
         assert classify_world(world).workload.nodes == 1
@@ -92,7 +92,7 @@ class TestHolding:
         world.spec(suspend=True)
         assert classify_world(world).workload.admitted == 2
         world.settle()
-        assert classify_world(world).workload.admitted == 2, "its pods still end"
+        assert classify_world(world).workload.admitted == 2, "its pods are still terminating"
         world.containers_stop()
         world.settle()
         assert deliver(world) is Stage.RELEASE
@@ -111,12 +111,12 @@ class TestHolding:
         world.pod(world.workers()[0].metadata.name, phase="Failed")
         world.settle()
         assert world.phase == "Failed"
-        assert classify_world(world).workload.admitted == 2, "a survivor still ends"
+        assert classify_world(world).workload.admitted == 2, "a pod is still terminating"
         world.job_condition("Failed")
         survivor = world.workers()[1]
         world.place(survivor.metadata.name, "gone")
         assert classify_world(world, frozenset({"gone"})).workload is None, (
-            "nobody waits for lost nodes"
+            "lost nodes are not waited for"
         )
         world.containers_stop()
         assert deliver(world) is Stage.RELEASE
@@ -179,13 +179,13 @@ class TestGivingWay:
         assert classify_world(world).requeued
         assert deliver(world) is Stage.RELEASE
         assert world.condition("Admitted").reason == "Requeued"
-        assert classify_world(world).workload is None, "reconcile has not requested it again"
+        assert classify_world(world).workload is None, "reconcile has not requested admission again"
         world.settle()
         assert world.phase == "Preempted"
         assert classify_world(world).workload.admitted == 0
 
     def test_a_gang_that_was_under_way_is_not_overlooked(self):
-        """Admitted, made and preempted in one moment: the cache shows no gang yet."""
+        """Admitted, created and preempted at once. The cache does not show the gang yet."""
         world = submitted()
         deliver(world, grants=(Grant(uid="uid-train", nodes=2),))
         hidden = world.job

@@ -19,7 +19,7 @@ EIGHT_GPUS = {"quota": {"gpus": 8}, "nodeResources": {"gpus": 8}}
 
 
 class TestOtherRequests:
-    """The spec, or the queue's nodes, ask for more than was admitted."""
+    """The spec or the nodes of the queue request more than was admitted."""
 
     def outdated(self) -> World:
         world = running(EIGHT_GPUS, numNodes=4, nodeResources={"gpus": 0})
@@ -45,7 +45,7 @@ class TestOtherRequests:
         assert "The job requests 8 GPUs on each node, but was admitted with 0." in (
             world.condition("Admitted").message
         )
-        assert charged(world.job) == 4, "a gang may be under way that fits"
+        assert charged(world.job) == 4, "a fitting gang may be in creation"
         assert classify_world(world).requeued is False
         world.settle()
         assert classify_world(world).requeued
@@ -55,7 +55,7 @@ class TestOtherRequests:
         assert (request.admitted, request.nodes, request.gpus) == (0, 4, 8)
 
     def test_a_queue_that_is_edited_back_loses_no_gang(self):
-        """Withdrawn at the moment in which reconcile makes a gang that fits again."""
+        """The admission is withdrawn while reconcile creates a gang that fits again."""
         world = running(EIGHT_GPUS, numNodes=1, nodeResources={})
         world.queue = make_queue(quota={"gpus": 8}, nodeResources={"gpus": 16})
         world.delete_child_job()
@@ -91,7 +91,7 @@ class TestOtherRequests:
         assert (request.nodes, request.gpus) == (4, 4)
 
     def test_only_an_elastic_gang_grows(self):
-        """GPUs in all, on nodes that have become smaller: more nodes."""
+        """The same number of GPUs on smaller nodes needs more nodes."""
         queue = {"quota": {"nodes": 8}, "nodeResources": {"gpus": 8}}
         world = submitted(queue, numNodes=None, numGPUs=16)
         world.admit(2)

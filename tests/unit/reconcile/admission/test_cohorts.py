@@ -1,4 +1,4 @@
-"""Cohorts of several namespaces: nobody reaches the quota of another tenant by a name."""
+"""Cohorts across namespaces: a cohort name gives no access to the quota of another tenant."""
 
 import pytest
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ PROD = (
     replace(queue("b", quota={"gpus": 32}, cohort="lab"), namespace="prod"),
 )
 OTHER = replace(queue("a", quota={"gpus": 1_000_000}, cohort="lab"), namespace="other")
-# Eight nodes: queue a uses its own four, and four that it borrows of b.
+# Eight nodes: queue a uses its own four, and borrows four from b.
 RUNNING = tuple(
     replace(
         admitted_workload(f"prod-{i}", "a", admitted_for=i, placed={f"n{i:03}": 1}),
@@ -44,7 +44,7 @@ def test_a_queue_of_another_namespace_takes_nothing_back(shared):
 def test_a_queue_of_another_namespace_lends_nothing(shared):
     more = replace(request("more", "b", 1), namespace="prod")
     decisions = decided(more, shared=shared)
-    assert decisions.pending["more"].reason == "Preempting", "it takes back what is its own"
+    assert decisions.pending["more"].reason == "Preempting", "it reclaims its own quota"
     wide = replace(request("wide", "b", 9), namespace="prod")
     assert decided(wide, shared=shared).pending["wide"].reason == "ExceedsQuota"
 
@@ -62,7 +62,7 @@ def test_within_a_namespace_queues_lend_as_ever():
 
 
 def test_priorities_of_different_queues_are_not_compared():
-    """Users of a queue cannot have another's jobs leave first by a priority of their own."""
+    """A priority in one queue must not decide about jobs of another queue."""
     queues = [
         queue("a", quota={"gpus": 8}, cohort="lab"),
         queue("b", quota={"gpus": 8}, cohort="lab"),

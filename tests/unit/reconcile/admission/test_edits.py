@@ -1,4 +1,4 @@
-"""Quotas and edits: requests of jobs and queues change while jobs wait, run, fail and are admitted."""
+"""Quotas hold while requests of jobs and queues are edited at any time."""
 
 import random
 from collections import Counter
@@ -19,7 +19,7 @@ from torchrun_controller.reconcile.spec.admission_status import charged, granted
 from world import World, make_job, make_queue
 
 GPU = "nvidia.com/gpu"
-# Nodes and GPUs that the jobs of a queue may have together.
+# The quota of a queue: nodes and GPUs.
 QUOTAS = {"red": (6, 8), "blue": (3, 4)}
 SIZES = (0, 1, 2, 4)
 
@@ -49,7 +49,7 @@ def running_gpus(world: World) -> tuple[int, int]:
 
 
 class EditedLab(Lab):
-    """Users edit requests, sizes and queues of their jobs, an administrator the queues' nodes."""
+    """Users edit requests, sizes and queues of jobs, and an administrator edits queues."""
 
     def __init__(self, chance: random.Random, jobs: int) -> None:
         super().__init__(chance, 0)
@@ -91,7 +91,7 @@ class EditedLab(Lab):
             assert runs[name, "gpus"] <= gpus
 
     def edit(self) -> None:
-        """What the CRD lets users change, and what administrators may at any time."""
+        """Edits that the CRD allows to users, and any edit of an administrator."""
         world = self.chance.choice(self.worlds)
         fixed = world.job.status.workers is not None or charged(world.job) > 0
         what = self.chance.randrange(6)
@@ -112,7 +112,7 @@ class EditedLab(Lab):
             self.queues[name] = replace(edited, status=self.queues[name].status)
 
     def meanwhile(self) -> None:
-        """Between a decision and its writes: edits, and reconciles that see them, or not."""
+        """Edits between a decision and its writes, with or without reconciles."""
         for _ in range(self.chance.randrange(3)):
             self.edit()
             self.look(self.chance.choice(self.worlds))
@@ -126,7 +126,7 @@ class EditedLab(Lab):
         world.step(self.chance.choice((None, None, None, 0, 1, 9)))
 
     def schedule(self, world: World) -> None:
-        """The scheduler finds nodes for some pods of an elastic gang, or for its probes."""
+        """Schedule some pods of an elastic gang, or its probes."""
         waiting = [pod for pod in world.workers() if pod.status.phase == "Pending"]
         for pod in (*waiting, *world.observed().gang.probes):
             if self.chance.random() < 0.6:
@@ -155,7 +155,7 @@ class EditedLab(Lab):
             world.pass_time(seconds=self.chance.choice((1, 1, 60, 400)))
 
     def finish(self) -> None:
-        """Once nobody asks for more than its queue has, everybody has a turn."""
+        """When all requests fit their quotas, every job is admitted at some time."""
         for name in QUOTAS:
             self.queues[name] = replace(queue_with(name, 4), status=self.queues[name].status)
         for world in self.worlds:
@@ -164,7 +164,7 @@ class EditedLab(Lab):
         super().finish()
 
 
-# A history is a seed: shrinking what happens in it would take minutes.
+# A history is a seed, because shrinking a history would take minutes.
 @settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(st.integers(0, 2**32))
 def test_neither_charges_nor_pods_exceed_the_quota_whatever_is_edited(seed):

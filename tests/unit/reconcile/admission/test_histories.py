@@ -1,4 +1,4 @@
-"""Random histories of several jobs of two queues, whose controller is late or killed now and then."""
+"""Random histories of jobs in two queues, with a controller that is late or killed."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Whatever nodes, queues and jobs there are: what must hold of a decision holds."""
+"""Invariants of a decision for random nodes, queues and jobs."""
 
 from collections import Counter
 

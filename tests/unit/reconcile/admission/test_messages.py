@@ -1,4 +1,4 @@
-"""Why a workload waits, as its status shows it."""
+"""The message of a waiting workload."""
 
 from queueing import NOW, admitted_workload, decide, nodes, queue, request
 from torchrun_controller.reconcile.admission.coordinator import admit
@@ -30,7 +30,7 @@ def test_messages_stay_while_others_start():
 
 
 def test_a_head_without_room_in_its_quota_promises_no_time_while_others_stop():
-    # Nodes are missing as well, so it is not nominated.
+    # It also lacks nodes, so it is not nominated.
     running = [
         admitted_workload("stops", "a", preempted_for="deleted", placed={"n000": 1}),
         admitted_workload("other", "b", placed={"n001": 1}),

@@ -1,4 +1,4 @@
-"""How pods are packed onto nodes."""
+"""How pods are packed on nodes."""
 
 from msgspec.structs import replace
 

@@ -1,4 +1,4 @@
-"""Nodes, taints and queues as the coordinator sees them."""
+"""Nodes, taints and queues in the state of the coordinator."""
 
 import msgspec
 import pytest

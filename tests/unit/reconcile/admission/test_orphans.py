@@ -1,4 +1,4 @@
-"""Gangs of deleted jobs: what their own objects say of them."""
+"""Gangs of deleted jobs, described by their own objects."""
 
 from datetime import UTC, datetime
 from typing import Any

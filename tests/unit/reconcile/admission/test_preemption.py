@@ -96,7 +96,7 @@ def test_a_closed_queue_keeps_no_promise():
 
 
 def test_what_is_freed_for_nobody_is_enough():
-    """The job that it was freed for is gone: nobody new has to leave for the next one."""
+    """The preempting job was deleted. The next job needs no further preemption."""
     running = [
         admitted_workload("stops", "a", preempted_for="deleted", admitted_for=50),
         admitted_workload("low", "a", admitted_for=1),
@@ -129,7 +129,7 @@ def test_a_head_behind_a_reservation_may_preempt_where_that_holds_nobody_up():
     wide = request("a-head", "a", 4)
     decisions = decide(nodes(5), queues, *running, stops, wide, asked[1])
     assert preempted(decisions) == [("b-low", "b-vip")]
-    # Here the other head needs the same room, and nobody knows for how long it would be gone.
+    # Here the other head needs the same nodes, for an unknown time.
     decisions = decide(nodes(3), queues, *running, *asked)
     assert preempted(decisions) == []
     assert decisions.pending["b-vip"].reason == "WaitingForNodes"
@@ -150,7 +150,7 @@ def test_what_a_job_of_a_queue_that_is_gone_leaves_counts_as_well():
 
 
 def test_nobody_leaves_whose_job_is_gone():
-    """No status could tell its pods to: they are waited for."""
+    """Without a status its pods cannot be preempted, so their end is waited for."""
     running = admitted_workload("gone", "a", gone=True)
     decisions = decide(nodes(1), [queue("a")], running, request("vip", "a", priority=9))
     assert preempted(decisions) == []

@@ -1,4 +1,4 @@
-"""Quotas, and what the queues of a cohort lend each other."""
+"""Quotas, and borrowing within a cohort."""
 
 import pytest
 from msgspec.structs import replace
@@ -55,7 +55,7 @@ def test_jobs_without_gpus_pass_a_queue_whose_gpus_are_overdrawn():
     assert admitted(decisions) == ["cpu"]
 
 
-RAY = {"head": {"cpu": 1000}}  # without GPUs, beside workers that have 8
+RAY = {"head": {"cpu": 1000}}  # a head without GPUs, and workers with 8
 
 
 def test_a_head_is_charged_with_what_it_requests_and_needs_no_workers_room():
@@ -105,7 +105,7 @@ def test_a_queue_outside_of_the_cohort_borrows_nothing():
 
 
 def test_nobody_borrows_before_the_lender_has_its_own():
-    # A third queue is next and keeps the lender waiting, which therefore has no reservation.
+    # A third queue is next, so the lender waits without a reservation.
     queues = [*cohort(a=8, b=16), queue("z", 9)]
     running = [
         admitted_workload("z-1", "z", 2, seconds_left=3600),
@@ -121,7 +121,7 @@ def test_nobody_borrows_before_the_lender_has_its_own():
     assert admitted(decisions) == []
     assert decisions.pending["a-2"].reason == "WaitingForLender"
     assert "Queue b of the cohort is waiting for its own quota." in decisions.pending["a-2"].message
-    # Where the lender asks for nothing, its quota is there for others.
+    # If the lender has no waiting jobs, others can borrow its quota.
     decisions = decide(nodes(4), queues, *running, asked[0], *asked[2:])
     assert admitted(decisions) == ["a-2"]
 

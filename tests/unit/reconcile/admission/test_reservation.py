@@ -1,4 +1,4 @@
-"""Reservations of heads, and who may go before them."""
+"""Reservations of heads, and the jobs that may run before them."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_what_the_head_leaves_over_is_given_away_once():
     running = admitted_workload("r", "a", 2, seconds_left=HOUR)
     queues = [queue("a", quota={"gpus": 40})]
     assert admitted(decide(nodes(9), queues, running, *asked)) == ["x0"]
-    # The head will have a part of a node that is all free now.
+    # The head needs a part of a node that is completely free now.
     running = admitted_workload("r", "a", 1, placed={"n000": 1}, seconds_left=HOUR)
     asked = [request("head", "a", 3, 4, age=9)]
     asked += [request(f"x{i}", "a", 1, 4, age=8 - i) for i in range(2)]
@@ -105,7 +105,7 @@ def test_queues_on_other_nodes_have_their_turns_meanwhile():
     running = admitted_workload("r", "b", placed={"x0": 1})
     decisions = decide(machines, [queue("a", 9), queue("b")], running, *asked)
     assert admitted(decisions) == ["b0", "b1"]
-    # What b got on nodes that a cannot use is nothing that a would have a claim to.
+    # Nodes that a cannot use do not count for its share.
     assert decisions.queues[0].round_robin.current == 0
 
 
@@ -122,7 +122,7 @@ def test_what_is_admitted_beside_a_reservation_is_waited_for_by_the_next_one():
 
 
 def test_what_goes_before_one_reservation_is_waited_for_by_another():
-    """It may use the nodes of both, and is on those of the second."""
+    """It could use the nodes of both, and runs on those of the second."""
     machines = (node("x0", labels={"zone": "x"}), node("y0", labels={"zone": "y"}))
     running = admitted_workload("r", "d", gpus=4, placed={"x0": 1}, seconds_left=HOUR)
     asked = [
@@ -170,7 +170,7 @@ def test_quota_that_others_have_borrowed_for_an_unknown_time_is_waited_for():
 
 
 def test_a_reservation_is_not_where_others_are_promised_room():
-    # The room of the one that stops is promised; the head waits for the other one.
+    # The nodes of the stopping job are reserved, so the head waits for the other job.
     running = [
         admitted_workload("stops", "a", 1, admitted_for=50, preempted_for="first"),
         admitted_workload("runs", "a", 1, admitted_for=10, seconds_left=HOUR),
@@ -197,7 +197,7 @@ def test_a_job_on_nodes_of_two_reservations_ends_for_both():
         request("ax", "a", node_selector={"zone": "x"}),
         request("by", "b", 2, node_selector={"zone": "y"}),
     ]
-    # By their weights a is first.
+    # By weight, a is first.
     queues = [queue("a", 9), queue("b"), queue("d")]
     waits = decide(machines, queues, both, *asked).pending
     assert "starts by 2026-01-01T01:00Z" in waits["ax"].message

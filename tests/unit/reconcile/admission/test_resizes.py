@@ -1,4 +1,4 @@
-"""Admitted jobs that ask for another size, and gangs that have lost a place."""
+"""Admitted jobs that request another size, and gangs that have lost a node."""
 
 from queueing import admitted, admitted_workload, decide, nodes, queue, request
 
@@ -69,7 +69,7 @@ def test_a_gang_that_lost_a_node_keeps_its_claim():
     gang = admitted_workload("g", "a", 3, placed={"n000": 1})
     decisions = decide(nodes(3), [queue("a")], gang, other, request("j", "a", 1, 4))
     assert admitted(decisions) == []
-    # Nothing is free at all.
+    # No node is free.
     gang = admitted_workload("g", "a", 2, placed={"n000": 1})
     decisions = decide(nodes(2), [queue("a")], gang, other, request("j", "a"))
     assert admitted(decisions) == []

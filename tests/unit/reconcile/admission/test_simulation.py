@@ -1,4 +1,4 @@
-"""Thousands of jobs through a simulated cluster: shares, use of the nodes, and nobody left behind.
+"""Thousands of jobs on a simulated cluster: shares, utilisation, and no starvation.
 
 LONG_SIMULATION=1 runs 10,000 jobs over 50 queues, which takes many minutes.
 """
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(7200 if LONG else 300)
 
 
 class Shares:
-    """GPUs that each queue was granted for as long as all have jobs waiting."""
+    """GPUs granted to each queue while all queues have waiting jobs."""
 
     def __init__(self) -> None:
         self.granted: Counter[str] = Counter()
@@ -45,12 +45,12 @@ class Shares:
 
 
 def errors(granted: Counter[str], weights: dict[str, int]) -> dict[str, float]:
-    """How far each queue is from its share, in GPUs."""
+    """The difference of each queue from its share, in GPUs."""
     total, sum_of_weights = sum(granted.values()), sum(weights.values())
     return {name: granted[name] - total * w / sum_of_weights for name, w in weights.items()}
 
 
-# A short trace has an end that weighs more: its last jobs start when nothing is left to fill up.
+# The end of a short trace weighs more: its last jobs run on a partly idle cluster.
 LEAST_USE = {True: 0.95, False: 0.88} if LONG else {True: 0.92, False: 0.85}
 
 
@@ -78,7 +78,7 @@ def test_shares_follow_the_weights_nobody_is_left_and_nodes_are_used(deadlines, 
             f" {use:.3f} of packing that knows everything;"
             f" {simulation.decisions} decisions"
         )
-    # A queue is never further off than the largest jobs make it.
+    # The error of a queue is bounded by the size of the largest jobs.
     assert max(map(abs, off.values())) <= max(0.02 * total, 2 * LARGEST)
     assert use >= LEAST_USE[deadlines]
 
@@ -98,7 +98,7 @@ def test_a_restart_at_any_moment_changes_nothing():
 
 @pytest.mark.parametrize("deadline", [900.0, None])
 def test_a_stream_of_small_jobs_does_not_starve_a_large_one(deadline):
-    """Without its reservation the large one would wait for all of the others."""
+    """Without a reservation the large job would wait for all others."""
     stream = [
         Job(f"s{i:03}", "b", 1, 8, 600.0 + 7 * (i % 11), deadline, arrival=60.0 * i)
         for i in range(400)
@@ -132,7 +132,7 @@ def test_preempted_jobs_come_to_their_end():
 
 
 def test_a_head_starts_by_the_time_that_it_was_told_first():
-    """What goes before it is over by then, or fits beside it: whatever comes and ends early."""
+    """Backfilled jobs end before that time, or run on other nodes."""
     promised: dict[str, datetime] = {}
     started: dict[str, datetime] = {}
 
@@ -156,7 +156,7 @@ def test_a_head_starts_by_the_time_that_it_was_told_first():
 
 
 def backlog() -> ClusterState:
-    """10,000 jobs over 50 queues wait for a cluster that is full."""
+    """10,000 jobs in 50 queues wait for a full cluster."""
     weights = {f"q{number:02}": 1 + number % 5 for number in range(50)}
     jobs = trace(7, 10_200, weights)
     queues = tuple(queue(name, weight) for name, weight in weights.items())
@@ -166,7 +166,7 @@ def backlog() -> ClusterState:
 
 
 def seconds(work) -> float:
-    """CPU time of the best of five runs: others' load on the machine is no concern of this."""
+    """The least CPU time of five runs, to be independent of other load."""
     times = []
     gc.disable()
     for _ in range(5):
@@ -183,7 +183,7 @@ def test_a_decision_over_ten_thousand_waiting_jobs_costs_a_few_passes_over_them(
     assert len(waiting) >= 10_000
 
     def reference() -> None:
-        """The least that any decision would do: sort them, and a line of text for each."""
+        """The minimum of any decision: sort the jobs, and format a text for each."""
         ordered = sorted(waiting, key=lambda r: (r.queue, -r.priority, r.created.timestamp()))
         {one.uid: f"{position} in {one.queue}" for position, one in enumerate(ordered)}
 

@@ -1,4 +1,4 @@
-"""An elastic gang that has shrunk lends what it does not use to jobs that wait."""
+"""A shrunk elastic gang releases unused nodes to waiting jobs."""
 
 import random
 
@@ -15,7 +15,7 @@ QUOTA = 4
 
 
 class Pair(Lab):
-    """An elastic job and another of the same queue, which comes later."""
+    """An elastic job and a later job of the same queue."""
 
     def __init__(self) -> None:
         super().__init__(random.Random(0), 0)
@@ -41,7 +41,7 @@ class Pair(Lab):
             assert gang.nodes <= charged(world.job)
 
     def rounds(self, count: int = 3) -> None:
-        """The coordinator and the controller of jobs, one after the other."""
+        """Run the coordinator and the job controller in turn."""
         for _ in range(count):
             self.coordinate()
             for world in self.worlds:
@@ -49,7 +49,7 @@ class Pair(Lab):
                 self.check()
 
     def shrink(self) -> World:
-        """One worker of four finds a node."""
+        """Only one of four workers is scheduled."""
         world = self.elastic
         world.settle()
         self.rounds(1)
@@ -74,7 +74,7 @@ def test_nobody_else_waits_so_it_keeps_what_it_was_admitted_for():
     assert world.job.status.admission.limit == 0
     world.pass_time(seconds=600)
     world.settle()
-    assert len(world.observed().gang.probes) == 3, "it looks for room"
+    assert len(world.observed().gang.probes) == 3, "it has probes"
 
 
 def test_what_it_does_not_use_goes_to_a_job_that_waits():
@@ -84,7 +84,7 @@ def test_what_it_does_not_use_goes_to_a_job_that_waits():
     pair.coordinate()
     assert (charged(world.job), world.job.status.admission.limit) == (4, 1)
     pair.coordinate()
-    assert (charged(world.job), charged(other.job)) == (4, 0), "a larger gang may be under way"
+    assert (charged(world.job), charged(other.job)) == (4, 0), "a larger gang may be in creation"
     world.settle()
     assert world.condition("FullSize").reason == "GivesBackNodes"
     pair.coordinate()
@@ -95,7 +95,7 @@ def test_what_it_does_not_use_goes_to_a_job_that_waits():
     assert len(other.gangs) == 1
     world.pass_time(seconds=600)
     world.settle()
-    assert world.observed().gang.probes == (), "no room is looked for that is not admitted"
+    assert world.observed().gang.probes == (), "no probes beyond the admission"
 
 
 def test_it_grows_when_the_other_has_ended():
@@ -130,7 +130,7 @@ def test_a_gang_that_grows_at_that_moment_keeps_all():
     for probe in world.observed().gang.probes:
         world.placed(probe.metadata.name)
     other = pair.submit(3)
-    # It has not heard of the limit when it makes the larger gang.
+    # It has not seen the limit when it creates the larger gang.
     pair.coordinate(meanwhile=lambda: world.step(writes=9))
     pair.rounds()
     assert world.gangs[-1].spec.completions == 4

@@ -1,4 +1,4 @@
-"""Whose turn it is: smooth weighted round robin over queues."""
+"""The order of queues: smooth weighted round robin."""
 
 from msgspec.structs import replace
 
@@ -29,7 +29,7 @@ def test_turns_are_taken_smoothly():
 
 
 def test_turns_go_on_from_one_decision_to_the_next():
-    """One node is free at a time, and what was admitted has ended by the next decision."""
+    """One node is free at a time, and admitted jobs have ended by the next decision."""
     state, taken = backlog({"a": 5, "b": 1, "c": 1}, room=1), []
     for _ in range(7):
         decisions = admit(state, NOW)

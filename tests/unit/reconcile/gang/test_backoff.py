@@ -11,10 +11,10 @@ def test_delays_grow_and_a_long_gang_resets_them():
         plan = world.settle()
         waits.append(plan.requeue_after or 0)
         if waits[-1]:
-            assert world.phase == "Queued", "a gang that follows is no failed job"
+            assert world.phase == "Queued", "the job has not failed: another gang follows"
             assert (world.job.status.reason) == "BackingOff"
             placed = next(c for c in world.job.status.conditions if c.type == "Scheduled")
-            assert (placed.status, placed.reason) == ("False", "BackingOff"), "no pod waits"
+            assert (placed.status, placed.reason) == ("False", "BackingOff"), "there are no pods"
         world.pass_time(seconds=waits[-1])
         world.settle()
         world.containers_stop()
@@ -29,7 +29,7 @@ def test_delays_grow_and_a_long_gang_resets_them():
     world.all_workers("Running")
     world.settle()
     fail(world)
-    assert world.settle().requeue_after is None, "the first after one that lasted"
+    assert world.settle().requeue_after is None, "the first failure after a long run"
 
 
 def test_a_suspension_does_not_delay_the_next_restart():

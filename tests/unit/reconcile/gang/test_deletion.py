@@ -108,7 +108,7 @@ def test_a_counted_failure_stays_after_its_job_is_deleted(then):
                 world.delete_child_job()
             world.settle()
             assert world.job.status.restarts == before
-            assert world.job.status.reason == "BackingOff", "the wait goes on"
+            assert world.job.status.reason == "BackingOff", "the back-off continues"
             world.pass_time(minutes=5)
             world.settle()
         run(world)

@@ -1,4 +1,4 @@
-"""Elastic jobs: fewer nodes while some are missing, more when they are back."""
+"""Elastic jobs: they shrink when nodes are missing, and grow when nodes return."""
 
 from datetime import timedelta
 
@@ -26,7 +26,7 @@ def elastic(nodes: int = 3, fewest: int = 1, most: int = 4, **spec: object) -> W
 
 
 def place(world: World, count: int) -> None:
-    """The first workers get a node, the others do not."""
+    """Schedule the first workers, but not the others."""
     for index, pod in enumerate(world.workers()):
         if index < count:
             world.placed(pod.metadata.name)
@@ -93,7 +93,7 @@ def test_a_gang_without_enough_nodes_shrinks_after_a_delay():
     status = world.job.status
     assert (status.num_nodes, status.attempt, status.restarts, status.disruptions) == (2, 1, 0, 0)
     assert [(a.number, a.counted, a.reason) for a in status.attempts] == [(0, False, "Shrinking")]
-    assert (JOBS.plural, "train") not in world.objects, "the larger gang is gone"
+    assert (JOBS.plural, "train") not in world.objects, "the larger gang is deleted"
     world.settle()
     assert world.job.status.reason == "WaitingForOldGang"
 
@@ -142,10 +142,10 @@ def test_a_gang_waits_for_nodes_of_the_old_gang():
     assert world.condition("FullSize").status == "Unknown"
     world.pass_time(seconds=600)
     world.settle()
-    assert world.job.status.attempt == 1, "its nodes are not free yet"
+    assert world.job.status.attempt == 1, "the nodes are not free yet"
     world.containers_stop()
     left = world.settle_twice().requeue_after
-    assert left == SHRINK_AFTER.total_seconds() - REPEAT_SECONDS, "from when they are"
+    assert left == SHRINK_AFTER.total_seconds() - REPEAT_SECONDS, "counted from when they are free"
     world.pass_time(seconds=left)
     world.settle()
     assert (world.job.status.attempt, world.job.status.num_nodes) == (2, 1)
@@ -258,7 +258,7 @@ def test_a_probe_looks_like_a_worker_to_the_scheduler_only():
     spec, meta = probe["spec"], probe["metadata"]
     assert spec["nodeSelector"] == {"pool": "a"}
     assert spec["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
-    assert "priorityClassName" not in spec, "it drives nobody out"
+    assert "priorityClassName" not in spec, "a probe preempts no pod"
     assert [v["persistentVolumeClaim"]["claimName"] for v in spec["volumes"]] == ["shared"]
     (container,) = spec["containers"]
     assert container["resources"]["requests"]["nvidia.com/gpu"] == "8"

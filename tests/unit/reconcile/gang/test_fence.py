@@ -1,4 +1,4 @@
-"""The fence: a new gang never trains beside workers of an old one that may still run."""
+"""The fence: a new gang never trains beside workers of an old gang that may still run."""
 
 from datetime import timedelta
 
@@ -159,7 +159,7 @@ def test_unfenced_workers_survive_a_lost_status():
     world.settle()
     assert [(w.attempt, w.index) for w in world.job.status.unfenced] == [(0, 1)]
     survivor = world.objects[PODS.plural, "train-0-abcde"]
-    assert survivor.metadata.deletion_timestamp is not None, "nobody else would end it"
+    assert survivor.metadata.deletion_timestamp is not None, "no other component would delete it"
 
 
 def test_a_returned_node_reports_the_pods_that_it_knows():

@@ -1,4 +1,4 @@
-"""Unfenced workers in the status, also after pods and nodes vanished between two reconciles."""
+"""Unfenced workers in the status, even if pods and nodes vanish between two reconciles."""
 
 from collections.abc import Iterable
 
@@ -40,7 +40,7 @@ def test_an_unseen_loss_of_node_and_pod_blocks_the_next_gang(end: str):
         world.spec(suspend=False)
     else:
         world.pod("train-0-abcde", phase="Failed")
-        world.step(writes=1)  # it dies before it writes a status
+        world.step(writes=1)  # the process dies before it writes a status
     world.settle()
     world.containers_stop()
     world.pass_time(minutes=2)
@@ -130,7 +130,7 @@ def vouch(world: World, *machines: str) -> None:
 
 
 def without_node() -> World:
-    """The last step of the runbook, done too early: there is no Node left to taint."""
+    """The last step of the runbook, too early: the Node to taint is already deleted."""
     world = replaced()
     take_away(world, 1)
     world.settle()
@@ -230,7 +230,7 @@ def unfenced_workers(indexes: Iterable[int]) -> tuple[UnfencedWorker, ...]:
     )
 
 
-MOST = 10_000  # nodes of a job
+MOST = 10_000  # nodes of one job
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_the_launcher_reads_the_fence_annotation(workers: set[tuple[int, int]]):
 
 
 def test_unfenced_workers_of_a_lost_cluster_fit_into_etcd():
-    """etcd takes requests of 1.5 MiB. A worker is in one of the two lists."""
+    """etcd accepts requests of 1.5 MiB. Each worker is in one of the two lists."""
     lost = TorchrunJobStatus(unfenced=unfenced_workers(range(MOST)))
     works = TorchrunJobStatus(worker_nodes=tuple(f"{index:063}" for index in range(MOST)))
     assert len(msgspec.json.encode(lost)) < 1.45 * 1024 * 1024

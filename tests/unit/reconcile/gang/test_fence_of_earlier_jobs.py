@@ -1,4 +1,4 @@
-"""Pods of an earlier job of the same name, and the workers that a missing proof is about."""
+"""Pods of an earlier job of the same name, and workers without proof of a fence."""
 
 from datetime import datetime, timedelta
 
@@ -15,7 +15,7 @@ SECOND = timedelta(seconds=1)
 
 
 def orphaned(world: World, made: datetime | None, own: datetime | None) -> bool:
-    """The result for a pod without a child Job; `made` and `own` are the ages of pod and job."""
+    """The result for a pod without a child Job. `made` and `own`: ages of pod and job."""
     world.job = replace(world.job, metadata=replace(world.job.metadata, creation_timestamp=own))
     pod = world.workers()[0]
     other = (OwnerReference(kind="Job", uid="uid-of-another", controller=True),)
@@ -27,7 +27,7 @@ def orphaned(world: World, made: datetime | None, own: datetime | None) -> bool:
     ("made", "own", "expected"),
     [
         (START - SECOND, START, True),
-        (START, START, True),  # the API's times have whole seconds
+        (START, START, True),  # API times have whole seconds
         (START + SECOND, START, False),
         (None, START, False),
         (START, None, False),

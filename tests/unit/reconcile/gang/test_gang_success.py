@@ -1,4 +1,4 @@
-"""A gang that succeeds while its deletion is under way has succeeded and is not repeated."""
+"""A gang that succeeds during its deletion is a success and is not repeated."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_a_success_wins_over_suspension_and_preemption(by):
     carry_out_late(world, world.plan())
     world.settle()
     assert world.phase == "Succeeded"
-    assert world.job.status.attempts == (), "it did not end by the pause"
+    assert world.job.status.attempts == (), "the suspension did not end it"
     world.resume()
     assert len(world.gangs) == 1
 
@@ -67,15 +67,15 @@ def test_a_success_wins_over_a_resize_with_an_existing_gang():
     world.settle()
     world.containers_stop()
     left = [pod for pod in world.workers() if pod.status.phase != "Succeeded"]
-    assert left == [], "the gang that was to follow is ended"
+    assert left == [], "the next gang is deleted"
 
 
 @pytest.mark.parametrize("end", ["drained", "failed"])
 def test_a_recorded_end_of_a_successful_gang_does_not_count(end):
-    """A drained pod may finish within its grace period, while the next gang waits for admission."""
+    """A drained pod may succeed in its grace period, while the next gang waits for admission."""
     world = running(reliability={"maxRestarts": 5})
     world.delete_child_job()
-    world.settle()  # attempt 1; a second end so soon is followed by a wait
+    world.settle()  # attempt 1; the second failure is followed by a back-off
     name = world.workers()[0].metadata.name
     world.all_workers("Running")
     if end == "drained":

@@ -6,18 +6,18 @@ from unit.reconcile.failing import fail, running
 from unit.reconcile.test_regressions import fail_now
 from world import World, make_job, make_queue
 
-PATIENCE = 70  # seconds, as for pods that are heard of late
+PATIENCE = 70  # seconds, the wait for late pods
 
 
 def starting(nodes: int = 1) -> World:
-    """A gang whose pods have only been seen as created."""
+    """A gang whose pods are only visible as created."""
     world = World(make_job(numNodes=nodes), make_queue())
     world.settle()
     return world
 
 
 def waits(world: World) -> bool:
-    """Whether the gang has no verdict yet, for a limited time."""
+    """Whether the gang still waits for its pods, for a limited time."""
     plan = world.step()
     waits = not any(apply.name == "train-r1" for apply in plan.applies)
     assert not waits or 0 < (plan.requeue_after or 0) <= PATIENCE

@@ -1,4 +1,4 @@
-"""The kubelet may miss a patch of annotations, so each one is written twice."""
+"""Each annotation is written twice, because the kubelet may miss one patch."""
 
 import pytest
 from msgspec.structs import replace
@@ -30,7 +30,7 @@ def test_the_start_annotation_is_written_twice():
     applies = world.step().applies
     assert [a.body["metadata"]["annotations"] for a in applies] == [{names.START: "1"}] * 2
     world.pass_time(hours=1)
-    assert world.plan().applies == (), "and never again"
+    assert world.plan().applies == (), "no third write"
 
 
 @pytest.mark.parametrize("hours", [-1, 1])

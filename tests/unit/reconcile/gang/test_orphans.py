@@ -1,4 +1,4 @@
-"""Pods with the labels of a job and without its Job: orphaned workers, and copies by users."""
+"""Pods with the labels of a job but without its Job: orphaned workers and users' copies."""
 
 import pytest
 from msgspec.structs import replace
@@ -151,7 +151,7 @@ def test_a_copied_pod_with_the_labels_blocks_nothing(name: str, owners: tuple[Ow
 @pytest.mark.parametrize("name", ["train-0-fghij", "train-r7-1-fghij", "train-r7-w-1-fghij"])
 @pytest.mark.parametrize("there", [True, False])
 def test_a_worker_of_an_earlier_job_of_this_name_is_waited_for(name: str, there: bool):
-    """The garbage collector ends a pod whose Job is gone, and no pod whose Job was orphaned."""
+    """The garbage collector deletes pods of a deleted Job, but no orphaned pods."""
     world = running()
     owner = OwnerReference(kind="Job", name="train-r7", uid="uid-of-another", controller=True)
     add_copy(world, name, owner)

@@ -1,4 +1,4 @@
-"""The loss of a peer is not the root cause if the peer shows its own failure."""
+"""A peer loss is not the root cause if the peer reports its own failure."""
 
 from unit.reconcile.failing import fail, running
 

@@ -1,4 +1,4 @@
-"""Restarts: the whole gang, at once, never twice, never beside pods that may still run."""
+"""A restart replaces the whole gang at once, never twice, and never beside running pods."""
 
 from datetime import timedelta
 
@@ -211,7 +211,7 @@ def test_remaining_pods_of_a_failed_job_are_deleted():
             world.objects[PODS.plural, "train-1-abcde"].metadata, deletion_timestamp=None
         ),
     )
-    assert len(world.step().deletes) == 1, "also where the first attempt was lost"
+    assert len(world.step().deletes) == 1, "even if the first attempt was lost"
 
 
 def test_a_disruption_without_a_message():

@@ -1,4 +1,4 @@
-"""Failures are counted once, also when a status was lost."""
+"""Failures count once, even if a status was lost."""
 
 from msgspec.structs import replace
 

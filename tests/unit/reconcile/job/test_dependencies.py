@@ -1,4 +1,4 @@
-"""spec.dependsOn: what waits, for what, in which words, and what can never start."""
+"""spec.dependsOn: which jobs wait, their messages, and jobs that can never start."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def job(name: str, *parents: str, phase: str = "", **status: Any) -> TorchrunJob
 
 
 class Family(World):
-    """A job and those that it depends on."""
+    """A job and its dependencies."""
 
     parents: dict[str, TorchrunJob]
 
@@ -179,7 +179,7 @@ def test_a_lost_first_status_still_shows_met_dependencies():
     world = Family("prep")
     world.know(job("prep", phase="Running"))
     world.parents["prep"] = job("prep", phase="Succeeded")
-    world.step(writes=2)  # the Service and the Job, and no status
+    world.step(writes=2)  # writes the Service and the Job, but no status
     assert world.starts
     assert world.condition("DependenciesMet").status == "False"
     world.settle()
@@ -189,7 +189,7 @@ def test_a_lost_first_status_still_shows_met_dependencies():
 def test_a_met_dependency_stays_met_during_the_wait_for_another():
     world = Family("first", "second")
     world.know(job("first", phase="Succeeded"), job("second", phase="Running"))
-    del world.parents["first"]  # by its TTL
+    del world.parents["first"]  # deleted by its TTL
     world.settle()
     assert world.job.status.reason == "WaitingForDependencies"
     assert world.job.status.message == "Waiting for second to be Succeeded (currently Running)."
@@ -273,7 +273,7 @@ def test_a_started_job_ignores_its_dependencies():
 
 
 def _expired(phase: str) -> World:
-    """A finished job whose time to live is over."""
+    """A finished job whose TTL has passed."""
     world = World(make_job(numNodes=1, reliability={"ttlSecondsAfterFinished": 20}), make_queue())
     world.settle()
     world.all_workers("Running")

@@ -1,4 +1,4 @@
-"""Pause, resize, deadlines and what follows an end."""
+"""Suspension, resize, deadlines, and the time after the end of a job."""
 
 import pytest
 from msgspec.structs import replace
@@ -223,7 +223,7 @@ def test_a_workspace_that_is_not_ready_in_time_fails_the_job():
     world.settle()
     assert (world.phase, world.job.status.reason) == ("Failed", "SyncTimeout")
     assert "syncTimeoutSeconds" in world.job.status.message
-    assert world.observed().workspace.sync_pods == (), "no pod waits on for a job that is over"
+    assert world.observed().workspace.sync_pods == (), "no pod waits for a finished job"
 
 
 def test_without_a_ttl_nothing_is_deleted():
@@ -235,7 +235,7 @@ def test_without_a_ttl_nothing_is_deleted():
 
 
 def test_an_unrecorded_gang_is_recognised_by_its_pods():
-    """Its Job was deleted by hand, and its pod still ends: the next gang has a name of its own."""
+    """Its Job was deleted, and its pod still terminates. The next gang has another name."""
     world = World(make_job(numNodes=1), make_queue())
     world.step(writes=1)
     del world.objects[JOBS.plural, "train"]

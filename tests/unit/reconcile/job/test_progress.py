@@ -27,7 +27,7 @@ def report(step: int, time: datetime) -> Progress:
 
 
 def report_progress(world: World, progress: Progress) -> Plan:
-    """Reconcile with this report, and keep the status as the API server would."""
+    """Reconcile with this report, and store the status as the API server would."""
     observed = world.observed()
     observed = replace(observed, gang=replace(observed.gang, progress=progress))
     plan = reconcile(observed, world.now, REPORTING)

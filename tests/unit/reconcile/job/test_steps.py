@@ -1,4 +1,4 @@
-"""Each phase that a step declares occurs: one short history for each step and phase."""
+"""Each phase that a step declares occurs, in one short history for each step and phase."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The tables of phases and states, and the page that is generated from them."""
+"""The tables of phases and states, and the generated page."""
 
 import draw_phases
 import pytest

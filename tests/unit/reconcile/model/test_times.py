@@ -1,4 +1,4 @@
-"""Waits and timeouts take their own length: later preparations, and a clock that is set back."""
+"""Waits and timeouts keep their length in later attempts and with a clock that is set back."""
 
 from datetime import timedelta
 
@@ -22,7 +22,7 @@ def backing_off() -> World:
 
 
 def syncing_again() -> World:
-    """The gang has failed, and somebody has deleted the claim with the workspace."""
+    """A gang has failed, and the PVC with the workspace was deleted."""
     world = World(
         make_job(numNodes=1, volumes=ZIP, reliability={"syncTimeoutSeconds": 60}), make_queue()
     )
@@ -53,7 +53,7 @@ def test_the_sync_of_a_later_gang_has_the_same_timeout():
     world.settle()
     assert (world.phase, world.job.status.reason) == ("Failed", "SyncTimeout")
     assert "within 60 s" in world.job.status.message
-    assert world.job.status.restarts == 1, "the failure before it is counted"
+    assert world.job.status.restarts == 1, "the previous failure counts"
     assert world.job.status.sync_start_time is None
 
 

@@ -94,7 +94,7 @@ def test_the_commit_is_in_the_status_and_outlives_its_pod():
     world.pass_time(hours=1)
     world.settle()
     assert world.job.status.workspace_commit == COMMIT
-    assert sync_pods(world) == ["train-sync-0"], "it finds the claim as it is"
+    assert sync_pods(world) == ["train-sync-0"], "it uses the existing claim"
     assert environment(world, 0)["TORCHRUN_SYNC_COMMIT"] == COMMIT
 
 
@@ -162,7 +162,7 @@ def test_a_lost_claim_is_filled_with_the_same_commit():
     end(world, reason="FetchFailed", message="no")
     world.pass_time(hours=1)
     world.settle()
-    assert environment(world, 2)["TORCHRUN_SYNC_COMMIT"] == COMMIT, "another try is no request"
+    assert environment(world, 2)["TORCHRUN_SYNC_COMMIT"] == COMMIT, "a retry is no request"
     assert "TORCHRUN_SYNC_COMMIT" not in environment(world, 0)
 
 
@@ -185,7 +185,7 @@ def test_a_sync_request_reaches_running_workers():
     world.step()
     up_to_date = world.condition("WorkspaceUpToDate")
     assert (up_to_date.status, up_to_date.reason) == ("Unknown", "Reloading"), (
-        "until the status shows it"
+        "until the status has the request"
     )
     world.settle()
     status = world.job.status
@@ -217,7 +217,7 @@ def test_a_failed_fetch_is_reported_and_does_not_touch_the_gang(permanent):
         request(world, "again")
     world.settle()
     assert sync_pods(world)[-1] == "train-sync-2"
-    assert "TORCHRUN_SYNC_COMMIT" not in environment(world, 2), "the old one is not asked for"
+    assert "TORCHRUN_SYNC_COMMIT" not in environment(world, 2), "the old content is not requested"
     end(world, commit="d" * 40, revision=2)
     world.settle()
     assert world.job.status.workspace_commit == "d" * 40

@@ -1,4 +1,4 @@
-"""Nodes on which two attempts failed are avoided if there are others."""
+"""Nodes with two failed attempts are avoided if there are others."""
 
 import msgspec
 import pytest

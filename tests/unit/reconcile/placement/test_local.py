@@ -1,4 +1,4 @@
-"""Node-local checkpoints: nodes of the first gang, and of the next."""
+"""Node-local checkpoints: the nodes of the first gang and of later gangs."""
 
 from typing import Any
 
@@ -121,7 +121,9 @@ def test_a_new_gang_prefers_its_previous_nodes():
     ]
     world.place(world.workers()[0].metadata.name, "a")
     world.settle()
-    assert world.job.status.checkpoint_nodes == ("b", "c"), "half a gang has no checkpoint"
+    assert world.job.status.checkpoint_nodes == ("b", "c"), (
+        "a gang that never ran has no checkpoint"
+    )
 
 
 def test_a_suspension_keeps_the_preferred_nodes():

@@ -1,4 +1,4 @@
-"""A gang whose head has pods of its own: two child Jobs with one life."""
+"""A gang with a separate head: two child Jobs with one lifecycle."""
 
 import pytest
 from msgspec.structs import replace
@@ -122,7 +122,9 @@ def test_half_of_an_unrecorded_gang_stays_until_it_is_recorded(world):
     plan = world.plan()
     assert not plan.deletes
     assert [attempt.reason for attempt in plan.status.attempts] == ["JobDeleted"]
-    assert PODS not in {apply.kind for apply in plan.applies}, "no go-ahead for the head alone"
+    assert PODS not in {apply.kind for apply in plan.applies}, (
+        "no start annotation for the head alone"
+    )
     world.settle()
     assert "train-r1" in jobs(world)
 
@@ -199,7 +201,9 @@ def test_workers_end_by_themselves_or_a_grace_period_after_the_head(world):
     world.pod(workers[1].metadata.name, phase="Failed")
     world.settle()
     status = world.job.status.workers
-    assert (status.succeeded, status.failed, status.running) == (2, 0, 0), "ended, and not yet gone"
+    assert (status.succeeded, status.failed, status.running) == (2, 0, 0), (
+        "ended, but not deleted yet"
+    )
     world.containers_stop()
     assert world.settle().requeue_after is None
     assert (world.job.status.workers.succeeded, world.job.status.workers.running) == (2, 0)

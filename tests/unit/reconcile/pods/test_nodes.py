@@ -26,7 +26,9 @@ def test_a_lost_node_is_a_disruption_with_a_new_gang():
     plan = world.step()
     assert not plan.applies
     assert sorted(delete.name for delete in plan.deletes) == ["train-0-abcde", "train-1-abcde"]
-    assert [worker.node for worker in world.job.status.unfenced] == ["node-1"], "first of all"
+    assert [worker.node for worker in world.job.status.unfenced] == ["node-1"], (
+        "the status is written first"
+    )
     assert [apply.name for apply in world.step().applies] == ["train-r1"]
     status = world.job.status
     assert (status.attempt, status.restarts, status.disruptions) == (1, 0, 1)
@@ -45,7 +47,7 @@ def test_a_deleted_node_is_lost_after_a_delay():
     world.pod(pod.metadata.name, conditions=(placed,))
     assert world.nodes is not None
     del world.nodes["node-1"]
-    assert world.settle().requeue_after == 40, "its watch may lag behind"
+    assert world.settle().requeue_after == 40, "the watch of nodes may lag"
     world.pass_time(seconds=40)
     world.settle()
     assert world.job.status.attempt == 1

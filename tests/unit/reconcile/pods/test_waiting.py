@@ -1,4 +1,4 @@
-"""Reasons for the wait of a gang: each is the reason, a condition and one event."""
+"""Reasons why a gang waits. Each is in the status, in a condition and in one event."""
 
 import pytest
 from msgspec.structs import replace
@@ -100,7 +100,7 @@ def test_a_quota_that_refuses_all_pods_is_reported():
     world = gang(2)
     without_pods(world)
     world.settle()
-    assert world.job.status.reason == "WorkersStarting", "the Job may be a moment old"
+    assert world.job.status.reason == "WorkersStarting", "the Job may be new"
     world.warn(JOBS, "train", "FailedCreate", QUOTA)
     assert [event.type for event in world.step().events] == ["Warning"]
     assert world.job.status.reason == "QuotaExceeded"

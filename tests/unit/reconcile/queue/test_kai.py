@@ -1,4 +1,4 @@
-"""KAI's queue of a TorchrunQueue."""
+"""The KAI queue of a TorchrunQueue."""
 
 from typing import Any
 
@@ -90,7 +90,7 @@ def test_a_changed_quota_is_passed_on():
 
 
 class TestParents:
-    """The one that is named, or the first usual one that is there."""
+    """The parent queue: the configured one, or the first existing default."""
 
     @pytest.mark.parametrize(
         ("parents", "spec", "parent"),
@@ -134,7 +134,7 @@ def test_kai_can_be_installed_later():
     world.settle()
     assert world.condition("KaiQueueReady").reason == "KaiNotInstalled"
     assert world.queue is not None
-    assert world.queue.status.phase == "Active", "jobs may run by another scheduler"
+    assert world.queue.status.phase == "Active", "jobs can use another scheduler"
     world.installed = KAI
     world.settle()
     assert world.condition("KaiQueueReady").status == "True"
@@ -197,7 +197,7 @@ def other(age: int, namespace: str = "other", name: str = "gpu") -> TorchrunQueu
 
 
 class TestConflicts:
-    """Two queues, one KAI queue: the elder has it."""
+    """The oldest of several TorchrunQueues owns a KAI queue."""
 
     def test_the_younger_queue_has_a_conflict(self):
         world = world_of()
@@ -247,7 +247,7 @@ class TestConflicts:
 
 
 class TestRemoval:
-    """It goes with its queue, or with the name."""
+    """The KAI queue is deleted with its queue, or when its name changes."""
 
     def test_the_kai_queue_is_deleted_with_its_queue(self):
         world = world_of()
@@ -301,7 +301,7 @@ class TestRemoval:
         world.jobs = [a_job("run", "Running", gang=True)]
         world.edit(kaiQueue="second")
         world.settle()
-        assert {"training", "second"} <= set(world.kai or ()), "a job still runs by the former"
+        assert {"training", "second"} <= set(world.kai or ()), "a job still uses the former queue"
         world.jobs = []
         world.settle()
         assert "training" not in (world.kai or ())

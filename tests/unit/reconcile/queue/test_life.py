@@ -1,4 +1,4 @@
-"""The life of a queue: what it says of its template, of its jobs, and how it ends."""
+"""The life of a queue: the conditions of its template and jobs, and its deletion."""
 
 from datetime import UTC, datetime
 
@@ -161,7 +161,7 @@ def test_status_fields_of_other_managers_stay():
 
 
 class TestGangs:
-    """Who sees to them stands in the status."""
+    """The status names the gang scheduler."""
 
     def test_nobody(self):
         world = QueueWorld(make_trq())
@@ -193,7 +193,7 @@ class TestGangs:
 
 
 class TestChanges:
-    """They apply to what starts later, and the queue says so."""
+    """Changes apply to later jobs, and a condition says so."""
 
     def test_while_jobs_run(self):
         world = QueueWorld(make_trq())
@@ -223,7 +223,7 @@ class TestChanges:
 
 
 class TestDeletion:
-    """A queue waits for the jobs that run by it."""
+    """The deletion of a queue waits for its running jobs."""
 
     def test_an_unused_queue_is_deleted_at_once(self):
         world = QueueWorld(make_trq())

@@ -1,6 +1,6 @@
-"""Golden QueuePlans: the trial, the objects and the status of a queue, kept beside the tests.
+"""Golden QueuePlans: the trial, the objects and the status of a queue, stored beside the tests.
 
-`pytest --update-golden` writes them again; read the difference before you commit it.
+`pytest --update-golden` rewrites them. Read the diff before you commit it.
 """
 
 from pathlib import Path

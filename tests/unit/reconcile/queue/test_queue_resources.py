@@ -197,7 +197,7 @@ def test_nothing_is_created_without_a_view_of_the_kind(unseen, message):
 
 
 class TestClaims:
-    """Only their size may change, and only upwards."""
+    """Only the size of a PVC can change, and it can only grow."""
 
     def test_growth(self):
         world = world_of(entry("c", claim("10Gi")))

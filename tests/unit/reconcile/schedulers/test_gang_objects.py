@@ -189,7 +189,7 @@ def test_a_gang_scheduler_must_match_the_scheduler_name(gang, scheduler):
     assert (world.phase, world.job.status.reason) == ("Pending", "InvalidSpec")
 
 
-# What is not there
+# Missing kinds
 
 
 @pytest.mark.parametrize("gang", ["kai", "volcano", "coscheduling", "native", "kueue"])

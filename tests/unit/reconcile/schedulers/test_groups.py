@@ -32,7 +32,7 @@ def groups(world: World) -> list[str]:
 
 
 def says(world: World, name: str, kind: str, status: str, message: str, field: str = "") -> None:
-    """The scheduler writes a condition into the group's status."""
+    """The scheduler sets a condition of the group."""
     condition = {"type": kind, "status": status, "reason": "Any", "message": message}
     group = world.objects[name, "train"]
     status = msgspec.convert({field or "conditions": [condition]}, type(group.status))
@@ -222,14 +222,14 @@ def test_workers_that_ended_by_a_suspension_are_no_failure_later(before):
     world.objects["pods", "train-0-abcde"] = replace(pod, metadata=meta)
     world.end_container("train-0-abcde", "trainer", exit_code=143)
     world.settle()
-    world.pass_time(seconds=4)  # for which the Job's word is waited for
+    world.pass_time(seconds=4)  # while the controller waits for the Job
     world.settle()
     assert world.job.status.attempt == (0 if before else 1)
     assert world.job.status.restarts == 0
 
 
 def told_to_end(world: World) -> None:
-    """The workers have a deletionTimestamp; the suspension of the Job is not seen yet."""
+    """The workers are being deleted, but the suspension of their Job is not visible yet."""
     for pod in world.workers():
         world._ending(("pods", pod.metadata.name), 30)
 
@@ -259,7 +259,7 @@ def test_deleted_workers_are_a_disruption_after_a_delay():
     assert (world.job.status.attempt, world.job.status.disruptions) == (1, 1)
     assert ("jobs", "train") in world.objects
 
-    # Kueue suspends the old Job only now. It must not be resumed.
+    # Kueue suspends the old Job only now. The controller must not resume it.
     suspended(world, True)
     world.settle()
     world.containers_stop()

@@ -1,4 +1,4 @@
-"""A job of a queue with admission: it waits for its turn, keeps it, and gives way to another."""
+"""A job of a queue with admission: it waits for admission, keeps it, and is preempted."""
 
 import msgspec
 import pytest
@@ -58,7 +58,7 @@ def test_conditions_of_the_coordinator_are_neither_owned_nor_lost():
     world.job_condition("Complete")
     world.settle()
     world.admission(False, "Finished", "gave it back", None)
-    assert world.plan().status is None, "nothing is written because another has written"
+    assert world.plan().status is None, "a write of the coordinator causes no status update"
 
 
 def test_a_restart_keeps_the_admission():
@@ -74,7 +74,7 @@ def test_a_larger_gang_needs_a_larger_admission():
     world.spec(num_nodes=4)
     world.settle()
     assert len(world.gangs) == 1
-    assert world.phase == "Running", "the present gang goes on"
+    assert world.phase == "Running", "the current gang continues"
     assert "The resize to 4 nodes is waiting. The job requests 4 nodes." in world.job.status.message
     world.admit(4)
     world.settle()
@@ -93,14 +93,14 @@ GPUS = {"quota": {"gpus": 0}, "nodeResources": {"gpus": 8, "cpus": 96, "memory":
 
 
 class TestOtherRequests:
-    """Requests of job and queue may change at any time; the admission stays what it was."""
+    """Requests of job and queue can change at any time. The admission does not change."""
 
     def edited(self, **node: object) -> World:
-        """A gang without GPUs is gone, and the next one is to have other requests."""
+        """A gang without GPUs has ended, and the next one has other requests."""
         world = running(GPUS, nodeResources={"gpus": 0, "cpus": 4, "memory": "8Gi"})
         world.spec(node_resources=JobNodeResources(**node))
         world.settle()
-        assert world.phase == "Running", "a gang that runs keeps what it has"
+        assert world.phase == "Running", "a running gang keeps its resources"
         world.delete_child_job()
         world.settle()
         return world
@@ -198,7 +198,7 @@ class TestOtherRequests:
 
 
 def test_a_gang_has_its_charge_in_an_annotation():
-    """Job and pods: the TorchrunJob may be gone while they end."""
+    """Both Job and pods have it, because the TorchrunJob can be deleted before they end."""
     head = {"nodeResources": {"gpus": 0, "cpus": 2, "memory": "1Gi"}}
     world = running({**GPUS, "quota": {"nodes": 8}}, numNodes=3, head=head)
     charges = {
@@ -258,7 +258,7 @@ class TestPreemption:
         )
 
     def test_an_unused_admission_can_be_withdrawn(self):
-        """The status says so before the charge is taken away: then no gang is under way."""
+        """The status confirms it before the charge is removed, so no gang is being created."""
         world = submitted()
         world.admit(2)
         world.preempt()

@@ -1,4 +1,4 @@
-"""Strategic merge: lists with a key item by item, the rest replaced."""
+"""Strategic merge: lists with a merge key are merged by item, others are replaced."""
 
 from hypothesis import given
 from hypothesis import strategies as st

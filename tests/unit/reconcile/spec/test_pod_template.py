@@ -1,4 +1,4 @@
-"""Fields of a pod's life in podTemplate: honoured, or refused with the reason."""
+"""Fields of the pod lifecycle in podTemplate: honoured, or refused with a reason."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ TOKEN = "automountServiceAccountToken"
 def pod(
     job: dict[str, Any] | None = None, queue: dict[str, Any] | None = None, role: str = ""
 ) -> dict[str, Any]:
-    """The workers' PodSpec; `job` and `queue` are fields of their specs."""
+    """The PodSpec of the workers. `job` and `queue` are fields of the specs."""
     asked, laid_down = make_job(**{"numNodes": 2, **(job or {})}), make_queue(**(queue or {}))
     run = resolve_spec(asked, laid_down)
     template = worker_template(asked, laid_down, run, None, 0, "", DEFAULTS, role)
@@ -28,7 +28,7 @@ def pod(
 
 
 def of(**spec: Any) -> dict[str, Any]:
-    """A spec whose podTemplate says this."""
+    """A spec with this podTemplate."""
     return {"podTemplate": {"spec": spec}}
 
 
@@ -50,7 +50,7 @@ def reliability(seconds: int) -> dict[str, Any]:
         (of(**{GRACE: 0}), {}, 0),
         (of(**{GRACE: None}), {}, 30),
         ({}, of(**{GRACE: 90}), 90),
-        # The job goes before its queue; of two words of one object the longer counts.
+        # The job overrides its queue; of two values in one object the longer one counts.
         (of(**{GRACE: 10}), of(**{GRACE: 90}), 10),
         (of(**{GRACE: 120}) | reliability(60), reliability(600), 120),
         (of(**{GRACE: 20}) | reliability(60), {}, 60),

@@ -1,4 +1,4 @@
-"""A queue that is edited or deleted: what a job started with holds to its end."""
+"""A job keeps the reliability settings of its start after its queue is edited or deleted."""
 
 import pytest
 from msgspec.structs import replace
@@ -29,7 +29,7 @@ def test_a_shorter_deadline_ends_no_running_job():
     world.queue = make_queue(limits={"maxRunSeconds": 3600, "maxNodesPerJob": 1})
     world.settle()
     assert world.phase == "Running"
-    # Nor does it end the next gang of the job, which has run for longer already.
+    # Nor does it end the next gang of a job that has run longer than the new limit.
     world.all_workers("Failed")
     world.settle()
     world.all_workers("Running")
@@ -108,7 +108,7 @@ def test_restarts_follow_the_settings_at_the_start():
 @pytest.mark.parametrize("recorded", [True, False])
 def test_an_edit_of_the_job_applies_at_once(recorded):
     world = running(make_queue(reliability={"ttlSecondsAfterFinished": 60}))
-    if not recorded:  # a job that an earlier release started
+    if not recorded:  # a job of an earlier release
         world.job = replace(world.job, status=replace(world.job.status, queue_policy=None))
     mine = replace(world.job.spec.reliability, active_deadline_seconds=10)
     world.spec(reliability=mine)

@@ -1,4 +1,4 @@
-"""Sizes: every number of GPUs is spread evenly or refused with the nearest that can be."""
+"""Sizes: GPUs are spread evenly, or refused with the nearest valid numbers."""
 
 import pytest
 from hypothesis import given

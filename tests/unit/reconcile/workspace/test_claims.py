@@ -1,4 +1,4 @@
-"""Claims that are deleted, lost or still going while a job needs them."""
+"""PVCs that are deleted, lost or terminating while a job needs them."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ LABELS = ChildLabels(torchrun_job="train")
 
 
 def running(**spec: Any) -> World:
-    """A gang that runs, with a workspace and checkpoints."""
+    """A running gang with a workspace and checkpoints."""
     job = make_job(**{"numNodes": 1, "volumes": ZIP, "reliability": {"maxRestarts": 5}, **spec})
     world = World(job, make_queue(storage={"checkpoints": {"size": "1Gi"}}))
     world.settle()
@@ -35,7 +35,7 @@ def no_workspace() -> World:
 
 
 def delete(world: World, name: str) -> None:
-    """Somebody deletes a claim; pods that mount it keep it for now."""
+    """A PVC is deleted, but pods that mount it keep it."""
     claim = world.objects[CLAIMS.plural, name]
     meta = replace(claim.metadata, deletion_timestamp=world.now)
     world.objects[CLAIMS.plural, name] = replace(claim, metadata=meta)
@@ -127,7 +127,7 @@ def test_deleted_checkpoints_are_recreated_during_a_gang():
 
 
 def test_a_gang_starts_with_its_recreated_claim():
-    """The old pods let go of the claim only after the new gang was made."""
+    """The old pods release the PVC only after the new gang was created."""
     world = World(make_job(numNodes=1), make_queue(storage={"checkpoints": {"size": "1Gi"}}))
     world.settle()
     gone(world, CHECKPOINTS)

@@ -1,4 +1,4 @@
-"""Delivery without shared storage: when it is chosen, and that it stays."""
+"""Delivery without shared storage: when it is chosen, and that the choice is final."""
 
 import pytest
 from msgspec.structs import replace
@@ -26,7 +26,7 @@ def submitted(volumes=ZIP, queue=None, **spec) -> World:
 
 
 def unbound(volumes=ZIP, **spec) -> World:
-    """Of a cluster whose storage never binds the claim."""
+    """A job on a cluster whose storage never binds the PVC."""
     world = submitted(volumes, **spec)
     world.claim_is("Pending")
     world.settle()
@@ -78,10 +78,10 @@ def test_failed_provisioning_is_not_waited_for():
 
 
 def test_an_abandoned_claim_is_recorded_before_its_pod_is_deleted():
-    """Else the next pod would wait for the same claim, and so on until a status is written."""
+    """Otherwise each next pod would wait for the same PVC until a status is written."""
     world = submitted(DIRECT)
     world.claim_is("Pending", storage_class=None)
-    world.step(writes=1)  # and no status, as when one was written a moment ago
+    world.step(writes=1)  # without a status, which is throttled
     world.settle()
     assert pods(world) == ["train-serve-0", "train-serve-0"]
     assert world.observed().workspace.sync_pods[0].metadata.annotations.delivery == "ephemeral"
@@ -141,7 +141,7 @@ def test_requested_direct_delivery_uses_a_claim():
     world.claim_is("Pending")
     world.pass_time(seconds=30)
     world.settle()
-    assert pods(world) == ["train-serve-0", "train-serve-0"], "on storage of its own"
+    assert pods(world) == ["train-serve-0", "train-serve-0"], "on its own storage"
     world.serves()
     world.settle()
     assert "Delivery is direct." in world.condition("WorkspaceReady").message
@@ -249,7 +249,7 @@ def test_a_deleted_serve_pod_is_replaced():
     del world.objects[PODS.plural, "train-serve-0"]
     fails(world)
     assert world.phase == "Syncing"
-    assert (JOBS.plural, "train-r1") not in world.created, "the claim holds nothing"
+    assert (JOBS.plural, "train-r1") not in world.created, "the claim has no content"
 
 
 def test_a_suspension_keeps_the_serve_pod_and_the_end_deletes_it():

@@ -1,4 +1,4 @@
-"""The workspace: a claim and the sync pod that fills it, before there is any gang."""
+"""The workspace: a PVC and the sync pod that fills it before the first gang."""
 
 import pytest
 from msgspec.structs import replace
@@ -53,7 +53,7 @@ PLACED = {
     [(1, "shared", True), (2, "shared", False), (1, "direct", False)],
 )
 def test_a_sync_pod_runs_where_its_claim_is_usable(nodes, delivery, with_workers):
-    """And wherever it is, its image is pulled and taints are tolerated as for the workers."""
+    """Anywhere, it has the pull secrets and tolerations of the workers."""
     volumes = {"workspace": {"source": "zip", "delivery": delivery}}
     job = make_job(
         numNodes=nodes, volumes=volumes, scheduling={"nodeSelector": {"zone": "a"}, **TOLERATES}
@@ -81,7 +81,7 @@ def test_a_failed_sync_is_retried_with_growing_delays():
         world.pass_time(minutes=5)
         world.settle()
         world.end_container(f"train-sync-{number}", "sync", exit_code=1, finished_at=world.now)
-    assert len(world.observed().workspace.sync_pods) == 3, "only the last few are kept"
+    assert len(world.observed().workspace.sync_pods) == 3, "only the last few stay"
 
 
 def test_an_evicted_sync_pod_is_replaced():
@@ -136,12 +136,12 @@ def test_a_new_upload_replaces_the_waiting_sync_pod():
     meta = replace(world.job.metadata, annotations={names.WORKSPACE_SHA256: "c" * 64})
     world.job = replace(world.job, metadata=meta)
     world.settle()
-    assert world.phase == "Syncing", "what was synced is not what the job names"
+    assert world.phase == "Syncing", "the synced content is not the one of the job"
 
 
 @pytest.mark.parametrize(("digest", "pods"), [("", 1), ("b" * 64, 0)], ids=["any", "one"])
 def test_a_new_token_replaces_a_sync_pod_that_accepts_any_upload(digest: str, pods: int):
-    """A pod that takes a single upload also takes it by its digest: it is left alone."""
+    """A pod for a single upload accepts it by its digest, so it stays."""
     named = {names.WORKSPACE_SHA256: digest} if digest else {}
     world = World(make_job(numNodes=1, volumes=ZIP, annotations_=named), make_queue())
     world.settle()
@@ -160,7 +160,7 @@ def test_a_new_token_replaces_a_sync_pod_that_accepts_any_upload(digest: str, po
     meta = replace(world.job.metadata, annotations=named | {names.UPLOAD_TOKEN_SHA256: "e" * 64})
     world.job = replace(world.job, metadata=meta)
     world.settle()
-    assert world.phase == "Queued", "what was uploaded stays"
+    assert world.phase == "Queued", "the uploaded content stays"
 
 
 def test_a_terminating_sync_pod_is_waited_for():
@@ -211,7 +211,7 @@ def test_a_recreated_claim_without_a_status_is_filled_first():
     del world.objects[PODS.plural, "train-sync-0"]
     del world.objects[CLAIMS.plural, "train-workspace"]
     world.delete_child_job()
-    world.step(1)  # killed after the claim
+    world.step(1)  # the process dies after the write of the PVC
     world.claim_is("Pending")
     world.settle()
     assert world.created[-1] == (PODS.plural, "train-sync-0")
@@ -226,12 +226,12 @@ def test_a_claim_that_does_not_bind_is_named():
     world.settle()
     world.claim_is("Pending")
     world.settle()
-    assert world.job.status.reason == "SyncPodStarting", "it may wait for its first pod"
+    assert world.job.status.reason == "SyncPodStarting", "it may wait for its first consumer"
     world.not_placed(UNBOUND, pod="train-sync-0")
     plan = world.step()
     assert world.job.status.reason == "ClaimPending"
     assert "kubectl describe pvc train-workspace" in world.job.status.message
-    assert all(event.type == "Normal" for event in plan.events), "each new claim waits for a moment"
+    assert all(event.type == "Normal" for event in plan.events), "each new claim gets some time"
     world.claim_is("Bound")
     world.settle()
     assert world.job.status.reason == "SyncPodStarting", "the message of the scheduler is stale"

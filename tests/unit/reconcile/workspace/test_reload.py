@@ -1,4 +1,4 @@
-"""Newer code for gangs that live, pods that stand by for it, and workspaces that others lend to."""
+"""Newer code for running gangs, standby sync pods, and workspaces with a base."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ def annotate(world: World, **values: str) -> None:
 
 
 def made(world: World, revision: int, sha256: str) -> None:
-    """The last sync pod ends well."""
+    """The last sync pod succeeds."""
     pod = world.observed().workspace.sync_pods[-1].metadata.name
     message = json.dumps({"sha256": sha256, "files": 1, "bytes": 1, "revision": revision})
     world.end_container(pod, names.SYNC_CONTAINER, message=message, finished_at=world.now)
@@ -148,7 +148,7 @@ def test_development_keeps_a_standby_sync_pod() -> None:
     world.pod("train-sync-1", phase="Running")
     annotate(world, workspace_sha256="b" * 64)
     world.settle()
-    assert syncing(world) == ["train-sync-0", "train-sync-1"], "it takes any"
+    assert syncing(world) == ["train-sync-0", "train-sync-1"], "the pod accepts any upload"
     made(world, 2, "b" * 64)
     world.settle()
     assert revisions(world) == {"2"}
@@ -167,12 +167,12 @@ def test_a_standby_pod_accepts_uploads_with_the_token_only() -> None:
     world.pod("train-sync-1", phase="Running")
     annotate(world, upload_token_sha256="f" * 64)
     world.settle()
-    assert syncing(world) == ["train-sync-0", "train-sync-2"], "who edits the job is heard"
+    assert syncing(world) == ["train-sync-0", "train-sync-2"], "an edit of the job applies"
     assert variables(body(world, PODS, "train-sync-2")["spec"])[name] == "f" * 64
     assert revisions(world) == {"1"}
     annotate(world, upload_token_sha256="")
     world.settle()
-    assert syncing(world) == ["train-sync-0"], "nobody could upload to it"
+    assert syncing(world) == ["train-sync-0"], "no upload to it is possible"
     annotate(world, workspace_sha256="b" * 64)
     world.settle()
     pod = body(world, PODS, syncing(world)[-1])
@@ -198,7 +198,7 @@ def test_a_revision_that_the_plugin_confirmed_is_announced_at_once() -> None:
     world.pod("train-sync-1", phase="Running")
     annotate(world, workspace_sha256="b" * 64, workspace_revision="7")
     world.settle()
-    assert revisions(world) == {"1"}, "nobody can have made that"
+    assert revisions(world) == {"1"}, "no pod can have created this revision"
     annotate(world, workspace_revision="2")
     world.settle()
     assert (revisions(world), syncing(world)[-1]) == ({"2"}, "train-sync-1")

@@ -1,4 +1,4 @@
-"""Newer code for gangs whose workspace a pod serves: it comes from another pod beside that one."""
+"""Newer code for gangs with a serve pod: it comes from a second serve pod."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def served_revisions(world: World) -> set[tuple[str, str]]:
 
 
 def running(source: str = "zip", *, bound: bool = False, **spec: Any) -> World:
-    """A gang that was served from a pod's own storage, or from a claim that is bound."""
+    """A gang whose serve pod uses its own storage or a bound PVC."""
     workspace = {"source": source, "delivery": "direct"}
     if source == "git":
         workspace["url"] = "https://git.example/train"
@@ -73,27 +73,27 @@ def test_newer_code_comes_from_a_second_serve_pod(bound: bool) -> None:
     world.settle()
     assert pods(world) == ["train-serve-0", "train-serve-1"]
     spec = body(world, "train-serve-1")["spec"]
-    assert ("affinity" in spec) == bound, "a claim may be mounted where it is already"
+    assert ("affinity" in spec) == bound, "the PVC can be mounted on the same node"
     if bound:
         selector = spec["affinity"]["nodeAffinity"]
         term = selector["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0]
         assert term["matchFields"][0]["values"] == ["node-1"]
     assert ("TORCHRUN_SYNC_AFTER" in variables(world, "train-serve-1")) == (not bound)
     assert names.AFTER_REVISION not in body(world, "train-serve-1")["metadata"]["annotations"]
-    annotate(world, workspace_revision="2")  # as the plugin saw it, before that pod serves
+    annotate(world, workspace_revision="2")  # confirmed by the plugin before the pod serves
     world.settle()
     assert served_revisions(world) == {("1", f"http://{FIRST}:8081")}
     uids = [pod.metadata.uid for pod in world.workers()]
     serves(world, SECOND, 2, "b" * 64)
     assert served_revisions(world) == {("2", f"http://{SECOND}:8081")}
     assert [pod.metadata.uid for pod in world.workers()] == uids
-    assert pods(world) == ["train-serve-1"], "nobody needs the other one"
+    assert pods(world) == ["train-serve-1"], "the other pod is not needed"
     status = world.job.status
     assert (status.workspace_revision, status.attempt, status.restarts) == (2, 0, 0)
 
 
 def unrecorded(delivery: str) -> World:
-    """A gang that was created by a process that died before it wrote a status."""
+    """A gang whose controller died before it wrote a status."""
     workspace = {"source": "zip", "delivery": delivery}
     world = World(make_job(numNodes=2, volumes={"workspace": workspace}), make_queue())
     annotate(world, workspace_sha256="a" * 64, upload_token_sha256="e" * 64)
@@ -159,7 +159,9 @@ def test_a_failed_fetch_does_not_touch_gang_and_serve_pod() -> None:
     world.settle()
     world.pass_time(minutes=1)
     world.settle()
-    assert world.observed().gang.child_jobs[-1].metadata.name == "train-r1", "with what there is"
+    assert world.observed().gang.child_jobs[-1].metadata.name == "train-r1", (
+        "with the existing revision"
+    )
     assert served_revisions(world) == {("1", f"http://{FIRST}:8081")}
     serves(world, SECOND, 2, "", "d" * 40)
     assert world.job.status.workspace_commit == "d" * 40
@@ -231,7 +233,7 @@ def test_development_keeps_a_standby_serve_pod(bound: bool) -> None:
     world.pod("train-serve-1", phase="Running")
     annotate(world, workspace_sha256="b" * 64)
     world.settle()
-    assert pods(world) == ["train-serve-0", "train-serve-1"], "it takes any"
+    assert pods(world) == ["train-serve-0", "train-serve-1"], "the pod accepts any upload"
     serves(world, SECOND, 2, "b" * 64)
     assert served_revisions(world) == {("2", f"http://{SECOND}:8081")}
     assert pods(world) == ["train-serve-1", "train-serve-2"]
@@ -253,7 +255,7 @@ def test_no_newer_code_without_the_queue() -> None:
     workspace = replace(world.job.spec.volumes.workspace, delivery="shared")
     world.spec(volumes=replace(world.job.spec.volumes, workspace=workspace))
     world.settle()
-    assert pods(world) == ["train-serve-0"], "its workers are served to their end"
+    assert pods(world) == ["train-serve-0"], "its workers need the pod until they end"
 
 
 def test_a_resize_that_waits_for_the_workspace_creates_one_pod() -> None:

@@ -1,4 +1,4 @@
-"""The setup pod: once for what it is made of, before the gang, and never in a loop."""
+"""The setup pod: one for each content, before the gang, without a loop of failures."""
 
 import pytest
 
@@ -83,7 +83,7 @@ def test_a_restart_with_other_content_runs_the_setup_again(change):
     world = running()
     world.spec(**change)
     world.settle()
-    assert setup_pods(world) == ["train-setup-0"], "not while the gang runs"
+    assert setup_pods(world) == ["train-setup-0"], "no setup while the gang runs"
     fails_the_gang(world)
     assert setup_pods(world) == ["train-setup-0", "train-setup-1"]
     assert (JOBS.plural, "train-r1") not in world.created
@@ -132,7 +132,7 @@ def test_a_failed_command_waits_for_a_change():
     world.setup_done()
     world.settle()
     assert (JOBS.plural, "train") in world.created
-    assert len(world.observed().workspace.setup_pods) == 2, "the last ones are kept"
+    assert len(world.observed().workspace.setup_pods) == 2, "the last pods stay"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The control port of Ray's pods: those of the call, and strangers."""
+"""The control port of Ray pods: workers of the call, and other clients."""
 
 import os
 import socket
@@ -71,7 +71,7 @@ def test_silent_connections_do_not_block_workers(
 ) -> None:
     monkeypatch.setattr(control_port, "_SHOW_SECONDS", 10 * SECONDS)
     strangers = [stranger(port) for _ in range(2 * control_port._MOST_UNAUTHENTICATED)]
-    assert is_closed(strangers[0])  # the oldest give way
+    assert is_closed(strangers[0])  # the oldest connections are closed
     with ray._connect("127.0.0.1", SECRET, SECONDS):
         workers.wait(1, SECONDS)
     for each in strangers:

@@ -1,4 +1,4 @@
-"""Ranks as the pods run them, each a process; and a client's end beside them."""
+"""Ranks as separate processes, like in pods, and the client that collects their results."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_a_broken_connection_loses_nothing(make) -> None:
     assert first.stdout is not None
     while not isinstance(decode(first.stdout.readline()), Result):
         pass
-    first.kill()  # before its answer
+    first.kill()  # before the acknowledgement
     assert rank.poll() is None
     assert isinstance(frames(pod.collect(), Result)[-1], Result)
     assert rank.wait(SECONDS) == 0

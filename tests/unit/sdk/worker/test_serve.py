@@ -1,4 +1,4 @@
-"""Pods that stay for another call: a client brings its directory and the call, and lets it go."""
+"""Warm pods: a client sends its directory and a call, and then releases the pod."""
 
 import base64
 import hashlib
@@ -44,7 +44,7 @@ RANK_MODULES = str(Path(torchrun_runtime.launch.__file__).parent / "rank")
 
 
 def hear(collector: "subprocess.Popen[str]", kind: type) -> object:
-    """The next word of this kind."""
+    """The next message of this type."""
     assert collector.stdout is not None
     for line in collector.stdout:
         if line != ".\n" and isinstance(word := decode(line), kind):
@@ -105,7 +105,7 @@ def test_a_later_call_runs_edited_code_in_the_same_process(make) -> None:
     second = bring(pod, later(), edited)
     assert unpack(frames(second, Result)[-1].value) == [1, rank.pid]
     hang_up(second)
-    # What is as it was is not sent again, and what is gone is removed.
+    # Unchanged files are not sent again, and deleted files are removed.
     third = pod.collect("c3")
     assert hear(third, Here).last == 1
     say(third, bring=manifest({"script.py": edited["script.py"]}),
@@ -172,7 +172,7 @@ def test_a_pod_takes_one_client_at_a_time(make) -> None:
     running = pod.collect()
     hear(running, Started)
     assert hear(pod.collect("c2"), Here) == Here(False, BUSY, 0)
-    # The newest call's client, as one that comes back.
+    # The client of the newest call, as after a reconnect.
     back = pod.collect("")
     assert hear(back, Here).known
     hear(back, Started)
@@ -190,7 +190,7 @@ def test_a_waiting_pod_needs_no_heartbeat(make, tmp_path: Path) -> None:
     deadline = time.monotonic() + SECONDS
     while not (reports / "beat.0").exists():
         assert time.monotonic() < deadline
-    assert (reports / "beat.0").read_bytes() == b"", "nothing was reported"
+    assert (reports / "beat.0").read_bytes() == b"", "no progress was reported"
     second = bring(pod, later(), {"script.py": script})
     assert unpack(frames(second, Result)[-1].value) == []
 
@@ -293,7 +293,7 @@ def test_results_outlive_the_pod(make, tmp_path: Path) -> None:
     state.mkdir()
     rank = pod.rank(TORCHRUN_STATE_DIR=str(state))
     frames(pod.collect(), Result)
-    assert rank.wait(SECONDS) == 0  # it ends once they are kept
+    assert rank.wait(SECONDS) == 0  # it ends after they are stored
     kept = sorted((state / KEPT / "c1").iterdir())
     assert [path.name for path in kept] == ["0.left", "0.started"]
     assert unpack(decode(kept[0].read_text()).value) == 7
@@ -338,7 +338,7 @@ def test_a_rank_that_ends_is_waited_for(tmp_path: Path, sign: str) -> None:
     call.mkdir(parents=True)
     running = call / "0.running"
     running.touch()
-    assert stay.take_state() == BUSY  # it works on its call
+    assert stay.take_state() == BUSY  # its call is running
     (call / sign).touch()
     with ThreadPoolExecutor() as thread:
         state = thread.submit(stay.take_state)

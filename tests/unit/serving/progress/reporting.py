@@ -38,7 +38,7 @@ def token(
 
 @dataclass
 class World:
-    """A controller's port, an API server that knows one good token, and one worker."""
+    """The port of a controller, an API server with one valid token, and one worker."""
 
     port: int = 0
     leads: bool = True
@@ -46,7 +46,9 @@ class World:
     workers: dict[tuple[str, str, str], Worker] = field(
         default_factory=lambda: {POD: Worker(JOB, "uid-child")}
     )
-    bound_to: dict[str, tuple[str, str, str]] = field(default_factory=dict)  # others than POD
+    bound_to: dict[str, tuple[str, str, str]] = field(
+        default_factory=dict
+    )  # other workers than POD
     good: set[str] = field(default_factory=lambda: {token()})
     audiences: list[str] = field(default_factory=lambda: ["torchrun.ai/progress"])
     review_code: int = 201
@@ -124,6 +126,6 @@ async def running(world: World) -> AsyncIterator[World]:
 
 @asynccontextmanager
 async def connection_to(world: World) -> AsyncIterator[Tokens]:
-    """Verdicts on tokens without an endpoint before them."""
+    """A connection for token reviews, without an endpoint."""
     async with serving(world.review) as api, connection(api.url).session("review") as transport:
         yield Tokens(transport, clock=lambda: world.time, now=NOW.timestamp)

@@ -18,7 +18,7 @@ async def test_connections_are_bounded_in_number_and_time(monkeypatch: pytest.Mo
         with pytest.raises(aiohttp.ClientError):
             await world.post()
         for reader, writer in held:
-            assert await reader.read() == b"", "ended by the server"
+            assert await reader.read() == b"", "closed by the server"
             writer.close()
         assert (await world.post())[0] == 204
 
@@ -36,11 +36,11 @@ async def test_many_connections_of_one_client_do_not_block_others(
         ended = [reader.at_eof() for reader, _ in held]
         for _, writer in held:
             writer.close()
-        assert sum(ended) >= 3, "its oldest gave way, and what came too late was turned away"
+        assert sum(ended) >= 3, "its oldest connection was closed, and the excess was refused"
 
 
 def test_uvloop_serves_and_ends_connections_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The controller's own loop, whose transports are of other classes."""
+    """uvloop, the loop of the controller, has other transport classes."""
     uvloop = pytest.importorskip("uvloop")
     monkeypatch.setattr(connection_limit, "CONNECTIONS", 2)
 
@@ -48,7 +48,7 @@ def test_uvloop_serves_and_ends_connections_too(monkeypatch: pytest.MonkeyPatch)
         async with running(World()) as world:
             assert (await world.post())[0] == 204
             held = [await asyncio.open_connection("127.0.0.1", world.port) for _ in range(3)]
-            assert await held[2][0].read() == b"", "turned away"
+            assert await held[2][0].read() == b"", "refused"
             for _, writer in held:
                 writer.close()
 

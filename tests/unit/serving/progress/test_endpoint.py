@@ -1,4 +1,4 @@
-"""Reports of workers over real sockets: who may send them, and what is taken."""
+"""Reports of workers over real sockets: which senders and values are accepted."""
 
 import asyncio
 import base64

@@ -57,7 +57,7 @@ async def test_forged_tokens_of_one_pod_do_not_block_others() -> None:
             codes = [(await world.post(authorization=a))[0] for a in forged]
         assert codes == [401] * 3 + [503] * 97
         assert world.reviews == 3
-        assert world.observed == 0, "nothing is looked at before the token is verified"
+        assert world.observed == 0, "no work before the token is verified"
         assert [line["event"] for line in lines] == ["reports of progress are refused"]
         assert (await world.post())[0] == 204
 
@@ -105,7 +105,7 @@ async def test_a_revoked_token_is_forgotten() -> None:
         assert (await world.post())[0] == 401
         world.time += 5
         assert (await world.post())[0] == 401
-        assert world.reviews == 2, "a refusal is believed for a while"
+        assert world.reviews == 2, "a refusal is cached for some time"
 
 
 @pytest.mark.parametrize("junk", [b"\xff", b"\xc3\xa9", b"\x7f", b" x", b".x"])
@@ -117,7 +117,7 @@ async def test_a_token_with_invalid_bytes_is_refused(junk: bytes) -> None:
         )
         writer.write(head + token().encode() + junk + b"\r\n\r\n{}")
         answer = await reader.readline()
-        # A byte that no header may have is refused by the HTTP parser.
+        # The HTTP parser refuses bytes that are invalid in a header.
         assert answer.split()[1] in ((b"400",) if junk == b"\x7f" else (b"401",))
         assert world.reviews == 0
         writer.close()
