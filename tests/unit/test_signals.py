@@ -87,7 +87,7 @@ class Process:
 
     def ended_by(self, number: int) -> bool:
         # unshare reports a signal of its child in its exit code only.
-        return self.process.wait(10) in (-number, 128 + number)
+        return self.process.wait(60) in (-number, 128 + number)
 
 
 @contextmanager
@@ -152,7 +152,7 @@ def test_the_shutdown_is_not_interrupted(mode: str) -> None:
         process.send(signal.SIGTERM)
         process.expect("SIGTERM")
         process.go_on()
-        assert process.process.wait(10) == 0
+        assert process.process.wait(60) == 0
 
 
 @modes

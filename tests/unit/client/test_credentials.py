@@ -40,7 +40,7 @@ async def aged() -> AsyncIterator[tuple[Connection, Slow]]:
     plugin.goes_on.clear()
     plugin.value = "Bearer two"
     now[0] += 60
-    async with asyncio.timeout(5), connection.refreshing():
+    async with asyncio.timeout(60), connection.refreshing():
         yield connection, plugin
 
 

@@ -79,7 +79,7 @@ class World:
 
     async def written(self, seconds: float = 5) -> None:
         self.recorder.shut_down(seconds)
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await self.recorder.run()
 
     @property
@@ -204,7 +204,7 @@ async def test_shutdown_finishes_the_current_write_only(
 
 
 async def test_shutdown_while_it_waits_for_an_event(world: World) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(world.recorder.run)
             await anyio.lowlevel.checkpoint()
@@ -246,7 +246,7 @@ async def test_run_writes_events_as_they_arrive(world: World) -> None:
         tasks.start_soon(world.recorder.run)
         for number in range(3):
             world.recorder.record(a_job(), Event("Normal", "Started", f"attempt {number}"))
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 while len(world.objects) <= number:
                     await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()

@@ -128,5 +128,5 @@ class TestStream:
         async with serving(watch) as server, connection(server.url).session("watch") as transport:
             async with transport.stream("/x", query={}, total=10) as chunks:
                 assert await anext(chunks)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await gone.wait()

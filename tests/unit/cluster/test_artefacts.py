@@ -81,7 +81,7 @@ def test_a_lock_excludes_and_survives_the_deletion_of_its_folder(tmp_path: Path)
     with artefacts.locked(folder):
         thread = threading.Thread(target=second)
         thread.start()
-        assert waiting.wait(5)
+        assert waiting.wait(60)
         order.append("first")
         folder.rmdir()
     thread.join(5)

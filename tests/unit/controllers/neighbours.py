@@ -99,7 +99,7 @@ class World:
         done = self.total_reconciles() + keys
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.worker.run)
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 while self.total_reconciles() < done:
                     await anyio.lowlevel.checkpoint()
             tasks.cancel_scope.cancel()

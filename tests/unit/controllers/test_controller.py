@@ -81,7 +81,7 @@ class TestSettling:
         queue: AsyncWorkQueue[str] = AsyncWorkQueue(world.clock)
         worker = Controller("queue", queue, Refused(), world.metrics, clock=world.clock)
         queue.add("gpu")
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(worker.run)
                 while queue.next_ready() != FORBIDDEN_RETRY:
@@ -155,7 +155,7 @@ class TestSettling:
         world.apply = apply  # type: ignore[method-assign]
         world.queue.add(KEY)
         world.queue.add(("team", "next"))
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(world.worker.run)
                 await started.wait()
@@ -175,7 +175,7 @@ async def test_controllers_have_metrics_of_their_own(
     queue: AsyncWorkQueue[str] = AsyncWorkQueue(world.clock)
     worker = Controller("admission", queue, Refusing(), world.metrics, clock=world.clock)
     queue.add("everything")
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.run)
             while world.total_reconciles() < 1:

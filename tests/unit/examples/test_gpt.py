@@ -91,7 +91,7 @@ def test_sigterm_saves_and_the_next_start_continues(tmp_path: Path) -> None:
     with started(TWO_RANKS, folder, "--checkpoint-every", "1000") as process:
         read_until(process, "[rank 1] step 5/")
         process.send_signal(signal.SIGTERM)
-        rest, _ = process.communicate(timeout=30)
+        rest, _ = process.communicate(timeout=120)
     left = dict(LEFT.findall(rest))
     assert left.keys() == {"0", "1"}
     assert left["0"] == left["1"]
@@ -114,7 +114,7 @@ def test_sigterm_to_one_rank_stops_all_nodes_at_the_same_step(tmp_path: Path) ->
     with started(first, tmp_path) as master, started(second, tmp_path) as other:
         read_until(other, "[rank 1] step 3/")
         other.send_signal(signal.SIGTERM)
-        texts = [node.communicate(timeout=60)[0] for node in (master, other)]
+        texts = [node.communicate(timeout=120)[0] for node in (master, other)]
     left = dict(LEFT.findall("".join(texts)))
     assert left.keys() == {"0", "1"}
     assert left["0"] == left["1"]

@@ -88,7 +88,7 @@ class ApiServer:
         """Serve in a thread."""
         thread = threading.Thread(target=self._serve)
         thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(60)
         try:
             yield self
         finally:

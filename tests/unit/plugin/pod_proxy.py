@@ -55,7 +55,7 @@ class SyncPod:
         """Start it, and wait until it listens."""
         self.spawn()
         assert self._process is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while self._process.poll() is None:
                 try:
                     _, writer = await asyncio.open_connection("127.0.0.1", self.port)

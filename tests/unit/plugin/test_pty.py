@@ -52,7 +52,7 @@ class Screen:
         """Read to the end. Returns the exit code, and checks that the terminal is restored."""
         while self._read():
             pass
-        code = self.process.wait(30)
+        code = self.process.wait(60)
         assert self.seen.count(b"\x1b[?25l") == self.seen.count(b"\x1b[?25h"), (
             "the cursor is hidden"
         )

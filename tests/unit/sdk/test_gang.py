@@ -67,7 +67,7 @@ def asked(cluster: Path) -> str:
 
 
 def until(ready: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not ready():
         assert time.monotonic() < deadline
         time.sleep(0.05)

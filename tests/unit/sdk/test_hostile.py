@@ -220,7 +220,7 @@ def test_cut_and_binary_lines_do_not_stop_the_reader() -> None:
     heard: list[str] = []
     program = r"import os; os.write(1, b'\xff\n{}\n{\"kind\"')"
     child = Child([sys.executable, "-c", program], heard.append, whole=True)
-    assert child.wait(30)
+    assert child.wait(60)
     child.close()
     assert heard == ["\ufffd", "{}"]
 
@@ -300,7 +300,7 @@ async def test_a_cancelled_upload_ends(cluster: Path, theirs: ModuleType, tmp_pa
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert "delete torchrunjob" in asked(cluster)
 
 

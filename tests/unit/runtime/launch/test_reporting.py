@@ -5,6 +5,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +13,15 @@ from unit.runtime.launching import Launcher
 
 
 class Controller:
-    """Responds with `codes`, then with 204, and records the reports."""
+    """Responds with `codes`, then with 204, and records the reports.
 
-    def __init__(self, *codes: int) -> None:
-        self.codes = list(codes)
+    awaited: the number of requests after which the training continues, by the file `go`.
+    """
+
+    def __init__(self, go: Path) -> None:
+        self.codes: list[int] = []
         self.retry_after = ""
+        self.awaited = 1
         self.taken: list[tuple[str, str, dict[str, object]]] = []
         controller = self
 
@@ -31,6 +36,8 @@ class Controller:
                 if code == 302:
                     self.send_header("Location", "http://127.0.0.1:1/elsewhere")
                 self.end_headers()
+                if len(controller.taken) == controller.awaited:
+                    go.touch()
 
             def log_message(self, *arguments: object) -> None:
                 pass
@@ -50,20 +57,20 @@ class Controller:
 
 
 TRAINING = """
-    import sys, time
+    import os, time
     from torchrun_progress import report
     report(step=1, total=3)
-    time.sleep(float(sys.argv[1]))
+    while not os.path.exists("go"): time.sleep(0.01)
     report(step=3, loss=0.5)
 """
 
 
-def train(launcher: Launcher, url: str, seconds: float = 1.5, rank: int = 0) -> str:
+def train(launcher: Launcher, url: str, rank: int = 0) -> str:
     (launcher.directory / "train.py").write_text(textwrap.dedent(TRAINING))
     secret = launcher.directory / "token"
     secret.write_text("secret\n")
     result = launcher.run(
-        [launcher.python, "train.py", str(seconds)],
+        [launcher.python, "train.py"],
         TORCHRUN_LAUNCHER="none",
         TORCHRUN_PROGRESS_URL=url,
         TORCHRUN_PROGRESS_TOKEN_FILE=str(secret),
@@ -76,8 +83,14 @@ def train(launcher: Launcher, url: str, seconds: float = 1.5, rank: int = 0) -> 
 
 
 @pytest.fixture
-def controller() -> Iterator[Controller]:
-    controller = Controller()
+def go(launcher: Launcher) -> Path:
+    """The file for which the training waits after its first report."""
+    return launcher.directory / "go"
+
+
+@pytest.fixture
+def controller(go: Path) -> Iterator[Controller]:
+    controller = Controller(go)
     yield controller
     controller.stop()
 
@@ -91,7 +104,8 @@ def test_values_of_rank_0_arrive_and_the_last_ones_at_the_end(
     assert last[2] == {"step": 3, "totalSteps": 3, "loss": 0.5}
 
 
-def test_other_ranks_send_nothing(launcher: Launcher, controller: Controller) -> None:
+def test_other_ranks_send_nothing(launcher: Launcher, controller: Controller, go: Path) -> None:
+    go.touch()
     train(launcher, controller.url, rank=1)
     assert controller.taken == []
 
@@ -99,15 +113,15 @@ def test_other_ranks_send_nothing(launcher: Launcher, controller: Controller) ->
 def test_a_report_is_retried_until_the_leader_answers(
     launcher: Launcher, controller: Controller
 ) -> None:
-    controller.codes = [503] * 8
-    assert "progress" not in train(launcher, controller.url, seconds=2)
-    assert [body["step"] for _, _, body in controller.taken] == [1] * 9 + [3]
+    controller.codes, controller.awaited = [503] * 3, 4
+    assert "progress" not in train(launcher, controller.url)
+    assert [body["step"] for _, _, body in controller.taken] == [1] * 4 + [3]
 
 
 def test_the_last_report_reaches_the_leader_too(launcher: Launcher, controller: Controller) -> None:
-    controller.codes = [204, *[503] * 8]
+    controller.codes = [204, *[503] * 3]
     train(launcher, controller.url)
-    assert [body["step"] for _, _, body in controller.taken] == [1] + [3] * 9
+    assert [body["step"] for _, _, body in controller.taken] == [1] + [3] * 4
 
 
 def test_the_last_report_is_retried_after_a_429(launcher: Launcher, controller: Controller) -> None:
@@ -134,6 +148,7 @@ def test_a_refusal_is_logged_once_and_redirects_are_not_followed(
     assert len(controller.taken) == 2
 
 
-def test_an_unreachable_controller_does_not_delay_the_ranks(launcher: Launcher) -> None:
-    log = train(launcher, "http://127.0.0.1:1", seconds=0)
+def test_an_unreachable_controller_does_not_delay_the_ranks(launcher: Launcher, go: Path) -> None:
+    go.touch()
+    log = train(launcher, "http://127.0.0.1:1")
     assert log.count("the controller does not take the progress: Connection") == 1

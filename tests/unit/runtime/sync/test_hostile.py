@@ -30,7 +30,7 @@ from unit.runtime.s3_server import Gateway, Reply, Request, behave, listing, ser
 SEED = 20260101
 OF_EACH = 16
 URLS_OF_EACH = 20
-SLOWEST = 5.0
+SLOWEST = 5.0  # seconds of CPU, which do not depend on other load
 LIMITS = Limits(
     entries=hostile_tars.LIMIT_ENTRIES,
     bytes=hostile_tars.LIMIT_BYTES,
@@ -55,10 +55,10 @@ def refuse_archive(folder: Path, data: bytes, unpack, label: str) -> ArchiveErro
     archive, tree = folder / "archive", folder / "inner" / "tree"
     archive.write_bytes(data)
     tree.parent.mkdir(exist_ok=True)
-    before, started = outside(folder), time.monotonic()
+    before, started = outside(folder), time.process_time()
     with pytest.raises(ArchiveError) as caught:
         print(label, unpack(archive, tree, LIMITS if unpack is extract_tar else ZIP_LIMITS).text)
-    assert time.monotonic() - started < SLOWEST, label
+    assert time.process_time() - started < SLOWEST, label
     for path in map(Path, outside(folder) - before):
         assert path.is_relative_to(tree), label
         assert not path.is_symlink(), label
@@ -123,10 +123,10 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 
 def refuse(settings: Settings, *reasons: str) -> SyncError:
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(SyncError) as caught:
         fetch(settings)
-    assert time.monotonic() - started < SLOWEST
+    assert time.process_time() - started < SLOWEST
     assert caught.value.reason in reasons, caught.value.message
     assert caught.value.message.isprintable()
     assert Claim(settings.directory).marker() is None

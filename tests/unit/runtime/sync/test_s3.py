@@ -281,7 +281,7 @@ def test_connects_to_the_checked_addresses_only(gateway: Gateway, monkeypatch: p
     gateway.answer = behave({"code/a": b"1", "code/b": b"2"})
     location = parse_endpoint(f"http://bucket.invalid:{gateway.port}")
     addresses = ("127.0.0.2", "127.0.0.1")
-    endpoint = s3_client.Endpoint(location, addresses, "b", None, None, time.monotonic() + 10)
+    endpoint = s3_client.Endpoint(location, addresses, "b", None, None, time.monotonic() + 60)
     with closing(s3_client.Bucket(endpoint)) as bucket:
         found = list(bucket.list("code/"))
         assert [b"".join(bucket.pieces(one)) for one in found] == [b"1", b"2"]
@@ -298,7 +298,7 @@ def test_the_certificate_must_match_the_host_name(tmp_path: Path, name: str):
     with serving(tls=server) as gateway:
         gateway.answer = behave({"a": b"1"})
         location = parse_endpoint(f"https://bucket.invalid:{gateway.port}")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         endpoint = s3_client.Endpoint(location, ("127.0.0.1",), "b", None, context, deadline)
         with closing(s3_client.Bucket(endpoint)) as bucket:
             if name == "bucket.invalid":

@@ -258,7 +258,7 @@ def test_survives_requests_that_are_no_uploads(tmp_path: Path, request_: bytes) 
 
 def raw(port: int, request: bytes) -> bytes:
     """Everything that the server sends until it closes the connection."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(request)
         answer = b""
         while piece := connection.recv(65536):
@@ -272,7 +272,7 @@ def test_idle_connections_do_not_keep_uploads_out(tmp_path: Path) -> None:
         while server.get()["offset"] != 5000:
             pass
         flood = [
-            socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(80)
+            socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(80)
         ]
         assert server.get("/readyz") == {"ready": True}
         first = [connection for connection in flood[:16] if connection.recv(1) == b""]
@@ -288,7 +288,7 @@ def test_idle_connections_do_not_keep_uploads_out(tmp_path: Path) -> None:
 def test_a_connection_without_a_request_is_closed(tmp_path: Path) -> None:
     with pod(settings(tmp_path / "claim", read_timeout=0.2)) as server:
         for data in (b"", b"GET /readyz HTTP/1.1\r\nHost:"):
-            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as silent:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=60) as silent:
                 silent.sendall(data)
                 assert silent.recv(1) == b""
 
@@ -366,6 +366,6 @@ def test_listens_on_both_families(tmp_path: Path) -> None:
     with listening(settings(tmp_path / "claim"), workflow, "") as server:
         assert Client(server.port).get()["state"] == "waiting"
         if socket.has_dualstack_ipv6() and os.path.exists("/proc/net/if_inet6"):
-            with socket.create_connection(("::1", server.port), timeout=10) as connection:
+            with socket.create_connection(("::1", server.port), timeout=60) as connection:
                 connection.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
                 assert b"200" in connection.recv(100)

@@ -123,7 +123,7 @@ async def test_a_report_of_a_job_that_just_ended_is_dropped() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
         head = f"POST /v1/progress HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token()}\r\n"
         writer.write(f"{head}Content-Length: 10\r\n\r\n".encode())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not world.reviews:  # noqa: ASYNC110 it is over the wire
                 await asyncio.sleep(0)
         world.workers.clear()
