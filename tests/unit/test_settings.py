@@ -218,7 +218,7 @@ ANY = {"context"}  # checked when the kubeconfig is read
 @pytest.mark.parametrize("name", sorted({option.name for option in OPTIONS} - ANY))
 def test_each_setting_says_what_it_is_and_what_it_must_be(name: str) -> None:
     option = next(option for option in OPTIONS if option.name == name)
-    said = f"{option.flag} ({option.variable}) is '? ?': it must be {option.accepted}"
+    message = f"{option.flag} ({option.variable}) is '? ?': it must be {option.accepted}"
     environ = {"TORCHRUN_RUNTIME_IMAGE": "i"}
     for argv, variables in (([f"{option.flag}=? ?"], {}), ([], {option.variable: "? ?"})):
         with pytest.raises(SettingsError) as caught:

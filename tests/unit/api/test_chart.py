@@ -68,8 +68,8 @@ def test_its_default_is_the_one_in_values(path: str) -> None:
         assert at(VALUES, path) == NODES[path]["default"]
 
 
-def test_the_settings_are_the_controllers() -> None:
-    """A new setting of the controller is described in values.schema.json, or is the chart's own."""
+def test_the_settings_are_those_of_the_controller() -> None:
+    """Each setting of the controller is in values.schema.json, or the chart sets it itself."""
     known = {option.name: option for option in OPTIONS}
     ours = SCHEMA["properties"]["settings"]["properties"]
     snake = {re.sub("([A-Z])", r"_\1", name).lower(): node for name, node in ours.items()}

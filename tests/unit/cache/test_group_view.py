@@ -42,7 +42,7 @@ def a_group(name: str, owner: str, job: str = "", kind: str = "TorchrunJob") -> 
     }
 
 
-def test_of_each_scheduler_the_newest_version_is_watched():
+def test_the_newest_version_of_each_scheduler_is_watched():
     found = (KAI_POD_GROUPS, *NATIVE_GROUPS, KUEUE_WORKLOADS[1])
     assert select_kinds(installed(*found)) == (
         KAI_POD_GROUPS,

@@ -75,7 +75,7 @@ def a_queue(namespace: str = "team") -> TorchrunQueue:
     return msgspec.convert(body, TorchrunQueue)
 
 
-def test_what_a_list_brings_waits_for_what_has_just_changed(world: World) -> None:
+def test_changes_go_before_objects_of_the_first_list(world: World) -> None:
     world.change(a_job("old", phase="Running"), initial=True)
     world.change(a_job("new"))
     assert world.keys() == [("team", "new"), ("team", "old")]
@@ -110,7 +110,7 @@ def test_a_hanging_watch_fails_the_liveness_check(world: World) -> None:
     assert "pods" in liveness(world)
 
 
-def test_nobody_waits_for_warnings(world: World) -> None:
+def test_readiness_does_not_wait_for_warnings(world: World) -> None:
     for informer in world.factory.informers:
         if informer.kind is not EVENTS:
             informer.synced.set()
@@ -177,7 +177,7 @@ def test_workers_belong_to_the_current_attempt(world: World) -> None:
     assert world.factory.worker("team", "train-r2-0", "uid-2-pod") is not None
 
 
-def test_namespaces_that_are_not_ours_have_no_workers() -> None:
+def test_other_namespaces_have_no_workers() -> None:
     assert World("team").factory.worker("elsewhere", "a", "b") is None
     assert World("team").factory.job_of("elsewhere", "a", "b") is None
 

@@ -31,19 +31,19 @@ def test_each_watched_kind_has_one_rule(world: World) -> None:
     assert set(kinds) == watched | groups
 
 
-def test_a_job_is_its_own_key(world: World) -> None:
+def test_a_job_wakes_itself(world: World) -> None:
     world.change(a_job("run"))
     assert world.keys() == [("team", "run")]
 
 
-def test_a_child_is_the_key_of_the_job_on_its_label(world: World) -> None:
+def test_a_child_wakes_the_job_on_its_label(world: World) -> None:
     labels = {"torchrun-job-name": "run"}
     meta = {"name": "run-0-abcde", "namespace": "team", "labels": labels}
     world.change(msgspec.convert({"metadata": meta}, Pod))
     assert world.keys() == [("team", "run")]
 
 
-def test_a_queue_is_the_keys_of_its_jobs_that_are_not_over(world: World) -> None:
+def test_a_queue_wakes_its_unfinished_jobs(world: World) -> None:
     world.change(a_job("waits", phase="Pending"))
     world.change(a_job("runs", phase="Running"))
     world.change(a_job("is-done", phase="Succeeded"))
@@ -53,7 +53,7 @@ def test_a_queue_is_the_keys_of_its_jobs_that_are_not_over(world: World) -> None
     assert world.keys() == [("team", "waits"), ("team", "runs")]
 
 
-def test_a_queue_of_another_namespace_concerns_nobody(world: World) -> None:
+def test_a_queue_of_another_namespace_wakes_no_job(world: World) -> None:
     world.change(a_job("run"))
     world.keys()
     world.change(a_queue("other"))
@@ -68,7 +68,7 @@ def test_a_queue_of_another_namespace_concerns_nobody(world: World) -> None:
         ("Node", "run-0-abcde", []),
     ],
 )
-def test_a_warning_is_the_key_of_the_job_whose_object_it_regards(
+def test_a_warning_wakes_the_job_of_its_object(
     world: World, kind: str, name: str, keys: list[tuple[str, str]]
 ) -> None:
     meta = {
@@ -84,7 +84,7 @@ def test_a_warning_is_the_key_of_the_job_whose_object_it_regards(
     assert world.keys() == keys
 
 
-def test_a_child_whose_label_changes_concerns_both_jobs(world: World) -> None:
+def test_a_changed_label_of_a_child_wakes_both_jobs(world: World) -> None:
     def a_pod(job: str) -> Pod:
         meta = {"name": "p", "namespace": "team", "labels": {"torchrun-job-name": job}}
         return msgspec.convert({"metadata": meta}, Pod)

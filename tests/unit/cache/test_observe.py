@@ -270,7 +270,7 @@ def test_dependents_are_the_jobs_that_name_a_job(caches):
     assert {job.metadata.name for job in observed.dependents} == {"b", "d"}
 
 
-def test_where_checkpoints_stay_on_nodes_every_node_matters_and_what_it_has_promised(caches):
+def test_node_local_checkpoints_need_every_node(caches):
     nodes: Store[Node] = Store()
     for name in ("one", "two"):
         nodes.upsert(a_node(name), 1)

@@ -113,7 +113,7 @@ class TestRequest:
             assert server.requests == ["PATCH /version", "GET /version"]
 
     @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux only")
-    async def test_what_cannot_be_delivered_is_dropped(self) -> None:
+    async def test_an_undeliverable_request_is_dropped(self) -> None:
         async with (
             serving(ok) as server,
             connection(server.url).session("write", tcp_user_timeout=2.5) as transport,

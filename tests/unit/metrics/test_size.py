@@ -127,7 +127,7 @@ def test_it_stays_under_a_megabyte_with_hostile_names() -> None:
     for accept in ("", OPENMETRICS):
         body = world.metrics.snapshot().render(accept)[0]
         assert len(body) < LIMIT, f"{len(body)} bytes as {accept or 'text'}"
-    # What makes it large is really there.
+    # The largest families are present.
     assert body.count(b"torchrun_queue_jobs{") == (MAX_QUEUES + 1) * len(UNFINISHED)
     assert body.count(b"torchrun_job_info{") == MAX_JOBS
     assert body.count(b"torchrun_queue_waiting_jobs{") >= MAX_WAITS

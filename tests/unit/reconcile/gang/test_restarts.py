@@ -49,7 +49,7 @@ def test_pods_of_a_resumed_job_start_like_the_first():
     assert (world.phase, world.job.status.reason) == ("Queued", "WorkersStarting")
 
 
-def test_no_rank_of_the_new_gang_starts_beside_one_of_the_old():
+def test_no_rank_starts_before_the_old_gang_has_ended():
     world = running()
     fail(world)
     world.settle()

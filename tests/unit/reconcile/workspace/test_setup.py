@@ -305,7 +305,7 @@ def test_a_pause_does_not_wait_for_a_setup_pod_on_a_lost_node_but_the_next_setup
     assert (setup_pods(world), world.job.status.reason) == (["train-setup-0"], "SetupPodLost")
 
 
-def test_without_a_claim_every_worker_sets_up_and_the_condition_says_so():
+def test_without_a_claim_every_worker_runs_the_setup():
     world = World(make_job(numNodes=1, requirements=["einops"]), make_queue())
     world.settle()
     assert setup_pods(world) == []

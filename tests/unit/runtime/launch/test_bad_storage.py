@@ -128,7 +128,7 @@ def test_a_cache_delays_the_fence_for_as_long_as_it_is_stale(storage: Storage) -
     result = launched.end()
     assert (result.exit_code, result.message["reason"]) == (125, "Fenced")
     assert "Attempt 2 of this job has taken over" in str(result.message["message"])
-    assert fencing.read(str(storage.state), "epoch") == NEW, "it never wrote over it"
+    assert fencing.read(str(storage.state), "epoch") == NEW, "it did not overwrite the epoch"
 
 
 def test_a_full_disk_does_not_stop_a_gang_without_a_fence(storage: Storage) -> None:

@@ -103,7 +103,7 @@ def test_a_check_before_the_newer_epoch_gives_no_time_to_end(
 def test_another_jobs_epoch_is_the_end(state: str, ends: Ends) -> None:
     watchdog_of(state, OLD, ends)
     fencing._write(state, "epoch", GangId("another", 0))
-    assert ends.told.wait(10)
+    assert ends.called.wait(60)
     assert "Another job" in ends.requests[0].message
 
 
@@ -115,8 +115,8 @@ def test_storage_without_an_answer_is_the_end(state: str, ends: Ends, harm: str)
     if harm == "torn":
         path.write_text('{"attempt"')
     if harm == "hung":
-        os.mkfifo(path)  # whoever opens it waits for a writer
-    assert ends.told.wait(10)
+        os.mkfifo(path)  # open() blocks until there is a writer
+    assert ends.called.wait(60)
     assert "The state directory" in ends.requests[0].message
 
 
