@@ -27,7 +27,7 @@ def kept(laptop: Laptop, claim: Path) -> Path:
     return claim
 
 
-def test_files_are_printed_behind_their_names(laptop: Laptop, kept: Path) -> None:
+def test_files_are_printed_with_their_names(laptop: Laptop, kept: Path) -> None:
     result = laptop.run("state-files", "run", "sdk")
     assert result.exit_code == 0, result.output
     first, second = "==> sdk/c1/0.left <==\nfirst\n\n", "==> sdk/c1/1.left <==\nno end of line\n"
@@ -42,7 +42,7 @@ def test_without_a_path_all_files_are_printed(laptop: Laptop, kept: Path) -> Non
     assert stdout.endswith(b"==> top <==\n\xff\n\n")
 
 
-def test_nothing_there_is_no_error_of_the_cluster(laptop: Laptop, kept: Path) -> None:
+def test_a_missing_file_is_no_cluster_error(laptop: Laptop, kept: Path) -> None:
     result = laptop.run("state-files", "run", "other")
     assert result.exit_code == 2
     assert "Job run has no files at other in its state directory." in result.stderr

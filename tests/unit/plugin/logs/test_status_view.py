@@ -195,7 +195,7 @@ def test_why_names_a_failure_that_repeats(laptop: Laptop) -> None:
     assert "before the first step: ValueError: bad batch\n  This is an error in the code." in out
 
 
-# As torchrun 2.9 writes it behind what its ranks have said.
+# The failure table that torchrun 2.9 prints after the output of its ranks.
 TORCHRUN = [
     b"E1122 01:24:22.512000 42 site-packages/torch/distributed/elastic/multiprocessing/api.py:882]"
     b" failed (exitcode: 1) local_rank: 0 (pid: 55) of binary: /bin/sh",

@@ -87,7 +87,7 @@ def test_a_job_may_repeat_a_failure(laptop: Laptop, flags: tuple[str, ...]) -> N
     assert (result.exit_code, patches(laptop)) == (1, [])
 
 
-def test_for_programs_the_job_is_all_of_stdout(laptop: Laptop) -> None:
+def test_with_output_json_stdout_is_the_job(laptop: Laptop) -> None:
     play_controller(laptop.server)
     result = laptop.run("submit", "--name", "run", "-o", "json", "python train.py")
     assert result.exit_code == 0

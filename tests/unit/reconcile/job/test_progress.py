@@ -65,13 +65,13 @@ def test_a_report_within_ten_seconds_is_shown_later():
     plan = report_progress(world, late)
     assert (plan.status, plan.requeue_after) == (None, 6)
     world.pass_time(seconds=6)
-    told(world, late)
+    report_progress(world, late)
     assert world.job.status.progress == replace(late, steps_per_second=1.0)
 
 
 def shown(world: World, progress: Progress) -> Progress:
     """The progress in the status after this report."""
-    told(world, progress)
+    report_progress(world, progress)
     assert world.job.status.progress is not None
     return world.job.status.progress
 
@@ -98,7 +98,7 @@ def test_printed_numbers_are_rounded_and_steps_are_exact(reported: float, rounde
     )
     expected = replace(progress, loss=rounded, samples_per_second=rounded)
     assert shown(world, progress) == expected
-    assert told(world, progress) == Plan(requeue_after=None)
+    assert report_progress(world, progress) == Plan(requeue_after=None)
 
 
 def test_the_rate_is_an_average_of_the_last_minute():
@@ -117,7 +117,7 @@ def test_the_rate_is_an_average_of_the_last_minute():
 def test_a_report_without_step_or_time_has_no_rate(field: str):
     world = running()
     complete = report(1, world.now)
-    told(world, replace(complete, **{field: None}))
+    report_progress(world, replace(complete, **{field: None}))
     world.pass_time(seconds=10)
     assert shown(world, report(11, world.now)).steps_per_second is None
     world.pass_time(seconds=10)
@@ -130,7 +130,7 @@ def test_a_report_without_step_or_time_has_no_rate(field: str):
 @pytest.mark.parametrize(("step", "seconds"), [(40, 10), (60, -10)])
 def test_the_rate_starts_again_if_steps_or_clock_go_back(step: int, seconds: int):
     world = running()
-    told(world, report(50, world.now))
+    report_progress(world, report(50, world.now))
     world.pass_time(seconds=10)
     assert shown(world, report(51, world.now)).steps_per_second == 0.1
     later = world.now + timedelta(seconds=seconds)
@@ -140,7 +140,7 @@ def test_the_rate_starts_again_if_steps_or_clock_go_back(step: int, seconds: int
 
 def test_the_rate_is_that_of_the_current_gang():
     world = running(nodes=1)
-    told(world, report(50, world.now))
+    report_progress(world, report(50, world.now))
     world.pass_time(seconds=10)
     world.end_container(world.workers()[0].metadata.name, "trainer", exit_code=1)
     world.settle()
