@@ -109,7 +109,7 @@ def test_what_is_not_there(settings: Settings, change: dict[str, str], reason: s
     assert (error.reason, error.permanent) == (reason, False)
 
 
-def test_a_repository_that_is_not_there(settings: Settings):
+def test_a_missing_repository(settings: Settings):
     assert failure(replace(settings, url=f"{settings.url}s")).reason == "SourceNotFound"
 
 

@@ -282,7 +282,7 @@ async def test_when_the_upload_is_complete() -> None:
     assert await found(job(ready=True, sha256="cd" * 32)) is None
 
 
-async def test_when_none_will_be_taken() -> None:
+async def test_when_no_upload_is_possible() -> None:
     refusal = '{"reason":"InvalidFile","message":"x is a link","permanent":true}'
     passing = '{"reason":"WorkspaceFull","message":"full","permanent":false}'
     with pytest.raises(UploadProblem, match=r"InvalidFile\): x is a link"):

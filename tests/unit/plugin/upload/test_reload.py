@@ -173,7 +173,7 @@ def test_the_result_of_a_fetch_is_printed(
     assert words in result.stderr
 
 
-def test_what_cannot_be_fetched_is_said_and_not_what_could_not_be_before(laptop: Laptop) -> None:
+def test_a_new_fetch_error_is_printed_but_not_an_old_one(laptop: Laptop) -> None:
     before = behind("False", "FetchFailed", "of the last time")
     fetching(laptop, before, FETCHES, behind("False", "SourceNotFound", "there is no main"))
     result = laptop.run("sync", "run")

@@ -232,7 +232,7 @@ def test_a_gang_that_fails_meanwhile_restarts_with_its_revision():
         world.settle()
         world.pass_time(minutes=5)
         world.settle()
-    assert "train-sync-0" in sync_pods(world), "what is known of the last good one stays"
+    assert "train-sync-0" in sync_pods(world), "the last good commit stays"
     end(world, reason="SourceNotFound", message="there is no main")
     fail_gang(world)
     world.pass_time(seconds=1)

@@ -220,7 +220,9 @@ class TestConflicts:
         world = world_of()
         world.sharing = (other(age=0),)
         world.settle()
-        assert world.condition("KaiQueueReady").reason == "Synced", "ml comes before other"
+        assert world.condition("KaiQueueReady").reason == "Synced", (
+            "namespace ml comes before other"
+        )
 
     def test_queues_of_one_namespace_share(self):
         world = world_of()

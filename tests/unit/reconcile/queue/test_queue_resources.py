@@ -157,7 +157,7 @@ def test_other_kinds_and_namespaces_are_refused(template, message):
     assert world.condition("Ready").reason == "ResourcesNotReady"
     (event,) = world.events
     assert (event.type, event.reason) == ("Warning", "ResourcesNotReady")
-    assert said in event.message
+    assert message in event.message
 
 
 def test_an_invalid_template_keeps_the_existing_object():

@@ -28,7 +28,7 @@ def pod(message: str = "", reason: str = "Error", **status: object) -> Pod:
     )
 
 
-def test_that_its_own_words_count():
+def test_the_termination_message_counts():
     said = retry.container_end(
         pod('{"reason": "SourceNotFound", "permanent": true}'), "sync"
     ).message

@@ -153,7 +153,7 @@ def test_what_another_setup_pod_removed_cannot_be_finished(job: Job) -> None:
     assert job.kept() == ["one"]
 
 
-def test_activate_leads_to_it(job: Job) -> None:
+def test_activate_selects_the_environment(job: Job) -> None:
     assert job.set_up(command="true").exit_code == 0
     result = job.run('. "$TORCHRUN_ENV_DIR/bin/activate" && echo "$VIRTUAL_ENV"; deactivate')
     assert result.out == f"{job.link}\n"

@@ -198,9 +198,7 @@ def test_files_outside_the_manifest_are_refused(tmp_path: Path) -> None:
         ("nonsense", "ManifestNeeded", "invalid line"),
     ],
 )
-def test_refuses_manifests_that_name_what_cannot_be(
-    tmp_path: Path, line: str, reason: str, words: str
-) -> None:
+def test_refuses_invalid_manifests(tmp_path: Path, line: str, reason: str, words: str) -> None:
     lines = [Entry("fine", digest(b""), 0, "644").line, line.format(digest(b"x"))]
     lines.sort(key=lambda line: line.split(" ", 3)[-1].encode())
     text = "".join(f"{line}\n" for line in lines)

@@ -132,7 +132,7 @@ def test_a_gateway_that_stays_down(settings: Settings, gateway: Gateway):
     assert (error.reason, error.permanent) == ("FetchFailed", False)
 
 
-def test_a_gateway_that_is_not_there(settings: Settings):
+def test_an_unreachable_gateway(settings: Settings):
     assert failure(replace(settings, url="http://127.0.0.1:1/bucket/c")).reason == "FetchFailed"
 
 
