@@ -128,7 +128,7 @@ def cli(kubeconfig: str, context: str, namespace: str) -> None:
       kubectl torchrun list
       kubectl torchrun logs my-project-x7k2p --follow
 
-    Defaults of flags are taken from torchrun.toml in this directory or above it.
+    Defaults for flags come from torchrun.toml in this directory or a parent.
     """
 
 

@@ -155,7 +155,7 @@ repeated_failure_option = click.option(
     "--stop-on-repeated-failure/--keep-retrying",
     default=None,
     help="Suspend the job if 3 attempts in a row fail within a minute with the same exception,"
-    " before the first step. Default: if you follow it on a terminal.",
+    " before the first step. Default: if you follow the job on a terminal.",
 )
 
 dry_run_option = click.option(

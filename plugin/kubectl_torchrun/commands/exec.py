@@ -21,7 +21,7 @@ SHELL = ("sh", "-c", "command -v bash >/dev/null && exec bash || exec sh")
     "--tty/--no-tty",
     "-t",
     default=None,
-    help="Allocate a terminal. Default: if stdin and stdout are one.",
+    help="Allocate a terminal. Default: if stdin and stdout are terminals.",
 )
 @cluster_options
 def command(

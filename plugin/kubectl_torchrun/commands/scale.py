@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.option("--nodes", required=True, type=click.IntRange(min=1), help="Number of nodes.")
 @change_options("Running", "name", "yaml", "json")
 def command(job: str, nodes: int, options: "ChangeOptions", target: "Target") -> None:
-    """Change the number of nodes of JOB, which is elastic or has not started.
+    """Change the number of nodes of JOB, which must be elastic or not started yet.
 
     A running job continues from its checkpoint in a new gang. This does not count as a restart.
 

@@ -37,7 +37,7 @@ def command(
     timeout: float | None,
     target: Target,
 ) -> None:
-    """Upload DIRECTORY to JOB, which waits for its workspace or runs.
+    """Upload DIRECTORY to JOB, which is running or waiting for its workspace.
 
     DIRECTORY defaults to that of submit. An interrupted upload continues. If the directory has
     changed since `submit`, the job gets the current files. A running job keeps its pods: they get
