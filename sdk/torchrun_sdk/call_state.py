@@ -52,7 +52,7 @@ class CallState:
     """Feed it `job_changed`, `job_deleted` and `add_frame`, then call `decide`.
 
     Times are seconds of one clock. stays: the pods stay for another call, so that the job does not
-    end with this one. kept: the frames were read from the claim; when they were sent is unknown.
+    end with this one. kept: the frames were read from the PVC, so their times are unknown.
     """
 
     def __init__(

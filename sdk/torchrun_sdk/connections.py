@@ -170,7 +170,7 @@ class Connections:
     def _line(self, line: str, pod: _Pod) -> str | None:
         """Pass a message on; the acknowledgement of a last frame lets its rank end.
 
-        Nothing is raised, as this thread alone would hear of it: what fails here ends the call.
+        Does not raise, because only this thread would see it: an error here ends the call.
         """
         if not line.startswith("{"):  # the beat of the connection
             return None

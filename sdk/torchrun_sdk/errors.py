@@ -6,7 +6,7 @@ from torchrun_sdk.text import escape
 
 
 class SdkError(Exception):
-    """Base of all errors of this package. The message tells the next step.
+    """Base of all errors of this package. The message says what to do next.
 
     Control characters are escaped, because the message may quote pods and the cluster.
     """
@@ -103,7 +103,7 @@ class Evicted(CallError):
 
 
 class JobFailed(CallError):
-    """The TorchrunJob ended without results for another reason, that of its status."""
+    """The TorchrunJob ended without results for another reason, which its status names."""
 
     def __init__(self, message: str, *, reason: str, job: str) -> None:
         super().__init__(message, job=job)

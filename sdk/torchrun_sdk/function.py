@@ -280,9 +280,9 @@ def attach(
     timeout: Seconds | None = None,
     trust: bool = False,
 ) -> Any:
-    """The results of a job's last call, in the same form: after Detached, or `deploy`.
+    """Return the results of a job's last call, in the form of a call, after Detached or `deploy`.
 
-    Waits for the call; timeout: limit after all ranks have started. A pickle, which can run any
+    Waits for the call. timeout: limit after all ranks have started. A pickle, which can run any
     code, is opened only if the job was created on this machine by a call with serialization
     "pickle", or with `trust`. Raises as a call, and UntrustedPickle.
     """

@@ -89,7 +89,7 @@ class Started(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a rank's function returned. head: the caller wants rank 0's alone; others have None."""
+    """The result of a rank. head: the caller wants only that of rank 0; other ranks have None."""
 
     rank: int
     node: str
@@ -98,11 +98,12 @@ class Result(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """What a rank's function raised, or why it could not be called.
+    """The exception of a rank's function, or the reason why it could not be called.
 
-    time is for people: the clocks of nodes differ. Ends of ranks are ordered by seconds that one
-    node counts. elapsed: since the rank's start. monotonic: when it was, by the clock that all
-    processes of a node share. age: how long ago that was when the node sent the frame.
+    time is for people, because the clocks of nodes differ. The ends of ranks are ordered by the
+    seconds that one node counts. elapsed: since the rank's start. monotonic: when it was, by the
+    clock that all processes of a node share. age: how long ago that was when the node sent the
+    frame.
     """
 
     rank: int
@@ -228,10 +229,10 @@ def encode(message: Message) -> str:
 
 
 def decode(line: str) -> Message | None:
-    """What a line says; None for a kind that this version does not know.
+    """Decode a line; None for a kind of message that this version does not know.
 
-    Fields that it does not know are ignored, so that pods may have a newer package than the client.
-    Raises FrameError where a field is missing or has another type, or the line is cut.
+    Unknown fields are ignored, so that pods may have a newer package than the client. Raises
+    FrameError if a field is missing or has another type, or if the line is incomplete.
     """
     try:
         body = json.loads(line)

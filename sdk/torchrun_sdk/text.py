@@ -1,4 +1,4 @@
-"""Text of pods and of the cluster, as a terminal may have it."""
+"""Makes text from pods and the cluster safe for a terminal."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SEQUENCE = re.compile(
 
 
 def escape(text: str) -> str:
-    """Messages: each control character as its number, so that none commands the terminal."""
+    """Replace each control character of a message by its number."""
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def log_line(text: str) -> str:
-    """A line of a log without control sequences; of a bar that draws over itself, the end."""
+    """Return a log line without control sequences; of a progress bar only its last state."""
     return _SEQUENCE.sub("", text.rstrip("\r").rpartition("\r")[2])

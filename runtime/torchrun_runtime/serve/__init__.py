@@ -1,1 +1,1 @@
-"""Serves the workspace that the sync program made, to the workers of its job and to nobody else."""
+"""Serves a workspace to the workers of its job, and to no other client."""

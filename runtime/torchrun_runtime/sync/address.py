@@ -114,7 +114,7 @@ def _invalid(url: str, why: str) -> SyncError:
 
 
 def shown_url(url: str) -> str:
-    """Any text that shall be a URL, as messages may carry it: without user, password and query."""
+    """Return a URL for messages and logs: without user, password and query."""
     bare = re.sub(r"//[^/]*@", "//", url.partition("?")[0].partition("#")[0])
     bare = re.sub(r"^[^/]*@", "", bare)
     return ascii(bare if len(bare) <= 200 else bare[:200] + "...")

@@ -171,12 +171,12 @@ class Claim:
         return [int(name) for name in names if name.isdecimal()]
 
     def discard_upload(self) -> None:
-        """Give the upload's space back."""
+        """Delete the upload."""
         shutil.rmtree(self.incoming, ignore_errors=True)
 
 
 def unavailable(directory: Path, error: OSError) -> SyncError:
-    """The failure of the claim's file system; another pod may not meet it."""
+    """Return the error for a failed file system. Another pod may succeed."""
     message = f"The workspace PVC at {directory} failed: {error}."
     return SyncError("WorkspaceNotWritable", message, permanent=False)
 

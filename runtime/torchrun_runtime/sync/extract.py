@@ -61,7 +61,7 @@ def _write(opened: zipfile.ZipFile, members: list[Member], directory: Path) -> M
 
 
 def _pieces(opened: zipfile.ZipFile, member: Member) -> Iterator[bytes]:
-    """The content of one member. Raises ArchiveError where it is damaged."""
+    """Yield the content of one member. Raises ArchiveError if it is damaged."""
     try:
         with opened.open(member.info) as source:
             while piece := source.read(_PIECE):
@@ -72,14 +72,14 @@ def _pieces(opened: zipfile.ZipFile, member: Member) -> Iterator[bytes]:
 
 
 def check_space(directory: Path, needed: int) -> None:
-    """Raises SyncError (WorkspaceFull) where `needed` bytes do not fit."""
+    """Raises SyncError (WorkspaceFull) if the directory has no room for `needed` bytes."""
     free = shutil.disk_usage(directory).free
     if needed > free:
         raise workspace_full(f"it needs {needed} bytes and {free} are free")
 
 
 def workspace_full(why: str) -> SyncError:
-    """The tree does not fit on the claim."""
+    """Return the error for a tree that does not fit on the PVC."""
     message = (
         f"The workspace PVC has no space for the extracted archive: {why}. Increase"
         " volumes.workspace.size. The archive is kept, so it is not uploaded again."

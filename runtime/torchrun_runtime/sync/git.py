@@ -72,7 +72,7 @@ class Checkout:
 
 
 def check_ref(ref: str, commit: str) -> None:
-    """Raises SyncError (InvalidSource), permanent, unless each is "" or looks like what it is."""
+    """Raises SyncError (InvalidSource), permanent, if one is neither "" nor valid."""
     if commit and not _COMMIT.fullmatch(commit):
         message = f"{SYNC_COMMIT.name} {commit[:200]!a} is not a commit."
         raise SyncError("InvalidSource", message, permanent=True)

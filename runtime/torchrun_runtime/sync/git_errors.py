@@ -81,7 +81,7 @@ _KNOWN: tuple[tuple[str, str, str, bool], ...] = (
 
 
 def explain(stderr: str, source: str) -> SyncError:
-    """The error of a failed git. stderr: without secrets; source: as messages name it."""
+    """Return the error of a failed git. stderr: without secrets. source: its name in messages."""
     detail = _last_lines(stderr)
     for pattern, reason, advice, permanent in _KNOWN:
         if re.search(pattern, stderr, re.IGNORECASE):
@@ -91,7 +91,7 @@ def explain(stderr: str, source: str) -> SyncError:
 
 
 def _last_lines(stderr: str) -> str:
-    """What git's last lines say, without its general advice."""
+    """Return the last lines of git without its general advice."""
     lines = [
         line for line in stderr.splitlines() if not line.startswith(("Please make", "and the"))
     ]

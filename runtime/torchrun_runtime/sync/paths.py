@@ -33,7 +33,7 @@ class Place:
 
 
 def shown(name: str) -> str:
-    """A name as messages and logs may carry it: quoted, escaped, shortened."""
+    """Return a name for messages and logs: quoted, escaped, shortened."""
     cut = name if len(name) <= _SHOWN_NAME else name[:_SHOWN_NAME] + "..."
     return ascii(cut) if not cut.isprintable() else repr(cut)
 

@@ -41,7 +41,7 @@ class Tree:
         self._directories.append(place.path)
 
     def add_file(self, place: Place, pieces: Iterable[bytes]) -> None:
-        """Write one file. Raises ArchiveError unless it has exactly the size of its place."""
+        """Write one file. Raises ArchiveError if its size is not that of its place."""
         self._make(place.path, place.path[:-1])
         mode = 0o755 if place.executable else 0o644
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -92,7 +92,7 @@ def _write_all(descriptor: int, piece: bytes) -> None:
 
 
 def check_places(places: list[Place], limits: Limits) -> None:
-    """Raises ArchiveError unless the places make a workspace together."""
+    """Raises ArchiveError if these files cannot form a workspace."""
     if not places:
         raise ArchiveError(
             "EmptyWorkspace", "The workspace has no files. Check volumes.workspace.url and subPath."
@@ -110,12 +110,12 @@ def check_places(places: list[Place], limits: Limits) -> None:
 
 
 def too_many(limits: Limits) -> ArchiveError:
-    """The error for more files than are allowed; a listing stops there."""
+    """Return the error for more files than are allowed; a listing stops there."""
     message = f"The workspace has more than {limits.entries} files. Select a part with subPath."
     return ArchiveError("WorkspaceTooLarge", message)
 
 
 def workspace_full(why: str) -> SyncError:
-    """The error for a full claim. Not permanent: another size or ref may fit."""
+    """Return the error for a full PVC. Not permanent: another size or ref may fit."""
     message = f"The workspace PVC is full: {why}. Increase volumes.workspace.size in a new job."
     return SyncError("WorkspaceFull", message, permanent=False)

@@ -137,26 +137,26 @@ class Workflow:
                 self._changed.wait()
 
     def ask_for(self, missing: list[list[int]]) -> None:
-        """The main thread has result_read what is missing: ranges of the manifest's entries."""
+        """Ask the client for the missing contents: ranges of entries of the manifest."""
         with self._changed:
             self._missing = missing
             self._accepted = None
             self._stage = "open"
 
     def refuse(self, reason: str, message: str) -> None:
-        """The archive cannot become a workspace: drop it and take another."""
+        """Discard an invalid archive and wait for another one."""
         with self._changed:
             self.upload.discard()
             self.fail(reason, message)
 
     def fail(self, reason: str, message: str) -> None:
-        """Say why there is no workspace, and keep what was uploaded."""
+        """Report why there is no workspace, and keep the upload."""
         with self._changed:
             self._stage = "failed"
             self._reason, self._message = reason, message
 
     def succeed(self, revision: int) -> None:
-        """The workspace is there."""
+        """Report that the workspace is complete."""
         with self._changed:
             self._revision = revision
             self._missing = []

@@ -55,7 +55,7 @@ def not_a_zip(why: str) -> ArchiveError:
 
 
 def _locate(file: BinaryIO) -> tuple[int, int]:
-    """Where the central directory starts, and its length in bytes; found as zipfile finds it."""
+    """Return the start and the length of the central directory in bytes, as zipfile finds them."""
     length = file.seek(0, os.SEEK_END)
     start = max(0, length - _END_SIZE - _LONGEST_COMMENT - 1)
     file.seek(start)
