@@ -10,12 +10,15 @@ from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, TextIO, TypedDict
 
+import click
+
 from kubectl_torchrun.text import echo, escape, human, log_text, style
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
+COLOR_KEY = "torchrun.color"  # of the value of --color, in the meta of a context
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta")
 _PHASE_COLOURS = {"Succeeded": "green", "Failed": "red", "TimedOut": "red", "Running": "cyan"}
 _QUIET_SECONDS = 5.0
@@ -127,7 +130,8 @@ class Terminal:
     def _console(self) -> "Console":
         from rich.console import Console
 
-        return Console(file=self._err, highlight=False, markup=False)
+        no_color = not self._err_colour
+        return Console(file=self._err, highlight=False, markup=False, no_color=no_color)
 
     def _spin(self, text: str) -> None:
         from rich.text import Text
@@ -214,5 +218,9 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Whether a stream shows colours: it is a terminal, and NO_COLOR is not set."""
+    """Whether a stream shows colours: --color decides, else a terminal without NO_COLOR does."""
+    context = click.get_current_context(silent=True)
+    choice = context.meta.get(COLOR_KEY, "auto") if context else "auto"
+    if choice != "auto":
+        return choice == "always"
     return _is_terminal(stream) and not os.environ.get("NO_COLOR")

@@ -40,13 +40,32 @@ class OptionalValue(click.Option):
         return record and (record[0].replace(" [=", "[="), record[1])
 
 
+def _color_option() -> click.Option:
+    """--color, for every command. `terminal.has_colour` reads the value."""
+
+    def store(ctx: click.Context, _: click.Parameter, value: str) -> None:
+        from kubectl_torchrun.terminal import COLOR_KEY
+
+        ctx.meta[COLOR_KEY] = value
+
+    return click.Option(
+        ["--color"],
+        type=click.Choice(["auto", "always", "never"]),
+        default="auto",
+        metavar="auto|always|never",
+        expose_value=False,
+        callback=store,
+        help="When to print colors. Default: auto, on terminals without NO_COLOR.",
+    )
+
+
 class Command(click.Command):
     """A command with defaults from torchrun.toml."""
 
     def __init__(self, *positional: object, **rest: object) -> None:
         rest.setdefault("context_settings", CONTEXT_SETTINGS)
         super().__init__(*positional, **rest)  # type: ignore[arg-type]
-        self.params.append(trust.option())
+        self.params += [_color_option(), trust.option()]
 
     def make_context(
         self,

@@ -5,7 +5,13 @@ import sys
 
 import click
 
-from kubectl_torchrun.cli.options import Command, cluster_options, job_argument, run_command
+from kubectl_torchrun.cli.options import (
+    Command,
+    cluster_options,
+    job_argument,
+    output_option,
+    run_command,
+)
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.errors import ClusterProblem, UsageProblem
 from kubectl_torchrun.terminal import Terminal, has_colour
@@ -17,28 +23,36 @@ find "$1" -type f ! -name '.*' | sort | while read -r file; do
   echo "==> ${file#./} <=="; cat "$file"; echo
 done
 """
+_LIST = """
+cd "$0" && [ -e "$1" ] || exit 3
+find "$1" -type f ! -name '.*' | sort | while read -r file; do echo "${file#./}"; done
+"""
 _NOT_THERE = 3
 
 
 @click.command("state-files", cls=Command)
 @job_argument
 @click.argument("path", default=".")
+@output_option("name")
 @cluster_options
-def command(job: str, path: str, target: Target) -> None:
+def command(job: str, path: str, output: str, target: Target) -> None:
     """Print the files at PATH in JOB's state directory, each after a line with its name.
 
     Processes of the job see the directory as $TORCHRUN_STATE_DIR. It is on the workspace PVC and
-    is deleted with the job. It also contains the logs of earlier attempts.
+    is deleted with the job. It also contains the logs of earlier attempts. -o name prints only the
+    names.
 
     \b
     Examples:
       kubectl torchrun state-files my-project-x7k2p
+      kubectl torchrun state-files my-project-x7k2p -o name
       kubectl torchrun state-files my-project-x7k2p logs/0/node-0.log
     """
-    run_command(lambda terminal: _print_files(target, job, path, terminal))
+    script = _LIST if output == "name" else _SHOW
+    run_command(lambda terminal: _print_files(target, job, path, script, terminal))
 
 
-def _print_files(target: Target, name: str, path: str, terminal: Terminal) -> int:
+def _print_files(target: Target, name: str, path: str, script: str, terminal: Terminal) -> int:
     from kubectl_torchrun import output
     from kubectl_torchrun.cluster.pods import list_workers
     from kubectl_torchrun.cluster.session import session
@@ -53,7 +67,7 @@ def _print_files(target: Target, name: str, path: str, terminal: Terminal) -> in
         job = cluster.run(lambda api: api.get(JOBS, name))
         pods = cluster.run(lambda api: list_workers(api, job))
         with copies.place(cluster, job, pods, terminal) as place:
-            command = place.command("sh", "-c", _SHOW, place.root, path)
+            command = place.command("sh", "-c", script, place.root, path)
             ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
     if ended.returncode == _NOT_THERE:
         raise UsageProblem(f"Job {name} has no files at {path} in its state directory.")

@@ -21,13 +21,13 @@ from kubectl_torchrun.terminal import Terminal
     default=None,
     help="Redraw until the run ends. Default: on a terminal.",
 )
-@output_option("name", "yaml", "json")
+@output_option("name", "wide", "yaml", "json")
 @cluster_options
 def command(job: str, watch: bool | None, output: str, target: Target) -> None:
     """Show the phase, reason, progress, attempts and pods of JOB; live on a terminal.
 
     A live view ends with the run and returns its exit code. Without a terminal, print the status
-    once, or with --watch one line for each change.
+    once, or with --watch one line for each change. -o wide prints it once, with the IPs of pods.
 
     \b
     Examples:

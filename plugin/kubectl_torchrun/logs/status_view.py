@@ -18,7 +18,7 @@ from kubectl_torchrun.cluster.slices import JOBS, PODS, Job
 from kubectl_torchrun.cluster.summary import node_count, progress_line, status_lines
 from kubectl_torchrun.errors import DETACHED, RUN_FAILED, SUCCEEDED
 from kubectl_torchrun.logs import broken_edits
-from kubectl_torchrun.terminal import Terminal, phase_style
+from kubectl_torchrun.terminal import Terminal, has_colour, phase_style
 from kubectl_torchrun.text import escape, join, style
 from torchrun_api import names
 from torchrun_api.core import Pod
@@ -30,16 +30,18 @@ _EDIT_SECONDS = 3.0
 def show(target: Target, name: str, terminal: Terminal, *, watch: bool | None, form: str) -> int:
     """Print one view or keep it up to date; the exit code, the run's if watched to its end."""
     with session(target) as cluster:
-        if form:
+        if form not in ("", output.WIDE):
             path = JOBS.path(cluster.namespace, name)
             output.write(output.without_noise(cluster.run(lambda api: api.read(path))), form)
             return 0
         job = cluster.run(lambda api: api.get(JOBS, name))
-        live = sys.stdout.isatty() and terminal.live
+        live = sys.stdout.isatty() and terminal.live and not form
         if not (live if watch is None else watch):
             pods = cluster.run(lambda api: _list_pods(api, name))
             edit = cluster.run(lambda api: _broken_edit(api, cluster, job, pods))
-            output.print_lines(view(job, pods, output.screen_width(), None, edit))
+            wide = form == output.WIDE
+            width = None if wide else output.screen_width()
+            output.print_lines(view(job, pods, width, None, edit, wide=wide))
             return 0
         follow = _redraw if live else _print_changes
         try:
@@ -104,7 +106,7 @@ async def _redraw(api: Api, cluster: Cluster, name: str, terminal: Terminal) -> 
 
     job_watch = JobWatch(api, name)
     edits = _EditCheck(api, cluster, job_watch)
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, no_color=not has_colour(sys.stdout))
 
     def picture() -> Text:
         if job_watch.job is None:
@@ -141,11 +143,17 @@ def _exit_code(job_watch: JobWatch, terminal: Terminal) -> int:
 
 
 def view(
-    job: Job, pods: Sequence[Pod], width: int | None, height: int | None, edit: str = ""
+    job: Job,
+    pods: Sequence[Pod],
+    width: int | None,
+    height: int | None,
+    edit: str = "",
+    *,
+    wide: bool = False,
 ) -> list[str]:
     """The lines of one view, at most `height`; styled, which `echo` undoes off terminals.
 
-    edit: a line about an edit whose command failed, or "".
+    edit: a line about an edit whose command failed, or "". wide: with all columns of pods.
     """
     status, now = job.status, datetime.now(UTC)
     head = (
@@ -168,7 +176,7 @@ def view(
         lines.append(output.cut(progress_line(status.progress, width, running=running), width))
     for line in details:
         lines += _wrap(line, width)
-    table = pod_table(pods, width)
+    table = pod_table(pods, width, wide=wide)
     if table:
         lines.append("")
         room = max(height - len(lines) - 1, 2) if height else len(table)
@@ -178,8 +186,8 @@ def view(
     return lines[:height] if height else lines
 
 
-def pod_table(pods: Sequence[Pod], width: int | None) -> list[str]:
-    """A table of the latest gang and its helper pods; pods with problems first."""
+def pod_table(pods: Sequence[Pod], width: int | None, *, wide: bool = False) -> list[str]:
+    """A table of the latest gang and its helper pods; pods with problems first. wide: with IPs."""
     newest = max(map(attempt_of, pods), default=0)
     shown = [
         pod
@@ -194,11 +202,13 @@ def pod_table(pods: Sequence[Pod], width: int | None) -> list[str]:
             pod.spec.node_name or "-",
             "Terminating" if pod.metadata.deletion_timestamp else pod.status.phase or "-",
             output.age(pod.metadata.creation_timestamp),
+            *([pod.status.pod_ip or "-"] if wide else []),
             trouble(pod),
         ]
         for pod in sorted(shown, key=_sort_key)
     ]
-    return output.columns(("POD", "NODE", "PHASE", "AGE", "REASON"), rows, width, ("NODE", "AGE"))
+    head = ("POD", "NODE", "PHASE", "AGE", *(["IP"] if wide else []), "REASON")
+    return output.columns(head, rows, width, ("NODE", "AGE"))
 
 
 def _sort_key(pod: Pod) -> tuple[bool, str, int]:

@@ -201,3 +201,26 @@ def test_a_repeated_failure_stops_a_run_in_a_terminal(laptop: Laptop) -> None:
     with terminal(laptop, "run", "--name", "run", "x") as screen:
         assert screen.end() == 6
     assert "Suspended job run." in screen.text()
+
+
+@pytest.mark.parametrize("words", [("logs", "run"), ("status", "run", "--no-watch")])
+def test_colors_can_be_turned_off_in_a_terminal(laptop: Laptop, words: tuple[str, ...]) -> None:
+    put_failed_job(laptop)
+    with terminal(laptop, *words) as screen:
+        assert screen.end() == 0
+    assert COLOUR.search(screen.seen)
+    with terminal(laptop, *words, "--color", "never") as screen:
+        assert screen.end() == 0
+    assert not COLOUR.search(screen.seen)
+
+
+@pytest.mark.parametrize("words", [("logs", "run"), ("status", "run", "--no-watch")])
+def test_colors_can_be_turned_on_without_a_terminal(laptop: Laptop, words: tuple[str, ...]) -> None:
+    put_failed_job(laptop)
+    assert not COLOUR.search(laptop.run(*words).stdout_bytes)
+    assert COLOUR.search(laptop.run(*words, "--color=always").stdout_bytes)
+
+
+def put_failed_job(laptop: Laptop) -> None:
+    laptop.job("run", status={"phase": "Failed"})
+    laptop.worker("run", 0, 0, "2026-01-01T00:00:00.000000000Z step 1\n", terminated={})

@@ -42,6 +42,12 @@ def test_without_a_path_all_files_are_printed(laptop: Laptop, kept: Path) -> Non
     assert stdout.endswith(b"==> top <==\n\xff\n\n")
 
 
+def test_names_of_files(laptop: Laptop, kept: Path) -> None:
+    shown = laptop.run("state-files", "run", "-o", "name").stdout
+    assert shown == "sdk/c1/0.left\nsdk/c1/1.left\n"
+    assert laptop.run("state-files", "run", "none", "-o", "name").exit_code == 2
+
+
 def test_a_missing_file_is_no_cluster_error(laptop: Laptop, kept: Path) -> None:
     result = laptop.run("state-files", "run", "other")
     assert result.exit_code == 2

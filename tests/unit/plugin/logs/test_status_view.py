@@ -1,6 +1,7 @@
 """The view of one job."""
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 
 import click
@@ -89,6 +90,13 @@ def test_watching_without_a_terminal_prints_changes_until_the_end(
         ["Running", "Up"],
         [phase, "Why"],
     ]
+
+
+def test_the_wide_view_is_not_cut(laptop: Laptop) -> None:
+    a_job(laptop)
+    out = laptop.run("status", "run", "-o", "wide").stdout
+    assert re.search(r"(?m)^POD +NODE +PHASE +AGE +IP +REASON$", out)
+    assert "no GPUs " * 19 in out
 
 
 def test_a_job_that_is_deleted_during_the_watch(laptop: Laptop) -> None:
