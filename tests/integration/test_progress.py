@@ -75,8 +75,9 @@ def test_a_report_becomes_status_and_columns(
     reporter: Reporter, team: Team, crds: LocalCluster
 ) -> None:
     pods = running(team, "run")
-    values = {"step": 12, "totalSteps": 100, "loss": 2.75, "samplesPerSecond": 31.5}
+    values = {"step": 12, "totalSteps": 100, "loss": 2.6052303314, "samplesPerSecond": 660.4361669}
     assert reporter.send(token(team, pods[0]), **values) == 204
+    values |= {"loss": 2.605, "samplesPerSecond": 660.4}
     report = progress(team, "run", 12)
     assert {name: report[name] for name in values} == values
     assert report["time"]
@@ -84,7 +85,7 @@ def test_a_report_becomes_status_and_columns(
     header, row = (line.split() for line in wide.splitlines())
     columns = dict(zip(header, row, strict=True))
     assert [columns[name] for name in ("STEP", "OF", "LOSS", "SAMPLES/S")] == [
-        *("12", "100", "2.75", "31.5"),
+        *("12", "100", "2.605", "660.4"),
     ]
 
 

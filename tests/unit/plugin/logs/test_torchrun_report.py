@@ -143,6 +143,13 @@ def test_a_line_that_cannot_be_of_a_report_is_not_held() -> None:
         assert folder.feed(StampedLine(b"1", text)) == [StampedLine(b"1", text)]
 
 
+def test_a_report_without_a_table_is_released_at_once() -> None:
+    lines = [*AGENT_TRACEBACK, CHILD_FAILED[0], b"no table"]
+    folder = ReportFolder()
+    printed = [line.text for text in lines for line in folder.feed(StampedLine(b"", text))]
+    assert printed == lines
+
+
 def stamped(lines: list[bytes]) -> list[str]:
     """The lines as the kubelet sends them, a millisecond apart."""
     return [
