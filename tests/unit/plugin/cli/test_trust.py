@@ -170,9 +170,10 @@ def test_cluster_flags_before_the_command_override_the_file(laptop: Laptop) -> N
 def test_every_flag_is_classified() -> None:
     """A new flag may choose what runs and where. Add it to _KEYS, or here if it does not."""
     harmless = {
-        "after", "all-namespaces", "attempt", "detach", "dev", "dry-run", "env", "exclude", "follow",
-        "gpus", "include", "name", "node", "nodes", "output", "phase", "prefix", "previous", "queue",
-        "rank", "selector", "since", "stdin", "tail", "tensorboard", "timeout", "timestamps", "tty",
+        "after", "all-namespaces", "attempt", "color", "container", "detach", "dev", "dry-run",
+        "env", "exclude", "follow", "gpus", "include", "name", "node", "nodes", "output", "phase",
+        "prefix", "previous", "queue", "rank", "raw", "selector", "since", "stdin",
+        "stop-on-repeated-failure", "tail", "tensorboard", "timeout", "timestamps", "tty",
         "upload-timeout", "wait", "watch",
     }  # fmt: skip
     flags = {flag for command in cli.commands.values() for flag in defaults._flags(command)}
