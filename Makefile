@@ -131,7 +131,9 @@ generate: $(VENV)/.ready ## CRDs, reference pages, pictures, golden Plans
 	$(DRAW)
 	$(BIN)/pytest -q tests/unit/reconcile --update-golden
 
-pictures: $(VENV)/.ready ## The pictures of the docs
+pictures: $(VENV)/.ready ## Record the dashboards with a real Prometheus, and draw every picture
+	$(CLUSTER_CLI) binaries kwok prometheus
+	$(BIN)/pytest tests/monitoring/record_dashboards.py
 	$(DRAW)
 
 run: $(VENV)/.ready ## The controller on this machine against the current cluster (RUNTIME_IMAGE=...)

@@ -16,10 +16,10 @@ WORKERS = f"{names.COMPONENT_LABEL}={names.WORKER}"
 
 
 class Team:
-    """A namespace of its own."""
+    """A namespace of its own, of any name by default."""
 
-    def __init__(self, api: Api) -> None:
-        name = f"team-{uuid.uuid4().hex[:8]}"
+    def __init__(self, api: Api, name: str = "") -> None:
+        name = name or f"team-{uuid.uuid4().hex[:8]}"
         self.api, self.name = api, name
         api.create("/api/v1/namespaces", {"metadata": {"name": name}})
         self.core = f"/api/v1/namespaces/{name}"
