@@ -147,7 +147,7 @@ def test_what_another_setup_pod_removed_cannot_be_finished(job: Job) -> None:
     removed = 'made=$(readlink "$TORCHRUN_ENV_DIR") && rm -r "$made" && mkdir "$made"'
     result = job.set_up(command=removed)
     assert result.exit_code == 125
-    assert result.message["reason"] == "EnvironmentUnwritable"
+    assert result.message["reason"] == "EnvironmentNotReady"
     assert "one" not in job.kept()
     assert job.set_up(command="true").exit_code == 0
     assert job.kept() == ["one"]
