@@ -19,12 +19,15 @@ Texts = Iterator[tuple[str, str]]
 def attach(
     report: pytest.TestReport, folder: Path, texts: Texts, quiet: tuple[str, ...] = ()
 ) -> None:
-    """Save texts in a folder of the test, and show the end of each. Never raises.
+    """Save texts and captured output in a folder of the test, and show the end of each. Never raises.
 
     Texts whose title begins with one of `quiet` are saved and not shown.
     """
     path, _, test = report.nodeid.partition("::")
-    directory = folder / _file_name(f"{Path(path).stem}-{test}")
+    # A failure of the teardown must not replace the evidence of the test itself.
+    phase = "-teardown" if report.when == "teardown" else ""
+    directory = folder / (_file_name(f"{Path(path).stem}-{test}") + phase)
+    captured = [f"{title}\n{text}" for title, text in report.sections]
     try:
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
@@ -33,9 +36,8 @@ def attach(
             file.write_text(text)
             if not title.startswith(quiet):
                 report.sections.append((title, end_of(text, file)))
-        (directory / "test.txt").write_text(
-            f"{report.nodeid}: {report.when}\n\n{report.longreprtext}\n"
-        )
+        parts = (f"{report.nodeid}: {report.when}", report.longreprtext, *captured)
+        (directory / "test.txt").write_text("\n\n".join(parts) + "\n")
     except Exception as error:  # the failure of the test must not be hidden
         report.sections.append(("evidence", f"nothing more was saved: {error!r}"))
     report.sections.append(("evidence", f"all of it is in {directory}"))

@@ -119,6 +119,19 @@ def test_an_unreachable_cluster_does_not_change_the_failure(
     assert failed.longreprtext == "it broke"
 
 
+def test_a_failed_teardown_does_not_replace_the_evidence_of_the_test(tmp_path: Path) -> None:
+    call, teardown = report(), report()
+    call.sections.append(("Captured stdout call", "the log of a controller"))
+    teardown.when = "teardown"
+    attach(call, tmp_path, iter([("pods", "while the test ran")]))
+    attach(teardown, tmp_path, iter([("pods", "afterwards")]))
+    folder = tmp_path / "test_x-test_y-a-b"
+    assert (folder / "pods.txt").read_text() == "while the test ran"
+    assert "the log of a controller" in (folder / "test.txt").read_text()
+    after = tmp_path / "test_x-test_y-a-b-teardown"
+    assert (after / "pods.txt").read_text() == "afterwards"
+
+
 def test_partial_evidence_is_stored(tmp_path: Path) -> None:
     def texts():
         yield "first", "what there is"
