@@ -1,4 +1,4 @@
-"""The cluster that the suite runs on, with both images in its reach and nothing of ours in it yet."""
+"""The cluster of the suite, with both images available, before the installation."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ IMAGE_INPUTS = (
 
 @dataclass(frozen=True)
 class Cluster:
-    """controller, trainer: images as pods name them. local: set where parts can be restarted."""
+    """controller, trainer: image names for pods. local: set if components can be restarted."""
 
     kubeconfig: Path
     programs: Path | None
@@ -35,7 +35,7 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For programs that act on this cluster: kubectl with the plugin on PATH."""
+        """The environment of programs for this cluster: KUBECONFIG, and the plugin on PATH."""
         folders = [
             str(PLUGIN),
             *([str(self.programs)] if self.programs else []),
@@ -46,7 +46,7 @@ class Cluster:
     def kubectl(
         self, *arguments: str, stdin: str | None = None, check: bool = True, seconds: float = 200
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl as the administrator; fails the test with its words if `check`."""
+        """Run kubectl as the administrator. With `check`, fails the test with its output."""
         ended = subprocess.run(
             ["kubectl", *arguments],
             env=self.environment,
@@ -61,18 +61,18 @@ class Cluster:
 
 
 def manifests(cluster: Cluster, image: str) -> str:
-    """What `kubectl apply -k manifests` would apply, of this image and with one replica."""
+    """The objects of `kubectl apply -k manifests`, with this image and one replica."""
     text = cluster.kubectl("kustomize", str(ROOT / "manifests")).stdout
-    # One process is looked at and killed; what two do, tests of high availability say.
+    # One replica, which tests inspect and kill. Tests of high availability use two.
     assert text.count("replicas: 2") == 1
     return text.replace("replicas: 2", "replicas: 1").replace(CONTROLLER_IMAGE, image)
 
 
 @contextmanager
 def start(existing: str) -> Iterator[Cluster]:
-    """A cluster by CLUSTER's rules; skips with the reason where this machine can have none.
+    """A cluster as selected by CLUSTER. Skips with a reason if this machine cannot have one.
 
-    `existing` names a cluster of `torchrun_cluster up`, which is used as it is and stays up.
+    `existing` names a cluster of `torchrun_cluster up`, which is used unchanged and stays up.
     """
     if not (PLUGIN / "kubectl-torchrun").exists():
         raise pytest.UsageError("the plugin is not built; run: make .venv/bin/.plugin")

@@ -1,4 +1,4 @@
-"""A cluster with the controller as users install it, once; a namespace of its own for each test."""
+"""One cluster with the installed controller, and a namespace for each test."""
 
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -16,19 +16,19 @@ from kubectl_torchrun.cluster.kubectl import Target, proxy
 
 HERE = Path(__file__).parent
 SECONDS = 600
-"""Limit of a test, without the fixtures before it, which may build images."""
+"""Timeout of a test without its fixtures, which may build images."""
 FAILURES = BUILD / "e2e-failures"
 LABEL = "torchrun-e2e"
 PROFILE = "pod-security.kubernetes.io/enforce"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--cluster` spares the start of a cluster."""
+    """Add `--cluster`, which uses an existing cluster."""
     parser.addoption("--cluster", default="", help="use the cluster of this name, and keep it")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Bound tests, but not the first builds."""
+    """Set timeouts for tests, but not for the first builds."""
     for item in items:
         if not item.path.is_relative_to(HERE):
             continue
@@ -65,7 +65,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def api(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """The API server over HTTP, by kubectl's own proxy."""
+    """An HTTP client of the API server, through kubectl proxy."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", cluster.environment["PATH"])
         with proxy(Target(kubeconfig=str(cluster.kubeconfig))) as socket:
@@ -80,7 +80,7 @@ def api(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def _no_namespace_stays(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if cluster.local is not None and not request.config.getoption("--cluster"):
-        return  # they go with the cluster
+        return  # they are deleted with the cluster
     selector = ("namespace", "-l", f"{LABEL}=true")
     if cluster.kubectl("get", *selector, "-o", "name").stdout:
         cluster.kubectl("wait", *selector, "--for=delete", "--timeout=180s")
@@ -92,13 +92,13 @@ def space(
 ) -> Iterator[Space]:
     """A fresh namespace under the baseline Pod Security profile, with the queue `plain`.
 
-    Jobs of that queue run in the controller's own image: Python, no torch.
+    Jobs of that queue use the controller's image, with Python and without torch.
     """
     test = request.node.name.removeprefix("test_").replace("_", "-").split("[")[0]
     name = f"{test[:40].strip('-')}-{request.node.stash.setdefault(_NUMBER, next(_numbers))}"
     cluster.kubectl("create", "namespace", name)
     cluster.kubectl("label", "namespace", name, f"{LABEL}=true", f"{PROFILE}=baseline")
-    # Pods of the tests' own are refused until the ServiceAccount is there.
+    # Pods of the test are refused until the ServiceAccount exists.
     cluster.kubectl("wait", "-n", name, "serviceaccount/default", "--for=create", "--timeout=180s")
     space = Space(cluster, api, name)
     space.apply(queue("plain", cluster.controller))

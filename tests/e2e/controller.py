@@ -37,7 +37,7 @@ class HostController:
 
     @contextmanager
     def running(self) -> Iterator["HostController"]:
-        """Until the end of the block."""
+        """Run until the end of the block."""
         self.start()
         try:
             yield self
@@ -46,14 +46,14 @@ class HostController:
             print(self._log.read_text())
 
     def start(self) -> None:
-        """Start it; does not wait for anything."""
+        """Start it, without waiting."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, env=self._environment, stdout=log, stderr=log
             )
 
     def kill(self) -> None:
-        """SIGKILL, and start another at once."""
+        """Kill it with SIGKILL, and start another at once."""
         self._end(signal.SIGKILL)
         self.kills += 1
         self.start()
@@ -67,7 +67,7 @@ class HostController:
 
 @contextmanager
 def no_deployment(cluster: Cluster) -> Iterator[None]:
-    """Scale the Deployment to none for the time of the block."""
+    """Scale the Deployment to zero until the end of the block."""
     scale = ("scale", *CONTROLLER)
     pods = ("-n", NAMESPACE, "pods", "-l", SELECTOR)
     cluster.kubectl(*scale, "--replicas=0")
@@ -80,7 +80,7 @@ def no_deployment(cluster: Cluster) -> Iterator[None]:
 
 
 def pod_of_deployment(space: Space) -> Body:
-    """The Deployment's one pod; one that a rollout ends does not count."""
+    """The only pod of the Deployment, without pods that a rollout terminates."""
     path = f"/api/v1/namespaces/{NAMESPACE}/pods"
     listed = space.api.get(path, params={"labelSelector": SELECTOR}).json()["items"]
     pod: Body
@@ -89,7 +89,7 @@ def pod_of_deployment(space: Space) -> Body:
 
 
 def kill_in_pod(pod: Body) -> None:
-    """SIGKILL the container's process, as the kernel does when memory runs out."""
+    """Kill the process of the container with SIGKILL, like the OOM killer."""
     container = pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
     killed = 0
     for entry in Path("/proc").iterdir():
@@ -103,7 +103,7 @@ def kill_in_pod(pod: Body) -> None:
 
 
 def metrics(space: Space) -> dict[str, float]:
-    """The values of the controller's /metrics, by series."""
+    """The values of /metrics of the controller, by series."""
     name = pod_of_deployment(space)["metadata"]["name"]
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}:8080/proxy/metrics"
     lines = space.api.get(path).raise_for_status().text.splitlines()
@@ -124,19 +124,19 @@ def wait_restarted(space: Space, restarts: int, seconds: float = 180) -> None:
 
 
 def uploading(space: Space, pods: History, pod: str, seconds: float = 180) -> None:
-    """Wait until the sync pod, which listens once it is ready, holds the first bytes of an upload.
+    """Wait until the sync pod is ready and has the first bytes of an upload.
 
-    The pod may have ended by then: it takes all of a small upload within a second.
+    The pod may have ended by then, because a small upload takes less than a second.
     """
     pods.until(lambda state: is_ready(state) or ended(state), seconds, pod)
     deadline = time.monotonic() + seconds
     while not any(ended(state) for state in pods.states(pod)):
-        with suppress(httpx.HTTPStatusError):  # it ends as it is asked
+        with suppress(httpx.HTTPStatusError):  # the pod ends during the request
             if SyncPod(space, pod).state()["offset"]:
                 return
-        assert time.monotonic() < deadline, "no upload began"
+        assert time.monotonic() < deadline, "no upload started"
 
 
 def ended(pod: Body) -> bool:
-    """Whether all of its containers have."""
+    """Whether all containers have terminated."""
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")

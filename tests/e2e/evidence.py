@@ -1,4 +1,4 @@
-"""What is needed to judge a failed test: the objects of its namespace, events, logs."""
+"""The evidence of a failed test: the objects of its namespace, events and logs."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ KINDS = (
     *("leases", "events"),
 )
 QUIET = ("all ", "log of the node")
-"""Beginnings of titles that are kept and not shown."""
+"""Beginnings of titles that are stored and not shown."""
 COMPONENTS = (
     "kubelet",
     "kube-apiserver",
@@ -20,11 +20,11 @@ COMPONENTS = (
     "containerd",
 )
 SECONDS = 30.0
-"""For one command: a cluster that does not answer must not take the rest of the suite's time."""
+"""Timeout of one command, so that an unreachable cluster does not delay the suite."""
 
 
 def gather(space: Space) -> Iterator[tuple[str, str]]:
-    """Titles and texts, the most telling ones last, where a report ends."""
+    """Titles and texts, the most useful ones last, at the end of the report."""
     listed = {kind: items(space, kind) for kind in KINDS}
     for kind, objects in listed.items():
         yield f"all {kind}", json.dumps(objects, indent=1) if isinstance(objects, list) else objects
@@ -44,12 +44,12 @@ def kubectl_output(space: Space, *arguments: str) -> str:
     """The output of kubectl, or the error that prevented it."""
     try:
         return space.kubectl(*arguments, check=False, seconds=SECONDS)
-    except Exception as error:  # evidence of its own
+    except Exception as error:  # the error is evidence, too
         return f"kubectl {' '.join(arguments)}: {error!r}"
 
 
 def items(space: Space, kind: str) -> list[Body] | str:
-    """All objects of a kind, or why there are none."""
+    """All objects of a kind, or the error."""
     text = kubectl_output(space, "get", kind, "-o", "json")
     try:
         objects: list[Body] = json.loads(text)["items"]
@@ -59,14 +59,14 @@ def items(space: Space, kind: str) -> list[Body] | str:
 
 
 def render(objects: list[Body] | str, line: Callable[[Body], str]) -> str:
-    """One object after the other."""
+    """The objects in the order of their times."""
     if isinstance(objects, str):
         return objects
     return "\n".join(line(one) for one in sorted(objects, key=changed_at)) or "none"
 
 
 def changed_at(one: Body) -> str:
-    """When it was made, or last seen."""
+    """The last time of an event, or the creation time."""
     return str(
         one.get("lastTimestamp") or one.get("eventTime") or one["metadata"]["creationTimestamp"]
     )
@@ -112,7 +112,7 @@ def pod(one: Body) -> str:
 
 
 def event(one: Body) -> str:
-    """When, of what, why."""
+    """Time, object, reason and message."""
     about = one.get("involvedObject", {})
     times = f" x{one['count']}" if one.get("count", 1) != 1 else ""
     return (
@@ -122,7 +122,7 @@ def event(one: Body) -> str:
 
 
 def pod_logs(space: Space, pods: list[Body] | str) -> Iterator[tuple[str, str]]:
-    """Of every container that has started, and of the one before a restart."""
+    """Logs of every started container, also from before a restart."""
     if isinstance(pods, str):
         return
     for one in pods:
@@ -139,7 +139,7 @@ def pod_logs(space: Space, pods: list[Body] | str) -> Iterator[tuple[str, str]]:
 
 
 def node_logs(space: Space) -> Iterator[tuple[str, str]]:
-    """Of the cluster's own components, where they run on this machine."""
+    """Logs of the cluster components, if they run on this machine."""
     if space.cluster.local is None:
         return
     for component in COMPONENTS:

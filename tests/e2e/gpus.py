@@ -1,6 +1,6 @@
-"""GPU nodes played by kwok, beside the cluster's real node: placement without hardware.
+"""GPU nodes of kwok beside the real node of the cluster.
 
-Scheduler, Job controller and controller are real; a pod there is nothing but its status.
+Scheduler, Job controller and controller are real. A pod on such a node has only a status.
 """
 
 import json
@@ -38,7 +38,7 @@ print("sum", int(total), flush=True)
 
 
 def local(cluster: Cluster) -> LocalCluster:
-    """The cluster, if its parts are ours to add to."""
+    """The local cluster, to which nodes can be added. Skips on other clusters."""
     if cluster.local is None:
         pytest.skip("this cluster is not ours to install schedulers in")
     return cluster.local
@@ -46,7 +46,7 @@ def local(cluster: Cluster) -> LocalCluster:
 
 @contextmanager
 def installed(cluster: Cluster, addon: str) -> Iterator[None]:
-    """Volcano or Kueue in the cluster for the time of the block."""
+    """Install Volcano or Kueue until the end of the block."""
     local(cluster).install(addon)
     try:
         yield
@@ -56,7 +56,7 @@ def installed(cluster: Cluster, addon: str) -> Iterator[None]:
 
 @contextmanager
 def nodes(cluster: Cluster, count: int, log: Path) -> Iterator[None]:
-    """So many nodes with eight GPUs each, for the time of the block."""
+    """Add `count` nodes with eight GPUs each until the end of the block."""
     program = binaries.ensure(["kwok"])["kwok"]
     selector = f"{ROLE}={FAKE[ROLE]}"
     command = [
@@ -76,7 +76,7 @@ def nodes(cluster: Cluster, count: int, log: Path) -> Iterator[None]:
 
 
 def add_node(cluster: Cluster, number: int) -> None:
-    """One more node, and wait until it is ready."""
+    """Add a node, and wait until it is ready."""
     name = f"fake-gpus-{number}"
     node = {
         "apiVersion": "v1",
@@ -89,7 +89,7 @@ def add_node(cluster: Cluster, number: int) -> None:
 
 
 def gpu_queue(name: str, scheduling: JsonObject, **spec: JsonValue) -> JsonObject:
-    """A queue for whole fake nodes, without storage."""
+    """A queue for complete fake nodes, without storage."""
     return queue(
         name,
         "none",
@@ -106,7 +106,7 @@ def gpu_queue(name: str, scheduling: JsonObject, **spec: JsonValue) -> JsonObjec
 
 
 def end(space: Space, job: str, phase: str, *, index: int | None = None) -> None:
-    """Let the running workers of a job end, or one of them: Succeeded or Failed."""
+    """End the running workers of a job, or one of them: Succeeded or Failed."""
     selector = f"{names.JOB_LABEL}={job},{names.COMPONENT_LABEL}={names.WORKER}"
     if index is not None:
         selector += f",batch.kubernetes.io/job-completion-index={index}"
@@ -117,7 +117,7 @@ def end(space: Space, job: str, phase: str, *, index: int | None = None) -> None
 
 
 def bound(pods: History, job: str) -> set[str]:
-    """Names of all of a job's pods that were ever on a node."""
+    """Names of all pods of a job that were ever bound to a node."""
     return {
         state["metadata"]["name"]
         for state in pods.states()
@@ -126,7 +126,7 @@ def bound(pods: History, job: str) -> set[str]:
 
 
 def assert_never_together(pods: History, *jobs: str) -> None:
-    """Replay the pods' history: at no moment may two of the jobs hold nodes."""
+    """Check that two of the jobs never had nodes at the same time."""
     holders: dict[str, str] = {}
     for state in pods.states():
         name, job = state["metadata"]["name"], state["metadata"]["labels"].get(names.JOB_LABEL)

@@ -1,4 +1,4 @@
-"""What an object went through: every state that a watch has shown, in order."""
+"""The history of objects: every state from a watch, in order."""
 
 import socket
 import threading
@@ -20,17 +20,18 @@ SILENCE_SECONDS = 60.0
 
 
 class History:
-    """The states of all objects of one kind in one namespace, from now on.
+    """Records the states of all objects of one kind in one namespace.
 
-    Outlives restarts of the API server: it lists again, so a state in between may be missing then,
-    but no object that lives longer than that.
+    After a restart of the API server it lists again. It may miss states during the restart, but no
+    object that exists before or after.
     """
 
     def __init__(self, api: httpx.Client, kind: Kind[Any], namespace: str) -> None:
         self._api = api
         self._path = kind.path(namespace)
         self._states: list[Body] = []
-        self._deleted: set[tuple[str, str]] = set()  # UID and version of each last state
+        # UID and version of the last state of each deleted object.
+        self._deleted: set[tuple[str, str]] = set()
         self._versions: set[tuple[str, str]] = set()
         self._changed = threading.Condition()
         self._stop = threading.Event()
@@ -54,23 +55,23 @@ class History:
             return [s for s in self._states if name in ("", s["metadata"]["name"])]
 
     def is_last(self, state: Body) -> bool:
-        """Whether the object went with this state, and was not there any more from then on."""
+        """Whether the object was deleted in this state, and not created again."""
         return (state["metadata"]["uid"], state["metadata"]["resourceVersion"]) in self._deleted
 
     def uids(self) -> dict[str, set[str]]:
-        """UIDs of all objects that there ever were, by name."""
+        """UIDs of all objects that ever existed, by name."""
         uids: dict[str, set[str]] = {}
         for state in self.states():
             uids.setdefault(state["metadata"]["name"], set()).add(state["metadata"]["uid"])
         return uids
 
     def phases(self, name: str) -> list[str]:
-        """The phases of an object, each once for as long as it held."""
+        """The phases of an object in order, without repetitions."""
         phases = [state.get("status", {}).get("phase", "") for state in self.states(name)]
         return [p for p, before in zip(phases, [None, *phases], strict=False) if p and p != before]
 
     def until(self, holds: Callable[[Body], T | None], seconds: float = 180, name: str = "") -> T:
-        """Wait for a state (one of the past will do) that `holds` finds something in; returns that."""
+        """Wait for a state, past or new, for which `holds` returns a value. Returns that value."""
         deadline, looked_at = time.monotonic() + seconds, 0
         with self._changed:
             while True:
@@ -121,7 +122,7 @@ class History:
                 continue
 
     def _hang_up(self) -> None:
-        """End a read that waits for a change, which may never come."""
+        """Cancel a read that waits for a change."""
         if self._connection is not None:
             with suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
@@ -143,13 +144,13 @@ class History:
 
 
 def trains(state: Body) -> bool:
-    """Whether ranks of this pod may run: the go-ahead is given, the containers have not stopped."""
+    """Whether ranks of this pod may run: its start annotation is set, and its containers have not ended."""
     annotations = state["metadata"].get("annotations", {})
     return names.START in annotations and state["status"].get("phase") == "Running"
 
 
 def assert_gangs_never_overlap(pods: History) -> None:
-    """Replay the pods' history: at no moment may ranks of two attempts run."""
+    """Check that ranks of two attempts never ran at the same time."""
     live: dict[str, str] = {}
     for state in pods.states():
         labels = state["metadata"].get("labels", {})

@@ -1,4 +1,4 @@
-"""Queues and jobs that the tests use."""
+"""Queues and jobs of the tests."""
 
 from torchrun_api.json import JsonObject, JsonValue
 
@@ -26,7 +26,7 @@ def queue(name: str, image: str, **spec: JsonValue) -> JsonObject:
 
 
 def job(name: str, queue: str, command: JsonValue, nodes: int = 1, **spec: JsonValue) -> JsonObject:
-    """A job whose command runs as it is, without torchrun and without a workspace."""
+    """A job whose command runs unchanged, without torchrun and workspace."""
     defaults: JsonObject = {
         "jobQueue": queue,
         "numNodes": nodes,

@@ -60,11 +60,11 @@ class Laptop:
         return self.start("python3", name, *arguments)
 
     def run(self, text: str) -> str:
-        """Run a script to its end; returns its output."""
+        """Run a script to its end. Returns its output."""
         return output_of(self.script(text))
 
     def deliver(self, way: str) -> None:
-        """How the queue's workers get the workspace: shared or direct."""
+        """Set the delivery of the workspace in the queue: shared or direct."""
         self.edit_queue(storage={"workspace": {"delivery": way}})
 
     def edit_queue(self, **spec: object) -> None:
@@ -96,7 +96,7 @@ def laptop(space: Space, tmp_path: Path) -> "Laptop":
     new = Laptop(space, directory, space.cluster.trainer)
     queue = yaml.safe_load((ROOT / "examples" / "gpt" / "queue.yaml").read_text())
     queue["spec"]["image"] = space.cluster.trainer
-    queue["spec"]["nodeResources"]["cpus"] = "100m"  # a node of two cores takes five workers
+    queue["spec"]["nodeResources"]["cpus"] = "100m"  # a node of two cores has room for five workers
     space.kubectl("delete", "torchrunqueue", "plain")
     space.apply(queue)
     return new

@@ -1,4 +1,4 @@
-"""A namespace of one test, and what tests do in it."""
+"""The namespace of a test, and common actions in it."""
 
 import json
 import re
@@ -27,7 +27,7 @@ CONTROLLER = ("-n", "torchrun-system", "deployment/torchrun-controller")
 
 
 class Space:
-    """One namespace of the cluster. `api` is an HTTP client to the API server."""
+    """One namespace of the cluster. `api` is an HTTP client of the API server."""
 
     def __init__(self, cluster: Cluster, api: httpx.Client, name: str) -> None:
         self.cluster = cluster
@@ -37,24 +37,24 @@ class Space:
     def kubectl(
         self, *arguments: str, stdin: str | None = None, check: bool = True, seconds: float = 200
     ) -> str:
-        """kubectl in this namespace; its output, with that on stderr after it."""
+        """Run kubectl in this namespace. Returns stdout and stderr."""
         ended = self.cluster.kubectl(
             "-n", self.name, *arguments, stdin=stdin, check=check, seconds=seconds
         )
         return ended.stdout + ended.stderr
 
     def apply(self, *objects: JsonObject) -> None:
-        """Apply objects as a user does."""
+        """Apply objects as a user would."""
         listed = {"apiVersion": "v1", "kind": "List", "items": objects}
         self.kubectl("apply", "-f", "-", stdin=json.dumps(listed))
 
     def get(self, kind: Kind[Any], name: str) -> Body:
-        """An object as it is now."""
+        """The current object."""
         body: Body = self.api.get(kind.path(self.name, name)).raise_for_status().json()
         return body
 
     def status(self, job: str) -> Body:
-        """The status of a TorchrunJob as it is now."""
+        """The current status of a TorchrunJob."""
         status: Body = self.get(TORCHRUN_JOBS, job)["status"]
         return status
 
@@ -64,19 +64,19 @@ class Space:
         self.kubectl("wait", target, f"--for={condition}", limit, seconds=seconds + 20)
 
     def wait_phase(self, job: str, phase: str, seconds: float = PATIENCE) -> Body:
-        """Wait until the TorchrunJob is in the phase; its status."""
+        """Wait until the TorchrunJob is in the phase. Returns its status."""
         self.wait(f"torchrunjob/{job}", f"jsonpath={{.status.phase}}={phase}", seconds)
         return self.status(job)
 
     def wait_reason(self, job: str, reason: str, seconds: float = PATIENCE) -> Body:
-        """Wait until the TorchrunJob has the reason; returns its status."""
+        """Wait until the TorchrunJob has the reason. Returns its status."""
         self.wait(f"torchrunjob/{job}", f"jsonpath={{.status.reason}}={reason}", seconds)
         return self.status(job)
 
     def wait_message(self, job: str, *texts: str, seconds: float = PATIENCE) -> None:
-        """Wait until the TorchrunJob's message has all of these.
+        """Wait until the message of the TorchrunJob has all of these texts.
 
-        A reason may come before all that its message tells of later.
+        A reason may be set before its message is complete.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -87,12 +87,12 @@ class Space:
             time.sleep(0.2)
 
     def history(self, kind: Kind[Any]) -> AbstractContextManager[History]:
-        """Record what the objects of a kind go through."""
+        """Record the history of all objects of a kind."""
         return History(self.api, kind, self.name).running()
 
     @contextmanager
     def histories(self, *kinds: Kind[Any]) -> Iterator[list[History]]:
-        """The same for several kinds."""
+        """Record several kinds."""
         if not kinds:
             yield []
             return
@@ -118,11 +118,11 @@ class Space:
         return ended
 
     def submit_command(self, command: str, *options: str) -> list[str]:
-        """The words of `kubectl torchrun submit --follow`."""
+        """The arguments of `kubectl torchrun submit --follow`."""
         return ["kubectl", "torchrun", "submit", "-n", self.name, "--follow", *options, command]
 
     def end_state(self) -> list[str]:
-        """The namespace's objects with their phases, without what differs from run to run."""
+        """The objects of the namespace with their phases, without random parts of names."""
         lines = []
         for kind in (TORCHRUN_JOBS, *CHILDREN):
             for item in self.api.get(kind.path(self.name)).raise_for_status().json()["items"]:
@@ -133,7 +133,7 @@ class Space:
 
 
 def until(ready: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
-    """Wait until a look finds it. Fails with `what` did not come."""
+    """Poll until the result is truthy, and return it. Fails with the name `what`."""
     deadline = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < deadline, what

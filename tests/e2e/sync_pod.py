@@ -1,4 +1,4 @@
-"""Uploads to a sync pod through the API server, whole, in part or damaged."""
+"""Complete, partial and damaged uploads to a sync pod through the API server."""
 
 import hashlib
 import time
@@ -35,7 +35,7 @@ class SyncPod:
         )
 
     def cut(self, archive: bytes, start: int, after: int) -> None:
-        """Declare the length of the rest of the archive, and break the connection after some bytes."""
+        """Announce the rest of the archive, and break the connection after some bytes."""
 
         def broken() -> Iterator[bytes]:
             yield archive[start : start + after]

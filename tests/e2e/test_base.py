@@ -1,4 +1,4 @@
-"""A second submit from one directory: what the job before it holds is not sent again."""
+"""A second submit from one directory does not send files of the previous job again."""
 
 import os
 import re
@@ -63,7 +63,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def grow(directory: Path, mib: int) -> None:
-    """Files of 4 MiB that do not compress, and many small ones."""
+    """Add incompressible files of 4 MiB, and many small files."""
     noise = Random(1)
     for number in range(mib // 4):
         (directory / f"weights-{number}.bin").write_bytes(noise.randbytes(4 * MIB))
@@ -78,7 +78,7 @@ def edit(directory: Path) -> None:
 
 
 def submit(space: Space, directory: Path, name: str) -> tuple[int, int, float]:
-    """A job that has the directory's files exactly; files and bytes sent, seconds."""
+    """Submit a job and check its files. Returns the sent files and bytes, and the seconds."""
     started = time.monotonic()
     ended = space.submit(directory, RUN, "--name", name, "--queue", "space")
     seconds = time.monotonic() - started
@@ -105,7 +105,7 @@ def spacious(space: Space, mib: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("mib", [16, 200])
-def test_an_edit_alone_is_sent_to_the_next_job(space: Space, project: Path, mib: int) -> None:
+def test_only_an_edit_is_sent_to_the_next_job(space: Space, project: Path, mib: int) -> None:
     spacious(space, mib)
     grow(project, mib)
     files, sent, first = submit(space, project, "one")
@@ -126,7 +126,7 @@ def base_of(pod: JsonObject) -> str:
 
 
 @pytest.mark.long
-def test_a_job_before_that_was_deleted_is_not_missed(space: Space, project: Path) -> None:
+def test_a_deleted_base_job_is_not_needed(space: Space, project: Path) -> None:
     spacious(space, 8)
     grow(project, 8)
     submit(space, project, "one")
@@ -139,7 +139,7 @@ def test_a_job_before_that_was_deleted_is_not_missed(space: Space, project: Path
 
 
 @pytest.mark.long
-def test_a_claim_that_cannot_be_mounted_costs_its_time_alone(space: Space, project: Path) -> None:
+def test_an_unmountable_base_only_delays_the_sync(space: Space, project: Path) -> None:
     spacious(space, 8)
     grow(project, 8)
     submit(space, project, "one")
@@ -157,7 +157,7 @@ def test_a_claim_that_cannot_be_mounted_costs_its_time_alone(space: Space, proje
 
 @contextmanager
 def unmountable(space: Space, name: str, labels: dict[str, str]) -> Iterator[None]:
-    """A bound claim whose volume is on no node."""
+    """A bound PVC whose volume is on no node."""
     volume = f"{space.name}-nowhere"
     spec = {
         "capacity": {"storage": "1Gi"},

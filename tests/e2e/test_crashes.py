@@ -1,4 +1,4 @@
-"""The controller is killed, the API server restarted: runs go on, and nothing is made twice."""
+"""Killed controllers and a restarted API server: jobs continue, and nothing is created twice."""
 
 import random
 import subprocess
@@ -22,7 +22,7 @@ UPLOAD_BYTES = 24 << 20
 
 
 def component(name: str, phase: str = "") -> Callable[[JsonObject], bool | None]:
-    """Pods of a component, in a phase where one is given."""
+    """A predicate for pods of a component, optionally in a phase."""
 
     def holds(pod: JsonObject) -> bool | None:
         labels = pod["metadata"]["labels"]
@@ -34,7 +34,7 @@ def component(name: str, phase: str = "") -> Callable[[JsonObject], bool | None]
 
 @contextmanager
 def submitted(space: Space, directory: Path) -> Iterator[subprocess.Popen[str]]:
-    """A run on two nodes, submitted and followed while the block goes on."""
+    """Submit and follow a job on two nodes until the end of the block."""
     (directory / "run.py").write_text(SCRIPT)
     (directory / "noise").write_bytes(random.Random(0).randbytes(UPLOAD_BYTES))
     options = ("--queue", "plain", "--nodes", "2", "--name", "hardy")
@@ -61,13 +61,13 @@ def assert_succeeds(process: subprocess.Popen[str]) -> None:
 
 
 def assert_once(*histories: History) -> None:
-    """Every object of the job was made once, in one attempt."""
+    """Check that every object of the job was created once, in one attempt."""
     for history in histories:
         for name, uids in history.uids().items():
             assert len(uids) == 1, f"{name} was made {len(uids)} times"
 
 
-def test_killed_at_every_moment_of_a_run(space: Space, tmp_path: Path):
+def test_a_controller_killed_at_any_time(space: Space, tmp_path: Path):
     directory = tmp_path / "project"
     directory.mkdir()
     kinds = (TORCHRUN_JOBS, PODS, JOBS, CLAIMS, SERVICES)
@@ -102,7 +102,7 @@ def test_killed_at_every_moment_of_a_run(space: Space, tmp_path: Path):
 
 
 @pytest.mark.long
-def test_the_container_restarts_and_goes_on(space: Space, tmp_path: Path):
+def test_the_container_of_the_controller_restarts(space: Space, tmp_path: Path):
     with (
         space.histories(PODS, JOBS) as (pods, children),
         submitted(space, tmp_path) as run,
@@ -122,7 +122,7 @@ def test_the_container_restarts_and_goes_on(space: Space, tmp_path: Path):
         assert_once(pods, children)
 
 
-def test_the_api_server_restarts_and_has_forgotten(space: Space):
+def test_the_api_server_restarts_with_a_compacted_history(space: Space):
     local = space.cluster.local
     if local is None:
         pytest.skip("the API server of this cluster is not ours to restart")
@@ -139,13 +139,13 @@ def test_the_api_server_restarts_and_has_forgotten(space: Space):
     again = {kind: after[kind] - before.get(kind, 0) for kind in after}
     print("lists:", before, "and after the restart:", again)
     assert len(again) == 9
-    # Claims of jobs and claims of queues are two watches.
+    # PVCs of jobs and PVCs of queues have two watches.
     watches = {"persistentvolumeclaims": 2}
     assert all(count <= watches.get(kind, 1) for kind, count in again.items()), again
 
 
 def lists(space: Space) -> dict[str, float]:
-    """How many whole lists of each kind the controller has taken."""
+    """The number of complete lists of each kind by the controller."""
     return {
         series.split('"')[1]: value
         for series, value in controller.metrics(space).items()

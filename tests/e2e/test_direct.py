@@ -1,4 +1,4 @@
-"""Delivery without shared storage: real ranks run what a pod of their job served to them."""
+"""Delivery without shared storage: real ranks run code from a serve pod."""
 
 import json
 import time
@@ -38,7 +38,7 @@ print("ran the code that was served", flush=True)
 
 @pytest.fixture
 def storage_class(space: Space) -> Iterator[str]:
-    """A class whose provisioner does not exist: the claim waits for ever."""
+    """A class with a missing provisioner, so its PVCs are never bound."""
     body = {
         "apiVersion": "storage.k8s.io/v1",
         "kind": "StorageClass",
@@ -64,7 +64,7 @@ def asks_without_a_token(space: Space, pod: str) -> int:
 
 
 @pytest.mark.long
-def test_two_nodes_train_from_a_directory_where_no_claim_binds(
+def test_two_nodes_train_without_a_bound_claim(
     space: Space, storage_class: str, tmp_path: Path
 ) -> None:
     workspace = {"size": "32Mi", "storageClassName": storage_class}
@@ -93,7 +93,7 @@ def test_two_nodes_train_from_a_directory_where_no_claim_binds(
 
 
 @pytest.mark.long
-def test_workers_beside_a_head_are_served_as_it_is(space: Space, tmp_path: Path) -> None:
+def test_head_and_workers_are_served(space: Space, tmp_path: Path) -> None:
     code = "import os, time\nprint('served to the', os.environ['TORCHRUN_ROLE'], flush=True)\n"
     (tmp_path / "train.py").write_text(code + "time.sleep(600)\n")
     volumes = {"workspace": {"source": "zip", "delivery": "direct"}}
@@ -109,9 +109,9 @@ def test_workers_beside_a_head_are_served_as_it_is(space: Space, tmp_path: Path)
     until(heard, "both say what they run")
 
 
-# Storage of the pod's own is what the run above has; edits go the same way.
+# The test above uses storage of the pod; edits work the same way.
 @pytest.mark.parametrize("bound", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_an_edit_reaches_the_workers_that_run(
+def test_an_edit_reaches_running_workers(
     space: Space, storage_class: str, tmp_path: Path, bound: bool
 ) -> None:
     workspace = {"source": "zip", "delivery": "direct"}
@@ -142,7 +142,7 @@ def test_an_edit_reaches_the_workers_that_run(
 
 
 @pytest.mark.long
-def test_a_serve_pod_that_is_lost_takes_up_its_claim_again(space: Space, tmp_path: Path) -> None:
+def test_a_replaced_serve_pod_uses_the_same_claim(space: Space, tmp_path: Path) -> None:
     project(tmp_path, train_py=HANGS_ONCE)
     volumes = {"workspace": {"source": "zip", "delivery": "direct"}}
     space.apply(job("train", "plain", "exec python3 train.py", 2, volumes=volumes))

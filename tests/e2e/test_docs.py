@@ -1,7 +1,7 @@
-"""The commands of the pages, as they stand and in their order, in one shell for each page.
+"""The commands of the pages, unchanged and in order, in one shell for each page.
 
-Before a page there are what its readers have: the queues `cpu` and `gpu` (whose GPUs are numbers
-that the node counts), a job `train` of two nodes that runs, and a directory `my-project`.
+Each page starts with the queues `cpu` and `gpu` (with a fake extended resource as GPUs), a running
+job `train` of two nodes, and a directory `my-project`.
 """
 
 import json
@@ -33,13 +33,13 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(60 * MINUTES, func_only=True
 
 
 def script(found: list[Block], namespace: str) -> str:
-    """All blocks of a page; the demo's namespace is the test's."""
+    """All blocks of a page, with the namespace of the test instead of the demo's."""
     steps = [f"echo '>>> {block}' >&2\n{block.script()}" for block in found]
     return "set -eux -o pipefail\n" + "\n".join(steps).replace("torchrun-demo", namespace)
 
 
 def kubeconfig(space: Space, directory: Path) -> Path:
-    """One whose namespace is the test's, as a user has it."""
+    """A kubeconfig with the namespace of the test."""
     config = json.loads(
         space.cluster.kubectl("config", "view", "--raw", "--minify", "-o", "json").stdout
     )
@@ -52,7 +52,7 @@ def kubeconfig(space: Space, directory: Path) -> Path:
 
 @pytest.fixture
 def gpus(space: Space) -> None:
-    """As many GPUs of a made-up kind on every node as a job of the pages asks for."""
+    """Fake GPUs on every node, as many as a job of the pages requests."""
     names = space.cluster.kubectl("get", "nodes", "-o", "name").stdout.split()
     patch = json.dumps({"status": {"capacity": {GPU: "64"}, "allocatable": {GPU: "64"}}})
     for name in names:

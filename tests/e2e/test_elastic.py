@@ -1,4 +1,4 @@
-"""An elastic run changes its size by the user's word and with capacity, and loses no step by it."""
+"""An elastic job changes its size on request and with capacity, without losing steps."""
 
 import json
 import re
@@ -18,8 +18,8 @@ from torchrun_api.kinds import PODS, TORCHRUN_JOBS
 GPT = Path(__file__).parents[2] / "examples" / "gpt"
 CODE = ("train.py", "model.py", "sonnets.txt")
 TRAINING = {"cpus": "250m", "memory": "1Gi"}
-STEPS = 100_000  # more than there is time for
-# exec: the ranks are Python and no shell, so that SIGTERM comes to them.
+STEPS = 100_000  # more than the test waits for
+# exec: ranks are Python processes, not shells, so SIGTERM reaches them.
 TRAIN = (
     f"exec python3 -u /code/train.py --steps {STEPS} --batch 6 --log-every 1"
     " --checkpoint-every 50 >> /checkpoints/log-$RANK 2>&1"
@@ -45,7 +45,7 @@ def log_of_rank_0(space: Space, name: str) -> str:
 
 
 def wait_steps(space: Space, name: str, resumed: int, seconds: float = 120) -> None:
-    """Wait until the gang that goes on for the `resumed`-th time has done some steps."""
+    """Wait until the gang has done some steps after the `resumed`-th restart."""
     deadline = time.monotonic() + seconds
     while True:
         log = log_of_rank_0(space, name)
@@ -99,7 +99,7 @@ def test_the_steps_have_no_gap_from_2_to_3_to_2_nodes(space: Space):
 
 @pytest.fixture
 def slots(space: Space) -> Iterator[None]:
-    """A resource of the node that a test gives and takes, as a node that comes and goes."""
+    """An extended resource of the node, which the test changes to simulate nodes that come and go."""
     yield
     offer(space, 0)
 
@@ -113,7 +113,7 @@ def offer(space: Space, count: int) -> None:
 
 @pytest.fixture
 def impatient(space: Space) -> Iterator[None]:
-    """A controller that lets gangs grow soon."""
+    """A controller with a short delay before gangs grow."""
     for value in (f"TORCHRUN_GROW_AFTER={GROW_AFTER}s", "TORCHRUN_GROW_AFTER-"):
         space.kubectl("set", "env", *CONTROLLER, value)
         space.kubectl("rollout", "status", *CONTROLLER, "--timeout=180s")
@@ -123,9 +123,7 @@ def impatient(space: Space) -> Iterator[None]:
 
 @pytest.mark.long
 @pytest.mark.timeout(400, func_only=True)
-def test_it_shrinks_with_capacity_and_grows_when_that_returns(
-    space: Space, slots: None, impatient: None
-):
+def test_a_gang_shrinks_and_grows_with_capacity(space: Space, slots: None, impatient: None):
     offer(space, 3)
     space.apply(
         queue(

@@ -1,4 +1,4 @@
-"""A run that dies says which rank was the first, and with what."""
+"""A failed job names the first failed rank and its error."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ EXITS = RAISES.replace('raise ValueError("loss is nan after step 7")', "os._exit
     ],
     ids=["exception", "exit"],
 )
-def test_the_first_rank_that_failed_is_named(
+def test_the_first_failed_rank_is_named(
     space: Space, tmp_path: Path, script: str, exit_code: int, message: str
 ):
     resources = {"cpus": "250m", "memory": "512Mi"}
@@ -48,7 +48,7 @@ def test_the_first_rank_that_failed_is_named(
 
 
 def worker_exit_code(space: Space, index: int) -> int:
-    """What the container of one node ended with."""
+    """The exit code of the container of one node."""
     selector = f"batch.kubernetes.io/job-completion-index={index}"
     listed = space.api.get(PODS.path(space.name), params={"labelSelector": selector}).json()
     (pod,) = listed["items"]

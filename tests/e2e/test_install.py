@@ -1,4 +1,4 @@
-"""The installed controller, by kustomize and by Helm, where the restricted Pod Security is enforced."""
+"""Installation by kustomize and by Helm, under the restricted Pod Security profile."""
 
 import json
 import os
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.long
 
 
 class Release:
-    """The chart in a test's namespace, for that alone."""
+    """The chart in the namespace of a test, for this namespace only."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
@@ -37,7 +37,7 @@ class Release:
         self._image = f"--set=image.repository={repository},image.tag={tag}"
 
     def helm(self, *arguments: str) -> str:
-        """Run helm in the namespace; fails the test with its words."""
+        """Run helm in the namespace. Fails the test with its output."""
         ended = subprocess.run(
             [binaries.ensure(["helm"])["helm"], "-n", self._space.name, *arguments],
             env={**os.environ, "KUBECONFIG": str(self._space.cluster.kubeconfig)},
@@ -50,19 +50,19 @@ class Release:
         return ended.stdout
 
     def upgrade(self, *options: str) -> None:
-        """Install it, or change it."""
+        """Install or upgrade the release."""
         once = ("--set=singleNamespace=true", "--set=crds.install=false", self._image)
         self.helm("upgrade", "--install", NAME, str(CHART), *once, *options)
 
     def rolled_out(self) -> None:
-        """Wait for all replicas of the present revision."""
+        """Wait for all replicas of the current revision."""
         deployment = f"deployment/{NAME}"
         self._space.kubectl("rollout", "status", deployment, "--timeout=180s")
 
 
 @contextmanager
 def helm_alone(space: Space) -> Iterator[Release]:
-    """The release, and no controller of the whole cluster beside it."""
+    """The release, without the controller of the whole cluster."""
     with controller.no_deployment(space.cluster):
         release = Release(space)
         release.upgrade("--wait", "--timeout=180s")
@@ -79,7 +79,7 @@ def restricted(space: Space) -> None:
 
 
 def runs_the_example(space: Space) -> None:
-    """examples/gpt as it is, with the queue beside it under the profile."""
+    """Run examples/gpt unchanged, with its queue, under the profile."""
     made: JsonObject = yaml.safe_load((GPT / "queue.yaml").read_text())
     made["spec"] |= {"image": space.cluster.trainer, "podSecurity": "restricted"}
     space.apply(made)
@@ -91,7 +91,7 @@ def runs_the_example(space: Space) -> None:
 
 
 def uids(space: Space) -> dict[str, str]:
-    """Of the child Job and the workers."""
+    """UIDs of the child Job and the workers."""
     return {
         item["metadata"]["name"]: item["metadata"]["uid"]
         for kind in (JOBS, PODS)
@@ -100,12 +100,12 @@ def uids(space: Space) -> dict[str, str]:
     }
 
 
-def test_by_kustomize_for_the_whole_cluster(space: Space) -> None:
+def test_install_by_kustomize_for_the_whole_cluster(space: Space) -> None:
     restricted(space)
     runs_the_example(space)
 
 
-def test_by_helm_for_one_namespace(space: Space) -> None:
+def test_install_by_helm_for_one_namespace(space: Space) -> None:
     restricted(space)
     with helm_alone(space):
         runs_the_example(space)
@@ -115,7 +115,7 @@ def test_by_helm_for_one_namespace(space: Space) -> None:
         ).stdout
 
 
-def test_an_upgrade_leaves_a_run_alone(space: Space) -> None:
+def test_an_upgrade_does_not_affect_a_running_job(space: Space) -> None:
     with helm_alone(space) as release:
         sleep = ["python3", "-c", "import time; time.sleep(45)"]
         space.apply(job("lasting", "plain", sleep, 2))
@@ -140,7 +140,7 @@ def applied(space: Space, image: str) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_applied_again_with_another_image_it_leaves_a_run_alone(space: Space) -> None:
+def test_another_image_does_not_affect_a_running_job(space: Space) -> None:
     cluster, again = space.cluster, f"{CONTROLLER_IMAGE}-again"
     if cluster.local is None:
         pytest.skip("a second image has to be loaded into the node")
@@ -175,13 +175,13 @@ def test_applied_again_with_another_image_it_leaves_a_run_alone(space: Space) ->
         applied(space, cluster.controller)
 
 
-def test_a_wrong_setting_is_said_by_the_pod_and_costs_nothing(space: Space) -> None:
+def test_a_wrong_setting_is_in_the_pod_status_and_has_no_effect(space: Space) -> None:
     with helm_alone(space) as release:
         release.upgrade("--set=settings.leaseDuration=5s")
         message = ended_with(space)
         assert message.startswith("torchrun-controller: --lease-duration/")
         assert message.count("\n") <= 1
-        # The pods of before stay until one of the new is ready.
+        # Old pods stay until a new one is ready.
         space.apply(job("runs", "plain", ["true"]))
         space.wait_phase("runs", "Succeeded")
         release.helm("rollback", NAME)
@@ -189,7 +189,7 @@ def test_a_wrong_setting_is_said_by_the_pod_and_costs_nothing(space: Space) -> N
 
 
 def ended_with(space: Space, seconds: float = 60) -> str:
-    """The termination message of the first controller that has ended by itself."""
+    """The termination message of the first controller that ended by itself."""
     deadline = time.monotonic() + seconds
     selector = {"labelSelector": controller.SELECTOR}
     while time.monotonic() < deadline:
@@ -203,7 +203,7 @@ def ended_with(space: Space, seconds: float = 60) -> str:
     raise AssertionError("no controller has ended")
 
 
-def test_uninstalled_it_leaves_what_users_made(space: Space) -> None:
+def test_uninstalling_keeps_the_objects_of_users(space: Space) -> None:
     with helm_alone(space) as release:
         space.apply(job("runs", "plain", ["true"]))
         space.wait_phase("runs", "Succeeded")
@@ -212,7 +212,7 @@ def test_uninstalled_it_leaves_what_users_made(space: Space) -> None:
         release.helm("uninstall", NAME, "--wait")
         assert space.get(TORCHRUN_JOBS, "runs")["status"]["phase"] == "Succeeded"
         space.kubectl("delete", "trq", "plain", "--wait=false")
-        # What docs/install.md says of queues that nobody is left to let go.
+        # docs/install.md describes queues whose finalizer no controller removes.
         patch = json.dumps({"metadata": {"finalizers": []}})
         space.kubectl("patch", "trq", "plain", "--type=merge", "-p", patch)
         space.kubectl("wait", "trq/plain", "--for=delete", "--timeout=180s")
@@ -228,7 +228,7 @@ def test_the_image_adds_little_to_its_base(space: Space) -> None:
     assert own < 60e6
 
 
-def test_the_image_says_what_is_in_it(space: Space) -> None:
+def test_the_image_has_a_bill_of_materials(space: Space) -> None:
     read = ["python3", "-c", f"print(open('{SBOM}').read())"]
     space.apply(job("reads", "plain", read))
     space.wait_phase("reads", "Succeeded")

@@ -1,4 +1,4 @@
-"""Quota and preemption by the real Kueue: on GPU nodes that kwok plays, and once on a real node."""
+"""Quota and preemption by the real Kueue, on GPU nodes of kwok and on one real node."""
 
 import json
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def kueue(kind: str, name: str, spec: JsonObject) -> JsonObject:
 
 
 def cluster_queue(name: str, flavor: str, quota: dict[str, object]) -> JsonObject:
-    """With room for `quota`; a workload of higher priority pushes out lower ones."""
+    """A ClusterQueue with this quota, in which higher priorities preempt lower ones."""
     nominal = [{"name": key, "nominalQuota": value} for key, value in quota.items()]
     group = {
         "coveredResources": list(quota),
@@ -72,7 +72,7 @@ def priority(name: str, value: int) -> JsonObject:
 
 
 def team(space: Space) -> None:
-    """A LocalQueue, and a TorchrunQueue whose jobs go through it."""
+    """A LocalQueue, and a TorchrunQueue that uses it."""
     local = kueue("LocalQueue", LOCAL_QUEUE, {"clusterQueue": CLUSTER_QUEUE})
     space.apply(local, gpus.gpu_queue("gpus", KUEUE))
 
@@ -86,7 +86,7 @@ def of_priority(name: str) -> JsonObject:
 
 
 def assert_written_once(jobs: History) -> None:
-    """What the controller owns of a child Job is what it made it with, at every later moment."""
+    """Check that the fields of the child Job that the controller owns never change."""
     first: dict[str, list[JsonObject]] = {}
     for state in jobs.states():
         meta = state["metadata"]
@@ -94,12 +94,12 @@ def assert_written_once(jobs: History) -> None:
         assert ours
         if "deletionTimestamp" in meta:
             continue
-        # A field that another manager changes is taken from the list; nothing is ever added.
+        # A field that another manager changes leaves the list; no field is ever added.
         seen = first.setdefault(meta["uid"], ours)
         assert [entry["time"] for entry in ours] == [entry["time"] for entry in seen], meta["name"]
 
 
-def test_quota_holds_a_gang_back_before_any_pod_is_made(space: Space):
+def test_quota_delays_a_gang_before_any_pod_is_created(space: Space):
     with space.histories(PODS, JOBS) as (pods, jobs):
         team(space)
         space.apply(gang("first", NODES))
@@ -120,7 +120,7 @@ def test_quota_holds_a_gang_back_before_any_pod_is_made(space: Space):
         assert_written_once(jobs)
 
 
-def test_a_gang_that_kueue_preempts_runs_again_afterwards(space: Space):
+def test_a_gang_preempted_by_kueue_runs_again(space: Space):
     team(space)
     with space.histories(TORCHRUN_JOBS, PODS, JOBS) as (torchrun_jobs, pods, jobs):
         space.apply(gang("modest", NODES, scheduling=of_priority("low")))
@@ -146,7 +146,7 @@ def test_a_gang_that_kueue_preempts_runs_again_afterwards(space: Space):
         assert_written_once(jobs)
 
 
-def test_a_gang_that_failed_goes_through_admission_again_behind_those_that_wait(space: Space):
+def test_a_failed_gang_is_admitted_again_after_waiting_ones(space: Space):
     team(space)
     with space.histories(PODS, JOBS) as (pods, jobs):
         space.apply(gang("again", NODES))

@@ -1,4 +1,4 @@
-"""A run's whole life with real pods: restart, pause, resize, deadline, end."""
+"""The lifecycle of a job with real pods: restart, suspension, resize, deadline and end."""
 
 import json
 from collections.abc import Callable
@@ -32,11 +32,11 @@ def pod_of(space: Space, name: str, index: int) -> str:
 
 
 def kill_rank(space: Space, pod: str) -> None:
-    """SIGKILL of the user's process, from inside its container."""
+    """Kill the user's process with SIGKILL from inside its container."""
     script = (
         "import os, signal, time\n"
         "deadline, killed = time.monotonic() + 60, 0\n"
-        # The pod runs before the launcher in it has started the command.
+        # The pod is Running before its launcher has started the command.
         "while not killed and time.monotonic() < deadline:\n"
         "    for pid in filter(str.isdigit, os.listdir('/proc')):\n"
         "        try:\n"
@@ -45,13 +45,13 @@ def kill_rank(space: Space, pod: str) -> None:
         "                os.kill(int(pid), signal.SIGKILL)\n"
         "                killed += 1\n"
         "                print('killed', pid, flush=True)\n"
-        "        except OSError:\n"  # it has ended meanwhile
+        "        except OSError:\n"  # the process has ended meanwhile
         "            pass\n"
         "    time.sleep(0 if killed else 0.1)\n"
     )
-    # The script's own line names what it looks for, so it comes by stdin.
+    # By stdin, because the search would match the script in its own command line.
     inside = ("exec", "-i", pod, "-c", "trainer", "--", "python3", "-")
-    # The container ends with its rank, and what was started in it ends with the container.
+    # The container ends with its rank, and with it the exec process.
     output = space.kubectl(*inside, stdin=script, check=False)
     assert "killed" in output, output
 
@@ -61,7 +61,7 @@ def delete_pod(space: Space, pod: str) -> None:
 
 
 def evict(space: Space, pod: str) -> None:
-    """As `kubectl drain` does."""
+    """Evict a pod, as `kubectl drain` does."""
     body = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
@@ -79,7 +79,7 @@ def evict(space: Space, pod: str) -> None:
     ],
     ids=["killed", "deleted", "evicted"],
 )
-def test_a_lost_rank_is_a_new_gang_and_the_run_succeeds(
+def test_a_lost_rank_restarts_the_gang_and_the_job_succeeds(
     space: Space,
     harm: Callable[[Space, str], None],
     restarts: int,
@@ -111,18 +111,18 @@ def test_a_lost_rank_is_a_new_gang_and_the_run_succeeds(
     assert status["lastFailure"]["reason"] == reason
 
 
-def test_out_of_memory_is_said_and_counted(space: Space):
+def test_out_of_memory_is_reported_and_counted(space: Space):
     eats = ["python3", "-c", "b = bytearray(10**9); import time; time.sleep(60)"]
     space.apply(job("eats", "plain", eats, 1, reliability={"maxRestarts": 1}))
     status = space.wait_phase("eats", "Failed")
     assert (status["restarts"], status["reason"]) == (1, "OOMKilled")
     assert "All restarts are used (maxRestarts is 1)." in status["message"]
     words = ("get", "events", "--field-selector", "involvedObject.name=eats")
-    # Events are sent beside the status, and may come after it.
+    # Events are independent of the status and may be later.
     until(lambda: "OOMKilled" in space.kubectl(*words), "the event")
 
 
-def test_a_pause_frees_the_pods_and_a_resume_goes_on(space: Space):
+def test_a_suspension_deletes_the_pods_and_a_resume_continues(space: Space):
     with space.history(PODS) as pods:
         running(space, "train", FIRST_ATTEMPT_HANGS)
         space.kubectl("patch", "tj", "train", "--type=merge", "-p", '{"spec":{"suspend":true}}')
@@ -150,7 +150,7 @@ def test_an_elastic_job_is_scaled_by_kubectl(space: Space):
     assert (status["attempt"], status.get("restarts", 0), status["numNodes"]) == (2, 0, 1)
 
 
-def test_a_deadline_and_a_time_to_live(space: Space):
+def test_a_deadline_and_a_ttl(space: Space):
     limits = {"activeDeadlineSeconds": 3, "ttlSecondsAfterFinished": 2}
     with space.history(TORCHRUN_JOBS) as jobs:
         space.apply(job("short", "plain", HANGS, 1, reliability=limits))
@@ -163,7 +163,7 @@ def test_a_deadline_and_a_time_to_live(space: Space):
 @pytest.mark.parametrize(
     "phase", ["Pending", "Syncing", "Queued", "Running", "Suspended", "Succeeded", "Failed"]
 )
-def test_a_job_may_be_deleted_in_any_phase(space: Space, phase: str):
+def test_a_job_can_be_deleted_in_any_phase(space: Space, phase: str):
     spec: dict[str, object] = {"suspend": True} if phase == "Suspended" else {}
     queue = "none" if phase == "Pending" else "plain"
     if phase == "Queued":

@@ -1,4 +1,4 @@
-"""The same life with real torch: what a checkpoint saves goes on, and nothing is trained twice."""
+"""The lifecycle with real torch: training continues from checkpoints, without repeated steps."""
 
 import re
 import subprocess
@@ -22,7 +22,7 @@ GPT = ROOT / "examples" / "gpt"
 STEP = re.compile(r"^\[rank 0\] step (\d+)/", re.MULTILINE)
 RESUMED = re.compile(r"^\[rank 0\] resumed after step (\d+)/", re.MULTILINE)
 LOSS = re.compile(r"^\[rank 0\] finished \d+ steps, final loss (\S+)", re.MULTILINE)
-# No checkpoint but those on SIGTERM and at the end.
+# Checkpoints only on SIGTERM and at the end.
 OPTIONS = ("--log-every", "1", "--checkpoint-every", "1000000", "--sample", "0")
 RESOURCES = {"cpus": "250m", "memory": "1500Mi"}
 RAISES = """
@@ -54,7 +54,7 @@ def torch_space(space: Space) -> Space:
 
 
 def gpt(name: str, steps: int, nodes: int, **spec: object) -> JsonObject:
-    """The GPT example as a job of its own, with checkpoints of its own."""
+    """A job with the GPT example and its own checkpoints."""
     return job(
         *(name, "torch", ["python3", "/code/train.py", "--steps", str(steps), *OPTIONS], nodes),
         launcher="torchrun",
@@ -67,7 +67,7 @@ def gpt(name: str, steps: int, nodes: int, **spec: object) -> JsonObject:
 
 
 class Log:
-    """What one pod writes, from its start to its end."""
+    """The log of one pod, read until its end."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -85,7 +85,7 @@ class Log:
 
     @property
     def text(self) -> str:
-        """What there is so far."""
+        """The log so far."""
         with self._grown:
             return "".join(self._lines)
 
@@ -101,16 +101,16 @@ class Log:
         return [int(step) for step in STEP.findall(self.text)]
 
     def whole(self, seconds: float = 60) -> "Log":
-        """Itself, once the pod has ended."""
+        """Wait until the pod has ended, and return the log."""
         self._thread.join(seconds)
-        assert not self._thread.is_alive(), "the log goes on"
+        assert not self._thread.is_alive(), "the log has not ended"
         print(self.text)
         return self
 
 
 @contextmanager
 def master_log(space: Space, child: str) -> Iterator[Log]:
-    """The log of the pod of index 0 of a child Job, whose pods have started."""
+    """The log of the pod with index 0 of a child Job, after its start."""
     listed = space.api.get(PODS.path(space.name), params={"labelSelector": f"job-name={child}"})
     (pod,) = (
         pod["metadata"]["name"]
@@ -143,7 +143,7 @@ def gang_runs(jobs: History, attempt: int, nodes: int) -> None:
 def gang_trains(
     space: Space, jobs: History, attempt: int, nodes: int, then: Callable[[], None]
 ) -> Log:
-    """Wait until the gang has made a few steps, do something about it, and return its whole log."""
+    """Wait until the gang has done a few steps, call the action, and return the complete log."""
     gang_runs(jobs, attempt, nodes)
     with master_log(space, f"train-r{attempt}" if attempt else "train") as log:
         log.has(20)
@@ -152,7 +152,7 @@ def gang_trains(
 
 
 @pytest.mark.long
-def test_the_line_of_an_exception_is_told_within_five_seconds(torch_space: Space):
+def test_an_exception_is_in_the_status_within_five_seconds(torch_space: Space):
     space = torch_space
     command = ["python3", "-c", RAISES]
     with space.history(TORCHRUN_JOBS) as jobs:
@@ -172,7 +172,7 @@ def test_the_line_of_an_exception_is_told_within_five_seconds(torch_space: Space
 
 
 @pytest.mark.long
-def test_a_rank_that_exits_is_a_new_gang_and_counts(torch_space: Space):
+def test_an_exited_rank_restarts_the_gang_and_counts(torch_space: Space):
     space = torch_space
     with space.history(PODS) as pods:
         space.apply(job("exits", "torch", ["python3", "-c", EXITS], 2, launcher="torchrun"))
@@ -193,7 +193,7 @@ def test_a_rank_that_exits_is_a_new_gang_and_counts(torch_space: Space):
 
 
 def ended(child: str, nodes: int) -> list[str]:
-    """What is there after a run `train` whose last gang is the only one that was not taken away."""
+    """The objects after a job `train` whose earlier gangs were deleted."""
     return [
         f"jobs/{child}",
         "persistentvolumeclaims/train-checkpoints Bound",
@@ -205,7 +205,7 @@ def ended(child: str, nodes: int) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(400, func_only=True)
-def test_a_paused_run_ends_with_the_loss_of_one_that_was_not(torch_space: Space):
+def test_a_suspended_run_ends_with_the_same_loss(torch_space: Space):
     space, steps = torch_space, 100
 
     def suspend(value: str) -> None:
@@ -222,8 +222,8 @@ def test_a_paused_run_ends_with_the_loss_of_one_that_was_not(torch_space: Space)
         status = space.wait_phase("train", "Succeeded")
         assert_gangs_never_overlap(pods)
     left = first.steps[-1]
-    assert 20 <= left < steps, "it was paused in mid-run"
-    assert f"saved /checkpoints/step-{left:08d}.pt" in first.text, "SIGTERM made a checkpoint"
+    assert 20 <= left < steps, "it was suspended during the training"
+    assert f"saved /checkpoints/step-{left:08d}.pt" in first.text, "SIGTERM wrote a checkpoint"
     assert RESUMED.findall(second.text) == [str(left)]
     assert first.steps + second.steps == list(range(1, steps + 1))
     assert (status["attempt"], status.get("restarts", 0)) == (1, 0)
@@ -238,7 +238,7 @@ def test_a_paused_run_ends_with_the_loss_of_one_that_was_not(torch_space: Space)
 
 @pytest.mark.long
 @pytest.mark.timeout(400, func_only=True)
-def test_scaled_up_and_down_no_step_is_missed_or_done_twice(torch_space: Space):
+def test_scaling_neither_skips_nor_repeats_steps(torch_space: Space):
     space, steps = torch_space, 300
 
     def scale(nodes: int) -> None:

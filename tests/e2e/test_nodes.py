@@ -1,4 +1,4 @@
-"""Fenced gangs in real pods: an epoch that moves on, and a node whose kubelet is gone for a while."""
+"""Fenced gangs in real pods: a newer epoch, and a node whose kubelet is stopped for a time."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ import os, time
 print("attempt", os.environ["TORCHRUN_ATTEMPT"], flush=True)
 time.sleep(600 if os.environ["TORCHRUN_ATTEMPT"] == "0" else 1)
 """
-# Every rank writes down when it trains, on storage that all gangs share and by the machine's clock.
+# Every rank records when it trains, on storage shared by all gangs, by the clock of the machine.
 BEATS = """\
 import os, time, torch, torch.distributed as d
 attempt, rank = os.environ["TORCHRUN_ATTEMPT"], os.environ["RANK"]
@@ -36,16 +36,16 @@ if rank == "0":
 
 
 def submit(space: Space, directory: Path, script: str, command: str, *options: str) -> None:
-    """Submit `script`, as run.py in a directory of its own, and leave it to itself."""
+    """Submit `script` as run.py in its own directory, detached."""
     (directory / "run.py").write_text(script)
     words = ("torchrun", "submit", "--no-follow", "-n", space.name, "-C", str(directory), *options)
     space.cluster.kubectl(*words, command)
 
 
 @pytest.mark.long
-def test_a_newer_epoch_ends_a_gang_and_the_next_one_runs(space: Space, tmp_path: Path):
+def test_a_newer_epoch_ends_a_gang(space: Space, tmp_path: Path):
     with space.history(PODS) as pods:
-        # A shell line, so that it runs without torchrun.
+        # A shell line, which runs without torchrun.
         command = "cd . && python3 run.py"
         submit(space, tmp_path, LASTS, command, "--queue", "plain", "--name", "fenced")
         space.wait_phase("fenced", "Running")
@@ -64,9 +64,7 @@ def test_a_newer_epoch_ends_a_gang_and_the_next_one_runs(space: Space, tmp_path:
 
 @pytest.mark.long
 @pytest.mark.timeout(600, func_only=True)
-def test_a_kubelet_that_is_gone_for_a_while_never_makes_two_gangs_train(
-    space: Space, tmp_path: Path
-):
+def test_an_absent_kubelet_never_leads_to_two_training_gangs(space: Space, tmp_path: Path):
     local = space.cluster.local
     if local is None:
         pytest.skip("the kubelet of this cluster is not ours to stop")
@@ -105,7 +103,7 @@ def beats(log: str) -> dict[str, tuple[float, float]]:
 
 
 def worker(pod: JsonObject) -> str | None:
-    """The name of a worker that runs."""
+    """The name of a running worker."""
     runs = pod["status"].get("phase") == "Running"
     mine = pod["metadata"]["labels"][names.COMPONENT_LABEL] == names.WORKER
     return str(pod["metadata"]["name"]) if runs and mine else None

@@ -34,7 +34,7 @@ for step in range(int(sys.argv[1])):
     time.sleep(0.2)
 sys.exit(3 if rank in sys.argv[2:] else 0)
 """
-# `exec` makes it a line that runs as it is: the image has no torch.
+# With `exec` the line runs without torchrun: the image has no torch.
 RUN = "exec python3 train.py"
 
 
@@ -69,7 +69,7 @@ def started(space: Space, directory: Path, *arguments: str) -> Iterator[subproce
 
 
 def sync_state(space: Space, job: str) -> dict[str, object]:
-    """What the sync pod says of the upload; empty while there is none to ask."""
+    """The upload state of the sync pod; empty while there is no pod."""
     try:
         annotations = space.get(TORCHRUN_JOBS, job)["metadata"]["annotations"]
         answer = space.api.get(
@@ -83,7 +83,7 @@ def sync_state(space: Space, job: str) -> dict[str, object]:
 
 
 def until_received(space: Space, job: str, size: int) -> int:
-    """Wait until the sync pod holds so many bytes of the archive; how many it holds."""
+    """Wait until the sync pod has this many bytes of the archive. Returns the number."""
     deadline = time.monotonic() + SECONDS
     while True:
         body = sync_state(space, job)
@@ -111,7 +111,7 @@ sys.exit(3)
 """
 
 
-def test_every_ranks_log_and_the_runs_result_come_back(space: Space, tmp_path: Path) -> None:
+def test_logs_of_every_rank_and_the_result_are_printed(space: Space, tmp_path: Path) -> None:
     project(tmp_path, train_py=FAILS_LAST)
     space.apply(queue("once", space.cluster.controller, reliability={"maxRestarts": 0}))
     arguments = ["--queue", "once", "--nodes", "2", "--name", "run", RUN]
@@ -125,7 +125,7 @@ def test_every_ranks_log_and_the_runs_result_come_back(space: Space, tmp_path: P
 
     code, merged, _ = plugin(space, tmp_path, "logs", "run")
     assert code == 0
-    # The Job controller deletes the other worker where it has not ended when this one fails.
+    # The Job controller deletes the other worker if it still runs when this one fails.
     there = {"[1]", *(line[:3] for line in merged.splitlines())}
     assert sorted(merged.splitlines()) == sorted(
         line for line in out.splitlines() if line[:3] in there
@@ -136,7 +136,7 @@ def test_every_ranks_log_and_the_runs_result_come_back(space: Space, tmp_path: P
 
 
 @pytest.mark.long
-def test_ctrl_c_leaves_the_run_alone_and_logs_come_back_to_it(space: Space, tmp_path: Path) -> None:
+def test_ctrl_c_does_not_stop_the_job_and_logs_reattach(space: Space, tmp_path: Path) -> None:
     project(tmp_path, train_py=STEPS)
     arguments = ["submit", "--queue", "plain", "--name", "run", f"{RUN} 25"]
     with started(space, tmp_path, *arguments) as process:
@@ -163,7 +163,7 @@ RIGHTS = [
 ]  # fmt: skip
 
 
-def test_the_rights_that_its_page_names_are_enough(space: Space, tmp_path: Path) -> None:
+def test_the_documented_permissions_are_enough(space: Space, tmp_path: Path) -> None:
     project(tmp_path, train_py=STEPS)
     meta = {"name": "alice"}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "alice"}
@@ -201,7 +201,7 @@ def test_an_upload_survives_its_pod_and_the_api_server(space: Space, tmp_path: P
 
 
 @pytest.mark.long
-def test_an_upload_that_was_broken_off_goes_on_with_sync(space: Space, tmp_path: Path) -> None:
+def test_sync_resumes_an_interrupted_upload(space: Space, tmp_path: Path) -> None:
     project(tmp_path, train_py=CHECK, weights_bin=WEIGHTS)
     with started(space, tmp_path, "submit", "--name", "run", RUN) as process:
         until_received(space, "run", 8 << 20)
@@ -216,7 +216,7 @@ def test_an_upload_that_was_broken_off_goes_on_with_sync(space: Space, tmp_path:
 
 
 @pytest.mark.long
-def test_sync_after_an_edit_runs_what_the_directory_holds_now(space: Space, tmp_path: Path) -> None:
+def test_sync_after_an_edit_uploads_the_current_files(space: Space, tmp_path: Path) -> None:
     project(tmp_path, train_py="raise SystemExit('the old code')", weights_bin=WEIGHTS)
     with started(space, tmp_path, "submit", "--name", "run", RUN) as process:
         until_received(space, "run", 8 << 20)

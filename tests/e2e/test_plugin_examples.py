@@ -1,5 +1,6 @@
-"""The examples of the plugin's help that need pods, as they stand; the others run in
-tests/integration. What they call in the pod (nvidia-smi, py-spy, TensorBoard) is played there.
+"""The examples of the plugin's help that need pods, unchanged. The others run in tests/integration.
+
+Programs that they call in the pod (nvidia-smi, py-spy, TensorBoard) are replaced by scripts.
 """
 
 import json
@@ -18,7 +19,7 @@ from e2e.test_plugin_pods import answers
 from integration.test_plugin_examples import EXAMPLES, JOB, NEED_PODS
 from torchrun_api.kinds import TORCHRUN_JOBS
 
-# Two processes a node, so that rank 3 is of node 1; the first gang ends by it.
+# Two processes for each node, so rank 3 is on node 1. It ends the first gang.
 TRAIN = """
 import http.server, os, pathlib, sys, threading, time
 node = os.environ["NODE_RANK"]
@@ -52,7 +53,7 @@ while not pathlib.Path("/tmp/stop").exists():
 
 @contextmanager
 def example(space: Space, directory: Path, line: str) -> Iterator[subprocess.Popen[str]]:
-    """The line in a shell; kubectl means the test's namespace."""
+    """Start the line in a shell, with the namespace of the test."""
     config = json.loads(
         space.cluster.kubectl("config", "view", "--raw", "--minify", "-o", "json").stdout
     )
@@ -82,7 +83,7 @@ def runs(space: Space, directory: Path, line: str) -> str:
 
 
 @pytest.mark.long
-def test_the_examples_that_need_pods_work_as_they_stand(space: Space, tmp_path: Path) -> None:
+def test_the_examples_that_need_pods_work_unchanged(space: Space, tmp_path: Path) -> None:
     project(tmp_path, train_py=TRAIN)
     spec = {"distributed": {"backend": "gloo", "nprocPerNode": 2}}
     space.apply(queue("two", space.cluster.controller, **spec))
@@ -110,7 +111,7 @@ def test_the_examples_that_need_pods_work_as_they_stand(space: Space, tmp_path: 
     assert "[0] [default1]:first False" in run("--node 0 --tail 100")
     assert run("--since 10m | grep loss").count("loss of node") == 2
     assert run("--include loss --timestamps --no-prefix").count("Z [default0]:loss of node") == 2
-    run("", "exec")  # a shell at the end of its input
+    run("", "exec")  # a shell ends with its input
     assert "first True" in run("logs/0/node-0.log", "state-files")
     assert "logs/0/node-1.log" in run("", "state-files")
     assert run("--node 1 -- nvidia-smi") == "a GPU of node 1\n"
@@ -130,7 +131,7 @@ def test_the_examples_that_need_pods_work_as_they_stand(space: Space, tmp_path: 
         assert process.stdout is not None
         assert process.stdout.readline().startswith("[")
         for node in ("0", "1"):
-            # The namespace that the helper adds at the end is $0 and $1 of the shell.
+            # The shell gets the namespace that the helper appends as $0 and $1.
             words = [JOB, "-n", space.name, "--node", node, "--", "sh", "-c", "touch /tmp/stop"]
             code, _, err = plugin(space, tmp_path, "exec", *words)
             assert code == 0, err

@@ -1,4 +1,4 @@
-"""The plugin's commands that reach into pods: earlier logs, exec, port-forward, doctor, Ctrl-C."""
+"""Plugin commands that need pods: earlier logs, exec, port-forward, doctor and Ctrl-C."""
 
 import json
 import os
@@ -31,7 +31,7 @@ time.sleep(float(sys.argv[1]))
 
 
 @pytest.mark.long
-def test_logs_of_the_attempt_before_come_from_a_worker_and_later_from_the_claim(
+def test_previous_logs_come_from_a_worker_and_later_from_the_claim(
     space: Space, tmp_path: Path
 ) -> None:
     project(tmp_path, train_py=TWICE)
@@ -45,7 +45,7 @@ def test_logs_of_the_attempt_before_come_from_a_worker_and_later_from_the_claim(
     assert "[1] first words of node 1" in out
     assert "[0] first words of node 0" in out, err
     assert "log-reader" not in err
-    inside = ["sh", "-c", "echo inside $NODE_RANK; exit 7"]  # what the helper adds are $0 and $1
+    inside = ["sh", "-c", "echo inside $NODE_RANK; exit 7"]  # the helper's arguments are $0 and $1
     arguments = ["exec", "run", "--node", "1", "-n", space.name, "--", *inside]
     code, out, err = plugin(space, tmp_path, *arguments)
     assert (code, out) == (7, "inside 1\n"), err
@@ -85,7 +85,7 @@ def test_ports_are_forwarded_and_tensorboard_ends_with_its_command(
     pod = space.kubectl("get", "pods", "-l", "torchrun-job-name=web", "-o",
                         "jsonpath={.items[0].metadata.name}").strip()  # fmt: skip
     inside = ("exec", pod, "-c", "trainer", "--", "python3", "-c", CONNECTS)
-    # A pod runs before its server listens, and kubectl port-forward ends where nobody listens.
+    # A pod is Running before its server listens, and kubectl port-forward fails without a listener.
     until(lambda: "connected" in space.kubectl(*inside, check=False), "the server in the pod")
     with started(space, tmp_path, "port-forward", "web", ":8123") as process:
         assert process.stdout is not None
@@ -122,7 +122,7 @@ def answers(port: int) -> bool:
         return False
 
 
-def test_doctor_finds_this_cluster_well(space: Space, tmp_path: Path) -> None:
+def test_doctor_reports_a_healthy_cluster(space: Space, tmp_path: Path) -> None:
     code, out, err = plugin(space, tmp_path, "doctor", "-o", "json")
     findings = json.loads(out)["findings"]
     assert code == 0, out + err
@@ -134,9 +134,7 @@ def test_doctor_finds_this_cluster_well(space: Space, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_run_in_a_terminal_detaches_at_one_ctrl_c_and_goes_at_two(
-    space: Space, tmp_path: Path
-) -> None:
+def test_one_ctrl_c_detaches_and_two_delete_the_job(space: Space, tmp_path: Path) -> None:
     project(tmp_path, train_py="import time\nprint('up', flush=True)\ntime.sleep(600)\n")
     space.apply(queue("brief", space.cluster.controller))
     for name, presses in (("once", 1), ("twice", 2)):
@@ -173,7 +171,7 @@ def take_terminal(terminal: int) -> None:
 
 
 def read_until(terminal: int, words: bytes | None) -> bytes:
-    """What is shown until the words are, or (None) until the program ends."""
+    """Read until the text is shown, or with None until the program ends. Returns the output."""
     seen = b""
     while words is None or words not in seen:
         try:

@@ -1,4 +1,4 @@
-"""How far a run is, seen from outside; and a run that hangs, found and started again."""
+"""Progress in the status, and the detection and restart of a hanging gang."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.long
-def test_progress_is_in_the_status_while_the_run_lasts(space: Space, tmp_path: Path):
+def test_progress_of_a_running_job_is_in_the_status(space: Space, tmp_path: Path):
     space.apply(queue("torch", space.cluster.trainer, nodeResources=RESOURCES))
     (tmp_path / "train.py").write_text(TRAINS)
     with space.histories(TORCHRUN_JOBS) as (jobs,):
@@ -64,7 +64,7 @@ dist.barrier()
 
 
 @pytest.mark.long
-def test_a_rank_that_blocks_for_ever_costs_one_attempt(space: Space, tmp_path: Path):
+def test_a_blocked_rank_restarts_the_gang_once(space: Space, tmp_path: Path):
     reliability = {"hangTimeoutSeconds": 10, "maxRestarts": 1}
     torch = queue("torch", space.cluster.trainer, nodeResources=RESOURCES, reliability=reliability)
     space.apply(torch)
@@ -77,7 +77,7 @@ def test_a_rank_that_blocks_for_ever_costs_one_attempt(space: Space, tmp_path: P
     assert (status["attempt"], status["restarts"]) == (1, 1)
     assert status["lastFailure"]["exitCode"] == 124
     assert "hangTimeoutSeconds 10" in status["lastFailure"]["message"]
-    # Of both nodes, whichever gave the verdict: rank 1 blocks, and rank 0 waits for it.
+    # Logs of both nodes, as either can report the hang: rank 1 blocks, and rank 0 waits for it.
     assert "of rank 0:" in run.stdout
     assert "of rank 1:" in run.stdout
     assert "in waits_for_ever" in run.stdout

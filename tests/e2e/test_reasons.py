@@ -1,4 +1,4 @@
-"""Whatever stops a job stands in its Reason, and goes away with its cause."""
+"""The reason of a waiting job names its obstacle, and disappears with it."""
 
 import pytest
 
@@ -23,7 +23,7 @@ FOREIGN: dict[str, tuple[Kind, str, JsonObject]] = {
 }
 
 
-def test_each_obstacle_is_told_and_stops_no_neighbour(space: Space):
+def test_each_obstacle_is_reported_and_does_not_affect_other_jobs(space: Space):
     storage = {
         "workspace": {"size": "1Mi", "storageClassName": "no-such-class", "delivery": "shared"}
     }
@@ -46,26 +46,26 @@ def test_each_obstacle_is_told_and_stops_no_neighbour(space: Space):
     space.wait_message("unbound", "unbound-workspace", "no-such-class")
 
     space.wait_reason("nodeless", "Unschedulable")
-    # The scheduler looks at one pod after the other.
+    # The scheduler tries one pod after the other.
     space.wait_message(
         "nodeless",
         "0 of 2 pods are scheduled. 2 of 2 pods",
         "0 of 1 nodes are available: 1 not matching nodeSelector or affinity",
     )
 
-    # The kubelet tells of a pull that failed when it looks at the pod again, after ten seconds.
+    # The kubelet reports a failed pull at the next sync of the pod, after ten seconds.
     space.wait_reason("pull", "ImagePullFailed")
     space.wait_message("pull", "localhost:1/no/such:image", "pull-0")
 
 
 @pytest.mark.parametrize("which", FOREIGN)
-def test_foreign_object_under_our_name_is_left_alone(space: Space, which: str):
+def test_an_object_of_another_owner_with_our_name_is_left_alone(space: Space, which: str):
     kind, name, spec = FOREIGN[which]
     body = {"apiVersion": kind.api_version, "kind": kind.kind, "spec": spec}
     space.apply({**body, "metadata": {"name": name, "labels": {"owner": "somebody"}}})
     with space.history(kind) as history:
         made = history.until(lambda o: o["metadata"].get("uid"), name=name)
-        # Service and Job are made last: a job without a workspace comes to them at once.
+        # A job without a workspace creates its Service and Job at once.
         wanted = job if which in ("service", "job") else zip_job
         space.apply(wanted("taken", "plain", HELLO, 2))
         status = space.wait_reason("taken", "NameConflict")
@@ -80,12 +80,12 @@ def test_foreign_object_under_our_name_is_left_alone(space: Space, which: str):
 
 
 def spec_of(state: JsonObject, which: str) -> JsonObject:
-    """The part of the spec that nobody but its owner may change: schedulers and binders write too."""
+    """The part of the spec that only its owner changes; schedulers and binders write the rest."""
     own = {"service": "ports", "claim": "accessModes", "pod": "restartPolicy", "job": "suspend"}
     return {own[which]: state["spec"][own[which]]}
 
 
-def test_nothing_is_left_when_a_job_goes(space: Space):
+def test_a_deleted_job_leaves_no_objects(space: Space):
     space.apply(zip_job("gone", "plain", HELLO))
     space.wait_reason("gone", "WaitingForUpload")
     space.kubectl("delete", "torchrunjob", "gone")

@@ -1,4 +1,4 @@
-"""Edits in a running job: two pods with real torch, kept through each of them."""
+"""Edits of a running job: two pods with real torch that stay through each edit."""
 
 import subprocess
 import time
@@ -64,20 +64,20 @@ def log(space: Space, pod: str) -> str:
 
 
 def ready(space: Space, pod: str) -> None:
-    """Wait until the pod is there and ready."""
+    """Wait until the pod exists and is ready."""
     until(lambda: pod in space.kubectl("get", "pods", "-o", "name"), pod)
     space.wait(f"pod/{pod}", "condition=Ready", SECONDS)
 
 
 def said_at(space: Space, pod: str, start: str) -> float:
-    """When the pod's last line that starts so was printed, by its own clock; 0 for never."""
+    """The time of the last line with this beginning, by the clock of the pod; 0 without one."""
     lines = [line for line in log(space, pod).splitlines() if line.startswith(start)]
     return float(lines[-1].rsplit(" ", 1)[1]) if lines else 0.0
 
 
 @pytest.mark.long
 @pytest.mark.timeout(400, func_only=True)
-def test_edits_run_in_the_pods_that_are_there(space: Space, tmp_path: Path) -> None:
+def test_edits_run_in_the_existing_pods(space: Space, tmp_path: Path) -> None:
     space.apply(torch_queue(space))
     (tmp_path / "weights.bin").write_bytes(Random(1).randbytes(4 << 20))
     write(tmp_path, 1)
@@ -120,7 +120,7 @@ STEP = "import time; print('new code:', {number}, time.time(), flush=True); time
 
 
 def test_an_edit_runs_within_seconds(space: Space, tmp_path: Path) -> None:
-    """Python alone: torchrun and the ranks import torch, which takes its own time."""
+    """Without torch, whose import would dominate the time."""
     (tmp_path / "train.py").write_text(STEP.format(number=1))
     command = ["submit", "--name", "run", "--queue", "plain", "--nodes", "2", "--no-follow"]
     started = time.time()

@@ -1,4 +1,4 @@
-"""How ranks find each other. Static, the default of a fixed size, is what every other test uses."""
+"""Rendezvous backends. All other tests use static, the default for a fixed size."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ RESOURCES = {"cpus": "250m", "memory": "1500Mi"}
 
 
 def run_sum(space: Space, distributed: JsonObject) -> str:
-    """Sum ones over two nodes; the log of both."""
+    """Run an all-reduce over two nodes. Returns both logs."""
     space.apply(
         job(
             *("sum", "torch", ["python3", "-c", SUM], 2),

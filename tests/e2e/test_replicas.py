@@ -1,4 +1,4 @@
-"""Two replicas as the manifests have them: a rolling update, progress by the Service, log levels."""
+"""Two replicas of the manifests: a rolling update, progress through the Service, log levels."""
 
 import subprocess
 from collections.abc import Iterator
@@ -28,12 +28,12 @@ for step in range(1, 4):
     time.sleep(1.2)
 """
 REPORTERS = 6
-LATEST = 2.0  # seconds that a hand-over may take
+LATEST = 2.0  # maximum seconds of a hand-over
 
 
 @pytest.fixture
 def replicas(space: Space) -> Iterator[list[str]]:
-    """Names of the pods of two replicas, which are ready."""
+    """Scale to two replicas. Returns the names of the ready pods."""
     scale(space, 2)
     yield pods(space)
     scale(space, 1)
@@ -59,7 +59,7 @@ def pods(space: Space, *, ending: bool = False) -> list[str]:
 
 
 def refused_reports(space: Space, pod: str) -> float:
-    """How many reports of progress this replica has refused because it stands by."""
+    """The number of progress reports that this replica has refused as a standby."""
     path = f"{PODS.path(controller.NAMESPACE)}/{pod}:8080/proxy/metrics"
     lines = space.api.get(path).raise_for_status().text.splitlines()
     wanted = 'torchrun_progress_reports_total{code="503"}'
@@ -75,10 +75,10 @@ def test_progress_reaches_the_leader_through_the_service(space: Space, replicas:
     assert [progress.get("step") for progress in reports] == [3] * REPORTERS
     refused = [refused_reports(space, pod) for pod in replicas]
     print("refused by each replica:", refused)
-    assert sum(refused) > 0, "or nothing was tried here"
+    assert sum(refused) > 0, "otherwise no report reached the standby"
 
 
-def test_a_rolling_update_hands_over_politely(space: Space, replicas: list[str]):
+def test_a_rolling_update_hands_over_the_lease(space: Space, replicas: list[str]):
     with (
         History(space.api, LEASES, controller.NAMESPACE).running() as leases,
         space.histories(JOBS) as (children,),
@@ -101,7 +101,7 @@ def test_a_rolling_update_hands_over_politely(space: Space, replicas: list[str])
 
 
 def handovers(specs: list[JsonObject]) -> list[float]:
-    """Seconds from each release of the lease until it was taken."""
+    """Seconds from each release of the lease until it was acquired."""
     gaps: list[float] = []
     released: datetime | None = None
     for spec in specs:
@@ -113,9 +113,7 @@ def handovers(specs: list[JsonObject]) -> list[float]:
     return gaps
 
 
-def test_the_log_level_of_every_replica_is_changed_as_the_docs_say(
-    space: Space, replicas: list[str], tmp_path: Path
-):
+def test_the_documented_change_of_the_log_level(space: Space, replicas: list[str], tmp_path: Path):
     page = (ROOT / "docs" / "operations.md").read_text()
     blocks = (part.partition("```")[0] for part in page.split("```bash\n")[1:])
     (block,) = (block for block in blocks if "/loglevel" in block)

@@ -1,4 +1,4 @@
-"""The main run: a directory, a command, two nodes, and the same again from the checkpoint."""
+"""The main example: a directory and a command on two nodes, and a second run from the checkpoint."""
 
 import re
 from collections import defaultdict
@@ -42,7 +42,7 @@ def test_two_nodes_train_and_a_second_run_resumes(space: Space):
         assert by_rank[0] == by_rank[1]
         assert len(by_rank[0]) == 5
         assert by_rank[0][-1] < by_rank[0][0] - 0.3
-        # Pending is passed at once where nothing is missing.
+        # A job that lacks nothing leaves Pending at once.
         assert phases in (LIFE, LIFE[1:])
         described = space.kubectl("describe", "torchrunjob", "gpt")
         for word in ("WorkspaceReady", "Complete", "Scheduled", "Events:", "Running"):

@@ -34,11 +34,11 @@ def test_results_of_all_ranks(laptop: Laptop) -> None:  # noqa: F811
     assert json.loads(last.removeprefix("RESULTS")) == [
         {"rank": rank, "world": 2, "total": 1.0, "lr": 0.5} for rank in (0, 1)
     ]
-    # Said by the ranks, before the call had returned.
+    # Printed by the ranks before the call returned.
     heard = [number for number, line in enumerate(lines) if "has lr 0.5" in line]
     assert len(heard) == 2
     assert max(heard) < lines.index(last)
-    # The script's own call, met in the pods, made no second one. Results come before the job's end.
+    # The call in the script does not run again in the pods. Results arrive before the end of the job.
     until(lambda: laptop.jobs()[0]["status"]["phase"] == "Succeeded", "the job's own end")
     assert len(laptop.jobs()) == 1
 
@@ -55,7 +55,7 @@ CATCH = """
 
 
 @pytest.mark.long
-def test_an_exception_comes_home(laptop: Laptop) -> None:  # noqa: F811
+def test_an_exception_is_raised_in_the_client(laptop: Laptop) -> None:  # noqa: F811
     out = laptop.run(
         """
     def fails():
@@ -71,7 +71,7 @@ def test_an_exception_comes_home(laptop: Laptop) -> None:  # noqa: F811
 
 
 @pytest.mark.long
-def test_a_rank_that_exits_is_told_within_30_s(laptop: Laptop) -> None:  # noqa: F811
+def test_an_exited_rank_is_reported_within_30_s(laptop: Laptop) -> None:  # noqa: F811
     out = laptop.run(
         """
     def fails():
@@ -90,7 +90,7 @@ def test_a_rank_that_exits_is_told_within_30_s(laptop: Laptop) -> None:  # noqa:
 
 
 @pytest.mark.long
-def test_memory_that_runs_out_is_told(laptop: Laptop) -> None:  # noqa: F811
+def test_out_of_memory_is_reported_to_the_client(laptop: Laptop) -> None:  # noqa: F811
     out = laptop.run(
         """
     def fails():
@@ -128,7 +128,7 @@ def test_timeouts_end_the_job(laptop: Laptop) -> None:  # noqa: F811
 
 @pytest.mark.long
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_pod_that_is_taken_away_is_called_again(laptop: Laptop, index: int) -> None:  # noqa: F811
+def test_a_call_is_repeated_after_an_eviction(laptop: Laptop, index: int) -> None:  # noqa: F811
     script = laptop.script(
         """
     def waits():
@@ -150,7 +150,7 @@ def test_a_pod_that_is_taken_away_is_called_again(laptop: Laptop, index: int) ->
 
 
 @pytest.mark.long
-def test_two_calls_at_the_same_time(laptop: Laptop) -> None:  # noqa: F811
+def test_two_concurrent_calls(laptop: Laptop) -> None:  # noqa: F811
     text = """
     import asyncio
 
@@ -172,7 +172,7 @@ def test_two_calls_at_the_same_time(laptop: Laptop) -> None:  # noqa: F811
 
 
 @pytest.mark.long
-def test_addresses_of_the_pods(laptop: Laptop) -> None:  # noqa: F811
+def test_the_addresses_of_the_pods(laptop: Laptop) -> None:  # noqa: F811
     out = laptop.run(
         """
     from torchrun_sdk.distributed import pod_ips
@@ -229,7 +229,7 @@ def test_apps_and_several_functions_of_a_file(laptop: Laptop) -> None:  # noqa: 
 
 
 @pytest.mark.long
-def test_a_volume_is_made_and_shared(laptop: Laptop) -> None:  # noqa: F811
+def test_a_volume_is_created_and_shared(laptop: Laptop) -> None:  # noqa: F811
     out = laptop.run(
         """
     from pathlib import Path
@@ -283,7 +283,7 @@ def test_ray(laptop: Laptop, ray_image: str) -> None:  # noqa: F811
 
 @pytest.mark.long
 @pytest.mark.timeout(900, func_only=True)
-def test_rays_head_and_workers_have_pods_of_their_own(laptop: Laptop, ray_image: str) -> None:  # noqa: F811
+def test_head_and_workers_of_ray_have_separate_pods(laptop: Laptop, ray_image: str) -> None:  # noqa: F811
     laptop.image = ray_image
     out = laptop.run(
         """

@@ -1,4 +1,4 @@
-"""How calls end otherwise: limits of time and of storage; and clients that come back."""
+"""Other ends of calls: timeouts, evictions, and clients that reattach."""
 
 import json
 import re
@@ -13,8 +13,8 @@ from e2e.space import until
 pytestmark = pytest.mark.long
 
 
-def test_a_rank_that_does_not_begin_is_told(laptop: Laptop) -> None:  # noqa: F811
-    # Before the interpreter of rank 1 comes to anything else.
+def test_a_rank_that_does_not_start_is_reported(laptop: Laptop) -> None:  # noqa: F811
+    # Before rank 1 imports anything.
     hangs = "import os, time\nif os.environ.get('RANK') == '1':\n    time.sleep(600)\n"
     (laptop.directory / "usercustomize.py").write_text(hangs)
     out = laptop.run(
@@ -35,7 +35,7 @@ def test_a_rank_that_does_not_begin_is_told(laptop: Laptop) -> None:  # noqa: F8
     until(lambda: not laptop.jobs(), "deleted")
 
 
-def test_an_eviction_is_told(laptop: Laptop) -> None:  # noqa: F811
+def test_an_eviction_is_reported(laptop: Laptop) -> None:  # noqa: F811
     script = laptop.script(
         """
     def fills():
@@ -51,7 +51,7 @@ def test_an_eviction_is_told(laptop: Laptop) -> None:  # noqa: F811
     )
     assert script.stdout is not None
     assert any("BEGUN" in line for line in iter(script.stdout.readline, ""))
-    # In the eviction manager's words: kubelets of the local cluster do not measure local storage.
+    # A message of the eviction manager. Kubelets of the local cluster do not measure local storage.
     message = 'Usage of EmptyDir volume "scratch" exceeds the limit "1Mi". '
     status = {"status": {"phase": "Failed", "reason": "Evicted", "message": message}}
     words = ("patch", laptop.pods()[1], "--subresource=status", "--type=merge")
@@ -70,7 +70,7 @@ SLOW = """
 """
 
 
-def test_a_client_comes_back_for_the_results(laptop: Laptop) -> None:  # noqa: F811
+def test_a_client_reattaches_for_the_results(laptop: Laptop) -> None:  # noqa: F811
     script = laptop.script(SLOW)
     assert script.stdout is not None
     assert any("BEGUN" in line for line in iter(script.stdout.readline, ""))
@@ -79,7 +79,7 @@ def test_a_client_comes_back_for_the_results(laptop: Laptop) -> None:  # noqa: F
     job = laptop.jobs()[0]["metadata"]["name"]
     assert f"kt results {job}" in err
     results = [["0", "done"], ["1", "done"]]
-    # While it runs: in Python; when it is over and its pods are done: in a shell.
+    # In Python while the job runs, and in a shell after its end.
     out = laptop.run(f"print('RESULTS', kt.attach({job!r}))")
     assert f"RESULTS {results}" in out
     laptop.space.wait_phase(job, "Succeeded")
@@ -89,7 +89,7 @@ def test_a_client_comes_back_for_the_results(laptop: Laptop) -> None:  # noqa: F
     assert laptop.jobs()[0]["spec"]["reliability"]["ttlSecondsAfterFinished"] == 24 * 3600
 
 
-def test_results_wait_in_the_pods_where_no_claim_keeps_them(laptop: Laptop) -> None:  # noqa: F811
+def test_results_wait_in_the_pods_without_a_claim(laptop: Laptop) -> None:  # noqa: F811
     laptop.deliver("direct")
     script = laptop.script(SLOW)
     assert script.stdout is not None
@@ -108,7 +108,7 @@ def test_results_wait_in_the_pods_where_no_claim_keeps_them(laptop: Laptop) -> N
     out = laptop.run(f"print('RESULTS', kt.attach({job!r}))")
     assert "RESULTS [['0', 'done'], ['1', 'done']]" in out
     laptop.space.wait_phase(job, "Succeeded")
-    # They have been taken, and nothing has kept them.
+    # The results were collected, and are not stored elsewhere.
     kt = laptop.start("python3", "-m", "torchrun_sdk.cli", "results", job)
     _, err = kt.communicate(timeout=60)
     assert kt.returncode != 0
@@ -116,7 +116,7 @@ def test_results_wait_in_the_pods_where_no_claim_keeps_them(laptop: Laptop) -> N
 
 
 @pytest.mark.parametrize("delivery", ["shared", "direct"])
-def test_a_client_comes_back_to_a_later_call(laptop: Laptop, delivery: str) -> None:  # noqa: F811
+def test_a_client_reattaches_to_a_later_call(laptop: Laptop, delivery: str) -> None:  # noqa: F811
     laptop.deliver(delivery)
     script = laptop.script(
         """

@@ -1,4 +1,4 @@
-"""Ray by the real KubeRay operator: a RayCluster beside the call's pod, and its end."""
+"""Ray by the real KubeRay operator: a RayCluster beside the pod of the call, and its end."""
 
 import json
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ def clusters(laptop: Laptop) -> str:  # noqa: F811
     return pods + laptop.space.kubectl(*get, "rayclusters.ray.io")
 
 
-def test_results_come_from_a_raycluster_and_it_goes(
+def test_results_come_from_a_raycluster_that_is_deleted_afterwards(
     user: Laptop,
     ray_image: str,  # noqa: F811
     kuberay: None,
@@ -81,13 +81,13 @@ def test_results_come_from_a_raycluster_and_it_goes(
     assert job["spec"]["numNodes"] == 1
     listed = json.loads(user.space.kubectl("get", "rayjobs.ray.io", name, "-o", "json"))
     assert listed["status"]["jobDeploymentStatus"] == "Running"
-    # With the job's own end, long before the job itself is deleted.
+    # At the end of the job, long before the job is deleted.
     user.space.wait_phase(name, "Succeeded")
     until(lambda: not clusters(user), "the RayCluster's end", 120)
     assert len(user.jobs()) == 1
 
 
-def test_a_cluster_that_cannot_come_is_told_and_goes(user: Laptop, kuberay: None) -> None:
+def test_a_cluster_that_cannot_start_is_reported_and_deleted(user: Laptop, kuberay: None) -> None:
     user.image = "localhost/none:1"
     out = user.run(
         CALL.format(compute="launch_timeout=30")

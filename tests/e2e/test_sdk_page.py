@@ -1,6 +1,6 @@
-"""The mission's page on distributed training from Python: its blocks run as they stand.
+"""The code blocks of the users' page on distributed training from Python.
 
-Only import lines are changed, and the documented switches for machines without GPUs are set.
+Only import lines are changed, and the documented settings for machines without GPUs are set.
 """
 
 import re
@@ -19,7 +19,7 @@ pytestmark = [
 IMPORTS = {
     "import kubetorch as kt": "import torchrun_sdk as kt",
     "from kubetorch.distributed import pod_ips": "from torchrun_sdk.distributed import pod_ips",
-    # The client of this test has no Ray; the pods have.
+    # Only the pods have Ray, not the client.
     "import ray": "",
 }
 
@@ -47,7 +47,7 @@ def test_basic_usage(laptop: Laptop) -> None:  # noqa: F811
 
 def test_custom_launch_command(laptop: Laptop) -> None:  # noqa: F811
     write(laptop, block("### Custom Launch Command"), kt=True)
-    # One write a line: 32 processes share a log.
+    # One write for each line, because 32 processes share a log.
     said_by_rank = "import os, sys\nsys.stdout.write('APP ' + os.environ['RANK'] + chr(10))\n"
     (laptop.directory / "train.py").write_text(said_by_rank)
     out = output_of(

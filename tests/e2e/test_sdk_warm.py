@@ -1,4 +1,4 @@
-"""Pods that stay for another call: edited code in them, other programs, their end."""
+"""Warm pods: edited code, other programs and their end."""
 
 import re
 import statistics
@@ -9,7 +9,7 @@ from e2e.sdk import Laptop, laptop, output_of, ray_image  # noqa: F401  fixtures
 from e2e.space import until
 
 pytestmark = pytest.mark.long
-# Of a later call, without what its function imports; 2.8 s were measured on a busy machine.
+# Maximum seconds of a later call without imports; 2.8 s were measured on a busy machine.
 WARM_SECONDS = 3.0
 
 
@@ -43,7 +43,7 @@ def test_a_later_call_runs_edited_code_in_the_same_pods(
     for number in range(2, 7):
         one = f"['after', {number}, {number}, False]"
         assert f"LATER [{one}, {one}]" in out
-        # Each line of the log once, and before the call has returned.
+        # Each line of the log once, before the call returns.
         assert out.count(f"after {number} on") == 2
         assert out.rindex(f"after {number} on") < out.index(f"LATER [['after', {number},")
     seconds = [float(found) for found in re.findall(r"LATER .* in ([\d.]+) s", out)]
@@ -85,7 +85,7 @@ FAILS = """
 """
 
 
-def test_pods_stay_when_a_call_fails(laptop: Laptop) -> None:  # noqa: F811
+def test_pods_stay_after_a_failed_call(laptop: Laptop) -> None:  # noqa: F811
     out = laptop.run(FAILS)
     found = re.findall(r"RETURNED (.*)|CAUGHT (.*)", out)
     ports = [29500, 0, 29500 + 16 + 2, 0, 29500 + 16 + 4]
@@ -99,7 +99,7 @@ def test_pods_stay_when_a_call_fails(laptop: Laptop) -> None:  # noqa: F811
     assert len(laptop.jobs()) == 1
 
 
-def test_pods_that_wait_are_not_taken_for_hanging(laptop: Laptop) -> None:  # noqa: F811
+def test_waiting_pods_do_not_count_as_hanging(laptop: Laptop) -> None:  # noqa: F811
     laptop.edit_queue(reliability={"hangTimeoutSeconds": 10})
     out = laptop.run(
         """
@@ -135,18 +135,18 @@ OTHERS = """
 """
 
 
-def test_another_program_finds_the_pods(laptop: Laptop) -> None:  # noqa: F811
+def test_another_program_uses_the_warm_pods(laptop: Laptop) -> None:  # noqa: F811
     output_of(laptop.script(OTHERS, arguments=("1",)))
     assert "RETURNED [2, " in output_of(laptop.script(OTHERS, arguments=("2",)))
     assert len(laptop.jobs()) == 1
-    # Two at once: one of them makes pods of its own.
+    # Of two concurrent calls, one creates its own pods.
     both = [laptop.script(OTHERS, arguments=(number,)) for number in ("3", "4")]
     for number, script in enumerate(both, 3):
         assert f"RETURNED [{number}, " in output_of(script)
     assert len(laptop.jobs()) == 2
 
 
-def test_a_lost_pod_is_replaced_and_the_call_brought_again(laptop: Laptop) -> None:  # noqa: F811
+def test_a_lost_pod_is_replaced_and_the_call_repeated(laptop: Laptop) -> None:  # noqa: F811
     script = laptop.script(
         """
     def waits(n):
@@ -166,7 +166,7 @@ def test_a_lost_pod_is_replaced_and_the_call_brought_again(laptop: Laptop) -> No
     assert "SECOND [[1, '1', '0'], [1, '1', '1']]" in output_of(script)
 
 
-def test_the_idle_time_ends_by_itself(laptop: Laptop) -> None:  # noqa: F811
+def test_idle_pods_end_by_themselves(laptop: Laptop) -> None:  # noqa: F811
     laptop.run(
         """
     def f():
@@ -227,7 +227,7 @@ def test_ray_stays_with_its_workers(laptop: Laptop, ray_image: str) -> None:  # 
         ("after 3", "2", ""),
         ("after 4", "2", ""),
     ]
-    # The same two pods throughout, and both end by themselves.
+    # The same two pods serve all calls, and both end by themselves.
     places = {(head, worker) for head, _, worker, _, error in found if not error}
     assert len(places) == 1
     assert len(set(*places)) == 2

@@ -1,4 +1,4 @@
-"""Planted secrets, and everything that is printed, stored or counted while they are in use."""
+"""Planted secrets must not appear in any output, object, log or metric."""
 
 import base64
 import json
@@ -23,24 +23,24 @@ __all__ = ["servers"]  # a fixture
 
 pytestmark = pytest.mark.long
 PUBLIC = ("username", "ca.crt")
-# Any token of a ServiceAccount: the controller's, of workers for progress and workspace, the user's.
+# Any ServiceAccount token: of the controller, of workers, or of the user.
 JWT = re.compile(r"eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}")
 
 
 def planted(*keys: str) -> dict[str, bytes]:
-    """Values that are nowhere else in the world."""
+    """Unique random values."""
     return {key: f"planted-{key}-{secrets.token_hex(12)}".encode() for key in keys}
 
 
 def private_key() -> bytes:
-    """In the shape of one, which ssh will complain of."""
+    """A text in the format of a private key, which ssh rejects."""
     lines = "\n".join(secrets.token_hex(32) for _ in range(4))
     return f"-----BEGIN OPENSSH PRIVATE KEY-----\n{lines}\n-----END OPENSSH PRIVATE KEY-----\n".encode()
 
 
 @contextmanager
 def debugging(space: Space) -> Iterator[None]:
-    """The controller logs all that it can, until the end of the block."""
+    """Run the controller with log level debug until the end of the block."""
     command = ["kubectl", "port-forward", *CONTROLLER, ":8080"]
     with subprocess.Popen(
         command, env=space.cluster.environment, stdout=subprocess.PIPE, text=True
@@ -57,7 +57,7 @@ def debugging(space: Space) -> Iterator[None]:
 
 
 def with_token(space: Space, folder: Path) -> tuple[dict[str, str], str]:
-    """The environment of a user whose kubeconfig holds a bearer token, and that token."""
+    """The environment of a user with a bearer token in the kubeconfig, and the token."""
     space.kubectl("create", "serviceaccount", "dev")
     role = (f"--serviceaccount={space.name}:dev", "--clusterrole=edit")
     space.kubectl("create", "rolebinding", "dev", *role)
@@ -71,7 +71,7 @@ def with_token(space: Space, folder: Path) -> tuple[dict[str, str], str]:
 
 
 def plugin(space: Space, environment: dict[str, str], folder: Path, *words: str) -> str:
-    """All that the plugin prints."""
+    """The complete output of a plugin command."""
     return subprocess.run(
         ["kubectl", "torchrun", *words, "-n", space.name],
         cwd=folder,
@@ -85,7 +85,7 @@ def plugin(space: Space, environment: dict[str, str], folder: Path, *words: str)
 
 
 def of_space(space: Space) -> dict[str, str]:
-    """Logs of every container, and every object but Secrets and what the test itself keeps."""
+    """Logs of every container and all objects, except Secrets and objects of the test."""
     found = {}
     for pod in space.api.get(PODS.path(space.name)).raise_for_status().json()["items"]:
         name = pod["metadata"]["name"]
@@ -110,7 +110,7 @@ def of_controller(space: Space) -> dict[str, str]:
 
 
 def leaks(everything: dict[str, str], marks: list[bytes]) -> list[str]:
-    """Where which secret was found: as it is, or in base64."""
+    """The places of each secret, in plain text or base64."""
     forms = {
         form.decode(): mark.decode()[:20]
         for mark in marks

@@ -1,4 +1,4 @@
-"""Pods pass the Pod Security profiles that namespaces enforce; see also conftest's `space`."""
+"""Pods are admitted under the enforced Pod Security profile. See also `space` in conftest."""
 
 from e2e.conftest import PROFILE
 from e2e.manifests import zip_job
@@ -8,7 +8,7 @@ from torchrun_api.kinds import PODS
 
 
 def test_restricted(space: Space):
-    """The usual torch image trains as a user that it does not know, and saves checkpoints."""
+    """The torch image trains as a user that it does not know, and saves checkpoints."""
     space.kubectl("label", "namespace", space.name, "--overwrite", f"{PROFILE}=restricted")
     strict = gpt_queue(space)
     strict["spec"]["podSecurity"] = "restricted"

@@ -1,4 +1,4 @@
-"""setupCommand and requirements with real pods, and no network but the cluster's own."""
+"""setupCommand and requirements with real pods, without network access outside the cluster."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from wheels import WHEEL, add_wheel
 
 SIZE = {"cpus": "200m", "memory": "1Gi"}
 ZIP = {"workspace": {"source": "zip"}}
-# Fails once, so that a second gang follows; every rank must find what the setup left.
+# Fails once, so that a second gang follows. Every rank must see the environment of the setup.
 TRAIN = """
 import os, sys
 import greeting, torch
@@ -46,7 +46,7 @@ def logs(space: Space, name: str) -> str:
 
 
 @pytest.mark.long
-def test_what_is_set_up_once_is_found_by_every_rank_of_every_attempt(
+def test_every_rank_of_every_attempt_uses_the_same_environment(
     space: Space, tmp_path: Path
 ) -> None:
     space.apply(queue("torch", space.cluster.trainer, nodeResources=SIZE))
@@ -63,7 +63,7 @@ def test_what_is_set_up_once_is_found_by_every_rank_of_every_attempt(
     assert setups == ["train-setup-0"]
     assert (status["attempt"], status["restarts"]) == (1, 1)
     sums = [line for line in logs(space, "train").splitlines() if line.startswith("sum ")]
-    assert len(sums) >= 2, "those of the first attempt may be gone"
+    assert len(sums) >= 2, "lines of the first attempt may be gone"
     assert len(set(sums)) == 1, "one environment for all"
     assert sums[0].startswith("sum 2.0 made ")
     assert sums[0].endswith("prefix /torchrun/env")
@@ -89,7 +89,7 @@ def test_a_failed_setup_shows_its_message_and_waits_for_a_fix(space: Space, tmp_
     assert "hello" in logs(space, "train")
 
 
-def test_without_a_workspace_every_worker_sets_up(space: Space) -> None:
+def test_without_a_workspace_every_worker_runs_the_setup(space: Space) -> None:
     line = 'echo "for node $NODE_RANK" > "$TORCHRUN_ENV_DIR/said"'
     command = 'cat "$TORCHRUN_ENV_DIR/said"; python -c "import sys; print(sys.prefix)"'
     space.apply(job("alone", "plain", command, 2, setupCommand=line))

@@ -1,4 +1,4 @@
-"""Jobs whose code comes from git, from a bucket and from a claim, with servers that are pods."""
+"""Jobs with code from git, from a bucket and from a PVC. The servers are pods."""
 
 import base64
 import json
@@ -18,7 +18,7 @@ from torchrun_cluster import node, state
 from unit.runtime import git_server, http_server, s3_server, ssh_server
 
 PASSWORD = "planted-password"
-# The modules that the unit tests run, in a pod of the controller's image, which has git.
+# The server modules of the unit tests, in a pod of the controller's image, which has git.
 SERVE = """
     import threading, pathlib
     from unit.runtime import git_server, s3_server
@@ -62,7 +62,7 @@ def plain_pod(
     probe: JsonObject | None = None,
     **mounts: JsonObject,
 ) -> JsonObject:
-    """A pod of the controller's image; mounts: volumes by name, at /NAME."""
+    """A pod with the controller's image. mounts: volumes by name, at /NAME."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -153,11 +153,11 @@ def test_git_succeeds_after_its_secret_is_created_and_its_ref_is_fixed(
     everything = json.dumps([space.get(TORCHRUN_JOBS, "git"), pods]) + log
     assert PASSWORD not in everything
     workers = space.kubectl("get", "pods", "-l", "app.kubernetes.io/component=worker", "-o", "json")
-    assert "login" not in workers, "workers do not see the Secret"
+    assert "login" not in workers, "workers have no access to the Secret"
 
 
 def committed(space: Space, number: int) -> str:
-    """One more commit, of a program that says its number and the time."""
+    """Commit a program that prints its number and the time."""
     program = STEP.format(number=number)
     script = (
         "import sys, pathlib; sys.path.insert(0, '/code'); from unit.runtime import git_server;"
@@ -173,7 +173,7 @@ def rename_branch(space: Space, old: str, new: str) -> None:
 
 
 def up_to_date(space: Space) -> JsonObject:
-    """The condition of the job `git`, empty where there is none."""
+    """The condition of the job `git`; empty without one."""
     conditions = space.get(TORCHRUN_JOBS, "git")["status"]["conditions"]
     return next((c for c in conditions if c["type"] == UP_TO_DATE), {})
 
@@ -186,7 +186,7 @@ def everywhere(space: Space, pods: dict[str, str], number: int) -> bool:
 @pytest.mark.timeout(400, func_only=True)
 # With shared delivery a fixed branch waits up to a minute for the next retry.
 @pytest.mark.parametrize("delivery", ["shared", "direct"])
-def test_a_running_job_takes_what_is_pushed(
+def test_a_running_job_gets_pushed_commits(
     space: Space, servers: tuple[str, bytes, str], tmp_path: Path, delivery: str
 ):
     host, authority, _ = servers
@@ -218,7 +218,7 @@ def test_a_running_job_takes_what_is_pushed(
     assert refused.returncode != 0
     assert "SourceNotFound" in out
     assert "main" in up_to_date(space)["message"]
-    # Once main is there again it is what is new: it may be fetched the moment it appears.
+    # A recreated main is new content, and may be fetched as soon as it appears.
     committed(space, 3)
     rename_branch(space, "gone", "main")
     until(lambda: everywhere(space, pods, 3), "the third code, by itself", 150)
@@ -227,7 +227,9 @@ def test_a_running_job_takes_what_is_pushed(
     status = space.get(TORCHRUN_JOBS, "git")["status"]
     assert status["phase"] == "Running"
     assert (status.get("attempt", 0), status.get("restarts", 0)) == (0, 0)
-    assert all(log(space, pod).count("new code:") == 3 for pod in pods), "what was the same"
+    assert all(log(space, pod).count("new code:") == 3 for pod in pods), (
+        "unchanged content restarts nothing"
+    )
 
 
 @pytest.mark.long
@@ -267,7 +269,7 @@ def test_s3(space: Space, servers: tuple[str, bytes, str]):
 
 
 def uploaded(space: Space, number: int) -> None:
-    """The bucket gets a program that says its number and the time."""
+    """Upload a program that prints its number and the time."""
     program = STEP.format(number=number)
     script = (
         "import sys, pathlib; pathlib.Path('/tmp/bucket/train/train.py').write_text(sys.argv[1])"
@@ -276,7 +278,7 @@ def uploaded(space: Space, number: int) -> None:
 
 
 @pytest.mark.long
-def test_a_running_job_takes_what_is_in_the_bucket(
+def test_a_running_job_gets_changes_of_the_bucket(
     space: Space, servers: tuple[str, bytes, str], tmp_path: Path
 ):
     uploaded(space, 1)
@@ -299,7 +301,7 @@ def test_a_running_job_takes_what_is_in_the_bucket(
     assert workers(space) == pods
 
 
-def test_a_claim_that_is_there(space: Space):
+def test_an_existing_claim(space: Space):
     claim: JsonObject = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",

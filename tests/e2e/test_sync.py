@@ -1,4 +1,4 @@
-"""`kubectl torchrun sync` of a job that runs, edit by edit and while it watches; Python alone."""
+"""`kubectl torchrun sync` of a running job, by single edits and with --watch, without torch."""
 
 import signal
 import subprocess
@@ -20,7 +20,7 @@ def write(directory: Path, number: int) -> None:
 
 
 def submitted(space: Space, directory: Path) -> dict[str, str]:
-    """The pods of a job of two nodes that runs the first code."""
+    """The pods of a running job of two nodes with the first code."""
     write(directory, 1)
     command = ["submit", "--name", "run", "--queue", "plain", "--nodes", "2", "--no-follow"]
     ended(plugin(space, directory, *command, "exec python3 train.py"))
@@ -35,7 +35,7 @@ def everywhere(space: Space, pods: dict[str, str], text: str) -> Callable[[], bo
 
 
 @pytest.mark.long
-def test_each_edit_arrives_while_sync_watches(space: Space, tmp_path: Path) -> None:
+def test_sync_watch_delivers_each_edit(space: Space, tmp_path: Path) -> None:
     pods = submitted(space, tmp_path)
     watching = plugin(space, tmp_path, "sync", "run", "--watch")
     try:
@@ -75,7 +75,7 @@ def assert_ends_clean(watching: "subprocess.Popen[str]") -> None:
 
 
 @pytest.mark.long
-def test_a_job_outside_development_takes_an_edit_when_told(space: Space, tmp_path: Path) -> None:
+def test_a_job_without_development_gets_an_edit_on_request(space: Space, tmp_path: Path) -> None:
     pods = submitted(space, tmp_path)
     for number in (2, 3):
         write(tmp_path, number)

@@ -1,4 +1,4 @@
-"""Uploads to the sync pod through the API server: cut, damaged, hostile, and then a good one."""
+"""Uploads to the sync pod through the API server: cut, damaged, hostile and valid ones."""
 
 import hashlib
 import io
@@ -23,7 +23,7 @@ BOMB_BYTES = 1100 << 20
 
 
 def good() -> bytes:
-    """An archive that compresses badly, so that it takes a few pieces."""
+    """An incompressible archive that needs several pieces."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("noise", NOISE)
@@ -31,7 +31,7 @@ def good() -> bytes:
 
 
 def bomb() -> bytes:
-    """About a megabyte that becomes more than a gigabyte."""
+    """A zip bomb: about a megabyte that unpacks to more than a gigabyte."""
     buffer = io.BytesIO()
     with (
         zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
@@ -44,7 +44,7 @@ def bomb() -> bytes:
 
 
 def awaited(space: Space, name: str) -> SyncPod:
-    """A job that takes any upload by the token of this test, and its pod."""
+    """A job that accepts any upload with the token of this test, and its pod."""
     body = zip_job(name, "plain", RUN)
     object_at(body, "metadata")["annotations"] = {UPLOAD_TOKEN_SHA256: TOKEN_SHA256}
     space.apply(body)
@@ -52,7 +52,7 @@ def awaited(space: Space, name: str) -> SyncPod:
     return SyncPod(space, f"{name}-sync-0")
 
 
-def test_strangers_upload_nothing(space: Space):
+def test_uploads_without_the_token_are_refused(space: Space):
     space.apply(zip_job("open", "plain", RUN))
     space.wait_reason("open", "WaitingForUpload")
     answer = SyncPod(space, "open-sync-0").put(good())
@@ -60,7 +60,7 @@ def test_strangers_upload_nothing(space: Space):
     assert "torchrun.ai/workspace-sha256" in answer.json()["message"]
 
 
-def test_refused_uploads_and_then_a_good_one(space: Space):
+def test_refused_uploads_before_a_valid_one(space: Space):
     pod = awaited(space, "careful")
 
     wrong = pod.put(good(), sha256="0" * 64)
@@ -86,14 +86,14 @@ def test_refused_uploads_and_then_a_good_one(space: Space):
     space.wait_phase("careful", "Succeeded")
 
 
-def test_an_upload_goes_on_where_it_was_cut(space: Space):
+def test_an_upload_resumes_at_the_offset(space: Space):
     archive, pod = good(), awaited(space, "cut")
 
     pod.cut(archive, start=0, after=1 << 20)
     pod.state_in("receiving")
     beyond = pod.put(archive, start=2 << 20)
     assert beyond.status_code == 409
-    # What was sent before the cut may still be on its way through the API server.
+    # Bytes sent before the cut may still be in flight through the API server.
     while (
         answer := pod.put(archive, held := beyond.json()["offset"], held + 1000)
     ).status_code == 409:

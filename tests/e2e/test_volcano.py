@@ -1,4 +1,4 @@
-"""Gangs under the real Volcano: on GPU nodes that kwok plays, and once on a real node."""
+"""Gangs under the real Volcano, on GPU nodes of kwok and on one real node."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,10 +28,10 @@ def gang(name: str, nodes: int, **spec: object) -> dict:
     return job(name, "gpus", "train", nodes, **spec)
 
 
-def test_a_gang_that_does_not_fit_starts_no_pod_until_there_is_room(space: Space, cluster: Cluster):
+def test_a_gang_starts_no_pod_until_it_fits(space: Space, cluster: Cluster):
     space.apply(gpus.gpu_queue("gpus", VOLCANO), gang("large", NODES + 1), gang("small", NODES))
     with space.history(PODS) as pods:
-        # As many as there are nodes come and go meanwhile: the scheduler had its chance.
+        # Meanwhile other jobs use all nodes, so the scheduler had an opportunity.
         space.wait_phase("small", "Running")
         status = space.wait_reason("large", "Unschedulable")
         assert status["phase"] == "Queued"
@@ -70,7 +70,7 @@ def running(state: dict) -> str | None:
     return state["metadata"]["name"] if state.get("status", {}).get("phase") == "Running" else None
 
 
-def test_a_gang_that_failed_starts_again_as_a_whole(space: Space):
+def test_a_failed_gang_restarts_completely(space: Space):
     space.apply(gpus.gpu_queue("gpus", VOLCANO), gang("again", NODES))
     space.wait_phase("again", "Running")
     with space.history(PODS) as pods:

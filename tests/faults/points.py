@@ -1,6 +1,6 @@
 """How many places each scenario has for a fault, so that none vanishes unnoticed.
 
-A change of the controller may add or save a request: when `test_points_are_there` fails, see which
+A change of the controller may add or save a request: when `test_the_number_of_points` fails, see which
 ones came or went (`python -m faults.points` with `tests` on the path prints the numbers), and write
 the new number here.
 """

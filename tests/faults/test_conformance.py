@@ -1,4 +1,4 @@
-"""The checks of conformance.py over the simulation; tests/integration/test_simulation.py: the truth."""
+"""The checks of conformance.py on the simulation. tests/integration/test_simulation.py runs them on a real server."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -15,7 +15,7 @@ from faults.network import Client
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_simulation(check: str) -> None:
+def test_the_simulation_passes_the_checks(check: str) -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
 

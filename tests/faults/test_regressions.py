@@ -54,7 +54,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_found_by_one_fault(case: str) -> None:
+def test_bugs_found_by_one_fault(case: str) -> None:
     scenario, what, kind = CASES[case]
     points = [point for point in campaign.points(scenario) if point.what == what]
     assert points, "the scenario has no such point any more"

@@ -29,7 +29,7 @@ def test_two_runs_are_alike(scenario: str) -> None:
     assert (again.points, again.state, again.seconds) == (once.points, once.state, once.seconds)
 
 
-def test_points_are_there() -> None:
+def test_the_number_of_points() -> None:
     assert POINTS.keys() == SCENARIOS.keys()
     found = {name: len(campaign.points(name)) for name in SCENARIOS}
     others = {

@@ -33,7 +33,7 @@ def test_regressions(journey: travel.Journey) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_the_control_caches_that_are_trusted_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_control_trusted_caches_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = [j for j in travel.journeys(10_000, SEED) if j.scenario == "restart"]
     caches_are_trusted(monkeypatch)
     wrong = next((found for journey in drawn if (found := travel.judge(journey))), [])

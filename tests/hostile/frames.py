@@ -1,4 +1,4 @@
-"""Frames of a watch that no API server should send, made of such as it does send."""
+"""Malformed watch frames, derived from valid ones."""
 
 import json
 import random
@@ -31,14 +31,14 @@ _VERSIONS: tuple[JsonValue, ...] = (
     *(7, None, [], 1e9),
 )
 _ITEMS: tuple[JsonValue, ...] = (None, {}, "x", [None], [[]], [1])
-_LARGE = 1.5 * 2**20  # what etcd takes of one object
+_LARGE = 1.5 * 2**20  # the maximum size of an object in etcd
 _HUGE = 0.0002  # share of those lines: each is 1.5 to 17 MB
 
 Maker = Callable[[random.Random, JsonObject], bytes]
 
 
 def line(chance: random.Random, real: list[JsonObject]) -> bytes:
-    """One line, without its end. `real` are objects as the API server has them."""
+    """One line without its newline. `real`: valid objects."""
     if chance.random() < _HUGE:
         return _huge(chance, chance.choice(real))
     return chance.choice(_MAKERS)(chance, chance.choice(real))
@@ -60,7 +60,7 @@ def _truncated(chance: random.Random, obj: JsonObject) -> bytes:
 
 
 def _mutated(chance: random.Random, obj: JsonObject) -> bytes:
-    """A few bytes are others."""
+    """A few bytes are changed."""
     text = bytearray(_text(_frame(chance, obj)))
     for _ in range(chance.randint(1, 6)):
         at = chance.randrange(len(text))
@@ -79,12 +79,12 @@ def _mutated(chance: random.Random, obj: JsonObject) -> bytes:
 
 
 def _wrong_types(chance: random.Random, obj: JsonObject) -> bytes:
-    """Values anywhere in the object are of other types, or gone."""
+    """Some values in the object have other types or are missing."""
     return _text(_frame(chance, changed(chance, obj, anywhere_else, chance.randint(1, 4))))
 
 
 def _numbers(chance: random.Random, obj: JsonObject) -> bytes:
-    """Numbers out of any range, also where none belongs."""
+    """Numbers out of range, also in place of other types."""
     number = chance.choice(NUMBERS)
     text = _text(_frame(chance, changed(chance, obj, lambda _: "@", 1)))
     return text.replace(b'"@"', number.encode())
@@ -98,7 +98,7 @@ def _versions(chance: random.Random, obj: JsonObject) -> bytes:
 
 
 def _bombs(chance: random.Random, obj: JsonObject) -> bytes:
-    """Nesting beyond any parser's depth, somewhere in the object, closed or not."""
+    """Nesting beyond the depth of any parser, closed or not."""
     text = _text(_frame(chance, changed(chance, obj, lambda _: "@", 1)))
     return text.replace(b'"@"', chance.choice(BOMBS))
 
@@ -116,7 +116,7 @@ def _types(chance: random.Random, obj: JsonObject) -> bytes:
 
 
 def _parts(chance: random.Random, obj: JsonObject) -> bytes:
-    """Parts of the frame itself are missing, doubled, or anything."""
+    """Parts of the frame are missing, repeated or random."""
     match chance.randrange(6):
         case 0:
             return _text({"type": chance.choice(TYPES)})
@@ -153,7 +153,7 @@ def _garbage(chance: random.Random, obj: JsonObject) -> bytes:
 
 
 def _huge(chance: random.Random, obj: JsonObject) -> bytes:
-    """As large as etcd takes them, or larger than a line may be."""
+    """As large as etcd accepts, or larger than a line may be."""
     size = round(chance.choice((_LARGE, _LARGE, MAX_LINE + 2**20)))
     match chance.randrange(3):
         case 0:
@@ -175,7 +175,7 @@ _MAKERS: tuple[Maker, ...] = (
 
 
 def page(chance: random.Random, real: list[JsonObject]) -> bytes:
-    """An answer to a list that is none, or has bad items."""
+    """A response to a list that is invalid or has invalid items."""
     items = [changed(chance, chance.choice(real), anywhere_else, 2) for _ in range(4)]
     whole: JsonObject = {"metadata": {"resourceVersion": "7", "continue": ""}, "items": [*items]}
     match chance.randrange(7):

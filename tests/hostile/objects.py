@@ -1,6 +1,6 @@
 """Hostile TorchrunJobs and TorchrunQueues, drawn from the schemas of our CRDs.
 
-Metadata is of the right types always: the API server sees to that, whatever a CRD says.
+Metadata always has valid types: the API server enforces that for any CRD.
 """
 
 import random
@@ -15,7 +15,7 @@ from torchrun_api.json import JsonObject, JsonValue, object_at
 from torchrun_api.kinds import TORCHRUN_JOBS, TORCHRUN_QUEUES, Kind
 from torchrun_api.queue import TorchrunQueue
 
-QUEUE = "gpu"  # the queue that is good
+QUEUE = "gpu"  # the valid queue
 KINDS: dict[str, Kind[TorchrunJob] | Kind[TorchrunQueue]] = {
     "TorchrunJob": TORCHRUN_JOBS,
     "TorchrunQueue": TORCHRUN_QUEUES,
@@ -30,7 +30,7 @@ _QUANTITIES = (
     *(0, 1, 8, 2**31, 2**63 - 1, 2**63, "0", "1", "500m", "1.0000000001", "10Gi", "1e3", "+5"),
     *("1e99", "9999999999999999999E", "0.0000000001n", ".5Ki", "1Ei", "8Ei", "-1", "1G i", ""),
 )
-# What stands in pod templates: names of v1 fields, with values that may or may not be meant so.
+# Names of v1 fields for pod templates, with valid and invalid values.
 _POD_FIELDS = (
     *("metadata", "spec", "containers", "initContainers", "volumes", "env", "name", "image"),
     *("resources", "limits", "requests", "command", "args", "securityContext", "nodeSelector"),
@@ -55,7 +55,7 @@ _LARGE = 2**20
 
 
 def body(chance: random.Random, number: int, *, status: bool = True) -> JsonObject:
-    """One object with a name of its own; without `status` as a user may create it."""
+    """One object with a unique name; without `status`, as created by a user."""
     kind = "TorchrunJob" if chance.random() < 0.75 else "TorchrunQueue"
     schema = _schema(kind)
     spec = _spec(chance, kind, object_at(schema, "spec"))
@@ -71,7 +71,7 @@ def body(chance: random.Random, number: int, *, status: bool = True) -> JsonObje
     if status and chance.random() < 0.3:
         drawn = _object(chance, object_at(schema, "status"), 0)
         odd = changed(chance, drawn, anywhere_else, chance.randint(0, 2)) if drawn else {}
-        # The API server validates conditions: our manager merges them by type.
+        # The API server validates conditions, because they are merged by type.
         drawn_body["status"] = {name: value for name, value in odd.items() if name != "conditions"}
     if chance.random() < 0.02:
         drawn_body["spec"] = chance.choice(ANY)
@@ -79,7 +79,7 @@ def body(chance: random.Random, number: int, *, status: bool = True) -> JsonObje
 
 
 def _spec(chance: random.Random, kind: str, schema: JsonObject) -> JsonObject:
-    """Any, or a good one but for a few fields, so that more than the first mistake is reached."""
+    """A random spec, or a valid one with a few hostile fields, to reach more than the first check."""
     if chance.random() < 0.3:
         return _object(chance, schema, 0)
     properties = object_at(schema, "properties")
@@ -91,12 +91,12 @@ def _spec(chance: random.Random, kind: str, schema: JsonObject) -> JsonObject:
 
 
 def large(chance: random.Random, number: int) -> JsonObject:
-    """As much as etcd takes: its limit is 1.5 MiB for a request."""
+    """A large object; etcd accepts requests of 1.5 MiB."""
     drawn = body(chance, number, status=False)
     meta = drawn["metadata"]
     assert isinstance(meta, dict)
     match chance.randrange(3):
-        case 0:  # all annotations together may have 256 KiB
+        case 0:  # the limit of all annotations is 256 KiB
             meta["annotations"] = {f"a-{i}": "x" * 1000 for i in range(250)}
         case 1:
             drawn["spec"] = {"jobQueue": QUEUE, "numNodes": 1, "command": ["x" * 1000] * 1000}
@@ -127,7 +127,7 @@ def _metadata(chance: random.Random, number: int) -> JsonObject:
 
 
 def _value(chance: random.Random, schema: JsonObject, depth: int) -> JsonValue:
-    """A value of the schema, most of the time, with a taste for the extreme."""
+    """A value that usually matches the schema, often an extreme one."""
     if "enum" in schema:
         values = schema["enum"]
         assert isinstance(values, list)
@@ -183,7 +183,7 @@ def _text(chance: random.Random, schema: JsonObject) -> str:
 
 
 def _number(chance: random.Random, schema: JsonObject) -> JsonValue:
-    """Few large gangs: a quarter of the numbers are the bounds themselves."""
+    """Mostly small numbers; a quarter are the bounds."""
     low, high = schema.get("minimum", -(2**63)), schema.get("maximum", 2**63 - 1)
     assert isinstance(low, int | float)
     if chance.random() < 0.25:
@@ -192,7 +192,7 @@ def _number(chance: random.Random, schema: JsonObject) -> JsonValue:
 
 
 def _embedded(chance: random.Random, depth: int) -> JsonValue:
-    """Kubernetes' own objects, as a schema that keeps unknown fields lets them through."""
+    """Objects of Kubernetes, which schemas with unknown fields accept unchecked."""
     if depth > 7 or chance.random() < 0.25:
         return chance.choice((*_TEXTS, *_QUANTITIES, *ANY))
     if chance.random() < 0.35:

@@ -1,4 +1,4 @@
-"""The few of many inputs that go wrong."""
+"""Minimization of failing inputs."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""Values of the wrong kind, and places in JSON to put them."""
+"""Values of the wrong type, and places for them in JSON."""
 
 import random
 from collections.abc import Callable
@@ -32,7 +32,7 @@ ANY: tuple[JsonValue, ...] = (
     "2026-01-02T03:04:05",
     *_CONTAINERS,
 )
-# As text, since not all of them are JSON and Python does not write the others.
+# As text, because some are not JSON, and Python cannot format the others.
 NUMBERS = (
     *("1e400", "-1e400", "9" * 400, "-" + "9" * 400, "18446744073709551616", "-0", "0.1e-400"),
     *("NaN", "Infinity", "-Infinity", "01", "1.", ".5", "+1", "0x10", "1e", "9223372036854775808"),

@@ -1,7 +1,7 @@
-"""Hostile lines on their way through the real informer, watcher, decoder and store.
+"""Hostile lines through the real informer, watcher, decoder and store.
 
-A round has an informer of its own, and a good object among the others, which the API server changes
-at the end: who does not see that is stuck.
+A round has its own informer, and one valid object that the API server changes at the end. An informer
+that misses this change is stuck.
 """
 
 import asyncio
@@ -23,23 +23,23 @@ from torchrun_controller.cache.store import Change, Indexer, Store
 from torchrun_controller.client import Response, Transport
 
 GOOD = "good"
-PATIENCE = 60.0  # seconds of real time, for a round
+PATIENCE = 60.0  # seconds of real time for a round
 _NONE: Mapping[str, str] = {}
 
 
 class UnreadError(Exception):
-    """What is good has not come through: the informer is stuck, or has ended."""
+    """The valid object did not arrive: the informer is stuck or has ended."""
 
 
 class Sample(Struct, frozen=True):
-    """A kind, an object of it as the API server has it, and what the controller indexes."""
+    """A kind, a valid object of it, and the indexes of the controller."""
 
     kind: Kind[Any]
     body: JsonObject
     indexers: Mapping[str, Indexer[Any]]
 
     def named(self, name: str, version: int) -> JsonObject:
-        """Another of its kind."""
+        """Another object of the kind."""
         meta = self.body["metadata"]
         assert isinstance(meta, dict)
         uid = f"uid-of-{name}"
@@ -50,7 +50,7 @@ class Sample(Struct, frozen=True):
 
 
 class Wire:
-    """The server's side of one informer: sends all lines once, then changes the good object."""
+    """The server of one informer: sends all lines once, then changes the valid object."""
 
     def __init__(self, sample: Sample, lines: Sequence[bytes], pages: Sequence[bytes]) -> None:
         self.store: Store[Any] = Store(sample.indexers)
@@ -60,9 +60,9 @@ class Wire:
         self._seen = asyncio.Event()
 
     async def play(self, transport: Transport | None = None) -> None:
-        """Send all and see the good object changed. Raises UnreadError, or what the informer does.
+        """Send all lines, and wait for the changed object. Raises UnreadError, or errors of the informer.
 
-        `transport` leads to `chunks` and `page`; without one they are asked directly.
+        `transport` serves `chunks` and `page`; without one they are called directly.
         """
         clock = _Clock()
         informer = Informer(
@@ -87,7 +87,7 @@ class Wire:
             raise UnreadError(f"{len(self._lines)} lines were not asked for")
 
     def page(self) -> bytes:
-        """The answer to a list: hostile ones first, then the good object."""
+        """The response to a list: hostile objects first, then the valid one."""
         if self._pages:
             return self._pages.popleft()
         items = [self._good()]
@@ -115,7 +115,7 @@ class Wire:
                 yield line[half:]
 
     def _good(self) -> JsonObject:
-        """As it is only once every line was sent."""
+        """The valid object; changed once every line was sent."""
         obj = self._sample.named(GOOD, 2_000_000_001)
         annotations: JsonObject = {} if self._lines else {"torchrun.ai/told": "changed"}
         meta = obj["metadata"]
@@ -132,7 +132,7 @@ class Wire:
 
 
 class _Clock:
-    """Sleeping takes no time."""
+    """A clock that sleep() advances without waiting."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -147,7 +147,7 @@ class _Clock:
 
 
 class _Direct:
-    """The transport's interface without a network."""
+    """A transport without a network."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire

@@ -1,6 +1,6 @@
-"""Hostile objects straight into the real controller, on a simulated API server without a schema.
+"""Hostile objects in the real controller, on a simulated API server without a schema.
 
-There is no Job controller: what comes of a good job is its Job. Time is virtual.
+There is no Job controller, so a valid job only gets its Job. Time is virtual.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from torchrun_api.status import TERMINAL
 
 # Virtual seconds.
 REST = 12.0  # without a write
-RESTLESS = 900.0  # until rest at the most
+RESTLESS = 900.0  # maximum until no write for that time
 GOOD = ("good-before", "good-after")
 RESOURCES = {"TorchrunJob": TORCHRUN_JOBS, "TorchrunQueue": TORCHRUN_QUEUES}
 
 
 def problems(objects: Sequence[JsonObject]) -> list[str]:
-    """What goes wrong with these objects beside two good jobs and a good queue."""
+    """The violations with these objects beside two valid jobs and a valid queue."""
 
     async def play() -> list[str]:
         return await World(objects).run()
@@ -54,7 +54,7 @@ class World:
         self._store.subscribe(self._note)
 
     async def run(self) -> list[str]:
-        """Play it; returns what is wrong at the end."""
+        """Run it. Returns the violations at the end."""
         living = asyncio.create_task(self._replica.run())
         half = len(self._objects) // 2
         self._create("TorchrunQueue", QUEUE, {"image": "trainer:1"})
@@ -132,12 +132,14 @@ class World:
         key = (NAMESPACE, str(meta["name"]))
         known = self._store.get(RESOURCES[str(body["kind"])], key)
         status = body.get("status")
-        over = isinstance(status, dict) and status.get("phase") in list(TERMINAL)  # so it was made
+        over = isinstance(status, dict) and status.get("phase") in list(
+            TERMINAL
+        )  # so the object was created
         return [] if known is None or over else [f"{key[1]}: {each}" for each in unsaid(known.body)]
 
 
 def unsaid(body: Body) -> list[str]:
-    """What the status of an object that the controller has seen leaves out."""
+    """The missing parts in the status of an object that the controller has seen."""
     status: Any = body.get("status")
     if not isinstance(status, dict):
         return [f"no status but {status!r}"]

@@ -1,4 +1,4 @@
-"""The API server's audit log: who wrote what and when, by the API server's own clock."""
+"""The audit log of the API server: writer, object and time of each write."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 GIVEN_UP = 504
-# How late an API server that stalls may come to a request: the limit of its client, which is gone.
+# The longest delay of a stalled API server: the timeout of the client, which is gone by then.
 UNREAD_SECONDS = 30.0
 WRITES = ["create", "update", "patch", "delete"]
 POLICY = {
@@ -30,7 +30,7 @@ _AGENT = re.compile(r"torchrun-controller/(\w+)(?: \((\S+)\))?")
 
 
 class Write(NamedTuple):
-    """A write of a controller. `who`: its identity; `began`, `ended`: seconds since the epoch."""
+    """A write of a controller. `who`: its identity. `began`, `ended`: seconds since the epoch."""
 
     who: str
     began: float
@@ -43,18 +43,18 @@ class Write(NamedTuple):
 
     @property
     def takes_lease(self) -> bool:
-        """Whether it made the writer the holder, or kept it so."""
+        """Whether it acquired or renewed the lease."""
         return self.resource == "leases" and self.code < 300 and self.holder == self.who
 
     @property
     def holder(self) -> str:
-        """Whom a write to a lease names."""
+        """The holder in a write of the lease."""
         holder: str = (self.body or {}).get("spec", {}).get("holderIdentity", "")
         return holder
 
 
 class Tenure(NamedTuple):
-    """From when to when a process held the lease, in seconds since the epoch."""
+    """The time in which a process held the lease, in seconds since the epoch."""
 
     who: str
     since: float
@@ -62,7 +62,7 @@ class Tenure(NamedTuple):
 
 
 class AuditLog:
-    """What the API server of a cluster that was started with `flags` has noted."""
+    """The audit log of an API server that was started with `flags`."""
 
     def __init__(self, folder: Path) -> None:
         self._log = folder / "log"
@@ -71,20 +71,20 @@ class AuditLog:
 
     @property
     def flags(self) -> list[str]:
-        """For the API server."""
+        """The flags of the API server."""
         return [f"--audit-policy-file={self._policy}", f"--audit-log-path={self._log}"]
 
     @property
     def path(self) -> Path:
-        """Of the log, a line of JSON for each write."""
+        """The path of the log, with one JSON line for each write."""
         return self._log
 
     def size(self) -> int:
-        """Where the log ends now."""
+        """The current size of the log in bytes."""
         return self._log.stat().st_size if self._log.exists() else 0
 
     def writes(self, start: int = 0) -> list[Write]:
-        """Writes of controllers that the log has from there on, as they were received."""
+        """Writes of controllers after this position of the log, in the order of their receipt."""
         with self._log.open("rb") as log:
             log.seek(start)
             found = [write for line in log if (write := _write(json.loads(line)))]
@@ -92,7 +92,7 @@ class AuditLog:
 
 
 def tenures(writes: Iterable[Write]) -> Iterator[Tenure]:
-    """Who held the lease, one after the other; the last one's end is open."""
+    """The successive holders of the lease; the last one has an open end."""
     holder, since = "", 0.0
     changes = (w for w in writes if w.resource == "leases" and w.code < 300)
     for write in sorted(changes, key=lambda write: write.ended):
@@ -106,10 +106,10 @@ def tenures(writes: Iterable[Write]) -> Iterator[Tenure]:
 
 
 def count_creations(writes: Iterable[Write], resource: str) -> Counter[str]:
-    """How often each object was created.
+    """The number of creations of each object.
 
-    What was given up (504, as its process was gone) may have been carried out all the same: it was
-    where no later one did it.
+    A request with status 504, whose process was gone, may have been processed. It counts if no later
+    request created the object.
     """
     counts: Counter[str] = Counter()
     given_up: set[str] = set()
@@ -122,12 +122,11 @@ def count_creations(writes: Iterable[Write], resource: str) -> Counter[str]:
 
 
 def without_lease(writes: Iterable[Write]) -> list[Write]:
-    """Writes of processes that did not hold the lease when the write came or was answered.
+    """Writes of processes that did not hold the lease when the write arrived or was answered.
 
-    What the API server refused is no write: a leader that is frozen between its look at the gate and
-    its send has one request left when it goes on, which the object's resourceVersion or UID stops.
-    Of one that it gave up, nobody was there any more for the answer, and it may have read it long
-    after it was sent.
+    Refused requests do not count: a leader that was frozen between its check and its send has one
+    request left, which the resourceVersion or UID of the object stops. Requests that timed out do
+    not count either: the API server may have read them long after they were sent.
     """
     writes = list(writes)
     tenures_of: dict[str, list[Tenure]] = {}
@@ -149,7 +148,7 @@ def without_lease(writes: Iterable[Write]) -> list[Write]:
 
 def _write(entry: dict[str, Any]) -> Write | None:
     agent = _AGENT.match(entry.get("userAgent", ""))
-    # Reviews of tokens and rights have the verb create; they store nothing, nor do dry runs.
+    # Reviews of tokens and permissions use create but store nothing, like dry runs.
     if agent is None or agent[1] == "review" or "dryRun=" in entry["requestURI"]:
         return None
     about = entry.get("objectRef", {})

@@ -1,4 +1,4 @@
-"""What goes on beside a test."""
+"""Background work of tests."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def repeating(step: Callable[[], None], pause: float) -> Iterator[None]:
-    """Take a step each `pause` seconds, in a thread, until the end of the block.
+    """Call `step` every `pause` seconds in a thread until the end of the block.
 
-    One that raises is the last, and the end of the block raises it.
+    An exception ends the thread, and the end of the block raises it.
     """
     over = threading.Event()
     problems: list[BaseException] = []
@@ -18,7 +18,7 @@ def repeating(step: Callable[[], None], pause: float) -> Iterator[None]:
         try:
             while not over.wait(pause):
                 step()
-        except BaseException as error:  # the test's own thread shows it
+        except BaseException as error:  # raised in the thread of the test
             problems.append(error)
 
     thread = threading.Thread(target=run)

@@ -1,4 +1,4 @@
-"""The chart and the plain manifests as objects: what helm and kustomize print, without a cluster."""
+"""The objects of the chart and of the manifests, rendered by helm and kustomize without a cluster."""
 
 import subprocess
 from pathlib import Path
@@ -27,7 +27,7 @@ Objects = dict[tuple[str, str, str], Object]
 
 
 def helm(*arguments: str, kubeconfig: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run helm; without a kubeconfig it reaches no cluster."""
+    """Run helm without a kubeconfig, so it cannot reach a cluster."""
     program = binaries.ensure(["helm"])["helm"]
     options = (f"--kubeconfig={kubeconfig or '/dev/null'}",)
     return subprocess.run(
@@ -36,7 +36,7 @@ def helm(*arguments: str, kubeconfig: Path | None = None) -> subprocess.Complete
 
 
 def template(*arguments: str, namespace: str = "torchrun-system", chart: Path = CHART) -> Objects:
-    """What the chart renders; fails the test with helm's words."""
+    """The rendered chart. Fails the test with the output of helm."""
     version = f"--kube-version={KUBERNETES}"
     ended = helm("template", RELEASE, str(chart), "-n", namespace, version, *arguments)
     assert ended.returncode == 0, ended.stderr
@@ -44,7 +44,7 @@ def template(*arguments: str, namespace: str = "torchrun-system", chart: Path = 
 
 
 def kustomize(folder: str) -> Objects:
-    """What kubectl kustomize prints of a folder of the manifests."""
+    """The output of kubectl kustomize for a folder of the manifests."""
     kubectl = binaries.ensure(["kubectl"])["kubectl"]
     ended = subprocess.run(
         [kubectl, "kustomize", str(MANIFESTS / folder)],
@@ -58,7 +58,7 @@ def kustomize(folder: str) -> Objects:
 
 
 def objects(text: str) -> Objects:
-    """The objects of several YAML documents; none comes twice."""
+    """The objects of several YAML documents, without duplicates."""
     found: Objects = {}
     for item in yaml.safe_load_all(text):
         if item is not None:
@@ -70,7 +70,7 @@ def objects(text: str) -> Objects:
 
 
 def without_helms_own(value: object) -> object:
-    """The value without Helm's labels and annotations, and without maps that held nothing else."""
+    """The value without labels and annotations of Helm, and without maps that become empty."""
     if isinstance(value, list):
         return [without_helms_own(item) for item in cast(list[object], value)]
     if not isinstance(value, dict):

@@ -29,21 +29,21 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
-    """API server, etcd and controller-manager; no nodes, so pods stay Pending."""
+    """API server, etcd and controller-manager without nodes, so pods stay Pending."""
     with LocalCluster(name=f"test-{os.getpid()}", size=Size.CONTROL_PLANE) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def crds(cluster: LocalCluster) -> LocalCluster:
-    """The module's control plane, which may be one of its own, with the kinds served."""
+    """The control plane of the module, with our CRDs."""
     install_crds(cluster)
     return cluster
 
 
 @pytest.fixture(scope="module")
 def api(crds: LocalCluster) -> Iterator[Api]:
-    """Its API server, by HTTP."""
+    """An HTTP client of the API server."""
     client = Api(crds)
     yield client
     client.close()
@@ -51,13 +51,13 @@ def api(crds: LocalCluster) -> Iterator[Api]:
 
 @pytest.fixture(scope="module")
 def audit(tmp_path_factory: pytest.TempPathFactory) -> AuditLog:
-    """For a module's own control plane, which is started with its flags."""
+    """The audit log of a module whose control plane starts with its flags."""
     return AuditLog(tmp_path_factory.mktemp("audit"))
 
 
 @pytest.fixture
 def team(api: Api) -> Team:
-    """A namespace of the test's own with the queue `research`."""
+    """A namespace for the test, with the queue `research`."""
     made = Team(api)
     made.make_queue()
     return made
@@ -65,14 +65,14 @@ def team(api: Api) -> Team:
 
 @pytest.fixture
 def controller(crds: LocalCluster, tmp_path: Path) -> Iterator[ControllerProcess]:
-    """A controller of all namespaces, so for modules with a control plane of their own."""
+    """A controller of all namespaces, for modules with their own control plane."""
     with ControllerProcess(crds, tmp_path, *NO_ELECTION).running() as process:
         yield process
 
 
 @pytest.fixture
 def team_controller(crds: LocalCluster, team: Team, tmp_path: Path) -> Iterator[ControllerProcess]:
-    """A controller of the team's namespace alone."""
+    """A controller of the team's namespace only."""
     only = ("--namespaces", team.name)
     with ControllerProcess(crds, tmp_path, *NO_ELECTION, *only).running() as process:
         yield process

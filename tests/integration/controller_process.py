@@ -1,4 +1,4 @@
-"""The controller as a process of its own, and the API server as the tests' own client sees it."""
+"""The controller as a separate process, and an HTTP client for the API server."""
 
 import json
 import os
@@ -29,17 +29,17 @@ kind: TorchrunJob
 metadata: {name: probe}
 spec: {jobQueue: none, numNodes: 1, command: 5}
 """
-PATIENCE = 180.0  # seconds, for machines that are busy with other things too
+PATIENCE = 180.0  # seconds, long enough for a busy machine
 
 
 @cache
 def install_crds(cluster: LocalCluster) -> None:
-    """Install the generated CRDs with their admission policy, and wait until both are in force."""
+    """Install the generated CRDs with their admission policy, and wait until both are active."""
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
-    # kubectl gives up on an object that has no conditions at all yet.
+    # kubectl fails for an object without any conditions.
     wait = ("wait", "--for=condition=Established", "crd", "--all")
     eventually("the CRDs are served", lambda: cluster.kubectl(*wait, check=False).returncode == 0)
-    # Neither discovery nor an admission policy says when it has reached the API server's memory.
+    # Neither discovery nor an admission policy reports when the API server has loaded it.
     probe = ("create", "--dry-run=server", "-f", "-")
     eventually(
         "the admission policy is in force",
@@ -48,7 +48,7 @@ def install_crds(cluster: LocalCluster) -> None:
 
 
 def eventually(what: str, look: Callable[[], T | None], seconds: float = PATIENCE) -> T:
-    """Look again and again until there is something to see."""
+    """Poll until the result is truthy, and return it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         seen = look()
@@ -59,7 +59,7 @@ def eventually(what: str, look: Callable[[], T | None], seconds: float = PATIENC
 
 
 class Api:
-    """Plain HTTP to the API server with the administrator's certificate."""
+    """An HTTP client of the API server with the certificate of the administrator."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         context = tls_context(str(cluster.ca_file))
@@ -97,7 +97,7 @@ class Api:
 
 
 class ControllerProcess:
-    """`torchrun-controller` against a cluster; `start` again after its end."""
+    """`torchrun-controller` for a cluster. It can be started again after its end."""
 
     def __init__(self, cluster: LocalCluster, folder: Path, *arguments: str) -> None:
         self.log = folder / "controller.log"
@@ -111,7 +111,7 @@ class ControllerProcess:
         self._began = 0
 
     def through(self, kubeconfig: Path) -> None:
-        """Use this kubeconfig from the next start on."""
+        """Use this kubeconfig at the next start."""
         self._command[self._command.index("--kubeconfig") + 1] = str(kubeconfig)
 
     @property
@@ -128,7 +128,7 @@ class ControllerProcess:
             )
 
     def lines(self) -> list[dict[str, Any]]:
-        """What the present process has logged."""
+        """The log lines of the current process."""
         with self.log.open("rb") as log:
             log.seek(self._began)
             return [json.loads(line) for line in log if line.startswith(b"{")]
@@ -156,13 +156,13 @@ class ControllerProcess:
 
     @contextmanager
     def running(self) -> Iterator["ControllerProcess"]:
-        """Start it, and end it in order."""
+        """Start it, and stop it cleanly at the end."""
         self.start()
         try:
             yield self
         finally:
             if self.is_running():
-                self.wait_for_line("serves")  # before that, a signal has its usual effect
+                self.wait_for_line("serves")  # before that line, signal handlers are not installed
                 self.send(signal.SIGTERM)
                 try:
                     code = self.wait(60)

@@ -15,14 +15,14 @@ COMPONENTS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "et
 
 
 def gather(fixtures: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Titles and texts by what the test had, the most telling ones last."""
+    """Titles and texts from the fixtures of the test, the most useful ones last."""
     cluster, team = fixtures.get("cluster"), fixtures.get("team")
     audit, folder = fixtures.get("audit"), fixtures.get("tmp_path")
     if isinstance(cluster, LocalCluster):
         for component in COMPONENTS:
             try:
                 yield f"log of the control plane {component}", tail(cluster.log(component))
-            except Exception as error:  # it may be stopped by the test
+            except Exception as error:  # the test may have stopped it
                 yield f"log of the control plane {component}", repr(error)
     if isinstance(team, Team):
         yield from objects(team)
@@ -34,7 +34,7 @@ def gather(fixtures: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 
 def objects(team: Team) -> Iterator[tuple[str, str]]:
-    """Of the team's namespace; of its jobs the status alone is shown."""
+    """The objects of the team's namespace; of jobs, only the status."""
     jobs: list[str] = []
     for path in (
         *(f"{team.group}/torchrunqueues", f"{team.group}/torchrunjobs", f"{team.batch}/jobs"),
@@ -53,7 +53,7 @@ def objects(team: Team) -> Iterator[tuple[str, str]]:
 
 
 def tail(log: Path) -> str:
-    """Its last lines."""
+    """The last lines of a file."""
     if not log.exists():
         return f"there is no {log}"
     return "\n".join(log.read_text(errors="replace").splitlines()[-LINES:])

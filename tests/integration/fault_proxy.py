@@ -1,8 +1,8 @@
-"""HTTP between a controller and the API server, where faults strike.
+"""An HTTP proxy between a controller and the API server that injects faults.
 
 A `FaultProxy` speaks plain HTTP to its clients and TLS to the API server, as the administrator.
-Its `Faults` decide what happens to each request and to each event of a watch. The relay of
-relay.py is beneath TLS: it can cut connections, and does not know what they carry.
+Its `Faults` decide what happens to each request and each watch event. The relay in relay.py works
+below TLS, so it can only cut connections.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ _OF_CONNECTION = frozenset(
 
 
 class Severed(Exception):  # noqa: N818 named for the state
-    """The connection breaks here, without a word."""
+    """The connection breaks here."""
 
 
 class Call(NamedTuple):
-    """A request on its way. `session` and `who` are a controller's, "" for other clients."""
+    """A request in flight. `session` and `who` identify a controller; "" for other clients."""
 
     session: str
     who: str
@@ -44,36 +44,36 @@ class Call(NamedTuple):
 
 
 class RequestFault:
-    """What happens to one request: nothing. Each step may raise Severed, wait, or end a process."""
+    """No fault of one request. Overridden steps may raise Severed, wait, or end a process."""
 
     async def sent(self, call: Call) -> web.Response | None:
-        """The client has sent it; an answer is given in the place of the server's."""
+        """The client has sent it. A returned response replaces the server's."""
 
     async def carried_out(self, call: Call) -> None:
-        """The server has done it, and the client does not know yet."""
+        """The server has processed it, and the client has no response yet."""
 
     async def received(self, call: Call) -> None:
-        """The client has its answer."""
+        """The client has the response."""
 
 
 class Faults:
-    """What goes wrong: nothing."""
+    """No faults."""
 
     def request(self, call: Call) -> RequestFault:
-        """What happens to this request."""
+        """The fault of this request."""
         return RequestFault()
 
     async def event(self, call: Call, line: bytes) -> bytes:
-        """What the client gets for this line of a watch; may raise Severed, or wait."""
+        """The line that the client gets for this watch line. May raise Severed, or wait."""
         return line
 
 
 class FaultProxy:
-    """Runs in a thread of its own; clients use its `kubeconfig`."""
+    """Runs in its own thread. Clients use its `kubeconfig`."""
 
     def __init__(self, cluster: LocalCluster, folder: Path, faults: Faults | None = None) -> None:
         self.kubeconfig = folder / "kubeconfig-of-the-proxy"
-        self.cut = 0  # watches so far
+        self.cut = 0  # the number of watches so far
         self.faults = faults or Faults()
         self._cluster = cluster
         self._loop = asyncio.new_event_loop()
@@ -92,7 +92,7 @@ class FaultProxy:
                 await over.wait()
 
         def run() -> None:
-            # Ends what is still being answered, and with it the connections to the API server.
+            # Cancels running requests, and closes the connections to the API server.
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(serve())
 
@@ -121,7 +121,7 @@ class FaultProxy:
         tls.load_cert_chain(self._cluster.client_certificate, self._cluster.client_key)
         application = web.Application(client_max_size=LARGEST)
         application.router.add_route("*", "/{path:.*}", self._handle)
-        # A client that dies takes its watches with it.
+        # The watches of a dead client end.
         runner = web.AppRunner(
             application, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
         )
@@ -154,7 +154,7 @@ class FaultProxy:
             return instead or await self._forward(request, call, fault)
         except (Severed, aiohttp.ClientError, OSError):
             _sever(request)
-            return web.Response(status=502)  # nobody is there to read it
+            return web.Response(status=502)  # the client is gone
 
     async def _forward(
         self, request: web.Request, call: Call, fault: RequestFault

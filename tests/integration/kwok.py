@@ -1,4 +1,4 @@
-"""kwok: the nodes and containers of tests without a kubelet."""
+"""kwok: simulated nodes and containers."""
 
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ STAGES = Path(__file__).with_name("kwok.yaml")
 def playing(
     cluster: LocalCluster, folder: Path, *arguments: str, stages: tuple[Path, ...] = (STAGES,)
 ) -> Iterator[None]:
-    """Run kwok, by `arguments` on which nodes; its log is in `folder`."""
+    """Run kwok. `arguments` select the nodes; its log is in `folder`."""
     command = [
         *(str(binaries.ensure(["kwok"])["kwok"]), "--kubeconfig", str(cluster.kubeconfig)),
         *(word for path in stages for word in ("--config", str(path))),

@@ -1,4 +1,4 @@
-"""Schedulers that cannot be built here, played under their real CRDs.
+"""Simulated schedulers with their real CRDs, as the programs are not built here.
 
 Their CRDs are not in this repository: TORCHRUN_TEST_CRDS names a folder with them (kubectl get crd -o
 yaml, or their Helm charts); without it, the folder `shared/fixtures/crds` beside the checkout.
@@ -23,7 +23,7 @@ COSCHEDULING_GROUPS = CRDS / "scheduling.x-k8s.io_podgroups.yaml"
 
 
 def needs(path: Path) -> pytest.MarkDecorator:
-    """Skip the test, saying so, where the CRD is not there."""
+    """Skip the test with a reason if the CRD is not available."""
     return pytest.mark.skipif(not path.is_file(), reason=f"no {path.name} in TORCHRUN_TEST_CRDS")
 
 
@@ -36,9 +36,9 @@ def crd(cluster: LocalCluster, path: Path) -> None:
 
 
 class Scheduler:
-    """Binds whole gangs, a node to each worker: as they do, once a PodGroup is there, minMember pods
-    are, and `nodes` has room for all of them. `group_of` names a pod's group, `path` is where its
-    groups are.
+    """Binds whole gangs, one node for each worker, once the PodGroup and minMember pods exist and
+    `nodes` has room for all of them. `group_of` returns the group of a pod, `path` is the path of
+    the groups.
     """
 
     def __init__(

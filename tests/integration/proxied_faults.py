@@ -1,7 +1,7 @@
-"""One fault at one point of a scenario that plays on a real API server, see fault_proxy.py.
+"""One fault at one point of a scenario on a real API server. See fault_proxy.py.
 
-The same names and kinds as in the simulation (tests/faults/faults.py); left out is a list by a server
-that is behind, as there is one server.
+Names and kinds are those of the simulation (tests/faults/faults.py), except for a list from a stale
+server, as there is only one server.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from faults.faults import Point
 from faults.store import short_name
 from integration.fault_proxy import Call, Faults, RequestFault, Severed
 
-LATE = 5.0  # seconds, longer than the lease of proxied_world.py lasts
+LATE = 5.0  # seconds, longer than the lease of proxied_world.py
 _POD_SUFFIX = re.compile(r"^(.*-\d+)-[a-z0-9]{5}$")
 _EXPIRED = {"kind": "Status", "code": 410, "reason": "Expired", "message": "by a fault"}
 
 
 class Crash(RequestFault):
-    """The process that asks dies at one of three steps."""
+    """The requesting process dies at one of three steps."""
 
     def __init__(self, step: str, kill: Callable[[str], None]) -> None:
         self._step, self._kill = step, kill
@@ -37,7 +37,7 @@ class Crash(RequestFault):
 
     async def received(self, call: Call) -> None:
         if self._step == "after-answer":
-            await asyncio.sleep(0.002)  # else it would not have read it
+            await asyncio.sleep(0.002)  # time for the process to read the response
             self._kill(call.who)
 
     def _at(self, step: str, call: Call) -> None:
@@ -47,7 +47,7 @@ class Crash(RequestFault):
 
 
 class Refused(RequestFault):
-    """The server refuses, and does nothing."""
+    """The server refuses the request."""
 
     def __init__(self, code: int, reason: str) -> None:
         self._code, self._reason = code, reason
@@ -61,7 +61,7 @@ class Refused(RequestFault):
 
 
 class TimedOut(RequestFault):
-    """The request never arrives and is never answered."""
+    """The request gets lost and has no response."""
 
     async def sent(self, call: Call) -> web.Response | None:
         await asyncio.sleep(60)
@@ -69,14 +69,14 @@ class TimedOut(RequestFault):
 
 
 class Dropped(RequestFault):
-    """The connection breaks when the server has done it."""
+    """The connection breaks after the server has processed the request."""
 
     async def carried_out(self, call: Call) -> None:
         raise Severed
 
 
 class Late(RequestFault):
-    """The answer takes longer than a lease lasts."""
+    """The response takes longer than the lease duration."""
 
     async def carried_out(self, call: Call) -> None:
         await asyncio.sleep(LATE)
@@ -98,14 +98,14 @@ OF_EVENTS = ("watch-dropped", "watch-delayed", "watch-relisted", "watch-compacte
 
 
 class SingleFault(Faults):
-    """Notes every point that is met; the fault strikes at one of them. `kill` ends a process."""
+    """Records every point, and injects the fault at one of them. `kill` ends a process."""
 
     def __init__(self, at: Point | None, kind: str, kill: Callable[[str], None]) -> None:
         self.met: list[Point] = []
         self.struck = False
         self._at, self._kind, self._kill = at, kind, kill
         self._seen: Counter[str] = Counter()
-        self._refused = ""  # the path of the watch whose version is gone
+        self._refused = ""  # the path of the watch whose version is compacted
 
     def request(self, call: Call) -> RequestFault:
         if call.method == "WATCH" and call.path == self._refused and "Version=" in call.query:

@@ -1,7 +1,7 @@
-"""The users and kubelets of the simulation's scenarios, on a real API server behind a fault proxy.
+"""Users and kubelets for the scenarios of the simulation, on a real API server behind a fault proxy.
 
-A `World` has what `faults.scenarios` ask of a simulation, so they are the same. Pods are bound to no
-node; what their containers do takes a third of the time.
+A `World` has the interface of a simulation, so `faults.scenarios` run unchanged. Pods are bound to no
+node, and their containers need a third of the time.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ from torchrun_api import names
 from torchrun_cluster import LocalCluster
 
 BRIEF = lasting("4s", "3s", "500ms")
-PACE = 0.3  # of a script's seconds: a busy machine must see a gang at work
+PACE = 0.3  # of the seconds of a script; long enough to observe a running gang on a busy machine
 PATIENCE = 390.0  # seconds for one step: writes refused with 422 are retried after 300
-CONVERGENCE = 60.0  # seconds at the most until the wanted end
+CONVERGENCE = 60.0  # maximum seconds until the expected end state
 SERVICES: Resource = ("v1", "services")
 LISTED = (TORCHRUN_JOBS, TORCHRUN_QUEUES, JOBS, PODS, SERVICES)
 _VARIES = re.compile(
@@ -48,7 +48,7 @@ _VARIES = re.compile(
 
 
 class Outcome(Struct, frozen=True):
-    """What came of a run."""
+    """The outcome of a run."""
 
     wrong: list[str]
     state: dict[str, Any]
@@ -75,7 +75,7 @@ class World:
         self._began: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    # What users do, as in faults.simulation.Simulation
+    # Actions of users, as in faults.simulation.Simulation
 
     def submit(self, name: str = "train", **spec: Any) -> None:
         self.team.submit(name, **{"jobQueue": "gpu", "command": "python train.py", **spec})
@@ -123,7 +123,7 @@ class World:
             for body in self.bodies(resource):
                 yield resource, body
 
-    # What kubelets do
+    # Kubelets
 
     async def kubelets(self) -> None:
         """Until cancelled."""
@@ -133,7 +133,7 @@ class World:
 
     def _look_after_pods(self) -> None:
         for pod in self.bodies(PODS):
-            with suppress(AssertionError):  # it may be gone
+            with suppress(AssertionError):  # it may be deleted
                 self._look_after(pod)
 
     def _look_after(self, pod: Body) -> None:
@@ -152,7 +152,7 @@ class World:
             self.team.api.patch(f"{self.team.core}/pods/{meta['name']}/status", {"status": status})
 
     def state(self) -> dict[str, Any]:
-        """All there is, without what tells one run from another."""
+        """All objects, without fields that differ between runs."""
         found: dict[str, Any] = {}
         for resource, body in self.everything():
             text = _VARIES.sub("*", json.dumps(body))
@@ -173,7 +173,7 @@ def play(
     kind: str = "",
     wanted: dict[str, Any] | None = None,
 ) -> Outcome:
-    """One run, with a fault or without; it is given time to come to the `wanted` end."""
+    """One run, with or without a fault. Waits until the `wanted` end state, or for a time."""
     folder.mkdir(parents=True)
     start, world = audit.size(), World(api, scenario)
     faults = SingleFault(at, kind, lambda who: _kill(world, who))
@@ -208,10 +208,10 @@ async def _scenario(
             same = now == before[0] if wanted is None else not oracle.differences(wanted, now)
             before[0] = now
             if wanted is None:
-                time.sleep(2.0)  # the first run: what two looks show alike is the end
+                time.sleep(2.0)  # the first run: two equal states in a row are the end
             return same
 
-        with suppress(Stuck):  # the differences are reported
+        with suppress(Stuck):  # the differences are reported below
             await world.until("the wanted end", rests, CONVERGENCE)
     except (Stuck, httpx.HTTPError) as error:
         wrong.append(f"stuck: {error}")

@@ -1,7 +1,6 @@
-"""What queues had taken at each moment, from every state that watches have shown.
+"""The usage of queues at each time, from all states that watches have shown.
 
-resourceVersions of all kinds are revisions of one etcd: in their order the states of different
-kinds are one history.
+resourceVersions of all kinds are revisions of one etcd, so they order the states of different kinds.
 """
 
 from collections import Counter
@@ -33,7 +32,7 @@ class QueueHistory:
             yield self
 
     def moments(self) -> Iterator["Moment"]:
-        """The world after each change, in order."""
+        """The state after each change, in order."""
         merged = [
             (int(state["metadata"]["resourceVersion"]), kind, state, history.is_last(state))
             for kind, history in (("job", self.jobs), ("gang", self.gangs), ("pod", self.pods))
@@ -46,7 +45,7 @@ class QueueHistory:
 
 
 class Moment:
-    """What is there, and what it takes."""
+    """The objects at one time, and their usage."""
 
     def __init__(self) -> None:
         self._queues: dict[str, str] = {}
@@ -78,11 +77,11 @@ class Moment:
                 self._pods[name] = (labels[names.JOB_LABEL], labels[names.ATTEMPT_LABEL])
 
     def charged(self) -> Counter[str]:
-        """Nodes that each queue's jobs are charged with in their status."""
+        """Charged nodes of each queue, from the status of its jobs."""
         return self._by_queue(self._charges)
 
     def running(self) -> Counter[str]:
-        """Nodes of the gangs of each queue: of a job's several, as at a restart, the largest."""
+        """Nodes of the gangs of each queue; if a job has several gangs, the largest."""
         sizes: dict[str, int] = {}
         living = Counter(self._pods.values())
         for job, nodes in [*self._gangs.values(), *((j, n) for (j, _), n in living.items())]:
@@ -102,7 +101,7 @@ class Moment:
 
 
 def assert_quotas_held(history: QueueHistory, quotas: dict[str, int]) -> dict[str, int]:
-    """Charged and running nodes never exceed the quota; returns their maximum."""
+    """Check that charged and running nodes never exceed the quota. Returns their maximum."""
     most: Counter[str] = Counter()
     moments = 0
     for moment in history.moments():

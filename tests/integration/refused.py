@@ -1,4 +1,4 @@
-"""Objects that the CRDs refuse, each with a part of the message."""
+"""Objects that the CRDs refuse, with a part of each message."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A network between a client and the API server that can be cut: data in flight is lost."""
+"""A relay between a client and the API server that can be cut. Data in flight is lost."""
 
 import json
 import socket
@@ -12,7 +12,7 @@ from torchrun_cluster import LocalCluster
 
 
 class Relay:
-    """Hands bytes on while it is not cut."""
+    """Forwards bytes until it is cut."""
 
     def __init__(self, cluster: LocalCluster, folder: Path) -> None:
         target = urlsplit(cluster.server)
@@ -20,7 +20,7 @@ class Relay:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._open = threading.Event()
         self._open.set()
-        self._sockets: list[socket.socket] = []  # that are connected
+        self._sockets: list[socket.socket] = []  # open connections
         self._made: list[socket.socket] = []
         self._pumps: list[threading.Thread] = []
         self.kubeconfig = folder / "kubeconfig"
@@ -49,11 +49,11 @@ class Relay:
                 sock.close()
 
     def cut(self) -> None:
-        """Neither side hears of the other any more, nor of the end of the connection."""
+        """Drop all data. Neither side sees an end of the connection."""
         self._open.clear()
 
     def heal(self) -> None:
-        """New connections work; those of before are dead, with all that was under way."""
+        """Accept new connections. Earlier ones stay dead."""
         while self._sockets:
             sock = self._sockets.pop()
             with suppress(OSError):

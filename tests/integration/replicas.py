@@ -1,4 +1,4 @@
-"""Several controllers that share a lease, and jobs that come in all the while."""
+"""Several controllers with one lease, and a stream of jobs."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,7 +22,7 @@ def lasting(duration: str, deadline: str, retry: str) -> tuple[str, ...]:
 
 
 class Replicas:
-    """Controllers of one namespace with a lease of their own in it."""
+    """Controllers of one namespace with a lease in it."""
 
     def __init__(
         self, cluster: LocalCluster, team: Team, folder: Path, count: int, *arguments: str
@@ -39,7 +39,7 @@ class Replicas:
 
     @contextmanager
     def running(self) -> Iterator["Replicas"]:
-        """All of them, until the end of the block; any may have been killed by then."""
+        """Run all replicas until the end of the block. The test may kill any of them."""
         with ExitStack() as stack:
             for replica in self.all:
                 stack.enter_context(_running(replica))
@@ -50,7 +50,7 @@ class Replicas:
 
     @contextmanager
     def running_with_restarts(self) -> Iterator["Replicas"]:
-        """The same; a replica that exits is started again at once, as by a kubelet."""
+        """The same, and restart replicas that exit, as a kubelet does."""
         with self.running(), repeating(self.revive, 0.2):
             yield self
 
@@ -61,7 +61,7 @@ class Replicas:
         return holder
 
     def leader(self, other_than: str = "") -> ControllerProcess:
-        """The one that holds the lease, once it works."""
+        """Wait until the lease holder works, and return it."""
 
         def look() -> ControllerProcess | None:
             holder = self.holder
@@ -76,25 +76,25 @@ class Replicas:
         return eventually("a leader that works", look)
 
     def standbys(self) -> list[ControllerProcess]:
-        """Those that do not lead."""
+        """The replicas that do not lead."""
         leader = self.leader()
         return [replica for replica in self.all if replica is not leader]
 
     def revive(self) -> None:
-        """Start those that have ended, as a kubelet does."""
+        """Restart ended replicas, as a kubelet does."""
         for replica in self.all:
             if not replica.is_running():
                 replica.start()
 
 
 def identity(replica: ControllerProcess) -> str:
-    """Of the present process."""
+    """The lease identity of the current process."""
     name: str = replica.wait_for_line("serves")["identity"]
     return name
 
 
 def ready(replica: ControllerProcess) -> None:
-    """Wait until it works, or stands by with filled caches."""
+    """Wait until it leads, or is a standby with filled caches."""
     site = f"http://127.0.0.1:{replica.wait_for_line('serves')['port']}/readyz"
 
     def look() -> bool:
@@ -117,7 +117,7 @@ def _running(replica: ControllerProcess) -> Iterator[None]:
 
 
 class Stream:
-    """Jobs that come in one after the other, so that there is always something to write."""
+    """A stream of new jobs, so that the leader always has something to write."""
 
     def __init__(self, team: Team, pause: float = 0.05) -> None:
         self._team = team

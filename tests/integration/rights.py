@@ -1,4 +1,4 @@
-"""Roles in force: controllers with the token of a ServiceAccount, and what the API server notes."""
+"""Enforced roles: controllers with the token of a ServiceAccount, and the audit log."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ NAMESPACE = "torchrun-system"
 
 
 class Audit:
-    """The API server's audit log, as far as it is of ServiceAccounts of the controller's namespace.
+    """Entries of the audit log by ServiceAccounts of the controller's namespace.
 
     Give `flags` to the API server.
     """
@@ -54,21 +54,21 @@ def right(entry: dict[str, Any]) -> tuple[str, str]:
 
 
 def used(entries: Sequence[dict[str, Any]]) -> set[tuple[str, str]]:
-    """The rights that were made use of. To make an object by server-side apply takes create too."""
+    """The used permissions. Creating an object by server-side apply also needs create."""
     found = {right(entry) for entry in entries}
     made = [e for e in entries if e["verb"] == "patch" and e["responseStatus"]["code"] == 201]
     return found | {("create", right(entry)[1]) for entry in made}
 
 
 def denied(entries: Sequence[dict[str, Any]]) -> set[tuple[str, str]]:
-    """The rights that were lacking."""
+    """The missing permissions."""
     return {right(entry) for entry in entries if entry["responseStatus"]["code"] == 403}
 
 
 def grant(
     cluster: LocalCluster, account: str, *, without: tuple[tuple[str, str], ...] = ()
 ) -> None:
-    """The roles as they are shipped, under the account's name, but for pairs of verb and resource."""
+    """Apply the roles of the manifests for the account, without some pairs of verb and resource."""
     cluster.kubectl("create", "namespace", NAMESPACE, check=False)
     cluster.kubectl("create", "serviceaccount", account, "-n", NAMESPACE, check=False)
     for document in documents():
@@ -96,7 +96,7 @@ def controller(
     *arguments: str,
     namespace: str = NAMESPACE,
 ) -> ControllerProcess:
-    """Authenticates by a token of the account and nothing else."""
+    """A controller that authenticates with a token of the account only."""
     token = cluster.kubectl("create", "token", account, "-n", namespace).stdout.strip()
     config = json.loads(cluster.kubeconfig.read_text())
     for user in config["users"]:

@@ -1,4 +1,4 @@
-"""A user's namespace, and what a kubelet would do in it."""
+"""The namespace of a user, and the actions of a kubelet in it."""
 
 import uuid
 from collections import defaultdict
@@ -8,7 +8,7 @@ from integration.controller_process import Api, eventually
 from torchrun_api import names
 
 GROUP = "/apis/torchrun.ai/v1alpha1"
-# Nothing binds claims here: left to itself a job would do without its one.
+# No PVC is bound here, so by default a job would use direct delivery.
 WORKSPACE = {"workspace": {"source": "zip", "delivery": "shared"}}
 
 TERMINAL = ("Succeeded", "Failed", "TimedOut")
@@ -71,7 +71,7 @@ class Team:
         return sorted(item["metadata"]["name"] for item in items)
 
     def workers(self, job: str, count: int = 2) -> list[str]:
-        """Names of the pods that the Job controller has made."""
+        """Names of the pods that the Job controller has created."""
         selector = f"{names.JOB_LABEL}={job},{WORKERS}"
 
         def look() -> list[str] | None:
@@ -81,7 +81,7 @@ class Team:
         return eventually(f"{count} workers of {job}", look)
 
     def newest_gangs(self) -> dict[str, tuple[int, list[Any]]]:
-        """By job: the highest attempt that has pods, and these."""
+        """For each job: the highest attempt with pods, and these pods."""
         gangs: dict[str, dict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
         for pod in self.api.items(f"{self.core}/pods", WORKERS):
             labels = pod["metadata"]["labels"]
@@ -94,13 +94,13 @@ class Team:
 
 
 def trains(pod: Any) -> bool:
-    """Whether its ranks may run, and its containers do."""
+    """Whether its start annotation is set and its containers run."""
     started = names.START in pod["metadata"].get("annotations", {})
     return started and pod["status"].get("phase") == "Running"
 
 
 def pod_status(pod: str, phase: str, message: str = "") -> dict[str, Any]:
-    """As a kubelet tells of it."""
+    """A pod status as written by a kubelet."""
     state: dict[str, object] = {"running": {}}
     if phase in ("Succeeded", "Failed"):
         ended = {"exitCode": int(phase == "Failed"), "message": message, "reason": "Ended"}

@@ -1,4 +1,4 @@
-"""Admission on a real API server: quotas, turns and preemption, with kwok's nodes and pods."""
+"""Admission on a real API server: quotas, order of queues and preemption, with kwok."""
 
 import os
 import random
@@ -84,10 +84,10 @@ def wait_admission(team: Team, job: str, reason: str) -> dict[str, Any]:
 
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize("jobs", [60, pytest.param(200, marks=pytest.mark.long)])
-def test_quotas_hold_at_every_moment_though_the_controller_is_killed(
+def test_quotas_hold_at_any_time_while_the_controller_is_killed(
     controller: ControllerProcess, api: Api, jobs: int
 ) -> None:
-    """Many jobs, and eight queues whose quotas add up to more than there are nodes."""
+    """Many jobs in eight queues, whose quotas exceed the number of nodes in total."""
     team = Team(api)
     chance = random.Random(7)
     for name, quota in QUEUES.items():
@@ -111,7 +111,7 @@ def test_quotas_hold_at_every_moment_though_the_controller_is_killed(
     most = assert_quotas_held(history, QUEUES)
     gave_way = {s["metadata"]["name"] for s in history.jobs.states() if _gave_way(s)}
     print(f"most nodes at once: {most}; {len(gave_way)} jobs gave way")
-    assert sum(most.values()) > SIZE // 2, "there was work to do"
+    assert sum(most.values()) > SIZE // 2, "the test had jobs to admit"
     made_twice = [name for name, uids in history.gangs.uids().items() if len(uids) > 1]
     assert made_twice == []
 
@@ -135,13 +135,13 @@ def _gave_way(state: Any) -> bool:
 
 
 @pytest.mark.timeout(180)
-def test_a_more_urgent_job_has_another_give_way(controller: ControllerProcess, api: Api) -> None:
+def test_a_job_of_higher_priority_preempts_another(controller: ControllerProcess, api: Api) -> None:
     team = Team(api)
     make_queue(team, "lab", quota={"nodes": 4})
     with recorded(api, team) as history:
         team.submit("usual", jobQueue="lab", numNodes=3)
         team.reaches("usual", "Running")
-        # Named after "usual": of two jobs of the same second the name decides who goes first.
+        # Its name sorts after "usual": jobs of the same second are ordered by name.
         team.submit("waiting", jobQueue="lab", numNodes=2)
         waits = eventually("the second waits", lambda: admitted(team.status("waiting")))
         assert waits["status"] == "False"
@@ -169,7 +169,9 @@ def test_a_more_urgent_job_has_another_give_way(controller: ControllerProcess, a
 
 
 @pytest.mark.timeout(120)
-def test_a_paused_queue_and_one_without_admission(controller: ControllerProcess, api: Api) -> None:
+def test_a_paused_queue_and_a_queue_without_admission(
+    controller: ControllerProcess, api: Api
+) -> None:
     team = Team(api)
     make_queue(team, "closed", weight=0)
     make_queue(team, "open")

@@ -1,4 +1,4 @@
-"""Writes against a real API server: nothing foreign is touched, a second apply changes nothing."""
+"""Writes on a real API server: objects of others stay, and a second apply changes nothing."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ class Leading:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    # No garbage collector: the owners of these tests do not exist.
+    # No garbage collector, because the owners in these tests do not exist.
     with LocalCluster(
         name=f"test-apply-{os.getpid()}",
         size=Size.CONTROL_PLANE,
@@ -129,7 +129,7 @@ async def test_a_second_apply_leaves_the_resource_version_alone(
     name, intent = f"twice-{kind}", INTENTS[kind]
     first = await applier.apply(intent(name))
     again = await applier.apply(intent(name))
-    assert again.uid == first.uid, "a creation that the cache has missed is taken for ours"
+    assert again.uid == first.uid, "an own object that the cache missed counts as created"
     before = version(cluster, first)
     forced = await applier.apply(intent(name, first.uid))
     assert forced.resource_version == before == version(cluster, first)
@@ -137,7 +137,7 @@ async def test_a_second_apply_leaves_the_resource_version_alone(
 
 @pytest.mark.parametrize("owned", [False, True])
 @pytest.mark.parametrize("kind", INTENTS)
-async def test_a_foreign_object_stays_as_it_is(
+async def test_an_object_of_another_owner_is_not_changed(
     cluster: LocalCluster, applier: Applier, kind: str, owned: bool
 ) -> None:
     name, intent = f"foreign-{kind}-{owned}".lower(), INTENTS[kind]
@@ -146,7 +146,7 @@ async def test_a_foreign_object_stays_as_it_is(
     body["metadata"]["ownerReferences"] = [{**owner, "controller": True}] if owned else []
     cluster.kubectl("create", "--field-manager=somebody", "-f", "-", stdin=json.dumps(body))
     if kind == "job":
-        # The Job controller touches a new Job's status; what must stay is what we could touch.
+        # The Job controller updates the status of a new Job; all other fields must stay.
         cluster.kubectl("wait", "--for=jsonpath={.status.active}=2", f"job/{name}")
     before = raw(cluster, intent(name), name)
     for _ in range(2):
@@ -204,10 +204,10 @@ async def test_a_second_apply_of_a_status_leaves_the_resource_version_alone(
     less = await applier.apply_status(job, TorchrunJobStatus(phase="Running"))
     assert less is not None
     kept = json.loads(raw(served, less))["status"]
-    assert kept == {"phase": "Running"}, "what is left out goes"
+    assert kept == {"phase": "Running"}, "omitted fields are removed"
 
 
-async def test_a_status_goes_to_what_was_observed_only(
+async def test_a_status_applies_only_to_the_observed_object_on_a_server(
     served: LocalCluster, applier: Applier
 ) -> None:
     status = TorchrunJobStatus(phase="Running")
@@ -223,7 +223,7 @@ async def test_a_status_goes_to_what_was_observed_only(
     assert torchrun_job(served, "short-lived") == again
 
 
-async def test_a_job_with_another_template_is_a_conflict_not_an_invalid_change(
+async def test_a_job_with_another_template_is_a_conflict(
     cluster: LocalCluster, applier: Applier
 ) -> None:
     cluster.kubectl("create", "job", "busy", "--image=other")
@@ -231,9 +231,7 @@ async def test_a_job_with_another_template_is_a_conflict_not_an_invalid_change(
         await applier.apply(job("busy"))
 
 
-async def test_a_known_object_that_was_replaced_is_not_merged_into(
-    cluster: LocalCluster, applier: Applier
-) -> None:
+async def test_a_replaced_object_is_not_merged(cluster: LocalCluster, applier: Applier) -> None:
     first = await applier.apply(service("replaced"))
     cluster.kubectl("delete", "service", "replaced")
     with pytest.raises(SupersededError):
@@ -275,7 +273,7 @@ async def test_an_object_that_is_being_deleted_is_waited_for(
         ),
     ],
 )
-async def test_a_refused_template_is_said_in_the_servers_words(
+async def test_a_refused_template_has_the_server_message(
     applier: Applier, wrong: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RejectedError, match=message) as caught:
@@ -290,15 +288,13 @@ async def apply_many(applier: Applier) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_a_quota_is_a_rejection_that_may_pass(
-    cluster: LocalCluster, applier: Applier
-) -> None:
+async def test_a_quota_is_a_temporary_rejection(cluster: LocalCluster, applier: Applier) -> None:
     cluster.kubectl("create", "quota", "none", "--hard=count/services=0")
     try:
         cluster.kubectl(
             "wait", "quota/none", "--for=jsonpath={.status.hard.count/services}=0", "--timeout=120s"
         )
-        # Its status is there before the API server's own memory has it.
+        # The status can be visible before the quota is enforced.
         with pytest.raises(RejectedError, match="exceeded quota") as caught:
             await apply_many(applier)
         assert not caught.value.permanent
@@ -306,7 +302,7 @@ async def test_a_quota_is_a_rejection_that_may_pass(
         cluster.kubectl("delete", "quota", "none")
 
 
-async def test_a_delete_takes_exactly_the_object_it_names(
+async def test_a_delete_affects_exactly_the_named_object(
     cluster: LocalCluster, applier: Applier
 ) -> None:
     first = await applier.apply(service("exact"))

@@ -1,4 +1,4 @@
-"""The chart gives what the plain manifests give, and every value does what its schema says."""
+"""The chart renders the same objects as the manifests, and every value works as documented."""
 
 import json
 from pathlib import Path
@@ -33,9 +33,9 @@ CLUSTER_KINDS = {
 
 
 def comparable(found: Objects) -> Objects:
-    """Without what Helm adds, and with variables in the order of their names.
+    """The object without labels of Helm, and with sorted variables.
 
-    The chart puts the name on all its objects, the manifests on those that are found by it.
+    The chart sets the name label on all objects, the manifests only on selected ones.
     """
     plain = {key: without_helms_own(item) for key, item in found.items() if key[0] != "Namespace"}
     for key, item in plain.items():
@@ -63,17 +63,17 @@ def environment(found: Objects) -> dict[str, Any]:
     return {v["name"]: v.get("value") for v in container(deployment(found))["env"]}
 
 
-def test_for_the_whole_cluster_it_is_what_kustomize_applies() -> None:
+def test_the_chart_equals_the_manifests() -> None:
     assert comparable(template()) == comparable(kustomize("."))
 
 
-def test_for_one_namespace_it_is_what_the_overlay_applies() -> None:
+def test_the_chart_for_one_namespace_equals_the_overlay() -> None:
     once = ("--set=singleNamespace=true", "--set=crds.install=false")
     rendered = template(*once, namespace=TEAM)
     assert comparable(rendered) == comparable(kustomize("overlays/single-namespace"))
 
 
-def test_monitoring_is_what_its_folder_applies() -> None:
+def test_monitoring_of_the_chart_equals_its_folder() -> None:
     wanted = [
         f"--set=monitoring.{name}=true" for name in ("podMonitor", "prometheusRule", "dashboards")
     ]
@@ -95,7 +95,7 @@ def test_a_name_is_longer_than_the_release() -> None:
     assert "http://mine-torchrun-controller.$(POD_NAMESPACE).svc:8081" in ended.stdout
 
 
-def test_definitions_outlive_the_release_unless_told_otherwise() -> None:
+def test_crds_outlive_the_release_by_default() -> None:
     kinds = [o for key, o in template().items() if key[0] == "CustomResourceDefinition"]
     assert len(kinds) == 2
     assert all(kind["metadata"]["annotations"][KEEP] == "keep" for kind in kinds)
@@ -107,7 +107,7 @@ def test_definitions_outlive_the_release_unless_told_otherwise() -> None:
     assert all(KEEP not in kind["metadata"].get("annotations", {}) for kind in kinds)
 
 
-def test_what_a_cluster_needs_once_can_be_left_out() -> None:
+def test_cluster_wide_objects_can_be_omitted() -> None:
     kinds = {key[0] for key in template("--set=crds.install=false")}
     assert "ClusterRole" in kinds
     assert not kinds & {"CustomResourceDefinition", "ValidatingAdmissionPolicy"}
@@ -177,7 +177,7 @@ def test_values_reach_their_fields(tmp_path: Path) -> None:
         "topologySpreadConstraints",
     ):
         assert pod[name] == ALL_VALUES[name], name
-    # What is given is merged over the defaults, as Helm does with maps.
+    # Given values are merged with the defaults, as Helm does with maps.
     assert main["resources"] == {**VALUES["resources"], "limits": {"memory": "1Gi"}}
     meta = made["spec"]["template"]["metadata"]
     assert meta["labels"]["team"] == "ml"
@@ -216,7 +216,7 @@ def test_values_reach_their_fields(tmp_path: Path) -> None:
         ("fullnameOverride=Mine", "/fullnameOverride"),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_name(value: str, where: str) -> None:
+def test_a_wrong_value_is_refused_with_its_name(value: str, where: str) -> None:
     ended = helm("template", RELEASE, str(CHART), f"--kube-version={KUBERNETES}", f"--set={value}")
     assert ended.returncode != 0
     assert "don't meet the specifications of the schema" in ended.stderr
@@ -228,11 +228,11 @@ def test_an_old_kubernetes_is_refused() -> None:
     assert "requires kubeVersion: >=1.33.0-0" in ended.stderr
 
 
-def test_packed_it_holds_all_that_it_links_to(tmp_path: Path) -> None:
+def test_the_package_has_all_linked_files(tmp_path: Path) -> None:
     ended = helm("package", str(CHART), f"--destination={tmp_path}")
     assert ended.returncode == 0, ended.stderr
     (packed,) = tmp_path.iterdir()
-    assert packed.stat().st_size < 200_000, "a Secret, which holds at most 1 MiB, keeps it all"
+    assert packed.stat().st_size < 200_000, "the release fits into a Secret of 1 MiB"
     assert template(chart=packed) == template()
 
 

@@ -1,4 +1,4 @@
-"""The life of a release on a real API server: taken over, upgraded, uninstalled, installed again."""
+"""The lifecycle of a release on a real API server: adopt, upgrade, uninstall, install again."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def named(cluster: LocalCluster, kind: str, *options: str) -> set[str]:
 
 @pytest.fixture
 def older(tmp_path: Path) -> Path:
-    """The chart as if the column Reason had come later."""
+    """An older chart, without the column Reason."""
     chart = Path(shutil.copytree(CHART, tmp_path / "chart"))
     path = chart / "files" / "crd" / f"{JOBS}.yaml"
     crd = yaml.safe_load(path.read_text())
@@ -52,7 +52,7 @@ def older(tmp_path: Path) -> Path:
     return chart
 
 
-def test_a_release_comes_and_goes_and_jobs_stay(cluster: LocalCluster, older: Path) -> None:
+def test_jobs_stay_after_uninstall_and_install(cluster: LocalCluster, older: Path) -> None:
     run(cluster, "install", RELEASE, str(older), "--create-namespace")
     assert "Reason" not in columns(cluster)
     cluster.kubectl("create", "-f", "-", stdin=json.dumps(job("stays")))
@@ -75,7 +75,7 @@ def test_a_release_comes_and_goes_and_jobs_stay(cluster: LocalCluster, older: Pa
     assert JOBS not in named(cluster, "crds")
 
 
-def test_helm_takes_over_what_kubectl_applied(cluster: LocalCluster) -> None:
+def test_helm_adopts_objects_of_kubectl_apply(cluster: LocalCluster) -> None:
     cluster.kubectl("apply", "--server-side", "-k", str(MANIFESTS))
     uid = ("get", "deployment", "-n", NAMESPACE, RELEASE, "-o", "jsonpath={.metadata.uid}")
     before = cluster.kubectl(*uid).stdout

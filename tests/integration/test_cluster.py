@@ -1,4 +1,4 @@
-"""The local control plane, for real: up, restart, compaction, crash, down."""
+"""The local control plane: up, restart, compaction, crash and down."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def config_map_names(cluster: LocalCluster) -> set[str]:
 
 
 def started_at(cluster: LocalCluster) -> str:
-    """When the API server's process began."""
+    """The start time of the API server process."""
     lines = cluster.kubectl("get", "--raw", "/metrics").stdout.splitlines()
     return next(line for line in lines if line.startswith("process_start_time_seconds "))
 
@@ -41,7 +41,7 @@ def test_a_second_up_finds_the_cluster_running(cluster: LocalCluster) -> None:
     assert "kept" in config_map_names(cluster)
 
 
-def test_up_starts_what_has_ended_and_keeps_the_objects(cluster: LocalCluster) -> None:
+def test_up_restarts_ended_components_and_keeps_the_objects(cluster: LocalCluster) -> None:
     cluster.kubectl("create", "configmap", "kept-too")
     cluster.kill("kube-controller-manager")
     LocalCluster(name=NAME, size=Size.CONTROL_PLANE).up()
@@ -49,21 +49,21 @@ def test_up_starts_what_has_ended_and_keeps_the_objects(cluster: LocalCluster) -
     assert "kept-too" in config_map_names(cluster)
 
 
-def test_other_settings_are_refused_while_it_runs(cluster: LocalCluster) -> None:
+def test_other_settings_are_refused_for_a_running_cluster(cluster: LocalCluster) -> None:
     other = LocalCluster(name=NAME, size=Size.CONTROL_PLANE, scheduler=True)
     with pytest.raises(ClusterError, match="down --name"):
         other.up()
 
 
 @pytest.mark.parametrize("component", ["kube-apiserver", "etcd"])
-def test_objects_outlive_a_restart(cluster: LocalCluster, component: str) -> None:
+def test_objects_survive_a_restart(cluster: LocalCluster, component: str) -> None:
     name = f"before-{component}"
     cluster.kubectl("create", "configmap", name)
     cluster.restart(component)
     assert name in config_map_names(cluster)
 
 
-def test_a_killed_api_server_is_gone_until_started(cluster: LocalCluster) -> None:
+def test_a_killed_api_server_stays_down_until_started(cluster: LocalCluster) -> None:
     cluster.kill("kube-apiserver")
     assert not cluster.is_running("kube-apiserver")
     with pytest.raises(ClusterError, match="refused"):
@@ -72,11 +72,11 @@ def test_a_killed_api_server_is_gone_until_started(cluster: LocalCluster) -> Non
     assert cluster.kubectl("get", "namespaces").stdout
 
 
-def test_compaction_makes_an_old_revision_gone(cluster: LocalCluster) -> None:
+def test_an_old_revision_is_gone_after_compaction(cluster: LocalCluster) -> None:
     cluster.kubectl("create", "configmap", "compacted")
     cluster.kubectl("delete", "configmap", "compacted")
     revision = cluster.compact_etcd()
-    # The API server answers from its watch cache what it remembers; a new one remembers nothing.
+    # A running API server serves old revisions from its watch cache; a new one has an empty cache.
     cluster.restart("kube-apiserver")
     path = f"/api/v1/configmaps?resourceVersion={revision - 1}&resourceVersionMatch=Exact"
     answer = cluster.kubectl("get", "--raw", path, check=False)
@@ -84,7 +84,7 @@ def test_compaction_makes_an_old_revision_gone(cluster: LocalCluster) -> None:
     assert "too old" in answer.stderr
 
 
-def test_extra_arguments_reach_their_component_and_two_clusters_coexist(
+def test_extra_arguments_reach_their_component_and_two_clusters_can_run(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     audit = tmp_path / "audit.log"
@@ -112,12 +112,12 @@ def test_extra_arguments_reach_their_component_and_two_clusters_coexist(
         assert "only-here" in audit.read_text()
 
 
-def test_an_up_that_was_cut_off_is_recovered_and_down_leaves_nothing() -> None:
+def test_an_interrupted_up_is_repaired_and_down_leaves_nothing() -> None:
     name = f"{NAME}-3"
     cut_off = LocalCluster(name=name, size=Size.CONTROL_PLANE)
     cut_off.up()
     folder = cut_off.kubeconfig.parent
-    # As after a SIGKILL of `up`: some processes run, some do not, and nothing says "complete".
+    # The state after a SIGKILL of `up`: some processes run, and the record is incomplete.
     record = json.loads((folder / "cluster.json").read_text())
     (folder / "cluster.json").write_text(json.dumps({**record, "complete": False}))
     cut_off.kill("kube-controller-manager")
@@ -162,9 +162,9 @@ def traces_on_the_host(name: str) -> list[str]:
     return found + [path for path in os.listdir("/run") if name in path]
 
 
-@pytest.mark.long  # every run of tests/e2e brings such a node up and down
+@pytest.mark.long  # every run of tests/e2e starts and stops such a node
 @pytest.mark.skipif(os.geteuid() != 0, reason="a node needs root")
-def test_a_node_whose_up_was_killed_is_recovered_runs_pods_and_leaves_nothing() -> None:
+def test_a_node_with_an_interrupted_up_runs_pods_and_leaves_nothing() -> None:
     name = f"{NAME}-node"
     folder = places.state_home() / name
     node = LocalCluster(name=name)

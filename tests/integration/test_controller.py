@@ -1,7 +1,6 @@
 """The controller process against a real API server, from a user's objects to their status.
 
-There is no kubelet: the tests say what becomes of pods; Jobs get theirs from the real
-controller-manager.
+There is no kubelet: the tests set the status of pods. The real controller-manager creates them.
 """
 
 import os
@@ -32,7 +31,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def team(api: Api) -> Team:
-    """Without a queue yet."""
+    """A team without a queue."""
     return Team(api)
 
 
@@ -65,7 +64,9 @@ def test_the_life_of_a_run(controller: ControllerProcess, team: Team) -> None:
     assert team.children("services", "run") == ["run"]
 
 
-def test_the_root_cause_of_a_failure_is_told(controller: ControllerProcess, team: Team) -> None:
+def test_the_root_cause_of_a_failure_is_in_the_status(
+    controller: ControllerProcess, team: Team
+) -> None:
     team.make_queue()
     team.submit("run", reliability={"maxRestarts": 0})
     first, second = team.workers("run")
@@ -87,7 +88,7 @@ def test_the_root_cause_of_a_failure_is_told(controller: ControllerProcess, team
     assert events[0]["reportingController"] == "torchrun.ai/controller"
 
 
-def test_a_missing_queue_heals(controller: ControllerProcess, team: Team) -> None:
+def test_a_job_starts_when_its_queue_is_created(controller: ControllerProcess, team: Team) -> None:
     team.submit("run")
     assert "research" in team.reaches("run", "Pending", "QueueNotFound")["message"]
     team.make_queue()
@@ -95,7 +96,9 @@ def test_a_missing_queue_heals(controller: ControllerProcess, team: Team) -> Non
     team.has(f"{team.batch}/jobs/run")
 
 
-def test_a_refused_template_is_said_and_heals(controller: ControllerProcess, team: Team) -> None:
+def test_a_refused_template_is_reported_and_can_be_fixed(
+    controller: ControllerProcess, team: Team
+) -> None:
     team.make_queue(podTemplate={"spec": {"terminationGracePeriodSecond": 5}})
     team.submit("run")
     status = team.reaches("run", "Pending", "Rejected")
@@ -106,7 +109,7 @@ def test_a_refused_template_is_said_and_heals(controller: ControllerProcess, tea
     team.has(f"{team.batch}/jobs/run")
 
 
-def test_a_foreign_object_under_our_name_is_said_and_left_alone(
+def test_an_object_of_another_owner_with_our_name_is_reported_and_left_alone(
     controller: ControllerProcess, team: Team
 ) -> None:
     team.make_queue()
@@ -138,19 +141,19 @@ def test_a_name_can_be_used_again_at_once(controller: ControllerProcess, team: T
     team.reaches("run", "Queued")
 
 
-def test_an_invalid_object_costs_itself_only(
+def test_an_invalid_object_does_not_affect_others(
     cluster: LocalCluster, controller: ControllerProcess, team: Team
 ) -> None:
     crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/torchrunjobs.torchrun.ai"
     kept = team.api.get(crd)["spec"]
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    # The scale subresource would still look into numNodes.
+    # The scale subresource would still validate numNodes.
     open_to_all = {"schema": {"openAPIV3Schema": anything}, "subresources": {"status": {}}}
     loose = [{**kept["versions"][0], **open_to_all}]
     team.api.patch(crd, {"spec": {"versions": loose}})
     try:
         team.make_queue()
-        # The API server takes a moment to serve the loosened schema.
+        # The API server serves the relaxed schema after a delay.
         eventually("an invalid job is taken", lambda: _submitted(team, "bad", numNodes="many"))
         team.submit("worse", env="PATH=/bin", volumes=[1, 2])
         team.submit("neither", numNodes=None)
@@ -172,7 +175,7 @@ def _submitted(team: Team, name: str, **spec: object) -> bool:
     return True
 
 
-def test_a_controller_of_some_namespaces_leaves_the_others_alone(
+def test_a_controller_of_some_namespaces_ignores_others(
     cluster: LocalCluster, api: Api, tmp_path: Path
 ) -> None:
     ours, also_ours, other = Team(api), Team(api), Team(api)
@@ -188,7 +191,7 @@ def test_a_controller_of_some_namespaces_leaves_the_others_alone(
         assert other.status("run") == {}
 
 
-def test_jobs_follow_each_other_and_a_cycle_opens(
+def test_dependent_jobs_run_in_order_and_a_cycle_can_be_fixed(
     controller: ControllerProcess, team: Team
 ) -> None:
     team.make_queue()
@@ -212,9 +215,7 @@ def test_jobs_follow_each_other_and_a_cycle_opens(
     team.workers("last")
 
 
-def test_a_failed_job_takes_those_along_that_need_it(
-    controller: ControllerProcess, team: Team
-) -> None:
+def test_a_failed_job_fails_its_dependents(controller: ControllerProcess, team: Team) -> None:
     team.make_queue()
     team.submit("child", dependsOn=[{"name": "parent"}])
     team.submit("grandchild", dependsOn=[{"name": "child"}])
@@ -228,7 +229,7 @@ def test_a_failed_job_takes_those_along_that_need_it(
     team.workers("cleanup", 1)
 
 
-def test_without_uvloop_a_run_starts_too(cluster: LocalCluster, team: Team, tmp_path: Path) -> None:
+def test_a_job_starts_without_uvloop(cluster: LocalCluster, team: Team, tmp_path: Path) -> None:
     team.make_queue()
     process = ControllerProcess(cluster, tmp_path, *NO_ELECTION, "--uvloop", "false")
     with process.running():

@@ -1,4 +1,4 @@
-"""What the controller process does while things around it break, and when nothing happens."""
+"""The controller process during faults around it, and while it is idle."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from integration.controller_process import (
 from integration.team import WORKSPACE, Team
 from torchrun_cluster import LocalCluster, Size
 
-# The long run takes TORCHRUN_TEST_SILENCE=60.
+# The long run uses TORCHRUN_TEST_SILENCE=60.
 SILENCE_SECONDS = float(os.environ.get("TORCHRUN_TEST_SILENCE", "10"))
 FINISHED_JOBS = 1000
 
@@ -38,7 +38,7 @@ def cluster(audit: AuditLog) -> Iterator[LocalCluster]:
 
 
 def births(team: Team, path: str, version: str) -> Counter[str]:
-    """How often each name was created since that resourceVersion."""
+    """The number of creations of each name since a resourceVersion."""
     query = f"?watch=true&resourceVersion={version}&timeoutSeconds=3"
     events = [json.loads(line) for line in team.api.text(path + query).splitlines()]
     return Counter(e["object"]["metadata"]["name"] for e in events if e["type"] == "ADDED")
@@ -54,7 +54,7 @@ def restart(controller: ControllerProcess) -> None:
     controller.start()
 
 
-def test_killed_at_every_phase_it_makes_nothing_twice(
+def test_a_controller_killed_in_any_phase_creates_nothing_twice(
     controller: ControllerProcess, team: Team
 ) -> None:
     version = present_version(team)
@@ -87,7 +87,7 @@ def test_killed_at_every_phase_it_makes_nothing_twice(
     assert births(team, f"{team.core}/services", version) == {"run": 1}
 
 
-def test_killed_in_the_middle_of_its_writes_it_makes_nothing_twice(
+def test_a_controller_killed_between_writes_creates_nothing_twice(
     controller: ControllerProcess, team: Team
 ) -> None:
     version = present_version(team)
@@ -104,7 +104,7 @@ def test_killed_in_the_middle_of_its_writes_it_makes_nothing_twice(
     assert births(team, f"{team.core}/services", version) == dict.fromkeys(names, 1)
 
 
-def test_a_restarted_api_server_with_a_compacted_history_costs_one_relist(
+def test_a_restart_with_compaction_causes_one_relist(
     cluster: LocalCluster, controller: ControllerProcess, team: Team
 ) -> None:
     team.submit("run")
@@ -116,16 +116,16 @@ def test_a_restarted_api_server_with_a_compacted_history_costs_one_relist(
     for pod in team.workers("run"):
         team.pod_becomes(pod, "Succeeded")
     team.reaches("run", "Succeeded")
-    # Refusals of an API server that is not ready yet have other reasons.
+    # An API server that is not ready refuses with other reasons.
     gone = [line for line in controller.lines() if line.get("reason") == "Expired"]
     relists = Counter(line["resource"] for line in gone)
-    assert relists, "the history was gone"
-    # Claims of jobs and claims of queues are two watches.
+    assert relists, "the history was compacted"
+    # PVCs of jobs and PVCs of queues have two watches.
     watches = {"persistentvolumeclaims": 2}
     assert all(count <= watches.get(resource, 1) for resource, count in relists.items()), relists
 
 
-def test_it_waits_for_its_kinds_and_says_so(tmp_path: Path) -> None:
+def test_the_controller_waits_for_its_crds_and_is_not_ready(tmp_path: Path) -> None:
     name = f"test-no-crds-{os.getpid()}"
     with LocalCluster(name=name, size=Size.CONTROL_PLANE) as cluster:
         process = ControllerProcess(cluster, tmp_path, *NO_ELECTION)
@@ -152,7 +152,7 @@ def test_it_waits_for_its_kinds_and_says_so(tmp_path: Path) -> None:
             eventually("ready", lambda: httpx.get(f"{site}/readyz").status_code == 200)
 
 
-def test_losing_the_lease_ends_the_process_at_once(
+def test_a_lost_lease_ends_the_process_at_once(
     cluster: LocalCluster, api: Api, tmp_path: Path
 ) -> None:
     lease = "/apis/coordination.k8s.io/v1/namespaces/default/leases/torchrun-controller"
@@ -161,11 +161,11 @@ def test_losing_the_lease_ends_the_process_at_once(
         process.wait_for_line("works")
         api.patch(lease, {"spec": {"holderIdentity": "a-rival"}})
         assert process.wait() == 1
-    assert api.get(lease)["spec"]["holderIdentity"] == "a-rival", "not released: not ours"
+    assert api.get(lease)["spec"]["holderIdentity"] == "a-rival", "a lost lease is not released"
     api.delete(lease)
 
 
-def test_a_released_lease_is_taken_over_at_once(
+def test_a_released_lease_is_acquired_at_once(
     cluster: LocalCluster, team: Team, tmp_path: Path
 ) -> None:
     (tmp_path / "standby").mkdir()
@@ -182,11 +182,11 @@ def test_a_released_lease_is_taken_over_at_once(
             team.reaches("run", "Queued")
 
 
-def test_a_second_signal_ends_it_by_force(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_second_signal_ends_the_process_at_once(cluster: LocalCluster, tmp_path: Path) -> None:
     process = ControllerProcess(cluster, tmp_path, *NO_ELECTION)
     process.start()
     process.wait_for_line("works")
-    cluster.stop("kube-apiserver")  # so that an orderly end would have to wait for a write
+    cluster.stop("kube-apiserver")  # so a clean shutdown would wait for a write
     try:
         process.send(signal.SIGTERM)
         process.send(signal.SIGTERM)
@@ -195,10 +195,10 @@ def test_a_second_signal_ends_it_by_force(cluster: LocalCluster, tmp_path: Path)
         cluster.start("kube-apiserver")
 
 
-def test_silence_while_nothing_happens(
+def test_an_idle_controller_writes_nothing(
     cluster: LocalCluster, team: Team, audit: AuditLog, tmp_path: Path
 ) -> None:
-    """A thousand finished jobs and one that runs: not one write, from the start on."""
+    """A thousand finished jobs and one running job cause no write after the start."""
     first = ControllerProcess(cluster, tmp_path, *NO_ELECTION)
     with first.running():
         team.submit("running")
@@ -240,7 +240,9 @@ def test_kinds_without_changes_since_an_api_server_restart_get_bookmarks(
         for _ in range(170):
             signal.sigtimedwait([], 1)
             oldest = max(oldest, *_values(site, "torchrun_watch_age_seconds{"))
-        assert _values(site, 'torchrun_watch_restarts_total{cause="Silent"'), "all were busy"
+        assert _values(site, 'torchrun_watch_restarts_total{cause="Silent"'), (
+            "all kinds were active"
+        )
     assert 80 < oldest < 120
 
 

@@ -1,4 +1,4 @@
-"""The CRDs on a real API server: what is accepted, what is refused, and in which words."""
+"""The CRDs on a real API server: accepted and refused objects, and the messages."""
 
 import json
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_a_command_is_a_line_or_a_list(crds: LocalCluster, command: str | list[s
 
 
 @pytest.mark.parametrize("command", [5, True, {"a": "b"}, ["python", 1], [["python"]]])
-def test_no_other_command_is_taken(crds: LocalCluster, command: object) -> None:
+def test_other_commands_are_refused(crds: LocalCluster, command: object) -> None:
     assert (
         "spec.command must be a string (a shell line) or a list of strings"
         " (a program and its arguments)"
@@ -72,14 +72,14 @@ def test_a_setup_command_is_a_line_or_a_list(crds: LocalCluster, command: str | 
 
 
 @pytest.mark.parametrize("command", [5, {"a": "b"}, ["make", 1]])
-def test_no_other_setup_command_is_taken(crds: LocalCluster, command: object) -> None:
+def test_other_setup_commands_are_refused(crds: LocalCluster, command: object) -> None:
     assert "spec.setupCommand must be a string (a shell line) or a list of strings" in refusal(
         crds, job(setupCommand=command)
     )
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_is_refused_and_named(crds: LocalCluster, case: str) -> None:
+def test_invalid_objects_are_refused_with_a_message(crds: LocalCluster, case: str) -> None:
     body, message = REFUSED[case]
     assert message in refusal(crds, body)
 
@@ -114,7 +114,7 @@ def test_what_is_wrong_is_refused_and_named(crds: LocalCluster, case: str) -> No
     ],
     ids=lambda body: json.dumps(body["spec"])[:60],
 )
-def test_what_is_right_is_stored_as_written(crds: LocalCluster, body: dict[str, Any]) -> None:
+def test_valid_objects_are_stored_unchanged(crds: LocalCluster, body: dict[str, Any]) -> None:
     stored = accepted(crds, body)["spec"]
     assert {field: stored[field] for field in body["spec"]} == body["spec"]
 
@@ -128,7 +128,7 @@ def test_defaults_are_filled_in(crds: LocalCluster) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_every_phase_is_stored(crds: LocalCluster, phase: str) -> None:
-    """An earlier controller's CRD knew no Queued: its status was refused for ever."""
+    """The CRD of an earlier controller lacked Queued, so its status was always refused."""
     name = f"is-{phase.lower()}"
     crds.kubectl("create", "-f", "-", stdin=json.dumps(job(name)))
     assert patch(crds, name, {"status": {"phase": phase}}, "--subresource=status") == ""
@@ -136,8 +136,8 @@ def test_every_phase_is_stored(crds: LocalCluster, phase: str) -> None:
     assert stored == phase
 
 
-def test_every_cel_rule_is_seen_to_refuse() -> None:
-    """The cases above name every message of the schemas, so none is untried."""
+def test_every_cel_rule_has_a_refused_case() -> None:
+    """The refused cases cover every message of the schemas."""
     fixed = [CODE_FIXED.format(field) for field in (*CODE, "claimName")]
     tried = " ".join([*fixed, *(m for _, m in (*REFUSED.values(), *CHANGES.values()))])
     messages = set()

@@ -1,4 +1,4 @@
-"""What may change in a TorchrunJob, and when, on a real API server."""
+"""Mutable and immutable fields of a TorchrunJob in each phase, on a real API server."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ CODE_FIXED = "{} is immutable once pods are created: submit a new job"
 
 @pytest.fixture(scope="module")
 def started(crds: LocalCluster) -> str:
-    """A job with a workspace whose phase is beyond Pending."""
+    """A job with a workspace in a phase after Pending."""
     body = job("started", volumes={"workspace": {"source": "zip"}})
     crds.kubectl("create", "-f", "-", stdin=json.dumps(body))
     assert patch(crds, "started", {"status": STARTED}, "--subresource=status") == ""
@@ -75,12 +75,12 @@ def test_the_workspace_source_can_change_until_workers_use_it(
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_a_started_job_is_fixed(crds: LocalCluster, started: str, case: str) -> None:
+def test_a_started_job_is_immutable(crds: LocalCluster, started: str, case: str) -> None:
     spec, message = CHANGES[case]
     assert message in patch(crds, started, {"spec": spec}, "--dry-run=server")
 
 
-# What an object that the API server refuses sets a job back to, whatever it has had.
+# A refused object sets a job back to Pending, with these fields in the status.
 SET_BACK: dict[str, dict[str, Any]] = {
     "a gang": {"workers": {"pending": 0, "ready": 0, "running": 0, "failed": 0, "succeeded": 0}},
     "an admission": {"admission": {"nodes": 2}},
@@ -89,7 +89,9 @@ SET_BACK: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("had", SET_BACK)
 @pytest.mark.parametrize("case", CHANGES)
-def test_a_job_that_is_pending_again_stays_fixed(crds: LocalCluster, case: str, had: str) -> None:
+def test_a_job_that_is_pending_again_stays_immutable(
+    crds: LocalCluster, case: str, had: str
+) -> None:
     name = f"again-{had.split()[1]}"
     body = job(name, volumes={"workspace": {"source": "zip"}})
     crds.kubectl("apply", "-f", "-", stdin=json.dumps(body))
@@ -119,7 +121,7 @@ def test_a_pending_job_may_change(crds: LocalCluster, case: str) -> None:
     assert patch(crds, name, {"spec": CHANGES[case][0]}, "--dry-run=server") == ""
 
 
-def test_a_started_job_may_change_what_its_next_attempt_uses(
+def test_a_started_job_can_change_fields_of_later_attempts(
     crds: LocalCluster, started: str
 ) -> None:
     spec = {"image": "other", "env": [{"name": "A", "value": "1"}]}
@@ -127,7 +129,7 @@ def test_a_started_job_may_change_what_its_next_attempt_uses(
     assert patch(crds, started, {"metadata": {"labels": {"a": "b"}}}, "--dry-run=server") == ""
 
 
-def test_a_started_elastic_job_may_change_its_size(crds: LocalCluster) -> None:
+def test_a_started_elastic_job_can_change_its_size(crds: LocalCluster) -> None:
     body = job("elastic", elastic={"minNodes": 1, "maxNodes": 4})
     crds.kubectl("create", "-f", "-", stdin=json.dumps(body))
     patch(crds, "elastic", {"status": STARTED}, "--subresource=status")

@@ -1,4 +1,4 @@
-"""The YAML of the pages on a real API server, as a reader applies it."""
+"""The YAML of the pages applies to a real API server."""
 
 import json
 from functools import reduce
@@ -16,7 +16,7 @@ FOUND = [
     for block in blocks(page)
     if block.language == "yaml" and block.mark != "not run"
 ]
-# What a fragment needs beside it to be a whole object.
+# Fields that complete a fragment to a whole object.
 WHOLE: dict[str, JsonObject] = {
     "TorchrunJob": {"jobQueue": "gpu", "numNodes": 1, "command": "python train.py"},
     "TorchrunQueue": {"image": "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"},
@@ -25,7 +25,7 @@ NAMESPACE = "pages"
 
 
 def objects(block: Block) -> list[JsonObject]:
-    """What stands in the block; a fragment within the object that its comment names."""
+    """The objects of the block; a fragment is completed by the object that its comment names."""
     bodies: list[JsonObject] = [body for body in yaml.safe_load_all(block.text) if body]
     if block.mark != "part of":
         return bodies

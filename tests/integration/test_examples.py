@@ -15,7 +15,7 @@ NAMESPACE = "examples"
 
 @pytest.fixture(scope="module")
 def empty(crds: LocalCluster) -> LocalCluster:
-    """A namespace in which no other test has left a job of an example's name."""
+    """A namespace without jobs of other tests."""
     crds.kubectl("create", "namespace", NAMESPACE)
     return crds
 

@@ -1,7 +1,7 @@
-"""Gangs by the real kube-scheduler, and by schedulers that the test plays under their real CRDs.
+"""Gangs under the real kube-scheduler, and under simulated schedulers with their real CRDs.
 
-Kubernetes' own gang scheduling is switched on, so it is the default here; nodes and containers are
-kwok's. KAI and scheduler-plugins cannot be built here: played_schedulers binds their gangs.
+Gang scheduling of Kubernetes is enabled, so it is the default here. Nodes and containers are kwok's.
+KAI and scheduler-plugins are not built here; played_schedulers binds their gangs.
 """
 
 import os
@@ -25,7 +25,7 @@ from torchrun_cluster.binaries import wanted_kubernetes
 
 SIZE = 4  # nodes, each with room for one worker
 NODES = [f"node-{number}" for number in range(SIZE)]
-# What Kubernetes' own gang scheduling is made of; 1.33 has none.
+# Feature gates of gang scheduling in Kubernetes; 1.33 has none.
 RELEASE = wanted_kubernetes()
 NATIVE = {"1.35": "v1alpha1/workloads", "1.36": "v1alpha2/podgroups"}.get(RELEASE, "")
 VERSION, _, PLURAL = NATIVE.partition("/")
@@ -33,7 +33,7 @@ GATES = "--feature-gates=GenericWorkload=true"
 FLAGS = {
     "kube-apiserver": [GATES, f"--runtime-config=scheduling.k8s.io/{VERSION}=true"],
     "kube-scheduler": [f"{GATES},GangScheduling=true"],
-    # From 1.36 on it lets PodGroups go that no pod uses any more.
+    # From 1.36 on, it removes the finalizers of unused PodGroups.
     "kube-controller-manager": [GATES],
 }
 
@@ -74,12 +74,12 @@ def groups(team: Team, path: str) -> list[str]:
 
 
 def end(team: Team, job: str) -> None:
-    """Delete a job, and wait until nothing of it holds a node."""
+    """Delete a job, and wait until its pods have released their nodes."""
     team.api.delete(f"{team.group}/torchrunjobs/{job}")
     eventually(f"{job} is gone", lambda: not pods(team, job))
 
 
-# Kubernetes' own
+# Gang scheduling of Kubernetes
 
 GROUPS = f"scheduling.k8s.io/{VERSION}/namespaces/NS/{PLURAL}"
 native = pytest.mark.skipif(not NATIVE, reason=f"Kubernetes {RELEASE} schedules no gangs itself")
@@ -107,14 +107,12 @@ def test_a_gang_that_fits_runs(controller: ControllerProcess, team: Team) -> Non
 
 
 @native
-def test_a_gang_that_does_not_fit_starts_not_a_single_pod(
-    controller: ControllerProcess, team: Team
-) -> None:
+def test_a_gang_that_does_not_fit_starts_no_pod(controller: ControllerProcess, team: Team) -> None:
     team.submit("large", numNodes=SIZE + 1)
     status = team.reaches("large", "Queued", "Unschedulable")
     assert f"0 of {SIZE + 1} pods are scheduled" in status["message"]
     assert not placed(team, "large")
-    # A single worker more finds no room: what the others could have is not theirs.
+    # One worker more does not fit, so none of the gang is bound.
     team.submit("small", numNodes=1)
     eventually("the worker of small", lambda: len(pods(team, "small")) == 1)
     end(team, "large")
@@ -123,7 +121,7 @@ def test_a_gang_that_does_not_fit_starts_not_a_single_pod(
 
 
 @native
-def test_the_second_of_two_gangs_with_room_for_one_waits_for_the_end_of_the_first(
+def test_a_second_gang_waits_for_the_end_of_the_first(
     controller: ControllerProcess, team: Team
 ) -> None:
     team.submit("first", numNodes=SIZE - 1)
@@ -139,7 +137,7 @@ def test_the_second_of_two_gangs_with_room_for_one_waits_for_the_end_of_the_firs
 @native
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_two_gangs_at_once_with_room_for_one_come_to_an_end(
+def test_two_concurrent_gangs_with_room_for_one_both_finish(
     controller: ControllerProcess, team: Team
 ) -> None:
     for job in ("one", "two"):
@@ -149,8 +147,8 @@ def test_two_gangs_at_once_with_room_for_one_come_to_an_end(
         phases = {team.status(job).get("phase"): job for job in ("one", "two")}
         return phases.get("Running", "")
 
-    # Where their pods come to the scheduler in turns it gives both up after 5 minutes, tries them
-    # again, and may meet the same order once more: who runs first is its own affair.
+    # If their pods alternate in the scheduler's queue, it gives both up after 5 minutes and tries
+    # again, possibly in the same order. Either gang may run first.
     first = eventually("one of them runs", running, 1200)
     second = {"one": "two", "two": "one"}[first]
     team.reaches(second, "Queued", "Unschedulable")
@@ -160,7 +158,7 @@ def test_two_gangs_at_once_with_room_for_one_come_to_an_end(
     end(team, second)
 
 
-# KAI and coscheduling, played
+# Simulated KAI and coscheduling
 
 KAI = "scheduling.run.ai/v2alpha2/namespaces/NS/podgroups"
 COSCHEDULING = "scheduling.x-k8s.io/v1alpha1/namespaces/NS/podgroups"
@@ -178,7 +176,7 @@ def test_kai(controller: ControllerProcess, cluster: LocalCluster, team: Team) -
     status = team.reaches("run", "Pending", "GangSchedulerMissing")
     assert "Install KAI" in status["message"]
     crd(cluster, KAI_GROUPS)
-    team.workers("run")  # it is noticed without a restart
+    team.workers("run")  # it is discovered without a restart
     kai = Scheduler(team, "kai-scheduler", KAI, ("annotations", "pod-group-name"), NODES)
     group = team.api.get(f"{kai.path}/run")
     assert group["spec"]["topologyConstraint"] == {

@@ -1,7 +1,7 @@
-"""Two replicas: whatever becomes of the leader, the other goes on, and nothing is made twice.
+"""Two replicas: after any fault of the leader the other takes over, and nothing is created twice.
 
-Take-overs are measured by the API server's audit log, from the event to the next leader's first
-write; a stream of jobs sees to it that there always is something to write.
+The audit log measures a take-over, from the fault to the first write of the next leader. A stream of
+jobs makes sure that there is always something to write.
 """
 
 import os
@@ -22,9 +22,9 @@ from integration.replicas import Replicas, Stream, identity, lasting, ready
 from integration.team import Team
 from torchrun_cluster import LocalCluster, Size
 
-# Short enough to be waited for; a leader that the machine stalls for half of it keeps it.
+# Short enough for a test, but a leader that stalls for half of it keeps the lease.
 QUICK = lasting("12s", "8s", "2s")
-# Seconds to a next leader: by default only what tells one cause from another, on any machine.
+# Seconds until the next leader. The defaults hold on any machine, and only separate the causes.
 ANY = 120.0
 
 
@@ -37,9 +37,9 @@ def cluster(audit: AuditLog) -> Iterator[LocalCluster]:
 
 
 class Observed:
-    """What the audit log says of one test.
+    """The audit log of one test.
 
-    A request of a replica of the test before may be read, and logged, after that replica was killed.
+    The API server may log a request of the previous test after its replica was killed.
     """
 
     def __init__(self, audit: AuditLog, team: Team) -> None:
@@ -51,7 +51,7 @@ class Observed:
         return [w for w in self._audit.writes(self._start) if w.who not in self._earlier]
 
     def first_write(self, who: str) -> float:
-        """When this process first wrote anything but the lease."""
+        """The time of the first write of this process, except for the lease."""
 
         def look() -> float | None:
             writes = (w for w in self.writes() if w.who == who and w.resource != "leases")
@@ -60,7 +60,7 @@ class Observed:
         return eventually(f"a write of {who}", look)
 
     def check(self, submitted: list[str]) -> None:
-        """Every job has its child Job, each was made once, and nobody wrote without the lease."""
+        """Check that every job has one child Job, created once, and that all writes had the lease."""
         jobs = f"{self._team.batch}/jobs"
         eventually(
             "a Job for each",
@@ -83,7 +83,7 @@ def observed(audit: AuditLog, team: Team) -> Observed:
 
 @contextmanager
 def at_work(replicas: Replicas, stream: Stream, observed: Observed) -> Iterator[Replicas]:
-    """The replicas, with jobs for them until the end of the block; then all is checked."""
+    """Run the replicas and a stream of jobs until the end of the block, and check the result."""
     with replicas.running():
         with stream.running():
             yield replicas
@@ -91,7 +91,7 @@ def at_work(replicas: Replicas, stream: Stream, observed: Observed) -> Iterator[
 
 
 def took(observed: Observed, replicas: Replicas, old: str, began: float, what: str) -> float:
-    """Seconds from `began` to the first write of the next leader; printed."""
+    """Print and return the seconds from `began` to the first write of the next leader."""
     new = identity(replicas.leader(other_than=old))
     seconds = observed.first_write(new) - began
     print(f"{what}: the next leader's first write {seconds:.3f} s later")
@@ -114,12 +114,12 @@ def test_a_killed_leader_is_replaced_within_20_seconds(
             assert 10 < took(observed, replicas, old, began, "killed") < limit
 
 
-# A lease that is not released takes 15 s and more.
+# An unreleased lease takes 15 s or more.
 @pytest.mark.parametrize(
     ("tries", "limit"),
     [(2, 10), pytest.param(20, 2, marks=[pytest.mark.long, pytest.mark.timeout(400)])],
 )
-def test_a_leader_that_is_told_to_end_is_replaced_within_2_seconds(
+def test_a_terminated_leader_is_replaced_within_2_seconds(
     tries: int, limit: float, cluster: LocalCluster, team: Team, observed: Observed, tmp_path: Path
 ) -> None:
     with at_work(Replicas(cluster, team, tmp_path, 2), Stream(team), observed) as replicas:
@@ -136,7 +136,7 @@ def test_a_leader_that_is_told_to_end_is_replaced_within_2_seconds(
 @pytest.mark.parametrize(
     "tries", [1, pytest.param(10, marks=[pytest.mark.long, pytest.mark.timeout(400)])]
 )
-def test_a_leader_that_was_frozen_writes_nothing_any_more(
+def test_a_frozen_leader_writes_nothing_afterwards(
     tries: int, cluster: LocalCluster, team: Team, observed: Observed, tmp_path: Path
 ) -> None:
     two, stream = Replicas(cluster, team, tmp_path, 2, *QUICK), Stream(team, pause=0.01)
@@ -145,7 +145,7 @@ def test_a_leader_that_was_frozen_writes_nothing_any_more(
             leader = replicas.leader()
             old, began = identity(leader), time.time()
             leader.send(signal.SIGSTOP)
-            # A busy machine loses a lease as short as this one at times, the other's too.
+            # A busy machine may lose such a short lease at times, also the other replica.
             with repeating(replicas.revive, 0.2):
                 took(observed, replicas, old, began, "frozen")
             leader.send(signal.SIGCONT)
@@ -156,7 +156,7 @@ def test_a_leader_that_was_frozen_writes_nothing_any_more(
                 ready(replica)
 
 
-def test_a_leader_that_is_cut_off_ends_before_another_begins(
+def test_a_disconnected_leader_ends_before_another_leads(
     cluster: LocalCluster, team: Team, observed: Observed, tmp_path: Path
 ) -> None:
     replicas, stream = Replicas(cluster, team, tmp_path, 2, *QUICK), Stream(team)

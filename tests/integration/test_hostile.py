@@ -1,6 +1,6 @@
-"""Hostile objects on a real API server, with our schemas and CEL on, and with the specs' schemas open.
+"""Hostile objects on a real API server, with our schemas and CEL rules, and with open schemas.
 
-300 each; `make hostile` takes 10,000. The seed is printed; `HOSTILE_SEED` sets it.
+300 each; 10,000 in `make hostile`. The seed is printed, and `HOSTILE_SEED` sets it.
 """
 
 import os
@@ -24,7 +24,7 @@ from torchrun_cluster import LocalCluster, Size
 SEED = int(os.environ.get("HOSTILE_SEED", "0"))
 OBJECTS = int(os.environ.get("HOSTILE_OBJECTS", "300"))
 AT_A_TIME = 8
-# 10,000 objects of a few KB, and what is known of them. At rest an empty controller has 65 MiB.
+# For 10,000 objects of a few KB. An idle controller without objects uses 65 MiB.
 MOST_MEMORY = 400 * 2**20
 BUG = "a bug in the controller; please report it"
 PATHS = {"TorchrunJob": "torchrunjobs", "TorchrunQueue": "torchrunqueues"}
@@ -34,7 +34,7 @@ POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindi
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    """What becomes of a Job is of no interest here: some of them ask for 10,000 pods."""
+    """A control plane without the Job controller: some Jobs request 10,000 pods."""
     name = f"test-hostile-{os.getpid()}"
     extra = {"kube-controller-manager": ["--controllers=*,-job-controller"]}
     with LocalCluster(name=name, size=Size.CONTROL_PLANE, extra_args=extra) as running:
@@ -56,7 +56,7 @@ def post(team: Team, body: JsonObject) -> int:
 
 
 def _full(value: Any) -> Any:
-    """Without empty lists: the server takes one for a text, and then no server-side apply at all."""
+    """The object without empty lists, which break server-side apply on the server."""
     if isinstance(value, list):
         return [_full(each) for each in value]
     if not isinstance(value, dict):
@@ -65,13 +65,13 @@ def _full(value: Any) -> Any:
 
 
 def play(team: Team, controller: ControllerProcess, bodies: list[JsonObject]) -> None:
-    """Create them between two good jobs. All must say how they stand, and nobody be held up."""
+    """Create them between two valid jobs. All must get a status, without delays."""
     team.make_queue(objects.QUEUE)
     team.submit("good-before", jobQueue=objects.QUEUE)
     with ThreadPoolExecutor(AT_A_TIME) as threads:
         codes = Counter(threads.map(lambda body: post(team, body), bodies))
     print(f"HOSTILE_SEED={SEED}: {len(bodies)} objects, answers {dict(codes)}")
-    assert codes[201], "none was accepted"
+    assert codes[201], "no object was accepted"
     team.submit("good-after", jobQueue=objects.QUEUE)
     for name in ("good-before", "good-after"):
         team.has(f"{team.batch}/jobs/{name}")
@@ -101,7 +101,7 @@ def silent(team: Team, kind: str) -> Iterator[str]:
 
 
 def peak(pid: int) -> int:
-    """Most bytes of memory that the process has had."""
+    """The peak memory of the process in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
@@ -111,7 +111,7 @@ def drawn(number: int, *, status: bool) -> JsonObject:
 
 
 def open_schemas(api: Api) -> None:
-    """Anything may stand in a spec."""
+    """Allow any spec."""
     for kind in PATHS.values():
         path = f"{DEFINITIONS}/{kind}.torchrun.ai"
         definition: Any = api.get(path)
@@ -131,7 +131,7 @@ def test_with_our_schemas(empty_team: Team, controller: ControllerProcess) -> No
 
 
 @pytest.mark.timeout(7200)
-def test_with_specs_of_anything(api: Api, empty_team: Team, controller: ControllerProcess) -> None:
+def test_with_arbitrary_specs(api: Api, empty_team: Team, controller: ControllerProcess) -> None:
     open_schemas(api)
     odd = {"apiVersion": "torchrun.ai/v1alpha1", "kind": "TorchrunJob", "spec": [5]}
     probe = {**odd, "metadata": {"name": "9.odd"}}

@@ -206,7 +206,7 @@ async def test_list_and_watch(server: LocalCluster) -> None:
             assert recorder.count("interrupted") == 0
 
 
-async def test_reads_what_was_written(server: LocalCluster) -> None:
+async def test_the_informer_reads_its_own_writes(server: LocalCluster) -> None:
     async with sessions(server) as (watch, write), informed(watch) as recorder:
         version = await create(write, "written")
         assert await recorder.informer.wait_for(version, PATIENCE)

@@ -1,4 +1,4 @@
-"""The NetworkPolicy of a job beside real pods. That it is enforced takes a network plugin."""
+"""The NetworkPolicy of a job and the pods that it selects. Enforcement needs a network plugin."""
 
 from typing import Any
 
@@ -7,14 +7,12 @@ from integration.team import Team
 
 
 def selected(team: Team, selector: dict[str, Any]) -> list[str]:
-    """Names of the pods that a podSelector selects, by the API server's word."""
+    """Names of the pods that a podSelector selects on the API server."""
     text = ",".join(f"{name}={value}" for name, value in selector["matchLabels"].items())
     return sorted(pod["metadata"]["name"] for pod in team.api.items(f"{team.core}/pods", text))
 
 
-def test_workers_are_reached_by_their_job_alone(
-    team: Team, team_controller: ControllerProcess
-) -> None:
+def test_only_the_job_can_reach_its_workers(team: Team, team_controller: ControllerProcess) -> None:
     queue = f"{team.group}/torchrunqueues/research"
     team.api.patch(queue, {"spec": {"networking": {"isolate": True}}})
     zipped = {"workspace": {"source": "zip", "delivery": "shared"}}

@@ -1,4 +1,4 @@
-"""What the SDK makes for the real KubeRay operator: pods as they are asked for, and their end."""
+"""The RayCluster of the SDK under the real KubeRay operator: its pods and its deletion."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def listed(kind: str) -> list[dict[str, Any]]:
     return json.loads(Kubectl().run("get", kind, "--output=json"))["items"]
 
 
-def test_a_raycluster_comes_and_goes_with_its_torchrunjob(cluster: LocalCluster) -> None:
+def test_a_raycluster_lives_as_long_as_its_torchrunjob(cluster: LocalCluster) -> None:
     kubectl = Kubectl()
     large = {"gpus": 8, "cpus": 32}
     volume = kt.Volume("shared", "/data")

@@ -1,4 +1,4 @@
-"""Leaders against a real API server, with the rights of the manifests' role and no more."""
+"""Leaders on a real API server, with exactly the permissions of the manifests."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ QUICK = Durations(lease=6, renew_deadline=5, retry=0.5)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    # One of its own: the API server is stopped.
+    # A separate control plane, as the tests stop the API server.
     with LocalCluster(name=f"test-leader-{os.getpid()}", size=Size.CONTROL_PLANE) as running:
         running.kubectl("create", "namespace", NAMESPACE)
         running.kubectl("create", "serviceaccount", LEASE, "-n", NAMESPACE)
@@ -48,7 +48,7 @@ def no_lease(cluster: LocalCluster) -> None:
 
 @pytest.fixture(autouse=True)
 async def closed_sockets() -> AsyncIterator[None]:
-    # TLS says goodbye in the background: a loop that ends before leaves sockets open.
+    # TLS closes in the background, so a loop that ends early leaves sockets open.
     sockets = asyncio.get_running_loop()._selector.get_map()  # type: ignore[attr-defined]
     before = len(sockets)
     yield
@@ -77,7 +77,7 @@ async def ended(run: "asyncio.Task[None]") -> None:
 
 
 async def elected(leader: Leader, within: float = 60) -> float:
-    """Seconds until the election."""
+    """Wait for the election. Returns the seconds."""
     began = time.monotonic()
     await asyncio.wait_for(leader.elected.wait(), within)
     return time.monotonic() - began
@@ -90,7 +90,7 @@ async def until(condition: Callable[[], bool], within: float = 60) -> None:
 
 
 async def lease(cluster: LocalCluster) -> dict[str, object]:
-    # In a thread: a kubectl that holds up the event loop would cost the leader its lease.
+    # In a thread, because kubectl would block the event loop and lose the lease.
     get = ("get", "lease", LEASE, "-n", NAMESPACE, "-o", "json")
     shown = (await asyncio.to_thread(cluster.kubectl, *get)).stdout
     spec: dict[str, object] = json.loads(shown)["spec"]
@@ -109,7 +109,7 @@ async def test_a_released_lease_is_taken_at_once(cluster: LocalCluster, kubeconf
             await first.release()
             took = await elected(second)
             print(f"taken over {took * 1000:.1f} ms after the release")
-            assert took < Durations().lease / 2, "or its time is simply over"
+            assert took < Durations().lease / 2, "or it has just expired"
             assert not first.may_write()
             second.check()
             assert second.problem == ""
@@ -117,7 +117,7 @@ async def test_a_released_lease_is_taken_at_once(cluster: LocalCluster, kubeconf
             assert (await lease(cluster))["leaseTransitions"] == 1
 
 
-async def test_a_dead_leader_is_followed_after_the_lease_duration(
+async def test_a_dead_leader_is_replaced_after_the_lease_duration(
     cluster: LocalCluster, kubeconfig: str
 ) -> None:
     async with replica(kubeconfig, "a", QUICK) as (first, run):
@@ -133,9 +133,7 @@ async def test_a_dead_leader_is_followed_after_the_lease_duration(
             assert (await lease(cluster))["leaseTransitions"] == 1
 
 
-async def test_a_deleted_lease_comes_back_with_the_same_leader(
-    cluster: LocalCluster, kubeconfig: str
-) -> None:
+async def test_the_leader_recreates_a_deleted_lease(cluster: LocalCluster, kubeconfig: str) -> None:
     async with replica(kubeconfig, "a", Durations()) as (first, run):
         await elected(first)
         async with replica(kubeconfig, "b", Durations()) as (second, _):
@@ -149,7 +147,7 @@ async def test_a_deleted_lease_comes_back_with_the_same_leader(
             assert not second.elected.is_set()
 
 
-async def test_the_labels_of_others_are_kept(cluster: LocalCluster, kubeconfig: str) -> None:
+async def test_labels_of_others_stay(cluster: LocalCluster, kubeconfig: str) -> None:
     async with replica(kubeconfig, "a", QUICK) as (first, run):
         await elected(first)
         await asyncio.to_thread(
@@ -164,7 +162,7 @@ async def test_the_labels_of_others_are_kept(cluster: LocalCluster, kubeconfig: 
     assert (await lease(cluster))["holderIdentity"] == ""
 
 
-async def test_a_restart_of_the_api_server_does_not_cost_the_lease(
+async def test_a_restart_of_the_api_server_does_not_lose_the_lease(
     cluster: LocalCluster, kubeconfig: str
 ) -> None:
     async with replica(kubeconfig, "a", Durations()) as (leader, run):
@@ -186,7 +184,7 @@ async def test_without_the_api_server_the_leader_stops_at_its_deadline(
             await asyncio.wait_for(run, 30)
         late = time.monotonic() - until
         print(f"run ended {late * 1000:.1f} ms after the deadline")
-        assert 0 <= late < 10, "what counts is that nothing may be written from the deadline on"
+        assert 0 <= late < 10, "no write is allowed after the deadline"
         assert not leader.may_write()
         await asyncio.to_thread(cluster.start, "kube-apiserver")
     async with replica(kubeconfig, "b", QUICK) as (second, _):

@@ -1,4 +1,4 @@
-"""The manifests on a real API server: they apply, and the controller may do what it must, no more."""
+"""The manifests on a real API server: they apply, and grant exactly the needed permissions."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def eventually(check: Callable[[], bool], what: str) -> None:
 
 @pytest.fixture(scope="module")
 def installed(crds: LocalCluster) -> LocalCluster:
-    """Applied in the order of the installation page."""
+    """Apply the manifests in the order of the installation page."""
     for folder in ("crd", "controller", "rbac"):
         crds.kubectl("apply", "-f", str(MANIFESTS / folder))
     return crds
@@ -70,13 +70,13 @@ def can_i(cluster: LocalCluster, user: str, *action: str) -> bool:
 def test_kustomize_applies_the_same(installed: LocalCluster) -> None:
     lines = installed.kubectl("apply", "-k", str(MANIFESTS)).stdout.splitlines()
     assert len(lines) >= 10
-    # The API server prunes nothing and rounds nothing, so a second application changes nothing.
+    # The API server prunes and rounds nothing, so a second apply changes nothing.
     changed = [line for line in lines if not line.endswith("unchanged")]
-    # kubectl replaces the selector of a budget whole (its patchStrategy), and takes that for a change.
+    # kubectl always reports the selector of a PodDisruptionBudget as changed (patchStrategy replace).
     assert changed == ["poddisruptionbudget.policy/torchrun-controller configured"]
 
 
-def test_an_overlay_may_have_the_network_policies(installed: LocalCluster, tmp_path: Path) -> None:
+def test_an_overlay_can_add_the_network_policies(installed: LocalCluster, tmp_path: Path) -> None:
     where = os.path.relpath(MANIFESTS, tmp_path)
     overlay = f"resources: [{where}]\ncomponents: [{where}/network-policies]\n"
     (tmp_path / "kustomization.yaml").write_text(overlay)
@@ -86,7 +86,7 @@ def test_an_overlay_may_have_the_network_policies(installed: LocalCluster, tmp_p
     )
 
 
-def test_one_namespace_alone_applies(installed: LocalCluster) -> None:
+def test_the_overlay_of_one_namespace_applies(installed: LocalCluster) -> None:
     installed.kubectl("create", "namespace", "team-a")
     overlay = ("-k", str(MANIFESTS / "overlays" / "single-namespace"))
     lines = installed.kubectl("apply", "--dry-run=server", *overlay).stdout.splitlines()
@@ -113,7 +113,7 @@ def apply_as(
 
 
 @pytest.mark.parametrize("kind", CHILDREN)
-def test_the_controller_makes_its_children(installed: LocalCluster, kind: str) -> None:
+def test_the_controller_can_create_its_children(installed: LocalCluster, kind: str) -> None:
     eventually(
         lambda: apply_as(installed, CONTROLLER, kind, "child").returncode == 0, f"apply a {kind}"
     )
@@ -122,8 +122,8 @@ def test_the_controller_makes_its_children(installed: LocalCluster, kind: str) -
     installed.kubectl("delete", kind, "child", "-n", NAMESPACE, "--now")
 
 
-def test_server_side_apply_of_what_is_absent_needs_create(installed: LocalCluster) -> None:
-    """Why the role has the verb create beside patch."""
+def test_server_side_apply_of_a_missing_object_needs_create(installed: LocalCluster) -> None:
+    """Why the role has the verb create in addition to patch."""
     installed.kubectl(
         *("create", "clusterrole", "patch-services", "--verb=get,patch", "--resource=services")
     )
@@ -169,7 +169,7 @@ def test_server_side_apply_of_what_is_absent_needs_create(installed: LocalCluste
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else None,
 )
-def test_what_the_controller_may_do(
+def test_permissions_of_the_controller(
     installed: LocalCluster, action: tuple[str, ...], allowed: bool
 ) -> None:
     assert can_i(installed, CONTROLLER, *action) is allowed
@@ -177,11 +177,11 @@ def test_what_the_controller_may_do(
 
 @pytest.fixture(scope="module")
 def users(installed: LocalCluster) -> LocalCluster:
-    """Users with the cluster's own role of the same name, in a namespace."""
+    """Users with the default ClusterRole of the same name in a namespace."""
     for role in ("view", "edit", "admin"):
         installed.kubectl("create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}")
     jobs, queues = "torchrunjobs.torchrun.ai", "torchrunqueues.torchrun.ai"
-    # The aggregation of roles is a controller's work, so it takes a moment.
+    # A controller aggregates the roles asynchronously.
     eventually(lambda: can_i(installed, "view", "list", jobs), "view sees jobs")
     eventually(lambda: can_i(installed, "edit", "create", jobs), "edit makes jobs")
     eventually(lambda: can_i(installed, "admin", "create", queues), "admin makes queues")
@@ -190,7 +190,7 @@ def users(installed: LocalCluster) -> LocalCluster:
 
 JOBS, QUEUES = "torchrunjobs.torchrun.ai", "torchrunqueues.torchrun.ai"
 USERS = ("view", "edit", "admin")
-# What is done, and the least of the users who may do it; "" nobody.
+# Each action with the least privileged user who may do it; "" for none.
 DONE: tuple[tuple[tuple[str, ...], str], ...] = (
     *(((verb, JOBS), "view") for verb in ("get", "list", "watch")),
     *(((verb, QUEUES), "view") for verb in ("get", "list", "watch")),
@@ -204,7 +204,7 @@ DONE: tuple[tuple[tuple[str, ...], str], ...] = (
     (("update", JOBS, "--subresource=status"), ""),
     (("patch", JOBS, "--subresource=status"), ""),
     (("patch", QUEUES, "--subresource=status"), ""),
-    # What the plugin does beside.
+    # Other requests of the plugin.
     (("list", "pods"), "view"),
     (("get", "pods", "--subresource=log"), "view"),
     (("get", "pods", "--subresource=proxy"), "edit"),
@@ -219,7 +219,7 @@ DONE: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 @pytest.mark.parametrize(("action", "least"), DONE, ids=["-".join(action) for action, _ in DONE])
-def test_users_get_their_rights_from_the_clusters_own_roles(
+def test_users_get_their_permissions_from_the_default_roles(
     users: LocalCluster, action: tuple[str, ...], least: str
 ) -> None:
     may = USERS[USERS.index(least) :] if least else ()

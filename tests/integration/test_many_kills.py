@@ -1,9 +1,9 @@
-"""The leader is killed fifty times under two hundred running jobs: nothing is lost, nothing twice.
+"""The leader is killed fifty times under 200 running jobs: nothing is lost or done twice.
 
-Pods are kwok's, the scheduler and the Job controller real. Every job has its script: how many of
-its gangs fail before one succeeds. What came of it is read from the whole history of jobs, child
-Jobs and pods, and from the API server's audit log. `make ha` runs it, with short leases; how long a
-take-over takes with the usual ones, test_high_availability.py measures.
+Pods are kwok's; scheduler and Job controller are real. Every job has a script: the number of gangs
+that fail before one succeeds. The checks read the history of jobs, child Jobs and pods, and the
+audit log of the API server. `make ha` runs it with short leases. test_high_availability.py measures
+a take-over with the default lease.
 """
 
 import os
@@ -29,18 +29,18 @@ from torchrun_api import names
 from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
 from torchrun_cluster import LocalCluster, Size
 
-QUICK = lasting("4s", "3s", "500ms")  # a busy machine loses even these at times, and that is fine
+QUICK = lasting("4s", "3s", "500ms")  # a busy machine may lose even these, which is allowed
 KILLS = int(os.environ.get("TORCHRUN_TEST_KILLS", "50"))
 RUNNING = int(os.environ.get("TORCHRUN_TEST_JOBS", "200"))
 REPLICAS = 3
 NODES = 6
-NARROW = 6  # jobs that the queue `narrow` takes at a time
+NARROW = 6  # the quota of the queue `narrow`, in jobs
 STAGES = Path(__file__).parents[1] / "e2e" / "kwok.yaml"
 ENDS = "torchrun-e2e/ends"
 
 
 class Script(NamedTuple):
-    """What becomes of a job: so many gangs fail, the next one succeeds; `lasting`: at the very end."""
+    """A job whose first gangs fail, and whose next one succeeds. `lasting`: at the end of the test."""
 
     nodes: int
     failures: int
@@ -61,7 +61,7 @@ def cluster(audit: AuditLog, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 class Life:
-    """Submits jobs, and ends their pods as their scripts say."""
+    """Submits jobs, and ends their pods by their scripts."""
 
     def __init__(self, team: Team, chance: random.Random) -> None:
         self.scripts: dict[str, Script] = {}
@@ -72,19 +72,19 @@ class Life:
 
     @contextmanager
     def going_on(self) -> Iterator["Life"]:
-        """Until the end of the block; raises what went wrong in it."""
+        """Run until the end of the block. Raises the first error."""
         with repeating(self._play, 0.5):
             yield self
 
     def submit(self, name: str, script: Script) -> None:
-        """One more job."""
+        """Submit a job."""
         self.scripts[name] = script
         queue = "research" if script.lasting else "narrow"
         reliability = {"maxRestarts": 5}
         self._team.submit(name, jobQueue=queue, numNodes=script.nodes, reliability=reliability)
 
     def running(self) -> int:
-        """Jobs that run now."""
+        """The number of running jobs."""
         jobs = self._team.api.items(f"{self._team.group}/torchrunjobs")
         return sum(job.get("status", {}).get("phase") == "Running" for job in jobs)
 
@@ -111,7 +111,7 @@ class Life:
             self._team.api.patch(path, {"metadata": {"annotations": {ENDS: phase}}})
 
     def _keep_busy(self) -> None:
-        """Some short jobs are always there, more than their queue takes."""
+        """Keep some short jobs, more than the quota of their queue."""
         if self.finale.is_set():
             return
         jobs = self._team.api.items(f"{self._team.group}/torchrunjobs")
@@ -153,7 +153,7 @@ def test_the_leader_is_killed_again_and_again(
         )
         stack.enter_context(replicas.running_with_restarts())
         stack.enter_context(life.going_on())
-        for number in range(RUNNING * 6 // 5):  # some always are between two gangs
+        for number in range(RUNNING * 6 // 5):  # some are always between two gangs
             failures = chance.choice((0, 0, 1, 2))
             life.submit(f"lasting-{number}", Script(1 + (number % 5 == 0), failures, True))
         eventually(f"{RUNNING} jobs run", lambda: life.running() >= RUNNING, 240)
@@ -182,7 +182,7 @@ def kill(replicas: Replicas, life: Life, chance: random.Random) -> None:
         leader = replicas.leader()
         old, began = identity(leader), time.monotonic()
         if old != replicas.holder:
-            continue  # it has just lost the lease by itself
+            continue  # it has just lost the lease without a kill
         leader.kill()
         replicas.leader(other_than=old)
         seconds.append(time.monotonic() - began)
@@ -213,7 +213,7 @@ def finished(team: Team, life: Life) -> None:
 def assert_lived(
     name: str, script: Script, jobs: History, children: History, pods: History
 ) -> None:
-    """The job went through exactly the attempts of its script, each made once."""
+    """Check that the job had exactly the attempts of its script, each created once."""
     states = [state.get("status", {}) for state in jobs.states(name)]
     last, failures = states[-1], script.failures
     assert last["phase"] == "Succeeded", (name, last)
@@ -242,7 +242,7 @@ def assert_lived(
 
 
 def assert_never_more_than(most: int, jobs: History) -> None:
-    """Replay: at no moment were more jobs of the queue `narrow` admitted than its quota says."""
+    """Check that the queue `narrow` never had more admitted jobs than its quota."""
     admitted: set[str] = set()
     for state in jobs.states():
         if state["spec"]["jobQueue"] != "narrow":
@@ -257,7 +257,7 @@ def assert_never_more_than(most: int, jobs: History) -> None:
 
 
 def strangers(team: Team) -> dict[str, str]:
-    """Objects that are not ours, one of them with a name that a job of ours wants."""
+    """Objects of other owners, one with a name that a job needs."""
     meta = {"metadata": {"name": "stranger"}}
     team.api.create(f"{team.core}/configmaps", {**meta, "data": {"a": "b"}})
     port = {"ports": [{"port": 80}]}

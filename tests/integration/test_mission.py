@@ -1,7 +1,7 @@
-"""The users' own queues, unchanged: a job in each comes to Running on nodes of that size.
+"""The users' queues, unchanged: a job in each runs on nodes of the right size.
 
-The real kube-scheduler places the jobs of the queues that name no other; KAI's are placed by the
-played one. Nodes and containers are kwok's.
+The real kube-scheduler places jobs of queues without a scheduler, and a simulated KAI the others.
+Nodes and containers are kwok's.
 """
 
 import os
@@ -57,7 +57,7 @@ def team(api: Api) -> Team:
 
 
 def make_queue(team: Team, name: str) -> None:
-    """The one of the documents: another namespace must not name its KAI queue too."""
+    """Create the queue of the documents. Another namespace must not use its KAI queue."""
     bodies = [
         body
         for path in MISSION.glob("queue*.yaml")
@@ -73,7 +73,7 @@ def job(name: str) -> Any:
 
 
 @pytest.mark.parametrize(("queue", "gpus"), [("dev-queue", 4), ("prod-queue", 8)])
-def test_a_queue_of_the_usual_scheduler(
+def test_a_queue_of_the_default_scheduler(
     controller: ControllerProcess, team: Team, queue: str, gpus: int
 ) -> None:
     make_queue(team, queue)
@@ -84,7 +84,7 @@ def test_a_queue_of_the_usual_scheduler(
 
 
 def have_kai_queue(api: Api, name: str) -> None:
-    """A parent, as KAI or its administrator makes it."""
+    """Create a parent queue, as KAI or an administrator does."""
     if api.get(f"{KAI}/{name}") is None:
         body = {
             "apiVersion": "scheduling.run.ai/v2",

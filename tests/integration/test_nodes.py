@@ -1,7 +1,6 @@
 """Lost nodes: kwok's nodes under the real scheduler, Job, node lifecycle and pod GC controllers.
 
-A node whose label `heart` is taken away is one that kwok lets go of: nothing is heard of it, and
-its pods go on for ever.
+kwok ignores a node without the label `heart`: it sends no heartbeats, and its pods keep running.
 """
 
 import os
@@ -105,9 +104,9 @@ def test_gangs_of_lost_nodes_are_replaced_in_time_and_wait_for_the_fence(
     made = [pod["metadata"]["creationTimestamp"] for pod in workers(team, "unheard", 1)]
     took = max(seconds(since, time) for time in made)
     print(f"all pods of the new gang {took:.0f} s after NotReady")
-    assert took <= 100  # 40 s of patience with the node, and a busy machine
+    assert took <= 100  # 40 s until the node counts as lost, plus time for a busy machine
 
-    # Gone from the API, by force: that stops no container, and a new process knows it too.
+    # A force-delete stops no container, and a restarted controller respects that.
     for pod in lost.values():
         path = f"{team.core}/pods/{pod['metadata']['name']}"
         api.delete(f"{path}?gracePeriodSeconds=0")

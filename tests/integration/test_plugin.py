@@ -1,4 +1,4 @@
-"""The plugin's commands against a real API server; phases are set by hand, as no controller runs."""
+"""The plugin's commands on a real API server. The tests set phases, as no controller runs."""
 
 import itertools
 import json
@@ -28,7 +28,7 @@ NUMBERS = itertools.count()
 
 
 class Laptop:
-    """A project directory, a namespace with queues, and the plugin as users start it."""
+    """A project directory, a namespace with queues, and the plugin."""
 
     def __init__(self, cluster: LocalCluster, namespace: str, project: Path) -> None:
         self.cluster = cluster
@@ -78,7 +78,7 @@ class Laptop:
 
 
 class Running:
-    """The plugin at work. Its stderr is read as it comes."""
+    """A running plugin command. Its stderr is read continuously."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -89,7 +89,7 @@ class Running:
         self._reader.start()
 
     def says(self, pattern: str) -> re.Match[str]:
-        """Wait for a line on stderr that the pattern is found in."""
+        """Wait for a line on stderr that matches the pattern."""
         found: list[re.Match[str]] = []
 
         def there() -> bool:
@@ -139,7 +139,7 @@ READY = [
 ]
 
 
-def test_a_dry_run_prints_what_the_api_server_takes(laptop: Laptop) -> None:
+def test_a_dry_run_prints_a_valid_object(laptop: Laptop) -> None:
     laptop.queues("only")
     arguments = ["--dry-run", "--gpus", "8", "-e", "LR=0.1", "--", "python", "train.py", "a b"]
     code, out, err = laptop.run("submit", *arguments)
@@ -159,7 +159,7 @@ def test_a_dry_run_prints_what_the_api_server_takes(laptop: Laptop) -> None:
     laptop.cluster.kubectl("apply", "-f", "-", stdin=out)
 
 
-def test_what_the_schema_refuses_is_told_by_field(laptop: Laptop) -> None:
+def test_schema_errors_name_the_field(laptop: Laptop) -> None:
     laptop.queues("only")
     code, _, err = laptop.run("submit", "--gpus", "200000", "python train.py")
     assert code == 2
@@ -180,7 +180,7 @@ def test_what_the_schema_refuses_is_told_by_field(laptop: Laptop) -> None:
     ],
     ids=lambda value: None,
 )
-def test_mistakes_are_told_before_anything_is_created(
+def test_wrong_arguments_are_reported_before_the_creation(
     laptop: Laptop, queues: list[str], arguments: list[str], message: str
 ) -> None:
     laptop.queues(*queues)
@@ -190,7 +190,7 @@ def test_mistakes_are_told_before_anything_is_created(
     assert laptop.cluster.kubectl("get", "tj", "-n", laptop.namespace, "-o", "name").stdout == ""
 
 
-def test_a_name_that_is_taken(laptop: Laptop) -> None:
+def test_an_existing_name(laptop: Laptop) -> None:
     laptop.queues("a")
     laptop.run("submit", "--name", "run", "--upload-timeout", "1", "python train.py")
     code, _, err = laptop.run("submit", "--name", "run", "python train.py")
@@ -199,7 +199,7 @@ def test_a_name_that_is_taken(laptop: Laptop) -> None:
     assert "another --name" in err
 
 
-def test_without_a_controller_it_says_what_it_waits_for_and_how_to_go_on(laptop: Laptop) -> None:
+def test_without_a_controller_submit_reports_the_wait_and_how_to_resume(laptop: Laptop) -> None:
     laptop.queues("a")
     code, out, err = laptop.run(
         "submit", "--name", "run", "--upload-timeout", "6", "python train.py"
@@ -211,7 +211,7 @@ def test_without_a_controller_it_says_what_it_waits_for_and_how_to_go_on(laptop:
     assert laptop.job("run")["metadata"]["annotations"]["torchrun.ai/workspace-sha256"]  # type: ignore[index,call-overload]
 
 
-def test_ctrl_c_before_the_upload_says_how_to_resume(laptop: Laptop) -> None:
+def test_ctrl_c_before_the_upload_prints_how_to_resume(laptop: Laptop) -> None:
     laptop.queues("a")
     running = laptop.start("submit", "--name", "run", "python train.py")
     running.says("Created torchrunjob.torchrun.ai/run")
@@ -224,7 +224,7 @@ def test_ctrl_c_before_the_upload_says_how_to_resume(laptop: Laptop) -> None:
 
 
 @pytest.mark.parametrize(("phase", "code"), [("Succeeded", 0), ("Failed", 1), ("TimedOut", 1)])
-def test_the_exit_code_is_the_runs_result(laptop: Laptop, phase: str, code: int) -> None:
+def test_the_exit_code_is_the_result_of_the_job(laptop: Laptop, phase: str, code: int) -> None:
     laptop.queues("a")
     running = laptop.start("submit", "--name", "run", "python train.py")
     running.says("Created")
@@ -241,7 +241,7 @@ def test_the_exit_code_is_the_runs_result(laptop: Laptop, phase: str, code: int)
     assert "\x1b" not in err
 
 
-def test_ctrl_c_while_following_leaves_the_run_alone(laptop: Laptop) -> None:
+def test_ctrl_c_while_following_does_not_stop_the_job(laptop: Laptop) -> None:
     laptop.queues("a")
     running = laptop.start("submit", "--name", "run", "python train.py")
     running.says("Created")
@@ -255,7 +255,7 @@ def test_ctrl_c_while_following_leaves_the_run_alone(laptop: Laptop) -> None:
     assert laptop.job("run")["status"]["phase"] == "Running"  # type: ignore[index,call-overload]
 
 
-def test_a_job_that_is_deleted_ends_it(laptop: Laptop) -> None:
+def test_a_deleted_job_ends_the_command(laptop: Laptop) -> None:
     laptop.queues("a")
     running = laptop.start("submit", "--name", "run", "python train.py")
     running.says("Created")
@@ -265,7 +265,7 @@ def test_a_job_that_is_deleted_ends_it(laptop: Laptop) -> None:
     assert "was deleted" in err
 
 
-def test_a_job_that_cannot_run_ends_it_before_the_upload(laptop: Laptop) -> None:
+def test_an_invalid_job_ends_the_command_before_the_upload(laptop: Laptop) -> None:
     laptop.queues("a")
     running = laptop.start("submit", "--name", "run", "python train.py")
     running.says("Created")
@@ -276,7 +276,7 @@ def test_a_job_that_cannot_run_ends_it_before_the_upload(laptop: Laptop) -> None
     assert "kubectl torchrun cancel run" in err
 
 
-def test_output_is_for_programs(laptop: Laptop) -> None:
+def test_json_output(laptop: Laptop) -> None:
     laptop.queues("a")
     running = laptop.start("submit", "--name", "run", "-o", "name", "python train.py")
     running.says("Created")
@@ -286,7 +286,7 @@ def test_output_is_for_programs(laptop: Laptop) -> None:
     assert "kubectl torchrun logs run --follow" in err
 
 
-def test_sync_makes_the_job_name_what_the_directory_holds_now(laptop: Laptop) -> None:
+def test_sync_announces_the_current_files(laptop: Laptop) -> None:
     laptop.queues("a")
     laptop.run("submit", "--name", "run", "--upload-timeout", "1", "python train.py")
     key = "torchrun.ai/workspace-sha256"
@@ -303,19 +303,19 @@ def test_sync_makes_the_job_name_what_the_directory_holds_now(laptop: Laptop) ->
     laptop.set_status("run", phase="Running", conditions=READY)
     (laptop.project / "train.py").write_text("print('fixed again')\n")
     code, out, err = laptop.run("sync", "run", "--upload-timeout", "1")
-    assert (code, out) == (3, "")  # no sync pod comes, as no controller runs
+    assert (code, out) == (3, "")  # no sync pod is created, as no controller runs
     assert "expects other content" not in err
     assert "No sync pod was ready within 1 s" in err
     assert "Job run continues with its current files. To upload the directory:" in err
     assert f"  kubectl torchrun sync run -n {laptop.namespace}" in err
     job = laptop.job("run")
     third = job["metadata"]["annotations"][key]  # type: ignore[index,call-overload]
-    assert third not in (first, second)  # which is how the controller knows that it is to make one
+    assert third not in (first, second)  # by which the controller would create one
     assert "torchrun.ai/workspace-revision" not in job["metadata"]["annotations"]  # type: ignore[index,call-overload,operator]
     assert job["status"]["phase"] == "Running"  # type: ignore[index,call-overload]
 
 
-def test_logs_of_a_job_without_any(laptop: Laptop) -> None:
+def test_logs_of_a_job_without_pods(laptop: Laptop) -> None:
     laptop.queues("a")
     laptop.run("submit", "--name", "run", "--upload-timeout", "1", "python train.py")
     laptop.set_status("run", phase="Queued", reason="Unschedulable", message="no GPUs")
@@ -336,7 +336,9 @@ def as_user(laptop: Laptop, user: str, directory: Path) -> None:
     laptop.kubeconfig = str(path)
 
 
-def test_the_role_edit_is_enough_and_without_it_one_is_told(laptop: Laptop, tmp_path: Path) -> None:
+def test_the_role_edit_is_enough_and_its_absence_is_reported(
+    laptop: Laptop, tmp_path: Path
+) -> None:
     laptop.queues("a")
     laptop.cluster.kubectl("apply", "-f", str(USERS))
     as_user(laptop, "alice", tmp_path)
@@ -355,7 +357,7 @@ def test_the_role_edit_is_enough_and_without_it_one_is_told(laptop: Laptop, tmp_
         assert laptop.cluster.kubectl(*asked).stdout.strip() == "yes"
 
 
-async def test_the_watches_outlive_a_restart_of_the_api_server(tmp_path: Path) -> None:
+async def test_watches_survive_a_restart_of_the_api_server(tmp_path: Path) -> None:
     name = f"test-plugin-{os.getpid()}"
     crd = Path(__file__).parents[2] / "manifests" / "crd"
     with LocalCluster(name=name, size=Size.CONTROL_PLANE) as cluster:

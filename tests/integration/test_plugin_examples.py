@@ -1,6 +1,6 @@
-"""Every example of the plugin's help that needs no pods, as it stands, against a real API server.
+"""Every example of the plugin's help that needs no pods, unchanged, on a real API server.
 
-Phases are set by hand, as no controller runs; those that need pods run in tests/e2e.
+The tests set phases, as no controller runs. Examples that need pods run in tests/e2e.
 """
 
 import json
@@ -40,7 +40,7 @@ HERE = [line for line in EXAMPLES if line.split()[2] not in NEED_PODS]
 
 
 def start(laptop: Laptop, line: str, directory: Path) -> Running:
-    """The line in a shell whose kubectl finds the plugin, and means the test's namespace."""
+    """Start the line in a shell, with the plugin and the namespace of the test."""
     program = directory / "kubectl-torchrun"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m kubectl_torchrun "$@"\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -90,7 +90,7 @@ def a_job(laptop: Laptop, name: str, **status: object) -> None:
 
 
 def submitted(laptop: Laptop, running: Running, line: str) -> None:
-    """Play the controller of a job that is created, and whose workspace comes at once."""
+    """Play the controller of a new job whose workspace is ready at once."""
     name = running.says(r"Created torchrunjob\.torchrun\.ai/(\S+)")[1]
     if "--dev" in line:
         running.says(f"kubectl torchrun sync {name} --watch")
@@ -111,7 +111,7 @@ def resumed(laptop: Laptop, running: Running, line: str) -> None:
 
 
 def arrived(laptop: Laptop, running: Running, line: str) -> None:
-    """Of a job that waits for its workspace; and of one that runs and is watched."""
+    """Check the upload of a waiting job, and of a running job that is watched."""
     if "--watch" in line:
         running.says("Watching")
         laptop.set_status(line.split()[3], phase="Succeeded", conditions=[*READY, COMPLETE])
@@ -127,11 +127,11 @@ PLAYS: dict[str, Callable[[Laptop, Running, str], None]] = {
     "resume": resumed,
     "sync": arrived,
 }
-CODES = {"doctor": 1}  # no controller runs, which stands in the way of jobs
+CODES = {"doctor": 1}  # no controller runs, which doctor reports as an error
 
 
 @pytest.mark.parametrize("line", HERE)
-def test_an_example_works_as_it_stands(laptop: Laptop, line: str, tmp_path: Path) -> None:
+def test_an_example_works_unchanged(laptop: Laptop, line: str, tmp_path: Path) -> None:
     command = line.split()[2]
     laptop.queues("dev")
     waits = command == "sync" and "--watch" not in line
@@ -157,6 +157,6 @@ def test_an_example_works_as_it_stands(laptop: Laptop, line: str, tmp_path: Path
         assert re.fullmatch(r"torchrunjob\.torchrun\.ai/my-project-\w{5}\n", out)
 
 
-def test_the_rest_needs_pods() -> None:
+def test_all_other_examples_need_pods() -> None:
     assert {line.split()[2] for line in EXAMPLES if line not in HERE} == NEED_PODS
     assert len(HERE) > 20

@@ -42,7 +42,7 @@ def reporter(team: Team, crds: LocalCluster, tmp_path: Path) -> Iterator[Reporte
 
 
 def token(team: Team, pod: str = "", audience: str = AUDIENCE) -> str:
-    """As the kubelet asks for one, bound to a pod."""
+    """Request a token bound to a pod, as the kubelet does."""
     path = f"{team.core}/serviceaccounts/default"
     eventually("the service account", lambda: team.api.get(path))
     spec: dict[str, Any] = {"audiences": [audience]}
@@ -54,7 +54,7 @@ def token(team: Team, pod: str = "", audience: str = AUDIENCE) -> str:
 
 
 def running(team: Team, name: str, **spec: object) -> list[str]:
-    """A job whose workers run."""
+    """A job with running workers."""
     team.submit(name, **spec)
     pods = team.workers(name)
     for pod in pods:
@@ -95,11 +95,11 @@ def test_reports_write_the_status_once_in_ten_seconds(reporter: Reporter, team: 
     began = time.monotonic()
     assert reporter.send(mine, step=1) == 204
     progress(team, "often", 1)
-    time.sleep(1.1)  # the bound of the port itself
+    time.sleep(1.1)  # the rate limit of the endpoint
     assert reporter.send(mine, step=2) == 204
     assert progress(team, "often", 2)["step"] == 2
-    # The first was written after `began`, in a time of whole seconds, so up to one too early.
-    # A machine that is busy sees the second later, never sooner.
+    # The first write was after `began`, in whole seconds, so up to one second early. A busy machine
+    # sees the second write later, never sooner.
     assert time.monotonic() - began > 9
 
 
@@ -111,7 +111,7 @@ def test_a_pod_reports_for_its_own_job_only(reporter: Reporter, team: Team) -> N
     assert "progress" not in team.status("theirs")
 
 
-def test_tokens_that_are_not_a_workers(reporter: Reporter, team: Team, api: Api) -> None:
+def test_tokens_of_other_pods(reporter: Reporter, team: Team, api: Api) -> None:
     pods = running(team, "guarded")
     stranger = {
         "metadata": {"name": "stranger", "labels": {"torchrun-job-name": "guarded"}},
@@ -139,7 +139,7 @@ def test_tokens_that_are_not_a_workers(reporter: Reporter, team: Team, api: Api)
     assert reporter.send(good, step=1) == 204
 
 
-def test_a_gang_that_is_over_reports_no_more(reporter: Reporter, team: Team) -> None:
+def test_reports_of_an_ended_gang_are_refused(reporter: Reporter, team: Team) -> None:
     pods = running(team, "again")
     old = token(team, pods[0])
     assert reporter.send(old, step=7) == 204
@@ -147,17 +147,17 @@ def test_a_gang_that_is_over_reports_no_more(reporter: Reporter, team: Team) -> 
     team.pod_becomes(pods[1], "Failed", json.dumps({"exitCode": 1, "message": "boom"}))
     eventually("a new gang", lambda: team.status("again").get("attempt") == 1)
     assert reporter.send(old, step=8) in (401, 403)
-    # As "again-r1-0-...": those of the new attempt.
+    # Names like "again-r1-0-...": pods of the new attempt.
     fresh = eventually(
         "new workers", lambda: [p for p in team.children("pods", "again") if "-r1-" in p]
     )
     new = token(team, fresh[0])
-    # Both gangs may well have reported within the one second that is a job's bound.
+    # Both gangs may report within the one second of the rate limit.
     eventually("the new gang's report", lambda: reporter.send(new, step=3) == 204)
     assert progress(team, "again", 3)["step"] == 3
 
 
-def test_only_the_leader_takes_reports(crds: LocalCluster, team: Team, tmp_path: Path) -> None:
+def test_only_the_leader_accepts_reports(crds: LocalCluster, team: Team, tmp_path: Path) -> None:
     lease = ("--lease-name", "progress-test")
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()

@@ -1,6 +1,6 @@
-"""The reference scenarios of the simulation on a real API server, a single fault in each run.
+"""The reference scenarios of the simulation on a real API server, with one fault in each run.
 
-By hand, a random sample of any size: RUNS=100 SEED=1 make faults-proxied.
+For a random sample of any size, run: RUNS=100 SEED=1 make faults-proxied.
 """
 
 import os
@@ -39,13 +39,13 @@ def cluster(audit: AuditLog) -> Iterator[LocalCluster]:
 
 
 def points(of: Outcome) -> list[Point]:
-    """Where a fault may strike: of what comes again and again, alike, the first."""
+    """The points of a scenario; of recurring requests, only the first."""
     recurring = ("lease ", "review ", "event MODIFIED leases", "watch GET /apis", "watch WATCH")
     return [p for p in of.points if p.number == 1 or not p.what.startswith(recurring)]
 
 
 class Stage:
-    """Plays scenarios; each without a fault once, for comparison."""
+    """Plays scenarios, and each once without a fault for comparison."""
 
     def __init__(self, cluster: LocalCluster, api: Api, audit: AuditLog, folder: Path) -> None:
         self._with = (cluster, api, audit)
@@ -60,7 +60,7 @@ class Stage:
         return self._usual[scenario]
 
     def judge(self, scenario: str, at: Point, kind: str) -> tuple[bool, list[str]]:
-        """Whether the fault struck, and what is wrong."""
+        """Whether the fault was injected, and the violations."""
         usual = self.usual(scenario)
         found = self.play(SCENARIOS[scenario], at=at, kind=kind, wanted=usual.state)
         wrong = list(found.wrong)
@@ -83,7 +83,7 @@ def stage(
 
 @pytest.mark.long
 @pytest.mark.parametrize(("scenario", "at", "kind"), FEW, ids=[each[2] for each in FEW])
-def test_a_write_whose_answer_is_lost(stage: Stage, scenario: str, at: Point, kind: str) -> None:
+def test_a_write_without_a_response(stage: Stage, scenario: str, at: Point, kind: str) -> None:
     struck, wrong = stage.judge(scenario, at, kind)
     assert struck
     assert wrong == []
@@ -97,7 +97,7 @@ async def head(world: Simulation) -> None:
 
 @pytest.mark.parametrize("step", ["before", "after-commit"])
 def test_a_crash_between_the_two_jobs_of_a_gang(stage: Stage, step: str) -> None:
-    """That of the workers is there; that of the head is asked for, and made or not."""
+    """The Job of the workers exists, and the process dies before or after it creates the head's."""
     at = Point("write PATCH jobs/train", 1)
     found = stage.play(Scenario("head", head, well), at=at, kind=f"crash-{step}")
     assert found.struck

@@ -1,4 +1,4 @@
-"""Quantities mean to the API server what they mean here."""
+"""Quantities are parsed and formatted as by the API server."""
 
 import json
 from fractions import Fraction
@@ -32,7 +32,7 @@ def stored(cluster: LocalCluster, resources: list[dict[str, str]]) -> list[dict[
     return [c["resources"]["requests"] for c in made["spec"]["containers"]]
 
 
-def test_what_is_formatted_is_canonical(cluster: LocalCluster) -> None:
+def test_formatted_quantities_are_canonical(cluster: LocalCluster) -> None:
     written = [
         *({"cpu": format_cpu(cores)} for cores in CPUS),
         *({"memory": format_bytes(amount)} for amount in BYTES),
@@ -43,7 +43,7 @@ def test_what_is_formatted_is_canonical(cluster: LocalCluster) -> None:
 @pytest.mark.parametrize(
     "text", ["1e3", "1E3", "1.5Gi", "0.5", ".5", "+1", "1500m", "12e-1", "1k", "1M", "3Ki", "5."]
 )
-def test_what_is_parsed_is_what_the_server_reads(cluster: LocalCluster, text: str) -> None:
-    """The server rewrites it in its canonical form, which must still be the same amount."""
+def test_parsed_quantities_equal_the_servers(cluster: LocalCluster, text: str) -> None:
+    """The canonical form of the server must be the same amount."""
     (read,) = stored(cluster, [{"cpu": text}])
     assert parse(read["cpu"]) == parse(text)

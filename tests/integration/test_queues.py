@@ -1,4 +1,4 @@
-"""Queues on a real API server: what they say of themselves, their objects, KAI's queue, their end."""
+"""Queues on a real API server: status, objects, KAI queues and deletion."""
 
 import os
 import time
@@ -68,8 +68,8 @@ def events(team: Team, reason: str) -> list[Any]:
     return [e for e in found if e["regarding"]["kind"] == "TorchrunQueue" and e["reason"] == reason]
 
 
-def test_a_queue_says_how_it_stands(cluster: LocalCluster, team: Team) -> None:
-    # Without a weight: by weight nothing is admitted where there are no nodes.
+def test_the_status_of_a_queue(cluster: LocalCluster, team: Team) -> None:
+    # Without a weight, because admission would need nodes.
     team.make_queue()
     becomes(team, "Ready", "Ready")
     assert condition(team, "TemplateValid")["status"] == "True"
@@ -85,35 +85,35 @@ def test_a_queue_says_how_it_stands(cluster: LocalCluster, team: Team) -> None:
     assert (shown[0], shown[-5:-1]) == ("research", ["0", "0", "1", "Active"])
 
 
-def test_nothing_is_written_at_rest(team: Team) -> None:
+def test_an_idle_queue_is_not_written(team: Team) -> None:
     team.make_queue(resources=[{"name": "settings", "template": SETTINGS}])
     becomes(team, "ResourcesReady", "AllReady")
     becomes(team, "Ready", "Ready")
     before = queue(team)["metadata"]["resourceVersion"]
     settings = team.api.get(f"{team.core}/configmaps/research-settings")
-    # A neighbour's life goes on meanwhile.
+    # Another queue is active meanwhile.
     neighbour = Team(team.api)
     neighbour.make_queue()
     becomes(neighbour, "Ready", "Ready")
-    time.sleep(2)  # silence is what is looked for
+    time.sleep(2)  # the test is that nothing is written
     assert queue(team)["metadata"]["resourceVersion"] == before
     again = team.api.get(f"{team.core}/configmaps/research-settings")
     assert again["metadata"]["resourceVersion"] == settings["metadata"]["resourceVersion"]
 
 
-def test_a_misspelt_template_is_found_before_the_first_job(team: Team) -> None:
+def test_a_misspelt_template_is_reported_before_the_first_job(team: Team) -> None:
     team.make_queue(podTemplate={"spec": {"terminationGracePeriodSecond": 5}})
     found = becomes(team, "TemplateValid", "Rejected")
     assert "terminationGracePeriodSecond" in found["message"]
     assert queue(team)["status"]["phase"] == "Updating"
     eventually("an event", lambda: events(team, "Rejected"))
-    assert team.api.items(f"{team.batch}/jobs") == [], "a dry run makes nothing"
+    assert team.api.items(f"{team.batch}/jobs") == [], "a dry run creates nothing"
     edit(team, podTemplate={"spec": {"terminationGracePeriodSecond": None}})
     becomes(team, "TemplateValid", "Accepted")
     becomes(team, "Ready", "Ready")
 
 
-def test_a_change_while_a_job_runs_is_for_those_that_follow(team: Team) -> None:
+def test_a_change_applies_to_later_jobs(team: Team) -> None:
     team.make_queue()
     becomes(team, "Ready", "Ready")
     team.submit("run")
@@ -162,7 +162,7 @@ class TestObjects:
         found = becomes(team, "ResourcesReady", "ResourcesNotReady")
         assert "spec.accessModes of a PVC is immutable." in found["message"]
 
-    def test_foreign_ones_and_other_kinds_are_left_alone(self, team: Team) -> None:
+    def test_objects_of_others_and_other_kinds_are_left_alone(self, team: Team) -> None:
         foreign = {"metadata": {"name": "research-settings"}, "data": {"theirs": "x"}}
         team.api.create(f"{team.core}/configmaps", foreign)
         secret = {"apiVersion": "v1", "kind": "Secret", "stringData": {"a": "b"}}
@@ -185,9 +185,9 @@ class TestObjects:
 
 
 class TestTheEnd:
-    """A queue waits for the jobs that run by it."""
+    """The deletion of a queue waits for its running jobs."""
 
-    def test_it_waits_for_what_runs(self, team: Team) -> None:
+    def test_deletion_waits_for_running_jobs(self, team: Team) -> None:
         team.make_queue()
         becomes(team, "Ready", "Ready")
         team.submit("run")
@@ -225,7 +225,9 @@ class TestTheEnd:
         ({"weight": -1}, "should be greater than or equal to 0"),
     ],
 )
-def test_amounts_that_are_none_are_refused(team: Team, spec: dict[str, Any], message: str) -> None:
+def test_invalid_quantities_are_refused_by_the_server(
+    team: Team, spec: dict[str, Any], message: str
+) -> None:
     with pytest.raises(AssertionError) as refused:
         team.make_queue(**spec)
     assert message in str(refused.value)
@@ -233,9 +235,9 @@ def test_amounts_that_are_none_are_refused(team: Team, spec: dict[str, Any], mes
 
 @needs(KAI_QUEUES)
 class TestKai:
-    """In this order: first without KAI, then with it."""
+    """The order matters: first without KAI, then with it."""
 
-    def test_it_is_noticed_when_it_is_installed(self, cluster: LocalCluster, team: Team) -> None:
+    def test_an_installation_is_noticed(self, cluster: LocalCluster, team: Team) -> None:
         name = f"{team.name}-training"
         team.make_queue(kaiQueue=name, quota={"gpus": 16, "memory": "1Gi"}, weight=2)
         becomes(team, "KaiQueueReady", "KaiNotInstalled")
@@ -252,7 +254,7 @@ class TestKai:
         assert made["spec"]["resources"]["memory"]["limit"] == 1074
         assert made["spec"]["resources"]["cpu"]["limit"] == -1
 
-    def test_it_follows_goes_and_comes_again(self, team: Team) -> None:
+    def test_the_kai_queue_is_updated_deleted_and_recreated(self, team: Team) -> None:
         first, second = f"{team.name}-a", f"{team.name}-b"
         team.make_queue(kaiQueue=first, quota={"gpus": 4})
         becomes(team, "KaiQueueReady", "Synced")
@@ -285,7 +287,7 @@ class TestKai:
         eventually("taken over", lambda: self.gpu_quota(team.api, name) == 400)
         assert team.api.get(f"{KAI}/{name}")["metadata"]["uid"] == uid
 
-    def test_a_foreign_one_is_used_as_it_is(self, team: Team) -> None:
+    def test_a_kai_queue_of_another_owner_is_used_unchanged(self, team: Team) -> None:
         name = f"{team.name}-theirs"
         self.make(team.api, name)
         before = team.api.get(f"{KAI}/{name}")["metadata"]["resourceVersion"]

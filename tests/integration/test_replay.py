@@ -1,4 +1,4 @@
-"""A real run, recorded beside the controller: the replay decides what the controller applied."""
+"""A recording of a real run: the replay decides what the controller has applied."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from integration.team import WORKSPACE, Team
 from torchrun_cluster import LocalCluster
 
 LIFE = ["Pending", "Syncing", "Queued", "Running", "Succeeded"]
-SOURCES = 9  # six kinds that jobs are made of, events, nodes, and what is installed
+SOURCES = 9  # six kinds of job objects, events, nodes and discovery
 SAID = ("phase", "reason", "message", "startTime", "observedGeneration")
 REPLAY = (sys.executable, "-m", "torchrun_controller.replay")
 
@@ -33,12 +33,12 @@ def recording(cluster: LocalCluster, team: Team, path: Path) -> Iterator[None]:
 
 
 def path_lines(path: Path) -> list[bytes]:
-    """Those that are whole: of the last one only a part may be written."""
+    """The complete lines; the last one may be partly written."""
     return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
 
 def sources(path: Path) -> set[str]:
-    """What was listed, one way or the other: 1.33 streams no lists."""
+    """The listed kinds, streamed or in pages; 1.33 does not stream lists."""
     _head, *changes = path_lines(path) or [b""]
     return {line["source"] for line in map(json.loads, changes)}
 
@@ -55,7 +55,7 @@ def replay(path: Path, **environ: str) -> list[dict[str, Any]]:
 
 
 def is_part(planned: Any, live: Any) -> bool:
-    """Whether the API server has kept what was applied, beside its own defaults."""
+    """Whether the stored object has all applied fields; the API server adds defaults."""
     if isinstance(planned, dict):
         return isinstance(live, dict) and all(
             name in live and is_part(part, live[name]) for name, part in planned.items()
@@ -65,7 +65,7 @@ def is_part(planned: Any, live: Any) -> bool:
     return bool(planned == live)
 
 
-def test_a_recorded_run_is_decided_again_as_it_was(
+def test_a_replay_repeats_the_recorded_decisions(
     crds: LocalCluster, team: Team, team_controller: ControllerProcess, tmp_path: Path
 ) -> None:
     tape = tmp_path / "run"
@@ -102,7 +102,7 @@ def test_a_recorded_run_is_decided_again_as_it_was(
         assert is_part(body["spec"], live["spec"])
         assert is_part(body["metadata"]["labels"], live["metadata"]["labels"])
     phases = [decision["status"]["phase"] for decision in decisions if "status" in decision]
-    # Pending is passed at once where nothing is missing.
+    # A job that lacks nothing leaves Pending at once.
     assert list(dict.fromkeys(phases)) in (LIFE, LIFE[1:])
     status = next(d["status"] for d in reversed(decisions) if "status" in d)
     assert [status[name] for name in SAID] == [final[name] for name in SAID]

@@ -1,7 +1,7 @@
-"""The roles that are shipped: enough for all that the controller does, and nothing that it does not.
+"""The roles of the manifests grant exactly the permissions that the controller uses.
 
-The API server's audit log has each request of the controller's ServiceAccount. CRDs of schedulers
-that are not at hand are played by kinds without a schema.
+The audit log of the API server has each request of the controller's ServiceAccount. Missing CRDs of
+schedulers are replaced by kinds without a schema.
 """
 
 import json
@@ -27,7 +27,7 @@ ACCOUNT = "torchrun-controller"
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 KAI_TOPOLOGIES = CRDS / "kai.scheduler_topologies.yaml"
 RELEASE = wanted_kubernetes()
-# Lists do not come by watches here, so that both rights are used: servers before 1.34 are like this.
+# Without streamed lists, as in servers before 1.34, both list and watch are used.
 GANG_GATE = ["GenericWorkload=true"] if RELEASE != "1.33" else []
 GATES = "--feature-gates=" + ",".join(["WatchList=false", *GANG_GATE])
 # From 1.36 on it lets PodGroups go that no pod uses any more.
@@ -37,13 +37,13 @@ SETTINGS = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "1"}}
 LEASE = ("--lease-namespace", NAMESPACE)
 
 Gang: TypeAlias = tuple[str, str, str, str, str, dict[str, Any]]
-# gang, API group and version, plural, kind, what a group of somebody else's needs at least
+# gang, API group and version, plural, kind, minimal spec of another owner's group
 PLAYED: tuple[Gang, ...] = (
     ("kai", "scheduling.run.ai", "v2alpha2", "podgroups", "PodGroup", {"minMember": 1}),
     ("volcano", "scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup", {}),
     ("coscheduling", "scheduling.x-k8s.io", "v1alpha1", "podgroups", "PodGroup", {"minMember": 1}),
 )
-# Kubernetes' own, as far as the release has them.
+# Kinds of Kubernetes, if the release has them.
 BASIC = {"name": "other", "policy": {"basic": {}}}
 NATIVE: dict[str, Gang] = {
     "1.35": (
@@ -57,9 +57,9 @@ NATIVE: dict[str, Gang] = {
 }
 GANGS = (*PLAYED, *(gang for release, gang in NATIVE.items() if release == RELEASE))
 
-# Rights that a run like this cannot provoke.
+# Permissions that this test cannot exercise.
 RARE = {
-    # Somebody makes a KAI queue between a look at them and the write of ours.
+    # Used only if a KAI queue is created between the read and our write.
     ("get", "queues.scheduling.run.ai"),
     *(
         (verb, f"{plural}.scheduling.k8s.io")
@@ -89,12 +89,12 @@ def cluster(audit: Audit) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def team(api: Api) -> Team:
-    """Without a queue yet."""
+    """A team without a queue."""
     return Team(api)
 
 
 def install(cluster: LocalCluster, path: Path, stub: tuple[str, str, str, str]) -> None:
-    """A scheduler's kind, by its real CRD where that is at hand."""
+    """Install the kind of a scheduler, with its real CRD if available."""
     group, version, plural, kind = stub
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     body = {
@@ -141,7 +141,7 @@ def condition(team: Team, kind: str) -> dict[str, Any]:
 
 
 def others(team: Team, path: str, kind: str, name: str, **spec: object) -> str:
-    """An object of somebody else's that holds a name; its path."""
+    """Create an object of another owner with a name. Returns its path."""
     group, version = path.removeprefix("/apis/").split("/")[:2]
     api_version = "v1" if path.startswith("/api/v1") else f"{group}/{version}"
     body = {"apiVersion": api_version, "kind": kind, "metadata": {"name": name}, **spec}
@@ -154,11 +154,11 @@ def says(team: Team, job: str, text: str) -> None:
 
 
 def gives_way(team: Team, job: str, kind: str, path: str) -> None:
-    """The job waits for the name and says so; then it makes its own."""
+    """Check that the job waits for the name, and creates its object once it is free."""
     says(team, job, f"{kind} '{path.rpartition('/')[2]}' already exists")
     team.api.delete(path)
     eventually("it is gone", lambda: _is_ours(team.api.get(path)) is not False)
-    # What the user changes is tried at once.
+    # An edit by the user is tried at once.
     changed = {"spec": {"annotations": {"freed": kind}}}
     team.api.patch(f"{team.group}/torchrunjobs/{job}", changed)
 
@@ -167,11 +167,11 @@ def _is_ours(body: Any) -> bool | None:
     return None if body is None else "torchrun-job-name" in body["metadata"].get("labels", {})
 
 
-# What the controller does, in as few steps as touch every kind in every way.
+# The shortest histories that use every verb on every kind
 
 
 def life_of_a_job(team: Team) -> None:
-    """Names that are taken, a failure, pauses, an end; and one that is deleted after its end."""
+    """Taken names, a failure, suspensions and an end; and one deletion after the end."""
     team.make_queue(networking={"isolate": True})
     template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}
     claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
@@ -206,7 +206,7 @@ def life_of_a_job(team: Team) -> None:
 
 
 def gangs(teams: dict[str, Team], schedulers: Any) -> None:
-    """A group whose name is taken, made, and deleted with its gang."""
+    """A group whose name is taken, then created, and deleted with its gang."""
     for gang, group, version, plural, kind, spec in schedulers:
         team = teams[gang]
         team.make_queue(scheduling={"gang": gang})
@@ -223,7 +223,7 @@ def gangs(teams: dict[str, Team], schedulers: Any) -> None:
 
 
 def life_of_a_queue(team: Team) -> None:
-    """Its objects, its KAI queue and its end."""
+    """Objects, KAI queue and deletion of a queue."""
     claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
     parent = "/apis/scheduling.run.ai/v2/queues"
     if team.api.get(f"{parent}/default") is None:
@@ -250,7 +250,7 @@ def life_of_a_queue(team: Team) -> None:
     eventually("it goes", lambda: team.api.get(queue) is None)
 
 
-def test_what_is_granted_is_used_and_nothing_else_is_needed(
+def test_exactly_the_granted_permissions_are_used(
     cluster: LocalCluster, api: Api, team: Team, audit: Audit, tmp_path: Path
 ) -> None:
     grant(cluster, ACCOUNT)
@@ -269,11 +269,11 @@ def test_what_is_granted_is_used_and_nothing_else_is_needed(
     entries = audit.entries(ACCOUNT)
     assert denied(entries) == set()
     unused = granted() - used(entries) - RARE
-    assert unused == set(), "granted and never used"
-    assert used(entries) & RARE == set(), "no longer rare"
+    assert unused == set(), "granted but never used"
+    assert used(entries) & RARE == set(), "used here after all"
 
 
-def test_a_right_that_is_missing_for_a_part_is_named(
+def test_a_missing_optional_permission_is_named(
     cluster: LocalCluster, team: Team, tmp_path: Path
 ) -> None:
     """Jobs run without it, and the controller continues by itself once it is granted."""
@@ -298,14 +298,14 @@ def test_a_right_that_is_missing_for_a_part_is_named(
 
 
 def noted(process: ControllerProcess, text: str) -> str:
-    """The lines of /readyz, where they have the text."""
+    """The lines of /readyz with the text."""
     port = process.wait_for_line("serves")["port"]
     lines = httpx.get(f"http://127.0.0.1:{port}/readyz").text
     return lines if text in lines else ""
 
 
 @pytest.mark.long
-def test_a_right_without_which_nothing_goes_is_named_everywhere(
+def test_a_missing_required_permission_is_named_everywhere(
     cluster: LocalCluster, team: Team, tmp_path: Path
 ) -> None:
     lacks = (("create", "jobs.batch"), ("list", "services"))
@@ -324,7 +324,7 @@ def test_a_right_without_which_nothing_goes_is_named_everywhere(
         grant(cluster, "lacking")
         team.workers("run")
         eventually("readiness heals", lambda: noted(process, "[+] rights ok"))
-        # And lost in the middle.
+        # The permission is revoked at run time.
         grant(cluster, "lacking", without=(("delete", "jobs.batch"),))
         team.api.patch(f"{team.group}/torchrunjobs/run", {"spec": {"suspend": True}})
         eventually("readiness tells", lambda: noted(process, "delete jobs.batch"))
@@ -335,10 +335,10 @@ def test_a_right_without_which_nothing_goes_is_named_everywhere(
         team.reaches("run", "Suspended")
 
 
-def test_a_role_in_one_namespace_is_enough_for_it(
+def test_a_role_is_enough_for_one_namespace(
     cluster: LocalCluster, team: Team, audit: Audit, tmp_path: Path
 ) -> None:
-    """The overlay's rights: only what is the cluster's is missing, and is done without."""
+    """With the permissions of the overlay, only cluster-wide ones are missing, and are optional."""
     overlay = str(MANIFESTS / "overlays" / "single-namespace")
     rendered = cluster.kubectl("kustomize", overlay).stdout.replace("team-a", team.name)
     for document in yaml.safe_load_all(rendered):

@@ -1,4 +1,4 @@
-"""The checks that the simulation of faults passes, over the real API server and its controllers."""
+"""The checks of the fault simulation, on the real API server and its controllers."""
 
 from collections.abc import AsyncIterator
 
@@ -19,11 +19,13 @@ async def transport(crds: LocalCluster) -> AsyncIterator[Transport]:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-async def test_truth(transport: Transport, team: Team, check: str) -> None:
-    team.has(f"{team.core}/serviceaccounts/default")  # without it no pod is taken
+async def test_the_real_api_server_passes_the_checks(
+    transport: Transport, team: Team, check: str
+) -> None:
+    team.has(f"{team.core}/serviceaccounts/default")  # pods need it
     try:
         await CHECKS[check](Api(transport, team.name))
     except ApiError as error:
-        if "WatchList" in error.message:  # before 1.34, where nobody has enabled it
+        if "WatchList" in error.message:  # disabled by default before 1.34
             pytest.skip("this API server streams no lists")
         raise

@@ -1,4 +1,4 @@
-"""A workspace from a bucket of a real gateway, public and private, and each of its failures."""
+"""A workspace from a bucket of a real gateway, public and private, and each kind of failure."""
 
 import hashlib
 import io
@@ -37,7 +37,7 @@ FILES = {
 
 @dataclass
 class Gateway:
-    """versitygw over a folder, with TLS."""
+    """versitygw on a folder, with TLS."""
 
     url: str
     host: str
@@ -53,7 +53,7 @@ class Gateway:
         assert answer.status_code in (200, 204), answer.text
 
     def publish(self, bucket: str) -> None:
-        """Let everybody list and read it."""
+        """Make a bucket public."""
         policy = {
             "Statement": [
                 {
@@ -180,14 +180,14 @@ def test_a_folder_of_it(settings: Settings, keys: Path, path: str):
     assert found == {"a b+c=d&e.py": b"1", "\u6f22/empty": b""}
 
 
-def test_more_objects_than_a_page_has(settings: Settings, gateway: Gateway, keys: Path):
+def test_more_objects_than_a_page(settings: Settings, gateway: Gateway, keys: Path):
     for number in range(1005):
         gateway.put(f"private/many/{number}", str(number).encode())
     found = tree(replace(settings, url="s3://private/many"))
     assert found == {str(number): str(number).encode() for number in range(1005)}
 
 
-def test_the_digest_is_that_of_the_content(settings: Settings, gateway: Gateway, keys: Path):
+def test_the_digest_is_computed_from_the_content(settings: Settings, gateway: Gateway, keys: Path):
     gateway.put("private/moving/a", b"1")
     first = fetch(replace(settings, url="s3://private/moving", digest="1"))
     assert fetch(replace(settings, url="s3://private/moving", digest="2")).commit == first.commit
@@ -210,7 +210,7 @@ def test_the_digest_is_that_of_the_content(settings: Settings, gateway: Gateway,
         ("s3://no-such-bucket/code", "SourceNotFound"),
     ],
 )
-def test_what_is_not_there(settings: Settings, keys: Path, url: str, reason: str):
+def test_missing_objects_and_refs(settings: Settings, keys: Path, url: str, reason: str):
     error = failure(replace(settings, url=url))
     assert (error.reason, error.permanent) == (reason, False)
 
@@ -230,7 +230,7 @@ def test_a_private_bucket_without_a_key(settings: Settings, gateway: Gateway):
     assert (error.reason, error.permanent) == ("AccessDenied", False)
 
 
-def test_a_key_without_its_other_half(settings: Settings, keys: Path):
+def test_an_incomplete_key_pair(settings: Settings, keys: Path):
     (keys / "AWS_SECRET_ACCESS_KEY").unlink()
     error = failure(replace(settings, url="s3://private/code"))
     assert (error.reason, error.permanent) == ("SecretInvalid", False)
@@ -243,6 +243,6 @@ def test_another_region(settings: Settings, keys: Path):
     assert "us-east-1" in error.message
 
 
-def test_an_authority_that_is_unknown(settings: Settings, keys: Path):
+def test_an_unknown_authority(settings: Settings, keys: Path):
     (keys / "ca.crt").unlink()
     assert failure(replace(settings, url="s3://private/code")).reason == "CertificateInvalid"

@@ -1,4 +1,4 @@
-"""A workspace from git over ssh: real sshd with a host key of its own, and each of its failures."""
+"""A workspace from git over ssh, with a real sshd, and each kind of failure."""
 
 import subprocess
 from collections.abc import Iterator
@@ -59,13 +59,13 @@ def test_a_private_repository(settings: Settings, sshd: Sshd, ref: str):
     assert (marker.commit, marker.files) == (commit, 2)
 
 
-def test_a_key_that_is_not_admitted(settings: Settings, sshd: Sshd, secret: Path):
+def test_an_unauthorized_key(settings: Settings, sshd: Sshd, secret: Path):
     (secret / "ssh-privatekey").write_bytes((sshd.folder / "other").read_bytes())
     error = failure(settings)
     assert (error.reason, error.permanent) == ("AccessDenied", False)
 
 
-def test_a_key_that_is_none(settings: Settings, secret: Path):
+def test_an_invalid_key(settings: Settings, secret: Path):
     (secret / "ssh-privatekey").write_text("-----BEGIN nothing-----\nplanted-nonsense\n")
     error = failure(settings)
     assert error.reason in ("SecretInvalid", "AccessDenied")
@@ -73,9 +73,7 @@ def test_a_key_that_is_none(settings: Settings, secret: Path):
 
 
 @pytest.mark.parametrize("known", ["", "other"])
-def test_a_host_whose_key_is_not_the_known_one(
-    settings: Settings, sshd: Sshd, secret: Path, known: str
-):
+def test_an_unknown_host_key(settings: Settings, sshd: Sshd, secret: Path, known: str):
     (secret / "known_hosts").write_text(sshd.known_hosts(known) if known else "# nobody\n")
     error = failure(settings)
     assert (error.reason, error.permanent) == ("HostKeyMismatch", False)
@@ -104,7 +102,7 @@ def test_no_secret_at_all(settings: Settings):
         ({"sub_path": "none"}, "SourceNotFound"),
     ],
 )
-def test_what_is_not_there(settings: Settings, change: dict[str, str], reason: str):
+def test_missing_objects_and_refs(settings: Settings, change: dict[str, str], reason: str):
     error = failure(replace(settings, **change))  # type: ignore[arg-type]
     assert (error.reason, error.permanent) == (reason, False)
 

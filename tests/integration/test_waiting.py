@@ -1,6 +1,6 @@
-"""Why a gang waits, where the real API server, quota and Job controller say so.
+"""Reasons of a waiting gang from the real API server, quota and Job controller.
 
-There is no scheduler and no kubelet; what these say is in the unit tests and in tests/e2e.
+There is no scheduler and no kubelet. Unit tests and tests/e2e cover their messages.
 """
 
 from typing import Any
@@ -30,12 +30,12 @@ def limit(team: Team, **hard: str) -> None:
 
 
 def reasons(team: Team, job: str) -> list[str]:
-    """Reasons of the events regarding a job."""
+    """The reasons of the events of a job."""
     events = team.api.items(f"{team.core}/events")
     return [e["reason"] for e in events if e["involvedObject"]["name"] == job]
 
 
-def test_a_quota_that_refuses_a_part_of_the_gang(team: Team) -> None:
+def test_a_quota_that_refuses_some_pods(team: Team) -> None:
     limit(team, pods="1")
     team.submit("run")
     status = team.reaches("run", "Queued", "QuotaExceeded")
@@ -43,12 +43,12 @@ def test_a_quota_that_refuses_a_part_of_the_gang(team: Team) -> None:
     assert condition(status, "Scheduled")["reason"] == "QuotaExceeded"
     eventually("one event", lambda: reasons(team, "run").count("QuotaExceeded") == 1)
     team.api.patch(f"{team.core}/resourcequotas/small", {"spec": {"hard": {"pods": "2"}}})
-    # The Job controller tries again with growing delays.
+    # The Job controller retries with growing delays.
     team.workers("run")
     team.reaches("run", "Queued", "WorkersStarting")
 
 
-def test_a_quota_of_cpu_and_memory_takes_every_container(team: Team, api: Api) -> None:
+def test_a_quota_of_cpu_and_memory_counts_every_container(team: Team, api: Api) -> None:
     spec = {"spec": {"nodeResources": {"cpus": 1, "memory": "1Gi"}}}
     api.patch(f"{team.group}/torchrunqueues/research", spec)
     limit(team, **{"requests.cpu": "9", "requests.memory": "9Gi", "limits.memory": "9Gi"})
@@ -58,7 +58,7 @@ def test_a_quota_of_cpu_and_memory_takes_every_container(team: Team, api: Api) -
     eventually("a sync pod", lambda: team.api.get(f"{team.core}/pods/code-sync-0"))
 
 
-def test_a_quota_of_cpu_limits_wants_a_default(team: Team) -> None:
+def test_a_quota_of_cpu_limits_needs_a_default(team: Team) -> None:
     limit(team, **{"limits.cpu": "9"})
     team.submit("run")
     status = team.reaches("run", "Queued", "PodsRefused")
@@ -69,7 +69,7 @@ def test_a_quota_of_cpu_limits_wants_a_default(team: Team) -> None:
     team.workers("run")
 
 
-def test_a_profile_that_refuses_the_gang(team: Team, api: Api) -> None:
+def test_a_pod_security_profile_that_refuses_the_gang(team: Team, api: Api) -> None:
     label = {"pod-security.kubernetes.io/enforce": "restricted"}
     api.patch(f"/api/v1/namespaces/{team.name}", {"metadata": {"labels": label}})
     team.submit("run")
@@ -78,7 +78,7 @@ def test_a_profile_that_refuses_the_gang(team: Team, api: Api) -> None:
     assert 'container "trainer"' in status["message"]
 
 
-def test_a_service_account_that_is_missing(team: Team, api: Api) -> None:
+def test_a_missing_service_account(team: Team, api: Api) -> None:
     spec = {"spec": {"serviceAccountName": "nobody"}}
     api.patch(f"{team.group}/torchrunqueues/research", spec)
     team.submit("run")
@@ -93,7 +93,7 @@ def test_a_quota_on_claims(team: Team) -> None:
     assert "persistentvolumeclaims run-workspace: ResourceQuota small" in status["message"]
 
 
-def test_a_claim_whose_class_is_missing(team: Team) -> None:
+def test_a_missing_storage_class(team: Team) -> None:
     workspace = {**WORKSPACE["workspace"], "storageClassName": "no-such-class"}
     team.submit("run", volumes={"workspace": workspace})
     status = team.reaches("run", "Syncing", "ProvisioningFailed")
@@ -107,8 +107,8 @@ def test_no_default_class(team: Team) -> None:
     assert "Set storageClassName" in status["message"]
 
 
-def test_without_a_class_a_pod_of_the_job_serves(team: Team) -> None:
-    """Under the restricted profile, as the real API server judges it."""
+def test_without_a_storage_class_a_serve_pod_is_created(team: Team) -> None:
+    """The real API server accepts it under the restricted profile."""
     label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
     team.api.patch(f"/api/v1/namespaces/{team.name}", label)
     team.submit("run", volumes={"workspace": {"source": "zip"}})
@@ -117,7 +117,7 @@ def test_without_a_class_a_pod_of_the_job_serves(team: Team) -> None:
     assert team.children("pods", "run") == ["run-serve-0"]
 
 
-def test_a_claim_for_one_node_and_a_gang_of_two(team: Team) -> None:
+def test_a_read_write_once_claim_and_a_gang_of_two(team: Team) -> None:
     workspace = {**WORKSPACE["workspace"], "accessMode": "ReadWriteOnce"}
     team.submit("run", volumes={"workspace": workspace})
     status = team.reaches("run", "Syncing", "NoStorageClass")

@@ -1,4 +1,4 @@
-"""One control plane, simulated nodes with GPUs, one Prometheus, and controllers as tests ask."""
+"""One control plane, simulated nodes with GPUs, one Prometheus, and controllers for tests."""
 
 import json
 import os
@@ -26,7 +26,7 @@ LIFECYCLE = ["--node-monitor-period=1s", "--node-monitor-grace-period=6s"]
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
-    """With the controller's service account and the shipped roles."""
+    """A control plane with the service account and the roles of the controller."""
     with LocalCluster(
         name=f"test-monitoring-{os.getpid()}",
         size=Size.CONTROL_PLANE,
@@ -72,7 +72,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 
 
 class Controllers:
-    """Starts controllers with the shipped rights, and has Prometheus scrape them."""
+    """Starts controllers with the roles of the manifests, scraped by Prometheus."""
 
     def __init__(self, cluster: LocalCluster, prometheus: Prometheus, folder: Path) -> None:
         self._cluster = cluster
@@ -83,7 +83,7 @@ class Controllers:
     def running(
         self, name: str, *flags: str, server: str = "", program: Path | None = None
     ) -> Iterator[ControllerProcess]:
-        """Until the end of the block, by another address of the API server or another program."""
+        """Run a controller until the end of the block, optionally another program or API server URL."""
         folder = self._folder / name
         folder.mkdir()
         kubeconfig = self._kubeconfig(folder, server or self._cluster.server)
@@ -101,7 +101,7 @@ class Controllers:
         self._prometheus.forget(name)
 
     def _scrape(self, name: str, process: ControllerProcess) -> None:
-        """Have it scraped; what it counts is seen by the steps from then on."""
+        """Scrape it, and wait for the first sample, so that counters start at a known value."""
         self._prometheus.scrape(name, process.wait_for_line("serves")["port"])
         seen = f'count_over_time(torchrun_build_info{{instance="{name}"}}[1m])'
         eventually(f"{name} is scraped", lambda: self._prometheus.value(seen) >= 2)
@@ -135,7 +135,7 @@ class Promtool:
     """The program and its output."""
 
     def __call__(self, *arguments: str, stdin: str = "", folder: Path | None = None) -> str:
-        """Its output. Raises AssertionError with it where it finds fault."""
+        """Run promtool. Returns its output, and raises AssertionError with it on failure."""
         program = str(binaries.ensure(["promtool"])["promtool"])
         result = subprocess.run(
             [program, *arguments],

@@ -1,4 +1,4 @@
-"""The controller with two bugs: it panics over jobs called panic, and hangs over those called hang.
+"""The controller with two bugs: it raises for jobs named panic, and hangs for jobs named hang.
 
 python faulty.py FLAGS...
 """

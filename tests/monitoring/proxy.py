@@ -1,4 +1,4 @@
-"""A TCP proxy between a controller and the API server that tests can make misbehave."""
+"""A TCP proxy between a controller and the API server with injected faults."""
 
 import asyncio
 import threading
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 
 class Proxy:
-    """Runs in a thread of its own until `close`."""
+    """Runs in its own thread until `close`."""
 
     def __init__(self, server: str) -> None:
         parts = urlsplit(server)
@@ -25,7 +25,7 @@ class Proxy:
         self.url = f"https://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def cut(self) -> None:
-        """Break every connection that is open."""
+        """Break every open connection."""
 
         async def cut() -> None:
             for writer in list(self._open):
@@ -34,11 +34,11 @@ class Proxy:
         self._do(cut())
 
     def slow(self, seconds: float) -> None:
-        """Have each piece of an answer wait for so long."""
+        """Delay each piece of a response by this time."""
         self._loop.call_soon_threadsafe(setattr, self, "_delay", seconds)
 
     def close(self) -> None:
-        """Take no more connections, and break those that are open."""
+        """Accept no more connections, and break the open ones."""
         self._do(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
@@ -67,7 +67,9 @@ class Proxy:
             return
         self._open |= {writer, downstream}
         answers = self._copy(upstream, writer, is_answer=True)
-        with suppress(asyncio.CancelledError):  # which streams of Python 3.11 take for an error
+        with suppress(
+            asyncio.CancelledError
+        ):  # which asyncio streams of Python 3.11 report as an error
             await asyncio.gather(self._copy(reader, downstream), answers)
         self._open -= {writer, downstream}
 

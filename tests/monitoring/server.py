@@ -1,4 +1,4 @@
-"""A Prometheus of the tests' own, and the queries that they ask it."""
+"""A Prometheus for the tests, and queries."""
 
 import json
 import math
@@ -64,12 +64,12 @@ class Prometheus:
         self._write_targets()
 
     def forget(self, name: str) -> None:
-        """It is gone on purpose, as a pod that was deleted."""
+        """Remove a target, like a deleted pod."""
         self._targets.pop(name, None)
         self._write_targets()
 
     def firing(self) -> dict[str, list[dict[str, Any]]]:
-        """Alerts that fire, by their names."""
+        """Firing alerts by name."""
         result: dict[str, list[dict[str, Any]]] = {}
         for alert in self._get("/alerts")["alerts"]:
             if alert["state"] == "firing":
@@ -77,7 +77,7 @@ class Prometheus:
         return result
 
     def fires(self, name: str, /, seconds: float = 60, **labels: str) -> dict[str, Any]:
-        """Wait until the alert fires with these labels, and with words that were made of them."""
+        """Wait until the alert fires with these labels, and check its texts."""
 
         def look() -> dict[str, Any] | None:
             for alert in self.firing().get(name, ()):
@@ -93,16 +93,16 @@ class Prometheus:
         return alert
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """The value now."""
+        """The current result."""
         return self._result("/query", {"query": expr})
 
     def value(self, expr: str) -> float:
-        """The one value now, 0 where there is none."""
+        """The current single value; 0 without one."""
         result = self.query(expr)
         return float(result[0]["value"][1]) if result else 0.0
 
     def values(self, expr: str) -> list[float]:
-        """All values since the beginning that are numbers."""
+        """All numeric values since the start."""
         now = time.time()
         step = max(2.0, (now - self.began) / 500)
         result = self._result(
@@ -130,7 +130,7 @@ class Prometheus:
         return answer
 
     def exemplars(self, expr: str) -> list[dict[str, Any]]:
-        """Exemplars since the beginning."""
+        """All exemplars since the start."""
         parameters = {"query": expr, "start": self.began, "end": time.time()}
         result: list[dict[str, Any]] = self._get("/query_exemplars", parameters)
         return result

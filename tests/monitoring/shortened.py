@@ -1,8 +1,7 @@
-"""The alerts for a run of minutes: the same causes, sooner.
+"""The alerts with shorter times, for a run of minutes.
 
-Every `for:` becomes 2 s, every range one minute, and the few bounds that are times are shorter (a
-watch is silent for 60 s and well, so not much there); how often something has to happen stays as it
-is.
+Every `for:` becomes 2 s, every range one minute, and bounds on times are shorter (a healthy watch may
+be silent for 60 s, so that one is only slightly shorter). Counts stay unchanged.
 """
 
 import re
@@ -20,7 +19,7 @@ BOUNDS = {
 
 
 def shortened() -> str:
-    """The rules file. Raises AssertionError where a bound is not what it was."""
+    """The rules file. Raises AssertionError if an expected bound has changed."""
     text = ALERTS.read_text()
     for bound, shorter in BOUNDS.items():
         assert bound in text, f"no longer in alerts.yaml: {bound}"

@@ -1,4 +1,4 @@
-"""What promtool says of the files, without any cluster."""
+"""Checks of the files by promtool, without a cluster."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from monitoring.shortened import ALERTS, shortened
 from torchrun_controller.metrics.registry import Metrics
 
 
-def test_the_rules_are_well(promtool: Promtool, tmp_path: Path) -> None:
+def test_the_rules_are_valid(promtool: Promtool, tmp_path: Path) -> None:
     assert "22 rules found" in promtool("check", "rules", str(ALERTS))
     short = tmp_path / "short.yaml"
     short.write_text(shortened())
@@ -32,8 +32,8 @@ def test_every_query_of_the_dashboards_parses(promtool: Promtool, tmp_path: Path
     assert f"{len(queries)} rules found" in output
 
 
-def test_the_configuration_is_well(promtool: Promtool, tmp_path: Path) -> None:
-    """But for the discovery of pods, which this promtool is built without."""
+def test_the_configuration_is_valid(promtool: Promtool, tmp_path: Path) -> None:
+    """Without the discovery of pods, which this promtool does not support."""
     config = yaml.safe_load((ALERTS.parent / "scrape.yaml").read_text())
     (scrape,) = config["scrape_configs"]
     del scrape["kubernetes_sd_configs"]
@@ -43,11 +43,11 @@ def test_the_configuration_is_well(promtool: Promtool, tmp_path: Path) -> None:
     assert "SUCCESS" in promtool("check", "config", str(tmp_path / "scrape.yaml"))
 
 
-def test_each_alert_by_its_series(promtool: Promtool, tmp_path: Path) -> None:
+def test_each_alert_fires_for_its_series(promtool: Promtool, tmp_path: Path) -> None:
     rules = yaml.safe_load(ALERTS.read_text())
     for group in rules["groups"]:
         for rule in group["rules"]:
-            del rule["annotations"]  # promtool compares them whole; test_run.py looks at them
+            del rule["annotations"]  # promtool compares complete texts; test_run.py checks them
     (tmp_path / "alerts.yaml").write_text(yaml.safe_dump(rules, sort_keys=False))
     cases = tmp_path / "alerts.test.yaml"
     cases.write_text((HERE / "alerts.test.yaml").read_text())
@@ -58,7 +58,7 @@ def test_each_alert_by_its_series(promtool: Promtool, tmp_path: Path) -> None:
     assert "SUCCESS" in promtool("test", "rules", str(cases))
 
 
-def test_the_metrics_are_well_named(promtool: Promtool) -> None:
+def test_the_metric_names_pass_lint(promtool: Promtool) -> None:
     metrics = Metrics()
     metrics.remove_queue(("", ""))
     text = metrics.snapshot().render("")[0].decode()

@@ -1,7 +1,7 @@
-"""Every alert by its cause, and then every panel: one story, in the order of this file.
+"""Every alert fires by its cause, and every panel has data. The tests run in the order of this file.
 
-One Prometheus scrapes real controllers, which have the shipped rights, on a real control plane with
-simulated nodes. What fires and what is drawn later comes from all that happened before.
+One Prometheus scrapes real controllers with the permissions of the manifests, on a real control plane
+with simulated nodes. Later tests use the data of earlier ones.
 """
 
 import json
@@ -35,10 +35,10 @@ FLOW_CONTROL = "/apis/flowcontrol.apiserver.k8s.io/v1"
 ENDS_WELL = {"labels": {"ends": "well"}}
 ENDS_BADLY = {"labels": {"ends": "badly"}}
 MANY = 14  # restarts
-TOLD: dict[str, str] = {}  # what the job dashboard is asked for
+TOLD: dict[str, str] = {}  # the job of the job dashboard
 
 
-def test_nobody_is_there(prometheus: Prometheus) -> None:
+def test_no_controller(prometheus: Prometheus) -> None:
     prometheus.fires("TorchrunControllerDown")
 
 
@@ -136,15 +136,15 @@ def _a_lost_node(prometheus: Prometheus, team: Team) -> None:
 
 
 def _the_successor_counts_nothing_again(prometheus: Prometheus, team: Team) -> None:
-    """It tells all jobs, and none of the restarts that the one before has counted."""
+    """It exports all jobs, but no restarts that the previous leader has counted."""
     query = 'sum(torchrun_jobs{instance="second"})'
-    eventually("the successor tells", lambda: prometheus.value(query) > MANY)
+    eventually("the successor exports", lambda: prometheus.value(query) > MANY)
     stands = sum(team.status(f"bad-{number}").get("restarts", 0) for number in range(MANY))
     assert stands == MANY
     assert prometheus.value('sum(torchrun_restarts_total{instance="second",kind="failure"})') == 0
     spent = 'sum(torchrun_queue_gpu_seconds_total{instance="%s"})'
     first = max(prometheus.values(spent % "first"))
-    # It has led for a moment; what ran before is not its own.
+    # It has led for a short time, and does not count earlier GPU seconds.
     assert prometheus.value(spent % "second") < first
 
 
@@ -158,7 +158,7 @@ def test_leases(controllers: Controllers, prometheus: Prometheus, api: Api) -> N
         for number in range(1, 8):
             spec["holderIdentity"] = f"ghost-{number}"
             api.patch(f"{LEASES}/haunted", {"spec": spec})
-            time.sleep(1.5)  # each is seen, and scraped
+            time.sleep(1.5)  # each value is observed and scraped
         prometheus.fires("TorchrunLeaderChangesOften")
     with controllers.running("one", "--lease-name", "a"), controllers.running("two", *only):
         prometheus.fires("TorchrunControllerSeveralLeaders")
@@ -180,7 +180,7 @@ def test_bad_connections(
         prometheus.fires("TorchrunObjectsUnreadable", resource="pods")
         for _ in range(14):
             proxy.cut()
-            time.sleep(2.5)  # a watch that lives for less than a second is another cause
+            time.sleep(2.5)  # a watch shorter than a second has another cause
         prometheus.fires("TorchrunWatchUnstable", resource="pods", cause="Broken")
         proxy.slow(6)
         for number in range(150):
@@ -217,7 +217,7 @@ def test_rights_and_throttling(
 
 
 def _throttle(api: Api) -> None:
-    """A priority level without seats of its own, for the controller's writes of Jobs."""
+    """A priority level without seats for the Job writes of the controller."""
     limited: dict[str, Any] = {"nominalConcurrencyShares": 0, "limitResponse": {"type": "Reject"}}
     limited |= {"lendablePercent": 0, "borrowingLimitPercent": 0}
     level = {"type": "Limited", "limited": limited}
@@ -248,10 +248,10 @@ def _throttle(api: Api) -> None:
 
 @contextmanager
 def _last_seat_taken(cluster: LocalCluster, api: Api, team: Team) -> Iterator[None]:
-    """By a request of the controller's account whose body never comes.
+    """Occupy the last seat with a request whose body never arrives.
 
     A level without seats still serves one request at a time: k8s.io/apiserver,
-    queueset.canAccommodateSeatsLocked. What is one after the other is never refused.
+    queueset.canAccommodateSeatsLocked. Sequential requests are never refused.
     """
     make = ("create", "token", "-n", SYSTEM, "torchrun-controller")
     head = (
@@ -316,7 +316,7 @@ def test_every_panel_has_data(prometheus: Prometheus, expr: str) -> None:
 
 
 def test_starts_can_be_traced_to_their_jobs(prometheus: Prometheus, api: Api) -> None:
-    """A bucket keeps its last exemplar: of gangs that start within one scrape, one is named."""
+    """A bucket has one exemplar: of gangs that start within one scrape, the last one is named."""
     jobs = {
         f"{job['metadata']['namespace']}/{job['metadata']['name']}": job.get("status", {})
         for job in api.items(f"{GROUP}/torchrunjobs")

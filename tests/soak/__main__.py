@@ -35,16 +35,18 @@ from torchrun_api import names
 from torchrun_bench.report import RESULTS, machine, say
 from torchrun_cluster import LocalCluster, Size
 
-NODES = 6  # admission counts their capacity; pods are bound to none
+NODES = 6  # admission counts their capacity, but no pod is bound to them
 TELL = 30.0  # seconds between two lines of progress
-PATIENCE = 300.0  # seconds for the last jobs, once nothing goes wrong any more
-BRIEF = lasting("6s", "4s", "1s")  # with the usual 15 s nobody would lead for most of 20 s
-PATIENT = lasting("120s", "90s", "2s")  # a restart of the API server takes no lease from it
+PATIENCE = 300.0  # seconds for the last jobs after the end of all faults
+BRIEF = lasting(
+    "6s", "4s", "1s"
+)  # with the default of 15 s there would be no leader for most of 20 s
+PATIENT = lasting("120s", "90s", "2s")  # a restart of the API server must not cost the lease
 SURVIVOR = "survivor"
 
 
 class Soak:
-    """One run."""
+    """One soak test."""
 
     def __init__(self, minutes: float, seed: int, pause: float, folder: Path) -> None:
         self._minutes, self._folder, self._pause = minutes, folder, pause
@@ -53,11 +55,11 @@ class Soak:
         self._reported: set[str] = set()
 
     def run(self) -> dict[str, Any]:
-        """What came of it."""
+        """Run it. Returns the result."""
         # Its log would be rotated at 100 MB.
         extra = {
             "kube-apiserver": [*self._audit.flags, "--audit-log-maxsize=10000"],
-            # Nodes without a kubelet stay as ready as they were made.
+            # Nodes without a kubelet keep their initial Ready condition.
             "kube-controller-manager": ["--controllers=*,-node-lifecycle-controller"],
         }
         name = f"soak-{os.getpid()}"
@@ -131,7 +133,7 @@ class Soak:
         )
 
     def _finish(self, chaos: Chaos, lives: list[Life], verdicts: list[Verdict]) -> list[str]:
-        """Wait for the last jobs; those that never come to their end."""
+        """Wait for the last jobs. Returns those that never end."""
         end = time.monotonic() + PATIENCE
         while any(life.under_way() for life in lives) and time.monotonic() < end:
             time.sleep(2.0)
@@ -195,7 +197,7 @@ def _node(api: Api, name: str) -> None:
     ready = {"type": "Ready", "status": "True"}
     status = {"allocatable": room, "capacity": room, "conditions": [ready]}
     api.patch(f"/api/v1/nodes/{name}/status", {"status": status})
-    api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})  # it was made as not ready
+    api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})  # it is created as not ready
 
 
 def _wrong(chaos: Chaos, lives: list[Life], verdicts: list[Verdict]) -> list[str]:
@@ -240,7 +242,7 @@ def _logged(folder: Path) -> dict[str, int]:
             if text.startswith("{"):
                 try:
                     line = json.loads(text)
-                except ValueError:  # killed while it wrote
+                except ValueError:  # killed during a write
                     continue
                 if line.get("level") not in ("info", "debug"):
                     messages[f"{line.get('level')}: {line.get('message')}"] += 1
@@ -254,7 +256,7 @@ def _interrupted(number: int, _: object) -> None:
 
 
 def main() -> int:
-    """Run it; the exit code is 0 if every invariant held."""
+    """Run it. The exit code is 0 without violations."""
     parser = argparse.ArgumentParser("python -m soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
@@ -263,7 +265,7 @@ def main() -> int:
     )
     parser.add_argument("--save", action="store_true", help=f"keep the result under {RESULTS.name}")
     options = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background ignores the first
+    for number in (signal.SIGINT, signal.SIGTERM):  # background jobs of a shell ignore SIGINT
         signal.signal(number, _interrupted)
     say(f"seed {options.seed}, {machine()}")
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:

@@ -1,4 +1,4 @@
-"""What goes wrong all the time: killed controllers, a restarted API server, watches that break."""
+"""Continuous faults: killed controllers, API server restarts and broken watches."""
 
 import random
 import threading
@@ -17,13 +17,13 @@ from torchrun_cluster import LocalCluster
 
 KILL_SECONDS = 20.0
 RESTART_SECONDS = 60.0
-CUT_SECONDS = 5.0  # on the average
-CUT_SHARE = 0.3  # of the watches that are open, each time
-LEADERS = 0.8  # of the kills; the others meet a standby
+CUT_SECONDS = 5.0  # on average
+CUT_SHARE = 0.3  # share of the open watches, each time
+LEADERS = 0.8  # share of the kills; the others hit a standby
 
 
 class Chaos:
-    """`replicas` are killed, `survivor` never is; all their watches go through `proxy`."""
+    """Kills `replicas` but never `survivor`. All their watches go through `proxy`."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Chaos:
 
     @contextmanager
     def going_on(self) -> Iterator["Chaos"]:
-        """Until the end of the block; samples of memory are taken meanwhile."""
+        """Inject faults and sample memory until the end of the block."""
         self.began = time.monotonic()
         threads = [
             threading.Thread(target=self._again, args=each)
@@ -68,7 +68,7 @@ class Chaos:
         while not self._over.wait(max(0.0, due - time.monotonic())):
             try:
                 act()
-            except Exception as error:  # the soak goes on, and reports it at the end
+            except Exception as error:  # the soak test continues, and reports it at the end
                 self.wrong.append(f"{act.__name__} failed: {error!r}")
             due += pause()
 
@@ -94,7 +94,7 @@ class Chaos:
         end("kube-apiserver")
         self._cluster.start("kube-apiserver")
         self.done[f"restarts of the API server by {end.__name__}"] += 1
-        # Like ours once, its watches would be away for a minute longer, which is all the time.
+        # Otherwise its watches would be down for a minute longer, which is most of the time.
         self._cluster.kill("kube-controller-manager")
         self._cluster.start("kube-controller-manager")
         if not self._cluster.is_running("etcd"):

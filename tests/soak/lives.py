@@ -1,4 +1,4 @@
-"""Jobs that are submitted all the time; the script of each decides how it ends."""
+"""A stream of jobs. The script of each job decides how it ends."""
 
 import random
 import threading
@@ -12,11 +12,11 @@ import httpx
 from integration.background import repeating
 from integration.team import TERMINAL, Team, pod_status, trains
 
-TICK = 0.5  # seconds between two looks at the cluster
-LONGEST = 6.0  # seconds that a gang works at most
-SHOWN = 5.0  # seconds that a job stays when it has ended, then its user deletes it
-MOST = 40  # jobs of a namespace at a time: with more, memory would not be comparable
-NARROW = 4  # jobs that the queue `narrow` takes at a time
+TICK = 0.5  # seconds between two polls of the cluster
+LONGEST = 6.0  # maximum seconds that a gang works
+SHOWN = 5.0  # seconds until the user deletes a finished job
+MOST = 40  # jobs of a namespace at a time; more would make memory incomparable
+NARROW = 4  # the quota of the queue `narrow`, in jobs
 SUCCEEDED, FAILED = "Succeeded", "Failed"
 
 
@@ -31,12 +31,12 @@ class Script(NamedTuple):
 
     @property
     def restarts(self) -> int:
-        """Gangs after the first; a job that fails has used all its restarts."""
+        """The number of restarts. A failing job uses all its restarts."""
         return self.failures - (self.end == FAILED)
 
 
 def drawn(chance: random.Random) -> Script:
-    """Most jobs succeed."""
+    """Draw a script. Most jobs succeed."""
     nodes, queue = (
         chance.choice((1, 1, 2)),
         chance.choice(("research", "research", "research", "narrow")),
@@ -52,17 +52,15 @@ def drawn(chance: random.Random) -> Script:
 
 
 class Life:
-    """The users and the kubelets of a namespace; both try again what the API server did not take.
+    """The users and kubelets of a namespace. Both retry failed requests.
 
-    Pods are bound to no node: their containers run as soon as they are seen.
+    Pods are bound to no node. Their containers run as soon as the pods are visible.
     """
 
     def __init__(self, team: Team, chance: random.Random, pause: float) -> None:
         self.team = team
         self.scripts: dict[str, Script] = {}
-        self.done: dict[
-            str, Script
-        ] = {}  # those that have ended and are gone, as they should or not
+        self.done: dict[str, Script] = {}  # finished and deleted jobs, with or without violations
         self.wrong: list[str] = []
         self.arrivals = threading.Event()
         self.arrivals.set()
@@ -81,12 +79,12 @@ class Life:
             yield self
 
     def under_way(self) -> dict[str, float]:
-        """Jobs that are not done, and for how many seconds they have been there."""
+        """Unfinished jobs with their ages in seconds."""
         now = time.monotonic()
         return {n: now - came for n, came in list(self._came.items()) if n not in self.done}
 
     def _try(self) -> None:
-        with suppress(httpx.HTTPError):  # the API server is away, or busy
+        with suppress(httpx.HTTPError):  # the API server is unavailable or busy
             try:
                 self._play()
             except (KeyError, ValueError, AssertionError) as error:
@@ -123,14 +121,14 @@ class Life:
             reliability={"maxRestarts": 1 if script.end == FAILED else 5},
         )
         answer = self.team.api.client.post(f"{self.team.group}/torchrunjobs", json=body)
-        if answer.status_code != 409:  # an earlier try arrived after all
+        if answer.status_code != 409:  # an earlier try was processed
             answer.raise_for_status()
         self._made.add(name)
 
     def _user(self, name: str, job: Any) -> None:
         script, phase = self.scripts[name], job.get("status", {}).get("phase", "")
         suspended = job["spec"].get("suspend", False)
-        # What was written counts, even where the answer was lost.
+        # Read the spec, because a write may have succeeded without a response.
         if suspended:
             self._actions.add((name, "paused"))
         elif (name, "paused") in self._actions:
@@ -170,7 +168,7 @@ class Life:
             if pod["status"].get("phase") == "Pending":
                 self._pod(pod, "Running")
             elif gang in self._actions and not fails and pod["status"]["phase"] == "Running":
-                self._pod(pod, SUCCEEDED)  # again: the API server did not take it
+                self._pod(pod, SUCCEEDED)  # retry after a failed request
         if len(pods) < script.nodes or gang in self._actions or not all(map(trains, pods)):
             return
         if script.end == "deleted" or (script.pauses and (name, "resumed") not in self._actions):

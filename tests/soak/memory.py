@@ -1,4 +1,4 @@
-"""Whether a process grows: its resident memory by time, and the straight line that fits best."""
+"""Whether a process grows: its resident memory over time, and a linear fit."""
 
 import math
 import statistics
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 EVERY = 5.0  # seconds between two samples
-WARM_UP = 1 / 6  # of the time, that a heap takes to get its shape
+WARM_UP = 1 / 6  # share of the time in which the heap warms up
 BLOCKS = 10
 STUDENT = 2.306  # 97.5 % of Student's t with BLOCKS - 2 degrees of freedom
-LEAST = 20 * 60.0  # seconds; over a shorter time a slope means nothing
+LEAST = 20 * 60.0  # seconds; a slope over a shorter time has no meaning
 
 
 class Sample(NamedTuple):
@@ -33,7 +33,7 @@ class Trend(NamedTuple):
 
     @property
     def is_flat(self) -> bool:
-        """Whether zero lies in the interval, or memory shrinks."""
+        """Whether the interval contains zero, or memory shrinks."""
         return self.low <= 0
 
     def as_dict(self) -> dict[str, float | bool]:
@@ -43,7 +43,7 @@ class Trend(NamedTuple):
 
 
 def sample(pid: int, since: float) -> Sample:
-    """Of a process that runs; `since` is a monotonic time."""
+    """A sample of a running process. `since`: a monotonic time."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
@@ -52,10 +52,10 @@ def sample(pid: int, since: float) -> Sample:
 
 
 def trend(samples: Sequence[Sample], value: Callable[[Sample], float] | None = None) -> Trend:
-    """Least squares over what came after the warm-up.
+    """Least squares over the samples after the warm-up.
 
-    Neighbouring samples are alike, so the interval is that of a line through the means of ten
-    blocks, which are nearly independent.
+    Neighbouring samples are correlated, so the interval is computed from the means of ten blocks, which
+    are nearly independent.
     """
     value = value or (lambda each: each.mib)
     rest = samples[round(len(samples) * WARM_UP) :]

@@ -1,4 +1,4 @@
-"""What must hold at every moment of a soak, seen by a watch of each kind."""
+"""Invariants of a soak test, checked by a watch of each kind."""
 
 import threading
 from collections import defaultdict
@@ -17,10 +17,10 @@ from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS, Kind
 
 
 class Followed(History):
-    """A history that is judged as it comes and not kept: hours of it are too much.
+    """A history that is checked as it arrives and not stored, because hours of it are too large.
 
-    `see` gets each state, and the last one once more with True when the object is gone; `settled`
-    is called when the states so far belong together.
+    `see` gets each state, and the last state again with True when the object is deleted. `settled` is
+    called when the states so far are consistent.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Followed(History):
 
     @property
     def blind(self) -> bool:
-        """Whether it was begun and sees nothing any more, by a bug of the soak."""
+        """Whether the watch has ended by a bug of the soak test."""
         return self._thread.ident is not None and not self._thread.is_alive()
 
     def _list(self, items: list[Body]) -> None:
@@ -63,7 +63,7 @@ class Followed(History):
 
 
 class Verdict:
-    """The invariants of one namespace. `wrong` lists the violations, each once."""
+    """The invariants of one namespace. `wrong` lists each violation once."""
 
     def __init__(self, api: httpx.Client, namespace: str) -> None:
         self._namespace = namespace
@@ -92,7 +92,7 @@ class Verdict:
 
     @contextmanager
     def watching(self) -> Iterator["Verdict"]:
-        """Until the end of the block."""
+        """Check until the end of the block."""
         with ExitStack() as stack:
             for each in self._followed:
                 stack.enter_context(each.running())
@@ -123,7 +123,7 @@ class Verdict:
     def _child(self, job: Body, gone: bool) -> None:
         meta = job["metadata"]
         attempt = meta["labels"][names.ATTEMPT_LABEL]
-        # Beside that of a head there is one of its workers.
+        # A head has a second Job for its workers.
         part = f"{attempt} {meta['labels'].get(names.ROLE_LABEL, '')}"
         gang = (meta["ownerReferences"][0]["uid"], part)
         self._gangs[gang].add(meta["uid"])
