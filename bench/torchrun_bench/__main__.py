@@ -1,8 +1,8 @@
 """Measures the controller beside a bare client, in the same run, on this machine.
 
-Every part prints what it does while it runs, then a table: the controller's figure, the bare
-client's, their ratio, and the target where there is one. Only ratios of one run say something; a
-busy machine slows down both sides. The figures are kept as JSON under bench/results.
+Every part prints its progress, then a table: the figures of the controller and of the bare client,
+their ratio, and the target, if any. Only ratios of one run are meaningful, because a busy machine
+slows down both sides. The figures are stored as JSON under bench/results.
 """
 
 import argparse
@@ -30,7 +30,7 @@ ABOUT = {
     "planted": "that a planted slow-down of 2x shows in burst and churn: tests the bench itself",
 }
 STANDING = ("steady", "cold", "growth")  # share a cluster
-# What plain `make bench` runs.
+# The parts of `make bench`.
 USUAL = tuple(part for part in ABOUT if part not in ("flames", "planted"))
 
 
@@ -55,7 +55,7 @@ def _measures() -> dict[str, Callable[[Options], list[Row]]]:
 
 
 def measure(parts: list[str], options: Options) -> list[Row]:
-    """The figures of these parts, one part after the other."""
+    """Measure these parts in order."""
     from torchrun_bench import standing
 
     rows: list[Row] = []
@@ -119,11 +119,11 @@ def _options() -> tuple[list[str], Options, argparse.Namespace]:
 
 
 def main() -> int:
-    """Measure, print, keep; the exit code says whether every target was met."""
+    """Measure, print and store. The exit code is 0 if every target was met."""
     parts, options, arguments = _options()
     if arguments.quick:
         os.environ["TORCHRUN_BENCH_QUICK"] = "1"
-    # An end by SIGTERM takes the cluster down as any other does.
+    # SIGTERM stops the cluster, like any other end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     rows = measure(parts, options)
     missed = [row.what for row in rows if not row.met]

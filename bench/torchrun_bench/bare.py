@@ -1,6 +1,6 @@
-"""The bare client: a minimal loop that makes the controller's writes and nothing else.
+"""The bare client: a minimal loop with the writes of the controller.
 
-It decides nothing, keeps no cache, retries nothing: the floor for a program in Python.
+It has no decisions, cache or retries: the minimum of a program in Python.
 
 Usage: python -m torchrun_bench.bare SERVER.json NAMESPACE PLAN.json MODE
 
@@ -24,9 +24,9 @@ from torchrun_bench.http import APPLY, Server, events, read, send, watch
 
 WORKERS = 16
 JOBS = "/apis/torchrun.ai/v1alpha1"
-# Of the template, filled in for each job. No name is part of another.
+# Placeholders of the template, replaced for each job. No name is part of another.
 NAME, NAMESPACE, UID = b"template-name.", b"template-namespace.", b"template-uid."
-# What the controller lists of a namespace, with its selectors.
+# The lists of the controller in a namespace, with their selectors.
 CHILDREN = {"labelSelector": JOB_LABEL}
 LISTED: tuple[tuple[str, dict[str, str]], ...] = (
     (JOBS + "/namespaces/{}/torchrunjobs", {}),
@@ -40,7 +40,7 @@ _END = b'"k8s.io/initial-events-end":"true"'
 
 
 class Write(msgspec.Struct, frozen=True):
-    """One request as the controller sends it; name and UID are filled in."""
+    """One request of the controller, with placeholders for name and UID."""
 
     path: str
     body: msgspec.Raw
@@ -48,7 +48,7 @@ class Write(msgspec.Struct, frozen=True):
 
 
 class Writes(msgspec.Struct, frozen=True):
-    """What is written for a new job, and for one whose first worker has failed."""
+    """The writes for a new job, and for a job whose first worker has failed."""
 
     created: list[Write] = []
     failed: list[Write] = []
@@ -89,14 +89,14 @@ async def _follow_pods(
         assert isinstance(metadata, dict)
         labels = metadata.get("labels")
         if kind == "MODIFIED" and status.get("phase") == "Failed" and isinstance(labels, dict):
-            # Of a gang the first one counts.
+            # Only the first failure of a gang counts.
             job = objects.pop(str(labels[JOB_LABEL]), None)
             if job is not None:
                 todo.put_nowait((job, writes))
 
 
 async def resume(server: Server, namespace: str, writes: list[Write]) -> None:
-    """Write for the jobs that wait."""
+    """Write for waiting jobs."""
     async with server.session() as session:
         async with session.get(f"{JOBS}/torchrunjobs") as answer:
             listed = msgspec.json.decode(await answer.read())
@@ -107,7 +107,7 @@ async def resume(server: Server, namespace: str, writes: list[Write]) -> None:
 
 
 async def read_all(server: Server, namespace: str) -> None:
-    """The lists of a controller's start, streamed as it has them; no object is decoded."""
+    """Read the lists of a controller at its start, streamed, without decoding objects."""
     async with server.session() as session, asyncio.TaskGroup() as tasks:
         for path, selector in LISTED:
             tasks.create_task(_read_list(session, path.format(namespace), selector))
@@ -121,7 +121,7 @@ async def _read_list(session: aiohttp.ClientSession, path: str, selector: dict[s
         "resourceVersionMatch": "NotOlderThan",
         "allowWatchBookmarks": "true",
     }
-    # A server that has just started ends the watches of kinds that it has just come to know.
+    # A server that has just started ends watches of newly installed kinds.
     for _ in range(100):
         async with session.get(path, params=selector | streamed) as answer:
             rest = b""

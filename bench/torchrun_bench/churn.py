@@ -1,12 +1,12 @@
-"""Pod events per second of one core: bytes to keys, without a network.
+"""Pod events per second of one core, from bytes to keys, without a network.
 
-Each side is a process of its own that is fed the same frames, in the chunks in which they come
-from a socket: MODIFIED events of pods as the API server sends them, managedFields and all.
+Each side is a separate process with the same input: MODIFIED events of pods with managedFields, in
+chunks like from a socket.
 
-controller   informer, watch, store with its indexes, and work queue; keys are taken as they come
+controller   informer, watch, store with its indexes, and work queue; keys are taken at once
 models       kubernetes_asyncio's Watch.unmarshal_event into V1Pod
 dicts        json.loads of each line
-floor        the lines of the bytes, and nothing else
+floor        splitting the bytes into lines only
 
 Usage: python -m torchrun_bench.churn SIDE EVENTS PLANT
 """
@@ -33,11 +33,11 @@ from torchrun_controller.cache.store import Store
 from torchrun_controller.client import Response
 from torchrun_controller.workqueue import AsyncWorkQueue
 
-SLOW = {"models": 50, "dicts": 5}  # one event in so many is enough for a figure
+SLOW = {"models": 50, "dicts": 5}  # one event in this many is measured
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What one side has done."""
+    """The result of one side."""
 
     events: int
     cpu_seconds: float
@@ -45,23 +45,23 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class _Memory:
-    """A transport whose watch is `events` frames from memory; making them counts for nobody."""
+    """A transport whose watch has `events` frames from memory. Their creation is not measured."""
 
     def __init__(self, events: int) -> None:
         self._events = events
-        self.frame_seconds = 0.0  # CPU seconds spent on making frames
+        self.frame_seconds = 0.0  # CPU seconds for the creation of frames
         self.bytes = 0
         self.ended = asyncio.Event()
 
     async def request(self, *arguments: object, **options: object) -> Response:
-        """No list is asked for."""
+        """Refuse lists, which are not needed."""
         raise AssertionError(arguments)
 
     @asynccontextmanager
     async def stream(
         self, path: str, *, query: Mapping[str, str], silence: float = 0.0, total: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """An empty list, then the frames, then nothing for ever."""
+        """An empty list, then the frames, then silence."""
         yield self._chunks()
 
     async def _chunks(self) -> AsyncIterator[bytes]:
@@ -81,7 +81,7 @@ class _Memory:
                 break
             self.bytes += len(chunk)
             yield chunk
-            # As a socket does: the other tasks have their turn.
+            # Like a socket: let other tasks run.
             await asyncio.sleep(0)
         self.ended.set()
         await asyncio.Event().wait()
@@ -109,7 +109,7 @@ async def _controller(events: int, plant: float) -> Seen:
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(informer.run()), tasks.create_task(take())]
         await memory.ended.wait()
-        # Making them was slowed down as well.
+        # The creation of frames was slowed down, too.
         used = time.process_time() - began - memory.frame_seconds * plant
         for task in running:
             task.cancel()
@@ -119,7 +119,7 @@ async def _controller(events: int, plant: float) -> Seen:
 
 
 def _lines(events: int, take: Callable[[bytes], object] | None) -> Seen:
-    """Each line of the same bytes, handed to `take`."""
+    """Call `take` with each line of the same bytes."""
     used, size, count, rest = 0.0, 0, 0, b""
     for chunk in chunks(0, events):
         size += len(chunk)
@@ -142,7 +142,7 @@ async def _models(events: int) -> Seen:
 
 
 def side(name: str, events: int, plant: float = 0.0) -> Seen:
-    """Feed one side in this process, which was slowed down by the factor `plant`."""
+    """Run one side in this process, slowed down by the factor `plant`."""
     match name:
         case "controller":
             return asyncio.run(_controller(events, plant or 1.0))
@@ -155,7 +155,7 @@ def side(name: str, events: int, plant: float = 0.0) -> Seen:
 
 
 def churn(options: Options) -> list[Row]:
-    """Part 5: the sides one after the other, three times."""
+    """Part 5: all sides in turn, three times."""
     names = "controller", "models", "dicts", "floor"
     rates: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(options.rounds):
@@ -176,7 +176,7 @@ def churn(options: Options) -> list[Row]:
 
 
 def measured(side: str, events: int, plant: float) -> Seen:
-    """Run one side as a process of its own."""
+    """Run one side in a separate process."""
     command = [PYTHON, "-m", "torchrun_bench.churn", side, str(events), str(plant)]
     done = subprocess.run(command, env=compiled_environment(), check=True, capture_output=True)
     return msgspec.json.decode(done.stdout, type=Seen)

@@ -1,4 +1,4 @@
-"""The API server of a part: real etcd and kube-apiserver, our CRDs, a queue, and no other work."""
+"""The API server of a part: real etcd and kube-apiserver, our CRDs and a queue, otherwise idle."""
 
 import os
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ QUEUE: JsonObject = {"image": "bench/none", "nodeResources": {"cpus": 1, "memory
 
 
 def name_of(part: str) -> str:
-    """The name of the part's cluster."""
+    """The name of the cluster of a part."""
     return f"bench-{part}-{os.getpid()}"
 
 
 def cluster(part: str, *, scheduler: bool = False) -> LocalCluster:
-    """A control plane whose Job controller has no rate limits of its client."""
+    """A control plane whose Job controller has no client-side rate limits."""
     limits = ["--kube-api-qps=1000", "--kube-api-burst=2000"]
     return LocalCluster(
         name=name_of(part),
@@ -35,7 +35,7 @@ def cluster(part: str, *, scheduler: bool = False) -> LocalCluster:
 
 @contextmanager
 def serving(part: str) -> Iterator[tuple[LocalCluster, Server]]:
-    """Without the Job controller, so that nothing but the two sides and the load works."""
+    """A control plane without the Job controller, so only the two sides and the load are active."""
     say(f"{part}: starts an API server")
     with cluster(part) as started:
         server = prepare(started)

@@ -1,9 +1,9 @@
-"""A cluster full of running jobs, made by copying one in etcd.
+"""A cluster full of running jobs, created by copying one job in etcd.
 
-One gang is made by the real controller, Job controller and scheduler, and runs on nodes that kwok
-plays. Then all of those are stopped, and what the gang left in etcd (TorchrunJob, Job, Service,
-pods) is written again under other names and UIDs of the same length, which keeps the encodings
-whole. So each copy is, byte for byte, what a job at rest looks like to the controller.
+The real controller, Job controller and scheduler create one gang, which runs on kwok nodes. Then
+they are stopped, and the objects of the gang in etcd (TorchrunJob, Job, Service, pods) are copied
+with other names and UIDs of the same length, which keeps the encodings valid. So each copy is byte
+for byte like a real idle job.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from torchrun_bench.processes import (
 from torchrun_bench.report import say
 from torchrun_cluster import ClusterError, LocalCluster
 
-MOST_SECONDS = 400.0  # until the API server serves what it was filled with
+MOST_SECONDS = 400.0  # until the API server serves all copies
 ORIGINAL = "gang-xxxxx"
 COPIED = (
     "/registry/torchrun.ai/torchrunjobs/",
@@ -40,7 +40,7 @@ COPIED = (
     "/registry/services/specs/",
     "/registry/pods/",
 )
-# What copies refer to as it is.
+# Values that copies share.
 KEPT = ("/registry/torchrun.ai/torchrunqueues/", "/registry/minions/", "/registry/namespaces/")
 JOBS = f"/apis/torchrun.ai/v1alpha1/namespaces/{CONTROLLER_NAMESPACE}/torchrunjobs"
 PODS = f"/api/v1/namespaces/{CONTROLLER_NAMESPACE}/pods"
@@ -49,7 +49,7 @@ _UID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12
 
 
 class Crowd:
-    """A cluster that can be filled up; nothing runs on it but etcd and the API server."""
+    """A cluster with only etcd and the API server, which can be filled with jobs."""
 
     def __init__(self, on: LocalCluster, name: str, server: Server, gang: int) -> None:
         self.cluster = on
@@ -68,13 +68,13 @@ class Crowd:
         self._uids = sorted(_uids(self._original.values()) - _uids(others))
 
     def fill(self, jobs: int) -> None:
-        """Have this many jobs, each with its pods. The API server is stopped meanwhile."""
+        """Create jobs up to this number, each with its pods. Stops the API server meanwhile."""
         began = time.monotonic()
         self.cluster.stop("kube-apiserver")
         etcd = Etcd(self._name)
         written = etcd.put(pair for number in range(self.jobs, jobs) for pair in self._copy(number))
         etcd.close()
-        # It reads all of them before it is ready, which a busy machine takes minutes for.
+        # It reads all objects before it is ready, which takes minutes on a busy machine.
         with contextlib.suppress(ClusterError):
             self.cluster.start("kube-apiserver")
         self.cluster.wait_ready(MOST_SECONDS)
@@ -95,7 +95,7 @@ class Crowd:
             yield key.replace(ORIGINAL.encode(), name), copied
 
     async def _seen(self, jobs: int) -> int:
-        """Objects that the API server lists, once it lists them all."""
+        """Wait until the API server lists all objects."""
         async with self.server.session() as session:
             counts = []
             for path, least in ((JOBS, jobs), (PODS, jobs * self.gang)):
@@ -120,7 +120,7 @@ async def _count(session: aiohttp.ClientSession, path: str) -> int:
 
 
 async def _one_gang(server: Server, port: int, gang: int) -> None:
-    """The job that is copied, until it is at rest."""
+    """Create the job to copy, and wait until it is idle."""
     await ready(port)
     async with server.session() as session:
         await create(session, CONTROLLER_NAMESPACE, ORIGINAL, gang)
@@ -135,7 +135,7 @@ async def _one_gang(server: Server, port: int, gang: int) -> None:
 
 @contextmanager
 def crowd(part: str, gang: int) -> Iterator[Crowd]:
-    """A cluster with one running job of `gang` pods, to be filled up."""
+    """A cluster with one running job of `gang` pods, which can be copied."""
     say(f"{part}: starts an API server, and one gang of {gang} to be copied")
     made = cluster(part, scheduler=True)
     with made:

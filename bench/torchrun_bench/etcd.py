@@ -1,4 +1,4 @@
-"""etcd's own bytes, by its JSON gateway: how a cluster of 130,000 objects is made in seconds.
+"""Access to etcd by its JSON gateway, to create 130,000 objects in seconds.
 
 https://etcd.io/docs/v3.6/dev-guide/api_grpc_gateway/
 """
@@ -12,7 +12,7 @@ import msgspec
 
 from torchrun_cluster import state
 
-AT_A_TIME = 64  # of the 128 operations and 1.5 MiB that a transaction may have
+AT_A_TIME = 64  # below the limits of a transaction: 128 operations and 1.5 MiB
 
 
 class _Pair(msgspec.Struct):
@@ -34,14 +34,14 @@ class Etcd:
         self._client = http.client.HTTPConnection("127.0.0.1", recorded.ports.etcd, timeout=60)
 
     def under(self, prefix: str) -> dict[bytes, bytes]:
-        """Keys and values that begin with this."""
+        """Keys and values with this prefix."""
         key = prefix.encode()
         body = {"key": _coded(key), "range_end": _coded(key[:-1] + bytes([key[-1] + 1]))}
         response = msgspec.json.decode(self._call("range", body), type=_Range)
         return {base64.b64decode(p.key): base64.b64decode(p.value) for p in response.kvs}
 
     def put(self, pairs: Iterable[tuple[bytes, bytes]]) -> int:
-        """Write them; how many there were."""
+        """Write keys and values. Returns their number."""
         left, count = iter(pairs), 0
         while batch := list(islice(left, AT_A_TIME)):
             puts = [
@@ -52,7 +52,7 @@ class Etcd:
         return count
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._client.close()
 
     def _call(self, method: str, body: object) -> bytes:

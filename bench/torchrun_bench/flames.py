@@ -1,8 +1,8 @@
 """Flame graphs: where the controller's CPU goes, from py-spy's samples, as small SVG pictures.
 
-py-spy's own picture of a run is some 300 KB of script and frames that are too narrow to be seen;
-this one leaves out what is under half a percent. Widths are shares of the samples, a frame stands
-on its caller, and hovering shows its whole name.
+The picture of py-spy has about 300 KB of script and invisible frames. This one omits frames below
+half a percent. Widths are shares of the samples, a frame is above its caller, and hovering shows
+its full name.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from torchrun_bench.report import Row, say
 from torchrun_bench.starts import Follow, run, sides
 
 PICTURES = Path(__file__).resolve().parent.parent.parent / "docs" / "flames"
-WIDTH, HEIGHT = 1200, 16  # of the picture, of a frame
-LEAST = 0.005  # share of the samples
-RATE = 500  # samples a second
+WIDTH, HEIGHT = 1200, 16  # width of the picture, height of a frame
+LEAST = 0.005  # minimum share of the samples
+RATE = 500  # samples per second
 
 
 class Frame:
-    """A function where it was called from, and how many samples it was on the stack of."""
+    """A function with its caller, and the number of samples with it on the stack."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -34,14 +34,14 @@ class Frame:
         self.callees: dict[str, Frame] = {}
 
     def add(self, stack: list[str], samples: int) -> None:
-        """One line of collapsed stacks, the outermost caller first."""
+        """Add one line of collapsed stacks, the outermost caller first."""
         self.samples += samples
         if stack:
             self.callees.setdefault(stack[0], Frame(stack[0])).add(stack[1:], samples)
 
 
 def read(collapsed: str) -> Frame:
-    """py-spy's raw format: frames between semicolons, then the number of samples."""
+    """Read the raw format of py-spy: frames between semicolons, then the number of samples."""
     root = Frame("all")
     for line in collapsed.splitlines():
         stack, _, samples = line.rpartition(" ")
@@ -50,7 +50,7 @@ def read(collapsed: str) -> Frame:
 
 
 def _short(frame: str) -> str:
-    """Function and file, without the line: what the frames of one function have in common."""
+    """Function and file without the line, to merge frames of one function."""
     name, _, where = frame.partition(" (")
     path = where.rpartition(":")[0] or where.rstrip(")")
     parts = Path(path).parts
@@ -75,10 +75,10 @@ def picture(root: Frame, title: str) -> str:
 
 
 def _draw(frame: Frame, left: float, depth: int, whole: int, boxes: list[str]) -> int:
-    """Returns the depth of the deepest frame that is shown."""
+    """Draw a frame and its callees. Returns the depth of the deepest visible frame."""
     width, deepest = WIDTH * frame.samples / whole, depth
     share = f"{100 * frame.samples / whole:.1f}%"
-    # A colour by the name, so that a function looks the same wherever it stands.
+    # The name determines the colour, so a function has the same colour everywhere.
     hue = 15 + sum(frame.name.encode()) % 40
     boxes.append(
         f'<g><title>{html.escape(frame.name)} {share}</title><rect x="{left:.1f}"'
@@ -98,7 +98,7 @@ def _draw(frame: Frame, left: float, depth: int, whole: int, boxes: list[str]) -
 
 
 def heaviest(root: Frame, most: int = 12) -> list[tuple[str, float]]:
-    """Functions by their own share of the samples, without what they call."""
+    """Functions by their own share of the samples, without callees."""
     own: dict[str, int] = {}
     todo = [root]
     while todo:
@@ -113,12 +113,12 @@ def heaviest(root: Frame, most: int = 12) -> list[tuple[str, float]]:
 
 @contextlib.contextmanager
 def recording(pid: int, name: str, title: str) -> Iterator[None]:
-    """Record a process for the time of the block, and keep its picture."""
+    """Record a process until the end of the block, and store its picture."""
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "raw"
         spy = _spy("--pid", str(pid), raw=raw)
         try:
-            time.sleep(1)  # for it to begin
+            time.sleep(1)  # until it has started
             yield
         finally:
             spy.send_signal(2)
@@ -166,7 +166,7 @@ def flames(options: Options) -> list[Row]:
         output, _ = spy.communicate(timeout=600)
         if not raw.exists():
             raise RuntimeError(f"py-spy: {output.decode()[-500:]}")
-        # Neither the imports nor the making of the frames.
+        # Without the imports and the creation of frames.
         lines = raw.read_text().splitlines(keepends=True)
         prefix = "torchrun_bench/"
         fed = [

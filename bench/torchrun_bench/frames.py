@@ -1,4 +1,4 @@
-"""Watch frames of running pods, as large as the API server sends them."""
+"""Watch frames of running pods, with the size of real ones."""
 
 from collections.abc import Iterator
 
@@ -10,15 +10,15 @@ from torchrun_bench.plans import decided
 
 PODS_OF_ALL = 10_000
 GANG = 10
-CHUNK = 64 * 1024  # as they come from a socket
+CHUNK = 64 * 1024  # the chunk size of a socket
 FIRST_VERSION = 9_000_000_000
-# Replaced by others of their length.
+# Replaced by values of the same length.
 VERSION = str(FIRST_VERSION)
 JOB, NAME, UID = "job-of-a-pod-00000", "name-of-a-pod-00000", "uid-of-a-pod-00000"
 
 
 def pod() -> bytes:
-    """A MODIFIED frame of a worker: what reconcile asks for, and what the others add to it."""
+    """A MODIFIED frame of a worker, with the fields of reconcile and of other controllers."""
     child = next(apply.body for apply in decided(GANG).applies if apply.kind == JOBS)
     template = msgspec.json.decode(msgspec.json.encode(child))["spec"]["template"]
     metadata: JsonObject = {
@@ -72,7 +72,7 @@ def pod() -> bytes:
 
 
 def _fields(value: object) -> JsonObject:
-    """FieldsV1 of a value, as the API server notes who set what."""
+    """FieldsV1 of a value, as in managedFields."""
     if isinstance(value, dict):
         return {f"f:{name}": _fields(each) for name, each in value.items()}
     if isinstance(value, list) and value and isinstance(value[0], dict):
@@ -84,7 +84,7 @@ def _fields(value: object) -> JsonObject:
 
 
 def chunks(first: int, events: int) -> Iterator[bytes]:
-    """Frames of pods in turn, each event with the next resourceVersion."""
+    """Frames of pods in turn, with increasing resourceVersions."""
     frame = pod()
     rest = bytearray()
     for number in range(first, first + events):

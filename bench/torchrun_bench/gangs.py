@@ -1,4 +1,4 @@
-"""What the watches of one namespace show of gangs, and what is done to them."""
+"""Gangs of one namespace from watches, and actions on them."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ SUCCEEDED = _terminated("Succeeded", 0, "Completed")
 
 
 class Gangs:
-    """Jobs, child Jobs and pods of a namespace, with the second of the monotonic clock."""
+    """Jobs, child Jobs and pods of a namespace, with monotonic times."""
 
     def __init__(self, session: aiohttp.ClientSession, namespace: str) -> None:
         self._session = session
@@ -45,14 +45,14 @@ class Gangs:
         self.children: dict[str, float] = {}
         # By job and attempt, then by pod.
         self.pods: dict[tuple[str, str], dict[str, float]] = {}
-        self.up: dict[tuple[str, str], dict[str, float]] = {}  # its process runs
-        self.started: dict[tuple[str, str], dict[str, float]] = {}  # its rank may run
+        self.up: dict[tuple[str, str], dict[str, float]] = {}  # when its process runs
+        self.started: dict[tuple[str, str], dict[str, float]] = {}  # when its rank may run
         self.failed: dict[str, float] = {}
         self.running: dict[tuple[str, int], float] = {}
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
-        """Watch for the time of the block."""
+        """Watch until the end of the block."""
         watched = (
             (self.jobs_path, self._note_job),
             (self._children_path, self._note_child),
@@ -69,12 +69,12 @@ class Gangs:
                 follower.cancel()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for what the watches bring, for up to a minute."""
+        """Wait for a condition on the watched objects, for up to a minute."""
         async with asyncio.timeout(60), self._changed:
             await self._changed.wait_for(holds)
 
     async def end(self, pod: str, status: JsonObject) -> None:
-        """Have the containers of a pod end."""
+        """End the containers of a pod."""
         body = msgspec.json.encode({"status": status})
         await send(self._session, "PATCH", f"{self._pods_path}/{pod}/status", body, MERGE)
 

@@ -1,4 +1,4 @@
-"""A plain connection to the bench's API server, shared by the load and the bare client."""
+"""A plain HTTP client of the API server, shared by the load and the bare client."""
 
 import asyncio
 import ssl
@@ -15,7 +15,7 @@ APPLY = "application/apply-patch+yaml"
 
 
 class Server(msgspec.Struct, frozen=True):
-    """How to reach the API server with a client certificate."""
+    """The address and the client certificate of the API server."""
 
     url: str
     ca_file: str
@@ -37,7 +37,7 @@ class Server(msgspec.Struct, frozen=True):
 async def send(
     session: aiohttp.ClientSession, method: str, path: str, body: bytes, content_type: str
 ) -> bytes:
-    """One request; raises RuntimeError with the server's words where it refuses."""
+    """Send one request. Raises RuntimeError with the server message on refusal."""
     headers = {"Content-Type": content_type}
     async with session.request(method, path, data=body, headers=headers) as answer:
         text = await answer.read()
@@ -53,7 +53,7 @@ def _nothing() -> None:
 async def watch(
     session: aiohttp.ClientSession, path: str, on_start: Callable[[], None] = _nothing
 ) -> AsyncIterator[JsonObject]:
-    """Objects that are added under `path`, for up to an hour, from when `on_start` is called."""
+    """Objects that are added under `path` after `on_start`, for up to an hour."""
     async for kind, body in events(session, path, on_start):
         if kind == "ADDED":
             yield body
@@ -62,14 +62,14 @@ async def watch(
 async def events(
     session: aiohttp.ClientSession, path: str, on_start: Callable[[], None] = _nothing
 ) -> AsyncIterator[tuple[str, JsonObject]]:
-    """Type and object of every change under `path`, for up to an hour, from `on_start` on."""
+    """Type and object of every change under `path` after `on_start`, for up to an hour."""
     async with asyncio.timeout(30):
         listed = await _list(session, path)
     metadata = listed["metadata"]
     assert isinstance(metadata, dict)
     version = str(metadata["resourceVersion"])
     on_start()
-    # A server ends the watches of kinds that it has just come to know.
+    # A server ends watches of newly installed kinds.
     while True:
         query = {"watch": "1", "resourceVersion": version, "timeoutSeconds": "3600"}
         async with session.get(path, params=query) as answer:
@@ -89,7 +89,7 @@ async def events(
 
 
 async def _list(session: aiohttp.ClientSession, path: str) -> JsonObject:
-    """The collection, once the API server serves it: a new kind takes its moment."""
+    """The collection, once the API server serves it; a new kind takes some time."""
     while True:
         async with session.get(path) as answer:
             if answer.status == 200:
@@ -97,5 +97,5 @@ async def _list(session: aiohttp.ClientSession, path: str) -> JsonObject:
 
 
 def read(path: Path) -> Server:
-    """The server of a file that the bench wrote for its processes."""
+    """Read the server from a file that the bench wrote for its processes."""
     return msgspec.json.decode(path.read_bytes(), type=Server)

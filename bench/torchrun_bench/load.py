@@ -1,4 +1,4 @@
-"""The load: creates jobs and sees when their child Jobs appear."""
+"""The load: creates jobs and measures when their child Jobs appear."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ MOST_SECONDS = 300  # for a burst of any size
 
 
 def job(name: str, nodes: int = 1) -> JsonObject:
-    """A job of the bench: no workspace, a queue that asks for little."""
+    """A job without a workspace, in a queue with small requests."""
     return {
         "apiVersion": "torchrun.ai/v1alpha1",
         "kind": "TorchrunJob",
@@ -31,7 +31,7 @@ async def create(session: aiohttp.ClientSession, namespace: str, name: str, node
 
 
 class Watched:
-    """When each child Job of one namespace was seen, by name, in seconds of the monotonic clock."""
+    """The monotonic time at which each child Job of a namespace was seen, by name."""
 
     def __init__(self, session: aiohttp.ClientSession, namespace: str) -> None:
         self._session = session
@@ -40,7 +40,7 @@ class Watched:
         self._begun = asyncio.Event()
 
     async def follow(self, tasks: asyncio.TaskGroup) -> asyncio.Task[None]:
-        """Begin; what is made after this is seen, until the task is cancelled."""
+        """Start the watch. Later objects are seen until the task is cancelled."""
         task = tasks.create_task(self._follow())
         await self._begun.wait()
         return task
@@ -55,18 +55,18 @@ class Watched:
                 future.set_result(time.monotonic())
 
     async def seen(self, name: str) -> float:
-        """When the child Job of this name was seen; waits for it."""
+        """Wait for the child Job of this name. Returns when it was seen."""
         async with asyncio.timeout(MOST_SECONDS):
             return await self._future(name)
 
     async def run(self, name: str) -> float:
-        """Create one job; seconds until its child Job was seen."""
+        """Create one job. Returns the seconds until its child Job was seen."""
         started = time.monotonic()
         await create(self._session, self._namespace, name)
         return await self.seen(name) - started
 
     async def burst(self, prefix: str, jobs: int) -> float:
-        """Create many jobs at once; seconds until the last child Job was seen."""
+        """Create many jobs at once. Returns the seconds until the last child Job was seen."""
         names = [f"{prefix}-{number}" for number in range(jobs)]
         slots = asyncio.Semaphore(CREATORS)
 

@@ -1,10 +1,10 @@
-"""How large a run is."""
+"""The sizes of a run."""
 
 import msgspec
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes; the defaults are those of the published figures."""
+    """Sizes of a run. The defaults are those of the published figures."""
 
     jobs: int = 200  # one at a time
     burst: int = 1000

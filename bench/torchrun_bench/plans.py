@@ -1,4 +1,4 @@
-"""The controller's own writes for one job of the bench, as the bare client's template."""
+"""The writes of the controller for one job, as the template of the bare client."""
 
 from datetime import UTC, datetime
 
@@ -17,7 +17,7 @@ _AS_BARE = "?fieldManager=bare"
 
 
 def decided(nodes: int = 1) -> Plan:
-    """What reconcile decides of a new job."""
+    """The Plan of reconcile for a new job."""
     body = job(NAME.decode(), nodes)
     metadata = {"name": NAME.decode(), "namespace": NAMESPACE.decode(), "uid": UID.decode()}
     new = msgspec.convert({**body, "metadata": metadata}, TORCHRUN_JOBS.type)
@@ -27,9 +27,9 @@ def decided(nodes: int = 1) -> Plan:
 
 
 def same_writes(nodes: int = 1) -> bytes:
-    """What the controller sends by server-side apply: children and status.
+    """The server-side applies of the controller: children and status.
 
-    For a gang that fails: the status, the old Job's deletion and the Job of the next attempt.
+    For a failed gang: the status, the deletion of the old Job, and the Job of the next attempt.
     """
     plan = decided(nodes)
     status = Write(
@@ -52,7 +52,7 @@ def same_writes(nodes: int = 1) -> bytes:
 
 
 def only_the_job() -> bytes:
-    """The child Job and nothing else, by POST: the least that any client can do."""
+    """Only the child Job, by POST: the minimum of any client."""
     body = _job(decided())
     write = Write(JOBS.path(_HERE[0]) + "?fieldManager=post", _raw(body), "POST")
     return msgspec.json.encode(Writes([write]))
@@ -63,7 +63,7 @@ def _job(plan: Plan) -> JsonObject:
 
 
 def _next(plan: Plan) -> JsonObject:
-    """The Job of the next attempt: another name, and its pods bear the attempt's number."""
+    """The Job of the next attempt, with another name and the attempt number on its pods."""
     text = msgspec.json.encode(_job(plan))
     text = text.replace(b'"torchrun.ai/attempt":"0"', b'"torchrun.ai/attempt":"1"')
     body = msgspec.json.decode(text, type=JsonObject)

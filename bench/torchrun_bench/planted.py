@@ -1,9 +1,8 @@
-"""A slow-down of the controller that is planted to see that the bench shows it.
+"""A planted slow-down of the controller, to check that the bench detects it.
 
-Everything that the event loop runs is followed by burning as much CPU again: with a factor of 2 the
-whole process takes twice the time that it needs. The product has no code for this.
-It needs asyncio's own event loop, which runs each callback in Python; so what it is compared with
-is a run with the factor 1.
+After each callback, the event loop burns CPU: with a factor of 2 the process needs twice the time.
+The product has no code for this. It needs the event loop of asyncio, which runs callbacks in
+Python, so it is compared with a run with factor 1.
 
 Usage: python -m torchrun_bench.planted FACTOR FLAGS OF THE CONTROLLER
 """
@@ -17,7 +16,7 @@ _RUN = asyncio.Handle._run
 
 
 def slowed(factor: float) -> Callable[[asyncio.Handle], None]:
-    """What to put in the place of `asyncio.Handle._run`."""
+    """The replacement of `asyncio.Handle._run`."""
 
     def run(handle: asyncio.Handle) -> None:
         began = time.thread_time()
@@ -32,7 +31,7 @@ def slowed(factor: float) -> Callable[[asyncio.Handle], None]:
 
 
 def slow_down(factor: float) -> None:
-    """Make this process's event loop slower, from now on."""
+    """Slow down the event loop of this process from now on."""
     asyncio.Handle._run = slowed(factor)  # type: ignore[assignment, method-assign]
 
 

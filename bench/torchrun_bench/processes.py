@@ -1,4 +1,4 @@
-"""The programs that are compared, each as a process of its own, and what they cost."""
+"""The compared programs, each in its own process, and their resource usage."""
 
 import os
 import re
@@ -22,10 +22,10 @@ from torchrun_bench.http import Server
 from torchrun_cluster.places import cache_home
 
 CONTROLLER_NAMESPACE, BARE_NAMESPACE = "bench-controller", "bench-bare"
-POST_NAMESPACE = "bench-post"  # of the bare client that only creates the Job
+POST_NAMESPACE = "bench-post"  # the bare client that only creates the Job
 NAMESPACES = (CONTROLLER_NAMESPACE, BARE_NAMESPACE, POST_NAMESPACE)
 TICKS = os.sysconf("SC_CLK_TCK")
-# Made by `make bench`: what the controller needs and nothing else, as in its image.
+# Created by `make bench`: only the dependencies of the controller, as in its image.
 _INSTALLED = Path(sys.prefix) / "controller" / "bin" / "python"
 PYTHON = str(_INSTALLED) if _INSTALLED.exists() else sys.executable
 WRITE_VERBS = frozenset({"post", "put", "patch", "delete"})
@@ -36,7 +36,7 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """CPU seconds since its start, and resident memory in MiB: the most, and now."""
+    """CPU seconds since the start, and resident memory in MiB: peak and current."""
 
     cpu_seconds: float
     peak_mib: float
@@ -44,7 +44,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 def usage(pid: int) -> Usage:
-    """Read /proc of a process that runs."""
+    """Read the usage of a running process from /proc."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     status = dict(
         line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -55,7 +55,7 @@ def usage(pid: int) -> Usage:
 
 
 def settled(pid: int, *, still: float = 1.0, longest: float = 120.0) -> Usage:
-    """Wait until the process has used next to no CPU for `still` seconds; what it has used then."""
+    """Wait until the process has used almost no CPU for `still` seconds. Returns its usage."""
     end = time.monotonic() + longest
     before = usage(pid).cpu_seconds
     while time.monotonic() < end:
@@ -68,30 +68,30 @@ def settled(pid: int, *, still: float = 1.0, longest: float = 120.0) -> Usage:
 
 
 class Requests(msgspec.Struct, frozen=True):
-    """Requests of a controller so far, by verb and resource as its own metrics name them."""
+    """Requests of a controller so far, by verb and resource, from its metrics."""
 
     by_kind: dict[tuple[str, str], int]
 
     def since(self, before: "Requests") -> "Requests":
-        """What came after `before`."""
+        """The requests since `before`."""
         kinds = self.by_kind.items()
         left = {kind: number - before.by_kind.get(kind, 0) for kind, number in kinds}
         return Requests({kind: number for kind, number in left.items() if number})
 
     @property
     def all(self) -> int:
-        """Without the opening of watches, and what comes with time: discovery, lease."""
+        """All requests except for new watches, discovery and the lease."""
         return sum(
             n for (verb, what), n in self.by_kind.items() if verb != "watch" and what != "apis"
         )
 
     @property
     def writes(self) -> int:
-        """Without events and leases."""
+        """Writes, without events and leases."""
         return sum(self.written().values())
 
     def written(self) -> dict[str, int]:
-        """The same by resource."""
+        """Writes by resource."""
         kinds = self.by_kind.items()
         return {
             f"{verb} {what}": n
@@ -101,7 +101,7 @@ class Requests(msgspec.Struct, frozen=True):
 
 
 def requests(port: int) -> Requests:
-    """Read the controller's metrics."""
+    """Read the metrics of the controller."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     counts: dict[tuple[str, str], int] = {}
@@ -113,7 +113,7 @@ def requests(port: int) -> Requests:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
+    """A free port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -122,7 +122,7 @@ def free_port() -> int:
 def controller_command(
     kubeconfig: Path, port: int, *, plant: float = 0.0, options: Sequence[str] = ()
 ) -> list[str]:
-    """The controller as users run it, without leader election; `plant` as of `planted.py`."""
+    """The command of the controller without leader election. `plant`: see `planted.py`."""
     module = ["torchrun_bench.planted", str(plant)] if plant else ["torchrun_controller"]
     return [
         PYTHON, "-m", *module,
@@ -141,7 +141,7 @@ def controller_command(
 def controller(
     kubeconfig: Path, port: int, *, plant: float = 0.0, options: Sequence[str] = ()
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The controller for the time of the block."""
+    """Run the controller until the end of the block."""
     _compiled()
     command = controller_command(kubeconfig, port, plant=plant, options=options)
     with running(command) as process:
@@ -155,7 +155,7 @@ BareMode = Literal["follow", "resume", "list"]
 def bare(
     server: Server, namespace: str, mode: BareMode = "follow", plan: bytes = b"{}"
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The bare client, see `bare.py`; in "follow" it is ready to write."""
+    """Run the bare client, see `bare.py`. With "follow", wait until it is ready to write."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "server.json").write_bytes(msgspec.json.encode(server))
@@ -171,7 +171,7 @@ def bare(
 
 
 def wait_for_word(process: subprocess.Popen[bytes], word: str) -> None:
-    """Wait until the process has written this line; raises RuntimeError where it ended before."""
+    """Wait until the process has written this line. Raises RuntimeError if it ends before."""
     assert process.stdout is not None
     if process.stdout.readline().decode().strip() != word:
         raise RuntimeError(f"the bare client did not say {word!r}")
@@ -192,7 +192,7 @@ def _compiled() -> None:
 
 
 def compiled_environment() -> dict[str, str]:
-    """This process's environment, with the bench on its path and bytecode kept."""
+    """The environment of this process, with the bench on its path and with bytecode files."""
     root = Path(__file__).resolve().parent.parent.parent
     path = os.pathsep.join(str(root / folder) for folder in ("bench", "cluster"))
     environment = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
@@ -201,7 +201,7 @@ def compiled_environment() -> dict[str, str]:
 
 @contextmanager
 def running(command: list[str], stdout: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A process for the time of the block; raises RuntimeError where it ended by itself."""
+    """Run a process until the end of the block. Raises RuntimeError if it ends by itself."""
     process = subprocess.Popen(command, stdout=stdout, env=compiled_environment())
     try:
         yield process
@@ -215,7 +215,7 @@ def running(command: list[str], stdout: int | None = None) -> Iterator[subproces
 
 
 def is_ready(port: int) -> bool:
-    """Whether the controller of this port says so, and thereby that its caches are filled."""
+    """Whether the controller on this port is ready, so its caches are filled."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
             return bool(answer.status == 200)
@@ -224,7 +224,7 @@ def is_ready(port: int) -> bool:
 
 
 def until_ready(port: int, seconds: float = 300) -> None:
-    """Wait for it; raises RuntimeError."""
+    """Wait until a check succeeds. Raises RuntimeError after a timeout."""
     end = time.monotonic() + seconds
     while not is_ready(port):
         if time.monotonic() > end:
@@ -233,7 +233,7 @@ def until_ready(port: int, seconds: float = 300) -> None:
 
 
 async def ready(port: int, seconds: float = 60) -> None:
-    """Wait until the controller says that it is ready."""
+    """Wait until the controller is ready."""
     end = time.monotonic() + seconds
     async with aiohttp.ClientSession() as session:
         while time.monotonic() < end:

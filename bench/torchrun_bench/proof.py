@@ -1,4 +1,4 @@
-"""That the bench shows a slow-down: the same burst and churn once as they are and once slowed."""
+"""The bench detects a slow-down: the same burst and churn, unchanged and slowed."""
 
 import asyncio
 
@@ -13,11 +13,11 @@ from torchrun_bench.report import Row, row
 from torchrun_bench.starts import Burst, one_burst
 
 FACTOR = 2.0
-LEAST = 1.6  # of the factor must be seen: what is not run by the event loop is not slowed down
+LEAST = 1.6  # share of the factor that must be visible: only code in the event loop is slowed
 
 
 def planted(options: Options) -> list[Row]:
-    """CPU of a burst and of the churn, slowed down by 2, over what they are with the factor 1."""
+    """The CPU time of a burst and of the churn with factor 2, relative to factor 1."""
     events = options.events // 4
     churned = [measured("controller", events, plant).cpu_seconds for plant in (1.0, FACTOR)]
     with serving("planted") as (cluster, server):

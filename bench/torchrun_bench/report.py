@@ -1,4 +1,4 @@
-"""Figures of a run: ratios for people, JSON for comparisons."""
+"""Figures of a run: tables for people, JSON for comparisons."""
 
 import json
 import math
@@ -16,7 +16,7 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One figure of both sides, what the ratio is and what it should be."""
+    """One figure of both sides, with the ratio and its target."""
 
     what: str
     unit: str
@@ -39,7 +39,7 @@ def row(
 ) -> Row:
     """A figure with at most one target: `ratio` ("<=" or ">=", bound), or `most`, or `least`.
 
-    A smoke run (see `is_smoke`) has no targets: its sizes are none to be judged by.
+    A smoke run (see `is_smoke`) has no targets, because its sizes are too small.
     """
     of = None if not bare else ours / bare
     target, met = "", True
@@ -58,12 +58,12 @@ def row(
 
 
 def is_smoke() -> bool:
-    """Whether this run only shows that the bench works; `--quick` says so."""
+    """Whether this run only checks that the bench works, by `--quick`."""
     return os.environ.get("TORCHRUN_BENCH_QUICK") == "1"
 
 
 def say(text: str) -> None:
-    """A line of progress."""
+    """Print a line of progress."""
     print(f"{datetime.now(UTC):%H:%M:%S} {text}", flush=True)
 
 
@@ -75,7 +75,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
-    """k of the power law cost = c * size^k that fits best: least squares of the logarithms."""
+    """The exponent k of cost = c * size^k, fitted by least squares of the logarithms."""
     return statistics.linear_regression(
         [math.log(size) for size in sizes], [math.log(max(cost, 1e-9)) for cost in costs]
     ).slope
@@ -99,7 +99,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def machine() -> str:
-    """What the figures belong to: processor, cores, memory."""
+    """The machine of the figures: processor, cores, memory."""
     info = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in info if line.startswith("model name")]
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -108,7 +108,7 @@ def machine() -> str:
 
 
 def save(rows: Sequence[Row], parts: Sequence[str]) -> Path:
-    """Keep the figures with the commit and the machine they belong to."""
+    """Store the figures with their commit and machine."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()

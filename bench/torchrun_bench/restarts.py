@@ -1,8 +1,8 @@
-"""Gang restarts, and what a job costs from its creation to its end.
+"""Gang restarts, and the requests of a job from its creation to its end.
 
-Nodes and pods are kwok's; API server, Job controller, scheduler and the controller are real. Each
-job is restarted once, for the first restart of a job is the one without a delay. All times are
-when the events came by the bench's own watches, on its monotonic clock.
+Nodes and pods are kwok's; API server, Job controller, scheduler and controller are real. Each job
+is restarted once, because only the first restart has no delay. Times are those of events in the
+watches of the bench, by its monotonic clock.
 
 The bare client deletes the old Job and applies the next one as soon as it sees a failed pod.
 """
@@ -40,7 +40,7 @@ WARM_UP = 5
 
 
 class Restart(msgspec.Struct, frozen=True):
-    """Seconds from the first failed pod of a gang to what followed it."""
+    """Seconds from the first failed pod of a gang to each later step."""
 
     child_job: float
     first_pod: float
@@ -48,14 +48,14 @@ class Restart(msgspec.Struct, frozen=True):
 
 
 class Whole(Restart, frozen=True):
-    """The rest, which a client that keeps no state does not do."""
+    """Further steps, which a stateless client does not have."""
 
     ranks: float
     running: float
 
 
 class Sides(msgspec.Struct, frozen=True):
-    """What runs beside the API server."""
+    """The processes beside the API server."""
 
     server: Server
     port: int
@@ -64,7 +64,7 @@ class Sides(msgspec.Struct, frozen=True):
 
 @contextmanager
 def sides(part: str, options: Options) -> Iterator[Sides]:
-    """With the Job controller, on nodes that kwok plays."""
+    """Run both sides with the Job controller, on kwok nodes."""
     say(f"{part}: starts an API server, scheduler, Job controller and kwok")
     with cluster(part, scheduler=True) as new_cluster:
         server, port = prepare(new_cluster), free_port()
@@ -77,7 +77,7 @@ def sides(part: str, options: Options) -> Iterator[Sides]:
 
 
 def restarts(options: Options) -> list[Row]:
-    """Part 6: one restart after the other, the sides in turn."""
+    """Part 6: sequential restarts, the sides in turn."""
     with sides("restart", options) as on:
         return uvloop.run(_restarts(on, options.restarts))
 
@@ -99,7 +99,7 @@ async def _restarts(on: Sides, count: int) -> list[Row]:
 
 
 async def _whole(session: aiohttp.ClientSession, gangs: Gangs, job: str) -> Whole:
-    """A job of the controller's from its creation to the second gang that runs."""
+    """Measure a job of the controller from its creation until its second gang runs."""
     await create(session, CONTROLLER_NAMESPACE, job, GANG)
     await gangs.until(lambda: (job, 0) in gangs.running)
     await gangs.end(sorted(gangs.pods[job, "0"])[FAILING], FAILED)
@@ -142,7 +142,7 @@ def rows(ours: list[Whole], floor: list[Restart]) -> list[Row]:
         )
         made.append(row(what, "s", left, right, most=most))
     for percent in (50, 99):
-        what = f"of which until the new Job is seen, p{percent}"
+        what = f"until the new Job is seen, p{percent}"
         left, right = (
             percentile([each.child_job for each in side], percent) for side in (ours, floor)
         )
@@ -156,7 +156,7 @@ def rows(ours: list[Whole], floor: list[Restart]) -> list[Row]:
 
 
 def lives(options: Options) -> list[Row]:
-    """Part 9: writes of a plain life, from creation over its gang's start to success."""
+    """Part 9: the writes of a simple job, from its creation to its success."""
     with sides("life", options) as on:
         return uvloop.run(_lives(on, options.lives))
 

@@ -1,4 +1,4 @@
-"""Several runs as one table: the median of each figure, and how far the runs lie apart.
+"""Several runs as one table: the median and the range of each figure.
 
 Usage: python -m torchrun_bench.spread bench/results/A.json bench/results/B.json ...
 """
@@ -13,13 +13,13 @@ from torchrun_bench.report import Row
 
 
 class _Run(msgspec.Struct):
-    """What is read of a file of results; older ones may lack fields of a row."""
+    """The used fields of a file of results; rows of older files may lack some."""
 
     rows: list[Row]
 
 
 def table(runs: list[list[Row]]) -> str:
-    """A markdown table of all figures, in the order in which they first come."""
+    """A markdown table of all figures, in the order of their first occurrence."""
     by_what: dict[str, list[Row]] = {}
     for rows in runs:
         for row in rows:
@@ -42,7 +42,7 @@ def table(runs: list[list[Row]]) -> str:
 
 
 def _spread(values: list[float]) -> str:
-    """The median, and the least and the most where they are not the same."""
+    """The median, and minimum and maximum if they differ."""
     middle, least, most = statistics.median(values), min(values), max(values)
     if _short(least) == _short(most):
         return _short(middle)
@@ -54,7 +54,7 @@ def _short(value: float) -> str:
 
 
 def main() -> None:
-    """Print the table of the files that are named."""
+    """Print the table of the given files."""
     files = [Path(name).read_bytes() for name in sys.argv[1:]]
     print(table([msgspec.json.decode(text, type=_Run).rows for text in files]))
 

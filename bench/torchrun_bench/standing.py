@@ -1,7 +1,7 @@
-"""The controller in a cluster that is full of running jobs: at rest, at its start, and growth.
+"""The controller in a cluster full of running jobs: idle, at its start, and with growing size.
 
-One cluster is filled up step by step (see `crowd.py`), and at each size the parts that were asked
-for are measured, the controller beside a bare client that reads the same lists.
+One cluster is filled step by step (see `crowd.py`). Each size measures the requested parts, for the
+controller and for a bare client with the same lists.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ from torchrun_bench.processes import (
 from torchrun_bench.report import Row, exponent, percentile, row, say
 from torchrun_bench.starts import in_turn
 
-# What grows with n log n from the 10th part to the whole of a full run (130,000 objects), and room
-# for what a shared machine adds.
+# The factor of n log n from a tenth of a full run (130,000 objects) to the whole, plus a reserve
+# for the noise of a shared machine.
 MOST_EXPONENT = 1.15
 
 
 class Cold(msgspec.Struct, frozen=True):
-    """One start with nothing to do."""
+    """One start of an idle controller."""
 
     synced: float  # seconds from the start of the process
-    at_rest: float  # likewise, until it has looked at everything once
+    at_rest: float  # likewise, until it has reconciled everything once
     cpu: float  # seconds
     peak_mib: float
     mib: float
@@ -50,7 +50,7 @@ class Cold(msgspec.Struct, frozen=True):
 
 
 def parts(names: Sequence[str], options: Options) -> list[Row]:
-    """Parts 3, 4 and 7, those of `steady`, `cold` and `growth` that are wanted."""
+    """Parts 3, 4 and 7: the requested ones of `steady`, `cold` and `growth`."""
     rows: list[Row] = []
     colds: dict[int, Cold] = {}
     idle: dict[int, float] = {}
@@ -65,7 +65,7 @@ def parts(names: Sequence[str], options: Options) -> list[Row]:
                 rows += _cold_rows(on, colds[jobs])
             if "steady" in names and jobs in options.scales[1:]:
                 rows += _steady(on, options)
-            if "growth" in names:  # last: its jobs never get pods
+            if "growth" in names:  # last, because its jobs never get pods
                 idle[jobs] = _idle(on, options)
     if "growth" in names:
         rows += _growth_rows(options.gang, colds, idle)
@@ -73,7 +73,7 @@ def parts(names: Sequence[str], options: Options) -> list[Row]:
 
 
 def _fill(on: Crowd, jobs: int, options: Options) -> None:
-    """Have so many jobs, and a queue whose counts say so: the controller looks at them once."""
+    """Fill the cluster up to this number of jobs, and let the controller update the queue."""
     on.fill(jobs)
     port = free_port()
     with controller(on.cluster.kubeconfig, port, plant=options.plant) as process:
@@ -120,7 +120,7 @@ def _cold_rows(on: Crowd, seen: Cold) -> list[Row]:
 
 
 def _steady(on: Crowd, options: Options) -> list[Row]:
-    """Part 3. The bare client beside it holds one watch and has nothing to do either."""
+    """Part 3: the idle controller, and a bare client with one idle watch."""
     port = free_port()
     with (
         controller(on.cluster.kubeconfig, port, plant=options.plant) as process,
@@ -150,7 +150,7 @@ def _cpu(*pids: int) -> list[float]:
 
 
 async def _version(on: Crowd) -> int:
-    """etcd's revision; the API server writes a lease of its own now and then."""
+    """The revision of etcd; the API server writes its own lease from time to time."""
     path = f"/api/v1/namespaces/{BARE_NAMESPACE}/configmaps"
     async with on.server.session() as session, session.get(path) as answer:
         listed = msgspec.json.decode(await answer.read())
@@ -158,7 +158,7 @@ async def _version(on: Crowd) -> int:
 
 
 def _idle(on: Crowd, options: Options) -> float:
-    """Median milliseconds of one job at idle beside the crowd, over the bare client's."""
+    """Median milliseconds of one job in the idle cluster, relative to the bare client."""
     port = free_port()
     with (
         controller(on.cluster.kubeconfig, port, plant=options.plant) as process,
@@ -187,7 +187,7 @@ def _idle(on: Crowd, options: Options) -> float:
 
 
 def resume(options: Options) -> list[Row]:
-    """Part 10: process start to the child Job of a job that waits, among others of a pod each."""
+    """Part 10: from the process start to the child Job of a waiting job, among jobs of one pod."""
     with crowd("resume", 1) as on:
         _fill(on, options.scales[1], options)
         return _resume(on, options)
@@ -229,7 +229,7 @@ def _resume(on: Crowd, options: Options) -> list[Row]:
 def _served(
     on: Crowd, namespace: str, name: str, started: Callable[[], AbstractContextManager[object]]
 ) -> float:
-    """Seconds from the start of a process to the child Job of a job that was there before."""
+    """Seconds from the start of a process to the child Job of an existing job."""
 
     async def measure() -> float:
         async with on.server.session() as session, asyncio.TaskGroup() as tasks:
@@ -248,7 +248,7 @@ def _served(
 
 
 def _growth_rows(gang: int, colds: dict[int, Cold], idle: dict[int, float]) -> list[Row]:
-    """Exponents over all sizes. The fixed cost of a start matters most for the smallest size."""
+    """Exponents over all sizes. The fixed cost of a start affects the smallest size most."""
     sizes = sorted(colds)
     of = ", ".join(str(size) for size in sizes)
     what = f"growth with {of} jobs of {gang} pods, exponent of"

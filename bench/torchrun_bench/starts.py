@@ -1,7 +1,7 @@
 """How fast jobs start: one at idle, and many at once.
 
-The controller and the bare clients take turns on one API server. From the creation of the
-TorchrunJob to its child Job, both times as the bench's own watch sees it.
+The controller and the bare clients take turns on one API server. The time is from the creation of
+the TorchrunJob until a watch of the bench sees its child Job.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ WARM_UP = 5
 
 
 class Sides(msgspec.Struct, frozen=True):
-    """The processes that take turns."""
+    """The compared processes."""
 
     server: Server
     controller: int  # process
@@ -46,7 +46,7 @@ class Sides(msgspec.Struct, frozen=True):
 
 
 class Follow(msgspec.Struct, frozen=True):
-    """The load's view of each side's namespace."""
+    """The watch of the namespace of each side."""
 
     controller: Watched
     bare: Watched
@@ -55,7 +55,7 @@ class Follow(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def sides(part: str, options: Options) -> Iterator[Sides]:
-    """The controller and the two bare clients, on an API server of their own."""
+    """Run the controller and the two bare clients on one API server."""
     with serving(part) as (cluster, server):
         port = free_port()
         with (
@@ -68,7 +68,7 @@ def sides(part: str, options: Options) -> Iterator[Sides]:
 
 @asynccontextmanager
 async def following(on: Sides) -> AsyncIterator[Follow]:
-    """Watches of all sides, once the controller is ready."""
+    """Watch the namespaces of all sides, once the controller is ready."""
     async with on.server.session() as session, asyncio.TaskGroup() as tasks:
         names = CONTROLLER_NAMESPACE, BARE_NAMESPACE, POST_NAMESPACE
         watched = [Watched(session, name) for name in names]
@@ -80,7 +80,7 @@ async def following(on: Sides) -> AsyncIterator[Follow]:
 
 
 def run(on: Sides, measure: Callable[[Follow], Awaitable[list[Row]]]) -> list[Row]:
-    """Measure on the event loop of the load."""
+    """Measure with the event loop of the load."""
 
     async def measured() -> list[Row]:
         async with following(on) as follow:
@@ -108,7 +108,7 @@ async def _one_by_one(follow: Follow, jobs: int) -> list[Row]:
 async def in_turn(
     left: Watched, right: Watched, prefix: str, jobs: int
 ) -> tuple[list[float], list[float]]:
-    """Milliseconds of each job of both sides, after some that do not count."""
+    """Milliseconds of each job of both sides, after some warm-up jobs."""
     ours: list[float] = []
     floor: list[float] = []
     for number in range(-WARM_UP, jobs):
@@ -124,7 +124,7 @@ class Burst(msgspec.Struct, frozen=True):
     """One round of one side."""
 
     rate: float  # child Jobs a second
-    cpu_ms: float  # of the side's process, for a job
+    cpu_ms: float  # of the process of the side, for each job
 
 
 def burst(options: Options) -> list[Row]:
@@ -173,7 +173,7 @@ async def _bursts(on: Sides, follow: Follow, options: Options) -> list[Row]:
 
 
 async def one_burst(watched: Watched, pid: int, prefix: str, jobs: int) -> Burst:
-    """Create the jobs; CPU counts until the side is at rest again."""
+    """Create the jobs, and measure CPU time until the side is idle again."""
     before = usage(pid).cpu_seconds
     seconds = await watched.burst(prefix, jobs)
     after = await asyncio.to_thread(settled, pid)

@@ -1,7 +1,7 @@
-"""The API server's behaviour towards our requests, in memory: synchronous, without a network.
+"""A simulated API server in memory, synchronous and without a network.
 
-What it does is what the conformance tests find the real one to do. Not here, since nothing that is
-tried here depends on it: schemas, defaults, admission, authorization, other verbs and media types.
+The conformance tests compare it with a real one. It has no schemas, defaults, admission, authorization
+and other verbs and media types, because no test depends on them.
 Source: kubernetes.io, "API Concepts" and "Server-Side Apply".
 """
 
@@ -25,13 +25,13 @@ DEFAULT_GRACE = 30
 _FINISHED = ("Succeeded", "Failed")
 # Stored once and served by two groups.
 _ALIASES: dict[Resource, Resource] = {("events.k8s.io/v1", "events"): ("v1", "events")}
-# The kinds whose spec has no generation of its own.
+# Kinds without metadata.generation.
 _NO_GENERATION = frozenset({"pods", "services", "persistentvolumeclaims", "events", "leases"})
 _BEGIN_PENDING = frozenset({"Pod", "PersistentVolumeClaim"})
 
 
 class Target(Struct, frozen=True):
-    """What a path is about; without a name the collection."""
+    """The object of a path, or the collection without a name."""
 
     resource: Resource
     namespace: str = ""
@@ -44,7 +44,7 @@ class Target(Struct, frozen=True):
 
 
 def target_of(path: str) -> Target:
-    """Take a path apart."""
+    """Parse a path."""
     parts = path.strip("/").split("/")
     version, rest = (
         (parts[1], parts[2:]) if parts[0] == "api" else ("/".join(parts[1:3]), parts[3:])
@@ -58,7 +58,7 @@ def target_of(path: str) -> Target:
 
 
 class Write(Struct, frozen=True):
-    """One write; `writer` is the client, `manager` owns its fields."""
+    """One write. `writer`: the client; `manager`: the field manager."""
 
     method: str
     target: Target
@@ -69,12 +69,12 @@ class Write(Struct, frozen=True):
 
 
 class ApiServer:
-    """`now` is the time of day. Everything that it refuses is raised as an ApiError."""
+    """The server. `now`: the time of day. Refused requests raise ApiError."""
 
     def __init__(self, now: Callable[[], datetime], installed: tuple[Resource, ...] = ()) -> None:
         self.store = Store()
         self.installed = installed  # kinds of gang schedulers
-        self.compacted = 0  # versions up to this one are not watched from any more
+        self.compacted = 0  # the compacted version
         self._now = now
         self._uids = itertools.count(1)
 
@@ -85,7 +85,7 @@ class ApiServer:
         return self._known(target).body
 
     def list(self, target: Target, query: Mapping[str, str], version: int | None = None) -> Body:
-        """A collection, whole, as it is now or was at a version."""
+        """A complete collection, now or at a version."""
         match = matching(query)
         bodies = self.store.bodies(target.resource, target.namespace)
         if version is not None:
@@ -101,7 +101,7 @@ class ApiServer:
     # Writing
 
     def write(self, write: Write) -> Body:
-        """Carry out a POST, PATCH or DELETE."""
+        """Process a POST, PATCH or DELETE."""
         target = write.target
         if write.method == "POST":
             meta = {**write.body["metadata"], "namespace": target.namespace}
@@ -122,7 +122,7 @@ class ApiServer:
         return self._store(write, target, _event(body), owners, None)
 
     def _update(self, write: Write, known: Stored, new: Body) -> Body:
-        """A plain write of what the object shall be."""
+        """A plain write of the new object."""
         self._check_version(known, new["metadata"])
         body = _part(write.target, known.body, new)
         manager = _manager(write, "Update")
@@ -155,7 +155,7 @@ class ApiServer:
     def _store(
         self, write: Write, target: Target, body: Body, owners: fields.Owners, known: Stored | None
     ) -> Body:
-        """Put it in its place, unless nothing has changed or it was only a trial."""
+        """Store the object, unless it is unchanged or a dry run."""
         meta = {**body["metadata"]}
         meta.pop("resourceVersion", None)
         if known is None:
@@ -217,7 +217,7 @@ class ApiServer:
 
 
 def refuse(code: int, reason: str, message: str, field: str = "") -> NoReturn:
-    """Answer with a metav1.Status."""
+    """Raise an ApiError with a metav1.Status."""
     causes = [{"field": field, "message": message}] if field else []
     details = {"causes": causes}
     status = {"kind": "Status", "reason": reason, "message": message, "details": details}
@@ -238,7 +238,7 @@ def merge_patched(body: Any, patch: Any) -> Any:
 
 
 def stamp(time: datetime) -> str:
-    """A time as objects have it: in whole seconds."""
+    """A time in the format of objects, in whole seconds."""
     return f"{time.isoformat()[:19]}Z"
 
 
@@ -270,9 +270,9 @@ def _without_status(body: Body) -> Body:
 
 
 def _part(target: Target, known: Body, new: Body) -> Body:
-    """Of a write to the status only that counts, of another one all but that.
+    """The changed part: the status for a status write, otherwise everything else.
 
-    Pods, Jobs and claims keep their status beside the spec in the same way.
+    Pods, Jobs and PVCs have a status subresource, too.
     """
     if target.subresource == "status":
         return {**known, "status": new.get("status", {})}
@@ -281,7 +281,7 @@ def _part(target: Target, known: Body, new: Body) -> Body:
 
 
 def _grace(body: Body, requested: int | None) -> int:
-    """Seconds that a pod's containers get; everything else goes at once."""
+    """The grace period of a pod in seconds; other objects are removed at once."""
     if body.get("kind") != "Pod":
         return 0
     if not body["spec"].get("nodeName") or body.get("status", {}).get("phase") in _FINISHED:

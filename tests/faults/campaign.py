@@ -1,8 +1,8 @@
-"""Runs with faults, each judged beside the run of the same scenario without any.
+"""Runs with faults, each compared with the same scenario without faults.
 
     python -m faults.campaign restart "write PATCH jobs/train-r1 #1" dropped
 
-with `tests` on the path plays one of them and tells what happened (see docs/faults.md).
+with `tests` on the path plays one of them and prints its trace (see docs/faults.md).
 """
 
 import functools
@@ -18,12 +18,12 @@ from faults.oracle import differences
 from faults.scenarios import SCENARIOS
 from faults.simulation import Outcome, simulate
 
-# Requests that come again and again, alike: the lease, discovery, watches that are opened.
+# Recurring requests: the lease, discovery, and new watches.
 _RECURRING = ("lease ", "event MODIFIED leases", "watch GET /apis", "watch WATCH")
 RECURRENCES = 1
-# A key that fails is tried again after 5 ms and then ever later: so often within half a minute.
+# Retries of a failing key within half a minute: after 5 ms, with growing delays.
 LADDER = 13
-KEYS = 4  # that fail at the same time while trouble lasts, or all that are left at the end
+KEYS = 4  # that fail at the same time during a lasting fault, or all objects of the end state
 STRIDE = 5
 SELDOM = (*LASTING, *CLOCKS, "401", "503")
 KINDS = (*OF_REQUESTS, *LASTING, *CLOCKS, *OF_EVENTS)
@@ -41,23 +41,23 @@ class Trial(Struct, frozen=True):
 
 @functools.cache
 def without_faults(scenario: str) -> Outcome:
-    """How it goes where nothing goes wrong."""
+    """The outcome without faults."""
     return simulate(SCENARIOS[scenario])
 
 
 def points(scenario: str) -> list[Point]:
-    """Where a fault may strike."""
+    """The points for faults in a scenario."""
     met = without_faults(scenario).points
     return [p for p in met if p.number <= RECURRENCES or not p.what.startswith(_RECURRING)]
 
 
 def kinds_at(point: Point) -> Mapping[str, object]:
-    """The faults that may strike there."""
+    """The faults for a point."""
     return OF_EVENTS if point.is_event else {**OF_REQUESTS, **LASTING, **CLOCKS}
 
 
 def singles(scenario: str, kind: str) -> Iterator[Trial]:
-    """One fault of this kind, at each point or, of kinds that are much like others, at every fifth."""
+    """One fault of this kind at each point; for similar kinds, at every fifth point."""
     there = [point for point in points(scenario) if kind in kinds_at(point)]
     if kind in SELDOM:
         there = there[SELDOM.index(kind) % STRIDE :: STRIDE]
@@ -66,7 +66,7 @@ def singles(scenario: str, kind: str) -> Iterator[Trial]:
 
 
 def pair(scenario: str, chance: random.Random) -> Trial:
-    """Two faults at two points."""
+    """A trial with two faults at two points."""
     first, second = chance.sample(points(scenario), 2)
     return Trial(
         scenario, tuple((at, chance.choice(sorted(kinds_at(at)))) for at in (first, second))
@@ -74,19 +74,19 @@ def pair(scenario: str, chance: random.Random) -> Trial:
 
 
 def shrunk(trial: Trial) -> Trial:
-    """One fault of the trial, if that alone goes wrong."""
+    """A trial with one of the faults, if that alone fails."""
     alone = (Trial(trial.scenario, (fault,)) for fault in trial.planned)
     return next((each for each in alone if judge(each)), trial)
 
 
 def judge(trial: Trial) -> list[str]:
-    """Play it; everything that is wrong with it, nothing if nothing is."""
+    """Play a trial. Returns all violations."""
     usual = without_faults(trial.scenario)
     outcome = simulate(SCENARIOS[trial.scenario], dict(trial.planned), usual.state)
     wrong = [*outcome.wrong, *differences(usual.state, outcome.state)]
     kinds = [kind for _, kind in trial.planned]
     lasting = sum(kind in LASTING for kind in kinds)
-    if lasting or len(kinds) > 1:  # the lease may be lost, and then the process has to end
+    if lasting or len(kinds) > 1:  # the lease may be lost, which must end the process
         wrong = [each for each in wrong if "NotLeader" not in each]
     if not outcome.struck:
         wrong.append("no fault struck")
@@ -100,7 +100,7 @@ def judge(trial: Trial) -> list[str]:
 
 
 def main(scenario: str, point: str, kind: str) -> int:
-    """Play one fault and tell all that happens."""
+    """Play one fault and print its trace."""
     what, _, number = point.rpartition(" #")
     planned: Planned = {Point(what, int(number)): kind}
     usual = without_faults(scenario)

@@ -1,7 +1,6 @@
-"""What else lives in a cluster, as scripted actors: the garbage collector and the Job controller.
+"""Simulated garbage collector and Job controller.
 
-They decide from the present state, a moment after each change, and see everything at once: nothing
-here fails.
+They act on the current state, shortly after each change, without faults and stale caches.
 """
 
 import asyncio
@@ -21,11 +20,11 @@ NODES: Resource = ("v1", "nodes")
 TORCHRUN_JOBS: Resource = ("torchrun.ai/v1alpha1", "torchrunjobs")
 TORCHRUN_QUEUES: Resource = ("torchrun.ai/v1alpha1", "torchrunqueues")
 
-COLLECTS, COUNTS = 0.5, 0.1  # seconds until each acts
+COLLECTS, COUNTS = 0.5, 0.1  # reaction time of each in seconds
 
 
 class Hands:
-    """Writes to the server, as one of its components."""
+    """Writes to the server as one of its components."""
 
     def __init__(self, server: ApiServer, name: str) -> None:
         self.server = server
@@ -36,7 +35,7 @@ class Hands:
         return self._write("POST", Target(resource, namespace), body)
 
     def patch(self, resource: Resource, of: Body, patch: Body, subresource: str = "") -> None:
-        """A merge patch of an object that may be gone."""
+        """Patch an object, which may be deleted."""
         self._write("PATCH", _target(resource, of, subresource), patch)
 
     def delete(self, resource: Resource, of: Body, grace: int | None = None) -> None:
@@ -54,7 +53,7 @@ class Hands:
 
 
 class Actor:
-    """Looks at an object, or at the one that controls it, some time after it has changed."""
+    """Reacts to changes of an object, or of objects that it controls, after a delay."""
 
     def __init__(self, server: ApiServer, now: Callable[[], datetime], name: str) -> None:
         self.hands = Hands(server, name)
@@ -65,11 +64,11 @@ class Actor:
         self.store.subscribe(self.changed)
 
     def changed(self, change: Change) -> None:
-        """To be overridden."""
+        """React to a change; overridden by subclasses."""
         raise NotImplementedError
 
     def soon(self, seconds: float, look: Callable[[str], None], uid: str) -> None:
-        """Call `look` once, however many requests for it arrive meanwhile."""
+        """Schedule one call of `look`, also for several requests."""
         if (uid, look) not in self._waiting:
             self._waiting.add((uid, look))
             self._loop.call_later(seconds, self._look, uid, look)
@@ -79,7 +78,7 @@ class Actor:
         look(uid)
 
     def find(self, resource: Resource, uid: str) -> Body | None:
-        """The object with this UID, if it is there."""
+        """The object with this UID, if it exists."""
         found = (b for b in self.store.bodies(resource) if b["metadata"]["uid"] == uid)
         return next(found, None)
 
@@ -88,7 +87,7 @@ class Actor:
 
 
 class GarbageCollector(Actor):
-    """Deletes objects in the background once none of their owners exists."""
+    """Deletes objects without existing owners."""
 
     def changed(self, change: Change) -> None:
         if change.verb == "DELETED" or owners(change.body):
@@ -104,7 +103,7 @@ class GarbageCollector(Actor):
 
 
 class JobController(Actor):
-    """Indexed Jobs with backoffLimit 0: one pod an index, and the first failure ends it."""
+    """Indexed Jobs with backoffLimit 0: one pod for each index, and the first failure ends the Job."""
 
     def __init__(self, server: ApiServer, now: Callable[[], datetime]) -> None:
         super().__init__(server, now, "kube-controller-manager")
@@ -178,25 +177,25 @@ class JobController(Actor):
         }
 
     def _free_name(self, namespace: str, prefix: str) -> str:
-        """Where the real one takes random letters, so that names are the same in each run."""
+        """A pod name without random letters, so that runs are reproducible."""
         found = (f"{prefix}-{letters}" for letters in ("abcde", "bcdef", "cdefg", "defgh"))
         return next(n for n in found if self.store.get(PODS, (namespace, n)) is None)
 
 
 def owners(body: Body) -> set[str]:
-    """UIDs of what owns an object."""
+    """UIDs of the owners of an object."""
     return {owner["uid"] for owner in body["metadata"].get("ownerReferences", ())}
 
 
 def index_of(pod: Body) -> str:
-    """Completion index of a worker; of another pod its own number."""
+    """The completion index of a worker, or the number of another pod."""
     meta = pod["metadata"]
     label: str | None = meta.get("labels", {}).get(names.COMPLETION_INDEX_LABEL)
     return label or str(names.number_of(meta["name"]))
 
 
 def is_worker(pod: Body) -> bool:
-    """Whether the pod trains."""
+    """Whether the pod is a worker."""
     labels: Body = pod["metadata"].get("labels", {})
     return labels.get(names.COMPONENT_LABEL) == names.WORKER
 

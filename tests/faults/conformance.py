@@ -1,8 +1,8 @@
-"""What the simulated API server and its actors claim, as checks that run over the real ones too.
+"""Checks of the simulated API server and its controllers, which the real ones must pass, too.
 
-`tests/faults/test_conformance.py` runs them over the simulation and
-`tests/integration/test_simulation.py` over a kube-apiserver with its controller-manager. Each is
-given a namespace of its own.
+`tests/faults/test_conformance.py` runs them on the simulation, and
+`tests/integration/test_simulation.py` on a kube-apiserver with its controller-manager. Each check has
+its own namespace.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,7 +14,7 @@ from torchrun_controller.client.apply import ABSENT, APPLY_PATCH
 from torchrun_controller.leader import LEASES
 
 
-async def an_apply_that_expects_nothing_creates_or_is_refused(api: Api) -> None:
+async def an_apply_that_requires_absence_creates_or_is_refused(api: Api) -> None:
     created = await api.apply(
         CONFIG_MAPS, "a", metadata={"resourceVersion": ABSENT}, data={"k": "1"}
     )
@@ -26,7 +26,7 @@ async def an_apply_that_expects_nothing_creates_or_is_refused(api: Api) -> None:
     assert (await api.send("GET", CONFIG_MAPS, "a"))["data"] == {"k": "1"}
 
 
-async def an_apply_with_a_uid_meets_that_object_alone(api: Api) -> None:
+async def an_apply_with_a_uid_applies_to_that_object_only(api: Api) -> None:
     other = {"uid": "11111111-1111-1111-1111-111111111111"}
     assert (await refused(api.apply(CONFIG_MAPS, "a", metadata=other))).status == 409
     created = await api.create(CONFIG_MAPS, "a", data={"k": "1"})
@@ -41,7 +41,7 @@ async def an_apply_of_the_same_changes_nothing(api: Api) -> None:
     assert version(await api.apply(CONFIG_MAPS, "a", data={"k": "1"})) == version(first)
 
 
-async def a_manager_takes_away_only_what_is_its_own(api: Api) -> None:
+async def a_manager_removes_only_its_own_fields(api: Api) -> None:
     await api.apply(CONFIG_MAPS, "a", "one", metadata={"annotations": {"x": "1", "y": "1"}})
     await api.apply(CONFIG_MAPS, "a", "two", metadata={"annotations": {"z": "2", "y": "1"}})
     left = await api.apply(CONFIG_MAPS, "a", "one", metadata={"annotations": {"w": "3"}})
@@ -60,14 +60,14 @@ async def a_conflict_is_refused_without_force(api: Api) -> None:
     assert left["data"] == {"k": "2", "other": "1"}
 
 
-async def a_plain_write_takes_a_field_over(api: Api) -> None:
+async def a_plain_write_takes_over_a_field(api: Api) -> None:
     await api.apply(CONFIG_MAPS, "a", "one", data={"k": "1", "l": "1"})
     await api.send("PATCH", CONFIG_MAPS, "a", {"data": {"k": "2"}})
     left = await api.apply(CONFIG_MAPS, "a", "one", data={"l": "1"})
     assert left["data"] == {"k": "2", "l": "1"}
 
 
-async def a_trial_stores_nothing(api: Api) -> None:
+async def a_dry_run_stores_nothing(api: Api) -> None:
     body = api.body(CONFIG_MAPS, "a", metadata={"resourceVersion": ABSENT})
     await api.send(
         "PATCH", CONFIG_MAPS, "a", body, "", APPLY_PATCH, fieldManager="one", dryRun="All"
@@ -88,7 +88,7 @@ def condition(kind: str) -> Body:
     }
 
 
-async def a_status_is_written_for_one_version_and_leaves_the_rest_alone(api: Api) -> None:
+async def a_status_write_checks_the_version_and_changes_the_status_only(api: Api) -> None:
     created = await api.create(TORCHRUN_JOBS, "a", spec=SPEC)
     now = {"uid": created["metadata"]["uid"], "resourceVersion": version(created)}
     status = {"phase": "Running", "conditions": [condition("Running")]}
@@ -120,7 +120,7 @@ async def the_generation_counts_specs(api: Api) -> None:
     assert edited["metadata"]["generation"] == 2
 
 
-async def a_deletion_meets_exactly_what_it_names(api: Api) -> None:
+async def a_delete_applies_to_the_named_object_only(api: Api) -> None:
     created = await api.create(CONFIG_MAPS, "a")
     for precondition in ({"uid": "another"}, {"resourceVersion": "1"}):
         request = api.send("DELETE", CONFIG_MAPS, "a", {"preconditions": precondition})
@@ -131,7 +131,7 @@ async def a_deletion_meets_exactly_what_it_names(api: Api) -> None:
     assert (await refused(gone)).status == 404
 
 
-async def a_finalizer_holds_an_object(api: Api) -> None:
+async def a_finalizer_delays_a_deletion(api: Api) -> None:
     await api.apply(CONFIG_MAPS, "a", metadata={"finalizers": ["torchrun.ai/queue"]})
     await api.send("DELETE", CONFIG_MAPS, "a", {})
     terminating = await api.send("GET", CONFIG_MAPS, "a")
@@ -140,7 +140,7 @@ async def a_finalizer_holds_an_object(api: Api) -> None:
     assert (await refused(api.send("GET", CONFIG_MAPS, "a"))).status == 404
 
 
-async def a_lease_is_made_once_and_patched_by_version(api: Api) -> None:
+async def a_lease_is_created_once_and_patched_by_version(api: Api) -> None:
     created = await api.create(LEASES, "a", spec={"holderIdentity": "one"})
     error = await refused(api.create(LEASES, "a", spec={"holderIdentity": "two"}))
     assert (error.status, error.reason) == (409, "AlreadyExists")
@@ -152,7 +152,7 @@ async def a_lease_is_made_once_and_patched_by_version(api: Api) -> None:
 STREAMED = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
 
 
-async def a_streamed_list_ends_with_a_bookmark_and_goes_on(api: Api) -> None:
+async def a_streamed_list_ends_with_a_bookmark_and_continues(api: Api) -> None:
     for name in ("a", "b"):
         await api.create(CONFIG_MAPS, name, metadata={"labels": {"l": "1"}})
 
@@ -172,7 +172,7 @@ async def a_streamed_list_ends_with_a_bookmark_and_goes_on(api: Api) -> None:
     assert versions == sorted(set(versions))
 
 
-async def a_watch_goes_on_from_a_version(api: Api) -> None:
+async def a_watch_resumes_from_a_version(api: Api) -> None:
     created = await api.create(CONFIG_MAPS, "a", metadata={"labels": {"l": "1"}})
     await api.send("PATCH", CONFIG_MAPS, "a", {"data": {"k": "1"}})
     since = {"labelSelector": "l", "resourceVersion": version(created)}
@@ -181,7 +181,7 @@ async def a_watch_goes_on_from_a_version(api: Api) -> None:
     assert frame["type"] == "MODIFIED"
 
 
-async def a_watch_without_a_version_begins_with_what_is_there(api: Api) -> None:
+async def a_watch_without_a_version_starts_with_existing_objects(api: Api) -> None:
     await api.create(LEASES, "a")
     await api.create(LEASES, "b")
     async with api.watch(LEASES, fieldSelector="metadata.name=b") as frames:
@@ -189,7 +189,7 @@ async def a_watch_without_a_version_begins_with_what_is_there(api: Api) -> None:
     assert (frame["type"], frame["object"]["metadata"]["name"]) == ("ADDED", "b")
 
 
-async def a_list_has_a_version_and_what_is_selected(api: Api) -> None:
+async def a_list_has_a_version_and_the_selected_objects(api: Api) -> None:
     await api.create(CONFIG_MAPS, "a", metadata={"labels": {"l": "1"}})
     await api.create(CONFIG_MAPS, "b")
     listed = await api.send("GET", CONFIG_MAPS, labelSelector="l=1")
@@ -200,7 +200,7 @@ async def a_list_has_a_version_and_what_is_selected(api: Api) -> None:
 CONTAINER = {"name": "trainer", "image": "i"}
 
 
-async def a_pod_without_a_node_goes_at_once_and_one_with_a_node_lingers(api: Api) -> None:
+async def a_pod_without_a_node_is_deleted_at_once_and_others_terminate(api: Api) -> None:
     spec = {"containers": [CONTAINER], "restartPolicy": "Never"}
     await api.create(PODS, "a", spec=spec)
     await api.send("DELETE", PODS, "a", {})
@@ -213,7 +213,7 @@ async def a_pod_without_a_node_goes_at_once_and_one_with_a_node_lingers(api: Api
     assert (await refused(api.send("GET", PODS, "b"))).status == 404
 
 
-async def what_an_owner_leaves_is_collected(api: Api) -> None:
+async def objects_of_a_deleted_owner_are_collected(api: Api) -> None:
     owner = await api.create(CONFIG_MAPS, "owner")
     reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner"}
     reference["uid"] = owner["metadata"]["uid"]
@@ -256,7 +256,7 @@ def _has_condition(kind: str) -> Callable[[Body], bool]:
     return has_condition
 
 
-async def a_job_makes_a_pod_an_index_and_completes_with_all(api: Api) -> None:
+async def a_job_creates_a_pod_for_each_index_and_completes_with_all(api: Api) -> None:
     job, pods = await _gang(api)
     for index, pod in enumerate(pods):
         meta = pod["metadata"]
@@ -269,7 +269,7 @@ async def a_job_makes_a_pod_an_index_and_completes_with_all(api: Api) -> None:
     assert done["status"]["succeeded"] == 2
 
 
-async def a_job_ends_with_the_first_failure_and_takes_the_others_along(api: Api) -> None:
+async def a_job_fails_with_the_first_failure_and_deletes_the_others(api: Api) -> None:
     _, pods = await _gang(api)
     await _becomes(api, pods[1], "Failed")
     await api.until(JOBS, "gang", _has_condition("Failed"))
@@ -284,26 +284,26 @@ async def a_job_ends_with_the_first_failure_and_takes_the_others_along(api: Api)
 CHECKS: dict[str, Callable[[Api], Awaitable[None]]] = {
     check.__name__: check
     for check in (
-        an_apply_that_expects_nothing_creates_or_is_refused,
-        an_apply_with_a_uid_meets_that_object_alone,
+        an_apply_that_requires_absence_creates_or_is_refused,
+        an_apply_with_a_uid_applies_to_that_object_only,
         an_apply_of_the_same_changes_nothing,
-        a_manager_takes_away_only_what_is_its_own,
+        a_manager_removes_only_its_own_fields,
         a_conflict_is_refused_without_force,
-        a_plain_write_takes_a_field_over,
-        a_trial_stores_nothing,
-        a_status_is_written_for_one_version_and_leaves_the_rest_alone,
+        a_plain_write_takes_over_a_field,
+        a_dry_run_stores_nothing,
+        a_status_write_checks_the_version_and_changes_the_status_only,
         each_field_manager_owns_its_conditions,
         the_generation_counts_specs,
-        a_deletion_meets_exactly_what_it_names,
-        a_finalizer_holds_an_object,
-        a_lease_is_made_once_and_patched_by_version,
-        a_streamed_list_ends_with_a_bookmark_and_goes_on,
-        a_watch_goes_on_from_a_version,
-        a_watch_without_a_version_begins_with_what_is_there,
-        a_list_has_a_version_and_what_is_selected,
-        a_pod_without_a_node_goes_at_once_and_one_with_a_node_lingers,
-        what_an_owner_leaves_is_collected,
-        a_job_makes_a_pod_an_index_and_completes_with_all,
-        a_job_ends_with_the_first_failure_and_takes_the_others_along,
+        a_delete_applies_to_the_named_object_only,
+        a_finalizer_delays_a_deletion,
+        a_lease_is_created_once_and_patched_by_version,
+        a_streamed_list_ends_with_a_bookmark_and_continues,
+        a_watch_resumes_from_a_version,
+        a_watch_without_a_version_starts_with_existing_objects,
+        a_list_has_a_version_and_the_selected_objects,
+        a_pod_without_a_node_is_deleted_at_once_and_others_terminate,
+        objects_of_a_deleted_owner_are_collected,
+        a_job_creates_a_pod_for_each_index_and_completes_with_all,
+        a_job_fails_with_the_first_failure_and_deletes_the_others,
     )
 }

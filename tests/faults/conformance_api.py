@@ -1,4 +1,4 @@
-"""Requests to a namespace of the simulated API server or of a real one, for checks of both."""
+"""Requests to a namespace of the simulated or a real API server."""
 
 import asyncio
 import json
@@ -67,7 +67,7 @@ class Api:
 
     @asynccontextmanager
     async def watch(self, kind: Kind[Any], **query: str) -> AsyncIterator[AsyncIterator[Body]]:
-        """The frames of a watch as they come."""
+        """The frames of a watch."""
         query = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": "20", **query}
         path = kind.path(self.namespace)
         async with self.transport.stream(path, query=query, total=PATIENCE) as chunks:
@@ -105,7 +105,7 @@ async def refused(request: Awaitable[Body]) -> ApiError:
 
 
 async def next_change(frames: AsyncIterator[Body]) -> Body:
-    """The next frame that is no bookmark: a real server sends one whenever it likes."""
+    """The next frame that is no bookmark, which a real server may send at any time."""
     while (frame := await anext(frames))["type"] == "BOOKMARK":
         pass
     return frame

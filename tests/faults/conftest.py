@@ -1,7 +1,8 @@
-"""Thousands of short runs: the collector of reference cycles would take a sixth of the time.
+"""Settings and counts of the fault suite.
 
-What the tests count (`record_property("pairs runs", 200)` and "wrong") is summed up at the end:
-printed as JSON, and written to build/faults.json.
+Garbage collection is rare, as it would take a sixth of the time of thousands of short runs. The counts
+of tests (`record_property("pairs runs", 200)` and "wrong") are summed, printed as JSON and written to
+build/faults.json.
 """
 
 import gc
@@ -21,7 +22,7 @@ BUILD = Path(__file__).parents[2] / "build"
 
 
 class Counts:
-    """Of the process that collects the reports."""
+    """The counts in the process that collects the reports."""
 
     def __init__(self) -> None:
         self.runs: Counter[str] = Counter()
@@ -58,6 +59,6 @@ class Counts:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Only where reports come together: not in the processes of xdist."""
+    """Register the counts in the main process, not in the workers of xdist."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Counts(), "fault-counts")

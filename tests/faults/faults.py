@@ -1,7 +1,7 @@
-"""Faults and the points where they strike.
+"""Faults and the points where they are injected.
 
-A point is the n-th request, or the n-th event of a watch, of one name in a run, whichever process
-of the controller it concerns. Names are stable: a run without faults gives the points of all runs.
+A point is the n-th request or the n-th watch event of one name in a run, for any process of the
+controller. Names are stable: a run without faults gives the points of all runs.
 """
 
 import asyncio
@@ -17,9 +17,7 @@ from faults.network import Call, Client, EventFault, RequestFault, Stream, error
 from faults.store import Change
 from torchrun_controller.client import ApiError, Disconnected
 
-LATE = (
-    20.0  # seconds; a lease lasts 15, and the controller waits 10 for the events of its own writes
-)
+LATE = 20.0  # seconds; a lease lasts 15 s, and the controller waits 10 s for events of its writes
 
 
 class Point(Struct, frozen=True, order=True):
@@ -37,7 +35,7 @@ class Point(Struct, frozen=True, order=True):
 
 
 class CrashBefore(RequestFault):
-    """The process dies before the request leaves it."""
+    """The process dies before it sends the request."""
 
     async def sent(self, call: Call) -> None:
         call.client.kill()
@@ -45,7 +43,7 @@ class CrashBefore(RequestFault):
 
 
 class CrashAfterCommit(RequestFault):
-    """It dies when the server has done it, before it knows."""
+    """The process dies after the server has processed the request, before the response."""
 
     async def carried_out(self, call: Call) -> None:
         call.client.kill()
@@ -53,14 +51,14 @@ class CrashAfterCommit(RequestFault):
 
 
 class CrashAfterAnswer(RequestFault):
-    """It dies with the answer in its hands."""
+    """The process dies after it has received the response."""
 
     def received(self, call: Call) -> None:
         call.client.kill()
 
 
 class Refused(RequestFault):
-    """The server refuses, and does nothing."""
+    """The server refuses the request."""
 
     def __init__(self, code: int, reason: str, retry_after: float | None = None) -> None:
         self._answer = (code, reason, "by a fault", retry_after)
@@ -70,7 +68,7 @@ class Refused(RequestFault):
 
 
 class TimedOut(RequestFault):
-    """The request never arrives and is never answered."""
+    """The request gets lost and has no response."""
 
     async def sent(self, call: Call) -> None:
         await asyncio.sleep(min(call.timeout, 30.0))
@@ -78,35 +76,35 @@ class TimedOut(RequestFault):
 
 
 class Dropped(RequestFault):
-    """The connection breaks when the server has done it."""
+    """The connection breaks after the server has processed the request."""
 
     async def carried_out(self, call: Call) -> None:
         raise Disconnected(f"{call.method} {call.path}: reset by a fault")
 
 
 class RefusedAfterCommit(RequestFault):
-    """A gateway gives up when the server has done it."""
+    """A gateway times out after the server has processed the request."""
 
     async def carried_out(self, call: Call) -> None:
         raise ApiError(504, "Timeout", "by a fault", None)
 
 
 class Late(RequestFault):
-    """The answer takes longer than a lease lasts."""
+    """The response takes longer than the lease duration."""
 
     async def carried_out(self, call: Call) -> None:
         await asyncio.sleep(LATE)
 
 
 class DroppedWatch(EventFault):
-    """The connection breaks and the event is lost with it."""
+    """The connection breaks, and the event is lost."""
 
     async def arrives(self, stream: Stream, change: Change) -> bytes | None:
         stream.drop()
 
 
 class Delayed(EventFault):
-    """The event, and all that follow it on this watch, come late."""
+    """The event and all later ones on this watch are delayed."""
 
     async def arrives(self, stream: Stream, change: Change) -> bytes | None:
         await asyncio.sleep(LATE)
@@ -114,7 +112,7 @@ class Delayed(EventFault):
 
 
 class Relisted(EventFault):
-    """The server ends the watch after the event, and everything is listed again."""
+    """The server ends the watch after the event, which causes a new list."""
 
     async def arrives(self, stream: Stream, change: Change) -> bytes | None:
         stream.put_next(error_frame(410, "Expired"))
@@ -122,7 +120,7 @@ class Relisted(EventFault):
 
 
 class Compacted(EventFault):
-    """The connection breaks, and the version to go on from is gone meanwhile."""
+    """The connection breaks, and the version to resume from is compacted."""
 
     async def arrives(self, stream: Stream, change: Change) -> bytes | None:
         server = stream.call.client.server
@@ -131,7 +129,7 @@ class Compacted(EventFault):
 
 
 class Stale(EventFault):
-    """Another server answers the next list, and gets the event only later."""
+    """The next list comes from another server, which gets the event later."""
 
     SECONDS = 3.0
 
@@ -144,7 +142,7 @@ class Stale(EventFault):
 
 
 class Unseen(EventFault):
-    """The connection breaks, nothing is listed for a while, and the states until then are lost."""
+    """The connection breaks, and lists fail for a time, so the states in between are lost."""
 
     def __init__(self, plan: "FaultPlan") -> None:
         self._plan = plan
@@ -161,7 +159,7 @@ class Unseen(EventFault):
 
 
 class AllLag(EventFault):
-    """This event and those of all other watches come late."""
+    """This event and those of all other watches are delayed."""
 
     def __init__(self, plan: "FaultPlan") -> None:
         self._plan = plan
@@ -172,10 +170,10 @@ class AllLag(EventFault):
 
 
 class Trouble(EventFault):
-    """Trouble that lasts `seconds` and affects the requests that `hits` selects; `cuts` loses them.
+    """A fault that lasts `seconds` for the requests that `hits` selects; `cuts` drops them.
 
-    Events of affected watches are delayed until it is over. With `breaks` connections are
-    lost at its start.
+    Events of affected watches are delayed until its end. With `breaks`, connections break at its
+    start.
     """
 
     def __init__(
@@ -199,7 +197,7 @@ class Trouble(EventFault):
         return self._loop.time() < self._until
 
     def request(self, call: Call) -> RequestFault | None:
-        """What happens to a request meanwhile."""
+        """The fault of a request during that time."""
         if not self._hits(call):
             return None
         return Unanswered() if self._cuts else Slow(self._delay)
@@ -214,14 +212,14 @@ class Trouble(EventFault):
 
 
 class Unanswered(RequestFault):
-    """Nobody listens: the request fails at once."""
+    """The connection is refused."""
 
     async def sent(self, call: Call) -> None:
         raise Disconnected(f"{call.method} {call.path}: refused by a fault")
 
 
 class Slow(RequestFault):
-    """The answer takes its time."""
+    """The response is slow."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -264,15 +262,15 @@ OF_EVENTS: Mapping[str, Callable[["FaultPlan"], EventFault]] = {
     "watches-lag": lambda plan: AllLag(plan),
 }
 
-# Begin with a request and last, so they strike at a part of the points only.
+# Lasting faults start with a request, so they use only some of the points.
 LASTING: Mapping[str, Callable[[], Trouble]] = {
     "outage": lambda: Trouble(45.0, lambda call: True, breaks=True),
     "watches-dead": lambda: Trouble(60.0, _reads_many),
     "lease-alone": lambda: Trouble(60.0, _is_no_lease),
     "slow-etcd": lambda: Trouble(60.0, lambda call: True, cuts=False, delay=3.0),
 }
-# From a request on the controllers' time of day is another one. Times of the API server are compared
-# with it, so a clock that is behind delays what waits for time: by no more than it is behind.
+# From a request on, the controllers have another time of day. They compare it with times of the API
+# server, so a clock that is behind delays waits, by at most that difference.
 CLOCKS: Mapping[str, timedelta] = {
     "clock-ahead": timedelta(hours=1),
     "clock-back": timedelta(minutes=-2),
@@ -283,13 +281,11 @@ NO_REQUEST_FAULT, _NO_EVENT_FAULT = RequestFault(), EventFault()
 
 
 class FaultPlan:
-    """Applies the planned faults, and records every point that was reached and every fault that struck."""
+    """Injects the planned faults, and records all points and injected faults."""
 
     def __init__(self, planned: Planned | None = None) -> None:
-        self.behind: dict[
-            str, tuple[int, float]
-        ] = {}  # by the path of the list and watch that come next
-        self.closed: dict[str, float] = {}  # until when a path is not listed or watched
+        self.behind: dict[str, tuple[int, float]] = {}  # by path, for the next list and watch
+        self.closed: dict[str, float] = {}  # by path, the time until which lists and watches fail
         self.trouble: Trouble | None = None
         self.skew = timedelta()
         self.met: list[Point] = []
@@ -324,7 +320,7 @@ class FaultPlan:
         return self.trouble if self.trouble and lasts else _NO_EVENT_FAULT
 
     def as_of(self, call: Call) -> tuple[int, float] | None:
-        if call.method == "GET":  # the same server is watched next
+        if call.method == "GET":  # the next watch uses the same server
             return self.behind.get(call.path)
         return self.behind.pop(call.path, None)
 

@@ -1,6 +1,6 @@
-"""Who owns which field of an object: server-side apply's merge, on plain JSON.
+"""Server-side apply on plain JSON: field ownership and merge.
 
-A field is a path of keys; an entry of an associative list is named by its key, other lists are one
+A field is a path of keys. An entry of an associative list is named by its key; other lists are one
 value. Source: kubernetes.io, "Server-Side Apply"; structured-merge-diff. Left out, as nothing here
 needs it: lists with several keys, sets, and ownership of maps and list entries apart from what they
 hold.
@@ -45,7 +45,7 @@ _OF_SERVER = frozenset(
 
 
 class Manager(Struct, frozen=True):
-    """A field manager: one name may own by apply and by update, and apart from that in the status."""
+    """A field manager: a name with an operation (apply or update), and the subresource."""
 
     name: str
     operation: str  # Apply or Update
@@ -86,8 +86,8 @@ def applied(
 
 
 def updated(before: Body, after: Body, owners: Owners, manager: Manager) -> Owners:
-    """The owners after a plain write: the writer owns the fields that it changed."""
-    # A part that is the same object in both is left alone: most writes touch one of three.
+    """The owners after a plain write. The writer owns the fields that it changed."""
+    # Skip parts that are the same object in both: most writes change one of three.
     parts = {key for key in before.keys() | after.keys() if before.get(key) is not after.get(key)}
     old, new = (
         dict(leaves({key: body[key] for key in parts if key in body})) for body in (before, after)
@@ -106,7 +106,7 @@ def _differs(present: Body, path: Path, value: Any) -> bool:
 
 
 def _holds_more(value: Any) -> bool:
-    """Whether a map is not empty: then it is its fields that have owners."""
+    """Whether a map is not empty, so that its fields have the owners."""
     return isinstance(value, dict) and bool(value)
 
 
@@ -115,7 +115,7 @@ def _without_empty(owners: Owners) -> Owners:
 
 
 def leaves(body: Body) -> Iterator[tuple[Path, Any]]:
-    """Every field that can be owned, with its value."""
+    """Every ownable field with its value."""
     for key, value in body.items():
         if key in _NOT_OWNED:
             continue
@@ -137,14 +137,14 @@ def _leaves(path: Path, name: str, value: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def _have(key: str, entries: list[Any]) -> bool:
-    """Whether each entry has a key of its own; else the list, which no schema lets in, is one value."""
+    """Whether each entry has a unique key. Otherwise the list, which schemas refuse, is one value."""
     keys = [entry.get(key) for entry in entries if isinstance(entry, dict)]
     texts = {each for each in keys if isinstance(each, str)}
     return len(texts) == len(entries)
 
 
 def value_at(body: Any, path: Path) -> Any:
-    """The value at a path; None where there is none."""
+    """The value at a path; None without one."""
     for step in path:
         if isinstance(step, tuple):
             body = next((e for e in body or () if e.get(step[0]) == step[1]), None)

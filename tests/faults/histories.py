@@ -1,8 +1,7 @@
-"""Random histories: users, pods and faults in any order, and then a time in which all is well.
+"""Random histories: users, pods and faults in any order, and then a time without faults.
 
-Nothing is compared with a run without faults, which would have gone another way. What must hold at
-every change is the oracle's; in the end every job must be over, and a new leader must find nothing
-to do.
+There is no comparison with a run without faults, which would differ. The oracle checks its invariants
+at every change. At the end every job must be finished, and a new leader must have nothing to do.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ ACTIONS = (
     "kill",
     "terminate",
 )
-REST = 65.0  # seconds without a write: refused writes of a queue are retried after 60
+REST = 65.0  # seconds without a write; refused writes of a queue are retried after 60 s
 NAMES = ("one", "two")
 SHAPES = (
     {"elastic": {"minNodes": 1, "maxNodes": 3}},
@@ -49,7 +48,7 @@ Strikes: TypeAlias = dict[int, int]  # kinds of faults by the number of the requ
 
 
 class Step(Struct, frozen=True):
-    """An action, `after` seconds after the previous step; `which` chooses its object."""
+    """An action, `after` seconds after the previous step. `which` selects its object."""
 
     after: float
     action: str
@@ -57,7 +56,7 @@ class Step(Struct, frozen=True):
 
 
 class RandomFaults(FaultPlan):
-    """Strikes at the n-th of all requests and events."""
+    """Injects faults by the number of the request or event."""
 
     def __init__(self, strikes: Strikes) -> None:
         super().__init__()
@@ -74,12 +73,12 @@ class RandomFaults(FaultPlan):
         return usual if number is None else list(OF_EVENTS.values())[number % len(OF_EVENTS)](self)
 
     def stop(self) -> None:
-        """From now on all is well."""
+        """Inject no further faults."""
         self._strikes = {}
 
 
 def play(steps: Sequence[Step], strikes: Strikes) -> list[str]:
-    """One history; what went wrong, nothing if nothing did."""
+    """Play one history. Returns all violations."""
 
     async def run() -> list[str]:
         plan = RandomFaults(strikes)
@@ -88,7 +87,7 @@ def play(steps: Sequence[Step], strikes: Strikes) -> list[str]:
             Scenario("history", history.play, serves, replicas=2, exact=False), plan
         )
         await simulation.run()
-        # Two faults of the lease may cost it, and then the process has to go.
+        # Two faults of the lease may lose it, which must end the process.
         return [each for each in simulation.oracle.wrong if "NotLeader" not in each]
 
     with quiet():
@@ -159,7 +158,7 @@ class _History:
             world.hands.delete(PODS, pod)
 
     def _delete_gang(self, world: Simulation, name: str) -> None:
-        """Only one that the status tells of: else nothing is left that knows its number."""
+        """Delete a recorded gang; the number of an unrecorded one would be lost."""
         status = world.status(name)
         child = world.store.get(JOBS, (NAMESPACE, names.child_job(name, status.get("attempt", 0))))
         if child is not None and status.get("workers") is not None:

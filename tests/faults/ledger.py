@@ -1,7 +1,6 @@
-"""What queues allow, what their jobs take and how their gangs end, counted from the store alone.
+"""Quotas, usage and failures, computed from the store only, independent of the controller.
 
-None of the controller's own sums is used. A `Ledger` looks at every change, so that a quota which
-is exceeded for a second is noticed although the end of the run is right.
+A `Ledger` checks every change, so it detects a quota that is exceeded for only a second.
 """
 
 import re
@@ -19,9 +18,9 @@ from torchrun_api.status import TERMINAL
 Amounts: TypeAlias = dict[str, int]  # nodes, gpus and jobs
 KINDS = ("nodes", "gpus", "jobs")
 GPU = "nvidia.com/gpu"
-# A cache may be so old: a decision by an earlier quota is no fault.
+# The maximum age of a cache: a decision by an earlier quota is no violation.
 LAG = timedelta(seconds=150)
-# A running job may be charged for more than it has for so long: a gang is replaced meanwhile.
+# A job may be overcharged this long, while its gang is replaced.
 OVERCHARGED = timedelta(seconds=300)
 
 
@@ -43,11 +42,11 @@ class Ledger:
         self._store = store
         self._now = now
         self._report = report
-        # Every quota that a queue ever had, with the time from which it held.
+        # Every quota of each queue, with its start time.
         self._quotas: dict[tuple[str, str], list[tuple[datetime, Body]]] = defaultdict(list)
         self._left: dict[str, Body] = {}  # jobs that were deleted, by UID
-        self._failed: dict[str, set[str]] = defaultdict(set)  # attempts by the job's UID
-        self._overcharged: dict[str, datetime] = {}  # since when, by UID
+        self._failed: dict[str, set[str]] = defaultdict(set)  # failed attempts by UID of the job
+        self._overcharged: dict[str, datetime] = {}  # start time by UID
         store.subscribe(self._changed)
 
     def _changed(self, change: Change) -> None:
@@ -60,7 +59,7 @@ class Ledger:
         elif change.resource == PODS:
             self._pod(change.body)
 
-    # What is watched
+    # Changes
 
     def _job(self, change: Change) -> None:
         job, uid = change.body, change.body["metadata"]["uid"]
@@ -92,7 +91,7 @@ class Ledger:
         self._within_quota(job, f"gang {name} is created", since=_admitted(job))
 
     def _pod(self, pod: Body) -> None:
-        """Remember the attempts in which a worker failed by itself."""
+        """Record attempts in which a worker failed by itself."""
         meta, status = pod["metadata"], pod["status"]
         if status["phase"] != "Failed" or "deletionTimestamp" in meta or not is_worker(pod):
             return
@@ -105,7 +104,7 @@ class Ledger:
     def _note_overcharge(self, name: str, job: Body, living: int) -> None:
         uid, status = job["metadata"]["uid"], job.get("status", {})
         if "elastic" in job["spec"]:
-            return  # a gang that lacks nodes keeps what it was admitted for, see docs/admission.md
+            return  # a shrunk gang keeps its admission, see docs/admission.md
         if status.get("phase") != "Running" or charge_of(job) <= living:
             self._overcharged.pop(uid, None)
             return
@@ -113,10 +112,10 @@ class Ledger:
         if self._now() - since > OVERCHARGED:
             self._report(f"{name} is charged for {charge_of(job)} nodes and has {living}")
 
-    # What is counted
+    # Usage
 
     def _within_quota(self, job: Body, what: str, since: datetime | None = None) -> None:
-        """What the job's cohort takes now is within a quota that it had lately, or `since`."""
+        """Check the usage of the job's cohort against its recent quotas, or those since `since`."""
         queue = _queue_of(job)
         if not self._takes_part(job):
             return
@@ -126,13 +125,13 @@ class Ledger:
         for kind in KINDS:
             limits = [self._largest(member, kind, start) for member in members]
             if self._largest(queue, kind, start) is None:
-                continue  # neither lends nor borrows it
+                continue  # the queue neither lends nor borrows this resource
             allowed = sum(limit for limit in limits if limit is not None)
             if taken[kind] > allowed:
                 self._report(f"{what}: {taken[kind]} {kind} are taken of {allowed}")
 
     def _taken(self, members: set[tuple[str, str]]) -> Amounts:
-        """By admitted jobs, and by pods that deleted jobs left behind."""
+        """The usage of admitted jobs, and of remaining pods of deleted jobs."""
         taken = dict.fromkeys(KINDS, 0)
         for job in self._store.bodies(TORCHRUN_JOBS):
             if _queue_of(job) in members and (nodes := charge_of(job)):
@@ -153,7 +152,7 @@ class Ledger:
         }
 
     def _largest(self, queue: tuple[str, str], kind: str, since: datetime) -> int | None:
-        """The largest limit of a queue that held at some time since; None without one."""
+        """The largest limit of a queue since a time; None without a limit."""
         history = self._quotas[queue]
         starts = [time for time, _ in history[1:]] + [None]
         limits = [
@@ -175,7 +174,7 @@ class Ledger:
                 yield child
 
     def _gang_of(self, job: Body) -> list[Body]:
-        """The child Jobs of its latest attempt."""
+        """The child Jobs of the latest attempt of the job."""
         uid = job["metadata"]["uid"]
         children = [child for child in self._children() if uid in owners(child)]
         latest = max(map(_attempt_of, children), default=0)
@@ -195,10 +194,10 @@ class Ledger:
         jobs = self._store.bodies(TORCHRUN_JOBS)
         return next((job for job in jobs if job["metadata"]["uid"] in uids), None)
 
-    # The end
+    # The end of a run
 
     def close(self, *, exact: bool = True) -> None:
-        """Everything is at rest. With `exact` no user has ended a gang while it failed."""
+        """Check the state at rest. `exact`: no user has deleted a gang while it failed."""
         for job in self._store.bodies(TORCHRUN_JOBS):
             status, name = job.get("status", {}), job["metadata"]["name"]
             phase, living = status.get("phase"), self._living(job["metadata"]["uid"])
@@ -224,7 +223,7 @@ class Ledger:
 
 
 def charge_of(job: Body | None) -> int:
-    """Nodes that the job's queue is charged with."""
+    """The number of nodes that the job is charged with."""
     admission: Body = (job or {}).get("status", {}).get("admission") or {}
     charged: int = admission.get("nodes", 0)
     return charged

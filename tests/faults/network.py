@@ -1,8 +1,8 @@
-"""Between a controller and the API server: latency, watches and faults.
+"""The simulated network between a controller and the API server: latency, watches and faults.
 
-A `Client` is one process as the network sees it. Its transports have the interface of the real one,
-`torchrun_controller.client.Transport`; `Faults` decide what happens to each request and to each event of
-a watch. A dead client sends nothing more, whatever its tasks do.
+A `Client` is one process on the network. Its transports have the interface of
+`torchrun_controller.client.Transport`. `Faults` decide about each request and each watch event. A dead
+client sends nothing more, even if its tasks still run.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from torchrun_controller.client.session import resource_of
 T = TypeVar("T")
 
 LATENCY = 0.002  # seconds, one way
-BOOKMARKS = 50.0  # seconds between two of a watch; about a minute in truth
+BOOKMARKS = 50.0  # seconds between two bookmarks of a watch; about a minute on a real server
 _encode = msgspec.json.Encoder().encode
 _NONE: Mapping[str, str] = {}
 
 
 class Call(Struct, frozen=True):
-    """A request on its way, as faults are asked about it."""
+    """A request in flight, as seen by faults."""
 
     client: "Client"
     session: str
@@ -41,7 +41,7 @@ class Call(Struct, frozen=True):
 
     @property
     def about(self) -> str:
-        """What it is about, in short and without the namespace."""
+        """The object in short form, without the namespace."""
         target = target_of(self.path) if self.path.count("/") > 1 else None
         if target is None:
             return self.path
@@ -50,42 +50,42 @@ class Call(Struct, frozen=True):
 
 
 class RequestFault:
-    """What happens to one request: nothing. Each step may raise, wait, or kill the client."""
+    """No fault of one request. Overridden steps may raise, wait, or kill the client."""
 
     async def sent(self, call: Call) -> None:
         """The request leaves the client."""
 
     async def carried_out(self, call: Call) -> None:
-        """The server has done it, and the answer leaves the server."""
+        """The server has processed it and sends the response."""
 
     def received(self, call: Call) -> None:
-        """The answer is handed on."""
+        """The client receives the response."""
 
 
 class EventFault:
-    """What happens to one event of a watch: nothing."""
+    """No fault of one watch event."""
 
     async def arrives(self, stream: "Stream", change: Change) -> bytes | None:
-        """The event is about to be handed on; returns what is, if not the event."""
+        """The event is about to be delivered. A returned frame replaces it."""
 
 
 class Faults(Protocol):
-    """What goes wrong. `skew` is how far the controllers' time of day is off."""
+    """No faults. `skew`: the clock skew of the controllers."""
 
     skew: timedelta
 
     def request(self, call: Call) -> RequestFault:
-        """What happens to this request."""
+        """The fault of this request."""
 
     def event(self, stream: "Stream", change: Change) -> EventFault:
-        """What happens to this event."""
+        """The fault of this event."""
 
     def as_of(self, call: Call) -> tuple[int, float] | None:
-        """The version at which the server that answers is, and for how many seconds it stays so."""
+        """The version of the answering server, and the seconds for which it stays there."""
 
 
 class Client:
-    """One process. `ended` is called once, when it dies."""
+    """One process. `ended` is called once when it dies."""
 
     def __init__(self, name: str, server: ApiServer, faults: Faults) -> None:
         self.name = name
@@ -95,7 +95,7 @@ class Client:
         self.ended: Callable[[], None] = lambda: None
 
     def kill(self) -> None:
-        """From now on it sends nothing and gets nothing."""
+        """From now on it neither sends nor receives."""
         if self.alive:
             self.alive = False
             self.ended()
@@ -103,11 +103,11 @@ class Client:
     def session(
         self, name: str, observe: Callable[[str, str, int, float], None] = lambda *_: None
     ) -> "Transport":
-        """A transport; `observe` hears of each request, as a real session's does."""
+        """A transport. `observe` is called for each request, as in a real session."""
         return Transport(self, name, observe)
 
     async def unless_dead(self) -> None:
-        """Return only to the living."""
+        """Wait forever if the client is dead."""
         if not self.alive:
             await _never()
 
@@ -209,7 +209,7 @@ class Transport:
 
 
 class Stream(AsyncIterator[bytes]):
-    """A watch as its client reads it: a frame a chunk."""
+    """A watch for its client, one frame in each chunk."""
 
     def __init__(self, call: Call, query: Mapping[str, str], silence: float) -> None:
         self.call = call
@@ -228,7 +228,7 @@ class Stream(AsyncIterator[bytes]):
         self._server.store.subscribe(self._changed)
 
     def close(self) -> None:
-        """Nobody reads it any more."""
+        """Close the stream."""
         self._server.store.unsubscribe(self._changed)
 
     async def __anext__(self) -> bytes:
@@ -250,11 +250,11 @@ class Stream(AsyncIterator[bytes]):
         raise Disconnected(f"WATCH {self.call.path}: connection reset")
 
     def put_next(self, frame: bytes) -> None:
-        """Something else comes before all that waits."""
+        """Insert a frame before all waiting ones."""
         self._frames.appendleft((0.0, frame, None))
 
     async def _wait(self) -> None:
-        """For a frame; a bookmark comes in the place of long silence."""
+        """Wait for a frame, or a bookmark after a long silence."""
         self._arrived.clear()
         patience = min(BOOKMARKS, self._silence, self._ends - self._loop.time())
         try:
@@ -285,7 +285,7 @@ class Stream(AsyncIterator[bytes]):
             self._push(_bookmark(store.version, initial_events_end=True))
 
     def _begin_behind(self, version: int, seconds: float, *, listed: bool) -> None:
-        """A server that lags: it shows the past, unless it was listed, and what came after later."""
+        """A lagging server: it shows the past, unless it was listed, and later changes after a delay."""
         store = self._server.store
         if not listed:
             for body in self._server.list(self.target, self._query, version)["items"]:
@@ -321,7 +321,7 @@ async def _never() -> NoReturn:
 
 
 def error_frame(code: int, reason: str) -> bytes:
-    """How a server ends a watch that it cannot go on with."""
+    """The error frame with which a server ends a watch."""
     status = {"kind": "Status", "code": code, "reason": reason, "message": "too old"}
     return _frame(b"ERROR", _encode(status))
 
@@ -338,7 +338,7 @@ def _bookmark(version: int, *, initial_events_end: bool = False) -> bytes:
 
 
 def _discovery(server: ApiServer, headers: Mapping[str, str]) -> Response:
-    """The aggregated discovery document: what gang schedulers are installed."""
+    """The aggregated discovery document with the installed gang schedulers."""
     if headers.get("If-None-Match") == '"same"':
         refuse(304, "NotModified", "")
     groups: dict[str, dict[str, list[str]]] = {}

@@ -1,7 +1,7 @@
-"""The scheduler and the kubelets, as one scripted actor.
+"""Simulated scheduler and kubelets.
 
-A `Script` decides what a pod's containers do. Nodes can be lost, come back and be switched off; the
-containers of a lost node keep running although the API server does not see them.
+A `Script` decides how the containers of a pod behave. Nodes can be lost, return and be switched off.
+Containers on a lost node keep running, unseen by the API server.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,13 +18,13 @@ from faults.store import Change
 from torchrun_api import names
 
 NODE_COUNT = 4
-BINDS, STARTS, STOPS = 0.3, 0.5, 1.0  # seconds until each step
+BINDS, STARTS, STOPS = 0.3, 0.5, 1.0  # delay of each step in seconds
 
 
 class End(Struct, frozen=True):
-    """How a pod's containers end, `seconds` after they started to work.
+    """How the containers of a pod end, `seconds` after the start of their work.
 
-    With `container` that one ends alone, and the others of the pod are ready from then on.
+    With `container` only that one ends, and the others of the pod become ready.
     """
 
     seconds: float
@@ -33,45 +33,47 @@ class End(Struct, frozen=True):
     container: str = ""
 
 
-Script: TypeAlias = Callable[[Body], End | None]  # of a pod; None: it goes on for ever
+Script: TypeAlias = Callable[[Body], End | None]  # the end of a pod; None if it never ends
 
 
 class Nodes(Actor):
     """The scheduler and the kubelets.
 
-    The scheduler prefers the node with the worker's own index. Without `alone` a node has room for
-    any number of pods, with it for one worker.
+    The scheduler prefers the node with the index of the worker. A node has room for any number of
+    pods; with `alone`, for one worker.
     """
 
     def __init__(self, server: ApiServer, now: Callable[[], datetime], script: Script) -> None:
         super().__init__(server, now, "kubelet")
         self.alone = False
-        # Workers that are deleted from the API and whose containers may still run.
+        # Workers that are deleted from the API, but whose containers may still run.
         self.unseen: list[Body] = []
         self._script = script
-        self._working: set[str] = set()  # UIDs of pods whose containers have begun their work
-        self._silent: set[str] = set()  # nodes that the API server hears nothing of
-        self._missed: list[tuple[str, Callable[[str], None]]] = []  # what silent kubelets would do
+        self._working: set[str] = set()  # UIDs of pods whose containers have started their work
+        self._silent: set[str] = set()  # nodes with a silent kubelet
+        self._missed: list[
+            tuple[str, Callable[[str], None]]
+        ] = []  # pending actions of silent kubelets
         self._unbound: set[str] = set()  # UIDs of pods without a node
         for number in range(NODE_COUNT):
             self.add(f"node-{number}")
 
-    # What happens to nodes
+    # Nodes
 
     def add(self, name: str) -> None:
-        """A node comes."""
+        """Add a node."""
         room = {"cpu": "8", "memory": "32Gi", "pods": "110", "nvidia.com/gpu": "8"}
         status = {"conditions": [self._ready("True")], "allocatable": room}
         body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {}}
         self.hands.create(NODES, {**body, "status": status})
 
     def lose(self, name: str) -> None:
-        """A node falls silent; its containers go on."""
+        """The kubelet becomes silent, and its containers keep running."""
         self._silent.add(name)
         self._patch(name, {"status": {"conditions": [self._ready("Unknown")]}}, "status")
 
     def come_back(self, name: str) -> None:
-        """The kubelet answers again, catches up, and ends what the API has no pod for."""
+        """The kubelet returns, catches up, and kills containers without a pod in the API."""
         self._silent.discard(name)
         self._patch(name, {"status": {"conditions": [self._ready("True")]}}, "status")
         missed, self._missed = self._missed, []
@@ -80,7 +82,7 @@ class Nodes(Actor):
         self._loop.call_later(STOPS, self._forget_unseen, name)
 
     def switch_off(self, name: str) -> None:
-        """An administrator switches a lost node off and taints it out-of-service; its pods are force-deleted."""
+        """An administrator switches off a lost node and taints it; its pods are force-deleted."""
         self._forget_unseen(name)
         taint = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute", "value": "off"}
         self._patch(name, {"spec": {"taints": [taint]}})
@@ -90,7 +92,7 @@ class Nodes(Actor):
                 self.hands.delete(PODS, pod, grace=0)
 
     def cordon(self, name: str, *, closed: bool = True) -> None:
-        """Take a node out of scheduling, or back."""
+        """Cordon or uncordon a node."""
         self._patch(name, {"spec": {"unschedulable": closed}})
 
     def _ready(self, status: str) -> Body:
@@ -102,7 +104,7 @@ class Nodes(Actor):
     def _forget_unseen(self, name: str) -> None:
         self.unseen = [pod for pod in self.unseen if pod["spec"]["nodeName"] != name]
 
-    # What they do with pods
+    # Pods
 
     def changed(self, change: Change) -> None:
         if change.resource == NODES:
@@ -156,7 +158,7 @@ class Nodes(Actor):
         self.hands.patch(PODS, pod, {"status": {"conditions": [scheduled]}}, "status")
 
     def _free(self, pod: Body) -> Iterator[str]:
-        """Nodes where the pod may run, the best first."""
+        """Nodes where the pod may run, the preferred one first."""
         full = {
             other["spec"].get("nodeName")
             for other in self.store.bodies(PODS)
@@ -171,7 +173,7 @@ class Nodes(Actor):
                 yield name
 
     def _provide(self, pod: Body, claim: str | None) -> None:
-        """A volume for a claim that waits for its first consumer."""
+        """Bind a PVC that waits for its first consumer."""
         stored = claim and self.store.get(CLAIMS, (pod["metadata"]["namespace"], claim))
         if stored and stored.body.get("status", {}).get("phase") != "Bound":
             self.hands.patch(CLAIMS, stored.body, {"status": {"phase": "Bound"}}, "status")
@@ -187,14 +189,14 @@ class Nodes(Actor):
         )
 
     def _misses(self, pod: Body, look: Callable[[str], None]) -> bool:
-        """Whether the pod's kubelet is silent; it looks when it is back."""
+        """Whether the kubelet of the pod is silent. It acts after its return."""
         silent = pod["spec"].get("nodeName") in self._silent
         if silent:
             self._missed.append((pod["metadata"]["uid"], look))
         return silent
 
     def _work(self, pod: Body) -> None:
-        """Workers begin with their go-ahead, everything else at once."""
+        """Start the work: workers with their start annotation, other pods at once."""
         meta = pod["metadata"]
         go_ahead = meta.get("annotations", {}).get(names.START)
         if meta["uid"] in self._working or (is_worker(pod) and not go_ahead):
@@ -218,7 +220,7 @@ class Nodes(Actor):
             self._write_status(pod, phase, {"terminated": terminated})
 
     def stop(self, uid: str) -> None:
-        """Containers get SIGTERM and end by it; then the pod goes."""
+        """Containers end after SIGTERM, and the pod is removed."""
         pod = self.find(PODS, uid)
         if pod is None or self._misses(pod, self.stop):
             return
@@ -248,6 +250,6 @@ class Nodes(Actor):
 
 
 def takes_a_node(pod: Body) -> bool:
-    """Whether nothing else has room beside it where nodes are for one worker."""
+    """Whether the pod needs a node alone, if nodes have room for one worker."""
     labels: Body = pod["metadata"].get("labels", {})
     return labels.get(names.COMPONENT_LABEL) in (names.WORKER, names.PROBE)

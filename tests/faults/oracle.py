@@ -1,4 +1,4 @@
-"""What must hold at every change of the world, whatever happens, and what is compared at the end."""
+"""Invariants at every change, and the comparison of end states."""
 
 import re
 from collections import Counter
@@ -20,9 +20,9 @@ EVENTS: Resource = ("v1", "events")
 KAI_QUEUES: Resource = ("scheduling.run.ai/v2", "queues")
 LEASE = ("system", "torchrun-controller")
 
-# What tells one run from another and means nothing.
+# Fields that differ between runs without meaning.
 _VARIES = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z|uid-\d+")
-# Of an attempt, as the annotation of the next gang tells of it in JSON.
+# Fields of an attempt in the JSON annotation of the next gang.
 _LASTED = re.compile(rb'\\"runningSeconds\\":\d+,?')
 _TOLD = (names.START, names.TOLD, "runningSeconds")
 _OF_SERVER = (
@@ -31,14 +31,14 @@ _OF_SERVER = (
     "managedFields",
     "creationTimestamp",
     "generation",
-    "deletionGracePeriodSeconds",  # of a pod on a silent node: by the first who deleted it
+    "deletionGracePeriodSeconds",  # the first writer that deleted a pod on a silent node
 )
 
 
 class Oracle:
     """Watches a store. `wrong` lists the violations in order.
 
-    `is_ours` tells whether a writer is the controller.
+    `is_ours`: whether a writer is the controller.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Oracle:
     ) -> None:
         self.wrong: list[str] = []
         self.ledger = Ledger(store, now, self._report)
-        # Workers that are gone from the API and whose containers may still run.
+        # Workers that are deleted from the API, but whose containers may still run.
         self.unseen: Callable[[], list[Body]] = list
         self._store = store
         self._is_ours = is_ours
@@ -66,7 +66,7 @@ class Oracle:
             self._absorbs(change.old, change.body)
 
     def _written(self, change: Change) -> None:
-        """By the holder of the lease alone, and nothing of others."""
+        """Check that only the lease holder writes, and no objects of others."""
         lease = self._store.get(LEASES, LEASE)
         holder = lease.body["spec"].get("holderIdentity") if lease else None
         if holder != change.writer:
@@ -83,7 +83,7 @@ class Oracle:
                 self._report(f"{change.writer} writes {change.name}, which is not ours")
 
     def _root(self, body: Body) -> Resource | None:
-        """The kind of what controls an object in the end; that may be gone by now."""
+        """The kind of the top-level owner of an object, which may be deleted."""
         while True:
             references = body["metadata"].get("ownerReferences", ())
             owner = next((each for each in references if each.get("controller")), None)
@@ -111,7 +111,7 @@ class Oracle:
             if "workspace-source" in str(change.body["spec"]) and owner not in self._prepared:
                 self._report(f"Job {meta['name']} is made before its workspace is")
         elif change.verb == "DELETED" and role == names.WORKER:
-            # Workers whose head was refused have never begun: they may be made once more.
+            # Workers whose head was refused never started, so they may be created again.
             self._gangs[gang] = self._gangs[owner, attempt, names.HEAD]
 
     def _pod(self, change: Change) -> None:
@@ -129,7 +129,7 @@ class Oracle:
             self._at_most_one("gang that trains", unfenced, _attempt)
 
     def _at_most_one(self, what: str, pods: list[Body], part: Callable[[Body], str]) -> None:
-        """For each job."""
+        """Check each job."""
         values: dict[str, set[str]] = {}
         for pod in pods:
             meta = pod["metadata"]
@@ -157,10 +157,10 @@ def _is_ours(job: Body) -> bool:
 def end_state(
     store: Store, *, renumbered: bool = False, varies: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """All there is, by kind and name, without what tells one run from another.
+    """All objects by kind and name, without fields that differ between runs.
 
-    Of gangs that may be `renumbered` neither the number nor what there is of each counts. Fields of
-    spec or status and conditions that `varies` names are left out.
+    With `renumbered`, numbers and counts of gangs are omitted, too. `varies` names further fields and
+    conditions to omit.
     """
     left_out = (LEASES, EVENTS, *((JOBS, PODS) if renumbered else ()))
     state = {
@@ -180,7 +180,7 @@ def end_state(
 
 
 def differences(expected: Any, actual: Any, path: str = "") -> list[str]:
-    """Where two states differ, a line each."""
+    """The differences of two states, one line each."""
     if isinstance(expected, dict) and isinstance(actual, dict):
         keys = sorted(expected.keys() | actual.keys())
         return [
@@ -205,10 +205,10 @@ def _masked(body: Body) -> Any:
 
 
 def _ordered(value: Any) -> Any:
-    """Conditions come in the order in which they were first true.
+    """Sort conditions, which are in the order in which they were first true.
 
-    A gang has its go-ahead from the start where no pod of an older one is left, else later, and
-    then again unless it has ended by then.
+    A gang has its start annotation from the beginning if no pod of an older gang is left. Otherwise it
+    is set later, and again unless the gang has ended by then.
     """
     if isinstance(value, list):
         return [_ordered(each) for each in value]
@@ -236,7 +236,7 @@ def _trains(pod: Body) -> bool:
 
 
 def _worker(pod: Body) -> str:
-    """Attempt and index."""
+    """The attempt and the index of a worker."""
     labels = pod["metadata"]["labels"]
     return f"{labels[names.ATTEMPT_LABEL]}-{labels[names.COMPLETION_INDEX_LABEL]}"
 

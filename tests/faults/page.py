@@ -1,9 +1,9 @@
-"""The numbers of docs/faults.md, from the counts of a run that was kept.
+"""The numbers of docs/faults.md, from the stored counts of a run.
 
     make faults             or a part of it writes build/faults.json
-    make faults-page        keeps its parts beside those that were kept, and writes the page
+    make faults-page        stores its parts beside earlier ones, and writes the page
 
-The numbers stand between two comments of the page; everything else there is written by people.
+The numbers are between two comments of the page. Everything else is written by hand.
 """
 
 import json
@@ -55,11 +55,11 @@ def with_counts(page: str, counts: Any) -> str:
 
 
 def main() -> int:
-    """Keep the parts of the latest run, and write the page."""
+    """Store the parts of the latest run, and write the page."""
     counts = json.loads(KEPT.read_text()) if KEPT.exists() else {"parts": {}}
     if LATEST.exists():
         latest = json.loads(LATEST.read_text())
-        del latest["seconds"]  # tells of the machine
+        del latest["seconds"]  # depends on the machine
         counts |= {**latest, "parts": counts["parts"] | latest["parts"]}
         KEPT.write_text(json.dumps(counts, indent=2) + "\n")
     PAGE.write_text(with_counts(PAGE.read_text(), counts))

@@ -1,8 +1,8 @@
-"""How many places each scenario has for a fault, so that none vanishes unnoticed.
+"""The number of points for faults in each scenario, so that none vanishes unnoticed.
 
-A change of the controller may add or save a request: when `test_the_number_of_points` fails, see which
-ones came or went (`python -m faults.points` with `tests` on the path prints the numbers), and write
-the new number here.
+A change of the controller may add or save a request. If `test_the_number_of_points` fails, check which
+ones changed (`python -m faults.points` with `tests` on the path prints the numbers), and update the
+number here.
 """
 
 from faults import campaign
@@ -39,7 +39,7 @@ POINTS = {
     "gangs": 129,
     "head": 96,
 }
-SLACK = 0.04  # a status more or less is no news
+SLACK = 0.04  # one status update more or less is allowed
 
 if __name__ == "__main__":
     for name in SCENARIOS:

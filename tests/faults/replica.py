@@ -1,4 +1,4 @@
-"""One controller process: the real one on a simulated network, and the kubelet that restarts it."""
+"""The real controller on a simulated network, and the kubelet that restarts it."""
 
 import asyncio
 import random
@@ -16,11 +16,11 @@ from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.settings import Settings, parse
 
 SETTINGS: Settings = parse(["--runtime-image", "runtime:1", "--lease-namespace", "system"], {})
-RESTART = 1.0  # seconds until a process that has ended is started again
+RESTART = 1.0  # seconds until an ended process is restarted
 
 
 class Process:
-    """One life of a controller."""
+    """One process of a controller."""
 
     def __init__(
         self, name: str, server: ApiServer, faults: Faults, now: Callable[[], datetime]
@@ -45,11 +45,11 @@ class Process:
         self.client.ended = self._dead.set
 
     def _session(self, name: str, observe: Observe) -> Transport:
-        """The simulated Transport has the methods of the real one, and no sockets."""
+        """A simulated Transport, with the methods of the real one and no sockets."""
         return cast(Transport, self.client.session(name, observe))
 
     async def run(self) -> None:
-        """Run until the process ends; `exit` is the reason."""
+        """Run until the process ends. `exit` is the reason."""
         working = asyncio.create_task(Manager(self.components, self._until_terminated).run())
         dying = asyncio.create_task(self._dead.wait())
         try:
@@ -59,9 +59,7 @@ class Process:
         finally:
             self.client.alive = False
             dying.cancel()
-            while (
-                not working.done()
-            ):  # a process that already terminates may miss that it is killed
+            while not working.done():  # a terminating process may miss the kill
                 working.cancel()
                 await asyncio.wait((working,), timeout=0.1)
 
@@ -85,7 +83,7 @@ class Process:
 
 
 class Replica:
-    """A pod of the Deployment: process after process, each with an identity of its own."""
+    """A pod of the Deployment: successive processes, each with its own identity."""
 
     def __init__(
         self, name: str, server: ApiServer, faults: Faults, now: Callable[[], datetime]
@@ -98,11 +96,11 @@ class Replica:
 
     @property
     def process(self) -> Process:
-        """The one that lives, or the last that did."""
+        """The running process, or the last one."""
         return self.processes[-1]
 
     async def run(self) -> None:
-        """Start a process whenever there is none."""
+        """Start a process whenever none is running."""
         while True:
             self.processes.append(self._make(len(self.processes)))
             await self.process.run()

@@ -1,6 +1,6 @@
-"""The reference scenarios: what users do with jobs, and how their pods fare.
+"""The reference scenarios: actions of users, and the behaviour of pods.
 
-Pods work for longer than a new leader needs to take over, so that a fault finds them at work.
+Pods run longer than a new leader needs to take over, so that faults occur during their work.
 """
 
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ async def delete(world: Simulation) -> None:
 
 
 async def queue(world: Simulation) -> None:
-    """It is missing, comes, and changes under a job that runs."""
+    """A queue is missing, is created, and changes while a job runs."""
     world.submit()
     await world.reaches("Pending", reason="QueueNotFound")
     world.make_queue()
@@ -85,7 +85,7 @@ async def workspace(world: Simulation) -> None:
 
 
 async def gangs(world: Simulation) -> None:
-    """Two jobs, and room for one: the second is admitted when the first has ended."""
+    """Two jobs with quota for one: the second is admitted after the end of the first."""
     world.make_queue(
         quota={"nodes": 2}, scheduling={"scheduler": "scheduler-plugins", "gang": "coscheduling"}
     )
@@ -96,7 +96,7 @@ async def gangs(world: Simulation) -> None:
 
 
 async def head(world: Simulation) -> None:
-    """The head has pods of its own, and ends its workers with itself."""
+    """A separate head, whose end deletes its workers."""
     world.make_queue()
     world.submit(numNodes=3, head={"nodeResources": {"cpus": 1}})
     await world.reaches("Succeeded")
@@ -110,7 +110,7 @@ def _at_work(world: Simulation) -> Iterator[Body]:
 
 
 def _made(world: Simulation) -> Iterator[Body]:
-    """Whatever belongs to a job, and jobs."""
+    """All jobs and their objects."""
     for resource, body in world.store.everything():
         labels = body["metadata"].get("labels", {})
         if resource == TORCHRUN_JOBS or names.MANAGED_BY_LABEL in labels:

@@ -1,17 +1,17 @@
-"""Scenarios of nodes: lost ones, and too few for an elastic job."""
+"""Scenarios of lost nodes, and of too few nodes for an elastic job."""
 
 from bodies import Body
 from faults.nodes import End
 from faults.scripts import first_gang_stays
 from faults.simulation import Scenario, Simulation
 
-# Seconds: longer than a gang has to be old to grow (5 min), and than an overcharge may last.
+# Seconds, longer than the minimum age for growth (5 min) and than an allowed overcharge.
 LONG = 330.0
 ZIP = {"workspace": {"source": "zip", "delivery": "shared"}}
 
 
 async def _lose_node(world: Simulation) -> None:
-    """A node goes silent. Its worker may still write, so the next gang waits."""
+    """A node becomes silent. Its worker may still write, so the next gang waits."""
     world.make_queue()
     world.submit()
     await world.reaches("Running")
@@ -20,7 +20,7 @@ async def _lose_node(world: Simulation) -> None:
 
 
 async def node_returns(world: Simulation) -> None:
-    """The next gang waits until a lost node is back."""
+    """The next gang waits until a lost node has returned."""
     await _lose_node(world)
     world.nodes.come_back("node-1")
     await world.reaches("Succeeded")
@@ -43,7 +43,7 @@ async def fence(world: Simulation) -> None:
 
 
 async def elastic(world: Simulation) -> None:
-    """A node too few: a smaller gang follows, and a larger one when the node is back."""
+    """With one node too few, a smaller gang follows, and a larger one after the node has returned."""
     world.nodes.alone = True
     world.nodes.cordon("node-2")
     world.nodes.cordon("node-3")
@@ -64,6 +64,6 @@ SCENARIOS = (
     Scenario("node returns", node_returns, first_gang_stays),
     Scenario("node off", node_off, first_gang_stays),
     Scenario("fence", fence, first_gang_stays),
-    # By a view that is late a gang may be resized once more.
+    # A late cache may cause another resize.
     Scenario("elastic", elastic, stays, renumbered=True, varies=("attempts",)),
 )

@@ -1,4 +1,4 @@
-"""Scenarios of queues: who runs when, jobs that follow others, other schedulers, the end of a queue."""
+"""Scenarios of queues: admission, dependencies, other schedulers, and the deletion of a queue."""
 
 import asyncio
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ VOLCANO: tuple[Resource, ...] = (("scheduling.volcano.sh/v1beta1", "podgroups"),
 
 
 async def preemption(world: Simulation) -> None:
-    """An urgent job takes the place of another, which goes on after it."""
+    """A job of higher priority preempts another, which continues afterwards."""
     world.make_queue(quota={"nodes": 2})
     world.submit("batch", priority=1)
     await world.reaches("Running", "batch")
@@ -36,7 +36,7 @@ async def preemption(world: Simulation) -> None:
 
 
 async def reclaim(world: Simulation) -> None:
-    """A queue takes back what another one of its cohort has borrowed."""
+    """A queue reclaims quota that another queue of its cohort has borrowed."""
     world.make_queue("gpu", quota={"nodes": 2}, cohort="all")
     world.make_queue("guest", quota={"nodes": 0}, cohort="all")
     world.submit("batch", jobQueue="guest")
@@ -48,7 +48,7 @@ async def reclaim(world: Simulation) -> None:
 
 
 async def deletion_under_quota(world: Simulation) -> None:
-    """A job is deleted at work while another waits for its nodes."""
+    """A running job is deleted while another waits for its nodes."""
     world.make_queue(quota={"nodes": 2})
     world.submit("batch")
     await world.reaches("Running", "batch")
@@ -91,7 +91,7 @@ async def deadline(world: Simulation) -> None:
 
 
 async def suspend_backing_off(world: Simulation) -> None:
-    """A pause between a failure and the next gang forgets no failure."""
+    """A suspension between a failure and the next gang keeps the failure count."""
     world.make_queue()
     world.submit()
     await world.until("two gangs failed", lambda: world.status().get("restarts") == 2)
@@ -102,7 +102,7 @@ async def suspend_backing_off(world: Simulation) -> None:
 
 
 async def edited(world: Simulation) -> None:
-    """Limits and quota of a queue change under a job that runs."""
+    """Limits and quota of a queue change while a job runs."""
     world.make_queue(quota={"nodes": 4})
     world.submit()
     await world.trains()
@@ -118,7 +118,7 @@ async def edited(world: Simulation) -> None:
 
 
 async def queue_deleted(world: Simulation) -> None:
-    """A queue goes when the job that runs by it has ended; another job waits for its return."""
+    """A queue is deleted after its running job has ended; another job waits until it is recreated."""
     world.make_queue(quota={"nodes": 2})
     world.submit()
     await world.trains()
@@ -144,7 +144,7 @@ async def volcano(world: Simulation) -> None:
 
 
 async def kai_queue(world: Simulation) -> None:
-    """A KAI queue is made, kept as it should be, and removed with its queue."""
+    """A KAI queue is created, corrected, and deleted with its queue."""
     meta = {"name": "default"}
     parent = {"apiVersion": KAI_QUEUES[0], "kind": "Queue", "metadata": meta, "spec": {}}
     world.hands.create(KAI_QUEUES, parent)
@@ -165,7 +165,7 @@ _KAI = KAI_QUEUES, ("", "team-gpu")
 
 
 async def waiting(world: Simulation) -> None:
-    """Jobs that wait for what only people can bring: each has to say what that is."""
+    """Jobs that wait for an action of the user. Each message must name it."""
     world.make_queue(quota={"nodes": 2})
     world.submit("lost", jobQueue="missing")
     world.submit("large", numNodes=3)
@@ -194,15 +194,15 @@ SCENARIOS = (
     Scenario("deletion under quota", deletion_under_quota, first_gangs_of("batch")),
     Scenario("depends", depends, late_takes_long),
     Scenario("ttl", ttl, well),
-    # Pods are ended before the status is written: a deadline has to hold where no status can be
-    # written. A process that dies in between leaves a gang that seems to have failed.
+    # Pods are deleted before the status, so that a deadline holds even if the status is refused. A
+    # crash in between leaves a gang that seems to have failed.
     Scenario(
         "deadline",
         deadline,
         first_gang_stays,
         varies=("workers", "workersStatus", "lastFailure", "Scheduled"),
     ),
-    # The pause may come when the third gang is there already, which then gives way to a fourth.
+    # The suspension may come after the third gang exists; then a fourth one follows.
     Scenario(
         "suspend backing off",
         suspend_backing_off,
@@ -210,8 +210,7 @@ SCENARIOS = (
         renumbered=True,
         varies=("attempts",),
     ),
-    # A job's share of the queue's policy is in its status alone: where that is lost or late, it is
-    # taken from the queue as it is by then.
+    # Only the status has the queue policy of a job. If it is lost or late, the current queue applies.
     Scenario("queue edited", edited, first_gangs_of("train"), varies=("queuePolicy",)),
     Scenario("queue deleted", queue_deleted, first_gangs_of("train")),
     Scenario("waiting", waiting, well),

@@ -1,4 +1,4 @@
-"""Scenarios of workspaces: environments, pods that serve code, and code that changes under a run."""
+"""Scenarios of workspaces: environments, serve pods, and code changes of a running job."""
 
 import json
 
@@ -16,7 +16,7 @@ UPLOADED = {names.WORKSPACE_SHA256: OLD}
 
 
 def prepares(pod: Body) -> End | None:
-    """As `well`; sync pods report their revision, and keep running if they serve it."""
+    """Like `well`. Sync pods report their revision, and keep running if they serve it."""
     meta = pod["metadata"]
     if meta["labels"][names.COMPONENT_LABEL] != names.SYNC:
         return well(pod)
@@ -28,7 +28,7 @@ def prepares(pod: Body) -> End | None:
 
 
 def fails_prepared(pod: Body) -> End | None:
-    """The same, and a worker of the first gang fails."""
+    """Like `prepares`, but a worker of the first gang fails."""
     labels = pod["metadata"]["labels"]
     if labels[names.COMPONENT_LABEL] == names.WORKER:
         return first_gang_fails(pod)
@@ -36,7 +36,7 @@ def fails_prepared(pod: Body) -> End | None:
 
 
 async def setup(world: Simulation) -> None:
-    """A job makes an environment of its own, once for both of its gangs."""
+    """A job creates its environment once for both of its gangs."""
     world.make_queue()
     world.submit(volumes=ZIP, setupCommand="make", annotations_=UPLOADED)
     await world.reaches("Succeeded", attempt=1)
@@ -44,14 +44,14 @@ async def setup(world: Simulation) -> None:
 
 async def direct(world: Simulation) -> None:
     """A pod serves the workspace to both gangs."""
-    # Without a class it depends on when the PVC is looked at whether it is given up.
+    # Without a class, the time of the reconcile decides whether the PVC is abandoned.
     world.make_queue(storage={"workspace": {"storageClassName": "fast"}})
     world.submit(volumes=DIRECT, annotations_=UPLOADED)
     await world.reaches("Succeeded", attempt=1)
 
 
 async def reload(world: Simulation) -> None:
-    """Newer code reaches workers that live."""
+    """Newer code reaches running workers."""
     world.make_queue()
     world.submit(volumes=ZIP, annotations_=UPLOADED)
     await world.trains()
@@ -62,7 +62,7 @@ async def reload(world: Simulation) -> None:
 
 
 def workers_stay(pod: Body) -> End | None:
-    """As `prepares`, and workers go on until they are ended."""
+    """Like `prepares`, but workers run until they are deleted."""
     return None if is_worker(pod) else prepares(pod)
 
 

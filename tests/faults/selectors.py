@@ -1,4 +1,4 @@
-"""Label and field selectors, as far as informers use them."""
+"""The label and field selectors that informers use."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ Match = Callable[[dict[str, Any]], bool]
 
 
 def matching(query: Mapping[str, str]) -> Match:
-    """Whether an object is selected by `labelSelector` and `fieldSelector` of a request."""
+    """Whether `labelSelector` and `fieldSelector` of a request select an object."""
     tests = [
         *(_test(term, _label) for term in _terms(query, "labelSelector")),
         *(_test(term, _field) for term in _terms(query, "fieldSelector")),

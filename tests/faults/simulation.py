@@ -1,4 +1,4 @@
-"""One run: a scenario, played on a cluster of actors to real controllers, in virtual time."""
+"""One run: a scenario with real controllers on a simulated cluster, in virtual time."""
 
 import asyncio
 import logging
@@ -34,20 +34,20 @@ from torchrun_api import names
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 NAMESPACE = "team"
 # Virtual seconds.
-PATIENCE = 1200.0  # for one step of a scenario
-REST = 12.0  # without a write: longer than any pause of the controller between two steps
-RESTLESS = 900.0  # at the most until rest
-CONVERGENCE = 400.0  # at the most until the wanted end
+PATIENCE = 1200.0  # timeout of one step of a scenario
+REST = 12.0  # without a write; longer than any pause of the controller between two steps
+RESTLESS = 900.0  # maximum until rest
+CONVERGENCE = 400.0  # maximum until the expected end state
 
 
 class Stuck(Exception):  # noqa: N818 named for the state
-    """What a scenario waits for does not come."""
+    """A step of a scenario timed out."""
 
 
 class Scenario(Struct, frozen=True):
-    """What users do, and what their pods do. `installed` are kinds of gang schedulers.
+    """The actions of users, and the behaviour of their pods. `installed`: kinds of gang schedulers.
 
-    `renumbered`: a fault may have a gang replaced once more, so that the last has another number.
+    `renumbered`: a fault may cause another replacement of a gang, so the last one has another number.
     """
 
     name: str
@@ -59,14 +59,14 @@ class Scenario(Struct, frozen=True):
     varies: tuple[
         str, ...
     ] = ()  # fields of spec or status, and conditions, that a fault may change
-    known: str = ""  # the defect because of which it goes wrong even without faults
-    exact: bool = True  # every failure of a worker has to be counted
+    known: str = ""  # the bug that fails this scenario even without faults
+    exact: bool = True  # every failure of a worker must be counted
 
 
 class Outcome(Struct, frozen=True):
-    """What came of a run. `sent` are requests to write, `writes` those that changed something.
+    """The outcome of a run. `sent`: write requests; `writes`: those that changed something.
 
-    The lease and events are not counted.
+    Without the lease and events.
     """
 
     wrong: list[str]
@@ -79,7 +79,7 @@ class Outcome(Struct, frozen=True):
 
 
 class Simulation:
-    """A cluster, the users of a namespace, and the controller's replicas."""
+    """A cluster, the users of a namespace, and the replicas of the controller."""
 
     def __init__(
         self,
@@ -112,11 +112,11 @@ class Simulation:
         self._make_strangers()
 
     def now(self) -> datetime:
-        """The time of day."""
+        """The simulated time of day."""
         return START + timedelta(seconds=self._loop.time())
 
     def _make_strangers(self) -> None:
-        """Foreign objects that have the label of our jobs."""
+        """Create objects of other owners with the label of our jobs."""
         labels = {names.JOB_LABEL: "train", names.ATTEMPT_LABEL: "0"}
         meta = {"name": "stranger", "namespace": NAMESPACE, "labels": labels}
         container = {"name": "main", "image": "theirs:1"}
@@ -127,7 +127,7 @@ class Simulation:
             self.hands.create(resource, body)
 
     async def run(self) -> None:
-        """Play the scenario and wait for rest; what goes wrong is in the oracle's notes."""
+        """Play the scenario and wait for rest. The oracle records violations."""
         tasks = [asyncio.create_task(self._start(at)) for at in range(len(self.replicas))]
         try:
             await self._scenario.play(self)
@@ -145,11 +145,11 @@ class Simulation:
                 self.oracle.wrong.append(f"a replica broke: {end!r}")
 
     async def _start(self, number: int) -> None:
-        """The first replica gets the lease."""
+        """Start the replicas. The first one gets the lease."""
         await asyncio.sleep(0.1 * number)
         await self.replicas[number].run()
 
-    # What users do
+    # Actions of users
 
     def submit(self, name: str = "train", **spec: Any) -> None:
         """Create a TorchrunJob."""
@@ -176,13 +176,13 @@ class Simulation:
         self.hands.create(resource, body)
 
     def edit(self, name: str = "train", resource: Resource = TORCHRUN_JOBS, **spec: Any) -> None:
-        """Change the spec of a job, or of something else."""
+        """Change the spec of a job or another object."""
         known = self.store.get(resource, (NAMESPACE, name))
         assert known is not None
         self.hands.patch(resource, known.body, {"spec": spec})
 
     def annotate(self, name: str = "train", **values: str) -> None:
-        """Set annotations of ours on a job, as the plugin does."""
+        """Set our annotations of a job, as the plugin does."""
         known = self.job(name)
         assert known is not None
         annotations = {
@@ -191,7 +191,7 @@ class Simulation:
         self.hands.patch(TORCHRUN_JOBS, known, {"metadata": {"annotations": annotations}})
 
     def delete(self, name: str = "train", resource: Resource = TORCHRUN_JOBS) -> None:
-        """Delete a TorchrunJob, or something else."""
+        """Delete a TorchrunJob or another object."""
         known = self.store.get(resource, (NAMESPACE, name))
         assert known is not None
         self.hands.delete(resource, known.body)
@@ -202,18 +202,18 @@ class Simulation:
         return known.body if known else None
 
     def status(self, name: str = "train") -> Body:
-        """Its status, as far as there is one."""
+        """The status of the TorchrunJob; empty without one."""
         status: Body = (self.job(name) or {}).get("status", {})
         return status
 
     def queue_status(self) -> Body:
-        """Status of the TorchrunQueue."""
+        """The status of the TorchrunQueue."""
         known = self.store.get(TORCHRUN_QUEUES, (NAMESPACE, "gpu"))
         status: Body = known.body.get("status", {}) if known else {}
         return status
 
     async def reaches(self, phase: str, name: str = "train", **status: Any) -> None:
-        """Wait for a phase, and for other fields of the status. Raises Stuck."""
+        """Wait for a phase and other fields of the status. Raises Stuck."""
         expected = {"phase": phase, **status}
 
         def there() -> bool:
@@ -223,17 +223,17 @@ class Simulation:
         await self.until(f"{name} {expected}", there)
 
     async def trains(self, name: str = "train", nodes: int = 2) -> None:
-        """Wait until all pods of a gang run, which the status may tell late or never."""
+        """Wait until all pods of a gang run, independent of the status."""
         await self.until(f"{name} trains", lambda: len(self._workers(name)) == nodes)
 
     async def finish(self, name: str = "train", nodes: int = 2) -> None:
-        """Wait until all pods of a gang run, and have them succeed."""
+        """Wait until all pods of a gang run, and let them succeed."""
         await self.trains(name, nodes)
         for pod in self._workers(name):
             self.nodes.end(pod["metadata"]["uid"], End(0))
 
     def _workers(self, name: str) -> list[Body]:
-        """Pods of its gang, if all of them run and have their go-ahead."""
+        """The pods of its gang, if all run and have their start annotation."""
         labels = {names.JOB_LABEL: name, names.COMPONENT_LABEL: names.WORKER}
         pods = [
             pod
@@ -248,7 +248,7 @@ class Simulation:
         return pods if started else []
 
     async def until(self, what: str, holds: Callable[[], bool]) -> None:
-        """Wait until something holds. Raises Stuck."""
+        """Wait until a condition holds. Raises Stuck."""
         try:
             async with asyncio.timeout(PATIENCE):
                 while not holds():
@@ -258,7 +258,7 @@ class Simulation:
             raise Stuck(f"{what}; {self.status()}") from None
 
     async def leader(self) -> Process:
-        """Wait until a process leads."""
+        """Wait for a leader, and return its process."""
         while (found := self._leader()) is None:  # noqa: ASYNC110 no change tells of it
             await asyncio.sleep(0.1)
         return found
@@ -270,7 +270,7 @@ class Simulation:
     # The end
 
     async def rest(self, idle: float = REST) -> None:
-        """Until nothing was written for a while and the leader has nothing to do. Raises Stuck."""
+        """Wait until there are no writes for a time and the leader is idle. Raises Stuck."""
         deadline = self._loop.time() + RESTLESS
         self._late = self._loop.time() + CONVERGENCE
         while left := self._unfinished(idle):
@@ -279,7 +279,7 @@ class Simulation:
             await asyncio.sleep(1.0)
 
     def _unfinished(self, idle: float) -> str:
-        """What keeps all from being at rest, "" for nothing."""
+        """The reason why the cluster is not at rest; "" at rest."""
         if self._loop.time() - self._last_write < idle:
             return "writes go on"
         leader = self._leader()
@@ -299,7 +299,7 @@ class Simulation:
         return oracle.end_state(self.store, renumbered=scenario.renumbered, varies=scenario.varies)
 
     def _check_processes(self) -> None:
-        """None may have ended by itself, or met a bug."""
+        """Check that no process has ended by itself or logged a bug."""
         for process in (p for replica in self.replicas for p in replica.processes):
             if process.exit is not None:
                 self.oracle.wrong.append(f"process {process.client.name} ended: {process.exit!r}")
@@ -324,7 +324,7 @@ class Simulation:
         return f"{self._loop.time():8.3f} s  {what}  {': '.join(parts)}"
 
     def outcome(self) -> Outcome:
-        """What came of it."""
+        """The outcome of the run."""
         sent = [point for point in self.plan.met if is_write(point)]
         return Outcome(
             wrong=self.oracle.wrong,
@@ -338,7 +338,7 @@ class Simulation:
 
 
 def is_write(point: Point) -> bool:
-    """Whether a request wrote, the lease and events apart."""
+    """Whether a request is a write, without the lease and events."""
     session, verb, about = point.what.split(" ", 2)
     return session == "write" and verb != "GET" and not about.startswith("events")
 
@@ -349,7 +349,7 @@ def simulate(
     wanted: dict[str, Any] | None = None,
     trace: Callable[[str], None] | None = None,
 ) -> Outcome:
-    """One run in virtual time; it is given time to come to the `wanted` end.
+    """One run in virtual time, until the `wanted` end state or a timeout.
 
     `trace` is called with a line for every change.
     """
@@ -365,7 +365,7 @@ def simulate(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without log lines: formatting them would take half of the time."""
+    """Disable logging, whose formatting would take half of the time."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:

@@ -1,6 +1,6 @@
-"""Objects by version, and every change in order: what etcd and the watch cache are to an API server.
+"""Objects by version, and every change in order, like etcd and the watch cache.
 
-Objects are never changed in place, so a reference keeps the state that it was taken from.
+Objects are never changed in place, so a reference keeps its state.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,13 +31,13 @@ class Stored(Struct, frozen=True):
 
 
 class Change(Struct):
-    """One step of the world: what an object was and is."""
+    """One change: the old and the new state of an object."""
 
     version: int
     resource: Resource
     verb: Verb
     old: Body | None
-    body: Body  # of a deleted object the last state, with the version of its end
+    body: Body  # for a deleted object, the last state with the version of the deletion
     writer: str
     _text: bytes = b""
 
@@ -57,7 +57,7 @@ Listener: TypeAlias = Callable[[Change], None]
 
 
 class Store:
-    """All objects and all their past. The first version is 2: 1 is that of the empty store."""
+    """All objects and their history. The empty store has version 1, so the first change has 2."""
 
     def __init__(self) -> None:
         self.version = 1
@@ -66,7 +66,7 @@ class Store:
         self._listeners: list[Listener] = []
 
     def subscribe(self, listener: Listener) -> None:
-        """Call the listener with each change, at once."""
+        """Call the listener synchronously with each change."""
         self._listeners.append(listener)
 
     def unsubscribe(self, listener: Listener) -> None:
@@ -76,7 +76,7 @@ class Store:
         return self._objects.get(resource, {}).get(key)
 
     def bodies(self, resource: Resource, namespace: str = "") -> Iterator[Body]:
-        """All objects of a kind, in order of their names."""
+        """All objects of a kind, sorted by name."""
         for key, stored in sorted(self._objects.get(resource, {}).items()):
             if namespace in ("", key[0]):
                 yield stored.body
@@ -87,7 +87,7 @@ class Store:
                 yield resource, body
 
     def past(self, resource: Resource, version: int) -> dict[Key, Body]:
-        """The objects of a kind as they were at a version."""
+        """The objects of a kind at a version."""
         objects: dict[Key, Body] = {}
         for change in self.changes:
             if change.version > version:
@@ -100,7 +100,7 @@ class Store:
         return objects
 
     def put(self, resource: Resource, body: Body, owners: Owners, writer: str) -> Body:
-        """Create or replace; gives the object its new version."""
+        """Create or replace an object, with a new version."""
         objects = self._objects.setdefault(resource, {})
         key = key_of(body)
         known = objects.get(key)
@@ -113,7 +113,7 @@ class Store:
         return body
 
     def remove(self, resource: Resource, key: Key, writer: str) -> Body:
-        """Take an object out for good; KeyError if it is not there."""
+        """Remove an object. Raises KeyError if it does not exist."""
         old = self._objects[resource].pop(key).body
         body = self._stamped(old)
         self._notify(Change(self.version, resource, "DELETED", old, body, writer))
@@ -130,7 +130,7 @@ class Store:
 
 
 def short_name(plural: str, name: str) -> str:
-    """An object in short; names of events end in a random part."""
+    """The object in short form, without the random suffix of events."""
     return f"{plural}/{name.rpartition('.')[0] if plural == 'events' else name}"
 
 

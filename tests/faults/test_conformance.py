@@ -1,4 +1,4 @@
-"""The checks of conformance.py on the simulation. tests/integration/test_simulation.py runs them on a real server."""
+"""The checks of conformance.py on the simulation; tests/integration/test_simulation.py has the rest."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta

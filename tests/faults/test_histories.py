@@ -1,4 +1,4 @@
-"""Long random histories; TORCHRUN_FAULTS_SEED draws others, and hypothesis shrinks what fails."""
+"""Long random histories. TORCHRUN_FAULTS_SEED sets the seed, and hypothesis shrinks failures."""
 
 import os
 from collections.abc import Callable

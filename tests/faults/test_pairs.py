@@ -1,5 +1,4 @@
-"""Two faults at a time, drawn at random; TORCHRUN_FAULTS_SEED draws others, TORCHRUN_FAULTS_PAIRS says
-how many."""
+"""Random pairs of faults. TORCHRUN_FAULTS_SEED sets the seed, TORCHRUN_FAULTS_PAIRS the number."""
 
 import os
 import random
@@ -16,7 +15,7 @@ PARTS = 50
 
 
 def drawn(part: int) -> list[campaign.Trial]:
-    """The pairs of one part, from seeds of its own."""
+    """The pairs of one part, with its own seed."""
     chance = random.Random(f"{SEED}/{part}")
     scenarios = sorted(SOUND)
     return [campaign.pair(chance.choice(scenarios), chance) for _ in range(PAIRS // PARTS)]

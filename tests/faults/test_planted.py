@@ -1,6 +1,6 @@
-"""The instrument itself: bugs that are planted in the controller are found.
+"""The fault suite detects planted bugs of the controller.
 
-Each is the kind of bug that a change may bring; a few faults of one kind must show it.
+Each is a bug that a change could introduce, and a few faults of one kind must reveal it.
 """
 
 from collections.abc import Callable
@@ -98,4 +98,4 @@ def test_a_planted_bug_is_found(
     reports = (campaign.judge(trial) for trial in trials)
     wrong = next((lines for lines in reports if any(expected in line for line in lines)), [])
     print(*wrong[:5], sep="\n")
-    assert wrong, "no run shows it"
+    assert wrong, "no run detects the bug"

@@ -57,7 +57,7 @@ CASES = {
 def test_bugs_found_by_one_fault(case: str) -> None:
     scenario, what, kind = CASES[case]
     points = [point for point in campaign.points(scenario) if point.what == what]
-    assert points, "the scenario has no such point any more"
+    assert points, "the scenario no longer has this point"
     for point in points:
         assert campaign.judge(campaign.Trial(scenario, ((point, kind),))) == []
 

@@ -1,4 +1,4 @@
-"""Every single fault, at every request and at every event of every reference scenario."""
+"""Every single fault at every request and event of every reference scenario."""
 
 from collections.abc import Callable
 

@@ -1,5 +1,5 @@
-"""Restarts against an API server that lives in the past; TORCHRUN_FAULTS_TRAVELS says how many,
-TORCHRUN_FAULTS_SEED draws others."""
+"""Restarts with a stale API server. TORCHRUN_FAULTS_TRAVELS sets the number, TORCHRUN_FAULTS_SEED the
+seed."""
 
 import os
 from collections.abc import Callable
@@ -38,4 +38,4 @@ def test_the_control_trusted_caches_are_detected(monkeypatch: pytest.MonkeyPatch
     caches_are_trusted(monkeypatch)
     wrong = next((found for journey in drawn if (found := travel.judge(journey))), [])
     print(*wrong[:5], sep="\n")
-    assert wrong, "no run shows it"
+    assert wrong, "no run detects the bug"

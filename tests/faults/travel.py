@@ -1,7 +1,7 @@
-"""Time travel: a process dies, and the next one is answered by an API server that lives in the past.
+"""Time travel: a process dies, and the next one reads from a stale API server.
 
-Every list and watch of the new process, the lease apart, begins so many changes back and hears of
-everything later only after a while. Writes go to the present.
+Every list and watch of the new process, except for the lease, starts some changes in the past, and
+receives later changes after a delay. Writes go to the current state.
 Source: Sun et al., "Automatic Reliability Testing for Cluster Management Controllers", OSDI 2022.
 """
 
@@ -17,13 +17,13 @@ from faults.oracle import differences
 from faults.scenarios import SCENARIOS, SOUND
 from faults.simulation import Outcome, Simulation, quiet
 
-# How many changes back, and for how many seconds.
+# The number of changes in the past, and the delay in seconds.
 LAGS = ((1, 3.0), (10, 3.0), (10, 30.0), (40, 30.0), (10, 100.0))
 _NOT_STRUCK = ("lease ", "watch ")
 
 
 class Journey(Struct, frozen=True):
-    """After which request of a scenario, and how far back."""
+    """The request of a scenario before the crash, and the distance in changes."""
 
     scenario: str
     point: Point
@@ -35,7 +35,7 @@ class Journey(Struct, frozen=True):
         return f"{self.scenario}: {back}, after a crash at {self.point}"
 
 
-# What went wrong once, and has a defect of the controller behind it.
+# Journeys that found bugs of the controller.
 REGRESSIONS = (
     # The serve pod of a gang without a status was replaced as if its workers mounted the PVC.
     Journey("direct", Point("write PATCH jobs/train", 1), 10, 3.0),
@@ -43,7 +43,7 @@ REGRESSIONS = (
 
 
 class TravelPlan(FaultPlan):
-    """A crash after the request is carried out, and then the past."""
+    """A crash after the request was processed, and then stale reads."""
 
     def __init__(self, journey: Journey) -> None:
         super().__init__({journey.point: "crash-after-commit"})
@@ -56,20 +56,20 @@ class TravelPlan(FaultPlan):
         return Depart(self) if fault is not NO_REQUEST_FAULT else fault
 
     def depart(self, version: int) -> None:
-        """From now on new lists and watches begin in the past."""
+        """From now on new lists and watches start in the past."""
         self._past = max(1, version - self._journey.changes)
         self._served.clear()
 
     def as_of(self, call: Call) -> tuple[int, float] | None:
         if self._past is None or call.path in self._served or "/leases" in call.path:
             return None
-        if call.method != "GET":  # the same server is watched after it was listed
+        if call.method != "GET":  # a watch uses the server of its list
             self._served.add(call.path)
         return self._past, self._journey.seconds
 
 
 class Depart(CrashAfterCommit):
-    """The process dies, and time travels with its successor."""
+    """The process dies, and the next one reads from the past."""
 
     def __init__(self, plan: TravelPlan) -> None:
         self._plan = plan
@@ -80,7 +80,7 @@ class Depart(CrashAfterCommit):
 
 
 def journeys(count: int, seed: str) -> list[Journey]:
-    """Drawn at random, without any twice."""
+    """Draw random journeys without repetitions."""
     everywhere = [
         Journey(name, point, *lag)
         for name in sorted(SOUND)
@@ -106,7 +106,7 @@ def travel(journey: Journey) -> Outcome:
 
 
 def judge(journey: Journey) -> list[str]:
-    """Everything that is wrong with it, nothing if nothing is."""
+    """All violations of the run."""
     found = travel(journey)
     wrong = [*found.wrong, *differences(without_faults(journey.scenario).state, found.state)]
     if not found.struck:

@@ -1,4 +1,4 @@
-"""Plants bugs in a copy of the code, one after the other, and sees whether tests notice.
+"""Plants bugs in a copy of the code, one at a time, and checks whether tests detect them.
 
     make mutants                                     # all of them
     make mutants ONLY="410-is-ignored the-gate-is-open"
@@ -19,7 +19,7 @@ LEAST_KILLED = 0.95
 
 
 def main(arguments: list[str]) -> int:
-    """Run them; returns the exit code."""
+    """Run the mutants. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m mutants",
         description=__doc__,
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
         for mutant in chosen:
             print(f"{mutant.name:40} {mutant.package + '/' + mutant.file:56} {mutant.harm}")
         return 0
-    for mutant in chosen:  # before minutes are spent
+    for mutant in chosen:  # before the slow part
         mutant.mutated()
     with tempfile.TemporaryDirectory(prefix="mutants-") as root:
         return _report(_run(Copy(Path(root)), chosen))

@@ -1,4 +1,4 @@
-"""Bugs in the SDK, between a call and its results."""
+"""Bugs in the SDK."""
 
 from functools import partial
 

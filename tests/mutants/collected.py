@@ -1,7 +1,7 @@
 """Test runs in forks of a process that has imported the code and collected the tests.
 
-A fork costs milliseconds where a process of its own costs seconds. The bug is put into the functions that
-are loaded already, by their code objects, and into the file, for what runs as a process of its own.
+A fork takes milliseconds, a new process seconds. The bug is put into the code objects of loaded
+functions, and into the file for separate processes.
 """
 
 import gc
@@ -24,7 +24,7 @@ _Key = tuple[str, int]
 
 
 class Request(Struct, frozen=True):
-    """Tests to run in this order until one fails; `mutated`, if any, is the text of `file`."""
+    """Tests to run in order until one fails. `mutated`: the new text of `file`, if any."""
 
     tests: tuple[str, ...]
     seconds: float
@@ -33,7 +33,7 @@ class Request(Struct, frozen=True):
 
 
 class Collected:
-    """A process that has collected `tests`, on the copy of the code in `copy`."""
+    """A process that has collected `tests` for the code in `copy`."""
 
     def __init__(self, copy: Path, tests: Sequence[str]) -> None:
         self._ours, theirs = Pipe()
@@ -53,12 +53,12 @@ class Collected:
             raise RuntimeError(f"the tests were not collected:\n{self._log.read_text()[-3000:]}")
 
     def run(self, request: Request) -> "CollectedRun":
-        """Begin; one at a time."""
+        """Start a run; only one at a time."""
         self._ours.send(request)
         return CollectedRun(self._ours)
 
     def end(self) -> None:
-        """Let it go. Later forks hold its connection too, so that closing it says nothing."""
+        """End the process. Later forks inherit its connection, so closing it has no effect."""
         self._ours.send(None)
         os.waitpid(self._pid, 0)
 
@@ -73,13 +73,13 @@ class Collected:
 
 
 class CollectedRun:
-    """One run, as `fork_server.Run`."""
+    """One run, with the interface of `fork_server.Run`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def poll(self) -> str | None:
-        """What failed first: a test, "" for none, "time". None while it runs."""
+        """The first failure: a test or "time"; "" for none. None while it runs."""
         if not self._connection.poll():
             return None
         message: str = self._connection.recv()
@@ -87,7 +87,7 @@ class CollectedRun:
 
 
 class _Loop:
-    """A plugin of pytest: in the place of its loop over tests, one over requests."""
+    """A pytest plugin with a loop over requests instead of the loop over tests."""
 
     def __init__(self, copy: Path, connection: Connection) -> None:
         self._copy = copy
@@ -100,7 +100,7 @@ class _Loop:
             self._failed = report.nodeid
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Answer requests until there is none."""
+        """Answer requests until the connection ends."""
         items = {item.nodeid: item for item in session.items}
         gc.collect()
         gc.freeze()
@@ -139,7 +139,7 @@ class _Loop:
 
 
 def put_into_functions(path: Path, mutated: str) -> int:
-    """Give the functions of a loaded module the code of its mutated text; how many have changed."""
+    """Replace the code of functions in a loaded module. Returns the number of changes."""
     new = _codes(compile(mutated, str(path), "exec", dont_inherit=True))
     changed = 0
     gc.unfreeze()  # else the collector does not list them
@@ -157,7 +157,7 @@ def put_into_functions(path: Path, mutated: str) -> int:
 
 
 def _codes(code: CodeType) -> dict[_Key, CodeType]:
-    """Codes of functions, also of those within others."""
+    """Code objects of functions, also of nested ones."""
     codes: dict[_Key, CodeType] = {}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -1,4 +1,4 @@
-"""Bugs in what is decided: the pure core."""
+"""Bugs in the pure core."""
 
 from mutants.mutant import Mutant
 

@@ -1,4 +1,4 @@
-"""Bugs in the API types, which the CRDs and all programs are made of."""
+"""Bugs in the API types, from which the CRDs are generated."""
 
 from functools import partial
 

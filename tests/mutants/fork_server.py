@@ -1,4 +1,4 @@
-"""Test runs in forks of one process, which has imported what all of them need but no code under test."""
+"""Test runs in forks of one process that has imported the shared libraries, but no code under test."""
 
 import importlib
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-# What tests import of other projects. None of it imports code of ours.
+# Libraries that tests import. None of them imports our code.
 _LIBRARIES = (
     *("aiohttp.web", "anyio", "click", "cryptography.x509", "httpx", "hypothesis.strategies"),
     *("kubernetes_asyncio", "msgspec", "prometheus_client", "rich.console", "structlog", "uvloop"),
@@ -25,7 +25,7 @@ KILLED_BY_COLLECTION = "collection"
 
 
 class FirstFailure:
-    """A plugin of pytest: the name of the first test that fails goes to a file."""
+    """A pytest plugin that writes the name of the first failed test to a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -37,7 +37,7 @@ class FirstFailure:
 
 
 def preload() -> None:
-    """Import the libraries. Raises RuntimeError where code under test came with them."""
+    """Import the libraries. Raises RuntimeError if they have imported code under test."""
     for name in _LIBRARIES:
         importlib.import_module(name)
     ours = [name for name in sys.modules if name.startswith(_OURS)]
@@ -46,7 +46,7 @@ def preload() -> None:
 
 
 class Run:
-    """Pytest on a copy of the code, in a fork of its own."""
+    """Pytest on a copy of the code, in a fork."""
 
     def __init__(
         self, copy: Path, tests: Sequence[str], seconds: float, plugins: Sequence[object] = ()
@@ -62,18 +62,18 @@ class Run:
         if not self._pid:
             try:
                 code = run_pytest(copy, self._log, every, stop=not plugins)
-            except BaseException:  # a fork never returns into its parent's code
+            except BaseException:  # a fork never returns into the code of its parent
                 self._log.write_text(traceback.format_exc())
                 code = 70
             os._exit(code)
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the start."""
         return time.monotonic() - self._began
 
     def poll(self) -> str | None:
-        """What failed first: a test, "" for none, "collection", "time". None while it runs."""
+        """The first failure: a test, "collection" or "time"; "" for none. None while it runs."""
         ended, status = os.waitpid(self._pid, os.WNOHANG)
         if ended:
             return self._verdict(os.waitstatus_to_exitcode(status))
@@ -83,7 +83,7 @@ class Run:
         return None
 
     def wait(self) -> str:
-        """The same, once it has ended."""
+        """Wait for the end, and return the first failure."""
         while (verdict := self.poll()) is None:
             time.sleep(0.02)
         return verdict
@@ -101,7 +101,7 @@ class Run:
 
 
 def run_pytest(copy: Path, log: Path, plugins: Sequence[object], *, stop: bool) -> int:
-    """In a fork: the tests that the file `tests` of the copy names; the exit code."""
+    """Run the tests in the file `tests` of the copy, in a fork. Returns the exit code."""
     os.setsid()
     with log.open("wb") as output:
         for stream in (1, 2):
@@ -115,7 +115,7 @@ def run_pytest(copy: Path, log: Path, plugins: Sequence[object], *, stop: bool) 
     os.environ.pop("KUBECONFIG", None)
     sys.dont_write_bytecode = True
     options = ["-q", "--no-header", "--tb=short", f"--timeout={ONE_TEST}", "--hypothesis-seed=0"]
-    # Of hypothesis and anyio, which are plugins of pytest and imported already.
+    # Warnings of hypothesis and anyio, pytest plugins that are already imported.
     options += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]
     options += [word for name in _PLUGINS_OFF for word in ("-p", f"no:{name}")]
     options += [*(["-x"] if stop else []), f"--basetemp={copy / 'tmp'}", f"@{copy / 'tests'}"]
@@ -123,7 +123,7 @@ def run_pytest(copy: Path, log: Path, plugins: Sequence[object], *, stop: bool) 
 
 
 def wait(pid: int, seconds: float) -> bool:
-    """Wait for a fork; one that takes longer is ended, and the answer is False."""
+    """Wait for a fork. Kills it after the timeout and returns False."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if os.waitpid(pid, os.WNOHANG)[0]:
@@ -134,7 +134,7 @@ def wait(pid: int, seconds: float) -> bool:
 
 
 def _end(pid: int) -> None:
-    """End a run with all that it started, also what has a session of its own."""
+    """Kill a run with all its descendants, also those in other sessions."""
     for child in [*_descendants(pid), pid]:
         try:
             os.kill(child, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Bugs in the launcher, beside the user's ranks."""
+"""Bugs in the launcher."""
 
 from functools import partial
 

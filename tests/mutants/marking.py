@@ -1,4 +1,4 @@
-"""Which tests run which line, in whatever process: marks in a copy of the code, written as it runs.
+"""Which tests run which line, in any process: marks in a copy of the code record it.
 
 Every statement of the copy is preceded by a mark. A mark writes its line to a file, once for each test,
 and needs nothing but the standard library: the launcher runs as a process of its own, with an
@@ -110,7 +110,7 @@ class _Marker(ast.NodeTransformer):
 
 
 class Recorder:
-    """A plugin of pytest: says to the marks which test runs, and keeps how long each took."""
+    """A pytest plugin that tells the marks which test runs, and records its duration."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -128,7 +128,7 @@ class Recorder:
             self._failed.add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
-        """Write what is known."""
+        """Write the recording."""
         for test in self._failed:
             self._seconds.pop(test, None)
         (self._root / "seconds.json").write_bytes(msgspec.json.encode(self._seconds))
@@ -142,7 +142,7 @@ class Recorder:
 
 
 def read(root: Path) -> Marks:
-    """What a recording in `root` has found."""
+    """Read the recording in `root`."""
     found: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     with (root / "marks").open() as marks:
         for mark in marks:
@@ -157,7 +157,7 @@ def read(root: Path) -> Marks:
 
 
 def merged(parts: Iterable[Marks]) -> Marks:
-    """Several recordings as one."""
+    """Merge several recordings."""
     tests: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     seconds: dict[str, float] = {}
     for part in parts:

@@ -1,4 +1,4 @@
-"""One seeded bug: a change of a few words of the code, and the tests that should notice it."""
+"""One seeded bug: a small change of the code, and the tests that should detect it."""
 
 from pathlib import Path
 
@@ -17,11 +17,11 @@ PACKAGES = {
 
 
 class DoesNotApplyError(Exception):
-    """The code that a mutant changes is not there any more, or is there more than once."""
+    """The code that a mutant changes does not occur exactly once."""
 
 
 class Mutant(Struct, frozen=True):
-    """`old` of `file` becomes `new`; `harm` is what a user would see.
+    """`old` in `file` becomes `new`. `harm`: the effect for a user.
 
     `file` is relative to its package, `tests` are run in their order, the fastest first.
     """
@@ -40,7 +40,7 @@ class Mutant(Struct, frozen=True):
         return CHECKOUT / PACKAGES[self.package] / self.package / self.file
 
     def mutated(self) -> str:
-        """The file's text with the bug. Raises DoesNotApplyError."""
+        """The text of the file with the bug. Raises DoesNotApplyError."""
         text = self.origin.read_text()
         if (found := text.count(self.old)) != 1:
             message = f"{self.name}: {self.file} has {found} times, not once: {self.old!r}"

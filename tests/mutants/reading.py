@@ -1,4 +1,4 @@
-"""Bugs on the way from the API server to what a reconcile may look at."""
+"""Bugs between the API server and the input of a reconcile."""
 
 from mutants.mutant import Mutant
 

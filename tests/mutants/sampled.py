@@ -4,8 +4,8 @@
     make mutants-random MUTANTS=1000 SEED=7
     make mutants-random ARGS="--only store.py --again"
 
-What has been judged is kept in build/mutants/random.json, so that a run of `--minutes` goes on where the
-one before it stopped. A verdict holds as long as its file is unchanged; `--again` tries survivors again.
+Verdicts are stored in build/mutants/random.json, so that a run with `--minutes` continues where the
+previous one stopped. A verdict holds while its file is unchanged; `--again` tries survivors again.
 Exit code 1 where fewer than 97 of 100 are killed, without those that change nothing (equivalent.toml).
 """
 
@@ -38,12 +38,12 @@ KEPT = CHECKOUT / "build" / "mutants"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 RECORDING = 1200.0  # seconds that the tests of one target may take
 Trial = Run | CollectedRun
-# A test that takes as long may fail by chance: each of its verdicts is confirmed.
+# A slow test may fail by chance, so each of its verdicts is confirmed.
 SLOW = 0.5
 
 
 class Judged(Struct, frozen=True):
-    """A mutant and what killed it: "" for nothing. `digest` is of its file."""
+    """A mutant and the test that killed it; "" for none. `digest`: of its file."""
 
     site: Site
     digest: str
@@ -53,7 +53,7 @@ class Judged(Struct, frozen=True):
 
 
 class Result(Struct, frozen=True):
-    """What a run leaves. `score` is of those that are not equivalent."""
+    """The result of a run. `score`: without equivalent mutants."""
 
     seed: int
     mutants: int
@@ -65,7 +65,7 @@ class Result(Struct, frozen=True):
 
 
 class Bench:
-    """Two copies of the code as it was at the start: one with a bug, one without."""
+    """Two copies of the code from the start of the run: one with a bug, one without."""
 
     def __init__(self, root: Path, snapshot: Path) -> None:
         self.mutated, self.sound = root / "mutated", root / "sound"
@@ -74,7 +74,7 @@ class Bench:
         self._collected: dict[tuple[str, Path], Collected] = {}
 
     def run(self, site: Site, tests: list[str], seconds: float, *, bug: bool) -> Trial:
-        """Run tests on a copy. What is no part of a function needs a process of its own."""
+        """Run tests on a copy. Code outside functions needs a new process."""
         copy = self.mutated if bug else self.sound
         if not site.in_function:
             return Run(copy, tests, 30 + seconds)
@@ -86,7 +86,7 @@ class Bench:
         return self._collected[target.name, copy].run(request)
 
     def end(self) -> None:
-        """Let the processes go."""
+        """End the processes."""
         for process in self._collected.values():
             process.end()
 
@@ -95,12 +95,12 @@ class Bench:
         (self.mutated / site.file).write_text(site.mutate((self.sound / site.file).read_text()))
 
     def restore(self, site: Site) -> None:
-        """Write the file as it is."""
+        """Restore the original file."""
         shutil.copyfile(self.sound / site.file, self.mutated / site.file)
 
 
 class Judge:
-    """Tries mutants, several at a time. `marks` say which tests run a line."""
+    """Tries several mutants at a time. `marks`: which tests run a line."""
 
     def __init__(self, marks: Marks) -> None:
         self._marks = marks
@@ -108,7 +108,7 @@ class Judge:
         self._unsound: set[str] = set()
 
     def judge(self, site: Site, bench: Bench) -> Generator[Trial, str, Judged]:
-        """Try one. Yields runs, and is sent what each found."""
+        """Try one mutant. Yields runs, and receives the result of each."""
         began = time.monotonic()
         tests = self._tests(site)
         killer = ""
@@ -146,7 +146,7 @@ class Judge:
 
 
 def judged(judge: Judge, chosen: Iterable[Site], benches: list[Bench]) -> Iterator[Judged]:
-    """Try them, one on each bench at a time, as they end."""
+    """Try the mutants, one on each bench at a time. Yields verdicts in the order of completion."""
     waiting = iter(chosen)
     free = list(benches)
     running: list[tuple[Bench, Generator[Trial, str, Judged], Trial]] = []
@@ -176,25 +176,25 @@ def judged(judge: Judge, chosen: Iterable[Site], benches: list[Bench]) -> Iterat
 
 
 def digest_of(path: Path) -> str:
-    """Of a file's content."""
+    """The digest of the content of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 @cache
 def universe() -> tuple[Site, ...]:
-    """All mutants that there are."""
+    """All possible mutants."""
     files = [file for target in TARGETS for file in target.sources()]
     return tuple(site for file in files for site in sites(origin(file), file))
 
 
 def equivalents(path: Path = EQUIVALENT) -> dict[tuple[str, str, str, str], str]:
-    """Mutants that change nothing, by key, and why."""
+    """Equivalent mutants by key, with the reason."""
     listed = tomllib.loads(path.read_text()).get("equivalent", [])
     return {(e["file"], e["source"], e["before"], e["after"]): e["reason"] for e in listed}
 
 
 def record(target: Target, root: Path) -> Marks:
-    """Which tests of a target run which line; kept until code or tests change."""
+    """Which tests of a target run which line. Cached until code or tests change."""
     saved = KEPT / f"marks-{target.name}-{target.digest()[:16]}.json"
     if saved.exists():
         return msgspec.json.decode(saved.read_bytes(), type=Marks)
@@ -273,7 +273,7 @@ def _chosen(options: argparse.Namespace) -> list[Site]:
 
 
 def _load_results(path: Path, chosen: list[Site], *, again: bool) -> dict[Site, Judged]:
-    """Verdicts of a run before this one that still hold."""
+    """Verdicts of earlier runs that still hold."""
     if not path.exists():
         return {}
     before = msgspec.json.decode(path.read_bytes(), type=Result).judged
@@ -288,7 +288,7 @@ def _load_results(path: Path, chosen: list[Site], *, again: bool) -> dict[Site, 
 
 
 def main(arguments: list[str]) -> int:
-    """Run them; returns the exit code."""
+    """Run the mutants. Returns the exit code."""
     options = _options(arguments)
     preload()
     chosen = _chosen(options)
@@ -330,7 +330,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _write(options: argparse.Namespace, chosen: list[Site], verdicts: dict[Site, Judged]) -> Result:
-    """Keep what there is, of other files too."""
+    """Store all verdicts, also those of other files."""
     done = [verdicts[site] for site in chosen if site in verdicts]
     result = _result(options.seed, done)
     options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Where a program can be mutated: small changes of its syntax tree, as edits of its text.
+"""Sites of mutations in a program: small changes of its syntax tree, as edits of its text.
 
 Operators: `and`/`or`, comparisons and their boundaries, `not`, numbers and truth values, `+`/`-`,
 a returned value that becomes None, a statement that is left out. Annotations, decorators, strings,
@@ -53,21 +53,21 @@ class Site(Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What a judgement is kept by: no line numbers."""
+        """The key under which a verdict is stored, without line numbers."""
         return (self.file, self.source, self.before, self.after)
 
     def mutate(self, text: str) -> str:
-        """The file's text with the bug, of as many lines."""
+        """The text of the file with the bug, with the same number of lines."""
         lines = "\n" * self.before.count("\n")
         return text[: self.start] + self.after + lines + text[self.end :]
 
 
 def sites(path: Path, name: str) -> list[Site]:
-    """All mutants of a file, in the order of their places. `name` is what they are reported by."""
+    """All mutants of a file, in the order of their positions. `name`: the file name for reports."""
     text = path.read_text()
     found = _Finder(name, text)
     found.statements(ast.parse(text).body)
-    # A tree has some places twice (a negated guard), and some mutants do not compile.
+    # Some positions occur twice (a negated guard), and some mutants do not compile.
     unique = {(site.start, site.end, site.after): site for site in found.sites}
     valid = [site for site in unique.values() if _compiles(site.mutate(text))]
     return sorted(valid, key=lambda site: (site.start, site.end, site.after))
@@ -215,7 +215,7 @@ class _Finder:
         return (line, self._column(line, column))
 
     def _column(self, line: int, count: int) -> int:
-        """The tree counts bytes, tokens and this module count characters."""
+        """Convert a column: the tree counts bytes, this module counts characters."""
         return len(self._lines[line - 1].encode()[:count].decode())
 
 
@@ -233,7 +233,7 @@ def _may_be_left_out(node: ast.stmt) -> bool:
 
 
 def _never(node: ast.stmt) -> bool:
-    """Whether the statement says that it is not reached."""
+    """Whether the statement is marked as unreachable."""
     match node:
         case ast.Raise(exc=ast.Call(func=ast.Name(id="AssertionError"))):
             return True
@@ -257,7 +257,7 @@ def _is_static(test: ast.expr) -> bool:
 
 
 def _is_nothing(value: ast.expr) -> bool:
-    """None; False too, which callers do not tell from it."""
+    """Whether it is None, or False, which callers do not distinguish."""
     return isinstance(value, ast.Constant) and (value.value is None or value.value is False)
 
 

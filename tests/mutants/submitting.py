@@ -1,4 +1,4 @@
-"""Bugs in the plugin, on a user's machine."""
+"""Bugs in the plugin."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""All of them: along the way from the API server to a write, then around it."""
+"""All mutants: from the API server to a write, then the other programs."""
 
 from mutants.calling import CALLING
 from mutants.deciding import DECIDING

@@ -1,4 +1,4 @@
-"""What random mutants are planted in, and the tests that are asked about it."""
+"""The code for random mutants, and the tests that try them."""
 
 import hashlib
 import shutil
@@ -32,7 +32,7 @@ class Target(Struct, frozen=True):
         return sorted(str(path.relative_to(CHECKOUT)) for path in paths)
 
     def digest(self) -> str:
-        """Of the code and of its tests, with what the tests share."""
+        """A digest of the code, its tests and their shared helpers."""
         digest = hashlib.sha256()
         folders = {(CHECKOUT / test).parent for test in self.test_files()}
         shared = [path for folder in folders for path in folder.glob("*.py")]
@@ -77,12 +77,12 @@ def source(file: str) -> Path:
 
 
 def origin(file: str) -> Path:
-    """A file of a copy, in the checkout."""
+    """The path in the checkout of a file of the copy."""
     return source(file) / file.partition("/")[2]
 
 
 def copy_packages(root: Path, packages: Iterable[str] = PACKAGES) -> Path:
-    """Copies of the packages, to be imported in the place of the checkout's; returns `root`."""
+    """Copy the packages, to be imported instead of the checkout. Returns `root`."""
     ignored = shutil.ignore_patterns("__pycache__")
     for package in packages:
         shutil.copytree(source(package), root / package, ignore=ignored)

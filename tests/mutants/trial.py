@@ -1,4 +1,4 @@
-"""A mutant's trial: its bug in a copy of the code, and tests that run on that copy."""
+"""The trial of a mutant: a copy of the code with the bug, and tests on that copy."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from msgspec import Struct
 from mutants.mutant import CHECKOUT, CONTROLLER, PACKAGES, Mutant
 from mutants.targets import copy_packages
 
-# What a survivor of its own tests is tried by: all of the fast tests of the controller, then faults.
+# The tests for survivors of their own tests: all fast tests of the controller, then faults.
 ROOMS = ("client", "watch", "cache", "workqueue", "controllers", "leader", "reconcile")
 EVERYTHING = {
     CONTROLLER: (
@@ -29,15 +29,15 @@ EVERYTHING = {
     "torchrun_sdk": ("tests/unit/sdk",),
     "torchrun_api": ("tests/unit/api", "tests/unit/reconcile", "tests/unit/plugin"),
 }
-ONE_TEST = 120  # seconds, after which it counts as failed: a bug may well wait for ever
+ONE_TEST = 120  # timeout in seconds, which counts as a failure: a bug may block forever
 ALL_TESTS = 1800.0
 
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
-_TESTS_FAILED = 1  # pytest's exit code; others mean that no test was run
+_TESTS_FAILED = 1  # exit code of pytest; other codes mean that no test ran
 
 
 class Verdict(Struct, frozen=True):
-    """`killer` is the test that failed, "" where none did."""
+    """`killer`: the failed test; "" for none."""
 
     killer: str
     seconds: float
@@ -48,7 +48,7 @@ class Unusable(Exception):  # noqa: N818 named for the state
 
 
 class Copy:
-    """A copy of all packages that tests import in the place of the checkout's."""
+    """A copy of all packages, which tests import instead of the checkout."""
 
     def __init__(self, root: Path) -> None:
         self._root = copy_packages(root)
@@ -59,7 +59,7 @@ class Copy:
 
     @contextmanager
     def with_bug(self, mutant: Mutant) -> Iterator[None]:
-        """While the bug is in it. Raises DoesNotApplyError."""
+        """Plant the bug until the end of the block. Raises DoesNotApplyError."""
         mutant.plant(self._root)
         try:
             yield
@@ -84,9 +84,9 @@ class Copy:
         environment = os.environ | {
             "PYTHONPATH": str(self._root),
             "PYTHONHASHSEED": "0",
-            # Compiled again after each change, whatever the resolution of the clock.
+            # Compile again after each change, independent of the resolution of the clock.
             "PYTHONDONTWRITEBYTECODE": "1",
-            # An example that a bug has brought up is none of the checkout's.
+            # Examples that fail by a bug must not reach the database of the checkout.
             "HYPOTHESIS_STORAGE_DIRECTORY": str(self._root / "hypothesis"),
         }
         environment.pop("KUBECONFIG", None)
@@ -108,6 +108,6 @@ def judge(copy: Copy, mutant: Mutant) -> Verdict:
         if first.killer:
             return first
         second = copy.test(EVERYTHING[mutant.package])
-    # Its own tests have just passed without a bug; of all others one may fail by chance.
+    # Its own tests have just passed without the bug; any other test may fail by chance.
     chance = bool(second.killer) and bool(copy.test([second.killer]).killer)
     return Verdict("" if chance else second.killer, first.seconds + second.seconds)

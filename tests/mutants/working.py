@@ -1,4 +1,4 @@
-"""Bugs on the way from a key to a write: work queue, workers, controllers, applies, the lease."""
+"""Bugs between a key and a write: work queue, workers, controllers, applies and the lease."""
 
 from mutants.mutant import Mutant
 

@@ -1,1 +1,1 @@
-"""What each mechanism of admission is worth, in a simulated cluster on three traces."""
+"""The effect of each mechanism of admission, in a simulated cluster on three traces."""

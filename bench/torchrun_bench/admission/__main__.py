@@ -1,7 +1,7 @@
-"""Switches each mechanism of admission off in turn and keeps what that changes.
+"""Disables each mechanism of admission in turn, and stores the effect.
 
-python -m torchrun_bench.admission            run, keep the figures, write the page
-python -m torchrun_bench.admission --page     write the page from the figures that are kept
+python -m torchrun_bench.admission            run, store the figures, write the page
+python -m torchrun_bench.admission --page     write the page from the stored figures
 """
 
 import argparse
@@ -53,10 +53,10 @@ def run(seeds: int, jobs: int) -> dict[str, object]:
 
 
 def block(figures: dict[str, object]) -> str:
-    """The tables of what was kept: one for each trace, means over the seeds.
+    """The tables of the stored figures: one for each trace, with means over the seeds.
 
-    Utilisation and fairness of a variant are differences to the whole, in points, with their
-    standard error.
+    Utilisation and fairness of a variant are differences from the full coordinator, in points, with
+    their standard error.
     """
     lines = [BEGIN, "", f"{figures['seeds']} seeds of {figures['jobs']} jobs for each trace.", ""]
     traces = figures["traces"]
@@ -93,7 +93,7 @@ def with_figures(page: str, figures: dict[str, object]) -> str:
 
 
 def main() -> int:
-    """Run and keep, unless only the page is asked for; then write the page."""
+    """Run and store the figures, unless only the page is requested. Then write the page."""
     parser = argparse.ArgumentParser("python -m torchrun_bench.admission", description=__doc__)
     parser.add_argument("--page", action="store_true", help="only write the page")
     parser.add_argument("--seeds", type=int, default=5)

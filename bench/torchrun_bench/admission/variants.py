@@ -1,4 +1,4 @@
-"""The coordinator with one mechanism switched off, to be measured beside the whole."""
+"""The coordinator with one mechanism disabled, for comparison."""
 
 from datetime import datetime
 
@@ -25,7 +25,7 @@ class WithoutReservation(Coordinator):
 
 
 class WithoutQuotaReservation(Coordinator):
-    """A head that waits keeps nodes, and no quota."""
+    """A waiting head reserves nodes, but no quota."""
 
     def _wait(self, head: PendingWorkload) -> None:
         super()._wait(head)
@@ -33,7 +33,7 @@ class WithoutQuotaReservation(Coordinator):
 
 
 class WithoutBackfill(Coordinator):
-    """Nothing passes a head that waits, neither in its queue nor on its nodes."""
+    """No workload passes a waiting head, neither in its queue nor on its nodes."""
 
     def _backfill(self) -> None:
         for queue in self.active:
@@ -52,14 +52,14 @@ class WithoutLender(Coordinator):
 
 
 class WithoutRelease(Coordinator):
-    """A gang that shrank keeps all that it was admitted for."""
+    """A shrunk gang keeps its complete admission."""
 
     def _release_unused(self, head: PendingWorkload) -> bool:
         return False
 
 
 class OneRoundRobin(Coordinator):
-    """Workloads that pass a head are charged to the turns like all others."""
+    """Backfilled workloads are charged to the round robin like all others."""
 
     def __init__(self, state: ClusterState, now: datetime) -> None:
         super().__init__(state, now)
@@ -80,7 +80,7 @@ def _decide_with(kind: type[Coordinator]) -> Decide:
 
 
 def without_nodes(state: ClusterState, now: datetime) -> Decisions:
-    """Quota alone: where queues have none, their share of all GPUs in one cohort."""
+    """Quota only. Queues without one get their share of all GPUs in one cohort."""
     assert state.nodes is not None
     gpus = sum(node.allocatable[GPU] for node in state.nodes)
     weights = sum(queue.weight or 1 for queue in state.queues)
