@@ -38,7 +38,8 @@ def test_results_of_all_ranks(laptop: Laptop) -> None:  # noqa: F811
     heard = [number for number, line in enumerate(lines) if "has lr 0.5" in line]
     assert len(heard) == 2
     assert max(heard) < lines.index(last)
-    # The call in the script does not run again in the pods. Results arrive before the end of the job.
+    # The call in the script does not run again in the pods. Results arrive before the end of the
+    # job.
     until(lambda: laptop.jobs()[0]["status"]["phase"] == "Succeeded", "the job's own end")
     assert len(laptop.jobs()) == 1
 

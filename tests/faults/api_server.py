@@ -1,7 +1,7 @@
 """A simulated API server in memory, synchronous and without a network.
 
-The conformance tests compare it with a real one. It has no schemas, defaults, admission, authorization
-and other verbs and media types, because no test depends on them.
+The conformance tests compare it with a real one. It has no schemas, defaults, admission,
+authorization and other verbs and media types, because no test depends on them.
 Source: kubernetes.io, "API Concepts" and "Server-Side Apply".
 """
 

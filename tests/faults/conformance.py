@@ -1,8 +1,8 @@
 """Checks of the simulated API server and its controllers, which the real ones must pass, too.
 
 `tests/faults/test_conformance.py` runs them on the simulation, and
-`tests/integration/test_simulation.py` on a kube-apiserver with its controller-manager. Each check has
-its own namespace.
+`tests/integration/test_simulation.py` on a kube-apiserver with its controller-manager. Each check
+has its own namespace.
 """
 
 from collections.abc import Awaitable, Callable

@@ -1,8 +1,8 @@
 """Settings and counts of the fault suite.
 
-Garbage collection is rare, as it would take a sixth of the time of thousands of short runs. The counts
-of tests (`record_property("pairs runs", 200)` and "wrong") are summed, printed as JSON and written to
-build/faults.json.
+Garbage collection is rare, as it would take a sixth of the time of thousands of short runs. The
+counts of tests (`record_property("pairs runs", 200)` and "wrong") are summed, printed as JSON and
+written to build/faults.json.
 """
 
 import gc

@@ -1,7 +1,8 @@
 """Random histories: users, pods and faults in any order, and then a time without faults.
 
-There is no comparison with a run without faults, which would differ. The oracle checks its invariants
-at every change. At the end every job must be finished, and a new leader must have nothing to do.
+There is no comparison with a run without faults, which would differ. The oracle checks its
+invariants at every change. At the end every job must be finished, and a new leader must have
+nothing to do.
 """
 
 import asyncio

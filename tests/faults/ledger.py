@@ -24,7 +24,8 @@ LAG = timedelta(seconds=150)
 OVERCHARGED = timedelta(seconds=300)
 
 
-# What ends a wait: a sentence that tells the user what to do, a command, or nodes for the scheduler.
+# What ends a wait: a sentence that tells the user what to do, a command, or nodes for the
+# scheduler.
 ADVICE = re.compile(
     r"(?:^|[.)] )(?:Change|Choose|Correct|Create|Delete|Enable|Fix|Increase|Install|Lower|Remove|Request"
     r"|Set|Submit|Upload|Use) "

@@ -1,8 +1,8 @@
 """The simulated network between a controller and the API server: latency, watches and faults.
 
 A `Client` is one process on the network. Its transports have the interface of
-`torchrun_controller.client.Transport`. `Faults` decide about each request and each watch event. A dead
-client sends nothing more, even if its tasks still run.
+`torchrun_controller.client.Transport`. `Faults` decide about each request and each watch event. A
+dead client sends nothing more, even if its tasks still run.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Simulated scheduler and kubelets.
 
-A `Script` decides how the containers of a pod behave. Nodes can be lost, return and be switched off.
-Containers on a lost node keep running, unseen by the API server.
+A `Script` decides how the containers of a pod behave. Nodes can be lost, return and be switched
+off. Containers on a lost node keep running, unseen by the API server.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -159,8 +159,8 @@ def end_state(
 ) -> dict[str, Any]:
     """All objects by kind and name, without fields that differ between runs.
 
-    With `renumbered`, numbers and counts of gangs are omitted, too. `varies` names further fields and
-    conditions to omit.
+    With `renumbered`, numbers and counts of gangs are omitted, too. `varies` names further fields
+    and conditions to omit.
     """
     left_out = (LEASES, EVENTS, *((JOBS, PODS) if renumbered else ()))
     state = {
@@ -207,8 +207,8 @@ def _masked(body: Body) -> Any:
 def _ordered(value: Any) -> Any:
     """Sort conditions, which are in the order in which they were first true.
 
-    A gang has its start annotation from the beginning if no pod of an older gang is left. Otherwise it
-    is set later, and again unless the gang has ended by then.
+    A gang has its start annotation from the beginning if no pod of an older gang is left. Otherwise
+    it is set later, and again unless the gang has ended by then.
     """
     if isinstance(value, list):
         return [_ordered(each) for each in value]

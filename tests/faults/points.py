@@ -1,8 +1,8 @@
 """The number of points for faults in each scenario, so that none vanishes unnoticed.
 
-A change of the controller may add or save a request. If `test_the_number_of_points` fails, check which
-ones changed (`python -m faults.points` with `tests` on the path prints the numbers), and update the
-number here.
+A change of the controller may add or save a request. If `test_the_number_of_points` fails, check
+which ones changed (`python -m faults.points` with `tests` on the path prints the numbers), and
+update the number here.
 """
 
 from faults import campaign

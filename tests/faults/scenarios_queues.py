@@ -210,7 +210,8 @@ SCENARIOS = (
         renumbered=True,
         varies=("attempts",),
     ),
-    # Only the status has the queue policy of a job. If it is lost or late, the current queue applies.
+    # Only the status has the queue policy of a job. If it is lost or late, the current queue
+    # applies.
     Scenario("queue edited", edited, first_gangs_of("train"), varies=("queuePolicy",)),
     Scenario("queue deleted", queue_deleted, first_gangs_of("train")),
     Scenario("waiting", waiting, well),

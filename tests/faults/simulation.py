@@ -47,7 +47,8 @@ class Stuck(Exception):  # noqa: N818 named for the state
 class Scenario(Struct, frozen=True):
     """The actions of users, and the behaviour of their pods. `installed`: kinds of gang schedulers.
 
-    `renumbered`: a fault may cause another replacement of a gang, so the last one has another number.
+    `renumbered`: a fault may cause another replacement of a gang, so the last one has another
+    number.
     """
 
     name: str

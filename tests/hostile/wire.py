@@ -1,7 +1,7 @@
 """Hostile lines through the real informer, watcher, decoder and store.
 
-A round has its own informer, and one valid object that the API server changes at the end. An informer
-that misses this change is stuck.
+A round has its own informer, and one valid object that the API server changes at the end. An
+informer that misses this change is stuck.
 """
 
 import asyncio

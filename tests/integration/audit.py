@@ -108,8 +108,8 @@ def tenures(writes: Iterable[Write]) -> Iterator[Tenure]:
 def count_creations(writes: Iterable[Write], resource: str) -> Counter[str]:
     """The number of creations of each object.
 
-    A request with status 504, whose process was gone, may have been processed. It counts if no later
-    request created the object.
+    A request with status 504, whose process was gone, may have been processed. It counts if no
+    later request created the object.
     """
     counts: Counter[str] = Counter()
     given_up: set[str] = set()

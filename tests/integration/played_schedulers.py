@@ -1,7 +1,7 @@
 """Simulated schedulers with their real CRDs, as the programs are not built here.
 
-Their CRDs are not in this repository: TORCHRUN_TEST_CRDS names a folder with them (kubectl get crd -o
-yaml, or their Helm charts); without it, the folder `shared/fixtures/crds` beside the checkout.
+Their CRDs are not in this repository: TORCHRUN_TEST_CRDS names a folder with them (kubectl get crd
+-o yaml, or their Helm charts); without it, the folder `shared/fixtures/crds` beside the checkout.
 """
 
 import os

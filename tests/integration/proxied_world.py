@@ -1,7 +1,7 @@
 """Users and kubelets for the scenarios of the simulation, on a real API server behind a fault proxy.
 
-A `World` has the interface of a simulation, so `faults.scenarios` run unchanged. Pods are bound to no
-node, and their containers need a third of the time.
+A `World` has the interface of a simulation, so `faults.scenarios` run unchanged. Pods are bound to
+no node, and their containers need a third of the time.
 """
 
 import asyncio

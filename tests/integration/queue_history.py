@@ -1,6 +1,7 @@
 """The usage of queues at each time, from all states that watches have shown.
 
-resourceVersions of all kinds are revisions of one etcd, so they order the states of different kinds.
+resourceVersions of all kinds are revisions of one etcd, so they order the states of different
+kinds.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """Gangs under the real kube-scheduler, and under simulated schedulers with their real CRDs.
 
-Gang scheduling of Kubernetes is enabled, so it is the default here. Nodes and containers are kwok's.
-KAI and scheduler-plugins are not built here; played_schedulers binds their gangs.
+Gang scheduling of Kubernetes is enabled, so it is the default here. Nodes and containers are
+kwok's. KAI and scheduler-plugins are not built here; played_schedulers binds their gangs.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Two replicas: after any fault of the leader the other takes over, and nothing is created twice.
 
-The audit log measures a take-over, from the fault to the first write of the next leader. A stream of
-jobs makes sure that there is always something to write.
+The audit log measures a take-over, from the fault to the first write of the next leader. A stream
+of jobs makes sure that there is always something to write.
 """
 
 import os

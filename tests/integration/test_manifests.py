@@ -72,7 +72,8 @@ def test_kustomize_applies_the_same(installed: LocalCluster) -> None:
     assert len(lines) >= 10
     # The API server prunes and rounds nothing, so a second apply changes nothing.
     changed = [line for line in lines if not line.endswith("unchanged")]
-    # kubectl always reports the selector of a PodDisruptionBudget as changed (patchStrategy replace).
+    # kubectl always reports the selector of a PodDisruptionBudget as changed (patchStrategy
+    # replace).
     assert changed == ["poddisruptionbudget.policy/torchrun-controller configured"]
 
 

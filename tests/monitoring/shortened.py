@@ -1,7 +1,7 @@
 """The alerts with shorter times, for a run of minutes.
 
-Every `for:` becomes 2 s, every range one minute, and bounds on times are shorter (a healthy watch may
-be silent for 60 s, so that one is only slightly shorter). Counts stay unchanged.
+Every `for:` becomes 2 s, every range one minute, and bounds on times are shorter (a healthy watch
+may be silent for 60 s, so that one is only slightly shorter). Counts stay unchanged.
 """
 
 import re

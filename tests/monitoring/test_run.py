@@ -1,7 +1,7 @@
 """Every alert fires by its cause, and every panel has data. The tests run in the order of this file.
 
-One Prometheus scrapes real controllers with the permissions of the manifests, on a real control plane
-with simulated nodes. Later tests use the data of earlier ones.
+One Prometheus scrapes real controllers with the permissions of the manifests, on a real control
+plane with simulated nodes. Later tests use the data of earlier ones.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Which tests run which line, in any process: marks in a copy of the code record it.
 
-Every statement of the copy is preceded by a mark. A mark writes its line to a file, once for each test,
-and needs nothing but the standard library: the launcher runs as a process of its own, with an
+Every statement of the copy is preceded by a mark. A mark writes its line to a file, once for each
+test, and needs nothing but the standard library: the launcher runs as a process of its own, with an
 environment of its own, and ends by signals.
 """
 
@@ -48,7 +48,8 @@ class Marks(Struct, frozen=True):
     def covering(self, file: str, line: int, *, in_function: bool = True) -> list[str]:
         """Tests that run the statement of this line: of each function one, then the others.
 
-        The fastest come first. A line that runs as the module is imported is covered by each test of that module.
+        The fastest come first. A line that runs as the module is imported is covered by each test
+        of that module.
         """
         lines = self.tests.get(file, {})
         found = {*lines.get(line, ())}

@@ -6,7 +6,8 @@
 
 Verdicts are stored in build/mutants/random.json, so that a run with `--minutes` continues where the
 previous one stopped. A verdict holds while its file is unchanged; `--again` tries survivors again.
-Exit code 1 where fewer than 97 of 100 are killed, without those that change nothing (equivalent.toml).
+Exit code 1 where fewer than 97 of 100 are killed, without those that change nothing
+(equivalent.toml).
 """
 
 import argparse

@@ -3,9 +3,9 @@
     python -m soak --minutes 60
 
 with `tests`, `cluster` and `bench` on the path, or `make soak MINUTES=60`. Two namespaces on one
-real API server have the same users. In one, the controller's two replicas are killed, one every
-20 s. In the other the same controller lives through everything else, and its memory is sampled: 40 s of
-a process would show no trend. verdict.py has the invariants.
+real API server have the same users. In one, the controller's two replicas are killed, one every 20
+s. In the other the same controller lives through everything else, and its memory is sampled: 40 s
+of a process would show no trend. verdict.py has the invariants.
 """
 
 import argparse

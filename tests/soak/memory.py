@@ -54,8 +54,8 @@ def sample(pid: int, since: float) -> Sample:
 def trend(samples: Sequence[Sample], value: Callable[[Sample], float] | None = None) -> Trend:
     """Least squares over the samples after the warm-up.
 
-    Neighbouring samples are correlated, so the interval is computed from the means of ten blocks, which
-    are nearly independent.
+    Neighbouring samples are correlated, so the interval is computed from the means of ten blocks,
+    which are nearly independent.
     """
     value = value or (lambda each: each.mib)
     rest = samples[round(len(samples) * WARM_UP) :]

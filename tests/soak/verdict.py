@@ -19,8 +19,8 @@ from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS, Kind
 class Followed(History):
     """A history that is checked as it arrives and not stored, because hours of it are too large.
 
-    `see` gets each state, and the last state again with True when the object is deleted. `settled` is
-    called when the states so far are consistent.
+    `see` gets each state, and the last state again with True when the object is deleted. `settled`
+    is called when the states so far are consistent.
     """
 
     def __init__(
