@@ -36,7 +36,7 @@ def objects(block: Block) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("block", FOUND, ids=str)
-def test_decodes_strictly(block: Block) -> None:
+def test_examples_decode_strictly(block: Block) -> None:
     for body in objects(block):
         if body["apiVersion"] == GROUP:
             msgspec.convert(body, TYPES[body["kind"]])
