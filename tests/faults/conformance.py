@@ -1,7 +1,7 @@
 """Checks of the simulated API server and its controllers, which the real ones must pass, too.
 
 `tests/faults/test_conformance.py` runs them on the simulation, and
-`tests/integration/test_the_simulation_passes_the_checks.py` on a kube-apiserver with its controller-manager. Each check
+`tests/integration/test_simulation.py` on a kube-apiserver with its controller-manager. Each check
 has its own namespace.
 """
 

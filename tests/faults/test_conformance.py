@@ -1,4 +1,4 @@
-"""The checks of conformance.py on the simulation; tests/integration/test_the_simulation_passes_the_checks.py has the rest."""
+"""The checks of conformance.py on the simulation; tests/integration/test_simulation.py has the rest."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta

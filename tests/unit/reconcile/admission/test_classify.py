@@ -34,12 +34,12 @@ GPU = "nvidia.com/gpu"
 
 
 class TestInLine:
-    def test_who_lacks_nothing_but_the_admission_waits(self):
+    def test_a_job_that_lacks_only_admission_waits(self):
         request = classify_world(submitted(priority=3)).workload
         assert (request.nodes, request.admitted, request.priority) == (2, 0, 3)
         assert request.pod == {"pods": 1}
 
-    def test_a_head_that_asks_for_no_more_than_a_worker_counts_for_itself(self):
+    def test_a_small_head_counts_by_its_own_requests(self):
         head = {"nodeResources": {"gpus": 0, "cpus": 2, "memory": "1Gi"}}
         node = {"gpus": 8, "cpus": 96, "memory": "512Gi"}
         world = running({**QUOTA, "nodeResources": node}, numNodes=3, head=head)
@@ -51,7 +51,7 @@ class TestInLine:
         assert request.head == {"pods": 1, "cpu": 2000, "memory": 1 << 30}
         assert request.placed == {"b": 2}, "its head may run on nodes without room for a worker"
 
-    def test_a_larger_head_and_its_workers_count_for_the_larger_of_the_two(self):
+    def test_a_larger_head_counts_like_its_workers(self):
         world = submitted(numNodes=3, head={"nodeResources": {"gpus": 0, "cpus": 64}})
         node = {"gpus": 8, "cpus": 96, "memory": "512Gi"}
         world.queue = make_queue(**QUOTA, nodeResources=node)
@@ -64,7 +64,7 @@ class TestInLine:
         }  # fmt: skip
         assert request.created.tzinfo is not None
 
-    def test_what_pod_templates_add_counts(self):
+    def test_requests_of_pod_templates_count(self):
         beside = {"name": "beside", "resources": {"requests": {"cpu": 1}, "limits": {GPU: 1}}}
         queue = {
             **QUOTA,
@@ -76,7 +76,7 @@ class TestInLine:
         assert request.pod == {"pods": 1, "cpu": 5000, GPU: 3}
         assert request.gpus == 3
 
-    def test_of_templates_that_cannot_be_read_nothing_is_asked(self):
+    def test_invalid_templates_request_nothing(self):
         world = submitted()
         beside = {"name": "beside", "resources": {"limits": {GPU: "many"}}}
         world.spec(pod_template=PodTemplate(spec={"containers": [beside]}))
@@ -99,19 +99,19 @@ class TestInLine:
     @pytest.mark.parametrize(
         ("own", "counts"), [(None, 5), (3, 3), (5, 5), (1_000_000, 5)], ids=str
     )
-    def test_no_priority_counts_for_more_than_the_queue_allows(self, own, counts):
+    def test_a_priority_is_limited_by_its_queue(self, own, counts):
         """Such a job is refused before admission, but the limit may be newer."""
         world = submitted(priority=own)
         world.queue = make_queue(**QUOTA, priority=7, limits={"maxPriority": 5})
         assert classify_world(world).workload.priority == counts
 
-    def test_who_lacks_something_else_does_not(self):
+    def test_a_job_that_lacks_something_else_does_not_wait(self):
         world = submitted()
         world.spec(num_nodes=None)
         world.settle()
         assert classify_world(world).workload is None
 
-    def test_who_is_paused_or_deleted_does_not(self):
+    def test_suspended_and_deleted_jobs_do_not_wait(self):
         world = submitted()
         paused = replace(world.job, spec=replace(world.job.spec, suspend=True))
         meta = replace(world.job.metadata, deletion_timestamp=START)
@@ -119,7 +119,7 @@ class TestInLine:
             world.job = job
             assert classify_world(world).workload is None
 
-    def test_it_is_told_where_it_stands_and_why(self):
+    def test_a_waiting_job_has_a_position_and_a_reason(self):
         world = submitted()
         assert deliver(world, pending=pending()) is Stage.REPORT
         assert world.condition("Admitted").reason == "InsufficientQuota"
@@ -129,7 +129,7 @@ class TestInLine:
         assert classify_world(world).workload.nominated
         assert deliver(world, pending=pending()) is Stage.RELEASE, "the nodes are free again"
 
-    def test_a_place_far_behind_may_be_out_by_a_quarter(self):
+    def test_a_late_position_may_be_imprecise_by_a_quarter(self):
         world = submitted()
         deliver(world, pending=pending(position=1000))
         assert status_update(world, pending=pending(position=801)) is None
@@ -138,7 +138,7 @@ class TestInLine:
         deliver(world, pending=pending(position=21))
         assert status_update(world, pending=pending(position=20)) is not None
 
-    def test_of_whom_nothing_was_decided_nothing_is_said(self):
+    def test_jobs_without_a_decision_have_no_status(self):
         assert status_update(submitted()) is None
 
     def test_the_admission(self):
@@ -154,7 +154,7 @@ class TestInLine:
 
 
 @pytest.mark.parametrize("forged", [{"nodes": -5}, {"preempted_for": "x"}])
-def test_what_was_never_ours_to_say_is_taken_back_and_decides_nothing(forged):
+def test_an_edited_admission_is_removed_and_has_no_effect(forged):
     world = submitted()
     admission = Admission(**{"nodes": 0, **forged})
     world.job = replace(world.job, status=replace(world.job.status, admission=admission))

@@ -26,7 +26,7 @@ from world import START, World, make_queue
 
 
 class TestHolding:
-    def test_what_it_holds_and_where_it_runs(self):
+    def test_the_charge_and_the_nodes_of_an_admitted_job(self):
         world = running(reliability={"activeDeadlineSeconds": 100})
         world.place(world.workers()[0].metadata.name, "node-2")
         found = classify_world(world)
@@ -36,13 +36,13 @@ class TestHolding:
         assert request.since == START
         assert found.deadline == timedelta(seconds=100)
 
-    def test_a_restart_holds_it(self):
+    def test_a_restart_keeps_the_charge(self):
         world = running()
         for pod in world.workers():
             world.pod(pod.metadata.name, phase="Failed")
         assert classify_world(world).workload.admitted == 2
 
-    def test_more_is_asked_for_and_waited_for(self):
+    def test_a_larger_size_waits_for_its_admission(self):
         world = running(elastic={"minNodes": 1, "maxNodes": 4})
         world.spec(num_nodes=4)
         assert classify_world(world).workload.nodes == 4
@@ -52,7 +52,7 @@ class TestHolding:
         deliver(world, grants=(Grant(uid="uid-train", nodes=4),))
         assert world.job.status.admission == Admission(nodes=4, queue="gpu", time=START)
 
-    def test_less_is_given_back_once_the_larger_gang_is_gone(self):
+    def test_a_smaller_size_is_released_after_the_larger_gang(self):
         world = running(elastic={"minNodes": 1, "maxNodes": 4})
         world.spec(num_nodes=1)
         assert classify_world(world).workload.nodes == 2, "reconcile has not seen the edit yet"
@@ -64,20 +64,20 @@ class TestHolding:
         assert deliver(world, grants=(Grant(uid="uid-train", nodes=1),)) is Stage.RELEASE
         assert world.condition("Admitted").message == "Admitted for 1 node."
 
-    def test_a_job_that_is_being_deleted_asks_for_nothing(self):
+    def test_a_terminating_job_requests_nothing(self):
         world = running(elastic={"minNodes": 1, "maxNodes": 4})
         world.spec(num_nodes=4)
         meta = replace(world.job.metadata, deletion_timestamp=START)
         world.job = replace(world.job, metadata=meta)
         assert classify_world(world).workload.nodes == 2
 
-    def test_a_spec_that_makes_no_run_any_more_counts_as_it_was_admitted(self):
+    def test_an_invalid_spec_keeps_the_charge_of_its_admission(self):
         world = running({"quota": {"gpus": 16}, "nodeResources": {"gpus": 8}})
         world.spec(num_nodes=None)
         request = classify_world(world).workload
         assert (request.nodes, request.gpus) == (2, 8)
 
-    def test_without_a_record_it_counts_as_it_ran_and_is_recorded(self):
+    def test_a_running_job_without_a_record_is_charged_and_recorded(self):
         world = running()
         status = replace(world.job.status, gpus=16, admission=Admission(nodes=2, time=START))
         world.job = replace(world.job, status=status)
@@ -87,7 +87,7 @@ class TestHolding:
         assert deliver(world) is Stage.REPORT
         assert world.job.status.admission == Admission(nodes=2, queue="gpu", gpus=8, time=START)
 
-    def test_a_pause_gives_back_when_nothing_runs(self):
+    def test_a_suspension_releases_the_charge_when_nothing_runs(self):
         world = running()
         world.spec(suspend=True)
         assert classify_world(world).workload.admitted == 2
@@ -106,7 +106,7 @@ class TestHolding:
         world.spec(suspend=True)
         assert classify_world(world).workload.admitted == 2
 
-    def test_the_end_gives_back_when_nothing_runs(self):
+    def test_a_finished_job_releases_the_charge_when_nothing_runs(self):
         world = running(reliability={"maxRestarts": 0})
         world.pod(world.workers()[0].metadata.name, phase="Failed")
         world.settle()
@@ -121,14 +121,14 @@ class TestHolding:
         world.containers_stop()
         assert deliver(world) is Stage.RELEASE
 
-    def test_without_its_queue_it_holds_what_it_has_and_no_more(self):
+    def test_without_its_queue_a_job_keeps_its_charge_only(self):
         world = running()
         world.queue = None
         found = classify_world(world)
         assert (found.takes_part, found.workload.admitted, found.workload.nodes) == (True, 2, 2)
         assert found.workload.priority == 0
 
-    def test_of_a_queue_that_takes_no_part_what_runs_takes_room(self):
+    def test_running_jobs_of_a_queue_without_admission_use_nodes(self):
         world = submitted({"weight": None})
         assert (classify_world(world).takes_part, classify_world(world).workload.admitted) == (
             False,
@@ -139,7 +139,7 @@ class TestHolding:
         world.job_condition("Complete")
         assert classify_world(world).workload is None
 
-    def test_what_runs_when_its_queue_comes_to_take_part_goes_on(self):
+    def test_a_running_job_continues_when_its_queue_gets_admission(self):
         world = submitted({"weight": None})
         world.queue = make_queue(**QUOTA)
         assert classify_world(world).workload.admitted == 2
@@ -148,7 +148,7 @@ class TestHolding:
         world.settle()
         assert len(world.gangs) == 1
 
-    def test_a_queue_that_takes_no_part_any_more_has_nothing_said(self):
+    def test_a_queue_that_loses_admission_clears_the_status(self):
         world = running()
         world.queue = make_queue()
         assert deliver(world) is Stage.RELEASE
@@ -167,7 +167,7 @@ class TestGivingWay:
         )
         return world
 
-    def test_it_is_charged_until_nothing_of_it_runs_and_reconcile_has_said_so(self):
+    def test_a_preempted_job_is_charged_until_it_has_stopped(self):
         world = self.preempted()
         assert classify_world(world).workload.preempted_for == "uid-urgent"
         assert status_update(world) is None
@@ -184,7 +184,7 @@ class TestGivingWay:
         assert world.phase == "Preempted"
         assert classify_world(world).workload.admitted == 0
 
-    def test_a_gang_that_was_under_way_is_not_overlooked(self):
+    def test_a_gang_in_creation_is_charged(self):
         """Admitted, created and preempted at once. The cache does not show the gang yet."""
         world = submitted()
         deliver(world, grants=(Grant(uid="uid-train", nodes=2),))

@@ -27,7 +27,7 @@ class TestOtherRequests:
         world.settle()
         return world
 
-    def test_a_charge_is_what_was_admitted_while_the_gang_runs(self):
+    def test_a_running_gang_keeps_the_admitted_charge(self):
         world = self.outdated()
         found = classify_world(world)
         assert (found.workload.admitted, found.workload.nodes, found.workload.gpus) == (4, 4, 0)
@@ -35,7 +35,7 @@ class TestOtherRequests:
         assert found.outdated == ""
         assert status_update(world) is None
 
-    def test_it_is_withdrawn_once_reconcile_waits_for_another(self):
+    def test_an_outdated_admission_is_withdrawn(self):
         world = self.outdated()
         world.delete_child_job()
         assert classify_world(world).outdated == "", "the status does not say that the job waits"
@@ -54,7 +54,7 @@ class TestOtherRequests:
         request = classify_world(world).workload
         assert (request.admitted, request.nodes, request.gpus) == (0, 4, 8)
 
-    def test_a_queue_that_is_edited_back_loses_no_gang(self):
+    def test_a_reverted_edit_loses_no_gang(self):
         """The admission is withdrawn while reconcile creates a gang that fits again."""
         world = running(EIGHT_GPUS, numNodes=1, nodeResources={})
         world.queue = make_queue(quota={"gpus": 8}, nodeResources={"gpus": 16})
@@ -78,7 +78,7 @@ class TestOtherRequests:
         assert deliver(world) is Stage.REPORT
         assert world.condition("Admitted").status == "True"
 
-    def test_a_larger_size_with_larger_pods_is_no_wish_to_grow(self):
+    def test_larger_pods_are_no_growth(self):
         world = running(
             {"quota": {"nodes": 8}, "nodeResources": {"gpus": 8}},
             nodeResources={"gpus": 4},
@@ -98,7 +98,7 @@ class TestOtherRequests:
         world.queue = make_queue(quota={"nodes": 8}, nodeResources={"gpus": 4})
         assert classify_world(world).workload.nodes == 2
 
-    def test_a_wish_to_grow_that_is_granted_needs_no_other_admission(self):
+    def test_granted_growth_needs_no_new_admission(self):
         world = running(elastic={"minNodes": 1, "maxNodes": 4})
         world.spec(num_nodes=4)
         world.delete_child_job()
@@ -109,7 +109,7 @@ class TestOtherRequests:
         world.settle()
         assert [gang.spec.completions for gang in world.gangs] == [2, 4]
 
-    def test_a_head_is_recorded_as_it_was_admitted(self):
+    def test_the_record_has_the_requests_of_the_head(self):
         head = {"nodeResources": {"gpus": 0, "cpus": "500m", "memory": "1Gi"}}
         node = {"gpus": 8, "cpus": 96, "memory": "512Gi"}
         world = submitted({**QUOTA, "nodeResources": node}, numNodes=3, head=head)
@@ -123,7 +123,7 @@ class TestOtherRequests:
         world.settle()
         assert len(world.gangs) == 1
 
-    def test_a_record_that_cannot_be_read_is_none(self):
+    def test_an_invalid_record_is_ignored(self):
         world = running()
         admission = replace(world.job.status.admission, requests={"cpu": "lots"})
         world.job = replace(world.job, status=replace(world.job.status, admission=admission))

@@ -167,7 +167,7 @@ class EditedLab(Lab):
 # A history is a seed, because shrinking a history would take minutes.
 @settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(st.integers(0, 2**32))
-def test_neither_charges_nor_pods_exceed_the_quota_whatever_is_edited(seed):
+def test_charges_and_pods_never_exceed_the_quota_during_edits(seed):
     lab = EditedLab(random.Random(seed), jobs=5)
     for _ in range(40):
         lab.turn()

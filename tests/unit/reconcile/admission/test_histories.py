@@ -9,14 +9,14 @@ from queue_lab import Lab
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_quotas_hold_at_every_moment_and_everybody_has_a_turn(seed):
+def test_quotas_hold_at_any_time_and_every_job_is_admitted(seed):
     lab = Lab(random.Random(seed), jobs=8)
     for _ in range(80):
         lab.turn()
     lab.finish()
 
 
-def test_the_histories_know_preemption():
+def test_the_histories_include_preemption():
     labs = (Lab(random.Random(seed), jobs=8) for seed in itertools.count())
     for lab in itertools.islice(labs, 5):
         for _ in range(80):

@@ -88,14 +88,14 @@ def check(state: ClusterState, decisions: Decisions) -> None:
     asked = {one.uid: one for one in state.workloads}
     admitted = {one.uid: one for one in decisions.grants}
     assert len(admitted) == len(decisions.grants)
-    everybody_gets_an_answer(state, decisions, asked, admitted)
+    every_workload_has_a_result(state, decisions, asked, admitted)
     gangs_are_whole_and_fit(state, asked, admitted)
     quotas_hold(state, asked, admitted)
-    only_what_is_not_used_is_given_back(state, decisions, asked)
+    only_unused_nodes_are_released(state, decisions, asked)
     victims_are_fair_game(state, decisions, asked)
 
 
-def everybody_gets_an_answer(state, decisions, asked, admitted):
+def every_workload_has_a_result(state, decisions, asked, admitted):
     open_queues = {q.name for q in state.queues if q.weight != 0 and not q.paused_reason}
     known = {q.name for q in state.queues}
     for one in state.workloads:
@@ -166,7 +166,7 @@ def quotas_hold(state, asked, admitted):
             assert used(limited, index) <= sum(limited.values())
 
 
-def only_what_is_not_used_is_given_back(state, decisions, asked):
+def only_unused_nodes_are_released(state, decisions, asked):
     for one in decisions.releases:
         lender = asked[one.uid]
         assert lender.shrunk_to == one.nodes < lender.admitted
@@ -205,7 +205,7 @@ def victims_are_fair_game(state, decisions, asked):
 
 @settings(max_examples=200, deadline=None)
 @given(states())
-def test_what_must_hold_holds(state):
+def test_invariants_of_decisions(state):
     check(state, admit(state, NOW))
 
 

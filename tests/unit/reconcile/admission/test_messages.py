@@ -5,7 +5,7 @@ from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.model import ClusterState
 
 
-def test_the_head_says_what_it_lacks_and_the_others_that_they_wait():
+def test_the_head_names_the_shortage_and_others_wait():
     asked = [request(f"j{i:03}", "research", 2, age=999 - i) for i in range(30)]
     pending = decide(
         nodes(2), [queue("research")], admitted_workload("x", "research"), *asked

@@ -25,7 +25,7 @@ def test_all_resources_count():
     assert "room for 0 of 1 pod." in decisions.pending["j1"].message
 
 
-def test_a_resource_that_no_node_has_is_never_there():
+def test_a_missing_resource_never_fits():
     job = replace(request("j", "a"), pod={GPU: 8, "rdma/hca": 1})
     wait = decide(nodes(2), [queue("a")], job).pending["j"]
     assert (wait.reason, wait.position) == ("ExceedsNodes", 0)
@@ -48,7 +48,7 @@ def test_unusable_nodes_and_those_that_do_not_match_take_nothing():
     assert "Nodes with zone=x have room for 1 of 2 pods." in wait.message
 
 
-def test_pods_on_nodes_that_are_gone_or_unusable_take_no_room_elsewhere():
+def test_pods_on_deleted_or_unusable_nodes_use_no_other_nodes():
     running = admitted_workload("r", "a", 2, placed={"gone": 1, "n0": 1})
     machines = (node("n0", usable=False), node("n1"))
     assert placement(machines, running, request("j", "a")) == {"j": {"n1": 1}}
@@ -61,7 +61,7 @@ def test_jobs_without_gpus_say_how_many_pods_fit():
     assert wait.message == "The job needs 1 node. Nodes that are ready have room for 0 of 1 pod."
 
 
-def test_the_order_in_which_requests_are_written_means_nothing():
+def test_the_order_of_requests_has_no_effect():
     asked = [
         replace(request("j0", "a"), pod={GPU: 8, "cpu": 1000}),
         replace(request("j1", "a"), pod={"cpu": 1000, GPU: 8}),

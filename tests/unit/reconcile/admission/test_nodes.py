@@ -55,11 +55,11 @@ def test_amounts_in_whole_numbers():
         a_node("n", {"key": "node.kubernetes.io/disk-pressure", "effect": "NoSchedule"}),
     ],
 )
-def test_who_takes_nobody(node):
+def test_unusable_nodes(node):
     assert not seen(node).usable
 
 
-def test_a_taint_that_only_prefers_keeps_nobody_away():
+def test_a_prefer_no_schedule_taint_is_ignored():
     node = a_node("n", {"key": "node.kubernetes.io/x", "effect": "PreferNoSchedule"})
     assert seen(node).usable
     assert node_rules.find_taints([node]) == frozenset()
@@ -83,7 +83,7 @@ def test_tolerations(toleration, lets_in):
     assert (node_rules.taint_selector(taints, (toleration,), ()) == {}) is lets_in
 
 
-def test_taints_become_labels_that_jobs_ask_for():
+def test_taints_become_required_tolerations():
     nodes = (a_node("kept", TEAM_TAINT), a_node("open"))
     queue = make_queue(quota={"nodes": 1})
     workload = Workload(
@@ -102,13 +102,13 @@ def test_taints_become_labels_that_jobs_ask_for():
     assert [r.node_selector for r in state.workloads] == [{key: "absent"}, {key: "absent"}, {}]
 
 
-def test_a_device_of_ones_own_is_tolerated():
+def test_a_taint_of_a_requested_device_is_tolerated():
     taints = node_rules.find_taints([a_node("n", GPU_TAINT)])
     assert node_rules.taint_selector(taints, (), {"pods": 1, "nvidia.com/gpu": 8}) == {}
     assert node_rules.taint_selector(taints, (), {"pods": 1}) != {}
 
 
-def test_heartbeats_are_no_change():
+def test_heartbeats_change_nothing():
     assert node_rules.relevant_fields(a_node()) == node_rules.relevant_fields(a_node())
     assert node_rules.relevant_fields(a_node()) != node_rules.relevant_fields(a_node(ready="False"))
     assert node_rules.relevant_fields(None) is None
@@ -129,7 +129,7 @@ class TestQueues:
     def test_without_quota_nothing_is_limited(self):
         assert queue_input(make_queue(weight=1)).quota == QuotaLimits()
 
-    def test_one_that_cannot_be_read_or_goes_is_paused(self):
+    def test_an_unreadable_or_terminating_queue_is_paused(self):
         assert "spec.quota" in queue_input(make_queue(quota={"cpu": "many"})).paused_reason
         going = msgspec.structs.replace(
             make_queue(),
@@ -177,7 +177,7 @@ class TestQueues:
     def test_its_summary(self, fields, text):
         assert self.account(**fields).summary == text
 
-    def test_only_what_is_new_is_written_and_a_queue_without_admission_has_no_account(self):
+    def test_only_changes_of_the_account_are_written(self):
         queue = make_queue(quota={"nodes": 4})
         summary = QueueSummary(namespace="ml", name="gpu", round_robin=RoundRobinState(current=5))
         (word,) = queue_updates([queue], (summary,))

@@ -9,7 +9,7 @@ def preempted(decisions):
     return [(one.uid, one.for_uid) for one in decisions.preemptions]
 
 
-def test_less_important_jobs_of_the_own_queue_leave_the_youngest_first():
+def test_lower_priorities_of_the_queue_are_preempted_youngest_first():
     running = [
         admitted_workload("old", "a", admitted_for=300),
         admitted_workload("young", "a", admitted_for=100),
@@ -30,7 +30,7 @@ def test_less_important_jobs_of_the_own_queue_leave_the_youngest_first():
     )
 
 
-def test_nobody_leaves_where_that_is_not_enough():
+def test_no_preemption_if_it_is_not_enough():
     running = [admitted_workload("low", "a"), admitted_workload("other", "b", 3)]
     decisions = decide(
         nodes(4), [queue("a"), queue("b")], *running, request("vip", "a", 2, priority=9)
@@ -39,12 +39,12 @@ def test_nobody_leaves_where_that_is_not_enough():
     assert decisions.pending["vip"].reason == "WaitingForNodes"
 
 
-def test_equals_do_not_leave():
+def test_equal_priorities_are_not_preempted():
     decisions = decide(nodes(1), [queue("a")], admitted_workload("r", "a"), request("j", "a"))
     assert preempted(decisions) == []
 
 
-def test_only_jobs_on_nodes_that_help_leave():
+def test_only_jobs_on_useful_nodes_are_preempted():
     machines = nodes(2)
     machines = (replace(machines[0], labels={"zone": "x"}), machines[1])
     running = [
@@ -55,7 +55,7 @@ def test_only_jobs_on_nodes_that_help_leave():
     assert preempted(decide(machines, [queue("a")], *running, vip)) == [("here", "vip")]
 
 
-def test_for_quota_jobs_on_any_node_leave():
+def test_jobs_on_any_node_are_preempted_for_quota():
     running = [admitted_workload("low", "a", admitted_for=1, placed={"n001": 1})]
     decisions = decide(
         nodes(9), [queue("a", quota={"jobs": 1})], *running, request("vip", "a", priority=1)
@@ -69,7 +69,7 @@ STOPPING = (
 )
 
 
-def test_freed_room_waits_for_whom_it_was_freed_for():
+def test_freed_nodes_are_reserved_for_the_preempting_job():
     queues = [queue("a", 1), queue("b", 9)]
     other = request("b-1", "b", age=99, seconds_left=1)
     decisions = decide(nodes(1), queues, *STOPPING, other)
@@ -82,20 +82,20 @@ def test_freed_room_waits_for_whom_it_was_freed_for():
     assert decisions.queues[0].round_robin.current < 0
 
 
-def test_a_promise_is_void_where_nothing_is_freed_any_more():
+def test_a_reservation_ends_if_nothing_is_freed():
     vip = STOPPING[1]
     decisions = decide(nodes(1), [queue("a"), queue("b")], admitted_workload("r", "b"), vip)
     assert not decisions.pending["vip"].nominated
     assert decisions.pending["vip"].reason == "WaitingForNodes"
 
 
-def test_a_closed_queue_keeps_no_promise():
+def test_a_paused_queue_has_no_reservation():
     decisions = decide(nodes(2), [queue("a", 0)], STOPPING[1])
     assert admitted(decisions) == []
     assert not decisions.pending["vip"].nominated
 
 
-def test_what_is_freed_for_nobody_is_enough():
+def test_nodes_freed_for_a_deleted_job_are_used():
     """The preempting job was deleted. The next job needs no further preemption."""
     running = [
         admitted_workload("stops", "a", preempted_for="deleted", admitted_for=50),
@@ -107,7 +107,7 @@ def test_what_is_freed_for_nobody_is_enough():
     assert decisions.pending["vip"].message.endswith("Waiting for preempted jobs to stop: others.")
 
 
-def test_two_heads_get_victims_of_their_own():
+def test_two_heads_have_separate_victims():
     running = [
         admitted_workload("l1", "a", admitted_for=1),
         admitted_workload("l2", "a", admitted_for=2),
@@ -118,7 +118,7 @@ def test_two_heads_get_victims_of_their_own():
     assert preempted(decisions) == [("l1", "v1"), ("l2", "v2")]
 
 
-def test_a_head_behind_a_reservation_may_preempt_where_that_holds_nobody_up():
+def test_a_head_behind_a_reservation_can_preempt_without_delaying_it():
     queues = [queue("a", 9), queue("b", 1)]
     running = [admitted_workload("a-r", "a", 2, admitted_for=9), admitted_workload("b-low", "b", 1)]
     asked = [request("a-head", "a", 3), request("b-vip", "b", priority=9)]
@@ -135,7 +135,7 @@ def test_a_head_behind_a_reservation_may_preempt_where_that_holds_nobody_up():
     assert decisions.pending["b-vip"].reason == "WaitingForNodes"
 
 
-def test_what_is_being_preempted_holds_its_quota_until_it_is_gone():
+def test_a_preempted_job_uses_its_quota_until_it_has_ended():
     queues = [queue("a", quota={"gpus": 8})]
     running = admitted_workload("stops", "a", preempted_for="vip")
     decisions = decide(nodes(9), queues, running, request("vip", "a", nominated=True, priority=1))
@@ -143,13 +143,13 @@ def test_what_is_being_preempted_holds_its_quota_until_it_is_gone():
     assert decisions.pending["vip"].nominated
 
 
-def test_what_a_job_of_a_queue_that_is_gone_leaves_counts_as_well():
+def test_a_terminating_job_of_a_deleted_queue_counts():
     running = admitted_workload("stops", "gone", preempted_for="deleted")
     decisions = decide(nodes(1), [queue("a")], running, request("j", "a"))
     assert decisions.pending["j"].nominated
 
 
-def test_nobody_leaves_whose_job_is_gone():
+def test_gangs_of_deleted_jobs_are_not_preempted():
     """Without a status its pods cannot be preempted, so their end is waited for."""
     running = admitted_workload("gone", "a", gone=True)
     decisions = decide(nodes(1), [queue("a")], running, request("vip", "a", priority=9))

@@ -40,7 +40,7 @@ def test_every_kind_of_quota_counts(kind, limit, message):
     assert message in decisions.pending["j1"].message
 
 
-def test_what_can_never_fit_the_quota_says_so_and_keeps_nobody_up():
+def test_a_job_beyond_the_quota_is_reported_and_delays_no_other():
     asked = [request("big", "a", 4, age=9), request("small", "a", age=1)]
     decisions = decide(nodes(9), [queue("a", quota={"gpus": 16})], *asked)
     assert admitted(decisions) == ["small"]
@@ -49,7 +49,7 @@ def test_what_can_never_fit_the_quota_says_so_and_keeps_nobody_up():
     assert "The quota of queue a is 16 GPUs in total." in wait.message
 
 
-def test_jobs_without_gpus_pass_a_queue_whose_gpus_are_overdrawn():
+def test_jobs_without_gpus_are_admitted_despite_exceeded_gpus():
     asked = [admitted_workload("h", "a", 2), request("cpu", "a", 1, 0)]
     decisions = decide(nodes(9), [queue("a", quota={"gpus": 8})], *asked)
     assert admitted(decisions) == ["cpu"]
@@ -58,7 +58,7 @@ def test_jobs_without_gpus_pass_a_queue_whose_gpus_are_overdrawn():
 RAY = {"head": {"cpu": 1000}}  # a head without GPUs, and workers with 8
 
 
-def test_a_head_is_charged_with_what_it_requests_and_needs_no_workers_room():
+def test_a_head_is_charged_with_its_own_requests():
     state = nodes(4), [queue("a", quota={"gpus": 32})]
     decisions = decide(*state, request("ray", "a", 5, **RAY))
     assert admitted(decisions) == ["ray"]
@@ -74,7 +74,7 @@ def test_a_head_is_charged_with_what_it_requests_and_needs_no_workers_room():
     assert not admitted(decide(nodes(4), more, running, request("next", "a")))
 
 
-def test_a_head_stands_apart_where_nodes_are_too_few():
+def test_a_head_counts_separately_with_too_few_nodes():
     decisions = decide(nodes(3), [queue("a")], request("ray", "a", 5, **RAY))
     wait = decisions.pending["ray"]
     assert wait.reason == "ExceedsNodes"
@@ -88,7 +88,7 @@ def cohort(**quotas):
     return [queue(name, quota={"gpus": gpus}, cohort="c") for name, gpus in quotas.items()]
 
 
-def test_idle_quota_is_lent():
+def test_idle_quota_can_be_borrowed():
     asked = [request(f"j{i}", "a", age=9 - i) for i in range(4)]
     decisions = decide(nodes(9), cohort(a=8, b=16), *asked)
     assert admitted(decisions) == ["j0", "j1", "j2"]
@@ -104,7 +104,7 @@ def test_a_queue_outside_of_the_cohort_borrows_nothing():
     assert admitted(decisions) == ["j0"]
 
 
-def test_nobody_borrows_before_the_lender_has_its_own():
+def test_the_lender_comes_before_borrowers():
     # A third queue is next, so the lender waits without a reservation.
     queues = [*cohort(a=8, b=16), queue("z", 9)]
     running = [
@@ -139,7 +139,7 @@ def test_a_reservation_is_enough_for_a_lender():
     assert decisions.queues[0].borrowed.gpus == 4
 
 
-def test_a_lender_takes_back_its_own_from_the_youngest():
+def test_a_lender_reclaims_from_the_youngest():
     running = [
         admitted_workload("old", "a", admitted_for=300),
         admitted_workload("middle", "a", admitted_for=200),
@@ -158,7 +158,7 @@ def test_a_lender_takes_back_its_own_from_the_youngest():
     )
 
 
-def test_important_borrowers_go_last_and_nobody_goes_for_nothing():
+def test_borrowers_of_high_priority_are_preempted_last():
     running = [
         admitted_workload("important", "a", admitted_for=1, priority=9),
         admitted_workload("small", "a", 1, 1, admitted_for=2),
@@ -168,7 +168,7 @@ def test_important_borrowers_go_last_and_nobody_goes_for_nothing():
     assert [p.uid for p in decisions.preemptions] == ["large"]
 
 
-def test_who_stays_within_its_own_is_left_alone():
+def test_queues_within_their_quota_are_not_preempted():
     running = [
         admitted_workload("a-1", "a"),
         admitted_workload("b-1", "b", 2),
@@ -179,7 +179,7 @@ def test_who_stays_within_its_own_is_left_alone():
     assert decisions.preemptions == ()
 
 
-def test_a_borrower_takes_nothing_back():
+def test_a_borrower_does_not_reclaim():
     running = [admitted_workload("a-1", "a", 2)]
     decisions = decide(nodes(9), cohort(a=8, b=8, d=8), *running, request("b-1", "b", 3))
     assert admitted(decisions) == []
@@ -187,7 +187,7 @@ def test_a_borrower_takes_nothing_back():
     assert decisions.pending["b-1"].reason == "InsufficientQuota"
 
 
-def test_who_sets_no_limit_neither_lends_nor_borrows():
+def test_a_queue_without_a_limit_neither_lends_nor_borrows():
     queues = [queue("a", quota={"gpus": 8}, cohort="c"), queue("b", cohort="c")]
     asked = [request("b-1", "b", 4), request("a-1", "a"), request("a-2", "a")]
     decisions = decide(nodes(9), queues, *asked)
@@ -195,7 +195,7 @@ def test_who_sets_no_limit_neither_lends_nor_borrows():
     assert decisions.pending["a-2"].reason == "InsufficientQuota"
 
 
-def test_closed_queues_admit_nothing_and_say_so():
+def test_paused_queues_admit_nothing_with_a_reason():
     queues = [queue("a", 0), queue("b", paused_reason="its quota is no quantity: many GPUs")]
     decisions = decide(
         nodes(9), queues, request("a-1", "a"), request("b-1", "b"), admitted_workload("h", "a")
@@ -211,14 +211,14 @@ def test_closed_queues_admit_nothing_and_say_so():
     assert decisions.queues[0].admitted == 1
 
 
-def test_a_job_of_a_queue_that_takes_no_part_only_takes_room():
+def test_a_job_of_a_queue_without_admission_only_uses_nodes():
     asked = [admitted_workload("h", "unknown"), request("u", "unknown"), request("a-1", "a", 2)]
     decisions = decide(nodes(2), [queue("a")], *asked)
     assert admitted(decisions) == []
     assert set(decisions.pending) == {"a-1"}
 
 
-def test_for_room_only_those_who_borrow_have_to_leave_and_only_as_long_as_they_do():
+def test_only_borrowers_are_preempted_for_nodes():
     running = [
         admitted_workload("b-1", "b", admitted_for=9),
         admitted_workload("b-2", "b", admitted_for=8),

@@ -7,7 +7,7 @@ from queueing import admitted, admitted_workload, decide, node, nodes, queue, re
 HOUR = 3600.0
 
 
-def test_who_is_over_in_time_goes_first_and_who_is_not_waits():
+def test_only_jobs_that_end_in_time_pass_a_reservation():
     running = admitted_workload("r", "a", 2, seconds_left=HOUR)
     asked = [
         request("head", "a", 4, age=9),
@@ -24,14 +24,14 @@ def test_who_is_over_in_time_goes_first_and_who_is_not_waits():
     assert decisions.pending["long"].message == "Waiting behind other jobs in queue a."
 
 
-def test_what_the_head_leaves_over_is_used_for_any_time():
+def test_nodes_beyond_the_reservation_are_used_for_any_time():
     running = admitted_workload("r", "a", 3, seconds_left=HOUR)
     asked = [request("head", "a", 3, age=9), request("x", "a", age=8), request("y", "a", age=7)]
     decisions = decide(nodes(5), [queue("a")], running, *asked)
     assert admitted(decisions) == ["x", "y"]
 
 
-def test_what_the_head_leaves_over_is_given_away_once():
+def test_nodes_beyond_the_reservation_are_used_once():
     running = admitted_workload("r", "a", 3, seconds_left=HOUR)
     asked = [request("head", "a", 4, age=9), *(request(f"x{i}", "a", age=8 - i) for i in range(3))]
     assert admitted(decide(nodes(6), [queue("a")], running, *asked)) == ["x0", "x1"]
@@ -45,7 +45,7 @@ def test_what_the_head_leaves_over_is_given_away_once():
     assert admitted(decide(nodes(2), [queue("a")], running, *asked)) == ["x0"]
 
 
-def test_without_a_known_end_only_what_the_head_leaves_over_is_used():
+def test_without_a_deadline_only_unreserved_nodes_are_used():
     running = [
         admitted_workload("old", "a", 2, admitted_for=100),
         admitted_workload("young", "a", 1, admitted_for=1),
@@ -79,7 +79,7 @@ def test_a_reservation_holds_against_all_queues():
     )
 
 
-def test_nodes_apart_have_reservations_apart():
+def test_separate_nodes_have_separate_reservations():
     machines = tuple(node(f"{zone}{i}", labels={"zone": zone}) for zone in "xy" for i in range(2))
     queues = [queue("a", 5), queue("b"), queue("d")]
     running = [
@@ -98,7 +98,7 @@ def test_nodes_apart_have_reservations_apart():
     assert "starts by 2026-01-01T02:00Z" in decisions.pending["by"].message
 
 
-def test_queues_on_other_nodes_have_their_turns_meanwhile():
+def test_queues_on_other_nodes_are_served_meanwhile():
     machines = tuple(node(f"{zone}{i}", labels={"zone": zone}) for zone in "xy" for i in range(2))
     asked = [request("ax", "a", 2, node_selector={"zone": "x"})]
     asked += [request(f"b{i}", "b", node_selector={"zone": "y"}) for i in range(2)]
@@ -109,7 +109,7 @@ def test_queues_on_other_nodes_have_their_turns_meanwhile():
     assert decisions.queues[0].round_robin.current == 0
 
 
-def test_what_is_admitted_beside_a_reservation_is_waited_for_by_the_next_one():
+def test_a_later_reservation_waits_for_backfilled_jobs():
     machines = tuple(node(f"{zone}{i}", labels={"zone": zone}) for zone in "xy" for i in range(2))
     running = admitted_workload("r", "b", placed={"x0": 1})
     asked = [
@@ -121,7 +121,7 @@ def test_what_is_admitted_beside_a_reservation_is_waited_for_by_the_next_one():
     assert decisions.pending["b2"].reason == "WaitingForNodes"
 
 
-def test_what_goes_before_one_reservation_is_waited_for_by_another():
+def test_a_job_that_passes_one_reservation_delays_another():
     """It could use the nodes of both, and runs on those of the second."""
     machines = (node("x0", labels={"zone": "x"}), node("y0", labels={"zone": "y"}))
     running = admitted_workload("r", "d", gpus=4, placed={"x0": 1}, seconds_left=HOUR)
@@ -137,7 +137,7 @@ def test_what_goes_before_one_reservation_is_waited_for_by_another():
     assert "starts by 2026-01-01T00:01Z" in decisions.pending["cy"].message
 
 
-def test_quota_is_kept_for_the_head_of_its_queue():
+def test_quota_is_reserved_for_the_head_of_its_queue():
     running = [
         admitted_workload("r", "a", 2, seconds_left=HOUR),
         admitted_workload("o", "b", seconds_left=60),
@@ -157,7 +157,7 @@ def test_quota_is_kept_for_the_head_of_its_queue():
     )
 
 
-def test_quota_that_others_have_borrowed_for_an_unknown_time_is_waited_for():
+def test_borrowed_quota_without_a_deadline_is_waited_for():
     queues = [queue(name, quota={"gpus": 16}, cohort="c") for name in "ab"]
     queues.append(queue("lent", quota={"gpus": 8}, cohort="c"))
     running = [admitted_workload("a-1", "a", 2), admitted_workload("b-1", "b", 2)]
@@ -169,7 +169,7 @@ def test_quota_that_others_have_borrowed_for_an_unknown_time_is_waited_for():
     )
 
 
-def test_a_reservation_is_not_where_others_are_promised_room():
+def test_a_reservation_avoids_nodes_reserved_for_others():
     # The nodes of the stopping job are reserved, so the head waits for the other job.
     running = [
         admitted_workload("stops", "a", 1, admitted_for=50, preempted_for="first"),
@@ -183,14 +183,14 @@ def test_a_reservation_is_not_where_others_are_promised_room():
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_without_nodes_quota_alone_decides(known):
+def test_without_nodes_only_quota_decides(known):
     asked = [request("a-1", "a", 99, age=9), request("a-2", "a", 2)]
     decisions = decide(nodes(1) if known else None, [queue("a", quota={"gpus": 792})], *asked)
     assert admitted(decisions) == ([] if known else ["a-1"])
     assert decisions.pending["a-2"].reason == ("ExceedsNodes" if known else "InsufficientQuota")
 
 
-def test_a_job_on_nodes_of_two_reservations_ends_for_both():
+def test_a_job_on_nodes_of_two_reservations_must_end_for_both():
     machines = tuple(node(name, labels={"zone": name[0]}) for name in ("x0", "y0", "y1"))
     both = admitted_workload("both", "d", 2, placed={"x0": 1, "y0": 1}, seconds_left=HOUR)
     asked = [

@@ -7,13 +7,13 @@ def grows(name="g", to=4, **fields):
     return admitted_workload(name, "a", to, admitted=2, **fields)
 
 
-def test_a_job_gets_the_difference_where_it_is_free():
+def test_a_job_grows_if_nodes_are_free():
     (admit,) = decide(nodes(4), [queue("a")], grows()).grants
     assert (admit.uid, admit.nodes) == ("g", 4)
     assert sum(admit.placement.values()) == 2
 
 
-def test_those_who_wait_come_first():
+def test_waiting_jobs_come_before_growth():
     decisions = decide(nodes(4), [queue("a")], grows(), request("j", "a", 2))
     assert admitted(decisions) == ["j"]
     assert decisions.pending["g"].position == 0
@@ -22,7 +22,7 @@ def test_those_who_wait_come_first():
     )
 
 
-def test_what_is_kept_for_a_head_is_not_grown_into():
+def test_reserved_nodes_are_not_used_for_growth():
     decisions = decide(nodes(4), [queue("a")], grows(), request("j", "a", 3))
     assert admitted(decisions) == []
     assert decisions.pending["g"].reason == "WaitingForTurn"
@@ -38,26 +38,26 @@ def test_quota_bounds_growth():
     )
 
 
-def test_growth_is_no_further_job():
+def test_growth_does_not_count_as_a_job():
     assert admitted(decide(nodes(9), [queue("a", quota={"jobs": 1})], grows())) == ["g"]
 
 
-def test_more_than_there_is_says_so():
+def test_growth_beyond_all_nodes_is_reported():
     assert decide(nodes(3), [queue("a")], grows(to=9)).pending["g"].reason == "ExceedsNodes"
 
 
-def test_who_is_being_preempted_does_not_grow():
+def test_a_preempted_job_does_not_grow():
     decisions = decide(nodes(9), [queue("a")], grows(preempted_for="x"))
     assert decisions.grants == ()
     assert decisions.pending == {}
 
 
-def test_fewer_is_granted_at_once():
+def test_a_smaller_size_is_granted_at_once():
     (admit,) = decide(nodes(2), [queue("a", 0)], admitted_workload("s", "a", 1, admitted=2)).grants
     assert (admit.uid, admit.nodes, admit.placement) == ("s", 1, {})
 
 
-def test_a_gang_that_lost_a_node_keeps_its_claim():
+def test_a_gang_that_lost_a_node_keeps_its_reservation():
     # One of two pods has no node. It gets the next free one, before any waiting job.
     gang = admitted_workload("g", "a", 2, placed={"n000": 1})
     decisions = decide(nodes(2), [queue("a")], gang, request("j", "a"))

@@ -55,7 +55,7 @@ LEAST_USE = {True: 0.95, False: 0.88} if LONG else {True: 0.92, False: 0.85}
 
 
 @pytest.mark.parametrize("deadlines", [True, False])
-def test_shares_follow_the_weights_nobody_is_left_and_nodes_are_used(deadlines, capsys):
+def test_shares_follow_the_weights_without_starvation_and_idle_nodes(deadlines, capsys):
     jobs = trace(1, JOBS, WEIGHTS, deadlines=deadlines)
     shares = Shares()
     queues = tuple(queue(name, weight) for name, weight in WEIGHTS.items())
@@ -118,7 +118,7 @@ def test_jobs_of_the_own_queue_do_not_starve_their_head():
     assert simulation.ended["large"] < 1200 + 8 * 900
 
 
-def test_preempted_jobs_come_to_their_end():
+def test_preempted_jobs_finish():
     jobs = trace(5, 200, WEIGHTS, priorities=4)
     jobs = [job._replace(arrival=float(97 * number)) for number, job in enumerate(jobs)]
     queues = tuple(
@@ -131,7 +131,7 @@ def test_preempted_jobs_come_to_their_end():
     assert simulation.preempted > 10
 
 
-def test_a_head_starts_by_the_time_that_it_was_told_first():
+def test_a_head_starts_by_its_first_estimated_time():
     """Backfilled jobs end before that time, or run on other nodes."""
     promised: dict[str, datetime] = {}
     started: dict[str, datetime] = {}

@@ -66,7 +66,7 @@ class Pair(Lab):
         return world
 
 
-def test_nobody_else_waits_so_it_keeps_what_it_was_admitted_for():
+def test_without_waiting_jobs_a_shrunk_gang_keeps_its_admission():
     pair = Pair()
     world = pair.shrink()
     pair.rounds()
@@ -77,7 +77,7 @@ def test_nobody_else_waits_so_it_keeps_what_it_was_admitted_for():
     assert len(world.observed().gang.probes) == 3, "it has probes"
 
 
-def test_what_it_does_not_use_goes_to_a_job_that_waits():
+def test_unused_nodes_are_admitted_to_a_waiting_job():
     pair = Pair()
     world = pair.shrink()
     other = pair.submit(3)
@@ -98,7 +98,7 @@ def test_what_it_does_not_use_goes_to_a_job_that_waits():
     assert world.observed().gang.probes == (), "no probes beyond the admission"
 
 
-def test_it_grows_when_the_other_has_ended():
+def test_a_shrunk_gang_grows_after_the_other_job_has_ended():
     pair = Pair()
     world = pair.shrink()
     other = pair.submit(3)
@@ -113,7 +113,7 @@ def test_it_grows_when_the_other_has_ended():
     assert len(world.observed().gang.probes) == 3
 
 
-def test_it_gives_back_nothing_where_that_is_not_enough():
+def test_nothing_is_released_if_it_is_not_enough():
     pair = Pair()
     world = pair.shrink()
     other = pair.submit(4)
@@ -122,7 +122,7 @@ def test_it_gives_back_nothing_where_that_is_not_enough():
     assert charged(other.job) == 0
 
 
-def test_a_gang_that_grows_at_that_moment_keeps_all():
+def test_a_growing_gang_keeps_its_admission():
     pair = Pair()
     world = pair.shrink()
     world.pass_time(seconds=600)
@@ -137,7 +137,7 @@ def test_a_gang_that_grows_at_that_moment_keeps_all():
     assert (charged(world.job), charged(other.job)) == (4, 0)
 
 
-def test_a_gang_that_fails_meanwhile_goes_on_with_what_it_uses():
+def test_a_gang_that_fails_after_a_release_keeps_its_smaller_size():
     pair = Pair()
     world = pair.shrink()
     other = pair.submit(3)
@@ -151,12 +151,12 @@ def test_a_gang_that_fails_meanwhile_goes_on_with_what_it_uses():
 SHRUNK = admitted_workload("shrunk", "a", 4, 8, shrunk_to=1, placed={"n000": 1})
 
 
-def test_a_gang_has_no_claim_to_places_that_it_does_not_use():
+def test_a_shrunk_gang_reserves_no_unused_nodes():
     queues = [queue("a", quota={"gpus": 32}), queue("b", quota={"gpus": 8})]
     assert admitted(decide(nodes(2), queues, SHRUNK, request("j", "b"))) == ["j"]
 
 
-def test_what_is_not_used_is_taken_back_before_anybody_is_preempted():
+def test_unused_nodes_are_released_before_any_preemption():
     low = admitted_workload("low", "a", 1, 8, admitted_for=1)
     vip = request("vip", "a", 1, 8, priority=9)
     decisions = decide(nodes(9), [queue("a", quota={"gpus": 40})], SHRUNK, low, vip)
@@ -165,7 +165,7 @@ def test_what_is_not_used_is_taken_back_before_anybody_is_preempted():
     assert decisions.pending["vip"].reason == "InsufficientQuota"
 
 
-def test_no_more_gangs_give_back_than_it_takes():
+def test_only_as_many_gangs_release_nodes_as_needed():
     other = admitted_workload("other", "a", 4, 8, shrunk_to=2)
     queues = [queue("a", quota={"gpus": 64}), queue("b", quota={"gpus": 64})]
     decisions = decide(None, queues, SHRUNK, other, request("j", "a", 2, 8))

@@ -23,12 +23,12 @@ def order(state: ClusterState) -> str:
     return " ".join(one.uid[0] for one in admit(state, NOW).grants)
 
 
-def test_turns_are_taken_smoothly():
+def test_the_round_robin_is_smooth():
     assert order(backlog({"a": 5, "b": 1, "c": 1}, room=7)) == "a a b a c a a"
     assert order(backlog({"c": 1, "b": 1, "a": 5}, room=7)) == "a a b a c a a"
 
 
-def test_turns_go_on_from_one_decision_to_the_next():
+def test_the_round_robin_continues_over_decisions():
     """One node is free at a time, and admitted jobs have ended by the next decision."""
     state, taken = backlog({"a": 5, "b": 1, "c": 1}, room=1), []
     for _ in range(7):
@@ -64,7 +64,7 @@ def turns(decisions):
     return {summary.name: summary.round_robin.current for summary in decisions.queues}
 
 
-def test_a_queue_that_lacks_quota_stands_still():
+def test_a_queue_without_quota_is_skipped():
     queues = [
         queue("a", 1, quota={"jobs": 1}, round_robin=RoundRobinState(weight=1, current=7)),
         queue("b", 2, round_robin=RoundRobinState(weight=2, current=-3)),
@@ -100,7 +100,7 @@ def test_priority_comes_before_age():
     assert admitted(decide(nodes(1), [queue("a")], *asked)) == ["vip"]
 
 
-def test_backfill_goes_to_whom_got_least_and_is_not_charged_to_turns():
+def test_backfill_prefers_the_least_served_queue_and_is_not_charged():
     queues = [
         queue("a", round_robin=RoundRobinState(weight=1, current=999)),
         queue("b", round_robin=RoundRobinState(weight=1, spare=-100)),
@@ -118,7 +118,7 @@ def test_backfill_goes_to_whom_got_least_and_is_not_charged_to_turns():
     assert spare == {"a": 16, "b": -84, "c": 100 + 16 - 3 * 16}
 
 
-def test_much_at_once_is_decided_in_pieces():
+def test_large_decisions_are_split():
     state = ClusterState(
         nodes=nodes(MOST_GRANTS + 50),
         queues=(queue("a"),),
