@@ -195,7 +195,7 @@ class Ledger:
         jobs = self._store.bodies(TORCHRUN_JOBS)
         return next((job for job in jobs if job["metadata"]["uid"] in uids), None)
 
-    # The end of a run
+    # The end of a run of a run
 
     def close(self, *, exact: bool = True) -> None:
         """Check the state at rest. `exact`: no user has deleted a gang while it failed."""

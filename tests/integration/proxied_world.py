@@ -211,7 +211,7 @@ async def _scenario(
                 time.sleep(2.0)  # the first run: two equal states in a row are the end
             return same
 
-        with suppress(Stuck):  # the differences are reported below
+        with suppress(Stuck):  # the differences are reported below below
             await world.until("the wanted end", rests, CONVERGENCE)
     except (Stuck, httpx.HTTPError) as error:
         wrong.append(f"stuck: {error}")
