@@ -1,4 +1,4 @@
-# make help lists what there is. Everything that is built is cached outside the checkout.
+# `make help` lists the targets. Build results are cached outside the checkout.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -8,11 +8,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 CLUSTER_CLI := PYTHONPATH=cluster $(PYTHON) -m torchrun_cluster
 CODE := api controller runtime plugin sdk cluster bench docs examples manifests tests
-# Processes that run tests side by side; those of the integration tests have control planes of their own.
+# Parallel test processes. Each process of the integration tests has its own control plane.
 WORKERS ?= 2
-# The same for e2e, with a node each; 0: one after the other, as its time limits are meant.
+# The same for e2e, with one node each; 0 runs the tests in turn, for which their timeouts are set.
 E2E_WORKERS ?= 0
-# What `make matrix` tries beside Kubernetes 1.35, which all other targets use.
+# Versions for `make matrix`, in addition to Kubernetes 1.35, which all other targets use.
 PYTHONS ?= 3.11 3.12 3.13
 RELEASES ?= 1.33 1.36
 export PYTHONDONTWRITEBYTECODE := 1
@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 demo: $(BIN)/.plugin ## A real two-node PyTorch run from a local directory, from nothing to Succeeded
 	$(PYTHON) examples/demo.py
 
-test: lint types walls docs unit integration e2e ## Everything that must hold before a change lands
+test: lint types walls docs unit integration e2e ## All checks that a change must pass
 
 ##@ Parts of the test
 
@@ -37,7 +37,7 @@ types: $(VENV)/.ready ## mypy, strict: the sources and the helpers of the tests
 walls: $(VENV)/.ready ## Check the direction of imports
 	$(BIN)/lint-imports
 
-docs: $(VENV)/.docs ## The site, in build/site; a link or an anchor that leads nowhere fails
+docs: $(VENV)/.docs ## Build the site in build/site; fails on broken links and anchors
 	$(BIN)/sphinx-build -q -E -W --keep-going -c docs . build/site
 	@echo "build/site/index.html"
 
@@ -53,7 +53,7 @@ thorough: $(VENV)/.ready ## Each property of the pure core with 1,000 examples
 	$(BIN)/pytest tests/unit/reconcile --hypothesis-profile=thorough --timeout=0 -n $(WORKERS)
 
 # Before the tests: their timeouts are shorter than the first build.
-programs: ## The programs of a cluster, built once and kept in the cache
+programs: ## Build the programs of a cluster once, in the cache
 	$(CLUSTER_CLI) binaries
 	$(CLUSTER_CLI) binaries helm kwok versitygw
 
@@ -151,7 +151,7 @@ replay: $(VENV)/.ready ## FILE=...: the Plans that a recording leads to (ARGS="-
 hooks: $(VENV)/.ready ## Format, lint, types and walls before each commit
 	$(BIN)/pre-commit install
 
-# One hash seed: what a run does may not depend on it, but where a fault strikes is named by a run.
+# A fixed hash seed, so that the names of fault points are reproducible.
 faults: $(VENV)/.ready ## Faults at every request and every event, in virtual time
 	PYTHONHASHSEED=0 $(BIN)/pytest tests/faults -n $(WORKERS) --dist worksteal
 

@@ -36,7 +36,7 @@ PHASES = {  # at the end
     "sweep-40": "Failed",
     "eval-6": "Succeeded",
 }
-STEPS = 2000  # of the job, of which the run reaches some
+STEPS = 2000  # of the job; the run reaches only some
 WIDTH = "15s"  # of Grafana's $__rate_interval, for a scrape each second
 
 pytestmark = pytest.mark.timeout(SECONDS + 300)

@@ -63,7 +63,7 @@ LAUNCHING = (
         (*FENCING, *GATE),
     ),
     LAUNCHER(
-        "whom-to-fence-is-not-read",
+        "the-workers-to-fence-are-not-read",
         "launch/gate.py",
         "for word in order.split()[1:]:",
         "for word in order.split()[:0]:",

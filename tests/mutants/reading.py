@@ -249,7 +249,7 @@ READING = (
         "cache/observe.py",
         "return meta.controlled_by(uid) or meta.labels.retained_from == name",
         "return True",
-        "objects of others that bear the label are taken for the job's, and deleted",
+        "objects of others with the label count as the job's and are deleted",
         OBSERVE,
     ),
     Mutant(

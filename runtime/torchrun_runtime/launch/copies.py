@@ -2,7 +2,7 @@
 
 <TORCHRUN_STATE_DIR>/logs/<attempt>/node-<index>.log holds the newest part, up to 32 MiB, and
 node-<index>.log.1 the 32 MiB before it. Lines are as container runtimes write theirs (CRI): time,
-stream, F, text. The storage may be full, slow or hang for ever, so a thread of its own writes to
+stream, F, text. The storage may be full, slow or hang forever, so a separate thread writes to
 it, behind a bounded buffer. Output that does not fit is left out, with a note in the copy.
 """
 

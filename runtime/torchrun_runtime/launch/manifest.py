@@ -20,7 +20,7 @@ class Entry(NamedTuple):
 
 
 def parse(text: str) -> list[Entry]:
-    """The entries in the order of the lines. Raises ValueError at a line that is none."""
+    """The entries in the order of the lines. Raises ValueError at an invalid line."""
     return [_entry(line) for line in text.split("\n") if line]
 
 

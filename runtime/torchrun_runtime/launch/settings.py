@@ -17,7 +17,7 @@ class Settings(NamedTuple):
     """command: a shell line or an argument vector. Times in seconds; grace None: the kubelet's.
 
     place: of the job's own environment, if it has one; recipe: given where it is made here.
-    node: its index. state_dir: "" where there is none. hang_timeout: 0 for no watch.
+    node: its index. state_dir: "" for none. hang_timeout: 0 for no watch.
     edit_wait: how long a failed command's pod waits for an edit in development mode.
     """
 
@@ -85,7 +85,7 @@ def read(environment: Mapping[str, str], name: str) -> str:
 
 
 def beside_head(environment: Mapping[str, str]) -> dict[str, str]:
-    """Node ranks of a worker whose head, node 0, has a Job of its own: its index plus one."""
+    """The node rank of a worker whose head, node 0, has a separate Job: its index plus one."""
     if read(environment, contract.ROLE) != "worker":
         return {}
     index = read(environment, contract.NODE_RANK)

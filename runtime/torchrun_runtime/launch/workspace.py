@@ -21,7 +21,7 @@ from .output import counted, say, wait_until
 # Claims are often on network file systems, where copies wait for round trips.
 _THREADS = 16
 _SEEN_SECONDS = 30.0
-_BATCH = 16  # files; a task of its own for each of 200,000 would take much memory
+_BATCH = 16  # files; one task for each of 200,000 would need much memory
 
 
 class WorkspaceCopy(Protocol):

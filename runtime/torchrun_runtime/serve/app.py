@@ -42,7 +42,7 @@ class EntryRanges(msgspec.Struct, frozen=True):
 
 
 def application(tree: Tree, verifier: Verifier) -> web.Application:
-    """The application; `tree` is read in threads of its own."""
+    """The application. `tree` is read in separate threads."""
     handlers = _Handlers(tree, verifier)
     app = web.Application(client_max_size=_LARGEST_REQUEST)
     app.add_routes(

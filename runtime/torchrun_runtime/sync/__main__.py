@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make_workspace(settings: Settings) -> Marker:
-    """Receive or fetch the workspace. Each way imports much of its own (aiohttp, urllib3, git)."""
+    """Receive or fetch the workspace. Each source imports its own libraries only."""
     if settings.source == "zip":
         from torchrun_runtime.sync.receive import receive
 

@@ -21,7 +21,7 @@ def now() -> str:
 
 
 def log(event: str, level: str = "info", /, **fields: "JsonValue") -> None:
-    """One JSON object on a line of its own."""
+    """Print one JSON object on a line."""
     line = json.dumps({"time": now(), "level": level, "event": event, **fields})
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
@@ -30,7 +30,7 @@ def log(event: str, level: str = "info", /, **fields: "JsonValue") -> None:
 def terminate_with(path: Path, message: "JsonObject") -> None:
     """Write the container's termination message where the kubelet made the file for it.
 
-    Nothing happens where there is none: the exit code still stands.
+    Does nothing without that file; the exit code remains.
     """
     text = message.get("message")
     if isinstance(text, str):

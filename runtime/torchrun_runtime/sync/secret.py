@@ -10,7 +10,7 @@ _SHORTEST_SECRET = 4  # characters; anything shorter is no secret, and would blo
 
 
 class Secret:
-    """The keys of the job's secretRef; of a job without one there are none."""
+    """The keys of the job's secretRef; none without a secretRef."""
 
     def __init__(self, name: str, directory: Path | None) -> None:
         self.name = name
@@ -24,7 +24,7 @@ class Secret:
         return path if path.is_file() else None
 
     def text(self, key: str) -> str:
-        """Value of a key without the line break at its end; "" where there is none.
+        """Value of a key without the line break at its end; "" if it is missing.
 
         Raises SyncError (SecretInvalid) where it is no text.
         """
@@ -39,7 +39,7 @@ class Secret:
             raise SyncError("SecretInvalid", message, permanent=False) from None
 
     def word(self, key: str) -> str:
-        """Value of a key that goes into a header of a request; "" where there is none.
+        """Value of a key that goes into a header of a request; "" if it is missing.
 
         Raises SyncError (SecretInvalid) where it has more than one line, or other than ASCII.
         """

@@ -45,7 +45,7 @@ _NO_LOG = logging.Logger("torchrun-sync", level=logging.CRITICAL + 1)
 
 
 class Server:
-    """Serves in a thread of its own, on all addresses of both families."""
+    """Serves in a separate thread, on all IPv4 and IPv6 addresses."""
 
     def __init__(
         self,

@@ -126,12 +126,12 @@ def _members(opened: tarfile.TarFile, limits: Limits) -> Iterator[tarfile.TarInf
             )
         opened.members = []  # type: ignore[attr-defined]
         yield member
-    # tarfile ends at any header that is none; the end that tar writes is a block of zeros.
+    # tarfile ends at any invalid header; the end that tar writes is a block of zeros.
     assert isinstance(opened.fileobj, _Bounded)
     if opened.fileobj.last != bytes(tarfile.BLOCKSIZE):
         raise tarfile.ReadError("it is damaged or ends too early")
     while opened.fileobj.read(_PIECE):
-        pass  # what follows is of no use, but gzip's checksum comes after it
+        pass  # the rest is not needed, but the checksum of gzip follows it
 
 
 def _place(member: tarfile.TarInfo, limits: Limits) -> Place:

@@ -51,7 +51,7 @@ class TestInLine:
         assert request.head == {"pods": 1, "cpu": 2000, "memory": 1 << 30}
         assert request.placed == {"b": 2}, "its head may run on nodes without room for a worker"
 
-    def test_a_larger_head_counts_like_its_workers(self):
+    def test_a_larger_head_and_its_workers_count_by_the_larger_requests(self):
         world = submitted(numNodes=3, head={"nodeResources": {"gpus": 0, "cpus": 64}})
         node = {"gpus": 8, "cpus": 96, "memory": "512Gi"}
         world.queue = make_queue(**QUOTA, nodeResources=node)

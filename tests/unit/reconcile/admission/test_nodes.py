@@ -83,7 +83,7 @@ def test_tolerations(toleration, lets_in):
     assert (node_rules.taint_selector(taints, (toleration,), ()) == {}) is lets_in
 
 
-def test_taints_become_required_tolerations():
+def test_taints_become_node_labels():
     nodes = (a_node("kept", TEAM_TAINT), a_node("open"))
     queue = make_queue(quota={"nodes": 1})
     workload = Workload(
