@@ -236,6 +236,9 @@ def _conditions(
         _set_condition(
             updates, "Running", holds=False, why=Reason("NotRunning", "No pod is running.")
         )
+    elif row.phase is not None:
+        # The reason of an earlier wait is outdated. The row's condition has the present one.
+        updates.pop("Running", None)
     if "Suspended" in updates and row.condition != "Suspended":
         _set_condition(
             updates, "Suspended", holds=False, why=Reason("NotSuspended", "spec.suspend is false.")
