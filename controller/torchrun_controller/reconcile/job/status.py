@@ -292,9 +292,16 @@ def compose_finished(
 
 
 def _recount_workers(present: TorchrunJobStatus, gang: ObservedGang) -> TorchrunJobStatus:
-    """Return the status with the workers that still run after their head has succeeded."""
+    """Return the status with the workers that still run after their head has succeeded.
+
+    The cache of the pods may be older than that of the Jobs, and lack the head's success.
+    """
     counts, gangs = present.workers, gang.child_jobs
-    settled = present.phase != "Succeeded" or counts is None or not counts.running
+    settled = (
+        present.phase != "Succeeded"
+        or counts is None
+        or (counts.succeeded > 0 and not counts.running)
+    )
     if settled or not gangs or not head_and_workers.has_head(gangs[-1]):
         return present
     workers = _count_beside_head(gang)

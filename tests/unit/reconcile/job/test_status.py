@@ -1,5 +1,6 @@
 """Conditions that follow one another while a job waits."""
 
+from torchrun_api.core import Pod
 from torchrun_controller.reconcile.model.observed import Rejection
 from world import ZIP, World, make_job, make_queue
 
@@ -29,3 +30,25 @@ def test_a_gang_that_ends_stays_running_until_its_pods_are_gone() -> None:
     world.settle()
     assert world.phase == "Running"
     assert running_condition(world) == [("True", "WorkersRunning")]
+
+
+def test_the_success_of_a_head_that_the_cache_shows_late_is_counted() -> None:
+    world = World(make_job(numNodes=2, head={}), make_queue())
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    head = world.workers()[0].metadata.name
+    pods = {key: pod for key, pod in world.objects.items() if isinstance(pod, Pod)}
+    world.job_condition("Complete")
+    for key in pods:  # the cache of the Jobs is newer than that of the pods
+        del world.objects[key]
+    world.settle()
+    assert (world.phase, world.job.status.workers_status) == ("Succeeded", "0/2 ready")
+    world.objects.update(pods)
+    world.pod(head, phase="Succeeded")
+    for pod in world.workers()[1:]:
+        del world.objects["pods", pod.metadata.name]
+    world.settle()
+    workers = world.job.status.workers
+    assert workers is not None
+    assert (workers.succeeded, workers.running) == (1, 0)
