@@ -84,6 +84,13 @@ class Context:
             return None
         return gang.evaluate_state(self.observed, self.unfenced, self.now)
 
+    @property
+    def attempt(self) -> int:
+        """The number of the last gang. Its Job has it even if no status was written since."""
+        if self.gang is None:
+            return self.observed.job.status.attempt
+        return attempt_of(self.observed.gang.current_job)
+
     @cached_property
     def unfenced(self) -> tuple[UnfencedWorker, ...]:
         """The workers that may still run on lost nodes, in the status or not."""

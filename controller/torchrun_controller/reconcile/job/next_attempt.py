@@ -332,7 +332,7 @@ def _decide(
     return Decision(
         state=state,
         why=why,
-        attempt=context.observed.job.status.attempt,
+        attempt=context.attempt,
         spec=spec,
         conditions=ready,
         commit=commit,

@@ -41,7 +41,7 @@ def decide_on_gang(
         return Decision(
             state=state,
             why=why,
-            attempt=observed.job.status.attempt,
+            attempt=context.attempt,
             conditions=tuple(ready),
             history=context.history,
             writes=writes,
@@ -58,7 +58,7 @@ def decide_on_gang(
     return Decision(
         state=state,
         why=why,
-        attempt=attempt_of(observed.gang.current_job),
+        attempt=context.attempt,
         spec=spec,
         conditions=tuple(ready),
         history=context.history,
