@@ -69,7 +69,7 @@ def test_refused_uploads_before_a_valid_one(space: Space):
 
     fine = {"a.py": b"print()"}
     hostile = {
-        name: (build(fine, HOSTILE[name], first=False), HOSTILE[name].reasons)
+        name: (build(fine, HOSTILE[name], first=False), HOSTILE[name].words)
         for name in ("parent", "absolute", "symlink", "wrong checksum", "no zip")
     }
     hostile["bomb"] = (bomb(), ("CompressionRatio",))
