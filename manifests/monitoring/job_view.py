@@ -11,7 +11,7 @@ def of(metric: str) -> str:
 
 
 STANDS = Row(
-    "How it stands (the controller needs --metrics-jobs=N for this dashboard)",
+    "Overview (the controller needs --metrics-jobs=N for this dashboard)",
     (
         Panel(
             "Phase and reason",
@@ -20,7 +20,7 @@ STANDS = Row(
             kind="table", width=12, height=4,
         ),
         tile(
-            "In this phase for",
+            "Time in this phase",
             "Time in the current phase.",
             f"time() - {of('phase_start_timestamp_seconds')}",
             unit="s",
@@ -53,7 +53,7 @@ STANDS = Row(
 )  # fmt: skip
 
 PROGRESS = Row(
-    "How far it is (jobs that call torchrun_progress.report)",
+    "Progress (jobs that call torchrun_progress.report)",
     (
         Panel(
             "Steps",

@@ -45,19 +45,19 @@ HEALTH = Row(
             unit="s", red_above=180,
         ),
         tile(
-            "Reconciles that fail",
+            "Failed reconciles",
             "Share of reconciles that end in Retry. The log has the reason of each.",
             share('torchrun_reconcile_total', 'outcome="Retry"'),
             unit="percentunit", red_above=0.2,
         ),
         tile(
-            "Requests that fail",
+            "Failed requests",
             "Share of requests without a response (code 0) or with a 5xx response.",
             share('torchrun_api_requests_total', 'code=~"0|5.."'),
             unit="percentunit", red_above=0.1,
         ),
         Panel(
-            "Up for",
+            "Uptime",
             "Time since the start of each process. Repeated restarts mean crashes or lost leases.",
             (("time() - process_start_time_seconds * on (instance) group_left ()"
               " torchrun_build_info", "{{instance}}"),),
@@ -104,14 +104,14 @@ QUEUES = Row(
             (("max by (name) (workqueue_depth)", "{{name}}"),),
         ),
         Panel(
-            "Wait in the queue",
+            "Time in the work queue",
             "Time that a key waits in the queue.",
             ((quantile(0.5, "workqueue_queue_duration_seconds", "name"), "{{name}} p50"),
              (quantile(0.99, "workqueue_queue_duration_seconds", "name"), "{{name}} p99")),
             unit="s",
         ),
         Panel(
-            "Work on a key",
+            "Time for each key",
             "Time to process a key.",
             ((quantile(0.99, "workqueue_work_duration_seconds", "name"), "{{name}} p99"),),
             unit="s",
@@ -124,7 +124,7 @@ QUEUES = Row(
             unit="ops",
         ),
         Panel(
-            "Longest in work",
+            "Longest reconcile",
             "Age of the longest running reconcile. Minutes mean that a reconcile hangs.",
             (("max by (name) (workqueue_longest_running_processor_seconds)", "{{name}}"),),
             unit="s",
@@ -149,7 +149,7 @@ API = Row(
             unit="reqps",
         ),
         Panel(
-            "Answers other than 2xx",
+            "Non-2xx responses",
             "403: RBAC or a quota. 409: somebody else was first. 429: the server sheds load. 0: no "
             "answer.",
             ((rate('torchrun_api_requests_total{code!~"2.."}', "code, resource"),
@@ -194,7 +194,7 @@ WATCHES = Row(
             unit="ops",
         ),
         Panel(
-            "Whole lists",
+            "Full lists",
             "Lists in the last hour. Each process lists once at its start and rarely later.",
             (("sum by (resource) (increase(torchrun_watch_lists_total[1h]))", "{{resource}}"),),
         ),
@@ -204,7 +204,7 @@ WATCHES = Row(
             (("max by (resource) (torchrun_store_objects)", "{{resource}}"),),
         ),
         Panel(
-            "Frames that cannot be decoded",
+            "Undecodable frames",
             "Objects that the controller cannot decode. It does not see their latest state.",
             (("sum by (resource) (increase(torchrun_watch_skipped_frames_total[1h]))",
               "{{resource}}"),),
@@ -216,7 +216,7 @@ PROCESS = Row(
     "Lease and process",
     (
         Panel(
-            "Who leads",
+            "Leader",
             "1 for the replica that may write.",
             (("torchrun_leader", "{{instance}} {{lease}}"),),
         ),

@@ -16,12 +16,12 @@ NOW = Row(
     "Now",
     (
         tile(
-            "Jobs that run",
+            "Running jobs",
             "Jobs in phase Running. All of their pods have started.",
             f"sum({of('torchrun_queue_jobs', phase='Running')})",
         ),
         tile(
-            "Jobs that wait",
+            "Waiting jobs",
             "Jobs in phase Pending, Syncing, Queued or Preempted.",
             f"sum({of('torchrun_queue_waiting_jobs')}) or vector(0)",
         ),
@@ -31,7 +31,7 @@ NOW = Row(
             f"sum({of('torchrun_queue_gpus', state='running')})",
         ),
         tile(
-            "GPUs asked for",
+            "Requested GPUs",
             "GPUs that waiting jobs request.",
             f"sum({of('torchrun_queue_gpus', state='waiting')})",
         ),
@@ -79,7 +79,7 @@ JOBS = Row(
             unit="s",
         ),
         Panel(
-            "Jobs that ended",
+            "Finished jobs",
             "Jobs that finished in the last hour, by phase.",
             ((f"sum by (phase) (increase({of('torchrun_queue_jobs_finished_total')}[1h]))",
               "{{phase}}"),),
@@ -121,7 +121,7 @@ GPUS = Row(
             (("sum(torchrun_training_samples_per_second)", "samples per second"),),
         ),
         Panel(
-            "Jobs that report progress",
+            "Jobs with progress reports",
             "Jobs that reported progress in the last minute. Other running jobs do not "
             "use torchrun_progress, or hang.",
             (("sum(torchrun_jobs_reporting)", "reporting"),
@@ -131,7 +131,7 @@ GPUS = Row(
 )  # fmt: skip
 
 WAITS = Row(
-    "How long things take (all queues)",
+    "Durations (all queues)",
     (
         Panel(
             "From submission to Running",
@@ -141,7 +141,7 @@ WAITS = Row(
             unit="s",
         ),
         Panel(
-            "Start of a gang",
+            "Start time of a gang",
             "Time from the creation of the Job until all pods run. `later` is after a restart.",
             ((quantile(0.9, "torchrun_gang_start_seconds", "attempt"), "{{attempt}} p90"),),
             unit="s",
@@ -153,7 +153,7 @@ WAITS = Row(
             unit="s",
         ),
         Panel(
-            "Wait for admission",
+            "Time until admission",
             "Time to admission in queues with a quota, weight or cohort.",
             ((quantile(0.9, "torchrun_admission_seconds"), "p90"),),
             unit="s",
@@ -174,7 +174,7 @@ WAITS = Row(
 )  # fmt: skip
 
 TROUBLE = Row(
-    "Trouble",
+    "Problems",
     (
         Panel(
             "Restarts by kind",
