@@ -193,7 +193,9 @@ def test_the_hook_stores_evidence_of_failed_tests(
 ) -> None:
     pytester.makeconftest(CONFTEST.format(folder=str(tmp_path)))
     pytester.makepyfile(TESTS)
-    ran = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:asyncio")
+    ran = pytester.runpytest_inprocess(
+        "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:asyncio"
+    )
     ran.assert_outcomes(passed=1, failed=2)
     ran.stdout.fnmatch_lines(["*pods*", "those of the namespace"])
     assert len(list(tmp_path.glob("*"))) == 1
