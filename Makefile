@@ -131,8 +131,9 @@ generate: $(VENV)/.ready ## CRDs, reference pages, pictures, golden Plans
 	$(DRAW)
 	$(BIN)/pytest -q tests/unit/reconcile --update-golden
 
-pictures: $(VENV)/.ready ## Record the dashboards with a real Prometheus, and draw every picture
+pictures: $(VENV)/.ready $(BIN)/.plugin ## Record the terminal and the dashboards on real clusters, and draw every picture
 	$(CLUSTER_CLI) binaries kwok prometheus
+	$(BIN)/pytest tests/e2e/record_terminal.py
 	$(BIN)/pytest tests/monitoring/record_dashboards.py
 	$(DRAW)
 
