@@ -23,6 +23,13 @@ from torchrun_sdk.spec import (
 SECONDS = 30
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a file that other processes read: they see the old text or the new one, never half."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text)
+    new.replace(path)
+
+
 class Pod:
     """A workspace with a call, and its processes."""
 

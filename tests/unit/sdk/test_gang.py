@@ -22,6 +22,8 @@ from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import Exited, Result, Started, encode
 
+from .pods import replace_text
+
 MODULE = """
 import os, time
 from pathlib import Path
@@ -129,7 +131,7 @@ def test_warm_pods_run_edited_code_and_survive_failures(
         key = [line for line in asked(cluster).splitlines() if "sdk-gang" in line]
         assert key
         job["metadata"]["labels"]["torchrun.ai/sdk-gang"] = _key(other, user)
-        (cluster / "job.json").write_text(json.dumps(job))
+        replace_text(cluster / "job.json", json.dumps(job))
         with pytest.raises(error):
             other()
     assert asked(cluster).count("submit") == 1
@@ -151,7 +153,7 @@ def test_deleted_pods_are_replaced(cluster: Path, user: ModuleType) -> None:
     assert remote(1) == 2
     job = json.loads((cluster / "job.json").read_text())
     job["status"] = {"phase": "Succeeded"}
-    (cluster / "job.json").write_text(json.dumps(job))
+    replace_text(cluster / "job.json", json.dumps(job))
     shutil.rmtree(cluster / "workspace")
     for path in (cluster / "pods").iterdir():
         path.unlink()
@@ -202,7 +204,7 @@ def test_deploy_and_reattach(cluster: Path, user: ModuleType) -> None:
     (cluster / "state").mkdir()
     name = kt.fn(user.sleeps).to(kt.Compute()).deploy(1)
     assert kt.attach(name, timeout=60) == "slept"
-    (cluster / "job.json").write_text('{"metadata": {"name": "other"}, "status": {}}')
+    replace_text(cluster / "job.json", '{"metadata": {"name": "other"}, "status": {}}')
     with pytest.raises(kt.ClusterError, match="was not created by this package"):
         kt.attach("other")
 

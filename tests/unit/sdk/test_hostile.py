@@ -19,6 +19,7 @@ from torchrun_sdk.kubectl import Child, Kubectl, Watch
 from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import FrameError, Lines, Raised, Result, Started, decode, encode
 
+from .pods import replace_text
 from .test_gang import FAST, asked, until, user  # noqa: F401  a fixture
 
 MARK = "opened"
@@ -85,7 +86,7 @@ def keep(cluster: Path) -> Callable[..., None]:
         (folder / "0.left").write_text(encode(Result(0, "a", pack(value, format, "x"))))
         metadata = {"name": "j", "uid": "u1", "labels": {"torchrun.ai/sdk": label}}
         body = {"metadata": metadata, "status": {"phase": "Succeeded"}}
-        (cluster / "job.json").write_text(json.dumps(body))
+        replace_text(cluster / "job.json", json.dumps(body))
 
     return keep
 
@@ -148,7 +149,7 @@ def test_warm_pods_of_another_owner_get_no_pickles(cluster: Path, theirs: Module
     labels = {"torchrun.ai/sdk-gang": key}
     metadata = {"name": "theirs", "uid": "u9", "labels": labels}
     body = {"metadata": metadata, "status": {"phase": "Running"}}
-    (cluster / "job.json").write_text(json.dumps(body))
+    replace_text(cluster / "job.json", json.dumps(body))
     opens = remote.options(serialization="pickle")
     assert kt.fn(theirs.ranks).to(FAST)._find_warm_job(FAST, key) == ("theirs", "u9")
     assert opens._find_warm_job(FAST, key) == ("", "")
@@ -256,7 +257,7 @@ def test_a_pod_with_the_labels_alone_is_no_rank(
     if owners:
         metadata["ownerReferences"] = [{"kind": "Job", "name": "j", "controller": True}]
     stranger = {"metadata": metadata, "status": {"phase": "Running"}}
-    (cluster / "pods" / "stranger.json").write_text(json.dumps(stranger))
+    replace_text(cluster / "pods" / "stranger.json", json.dumps(stranger))
     assert kt.fn(theirs.ranks).to(kt.Compute())() == 0
 
 

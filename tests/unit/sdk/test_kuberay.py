@@ -16,6 +16,8 @@ from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.spec import Reference
 from torchrun_sdk.worker import control_port
 
+from .pods import replace_text
+
 SECONDS = 30
 SECRET = "of-this-call"
 LARGE = {"gpus": 8, "cpus": 32, "memory": "256Gi"}
@@ -124,7 +126,7 @@ def test_a_cluster_that_does_not_start_is_explained_by_its_pods(cluster: Path) -
         "worker": {"conditions": [unbound]},
     }
     pods = [{"metadata": {"name": name}, "status": status} for name, status in statuses.items()]
-    (cluster / "pods.json").write_text(json.dumps({"items": pods}))
+    replace_text(cluster / "pods.json", json.dumps({"items": pods}))
     remote = kt.fn(work).to(kt.Compute(image="ray:1", launch_timeout=1))
     with pytest.raises(kt.LaunchTimeout) as raised:
         remote.distribute("ray", operator="kuberay")()
