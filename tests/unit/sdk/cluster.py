@@ -3,17 +3,19 @@
 Run under one of the two names, it executes the commands of the SDK:
 
     job.json            the TorchrunJob; missing after its deletion
-    pods/NAME.json      Pods with the status of the kubelet
+    pods/NAME.json      Pods with the status of the kubelet; NAME begins with the name of the job
     workspace/NAME      a pod's workspace
     log                 of all ranks
     state               the job's state directory
     rayjobs.ray.io.json its RayJob, and pods.json a list of Pods, as `kubectl get` prints them
     commands            the commands that were run, a line each
+    lock                held by each change of job.json
     refuse              if there: beginnings of commands that fail, with their messages
     slow                if there: no pod starts
     hangs               if there: an upload comes to no end
 """
 
+import fcntl
 import hashlib
 import itertools
 import json
@@ -23,13 +25,25 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-ROOT = Path(os.environ["FAKE_CLUSTER"])
+ROOT = Path(os.environ.get("FAKE_CLUSTER", ""))
 JOB = ROOT / "job.json"
 PODS = ROOT / "pods"
+JOB_NAME = "torchrun-job-name"
 POLL = 0.05
+OUTPUT_SECONDS = 60.0
+
+
+@contextmanager
+def locked(root: Path = ROOT) -> Iterator[None]:
+    """Hold the lock of job.json. A change reads the file and then replaces it."""
+    with (root / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def main(program: str, arguments: list[str]) -> int:
@@ -47,7 +61,10 @@ def main(program: str, arguments: list[str]) -> int:
 def kubectl(arguments: list[str]) -> int:
     match arguments[0]:
         case "get" if "--watch" in arguments:
-            return watch({"job": JOB} if arguments[1] == "torchrunjob" else None)
+            if arguments[1] == "torchrunjob":
+                return watch(lambda: {"job": JOB})
+            selector = arguments[arguments.index("--selector") + 1]
+            return watch(lambda: selected_pods(selector))
         case "get" if arguments[1] == "torchrunjobs":
             job = json.loads(_text(JOB) or "null")
             key, _, value = arguments[arguments.index("--selector") + 1].partition("=")
@@ -63,7 +80,8 @@ def kubectl(arguments: list[str]) -> int:
         case "get":
             print("", end="")
         case "delete":
-            JOB.unlink(missing_ok=True)
+            with locked():
+                JOB.unlink(missing_ok=True)
         case "exec":
             name = arguments[2]
             pod = json.loads((PODS / f"{name}.json").read_text())
@@ -79,10 +97,21 @@ def kubectl(arguments: list[str]) -> int:
     return 0
 
 
-def watch(files: dict[str, Path] | None) -> int:
+def selected_pods(selector: str) -> dict[str, Path]:
+    """The pods of the job that the selector names, and those without the label of a job."""
+    wanted = dict(pair.split("=") for pair in selector.split(","))[JOB_NAME]
+    found = {}
+    for path in PODS.glob("*.json"):
+        pod = json.loads(_text(path) or "null")
+        if pod and pod["metadata"]["labels"].get(JOB_NAME, wanted) == wanted:
+            found[path.stem] = path
+    return found
+
+
+def watch(files: Callable[[], dict[str, Path]]) -> int:
     known: dict[str, str] = {}
     while os.getppid() != 1:
-        now = files or {path.stem: path for path in PODS.glob("*.json")}
+        now = files()
         for name, path in now.items():
             text = _text(path)
             if text and text != known.get(name):
@@ -93,7 +122,7 @@ def watch(files: dict[str, Path] | None) -> int:
             print(
                 json.dumps({"type": "DELETED", "object": json.loads(known.pop(name))}), flush=True
             )
-        if files and not known:
+        if "job" in now and not known:
             sys.stderr.write("Error from server (NotFound): no such job\n")
             return 1
         time.sleep(POLL)
@@ -108,7 +137,8 @@ def plugin(arguments: list[str]) -> int:
             job = json.load(sys.stdin)
             job["metadata"]["uid"] = "uid-1"
             job["status"] = {"phase": "Queued", "reason": "Waiting", "message": "for a node"}
-            _write(JOB, json.dumps(job))
+            with locked():
+                _write(JOB, json.dumps(job))
             where = dict(itertools.pairwise(arguments))
             command = [sys.executable, __file__, "gang", where["--directory"], where["--overlay"]]
             if not (ROOT / "slow").exists():
@@ -149,7 +179,7 @@ def plugin(arguments: list[str]) -> int:
 def prepare(job: dict[str, Any], directory: Path, overlay: Path) -> None:
     """Create the workspaces of the pods."""
     for index in range(job["spec"]["numNodes"]):
-        place = ROOT / "workspace" / f"pod-{index}"
+        place = ROOT / "workspace" / f"{job['metadata']['name']}-pod-{index}"
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(directory, place, ignore=ignored)
         shutil.copytree(overlay, place, dirs_exist_ok=True)
@@ -162,8 +192,10 @@ def gang() -> None:
     nodes = job["spec"]["numNodes"]
     log = (ROOT / "log").open("ab")
     ranks: list[subprocess.Popen[bytes]] = []
+    outputs: list[threading.Thread] = []
+    pods: list[Path] = []
     for index in range(nodes):
-        name = f"pod-{index}"
+        name = f"{name_of_job}-pod-{index}"
         environment = {
             **os.environ, "RANK": str(index), "WORLD_SIZE": str(nodes), "NODE_RANK": str(index),
             "TORCHRUN_STATE_DIR": str(ROOT / "state") if (ROOT / "state").exists() else "",
@@ -176,13 +208,16 @@ def gang() -> None:
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )
         )  # fmt: skip
-        threading.Thread(target=copy_output, args=(index, ranks[-1], log), daemon=True).start()
-        labels = {"torchrun.ai/attempt": "0"}
+        arguments = (index, ranks[-1], log)
+        outputs.append(threading.Thread(target=copy_output, args=arguments, daemon=True))
+        outputs[-1].start()
+        labels = {"torchrun.ai/attempt": "0", JOB_NAME: name_of_job}
         labels["batch.kubernetes.io/job-completion-index"] = str(index)
         owners = [{"kind": "Job", "name": "j", "uid": "u", "controller": True}]
         metadata = {"name": name, "labels": labels, "ownerReferences": owners}
         pod = {"metadata": metadata, "status": {"phase": "Running"}}
-        _write(PODS / f"{name}.json", json.dumps(pod))
+        pods.append(PODS / f"{name}.json")
+        _write(pods[-1], json.dumps(pod))
     status(name_of_job, phase="Running", reason="WorkersRunning", message="all")
     while _name() == name_of_job and any(rank.poll() is None for rank in ranks):
         if any(rank.poll() for rank in ranks):
@@ -192,9 +227,10 @@ def gang() -> None:
     for rank in ranks:
         rank.kill()
         rank.wait()
-    time.sleep(0.2)  # until their logs have ended
-    for path in PODS.glob("*.json"):
-        path.unlink()
+    for output in outputs:
+        output.join(OUTPUT_SECONDS)
+    for path in pods:
+        path.unlink(missing_ok=True)
     if any(codes) or None in codes:
         first = next((index for index, code in enumerate(codes) if code), 0)
         failure = {"exitCode": codes[first], "reason": "Error", "rank": first, "node": "here"}
@@ -213,10 +249,11 @@ def copy_output(index: int, rank: "subprocess.Popen[bytes]", log: BinaryIO) -> N
 
 def status(name: str, **changed: object) -> None:
     """The status of this job, if it was not replaced."""
-    if _name() == name:
-        job = json.loads(JOB.read_text())
-        job["status"].update(changed)
-        _write(JOB, json.dumps(job))
+    with locked():
+        if _name() == name:
+            job = json.loads(JOB.read_text())
+            job["status"].update(changed)
+            _write(JOB, json.dumps(job))
 
 
 def _name() -> str:

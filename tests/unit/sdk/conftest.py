@@ -14,7 +14,7 @@ import pytest
 from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import Call, Reference
 
-from .pods import Pod
+from .pods import WAITS, Pod, delete_job
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Pod]]:
         fields: dict[str, Any] = {
             "function": Reference(qualname, script="script.py"),
             "arguments": pack([args, {}], "json", "x"),
-            "linger": 20.0,
+            "linger": WAITS,
             **options,
         }
         pods.append(Pod(tmp_path, Call("c1", **fields)))
@@ -60,7 +60,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("TORCHRUN_SDK_CPU_ONLY", "TORCHRUN_SDK_IMAGE", "TORCHRUN_NAMESPACE"):
         monkeypatch.delenv(name, raising=False)
     yield root
-    (root / "job.json").unlink(missing_ok=True)
+    delete_job(root)
     pids = root / "pids"
     for pid in pids.read_text().split() if pids.exists() else ():
         with suppress(ProcessLookupError):

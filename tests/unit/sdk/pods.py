@@ -1,9 +1,13 @@
 """A pod without a cluster: a workspace with a call, and its processes."""
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from torchrun_sdk.gang import write_overlay
 from torchrun_sdk.spec import (
@@ -20,7 +24,10 @@ from torchrun_sdk.spec import (
     decode,
 )
 
-SECONDS = 30
+from .cluster import locked
+
+WAITS = 200.0  # seconds that a pod waits for a client, which a busy machine starts late
+SECONDS = 120  # of each wait for another process; long, for a busy machine
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -28,6 +35,22 @@ def replace_text(path: Path, text: str) -> None:
     new = path.with_name(f"{path.name}.new")
     new.write_text(text)
     new.replace(path)
+
+
+@contextmanager
+def changing_job(cluster: Path) -> Iterator[dict[str, Any]]:
+    """The job of the test's cluster. It is stored with its changes at the end of the block."""
+    path = cluster / "job.json"
+    with locked(cluster):
+        job = json.loads(path.read_text())
+        yield job
+        replace_text(path, json.dumps(job))
+
+
+def delete_job(cluster: Path) -> None:
+    """Delete the job of the test's cluster, if there is one."""
+    with locked(cluster):
+        (cluster / "job.json").unlink(missing_ok=True)
 
 
 class Pod:

@@ -17,12 +17,12 @@ from types import ModuleType
 import pytest
 
 import torchrun_sdk as kt
-from torchrun_sdk import call_monitor, cli, reattach
+from torchrun_sdk import call_log, call_monitor, cli, reattach
 from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import Exited, Result, Started, encode
 
-from .pods import replace_text
+from .pods import SECONDS, WAITS, changing_job, delete_job, replace_text
 
 MODULE = """
 import os, time
@@ -45,14 +45,15 @@ def half():
         raise OSError("gone")
     time.sleep(600)
 """
-FAST = kt.Compute(idle_time=20)
+FAST = kt.Compute(idle_time=WAITS)
 
 
 @pytest.fixture
 def user(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """A user's module in a project."""
-    # Long, for a busy machine. No test here waits for lost pods.
+    # Long, for a busy machine. No test here waits for lost pods or for the output of lost pods.
     monkeypatch.setattr(call_monitor, "_ANSWER_SECONDS", 100.0)
+    monkeypatch.setattr(call_monitor, "_LAST_LINES", 100.0)
     project = tmp_path / "project"
     project.mkdir()
     (project / "torchrun.toml").touch()
@@ -76,8 +77,12 @@ def until(ready: Callable[[], object]) -> None:
 
 
 def test_a_call_returns_and_its_log_is_printed(
-    cluster: Path, user: ModuleType, capsys: pytest.CaptureFixture[str]
+    cluster: Path,
+    user: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(call_log, "_LAST_LINES", 100.0)
     (cluster / "state").mkdir()
     remote = kt.fn(user.add).to(kt.Compute(namespace="ml"))
     assert remote(41) == 42
@@ -97,8 +102,7 @@ def test_a_call_returns_and_its_log_is_printed(
 def test_results_of_all_ranks_or_of_the_head(cluster: Path, user: ModuleType) -> None:
     remote = kt.fn(user.ranks).to(kt.Compute()).distribute(workers=2)
     assert remote.options(stream_logs=False)() == [0, 1]
-    (cluster / "job.json").unlink()
-    shutil.rmtree(cluster / "workspace")
+    delete_job(cluster)
     assert remote.options(returns="head", stream_logs=False)() == 0
 
 
@@ -107,7 +111,6 @@ def test_an_exception_and_a_silent_end(cluster: Path, user: ModuleType) -> None:
     with pytest.raises(kt.RemoteException, match="no such data") as raised:
         kt.fn(user.fails).to(kt.Compute())()
     assert (raised.value.rank, raised.value.type) == (0, "builtins.ValueError")
-    shutil.rmtree(cluster / "workspace")
     with pytest.raises(kt.RankExited) as exited:
         kt.fn(user.leaves).to(kt.Compute())()
     assert exited.value.exit_code == 9
@@ -127,11 +130,9 @@ def test_warm_pods_run_edited_code_and_survive_failures(
     # Another Remote, as in another program, uses the same pods.
     for function, error in ((user.half, kt.RemoteException), (user.leaves, kt.RankExited)):
         other = kt.fn(function).to(FAST).distribute(workers=2)
-        job = json.loads((cluster / "job.json").read_text())
-        key = [line for line in asked(cluster).splitlines() if "sdk-gang" in line]
-        assert key
-        job["metadata"]["labels"]["torchrun.ai/sdk-gang"] = _key(other, user)
-        replace_text(cluster / "job.json", json.dumps(job))
+        assert "sdk-gang" in asked(cluster)
+        with changing_job(cluster) as job:
+            job["metadata"]["labels"]["torchrun.ai/sdk-gang"] = _key(other, user)
         with pytest.raises(error):
             other()
     assert asked(cluster).count("submit") == 1
@@ -151,10 +152,8 @@ def _key(remote: kt.Remote, user: ModuleType) -> str:
 def test_deleted_pods_are_replaced(cluster: Path, user: ModuleType) -> None:
     remote = kt.fn(user.add).to(FAST)
     assert remote(1) == 2
-    job = json.loads((cluster / "job.json").read_text())
-    job["status"] = {"phase": "Succeeded"}
-    replace_text(cluster / "job.json", json.dumps(job))
-    shutil.rmtree(cluster / "workspace")
+    with changing_job(cluster) as job:
+        job["status"] = {"phase": "Succeeded"}
     for path in (cluster / "pods").iterdir():
         path.unlink()
     assert remote(2) == 3
@@ -178,13 +177,13 @@ def test_timeouts(cluster: Path, user: ModuleType) -> None:
     assert "delete torchrunjob" in asked(cluster)
     (cluster / "slow").touch()
     with pytest.raises(kt.LaunchTimeout, match="Waiting: for a node"):
-        kt.fn(user.sleeps).to(kt.Compute(launch_timeout=1))(1)
+        kt.fn(user.sleeps).to(kt.Compute(launch_timeout=20))(1)
 
 
 def test_a_job_that_is_deleted_during_a_call(cluster: Path, user: ModuleType) -> None:
     def delete() -> None:
         until(lambda: list((cluster / "pods").iterdir()))
-        (cluster / "job.json").unlink()
+        delete_job(cluster)
 
     threading.Thread(target=delete).start()
     with pytest.raises(kt.JobFailed, match="was deleted"):
@@ -210,16 +209,17 @@ def test_deploy_and_reattach(cluster: Path, user: ModuleType) -> None:
 
 
 SCRIPT = """
-import time
+import os, time
 import torchrun_sdk as kt
 
-def f():
+def f(go):
     print("BEGUN", flush=True)
-    time.sleep(3)
+    while not os.path.exists(go): time.sleep(0.05)
     return "done"
 
 if __name__ == "__main__":
-    kt.fn(f).to(kt.Compute())()
+    import sys
+    kt.fn(f).to(kt.Compute())(sys.argv[1])
 """
 
 
@@ -231,13 +231,14 @@ def test_ctrl_c_detaches_and_prints_how_to_reattach(cluster: Path, tmp_path: Pat
     script.write_text(textwrap.dedent(SCRIPT))
     sdk = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "sdk")}
     process = subprocess.Popen(
-        [sys.executable, str(script)], env=sdk, text=True,
+        [sys.executable, str(script), str(tmp_path / "go")], env=sdk, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None
     assert any("BEGUN" in line for line in iter(process.stdout.readline, ""))
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=SECONDS)
+    (tmp_path / "go").touch()
     job = json.loads((cluster / "job.json").read_text())["metadata"]["name"]
     assert f"kt results {job}" in err
     assert "ttlSecondsAfterFinished" in asked(cluster)

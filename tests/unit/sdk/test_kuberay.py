@@ -5,20 +5,21 @@ import shlex
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import torchrun_sdk as kt
+from ports import free_port
 from torchrun_sdk import kuberay, manifest
 from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.spec import Reference
 from torchrun_sdk.worker import control_port
 
-from .pods import replace_text
+from .pods import SECONDS, replace_text
 
-SECONDS = 30
 SECRET = "of-this-call"
 LARGE = {"gpus": 8, "cpus": 32, "memory": "256Gi"}
 
@@ -145,9 +146,7 @@ class Held:
     """The entrypoint of the head of a RayCluster, with short timeouts."""
 
     def __init__(self, first: float, again: float) -> None:
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            self.port = found.getsockname()[1]
+        self.port = free_port()
         words = shlex.split(kuberay.build("run", "u1", compute(), SECRET)["spec"]["entrypoint"])
         words = [
             sys.executable,
@@ -168,6 +167,7 @@ class Held:
                 return pod
             except ConnectionRefusedError:
                 assert self.process.poll() is None
+                time.sleep(0.01)
 
 
 @pytest.fixture

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from ports import free_port
 from torchrun_sdk.errors import QuorumTimeout
 from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import Call, Reference
 from torchrun_sdk.worker import control_port, ray
 
+from ..pods import SECONDS
+
 SECRET = "of-this-call"
-SECONDS = 30
 
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        free: int = found.getsockname()[1]
+    free = free_port()
     monkeypatch.setattr(ray, "_CONTROL", free)
     return free
 

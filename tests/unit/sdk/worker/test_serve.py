@@ -38,7 +38,7 @@ from torchrun_sdk.spec import (
 from torchrun_sdk.worker.call_files import WarmPod
 from torchrun_sdk.worker.serve import environment
 
-from ..pods import SECONDS, Pod, frames
+from ..pods import SECONDS, WAITS, Pod, frames
 
 RANK_MODULES = str(Path(torchrun_runtime.launch.__file__).parent / "rank")
 
@@ -66,15 +66,24 @@ def manifest(files: dict[str, str]) -> str:
     return base64.b64encode(zlib.compress("".join(lines).encode())).decode()
 
 
-def later(call: str = "c2", idle: float = 20.0, name: str = "f") -> Call:
+def later(call: str = "c2", idle: float = WAITS, name: str = "f") -> Call:
     reference = Reference(name, script="script.py")
-    return Call(call, reference, pack([(), {}], "json", "x"), linger=20.0, idle=idle)
+    return Call(call, reference, pack([(), {}], "json", "x"), linger=WAITS, idle=idle)
+
+
+def connect(pod: Pod, call: str) -> "tuple[subprocess.Popen[str], Here]":
+    """The client of another call, and the answer of the pod as soon as it is free."""
+    while True:
+        collector = pod.collect(call)
+        here = hear(collector, Here)
+        if here.state != BUSY:  # the ranks of the call before take their time to end
+            assert (here.known, here.state) == (False, FREE)
+            return collector, here
+        hang_up(collector)
 
 
 def bring(pod: Pod, call: Call, files: dict[str, str], number: int = 1) -> "subprocess.Popen[str]":
-    collector = pod.collect(call.id)
-    here = hear(collector, Here)
-    assert (here.known, here.state) == (False, FREE)
+    collector, _ = connect(pod, call.id)
     say(collector, bring=manifest(files), call=json.loads(dump_call(call)))
     wanted = hear(collector, Wants).lines
     for line in wanted:
@@ -92,7 +101,7 @@ def hang_up(collector: "subprocess.Popen[str]") -> None:
 
 
 def test_a_later_call_runs_edited_code_in_the_same_process(make) -> None:
-    pod = make("import os\ndef f(): return ['before', os.getppid()]", idle=20.0)
+    pod = make("import os\ndef f(): return ['before', os.getppid()]", idle=WAITS)
     rank = pod.rank()
     first = pod.collect()
     kind, server = unpack(frames(first, Result)[-1].value)
@@ -106,8 +115,8 @@ def test_a_later_call_runs_edited_code_in_the_same_process(make) -> None:
     assert unpack(frames(second, Result)[-1].value) == [1, rank.pid]
     hang_up(second)
     # Unchanged files are not sent again, and deleted files are removed.
-    third = pod.collect("c3")
-    assert hear(third, Here).last == 1
+    third, here = connect(pod, "c3")
+    assert here.last == 1
     say(third, bring=manifest({"script.py": edited["script.py"]}),
         call=json.loads(dump_call(later("c3"))))  # fmt: skip
     assert hear(third, Wants).lines == []
@@ -120,7 +129,7 @@ def test_a_later_call_runs_edited_code_in_the_same_process(make) -> None:
 
 
 def test_deleted_files_are_removed_and_files_of_a_call_stay(make) -> None:
-    pod = make("def f(): open('out', 'w').close(); open('late', 'w').close()", idle=20.0)
+    pod = make("def f(): open('out', 'w').close(); open('late', 'w').close()", idle=WAITS)
     (pod.root / "old").mkdir()
     for name in ("old/file", "late"):
         (pod.root / name).touch()
@@ -135,7 +144,7 @@ def test_deleted_files_are_removed_and_files_of_a_call_stay(make) -> None:
 
 
 def test_an_exited_process_is_reported_and_the_pod_stays(make) -> None:
-    pod = make("import os\ndef f(): os._exit(9)\ndef g(): os.kill(os.getpid(), 9)", idle=20.0)
+    pod = make("import os\ndef f(): os._exit(9)\ndef g(): os.kill(os.getpid(), 9)", idle=WAITS)
     rank = pod.rank(1, 2)
     first = pod.collect()
     exited = frames(first, Exited)[-1]
@@ -149,13 +158,13 @@ def test_an_exited_process_is_reported_and_the_pod_stays(make) -> None:
 
 @pytest.mark.long
 def test_an_uncollected_error_ends_the_pod(make) -> None:
-    pod = make("import os\ndef f(): os._exit(9)", idle=60.0)
+    pod = make("import os\ndef f(): os._exit(9)", idle=WAITS)
     rank = pod.rank()
     assert rank.wait(SECONDS) == 9
 
 
 def test_a_client_can_stop_a_running_call(make) -> None:
-    pod = make("import time\ndef f(): time.sleep(600)", idle=20.0)
+    pod = make("import time\ndef f(): time.sleep(600)", idle=WAITS)
     rank = pod.rank()
     collector = pod.collect()
     hear(collector, Started)
@@ -167,7 +176,7 @@ def test_a_client_can_stop_a_running_call(make) -> None:
 
 
 def test_a_pod_takes_one_client_at_a_time(make) -> None:
-    pod = make("import time\ndef f(): time.sleep(600)", idle=20.0)
+    pod = make("import time\ndef f(): time.sleep(600)", idle=WAITS)
     pod.rank()
     running = pod.collect()
     hear(running, Started)
@@ -180,7 +189,7 @@ def test_a_pod_takes_one_client_at_a_time(make) -> None:
 
 def test_a_waiting_pod_needs_no_heartbeat(make, tmp_path: Path) -> None:
     script = "import os\ndef f(): return os.listdir(os.environ['TORCHRUN_LAUNCH_REPORTS'])"
-    pod = make(script, idle=20.0)
+    pod = make(script, idle=WAITS)
     reports = tmp_path / "reports"
     reports.mkdir()
     pod.rank(PYTHONPATH=RANK_MODULES, TORCHRUN_LAUNCH_REPORTS=str(reports))
@@ -190,6 +199,7 @@ def test_a_waiting_pod_needs_no_heartbeat(make, tmp_path: Path) -> None:
     deadline = time.monotonic() + SECONDS
     while not (reports / "beat.0").exists():
         assert time.monotonic() < deadline
+        time.sleep(0.01)
     assert (reports / "beat.0").read_bytes() == b"", "no progress was reported"
     second = bring(pod, later(), {"script.py": script})
     assert unpack(frames(second, Result)[-1].value) == []
@@ -209,10 +219,7 @@ def test_a_connected_client_keeps_the_ranks(make) -> None:
     rank = pod.rank()
     first = pod.collect()
     frames(first, Result)
-    client = pod.collect("c2")
-    while (here := hear(client, Here)).state == BUSY:
-        client = pod.collect("c2")
-    assert here.state == FREE
+    client, _ = connect(pod, "c2")
     with pytest.raises(subprocess.TimeoutExpired):
         rank.wait(5)
     hang_up(client)
@@ -220,7 +227,7 @@ def test_a_connected_client_keeps_the_ranks(make) -> None:
 
 
 def test_a_new_gang_waits_for_its_client(make) -> None:
-    pod = make("def f(): return 1", idle=20.0)
+    pod = make("def f(): return 1", idle=WAITS)
     pod.rank(TORCHRUN_ATTEMPT="1")
     client = pod.collect(TORCHRUN_ATTEMPT="1")
     assert hear(client, Here) == Here(False, FREE, 0)
@@ -245,7 +252,7 @@ def test_a_stop_reaches_the_function_first(make) -> None:
         print("ready", flush=True)
         time.sleep(600)
     """
-    pod = make(script, idle=20.0)
+    pod = make(script, idle=WAITS)
     rank = pod.rank()
     assert rank.stdout is not None
     while rank.stdout.readline() != "ready\n":
@@ -257,14 +264,12 @@ def test_a_stop_reaches_the_function_first(make) -> None:
 
 
 def test_damaged_files_are_refused(make) -> None:
-    pod = make("def f(): return 1", idle=20.0)
+    pod = make("def f(): return 1", idle=WAITS)
     pod.rank()
     first = pod.collect()
     frames(first, Result)
     hang_up(first)
-    client = pod.collect("c2")
-    while hear(client, Here).state == BUSY:
-        client = pod.collect("c2")
+    client, _ = connect(pod, "c2")
     say(client, bring=manifest({"a.py": "one"}), call=json.loads(dump_call(later())))
     assert hear(client, Wants).lines == [0]
     say(client, content=0, data=base64.b64encode(b"two").decode())
@@ -276,7 +281,7 @@ def test_damaged_files_are_refused(make) -> None:
 
 @pytest.mark.long
 def test_an_edit_within_a_second_is_seen_by_python(make) -> None:
-    pod = make("import part\ndef f(): return part.x", idle=20.0)
+    pod = make("import part\ndef f(): return part.x", idle=WAITS)
     (pod.root / "part.py").write_text("x = 1\n")
     pod.rank()
     first = pod.collect()
@@ -326,13 +331,17 @@ def test_two_clients_never_share_a_pod(tmp_path: Path, monkeypatch: pytest.Monke
     until = time.monotonic() + SECONDS
     while stay.take_state() != FREE:
         assert time.monotonic() < until
+        time.sleep(0.01)
     stay.release()
     assert stay.leave()
     assert stay.take_state() == CLOSED
 
 
 @pytest.mark.parametrize("sign", ["0.left", "end"])
-def test_a_rank_that_ends_is_waited_for(tmp_path: Path, sign: str) -> None:
+def test_a_rank_that_ends_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: str
+) -> None:
+    monkeypatch.setattr("torchrun_sdk.worker.call_files._ENDING_SECONDS", SECONDS)
     stay = WarmPod(tmp_path)
     call = tmp_path / RESULTS / "c1"
     call.mkdir(parents=True)
@@ -348,7 +357,10 @@ def test_a_rank_that_ends_is_waited_for(tmp_path: Path, sign: str) -> None:
     stay.release()
 
 
-def test_a_client_that_leaves_is_waited_for(tmp_path: Path) -> None:
+def test_a_client_that_leaves_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchrun_sdk.worker.call_files._ENDING_SECONDS", SECONDS)
     before, stay = WarmPod(tmp_path), WarmPod(tmp_path)
     assert before.take_state() == FREE
     with ThreadPoolExecutor() as thread:
