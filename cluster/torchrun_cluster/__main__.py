@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from . import addons, binaries, images, packages, processes, state
-from .engine import Engine, choose, look_at_machine
+from .dockerd import DockerEngine
+from .engine import Engine, choose, docker_answers, look_at_machine
 from .errors import ClusterError
 from .kind import KindCluster
 from .local import LocalCluster
@@ -35,17 +37,17 @@ PLAN = """Starting a Kubernetes node on this machine:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code."""
+    """Run one verb and return the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        options.run(options)
+        code: int | None = options.run(options)
     except ClusterError as error:
         say(f"error: {error}")
         return 1
     except KeyboardInterrupt:
         say("interrupted; the next `up` or `down` clears what was started")
         return 130
-    return 0
+    return code or 0
 
 
 def _up(options: argparse.Namespace) -> None:
@@ -135,6 +137,20 @@ def _binaries(options: argparse.Namespace) -> None:
         print(path)
 
 
+def _with_docker(options: argparse.Namespace) -> int:
+    """Run the command, and return its exit code."""
+    if docker_answers():
+        say("using the Docker engine that answers")
+        return subprocess.run(options.command, check=False).returncode
+    engine = DockerEngine()
+    try:
+        engine.up()
+        environment = {**os.environ, "DOCKER_HOST": engine.host}
+        return subprocess.run(options.command, env=environment, check=False).returncode
+    finally:
+        engine.down()
+
+
 def _image_build(options: argparse.Namespace) -> None:
     build_args = dict(pair.split("=", 1) for pair in options.build_arg)
     context = options.context
@@ -189,6 +205,11 @@ def _parser() -> argparse.ArgumentParser:
     programs = verbs.add_parser("binaries", help="build the cluster's programs, print their paths")
     programs.add_argument("programs", nargs="*", help="default: all that a node needs")
     programs.set_defaults(run=_binaries)
+    docker = verbs.add_parser(
+        "with-docker", help="run a command with the Docker engine that answers, or one of its own"
+    )
+    docker.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
+    docker.set_defaults(run=_with_docker)
     _add_image_verbs(verbs.add_parser("image", help="build images, print their archives' paths"))
     return parser
 

@@ -1,7 +1,9 @@
 """Images for the cluster: built by Docker where an engine answers, by buildah elsewhere.
 
 The result is an OCI archive in the cache, under a key made of everything that went in. Without a
-registry, `ARG BASE` of a Dockerfile is given a base image made of Debian packages.
+registry, `ARG BASE` of a Dockerfile is given a base image made of Debian packages. BASE_IMAGE names
+another base: an image that Docker has or can pull, or `localhost/torchrun-base` for the one made of
+Debian packages.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from .progress import step
 
 BASE = "localhost/torchrun-base:latest"
 TORCH = "localhost/torchrun-torch:latest"
+BASE_SETTING = "BASE_IMAGE"
 SUITE = "trixie"
 FORGET_HOST = 'rm -f "$1/etc/resolv.conf" "$1/etc/hostname"'
 """mmdebstrap leaves the building machine's name and name server in the image."""
@@ -33,6 +36,7 @@ BASE_PACKAGES = (
 )
 DOCUMENTATION = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 CERTIFICATES = Path("/etc/ssl/certs")
+BUNDLE = CERTIFICATES / "ca-certificates.crt"
 DOCKERFILE = "Dockerfile.build"
 KEPT = 3
 """Archives that are kept of one tag; older ones are deleted."""
@@ -43,22 +47,36 @@ PIP_SETTINGS = ("INDEX_URL", "EXTRA_INDEX_URL", "TRUSTED_HOST", "PROXY", "DEFAUL
 def base() -> Path:
     """Archive of the base image, a system with Python, pip and certificates.
 
-    It is the official Python image where Docker answers, otherwise made of Debian packages.
+    It is the official Python image where Docker answers and BASE_IMAGE does not ask for the other
+    one, which is made of Debian packages.
     """
     dockerfile = SOURCE / "images" / "base" / "Dockerfile"
-    if docker_answers():
+    docker = docker_answers()
+    if docker and _with_tag(os.environ.get(BASE_SETTING, "")) != BASE:
         return build(dockerfile.with_name("Dockerfile.docker"), dockerfile.parent, BASE)
-    recipe = " ".join((SUITE, *BASE_PACKAGES, *DOCUMENTATION, FORGET_HOST))
-    archive = _place(BASE, _digest([recipe.encode(), dockerfile.read_bytes()]))
+    parts = [" ".join((SUITE, *BASE_PACKAGES, *DOCUMENTATION, FORGET_HOST)).encode()]
+    parts.append(dockerfile.read_bytes())
+    # Docker cannot mount the certificates of this machine into a build, as buildah can.
+    trusted = BUNDLE.read_bytes() if docker and BUNDLE.exists() else b""
+    if docker:
+        parts += [b"docker", trusted]
+    archive = _place(BASE, _digest(parts))
     with artefacts.locked(archive.parent):
         if artefacts.is_whole(archive):
             return archive
-        packages.ensure(packages.IMAGES)
+        packages.ensure({"mmdebstrap": "mmdebstrap"} if docker else packages.IMAGES)
         with _workplace(archive) as context:
             with step(f"installing Debian {SUITE} for {BASE}"):
-                _mmdebstrap(context / "base.tar")
-            shutil.copy(dockerfile, context / DOCKERFILE)
-            _buildah_build(context, BASE, {}, archive)
+                debootstrap(context / "base.tar", SUITE, BASE_PACKAGES)
+            recipe = dockerfile.read_text()
+            if trusted:
+                (context / BUNDLE.name).write_bytes(trusted)
+                recipe += f"COPY {BUNDLE.name} {BUNDLE}\n"
+            (context / DOCKERFILE).write_text(recipe)
+            if docker:
+                _docker_build(context, BASE, {}, archive)
+            else:
+                _buildah_build(context, BASE, {}, archive)
     return archive
 
 
@@ -107,7 +125,7 @@ def build(
             shutil.copy(dockerfile, clean / DOCKERFILE)
             if docker:
                 if parent:
-                    _run(["docker", "load", "--input", str(parent)])
+                    _into_docker(arguments["BASE"], parent)
                 _docker_build(clean, tag, arguments, archive)
             else:
                 packages.ensure(packages.IMAGES)
@@ -131,7 +149,7 @@ def read_file(archive: Path, path: str) -> str:
     """A text file of an image; the image need not run here, but its `cat` must."""
     tag = oci.images_in(archive)[0].name
     if docker_answers():
-        _run(["docker", "load", "--input", str(archive)])
+        _into_docker(tag, archive)
         return _run(["docker", "run", "--rm", "--network=none", tag, "cat", path])
     with artefacts.locked(cache_home() / "buildah"):
         _into_store(tag, archive)
@@ -157,18 +175,24 @@ def _workplace(archive: Path) -> Iterator[Path]:
 def _local_base(dockerfile: Path, arguments: dict[str, str], *, docker: bool) -> Path | None:
     """Archive of the local image that the Dockerfile builds on; names it in `arguments`.
 
-    None where the Dockerfile has no ARG BASE, or names an image that is not made here.
+    None where the Dockerfile has no ARG BASE, or the image is not made here.
     """
     declares = any(
         line.split("=")[0].split() == ["ARG", "BASE"]
         for line in dockerfile.read_text().splitlines()
     )
-    if not declares or (docker and "BASE" not in arguments):
+    if not declares:
         return None
-    name = arguments.setdefault("BASE", BASE)
-    if ":" not in name.rpartition("/")[2]:
-        name = arguments["BASE"] = f"{name}:latest"
+    name = arguments.get("BASE") or os.environ.get(BASE_SETTING) or ("" if docker else BASE)
+    if not name:
+        return None
+    name = arguments["BASE"] = _with_tag(name)
     return LOCAL_BASES[name]() if name in LOCAL_BASES else None
+
+
+def _with_tag(name: str) -> str:
+    """The name of an image with the tag that it stands for."""
+    return name if not name or ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
 def _input_files(context: Path, inputs: Sequence[str]) -> list[str]:
@@ -216,23 +240,36 @@ def _place(tag: str, key: str) -> Path:
     return cache_home() / "images" / f"{name}-{key}" / "image.tar"
 
 
-def _mmdebstrap(target: Path) -> None:
+def debootstrap(target: Path, suite: str, included: Sequence[str]) -> None:
+    """Write a minimal Debian with these packages, and without documentation, as a tar file."""
     excluded = [f"--dpkgopt=path-exclude={pattern}" for pattern in DOCUMENTATION]
-    included = f"--include={','.join(BASE_PACKAGES)}"
     options = [
         "--quiet",
         "--variant=minbase",
-        included,
+        f"--include={','.join(included)}",
         *excluded,
         f"--customize-hook={FORGET_HOST}",
     ]
-    _run(["mmdebstrap", *options, SUITE, str(target)])
+    _run(["mmdebstrap", *options, suite, str(target)])
 
 
 def _buildah() -> list[str]:
     # A store of our own: the host's images stay as they are.
     store = cache_home() / "buildah"
     return ["buildah", "--root", str(store / "root"), "--runroot", str(store / "run")]
+
+
+def _into_docker(name: str, archive: Path) -> None:
+    """Make `name` in Docker's store the image of the archive."""
+    known = subprocess.run(
+        ["docker", "image", "inspect", "--format", "{{.Id}}", name],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if oci.configuration_digest(archive) != known.stdout.strip():
+        with step(f"unpacking {name}"):
+            _run(["docker", "load", "--input", str(archive)])
 
 
 def _into_store(name: str, archive: Path) -> None:

@@ -1,4 +1,7 @@
-"""OCI image archives: read what one holds, and write one of a single program."""
+"""Image archives: read what one holds, and write one of a single program.
+
+An archive has the layout of OCI, that of `docker save` before Docker 25, or both.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import hashlib
 import io
 import json
 import platform
+import posixpath
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +23,23 @@ CONTAINERD_NAME = "io.containerd.image.name"
 
 @dataclass(frozen=True)
 class Image:
-    """An image in an archive: full reference and manifest digest."""
+    """An image in an archive: full reference and digest of its manifest.
+
+    Docker's older layout has no manifests: then it is the digest of the configuration.
+    """
 
     name: str
     digest: str
 
 
 def images_in(archive: Path) -> list[Image]:
-    """The named images of an OCI archive, from its index.json."""
+    """The named images of an archive."""
+    if (entries := _docker_entries(archive)) is not None:
+        return [
+            Image(name, _digest_in(entry["Config"]))
+            for entry in entries
+            for name in entry["RepoTags"] or ()
+        ]
     images: list[Image] = []
     for manifest in _read(archive, "index.json")["manifests"]:
         annotations = manifest.get("annotations", {})
@@ -38,6 +51,8 @@ def images_in(archive: Path) -> list[Image]:
 
 def configuration_digest(archive: Path) -> str:
     """Digest of the first image's configuration: what buildah and Docker call the image ID."""
+    if entries := _docker_entries(archive):
+        return _digest_in(entries[0]["Config"])
     digest: str = _read(archive, "index.json")["manifests"][0]["digest"]
     manifest = _read(archive, f"blobs/{digest.replace(':', '/')}")
     config_digest: str = manifest["config"]["digest"]
@@ -54,6 +69,13 @@ class Layer:
 
 def layers(archive: Path) -> list[Layer]:
     """Layers of the first image, the lowest one first."""
+    if entries := _docker_entries(archive):
+        sizes = _sizes(archive)
+        found: list[str] = _read(archive, entries[0]["Config"])["rootfs"]["diff_ids"]
+        return [
+            Layer(content, sizes[name])
+            for content, name in zip(found, entries[0]["Layers"], strict=True)
+        ]
     digest: str = _read(archive, "index.json")["manifests"][0]["digest"]
     manifest = _read(archive, f"blobs/{digest.replace(':', '/')}")
     config = _read(archive, f"blobs/{manifest['config']['digest'].replace(':', '/')}")
@@ -64,18 +86,55 @@ def layers(archive: Path) -> list[Layer]:
     ]
 
 
+def _docker_entries(archive: Path) -> list[dict[str, Any]] | None:
+    """The manifest.json of an archive in Docker's older layout; None for one with OCI's."""
+    names = _sizes(archive)
+    if "index.json" in names or "manifest.json" not in names:
+        return None
+    entries: list[dict[str, Any]] = _load(archive, "manifest.json")
+    return entries
+
+
+def _digest_in(config: str) -> str:
+    """The digest that the name of a configuration, such as 0123abcd.json, is made of."""
+    return f"sha256:{config.rpartition('/')[2].removesuffix('.json')}"
+
+
+def _sizes(archive: Path) -> dict[str, int]:
+    """Names of the archive's files, and their sizes in bytes."""
+    try:
+        with tarfile.open(archive, "r:") as tar:
+            sizes = {member.name: member.size for member in tar}
+            # Docker stores a layer that it has already written as a link to it.
+            for member in tar.getmembers():
+                if member.issym():
+                    target = posixpath.join(posixpath.dirname(member.name), member.linkname)
+                    sizes[member.name] = sizes.get(posixpath.normpath(target), 0)
+            return sizes
+    except (OSError, tarfile.TarError) as error:
+        raise _no_archive(archive, error) from error
+
+
 def _read(archive: Path, name: str) -> dict[str, Any]:
+    content: dict[str, Any] = _load(archive, name)
+    return content
+
+
+def _load(archive: Path, name: str) -> Any:  # noqa: ANN401  an object or a list, by its name
     try:
         with tarfile.open(archive, "r:") as tar:
             member = tar.extractfile(name)
             assert member
-            content: dict[str, Any] = json.load(member)
-            return content
+            return json.load(member)
     except (OSError, KeyError, tarfile.TarError, ValueError) as error:
-        raise ClusterError(
-            f"{archive} is not an OCI image archive ({error}); make one with "
-            "`buildah push IMAGE oci-archive:FILE:NAME` or `docker save` (Docker 25 or later)"
-        ) from error
+        raise _no_archive(archive, error) from error
+
+
+def _no_archive(archive: Path, error: Exception) -> ClusterError:
+    return ClusterError(
+        f"{archive} is not an image archive ({error}); make one with "
+        "`docker save` or `buildah push IMAGE oci-archive:FILE:NAME`"
+    )
 
 
 def write_program_image(archive: Path, name: str, program: Path) -> None:
