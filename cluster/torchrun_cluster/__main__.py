@@ -28,7 +28,7 @@ kubeconfig. KUBERNETES=1.33 or 1.36 makes a local cluster of that release instea
 TORCHRUN_CACHE and TORCHRUN_STATE move the caches and the clusters' folders.
 """
 
-PLAN = """Starting a Kubernetes node on this machine:
+PLAN = """Starting Kubernetes on this machine (nodes: {nodes}):
 - Debian packages it lacks are installed with apt-get: {packages}
 - etcd, Kubernetes, containerd and the pods run as root in namespaces and a cgroup of their own;
   of the host they take one port on 127.0.0.1
@@ -58,6 +58,8 @@ def _up(options: argparse.Namespace) -> None:
         raise ClusterError(
             "--with is for local clusters: set CLUSTER=local, or install it yourself"
         )
+    if options.nodes > 1 and engine is not Engine.LOCAL:
+        raise ClusterError("--nodes is for local clusters: set CLUSTER=local")
     if os.environ.get("KUBERNETES") and engine is not Engine.LOCAL:
         raise ClusterError("KUBERNETES chooses the release of local clusters: set CLUSTER=local")
     if engine is Engine.CURRENT:
@@ -66,8 +68,14 @@ def _up(options: argparse.Namespace) -> None:
         KindCluster(name, options.port).up()
     else:
         if not exists:
-            _say_plan(name)
-        local = LocalCluster(name=name, size=size, port=options.port, scheduler=options.scheduler)
+            _say_plan(name, options.nodes)
+        local = LocalCluster(
+            name=name,
+            size=size,
+            port=options.port,
+            scheduler=options.scheduler,
+            nodes=options.nodes,
+        )
         local.up()
         for addon in options.addons:
             local.install(addon)
@@ -75,10 +83,10 @@ def _up(options: argparse.Namespace) -> None:
         say(f"the cluster is up: export KUBECONFIG={state.folder_of(name) / 'kubeconfig'}")
 
 
-def _say_plan(name: str) -> None:
+def _say_plan(name: str, nodes: int) -> None:
     absent = " ".join(packages.missing(packages.NODE)) or "none"
     folder = state.folder_of(name)
-    say(PLAN.format(packages=absent, cache=cache_home(), folder=folder, name=name))
+    say(PLAN.format(packages=absent, cache=cache_home(), folder=folder, name=name, nodes=nodes))
 
 
 def _down(options: argparse.Namespace) -> None:
@@ -175,6 +183,9 @@ def _parser() -> argparse.ArgumentParser:
     up = verbs.add_parser("up", parents=[named], help="start a cluster, or find it running")
     sizes = [size.value for size in Size]
     up.add_argument("--size", choices=sizes, default="node", help="control-plane runs no pods")
+    up.add_argument(
+        "--nodes", type=int, default=1, metavar="N", help="nodes of a local cluster (default: 1)"
+    )
     up.add_argument(
         "--port", type=int, default=0, help="the API's local port (default: a free one)"
     )

@@ -46,13 +46,13 @@ class ApiServer:
         """Whether a GET of the path answers 200."""
         return self.request("GET", path)[0] == http.client.OK
 
-    def node_is_ready(self) -> bool:
-        """Whether there are nodes and all of them are Ready."""
+    def nodes_are_ready(self, count: int) -> bool:
+        """Whether there are this many nodes and all of them are Ready."""
         status, body = self.request("GET", "/api/v1/nodes")
         if status != http.client.OK:
             return False
         nodes = json.loads(body)["items"]
-        return bool(nodes) and all(
+        return len(nodes) == count and all(
             any(
                 condition["type"] == "Ready" and condition["status"] == "True"
                 for condition in node["status"].get("conditions", ())

@@ -36,10 +36,10 @@ VOLUMES = Subject("local-path-provisioner", "local-path-provisioner", "system:ma
 API_TO_KUBELET = Subject("apiserver-kubelet-client", "kube-apiserver", "system:masters")
 
 
-def kubelet(node: str, address: str) -> Subject:
+def kubelet(file: str, node: str, address: str) -> Subject:
     """The node's certificate, for its calls to the API server and for its own port."""
     names = (f"DNS:{node}", f"IP:{address}")
-    return Subject("kubelet", f"system:node:{node}", "system:nodes", names)
+    return Subject(file, f"system:node:{node}", "system:nodes", names)
 
 
 def api_server(addresses: Sequence[str]) -> Subject:

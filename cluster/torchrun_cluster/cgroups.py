@@ -1,4 +1,4 @@
-"""A cgroup of its own for each cluster, in every hierarchy of either cgroup version."""
+"""A cgroup for each cluster and its nodes, in every hierarchy of either cgroup version."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from .errors import ClusterError
 
 SYSTEM = "system"
-"""The child cgroup with the cluster's own processes; kubelet puts pods into a sibling."""
+"""The child cgroup with the node's own processes; kubelet puts pods into a sibling."""
 
 
 def hierarchies(mountinfo: str) -> list[Path]:
@@ -25,22 +25,21 @@ def hierarchies(mountinfo: str) -> list[Path]:
 
 
 def create(name: str) -> None:
-    """Make the cluster's cgroup and the child for its own processes."""
-    for root in _mounted():
-        if (root / "cgroup.controllers").exists():
-            _delegate_controllers(root)
-        for folder in (root / name, root / name / SYSTEM):
+    """Make the cgroup with this path, and its child for the cluster's own processes."""
+    for folder in _mounted():
+        for part in (*Path(name).parts, SYSTEM):
+            if (folder / "cgroup.controllers").exists():
+                _delegate_controllers(folder)
+            folder /= part
             try:
                 folder.mkdir(exist_ok=True)
             except OSError as error:
                 raise ClusterError(f"cannot make cgroup {folder}: {error}") from error
             _inherit_cpuset(folder)
-        if (root / "cgroup.controllers").exists():
-            _delegate_controllers(root / name)
 
 
 def enter_script(name: str) -> str:
-    """Shell commands that move the shell which runs them into the cluster's cgroup."""
+    """Shell commands that move the shell which runs them into that child."""
     files = (root / name / SYSTEM / "cgroup.procs" for root in _mounted())
     return "".join(f"echo 0 > '{file}'\n" for file in files)
 

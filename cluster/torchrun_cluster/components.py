@@ -1,7 +1,7 @@
 """The command line of each component: pure functions of a cluster's state.
 
-On a node, all of them run inside the cluster's network namespace, where etcd and the API server
-have their usual ports; a control plane alone shares 127.0.0.1 with the host and uses claimed ones.
+On nodes, all of them run inside a node's network namespace, where etcd and the API server have
+their usual ports; a control plane alone shares 127.0.0.1 with the host and uses claimed ones.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .errors import ClusterError
-from .state import NODE_ADDRESS, Size, State
+from .state import NODE_ADDRESS, Node, Size, State
 
 SERVICE_RANGE = "10.96.0.0/16"
 SERVICE_ADDRESS = "10.96.0.1"
 POD_RANGE = "10.244.0.0/16"
 API_PORT_INSIDE = 6443
-NODE_NAME = "node"
 PAUSE_IMAGE = "localhost/torchrun-pause:latest"
 """Holds pods' namespaces and prepares volumes' folders."""
 
@@ -57,24 +56,23 @@ def command(state: State, component: str, binaries: Mapping[str, Path]) -> list[
         "kube-apiserver": _api_server,
         "kube-controller-manager": _controller_manager,
         "kube-scheduler": _scheduler,
-        "containerd": _containerd,
         "coredns": _coredns,
-        "kubelet": _kubelet,
-        "kube-proxy": _proxy,
         "local-path-provisioner": _local_path,
         "volcano-controllers": _volcano_controllers,
         "volcano-scheduler": _volcano_scheduler,
         "kueue": _kueue,
         "kuberay-operator": _kuberay,
     }
-    if component not in arguments:
-        raise ClusterError(f"no component is called {component!r}; there are {list(arguments)}")
-    program = binaries.get(component, Path(component))
-    return [
-        str(program),
-        *arguments[component](state),
-        *state.spec.extra_args.get(component, ()),
-    ]
+    of_nodes = {"containerd": _containerd, "kubelet": _kubelet, "kube-proxy": _proxy}
+    part, node = state.place_of(component)
+    if part in of_nodes:
+        flags = of_nodes[part](node)
+    elif component in arguments:
+        flags = arguments[component](state)
+    else:
+        known = [*arguments, *of_nodes]
+        raise ClusterError(f"no component is called {component!r}; there are {known}")
+    return [str(binaries.get(part, Path(part))), *flags, *state.spec.extra_args.get(part, ())]
 
 
 def _etcd(state: State) -> list[str]:
@@ -154,27 +152,28 @@ def _scheduler(state: State) -> list[str]:
     ]
 
 
-def _containerd(state: State) -> list[str]:
-    return ["--config", str(state.folder / "containerd.toml")]
+def _containerd(node: Node) -> list[str]:
+    return ["--config", str(node.folder / "containerd.toml")]
 
 
 def _coredns(state: State) -> list[str]:
     return ["-conf", str(state.folder / "Corefile")]
 
 
-def _kubelet(state: State) -> list[str]:
+def _kubelet(node: Node) -> list[str]:
+    kubeconfig = node.cluster.component_kubeconfig(node.component("kubelet"))
     return [
-        f"--config={state.folder / 'kubelet.json'}",
-        f"--kubeconfig={state.component_kubeconfig('kubelet')}",
-        f"--hostname-override={NODE_NAME}",
-        f"--node-ip={NODE_ADDRESS}",
+        f"--config={node.folder / 'kubelet.json'}",
+        f"--kubeconfig={kubeconfig}",
+        f"--hostname-override={node.name}",
+        f"--node-ip={node.address}",
     ]
 
 
-def _proxy(state: State) -> list[str]:
+def _proxy(node: Node) -> list[str]:
     return [
-        f"--kubeconfig={state.component_kubeconfig('kube-proxy')}",
-        f"--hostname-override={NODE_NAME}",
+        f"--kubeconfig={node.cluster.component_kubeconfig('kube-proxy')}",
+        f"--hostname-override={node.name}",
         f"--cluster-cidr={POD_RANGE}",
         "--proxy-mode=iptables",
         # The machine's limits are not this cluster's business.

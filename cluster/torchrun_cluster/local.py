@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -16,9 +17,10 @@ from typing import Self
 from . import (
     addons,
     binaries,
-    certificates,
     cgroups,
     components,
+    identities,
+    kubectl,
     node,
     oci,
     packages,
@@ -30,7 +32,7 @@ from .artefacts import locked
 from .errors import ClusterError
 from .forward import connect_inside
 from .progress import say, step
-from .state import NODE_ADDRESS, Size, Spec, State
+from .state import Node, Size, Spec, State
 
 DEFAULT_SERVICE_ACCOUNT = "/api/v1/namespaces/default/serviceaccounts/default"
 
@@ -41,7 +43,8 @@ class LocalCluster:
     `extra_args` maps a component's name to flags that follow ours, for example
     `{"kube-apiserver": ["--feature-gates=GenericWorkload=true"]}`. `scheduler` adds
     kube-scheduler to a control plane; `kubernetes` is a release such as 1.33, "" the one that the
-    variable KUBERNETES asks for. Raises ClusterError with what to do.
+    variable KUBERNETES asks for. Each of the `nodes` has a kubelet of its own; the first one has
+    the control plane, too. Raises ClusterError with what to do.
     """
 
     def __init__(
@@ -53,10 +56,11 @@ class LocalCluster:
         scheduler: bool = False,
         extra_args: Mapping[str, Sequence[str]] | None = None,
         kubernetes: str = "",
+        nodes: int = 1,
     ) -> None:
         arguments = {component: list(flags) for component, flags in (extra_args or {}).items()}
         release = kubernetes or binaries.wanted_kubernetes()
-        self._spec = Spec(name, size, port, scheduler, arguments, release)
+        self._spec = Spec(name, size, port, scheduler, arguments, release, nodes)
         unknown = set(arguments) - set(self._spec.components)
         if unknown:
             raise ClusterError(
@@ -78,6 +82,7 @@ class LocalCluster:
             scheduler=spec.scheduler,
             extra_args=spec.extra_args,
             kubernetes=spec.kubernetes,
+            nodes=spec.nodes,
         )
 
     def __enter__(self) -> Self:
@@ -116,6 +121,11 @@ class LocalCluster:
     def client_key(self) -> Path:
         """The key of `client_certificate`."""
         return self._up_state.certificates / "admin.key"
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes; the first one has the control plane, too."""
+        return self._up_state.nodes if self._spec.size is Size.NODE else ()
 
     def log(self, component: str) -> Path:
         """Where the component's output goes."""
@@ -163,8 +173,7 @@ class LocalCluster:
         programs = binaries.ensure(addon.subjects)
         with step(f"addon {name}"), locked(cluster.folder):
             for subject in addon.subjects.values():
-                certificates.Authority(cluster.certificates).issue(subject)
-                self._write_kubeconfig(subject)
+                identities.issue(cluster, subject)
             addons.apply(addon, name, cluster, self.kubectl)
             self._state = cluster.having({**cluster.addons, name: list(addon.subjects)})
             for component in addon.subjects:
@@ -209,6 +218,22 @@ class LocalCluster:
         self.stop(component)
         self.start(component)
 
+    def power_off(self, name: str) -> None:
+        """SIGKILL everything on a node but the first, containers included, as if it lost power."""
+        lost = self._further_node(name)
+        for part in (*state.NODE_COMPONENTS, "namespaces"):
+            processes.end(lost.cluster.folder, lost.component(part))
+
+    def power_on(self, name: str) -> None:
+        """Start a node again that was powered off; its disk is as it was."""
+        programs = binaries.ensure(self._programs, self._spec.kubernetes)
+        self._boot(self._further_node(name), programs)
+        self._start_rest(programs)
+
+    def inside(self, name: str) -> list[str]:
+        """A command that runs the rest of its arguments in the namespaces of a node."""
+        return node.inside(self._up_state.node(name))
+
     def wait_ready(self, timeout: float = 120.0) -> None:
         """Wait until the API server says that it is ready to serve."""
         api, check = ApiServer(self._up_state), self._check_alive("etcd", "kube-apiserver")
@@ -221,27 +246,8 @@ class LocalCluster:
 
         A command that has not ended after `timeout` seconds is an error in any case.
         """
-        try:
-            result = subprocess.run(
-                [str(binaries.ensure(["kubectl"], self._spec.kubernetes)["kubectl"]), *arguments],
-                env={
-                    **processes.without_marks(os.environ),
-                    "KUBECONFIG": str(self.kubeconfig),
-                    "KUBECACHEDIR": str(self._up_state.folder / "kubectl-cache"),
-                },
-                input=stdin,
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise ClusterError(
-                f"kubectl {' '.join(arguments)}: no end within {timeout:.0f} s"
-            ) from error
-        if check and result.returncode:
-            raise ClusterError(f"kubectl {' '.join(arguments)}: {result.stderr.strip()}")
-        return result
+        program = binaries.ensure(["kubectl"], self._spec.kubernetes)["kubectl"]
+        return kubectl.run(program, self._up_state, arguments, stdin, timeout, check=check)
 
     def compact_etcd(self) -> int:
         """Compact etcd's history up to now and return the revision.
@@ -251,14 +257,22 @@ class LocalCluster:
         """
         address = ("127.0.0.1", components.etcd_ports(self._up_state)[0])
         if self._spec.size is Size.NODE:
-            return compact_etcd(connect_inside(node.anchor_pid(self._up_state), address))
+            return compact_etcd(connect_inside(node.anchor_pid(self.nodes[0]), address))
         return compact_etcd(socket.create_connection(address, timeout=5))
 
     def load_image(self, archive: Path) -> list[str]:
-        """Import an OCI archive's images into the node; returns the names that were not there."""
+        """Import an OCI archive's images into all nodes; returns the names that one had not."""
         if self._spec.size is not Size.NODE:
             raise ClusterError("a control plane runs no pods; load images into a node cluster")
-        return node.import_image(self._up_state, archive)
+        with ThreadPoolExecutor() as pool:
+            found = list(pool.map(lambda one: node.import_image(one, archive), self.nodes))
+        return sorted({name for names in found for name in names})
+
+    def _further_node(self, name: str) -> Node:
+        found = self._up_state.node(name)
+        if found.number == 1:
+            raise ClusterError(f"{name} has the control plane: take the cluster down")
+        return found
 
     @property
     def _up_state(self) -> State:
@@ -290,17 +304,20 @@ class LocalCluster:
         ended = [component for component in recorded.components if component not in alive]
         for component in ended:
             say(f"{component} had ended and is started again")
-            self._start(component, programs)
+        for one in self.nodes:
+            if one.component(node.ANCHOR) in ended:
+                self._boot(one, programs)
+        self._start_rest(programs)
         self.wait_ready()
         return True
 
     def _start_all(self, programs: Mapping[str, Path]) -> None:
         api = ApiServer(self._up_state)
         with step("certificates"):
-            self._write_certificates()
+            identities.write_all(self._up_state)
         if self._spec.size is Size.NODE:
             with step("namespaces and container runtime"):
-                self._start_runtime(programs)
+                self._start_nodes(programs)
         with step("etcd and API server"):
             for component in ("etcd", "kube-apiserver"):
                 self._start(component, programs)
@@ -312,58 +329,45 @@ class LocalCluster:
         if self._spec.size is Size.NODE:
             with step("node"):
                 api.create("/apis/storage.k8s.io/v1/storageclasses", node.storage_class())
-                self._wait(api.node_is_ready, "the node's readiness")
+                count = self._spec.nodes
+                self._wait(lambda: api.nodes_are_ready(count), "the nodes' readiness")
 
-    def _start_runtime(self, programs: Mapping[str, Path]) -> None:
+    def _start_nodes(self, programs: Mapping[str, Path]) -> None:
         cluster = self._up_state
-        node.start_namespaces(cluster)
-        node.write_configuration(cluster)
-        for component in ("forwarder", "containerd"):
-            self._start(component, programs)
-        self._wait_for_containerd()
-        if node.forget_containers(cluster):
-            # It keeps a list of them in memory.
-            self.restart("containerd")
-            self._wait_for_containerd()
+        node.write_shared_configuration(cluster)
+        for one in self.nodes:
+            node.write_configuration(one)
+            self._boot(one, programs)
+            if node.forget_containers(one):
+                # It keeps a list of them in memory.
+                self.stop(one.component("containerd"))
+                self._start_containerd(one, programs)
+        self._start("forwarder", programs)
         archive = cluster.folder / "pause.tar"
         oci.write_program_image(archive, components.PAUSE_IMAGE, programs["pause"])
         self.load_image(archive)
 
-    def _wait_for_containerd(self) -> None:
-        cluster = self._up_state
-        check = self._check_alive("containerd")
-        wait_until(lambda: node.containerd_answers(cluster), "containerd's start", check)
+    def _boot(self, one: Node, programs: Mapping[str, Path]) -> None:
+        """Make a node's namespaces and connect them, and start its container runtime."""
+        node.start_namespaces(one)
+        if one.number > 1:
+            node.connect(one)
+        self._start_containerd(one, programs)
+
+    def _start_containerd(self, one: Node, programs: Mapping[str, Path]) -> None:
+        containerd = one.component("containerd")
+        self._start(containerd, programs)
+        check = self._check_alive(containerd)
+        wait_until(lambda: node.containerd_answers(one), "containerd's start", check)
 
     def _start_rest(self, programs: Mapping[str, Path]) -> None:
         running = {process.component for process in processes.of_cluster(self._up_state.folder)}
-        for component in self._spec.components:
+        for component in self._up_state.components:
             if component not in running:
                 self._start(component, programs)
 
     def _wait(self, ready: Callable[[], bool], what: str) -> None:
         wait_until(ready, what, self._check_alive(*self._spec.components))
-
-    def _write_certificates(self) -> None:
-        cluster = self._up_state
-        pki = certificates.Authority(cluster.certificates)
-        clients = [certificates.CONTROLLER_MANAGER, certificates.SCHEDULER]
-        addresses = ["127.0.0.1", components.SERVICE_ADDRESS]
-        others = [certificates.ADMIN]
-        if self._spec.size is Size.NODE:
-            addresses.append(NODE_ADDRESS)
-            clients += [certificates.PROXY, certificates.DNS, certificates.VOLUMES]
-            clients.append(certificates.kubelet(components.NODE_NAME, NODE_ADDRESS))
-            others.append(certificates.API_TO_KUBELET)
-        pki.create([*clients, *others, certificates.api_server(addresses)])
-        pki.kubeconfig(cluster.kubeconfig, cluster.context, cluster.server, certificates.ADMIN)
-        for client in clients:
-            self._write_kubeconfig(client)
-
-    def _write_kubeconfig(self, client: certificates.Subject) -> None:
-        cluster = self._up_state
-        server = "https://{}:{}".format(*components.api_endpoint(cluster))
-        path, pki = cluster.component_kubeconfig(client.file), cluster.certificates
-        certificates.Authority(pki).kubeconfig(path, cluster.context, server, client)
 
     def _start(self, component: str, programs: Mapping[str, Path]) -> None:
         cluster = self._up_state
@@ -373,7 +377,7 @@ class LocalCluster:
         else:
             command = components.command(cluster, component, programs)
             if self._spec.size is Size.NODE:
-                inside = node.inside(cluster)
+                inside = node.inside(cluster.place_of(component)[1])
         processes.start(cluster.folder, component, command, cluster.log(component), inside)
 
     def _check_alive(self, *names: str) -> Callable[[], None]:

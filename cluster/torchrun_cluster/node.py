@@ -1,6 +1,6 @@
-"""The node of a local cluster: namespaces, configuration files, container runtime.
+"""A node of a local cluster: namespaces, network, configuration files, container runtime.
 
-The cluster's processes share a network, a mount and a PID namespace. Their first process, the
+The processes of a node share a network, a mount and a PID namespace. Their first process, the
 anchor, keeps the namespaces; when it ends the kernel ends every process in them, containers
 included, and with the last one go all mounts, devices and iptables rules. So taking a node down
 is a matter of ending processes, and nothing of it shows on the host meanwhile.
@@ -19,11 +19,11 @@ from .artefacts import locked
 from .components import PAUSE_IMAGE
 from .errors import ClusterError
 from .places import cache_home, state_home
-from .state import NODE_ADDRESS, State
+from .state import NODE_ADDRESS, Node, State
 
 ANCHOR = "anchor"
 HIDDEN = ("/run", "/var/lib", "/var/log")
-"""Folders of the host that the cluster's processes see as their own."""
+"""Folders of the host of which each node has its own."""
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 STORAGE_CLASS = "local-path"
 
@@ -34,7 +34,7 @@ WAIT_FOR_EVER = (
 
 
 def check_places() -> None:
-    """Raise when the cache or the state would be hidden from the cluster's processes."""
+    """Raise when the cache or the state would be hidden from the nodes' processes."""
     for place in (cache_home(), state_home()):
         for hidden in HIDDEN:
             if place.is_relative_to(hidden):
@@ -44,52 +44,95 @@ def check_places() -> None:
                 )
 
 
-def start_namespaces(state: State) -> None:
+def start_namespaces(node: Node) -> None:
     """Make the cgroup and the namespaces, with the node's address and folders in them."""
-    cgroups.create(state.cgroup)
-    ready = state.folder / "namespaces.ready"
+    state, anchor = node.cluster, node.component(ANCHOR)
+    cgroups.create(node.cgroup)
+    ready = node.folder / "namespaces.ready"
+    ready.unlink(missing_ok=True)
     for name in ("var-lib", "var-log"):
-        (state.folder / name).mkdir(parents=True)
+        (node.folder / name).mkdir(parents=True, exist_ok=True)
     script = f"""set -e
-{cgroups.enter_script(state.cgroup)}
+{cgroups.enter_script(node.cgroup)}
 mount --make-rshared /
 mount -t proc proc /proc
 mount -t tmpfs -o mode=755 tmpfs /run
-mount --bind '{state.folder}/var-lib' /var/lib
-mount --bind '{state.folder}/var-log' /var/log
+mount --bind '{node.folder}/var-lib' /var/lib
+mount --bind '{node.folder}/var-log' /var/log
 ip link set lo up
-ip address add {NODE_ADDRESS}/32 dev lo
+ip address add {node.address}/32 dev lo
 echo 1 > /proc/sys/net/ipv4/ip_forward
 touch '{ready}'
 exec '{sys.executable}' -c "{WAIT_FOR_EVER}"
 """
     unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child"]
-    program = state.folder / "namespaces.sh"
+    program = node.folder / "namespaces.sh"
     program.write_text(script)
-    name_anchor = ["env", f"{processes.COMPONENT}={ANCHOR}", f"PATH={packages.SEARCH_PATH}"]
-    log = state.log(ANCHOR)
+    name_anchor = ["env", f"{processes.COMPONENT}={anchor}", f"PATH={packages.SEARCH_PATH}"]
+    log = state.log(anchor)
     command = [*unshare, *name_anchor, "sh", str(program)]
-    processes.start(state.folder, "namespaces", command, log)
+    maker = node.component("namespaces")
+    processes.start(state.folder, maker, command, log)
 
     def check() -> None:
-        if not processes.of_cluster(state.folder, "namespaces"):
+        if not processes.of_cluster(state.folder, maker):
             raise ClusterError(f"cannot make namespaces: {processes.tail(log)}")
 
     wait_until(ready.exists, "the namespaces", check, timeout=20)
 
 
-def anchor_pid(state: State) -> int:
-    """The process whose namespaces are the cluster's."""
-    anchors = processes.of_cluster(state.folder, ANCHOR)
+def connect(node: Node) -> None:
+    """Connect the node to the others, on a bridge in the first node's network namespace.
+
+    Nodes have one address each, on `lo`; routes lead to the nodes and to their pods.
+    """
+    first, *_ = nodes = node.cluster.nodes
+    bridge, uplink = "nodes", "eth0"
+    _in_network(
+        first,
+        f"ip link show {bridge} 2>/dev/null || ip link add {bridge} type bridge",
+        f"ip link set {bridge} up",
+        f"ip link add {node.name} type veth peer name {uplink} netns {anchor_pid(node)}",
+        f"ip link set {node.name} master {bridge} up",
+        *_routes(first, node, bridge),
+    )
+    to_others = [_routes(node, other, uplink) for other in nodes if other != node]
+    _in_network(node, f"ip link set {uplink} up", *(line for lines in to_others for line in lines))
+
+
+def _routes(node: Node, to: Node, device: str) -> tuple[str, str]:
+    return (
+        f"ip route replace {to.address} dev {device} src {node.address}",
+        f"ip route replace {to.pods} via {to.address} dev {device} src {node.address}",
+    )
+
+
+def _in_network(node: Node, *lines: str) -> None:
+    """Run shell commands in the network namespace alone: pids in them are those of the host."""
+    enter = ["nsenter", "--target", str(anchor_pid(node)), "--net"]
+    script = "\n".join((f"PATH='{packages.SEARCH_PATH}'", "set -e", *lines))
+    ended = subprocess.run(
+        [*enter, "sh", "-c", script], capture_output=True, text=True, check=False
+    )
+    if ended.returncode:
+        raise ClusterError(f"cannot connect {node.name}: {ended.stderr.strip()}")
+
+
+def anchor_pid(node: Node) -> int:
+    """The process whose namespaces are the node's."""
+    anchors = processes.of_cluster(node.cluster.folder, node.component(ANCHOR))
     if not anchors:
-        raise ClusterError(f"cluster {state.spec.name!r} has no namespaces: take it down and up")
+        name = node.cluster.spec.name
+        raise ClusterError(
+            f"{node.name} of cluster {name!r} has no namespaces: take it down and up"
+        )
     return anchors[0].pid
 
 
-def inside(state: State) -> list[str]:
-    """A command that runs the rest of its arguments in the cluster's cgroup and namespaces."""
-    script = f'{cgroups.enter_script(state.cgroup)}exec "$@"'
-    pid = str(anchor_pid(state))
+def inside(node: Node) -> list[str]:
+    """A command that runs the rest of its arguments in the node's cgroup and namespaces."""
+    script = f'{cgroups.enter_script(node.cgroup)}exec "$@"'
+    pid = str(anchor_pid(node))
     path = f"PATH={packages.SEARCH_PATH}"
     enter = ["nsenter", "--target", pid, "--net", "--mount", "--pid", "env", path]
     return ["sh", "-c", script, "sh", *enter]
@@ -99,20 +142,25 @@ def forwarder_command(state: State) -> list[str]:
     """The process that gives the host its local port."""
     program = Path(__file__).with_name("forward.py")
     target = [str(part) for part in components.api_endpoint(state)]
-    return [sys.executable, str(program), str(state.ports.api), str(anchor_pid(state)), *target]
+    pid = str(anchor_pid(state.nodes[0]))
+    return [sys.executable, str(program), str(state.ports.api), pid, *target]
 
 
-def write_configuration(state: State) -> None:
-    """Write the configuration files of the node's components."""
+def write_configuration(node: Node) -> None:
+    """Write the configuration files of a node's own components."""
     plugins = packages.find("ptp")
     assert plugins
-    cni = state.folder / "cni"
-    cni.mkdir()
-    _write_json(cni / "10-pods.conflist", _cni())
-    text = _containerd_config(Path(plugins).parent, cni, _claim_store(state))
-    (state.folder / "containerd.toml").write_text(text)
+    cni = node.folder / "cni"
+    cni.mkdir(parents=True)
+    _write_json(cni / "10-pods.conflist", _cni(node))
+    text = _containerd_config(Path(plugins).parent, cni, _claim_store(node))
+    (node.folder / "containerd.toml").write_text(text)
+    _write_json(node.folder / "kubelet.json", _kubelet_config(node))
+
+
+def write_shared_configuration(state: State) -> None:
+    """Write the configuration files of DNS and volumes; every node mounts the volumes' folder."""
     (state.folder / "Corefile").write_text(_corefile(state))
-    _write_json(state.folder / "kubelet.json", _kubelet_config(state))
     volumes = state.folder / "volumes"
     volumes.mkdir()
     program = "/pause"
@@ -142,33 +190,33 @@ def storage_class() -> dict[str, object]:
     }
 
 
-def containerd_answers(state: State) -> bool:
+def containerd_answers(node: Node) -> bool:
     """Whether the runtime serves its socket."""
-    return _ctr(state, "version").returncode == 0
+    return _ctr(node, "version").returncode == 0
 
 
-def forget_containers(state: State) -> bool:
+def forget_containers(node: Node) -> bool:
     """Delete what an earlier cluster left in the image store; True if there was something."""
-    listed = _ctr(state, "containers", "list", "--quiet").stdout.split()
+    listed = _ctr(node, "containers", "list", "--quiet").stdout.split()
     if listed:
-        _ctr(state, "containers", "delete", *listed)
+        _ctr(node, "containers", "delete", *listed)
     return bool(listed)
 
 
-def import_image(state: State, archive: Path) -> list[str]:
+def import_image(node: Node, archive: Path) -> list[str]:
     """Import the archive's images unless the same ones are there; returns the names imported."""
     images = oci.images_in(archive)
     if not images:
         raise ClusterError(f"no image in {archive} has a name; push it with oci-archive:FILE:NAME")
     present = {
         tuple(line.split()[index] for index in (0, 2))
-        for line in _ctr(state, "images", "list").stdout.splitlines()[1:]
+        for line in _ctr(node, "images", "list").stdout.splitlines()[1:]
     }
     new = [image.name for image in images if (image.name, image.digest) not in present]
     if new:
         with archive.open("rb") as content:
             result = subprocess.run(
-                [*inside(state), *_CTR, "images", "import", "-"],
+                [*inside(node), *_CTR, "images", "import", "-"],
                 stdin=content,
                 capture_output=True,
                 text=True,
@@ -182,18 +230,18 @@ def import_image(state: State, archive: Path) -> list[str]:
 _CTR = ("ctr", "--namespace", "k8s.io", "--address", CONTAINERD_SOCKET)
 
 
-def _ctr(state: State, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _ctr(node: Node, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*inside(state), *_CTR, *arguments], capture_output=True, text=True, check=False
+        [*inside(node), *_CTR, *arguments], capture_output=True, text=True, check=False
     )
 
 
-def _claim_store(state: State) -> Path:
-    """A store of images for this cluster alone, kept when it goes: imports are costly.
+def _claim_store(node: Node) -> Path:
+    """A store of images for this node alone, kept when it goes: imports are costly.
 
-    The first store whose last user has no containerd running any more is taken.
+    The first number whose last user has no containerd running any more is taken, for all nodes.
     """
-    stores = cache_home() / "containerd"
+    stores, state = cache_home() / "containerd", node.cluster
     with locked(stores):
         number = 0
         while True:
@@ -201,15 +249,15 @@ def _claim_store(state: State) -> Path:
             user = Path(owner.read_text()) if owner.exists() else state.folder
             if user == state.folder or not processes.of_cluster(user, "containerd"):
                 owner.write_text(str(state.folder))
-                return stores / str(number)
+                return stores / (str(number) if node.number == 1 else f"{number}-{node.name}")
             number += 1
 
 
-def _cni() -> dict[str, object]:
+def _cni(node: Node) -> dict[str, object]:
     # Routed, not bridged: replies of a Service's pods pass iptables without br_netfilter.
     addresses = {
         "type": "host-local",
-        "ranges": [[{"subnet": "10.244.0.0/24", "gateway": NODE_ADDRESS}]],
+        "ranges": [[{"subnet": node.pods, "gateway": node.address}]],
         "routes": [{"dst": "0.0.0.0/0"}],
     }
     return {
@@ -267,8 +315,8 @@ def _corefile(state: State) -> str:
 """
 
 
-def _kubelet_config(state: State) -> dict[str, object]:
-    pki = state.certificates
+def _kubelet_config(node: Node) -> dict[str, object]:
+    pki, own = node.cluster.certificates, node.component("kubelet")
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -278,10 +326,10 @@ def _kubelet_config(state: State) -> dict[str, object]:
             "x509": {"clientCAFile": str(pki / "ca.crt")},
         },
         "authorization": {"mode": "Webhook"},
-        "tlsCertFile": str(pki / "kubelet.crt"),
-        "tlsPrivateKeyFile": str(pki / "kubelet.key"),
+        "tlsCertFile": str(pki / f"{own}.crt"),
+        "tlsPrivateKeyFile": str(pki / f"{own}.key"),
         "cgroupDriver": "cgroupfs",
-        "cgroupRoot": f"/{state.cgroup}",
+        "cgroupRoot": f"/{node.cgroup}",
         "failCgroupV1": False,
         "failSwapOn": False,
         "clusterDNS": [NODE_ADDRESS],

@@ -20,7 +20,8 @@ FIRST_PORT = 26443
 LAST_PORT = 32000
 
 NODE_ADDRESS = "10.244.0.1"
-"""Inside a node cluster's network namespace: node, DNS server and API server."""
+"""The first node's, and so that of the DNS server and the API server, for pods and nodes."""
+MAX_NODES = 16
 
 
 class Size(Enum):
@@ -29,7 +30,7 @@ class Size(Enum):
     CONTROL_PLANE = "control-plane"
     """etcd, API server, controller manager on 127.0.0.1: no pods run, no root needed."""
     NODE = "node"
-    """A whole one-node cluster in namespaces of its own; needs root."""
+    """A whole cluster, each node in namespaces of its own; needs root."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,17 @@ class Spec:
     scheduler: bool = False
     extra_args: Mapping[str, Sequence[str]] = field(default_factory=dict)
     kubernetes: str = ""
+    nodes: int = 1
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", self.name):
             raise ClusterError(
                 f"cluster name {self.name!r}: use 1 to 32 lower-case letters, digits and dashes"
             )
+        if not 1 <= self.nodes <= MAX_NODES:
+            raise ClusterError(f"{self.nodes} nodes: use 1 to {MAX_NODES}")
+        if self.nodes > 1 and self.size is not Size.NODE:
+            raise ClusterError("a control plane has no nodes; leave out --size control-plane")
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -57,6 +63,11 @@ class Spec:
                 *("anchor", "forwarder", "etcd", "containerd", "kube-apiserver"),
                 *("kube-controller-manager", "kube-scheduler", "coredns", "kubelet"),
                 *("kube-proxy", "local-path-provisioner"),
+                *(
+                    component_of(part, number)
+                    for number in range(2, self.nodes + 1)
+                    for part in NODE_COMPONENTS
+                ),
             )
         scheduler = ("kube-scheduler",) if self.scheduler else ()
         return ("etcd", "kube-apiserver", "kube-controller-manager", *scheduler)
@@ -124,6 +135,23 @@ class State:
         """Name of the cluster's cgroup."""
         return cgroup_of(self.folder)
 
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes; the first one has the control plane, too."""
+        return tuple(Node(self, number) for number in range(1, self.spec.nodes + 1))
+
+    def place_of(self, component: str) -> tuple[str, Node]:
+        """`kubelet@node-2` as `kubelet` and the node it runs on; by default that is the first."""
+        part, _, name = component.partition("@")
+        return part, self.node(name or node_name(1))
+
+    def node(self, name: str) -> Node:
+        """The node of that name."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise ClusterError(f"cluster {self.spec.name!r} has no node {name!r}")
+
     def log(self, component: str) -> Path:
         """Where a component's output goes."""
         return self.folder / "logs" / f"{component}.log"
@@ -147,6 +175,57 @@ class State:
     def completed(self) -> State:
         """The same cluster, up."""
         return replace(self, complete=True)
+
+
+NODE_COMPONENTS = ("anchor", "containerd", "kubelet", "kube-proxy")
+"""The long-running processes that every node has."""
+
+
+def node_name(number: int) -> str:
+    """`node`, `node-2`, `node-3`."""
+    return "node" if number == 1 else f"node-{number}"
+
+
+def component_of(part: str, number: int) -> str:
+    """A node's own component: `kubelet` of the first node, `kubelet@node-2` of the second."""
+    return part if number == 1 else f"{part}@{node_name(number)}"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of a cluster; `number` counts from 1."""
+
+    cluster: State
+    number: int
+
+    @property
+    def name(self) -> str:
+        """The name of its Node object."""
+        return node_name(self.number)
+
+    @property
+    def address(self) -> str:
+        """Its InternalIP, and the gateway of its pods."""
+        return f"10.244.{self.number - 1}.1"
+
+    @property
+    def pods(self) -> str:
+        """The addresses of its pods."""
+        return f"10.244.{self.number - 1}.0/24"
+
+    @property
+    def folder(self) -> Path:
+        """Configuration files, /var/lib and /var/log of the node."""
+        return self.cluster.folder / self.name
+
+    @property
+    def cgroup(self) -> str:
+        """Path of the node's cgroup, below the cluster's."""
+        return f"{self.cluster.cgroup}/{self.name}"
+
+    def component(self, part: str) -> str:
+        """The name of one of NODE_COMPONENTS on this node."""
+        return component_of(part, self.number)
 
 
 def folder_of(name: str) -> Path:

@@ -14,7 +14,7 @@ from e2e.test_reload import STEP, ended, log, plugin, said_at, workers
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS, TORCHRUN_JOBS
 from torchrun_api.names import UP_TO_DATE
-from torchrun_cluster import node, state
+from torchrun_cluster import node
 from unit.runtime import git_server, http_server, s3_server, ssh_server
 
 PASSWORD = "planted-password"
@@ -236,10 +236,9 @@ def test_a_running_job_gets_pushed_commits(
 def test_git_over_ssh_in_a_sync_pod(space: Space, tmp_path: Path):
     if space.cluster.local is None:
         pytest.skip("only the local cluster has a network that a process of this machine can enter")
-    cluster = state.read(space.cluster.kubeconfig.parent.name)
-    assert cluster
-    inside = ["nsenter", "--target", str(node.anchor_pid(cluster)), "--net"]
-    with ssh_server.serving(tmp_path, state.NODE_ADDRESS, 2222, inside) as sshd:
+    first, *_ = space.cluster.local.nodes
+    inside = ["nsenter", "--target", str(node.anchor_pid(first)), "--net"]
+    with ssh_server.serving(tmp_path, first.address, 2222, inside) as sshd:
         git_server.commit(tmp_path / "train", {"src/code.txt": b"by ssh"})
         ssh_server.make_key(tmp_path / "wrong")
         login = {
@@ -250,7 +249,7 @@ def test_git_over_ssh_in_a_sync_pod(space: Space, tmp_path: Path):
         secret = {"secretRef": {"name": "deploy"}}
         space.apply(fetched("ssh", "by ssh", source="git", url=sshd.url, **secret))
         status = space.wait_reason("ssh", "HostKeyMismatch")
-        assert state.NODE_ADDRESS in status["message"]
+        assert first.address in status["message"]
         login["known_hosts"] = sshd.known_hosts().encode()
         space.apply(opaque("deploy", login))
         status = space.wait_reason("ssh", "AccessDenied")

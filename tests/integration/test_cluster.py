@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_cluster import ClusterError, LocalCluster, Size, places, processes
+from torchrun_cluster import ClusterError, LocalCluster, Size, packages, places, processes
+from torchrun_cluster.api import wait_until
+from torchrun_cluster.node import anchor_pid
 
 NAME = f"test-cluster-{os.getpid()}"
 
@@ -135,23 +139,29 @@ def test_an_interrupted_up_is_repaired_and_down_leaves_nothing() -> None:
     recovered.down()
 
 
-CLAIM_AND_POD = """
+CLAIM_AND_PODS = """
 apiVersion: v1
 kind: PersistentVolumeClaim
 metadata: {name: shared}
 spec: {accessModes: [ReadWriteMany], resources: {requests: {storage: 1Mi}}}
 ---
-apiVersion: v1
-kind: Pod
+apiVersion: apps/v1
+kind: DaemonSet
 metadata: {name: probe}
 spec:
-  containers:
-    - name: pause
-      image: localhost/torchrun-pause:latest
-      imagePullPolicy: Never
-      volumeMounts: [{name: shared, mountPath: /shared}]
-  volumes: [{name: shared, persistentVolumeClaim: {claimName: shared}}]
+  selector: &labels {matchLabels: {app: probe}}
+  template:
+    metadata: {labels: {app: probe}}
+    spec:
+      containers:
+        - name: pause
+          image: localhost/torchrun-pause:latest
+          imagePullPolicy: Never
+          volumeMounts: [{name: shared, mountPath: /shared}]
+      volumes: [{name: shared, persistentVolumeClaim: {claimName: shared}}]
 """
+NETWORK = (("ip", "-o", "address"), ("ip", "route"), ("iptables-save",))
+"""Commands that show addresses, routes and rules of a node where it has them."""
 
 
 def traces_on_the_host(name: str) -> list[str]:
@@ -162,15 +172,44 @@ def traces_on_the_host(name: str) -> list[str]:
     return found + [path for path in os.listdir("/run") if name in path]
 
 
-@pytest.mark.long  # every run of tests/e2e starts and stops such a node
+def network(*inside: str) -> list[bool]:
+    """For each command of NETWORK: whether it shows something of a node."""
+    environment = {**os.environ, "PATH": packages.SEARCH_PATH}
+    return [
+        "10.244." in subprocess.check_output([*inside, *command], env=environment, text=True)
+        for command in NETWORK
+    ]
+
+
+def namespaces() -> set[str]:
+    """The namespaces of all processes and of mounts on the host."""
+    found = set(re.findall(r"\w+:\[\d+\]", Path("/proc/self/mountinfo").read_text()))
+    for link in Path("/proc").glob("[0-9]*/ns/*"):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(link))
+    return found
+
+
+@pytest.fixture
+def keep() -> Iterator[contextlib.ExitStack]:
+    """What is open until the end of the test."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.long  # every run of tests/e2e starts and stops such a cluster
 @pytest.mark.skipif(os.geteuid() != 0, reason="a node needs root")
-def test_a_node_with_an_interrupted_up_runs_pods_and_leaves_nothing() -> None:
-    name = f"{NAME}-node"
+@pytest.mark.parametrize("count", [1, 3])
+def test_nodes_with_an_interrupted_up_run_pods_and_leave_nothing(
+    count: int, keep: contextlib.ExitStack
+) -> None:
+    name = f"{NAME}-nodes"
     folder = places.state_home() / name
-    node = LocalCluster(name=name)
+    node = LocalCluster(name=name, nodes=count)
+    up_command = ("up", "--name", name, "--nodes", str(count))
     try:
         with subprocess.Popen(
-            [sys.executable, "-m", "torchrun_cluster", "up", "--name", name],
+            [sys.executable, "-m", "torchrun_cluster", *up_command],
             env={**os.environ, "CLUSTER": "local", "PYTHONPATH": str(places.SOURCE)},
             stderr=subprocess.DEVNULL,
         ) as up:
@@ -181,11 +220,45 @@ def test_a_node_with_an_interrupted_up_runs_pods_and_leaves_nothing() -> None:
             finally:
                 up.kill()
         node.up()
-        node.kubectl("apply", "-f", "-", stdin=CLAIM_AND_POD)
-        node.kubectl("wait", "pod/probe", "--for=condition=Ready", "--timeout=50s")
+        node.kubectl("apply", "-f", "-", stdin=CLAIM_AND_PODS)
+        node.kubectl("rollout", "status", "daemonset/probe", "--timeout=50s")
         assert traces_on_the_host(name)
+        assert network() == [False] * len(NETWORK)
+        inside = [node.inside(one.name) for one in node.nodes]
+        assert [network(*command) for command in inside] == [[True] * len(NETWORK)] * count
+        files = [
+            Path(f"/proc/{anchor_pid(one)}/ns/{kind}")
+            for one in node.nodes
+            for kind in ("net", "mnt", "pid")
+        ]
+        own = {os.readlink(file) for file in files}
+        assert len(own) == 3 * count
+        assert own <= namespaces()
+        # The kernel gives the number of a removed namespace to the next one, unless it is open.
+        for file in files:
+            keep.enter_context(file.open("rb"))
     finally:
         node.down()
     assert not processes.of_cluster(folder)
     assert not folder.exists()
     assert traces_on_the_host(name) == []
+    # Init reaps the last process of each node a moment later.
+    wait_until(lambda: not own & namespaces(), "the end of the namespaces")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0, reason="a node needs root")
+def test_a_node_without_power_comes_back_with_its_pods() -> None:
+    with LocalCluster(name=f"{NAME}-power", nodes=2) as cluster:
+        cluster.kubectl("apply", "-f", "-", stdin=CLAIM_AND_PODS)
+        cluster.kubectl("rollout", "status", "daemonset/probe", "--timeout=50s")
+        cluster.power_off("node-2")
+        assert not cluster.is_running("kubelet@node-2")
+        assert cluster.is_running("kubelet")
+        LocalCluster(name=f"{NAME}-power", nodes=2).up()
+        pod = ("pod", "-l", "app=probe", "--field-selector=spec.nodeName=node-2")
+        restarted = "--for=jsonpath={.status.containerStatuses[0].restartCount}=1"
+        cluster.kubectl("wait", *pod, restarted, "--timeout=100s", timeout=120)
+        cluster.kubectl("wait", *pod, "--for=condition=Ready", "--timeout=50s")
+        with pytest.raises(ClusterError, match="control plane"):
+            cluster.power_off("node")

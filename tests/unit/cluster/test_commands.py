@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,11 @@ from torchrun_cluster.state import Ports, Size, Spec, State
 def cluster(size: Size, **extra: list[str]) -> State:
     arguments = {name.replace("_", "-"): flags for name, flags in extra.items()}
     return State(Spec("demo", size, extra_args=arguments), Ports(26443, 26444, 26445, 26446))
+
+
+def three_nodes(**extra: list[str]) -> State:
+    one = cluster(Size.NODE, **extra)
+    return replace(one, spec=replace(one.spec, nodes=3))
 
 
 def test_extra_arguments_come_last_so_that_they_win() -> None:
@@ -43,12 +49,28 @@ def test_a_node_has_the_usual_ports_in_its_own_namespace() -> None:
     assert "--kubelet-preferred-address-types=InternalIP" in line
 
 
-@pytest.mark.parametrize("size", Size)
-def test_every_component_has_a_command_line(size: Size) -> None:
-    state = cluster(size)
+def test_every_node_has_a_kubelet_of_its_own() -> None:
+    state = three_nodes(kubelet=["--v=4"])
+    lines = [components.command(state, node.component("kubelet"), {}) for node in state.nodes]
+    for (name, address), line in zip(
+        (("node", "10.244.0.1"), ("node-2", "10.244.1.1"), ("node-3", "10.244.2.1")),
+        lines,
+        strict=True,
+    ):
+        assert line[0] == "kubelet"
+        assert {f"--hostname-override={name}", f"--node-ip={address}"} <= set(line)
+        assert line[-1] == "--v=4"
+    files = [{word for word in line if "=/" in word} for line in lines]
+    assert not files[0] & files[1] | files[1] & files[2]
+    with pytest.raises(ClusterError, match="no node 'node-4'"):
+        components.command(state, "kubelet@node-4", {})
+
+
+@pytest.mark.parametrize("state", [*map(cluster, Size), three_nodes()])
+def test_every_component_has_a_command_line(state: State) -> None:
     added = [component for addon in addons.ADDONS.values() for component in addon.subjects]
     for component in (*state.spec.components, *added):
-        if component not in ("anchor", "forwarder"):
+        if component.partition("@")[0] not in ("anchor", "forwarder"):
             assert components.command(state, component, {})
     with pytest.raises(ClusterError, match="no component"):
         components.command(state, "kubeadm", {})

@@ -59,6 +59,24 @@ def test_names_with_path_separators_are_refused(name: str) -> None:
         Spec(name, Size.NODE)
 
 
+@pytest.mark.parametrize(
+    ("count", "size", "message"),
+    [(0, Size.NODE, "1 to 16"), (17, Size.NODE, "1 to 16"), (2, Size.CONTROL_PLANE, "no nodes")],
+)
+def test_a_wrong_number_of_nodes_is_refused(count: int, size: Size, message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
+        Spec("demo", size, nodes=count)
+
+
+def test_nodes_share_no_name_address_or_folder() -> None:
+    created = state.create(Spec("demo", Size.NODE, nodes=3))
+    assert state.read("demo") == created
+    for part in ("name", "address", "pods", "folder", "cgroup"):
+        assert len({getattr(node, part) for node in created.nodes}) == 3
+    assert len(set(created.components)) == len(created.components)
+    assert {"kubelet", "kubelet@node-2", "kubelet@node-3"} < set(created.components)
+
+
 def test_extra_arguments_for_an_unknown_component_are_refused() -> None:
     with pytest.raises(ClusterError, match="kubelet"):
         LocalCluster(size=Size.CONTROL_PLANE, extra_args={"kubelet": ["--v=4"]})
