@@ -121,8 +121,6 @@ class _TaintSelectors:
 
     def select(self, tolerations: tuple[JsonObject, ...], pod: dict[str, int]) -> dict[str, str]:
         """Return the labels for a job with these tolerations whose pods request this."""
-        if not self._taints:
-            return {}
         key = str(tolerations), tuple(pod)
         if key not in self._selectors:
             self._selectors[key] = node_rules.taint_selector(self._taints, tolerations, pod)
