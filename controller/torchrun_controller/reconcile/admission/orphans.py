@@ -41,8 +41,6 @@ def orphaned_workloads(
 
 def foreign_charge(uid: str, meta: ChildMeta) -> Charge | None:
     """Return the charge of an object of another job than this one."""
-    if not meta.annotations.charge:
-        return None
     charge = decode.read(meta.annotations.charge, Charge)
     return None if charge is None or charge.job in ("", uid) else charge
 
