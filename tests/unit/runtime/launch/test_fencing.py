@@ -1,14 +1,16 @@
 """The fence: a replaced gang kills its ranks, and the next gang waits until it has done so."""
 
+import errno
 import json
 import os
 import stat
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.launch import fencing
+from torchrun_runtime.launch import fencing, supervise
 from torchrun_runtime.launch.errors import LaunchError
 from torchrun_runtime.launch.fencing import FencingWatchdog, GangId, Worker, take_over
 from torchrun_runtime.launch.gate import pass_gate
@@ -120,6 +122,13 @@ def test_storage_without_an_answer_is_the_end(state: str, ends: Ends, harm: str)
     assert "The state directory" in ends.requests[0].message
 
 
+def test_storage_that_hangs_from_the_first_read_on_is_the_end(state: str, ends: Ends) -> None:
+    os.mkfifo(Path(state, "epoch"))
+    FencingWatchdog(state, OLD, ends, fence=0.3, poll=0.01, patience=0.05)
+    assert ends.called.wait(60)
+    assert "The state directory" in ends.requests[0].message
+
+
 def test_a_short_silence_is_not_the_end(state: str, ends: Ends) -> None:
     watchdog_of(state, OLD, ends, fence=HUGE)
     Path(state, "epoch").unlink()
@@ -149,6 +158,27 @@ def test_the_epoch_of_an_earlier_job_is_ignored(state: str) -> None:
     assert os.listdir(Path(state, "watchers")) == ["uid.1.0"], "and its registrations are removed"
 
 
+def test_only_the_registrations_of_older_gangs_are_removed(state: str) -> None:
+    begin(state, OLD, index="1")
+    later = Path(state, "watchers", "uid.3.0")
+    later.touch()
+    begin(state, NEW, index="1")
+    assert sorted(os.listdir(later.parent)) == ["uid.1.1", "uid.2.1", "uid.3.0"]
+    begin(state, NEW, index="0")
+    assert sorted(os.listdir(later.parent)) == ["uid.2.0", "uid.2.1", "uid.3.0"]
+
+
+def test_the_next_gang_may_register_as_another_user(state: str) -> None:
+    mask = os.umask(0)
+    try:
+        begin(state, OLD)
+    finally:
+        os.umask(mask)
+    folder = Path(state, "watchers")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
+    assert stat.S_IMODE((folder / "uid.1.0").stat().st_mode) == 0o666
+
+
 def test_a_worker_to_fence_must_have_registered_its_watchdog(state: str) -> None:
     begin(state, OLD, index="0")
     with pytest.raises(LaunchError) as caught:
@@ -160,7 +190,9 @@ def test_a_worker_to_fence_must_have_registered_its_watchdog(state: str) -> None
 
 def test_the_fence_is_waited_out_once(state: str, capfd: pytest.CaptureFixture[str]) -> None:
     begin(state, OLD, index="1")
-    begin(state, NEW, Worker(1, 1), wait=0.2)
+    began = time.monotonic()
+    begin(state, NEW, Worker(1, 1), wait=0.5)
+    assert time.monotonic() - began >= 0.5
     assert "until workers of older gangs are fenced" in capfd.readouterr().err
     begin(state, GangId("uid", 3), Worker(1, 1), wait=HUGE)
     assert "fenced" not in capfd.readouterr().err
@@ -213,6 +245,8 @@ def test_the_next_gang_waits_until_the_slowest_watch_has_ended_its_ranks() -> No
     assert (fencing.FENCE_SECONDS, fencing.WAIT_SECONDS) == (30.0, 45.0)
     slowest = fencing.FENCE_SECONDS + fencing._LOOK_SECONDS + fencing._NOTICE_SECONDS + 8.0
     assert slowest < fencing.WAIT_SECONDS
+    assert supervise._IDLE < fencing._NOTICE_SECONDS
+    assert fencing.POLL_SECONDS < fencing.FENCE_SECONDS / 2, "one failed read is not the end"
 
 
 def test_no_fence_without_storage(state: str) -> None:
@@ -248,6 +282,19 @@ def test_files_of_another_user_are_written_in_place(
 
     monkeypatch.setattr(os, "replace", refuse)
     fencing._write(state, "epoch", OLD)
+    assert fencing.read(state, "epoch") == OLD
+    assert os.listdir(state) == ["epoch"]
+
+
+def test_a_failed_write_leaves_the_old_content(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fencing._write(state, "epoch", OLD)
+
+    def fail(*_: str) -> None:
+        raise OSError(errno.EIO, "no answer")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="no answer"):
+        fencing._write(state, "epoch", NEW)
     assert fencing.read(state, "epoch") == OLD
     assert os.listdir(state) == ["epoch"]
 

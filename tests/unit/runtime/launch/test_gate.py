@@ -1,7 +1,13 @@
 """The start gate: no rank starts before the go-ahead of its attempt."""
 
+import threading
 from pathlib import Path
 
+import pytest
+
+from torchrun_runtime.launch.errors import LaunchError
+from torchrun_runtime.launch.fencing import Worker
+from torchrun_runtime.launch.gate import pass_gate, workers_in
 from unit.runtime.launching import Launcher
 
 
@@ -25,6 +31,26 @@ def test_no_rank_starts_before_the_gate_is_opened(launcher: Launcher, tmp_path: 
     result = launched.end()
     assert result.exit_code == 0
     assert 'start="2"' in result.out, "the command ran after the go-ahead"
+
+
+def test_the_gate_stays_closed_until_it_is_opened(tmp_path: Path) -> None:
+    file = tmp_path / "annotations"
+    passed: list[list[Worker]] = []
+    waiting = threading.Thread(target=lambda: passed.append(pass_gate(str(file), "2")), daemon=True)
+    waiting.start()
+    waiting.join(0.5)
+    assert waiting.is_alive()
+    annotations(file, **{"torchrun.ai/start": "2", "torchrun.ai/fence": "now 1:0"})
+    waiting.join(60)
+    assert passed == [[Worker(1, 0)]]
+
+
+@pytest.mark.parametrize("order", ["now 1", "now 1:x", "now x:1", "now 1:1-x"])
+def test_an_invalid_order_to_fence_starts_nothing(order: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        workers_in(order)
+    assert caught.value.reason == "Fenced"
+    assert repr(order.split()[1]) in caught.value.message
 
 
 def test_an_open_gate_is_passed_silently(launcher: Launcher, tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """How the launcher passes signals to ranks, their agent and a shell, and kills the rest."""
 
 import os
+import shutil
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 
-from unit.runtime.launching import Launcher, script
+from unit.runtime.launching import FOLDER, Launcher, script
 
 RANKS = """
     import os, signal, sys, time
@@ -221,6 +223,47 @@ def test_kills_ranks_after_their_grace_period(launcher: Launcher) -> None:
     launched.stop()
     assert launched.end().exit_code == 143
     assert time.monotonic() - began < 9, "well before the timeout of an agent"
+
+
+# Does not end when its ranks have ended.
+LASTING_AGENT = """
+    import os, signal, subprocess, sys
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    subprocess.Popen([sys.executable, "rank.py"], env=dict(os.environ, LOCAL_RANK="0")).wait()
+    os.write(1, b"agent stays\\n")
+    while True:
+        signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "lines"),
+    [
+        ("{python} {name}", []),
+        ("trap 'sleep 2; echo trapped' TERM; {python} {name}; echo after", ["trapped", "after"]),
+    ],
+    ids=["alone", "below a trap"],
+)
+def test_an_agent_that_outlives_its_ranks_is_killed(
+    launcher: Launcher, line: str, lines: "list[str]"
+) -> None:
+    """The trap of a shell runs to its end."""
+    folder = launcher.directory / "launch"
+    shutil.copytree(FOLDER, folder)
+    text = (folder / "supervise.py").read_text()
+    assert "_AGENT_SECONDS = 10.0" in text
+    (folder / "supervise.py").write_text(
+        text.replace("_AGENT_SECONDS = 10.0", "_AGENT_SECONDS = 0.5")
+    )
+    script(launcher.directory, RANKS, "rank.py")
+    name = script(launcher.directory, LASTING_AGENT, "agent.py")
+    command = line.format(python=launcher.python, name=name)
+    launched = replace(launcher, folder=folder).start(command, TORCHRUN_LAUNCHER="none")
+    assert launched.line() == "ready"
+    launched.stop()
+    result = launched.end()
+    assert result.out.splitlines() == ["saving 15", "agent stays", *lines]
+    assert (result.exit_code, result.message["reason"]) == (143, "Stopped")
 
 
 def test_leaves_no_process_behind_and_reaps_orphans(launcher: Launcher) -> None:
