@@ -115,6 +115,12 @@ async def test_a_dry_run_creates_nothing_on_the_server() -> None:
     assert request.body["metadata"]["resourceVersion"] == ABSENT
 
 
+@pytest.mark.parametrize("error", [Disconnected("reset"), refusal(503, "reset")])
+async def test_a_dry_run_without_an_answer_is_retried(error: Exception) -> None:
+    with pytest.raises(UnavailableError, match="reset"):
+        await Applier(Wire(error), Open()).dry_run(intent())
+
+
 async def test_a_write_is_no_dry_run() -> None:
     wire = Wire(answer())
     await Applier(wire, Open()).apply(intent())
