@@ -135,8 +135,14 @@ class TestInLine:
         assert status_update(world, pending=pending(position=801)) is None
         assert status_update(world, pending=pending(position=799)) is not None
         assert status_update(world, pending=pending(position=999, message="other")) is not None
-        deliver(world, pending=pending(position=21))
+        deliver(world, pending=pending(position=22))
+        assert status_update(world, pending=pending(position=21)) is None
         assert status_update(world, pending=pending(position=20)) is not None
+
+    def test_updates_are_written_in_the_order_of_their_effects(self):
+        """A quota is released before it is granted, and a nomination precedes its preemptions."""
+        order = ["RELEASE", "NOMINATE", "PREEMPT", "ADMIT", "QUEUES", "REPORT"]
+        assert [stage.name for stage in sorted(Stage)] == order
 
     def test_jobs_without_a_decision_have_no_status(self):
         assert status_update(submitted()) is None

@@ -2,11 +2,15 @@
 
 from datetime import timedelta
 
+import pytest
 from msgspec.structs import replace
 
 from admitting import QUOTA, running, submitted
 from torchrun_api.admission import Admission
+from torchrun_api.core import JobStatus
 from torchrun_api.kinds import PODS
+from torchrun_api.meta import Condition
+from torchrun_controller.reconcile.admission.classify import running_gang
 from torchrun_controller.reconcile.admission.model import (
     Grant,
     Preemption,
@@ -87,6 +91,36 @@ class TestHolding:
         assert deliver(world) is Stage.REPORT
         assert world.job.status.admission == Admission(nodes=2, queue="gpu", gpus=8, time=START)
 
+    @pytest.mark.parametrize(
+        ("nodes", "total", "gpus"), [(2, 16, 8), (1, 8, 8), (None, 8, 8), (1, None, 0)]
+    )
+    def test_the_gpus_of_an_unrecorded_charge_come_from_the_status(self, nodes, total, gpus):
+        world = running()
+        recorded = Admission(nodes=2, time=START)
+        status = replace(world.job.status, num_nodes=nodes, gpus=total, admission=recorded)
+        world.job = replace(world.job, status=status)
+        world.spec(num_nodes=None)
+        assert classify_world(world).workload.gpus == gpus
+
+    @pytest.mark.parametrize(
+        ("condition", "status", "nodes"),
+        [
+            ("Complete", "True", 0),
+            ("Failed", "True", 0),
+            ("Failed", "False", 2),
+            ("FailureTarget", "True", 2),
+        ],
+    )
+    def test_a_child_job_counts_until_it_is_finished(self, condition, status, nodes):
+        (child,) = running().gangs
+        conditions = (Condition(type=condition, status=status, reason="x"),)
+        child = replace(child, status=JobStatus(conditions=conditions))
+        assert running_gang((child,), (), frozenset()).nodes == nodes
+
+    def test_an_elastic_gang_of_its_full_size_has_nothing_to_release(self):
+        world = running(elastic={"minNodes": 1, "maxNodes": 4})
+        assert classify_world(world).workload.shrunk_to is None
+
     def test_a_suspension_releases_the_charge_when_nothing_runs(self):
         world = running()
         world.spec(suspend=True)
@@ -127,6 +161,12 @@ class TestHolding:
         found = classify_world(world)
         assert (found.takes_part, found.workload.admitted, found.workload.nodes) == (True, 2, 2)
         assert found.workload.priority == 0
+
+    def test_without_its_queue_and_a_charge_a_job_takes_no_part(self):
+        world = submitted({"weight": None})
+        world.queue = None
+        found = classify_world(world)
+        assert (found.takes_part, found.workload.admitted) == (False, 2)
 
     def test_running_jobs_of_a_queue_without_admission_use_nodes(self):
         world = submitted({"weight": None})

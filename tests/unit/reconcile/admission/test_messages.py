@@ -1,6 +1,11 @@
 """The message of a waiting workload."""
 
+from math import inf
+
+import pytest
+
 from queueing import NOW, admitted_workload, decide, nodes, queue, request
+from torchrun_controller.reconcile.admission import messages
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.model import ClusterState
 
@@ -39,3 +44,16 @@ def test_a_head_without_room_in_its_quota_promises_no_time_while_others_stop():
     status = decide(nodes(2), queues, *running, request("j", "a", 2)).pending["j"]
     assert status.reason == "InsufficientQuota"
     assert status.message.endswith("The quota of queue a has 8 GPUs of 16 GPUs left.")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, ""),
+        (1.0, " It starts by 2026-01-01T00:00Z at the latest."),
+        (60.0, " It starts by 2026-01-01T00:01Z at the latest."),
+        (inf, ""),
+    ],
+)
+def test_the_latest_start_is_a_time_to_come(seconds: float, text: str):
+    assert messages.describe_latest_start(NOW, seconds) == text

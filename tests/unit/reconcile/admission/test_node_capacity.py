@@ -54,6 +54,30 @@ def test_pods_on_deleted_or_unusable_nodes_use_no_other_nodes():
     assert placement(machines, running, request("j", "a")) == {"j": {"n1": 1}}
 
 
+def test_admitted_pods_are_placed_by_the_age_of_their_admission():
+    machines = (node("n0", 4), node("n1", 8), node("n2", 16))
+    running = [
+        admitted_workload("young", "a", 1, 8, admitted_for=10),
+        admitted_workload("old", "a", 2, 4, admitted_for=20),
+    ]
+    # The old job gets n0 and half of n1, so the young one gets half of n2.
+    for order in (running, running[::-1]):
+        found = placement(machines, *order, request("j", "a", 1, 8))
+        assert found == {"j": {"n2": 1}}
+        found = placement(machines, *order, request("j", "a", 3, 4))
+        assert found == {"j": {"n1": 1, "n2": 2}}
+
+
+def test_admitted_pods_without_room_wait_on_the_largest_node():
+    machines = (node("n0", 8), node("n1", 4))
+    running = [
+        admitted_workload("r", "a", 1, 4, placed={"n0": 1}, admitted_for=20),
+        admitted_workload("late", "a", 1, 8, admitted_for=10),
+    ]
+    asked = [request(f"j{i}", "a", 1, 4, age=9 - i) for i in range(2)]
+    assert placement(machines, *running, *asked) == {"j0": {"n1": 1}}
+
+
 def test_jobs_without_gpus_say_how_many_pods_fit():
     machine = replace(node("n0"), allocatable={"cpu": 1000})
     running = admitted_workload("r", "b", 1, 0, placed={"n0": 1})

@@ -39,6 +39,20 @@ def seen(node: core.Node) -> NodeCapacity:
     return node_rules.node_capacity(node, node_rules.find_taints([node]))
 
 
+def test_what_other_pods_use_is_subtracted():
+    overhead = node_rules.parse_overhead(" cpu=0.5, memory=1Ki,,pods=20 ")
+    assert overhead == {"cpu": 500, "memory": 1024, "pods": 20}
+    capacity = node_rules.node_capacity(a_node(), frozenset(), overhead)
+    assert capacity.allocatable == {"cpu": 1000, "memory": 0, "pods": 0}
+    assert node_rules.parse_overhead("") == {}
+
+
+@pytest.mark.parametrize("text", ["cpu", "=1", "cpu=", "cpu=many", "cpu=1,cpu=2"])
+def test_an_invalid_overhead_is_refused(text):
+    with pytest.raises(ValueError):  # noqa: PT011 only settings.py has a message
+        node_rules.parse_overhead(text)
+
+
 def test_amounts_in_whole_numbers():
     node = seen(a_node())
     assert node.allocatable == {"cpu": 1500, "memory": 1024, "pods": 10}
@@ -100,6 +114,14 @@ def test_taints_become_node_labels():
     (key,) = set(state.nodes[0].labels) - {"zone"}
     assert [node.labels[key] for node in state.nodes] == ["present", "absent"]
     assert [r.node_selector for r in state.workloads] == [{key: "absent"}, {key: "absent"}, {}]
+
+
+def test_each_taint_repels_the_jobs_that_do_not_tolerate_it():
+    nodes = (a_node("gpu", GPU_TAINT), a_node("team", TEAM_TAINT))
+    taints = node_rules.find_taints(nodes)
+    selector = node_rules.taint_selector(taints, ({"key": "team", "operator": "Exists"},), ())
+    labels = [node_rules.node_capacity(node, taints).labels for node in nodes]
+    assert [selector.items() <= each.items() for each in labels] == [False, True]
 
 
 def test_a_taint_of_a_requested_device_is_tolerated():

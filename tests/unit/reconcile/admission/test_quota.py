@@ -195,6 +195,12 @@ def test_a_queue_without_a_limit_neither_lends_nor_borrows():
     assert decisions.pending["a-2"].reason == "InsufficientQuota"
 
 
+def test_an_admitted_job_counts_as_running_once_it_runs():
+    workloads = [admitted_workload("r", "a", running=True), admitted_workload("s", "a")]
+    (summary,) = decide(nodes(4), [queue("a")], *workloads, request("j", "a")).queues
+    assert (summary.pending, summary.admitted, summary.running) == (0, 3, 1)
+
+
 def test_paused_queues_admit_nothing_with_a_reason():
     queues = [queue("a", 0), queue("b", paused_reason="its quota is no quantity: many GPUs")]
     decisions = decide(

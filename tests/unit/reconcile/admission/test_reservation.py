@@ -79,6 +79,39 @@ def test_a_reservation_holds_against_all_queues():
     )
 
 
+def test_a_reservation_holds_against_jobs_that_select_more_nodes():
+    machines = tuple(node(f"x{i}", labels={"zone": "x"}) for i in range(2))
+    running = admitted_workload("r", "d", placed={"x0": 1}, seconds_left=HOUR)
+    asked = [request("ax", "a", 2, node_selector={"zone": "x"}), request("any", "b")]
+    decisions = decide(machines, [queue("a", 9), queue("b"), queue("d")], running, *asked)
+    assert admitted(decisions) == []
+    assert decisions.pending["any"].reason == "WaitingForTurn"
+
+
+def test_a_preemption_frees_nodes_that_a_reservation_needed():
+    """The head of a reserves a part of x0, which a preempted job of two pods leaves as well."""
+    machines = (
+        node("x0", labels={"zone": "x"}),
+        node("x1", 4, labels={"zone": "x"}),
+        node("y0", labels={"zone": "y"}),
+    )
+    running = [
+        admitted_workload("preempted", "d", 2, 4, placed={"x0": 1, "y0": 1}),
+        admitted_workload("ends", "e", 1, 4, placed={"x1": 1}, seconds_left=HOUR),
+        admitted_workload("stays", "e", 1, 4, placed={"y0": 1}),
+    ]
+    asked = [
+        request("ax", "a", 2, 4, node_selector={"zone": "x"}),
+        request("urgent", "d", 1, 4, priority=1, node_selector={"zone": "y"}),
+        *(request(f"c{i}", "c", 1, 4, age=9 - i, node_selector={"zone": "x"}) for i in range(2)),
+    ]
+    queues = [queue("a", 9), queue("c"), queue("d", 3), queue("e")]
+    decisions = decide(machines, queues, *running, *asked)
+    assert [one.uid for one in decisions.preemptions] == ["preempted"]
+    assert admitted(decisions) == ["c0"]
+    assert "starts by 2026-01-01T01:00Z" in decisions.pending["ax"].message
+
+
 def test_separate_nodes_have_separate_reservations():
     machines = tuple(node(f"{zone}{i}", labels={"zone": zone}) for zone in "xy" for i in range(2))
     queues = [queue("a", 5), queue("b"), queue("d")]
