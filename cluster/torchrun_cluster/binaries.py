@@ -115,6 +115,12 @@ MODULES = (
         "github.com/ray-project/kuberay/ray-operator",
         {"kuberay-operator": "github.com/ray-project/kuberay/ray-operator"},
     ),
+    Module(
+        "jobset",
+        "sigs.k8s.io/jobset",
+        {"jobset": "sigs.k8s.io/jobset"},
+        "-X sigs.k8s.io/jobset/pkg/version.GitVersion={version}",
+    ),
     Module("pause", "", {"pause": "."}),
 )
 
