@@ -196,16 +196,19 @@ MINUTES ?= 60
 soak: $(VENV)/.ready programs ## Jobs arrive while controllers are killed, the API server restarts, watches break
 	PYTHONPATH=tests:cluster:bench $(BIN)/python -m soak --minutes $(MINUTES) $(SOAK)
 
-# make bench PART="burst churn" measures some parts, BENCH=--quick sees that they work; --help lists them.
-bench: $(BIN)/.controller programs ## The controller beside bare clients, in the same run
-	PYTHONPATH=bench:cluster $(BIN)/python -m torchrun_bench $(PART:%=--part %) $(BENCH)
+# make bench PART="shapes churn" measures some parts, ARGS=--quick sees that they work; --help lists them.
+bench: $(BIN)/.controller programs ## The controller beside bare clients and JobSet, in the same run
+	PYTHONPATH=bench:cluster $(BIN)/python -m torchrun_bench $(PART:%=--part %) $(ARGS)
+
+bench-page: $(VENV)/.ready ## The tables of docs/bench.md, from bench/results
+	PYTHONPATH=bench:cluster $(BIN)/python -m torchrun_bench.page
 
 admission-bench: $(VENV)/.ready ## What each mechanism of admission is worth, in a simulation; takes half an hour
-	PYTHONPATH=bench $(BIN)/python -m torchrun_bench.admission $(BENCH)
+	PYTHONPATH=bench $(BIN)/python -m torchrun_bench.admission $(ARGS)
 
-flames: $(BIN)/.controller programs ## Flame graphs of burst and churn, to docs/flames
+flames: $(BIN)/.controller programs ## Flame graphs of a burst of gangs of two nodes and of churn, to docs/flames
 	$(BIN)/pip install --quiet --group bench
-	PYTHONPATH=bench:cluster $(BIN)/python -m torchrun_bench --part flames
+	PYTHONPATH=bench:cluster $(BIN)/python -m torchrun_bench --part flames $(ARGS)
 
 cluster-up: ## A Kubernetes: CLUSTER=current, kind or local
 	$(CLUSTER_CLI) up
@@ -250,5 +253,5 @@ $(BIN)/.controller: $(VENV)/.ready
 
 .PHONY: demo test lint types walls docs unit test-of thorough programs integration ha e2e e2e-all recipes image sbom matrix monitoring venv \
 	format generate pictures run debug record replay hooks faults faults-pairs faults-time-travel faults-page faults-proxied mutants mutants-random \
-	hostile soak bench flames \
+	hostile soak bench bench-page flames \
 	cluster-up cluster-status cluster-down clean help

@@ -1,6 +1,6 @@
-"""Measures the controller beside a bare client, in the same run, on this machine.
+"""Measures the controller beside bare clients and JobSet, in the same run, on this machine.
 
-Every part prints its progress, then a table: the figures of the controller and of the bare client,
+Every part prints its progress, then a table: the figures of the controller and of another program,
 their ratio, and the target, if any. Only ratios of one run are meaningful, because a busy machine
 slows down both sides. The figures are stored as JSON under bench/results.
 """
@@ -13,12 +13,14 @@ from collections.abc import Callable
 
 import msgspec
 
+from torchrun_bench import page
+from torchrun_bench.competitors import versions
 from torchrun_bench.options import QUICK, Options
-from torchrun_bench.report import Row, save, say, table
+from torchrun_bench.report import Row, say, table
+from torchrun_bench.results import Results, save
 
 ABOUT = {
-    "latency": "one job at idle: TorchrunJob created to child Job created, p50 and p99",
-    "burst": "1,000 jobs at once: rate, CPU and requests for a job, peak memory",
+    "shapes": "gangs of 1 to 256 nodes, beside bare clients and JobSet: latency, burst, restart",
     "steady": "a minute with 1,000 and 10,000 running jobs and nothing to do: writes, CPU",
     "cold": "start with 10,000 jobs and 100,000 pods: time to synced, memory, writes",
     "churn": "100,000 pod events through watch, store and queue (needs no API server)",
@@ -40,11 +42,8 @@ def _measures() -> dict[str, Callable[[Options], list[Row]]]:
     from torchrun_bench.proof import planted
     from torchrun_bench.restarts import lives, restarts
     from torchrun_bench.standing import resume
-    from torchrun_bench.starts import burst, latency
 
     return {
-        "latency": latency,
-        "burst": burst,
         "churn": churn,
         "restart": restarts,
         "life": lives,
@@ -54,24 +53,31 @@ def _measures() -> dict[str, Callable[[Options], list[Row]]]:
     }
 
 
-def measure(parts: list[str], options: Options) -> list[Row]:
+def measure(parts: list[str], options: Options) -> Results:
     """Measure these parts in order."""
-    from torchrun_bench import standing
+    from torchrun_bench import shapes, standing
 
-    rows: list[Row] = []
+    results = Results()
     shared = [part for part in parts if part in STANDING]
     measures = _measures()
     for part in [part for part in parts if part not in STANDING]:
-        rows += _shown(part, measures[part](options))
+        if part == "shapes":
+            figures = shapes.measure(options)
+            results.turns, results.restarts = figures.turns, figures.restarts
+            results.versions = versions()
+            print(f"\n{page.shapes(results)}")
+            results.rows += _shown(part, shapes.rows(figures))
+        else:
+            results.rows += _shown(part, measures[part](options))
     if shared:
-        rows += _shown(" and ".join(shared), standing.parts(shared, options))
-    return rows
+        results.rows += _shown(", ".join(shared), standing.parts(shared, options))
+    return results
 
 
 def _shown(part: str, rows: list[Row]) -> list[Row]:
     if rows:
         print(f"\n{part}\n{table(rows)}\n", flush=True)
-    return rows
+    return [msgspec.structs.replace(row, part=part) for row in rows]
 
 
 def _options() -> tuple[list[str], Options, argparse.Namespace]:
@@ -81,8 +87,8 @@ def _options() -> tuple[list[str], Options, argparse.Namespace]:
         description=f"{__doc__}\nparts:\n{listed}",
         epilog="examples:\n"
         "  python -m torchrun_bench                               all but flames and planted\n"
-        "  python -m torchrun_bench --part burst --part latency   two of them\n"
-        "  python -m torchrun_bench --quick --part latency        does it work at all?\n"
+        "  python -m torchrun_bench --part shapes --part churn    two of them\n"
+        "  python -m torchrun_bench --quick --part shapes         does it work at all?\n"
         "  python -m torchrun_bench --set events=20000 --part churn\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -93,7 +99,7 @@ def _options() -> tuple[list[str], Options, argparse.Namespace]:
         action="append",
         default=[],
         metavar="SIZE=N",
-        help=f"another size: {', '.join(Options.__struct_fields__)} (scales: 100,1000)",
+        help=f"another size: {', '.join(Options.__struct_fields__)} (several: nodes=1,2)",
     )
     parser.add_argument(
         "--plant",
@@ -108,7 +114,7 @@ def _options() -> tuple[list[str], Options, argparse.Namespace]:
     overrides = dict(pair.split("=", 1) for pair in arguments.set)
     if unknown := set(overrides) - set(Options.__struct_fields__):
         parser.error(f"no size is called {', '.join(sorted(unknown))}")
-    sizes = {name: tuple(text.split(",")) if name == "scales" else text
+    sizes = {name: tuple(text.split(",")) if name in ("scales", "nodes") else text
              for name, text in overrides.items()}  # fmt: skip
     parameters = {**msgspec.structs.asdict(options), **sizes, "plant": arguments.plant}
     try:
@@ -125,12 +131,13 @@ def main() -> int:
         os.environ["TORCHRUN_BENCH_QUICK"] = "1"
     # SIGTERM stops the cluster, like any other end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    rows = measure(parts, options)
-    missed = [row.what for row in rows if not row.met]
+    results = measure(parts, options)
+    missed = [row.what for row in results.rows if not row.met]
     for what in missed:
         say(f"misses its target: {what}")
-    if rows and not (arguments.no_save or arguments.quick or arguments.plant):
-        say(f"kept in {save(rows, parts)}")
+    if results.rows and not (arguments.no_save or arguments.quick or arguments.plant):
+        say(f"kept in {save(results, parts)}")
+        page.main()
     return 1 if missed else 0
 
 

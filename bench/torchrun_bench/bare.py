@@ -4,6 +4,9 @@ It has no decisions, cache or retries: the minimum of a program in Python.
 
 Usage: python -m torchrun_bench.bare SERVER.json NAMESPACE PLAN.json MODE
 
+NAMESPACE is one namespace, or "" for all of them in the mode "follow". Writes use the transport of
+the controller (`http.Client`).
+
 follow   write for each job that is created from now on, and for each whose gang fails
 resume   list all jobs, write for those of the namespace that have no phase yet
 list     read what a controller lists, split it into lines, and end with the line "synced"
@@ -20,7 +23,7 @@ import uvloop
 
 from torchrun_api.json import JsonObject
 from torchrun_api.names import JOB_LABEL
-from torchrun_bench.http import APPLY, Server, events, read, send, watch
+from torchrun_bench.http import APPLY, JSON, Client, Server, events, read, watch
 
 WORKERS = 16
 JOBS = "/apis/torchrun.ai/v1alpha1"
@@ -47,27 +50,32 @@ class Write(msgspec.Struct, frozen=True):
     method: str = "PATCH"
 
 
+Stages: TypeAlias = list[list[Write]]  # the writes of a stage are sent at once
+
+
 class Writes(msgspec.Struct, frozen=True):
     """The writes for a new job, and for a job whose first worker has failed."""
 
-    created: list[Write] = []
-    failed: list[Write] = []
+    created: Stages = []
+    failed: Stages = []
 
 
-Todo: TypeAlias = "asyncio.Queue[tuple[JsonObject, list[Write]]]"  # metadata of the job
+Todo: TypeAlias = "asyncio.Queue[tuple[JsonObject, Stages]]"  # metadata of the job
 
 
 async def follow(server: Server, namespace: str, writes: Writes) -> None:
-    """Watch the jobs of one namespace and write for each, WORKERS at a time."""
+    """Watch the jobs of one or all namespaces and write for each, WORKERS at a time."""
     # The API server drops a watcher that reads too slowly, so reading never waits for writing.
     todo: Todo = asyncio.Queue()
     objects: dict[str, JsonObject] = {}
+    client = Client(server)
     async with server.session() as session, asyncio.TaskGroup() as tasks:
         for _ in range(WORKERS):
-            tasks.create_task(_work(session, namespace, todo))
+            tasks.create_task(_work(client, todo))
         if writes.failed:
             tasks.create_task(_follow_pods(session, namespace, objects, todo, writes.failed))
-        jobs = f"{JOBS}/namespaces/{namespace}/torchrunjobs"
+        scope = f"/namespaces/{namespace}" if namespace else ""
+        jobs = f"{JOBS}{scope}/torchrunjobs"
         async for job in watch(session, jobs, lambda: print("ready", flush=True)):
             metadata = job["metadata"]
             assert isinstance(metadata, dict)
@@ -80,7 +88,7 @@ async def _follow_pods(
     namespace: str,
     objects: dict[str, JsonObject],
     todo: Todo,
-    writes: list[Write],
+    writes: Stages,
 ) -> None:
     path = f"/api/v1/namespaces/{namespace}/pods"
     async for kind, pod in events(session, path):
@@ -95,15 +103,14 @@ async def _follow_pods(
                 todo.put_nowait((job, writes))
 
 
-async def resume(server: Server, namespace: str, writes: list[Write]) -> None:
+async def resume(server: Server, namespace: str, writes: Stages) -> None:
     """Write for waiting jobs."""
-    async with server.session() as session:
-        async with session.get(f"{JOBS}/torchrunjobs") as answer:
-            listed = msgspec.json.decode(await answer.read())
-        for job in listed["items"]:
-            metadata = job["metadata"]
-            if metadata["namespace"] == namespace and not job.get("status"):
-                await _write(session, namespace, metadata, writes)
+    client = Client(server)
+    listed = msgspec.json.decode(await client.send("GET", f"{JOBS}/torchrunjobs"))
+    for job in listed["items"]:
+        metadata = job["metadata"]
+        if metadata["namespace"] == namespace and not job.get("status"):
+            await _write(client, metadata, writes)
 
 
 async def read_all(server: Server, namespace: str) -> None:
@@ -133,26 +140,26 @@ async def _read_list(session: aiohttp.ClientSession, path: str, selector: dict[s
     raise RuntimeError(f"the list of {path} breaks off")
 
 
-async def _work(
-    session: aiohttp.ClientSession,
-    namespace: str,
-    todo: Todo,
-) -> None:
+async def _work(client: Client, todo: Todo) -> None:
     while True:
         metadata, writes = await todo.get()
-        await _write(session, namespace, metadata, writes)
+        await _write(client, metadata, writes)
 
 
-async def _write(
-    session: aiohttp.ClientSession, namespace: str, metadata: JsonObject, writes: list[Write]
-) -> None:
-    name = str(metadata["name"])
-    for write in writes:
-        body = bytes(write.body).replace(UID, str(metadata["uid"]).encode())
-        body = body.replace(NAMESPACE, namespace.encode()).replace(NAME, name.encode())
-        path = write.path.format(namespace=namespace, name=name)
-        kind = APPLY if write.method == "PATCH" else "application/json"
-        await send(session, write.method, path, body, kind)
+async def _write(client: Client, metadata: JsonObject, writes: Stages) -> None:
+    for stage in writes:
+        if len(stage) == 1:  # without the cost of a task
+            await _send(client, metadata, stage[0])
+        else:
+            await asyncio.gather(*(_send(client, metadata, write) for write in stage))
+
+
+async def _send(client: Client, metadata: JsonObject, write: Write) -> None:
+    name, namespace = str(metadata["name"]), str(metadata["namespace"])
+    body = bytes(write.body).replace(UID, str(metadata["uid"]).encode())
+    body = body.replace(NAMESPACE, namespace.encode()).replace(NAME, name.encode())
+    path = write.path.format(namespace=namespace, name=name)
+    await client.send(write.method, path, body, APPLY if write.method == "PATCH" else JSON)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from torchrun_api.json import JsonObject
+from torchrun_bench.bodies import torchrun_queue
 from torchrun_bench.http import Server
 from torchrun_bench.processes import CONTROLLER_NAMESPACE, NAMESPACES
 from torchrun_bench.report import say
 from torchrun_cluster import LocalCluster, Size
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-QUEUE: JsonObject = {"image": "bench/none", "nodeResources": {"cpus": 1, "memory": "1Gi"}}
 
 
 def name_of(part: str) -> str:
@@ -50,12 +49,7 @@ def prepare(on: LocalCluster) -> Server:
     on.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
     for namespace in NAMESPACES:
         on.kubectl("create", "namespace", namespace)
-    queue = {
-        "apiVersion": "torchrun.ai/v1alpha1",
-        "kind": "TorchrunQueue",
-        "metadata": {"name": "bench", "namespace": CONTROLLER_NAMESPACE},
-        "spec": QUEUE,
-    }
+    queue = torchrun_queue(CONTROLLER_NAMESPACE)
     on.kubectl("apply", "-f", "-", stdin=msgspec.json.encode(queue).decode())
     return Server(
         url=on.server,

@@ -51,6 +51,12 @@ class Etcd:
             count += len(batch)
         return count
 
+    def delete(self, prefix: str) -> None:
+        """Delete the keys with this prefix."""
+        key = prefix.encode()
+        end = key[:-1] + bytes([key[-1] + 1])
+        self._call("deleterange", {"key": _coded(key), "range_end": _coded(end)})
+
     def close(self) -> None:
         """Close the connection."""
         self._client.close()

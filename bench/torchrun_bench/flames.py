@@ -5,6 +5,7 @@ half a percent. Widths are shares of the samples, a frame is above its caller, a
 its full name.
 """
 
+import asyncio
 import contextlib
 import html
 import subprocess
@@ -14,10 +15,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import uvloop
+
+from torchrun_bench.competitors import CONTROLLER, Site
+from torchrun_bench.http import Client
 from torchrun_bench.options import Options
-from torchrun_bench.processes import PYTHON, compiled_environment
+from torchrun_bench.processes import PYTHON, compiled_environment, settled
 from torchrun_bench.report import Row, say
-from torchrun_bench.starts import Follow, run, sides
+from torchrun_bench.shapes import TARGET_NODES, site
+from torchrun_bench.turns import WARM_UP, Load, watched
 
 PICTURES = Path(__file__).resolve().parent.parent.parent / "docs" / "flames"
 WIDTH, HEIGHT = 1200, 16  # width of the picture, height of a frame
@@ -149,16 +155,8 @@ def _keep(collapsed: str, name: str, title: str) -> None:
 
 def flames(options: Options) -> list[Row]:
     """Part 8: pictures of the burst and of the churn. No figures."""
-    with sides("flames", options) as on:
-
-        async def burst(follow: Follow) -> list[Row]:
-            await follow.controller.burst("warm", options.burst // 10)
-            title = f"burst of {options.burst} jobs: the controller's CPU"
-            with recording(on.controller, "burst", title):
-                await follow.controller.burst("flames", options.burst)
-            return []
-
-        run(on, burst)
+    with site("flames", options.teams) as on:
+        uvloop.run(_burst(on, options))
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "raw"
         churn = ["-m", "torchrun_bench.churn", "controller", str(options.events), "0"]
@@ -176,3 +174,19 @@ def flames(options: Options) -> list[Row]:
         ]
         _keep("".join(fed), "churn", f"churn of {options.events} pod events")
     return []
+
+
+async def _burst(on: Site, options: Options) -> None:
+    """Record the controller during a burst of gangs, until it is at rest."""
+    client = Client(on.server)
+    async with watched(on) as children:
+        load = Load(client, children, CONTROLLER, TARGET_NODES, options.teams)
+        with CONTROLLER.start(on, TARGET_NODES) as process:
+            await asyncio.to_thread(process.until_ready)
+            await load.burst("warm", WARM_UP)
+            await asyncio.to_thread(settled, process.pid)
+            title = f"burst of {options.burst} jobs of {TARGET_NODES} nodes: the controller's CPU"
+            with recording(process.pid, "burst", title):
+                await load.burst("flames", options.burst)
+                await asyncio.to_thread(settled, process.pid)
+    client.close()

@@ -1,7 +1,12 @@
-"""A plain HTTP client of the API server, shared by the load and the bare client."""
+"""HTTP clients of the API server, shared by the load and the bare clients.
+
+`Client` sends short requests over the transport of the controller. Watches use aiohttp, like those
+of the controller.
+"""
 
 import asyncio
 import ssl
+import urllib.parse
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +15,11 @@ import aiohttp
 import msgspec
 
 from torchrun_api.json import JsonObject
+from torchrun_controller.client.credentials import Endpoint
+from torchrun_controller.client.http1 import encode_request
+from torchrun_controller.client.pool import Pool
 
+JSON = "application/json"
 APPLY = "application/apply-patch+yaml"
 
 
@@ -22,16 +31,45 @@ class Server(msgspec.Struct, frozen=True):
     certificate: str
     key: str
 
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[aiohttp.ClientSession]:
-        """A session without limits on connections."""
+    def tls(self) -> ssl.SSLContext:
+        """The CA and the client certificate."""
         context = ssl.create_default_context(cafile=self.ca_file)
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         context.load_cert_chain(self.certificate, self.key)
-        connector = aiohttp.TCPConnector(ssl=context, limit=0)
+        return context
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[aiohttp.ClientSession]:
+        """A session without limits on connections."""
+        connector = aiohttp.TCPConnector(ssl=self.tls(), limit=0)
         timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(self.url, connector=connector, timeout=timeout) as made:
             yield made
+
+
+class Client:
+    """Short requests over the transport of the controller: httptools and its pool."""
+
+    def __init__(self, server: Server) -> None:
+        self._endpoint = Endpoint(server.url, server.tls())
+        self._headers = {"Host": urllib.parse.urlsplit(server.url).netloc, "Accept": JSON}
+        self._pool = Pool()
+
+    async def send(
+        self, method: str, target: str, body: bytes = b"", content_type: str = JSON
+    ) -> bytes:
+        """Send one request. Raises RuntimeError with the server's message if it is refused."""
+        headers = self._headers | {"Content-Type": content_type}
+        request = encode_request(method, target, headers, body or None)
+        response = await self._pool.exchange(self._endpoint, request, 60.0)
+        if response.status >= 300:
+            text = response.body.decode()[:500]
+            raise RuntimeError(f"{method} {target}: {response.status} {text}")
+        return response.body
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.close()
 
 
 async def send(

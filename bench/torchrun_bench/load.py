@@ -1,4 +1,4 @@
-"""The load: creates jobs and measures when their child Jobs appear."""
+"""Jobs one by one in one namespace, and when their child Jobs appear."""
 
 import asyncio
 import time
@@ -6,27 +6,17 @@ import time
 import aiohttp
 import msgspec
 
-from torchrun_api.json import JsonObject
+from torchrun_bench.bodies import torchrun_job
 from torchrun_bench.http import send, watch
 
-CREATORS = 32
-MOST_SECONDS = 300  # for a burst of any size
-
-
-def job(name: str, nodes: int = 1) -> JsonObject:
-    """A job without a workspace, in a queue with small requests."""
-    return {
-        "apiVersion": "torchrun.ai/v1alpha1",
-        "kind": "TorchrunJob",
-        "metadata": {"name": name},
-        "spec": {"jobQueue": "bench", "numNodes": nodes, "command": "python train.py"},
-    }
+MOST_SECONDS = 300
+WARM_UP = 5
 
 
 async def create(session: aiohttp.ClientSession, namespace: str, name: str, nodes: int = 1) -> None:
     """POST a job."""
     path = f"/apis/torchrun.ai/v1alpha1/namespaces/{namespace}/torchrunjobs"
-    body = msgspec.json.encode(job(name, nodes))
+    body = msgspec.json.encode(torchrun_job(name, nodes))
     await send(session, "POST", path, body, "application/json")
 
 
@@ -65,22 +55,22 @@ class Watched:
         await create(self._session, self._namespace, name)
         return await self.seen(name) - started
 
-    async def burst(self, prefix: str, jobs: int) -> float:
-        """Create many jobs at once. Returns the seconds until the last child Job was seen."""
-        names = [f"{prefix}-{number}" for number in range(jobs)]
-        slots = asyncio.Semaphore(CREATORS)
-
-        async def one(name: str) -> None:
-            async with slots:
-                await create(self._session, self._namespace, name)
-
-        started = time.monotonic()
-        async with asyncio.TaskGroup() as tasks:
-            for name in names:
-                tasks.create_task(one(name))
-        return max([await self.seen(name) for name in names]) - started
-
     def _future(self, name: str) -> asyncio.Future[float]:
         if name not in self._seen:
             self._seen[name] = asyncio.get_running_loop().create_future()
         return self._seen[name]
+
+
+async def in_turn(
+    left: Watched, right: Watched, prefix: str, jobs: int
+) -> tuple[list[float], list[float]]:
+    """Milliseconds of each job of both sides, after some warm-up jobs."""
+    ours: list[float] = []
+    floor: list[float] = []
+    for number in range(-WARM_UP, jobs):
+        first = await left.run(f"{prefix}-{number + WARM_UP}") * 1000
+        second = await right.run(f"{prefix}-{number + WARM_UP}") * 1000
+        if number >= 0:
+            ours.append(first)
+            floor.append(second)
+    return ours, floor

@@ -6,9 +6,11 @@ import msgspec
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of a run. The defaults are those of the published figures."""
 
-    jobs: int = 200  # one at a time
-    burst: int = 1000
-    rounds: int = 3  # bursts of each side
+    nodes: tuple[int, ...] = (1, 2, 8, 256)  # of each job
+    teams: int = 20  # namespaces
+    idle: int = 100  # jobs, one every 50 ms
+    burst: int = 1000  # jobs; a quarter of them with 256 nodes
+    rounds: int = 3  # turns of each competitor
     restarts: int = 100  # gangs
     lives: int = 50  # jobs from creation to success
     scales: tuple[int, ...] = (100, 1000, 10_000)  # jobs in the cluster
@@ -21,7 +23,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 QUICK = Options(
-    jobs=10,
+    nodes=(1, 2),
+    teams=3,
+    idle=10,
     burst=40,
     rounds=1,
     restarts=2,

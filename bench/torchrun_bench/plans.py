@@ -7,9 +7,9 @@ import msgspec
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS, TORCHRUN_JOBS
 from torchrun_api.queue import TorchrunQueue
+from torchrun_bench import bodies
 from torchrun_bench.bare import NAME, NAMESPACE, UID, Write, Writes
-from torchrun_bench.control_plane import QUEUE
-from torchrun_bench.load import job
+from torchrun_bench.bodies import QUEUE, torchrun_job
 from torchrun_controller.reconcile import Defaults, Observed, Plan, reconcile
 
 _HERE = "{namespace}", "{name}"
@@ -18,7 +18,7 @@ _AS_BARE = "?fieldManager=bare"
 
 def decided(nodes: int = 1) -> Plan:
     """The Plan of reconcile for a new job."""
-    body = job(NAME.decode(), nodes)
+    body = torchrun_job(NAME.decode(), nodes)
     metadata = {"name": NAME.decode(), "namespace": NAMESPACE.decode(), "uid": UID.decode()}
     new = msgspec.convert({**body, "metadata": metadata}, TORCHRUN_JOBS.type)
     queue = msgspec.convert({"spec": QUEUE}, TorchrunQueue)
@@ -27,7 +27,7 @@ def decided(nodes: int = 1) -> Plan:
 
 
 def same_writes(nodes: int = 1) -> bytes:
-    """The server-side applies of the controller: children and status.
+    """The server-side applies of the controller: children at once, then the status.
 
     For a failed gang: the status, the deletion of the old Job, and the Job of the next attempt.
     """
@@ -48,14 +48,14 @@ def same_writes(nodes: int = 1) -> bytes:
     ]
     delete = Write(JOBS.path(*_HERE), _raw({"propagationPolicy": "Background"}), "DELETE")
     following = Write(JOBS.path(_HERE[0], f"{_HERE[1]}-r1") + _AS_BARE, _raw(_next(plan)))
-    return msgspec.json.encode(Writes([*applies, status], [status, delete, following]))
+    return msgspec.json.encode(Writes([applies, [status]], [[status], [delete], [following]]))
 
 
-def only_the_job() -> bytes:
-    """Only the child Job, by POST: the minimum of any client."""
-    body = _job(decided())
+def only_the_job(nodes: int = 1) -> bytes:
+    """Only a plain Job, by POST: the minimum of any client."""
+    body = bodies.plain_job(NAME.decode(), NAMESPACE.decode(), UID.decode(), nodes)
     write = Write(JOBS.path(_HERE[0]) + "?fieldManager=post", _raw(body), "POST")
-    return msgspec.json.encode(Writes([write]))
+    return msgspec.json.encode(Writes([[write]]))
 
 
 def _job(plan: Plan) -> JsonObject:

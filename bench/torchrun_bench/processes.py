@@ -119,21 +119,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def controller_command(
-    kubeconfig: Path, port: int, *, plant: float = 0.0, options: Sequence[str] = ()
-) -> list[str]:
-    """The command of the controller without leader election. `plant`: see `planted.py`."""
+def controller_command(kubeconfig: Path, port: int, *, plant: float = 0.0) -> list[str]:
+    """The command of the controller for all namespaces, without leader election.
+
+    The other settings are the defaults, with the log level `info`. `plant`: see `planted.py`.
+    """
     module = ["torchrun_bench.planted", str(plant)] if plant else ["torchrun_controller"]
     return [
         PYTHON, "-m", *module,
         "--kubeconfig", str(kubeconfig),
-        "--namespaces", CONTROLLER_NAMESPACE,
         "--runtime-image", "bench/none",
         "--leader-election", "false",
         "--listen-address", "127.0.0.1",
         "--listen-port", str(port),
-        "--log-level", "warning",
-        *options,
     ]  # fmt: skip
 
 
@@ -143,8 +141,8 @@ def controller(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run the controller until the end of the block."""
     _compiled()
-    command = controller_command(kubeconfig, port, plant=plant, options=options)
-    with running(command) as process:
+    command = [*controller_command(kubeconfig, port, plant=plant), *options]
+    with tempfile.TemporaryFile() as log, running(command, log.fileno(), log.fileno()) as process:
         yield process
 
 
@@ -200,9 +198,12 @@ def compiled_environment() -> dict[str, str]:
 
 
 @contextmanager
-def running(command: list[str], stdout: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    command: list[str], stdout: int | None = None, stderr: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a process until the end of the block. Raises RuntimeError if it ends by itself."""
-    process = subprocess.Popen(command, stdout=stdout, env=compiled_environment())
+    environment = compiled_environment()
+    process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environment)
     try:
         yield process
         if process.poll() not in (None, 0):
@@ -215,7 +216,7 @@ def running(command: list[str], stdout: int | None = None) -> Iterator[subproces
 
 
 def is_ready(port: int) -> bool:
-    """Whether the controller on this port is ready, so its caches are filled."""
+    """Whether the controller or JobSet on this port is ready."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
             return bool(answer.status == 200)
@@ -224,7 +225,7 @@ def is_ready(port: int) -> bool:
 
 
 def until_ready(port: int, seconds: float = 300) -> None:
-    """Wait until a check succeeds. Raises RuntimeError after a timeout."""
+    """Wait until it is ready. Raises RuntimeError after a timeout."""
     end = time.monotonic() + seconds
     while not is_ready(port):
         if time.monotonic() > end:

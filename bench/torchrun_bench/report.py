@@ -1,11 +1,9 @@
 """Figures of a run: tables for people, JSON for comparisons."""
 
-import json
 import math
 import os
 import platform
 import statistics
-import subprocess
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +14,7 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One figure of both sides, with the ratio and its target."""
+    """One figure of the controller and of another program, with the ratio and its target."""
 
     what: str
     unit: str
@@ -25,6 +23,7 @@ class Row(msgspec.Struct, frozen=True):
     ratio: float | None
     target: str
     met: bool
+    part: str = ""
 
 
 def row(
@@ -34,14 +33,16 @@ def row(
     bare: float | None = None,
     *,
     ratio: tuple[str, float] | None = None,
+    of: float | None = None,
     most: float | None = None,
     least: float | None = None,
 ) -> Row:
     """A figure with at most one target: `ratio` ("<=" or ">=", bound), or `most`, or `least`.
 
-    A smoke run (see `is_smoke`) has no targets, because its sizes are too small.
+    `of` is the ratio, if it is not that of the two figures. A smoke run (see `is_smoke`) has no
+    targets, because its sizes are too small.
     """
-    of = None if not bare else ours / bare
+    of = of if of is not None or not bare else ours / bare
     target, met = "", True
     if is_smoke():
         pass
@@ -84,7 +85,7 @@ def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
 def table(rows: Sequence[Row]) -> str:
     """A markdown table."""
     lines = [
-        "| what | unit | controller | bare client | ratio | target | met |",
+        "| what | unit | controller | other | ratio | target | met |",
         "|---|---|---|---|---|---|---|",
     ]
     for each in rows:
@@ -105,24 +106,3 @@ def machine() -> str:
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cores = len(os.sched_getaffinity(0))
     return f"{names[0] if names else platform.machine()}, {cores} cores, {gib:.0f} GiB"
-
-
-def save(rows: Sequence[Row], parts: Sequence[str]) -> Path:
-    """Store the figures with their commit and machine."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    now = datetime.now(UTC)
-    path = RESULTS / f"{now:%Y%m%d-%H%M%S}.json"
-    RESULTS.mkdir(exist_ok=True)
-    about = {
-        "time": now.isoformat(timespec="seconds"),
-        "commit": commit,
-        "parts": list(parts),
-        "python": platform.python_version(),
-        "machine": machine(),
-        "load": [round(load, 1) for load in os.getloadavg()],
-        "rows": [msgspec.to_builtins(each) for each in rows],
-    }
-    path.write_text(json.dumps(about, indent=1) + "\n")
-    return path

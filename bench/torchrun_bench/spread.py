@@ -25,23 +25,23 @@ def table(runs: list[list[Row]]) -> str:
         for row in rows:
             by_what.setdefault(row.what, []).append(row)
     lines = [
-        "| what | runs | controller | bare client | ratio | target | met |",
+        "| what | runs | controller | other | ratio | target | met |",
         "|---|---|---|---|---|---|---|",
     ]
     for what, rows in by_what.items():
         unit = f" {rows[0].unit}" if rows[0].unit else ""
-        ours = _spread([row.controller for row in rows]) + unit
+        ours = spread([row.controller for row in rows]) + unit
         bares = [row.bare for row in rows if row.bare is not None]
         ratios = [row.ratio for row in rows if row.ratio is not None]
-        bare = _spread(bares) + unit if bares else ""
-        ratio = _spread(ratios) if ratios else ""
+        bare = spread(bares) + unit if bares else ""
+        ratio = spread(ratios) if ratios else ""
         target = rows[-1].target
         met = f"{sum(row.met for row in rows)} of {len(rows)}" if target else ""
         lines.append(f"| {what} | {len(rows)} | {ours} | {bare} | {ratio} | {target} | {met} |")
     return "\n".join(lines)
 
 
-def _spread(values: list[float]) -> str:
+def spread(values: list[float]) -> str:
     """The median, and minimum and maximum if they differ."""
     middle, least, most = statistics.median(values), min(values), max(values)
     if _short(least) == _short(most):

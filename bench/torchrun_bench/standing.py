@@ -15,7 +15,7 @@ import uvloop
 
 from torchrun_bench import plans
 from torchrun_bench.crowd import Crowd, crowd
-from torchrun_bench.load import Watched, create
+from torchrun_bench.load import Watched, create, in_turn
 from torchrun_bench.options import Options
 from torchrun_bench.processes import (
     BARE_NAMESPACE,
@@ -30,7 +30,6 @@ from torchrun_bench.processes import (
     wait_for_word,
 )
 from torchrun_bench.report import Row, exponent, percentile, row, say
-from torchrun_bench.starts import in_turn
 
 # The factor of n log n from a tenth of a full run (130,000 objects) to the whole, plus a reserve
 # for the noise of a shared machine.
