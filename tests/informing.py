@@ -18,8 +18,8 @@ from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.watch import Timings
 
 LIST = "sendInitialEvents"
-# The timeout of one test. A passing test never waits this long.
-PATIENCE = 10.0
+# The timeout of one wait, in seconds. A passing test never waits this long.
+PATIENCE = 120.0
 
 Step = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 

@@ -5,13 +5,13 @@ import socket
 from contextlib import suppress
 
 
-def free_port() -> int:
-    """A free port that the kernel does not assign to connections.
+def free_port(host: str = "127.0.0.1") -> int:
+    """A free port of an address that the kernel does not assign to connections.
 
     The kernel assigns ports from 32768 on, so one of those could be taken before the program binds it.
     """
     for port in random.sample(range(10_000, 30_000), 100):
         with socket.socket() as listener, suppress(OSError):
-            listener.bind(("127.0.0.1", port))
+            listener.bind((host, port))
             return port
     raise AssertionError("100 ports are in use")

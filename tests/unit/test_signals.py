@@ -52,7 +52,7 @@ with asyncio.Runner(loop_factory=loop) as runner:
 
 def may_unshare() -> bool:
     try:
-        answer = subprocess.run([*AS_PID_1, "true"], capture_output=True, check=False, timeout=10)
+        answer = subprocess.run([*AS_PID_1, "true"], capture_output=True, check=False, timeout=60)
     except FileNotFoundError:
         return False
     return answer.returncode == 0

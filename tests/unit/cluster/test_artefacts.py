@@ -84,5 +84,5 @@ def test_a_lock_excludes_and_survives_the_deletion_of_its_folder(tmp_path: Path)
         assert waiting.wait(60)
         order.append("first")
         folder.rmdir()
-    thread.join(5)
+    thread.join(120)
     assert order == ["first", "second"]

@@ -90,7 +90,9 @@ def test_end_stops_one_component_and_its_marked_children(owner: Path) -> None:
     sleeper = "import signal; print('up', flush=True); signal.pause()"
     processes.start(owner, "shim", [sys.executable, "-c", child, sleeper], owner / "shim.log")
     start_sleeper(owner, "etcd")
-    processes.end(owner, "shim", signal.SIGTERM, timeout=1)
+    while "up" not in processes.tail(owner / "shim.log"):
+        os.sched_yield()
+    processes.end(owner, "shim", signal.SIGTERM, timeout=60)
     assert [process.component for process in processes.of_cluster(owner)] == ["etcd"]
 
 
@@ -144,10 +146,12 @@ def test_a_failing_entry_command_is_an_error(owner: Path) -> None:
 def test_a_component_has_ended_if_it_is_missing_for_the_time_of_an_exec(
     owner: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "EXEC_SECONDS", 0.3)
+    monkeypatch.setattr(processes, "EXEC_SECONDS", 1000.0)
     check = processes.alive_check(owner, ["sleeper"], lambda name: owner / f"{name}.log")
     check()  # looks as if it has not started yet
-    processes.start(owner, "sleeper", ["sleep", "60"], owner / "sleeper.log")
+    start_sleeper(owner, "sleeper")
+    check()
+    monkeypatch.setattr(processes, "EXEC_SECONDS", 0.3)
     end = time.monotonic() + 0.6
     while time.monotonic() < end:
         check()

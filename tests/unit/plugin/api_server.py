@@ -167,7 +167,8 @@ class ApiServer:
                 if event["type"] == "ERROR" or (isinstance(seen, dict) and chosen(seen)):
                     await response.write(json.dumps(event).encode() + b"\n")
         finally:
-            self._watchers.remove((plural, queue))
+            with self._lock:  # another thread may be sending to all
+                self._watchers.remove((plural, queue))
         return response
 
     async def _get(self, request: web.Request) -> web.Response:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -13,15 +12,9 @@ from random import Random
 import aiohttp
 from aiohttp import web
 
+from ports import free_port
+
 PREFIX = "/api/v1/namespaces/ns/pods/job-sync-0:8080/proxy"
-
-
-def free_port() -> int:
-    """A port without a listener."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 class SyncPod:
@@ -55,7 +48,7 @@ class SyncPod:
         """Start it, and wait until it listens."""
         self.spawn()
         assert self._process is not None
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while self._process.poll() is None:
                 try:
                     _, writer = await asyncio.open_connection("127.0.0.1", self.port)

@@ -18,8 +18,6 @@ from .laptop import Laptop, play_controller
 from .logs.test_status_view import a_job
 from .upload.test_submission import play_repeated_failure
 
-pytestmark = pytest.mark.timeout(60)
-
 COLOUR = re.compile(rb"\x1b\[[\d;]*3\dm")
 SEQUENCE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 

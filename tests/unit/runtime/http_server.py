@@ -49,4 +49,4 @@ def listening(
             yield server.server_address[1]
         finally:
             server.shutdown()
-            thread.join(10)
+            thread.join(120)

@@ -24,6 +24,7 @@ PYTHONS = [
 ]
 
 ROOT = Path(__file__).parents[3]
+SECONDS = 300  # of a wait for another process; long, for a busy machine
 
 
 def measured() -> dict[str, str]:
@@ -49,7 +50,7 @@ class Launched:
         self.process.send_signal(number)
 
     def end(self) -> "Result":
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=SECONDS)
         text = self.termination_log.read_text() if self.termination_log.exists() else ""
         return Result(self.process.returncode, out, err, json.loads(text) if text else {})
 

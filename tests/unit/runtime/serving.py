@@ -94,11 +94,11 @@ def running(directory: Path) -> Iterator[str]:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
 
-    runner, url = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    runner, url = asyncio.run_coroutine_threadsafe(start(), loop).result(120)
     try:
         yield url
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(120)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

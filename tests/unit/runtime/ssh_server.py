@@ -2,7 +2,6 @@
 
 import os
 import pwd
-import socket
 import subprocess
 import sys
 import time
@@ -11,10 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ports import free_port
 from torchrun_cluster import packages
 from unit.runtime.git_server import repository
 
-UP_WITHIN = 20.0
+UP_WITHIN = 120.0
 
 
 @dataclass
@@ -38,13 +38,6 @@ class Sshd:
 def make_key(path: Path) -> None:
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)]
     subprocess.run(command, check=True, capture_output=True)
-
-
-def free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 @contextmanager
@@ -96,4 +89,4 @@ def serving(
         yield Sshd(folder, host, port)
     finally:
         started.terminate()
-        started.wait(10)
+        started.wait(60)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from torchrun_runtime.sync.fetch import fetch
 from torchrun_runtime.sync.server import Server
 from torchrun_runtime.sync.settings import Settings
 from torchrun_runtime.sync.workflow import Workflow
-from unit.runtime.launching import measured
+from unit.runtime.launching import SECONDS, measured
 
 Json = dict[str, object]
 TOKEN = "the job's"
@@ -66,7 +67,7 @@ class Client:
     def request(
         self, method: str, path: str, body: bytes | None = None, headers: Json | None = None
     ) -> tuple[int, Json]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
         shown = {k: str(v) for k, v in (headers or {}).items()}
         try:
             connection.request(method, path, body, self.proof | shown)
@@ -77,7 +78,7 @@ class Client:
 
     def begin(self, data: bytes, start: int = 0, send: int = 0) -> http.client.HTTPConnection:
         """Announce the bytes from `start` on, send the first `send`, and leave the connection open."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
         connection.putrequest("PUT", "/v1/upload")
         connection.putheader("Content-Length", str(len(data) - start))
         connection.putheader("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
@@ -94,6 +95,7 @@ class Client:
             body = self.get()
             if body["state"] in states:
                 return body
+            time.sleep(0.01)
 
 
 @dataclass
@@ -104,7 +106,7 @@ class Pod(Client):
     thread: threading.Thread = field(default_factory=threading.Thread)
 
     def end(self) -> Marker | SyncError:
-        self.thread.join(60)
+        self.thread.join(SECONDS)
         assert not self.thread.is_alive()
         return self.result[0]
 
@@ -145,10 +147,10 @@ class Process(Client):
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(60)
+        self.process.wait(SECONDS)
 
     def end(self) -> tuple[int, Json]:
-        code = self.process.wait(60)
+        code = self.process.wait(SECONDS)
         return code, json.loads(self.termination_log.read_text() or "{}")
 
     def event(self, name: str) -> Json:
@@ -203,7 +205,7 @@ SMALL_DISK = ["unshare", "--mount", "sh", "-c"]
 def _may_mount() -> bool:
     try:
         probe = [*SMALL_DISK, "mount -t tmpfs none /mnt"]
-        return subprocess.run(probe, capture_output=True, timeout=10).returncode == 0
+        return subprocess.run(probe, capture_output=True, timeout=60).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
 

@@ -251,7 +251,7 @@ def test_a_deadline_in_real_time(runner: Callable[[Coroutine[Any, Any, None]], N
         queue: AsyncWorkQueue[str] = AsyncWorkQueue(time.monotonic)
         start = time.monotonic()
         queue.add_after("a", 0.0105)
-        assert await asyncio.wait_for(queue.take(), 5) == "a"
+        assert await asyncio.wait_for(queue.take(), 60) == "a"
         assert time.monotonic() - start >= 0.0105
 
     runner(main())

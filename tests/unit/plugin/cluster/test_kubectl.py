@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ from kubectl_torchrun.upload.tree import scan
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 
-HASTY = Backoff(first=0.01, longest=0.05, give_up=1)
+HASTY = Backoff(first=0.01, longest=0.05, give_up=120)
 
 
 def kubeconfig(directory: Path, server: str, namespace: str = "") -> Target:
@@ -92,7 +93,7 @@ def test_the_proxy_ends_with_a_killed_program(tmp_path: Path, number: int) -> No
         from kubectl_torchrun.cluster.kubectl import Target, proxy
         with proxy(Target(kubeconfig=sys.argv[1])) as socket:
             print(socket, flush=True)
-            time.sleep(60)
+            time.sleep(600)
         """
     )
     target = kubeconfig(tmp_path, "http://127.0.0.1:9")
@@ -106,12 +107,10 @@ def test_the_proxy_ends_with_a_killed_program(tmp_path: Path, number: int) -> No
         socket = Path(program.stdout.readline().strip())
         assert running(socket)
         os.kill(program.pid, number)
-    for _ in range(500):
-        if gone(socket):
-            return
-        os.sched_yield()
-        subprocess.run(["sleep", "0.01"], check=True)
-    raise AssertionError("the proxy is still there")
+    deadline = time.monotonic() + 120
+    while not gone(socket):
+        assert time.monotonic() < deadline, "the proxy is still there"
+        time.sleep(0.05)
 
 
 def test_a_proxy_that_does_not_start_has_a_reason(tmp_path: Path) -> None:
@@ -249,7 +248,7 @@ async def test_log_lines_arrive_without_delay(tmp_path: Path) -> None:
         await response.prepare(request)
         await response.write(b"one\n")
         await asyncio.wait_for(
-            read.wait(), 10
+            read.wait(), 120
         )  # the second line is written after the first has arrived
         await response.write(b"two\r\xe2\x80\xa8three\n")
         return response

@@ -16,7 +16,6 @@ from kubectl_torchrun.upload import submission
 
 from ..laptop import Laptop, play_controller
 
-pytestmark = pytest.mark.timeout(30)
 ELASTIC = {"jobQueue": "q", "numNodes": 2, "elastic": {"minNodes": 1, "maxNodes": 4}}
 
 

@@ -23,7 +23,7 @@ from torchrun_api.json import JsonObject
 
 from ..laptop import Laptop
 
-HASTY = Backoff(first=0.001, longest=0.01, give_up=5)
+HASTY = Backoff(first=0.001, longest=0.01, give_up=120)
 
 
 def stamped(second: int, nano: int, text: str) -> str:

@@ -33,7 +33,6 @@ HERE = ClusterNamespace("https://cluster", "ns")
 
 HASTY = Backoff(first=0.01, longest=0.1, give_up=60)
 SHA = "ab" * 32
-pytestmark = pytest.mark.timeout(60)
 WEIGHTS = Random(1).randbytes(18 << 20)
 
 
@@ -126,7 +125,7 @@ def check_tree(pod: SyncPod, workspace: Workspace) -> None:
 
 async def test_an_upload_becomes_the_workspace(pod: SyncPod, workspace: Workspace) -> None:
     async with within_reach(pod, workspace) as (api, job_watch, _):
-        await deliver(api, job_watch, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
+        await deliver(api, job_watch, terminal(), workspace, pod_wait=60, token="t", backoff=HASTY)
     await pod.success()
     check_tree(pod, workspace)
 
@@ -136,7 +135,7 @@ async def test_an_upload_survives_faults_of_the_api_server(
     pod: SyncPod, workspace: Workspace, seed: int
 ) -> None:
     async with within_reach(pod, workspace, trouble=0.5, seed=seed) as (api, job_watch, proxy):
-        await deliver(api, job_watch, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
+        await deliver(api, job_watch, terminal(), workspace, pod_wait=60, token="t", backoff=HASTY)
     assert proxy.went_wrong
     check_tree(pod, workspace)
 
@@ -144,7 +143,7 @@ async def test_an_upload_survives_faults_of_the_api_server(
 async def test_an_upload_resumes_in_the_next_pod(pod: SyncPod, workspace: Workspace) -> None:
     async with within_reach(pod, workspace) as (api, job_watch, proxy):
         proxy.kill_at = [5 << 20]
-        await deliver(api, job_watch, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
+        await deliver(api, job_watch, terminal(), workspace, pod_wait=60, token="t", backoff=HASTY)
         assert not proxy.kill_at
     check_tree(pod, workspace)
 
@@ -158,7 +157,7 @@ async def test_an_archive_that_the_job_does_not_name_is_refused(
         async with within_reach(pod, workspace) as (api, job_watch, _):
             with pytest.raises(UploadProblem, match=r"UploadDenied"):
                 await deliver(
-                    api, job_watch, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY
+                    api, job_watch, terminal(), workspace, pod_wait=60, token="t", backoff=HASTY
                 )
     finally:
         pod.kill()
@@ -174,7 +173,7 @@ async def test_a_standby_pod_accepts_an_upload_with_the_token(
         async with within_reach(pod, workspace) as (api, job_watch, _):
             job_watch.show_pods({"job-sync-0": sync_pod("", token=token_sha256("t"))})
             sending = deliver(
-                api, job_watch, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY
+                api, job_watch, terminal(), workspace, pod_wait=60, token="t", backoff=HASTY
             )
             if right:
                 await sending
@@ -189,7 +188,7 @@ async def test_a_standby_pod_accepts_an_upload_with_the_token(
 async def test_only_the_edit_is_sent(tmp_path: Path, workspace: Workspace, pod: SyncPod) -> None:
     async with within_reach(pod, workspace) as (api, job_watch, _):
         first = await deliver(
-            api, job_watch, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY
+            api, job_watch, terminal(), workspace, pod_wait=60, token="t", backoff=HASTY
         )
     assert first.revision == 1
     assert first.sent > len(WEIGHTS)
@@ -205,7 +204,7 @@ async def test_only_the_edit_is_sent(tmp_path: Path, workspace: Workspace, pod: 
     try:
         async with within_reach(again, edited) as (api, job_watch, _):
             second = await deliver(
-                api, job_watch, terminal(), edited, pod_wait=5, token="t", backoff=HASTY
+                api, job_watch, terminal(), edited, pod_wait=60, token="t", backoff=HASTY
             )
     finally:
         again.kill()
@@ -220,7 +219,7 @@ async def test_an_upload_broken_ten_times_at_random_arrives_identical(
     random = Random(3)
     async with within_reach(pod, workspace) as (api, job_watch, proxy):
         proxy.kill_at = [random.randrange(1, 1 << 20) for _ in range(10)]
-        await deliver(api, job_watch, terminal(), workspace, pod_wait=5, token="t", backoff=HASTY)
+        await deliver(api, job_watch, terminal(), workspace, pod_wait=60, token="t", backoff=HASTY)
         assert not proxy.kill_at
     check_tree(pod, workspace)
 
@@ -231,7 +230,7 @@ async def test_the_wait_for_a_listening_pod_is_bounded(pod: SyncPod, workspace: 
     async with within_reach(pod, workspace) as (api, job_watch, _):
         with pytest.raises(UploadProblem, match=r"GaveUp"):
             await deliver(
-                api, job_watch, terminal(), workspace, pod_wait=5, token="t", backoff=impatient
+                api, job_watch, terminal(), workspace, pod_wait=60, token="t", backoff=impatient
             )
 
 

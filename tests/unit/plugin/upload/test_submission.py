@@ -15,8 +15,6 @@ from torchrun_api.json import JsonObject
 from ..api_server import ApiServer, refusal
 from ..laptop import LABELS, READY, Laptop, play_controller
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def test_from_a_directory_to_the_result(laptop: Laptop) -> None:
     play_controller(laptop.server)

@@ -100,7 +100,7 @@ def test_copies_of_the_last_five_attempts_stay(tmp_path: Path) -> None:
         (tmp_path / f"logs/{attempt}").mkdir(parents=True)
     copy = Copy(str(tmp_path), "7", "0")
     copy.add(1, b"hello\n")
-    copy.close(10)
+    copy.close(120)
     assert sorted(os.listdir(tmp_path / "logs")) == ["3", "4", "5", "6", "7"]
 
 
@@ -108,7 +108,7 @@ def test_a_copy_keeps_the_newest_part(tmp_path: Path) -> None:
     copy = Copy(str(tmp_path), "0", "1", file_bytes=1000)
     for number in range(500):
         copy.add(1, b"%07d\n" % number)
-    copy.close(10)
+    copy.close(120)
     newest = (tmp_path / "logs/0/node-1.log").read_bytes()
     before = (tmp_path / "logs/0/node-1.log.1").read_bytes()
     assert len(newest) <= 1000 == len(before)
@@ -123,7 +123,7 @@ def test_streams_are_mixed_at_line_ends_only(tmp_path: Path) -> None:
     copy.add(1, b"one ")
     copy.add(2, b"error\nhalf")
     copy.add(1, b"line\n")
-    copy.close(10)
+    copy.close(120)
     written = (tmp_path / "logs/0/node-0.log").read_bytes()
     assert plain(written) == b"error\none line\nhalf\n"
     streams = [stream for _, stream in MARK.findall(written)]
@@ -136,7 +136,7 @@ def test_lines_have_timestamps(tmp_path: Path) -> None:
     copy.add(1, b"first\nsecond\n")
     between = time.time()
     copy.add(1, b"third\n")
-    copy.close(10)
+    copy.close(120)
     written = (tmp_path / "logs/0/node-0.log").read_bytes()
     times = [datetime.fromisoformat(word.decode()) for word, _ in MARK.findall(written)]
     first, second, third = (time.astimezone(UTC).timestamp() for time in times)
@@ -155,8 +155,8 @@ def test_dropped_output_is_marked_in_place(tmp_path: Path) -> None:
     taken: list[bytes] = []
     reader = threading.Thread(target=lambda: taken.append(path.read_bytes()))
     reader.start()
-    copy.close(30)
-    reader.join(30)
+    copy.close(120)
+    reader.join(120)
     assert plain(taken[0]).startswith(b"first\n")
     last = plain(taken[0]).splitlines()[-1]
     assert last.startswith(b"torchrun-launch: 1")

@@ -111,7 +111,7 @@ def test_64_workers_fetch_the_whole_workspace(claim: Path, tmp_path: Path) -> No
     targets = [tmp_path / f"app-{number}" for number in range(64)]
     with running(claim) as url, ThreadPoolExecutor(64) as gang:
         wanted = server(url, tmp_path, manifest)
-        list(gang.map(lambda target: fetch(wanted, str(target), 60), targets))
+        list(gang.map(lambda target: fetch(wanted, str(target), 300), targets))
     assert all(held(target) == FILES for target in targets)
 
 
@@ -143,7 +143,7 @@ def test_a_worker_waits_for_the_first_revision(claim: Path, tmp_path: Path) -> N
         assert status(url, "/readyz") == 503
         publish(claim, FILES)
         assert status(url, "/readyz") == 200
-        fetching.result(30)
+        fetching.result(120)
     assert held(target) == FILES
 
 

@@ -47,7 +47,7 @@ def ends() -> Ends:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A watchdog that a test leaves running ends with its directory, and must not end pytest."""
     monkeypatch.setattr(fencing, "_END_SECONDS", 0.2)
-    monkeypatch.setattr(fencing, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(fencing, "_ANSWER_SECONDS", HUGE)
 
 
 def begin(state: str, gang: GangId, *unfenced: Worker, index: str = "0", wait: float = 0.0) -> None:
@@ -264,7 +264,10 @@ def test_a_first_gang_starts_despite_failed_storage(
     assert "running without the fence" in capfd.readouterr().err
 
 
-def test_failed_storage_at_the_start_proves_no_fence(state: str) -> None:
+def test_failed_storage_at_the_start_proves_no_fence(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fencing, "_ANSWER_SECONDS", 0.5)
     os.mkfifo(Path(state, "epoch"))
     with pytest.raises(LaunchError) as caught:
         take_over(state, NEW, "0", [Worker(1, 0)], lambda stop_request: None)

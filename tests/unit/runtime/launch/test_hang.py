@@ -52,23 +52,31 @@ RANKS = """
     for rank in ranks: rank.wait()
     print("the agent saw its ranks end")
 """
+# Ranks and children wait for each other, so that all fall silent within their loops.
 RANK = """
     import os, time
     import torchrun_progress
     def stuck_in_step_3():
         time.sleep(1000)
+    def ready(kind): open(f"{kind}.{os.environ['RANK']}", "w").close()
     if os.fork() == 0:
-        def loading(): time.sleep(1000)
+        def loading():
+            ready("child")
+            time.sleep(1000)
         loading()
-    for step in range(3):
+    ready("rank")
+    step = 0
+    while step < 3 or not all(map(os.path.exists, ("rank.0", "rank.1", "child.0", "child.1"))):
         torchrun_progress.report(step=step, total=100)
+        step += 1
+        time.sleep(0.05)
     stuck_in_step_3()
 """
 
 
 def test_every_rank_and_its_children_give_their_stacks(launcher: Launcher) -> None:
     (launcher.directory / "rank.py").write_text(textwrap.dedent(RANK))
-    result = run(launcher, RANKS, seconds=2.0)  # time for the second rank to start
+    result = run(launcher, RANKS, seconds=2.0)
     assert result.exit_code == 124
     assert result.out == "", "an agent may restart ranks that end"
     headers = re.findall(r"stack of \S+ of rank (\d):", result.err)
@@ -86,7 +94,7 @@ def test_every_rank_and_its_children_give_their_stacks(launcher: Launcher) -> No
         (0.5, "import time; time.sleep(2)", "there was no output yet"),
         (
             1.5,
-            "print('loading', flush=True); import torchrun_progress, time; time.sleep(3)",
+            "import torchrun_progress, time; print('loading', flush=True); time.sleep(3)",
             "a program with reports is watched from the first one",
         ),
         (

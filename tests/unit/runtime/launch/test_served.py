@@ -57,7 +57,7 @@ class Cluster:
 
     def served(self, manifest: Manifest, pod: int = 0) -> ServedWorkspace:
         first = Server(self.urls[pod], str(self.directory / "token"), manifest.sha256)
-        return ServedWorkspace(first, str(self.podinfo), str(self.directory / "app"), 20)
+        return ServedWorkspace(first, str(self.podinfo), str(self.directory / "app"), 120)
 
     def files(self) -> dict[str, bytes]:
         app = self.directory / "app"

@@ -36,11 +36,11 @@ def test_an_exception_of_the_thread_is_raised() -> None:
         raise ValueError("there")
 
     with pytest.raises(ValueError, match="there"):
-        state.within(5, fail)
+        state.within(120, fail)
 
 
 def test_threads_leave_signals_to_the_main_thread() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    mask = state.within(5, lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    mask = state.within(120, lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()))
     assert {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD} <= mask
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before

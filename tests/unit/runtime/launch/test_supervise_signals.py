@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import time
 from dataclasses import replace
 
 import pytest
@@ -219,10 +218,10 @@ def test_kills_ranks_after_their_grace_period(launcher: Launcher) -> None:
         [launcher.python, name], TORCHRUN_LAUNCHER="none", TORCHRUN_GRACE_SECONDS="0.2"
     )
     assert launched.line() == "ready"
-    began = time.monotonic()
     launched.stop()
-    assert launched.end().exit_code == 143
-    assert time.monotonic() - began < 9, "well before the timeout of an agent"
+    result = launched.end()
+    assert result.exit_code == 143
+    assert "the grace period is over: killing the remaining processes" in result.err
 
 
 # Does not end when its ranks have ended.

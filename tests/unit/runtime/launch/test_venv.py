@@ -173,7 +173,7 @@ def test_a_stop_ends_the_setup_and_its_children(job: Job) -> None:
     running.stop()
     ended = running.end()
     assert (ended.exit_code, ended.message["reason"]) == (143, "Stopped")
-    assert select.select([watched], [], [], 10)[0], "the child was killed"
+    assert select.select([watched], [], [], 120)[0], "the child was killed"
     os.close(watched)
 
 

@@ -49,7 +49,8 @@ def test_works_without_a_usable_state_directory(launcher: Launcher) -> None:
 def test_waits_for_the_marker(launcher: Launcher) -> None:
     settings = workspace(launcher.directory, ready=False)
     launched = launcher.start("echo started", **settings)
-    (launcher.directory / "claim/.sync_success").write_text(MARKER)
+    (launcher.directory / "marker").write_text(MARKER)
+    (launcher.directory / "marker").rename(launcher.directory / "claim/.sync_success")
     assert launched.end().out == "started\n"
 
 

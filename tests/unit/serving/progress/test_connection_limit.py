@@ -8,18 +8,30 @@ import pytest
 from torchrun_controller.serving.progress import connection_limit
 from unit.serving.progress.reporting import World, running
 
+HUGE = 1000.0
 
-async def test_connections_are_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+
+async def test_connections_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_limit, "CONNECTIONS", 2)
-    monkeypatch.setattr(connection_limit, "CONNECTION_SECONDS", 0.3)
+    monkeypatch.setattr(connection_limit, "CONNECTION_SECONDS", HUGE)
     async with running(World()) as world:
         held = [await asyncio.open_connection("127.0.0.1", world.port) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(aiohttp.ClientError):
             await world.post()
+        for _, writer in held:
+            writer.close()
+
+
+async def test_connections_are_bounded_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_limit, "CONNECTIONS", 2)
+    monkeypatch.setattr(connection_limit, "CONNECTION_SECONDS", 0.3)
+    async with running(World()) as world:
+        held = [await asyncio.open_connection("127.0.0.1", world.port) for _ in range(2)]
         for reader, writer in held:
             assert await reader.read() == b"", "closed by the server"
             writer.close()
+        monkeypatch.setattr(connection_limit, "CONNECTION_SECONDS", HUGE)
         assert (await world.post())[0] == 204
 
 
@@ -53,4 +65,4 @@ def test_uvloop_serves_and_ends_connections_too(monkeypatch: pytest.MonkeyPatch)
                 writer.close()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(asyncio.wait_for(play(), 10))
+        runner.run(asyncio.wait_for(play(), 120))
