@@ -21,7 +21,9 @@ from torchrun_bench.competitors import CONTROLLER, Site
 from torchrun_bench.http import Client
 from torchrun_bench.options import Options
 from torchrun_bench.processes import PYTHON, compiled_environment, settled
-from torchrun_bench.report import Row, say
+from torchrun_bench.profiles import CHURN, Purposes, busy, profile, save, short, tables
+from torchrun_bench.profiles import CONTROLLER as CONTROLLER_PURPOSES
+from torchrun_bench.report import Row, commit, say
 from torchrun_bench.shapes import TARGET_NODES, site
 from torchrun_bench.turns import WARM_UP, Load, watched
 
@@ -51,16 +53,8 @@ def read(collapsed: str) -> Frame:
     root = Frame("all")
     for line in collapsed.splitlines():
         stack, _, samples = line.rpartition(" ")
-        root.add([_short(frame) for frame in stack.split(";")], int(samples))
+        root.add([short(frame) for frame in stack.split(";")], int(samples))
     return root
-
-
-def _short(frame: str) -> str:
-    """Function and file without the line, to merge frames of one function."""
-    name, _, where = frame.partition(" (")
-    path = where.rpartition(":")[0] or where.rstrip(")")
-    parts = Path(path).parts
-    return f"{name} ({'/'.join(parts[-2:])})" if parts else name
 
 
 def picture(root: Frame, title: str) -> str:
@@ -103,20 +97,6 @@ def _draw(frame: Frame, left: float, depth: int, whole: int, boxes: list[str]) -
     return deepest
 
 
-def heaviest(root: Frame, most: int = 12) -> list[tuple[str, float]]:
-    """Functions by their own share of the samples, without callees."""
-    own: dict[str, int] = {}
-    todo = [root]
-    while todo:
-        frame = todo.pop()
-        callees = frame.callees.values()
-        left = frame.samples - sum(callee.samples for callee in callees)
-        own[frame.name] = own.get(frame.name, 0) + left
-        todo += callees
-    ranking = sorted(own.items(), key=lambda pair: -pair[1])[:most]
-    return [(name, samples / root.samples) for name, samples in ranking]
-
-
 @contextlib.contextmanager
 def recording(pid: int, name: str, title: str) -> Iterator[None]:
     """Record a process until the end of the block, and store its picture."""
@@ -129,7 +109,7 @@ def recording(pid: int, name: str, title: str) -> Iterator[None]:
         finally:
             spy.send_signal(2)
             spy.communicate(timeout=60)
-        _keep(raw.read_text(), name, title)
+        _keep(busy(raw.read_text()), name, title, CONTROLLER_PURPOSES)
 
 
 def _spy(*what: str, raw: Path) -> "subprocess.Popen[bytes]":
@@ -143,14 +123,15 @@ def _spy(*what: str, raw: Path) -> "subprocess.Popen[bytes]":
     )  # fmt: skip
 
 
-def _keep(collapsed: str, name: str, title: str) -> None:
-    root = read(collapsed)
+def _keep(lines: list[str], name: str, title: str, purposes: Purposes) -> None:
+    """Store the picture and the shares, and print the shares."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     path = PICTURES / f"{name}.svg"
-    path.write_text(picture(root, title))
+    path.write_text(picture(read("\n".join(lines)), title))
     say(f"flames: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
-    for function, share in heaviest(root):
-        say(f"flames: {share:6.1%} {function}")
+    made = profile(lines, purposes, title, commit())
+    save(name, made)
+    print(f"\n{tables({name: made})}", flush=True)
 
 
 def flames(options: Options) -> list[Row]:
@@ -165,14 +146,14 @@ def flames(options: Options) -> list[Row]:
         if not raw.exists():
             raise RuntimeError(f"py-spy: {output.decode()[-500:]}")
         # Without the imports and the creation of frames.
-        lines = raw.read_text().splitlines(keepends=True)
+        lines = raw.read_text().splitlines()
         prefix = "torchrun_bench/"
         fed = [
             line
             for line in lines
             if "Informer.run" in line and prefix not in line.rpartition(";")[2]
         ]
-        _keep("".join(fed), "churn", f"churn of {options.events} pod events")
+        _keep(fed, "churn", f"churn of {options.events} pod events", CHURN)
     return []
 
 

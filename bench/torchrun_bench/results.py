@@ -2,14 +2,13 @@
 
 import os
 import platform
-import subprocess
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
-from torchrun_bench.report import RESULTS, Row, machine
+from torchrun_bench.report import RESULTS, Row, commit, machine
 from torchrun_bench.turns import Restarted, Turn
 
 
@@ -35,14 +34,11 @@ class Run(Results):
 
 def save(results: Results, parts: Sequence[str]) -> Path:
     """Store the figures. Returns the file."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     now = datetime.now(UTC)
     run = Run(
         **{name: getattr(results, name) for name in Results.__struct_fields__},
         time=now.isoformat(timespec="seconds"),
-        commit=commit,
+        commit=commit(),
         parts=list(parts),
         python=platform.python_version(),
         machine=machine(),
