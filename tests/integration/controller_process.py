@@ -64,7 +64,7 @@ class Api:
     def __init__(self, cluster: LocalCluster) -> None:
         context = tls_context(str(cluster.ca_file))
         context.load_cert_chain(cluster.client_certificate, cluster.client_key)
-        self.client = httpx.Client(base_url=cluster.server, verify=context, timeout=30)
+        self.client = httpx.Client(base_url=cluster.server, verify=context, timeout=PATIENCE)
 
     def close(self) -> None:
         self.client.close()

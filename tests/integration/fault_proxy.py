@@ -99,7 +99,7 @@ class FaultProxy:
         thread = threading.Thread(target=run)
         thread.start()
         try:
-            assert ready.wait(30)
+            assert ready.wait(120)
             yield self
         finally:
             self._loop.call_soon_threadsafe(over.set)
@@ -128,7 +128,7 @@ class FaultProxy:
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=tls, limit=0),
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=60),
             auto_decompress=False,
             skip_auto_headers=("Accept-Encoding", "User-Agent"),
         ) as self._server:

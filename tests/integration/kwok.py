@@ -26,4 +26,4 @@ def playing(
             yield
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(120)

@@ -99,7 +99,7 @@ def ready(replica: ControllerProcess) -> None:
 
     def look() -> bool:
         with suppress(httpx.HTTPError):
-            return httpx.get(site).status_code == 200
+            return httpx.get(site, timeout=60).status_code == 200
         return False
 
     eventually("ready", look)

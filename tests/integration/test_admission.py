@@ -82,7 +82,7 @@ def wait_admission(team: Team, job: str, reason: str) -> dict[str, Any]:
     return eventually(f"{job}: {reason}", look)
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("jobs", [60, pytest.param(200, marks=pytest.mark.long)])
 def test_quotas_hold_at_any_time_while_the_controller_is_killed(
     controller: ControllerProcess, api: Api, jobs: int
@@ -107,7 +107,7 @@ def test_quotas_hold_at_any_time_while_the_controller_is_killed(
             controller.kill()
             controller.start()
         eventually("all have ended", lambda: len(_ended(history)) == jobs, 300)
-        eventually("nothing is charged", lambda: not _charged(team), 60)
+        eventually("nothing is charged", lambda: not _charged(team))
     most = assert_quotas_held(history, QUEUES)
     gave_way = {s["metadata"]["name"] for s in history.jobs.states() if _gave_way(s)}
     print(f"most nodes at once: {most}; {len(gave_way)} jobs gave way")
@@ -134,7 +134,6 @@ def _gave_way(state: Any) -> bool:
     return bool(state.get("status", {}).get("phase") == "Preempted")
 
 
-@pytest.mark.timeout(180)
 def test_a_job_of_higher_priority_preempts_another(controller: ControllerProcess, api: Api) -> None:
     team = Team(api)
     make_queue(team, "lab", quota={"nodes": 4})
@@ -168,7 +167,6 @@ def test_a_job_of_higher_priority_preempts_another(controller: ControllerProcess
     assert_quotas_held(history, {"lab": 4})
 
 
-@pytest.mark.timeout(120)
 def test_a_paused_queue_and_a_queue_without_admission(
     controller: ControllerProcess, api: Api
 ) -> None:

@@ -283,7 +283,7 @@ async def test_a_refused_template_has_the_server_message(
 
 
 async def apply_many(applier: Applier) -> None:
-    for number in range(200):
+    for number in range(2000):
         await applier.apply(service(f"too-many-{number}"))
         await asyncio.sleep(0.05)
 

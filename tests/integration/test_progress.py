@@ -30,7 +30,9 @@ class Reporter:
 
     def send(self, token: str, **values: object) -> int:
         headers = {"Authorization": f"Bearer {token}"}
-        return httpx.post(self.url, json=values or {"step": 1}, headers=headers).status_code
+        return httpx.post(
+            self.url, json=values or {"step": 1}, headers=headers, timeout=60
+        ).status_code
 
 
 @pytest.fixture

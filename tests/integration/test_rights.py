@@ -300,7 +300,7 @@ def test_a_missing_optional_permission_is_named(
 def noted(process: ControllerProcess, text: str) -> str:
     """The lines of /readyz with the text."""
     port = process.wait_for_line("serves")["port"]
-    lines = httpx.get(f"http://127.0.0.1:{port}/readyz").text
+    lines = httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=60).text
     return lines if text in lines else ""
 
 

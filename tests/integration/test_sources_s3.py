@@ -49,7 +49,9 @@ class Gateway:
         sha256 = hashlib.sha256(body).hexdigest()
         headers = sign(KEYS, "PUT", self.host, where, datetime.now(UTC), sha256)
         verify = tls_context(str(self.ca))
-        answer = httpx.put(self.url + where, content=body, headers=headers, verify=verify)
+        answer = httpx.put(
+            self.url + where, content=body, headers=headers, verify=verify, timeout=60
+        )
         assert answer.status_code in (200, 204), answer.text
 
     def publish(self, bucket: str) -> None:
@@ -87,7 +89,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         deadline = time.monotonic() + UP_WITHIN
         while True:
             try:
-                httpx.get(running.url, verify=tls_context(str(ca)))
+                httpx.get(running.url, verify=tls_context(str(ca)), timeout=60)
                 break
             except httpx.TransportError:
                 assert started.poll() is None, (folder / "log").read_text()
@@ -104,7 +106,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         yield running
     finally:
         started.terminate()
-        started.wait(10)
+        started.wait(60)
 
 
 def zipped() -> bytes:
