@@ -71,7 +71,7 @@ def api(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         with proxy(Target(kubeconfig=str(cluster.kubeconfig))) as socket:
             transport = httpx.HTTPTransport(uds=str(socket))
             with httpx.Client(
-                transport=transport, base_url="http://localhost", timeout=60
+                transport=transport, base_url="http://localhost", timeout=180
             ) as client:
                 yield client
 

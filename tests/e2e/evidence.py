@@ -19,7 +19,7 @@ COMPONENTS = (
     "kube-scheduler",
     "containerd",
 )
-SECONDS = 30.0
+SECONDS = 120.0
 """Timeout of one command, so that an unreachable cluster does not delay the suite."""
 
 

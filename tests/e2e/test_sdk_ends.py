@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from e2e.sdk import Laptop, laptop, output_of  # noqa: F401  a fixture
+from e2e.sdk import SECONDS, Laptop, laptop, output_of  # noqa: F401  a fixture
 from e2e.space import until
 
 pytestmark = pytest.mark.long
@@ -75,7 +75,7 @@ def test_a_client_reattaches_for_the_results(laptop: Laptop) -> None:  # noqa: F
     assert script.stdout is not None
     assert any("BEGUN" in line for line in iter(script.stdout.readline, ""))
     script.send_signal(signal.SIGINT)
-    _, err = script.communicate(timeout=30)
+    _, err = script.communicate(timeout=SECONDS)
     job = laptop.jobs()[0]["metadata"]["name"]
     assert f"kt results {job}" in err
     results = [["0", "done"], ["1", "done"]]
@@ -95,7 +95,7 @@ def test_results_wait_in_the_pods_without_a_claim(laptop: Laptop) -> None:  # no
     assert script.stdout is not None
     assert any("BEGUN" in line for line in iter(script.stdout.readline, ""))
     script.send_signal(signal.SIGINT)
-    script.communicate(timeout=30)
+    script.communicate(timeout=SECONDS)
     job = laptop.jobs()[0]["metadata"]["name"]
     pods = laptop.pods()
 
@@ -110,7 +110,7 @@ def test_results_wait_in_the_pods_without_a_claim(laptop: Laptop) -> None:  # no
     laptop.space.wait_phase(job, "Succeeded")
     # The results were collected, and are not stored elsewhere.
     kt = laptop.start("python3", "-m", "torchrun_sdk.cli", "results", job)
-    _, err = kt.communicate(timeout=60)
+    _, err = kt.communicate(timeout=SECONDS)
     assert kt.returncode != 0
     assert f"{job} succeeded, but its results are not available" in err
 
@@ -134,7 +134,7 @@ def test_a_client_reattaches_to_a_later_call(laptop: Laptop, delivery: str) -> N
     assert script.stdout is not None
     assert any("BEGUN 1" in line for line in iter(script.stdout.readline, ""))
     script.send_signal(signal.SIGINT)
-    script.communicate(timeout=30)
+    script.communicate(timeout=SECONDS)
     (job,) = (job["metadata"]["name"] for job in laptop.jobs())
     assert "RESULTS [[1, '0'], [1, '1']]" in laptop.run(f"print('RESULTS', kt.attach({job!r}))")
     laptop.space.wait_phase(job, "Succeeded")

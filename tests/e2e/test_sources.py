@@ -214,7 +214,7 @@ def test_a_running_job_gets_pushed_commits(
 
     rename_branch(space, "main", "gone")
     refused = plugin(space, tmp_path, "sync", "git")
-    out, _ = refused.communicate(timeout=90)
+    out, _ = refused.communicate(timeout=300)
     assert refused.returncode != 0
     assert "SourceNotFound" in out
     assert "main" in up_to_date(space)["message"]

@@ -66,7 +66,7 @@ def told_revision(space: Space) -> int:
 
 
 def assert_ends_clean(watching: "subprocess.Popen[str]") -> None:
-    out, _ = watching.communicate(timeout=15)
+    out, _ = watching.communicate(timeout=SECONDS)
     print(out)
     assert watching.returncode == 130
     assert "Traceback" not in out
