@@ -155,3 +155,20 @@ def test_a_logger_made_before_configure_follows_it() -> None:
     early.info("now")
     assert lines(stream)[0]["message"] == "now"
     assert sys.stderr is not stream
+
+
+class Closed(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_stream_that_is_gone_does_not_end_the_process() -> None:
+    configure("info", "json", Closed())
+    structlog.get_logger().info("lost")
+
+
+def test_values_are_filled_in_and_stacks_are_shown(stream: io.StringIO) -> None:
+    structlog.get_logger().info("%d of %d", 1, 2, stack_info=True)
+    (line,) = lines(stream)
+    assert line["message"] == "1 of 2"
+    assert "test_values_are_filled_in" in str(line["stack"])
