@@ -97,8 +97,10 @@ class Controller(Generic[K]):
         self._metrics = metrics
         self._clock = clock
         # Create each series at 0: Prometheus misses the increase of a series that starts with 1.
-        for outcome in get_args(Outcome):
-            metrics.reconciles.labels(name, outcome.__name__)
+        self._counts = {
+            outcome: metrics.reconciles.labels(name, outcome.__name__)
+            for outcome in get_args(Outcome)
+        }
 
     async def run(self) -> None:
         """Reconcile keys until `shut_down`. Run this `concurrency` times."""
@@ -120,9 +122,9 @@ class Controller(Generic[K]):
 
     def _settle(self, key: K, outcome: Outcome, seconds: float) -> None:
         """Turn an outcome into a queue operation, a metric and a log line."""
-        result = type(outcome).__name__
-        self._metrics.reconciles.labels(self.name, result).inc()
-        self._metrics.reconcile_seconds.labels(self.name, result).observe(seconds)
+        result = type(outcome)
+        self._counts[result].inc()
+        self._metrics.reconcile_seconds.labels(self.name, result.__name__).observe(seconds)
         queue = self._queue
         match outcome:
             case Done():
