@@ -8,6 +8,7 @@ Grammar: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil
 
 _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
@@ -45,6 +46,7 @@ def parse(value: int | str) -> Fraction:
     return amount
 
 
+@lru_cache(maxsize=4096)  # a cluster has few different quantities
 def _parse_text(text: str) -> Fraction:
     match = re.fullmatch(PATTERN, text) if len(text) <= MAX_LENGTH else None
     if match is None:

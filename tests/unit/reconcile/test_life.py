@@ -279,7 +279,7 @@ def test_fields_that_are_not_honoured_yet_are_named():
 def test_etcd_without_an_endpoint_falls_back_with_a_condition():
     world = World(make_job(numNodes=2, distributed={"rdzvBackend": "etcd-v2"}), make_queue())
     plan = world.step()
-    assert [event.reason for event in plan.events] == ["WorkersStarting", "RendezvousFallback"]
+    assert [event.reason for event in plan.events] == ["RendezvousFallback"]
     assert "static" in plan.events[1].message
 
 

@@ -41,6 +41,7 @@ WATCH_LAG = timedelta(seconds=70)
 # Ends of a gang that is replaced by one of another size.
 BY_THE_USER, SHRINKING, GROWING = "Resizing", "Shrinking", "Growing"
 RESIZES = frozenset({BY_THE_USER, SHRINKING, GROWING})
+STARTING = "WorkersStarting"  # the reason of a gang without trouble whose pods do not all run
 
 
 class GangState(msgspec.Struct, frozen=True):
@@ -281,7 +282,7 @@ def _progress(
     if cause is not None:
         ended = f"Attempt {cause.number} ended: {sentence(cause.message)}"
         return State.GANG_STARTING, Reason("Restarting", f"{message} {ended}")
-    return State.GANG_STARTING, Reason("WorkersStarting", message)
+    return State.GANG_STARTING, Reason(STARTING, message)
 
 
 def _restart_cause(job: TorchrunJob, gang: ObservedGang) -> Attempt | None:

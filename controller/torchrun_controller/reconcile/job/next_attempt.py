@@ -233,7 +233,7 @@ def _why_created(
         return upcoming.resize
     if upcoming.cause is None:
         # Use the message that the next reconcile would write, to save a status update.
-        return Reason("WorkersStarting", f"{pods_are(0, spec.size.nodes)} running.")
+        return Reason(gang.STARTING, f"{pods_are(0, spec.size.nodes)} running.")
     elsewhere = f", preferably not on {', '.join(avoided)}" if avoided else ""
     cause = sentence(upcoming.cause.message)
     return Reason("Restarting", f"Job {child} is being created{elsewhere}. {cause}")

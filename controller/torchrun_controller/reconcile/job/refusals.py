@@ -17,6 +17,8 @@ CONDITION = "WritesAccepted"
 NAME_CONFLICT = "NameConflict"
 LISTED = 4  # most refusals in a message; it counts the others
 
+NO_REFUSALS = RefusedWrites()  # the usual case
+
 Identity: TypeAlias = tuple[str, str, str]  # verb, resource, name
 
 
@@ -28,6 +30,8 @@ def identity(write: Apply | Delete) -> Identity:
 
 def find_refusal(refused: RefusedWrites, write: Apply | Delete) -> Reason | None:
     """Return why this write is refused at present; None if it is not."""
+    if refused == NO_REFUSALS:
+        return None
     key = identity(write)
     if isinstance(write, Apply):
         for conflict in refused.conflicts:
@@ -63,6 +67,8 @@ def all_or_refused(refused: RefusedWrites, applies: tuple[Apply, ...]) -> tuple[
 
 def build_condition(refused: RefusedWrites, applies: tuple[Apply, ...]) -> ConditionUpdate | None:
     """Return the warning of refused writes; `applies` are what the job needs now."""
+    if refused == NO_REFUSALS:
+        return None
     reasons = [_reason(rejection) for rejection in refused.rejections]
     keys = {("apply", r.resource, r.name) for r in refused.rejections}
     others = (apply for apply in applies if identity(apply) not in keys)

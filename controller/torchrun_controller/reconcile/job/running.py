@@ -7,6 +7,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.gang import cleanup, elastic, fence, gate
 from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
+from torchrun_controller.reconcile.gang.gang import STARTING
 from torchrun_controller.reconcile.gang.restarts import FailureAction, describe_limit
 from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.context import Context
@@ -112,7 +113,7 @@ def gang_exists(context: Context) -> Decision | None:
         return None
     outlook = context.outlook
     decision = keep_running(context)
-    if decision.why.reason in ("WorkersStarting", "Restarting"):
+    if decision.why.reason in (STARTING, "Restarting"):
         # The scheduler has not decided yet: each gang starts like that.
         outlook = replace(outlook, condition=None)
     if outlook.condition is not None and outlook.condition.status == "False":
@@ -202,7 +203,7 @@ def _missing_checkpoints(
     job: TorchrunJob, queue: TorchrunQueue | None, workspace: ObservedWorkspace
 ) -> tuple[Apply, ...]:
     """Return the missing PVC for checkpoints of a running gang; its pods may not mount it yet."""
-    if queue is None:
+    if queue is None or not (queue.spec.storage.checkpoints or job.spec.volumes.checkpoints):
         return ()
     try:
         spec = resolve_spec(job, queue)

@@ -21,7 +21,11 @@ from torchrun_api.unsupported import not_yet_supported
 from torchrun_controller.reconcile.gang import fence
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.failures import find_root_cause, precedence
-from torchrun_controller.reconcile.gang.gang import failure_reason, find_completed_job
+from torchrun_controller.reconcile.gang.gang import (
+    STARTING,
+    failure_reason,
+    find_completed_job,
+)
 from torchrun_controller.reconcile.job import dependencies, progress, refusals, scheduled
 from torchrun_controller.reconcile.model.conditions import (
     ADMITTED,
@@ -336,7 +340,8 @@ def events(
 ) -> tuple[Event, ...]:
     """Return one event for each change of phase or reason, and one for each new warning.
 
-    A change of the message alone has no event: counts in it change with each scheduling attempt.
+    The usual start of pods has none. Neither has a change of the message alone: counts in it change
+    with each scheduling attempt.
     """
     return (*_change_events(before, decision, row), *_warning_events(before, composed))
 
@@ -358,4 +363,6 @@ def _change_events(before: TorchrunJobStatus, decision: Decision, row: Row) -> l
         return []
     trouble = state in TROUBLE or why.reason in scheduled.TROUBLE_REASONS
     event = Event("Warning" if trouble else "Normal", why.reason, why.message)
-    return [event] if decision.warning is None else [event, decision.warning]
+    # The child Job and its pods have events of their own for a usual start.
+    events = [event] if why.reason != STARTING or trouble else []
+    return events if decision.warning is None else [*events, decision.warning]
