@@ -23,22 +23,26 @@ ABOUT = {
     "shapes": "gangs of 1 to 256 nodes, beside bare clients and JobSet: latency, burst, restart",
     "steady": "a minute with 1,000 and 10,000 running jobs and nothing to do: writes, CPU",
     "cold": "start with 10,000 jobs and 100,000 pods: time to synced, memory, writes",
+    "hour": "an hour of 50 pod events a second beside 100,000 pods: CPU, growth of memory",
     "churn": "100,000 pod events through watch, store and queue (needs no API server)",
     "restart": "first failed pod of a gang to the pods of the next, p50 and p99",
     "growth": "latency and cold start at 1x, 10x, 100x: the exponents",
     "flames": "flame graphs of burst and churn, to docs/flames (needs py-spy)",
+    "large": "one gang of 1,000 and of 5,000 pods: start, restart, writes, status, memory",
     "life": "writes of a job from its creation to its success",
     "resume": "process start to the Job of a job that waits, among 1,000 others",
     "planted": "that a planted slow-down of 2x shows in burst and churn: tests the bench itself",
 }
-STANDING = ("steady", "cold", "growth")  # share a cluster
+STANDING = ("steady", "cold", "hour", "growth")  # share a cluster
+ON_REQUEST = ("flames", "hour", "large", "planted")
 # The parts of `make bench`.
-USUAL = tuple(part for part in ABOUT if part not in ("flames", "planted"))
+USUAL = tuple(part for part in ABOUT if part not in ON_REQUEST)
 
 
 def _measures() -> dict[str, Callable[[Options], list[Row]]]:
     from torchrun_bench.churn import churn
     from torchrun_bench.flames import flames
+    from torchrun_bench.large import large
     from torchrun_bench.proof import planted
     from torchrun_bench.restarts import lives, restarts
     from torchrun_bench.standing import resume
@@ -46,6 +50,7 @@ def _measures() -> dict[str, Callable[[Options], list[Row]]]:
     return {
         "churn": churn,
         "restart": restarts,
+        "large": large,
         "life": lives,
         "resume": resume,
         "flames": flames,
@@ -86,13 +91,18 @@ def _options() -> tuple[list[str], Options, argparse.Namespace]:
         "python -m torchrun_bench",
         description=f"{__doc__}\nparts:\n{listed}",
         epilog="examples:\n"
-        "  python -m torchrun_bench                               all but flames and planted\n"
+        "  python -m torchrun_bench                               all usual parts\n"
         "  python -m torchrun_bench --part shapes --part churn    two of them\n"
         "  python -m torchrun_bench --quick --part shapes         does it work at all?\n"
         "  python -m torchrun_bench --set events=20000 --part churn\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--part", action="append", choices=list(ABOUT), help="may be repeated")
+    parser.add_argument(
+        "--part",
+        action="append",
+        choices=list(ABOUT),
+        help=f"may be repeated; without it: {', '.join(USUAL)}",
+    )
     parser.add_argument("--quick", action="store_true", help="smoke sizes, without targets")
     parser.add_argument(
         "--set",
@@ -114,14 +124,16 @@ def _options() -> tuple[list[str], Options, argparse.Namespace]:
     overrides = dict(pair.split("=", 1) for pair in arguments.set)
     if unknown := set(overrides) - set(Options.__struct_fields__):
         parser.error(f"no size is called {', '.join(sorted(unknown))}")
-    sizes = {name: tuple(text.split(",")) if name in ("scales", "nodes") else text
+    sizes = {name: tuple(text.split(",")) if name in ("scales", "nodes", "large") else text
              for name, text in overrides.items()}  # fmt: skip
     parameters = {**msgspec.structs.asdict(options), **sizes, "plant": arguments.plant}
     try:
         options = msgspec.convert(parameters, Options, strict=False)
     except msgspec.ValidationError as error:
         parser.error(str(error))
-    return arguments.part or list(USUAL), options, arguments
+    # The smoke run is of everything.
+    usual = USUAL if not arguments.quick else (*USUAL, "hour", "large")
+    return arguments.part or list(usual), options, arguments
 
 
 def main() -> int:

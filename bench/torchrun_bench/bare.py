@@ -4,8 +4,8 @@ It has no decisions, cache or retries: the minimum of a program in Python.
 
 Usage: python -m torchrun_bench.bare SERVER.json NAMESPACE PLAN.json MODE
 
-NAMESPACE is one namespace, or "" for all of them in the mode "follow". Writes use the transport of
-the controller (`http.Client`).
+NAMESPACE is one namespace, or "" for all of them in the modes "follow" and "list". Writes use the
+transport of the controller (`http.Client`).
 
 follow   write for each job that is created from now on, and for each whose gang fails
 resume   list all jobs, write for those of the namespace that have no phase yet
@@ -29,15 +29,15 @@ WORKERS = 16
 JOBS = "/apis/torchrun.ai/v1alpha1"
 # Placeholders of the template, replaced for each job. No name is part of another.
 NAME, NAMESPACE, UID = b"template-name.", b"template-namespace.", b"template-uid."
-# The lists of the controller in a namespace, with their selectors.
+# The lists of the controller, with their selectors. {} is "" or "/namespaces/NAME".
 CHILDREN = {"labelSelector": JOB_LABEL}
 LISTED: tuple[tuple[str, dict[str, str]], ...] = (
-    (JOBS + "/namespaces/{}/torchrunjobs", {}),
-    (JOBS + "/namespaces/{}/torchrunqueues", {}),
-    ("/api/v1/namespaces/{}/pods", CHILDREN),
-    ("/apis/batch/v1/namespaces/{}/jobs", CHILDREN),
-    ("/api/v1/namespaces/{}/persistentvolumeclaims", CHILDREN),
-    ("/api/v1/namespaces/{}/services", CHILDREN),
+    (JOBS + "{}/torchrunjobs", {}),
+    (JOBS + "{}/torchrunqueues", {}),
+    ("/api/v1{}/pods", CHILDREN),
+    ("/apis/batch/v1{}/jobs", CHILDREN),
+    ("/api/v1{}/persistentvolumeclaims", CHILDREN),
+    ("/api/v1{}/services", CHILDREN),
 )
 _END = b'"k8s.io/initial-events-end":"true"'
 
@@ -115,9 +115,10 @@ async def resume(server: Server, namespace: str, writes: Stages) -> None:
 
 async def read_all(server: Server, namespace: str) -> None:
     """Read the lists of a controller at its start, streamed, without decoding objects."""
+    scope = f"/namespaces/{namespace}" if namespace else ""
     async with server.session() as session, asyncio.TaskGroup() as tasks:
         for path, selector in LISTED:
-            tasks.create_task(_read_list(session, path.format(namespace), selector))
+            tasks.create_task(_read_list(session, path.format(scope), selector))
     print("synced", flush=True)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from torchrun_bench.bodies import torchrun_queue
-from torchrun_bench.http import Server
+from torchrun_bench.bodies import team, torchrun_queue
+from torchrun_bench.http import Client, Server
 from torchrun_bench.processes import CONTROLLER_NAMESPACE, NAMESPACES
 from torchrun_bench.report import say
 from torchrun_cluster import LocalCluster, Size
@@ -57,3 +57,15 @@ def prepare(on: LocalCluster) -> Server:
         certificate=str(on.client_certificate),
         key=str(on.client_key),
     )
+
+
+async def create_teams(server: Server, teams: int) -> None:
+    """Create namespaces, each with the queue."""
+    client = Client(server)
+    for number in range(teams):
+        name = team(number)
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        await client.send("POST", "/api/v1/namespaces", msgspec.json.encode(namespace))
+        path = f"/apis/torchrun.ai/v1alpha1/namespaces/{name}/torchrunqueues"
+        await client.send("POST", path, msgspec.json.encode(torchrun_queue(name)))
+    client.close()

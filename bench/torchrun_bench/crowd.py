@@ -2,8 +2,8 @@
 
 The real controller, Job controller and scheduler create one gang, which runs on kwok nodes. Then
 they are stopped, and the objects of the gang in etcd (TorchrunJob, Job, Service, pods) are copied
-with other names and UIDs of the same length, which keeps the encodings valid. So each copy is byte
-for byte like a real idle job.
+with other names, namespaces and UIDs of the same length, which keeps the encodings valid. So each
+copy is byte for byte like a real idle job.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ import aiohttp
 import msgspec
 import uvloop
 
-from torchrun_bench import kwok
-from torchrun_bench.control_plane import cluster, name_of, prepare
+from torchrun_bench import bodies, kwok
+from torchrun_bench.control_plane import cluster, create_teams, name_of, prepare
 from torchrun_bench.etcd import Etcd
 from torchrun_bench.http import Server
 from torchrun_bench.load import create
@@ -42,8 +42,11 @@ COPIED = (
 )
 # Values that copies share.
 KEPT = ("/registry/torchrun.ai/torchrunqueues/", "/registry/minions/", "/registry/namespaces/")
-JOBS = f"/apis/torchrun.ai/v1alpha1/namespaces/{CONTROLLER_NAMESPACE}/torchrunjobs"
-PODS = f"/api/v1/namespaces/{CONTROLLER_NAMESPACE}/pods"
+ORIGINAL_PATH = (
+    f"/apis/torchrun.ai/v1alpha1/namespaces/{CONTROLLER_NAMESPACE}/torchrunjobs/{ORIGINAL}"
+)
+JOBS = "/apis/torchrun.ai/v1alpha1/torchrunjobs"
+PODS = "/api/v1/pods"
 
 _UID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -51,10 +54,11 @@ _UID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12
 class Crowd:
     """A cluster with only etcd and the API server, which can be filled with jobs."""
 
-    def __init__(self, on: LocalCluster, name: str, server: Server, gang: int) -> None:
+    def __init__(self, on: LocalCluster, name: str, server: Server, gang: int, teams: int) -> None:
         self.cluster = on
         self.server = server
         self.gang = gang
+        self.teams = teams
         self.jobs = 1
         self._name = name
         etcd = Etcd(name)
@@ -63,9 +67,23 @@ class Crowd:
             for prefix in COPIED
             for key, value in etcd.under(f"{prefix}{CONTROLLER_NAMESPACE}/").items()
         }
+        self.pods = sorted(
+            key.decode().rpartition("/")[2]
+            for key in self._original
+            if key.startswith(b"/registry/pods/")
+        )
         others = [value for prefix in KEPT for value in etcd.under(prefix).values()]
         etcd.close()
         self._uids = sorted(_uids(self._original.values()) - _uids(others))
+
+    @property
+    def namespaces(self) -> list[str]:
+        """All namespaces with jobs, or with room for them."""
+        return [CONTROLLER_NAMESPACE, *(bodies.team(number) for number in range(self.teams))]
+
+    def namespace_of(self, number: int) -> str:
+        """The namespace of a copy."""
+        return bodies.team(number % self.teams)
 
     def fill(self, jobs: int) -> None:
         """Create jobs up to this number, each with its pods. Stops the API server meanwhile."""
@@ -79,32 +97,35 @@ class Crowd:
             self.cluster.start("kube-apiserver")
         self.cluster.wait_ready(MOST_SECONDS)
         self.jobs = jobs
-        seen = uvloop.run(self._seen(jobs))
+        pods = uvloop.run(self._seen(jobs))
         say(
-            f"crowd: {jobs} jobs with {seen - jobs} pods,"
+            f"crowd: {jobs} jobs with {pods} pods in {self.teams} namespaces,"
             f" {written} objects written in {time.monotonic() - began:.0f} s"
         )
 
     def _copy(self, number: int) -> Iterator[tuple[bytes, bytes]]:
-        name = f"gang-{number:05d}".encode()
+        name, namespace = f"gang-{number:05d}".encode(), self.namespace_of(number).encode()
+        assert len(namespace) == len(CONTROLLER_NAMESPACE), "the encodings have lengths"
         uids = [(uid, f"{number:08x}".encode() + uid[8:]) for uid in self._uids]
         for key, value in self._original.items():
-            copied = value.replace(ORIGINAL.encode(), name)
-            for old, new in uids:
+            copied = value
+            here = ((ORIGINAL.encode(), name), (CONTROLLER_NAMESPACE.encode(), namespace))
+            for old, new in (*here, *uids):
                 copied = copied.replace(old, new)
-            yield key.replace(ORIGINAL.encode(), name), copied
+            for old, new in here:
+                key = key.replace(old, new)
+            yield key, copied
 
     async def _seen(self, jobs: int) -> int:
-        """Wait until the API server lists all objects."""
+        """Wait until the API server lists all objects. Returns the number of pods."""
         async with self.server.session() as session:
-            counts = []
+            count = 0
             for path, least in ((JOBS, jobs), (PODS, jobs * self.gang)):
                 end = time.monotonic() + 300
                 while (count := await _count(session, path)) < least:
                     if time.monotonic() > end:
                         raise RuntimeError(f"{path} has {count} objects, not {least}")
-                counts.append(count)
-            return sum(counts)
+            return count
 
 
 def _uids(values: Iterable[bytes]) -> set[bytes]:
@@ -126,7 +147,7 @@ async def _one_gang(server: Server, port: int, gang: int) -> None:
         await create(session, CONTROLLER_NAMESPACE, ORIGINAL, gang)
         async with asyncio.timeout(60):
             while True:
-                async with session.get(f"{JOBS}/{ORIGINAL}") as answer:
+                async with session.get(ORIGINAL_PATH) as answer:
                     job = msgspec.json.decode(await answer.read())
                 if job.get("status", {}).get("workersStatus") == f"{gang}/{gang} ready":
                     return
@@ -134,15 +155,16 @@ async def _one_gang(server: Server, port: int, gang: int) -> None:
 
 
 @contextmanager
-def crowd(part: str, gang: int) -> Iterator[Crowd]:
-    """A cluster with one running job of `gang` pods, which can be copied."""
+def crowd(part: str, gang: int, teams: int) -> Iterator[Crowd]:
+    """A cluster with one running job of `gang` pods, which can be copied to `teams` namespaces."""
     say(f"{part}: starts an API server, and one gang of {gang} to be copied")
     made = cluster(part, scheduler=True)
     with made:
         server, port = prepare(made), free_port()
+        uvloop.run(create_teams(server, teams))
         with kwok.playing(made), controller(made.kubeconfig, port) as process:
             uvloop.run(_one_gang(server, port, gang))
             settled(process.pid)
         for component in ("kube-controller-manager", "kube-scheduler"):
             made.stop(component)
-        yield Crowd(made, name_of(part), server, gang)
+        yield Crowd(made, name_of(part), server, gang, teams)

@@ -34,8 +34,11 @@ SUCCEEDED = _terminated("Succeeded", 0, "Completed")
 class Gangs:
     """Jobs, child Jobs and pods of a namespace, with monotonic times."""
 
-    def __init__(self, session: aiohttp.ClientSession, namespace: str) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, namespace: str, most_seconds: float = 60.0
+    ) -> None:
         self._session = session
+        self._most_seconds = most_seconds
         scope = f"namespaces/{namespace}"
         self.jobs_path = f"/apis/torchrun.ai/v1alpha1/{scope}/torchrunjobs"
         self._pods_path = f"/api/v1/{scope}/pods"
@@ -69,8 +72,8 @@ class Gangs:
                 follower.cancel()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for a condition on the watched objects, for up to a minute."""
-        async with asyncio.timeout(60), self._changed:
+        """Wait for a condition on the watched objects, for `most_seconds` at most."""
+        async with asyncio.timeout(self._most_seconds), self._changed:
             await self._changed.wait_for(holds)
 
     async def end(self, pod: str, status: JsonObject) -> None:

@@ -12,10 +12,10 @@ STAGES = Path(__file__).with_name("kwok.yaml")
 NODES = 16
 
 
-def playing(on: LocalCluster) -> AbstractContextManager[object]:
-    """Run NODES nodes whose pods run at once."""
+def playing(on: LocalCluster, count: int = NODES) -> AbstractContextManager[object]:
+    """Run nodes whose pods run at once."""
     node = {"apiVersion": "v1", "kind": "Node"}
-    nodes = [{**node, "metadata": {"name": f"node-{number}"}} for number in range(NODES)]
+    nodes = [{**node, "metadata": {"name": f"node-{number}"}} for number in range(count)]
     listed = {"apiVersion": "v1", "kind": "List", "items": nodes}
     on.kubectl("apply", "-f", "-", stdin=msgspec.json.encode(listed).decode())
     program = binaries.ensure(["kwok"])["kwok"]

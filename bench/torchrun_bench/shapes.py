@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import msgspec
 import uvloop
 
-from torchrun_bench import bodies
 from torchrun_bench.api_requests import writes
 from torchrun_bench.competitors import (
     APPLY,
@@ -25,7 +24,7 @@ from torchrun_bench.competitors import (
     Site,
     available,
 )
-from torchrun_bench.control_plane import name_of, serving
+from torchrun_bench.control_plane import create_teams, name_of, serving
 from torchrun_bench.etcd import Etcd
 from torchrun_bench.http import Client
 from torchrun_bench.options import Options
@@ -51,19 +50,8 @@ def site(part: str, teams: int) -> Iterator[Site]:
     """An API server with the queue in many namespaces."""
     with serving(part) as (cluster, server):
         made = Site(name_of(part), cluster, server)
-        uvloop.run(_namespaces(made, teams))
+        uvloop.run(create_teams(server, teams))
         yield made
-
-
-async def _namespaces(on: Site, teams: int) -> None:
-    client = Client(on.server)
-    for number in range(teams):
-        name = bodies.team(number)
-        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-        await client.send("POST", "/api/v1/namespaces", msgspec.json.encode(namespace))
-        path = f"/apis/torchrun.ai/v1alpha1/namespaces/{name}/torchrunqueues"
-        await client.send("POST", path, msgspec.json.encode(bodies.torchrun_queue(name)))
-    client.close()
 
 
 def measure(options: Options) -> Figures:

@@ -15,6 +15,7 @@ import uvloop
 
 from torchrun_bench import plans
 from torchrun_bench.crowd import Crowd, crowd
+from torchrun_bench.hour import hour
 from torchrun_bench.load import Watched, create, in_turn
 from torchrun_bench.options import Options
 from torchrun_bench.processes import (
@@ -49,21 +50,25 @@ class Cold(msgspec.Struct, frozen=True):
 
 
 def parts(names: Sequence[str], options: Options) -> list[Row]:
-    """Parts 3, 4 and 7: the requested ones of `steady`, `cold` and `growth`."""
+    """The requested ones of `steady`, `cold`, `hour` and `growth`."""
     rows: list[Row] = []
     colds: dict[int, Cold] = {}
     idle: dict[int, float] = {}
     scales = options.scales if "growth" in names else options.scales[1:]
-    with crowd("standing", options.gang) as on:
+    with crowd("standing", options.gang, options.spread) as on:
         for jobs in scales:
             _fill(on, jobs, options)
             largest = jobs == max(scales)
             if {"cold", "growth"} & {*names}:
                 colds[jobs] = _cold(on, options)
             if "cold" in names and largest:
-                rows += _cold_rows(on, colds[jobs])
+                rows += _cold_rows(on, colds[jobs], "watches of all namespaces")
+                scoped = _cold(on, options, namespaces=on.namespaces)
+                rows += _cold_rows(on, scoped, f"watches of {len(on.namespaces)} namespaces")
             if "steady" in names and jobs in options.scales[1:]:
                 rows += _steady(on, options)
+            if "hour" in names and largest:
+                rows += hour(on, options)
             if "growth" in names:  # last, because its jobs never get pods
                 idle[jobs] = _idle(on, options)
     if "growth" in names:
@@ -82,13 +87,15 @@ def _fill(on: Crowd, jobs: int, options: Options) -> None:
     say(f"crowd: the first look at {jobs} jobs writes {made.writes} times: {made.written()}")
 
 
-def _cold(on: Crowd, options: Options) -> Cold:
+def _cold(on: Crowd, options: Options, namespaces: Sequence[str] = ()) -> Cold:
+    """One start with watches of all namespaces, or of each of these."""
+    scope = ["--namespaces", ",".join(namespaces)] if namespaces else []
     began = time.monotonic()
-    with bare(on.server, CONTROLLER_NAMESPACE, "list") as process:
+    with bare(on.server, "", "list") as process:
         wait_for_word(process, "synced")
         floor = time.monotonic() - began
     port, began = free_port(), time.monotonic()
-    with controller(on.cluster.kubeconfig, port, plant=options.plant) as process:
+    with controller(on.cluster.kubeconfig, port, plant=options.plant, options=scope) as process:
         until_ready(port)
         synced = time.monotonic() - began
         used = settled(process.pid)
@@ -102,17 +109,17 @@ def _cold(on: Crowd, options: Options) -> Cold:
             writes=requests(port).writes,
             bare=floor,
         )
-    say(f"cold start with {on.jobs} jobs: {made}")
+    say(f"cold start with {on.jobs} jobs, {len(namespaces) or 'all'} namespaces: {made}")
     return made
 
 
-def _cold_rows(on: Crowd, seen: Cold) -> list[Row]:
-    of = f"cold start, {on.jobs} jobs, {on.jobs * on.gang} pods"
+def _cold_rows(on: Crowd, seen: Cold, scope: str) -> list[Row]:
+    of = f"cold start, {on.jobs} jobs, {on.jobs * on.gang} pods, {scope}"
     return [
         row(f"{of}: process start to synced", "s", seen.synced, seen.bare),
         row(f"{of}: until all was looked at", "s", seen.at_rest),
         row(f"{of}: CPU", "s", seen.cpu),
-        row(f"{of}: peak memory", "MiB", seen.peak_mib, most=500.0),
+        row(f"{of}: peak memory", "MiB", seen.peak_mib, most=320.0),
         row(f"{of}: memory afterwards", "MiB", seen.mib),
         row(f"{of}: writes", "", seen.writes, most=0),
     ]
@@ -187,7 +194,7 @@ def _idle(on: Crowd, options: Options) -> float:
 
 def resume(options: Options) -> list[Row]:
     """Part 10: from the process start to the child Job of a waiting job, among jobs of one pod."""
-    with crowd("resume", 1) as on:
+    with crowd("resume", 1, options.teams) as on:
         _fill(on, options.scales[1], options)
         return _resume(on, options)
 

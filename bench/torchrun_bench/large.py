@@ -1,0 +1,202 @@
+"""One gang of thousands of pods, beside the Job controller alone with a Job of as many pods.
+
+Nodes and pods are kwok's; API server, Job controller, scheduler and controller are real. Each gang
+is restarted once. For the Job controller alone, the bench deletes the failed Job and creates the
+next one as soon as it sees the first failed pod.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+import msgspec
+import uvloop
+
+from torchrun_api import names
+from torchrun_api.json import JsonObject
+from torchrun_bench import bodies, kwok
+from torchrun_bench.control_plane import cluster, prepare
+from torchrun_bench.gangs import FAILED, Gangs
+from torchrun_bench.http import JSON, Server, send
+from torchrun_bench.load import create
+from torchrun_bench.options import Options
+from torchrun_bench.processes import (
+    BARE_NAMESPACE,
+    CONTROLLER_NAMESPACE,
+    Requests,
+    Usage,
+    controller,
+    free_port,
+    ready,
+    requests,
+    settled,
+)
+from torchrun_bench.report import Row, row, say
+
+GANG = "gang"
+FAILING = 3  # index of the pod that fails
+MOST_SECONDS = 1200.0  # for each step
+TARGET_PODS = 1000  # the size with targets
+_CPUS = 64  # of a kwok node
+
+
+class Steps(msgspec.Struct, frozen=True):
+    """Seconds from the creation, and from the first failed pod."""
+
+    pods_created: float
+    pods_running: float
+    pods_again: float  # from the first failed pod to all pods of the next attempt
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """What the gang cost the controller. `phase_again` is in seconds from the first failed pod."""
+
+    phase_running: float
+    phase_again: float
+    started: Requests
+    restarted: Requests
+    status_bytes: int
+    used: Usage
+
+
+def large(options: Options) -> list[Row]:
+    """One gang of each size."""
+    return [row for pods in options.large for row in _measure(pods)]
+
+
+def _measure(pods: int) -> list[Row]:
+    say(f"large: starts an API server, scheduler, Job controller and kwok for {pods} pods")
+    with cluster("large", scheduler=True) as on:
+        server, port = prepare(on), free_port()
+        # The pods of the failed attempt end while those of the next one start.
+        with kwok.playing(on, max(2 * pods // _CPUS, 1) + 1):
+            alone = uvloop.run(_alone(server, pods))
+            say(f"large: {pods} pods, the Job controller alone: {alone}")
+            with controller(on.kubeconfig, port) as process:
+                ours, cost = uvloop.run(_ours(server, pods, process.pid, port))
+            say(f"large: {pods} pods, the controller: {ours}")
+    return rows(pods, ours, alone, cost)
+
+
+async def _alone(server: Server, pods: int) -> Steps:
+    async with server.session() as session:
+        gangs = Gangs(session, BARE_NAMESPACE, MOST_SECONDS)
+        path = f"/apis/batch/v1/namespaces/{BARE_NAMESPACE}/jobs"
+        async with gangs.following():
+
+            async def start(attempt: int) -> None:
+                body = msgspec.json.encode(labelled_job(pods, attempt))
+                await send(session, "POST", path, body, JSON)
+
+            async def again() -> None:
+                options = msgspec.json.encode({"propagationPolicy": "Background"})
+                await send(session, "DELETE", f"{path}/{GANG}-0", options, JSON)
+                await start(1)
+
+            began = time.monotonic()
+            await start(0)
+            steps = await _steps(gangs, pods, began, again)
+            await send(
+                session, "DELETE", f"{path}/{GANG}-1?propagationPolicy=Background", b"", JSON
+            )
+            await _until_gone(session, BARE_NAMESPACE)
+            return steps
+
+
+def labelled_job(pods: int, attempt: int) -> JsonObject:
+    """A plain Job whose pods have the labels by which `Gangs` knows them."""
+    body = bodies.plain_job(f"{GANG}-{attempt}", BARE_NAMESPACE, "", pods)
+    metadata, spec = body["metadata"], body["spec"]
+    assert isinstance(metadata, dict)
+    assert isinstance(spec, dict)
+    del metadata["ownerReferences"]
+    template = spec["template"]
+    assert isinstance(template, dict)
+    template["metadata"] = {"labels": {names.JOB_LABEL: GANG, names.ATTEMPT_LABEL: str(attempt)}}
+    return body
+
+
+async def _steps(
+    gangs: Gangs, pods: int, began: float, again: Callable[[], Awaitable[None]] | None = None
+) -> Steps:
+    """Wait for the pods of a gang that was created, fail one, and wait for the next attempt.
+
+    `again` starts the next attempt; None: the controller does.
+    """
+    await gangs.until(lambda: len(gangs.up.get((GANG, "0"), ())) == pods)
+    if again is None:
+        await gangs.until(lambda: (GANG, 0) in gangs.running)
+    say(f"large: all {pods} pods run")
+    await gangs.end(sorted(gangs.pods[GANG, "0"])[FAILING], FAILED)
+    await gangs.until(lambda: GANG in gangs.failed)
+    if again is not None:
+        await again()
+    await gangs.until(lambda: len(gangs.pods.get((GANG, "1"), ())) == pods)
+    return Steps(
+        pods_created=max(gangs.pods[GANG, "0"].values()) - began,
+        pods_running=max(gangs.up[GANG, "0"].values()) - began,
+        pods_again=max(gangs.pods[GANG, "1"].values()) - gangs.failed[GANG],
+    )
+
+
+async def _ours(server: Server, pods: int, pid: int, port: int) -> tuple[Steps, Cost]:
+    await ready(port)
+    async with server.session() as session:
+        gangs = Gangs(session, CONTROLLER_NAMESPACE, MOST_SECONDS)
+        async with gangs.following():
+            before, began = requests(port), time.monotonic()
+            await create(session, CONTROLLER_NAMESPACE, GANG, pods)
+            await gangs.until(lambda: (GANG, 0) in gangs.running)
+            await asyncio.to_thread(settled, pid)
+            running = requests(port)
+            steps = await _steps(gangs, pods, began)
+            await gangs.until(lambda: (GANG, 1) in gangs.running)
+            used = await asyncio.to_thread(settled, pid)
+            async with session.get(f"{gangs.jobs_path}/{GANG}") as answer:
+                status = msgspec.json.decode(await answer.read())["status"]
+            return steps, Cost(
+                phase_running=gangs.running[GANG, 0] - began,
+                phase_again=gangs.running[GANG, 1] - gangs.failed[GANG],
+                started=running.since(before),
+                restarted=requests(port).since(running),
+                status_bytes=len(msgspec.json.encode(status)),
+                used=used,
+            )
+
+
+async def _until_gone(session: aiohttp.ClientSession, namespace: str) -> None:
+    """Wait until the namespace has no pods."""
+    async with asyncio.timeout(MOST_SECONDS):
+        for _ in range(100_000):
+            async with session.get(f"/api/v1/namespaces/{namespace}/pods?limit=1") as answer:
+                if not msgspec.json.decode(await answer.read())["items"]:
+                    return
+            await asyncio.sleep(0.5)
+
+
+def rows(pods: int, ours: Steps, alone: Steps, cost: Cost) -> list[Row]:
+    """The figures of one size; those of TARGET_PODS have targets."""
+    of = f"gang of {pods:,}"
+    bound = ("<=", 1.5) if pods == TARGET_PODS else None
+    most = 20.0 if pods == TARGET_PODS else None
+    for what, made in (("start", cost.started), ("restart", cost.restarted)):
+        say(f"{of}, {what}: {made.written()}")
+    return [
+        row(f"{of}: created to all pods created", "s", ours.pods_created, alone.pods_created),
+        row(f"{of}: created to all pods running", "s", ours.pods_running, alone.pods_running),
+        row(f"{of}: created to the phase Running", "s", cost.phase_running),
+        row(f"{of}: first failed pod to all new pods created", "s", ours.pods_again,
+            alone.pods_again, ratio=bound),
+        row(f"{of}: first failed pod to the phase Running", "s", cost.phase_again),
+        row(f"{of}: writes for the start", "", cost.started.writes, most=most),
+        row(f"{of}: writes for the restart", "", cost.restarted.writes, most=most),
+        row(f"{of}: events", "", _events(cost.started) + _events(cost.restarted)),
+        row(f"{of}: status", "bytes", cost.status_bytes),
+        row(f"{of}: CPU", "s", cost.used.cpu_seconds),
+        row(f"{of}: peak memory", "MiB", cost.used.peak_mib),
+    ]  # fmt: skip
+
+
+def _events(made: Requests) -> int:
+    return sum(n for (verb, what), n in made.by_kind.items() if what.startswith("events"))
