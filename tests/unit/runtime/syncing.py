@@ -102,8 +102,13 @@ class Client:
 class Pod(Client):
     """A sync pod in a thread. result: the marker or the error that it ended with."""
 
+    server: Server
     result: list[Marker | SyncError] = field(default_factory=list)
     thread: threading.Thread = field(default_factory=threading.Thread)
+
+    def set_read_timeout(self, seconds: float) -> None:
+        """Of the reads that begin from now on."""
+        self.server._handlers._read_timeout = seconds
 
     def end(self) -> Marker | SyncError:
         self.thread.join(SECONDS)
@@ -118,7 +123,7 @@ def pod(settings: Settings) -> Iterator[Pod]:
     claim.prepare()
     workflow = receive.open_workflow(settings, claim)
     with listening(settings, workflow) as server:
-        running = Pod(server.port)
+        running = Pod(server.port, server)
 
         def work() -> None:
             try:

@@ -1,12 +1,13 @@
 """Edits of a running job, from the command until its workers use the new revision."""
 
-import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
+from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.kubectl import ClusterNamespace
 from kubectl_torchrun.upload import tree
 from kubectl_torchrun.upload.cache import UploadCache
@@ -126,22 +127,31 @@ def test_the_end_of_the_job_ends_the_watch(laptop: Laptop) -> None:
     assert "Succeeded" in result.stderr
 
 
-def fetching(laptop: Laptop, *statuses: dict[str, object]) -> None:
-    """A running job with a git source. `status` has the next state for each read after the request."""
+@pytest.fixture
+def fetching(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    return partial(play_fetch, laptop, monkeypatch)
+
+
+def play_fetch(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch, *statuses: dict[str, object]
+) -> None:
+    """A running job with a git source. It has the next status when the command has seen the last."""
     server = laptop.server
     running: dict[str, object] = {"phase": "Running", "workspaceRevision": 1}
     spec = {"volumes": {"workspace": {"source": "git", "url": "https://git.example/a.git"}}}
     laptop.job("run", spec=spec, status={**running, "conditions": READY})
     left = list(statuses)
+    wait = JobWatch.next_change
 
-    def see(request: web.Request) -> None:
-        if request.method == "PATCH":
-            for wait, status in enumerate(left, 1):
-                changed = {**running, "conditions": READY, "workspaceCommit": "c0ffee", **status}
-                put = partial(server.put, "torchrunjobs", "run", status=changed)
-                threading.Timer(0.3 * wait, put).start()
+    async def next_change(job_watch: JobWatch, seconds: float) -> bool:
+        metadata = server.objects["torchrunjobs", "run"]["metadata"]
+        seen = job_watch.job and job_watch.job.metadata.resource_version
+        if left and seen == metadata["resourceVersion"]:  # type: ignore[index,call-overload]
+            changed = {"conditions": READY, "workspaceCommit": "c0ffee", **left.pop(0)}
+            server.put("torchrunjobs", "run", status={**running, **changed})
+        return await wait(job_watch, seconds)
 
-    server.hooks.append(see)
+    monkeypatch.setattr(JobWatch, "next_change", next_change)
 
 
 def behind(status: str, reason: str, message: str) -> dict[str, object]:
@@ -165,25 +175,29 @@ FETCHES = behind("Unknown", "Fetching", "pod run-sync-1 fetches")
     ],
 )
 def test_the_result_of_a_fetch_is_printed(
-    laptop: Laptop, after: dict[str, object], words: str
+    laptop: Laptop, fetching: Callable[..., None], after: dict[str, object], words: str
 ) -> None:
-    fetching(laptop, FETCHES, after)
+    fetching(FETCHES, after)
     result = laptop.run("sync", "run")
     assert result.exit_code == 0, result.output
     assert words in result.stderr
 
 
-def test_a_new_fetch_error_is_printed_but_not_an_old_one(laptop: Laptop) -> None:
+def test_a_new_fetch_error_is_printed_but_not_an_old_one(
+    laptop: Laptop, fetching: Callable[..., None]
+) -> None:
     before = behind("False", "FetchFailed", "of the last time")
-    fetching(laptop, before, FETCHES, behind("False", "SourceNotFound", "there is no main"))
+    fetching(before, FETCHES, behind("False", "SourceNotFound", "there is no main"))
     result = laptop.run("sync", "run")
     assert result.exit_code == 3, result.output
     assert "SourceNotFound" in result.stderr
     assert "FetchFailed" not in result.stderr
 
 
-def test_a_job_that_ends_during_a_fetch_is_reported(laptop: Laptop) -> None:
-    fetching(laptop, FETCHES, {"phase": "Succeeded"})
+def test_a_job_that_ends_during_a_fetch_is_reported(
+    laptop: Laptop, fetching: Callable[..., None]
+) -> None:
+    fetching(FETCHES, {"phase": "Succeeded"})
     result = laptop.run("sync", "run")
     assert result.exit_code != 0
     assert "The job is Succeeded. It ended before the fetch." in result.stderr

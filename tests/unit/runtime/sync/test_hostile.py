@@ -119,7 +119,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setattr("urllib3.util.connection.create_connection", never)
     directory = tmp_path / "claim"
     directory.mkdir()
-    return Settings(source="git", url=FINE, directory=directory, fetch_timeout=10)
+    return Settings(source="git", url=FINE, directory=directory, fetch_timeout=120)
 
 
 def refuse(settings: Settings, *reasons: str) -> SyncError:
@@ -213,7 +213,7 @@ def bucket(tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) ->
         source="s3",
         url=gateway.url("bucket/code"),
         directory=tmp_path / "claim",
-        fetch_timeout=10,
+        fetch_timeout=120,
         limits=LIMITS,
     )
 

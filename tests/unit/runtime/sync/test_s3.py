@@ -44,7 +44,7 @@ def settings(tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) 
     directory = tmp_path / "claim"
     directory.mkdir()
     url = gateway.url("bucket/code")
-    return Settings(source="s3", url=url, directory=directory, fetch_timeout=30)
+    return Settings(source="s3", url=url, directory=directory, fetch_timeout=120)
 
 
 def tree(settings: Settings) -> dict[str, bytes]:

@@ -101,11 +101,16 @@ def test_a_refusal_reaches_a_client_that_is_still_sending(tmp_path: Path) -> Non
 
 
 def test_closes_a_silent_connection(tmp_path: Path) -> None:
-    with pod(settings(tmp_path / "claim", read_timeout=0.2)) as server:
+    with pod(settings(tmp_path / "claim")) as server:
         silent = server.begin(CODE, 0, 5000)
+        while server.get()["offset"] != 5000:
+            pass
+        server.set_read_timeout(0.2)
+        silent.send(CODE[5000:5001])
         assert silent.sock.recv(1) == b""
         silent.close()
-        assert server.put(CODE, 5000)[0] == 202
+        server.set_read_timeout(60)
+        assert server.put(CODE, 5001)[0] == 202
         assert finished(server).files == 2
 
 
