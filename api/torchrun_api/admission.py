@@ -32,9 +32,9 @@ TopologyKey = Annotated[
 class Quota(Wire, frozen=True, kw_only=True):
     """Upper bounds of what the running jobs of a queue use together. Unset: no limit."""
 
-    nodes: (
-        Annotated[int, Meta(ge=0, le=100000, description="Nodes. One pod runs on each.")] | None
-    ) = None
+    nodes: Annotated[int, Meta(ge=0, le=100000, description="Nodes, with one pod each.")] | None = (
+        None
+    )
     gpus: Annotated[int, Meta(ge=0, le=1000000, description="GPUs.")] | None = None
     cpu: Annotated[Quantity, Meta(description='CPUs, for example 960 or "500m".')] | None = None
     memory: Annotated[Quantity, Meta(description='Memory, for example "4Ti".')] | None = None
@@ -170,8 +170,7 @@ class Dependency(Wire, frozen=True, kw_only=True):
         Literal["Succeeded", "Running", "Finished"],
         Meta(
             description="State that the other job must reach. Running: all of its pods have "
-            "run. Finished: it is Succeeded, Failed or TimedOut. Default: "
-            "Succeeded."
+            "run. Finished: it is Succeeded, Failed or TimedOut."
         ),
     ] = "Succeeded"
 

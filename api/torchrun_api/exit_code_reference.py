@@ -24,10 +24,8 @@ The controller interprets the end of workers as follows:
 
 - **Success:** a gang succeeds when all its workers exit with 0, or its
   [head](jobs.md#a-head-and-its-workers) does.
-- **First failure:** of several failed workers, the one with the most reliable cause decides, then
-  the first by time. The order is: reasons of the pod's status (OOMKilled, Evicted, disruptions),
-  Hung, signals, other exit codes and exceptions, lost connections to peers, deleted pods,
-  SIGTERM.
+- **First failure:** if several workers failed, [one of them](failures.md#the-first-failure)
+  decides.
 - **Counted:** whether `maxRestarts` counts the failure. A preempted, evicted or drained pod, a
   deleted pod that ended by SIGTERM, and a lost node are disruptions and are not counted, whatever
   the exit code.

@@ -137,7 +137,12 @@ LAUNCHER = (
         ("ExitCode",),
         True,
     ),
-    ExitStatus(_only(HUNG), "The ranks gave no sign of life.", ("Hung",), True),
+    ExitStatus(
+        _only(HUNG),
+        "A node had no progress report and no output for `hangTimeoutSeconds`.",
+        ("Hung",),
+        True,
+    ),
     ExitStatus(
         _only(LAUNCH_FAILED),
         "The command did not start.",

@@ -177,7 +177,7 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
     ] = ""
     num_nodes: Annotated[
         NodeCount | None,
-        Meta(description="Number of nodes. One pod with the queue's nodeResources runs on each."),
+        Meta(description="Number of nodes. Each node is one pod with the queue's nodeResources."),
     ] = None
     num_gpus: Annotated[
         GpuCount | None,
@@ -341,7 +341,7 @@ class TorchrunJob(Wire, frozen=True, kw_only=True):
         ),
         Rule(
             "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-            "metadata.name must be a DNS-1035 label (lower case letters, digits and '-', starting"
+            "metadata.name must be a DNS-1035 label (lowercase letters, digits and '-', starting"
             " with a letter), because a Service has this name",
         ),
         Rule(

@@ -91,7 +91,7 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     state: str = field(default="", name="torchrun.ai/state")
     fence: str = field(default="", name="torchrun.ai/fence")
     local_checkpoints: str = field(default="", name="torchrun.ai/local-checkpoints")
-    told: str = field(default="", name="torchrun.ai/told")
+    notification_time: str = field(default="", name="torchrun.ai/notification-time")
     gang: str = field(default="", name="torchrun.ai/gang")
     charge: str = field(default="", name="torchrun.ai/charge")
 

@@ -149,7 +149,7 @@ METADATA_KEYS = (
         "TorchrunJob",
         (SDK,),
         (SDK,),
-        "Digest of what a call must have in common with pods that stay, to use them again.",
+        "Digest of the settings that a call must share with warm pods to use them again.",
     ),
     _label(
         names.SDK_RAY_LABEL,
@@ -338,7 +338,7 @@ METADATA_KEYS = (
         "URL of the serve pod and digest of the manifest of that revision.",
     ),
     _annotation(
-        names.TOLD,
+        names.NOTIFICATION_TIME,
         "worker",
         _BY_CONTROLLER,
         (CONTROLLER,),

@@ -87,7 +87,7 @@ SERVED = f"{GROUP}/served"
 # workers that it is for, as "2026-01-02T03:04:05Z 0:1 1:0-3,7": attempts, and indexes of each.
 FENCE = f"{GROUP}/fence"
 # Annotation of a worker: when the controller last sent it an update of these.
-TOLD = f"{GROUP}/told"
+NOTIFICATION_TIME = f"{GROUP}/notification-time"
 
 # Of a serve pod: where it keeps the workspace, claim or ephemeral.
 DELIVERY = f"{GROUP}/delivery"

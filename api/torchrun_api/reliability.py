@@ -107,7 +107,7 @@ class QueuePolicy(Wire, frozen=True, kw_only=True):
 
 
 class Reliability(Wire, frozen=True, kw_only=True):
-    """When the job restarts and when it ends. Unset fields default to the queue's."""
+    """When jobs restart and when they end. Fields of a job override those of its queue."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -188,13 +188,14 @@ class Reliability(Wire, frozen=True, kw_only=True):
         Annotated[
             HangSeconds,
             Meta(
-                description="Maximum time without a sign of life. The gang then fails (reason Hung,"
-                " exit code 124), and the log shows the stacks of all ranks. Signs of "
-                "life are calls of torchrun_progress.report and output. The time counts"
-                " from the first report. If the script never imports torchrun_progress,"
-                " it counts from the first output of rank 0 and only for the node of "
-                "rank 0. Choose a value above the longest silence of any node, for "
-                "example during a checkpoint or an evaluation. Default: no limit."
+                description="Maximum time in which no rank of a node calls "
+                "torchrun_progress.report and the node has no output. The gang then "
+                "fails (reason Hung, exit code 124), and the log shows the stacks of "
+                "all ranks. The time counts from the first report. If the script "
+                "never imports torchrun_progress, it counts from the first output of "
+                "rank 0 and only for the node of rank 0. Choose a value above the "
+                "longest silence of any node, for example during a checkpoint or an "
+                "evaluation. Default: no limit."
             ),
         ]
         | None

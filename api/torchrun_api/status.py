@@ -130,8 +130,10 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
     observed_generation: Annotated[
         int, Meta(description="Generation of the spec that this status describes.")
     ] = 0
-    reason: Annotated[str, Meta(description="From the condition that currently matters.")] = ""
-    message: Annotated[str, Meta(description="From the condition that currently matters.")] = ""
+    reason: Annotated[str, Meta(description="Reason of the condition that currently matters.")] = ""
+    message: Annotated[
+        str, Meta(description="Message of the condition that currently matters.")
+    ] = ""
     num_nodes: Annotated[
         int | None, Meta(description="Number of nodes of the current attempt.")
     ] = None

@@ -19,21 +19,21 @@ from .places import cache_home
 from .progress import say
 from .state import Size
 
-DESCRIPTION = """A Kubernetes cluster from nothing.
+DESCRIPTION = """Start Kubernetes clusters for the demo and the tests.
 
-CLUSTER=current uses the cluster of your kubeconfig, CLUSTER=kind makes one with kind, and
-CLUSTER=local makes one of real parts on this machine. Without CLUSTER: kind where a Docker engine
-answers, the local one in CI (CI=true) or for root on a machine with neither Docker nor a
-kubeconfig. KUBERNETES=1.33 or 1.36 makes a local cluster of that release instead of 1.35.
-TORCHRUN_CACHE and TORCHRUN_STATE move the caches and the clusters' folders.
+CLUSTER=current uses the cluster of your kubeconfig, CLUSTER=kind creates one with kind, and
+CLUSTER=local creates one from real components on this machine. Default: kind if a Docker engine
+answers; local in CI (CI=true), or for root on a machine with neither Docker nor a kubeconfig.
+KUBERNETES=1.33 or 1.36 starts a local cluster of that release instead of 1.35. TORCHRUN_CACHE and
+TORCHRUN_STATE are the folders of the caches and of the clusters.
 """
 
 PLAN = """Starting Kubernetes on this machine (nodes: {nodes}):
-- Debian packages it lacks are installed with apt-get: {packages}
-- etcd, Kubernetes, containerd and the pods run as root in namespaces and a cgroup of their own;
-  of the host they take one port on 127.0.0.1
-- programs and images are kept in {cache}, the cluster in {folder}
-`PYTHONPATH=cluster python3 -m torchrun_cluster down --name {name}` ends all of it."""
+- apt-get installs missing Debian packages: {packages}
+- etcd, Kubernetes, containerd and the pods run as root in their own namespaces and cgroup;
+  they use one port of the host, on 127.0.0.1
+- programs and images are stored in {cache}, the cluster in {folder}
+To stop it: PYTHONPATH=cluster python3 -m torchrun_cluster down --name {name}"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"error: {error}")
         return 1
     except KeyboardInterrupt:
-        say("interrupted; the next `up` or `down` clears what was started")
+        say("interrupted; the next `up` or `down` cleans up")
         return 130
     return code or 0
 
@@ -56,12 +56,12 @@ def _up(options: argparse.Namespace) -> None:
     engine = Engine.LOCAL if exists else choose(look_at_machine())
     if options.addons and engine is not Engine.LOCAL:
         raise ClusterError(
-            "--with is for local clusters: set CLUSTER=local, or install it yourself"
+            "--with requires a local cluster: set CLUSTER=local, or install the add-on yourself"
         )
     if options.nodes > 1 and engine is not Engine.LOCAL:
-        raise ClusterError("--nodes is for local clusters: set CLUSTER=local")
+        raise ClusterError("--nodes requires a local cluster: set CLUSTER=local")
     if os.environ.get("KUBERNETES") and engine is not Engine.LOCAL:
-        raise ClusterError("KUBERNETES chooses the release of local clusters: set CLUSTER=local")
+        raise ClusterError("KUBERNETES requires a local cluster: set CLUSTER=local")
     if engine is Engine.CURRENT:
         say("using the cluster of your kubeconfig; nothing was started")
     elif engine is Engine.KIND:
@@ -114,7 +114,7 @@ def _status(options: argparse.Namespace) -> None:
             if dead:
                 print(f"  not running: {', '.join(dead)}; `up` starts them again")
         else:
-            print(f"{name:20} {'local':14} {'broken':10} (`down --name {name}` clears it)")
+            print(f"{name:20} {'local':14} {'broken':10} (clean up with `down --name {name}`)")
 
 
 def _kubeconfig(options: argparse.Namespace) -> None:
@@ -128,7 +128,7 @@ def _kubeconfig(options: argparse.Namespace) -> None:
 def _load(options: argparse.Namespace) -> None:
     if os.environ.get("CLUSTER") == Engine.CURRENT.value:
         raise ClusterError(
-            "images cannot be put into the nodes of your cluster from here: push them to a"
+            "images cannot be loaded into the nodes of your cluster: push them to a"
             " registry that the nodes can reach, and use that name in your manifests"
         )
     kind = KindCluster(options.name)
@@ -137,7 +137,7 @@ def _load(options: argparse.Namespace) -> None:
             kind.load_image(archive)
         else:
             new = LocalCluster.existing(options.name).load_image(archive)
-            say(f"{archive}: {', '.join(new) or 'was loaded already'}")
+            say(f"{archive}: {', '.join(new) or 'already loaded'}")
 
 
 def _binaries(options: argparse.Namespace) -> None:
@@ -167,7 +167,7 @@ def _image_build(options: argparse.Namespace) -> None:
 
 
 def _image_size(options: argparse.Namespace) -> None:
-    print(f"{images.own_size(options.archive, options.base) / 1e6:.1f} MB of its own layers")
+    print(f"{images.own_size(options.archive, options.base) / 1e6:.1f} MB without its base")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -178,50 +178,59 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     named = argparse.ArgumentParser(add_help=False)
-    named.add_argument("--name", default="demo", help="the cluster's name (default: demo)")
+    named.add_argument("--name", default="demo", help="name of the cluster (default: demo)")
 
-    up = verbs.add_parser("up", parents=[named], help="start a cluster, or find it running")
+    up = verbs.add_parser(
+        "up", parents=[named], help="start a cluster, or what has stopped of an existing one"
+    )
     sizes = [size.value for size in Size]
-    up.add_argument("--size", choices=sizes, default="node", help="control-plane runs no pods")
+    up.add_argument("--size", choices=sizes, default="node", help="control-plane: without pods")
     up.add_argument(
         "--nodes", type=int, default=1, metavar="N", help="nodes of a local cluster (default: 1)"
     )
     up.add_argument(
-        "--port", type=int, default=0, help="the API's local port (default: a free one)"
+        "--port", type=int, default=0, help="local port of the API server (default: a free port)"
     )
-    up.add_argument("--scheduler", action="store_true", help="kube-scheduler in a control plane")
+    up.add_argument(
+        "--scheduler", action="store_true", help="also run kube-scheduler with --size control-plane"
+    )
     up.add_argument(
         "--with",
         dest="addons",
         action="append",
         default=[],
         choices=sorted(addons.ADDONS),
-        help="install this as well (repeatable); built when it is first asked for",
+        help="add-on to install (repeatable); built at its first use",
     )
     up.set_defaults(run=_up)
 
-    down = verbs.add_parser("down", parents=[named], help="end a cluster and delete its files")
-    down.add_argument("--all", action="store_true", help="all clusters of this machine")
+    down = verbs.add_parser("down", parents=[named], help="stop a cluster and delete its files")
+    down.add_argument("--all", action="store_true", help="all clusters on this machine")
     down.set_defaults(run=_down)
 
     verbs.add_parser("status", help="list the clusters").set_defaults(run=_status)
 
-    kubeconfig = verbs.add_parser("kubeconfig", parents=[named], help="print the file's path")
+    kubeconfig = verbs.add_parser(
+        "kubeconfig", parents=[named], help="print the path of the kubeconfig"
+    )
     kubeconfig.set_defaults(run=_kubeconfig)
 
     load = verbs.add_parser("load", parents=[named], help="import image archives into the nodes")
     load.add_argument("archives", nargs="+", type=Path, metavar="ARCHIVE")
     load.set_defaults(run=_load)
 
-    programs = verbs.add_parser("binaries", help="build the cluster's programs, print their paths")
-    programs.add_argument("programs", nargs="*", help="default: all that a node needs")
+    programs = verbs.add_parser("binaries", help="build the programs and print their paths")
+    programs.add_argument("programs", nargs="*", help="default: all programs of a node")
     programs.set_defaults(run=_binaries)
     docker = verbs.add_parser(
-        "with-docker", help="run a command with the Docker engine that answers, or one of its own"
+        "with-docker",
+        help="run a command with the Docker engine of this machine, or with a temporary one",
     )
     docker.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
     docker.set_defaults(run=_with_docker)
-    _add_image_verbs(verbs.add_parser("image", help="build images, print their archives' paths"))
+    _add_image_verbs(
+        verbs.add_parser("image", help="build an image and print the path of its archive")
+    )
     return parser
 
 
@@ -231,18 +240,18 @@ def _add_image_verbs(image: argparse.ArgumentParser) -> None:
     base.set_defaults(run=lambda _: print(images.base()))
     torch = kinds.add_parser("torch", help=f"the same with PyTorch: {images.TORCH}")
     torch.set_defaults(run=lambda _: print(images.torch()))
-    build = kinds.add_parser("build", help="any Dockerfile; ARG BASE gets the base image")
+    build = kinds.add_parser("build", help="any Dockerfile; ARG BASE is the base image")
     build.add_argument("--tag", required=True, help="for example localhost/mine:dev")
     build.add_argument("--context", type=Path, default=Path("."), help="default: this folder")
     build.add_argument("--file", type=Path, help="default: the context's Dockerfile")
     build.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
     build.add_argument(
-        "--input", action="append", default=[], help="only this part of the context (repeatable)"
+        "--input", action="append", default=[], help="path of the context to include (repeatable)"
     )
     build.set_defaults(run=_image_build)
-    size = kinds.add_parser("size", help="what an image adds to its base, in MB")
+    size = kinds.add_parser("size", help="print what an image adds to its base, in MB")
     size.add_argument("archive", type=Path, metavar="ARCHIVE")
-    size.add_argument("--base", type=Path, metavar="ARCHIVE", help="the image below it")
+    size.add_argument("--base", type=Path, metavar="ARCHIVE", help="base image")
     size.set_defaults(run=_image_size)
     cat = kinds.add_parser("cat", help="print a text file of an image")
     cat.add_argument("archive", type=Path, metavar="ARCHIVE")

@@ -52,7 +52,7 @@ class Addon:
 def find(name: str) -> Addon:
     """The addon of that name."""
     if name not in ADDONS:
-        raise ClusterError(f"no addon is called {name!r}; there are {sorted(ADDONS)}")
+        raise ClusterError(f"unknown add-on {name!r}; there are {sorted(ADDONS)}")
     return ADDONS[name]
 
 

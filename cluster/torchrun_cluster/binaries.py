@@ -199,7 +199,7 @@ def _module_of(name: str, kubernetes: str = DEFAULT_KUBERNETES) -> Module:
     for module in (*([other] if other else []), *MODULES):
         if name in module.packages:
             return module
-    raise ClusterError(f"no program is called {name!r}")
+    raise ClusterError(f"unknown program {name!r}")
 
 
 def _flags(module: Module) -> tuple[str, ...]:

@@ -140,7 +140,7 @@ def _openssl(*arguments: str) -> None:
             ["openssl", *arguments], capture_output=True, text=True, check=False
         )
     except FileNotFoundError:
-        raise ClusterError("there is no openssl; run: apt-get install -y openssl") from None
+        raise ClusterError("openssl is not installed; run: apt-get install -y openssl") from None
     if result.returncode:
         raise ClusterError(
             f"openssl {arguments[0]} failed (3.0 or later is needed): {result.stderr.strip()}"

@@ -34,7 +34,7 @@ def create(name: str) -> None:
             try:
                 folder.mkdir(exist_ok=True)
             except OSError as error:
-                raise ClusterError(f"cannot make cgroup {folder}: {error}") from error
+                raise ClusterError(f"cannot create cgroup {folder}: {error}") from error
             _inherit_cpuset(folder)
 
 

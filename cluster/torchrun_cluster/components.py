@@ -71,7 +71,7 @@ def command(state: State, component: str, binaries: Mapping[str, Path]) -> list[
         flags = arguments[component](state)
     else:
         known = [*arguments, *of_nodes]
-        raise ClusterError(f"no component is called {component!r}; there are {known}")
+        raise ClusterError(f"unknown component {component!r}; there are {known}")
     return [str(binaries.get(part, Path(part))), *flags, *state.spec.extra_args.get(part, ())]
 
 

@@ -45,7 +45,7 @@ def choose(machine: Machine) -> Engine:
             return Engine(machine.asked_for)
         except ValueError:
             raise ClusterError(
-                f"CLUSTER={machine.asked_for} is not known; use current, kind or local"
+                f"CLUSTER={machine.asked_for} is invalid; use current, kind or local"
             ) from None
     if machine.docker:
         return Engine.KIND

@@ -76,7 +76,7 @@ exec '{sys.executable}' -c "{WAIT_FOR_EVER}"
 
     def check() -> None:
         if not processes.of_cluster(state.folder, maker):
-            raise ClusterError(f"cannot make namespaces: {processes.tail(log)}")
+            raise ClusterError(f"cannot create namespaces: {processes.tail(log)}")
 
     wait_until(ready.exists, "the namespaces", check, timeout=20)
 

@@ -142,7 +142,7 @@ def end(
     while processes := of_cluster(owner, component) or _look_again(owner, component):
         if time.monotonic() > deadline + 10:
             pids = ", ".join(f"{process.component} (pid {process.pid})" for process in processes)
-            raise ClusterError(f"these processes do not end: {pids}; see `ps -o pid,stat,wchan`")
+            raise ClusterError(f"these processes do not stop: {pids}; see `ps -o pid,stat,wchan`")
         if time.monotonic() > deadline:
             number = signal.SIGKILL
         end_these(processes, number, deadline)

@@ -48,7 +48,7 @@ class Spec:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", self.name):
             raise ClusterError(
-                f"cluster name {self.name!r}: use 1 to 32 lower-case letters, digits and dashes"
+                f"cluster name {self.name!r}: use 1 to 32 lowercase letters, digits and dashes"
             )
         if not 1 <= self.nodes <= MAX_NODES:
             raise ClusterError(f"{self.nodes} nodes: use 1 to {MAX_NODES}")

@@ -68,7 +68,7 @@ async def run(settings: Settings, signals: Signals) -> int:
     grace = settings.lease_durations.grace
 
     async def wait_for_signal() -> None:
-        log.info("told to end", signal=(await signals.wait()).name)
+        log.info("shutting down", signal=(await signals.wait()).name)
 
     def check_leader() -> None:
         components.leader.check()
@@ -92,7 +92,7 @@ async def run(settings: Settings, signals: Signals) -> int:
             connection.refreshing(),
         ):
             log.info(
-                "serves",
+                "serving",
                 identity=identity,
                 address=settings.listen_address or "*",
                 port=server.port,
@@ -101,7 +101,7 @@ async def run(settings: Settings, signals: Signals) -> int:
             try:
                 await Manager(components, wait_for_signal).run()
             except NotLeader as error:
-                log.error("ends at once: another may lead", error=str(error))
+                log.error("exiting: another replica may lead", error=str(error))
                 return LOST_LEASE
     return 0
 
@@ -137,12 +137,12 @@ def _server(
         ready={
             "caches": caches_synced(factory.synced_by_resource(), factory.read_errors.problem),
             "lease": leads_or_stands_by(components.leader),
-            "rights": permissions.missing,
+            "permissions": permissions.missing,
         },
         notes={
             "nodes": factory.nodes.shortcoming,
             "schedulers": factory.discovery.shortcoming,
-            "rights": permissions.shortcoming,
+            "permissions": permissions.shortcoming,
         },
     )
 

@@ -88,7 +88,7 @@ def configure(level: LogLevel, format: LogFormat, stream: TextIO | None = None) 
 def set_level(level: str) -> None:
     """Set the lowest level that is logged. Raises ValueError for an unknown level."""
     if level not in LEVELS:
-        raise ValueError(f"{level!r} is no log level: it must be one of {', '.join(LEVELS)}")
+        raise ValueError(f"{level!r} is not a log level: it must be one of {', '.join(LEVELS)}")
     logging.getLogger().setLevel(level.upper())
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(level))
 

@@ -177,7 +177,7 @@ class Manager:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._start_controllers, tasks)
             await self._wait_for_stop()
-            log.info("ends: no more keys are taken", drain_seconds=DRAIN_SECONDS)
+            log.info("stopping: no more keys are reconciled", drain_seconds=DRAIN_SECONDS)
             for controller in self._controllers:
                 controller.shut_down()
             tasks.cancel_scope.deadline = anyio.current_time() + DRAIN_SECONDS
@@ -197,7 +197,7 @@ class Manager:
         if not was_leader:
             for informer in self._factory.status_informers:
                 await _wait_until_current(informer)
-        log.info("works", workers={c.name: c.concurrency for c in self._controllers})
+        log.info("controllers started", workers={c.name: c.concurrency for c in self._controllers})
         self._started = True
         for controller in self._controllers:
             for _ in range(controller.concurrency):
@@ -232,10 +232,10 @@ async def _wait_until_current(informer: Informer[Any]) -> None:
             newest = await informer.newest()
             break
         except (ApiError, Disconnected) as error:
-            log.warning("cannot look how late a cache is", error=str(error))
+            log.warning("cannot determine whether a cache is current", error=str(error))
             await anyio.sleep(CATCH_UP_RETRY)
     while not await informer.wait_for(newest, CATCH_UP_WARNING):
-        log.warning("waits for a cache that is late", resource=informer.kind.resource)
+        log.warning("waiting for a stale cache", resource=informer.kind.resource)
 
 
 def _leader(

@@ -183,7 +183,7 @@ OPTIONS: Final = (
         _HA,
         "lease_name",
         matching(SUBDOMAIN),
-        "a DNS name in lower case",
+        "a lowercase DNS name",
         "torchrun-controller",
         "Name of the Lease.",
     ),

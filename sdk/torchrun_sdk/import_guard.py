@@ -23,7 +23,7 @@ class CallInImport(BaseException):
     """The import has reached the call; `module` has everything that the function may use."""
 
     def __init__(self, module: ModuleType) -> None:
-        super().__init__("the import has come to the remote call")
+        super().__init__("the import reached the remote call")
         self.module = module
 
 

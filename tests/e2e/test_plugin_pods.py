@@ -128,7 +128,7 @@ def test_doctor_reports_a_healthy_cluster(space: Space, tmp_path: Path) -> None:
     assert code == 0, out + err
     by_subject = {finding["subject"]: finding for finding in findings}
     assert by_subject["controller"]["verdict"] == by_subject["leader"]["verdict"] == "ok"
-    assert by_subject["rights"]["verdict"] == "ok"
+    assert by_subject["permissions"]["verdict"] == "ok"
     space.kubectl("delete", "trq", "plain")
     assert plugin(space, tmp_path, "doctor")[0] == 1
 

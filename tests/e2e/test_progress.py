@@ -38,7 +38,7 @@ def test_progress_of_a_running_job_is_in_the_status(space: Space, tmp_path: Path
     reports = [state.get("status", {}).get("progress", {}) for state in jobs.states("run")]
     seen = [progress.get("step", 0) for progress in reports]
     assert any(0 < step < 40 for step in seen), seen
-    assert "does not take the progress" not in run.stdout + run.stderr
+    assert "does not accept the progress" not in run.stdout + run.stderr
 
 
 HANGS = """

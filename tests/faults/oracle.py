@@ -24,7 +24,7 @@ LEASE = ("system", "torchrun-controller")
 _VARIES = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z|uid-\d+")
 # Fields of an attempt in the JSON annotation of the next gang.
 _LASTED = re.compile(rb'\\"runningSeconds\\":\d+,?')
-_TOLD = (names.START, names.TOLD, "runningSeconds")
+_TOLD = (names.START, names.NOTIFICATION_TIME, "runningSeconds")
 _OF_SERVER = (
     "uid",
     "resourceVersion",

@@ -117,7 +117,9 @@ class Wire:
     def _good(self) -> JsonObject:
         """The valid object; changed once every line was sent."""
         obj = self._sample.named(GOOD, 2_000_000_001)
-        annotations: JsonObject = {} if self._lines else {"torchrun.ai/told": "changed"}
+        annotations: JsonObject = (
+            {} if self._lines else {"torchrun.ai/notification-time": "changed"}
+        )
         meta = obj["metadata"]
         assert isinstance(meta, dict)
         return {**obj, "metadata": {**meta, "annotations": annotations}}

@@ -162,7 +162,7 @@ class ControllerProcess:
             yield self
         finally:
             if self.is_running():
-                self.wait_for_line("serves")  # before that line, signal handlers are not installed
+                self.wait_for_line("serving")  # before that line, signal handlers are not installed
                 self.send(signal.SIGTERM)
                 try:
                     code = self.wait(60)

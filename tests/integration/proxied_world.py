@@ -223,7 +223,7 @@ async def _scenario(
 
 def _kill(world: World, who: str) -> None:
     for replica in world.replicas.all:
-        identities = [line["identity"] for line in replica.lines() if line["message"] == "serves"]
+        identities = [line["identity"] for line in replica.lines() if line["message"] == "serving"]
         if identities[-1:] == [who] or len(world.replicas.all) == 1:
             replica.send(signal.SIGKILL)
 

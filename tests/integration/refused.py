@@ -236,7 +236,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "name that names no Service": (
         job(name="1a"),
-        "metadata.name must be a DNS-1035 label (lower case letters, digits and '-', starting with"
+        "metadata.name must be a DNS-1035 label (lowercase letters, digits and '-', starting with"
         " a letter), because a Service has this name",
     ),
     "name with a dot": (job(name="a.b"), "metadata.name must be a DNS-1035 label"),

@@ -69,7 +69,7 @@ class Replicas:
                 return None
             for replica in self.all:
                 lines = {line["message"]: line for line in replica.lines()}
-                if "works" in lines and lines["serves"]["identity"] == holder:
+                if "controllers started" in lines and lines["serving"]["identity"] == holder:
                     return replica if replica.is_running() else None
             return None
 
@@ -89,7 +89,7 @@ class Replicas:
 
 def identity(replica: ControllerProcess) -> str:
     """The lease identity of the current process."""
-    name: str = replica.wait_for_line("serves")["identity"]
+    name: str = replica.wait_for_line("serving")["identity"]
     return name
 
 

@@ -164,7 +164,7 @@ def test_a_lost_lease_ends_the_process_at_once(
     lease = "/apis/coordination.k8s.io/v1/namespaces/default/leases/torchrun-controller"
     process = ControllerProcess(cluster, tmp_path)
     with process.running():
-        process.wait_for_line("works")
+        process.wait_for_line("controllers started")
         api.patch(lease, {"spec": {"holderIdentity": "a-rival"}})
         assert process.wait() == 1
     assert api.get(lease)["spec"]["holderIdentity"] == "a-rival", "a lost lease is not released"
@@ -178,12 +178,12 @@ def test_a_released_lease_is_acquired_at_once(
     leader = ControllerProcess(cluster, tmp_path)
     standby = ControllerProcess(cluster, tmp_path / "standby")
     with leader.running():
-        leader.wait_for_line("works")
+        leader.wait_for_line("controllers started")
         with standby.running():
-            standby.wait_for_line("lease is held")
+            standby.wait_for_line("the lease has a holder")
             leader.send(signal.SIGTERM)
             assert leader.wait() == 0
-            standby.wait_for_line("works")
+            standby.wait_for_line("controllers started")
             team.submit("run")
             team.reaches("run", "Queued")
 
@@ -191,7 +191,7 @@ def test_a_released_lease_is_acquired_at_once(
 def test_a_second_signal_ends_the_process_at_once(cluster: LocalCluster, tmp_path: Path) -> None:
     process = ControllerProcess(cluster, tmp_path, *NO_ELECTION)
     process.start()
-    process.wait_for_line("works")
+    process.wait_for_line("controllers started")
     cluster.stop("kube-apiserver")  # so a clean shutdown would wait for a write
     try:
         process.send(signal.SIGTERM)
@@ -222,7 +222,7 @@ def test_an_idle_controller_writes_nothing(
         second = ControllerProcess(cluster, tmp_path, "--lease-namespace", team.name)
         with second.running():
             site = f"http://127.0.0.1:{second.wait_for_line('serves')['port']}"
-            second.wait_for_line("works")
+            second.wait_for_line("controllers started")
             eventually("every job was looked at", lambda: _reconciles(site) > FINISHED_JOBS)
             signal.sigtimedwait([], SILENCE_SECONDS)
             writes = [w for w in audit.writes(rest) if w.resource != "leases"]
@@ -240,7 +240,7 @@ def test_kinds_without_changes_since_an_api_server_restart_get_bookmarks(
     controller = ControllerProcess(cluster, tmp_path, *NO_ELECTION)
     with controller.running():
         site = f"http://127.0.0.1:{controller.wait_for_line('serves')['port']}"
-        controller.wait_for_line("works")
+        controller.wait_for_line("controllers started")
         cluster.restart("kube-apiserver")
         oldest = 0.0
         for _ in range(170):

@@ -150,7 +150,7 @@ def test_a_frozen_leader_writes_nothing_afterwards(
                 took(observed, replicas, old, began, "frozen")
             leader.send(signal.SIGCONT)
             assert leader.wait() == 1
-            assert leader.lines()[-1]["message"] == "ends at once: another may lead"
+            assert leader.lines()[-1]["message"] == "exiting: another replica may lead"
             replicas.revive()
             for replica in replicas.all:
                 ready(replica)
@@ -164,14 +164,14 @@ def test_a_disconnected_leader_ends_before_another_leads(
         cut_off = replicas.all[0]
         cut_off.through(relay.kubeconfig)
         cut_off.start()
-        cut_off.wait_for_line("works")
+        cut_off.wait_for_line("controllers started")
         with at_work(replicas, stream, observed):
             assert replicas.leader() is cut_off
             old, began = identity(cut_off), time.time()
             relay.cut()
             assert cut_off.wait() == 1
             last = cut_off.lines()[-1]
-            assert last["message"] == "ends at once: another may lead"
+            assert last["message"] == "exiting: another replica may lead"
             took(observed, replicas, old, began, "cut off")
             held = list(tenures(observed.writes()))
             following = held[[tenure.who for tenure in held].index(old) + 1]

@@ -111,7 +111,7 @@ def test_gangs_of_lost_nodes_are_replaced_in_time_and_wait_for_the_fence(
         api.delete(f"{path}?gracePeriodSeconds=0")
     controller.kill()
     controller.start()
-    controller.wait_for_line("sees nodes")
+    controller.wait_for_line("nodes are readable")
     for job in ("unheard", "deleted"):
         team.reaches(job, "Queued", "WaitingForFence")
         assert not started(workers(team, job, 1))

@@ -25,7 +25,7 @@ class Reporter:
     """Sends reports to a controller."""
 
     def __init__(self, process: ControllerProcess) -> None:
-        port = process.wait_for_line("serves")["progress_port"]
+        port = process.wait_for_line("serving")["progress_port"]
         self.url = f"http://127.0.0.1:{port}/v1/progress"
 
     def send(self, token: str, **values: object) -> int:
@@ -39,7 +39,7 @@ class Reporter:
 def reporter(team: Team, crds: LocalCluster, tmp_path: Path) -> Iterator[Reporter]:
     process = controller_for(team, crds, tmp_path, *NO_ELECTION)
     with process.running():
-        process.wait_for_line("works")
+        process.wait_for_line("controllers started")
         yield Reporter(process)
 
 
@@ -166,7 +166,7 @@ def test_only_the_leader_accepts_reports(crds: LocalCluster, team: Team, tmp_pat
     leader = controller_for(team, crds, tmp_path / "one", *lease)
     standby = controller_for(team, crds, tmp_path / "two", *lease)
     with leader.running():
-        leader.wait_for_line("works")
+        leader.wait_for_line("controllers started")
         with standby.running():
             pods = running(team, "two")
             mine = token(team, pods[0])

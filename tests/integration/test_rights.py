@@ -258,9 +258,9 @@ def test_exactly_the_granted_permissions_are_used(
     standby = controller(cluster, tmp_path / "standby", ACCOUNT, *LEASE)
     teams = {gang[0]: Team(api) for gang in GANGS}
     with leader.running():
-        leader.wait_for_line("works")
+        leader.wait_for_line("controllers started")
         with standby.running():
-            standby.wait_for_line("lease is held")
+            standby.wait_for_line("the lease has a holder")
             life_of_a_job(team)
         gangs(teams, GANGS)
         life_of_a_queue(Team(api))
@@ -291,15 +291,15 @@ def test_a_missing_optional_permission_is_named(
         assert kai_queue["status"] == "Unknown"
         assert "queues.scheduling.run.ai" in kai_queue["message"]
         eventually("jobs run", lambda: condition(team, "Ready").get("status") == "True")
-        ready = eventually("readiness notes it", lambda: noted(process, "[!] rights"))
-        assert "KAI queues are not kept: grant the controller's role list queues" in ready
+        ready = eventually("readiness notes it", lambda: noted(process, "[!] permissions"))
+        assert "KAI queues are not maintained: grant the controller's role list queues" in ready
         grant(cluster, "partly")
         eventually("kept", lambda: condition(team, "KaiQueueReady").get("reason") == "Synced")
 
 
 def noted(process: ControllerProcess, text: str) -> str:
     """The lines of /readyz with the text."""
-    port = process.wait_for_line("serves")["port"]
+    port = process.wait_for_line("serving")["port"]
     lines = httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=60).text
     return lines if text in lines else ""
 
@@ -311,19 +311,19 @@ def test_a_missing_required_permission_is_named_everywhere(
     lacks = (("create", "jobs.batch"), ("list", "services"))
     grant(cluster, "lacking", without=lacks)
     with controller(cluster, tmp_path, "lacking", *NO_ELECTION).running() as process:
-        body = eventually("readiness", lambda: noted(process, "[-] rights"))
+        body = eventually("readiness", lambda: noted(process, "[-] permissions"))
         assert "grant the controller's role list services; create jobs.batch" in body
         assert "cannot list services: grant the controller's role the verb list" in body
-        logged = process.wait_for_line("rights are missing")
+        logged = process.wait_for_line("required permissions are missing")
         assert "create jobs.batch" in logged["missing"]
         grant(cluster, "lacking", without=lacks[:1])
-        process.wait_for_line("works")
+        process.wait_for_line("controllers started")
         team.make_queue()
         team.submit("run")
         says(team, "run", 'cannot create resource "jobs" in API group "batch"')
         grant(cluster, "lacking")
         team.workers("run")
-        eventually("readiness heals", lambda: noted(process, "[+] rights ok"))
+        eventually("readiness heals", lambda: noted(process, "[+] permissions ok"))
         # The permission is revoked at run time.
         grant(cluster, "lacking", without=(("delete", "jobs.batch"),))
         team.api.patch(f"{team.group}/torchrunjobs/run", {"spec": {"suspend": True}})
@@ -353,9 +353,9 @@ def test_a_role_is_enough_for_one_namespace(
         for pod in team.workers("run"):
             team.pod_becomes(pod, "Succeeded")
         team.reaches("run", "Succeeded")
-        notes = eventually("readiness notes it", lambda: noted(process, "[!] rights"))
-        assert "[+] rights ok" in notes
-        assert "lost nodes are not noticed: grant the controller's role list, watch nodes" in notes
+        notes = eventually("readiness notes it", lambda: noted(process, "[!] permissions"))
+        assert "[+] permissions ok" in notes
+        assert "lost nodes are not detected: grant the controller's role list, watch nodes" in notes
     of_the_cluster = {"nodes", "queues.scheduling.run.ai", "topologies.kai.scheduler"}
     lacking = denied(audit.entries(ACCOUNT, team.name))
     assert {resource for _, resource in lacking} == of_the_cluster

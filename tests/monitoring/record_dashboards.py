@@ -124,7 +124,7 @@ def test_recording(controllers: Controllers, prometheus: Prometheus, api: Api) -
         controllers.running("torchrun-controller-0", *flags) as first,
         controllers.running("torchrun-controller-1", *flags),
     ):
-        first.wait_for_line("works")
+        first.wait_for_line("controllers started")
         start = time.time()
         Run(team, Reporter(first)).play()
         end = time.time()

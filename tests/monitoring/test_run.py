@@ -50,7 +50,7 @@ def test_a_day_with_two_replicas(
     team = Team(api)
     team.make_queue()
     with controllers.running("first", *flags) as first:
-        first.wait_for_line("works")
+        first.wait_for_line("controllers started")
         with controllers.running("second", *flags) as second:
             reporter = Reporter(first)
             _nothing_fires_while_all_is_well(prometheus, team, reporter)
@@ -60,7 +60,7 @@ def test_a_day_with_two_replicas(
             assert counted >= MANY
             first.kill()
             prometheus.fires("TorchrunControllerScrapeFailing", instance="first")
-            second.wait_for_line("works")
+            second.wait_for_line("controllers started")
             _the_successor_counts_nothing_again(prometheus, team)
 
 
@@ -172,7 +172,7 @@ def test_bad_connections(
     proxy = Proxy(cluster.server)
     only = ("--leader-election", "false", "--namespaces", team.name)
     with controllers.running("far", *only, server=proxy.url) as far:
-        far.wait_for_line("works")
+        far.wait_for_line("controllers started")
         team.submit("strange", numNodes=1)
         (pod,) = team.workers("strange", 1)
         team.reaches("strange", "Running")
@@ -200,7 +200,7 @@ def test_rights_and_throttling(
     team.make_queue()
     only = ("--leader-election", "false", "--namespaces", team.name)
     with controllers.running("poor", *only) as poor:
-        poor.wait_for_line("works")
+        poor.wait_for_line("controllers started")
         cluster.kubectl("delete", "clusterrolebinding", "torchrun-controller")
         for number in range(20):
             team.submit(f"job-{number}", numNodes=1, suspend=True)
@@ -278,7 +278,7 @@ def test_bugs(controllers: Controllers, prometheus: Prometheus, api: Api) -> Non
     team.make_queue()
     only = ("--leader-election", "false", "--namespaces", team.name, "--workers", "1")
     with controllers.running("faulty", *only, program=HERE / "faulty.py") as faulty:
-        faulty.wait_for_line("works")
+        faulty.wait_for_line("controllers started")
         team.submit("panic")
         prometheus.fires("TorchrunReconcilePanics")
         team.submit("hang")

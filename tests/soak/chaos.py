@@ -83,7 +83,7 @@ class Chaos:
         self.done["kills"] += 1
 
     def _leads(self, replica: ControllerProcess) -> bool:
-        identities = [line["identity"] for line in replica.lines() if line["message"] == "serves"]
+        identities = [line["identity"] for line in replica.lines() if line["message"] == "serving"]
         return identities[-1:] == [self._replicas.holder]
 
     def _restart(self) -> None:

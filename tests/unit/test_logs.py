@@ -103,7 +103,9 @@ def test_the_level_can_be_changed_at_run_time(stream: io.StringIO) -> None:
     set_level("error")
     log.warning("three")
     assert [line["message"] for line in lines(stream)] == ["two"]
-    with pytest.raises(ValueError, match="'loud' is no log level: it must be one of debug, info"):
+    with pytest.raises(
+        ValueError, match="'loud' is not a log level: it must be one of debug, info"
+    ):
         set_level("loud")
 
 

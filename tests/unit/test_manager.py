@@ -174,9 +174,9 @@ async def test_a_new_leader_waits_for_its_caches(process: Process) -> None:
             await process.working.wait()
             process.terminated.set()
     assert [line["event"] for line in lines[:3]] == [
-        "cannot look how late a cache is",
-        "cannot look how late a cache is",
-        "waits for a cache that is late",
+        "cannot determine whether a cache is current",
+        "cannot determine whether a cache is current",
+        "waiting for a stale cache",
     ]
 
 

@@ -263,7 +263,7 @@ class Informer(Generic[T]):
             metadata = change.object.metadata
             self._observer.faulted(self.kind.resource)
             log.exception(
-                "a change could not be handed on",
+                "a change could not be processed",
                 resource=self.kind.resource,
                 namespace=metadata.namespace,
                 name=metadata.name,
@@ -274,7 +274,7 @@ class Informer(Generic[T]):
         namespace, name = fault.key
         self._observer.faulted(self.kind.resource)
         log.error(
-            "an object cannot be read and is left as it was last known",
+            "an object cannot be decoded; its last known state is used",
             resource=self.kind.resource,
             namespace=namespace,
             name=name,

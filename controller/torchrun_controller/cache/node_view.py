@@ -81,8 +81,8 @@ class NodeView:
         """Return what does not work without nodes, and why; "" if nodes are known."""
         if self.view is not None:
             return ""
-        why = self._read_errors.problem(NODES.resource) or "no answer yet"
-        missing = "lost nodes are not noticed"
+        why = self._read_errors.problem(NODES.resource) or "no response yet"
+        missing = "lost nodes are not detected"
         if self.is_awaited:
             missing += ", and admission by nodes waits"
         return f"{missing}: {why}"
@@ -97,12 +97,12 @@ class NodeView:
                 is_known = not shortcoming
                 self._notify(None)
                 if is_known:
-                    log.info("sees nodes", nodes=len(self.informer.store))
+                    log.info("nodes are readable", nodes=len(self.informer.store))
                     self._on_known()
                     warned = False
             if not (is_known or warned or self._is_starting):
                 warned = True
-                log.warning("does not see nodes", why=shortcoming)
+                log.warning("nodes are not readable", why=shortcoming)
             await anyio.sleep(_CHECK_SECONDS)
 
     def _handle_change(self, change: Change[Node], initial: bool) -> None:

@@ -294,7 +294,9 @@ class Applier:
             response = await self._transport.request("GET", _path(intent))
         except ApiError as error:
             if error.status == 404:
-                raise SupersededError(f"{intent.kind.kind} {name!r} went away meanwhile") from error
+                raise SupersededError(
+                    f"{intent.kind.kind} {name!r} was deleted meanwhile"
+                ) from error
             raise
         holder = response.read(read_holder)
         owner = _find_controller(meta.get("ownerReferences"))

@@ -149,7 +149,7 @@ class Connection:
                 raise
             # Any other error than ConfigError is a bug, but it must not fail every request.
             unexpected = not isinstance(error, ConfigError)
-            message = "credentials could not be read again, the old ones stay"
+            message = "cannot reload the credentials; the previous ones remain in use"
             log.warning(message, error=str(error), exc_info=unexpected)
         finally:
             if end is not None:

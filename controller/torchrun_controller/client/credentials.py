@@ -74,10 +74,13 @@ class Trust:
         try:
             self.tls = tls_context(ca_file)
         except ConfigError as error:
-            log.warning("the cluster's CA was replaced, the old one stays", error=str(error))
+            log.warning(
+                "cannot load the new CA of the cluster; the previous one remains in use",
+                error=str(error),
+            )
             return
         self._content = content
-        log.info("the cluster's CA was replaced", file=ca_file)
+        log.info("the new CA of the cluster is in use", file=ca_file)
 
 
 def _read_file(file: str | None) -> bytes:
@@ -168,7 +171,7 @@ class Kubeconfig:
         if not any(map(os.path.exists, self._path.split(os.pathsep))):
             raise ConfigError(
                 f"kubeconfig {self._path} cannot be used: it does not exist; "
-                "give --kubeconfig or set KUBECONFIG"
+                "set --kubeconfig or KUBECONFIG"
             )
         reader = slim.import_reader()
         configuration = reader.configuration()
@@ -185,7 +188,7 @@ class Kubeconfig:
                 return await loading
         except TimeoutError as error:
             raise ConfigError(
-                f"kubeconfig {self._path}: its credential plugin gave no answer "
+                f"kubeconfig {self._path}: its credential plugin did not respond "
                 f"within {self._timeout:g} s"
             ) from error
         except Exception as error:  # the loader raises any type, also AssertionError
@@ -237,7 +240,7 @@ def home_kubeconfig(environ: Mapping[str, str]) -> str:
     path = os.path.join(environ.get("HOME", ""), ".kube", "config")
     if not os.path.exists(path):
         raise ConfigError(
-            "no cluster to talk to: give --kubeconfig, set KUBECONFIG, "
+            "no cluster is configured: set --kubeconfig or KUBECONFIG, "
             f"or run in a pod with a service account ({path} does not exist either)"
         )
     return path

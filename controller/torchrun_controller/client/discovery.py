@@ -92,7 +92,7 @@ class Discovery:
         self._listeners: list[Callable[[Installed], None]] = []
         self._etag = ""
         self._resources: frozenset[tuple[str, str]] = frozenset()
-        self._problem = "no answer yet"
+        self._problem = "no response yet"
 
     def subscribe(self, listener: Callable[[Installed], None]) -> None:
         """Call `listener` on the event loop after each change."""
@@ -102,8 +102,8 @@ class Discovery:
         """What does not work, and why; "" if nothing."""
         if not self._problem:
             return ""
-        state = "goes by what was installed before" if self.installed is not None else "is unknown"
-        return f"what gang schedulers are installed {state}: {self._problem}"
+        state = "may be outdated" if self.installed is not None else "is unknown"
+        return f"the list of installed gang schedulers {state}: {self._problem}"
 
     def groups(self) -> frozenset[str]:
         """The API groups of schedulers that are known to be served."""
@@ -125,7 +125,7 @@ class Discovery:
                 resources=self._resources, topologies=await self._fetch_topologies()
             )
         except (ApiError, Disconnected) as error:
-            self._problem = f"cannot get it from the API server: {error}"
+            self._problem = f"cannot discover the APIs of the cluster: {error}"
             if previous != self._problem:
                 log.warning(self.shortcoming())
         else:

@@ -30,7 +30,7 @@ class InvalidResponse(Disconnected):
     def of(cls, request: str, body: bytes, error: Exception) -> "InvalidResponse":
         """Build the error from the request and the first 40 bytes: too few to leak a token."""
         start = body[:_START_LENGTH].decode(errors="replace")
-        return cls(f"{request}: not the answer that was asked for, {start!r}... ({error})")
+        return cls(f"{request}: unexpected response, {start!r}... ({error})")
 
 
 class Cause(NamedTuple):
@@ -79,7 +79,7 @@ class ApiError(Exception):
         return cls(
             status,
             answer.reason or _http_reason(status),
-            answer.message or "the server gave no message",
+            answer.message or "no message from the server",
             _parse_retry_after(answer.details.retry_after_seconds, retry_after),
             tuple(Cause(cause.field, cause.message) for cause in answer.details.causes or ()),
         )
@@ -135,7 +135,7 @@ def explain_refusal(verb: str, resource: str, status: int, message: str) -> str:
         case 404:
             advice = f"install the CustomResourceDefinition of {resource}"
         case 0:
-            advice = "the API server was not reached"
+            advice = "the API server could not be reached"
         case _:
             advice = f"HTTP {status}"
     return f"cannot {verb} {resource}: {advice} ({message})"

@@ -62,8 +62,8 @@ class Permission(Struct, frozen=True):
         return self.resource.partition("/")[0].partition(".")[2]
 
 
-_WITHOUT_QUEUE_OBJECTS = "objects of spec.resources of queues are not kept"
-_WITHOUT_GANGS = "gangs are not handed to this scheduler"
+_WITHOUT_QUEUE_OBJECTS = "objects in spec.resources of queues are not maintained"
+_WITHOUT_GANGS = "no groups are created for this scheduler"
 
 
 def _group_permissions() -> Iterator[Permission]:
@@ -73,7 +73,7 @@ def _group_permissions() -> Iterator[Permission]:
             if scheduler.creates_groups:
                 yield Permission(resource, _MANAGED_VERBS, _WITHOUT_GANGS, addon=True)
             else:
-                without = f"why {scheduler.api.title} waits is not said"
+                without = f"jobs do not report why {scheduler.api.title} does not admit them"
                 yield Permission(resource, ("list", "watch"), without, addon=True)
 
 
@@ -93,16 +93,26 @@ PERMISSIONS = (
     ),
     Permission(CONFIG_MAPS.resource, _MANAGED_VERBS, _WITHOUT_QUEUE_OBJECTS),
     Permission(
-        EVENTS.resource, ("list", "watch"), "why pods are not made and claims not bound is not said"
+        EVENTS.resource,
+        ("list", "watch"),
+        "jobs do not report why pods are not created or PVCs are not bound",
     ),
     Permission("events.events.k8s.io", ("create", "patch"), "no events are written"),
     *_group_permissions(),
-    Permission(NODES.resource, ("list", "watch"), "lost nodes are not noticed", cluster=True),
+    Permission(NODES.resource, ("list", "watch"), "lost nodes are not detected", cluster=True),
     Permission(
-        KAI_QUEUES.resource, _MANAGED_VERBS, "KAI queues are not kept", cluster=True, addon=True
+        KAI_QUEUES.resource,
+        _MANAGED_VERBS,
+        "KAI queues are not maintained",
+        cluster=True,
+        addon=True,
     ),
     Permission(
-        KAI_TOPOLOGIES.resource, ("list",), "topologies are not known", cluster=True, addon=True
+        KAI_TOPOLOGIES.resource,
+        ("list",),
+        "KAI topologies cannot be used",
+        cluster=True,
+        addon=True,
     ),
 )
 PROGRESS = Permission(
@@ -199,7 +209,7 @@ class Permissions:
                 await self._check_until_due(transport, served)
             except Exception:
                 # The last result stays, so that readiness keeps working.
-                log.exception("a bug in the check of rights; please report it")
+                log.exception("a bug in the check of permissions; please report it")
                 await anyio.sleep(CHECK_SECONDS)
 
     async def _check_until_due(self, transport: Requests, served: Served) -> None:
@@ -216,7 +226,7 @@ class Permissions:
         try:
             missing = [review for review in reviews if not await _is_allowed(transport, review)]
         except (ApiError, Disconnected) as error:
-            log.debug("rights are not known", error=str(error))
+            log.debug("cannot check permissions", error=str(error))
         else:
             self._set_missing(tuple(missing))
 
@@ -235,11 +245,11 @@ class Permissions:
         self._missing = missing
         required, rest = self.missing(), self.shortcoming()
         if required:
-            log.error("rights are missing", missing=required)
+            log.error("required permissions are missing", missing=required)
         if rest:
-            log.warning("does without rights", missing=rest)
+            log.warning("optional permissions are missing", missing=rest)
         if not missing:
-            log.info("has all rights that it needs")
+            log.info("all permissions are granted")
 
 
 async def _is_allowed(transport: Requests, review: AccessReview) -> bool:

@@ -148,7 +148,10 @@ class AdmissionReconciler:
             if self._view.version(owner) != owner.metadata.resource_version:
                 del self._unconfirmed[uid]
             elif self._clock() - write.since > CONFIRM_TIMEOUT:
-                log.warning("a write was never seen", **log_fields(kind_of(owner).kind, owner))
+                log.warning(
+                    "a write has not appeared in the cache",
+                    **log_fields(kind_of(owner).kind, owner),
+                )
                 del self._unconfirmed[uid]
             elif not write.answered:
                 await self._send(write.update)

@@ -47,7 +47,7 @@ async def verify(finder: Finder, observed: Observed, plan: Plan) -> None:
         return
     child = await finder.find(JOBS, meta.namespace, gang)
     if child is not None and child.controller == meta.uid and not child.is_ending:
-        raise SupersededError(f"Job {gang!r} is there")
+        raise SupersededError(f"Job {gang!r} exists")
 
 
 async def _verify_unscheduled(finder: Finder, observed: Observed) -> None:

@@ -247,7 +247,7 @@ class Leader:
                 if error.status != 409:
                     raise
                 continue
-            log.info("released", lease=self._lease)
+            log.info("lease released", lease=self._lease)
             return
 
     async def _send(self, version: str, spec: JsonObject) -> Lease:
@@ -321,7 +321,7 @@ class Leader:
             if self._holder:
                 self._on_transition()
             log.info(
-                "lease has changed hands" if self._holder else "lease is held",
+                "the lease has a new holder" if self._holder else "the lease has a holder",
                 lease=self._lease,
                 holder=holder,
             )

@@ -192,7 +192,7 @@ class Metrics:
         self._watch_age = self._gauge(
             "torchrun_watch_age_seconds",
             "Seconds since the last byte of a watch. Bookmarks arrive about every 60 s, so more "
-            "than 90 means that the watch is dead.",
+            "than 90 means that the watch is broken.",
             "resource",
         )
         self._store_objects = self._gauge(
@@ -209,7 +209,7 @@ class Metrics:
         )
         self.lease_transitions = self._counter(
             "torchrun_lease_transitions",
-            "Changes of the lease's holder. Frequent changes mean that leaders die or cannot "
+            "Changes of the lease's holder. Frequent changes mean that leaders crash or cannot "
             "renew the lease in time.",
         )
 

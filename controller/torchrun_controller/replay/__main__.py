@@ -46,7 +46,7 @@ def _record(options: argparse.Namespace) -> int:
         namespaces=tuple(filter(None, options.namespaces.split(","))),
         redacted=options.redact,
     )
-    sys.stderr.write(f"recording to {options.file}; end it with Ctrl-C\n")
+    sys.stderr.write(f"recording to {options.file}; press Ctrl-C to stop\n")
     recording = partial(
         record,
         options.file,
@@ -75,9 +75,11 @@ def _plans(options: argparse.Namespace) -> int:
     if head.controller != (own_version := version("torchrun-controller")):
         sys.stderr.write(f"recorded with version {head.controller}, replayed with {own_version}\n")
     if player.ignored:
-        sys.stderr.write(f"{player.ignored} lines are of kinds that this version does not read\n")
+        sys.stderr.write(f"{player.ignored} lines have kinds that this version does not support\n")
     if not printer.printed:
-        sys.stderr.write("no Plans: is the recording whole, and the job's name right?\n")
+        sys.stderr.write(
+            "no Plans: check that the recording is complete and the name of the job is correct\n"
+        )
     return 0
 
 
@@ -95,26 +97,28 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    record_parser = verbs.add_parser("record", help="keep what the API server sends")
+    record_parser = verbs.add_parser("record", help="record what the API server sends")
     record_parser.add_argument("file", type=Path, metavar="FILE")
     record_parser.add_argument("--namespaces", default="", help="separated by commas; default: all")
-    record_parser.add_argument("--kubeconfig", metavar="FILE", help="default: as the controller's")
+    record_parser.add_argument(
+        "--kubeconfig", metavar="FILE", help="default: as for the controller"
+    )
     record_parser.add_argument("--context", metavar="NAME")
     record_parser.add_argument("--limit", type=int, default=100, metavar="MB", help="default: 100")
     record_parser.add_argument(
-        "--redact", action="store_true", help="*** for values of the environment and commands"
+        "--redact",
+        action="store_true",
+        help="replace commands and values of environment variables by ***",
     )
     record_parser.set_defaults(run=_record)
-    plans_parser = verbs.add_parser("plans", help="print what reconcile decides")
+    plans_parser = verbs.add_parser("plans", help="print the decisions of reconcile")
     plans_parser.add_argument("file", type=Path, metavar="FILE")
+    plans_parser.add_argument("--job", type=_job, metavar="NAMESPACE/NAME", help="only of this job")
+    plans_parser.add_argument("--json", action="store_true", help="complete Plans, one per line")
     plans_parser.add_argument(
-        "--job", type=_job, metavar="NAMESPACE/NAME", help="of this one alone"
+        "--brief", action="store_true", help="one line per Plan, without bodies"
     )
-    plans_parser.add_argument("--json", action="store_true", help="whole Plans, one a line")
-    plans_parser.add_argument(
-        "--brief", action="store_true", help="one line a Plan, without bodies"
-    )
-    settings = plans_parser.add_argument_group("settings of the controller that Plans depend on")
+    settings = plans_parser.add_argument_group("settings of the controller that affect Plans")
     settings.add_argument("--runtime-image", default="torchrun-controller", metavar="IMAGE")
     settings.add_argument("--progress-url", default="", metavar="URL")
     settings.add_argument("--grow-after", type=float, default=300.0, metavar="SECONDS")

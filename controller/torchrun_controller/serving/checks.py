@@ -22,7 +22,7 @@ def watches_alive(idle: Mapping[str, Callable[[], float]], bound: float = STUCK)
 
     def check() -> str:
         stuck = [f"{name} for {age():.0f} s" for name, age in idle.items() if age() > bound]
-        return f"the watch hangs of {', '.join(stuck)}" if stuck else ""
+        return f"informers do not respond: {', '.join(stuck)}" if stuck else ""
 
     return check
 
@@ -34,7 +34,7 @@ def caches_synced(
 
     def check() -> str:
         missing = [
-            f"{resource} ({problem(resource) or 'the first list is on its way'})"
+            f"{resource} ({problem(resource) or 'waiting for the first list'})"
             for resource, is_synced in synced.items()
             if not is_synced()
         ]
@@ -50,7 +50,7 @@ def leads_or_stands_by(leadership: Leadership) -> Check:
         if leadership.problem:
             return leadership.problem
         if leadership.elected.is_set() and not leadership.may_write():
-            return "the lease is lost, the process is about to stop"
+            return "the lease is lost; the process is stopping"
         return ""
 
     return check

@@ -20,7 +20,7 @@ _RUNS = ("submit", "run")  # the commands that a `command` outside of any table 
 _REFUSED = {
     "kubeconfig": "Use --kubeconfig or KUBECONFIG: a kubeconfig can start programs, and the file"
     " may come from a repository",
-    "trust": "It is your consent to this file",
+    "trust": "It confirms the settings of this file",
     "help": "It has no default",
     "version": "It has no default",
 }

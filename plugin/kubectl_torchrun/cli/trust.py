@@ -63,7 +63,7 @@ def check(ctx: click.Context, terminal: "Terminal") -> None:
     keys = "".join(f"\n  {key} = {json.dumps(value)}" for key, value in used.items())
     why = (
         f"{path} sets{keys}\nThese settings control what runs, where it runs or what is uploaded,"
-        " and the file may come from a repository. They need your consent."
+        " and the file may come from a repository. They need your confirmation."
     )
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         _refuse_file(

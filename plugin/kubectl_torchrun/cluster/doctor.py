@@ -72,7 +72,7 @@ async def examine(api: Api) -> list[Finding]:
                 checks.storage(api),
                 checks.gpus(api, queues),
                 checks.schedulers(api, queues),
-                rights(api),
+                permissions(api),
                 security(api),
             )
         ):
@@ -82,7 +82,7 @@ async def examine(api: Api) -> list[Finding]:
     return findings
 
 
-async def rights(api: Api) -> list[Finding]:
+async def permissions(api: Api) -> list[Finding]:
     """Permissions of the user, by SelfSubjectAccessReview."""
     missing: list[Finding] = []
     allowed = 0
@@ -92,14 +92,14 @@ async def rights(api: Api) -> list[Finding]:
             review = await _check_permission(api, group, resource, part, verb)
             if review is None:
                 text = "Cannot check permissions: the API server rejects access reviews"
-                return [Finding("note", "rights", text)]
+                return [Finding("note", "permissions", text)]
             if review:
                 allowed += 1
                 continue
             fix = f"Ask an administrator for the role edit in namespace {api.namespace}"
             text = f"No permission to {verb} {name} (needed for: {purpose})"
-            missing.append(Finding("fail" if needed else "warn", "rights", text, fix))
-    return missing or [Finding("ok", "rights", f"All {allowed} permissions of the commands")]
+            missing.append(Finding("fail" if needed else "warn", "permissions", text, fix))
+    return missing or [Finding("ok", "permissions", f"All {allowed} permissions of the commands")]
 
 
 async def _check_permission(

@@ -104,7 +104,7 @@ def check_name(name: str) -> None:
         )
     if not _NAME.fullmatch(name):
         raise UsageProblem(
-            f"--name {name!r} is not a valid job name. Use lower-case letters, digits and '-',"
+            f"--name {name!r} is not a valid job name. Use lowercase letters, digits and '-',"
             " starting with a letter and not ending with '-', for example my-run-2."
         )
 

@@ -84,7 +84,8 @@ def _overlaid(below: Tree, above: Tree) -> Tree:
     if shadowed or hidden:
         both = ", ".join(sorted(shadowed | hidden)[:5])
         raise UsageProblem(
-            f"--overlay replaces a file by a directory, or the reverse: {both}. Rename them."
+            f"--overlay replaces a file with a directory, or a directory with a file: {both}."
+            " Rename them."
         )
     empty = {*below.empty_directories, *above.empty_directories} - filled
     return Tree(
@@ -146,7 +147,9 @@ class _Walk:
                 self.skipped.append(Skipped(path, "may contain a secret"))
                 return True
         if directory and sensitive.is_environment(self.root / path):
-            self.skipped.append(Skipped(path, "a virtual environment works on one machine only"))
+            self.skipped.append(
+                Skipped(path, "a virtual environment works only on the machine that created it")
+            )
             return True
         return directory and sensitive.is_cache(self.root / path)
 
@@ -193,15 +196,15 @@ class _Copies:
                 break
         if self._rejected:
             raise UsageProblem(
-                "These links lead out of the directory, or in a circle:\n"
+                "These links point outside the directory, or to a directory above themselves:\n"
                 + "".join(f"  {link}\n" for link in [*self._rejected.values()][:_SHOWN])
                 + (f"  and {more} more\n" if (more := len(self._rejected) - _SHOWN) > 0 else "")
-                + f"Replace them by copies of their targets, or add them to {TORCHRUNIGNORE}."
+                + f"Replace them with copies of their targets, or add them to {TORCHRUNIGNORE}."
             )
         if self._steps > MOST_COPIES:
             largest = sorted(added, key=lambda link: -added[link])[:_SHOWN]
             raise UsageProblem(
-                f"Links to directories make more than {MOST_COPIES:,} files of"
+                f"Links to directories create more than {MOST_COPIES:,} files of"
                 f" {len(self._walk.files):,}, because each link is uploaded as a copy of its"
                 " target:\n"
                 + "".join(f"  {link} -> {self._shown_target(link)}\n" for link in largest)

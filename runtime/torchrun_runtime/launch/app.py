@@ -101,7 +101,8 @@ def launch(
         environment.update(use(settings.place, environment, settings.sync_wait))
     run = decide(settings.command, settings.launcher, settings.nnodes, torchrun.python())
     argv = torchrun.argv(run)
-    say(f"{'under torchrun' if run.under_torchrun else 'as it is'}: {run.why}")
+    preposition = "with" if run.under_torchrun else "without"
+    say(f"starting the command {preposition} torchrun, because {run.why}")
     unfenced = pass_gate(settings.start_file, settings.attempt)
     fencing = _take_over(settings, unfenced)
     wait_for_names(settings.hosts, settings.resolve_wait)
@@ -271,7 +272,7 @@ def _environment_of_command(
 def _cause_of_request(stop_request: StopRequest, out_of_memory: bool) -> Cause:
     code, reason, message = stop_request
     if out_of_memory:
-        message += "; before that, the kernel killed one of its processes for memory"
+        message += "; before that, the kernel killed a process at the memory limit"
     return Cause(code, None, None, reason, message, timestamp())
 
 

@@ -57,18 +57,18 @@ def decide(command: str | list[str], launcher: str, nnodes: str, python: str) ->
         _check_nodes(parsed.words, nnodes)
     as_it_is = [SHELL, "-c", command] if isinstance(command, str) else list(command)
     if launcher == "none":
-        return Run(as_it_is, False, "launcher is none")
+        return Run(as_it_is, False, "spec.launcher is none")
     if launcher == "torchrun" and starts:
         raise LaunchError(
             "InvalidCommand",
-            f"The launcher is torchrun, but the command starts {starts} itself, so every rank would"
-            f" start all ranks again. Set launcher to auto, or remove {starts} from the command.",
+            f"spec.launcher is torchrun, but the command starts {starts} itself, so every rank"
+            f" would start all ranks again. Set launcher to auto, or remove {starts}.",
         )
     obstacle = _obstacle(parsed, starts)
     if not obstacle:
         return _in_each_rank(command, parsed, python)
     if launcher == "torchrun":
-        return Run(as_it_is, True, "launcher is torchrun")
+        return Run(as_it_is, True, "spec.launcher is torchrun")
     return Run(as_it_is, False, obstacle)
 
 

@@ -93,7 +93,7 @@ class Copy:
                 self._queue(Lines(time.time_ns(), stream, lines))
                 self._change.notify()
         if first_loss:
-            _say_uncopied(f"{self._path} is too slow: parts of this log are left out of it")
+            _say_uncopied(f"{self._path} is too slow: the copy omits parts of this log")
 
     def _queue(self, entry: Lines) -> None:
         self._waiting.append(entry)

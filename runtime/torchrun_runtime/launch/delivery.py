@@ -175,7 +175,7 @@ def _fetch_files(
     except _BrokenError as error:
         if not fetched:
             raise
-        say(f"workspace: {error}; going on after {counted(fetched)}")
+        say(f"workspace: {error}; continuing after {counted(fetched)}")
     return numbers[fetched:]
 
 

@@ -1,6 +1,6 @@
 """The hang watch: whether the ranks of this node still make progress.
 
-Signs of life are a call of torchrun_progress.report in any rank, and anything that the command
+Activity is a call of torchrun_progress.report in any rank, and anything that the command
 writes. The watch begins with the first report; in a command that never imports torchrun_progress,
 with the first output, and then only beside rank 0: the others are often silent for good reason.
 """
@@ -33,7 +33,7 @@ class _Beat(NamedTuple):
 
 
 class HangWatchdog:
-    """`look` from time to time; it requests a stop after `seconds` without a sign of life.
+    """`check` periodically: it requests a stop after `seconds` without activity.
 
     folder: of the heartbeats. chunks: a number that grows whenever the command writes.
     """
@@ -42,24 +42,24 @@ class HangWatchdog:
         self._seconds = seconds
         self._folder = folder
         self._chunks = chunks
-        self._signs = (0, 0)
-        self._last_sign = self._began = time.monotonic()
+        self._activity = (0, 0)
+        self._last_activity = self._began = time.monotonic()
         self._stacks_at: float | None = None
         self._has_rank_0: bool | None = None
 
     def check(self) -> StopRequest | None:
-        """Take the time since the last sign of life; takes up to two seconds to write stacks."""
+        """Request a stop if the node was inactive for too long. Takes up to 2 s to write stacks."""
         now = time.monotonic()
         beats = _read_beats(self._folder)
-        signs = (max((beat.time_ns for beat in beats), default=0), self._chunks())
-        if signs != self._signs:
-            self._signs, self._last_sign = signs, now
+        activity = (max((beat.time_ns for beat in beats), default=0), self._chunks())
+        if activity != self._activity:
+            self._activity, self._last_activity = activity, now
         if not self._has_begun(beats):
             self._began = now
-        silence = now - max(self._last_sign, self._began)
+        silence = now - max(self._last_activity, self._began)
         if silence < self._seconds:
             if self._stacks_at is not None:
-                say("the ranks continue: no hang")
+                say("the ranks continue; this is not a hang")
                 self._stacks_at = None
             return None
         if self._stacks_at is None:
@@ -76,9 +76,9 @@ class HangWatchdog:
 
     def on_stop(self) -> None:
         """Write the stacks if this node is silent: a hang of another node may end the gang."""
-        silence = time.monotonic() - self._last_sign
+        silence = time.monotonic() - self._last_activity
         if self._stacks_at is None and silence >= self._seconds / 2:
-            say(f"stopping after {silence:.0f} s of silence; the stacks of the ranks follow")
+            say(f"stopping after {silence:.0f} s without activity; the stacks of the ranks follow")
             self._write_stacks()
 
     def _write_stacks(self) -> None:
@@ -100,11 +100,12 @@ class HangWatchdog:
         return self._has_rank_0
 
     def _describe(self, silence: float, beats: list[_Beat]) -> str:
-        text = f"no sign of life for {silence:.0f} s (hangTimeoutSeconds {self._seconds:.0f})"
+        limit = f"hangTimeoutSeconds {self._seconds:.0f}"
+        text = f"no progress report and no output for {silence:.0f} s ({limit})"
         reporting = [beat for beat in beats if beat.reported]
         if len(reporting) > 1:
             first = min(reporting, key=lambda beat: beat.time_ns)
-            text += f", rank {first.rank} was the first to fall silent"
+            text += f". Rank {first.rank} was the first without progress reports"
         return text
 
 

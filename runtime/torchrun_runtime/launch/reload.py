@@ -54,11 +54,13 @@ class Reload:
             return True
         with _interruptible():
             if self.workspace.newest_revision() > self.workspace.revision:
-                return self._wait(_ANNOTATION_SECONDS, "the go-ahead for the newer revision")
+                return self._wait(
+                    _ANNOTATION_SECONDS, "the controller to announce the newer revision to all pods"
+                )
             if failed and annotation(self._podinfo, contract.DEVELOPMENT_ANNOTATION) == "true":
-                say("development: the pod is kept and waits for the next edit")
+                say("development mode: the pod waits for the next edit")
                 return self._wait(self._edit_wait, "the next edit: kubectl torchrun sync")
-            return failed and self._wait(self._late, "word of newer code")
+            return failed and self._wait(self._late, "an announcement of newer code")
 
     def update(self) -> None:
         """Bring the newer revision into the node's copy. Raises LaunchError."""

@@ -73,7 +73,7 @@ class Reporter:
         if code == _TAKEN:
             self._sent = values
         if error and error != self._last_error:
-            say(f"the controller does not take the progress: {error}")
+            say(f"the controller does not accept the progress report: {error}")
             self._last_error = error
         return True
 

@@ -61,7 +61,7 @@ class ServedWorkspace:
 
     def _is_replaced(self, server: Server, seconds: float) -> bool:
         return wait_until(
-            lambda: self._announced_server() != server, seconds, "word of another server"
+            lambda: self._announced_server() != server, seconds, "the address of another serve pod"
         )
 
     def _announced_server(self) -> Server:

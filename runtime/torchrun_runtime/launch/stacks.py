@@ -43,7 +43,7 @@ def write_stacks(folder: str) -> None:
             say(f"no stack of {who}, its state is {state(process.pid)}: {_WHY_NONE}")
 
 
-_WHY_NONE = "it is no Python, or in a call that cannot be interrupted"
+_WHY_NONE = "it is not a Python process, or it is in a call that cannot be interrupted"
 
 
 def _processes() -> list[Process]:

@@ -50,7 +50,7 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     if failed:
         raise failed[0]
     if not done:
-        raise TimeoutError(f"no answer within {seconds:.0f} s")
+        raise TimeoutError(f"no response within {seconds:.0f} s")
     return done[0]
 
 

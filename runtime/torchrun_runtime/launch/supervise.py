@@ -176,7 +176,9 @@ class _GracefulStop:
         self._rest: list[Process] = []
         self._rest_since: float | None = None
         names = ", ".join(f"{process.name}[{process.pid}]" for process in self._first)
-        passed_on = "newer code: sent SIGTERM" if for_reload else f"forwarded {signal_name(number)}"
+        passed_on = (
+            "sent SIGTERM for a reload" if for_reload else f"forwarded {signal_name(number)}"
+        )
         say(f"{passed_on} to {names or 'no process'}")
         saving = [process for process in self._first if catches(process, number)]
         if 0 < len(saving) < len(self._first):

@@ -21,8 +21,9 @@ from torchrun_runtime.sync.report import log
 
 _USAGE = f"""usage: torchrun-serve
 
-Runs in a job's serve pod beside torchrun-sync. Gives the files of the workspace to the workers of
-its job: GET /v1/manifest, POST /v1/files. GET /readyz answers 200 once the workspace is whole.
+Runs in the serve pod of a job next to torchrun-sync. Sends the files of the workspace to the
+workers of its job: GET /v1/manifest, POST /v1/files. GET /readyz returns 200 when the workspace is
+complete.
 
 Environment (default):
 {usage(SERVE)}

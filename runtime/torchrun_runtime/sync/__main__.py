@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 _USAGE = f"""usage: torchrun-sync
 
-Runs in a job's sync pod. Takes the workspace as a zip archive by PUT /v1/upload, or a manifest of
-it by PUT /v1/manifest and an archive of those files that are not at hand. Checks every member,
-extracts it to <claim>/revisions/<n>/tree and writes the marker <claim>/.sync_success.
+Runs in the sync pod of a job. Receives the workspace as a zip archive by PUT /v1/upload, or its
+manifest by PUT /v1/manifest and an archive of the missing files. Checks every member, extracts it
+to <claim>/revisions/<n>/tree and writes the marker <claim>/.sync_success.
 
 Environment (default):
 {usage(SYNC)}
 
-Exit status: 0 the workspace is there; 1 it is not, and the termination message says why;
-143 stopped by a signal (an upload goes on in the next pod).
+Exit status: 0 the workspace is complete; 1 it is not, and the termination message has the reason;
+143 stopped by a signal (an upload continues in the next pod).
 """
 
 

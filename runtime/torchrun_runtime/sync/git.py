@@ -226,7 +226,7 @@ class Git:
             for path, blob in files:
                 written.add_file(_place(path, blob), objects.pieces(blob))
         for count, what in (
-            (len(repository.submodules), "submodules are left out"),
+            (len(repository.submodules), "submodules are skipped"),
             (objects.pointers, "files are pointers of Git LFS, whose content is not fetched"),
         ):
             if count:

@@ -242,7 +242,7 @@ class Bucket:
         if failures >= _ATTEMPTS:
             message = f"Cannot read {self.endpoint.shown} ({error}, {failures} times in a row)."
             raise SyncError("FetchFailed", message, permanent=False) from error
-        log("trying again", "warning", key=key, error=str(error))
+        log("retrying", "warning", key=key, error=str(error))
         time.sleep(PAUSE * 2 ** (failures - 1))
         self._check_time()
 

@@ -143,7 +143,7 @@ def _connect(address: str, secret: str, seconds: float) -> socket.socket:
                     return connection
             connection.close()
         time.sleep(_PAUSE)
-    raise QuorumTimeout(f"the head {address} does not answer after {seconds:g} s")
+    raise QuorumTimeout(f"the head {address} did not respond within {seconds:g} s")
 
 
 class _Workers:
@@ -168,7 +168,7 @@ class _Workers:
             connection = self._control_port.accept(until - time.monotonic())
             if connection is None:
                 raise QuorumTimeout(
-                    f"{len(self._connections)} of {count} workers came within {seconds:g} s"
+                    f"{len(self._connections)} of {count} workers joined within {seconds:g} s"
                 )
             self._connections.append(connection)
 

@@ -110,7 +110,7 @@ class TestFollowing:
             connection(server.url).session("watch") as transport,
         ):
             informer = Informer(PODS, transport, Store(), lambda change, initial: None)
-            with pytest.raises(Disconnected, match="not the answer that was asked for"):
+            with pytest.raises(Disconnected, match="unexpected response"):
                 await informer.newest()
 
     async def test_last_seen_is_the_time_of_the_last_data(self) -> None:

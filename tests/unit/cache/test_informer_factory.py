@@ -93,7 +93,7 @@ def test_readiness_names_what_is_missing_and_why(world: World) -> None:
     message = readiness(world)
     assert "install the CustomResourceDefinition of torchrunjobs.torchrun.ai" in message
     assert "grant the controller's role the verb watch on pods" in message
-    assert "services (the first list is on its way)" in message
+    assert "services (waiting for the first list)" in message
     for informer in world.factory.informers:
         informer.synced.set()
     assert readiness(world) == ""

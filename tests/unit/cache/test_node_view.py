@@ -95,8 +95,8 @@ def test_a_node_that_has_just_come_has_no_conditions(world):
 def test_nodes_are_known_once_listed_until_their_watch_is_silent(world):
     watch = world.factory.nodes
     assert watch.view is None
-    waits = "lost nodes are not noticed, and admission by nodes waits"
-    assert watch.shortcoming() == f"{waits}: no answer yet"
+    waits = "lost nodes are not detected, and admission by nodes waits"
+    assert watch.shortcoming() == f"{waits}: no response yet"
     world.answers.observe("list", "nodes", 500, 0.1)
     assert watch.shortcoming() == f"{waits}: cannot list nodes: HTTP 500 (HTTP 500)"
     world.answers.observe("watch", "nodes", 403, 0.1)

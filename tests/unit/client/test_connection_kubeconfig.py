@@ -66,7 +66,7 @@ class TestKubeconfig:
 
     async def test_plugin_that_hangs(self, kubeconfig: Write, tmp_path: Path) -> None:
         path = kubeconfig(plugin(tmp_path, token="never"))
-        with pytest.raises(ConfigError, match="its credential plugin gave no answer within 0 s"):
+        with pytest.raises(ConfigError, match="its credential plugin did not respond within 0 s"):
             await Kubeconfig(path, None, timeout=0.0).endpoint()
 
     async def test_a_later_failure_of_the_plugin_keeps_the_old_token(
@@ -110,7 +110,7 @@ class TestKubeconfig:
             await Connection.load(kubeconfig({"token": "t"}), "nowhere")
 
     async def test_no_configuration(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="give --kubeconfig, set KUBECONFIG"):
+        with pytest.raises(ConfigError, match="set --kubeconfig or KUBECONFIG"):
             await Connection.load(environ={"HOME": str(tmp_path)}, service_account=tmp_path)
 
     async def test_plain_http(self, kubeconfig: Write) -> None:

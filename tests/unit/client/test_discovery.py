@@ -73,7 +73,7 @@ async def test_garbage_is_logged_and_retried(body: bytes) -> None:
     await discovery.poll()
     assert discovery.installed is None
     assert discovery.first_poll.is_set()
-    assert "is unknown: cannot get it from the API server" in discovery.shortcoming()
+    assert "is unknown: cannot discover the APIs" in discovery.shortcoming()
 
 
 @pytest.fixture
@@ -129,18 +129,18 @@ async def test_an_unchanged_list_is_not_sent_again(api, discovery):
 
 @pytest.mark.parametrize("status", [403, 503])
 async def test_a_refusal_keeps_the_last_result_and_is_logged(api, discovery, status):
-    assert "is unknown: no answer yet" in discovery.shortcoming()
+    assert "is unknown: no response yet" in discovery.shortcoming()
     api.status = status
     await discovery.poll()
     assert discovery.installed is None
     assert discovery.first_poll.is_set()
-    assert "is unknown: cannot get it from the API server" in discovery.shortcoming()
+    assert "is unknown: cannot discover the APIs" in discovery.shortcoming()
     api.status, api.body = 200, document(("scheduling.volcano.sh", "v1beta1", "podgroups"))
     await discovery.poll()
     api.status = status
     await discovery.poll()
     assert discovery.installed == Installed(resources=frozenset({VOLCANO}))
-    assert "goes by what was installed before" in discovery.shortcoming()
+    assert "may be outdated" in discovery.shortcoming()
 
 
 async def test_a_server_without_discovery_is_logged(api, discovery):
@@ -150,14 +150,14 @@ async def test_a_server_without_discovery_is_logged(api, discovery):
     assert "needs Kubernetes 1.26 or newer" in discovery.shortcoming()
     api.body = {"items": "nothing"}
     await discovery.poll()
-    assert "cannot get it from the API server" in discovery.shortcoming()
+    assert "cannot discover the APIs" in discovery.shortcoming()
 
 
 async def test_an_unreachable_server_ends_nothing():
     async with connection("http://127.0.0.1:1").session("test") as transport:
         discovery = Discovery(transport)
         await discovery.poll()
-        assert "is unknown: cannot get it from the API server" in discovery.shortcoming()
+        assert "is unknown: cannot discover the APIs" in discovery.shortcoming()
         assert discovery.first_poll.is_set()
 
 
@@ -203,4 +203,4 @@ async def test_a_failed_read_of_topologies_changes_nothing(api, discovery):
     api.topologies_status = 503
     await discovery.poll()
     assert discovery.installed.topologies == ("racks",)
-    assert "cannot get it" in discovery.shortcoming()
+    assert "cannot discover the APIs" in discovery.shortcoming()

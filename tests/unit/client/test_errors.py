@@ -50,8 +50,8 @@ def test_retry_after(body: bytes, header: str, seconds: float | None) -> None:
         (502, b"<html>\n  Bad   gateway</html>", "502 BadGateway: <html> Bad gateway</html>"),
         (500, INVALID[:40], '500 InternalServerError: {"kind":"Status","apiVersion":"v1","stat'),
         (404, b'{"kind":"Pod"}', '404 NotFound: {"kind":"Pod"}'),
-        (403, b'{"kind":"Status"}', "403 Forbidden: the server gave no message"),
-        (599, b"", "599 Unknown: the server gave no message"),
+        (403, b'{"kind":"Status"}', "403 Forbidden: no message from the server"),
+        (599, b"", "599 Unknown: no message from the server"),
         (500, b"x" * 1000, f"500 InternalServerError: {'x' * 200}..."),
         (500, b"\xff\xfe", "500 InternalServerError: \ufffd\ufffd"),
     ],
@@ -69,7 +69,7 @@ def test_any_body_becomes_an_error(status: int, body: bytes, header: str) -> Non
 @pytest.mark.parametrize("body", GARBLED)
 def test_an_undecodable_response_counts_as_lost(body: bytes) -> None:
     answer = Response(200, body, request="GET /api/v1/pods/a")
-    with pytest.raises(Disconnected, match=r"GET /api/v1/pods/a: not the answer that was asked"):
+    with pytest.raises(Disconnected, match=r"GET /api/v1/pods/a: unexpected response"):
         answer.read(read_object)
 
 

@@ -71,7 +71,7 @@ async def test_missing_permissions_are_named_by_verb_and_resource() -> None:
     )
     assert rights.shortcoming() == (
         "no events are written: grant the controller's role create events.events.k8s.io;"
-        " lost nodes are not noticed: grant the controller's role list nodes;"
+        " lost nodes are not detected: grant the controller's role list nodes;"
         " workers cannot report progress: grant the controller's role create"
         " tokenreviews.authentication.k8s.io"
     )
@@ -154,6 +154,6 @@ async def test_a_bug_is_logged_and_the_checks_continue(monkeypatch: pytest.Monke
         async with rights.running(reviewer, frozenset), asyncio.timeout(60):
             while not rights.missing():  # noqa: ASYNC110 the world has no such event
                 await asyncio.sleep(0.001)
-    bugs = [line for line in lines if line["event"].startswith("a bug in the check of rights")]
+    bugs = [line for line in lines if line["event"].startswith("a bug in the check of permissions")]
     assert len(bugs) == 2
     assert all(line["exc_info"] for line in bugs)

@@ -72,7 +72,7 @@ def test_every_component_has_a_command_line(state: State) -> None:
     for component in (*state.spec.components, *added):
         if component.partition("@")[0] not in ("anchor", "forwarder"):
             assert components.command(state, component, {})
-    with pytest.raises(ClusterError, match="no component"):
+    with pytest.raises(ClusterError, match="unknown component"):
         components.command(state, "kubeadm", {})
 
 

@@ -55,7 +55,7 @@ def test_a_port_in_use_is_skipped_or_refused() -> None:
 
 @pytest.mark.parametrize("name", ["", "UPPER", "a/b", "..", "-a", "a-", "a" * 33, "a b"])
 def test_names_with_path_separators_are_refused(name: str) -> None:
-    with pytest.raises(ClusterError, match="lower-case"):
+    with pytest.raises(ClusterError, match="lowercase"):
         Spec(name, Size.NODE)
 
 

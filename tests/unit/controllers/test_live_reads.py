@@ -84,7 +84,7 @@ async def test_no_decision_from_caches_that_are_behind(server, observed, plan):
 async def test_a_gang_that_the_cache_does_not_show_yet_is_not_given_up(end):
     """The Job seems to be deleted. With restartPolicy Never, the TorchrunJob would fail."""
     plan = Plan(status=msgspec.convert(end, TorchrunJobStatus))
-    with pytest.raises(SupersededError, match="is there"):
+    with pytest.raises(SupersededError, match="exists"):
         await live_reads.verify(Server(gang=GANG), seen(HAD_A_GANG, 0), plan)
     await live_reads.verify(Server(gang=None), seen(HAD_A_GANG, 0), plan)
     observed = seen({**HAD_A_GANG, "attempts": [{"number": 1}]})

@@ -52,7 +52,7 @@ def test_the_page_names_the_field_managers_of_the_code() -> None:
             "plugin/kubectl_torchrun/cluster/client.py",
         )
     )
-    page = PAGE.read_text(encoding="utf-8").partition("### Fields of others")[2].partition("###")[0]
+    page = PAGE.read_text(encoding="utf-8").partition("### Field managers")[2].partition("###")[0]
     named = set(re.findall(r"`((?:torchrun-controller|kubectl-torchrun)[a-z-]*)`", page))
     assert named
     assert {name for name in named if f'"{name}"' not in code} == set()

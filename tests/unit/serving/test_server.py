@@ -66,11 +66,11 @@ async def test_checks_run_at_each_probe_and_list_their_reasons() -> None:
 
 
 async def test_a_note_is_listed_and_fails_nothing() -> None:
-    notes = {"nodes": lambda: "lost nodes are not noticed", "others": lambda: ""}
+    notes = {"nodes": lambda: "lost nodes are not detected", "others": lambda: ""}
     subject = Server("127.0.0.1", 0, metrics=Metrics(), live={}, ready={}, notes=notes)
     async with subject.running():
         status, text, _ = await fetch(subject, "/readyz")
-        assert (status, text) == (200, "[!] nodes: lost nodes are not noticed\n")
+        assert (status, text) == (200, "[!] nodes: lost nodes are not detected\n")
         assert "nodes" not in (await fetch(subject, "/healthz"))[1]
 
 
@@ -220,13 +220,13 @@ def test_a_watch_without_activity_hangs() -> None:
     check = watches_alive({name: partial(ages.__getitem__, name) for name in ages}, bound=20)
     assert check() == ""
     ages["jobs.batch"] = 20.6
-    assert check() == "the watch hangs of jobs.batch for 21 s"
+    assert check() == "informers do not respond: jobs.batch for 21 s"
 
 
 def test_unsynced_caches_are_named_with_their_reason() -> None:
     synced = {"pods": True, "jobs.batch": False}
     checks = {name: partial(synced.__getitem__, name) for name in synced}
-    assert caches_synced(checks)() == "not listed yet: jobs.batch (the first list is on its way)"
+    assert caches_synced(checks)() == "not listed yet: jobs.batch (waiting for the first list)"
     forbidden = explain_refusal("list", "jobs.batch", 403, "forbidden")
     assert caches_synced(checks, lambda resource: forbidden)() == (
         "not listed yet: jobs.batch (cannot list jobs.batch: "
@@ -242,7 +242,7 @@ def test_leading_and_standing_by_are_both_ready() -> None:
     assert check() == ""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(solo, "may_write", bool)
-        assert check() == "the lease is lost, the process is about to stop"
+        assert check() == "the lease is lost; the process is stopping"
         solo.elected = anyio.Event()
         assert check() == ""
     solo.problem = "cannot get lease a/b: 403"
@@ -254,7 +254,7 @@ def test_leading_and_standing_by_are_both_ready() -> None:
     [
         (403, "grant the controller's role the verb watch on torchrunjobs.torchrun.ai"),
         (404, "install the CustomResourceDefinition of torchrunjobs.torchrun.ai"),
-        (0, "the API server was not reached"),
+        (0, "the API server could not be reached"),
         (500, "HTTP 500"),
     ],
 )

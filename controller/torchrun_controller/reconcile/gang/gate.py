@@ -73,9 +73,9 @@ def _repeat_left(pod: Pod, now: datetime) -> float | None:
 
     A time in the future comes from another clock, so the second write does not wait.
     """
-    if not pod.metadata.annotations.told:
+    if not pod.metadata.annotations.notification_time:
         return None
-    written = fence.parse_time(pod.metadata.annotations.told)
+    written = fence.parse_time(pod.metadata.annotations.notification_time)
     age = (now - written).total_seconds() if written else REPEAT_SECONDS
     return REPEAT_SECONDS - age if 0 <= age < REPEAT_SECONDS else 0
 
@@ -99,7 +99,7 @@ def _annotate(pod: Pod, start: JsonObject, code: JsonObject, now: datetime) -> A
     if code and names.DEVELOPMENT not in code:
         after.pop(names.DEVELOPMENT, None)
     if after != before:
-        after[names.TOLD] = fence.format_time(now)
+        after[names.NOTIFICATION_TIME] = fence.format_time(now)
     elif _repeat_left(pod, now) != 0:
         return None
     metadata: JsonObject = {

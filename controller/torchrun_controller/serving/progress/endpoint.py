@@ -4,7 +4,7 @@
     {"step": 120, "totalSteps": 1000, "loss": 2.31, "samplesPerSecond": 450.0}
 
     204 accepted         400 not such JSON         401 no valid token
-    403 the token's pod is no worker of a job's current attempt
+    403 the pod of the token is not a worker of the current attempt of a job
     404 other path       408 slow body             413 body over 1 KiB
     429 too often        503 from a standby, or at the limits of tokens, then with Retry-After
 
@@ -40,7 +40,7 @@ MAX_BODY = 1024
 BODY_SECONDS = 5.0
 MIN_INTERVAL = 1.0  # seconds between two reports of a job
 WARNING_SECONDS = 60.0
-NO_WORKER = "the token's pod is no worker of a TorchrunJob's present attempt"
+NO_WORKER = "the pod of the token is not a worker of the current attempt of a TorchrunJob"
 Count = Annotated[int, Meta(ge=0, le=2**53)]  # the integers that are exact in every JSON reader
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -141,7 +141,7 @@ class ProgressServer:
         if (request.method, request.path) != ("POST", PATH):
             raise ReportRefused(404, f"only POST {PATH}")
         if not self._leads():
-            raise ReportRefused(503, "this replica stands by; another one leads")
+            raise ReportRefused(503, "this replica is a standby; another one is the leader")
         authorization = request.headers.get("Authorization", "")
         sender = await self._sender(authorization, request.remote or "")
         body = _decode(await _read(request))
@@ -169,27 +169,27 @@ class ProgressServer:
         claims = self._tokens.claims(token) if scheme.lower() == "bearer" else None
         if claims is None:
             raise ReportRefused(
-                401, "a bearer token of the audience torchrun.ai/progress is needed"
+                401, "a bearer token with the audience torchrun.ai/progress is required"
             )
         job = self._workers.job_of(claims.pod.namespace, claims.pod.name, claims.pod.uid)
         if job is None:
             raise ReportRefused(403, NO_WORKER)
         if self._reports.age(job) < MIN_INTERVAL:
-            raise ReportRefused(429, "one report in a second is enough", retry_after=1)
+            raise ReportRefused(429, "at most one report per second is accepted", retry_after=1)
         try:
             identity = await self._tokens.pod_of(token, claims, source)
         except BusyError as error:
             self._warn(str(error))
             raise ReportRefused(503, str(error), retry_after=10) from error
         if identity is None:
-            raise ReportRefused(401, "the API server does not know this token")
+            raise ReportRefused(401, "the API server rejects this token")
         return identity
 
     def _warn(self, error: str) -> None:
         """Log refused reports at most once a minute: unverified senders must not fill the log."""
         if self._clock() - self._warned_at >= WARNING_SECONDS:
             self._warned_at = self._clock()
-            log.warning("reports of progress are refused", error=error)
+            log.warning("progress reports are refused", error=error)
 
 
 async def _read(request: web.BaseRequest) -> bytes:

@@ -225,8 +225,8 @@ def leases(lease: dict[str, object]) -> Hook:
 
 def test_missing_permissions_of_the_controller(laptop: Laptop) -> None:
     lines = (
-        "[+] lease ok\n[-] rights: grant the controller's role create jobs.batch\n"
-        "[!] nodes: lost nodes are not noticed\n"
+        "[+] lease ok\n[-] permissions: grant the controller's role create jobs.batch\n"
+        "[!] nodes: lost nodes are not detected\n"
     )
     seen = f"{POD}:8080/proxy/readyz"
 
@@ -241,8 +241,8 @@ def test_missing_permissions_of_the_controller(laptop: Laptop) -> None:
     laptop.server.hooks.append(answer)
     result = laptop.run("doctor")
     assert result.exit_code == 1
-    assert "rights: grant the controller's role create jobs.batch" in result.stdout
-    assert "nodes: lost nodes are not noticed" in result.stdout
+    assert "permissions: grant the controller's role create jobs.batch" in result.stdout
+    assert "nodes: lost nodes are not detected" in result.stdout
     laptop.server.hooks[-1] = lambda request: (
         refusal(403, "no proxy for you") if request.path == seen else None
     )

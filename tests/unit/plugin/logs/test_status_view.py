@@ -231,7 +231,7 @@ def test_why_reads_the_copied_log_of_a_deleted_pod(
     a_job(laptop)
     status = laptop.server.objects["torchrunjobs", "run"]["status"]
     assert isinstance(status, dict)
-    failure = {"message": "pod run-1-abcde: no sign of life", "reason": "Hung"}
+    failure = {"message": "pod run-1-abcde: no progress report and no output", "reason": "Hung"}
     laptop.job("run", status={**status, "lastFailure": failure})
     asked: list[tuple[object, ...]] = []
 

@@ -117,7 +117,7 @@ def test_links_that_go_in_a_circle_are_refused(tmp_path: Path) -> None:
     make(tmp_path, "a/x", "b/y")
     (tmp_path / "a/to_b").symlink_to("../b")
     (tmp_path / "b/to_a").symlink_to("../a")
-    with pytest.raises(UsageProblem, match="circle"):
+    with pytest.raises(UsageProblem, match="point outside the directory"):
         scan(tmp_path)
 
 
@@ -144,7 +144,7 @@ def test_many_circles_are_refused_at_once(tmp_path: Path) -> None:
         for other in range(20):
             (tmp_path / f"d{one}" / f"to{other}").symlink_to(f"../d{other}")
     started = time.process_time()
-    with pytest.raises(UsageProblem, match=r"circle:\n  d\d+/"):
+    with pytest.raises(UsageProblem, match=r"themselves:\n  d\d+/"):
         scan(tmp_path)
     assert time.process_time() - started < 30
 
@@ -221,5 +221,7 @@ def test_an_overlay_file_over_a_directory_is_refused(
 ) -> None:
     make(tmp_path / "below", below)
     make(tmp_path / "above", above)
-    with pytest.raises(UsageProblem, match="replaces a file by a directory, or the reverse"):
+    with pytest.raises(
+        UsageProblem, match="replaces a file with a directory, or a directory with a file"
+    ):
         scan(tmp_path / "below", tmp_path / "above")

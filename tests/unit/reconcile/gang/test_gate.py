@@ -38,14 +38,14 @@ def test_clock_skew_delays_no_repetition(hours):
     world = starting_again()
     world.pass_time(hours=hours)
     assert len(world.step().applies) == 2
-    assert {pod.metadata.annotations.told for pod in world.workers()} == {""}
+    assert {pod.metadata.annotations.notification_time for pod in world.workers()} == {""}
 
 
 def test_an_invalid_time_is_removed():
     world = starting_again()
     key = (PODS.plural, "train-r1-0-abcde")
     meta = world.objects[key].metadata
-    annotations = replace(meta.annotations, told="soon")
+    annotations = replace(meta.annotations, notification_time="soon")
     world.objects[key] = replace(
         world.objects[key], metadata=replace(meta, annotations=annotations)
     )

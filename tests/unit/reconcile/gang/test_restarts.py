@@ -233,5 +233,5 @@ def test_a_gang_starts_by_annotation_only():
     assert {apply.kind for apply in applies} == {PODS}
     for apply in applies:
         assert set(apply.body["metadata"]) == {"name", "namespace", "annotations"}
-        annotations = {names.START: "1", names.TOLD: "2026-01-02T03:04:05Z"}
+        annotations = {names.START: "1", names.NOTIFICATION_TIME: "2026-01-02T03:04:05Z"}
         assert apply.body["metadata"]["annotations"] == annotations

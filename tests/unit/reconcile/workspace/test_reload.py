@@ -106,7 +106,9 @@ def test_a_revision_is_announced_twice_because_the_kubelet_may_miss_one() -> Non
     world.settle_twice()
     twice = {pod.metadata.uid: pod.metadata.annotations for pod in world.workers()}
     for uid, annotations in before.items():
-        assert once[uid] == replace(annotations, revision="2", told="2026-01-02T03:04:05Z")
+        assert once[uid] == replace(
+            annotations, revision="2", notification_time="2026-01-02T03:04:05Z"
+        )
         assert twice[uid] == replace(annotations, revision="2")
 
 

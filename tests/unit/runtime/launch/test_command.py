@@ -111,7 +111,7 @@ def test_quoted_words_never_change_how_a_line_is_run(words: list[str]) -> None:
 
 def test_launcher_none_runs_everything_as_it_is() -> None:
     assert decided("python train.py", "none") == Run(
-        [SHELL, "-c", "python train.py"], False, "launcher is none"
+        [SHELL, "-c", "python train.py"], False, "spec.launcher is none"
     )
 
 

@@ -85,7 +85,7 @@ def test_submodules_and_lfs_files_are_skipped_with_a_warning(
     assert read_tree(git_settings, marker)["model.bin"] == pointer
     assert "sub" not in read_tree(git_settings, marker)
     output = capsys.readouterr().out
-    assert "submodules are left out" in output
+    assert "submodules are skipped" in output
     assert "pointers of Git LFS" in output
 
 

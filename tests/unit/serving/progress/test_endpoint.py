@@ -64,7 +64,7 @@ async def test_a_standby_refuses() -> None:
     async with running(World(leads=False)) as world:
         code, text = await world.post()
     assert (code, world.reviews) == (503, 0)
-    assert "stands by" in text
+    assert "standby" in text
 
 
 @pytest.mark.parametrize("code", [403, 500])

@@ -58,7 +58,7 @@ async def test_forged_tokens_of_one_pod_do_not_block_others() -> None:
         assert codes == [401] * 3 + [503] * 97
         assert world.reviews == 3
         assert world.observed == 0, "no work before the token is verified"
-        assert [line["event"] for line in lines] == ["reports of progress are refused"]
+        assert [line["event"] for line in lines] == ["progress reports are refused"]
         assert (await world.post())[0] == 204
 
 
