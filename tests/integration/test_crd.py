@@ -160,7 +160,7 @@ def rule_messages(node: object) -> list[str]:
 @pytest.mark.parametrize(
     ("field", "words"),
     [
-        ("tj.spec", "Number of nodes. One pod with the queue's nodeResources runs on each."),
+        ("tj.spec", "Number of nodes. Each node is one pod with the queue's nodeResources."),
         ("trj.spec.command", "A string is a shell command line."),
         ("tj.spec.volumes.workspace.source", "zip: an upload by kubectl torchrun."),
         ("tj.status.lastFailure", "Exit code of that rank."),

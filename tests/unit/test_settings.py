@@ -143,7 +143,7 @@ def test_images_that_are_fine(image: str) -> None:
         (["--node-overhead==1"], "is '=1': it must be amounts"),
         (["--node-overhead=cpu=-1"], "is 'cpu=-1': it must be amounts"),
         (["--node-overhead=cpu=1,cpu=2"], "is 'cpu=1,cpu=2': it must be amounts"),
-        (["--lease-name=A b"], "is 'A b': it must be a DNS name"),
+        (["--lease-name=A b"], "is 'A b': it must be a lowercase DNS name"),
         (["--lease-namespace=a.b"], "is 'a.b': it must be the name of a namespace"),
         (["--lease-duration=soon"], "is 'soon': it must be a duration such as 15s"),
         (["--lease-duration=-5s"], "is '-5s': it must be a duration"),

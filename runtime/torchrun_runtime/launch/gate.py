@@ -24,7 +24,7 @@ def pass_gate(start_file: str, attempt: str) -> list[Worker]:
     if not start_file:
         return []
     if not _may_start(start_file, attempt):
-        say("waiting until all pods of the previous attempt have stopped")
+        say("waiting at the start gate until all pods of the previous attempt have stopped")
         wait_until(
             lambda: _may_start(start_file, attempt),
             _FOR_EVER,

@@ -1,4 +1,4 @@
-"""The start gate: no rank starts before the go-ahead of its attempt."""
+"""The start gate: no rank starts before the controller opens the gate of its attempt."""
 
 import threading
 from pathlib import Path
@@ -24,13 +24,13 @@ def test_no_rank_starts_before_the_gate_is_opened(launcher: Launcher, tmp_path: 
     gate = {"TORCHRUN_START_FILE": str(file), "TORCHRUN_ATTEMPT": "2"}
     launched = launcher.start(f"cat {file}", **gate)
     assert launched.process.stderr
-    while "waiting for the start gate" not in launched.process.stderr.readline():
+    while "waiting at the start gate" not in launched.process.stderr.readline():
         pass
     assert launched.process.poll() is None
     annotations(file, **{"other": "x", "torchrun.ai/start": "2"})
     result = launched.end()
     assert result.exit_code == 0
-    assert 'start="2"' in result.out, "the command ran after the go-ahead"
+    assert 'start="2"' in result.out, "the command ran after the gate was opened"
 
 
 def test_the_gate_stays_closed_until_it_is_opened(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_an_open_gate_is_passed_silently(launcher: Launcher, tmp_path: Path) -> 
 def test_sigterm_at_the_gate_ends_the_pod(launcher: Launcher, tmp_path: Path) -> None:
     launched = launcher.start("true", TORCHRUN_START_FILE=str(tmp_path / "none"))
     assert launched.process.stderr
-    while "waiting for the start gate" not in launched.process.stderr.readline():
+    while "waiting at the start gate" not in launched.process.stderr.readline():
         pass
     launched.stop()
     assert launched.end().exit_code == 143
