@@ -5,9 +5,9 @@
     make mutants-random ARGS="--only store.py --again"
 
 Verdicts are stored in build/mutants/random.json, so that a run with `--minutes` continues where the
-previous one stopped. A verdict holds while its file is unchanged; `--again` tries survivors again.
-Exit code 1 where fewer than 97 of 100 are killed, without those that change nothing
-(equivalent.toml).
+previous one stopped, and a run with another seed adds to them. A verdict holds while its file is
+unchanged; `--again` tries survivors again. Exit code 1 where fewer than 97 of 100 of all are killed,
+without those that change nothing (equivalent.toml).
 """
 
 import argparse
@@ -270,8 +270,12 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 def _chosen(options: argparse.Namespace) -> list[Site]:
     every = universe()
     drawn = sorted(every, key=lambda site: _draw(options.seed, site))[: options.count]
-    parts = options.only
-    return [site for site in drawn if not parts or any(part in site.file for part in parts)]
+    return _of_files(drawn, options.only)
+
+
+def _of_files(chosen: list[Site], parts: list[str]) -> list[Site]:
+    """Those whose file contains one of the parts; all without parts."""
+    return [site for site in chosen if not parts or any(part in site.file for part in parts)]
 
 
 def _draw(seed: int, site: Site) -> bytes:
@@ -279,16 +283,16 @@ def _draw(seed: int, site: Site) -> bytes:
     return hashlib.sha256(repr((seed, *site.key)).encode()).digest()
 
 
-def _load_results(path: Path, chosen: list[Site], *, again: bool) -> dict[Site, Judged]:
-    """Verdicts of earlier runs that still hold."""
+def _load_results(path: Path, *, again: bool) -> dict[Site, Judged]:
+    """Verdicts of earlier runs that still hold, of any seed; without survivors for `again`."""
     if not path.exists():
         return {}
     before = msgspec.json.decode(path.read_bytes(), type=Result).judged
-    wanted = {*chosen}
+    present = {*universe()}
     return {
         one.site: one
         for one in before
-        if one.site in wanted
+        if one.site in present
         and one.digest == digest_of(origin(one.site.file))
         and (one.killer or not again)
     }
@@ -299,8 +303,12 @@ def main(arguments: list[str]) -> int:
     options = _options(arguments)
     preload()
     chosen = _chosen(options)
-    verdicts = _load_results(options.json, chosen, again=options.again)
+    before = _load_results(options.json, again=False)
+    verdicts = _load_results(options.json, again=options.again)
     left = [site for site in chosen if site not in verdicts]
+    survivors = [site for site in before if site not in verdicts and site not in chosen]
+    left += _of_files(survivors, options.only)
+    total = len(verdicts) + len(left)
     kinds = ", ".join(
         f"{count} {kind}" for kind, count in sorted(Counter(s.kind for s in left).items())
     )
@@ -319,11 +327,11 @@ def main(arguments: list[str]) -> int:
         known = equivalents()
         for one in judged(judge, in_time, benches):
             verdicts[one.site] = one
-            print(_line(one, len(verdicts), len(chosen), known), flush=True)
-            _write(options, chosen, verdicts)
+            print(_line(one, len(verdicts), total, known), flush=True)
+            _write(options, verdicts)
         for bench in benches:
             bench.end()
-    result = _write(options, chosen, verdicts)
+    result = _write(options, verdicts)
     print("\n".join(["", "survivors:", *result.survivors]))
     stale = known.keys() - {site.key for site in universe()}
     print(
@@ -331,15 +339,14 @@ def main(arguments: list[str]) -> int:
     )
     print(
         f"\n{result.killed} of {result.mutants - result.equivalent} killed ({result.score:.1%}),"
-        f" {result.equivalent} change nothing, {len(chosen) - result.mutants} not tried yet"
+        f" {result.equivalent} change nothing, {total - result.mutants} not tried yet"
     )
     return 0 if result.score >= LEAST_KILLED else 1
 
 
-def _write(options: argparse.Namespace, chosen: list[Site], verdicts: dict[Site, Judged]) -> Result:
-    """Store all verdicts, also those of other files."""
-    done = [verdicts[site] for site in chosen if site in verdicts]
-    result = _result(options.seed, done)
+def _write(options: argparse.Namespace, verdicts: dict[Site, Judged]) -> Result:
+    """Store all verdicts, also those of other seeds and files."""
+    result = _result(options.seed, list(verdicts.values()))
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
     return result
