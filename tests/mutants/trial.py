@@ -32,7 +32,7 @@ EVERYTHING = {
 ONE_TEST = 120  # timeout in seconds, which counts as a failure: a bug may block forever
 ALL_TESTS = 1800.0
 
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?(?:\[.*?\])?)(?: - .*)?$", re.MULTILINE)
 _TESTS_FAILED = 1  # exit code of pytest; other codes mean that no test ran
 
 
