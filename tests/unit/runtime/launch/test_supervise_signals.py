@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -280,6 +281,22 @@ def test_leaves_no_process_behind_and_reaps_orphans(launcher: Launcher) -> None:
     orphan = int(result.out)
     with pytest.raises(ProcessLookupError):
         os.kill(orphan, 0)
+
+
+def test_no_signal_interrupts_the_launcher_between_two_looks(launcher: Launcher) -> None:
+    program = """
+        import os, signal, sys
+        from torchrun_runtime.launch.supervise import supervise
+        supervise(["true"], os.environ, None)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        sys.exit(not {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD} <= blocked)
+    """
+    command = [launcher.python, script(launcher.directory, program)]
+    environment = os.environ | {"PYTHONPATH": str(FOLDER.parents[1])}
+    ended = subprocess.run(
+        command, env=environment, cwd=launcher.directory, timeout=60, check=False
+    )
+    assert ended.returncode == 0
 
 
 def test_a_program_starts_with_default_signals(launcher: Launcher) -> None:
