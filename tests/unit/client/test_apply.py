@@ -183,7 +183,9 @@ async def test_status_has_its_own_field_manager_and_preconditions() -> None:
 async def test_delete_carries_its_preconditions() -> None:
     wire = Wire(answer())
     delete = Delete(kind=JOBS, namespace="team", name="run", uid="u", resource_version="5")
-    await Applier(wire, Open()).delete(delete)
+    deleted = await Applier(wire, Open()).delete(delete)
+    assert deleted is not None
+    assert (deleted.name, deleted.uid, deleted.resource_version) == ("run", "u", "7")
     (request,) = wire.requests
     assert (request.method, request.path) == ("DELETE", "/apis/batch/v1/namespaces/team/jobs/run")
     assert request.body == {
@@ -215,6 +217,22 @@ async def test_a_conflict_with_an_unreadable_object_is_retried() -> None:
     wire = Wire(refusal(409), Disconnected("reset"))
     with pytest.raises(UnavailableError, match="reset"):
         await Applier(wire, Open()).delete(Delete(kind=JOBS, namespace="n", name="x", uid="u"))
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (refusal(503), UnavailableError),
+        (refusal(403), ApiError),
+        (Disconnected("x"), UnavailableError),
+    ],
+)
+async def test_an_object_that_cannot_be_read_is_not_absent(
+    error: Exception, raised: type[Exception]
+) -> None:
+    with pytest.raises(raised):
+        await Applier(Wire(error), Open()).find(JOBS, "team", "run")
+    assert await Applier(Wire(refusal(404)), Open()).find(JOBS, "team", "run") is None
 
 
 @pytest.mark.parametrize("error", [refusal(404), OTHER_UID])
