@@ -101,8 +101,8 @@ class Workload(Struct, frozen=True, kw_only=True):
     `pod` is what each pod requests, in the units of NodeCapacity.allocatable; `gpus` of these are
     GPUs. `node_selector` is merged from queue and job. `placed` counts its running pods by node.
     `since` is when it was admitted, None while it waits. `seconds_left` is the running time until
-    its deadline, None without one. `preempted_for` is the UID in its Preemption while that lasts.
-    `nominated` repeats the last PendingStatus.nominated.
+    its deadline, at least 0, None without one. `preempted_for` is the UID in its Preemption while
+    that lasts. `nominated` repeats the last PendingStatus.nominated.
 
     `shrunk_to` is the number of pods of an elastic job whose present gang is smaller than what was
     admitted, if the rest may be released; else None.

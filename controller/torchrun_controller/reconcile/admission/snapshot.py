@@ -196,7 +196,7 @@ def queue_order(workload: Workload) -> tuple[int, float, str, str]:
 
 
 def _seconds_left(workload: Workload) -> float:
-    return inf if workload.seconds_left is None else max(0.0, workload.seconds_left)
+    return inf if workload.seconds_left is None else workload.seconds_left
 
 
 def _queues(state: ClusterState) -> list[QueueSnapshot]:
