@@ -170,9 +170,10 @@ def test_an_edited_admission_is_removed_and_has_no_effect(forged):
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_the_state_of_all(known):
+@pytest.mark.parametrize(("passed", "left"), [(30, 70), (100, 0), (130, 0)])
+def test_the_state_of_all(known, passed, left):
     world = running(reliability={"activeDeadlineSeconds": 100})
-    world.pass_time(seconds=30)
+    world.pass_time(seconds=passed)
     world.node("node-1")
     silent = Classification()
     orphan = classify_world(world).workload
@@ -185,7 +186,7 @@ def test_the_state_of_all(known):
     )
     assert [queue.name for queue in state.queues] == ["gpu"]
     assert [request.uid for request in state.workloads] == ["gone", "uid-train"]
-    assert state.workloads[1].seconds_left == 70
+    assert state.workloads[1].seconds_left == left
     assert (state.nodes is not None) is known
 
 

@@ -3,6 +3,8 @@
 from msgspec.structs import replace
 
 from queueing import GPU, admitted, admitted_workload, decide, node, nodes, queue, request
+from torchrun_controller.reconcile.admission.model import ClusterState
+from torchrun_controller.reconcile.admission.snapshot import Snapshot
 
 
 def placement(machines, *requests):
@@ -66,6 +68,15 @@ def test_admitted_pods_are_placed_by_the_age_of_their_admission():
         assert found == {"j": {"n2": 1}}
         found = placement(machines, *order, request("j", "a", 3, 4))
         assert found == {"j": {"n1": 1, "n2": 2}}
+
+
+def test_an_admitted_job_occupies_only_the_nodes_of_its_pods():
+    workloads = (
+        admitted_workload("placed", "a", 1, 4, placed={"n001": 1}, admitted_for=20),
+        admitted_workload("unplaced", "a", 1, 4, admitted_for=10),
+    )
+    state = ClusterState(nodes=nodes(3), queues=(queue("a"),), workloads=workloads)
+    assert [one.placement for one in Snapshot(state).admitted] == [{1: 1}, {1: 1}]
 
 
 def test_admitted_pods_without_room_wait_on_the_largest_node():

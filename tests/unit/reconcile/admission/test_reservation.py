@@ -112,6 +112,40 @@ def test_a_preemption_frees_nodes_that_a_reservation_needed():
     assert "starts by 2026-01-01T01:00Z" in decisions.pending["ax"].message
 
 
+def test_the_nodes_of_a_preemption_stay_out_of_a_reservation():
+    """The head of a gets the free part of x0, and the urgent job the part of the preempted one."""
+    machines = (
+        node("x0", 12, labels={"zone": "x", "large": "yes"}),
+        node("x1", 8, labels={"zone": "x"}),
+    )
+    running = [
+        admitted_workload("preempted", "d", 1, 4, placed={"x0": 1}),
+        admitted_workload("ends", "e", placed={"x1": 1}, seconds_left=HOUR),
+    ]
+    asked = [
+        request("ax", "a", 2, node_selector={"zone": "x"}),
+        request("urgent", "d", 1, 4, priority=1, node_selector={"large": "yes"}),
+        request("c0", "c", 1, 4, node_selector={"zone": "x"}),
+    ]
+    queues = [queue("a", 9), queue("c"), queue("d", 3), queue("e")]
+    decisions = decide(machines, queues, *running, *asked)
+    assert [one.uid for one in decisions.preemptions] == ["preempted"]
+    assert admitted(decisions) == []
+
+
+def test_a_head_waits_only_for_the_quota_that_it_lacks():
+    running = [
+        admitted_workload("soon", "a", seconds_left=60),
+        admitted_workload("late", "a", seconds_left=HOUR),
+    ]
+    queues = [queue("a", quota={"gpus": 16})]
+    asked = [request("head", "a", age=9), request("long", "a", 1, 4, age=8, seconds_left=HOUR)]
+    decisions = decide(nodes(9), queues, *running, *asked)
+    assert decisions.pending["head"].message.endswith(
+        " It starts by 2026-01-01T00:01Z at the latest."
+    )
+
+
 def test_separate_nodes_have_separate_reservations():
     machines = tuple(node(f"{zone}{i}", labels={"zone": zone}) for zone in "xy" for i in range(2))
     queues = [queue("a", 5), queue("b"), queue("d")]

@@ -75,6 +75,15 @@ def test_the_garbage_collector_proves_nothing():
     assert [w.index for w in world.job.status.unfenced] == [1]
 
 
+def test_without_nodes_a_collected_pod_blocks_nothing():
+    """Nothing could release it: the controller may not read nodes."""
+    world = running()
+    world.nodes = None
+    collected(world, "train-1-abcde")
+    world.settle()
+    assert world.job.status.unfenced == ()
+
+
 def test_the_garbage_collector_proves_nothing_for_a_replaced_gang():
     world = given_up()
     assert world.nodes is not None
