@@ -180,6 +180,9 @@ faults-proxied: $(VENV)/.ready programs ## Single faults at random points of the
 mutants: $(VENV)/.ready ## Bugs planted in a copy of the controller: do tests notice? (ONLY="NAME ...", ARGS=--list)
 	PYTHONPATH=tests $(BIN)/python -m mutants $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
+mutants-page: $(VENV)/.ready ## Keep the scores of make mutants and make mutants-random, and write them into docs/faults.md
+	PYTHONPATH=tests $(BIN)/python -m mutants.page
+
 # MUTANTS=1000 SEED=7 make mutants-random ARGS="--minutes 9": goes on where the run before it stopped.
 mutants-random: $(VENV)/.ready ## Random small bugs, each tried by the tests that run its line, to build/mutants
 	PYTHONPATH=tests:. $(BIN)/python -m mutants.sampled --count $(or $(MUTANTS),300) --seed $(or $(SEED),1) $(ARGS)
@@ -252,6 +255,6 @@ $(BIN)/.controller: $(VENV)/.ready
 	touch $@
 
 .PHONY: demo test lint types walls docs unit test-of thorough programs integration ha e2e e2e-all recipes image sbom matrix monitoring venv \
-	format generate pictures run debug record replay hooks faults faults-pairs faults-time-travel faults-page faults-proxied mutants mutants-random \
+	format generate pictures run debug record replay hooks faults faults-pairs faults-time-travel faults-page faults-proxied mutants mutants-page mutants-random \
 	hostile soak bench bench-page flames \
 	cluster-up cluster-status cluster-down clean help

@@ -7,15 +7,17 @@ Exit code 1 where more than one in twenty survives, or one no longer applies.
 """
 
 import argparse
+import json
 import sys
 import tempfile
 from pathlib import Path
 
-from mutants.mutant import Mutant
+from mutants.mutant import CHECKOUT, Mutant
 from mutants.table import MUTANTS
 from mutants.trial import Copy, Verdict, judge
 
 LEAST_KILLED = 0.95
+RESULT = CHECKOUT / "build" / "mutants" / "planted.json"
 
 
 def main(arguments: list[str]) -> int:
@@ -56,11 +58,22 @@ def _run(copy: Copy, mutants: list[Mutant]) -> dict[Mutant, Verdict]:
             f"{number:3}/{len(mutants)} {verdict.seconds:6.1f} s  {mutant.name}: {result}",
             flush=True,
         )
+        if len(mutants) == len(MUTANTS):
+            _save(verdicts)
     return verdicts
 
 
 def _short(test: str) -> str:
     return test.removeprefix("tests/").removeprefix("unit/")
+
+
+def _save(verdicts: dict[Mutant, Verdict]) -> None:
+    """Store the counts of a run of all bugs so far, for docs/faults.md."""
+    survivors = [mutant.name for mutant, verdict in verdicts.items() if not verdict.killer]
+    killed = len(verdicts) - len(survivors)
+    counts = {"mutants": len(verdicts), "killed": killed, "equivalent": 0, "survivors": survivors}
+    RESULT.parent.mkdir(parents=True, exist_ok=True)
+    RESULT.write_text(json.dumps(counts, indent=2) + "\n")
 
 
 def _report(verdicts: dict[Mutant, Verdict]) -> int:

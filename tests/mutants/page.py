@@ -49,8 +49,7 @@ def latest(folder: Path) -> dict[str, dict[str, Any]]:
         if path.exists():
             result = json.loads(path.read_text())
             day = datetime.fromtimestamp(path.stat().st_mtime, UTC).date().isoformat()
-            seed = {"seed": result["seed"]} if "seed" in result else {}
-            found[name] = {"date": day, **seed, **{field: result[field] for field in FIELDS}}
+            found[name] = {"date": day, **{field: result[field] for field in FIELDS}}
     return found
 
 
