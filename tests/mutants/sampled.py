@@ -288,13 +288,13 @@ def _load_results(path: Path, *, again: bool) -> dict[Site, Judged]:
     if not path.exists():
         return {}
     before = msgspec.json.decode(path.read_bytes(), type=Result).judged
-    present = {*universe()}
+    present, known = {*universe()}, equivalents()
     return {
         one.site: one
         for one in before
         if one.site in present
         and one.digest == digest_of(origin(one.site.file))
-        and (one.killer or not again)
+        and (one.killer or not again or one.site.key in known)
     }
 
 
