@@ -21,6 +21,12 @@ from .places import SOURCE, cache_home
 from .progress import step
 
 KUBERNETES = "k8s.io/kubernetes"
+# Without these, clients see v0.0.0.
+KUBERNETES_VERSION = (
+    "-X k8s.io/component-base/version.gitVersion={version}"
+    " -X k8s.io/component-base/version.gitMajor={major}"
+    " -X k8s.io/component-base/version.gitMinor={minor}"
+)
 FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly")
 
 
@@ -47,12 +53,7 @@ def _kubernetes(folder: str, packages: Mapping[str, str]) -> Module:
         folder=folder,
         pinned=KUBERNETES,
         packages={**packages, **{name: f"{KUBERNETES}/cmd/{name}" for name in programs}},
-        # Without these, clients see v0.0.0.
-        version_flags=(
-            "-X k8s.io/component-base/version.gitVersion={version}"
-            " -X k8s.io/component-base/version.gitMajor={major}"
-            " -X k8s.io/component-base/version.gitMinor={minor}"
-        ),
+        version_flags=KUBERNETES_VERSION,
     )
 
 
@@ -82,6 +83,12 @@ MODULES = (
         "helm.sh/helm/v3",
         {"helm": "helm.sh/helm/v3/cmd/helm"},
         "-X helm.sh/helm/v3/internal/version.version={version}",
+    ),
+    Module(
+        "kubeadm",
+        KUBERNETES,
+        {"kubeadm": f"{KUBERNETES}/cmd/kubeadm"},
+        KUBERNETES_VERSION,
     ),
     Module("kind", "sigs.k8s.io/kind", {"kind": "sigs.k8s.io/kind"}),
     Module(
@@ -162,6 +169,13 @@ def ensure(names: Iterable[str], kubernetes: str = "") -> dict[str, Path]:
     return paths
 
 
+def absent(names: Iterable[str]) -> list[str]:
+    """The named programs that `ensure` would build."""
+    release = wanted_kubernetes()
+    modules = {name: _module_of(name, release) for name in names}
+    return [name for name in modules if not artefacts.is_whole(_place(modules[name]) / name)]
+
+
 def version(module: Module) -> str:
     """The version that go.mod pins, for example v1.35.4."""
     text = (SOURCE / "go" / module.folder / "go.mod").read_text()
@@ -169,6 +183,11 @@ def version(module: Module) -> str:
     if not pin:
         raise ClusterError(f"cluster/go/{module.folder}/go.mod does not pin {module.pinned}")
     return pin[1]
+
+
+def version_of(program: str, kubernetes: str = "") -> str:
+    """The version of a program, for example v1.35.4; see `ensure`."""
+    return version(_module_of(program, kubernetes or wanted_kubernetes()))
 
 
 def module_folder(program: str) -> Path:

@@ -60,7 +60,7 @@ def base() -> Path:
     trusted = BUNDLE.read_bytes() if docker and BUNDLE.exists() else b""
     if docker:
         parts += [b"docker", trusted]
-    archive = _place(BASE, _digest(parts))
+    archive = _place(BASE, digest(parts))
     with artefacts.locked(archive.parent):
         if artefacts.is_whole(archive):
             return archive
@@ -114,7 +114,7 @@ def build(
     if parent:
         parts.append(artefacts.recorded_sha256(parent).encode())
     parts += [f"{name}={value}".encode() for name, value in sorted(arguments.items())]
-    archive = _place(tag, _digest(parts))
+    archive = _place(tag, digest(parts))
     with artefacts.locked(archive.parent):
         if artefacts.is_whole(archive):
             return archive
@@ -217,11 +217,12 @@ def _input_files(context: Path, inputs: Sequence[str]) -> list[str]:
     return sorted(str(path.relative_to(context)) for path in files)
 
 
-def _digest(parts: Sequence[bytes]) -> str:
-    digest = hashlib.sha256()
+def digest(parts: Sequence[bytes]) -> str:
+    """The key of what these parts make: 16 hexadecimal digits."""
+    whole = hashlib.sha256()
     for part in parts:
-        digest.update(len(part).to_bytes(8, "big") + part)
-    return digest.hexdigest()[:16]
+        whole.update(len(part).to_bytes(8, "big") + part)
+    return whole.hexdigest()[:16]
 
 
 def _forget_older(archive: Path) -> None:
@@ -259,17 +260,22 @@ def _buildah() -> list[str]:
     return ["buildah", "--root", str(store / "root"), "--runroot", str(store / "run")]
 
 
+def docker(*arguments: str) -> str:
+    """Run a command of Docker's client and return its stdout. Raises ClusterError."""
+    return _run(["docker", *arguments])
+
+
+def docker_image(name: str) -> str:
+    """The ID of an image in Docker's store, or "" where there is none of that name."""
+    command = ["docker", "image", "inspect", "--format", "{{.Id}}", name]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def _into_docker(name: str, archive: Path) -> None:
     """Make `name` in Docker's store the image of the archive."""
-    known = subprocess.run(
-        ["docker", "image", "inspect", "--format", "{{.Id}}", name],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if oci.configuration_digest(archive) != known.stdout.strip():
+    if oci.configuration_digest(archive) != docker_image(name):
         with step(f"unpacking {name}"):
-            _run(["docker", "load", "--input", str(archive)])
+            docker("load", "--input", str(archive))
 
 
 def _into_store(name: str, archive: Path) -> None:

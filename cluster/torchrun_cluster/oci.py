@@ -137,12 +137,14 @@ def _no_archive(archive: Path, error: Exception) -> ClusterError:
     )
 
 
-def write_program_image(archive: Path, name: str, program: Path) -> None:
+def write_program_image(archive: Path, name: str, program: Path, folder: str = "") -> None:
     """Write an image whose only file, and entry point, is a static program; always the same bytes.
 
-    `name` is the full reference, for example localhost/torchrun-pause:latest.
+    `name` is the full reference, for example localhost/torchrun-pause:latest. `folder` is where the
+    program is in the image, such as usr/local/bin; "" is the root.
     """
-    layer = _layer(program)
+    path = f"{folder}/{program.name}" if folder else program.name
+    layer = _layer(program, path)
     blobs: dict[str, bytes] = {}
 
     def add(content: bytes, media_type: str) -> dict[str, object]:
@@ -154,7 +156,7 @@ def write_program_image(archive: Path, name: str, program: Path) -> None:
     config = {
         "architecture": _architecture(),
         "os": "linux",
-        "config": {"Entrypoint": [f"/{program.name}"]},
+        "config": {"Entrypoint": [f"/{path}"]},
         "rootfs": {"type": "layers", "diff_ids": [layer_entry["digest"]]},
     }
     config_entry = add(_encode(config), "application/vnd.oci.image.config.v1+json")
@@ -174,10 +176,10 @@ def write_program_image(archive: Path, name: str, program: Path) -> None:
             _add(tar, f"blobs/sha256/{digest}", content)
 
 
-def _layer(program: Path) -> bytes:
+def _layer(program: Path, path: str) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        _add(tar, program.name, program.read_bytes(), mode=0o755)
+        _add(tar, path, program.read_bytes(), mode=0o755)
     return buffer.getvalue()
 
 

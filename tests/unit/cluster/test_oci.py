@@ -78,3 +78,17 @@ def test_the_layout_of_oci_comes_first(archive: Path) -> None:
         tar.addfile(tarfile.TarInfo("manifest.json"))
     (image,) = oci.images_in(archive)
     assert image.name == "localhost/program:1"
+
+
+def test_a_program_may_have_a_folder(tmp_path: Path) -> None:
+    program = tmp_path / "etcd"
+    program.write_bytes(b"elf")
+    oci.write_program_image(tmp_path / "image.tar", "etcd:1", program, "usr/local/bin")
+    with tarfile.open(tmp_path / "image.tar") as image:
+        contents = [
+            member.read() for name in image.getnames() if (member := image.extractfile(name))
+        ]
+    (layer,) = (content for content in contents if not content.startswith(b"{"))
+    with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
+        assert tar.getnames() == ["usr/local/bin/etcd"]
+    assert any(b'"Entrypoint": ["/usr/local/bin/etcd"]' in content for content in contents)
