@@ -16,10 +16,14 @@ E2E_WORKERS ?= 0
 PYTHONS ?= 3.11 3.12 3.13
 RELEASES ?= 1.33 1.36
 export PYTHONDONTWRITEBYTECODE := 1
+CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit("missing: Python 3.11 or later (PYTHON=...)" if sys.version_info < (3, 11) else 0)'
 
 ##@ The two commands
 
-demo: $(BIN)/.plugin ## A real two-node PyTorch run from a local directory, from nothing to Succeeded
+demo: ## A real two-node PyTorch run from a local directory, from nothing to Succeeded
+	@$(CHECK_PYTHON)
+	@$(PYTHON) examples/demo.py --plan
+	@$(MAKE) --no-print-directory $(BIN)/.plugin
 	$(PYTHON) examples/demo.py
 
 test: lint types walls docs unit integration e2e ## All checks that a change must pass
@@ -231,7 +235,7 @@ help: ## This list
 	  /^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.ready: pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
+	$(CHECK_PYTHON)
 	@echo "The development environment is made in $(VENV), once: some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'

@@ -51,7 +51,7 @@ def main() -> None:
     os.environ["KUBECONFIG"] = demo.cluster("kubeconfig", "--name", "demo")
     folders = [str(demo.PLUGIN)]
     if not demo.CURRENT:
-        folders.append(str(Path(demo.cluster("binaries", "kubectl")).parent))
+        folders.append(str(Path(demo.cluster("kubectl", "--name", "demo")).parent))
     os.environ["PATH"] = os.pathsep.join([*folders, demo.PATH])
     image, torch = demo.images()
     install(torch)

@@ -117,14 +117,27 @@ def tear_down() -> None:
         cluster("down", "--name", "demo")
 
 
+def announce() -> int:
+    """Print what the demo does, how long it takes and what is missing; 1 if anything is."""
+    print("make demo starts a cluster, runs a two-node PyTorch job on it and removes it again:")
+    if not (PLUGIN / "kubectl-torchrun").exists():
+        print("  Python     two environments in .venv, about 2 min")
+    sys.stdout.flush()
+    return subprocess.run(
+        [sys.executable, "-m", "torchrun_cluster", "plan"], check=False
+    ).returncode
+
+
 def main() -> int:
     """Run all stages and return the exit code of the run."""
     os.environ["PYTHONPATH"] = str(ROOT / "cluster")
+    if sys.argv[1:] == ["--plan"]:
+        return announce()
     with stage("a Kubernetes cluster"):
         cluster("up", "--name", "demo")
         os.environ["KUBECONFIG"] = cluster("kubeconfig", "--name", "demo")
         if not CURRENT:
-            tools = Path(cluster("binaries", "kubectl")).parent
+            tools = Path(cluster("kubectl", "--name", "demo")).parent
             os.environ["PATH"] = f"{tools}:{os.environ['PATH']}"
         os.environ["PATH"] = f"{PLUGIN}:{os.environ['PATH']}"
     try:

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import addons, binaries, images, packages, processes, state
+from . import addons, binaries, images, node_image, packages, plan, processes, state, tools
 from .dockerd import DockerEngine
 from .engine import Engine, choose, docker_answers, look_at_machine
 from .errors import ClusterError
-from .kind import KindCluster
+from .kind import IMAGE_SETTING, KindCluster
 from .local import LocalCluster
 from .places import cache_home
 from .progress import say
@@ -62,10 +62,12 @@ def _up(options: argparse.Namespace) -> None:
         raise ClusterError("--nodes requires a local cluster: set CLUSTER=local")
     if os.environ.get("KUBERNETES") and engine is not Engine.LOCAL:
         raise ClusterError("KUBERNETES requires a local cluster: set CLUSTER=local")
+    if options.image and engine is not Engine.KIND:
+        raise ClusterError("--image requires a kind cluster: set CLUSTER=kind")
     if engine is Engine.CURRENT:
         say("using the cluster of your kubeconfig; nothing was started")
     elif engine is Engine.KIND:
-        KindCluster(name, options.port).up()
+        KindCluster(name, options.port, options.image).up()
     else:
         if not exists:
             _say_plan(name, options.nodes)
@@ -145,6 +147,11 @@ def _binaries(options: argparse.Namespace) -> None:
         print(path)
 
 
+def _kubectl(options: argparse.Namespace) -> None:
+    kind = KindCluster(options.name).recorded
+    print(tools.ensure("kubectl") if kind else binaries.ensure(["kubectl"])["kubectl"])
+
+
 def _with_docker(options: argparse.Namespace) -> int:
     """Run the command, and return its exit code."""
     if docker_answers():
@@ -202,7 +209,13 @@ def _parser() -> argparse.ArgumentParser:
         choices=sorted(addons.ADDONS),
         help="add-on to install (repeatable); built at its first use",
     )
+    up.add_argument("--image", default="", help=f"kind's node image (default: ${IMAGE_SETTING})")
     up.set_defaults(run=_up)
+
+    announced = verbs.add_parser(
+        "plan", help="what `up` and the images need, and how long it takes"
+    )
+    announced.set_defaults(run=lambda _: plan.say_plan())
 
     down = verbs.add_parser("down", parents=[named], help="stop a cluster and delete its files")
     down.add_argument("--all", action="store_true", help="all clusters on this machine")
@@ -214,6 +227,11 @@ def _parser() -> argparse.ArgumentParser:
         "kubeconfig", parents=[named], help="print the path of the kubeconfig"
     )
     kubeconfig.set_defaults(run=_kubeconfig)
+
+    kubectl = verbs.add_parser(
+        "kubectl", parents=[named], help="print the path of a kubectl for it"
+    )
+    kubectl.set_defaults(run=_kubectl)
 
     load = verbs.add_parser("load", parents=[named], help="import image archives into the nodes")
     load.add_argument("archives", nargs="+", type=Path, metavar="ARCHIVE")
@@ -238,6 +256,8 @@ def _add_image_verbs(image: argparse.ArgumentParser) -> None:
     kinds = image.add_subparsers(required=True, metavar="IMAGE")
     base = kinds.add_parser("base", help=f"Debian with Python: {images.BASE}")
     base.set_defaults(run=lambda _: print(images.base()))
+    node = kinds.add_parser("node", help="a node for kind, in Docker's store; prints its name")
+    node.set_defaults(run=lambda _: print(node_image.ensure()))
     torch = kinds.add_parser("torch", help=f"the same with PyTorch: {images.TORCH}")
     torch.set_defaults(run=lambda _: print(images.torch()))
     build = kinds.add_parser("build", help="any Dockerfile; ARG BASE is the base image")

@@ -9,12 +9,14 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import binaries, state
+from . import state, tools
 from .artefacts import locked
 from .errors import ClusterError
 from .progress import step
 
 WAIT = "180s"
+IMAGE_SETTING = "KIND_IMAGE"
+"""Names the node image where `up --image` does not; the default is that of kind's version."""
 SHARED_VOLUMES = "/var/local-path-provisioner"
 """kind's own folder for volumes; naming it as shared lets its provisioner bind ReadWriteMany."""
 
@@ -22,9 +24,10 @@ SHARED_VOLUMES = "/var/local-path-provisioner"
 class KindCluster:
     """A kind cluster by its name; kind itself keeps its state."""
 
-    def __init__(self, name: str, port: int = 0) -> None:
+    def __init__(self, name: str, port: int = 0, image: str = "") -> None:
         self.name = name
         self._port = port
+        self._image = image or os.environ.get(IMAGE_SETTING, "")
         self._folder = state.folder_of(name)
         self.kubeconfig = self._folder / "kubeconfig"
         self._record = self._folder / "kind.json"
@@ -70,7 +73,9 @@ class KindCluster:
             "apiVersion": "kind.x-k8s.io/v1alpha4",
             "networking": {"apiServerPort": self._port} if self._port else {},
         }
-        arguments = ("--name", self._kind_name, "--wait", WAIT, "--config", "-")
+        arguments = ["--name", self._kind_name, "--wait", WAIT, "--config", "-"]
+        if self._image:
+            arguments += ["--image", self._image]
         self._kind("create", "cluster", *arguments, stdin=json.dumps(config))
 
     def _share_volumes(self) -> None:
@@ -82,10 +87,10 @@ class KindCluster:
         self._kubectl("rollout", "status", *deployment, f"--timeout={WAIT}")
 
     def _kind(self, *arguments: str, stdin: str | None = None) -> str:
-        return self._run([str(binaries.ensure(["kind"])["kind"]), *arguments], stdin)
+        return self._run([str(tools.ensure("kind")), *arguments], stdin)
 
     def _kubectl(self, *arguments: str) -> str:
-        return self._run([str(binaries.ensure(["kubectl"])["kubectl"]), *arguments])
+        return self._run([str(tools.ensure("kubectl")), *arguments])
 
     def _run(self, command: Sequence[str], stdin: str | None = None) -> str:
         result = subprocess.run(

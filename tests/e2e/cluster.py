@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_cluster import ClusterError, LocalCluster, Size, binaries, images
+from torchrun_cluster import ClusterError, LocalCluster, Size, binaries, images, tools
 from torchrun_cluster.engine import Engine, choose, look_at_machine
 from torchrun_cluster.kind import KindCluster
 
@@ -88,14 +88,15 @@ def start(existing: str) -> Iterator[Cluster]:
         ROOT / "Dockerfile", ROOT, f"docker.io/library/{CONTROLLER_IMAGE}", inputs=IMAGE_INPUTS
     )
     trainer = images.torch()
-    programs = binaries.ensure(["kubectl"])["kubectl"].parent
-    new = LocalCluster(name=name, size=Size.NODE) if engine is Engine.LOCAL else KindCluster(name)
+    local = engine is Engine.LOCAL
+    kubectl = binaries.ensure(["kubectl"])["kubectl"] if local else tools.ensure("kubectl")
+    new = LocalCluster(name=name, size=Size.NODE) if local else KindCluster(name)
     try:
         new.up()
         new.load_image(controller)
         new.load_image(trainer)
-        local = new if isinstance(new, LocalCluster) else None
-        yield Cluster(new.kubeconfig, programs, CONTROLLER_IMAGE, images.TORCH, local)
+        restartable = new if isinstance(new, LocalCluster) else None
+        yield Cluster(new.kubeconfig, kubectl.parent, CONTROLLER_IMAGE, images.TORCH, restartable)
     finally:
         if not existing:
             new.down()
