@@ -76,6 +76,12 @@ e2e: $(VENV)/.ready $(BIN)/.plugin ## Real pods and real torch
 e2e-all: $(VENV)/.ready $(BIN)/.plugin ## The long end-to-end suite as well
 	$(BIN)/pytest tests/e2e -n $(E2E_WORKERS) --dist loadfile --long
 
+# With the Docker engine that answers, or as root with one that is started for it and needs no registry.
+KIND_E2E := tests/e2e/test_run.py tests/e2e/test_life.py tests/e2e/test_sync.py
+e2e-kind: $(VENV)/.ready $(BIN)/.plugin ## Docker and kind: make demo, the core of the end-to-end suite, nothing left behind
+	$(BIN)/pytest tests/kind --long
+	CLUSTER=kind $(CLUSTER_CLI) with-docker --kind $(BIN)/pytest $(KIND_E2E) --long
+
 # The Python of the recipes is built before the tests, and kept in the cache.
 recipes: $(VENV)/.ready ## The scripts of examples/recipes and the launcher, under a real torchrun on CPUs
 	python=$$(PYTHONPATH=cluster:tests $(BIN)/python -m recipes.environment) && \
@@ -258,7 +264,7 @@ $(BIN)/.controller: $(VENV)/.ready
 	$(VENV)/controller/bin/pip install --quiet --editable .
 	touch $@
 
-.PHONY: demo test lint types walls docs unit test-of thorough programs integration ha e2e e2e-all recipes image sbom matrix monitoring venv \
+.PHONY: demo test lint types walls docs unit test-of thorough programs integration ha e2e e2e-all e2e-kind recipes image sbom matrix monitoring venv \
 	format generate pictures run debug record replay hooks faults faults-pairs faults-time-travel faults-page faults-proxied mutants mutants-page mutants-random \
 	hostile soak bench bench-page flames \
 	cluster-up cluster-status cluster-down clean help

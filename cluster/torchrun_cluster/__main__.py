@@ -160,7 +160,13 @@ def _with_docker(options: argparse.Namespace) -> int:
     engine = DockerEngine()
     try:
         engine.up()
-        environment = {**os.environ, "DOCKER_HOST": engine.host}
+        os.environ["DOCKER_HOST"] = engine.host
+        docker_answers.cache_clear()
+        environment = {**os.environ}
+        # It pulls nothing, so that it needs no registry.
+        environment.setdefault(images.BASE_SETTING, images.BASE)
+        if options.kind and not environment.get(IMAGE_SETTING):
+            environment[IMAGE_SETTING] = node_image.ensure()
         return subprocess.run(options.command, env=environment, check=False).returncode
     finally:
         engine.down()
@@ -243,6 +249,11 @@ def _parser() -> argparse.ArgumentParser:
     docker = verbs.add_parser(
         "with-docker",
         help="run a command with the Docker engine of this machine, or with a temporary one",
+    )
+    docker.add_argument(
+        "--kind",
+        action="store_true",
+        help=f"one of its own gets a node image: sets {IMAGE_SETTING}",
     )
     docker.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
     docker.set_defaults(run=_with_docker)

@@ -1,67 +1,28 @@
-"""A Docker engine started by hand: containers, images, and nothing left of it on the host.
+"""Images by Docker and the demo on kind, with nothing left behind on the host.
 
-They use the engine that answers, if there is one.
+They use the Docker engine that answers, if there is one, and start one otherwise.
 """
 
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from kind.docker import ENVIRONMENT, cluster_command, host, with_docker
+from torchrun_cluster import state
 from torchrun_cluster.engine import docker_answers
 
-ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "cluster")}
 INPUTS = ("pyproject.toml", "README.md", "LICENSE", "requirements", "api", "controller", "runtime")
 TAG = "localhost/torchrun-test:docker"
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(1800),
+    pytest.mark.timeout(2700),
     pytest.mark.skipif(
         os.geteuid() != 0 and not docker_answers(), reason="no Docker engine, and not root"
     ),
 ]
-
-
-def cluster_command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "torchrun_cluster", *arguments]
-
-
-def with_docker(script: str) -> str:
-    """Run a shell script whose `docker` reaches an engine, and return its stdout."""
-    ended = subprocess.run(
-        cluster_command("with-docker", "sh", "-euc", script),
-        cwd=ROOT,
-        env={**ENVIRONMENT, "BASE_IMAGE": os.environ.get("BASE_IMAGE", "localhost/torchrun-base")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
-
-
-def host() -> list[str]:
-    """What of the host an engine changes: interfaces, rules, mounts, cgroups, forwarding."""
-    rules = [
-        subprocess.run([f"{table}-save"], capture_output=True, text=True, check=False).stdout
-        for table in ("iptables", "ip6tables")
-    ]
-    docker_rules = [line for text in rules for line in text.splitlines() if "ocker" in line]
-    return [
-        *sorted(path.name for path in Path("/sys/class/net").iterdir()),
-        *docker_rules,
-        *sorted(
-            line.split()[4]
-            for line in Path("/proc/self/mountinfo").read_text().splitlines()
-            if "docker" in line
-        ),
-        *sorted(str(path) for path in Path("/sys/fs/cgroup").glob("*/torchrun-docker-*")),
-        Path("/proc/sys/net/ipv4/ip_forward").read_text(),
-    ]
 
 
 def test_the_controllers_image_is_built_by_docker_and_runs() -> None:
@@ -86,3 +47,21 @@ def test_the_controllers_image_is_built_by_docker_and_runs() -> None:
 def test_the_exit_code_is_that_of_the_command() -> None:
     ended = subprocess.run(cluster_command("with-docker", "false"), env=ENVIRONMENT, check=False)
     assert ended.returncode == 1
+
+
+def test_the_demo_runs_on_kind() -> None:
+    before = host()
+    output = with_docker(
+        "CLUSTER=kind make demo\n"
+        "docker ps --all --format 'container {{.Names}}'\n"
+        "docker volume ls --format 'volume {{.Name}}'\n",
+        "--kind",
+    )
+    plan, _, run = output.partition("[1/7]")
+    assert "  cluster    kind on Docker" in plan
+    assert "  in all     about" in plan
+    assert "rank 1" in run
+    assert "Succeeded" in run
+    assert "container torchrun-demo" not in run
+    assert host() == before
+    assert "demo" not in state.names()
