@@ -11,7 +11,7 @@ from torchrun_api.status import Attempt, LastFailure
 from torchrun_controller.reconcile.gang import peer_loss
 from torchrun_controller.reconcile.model import decode
 
-SIGTERM = 15
+SIGKILL, SIGTERM = 9, 15
 # Reasons of the pod's status. They win over the message of its container.
 POD_VERDICTS = frozenset({"Evicted", "OOMKilled", "DeadlineExceeded", "NodeLost", "Preempting"})
 # Reasons of the pod condition DisruptionTarget (kubernetes.io, "Pod disruption conditions").
@@ -106,14 +106,25 @@ def _failure_of(pod: Pod) -> Failure | None:
         reason = disruption.reason or "DisruptionTarget"
         message = f"Pod {pod.metadata.name}: {disruption.message}"
         details = _pod_failure(pod, reason, message, disruption.last_transition_time)
-    elif end_of_grace is not None and (details is None or details.signal == SIGTERM):
-        grace = timedelta(seconds=pod.metadata.deletion_grace_period_seconds)
-        message = f"Pod {pod.metadata.name} was deleted."
-        details = _pod_failure(pod, POD_DELETED, message, end_of_grace - grace)
+    elif end_of_grace is not None:
+        deleted = end_of_grace - timedelta(seconds=pod.metadata.deletion_grace_period_seconds)
+        if details is None or _is_end_by_deletion(details, deleted):
+            message = f"Pod {pod.metadata.name} was deleted."
+            details = _pod_failure(pod, POD_DELETED, message, deleted)
     if details is None:
         return None
     disrupted = disruption is not None or details.reason in (POD_DELETED, *LAUNCHER_DISRUPTIONS)
     return Failure(details=details, disruption=disrupted, conditions=tuple(true))
+
+
+def _is_end_by_deletion(failure: LastFailure, deleted: datetime) -> bool:
+    """Whether the pod ended by SIGTERM, or by the SIGKILL at the end of its grace period.
+
+    A pod that was killed before its deletion may be the reason for the deletion.
+    """
+    if failure.signal == SIGKILL and failure.reason not in POD_VERDICTS:
+        return failure.time is not None and failure.time >= deleted
+    return failure.signal == SIGTERM
 
 
 def _pod_failure(pod: Pod, reason: str, message: str, time: datetime | None) -> LastFailure:

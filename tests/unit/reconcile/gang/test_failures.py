@@ -68,6 +68,27 @@ def test_a_forwarded_sigterm_is_no_cause(world):
     assert world.job.status.last_failure.rank == 1
 
 
+@pytest.mark.parametrize(
+    ("seconds", "reason", "rank"),
+    [(9, "", 1), (1, "", None), (9, "OOMKilled", None)],
+    ids=["after its grace period", "before the deletion", "out of memory"],
+)
+def test_a_survivor_that_is_killed_after_its_deletion_is_no_cause(
+    world, seconds: float, reason: str, rank: int | None
+):
+    """On a slow node a worker may not end within the grace period that the controller gives it."""
+    world.pass_time(seconds=4)
+    fail(world, 1, message=verdict(1, "ValueError: bad batch", 3.0))
+    world.settle()
+    assert world.job.status.last_failure.rank == 1
+    name = ("pods", "train-0-abcde")
+    assert world.objects[name].metadata.terminating, "the controller deletes survivors"
+    killed = START + timedelta(seconds=seconds)
+    fail(world, 0, exit_code=137, reason=reason, finished_at=killed)
+    world.settle()
+    assert (world.phase, world.job.status.last_failure.rank) == ("Failed", rank)
+
+
 def test_an_evicted_pod_has_a_reason(world):
     world.pod("train-1-abcde", phase="Failed", reason="Evicted", message="low on memory")
     world.settle()
