@@ -15,7 +15,7 @@ from evidence import BUILD, attach
 from kubectl_torchrun.cluster.kubectl import Target, proxy
 
 HERE = Path(__file__).parent
-SECONDS = 600
+SECONDS = 900
 """Timeout of a test without its fixtures, which may build images."""
 FAILURES = BUILD / "e2e-failures"
 LABEL = "torchrun-e2e"

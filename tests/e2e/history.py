@@ -70,7 +70,7 @@ class History:
         phases = [state.get("status", {}).get("phase", "") for state in self.states(name)]
         return [p for p, before in zip(phases, [None, *phases], strict=False) if p and p != before]
 
-    def until(self, holds: Callable[[Body], T | None], seconds: float = 180, name: str = "") -> T:
+    def until(self, holds: Callable[[Body], T | None], seconds: float = 300, name: str = "") -> T:
         """Wait for a state, past or new, for which `holds` returns a value. Returns that value."""
         deadline, looked_at = time.monotonic() + seconds, 0
         with self._changed:

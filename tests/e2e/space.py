@@ -19,7 +19,7 @@ from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, TORCHRUN_JOBS, Kind
 
 RANDOM_SUFFIX = re.compile(r"(?<=-\d)-[a-z0-9]{5}$")
 """Of an Indexed Job's pods."""
-PATIENCE = 180.0
+PATIENCE = 300.0  # seconds, long enough for a busy machine
 """Seconds until what is waited for has failed to come: on a busy machine everything takes longer.
 
 A wait that is over early costs nothing, so only tests of a time limit have limits of their own."""

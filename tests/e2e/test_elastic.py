@@ -61,7 +61,7 @@ def steps_of(log: str) -> list[int]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600, func_only=True)
+@pytest.mark.timeout(900, func_only=True)
 def test_the_steps_have_no_gap_from_2_to_3_to_2_nodes(space: Space):
     storage = {"checkpoints": {"enabled": True, "size": "64Mi"}}
     volumes = {
@@ -122,7 +122,7 @@ def impatient(space: Space) -> Iterator[None]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400, func_only=True)
+@pytest.mark.timeout(900, func_only=True)
 def test_a_gang_shrinks_and_grows_with_capacity(space: Space, slots: None, impatient: None):
     offer(space, 3)
     space.apply(
@@ -133,7 +133,7 @@ def test_a_gang_shrinks_and_grows_with_capacity(space: Space, slots: None, impat
         job("train", "slots", HANGS, 3, elastic={"minNodes": 1, "maxNodes": 3}),
     )
     with space.history(PODS) as pods:
-        wait_size(space, "train", 3, 60)
+        wait_size(space, "train", 3, 300)
         offer(space, 2)
         space.kubectl("delete", "pod", "-l", f"{names.COMPLETION_INDEX_LABEL}=1", "--wait=false")
         space.wait("torchrunjob/train", "condition=FullSize=false")
@@ -141,7 +141,7 @@ def test_a_gang_shrinks_and_grows_with_capacity(space: Space, slots: None, impat
         assert status["reason"] == "Unschedulable"
         assert f"0 of 1 nodes are available: 1 lacks {SLOT}" in status["message"]
         assert "The gang shrinks to 2 nodes unless" in status["message"]
-        status = wait_size(space, "train", 2, 90)
+        status = wait_size(space, "train", 2, 300)
         space.wait_reason("train", "WaitingForCapacity")
         assert (status["attempt"], status.get("restarts", 0), status["disruptions"]) == (2, 0, 1)
         probe = f"pod/{names.probe('train', 0)}"
@@ -152,7 +152,7 @@ def test_a_gang_shrinks_and_grows_with_capacity(space: Space, slots: None, impat
             not in space.cluster.kubectl("torchrun", "logs", "train", "-n", space.name).stdout
         )
         offer(space, 3)
-        status = wait_size(space, "train", 3, 90)
+        status = wait_size(space, "train", 3, 300)
         assert (status["attempt"], status.get("restarts", 0), status["disruptions"]) == (3, 0, 1)
         assert [a["reason"] for a in status["attempts"]] == ["PodDeleted", "Shrinking", "Growing"]
         space.kubectl("wait", probe, "--for=delete", "--timeout=180s")

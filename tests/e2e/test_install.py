@@ -139,7 +139,7 @@ def applied(space: Space, image: str) -> None:
     assert container["image"] == image
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_another_image_does_not_affect_a_running_job(space: Space) -> None:
     cluster, again = space.cluster, f"{CONTROLLER_IMAGE}-again"
     if cluster.local is None:

@@ -14,7 +14,7 @@ from e2e.space import Space
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(420, func_only=True)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900, func_only=True)]
 NODES = 4
 GROUP = "kueue.x-k8s.io/v1beta2"
 FLAVOR, CLUSTER_QUEUE, LOCAL_QUEUE = "fake-gpus", "torchrun-e2e", "team"

@@ -141,7 +141,7 @@ def test_an_elastic_job_is_scaled_by_kubectl(space: Space):
         for size in (2, 1):
             space.kubectl("scale", "torchrunjob/train", f"--replicas={size}")
             space.wait(
-                "torchrunjob/train", f"jsonpath={{.status.workersStatus}}={size}/{size} ready", 90
+                "torchrunjob/train", f"jsonpath={{.status.workersStatus}}={size}/{size} ready"
             )
         refused = space.kubectl("scale", "torchrunjob/train", "--replicas=4", check=False)
         assert "numNodes must be between" in refused

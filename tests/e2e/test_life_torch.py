@@ -137,7 +137,7 @@ def gang_runs(jobs: History, attempt: int, nodes: int) -> None:
         this = status.get("attempt", 0) == attempt and status.get("numNodes") == nodes
         return (this and status.get("phase") == "Running") or None
 
-    jobs.until(holds, 120)
+    jobs.until(holds)
 
 
 def gang_trains(
@@ -158,7 +158,7 @@ def test_an_exception_is_in_the_status_within_five_seconds(torch_space: Space):
     with space.history(TORCHRUN_JOBS) as jobs:
         once = {"maxRestarts": 0}
         space.apply(job("dies", "torch", command, 2, launcher="torchrun", reliability=once))
-        failure = jobs.until(lambda state: state.get("status", {}).get("lastFailure"), 120)
+        failure = jobs.until(lambda state: state.get("status", {}).get("lastFailure"))
         seen = time.time()
     assert failure["rank"] == 1
     assert "ValueError: loss is nan after step 7" in failure["message"]
@@ -204,7 +204,7 @@ def ended(child: str, nodes: int) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400, func_only=True)
+@pytest.mark.timeout(900, func_only=True)
 def test_a_suspended_run_ends_with_the_same_loss(torch_space: Space):
     space, steps = torch_space, 100
 
@@ -237,7 +237,7 @@ def test_a_suspended_run_ends_with_the_same_loss(torch_space: Space):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400, func_only=True)
+@pytest.mark.timeout(900, func_only=True)
 def test_scaling_neither_skips_nor_repeats_steps(torch_space: Space):
     space, steps = torch_space, 300
 

@@ -49,7 +49,7 @@ def test_a_newer_epoch_ends_a_gang(space: Space, tmp_path: Path):
         command = "cd . && python3 run.py"
         submit(space, tmp_path, LASTS, command, "--queue", "plain", "--name", "fenced")
         space.wait_phase("fenced", "Running")
-        pod = pods.until(worker, 60)
+        pod = pods.until(worker)
         inside = ("exec", pod, "-c", names.TRAINER_CONTAINER, "--")
         epoch = json.loads(space.kubectl(*inside, "cat", f"{STATE}/epoch"))
         uid = space.get(TORCHRUN_JOBS, "fenced")["metadata"]["uid"]
@@ -63,7 +63,7 @@ def test_a_newer_epoch_ends_a_gang(space: Space, tmp_path: Path):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600, func_only=True)
+@pytest.mark.timeout(900, func_only=True)
 def test_an_absent_kubelet_never_leads_to_two_training_gangs(space: Space, tmp_path: Path):
     local = space.cluster.local
     if local is None:

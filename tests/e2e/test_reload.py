@@ -76,7 +76,7 @@ def said_at(space: Space, pod: str, start: str) -> float:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400, func_only=True)
+@pytest.mark.timeout(900, func_only=True)
 def test_edits_run_in_the_existing_pods(space: Space, tmp_path: Path) -> None:
     space.apply(torch_queue(space))
     (tmp_path / "weights.bin").write_bytes(Random(1).randbytes(4 << 20))

@@ -53,7 +53,7 @@ def test_c10d(space: Space):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600, func_only=True)
+@pytest.mark.timeout(900, func_only=True)
 def test_etcd_v2(space: Space, tmp_path: Path):
     if space.cluster.local is None:
         pytest.skip("needs an image of its own, which only the local cluster can be given")

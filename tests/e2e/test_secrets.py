@@ -127,7 +127,7 @@ def leaks(everything: dict[str, str], marks: list[bytes]) -> list[str]:
     ]
 
 
-@pytest.mark.timeout(600, func_only=True)
+@pytest.mark.timeout(900, func_only=True)
 def test_no_secret_is_ever_printed(
     space: Space, servers: tuple[str, bytes, str], tmp_path: Path
 ) -> None:

@@ -183,7 +183,7 @@ def everywhere(space: Space, pods: dict[str, str], number: int) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400, func_only=True)
+@pytest.mark.timeout(900, func_only=True)
 # With shared delivery a fixed branch waits up to a minute for the next retry.
 @pytest.mark.parametrize("delivery", ["shared", "direct"])
 def test_a_running_job_gets_pushed_commits(

@@ -11,7 +11,7 @@ from e2e.manifests import job, queue
 from e2e.space import Space
 from torchrun_api.kinds import PODS, TORCHRUN_JOBS
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(420, func_only=True)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900, func_only=True)]
 NODES = 4
 VOLCANO = {"scheduler": "volcano", "gang": "volcano"}
 POD_GROUPS = "podgroups.scheduling.volcano.sh"
