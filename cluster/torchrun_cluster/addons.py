@@ -119,10 +119,10 @@ def _kueue(cluster: State, objects: list[dict[str, Any]]) -> list[dict[str, Any]
     authority.create([Subject("tls", KUEUE_SERVICE, names=names)])
     configuration = _kueue_configuration(cluster, pki)
     components.kueue_configuration(cluster).write_text(json.dumps(configuration, indent=2) + "\n")
-    kept = [
+    manifests = [
         item for item in objects if item["kind"] in ("Namespace", "Secret", CRD, *RIGHTS, *WEBHOOKS)
     ]
-    for item in kept:
+    for item in manifests:
         if item["kind"] == "Secret":
             files = ("ca.crt", "ca.key", "tls.crt", "tls.key")
             item["data"] = {
@@ -134,7 +134,7 @@ def _kueue(cluster: State, objects: list[dict[str, Any]]) -> list[dict[str, Any]
         elif item["kind"] in WEBHOOKS:
             for webhook in item["webhooks"]:
                 _serve_here(cluster, webhook)
-    return kept
+    return manifests
 
 
 def _serve_here(cluster: State, webhook: dict[str, Any]) -> None:
@@ -168,13 +168,13 @@ def _kueue_is_ready(api: ApiServer) -> bool:
 
 def _kuberay(cluster: State, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
     del cluster
-    kept = [item for item in objects if item["kind"] in (CRD, *RIGHTS)]
-    for item in kept:
+    manifests = [item for item in objects if item["kind"] in (CRD, *RIGHTS)]
+    for item in manifests:
         if item["kind"] == CRD:
             # A megabyte each otherwise, over which the API server takes more than a minute.
             item["spec"]["versions"] = [v for v in item["spec"]["versions"] if v["storage"]]
             item["spec"] = _without_descriptions(item["spec"])
-    return kept
+    return manifests
 
 
 def _without_descriptions(part: object) -> object:
@@ -183,8 +183,8 @@ def _without_descriptions(part: object) -> object:
     if not isinstance(part, dict):
         return part
     # Not a property of that name, which is no text.
-    kept = {k: v for k, v in part.items() if k != "description" or not isinstance(v, str)}
-    return {key: _without_descriptions(value) for key, value in kept.items()}
+    properties = {k: v for k, v in part.items() if k != "description" or not isinstance(v, str)}
+    return {key: _without_descriptions(value) for key, value in properties.items()}
 
 
 def _kuberay_is_ready(api: ApiServer) -> bool:

@@ -177,7 +177,7 @@ def absent(names: Iterable[str]) -> list[str]:
 
 
 def version(module: Module) -> str:
-    """The version that go.mod pins, for example v1.35.4."""
+    """The version that go.mod pins, for example v1.35.4. Raises ClusterError if it pins none."""
     text = (SOURCE / "go" / module.folder / "go.mod").read_text()
     pin = re.search(rf"^\s*(?:require )?{re.escape(module.pinned)} (v\S+)", text, re.MULTILINE)
     if not pin:

@@ -25,7 +25,10 @@ def hierarchies(mountinfo: str) -> list[Path]:
 
 
 def create(name: str) -> None:
-    """Make the cgroup with this path, and its child for the cluster's own processes."""
+    """Create the cgroup with this path, and its child for the cluster's own processes.
+
+    Raises ClusterError if the kernel refuses.
+    """
     for folder in _mounted():
         for part in (*Path(name).parts, SYSTEM):
             if (folder / "cgroup.controllers").exists():
@@ -45,7 +48,7 @@ def enter_script(name: str) -> str:
 
 
 def remove(name: str, timeout: float = 10.0) -> None:
-    """Remove the cgroup and all below it; the processes in it must have been ended."""
+    """Remove the cgroup and all below it. Raises ClusterError if a process still uses it."""
     deadline = time.monotonic() + timeout
     while left := [root / name for root in _mounted() if (root / name).exists()]:
         for top in left:

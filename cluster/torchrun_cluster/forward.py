@@ -29,14 +29,17 @@ def enter_network_of(pid: int) -> None:
 
 
 def connect_inside(pid: int, address: tuple[str, int]) -> socket.socket:
-    """A connection made inside a process's network namespace, for use outside of it."""
-    made: list[socket.socket] = []
+    """Return a connection that is opened inside the network namespace of a process.
+
+    Raises OSError if the address does not answer within CONNECT_TIMEOUT seconds.
+    """
+    connections: list[socket.socket] = []
     failed: list[OSError] = []
 
     def connect() -> None:
         try:
             enter_network_of(pid)
-            made.append(socket.create_connection(address, CONNECT_TIMEOUT))
+            connections.append(socket.create_connection(address, CONNECT_TIMEOUT))
         except OSError as error:
             failed.append(error)
 
@@ -46,7 +49,7 @@ def connect_inside(pid: int, address: tuple[str, int]) -> socket.socket:
     thread.join()
     if failed:
         raise failed[0]
-    return made[0]
+    return connections[0]
 
 
 def serve(port: int, pid: int, target: tuple[str, int]) -> None:

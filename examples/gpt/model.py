@@ -38,8 +38,8 @@ class Block(nn.Module):
         batch, length, width = x.shape
         joined = self.query_key_value(self.attention_norm(x))
         query, key, value = joined.view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.attention_out(seen.transpose(1, 2).reshape(batch, length, width))
+        attention = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.attention_out(attention.transpose(1, 2).reshape(batch, length, width))
         return x + self.feed_forward(x)
 
 

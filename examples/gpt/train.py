@@ -194,8 +194,8 @@ def save(folder: Path, step: int, state: dict) -> Path:
 
 def newest_checkpoint(folder: Path | None, ranks: Ranks) -> dict | None:
     """The newest checkpoint that rank 0 sees, read by every rank from the shared folder."""
-    found = checkpoints(folder) if folder else []
-    step = torch.tensor(int(found[-1].stem.removeprefix("step-")) if found else 0)
+    steps = checkpoints(folder) if folder else []
+    step = torch.tensor(int(steps[-1].stem.removeprefix("step-")) if steps else 0)
     step = step.to(ranks.device)
     dist.broadcast(step, src=0)
     if folder is None or step.item() == 0:

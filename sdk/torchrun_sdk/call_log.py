@@ -33,15 +33,15 @@ class CallLog:
     def __init__(self, line: Callable[[str], None], *, several: bool) -> None:
         self._line = line
         self._several = several
-        self._seen: dict[tuple[int, int], int] = {}
+        self._lines_read: dict[tuple[int, int], int] = {}
         self._ended: set[tuple[int, int]] = set()
 
     def take(self, attempt: int, node: str, lines: Lines) -> None:
         """Print new lines of a rank; after a reconnect, lines arrive a second time."""
         rank = (attempt, lines.rank)
-        seen = self._seen.get(rank, 0)
-        new = lines.lines[max(0, seen - lines.first) :]
-        self._seen[rank] = max(seen, lines.first + len(lines.lines))
+        lines_read = self._lines_read.get(rank, 0)
+        new = lines.lines[max(0, lines_read - lines.first) :]
+        self._lines_read[rank] = max(lines_read, lines.first + len(lines.lines))
         for text in new:
             if text.startswith(_END):
                 self._ended.add(rank)

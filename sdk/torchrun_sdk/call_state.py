@@ -52,17 +52,23 @@ class CallState:
     """Feed it `job_changed`, `job_deleted` and `add_frame`, then call `decide`.
 
     Times are seconds of one clock. stays: the pods stay for another call, so that the job does not
-    end with this one. kept: the frames were read from the PVC, so their times are unknown.
+    end with this one. from_storage: the frames were read from the PVC, so their times are unknown.
     """
 
     def __init__(
-        self, name: str, limits: Limits, now: float, *, stays: bool = False, kept: bool = False
+        self,
+        name: str,
+        limits: Limits,
+        now: float,
+        *,
+        stays: bool = False,
+        from_storage: bool = False,
     ) -> None:
         self.name = name
         self.attempt = 0
         self._limits = limits
         self.stays = stays
-        self._kept = kept
+        self._from_storage = from_storage
         self._since = now
         self._status: dict[str, Any] = {}
         self._deleted = False
@@ -226,7 +232,7 @@ class CallState:
         the shortest time: ranks of a gang start together.
         """
         sooner = _PEER_LOSS if isinstance(end, Exited) else 0.0
-        if not self._kept:
+        if not self._from_storage:
             return (False, self._ended_by_rank[end.rank] - sooner)
         cause = (self._status.get("lastFailure") or {}).get("rank")
         return (end.rank != cause, end.elapsed - sooner)

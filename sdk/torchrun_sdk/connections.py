@@ -197,7 +197,7 @@ class Connections:
     def _deliver(self, message: object, pod: _Pod, delivery: CallDelivery) -> None:
         if isinstance(message, Here):
             pod.last = message.last
-            if message.known:
+            if message.has_call:
                 return
             self._events.put(("here", (pod.attempt, pod.name)))
             if message.state == FREE:

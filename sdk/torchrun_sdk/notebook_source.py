@@ -38,15 +38,15 @@ def module_source(function: Callable[..., Any]) -> str:
 class _Writer:
     def __init__(self, session: dict[str, Any]) -> None:
         self._session = session
-        self._known: set[str] = set()
+        self._names: set[str] = set()
         self.imports: list[str] = []
         self.parts: list[str] = []
 
     def define(self, name: str, value: Any, user: str) -> None:
         """What the session has under this name, which `user` uses."""
-        if name in self._known:
+        if name in self._names:
             return
-        self._known.add(name)
+        self._names.add(name)
         # A decorated function, which is sent with its decorators.
         plain = inspect.unwrap(getattr(value, "torchrun_function", value))
         module = getattr(plain, "__module__", None)

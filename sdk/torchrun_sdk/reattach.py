@@ -22,9 +22,18 @@ from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.manifest import ENDED, GANG, LABEL
 from torchrun_sdk.results import open_results
 from torchrun_sdk.serialization import FORMATS
-from torchrun_sdk.spec import KEPT, Exited, Frame, FrameError, Raised, Result, Started, decode
+from torchrun_sdk.spec import (
+    STATE_FOLDER,
+    Exited,
+    Frame,
+    FrameError,
+    Raised,
+    Result,
+    Started,
+    decode,
+)
 
-_FILE = re.compile(rf"==> {KEPT}/([^/]+)/[^/]+ <==")
+_FILE = re.compile(rf"==> {STATE_FOLDER}/([^/]+)/[^/]+ <==")
 _NO_LIMIT = float("inf")
 _LATER = 1e6  # seconds: after all events
 
@@ -93,7 +102,7 @@ def kept_results(
     Raises CallError: how the job failed, or that no results were kept.
     """
     try:
-        calls = parse_kept(kubectl.run_plugin("state-files", job, KEPT))
+        calls = parse_state_files(kubectl.run_plugin("state-files", job, STATE_FOLDER))
     except ClusterError as error:
         if status.get("phase") == "Succeeded":
             raise JobFailed(
@@ -105,10 +114,10 @@ def kept_results(
     except FrameError as error:
         raise ProtocolError(
             f"This version of torchrun-sdk cannot decode the results of job {job}: {error}."
-            f" To print them: kubectl torchrun state-files {job} {KEPT}",
+            f" To print them: kubectl torchrun state-files {job} {STATE_FOLDER}",
             job=job,
         ) from error
-    state = CallState(job, Limits(_NO_LIMIT, _NO_LIMIT), 0.0, kept=True)
+    state = CallState(job, Limits(_NO_LIMIT, _NO_LIMIT), 0.0, from_storage=True)
     state.job_changed(status, 0.0)
     for frame in calls.get(call or max(calls, default=""), []):
         state.add_frame(state.attempt, frame, 0.0)
@@ -119,7 +128,7 @@ def kept_results(
     return decided
 
 
-def parse_kept(text: str) -> dict[str, list[Frame]]:
+def parse_state_files(text: str) -> dict[str, list[Frame]]:
     """The frames in the output of `kubectl torchrun state-files`, by call id. Raises FrameError."""
     calls: dict[str, list[Frame]] = {}
     call = ""

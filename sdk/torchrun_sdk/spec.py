@@ -17,7 +17,7 @@ RESULTS = "results"
 CALLS = "calls"
 ENTRY = "run.py"
 # Below the job's state directory, which outlives the pods: results of ranks, by call.
-KEPT = "sdk"
+STATE_FOLDER = "sdk"
 
 # The module name of a script in a pod: its block under `if __name__ == "__main__"` does not run.
 SCRIPT_NAME = "__torchrun_script__"
@@ -143,12 +143,12 @@ class Lines(NamedTuple):
 
 
 class Here(NamedTuple):
-    """A pod's first message to a client. known: it has the client's call, or had it.
+    """A pod's first message to a client. has_call: it has the client's call, or had it.
 
     state: towards another call: FREE, BUSY or CLOSED. last: the greatest number of its calls.
     """
 
-    known: bool
+    has_call: bool
     state: str
     last: int
 

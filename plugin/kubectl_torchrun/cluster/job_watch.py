@@ -11,14 +11,14 @@ from torchrun_api.core import Pod
 class JobWatch:
     """The last state of one job. Start `run` in a task; `next_change` waits for a change.
 
-    reloads: the job has a workspace and gets another one. seen: whether the job was read.
+    reloads: the job has a workspace and gets another one. has_read: whether the job was read.
     The two watches are independent: a job may have ended before its pods show it.
     """
 
     def __init__(self, api: Api, name: str, *, reloads: bool = False) -> None:
         self.name = name
         self.reloads = reloads
-        self.seen = False
+        self.has_read = False
         self.job: Job | None = None
         self.pods: dict[str, Pod] = {}
         self._api = api
@@ -59,7 +59,7 @@ class JobWatch:
 
     def show_job(self, job: Job | None) -> None:
         """Set the state of the job, and wake waiting tasks."""
-        self.seen = True
+        self.has_read = True
         self.job = job
         self._wake()
 

@@ -58,7 +58,7 @@ async def until(
     with anyio.move_on_after(seconds):
         while True:
             narrator.catch_up()
-            if job_watch.seen:
+            if job_watch.has_read:
                 if met(job_watch.job, condition):
                     terminal.at_rest()
                     return SUCCEEDED

@@ -48,7 +48,7 @@ async def follow(
         streams = _Streams(api, job_watch, terminal, view, cursors, tasks)
         tasks.start_soon(streams.window.run)
         repeated = None
-        while not job_watch.seen or (job_watch.job is not None and not job_watch.job.ended):
+        while not job_watch.has_read or (job_watch.job is not None and not job_watch.job.ended):
             if stop_on_repeated_failure and job_watch.job is not None:
                 repeated = find_repeated_failure(job_watch.job)
                 if repeated is not None:

@@ -131,7 +131,7 @@ async def _redraw(api: Api, cluster: Cluster, name: str, terminal: Terminal) -> 
 
 
 def _has_ended(job_watch: JobWatch) -> bool:
-    return job_watch.seen and (job_watch.job is None or job_watch.job.ended)
+    return job_watch.has_read and (job_watch.job is None or job_watch.job.ended)
 
 
 def _exit_code(job_watch: JobWatch, terminal: Terminal) -> int:

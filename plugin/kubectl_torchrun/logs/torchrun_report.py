@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 RANK_MARK = re.compile(rb"\[[a-zA-Z_]*(\d+)\]:")  # torchrun's --tee: role and local rank
 REPORT_LINES = 200  # of the longest report that --tail makes room for; 8 ranks need about 100
-_MOST_HELD = 2000
+_MAX_PENDING = 2000
 _AGENT = re.compile(rb"[EW]\d{4} .*torch/distributed/elastic/(multiprocessing|agent)/")
 _TRACEBACK = b"Traceback (most recent call last):"
 _ELASTIC = b"torch.distributed.elastic.multiprocessing."
@@ -42,11 +42,11 @@ class _Part(Enum):
 class ReportFolder:
     """Replaces each report in the log of one node by one line.
 
-    A line that may belong to a report is held until it is clear whether it does.
+    A line that may belong to a report is pending until it is clear whether it does.
     """
 
     def __init__(self) -> None:
-        self._held: list[StampedLine] = []
+        self._pending: list[StampedLine] = []
         self._part = _Part.OUTSIDE
         self._borders = 0
 
@@ -57,21 +57,21 @@ class ReportFolder:
         if mark and text[mark.end() :]:  # of a rank, whose output torchrun copies meanwhile
             return [line]
         if self._belongs(text):
-            self._held.append(line)
+            self._pending.append(line)
             if self._is_complete(text):
                 return self._fold()
-            return self.release() if len(self._held) > _MOST_HELD else []
+            return self.release() if len(self._pending) > _MAX_PENDING else []
         released = self.release()
         if self._starts(text):
-            self._held.append(line)
+            self._pending.append(line)
             return released
         return [*released, line]
 
     def release(self) -> list[StampedLine]:
-        """Return the held lines unchanged, at the end of the log."""
-        held, self._held = self._held, []
+        """Return the pending lines unchanged, at the end of the log."""
+        lines, self._pending = self._pending, []
         self._part, self._borders = _Part.OUTSIDE, 0
-        return held
+        return lines
 
     def _starts(self, text: bytes) -> bool:
         """Whether a report may start here; updates the part."""
@@ -84,7 +84,7 @@ class ReportFolder:
         return True
 
     def _belongs(self, text: bytes) -> bool:
-        """Whether the line continues the held lines; updates the part."""
+        """Whether the line continues the pending lines; updates the part."""
         if self._part is _Part.AGENT_LOG:
             return self._starts(text)
         if self._part is _Part.TRACEBACK:
@@ -103,7 +103,7 @@ class ReportFolder:
         return self._part is _Part.TRACEBACK and _SIGNALED.match(text) is not None
 
     def _fold(self) -> list[StampedLine]:
-        stamp = self._held[-1].stamp
+        stamp = self._pending[-1].stamp
         report = [line.text for line in self.release()]
         hint = f" ({len(report)} lines folded, --raw shows them)"
         return [StampedLine(stamp, f"torchrun: {_describe(report)}{hint}".encode())]

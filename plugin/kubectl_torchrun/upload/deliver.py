@@ -226,7 +226,7 @@ async def wait_for_pod(
 def find_pod(job_watch: JobWatch, sha256: str, token: str = "") -> str | Arrived | None:
     """The pod for this workspace, or None if there is none yet. Raises as `deliver`."""
     job = job_watch.job
-    if not job_watch.seen:
+    if not job_watch.has_read:
         return None
     if job is None:
         raise RunProblem(f"Job {job_watch.name} was deleted.")

@@ -57,7 +57,7 @@ async def _wait_for_result(job_watch: JobWatch, before: int) -> Job:
     is_acknowledged = False
     while True:
         job = job_watch.job
-        if job_watch.seen and job is None:
+        if job_watch.has_read and job is None:
             raise RunProblem(f"Job {job_watch.name} was deleted.")
         if job is not None:
             if job.ended:

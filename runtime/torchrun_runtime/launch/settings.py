@@ -85,7 +85,10 @@ def read(environment: Mapping[str, str], name: str) -> str:
 
 
 def beside_head(environment: Mapping[str, str]) -> dict[str, str]:
-    """The node rank of a worker whose head, node 0, has a separate Job: its index plus one."""
+    """The node rank of a worker whose head, node 0, has a separate Job: its index plus one.
+
+    Raises LaunchError (InvalidSetting) if the index is not a number.
+    """
     if read(environment, contract.ROLE) != "worker":
         return {}
     index = read(environment, contract.NODE_RANK)

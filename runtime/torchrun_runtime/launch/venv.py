@@ -32,7 +32,7 @@ MARKER = ".complete"
 # earlier one that still runs, on a node that is cut off, cannot finish what it then writes.
 UNFINISHED_MARKER = ".unfinished"
 _UNFINISHED = ".new-"
-_KEPT = 2  # environments: the present one, and the one before, which a gang may still use
+_MAX_ENVIRONMENTS = 2  # the current one, and the previous one, which a gang may still use
 
 
 class Place(NamedTuple):
@@ -137,7 +137,7 @@ def _finish(place: Place, unfinished: str) -> None:
     link(place.link, place.directory)
     others = [os.path.join(place.folder, name) for name in _names(place) if name != place.key]
     idle = sorted(filter(_complete, others), key=_age, reverse=True)
-    _discard(idle[_KEPT - 1 :])
+    _discard(idle[_MAX_ENVIRONMENTS - 1 :])
 
 
 def _names(place: Place) -> list[str]:

@@ -112,10 +112,10 @@ class SharedWorkspace:
     def _wait_for(self, revision: int, tree: str) -> None:
         """A network file system may show a revision later than the controller announces it."""
 
-        def seen() -> bool:
+        def is_visible() -> bool:
             return os.path.isdir(tree) or self.newest_revision() > revision
 
-        wait_until(seen, _SEEN_SECONDS, f"revision {revision} of the workspace")
+        wait_until(is_visible, _SEEN_SECONDS, f"revision {revision} of the workspace")
 
     def _copy_revision(self, revision: int, tree: str) -> CopyStats:
         """Copy only what differs where the manifests of the copy and of the revision are known."""

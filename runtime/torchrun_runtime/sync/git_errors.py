@@ -7,7 +7,7 @@ from torchrun_runtime.sync.errors import SyncError
 _LONGEST = 600
 
 # The first that matches: pattern, reason, what to do, and whether only another spec can help.
-_KNOWN: tuple[tuple[str, str, str, bool], ...] = (
+_EXPLANATIONS: tuple[tuple[str, str, str, bool], ...] = (
     (
         r"No space left|Disk quota",
         "WorkspaceFull",
@@ -83,7 +83,7 @@ _KNOWN: tuple[tuple[str, str, str, bool], ...] = (
 def explain(stderr: str, source: str) -> SyncError:
     """Return the error of a failed git. stderr: without secrets. source: its name in messages."""
     detail = _last_lines(stderr)
-    for pattern, reason, advice, permanent in _KNOWN:
+    for pattern, reason, advice, permanent in _EXPLANATIONS:
         if re.search(pattern, stderr, re.IGNORECASE):
             message = f"Cannot fetch {source}. {advice} (git: {detail})"
             return SyncError(reason, message, permanent=permanent)

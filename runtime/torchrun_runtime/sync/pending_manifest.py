@@ -16,16 +16,16 @@ from torchrun_runtime.sync.zip_entries import refuse_size
 class PendingManifest:
     """At most one manifest, in a file that outlives the pod.
 
-    known: manifests by their sha256 that a client may send a difference to. wanted: sha256 of the
+    bases: manifests by their sha256 that a client may send a difference to. wanted: sha256 of the
     only acceptable one, or "".
     """
 
     def __init__(
-        self, directory: Path, limits: Limits, known: Mapping[str, Manifest], wanted: str
+        self, directory: Path, limits: Limits, bases: Mapping[str, Manifest], wanted: str
     ) -> None:
         self._file = directory / "manifest"
         self._limits = limits
-        self._known = known
+        self._bases = bases
         self._wanted = wanted
         self.manifest: Manifest | None = None
         with suppress(OSError, ValueError):
@@ -35,8 +35,8 @@ class PendingManifest:
 
     @property
     def base(self) -> str:
-        """The known manifest that a client should send a difference to; "" for none."""
-        return next(iter(self._known), "")
+        """The base manifest that a client should send a difference to; "" for none."""
+        return next(iter(self._bases), "")
 
     @property
     def sha256(self) -> str:
@@ -50,7 +50,7 @@ class PendingManifest:
         """
         refuse_other(self._wanted, sha256)
         try:
-            manifest = unpack(data, self._known)
+            manifest = unpack(data, self._bases)
         except ManifestError as error:
             raise UploadError(409, "ManifestNeeded", str(error)) from error
         if manifest.sha256 != sha256:

@@ -24,7 +24,7 @@ class Tree:
         """Make the directory, which must not exist. Raises OSError."""
         directory.mkdir(mode=0o755)
         self._directory = directory
-        self._made: set[paths.Path] = {()}
+        self._existing: set[paths.Path] = {()}
         self._files: list[Entry] = []
         self._directories: list[paths.Path] = []
         self._parents: set[paths.Path] = set()
@@ -73,16 +73,16 @@ class Tree:
 
     def _make(self, path: paths.Path, directory: paths.Path) -> None:
         """Make a directory for `path`, and note the parents of that."""
-        make_directories(self._directory, directory, self._made)
+        make_directories(self._directory, directory, self._existing)
         self._parents.update(path[:depth] for depth in range(len(path)))
 
 
-def make_directories(tree: Path, path: paths.Path, made: set[paths.Path]) -> None:
-    """Make the directory and its parents, except those that are in `made`."""
+def make_directories(tree: Path, path: paths.Path, existing: set[paths.Path]) -> None:
+    """Create the directory and its parents, except those in `existing`, and add them to it."""
     for depth in range(1, len(path) + 1):
-        if path[:depth] not in made:
+        if path[:depth] not in existing:
             tree.joinpath(*path[:depth]).mkdir(mode=0o755)
-            made.add(path[:depth])
+            existing.add(path[:depth])
 
 
 def _write_all(descriptor: int, piece: bytes) -> None:

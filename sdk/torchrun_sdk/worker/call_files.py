@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import IO
 
-from torchrun_sdk.spec import BUSY, CALLS, CLOSED, FREE, KEPT, RESULTS, Call, dump_call
+from torchrun_sdk.spec import BUSY, CALLS, CLOSED, FREE, RESULTS, STATE_FOLDER, Call, dump_call
 
 _STORAGE_SECONDS = 10.0  # limit to write a frame to the PVC; the storage may hang
 # Seconds to wait with a last frame that also exists elsewhere: an error in the log, a result on
@@ -64,7 +64,7 @@ class RankFiles:
 
         def keep() -> None:
             with suppress(OSError):
-                folder = Path(state, KEPT, self.call)
+                folder = Path(state, STATE_FOLDER, self.call)
                 folder.mkdir(parents=True, exist_ok=True)
                 began = self._started
                 if began.exists():

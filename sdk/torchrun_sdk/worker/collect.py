@@ -80,9 +80,11 @@ class _Client:
 
     def _here(self) -> Here:
         first = not int(os.environ.get("TORCHRUN_ATTEMPT") or 0)
-        known = any(self._results.glob("*")) or (first and read_call(self._folder).id == self._id)
-        state = self._pod.take_state() if self._brings and not known else FREE
-        return Here(known, state, self._pod.newest[0])
+        has_call = any(self._results.glob("*")) or (
+            first and read_call(self._folder).id == self._id
+        )
+        state = self._pod.take_state() if self._brings and not has_call else FREE
+        return Here(has_call, state, self._pod.newest[0])
 
     def _send_new(self) -> None:
         for path in sorted(self._results.glob("*.log")):

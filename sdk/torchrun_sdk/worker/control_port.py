@@ -25,7 +25,7 @@ _SHOW_SECONDS = 5.0  # for a connection to show the secret
 _LONGEST = 256  # bytes of it
 _MOST_UNAUTHENTICATED = 64  # connections without the secret; a further one ends the oldest
 # Keepalive: a pod on a lost node does not close its connection.
-_ASKED = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6))
+_KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6))
 
 
 def digest(secret: str) -> str:
@@ -126,7 +126,7 @@ def _cut(connection: socket.socket) -> None:
 
 def _watch(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _ASKED:
+    for option, value in _KEEPALIVE:
         if hasattr(socket, option):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 

@@ -57,7 +57,7 @@ class Receiver:
         """The numbers of the lines whose contents are missing. Raises OSError, ValueError."""
         text = zlib.decompress(base64.b64decode(packed)).decode()
         self._lines = parse(text)
-        known = self._known()
+        digests = self._read_digests()
         fresh = {}
         missing = []
         for number, line in enumerate(self._lines):
@@ -66,7 +66,7 @@ class Receiver:
                 place.mkdir(parents=True, exist_ok=True)
                 continue
             stamp = _stamp(place)
-            before = known.get(line.path)
+            before = digests.get(line.path)
             digest = before[3] if before and before[:3] == stamp else _digest(place, line, stamp)
             if digest != line.sha256:
                 missing.append(number)
@@ -133,12 +133,12 @@ class Receiver:
                         paths.add(path.relative_to(self._root).as_posix())
         return paths
 
-    def _known(self) -> dict[str, list[object]]:
+    def _read_digests(self) -> dict[str, list[object]]:
         try:
-            known: dict[str, list[object]] = json.loads(self._digests.read_text(encoding="utf-8"))
+            digests: dict[str, list[object]] = json.loads(self._digests.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return known
+        return digests
 
 
 def _stamp(place: Path) -> list[object] | None:

@@ -99,7 +99,7 @@ def test_clocks_of_nodes_do_not_decide(skews: list[float], order: list[int]) -> 
 def test_past_failures_use_the_controllers_cause_or_the_running_time(
     cause: dict, rank: int
 ) -> None:
-    call = CallState("job", LIMITS, 0.0, kept=True)
+    call = CallState("job", LIMITS, 0.0, from_storage=True)
     call.job_changed({"phase": "Failed", "lastFailure": cause}, 0.0)
     for number, (time, elapsed) in enumerate([(1.0, 9.0), (3.0, 8.0), (2.0, 7.0)]):
         call.add_frame(0, raised(number, time)._replace(elapsed=elapsed), 0.0)

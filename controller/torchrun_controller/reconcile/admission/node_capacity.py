@@ -44,7 +44,7 @@ class NodeIndex:
     """All nodes in the order of their names, and the pod shapes of all workloads."""
 
     def __init__(self, nodes: tuple[NodeCapacity, ...] | None, resources: Iterable[str]) -> None:
-        self.known = nodes is not None
+        self.has_nodes = nodes is not None
         self.nodes = sorted(nodes or (), key=lambda node: node.name)
         self.index = {node.name: i for i, node in enumerate(self.nodes)}
         self._resources = {name: i for i, name in enumerate(sorted(resources))}
@@ -80,7 +80,7 @@ class NodeIndex:
 
     def overlap(self, one: NodePool, other: NodePool) -> bool:
         """Whether two pools share nodes; True if nodes are unknown."""
-        if one is other or not self.known:
+        if one is other or not self.has_nodes:
             return True
         key = (min(one.number, other.number), max(one.number, other.number))
         shared = self._overlaps.get(key)
@@ -125,7 +125,7 @@ class FreeCapacity:
 
     def capacity(self, shape: PodShape) -> int:
         """Return how many pods of the shape fit."""
-        if not self.nodes.known:
+        if not self.nodes.has_nodes:
             return UNLIMITED
         if shape not in self._totals:
             fits = [0] * len(self.free)
@@ -138,7 +138,7 @@ class FreeCapacity:
     def place(self, shape: PodShape, pods: int) -> Placement:
         """Return nodes for this many pods, the fullest nodes first. The pods have to fit."""
         assert self.capacity(shape) >= pods
-        if not self.nodes.known:
+        if not self.nodes.has_nodes:
             return {}
         placement: Placement = {}
         for fit, i in sorted((fit, i) for i, fit in enumerate(self._fits[shape]) if fit):
@@ -155,7 +155,7 @@ class FreeCapacity:
         """
         placement = self.place(shape, min(pods, self.capacity(shape)))
         pods -= sum(placement.values())
-        if pods > 0 and self.nodes.known:
+        if pods > 0 and self.nodes.has_nodes:
             bare = self.nodes.empty()
             sizes = sorted((-shape.fit(bare.free[i]), i) for i in shape.pool.members)
             for size, i in sizes:

@@ -37,8 +37,10 @@ def add_preference(
 
 def hostnames(nodes: Mapping[str, Node] | None, node_names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the label kubernetes.io/hostname of each node: usually, but not always, its name."""
-    known = nodes or {}
-    labels = (known[name].metadata.labels if name in known else {} for name in node_names)
+    nodes_by_name = nodes or {}
+    labels = (
+        nodes_by_name[name].metadata.labels if name in nodes_by_name else {} for name in node_names
+    )
     return tuple(
         node_labels.get(HOSTNAME) or name
         for node_labels, name in zip(labels, node_names, strict=True)

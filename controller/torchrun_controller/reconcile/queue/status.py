@@ -95,9 +95,13 @@ def _has_event(condition: Condition) -> bool:
 
 def _change_event(observed: ObservedQueue) -> list[Event]:
     """Return the event that a change of the spec does not apply to running jobs."""
-    meta, seen = observed.queue.metadata, observed.queue.status.observed_generation
+    meta, observed_generation = observed.queue.metadata, observed.queue.status.observed_generation
     running = sum(jobs.needs_queue(job) for job in observed.jobs)
-    if not running or not 0 < seen < meta.generation or meta.deletion_timestamp is not None:
+    if (
+        not running
+        or not 0 < observed_generation < meta.generation
+        or meta.deletion_timestamp is not None
+    ):
         return []
     message = (
         "The change applies to jobs and attempts that start later. Running jobs that keep the"

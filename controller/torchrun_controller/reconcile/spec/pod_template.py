@@ -57,8 +57,8 @@ def check(job: TorchrunJob, queue: TorchrunQueue) -> None:
 def grace_of_job(job: TorchrunJob) -> int | None:
     """The longest grace period that the job's templates ask for, in seconds."""
     head = (job.spec.head.pod_template,) if job.spec.head is not None else ()
-    asked = (grace_of(template) for template in (job.spec.pod_template, *head))
-    return max((seconds for seconds in asked if seconds is not None), default=None)
+    grace_periods = (grace_of(template) for template in (job.spec.pod_template, *head))
+    return max((seconds for seconds in grace_periods if seconds is not None), default=None)
 
 
 def grace_of(template: PodTemplate) -> int | None:

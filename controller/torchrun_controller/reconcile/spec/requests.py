@@ -122,26 +122,26 @@ def encode_charge(job: str, requests: GangRequests, queue: str) -> str:
     return msgspec.json.encode(charge).decode()
 
 
-def shortfall(asked: GangRequests, admitted: GangRequests) -> str:
+def shortfall(requests: GangRequests, admitted: GangRequests) -> str:
     """Return the first request beyond what was admitted; "" if all of it fits.
 
     Pods are compared one by one, not by their sums: the admission reserved nodes for these pods.
     """
-    if asked.nodes > admitted.nodes:
-        return f"The job requests {count_of(asked.nodes, 'node')}."
-    return pod_shortfall(asked, admitted)
+    if requests.nodes > admitted.nodes:
+        return f"The job requests {count_of(requests.nodes, 'node')}."
+    return pod_shortfall(requests, admitted)
 
 
-def pod_shortfall(asked: GangRequests, admitted: GangRequests) -> str:
+def pod_shortfall(requests: GangRequests, admitted: GangRequests) -> str:
     """Return the same for each pod, without the number of nodes."""
-    each = _exceeds((asked.pod, asked.gpus), (admitted.pod, admitted.gpus), "each node")
-    return each or _exceeds(asked.first, admitted.first, "the first node")
+    each = _exceeds((requests.pod, requests.gpus), (admitted.pod, admitted.gpus), "each node")
+    return each or _exceeds(requests.first, admitted.first, "the first node")
 
 
 def _exceeds(
-    asked: tuple[dict[str, int], int], admitted: tuple[dict[str, int], int], where: str
+    requests: tuple[dict[str, int], int], admitted: tuple[dict[str, int], int], where: str
 ) -> str:
-    (wanted, gpus), (limits, gpu_limit) = asked, admitted
+    (wanted, gpus), (limits, gpu_limit) = requests, admitted
     if gpus > gpu_limit:
         return (
             f"The job requests {count_of(gpus, 'GPU')} on {where}, but was admitted"

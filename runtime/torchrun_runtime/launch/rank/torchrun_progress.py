@@ -25,7 +25,7 @@ __all__ = ["idle", "report"]
 _FOLDER = os.environ.get("TORCHRUN_LAUNCH_REPORTS", "")
 _PAUSE = 1.0  # seconds between two writes
 _next_write = 0.0
-_given: dict[str, object] = {}
+_values: dict[str, object] = {}
 
 
 def report(
@@ -34,22 +34,23 @@ def report(
     loss: object = None,
     samples_per_second: object = None,
 ) -> None:
-    """Say that this rank is alive and how far it is; what is left out stays as it was.
+    """Report the progress of this rank. Values that are None keep their previous value.
 
-    step: steps done so far, total: steps in all. loss and samples_per_second may be whatever
-    float() takes, tensors too; what is not finite is left out.
+    step: steps done so far. total: number of steps of the run. loss: anything that float() accepts,
+    such as a tensor with one element. samples_per_second: throughput of the whole job, likewise.
+    Values that are not finite are omitted. Writes at most once per second and never raises.
     """
     global _next_write
     if not _FOLDER:
         return
     if step is not None:
-        _given["step"] = step
+        _values["step"] = step
     if total is not None:
-        _given["totalSteps"] = total
+        _values["totalSteps"] = total
     if loss is not None:
-        _given["loss"] = loss
+        _values["loss"] = loss
     if samples_per_second is not None:
-        _given["samplesPerSecond"] = samples_per_second
+        _values["samplesPerSecond"] = samples_per_second
     now = time.monotonic()
     if now >= _next_write:
         if not _next_write:
@@ -60,9 +61,10 @@ def report(
 
 @contextmanager
 def idle() -> Iterator[None]:
-    """Nothing is expected of this rank meanwhile, so the hang watch waits.
+    """Exempt this rank from the hang watch, for work of unknown duration.
 
-    Afterwards it goes on, in a process that has reported nothing as if this module were not there.
+    Afterwards the watch continues. A process that has not reported any progress is then treated as
+    if it had not imported this module.
     """
     if not _FOLDER:
         yield
@@ -82,7 +84,7 @@ def idle() -> Iterator[None]:
 def _write() -> None:
     with suppress(Exception):
         _beat(alive=True)
-        if _given and _rank() == "0":
+        if _values and _rank() == "0":
             _write_values()
 
 
@@ -110,7 +112,7 @@ def _beat(alive: bool) -> None:
 
 def _write_values() -> None:
     numbers: dict[str, float] = {}
-    for name, value in _given.items():
+    for name, value in _values.items():
         with suppress(Exception):
             number = float(value)  # type: ignore[arg-type]
             if math.isfinite(number):

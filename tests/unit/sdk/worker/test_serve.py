@@ -20,8 +20,8 @@ from torchrun_sdk.spec import (
     BUSY,
     CLOSED,
     FREE,
-    KEPT,
     RESULTS,
+    STATE_FOLDER,
     Call,
     Exited,
     Here,
@@ -77,7 +77,7 @@ def connect(pod: Pod, call: str) -> "tuple[subprocess.Popen[str], Here]":
         collector = pod.collect(call)
         here = hear(collector, Here)
         if here.state != BUSY:  # the ranks of the call before take their time to end
-            assert (here.known, here.state) == (False, FREE)
+            assert (here.has_call, here.state) == (False, FREE)
             return collector, here
         hang_up(collector)
 
@@ -183,7 +183,7 @@ def test_a_pod_takes_one_client_at_a_time(make) -> None:
     assert hear(pod.collect("c2"), Here) == Here(False, BUSY, 0)
     # The client of the newest call, as after a reconnect.
     back = pod.collect("")
-    assert hear(back, Here).known
+    assert hear(back, Here).has_call
     hear(back, Started)
 
 
@@ -299,7 +299,7 @@ def test_results_outlive_the_pod(make, tmp_path: Path) -> None:
     rank = pod.rank(TORCHRUN_STATE_DIR=str(state))
     frames(pod.collect(), Result)
     assert rank.wait(SECONDS) == 0  # it ends after they are stored
-    kept = sorted((state / KEPT / "c1").iterdir())
+    kept = sorted((state / STATE_FOLDER / "c1").iterdir())
     assert [path.name for path in kept] == ["0.left", "0.started"]
     assert unpack(decode(kept[0].read_text()).value) == 7
 
