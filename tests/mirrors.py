@@ -43,8 +43,8 @@ def find_tests(source: Path) -> list[Path]:
         return [source]
     package = next((one for one in MIRRORS if source.is_relative_to(one)), None)
     if package is None:
-        known = ", ".join(map(str, MIRRORS))
-        raise NoTestsError(f"{source}: unit tests mirror these folders only: {known}.")
+        mirrors = ", ".join(map(str, MIRRORS))
+        raise NoTestsError(f"{source}: unit tests mirror these folders only: {mirrors}.")
     folder = MIRRORS[package] / source.relative_to(package).parent
     if source.name != "__init__.py":
         own = _own_tests(source, folder) or _tests_in(folder / source.stem)

@@ -73,8 +73,8 @@ def blocks(page: Path) -> Iterator[Block]:
     comment = ("", "")
     for token in _tokens(page):
         if token.type == "html_block":
-            found = _COMMENT.fullmatch(token.content)
-            comment = (found[1], found[2]) if found else ("", "")
+            match = _COMMENT.fullmatch(token.content)
+            comment = (match[1], match[2]) if match else ("", "")
         elif token.type == "fence":
             assert token.map is not None
             yield Block(page, token.map[0] + 1, token.info.strip(), token.content, *comment)
@@ -95,16 +95,16 @@ def links(page: Path) -> Iterator[str]:
 @cache
 def anchors(page: Path) -> frozenset[str]:
     """The anchors of the headings, as Git servers create them."""
-    found: list[str] = []
+    blocks: list[str] = []
     tokens = _tokens(page)
     for at, token in enumerate(tokens):
         if token.type == "heading_open":
             children = tokens[at + 1].children or ()
             text = "".join(child.content for child in children)
             slug = _GENERATED.sub("", text.lower()).replace(" ", "-")
-            again = found.count(slug)
-            found.append(f"{slug}-{again}" if again else slug)
-    return frozenset(found)
+            again = blocks.count(slug)
+            blocks.append(f"{slug}-{again}" if again else slug)
+    return frozenset(blocks)
 
 
 def broken(page: Path) -> Iterator[str]:

@@ -46,14 +46,14 @@ def trace(
     """
     rng = random.Random(seed)
     names = rng.choices(list(weights), list(weights.values()), k=jobs)
-    made = []
+    requests = []
     for number in range(jobs):
         nodes, gpus = rng.choice(
             [(1, 1), (1, 1), (1, 2), (1, 4), (1, 8), (1, 8), (2, 8), (4, 8), (8, 8), (16, 8)]
         )
         length = float(round(min(36_000, max(300, rng.lognormvariate(8, 1)))))
         deadline = round(length * rng.uniform(1, 2)) if deadlines else None
-        made.append(
+        requests.append(
             Job(
                 f"j{number:05}",
                 names[number],
@@ -64,7 +64,7 @@ def trace(
                 rng.randrange(priorities),
             )
         )
-    return made
+    return requests
 
 
 class Simulation:

@@ -167,10 +167,10 @@ class QueueWorld:
             self._finalizers(tuple(body["metadata"]["finalizers"]))
             return
         name = body["metadata"]["name"]
-        known = self.kai if kind == KAI_QUEUES.kind else self.extras
-        assert known is not None
+        objects_of_kind = self.kai if kind == KAI_QUEUES.kind else self.extras
+        assert objects_of_kind is not None
         key: Any = name if kind == KAI_QUEUES.kind else (kind, name)
-        assert uid == (known[key].metadata.uid if key in known else ""), (
+        assert uid == (objects_of_kind[key].metadata.uid if key in objects_of_kind else ""), (
             "creates only objects of the queue"
         )
         types: dict[str, Any] = {
@@ -179,7 +179,7 @@ class QueueWorld:
             QUEUE_CLAIMS.kind: QueueClaim,
         }
         metadata = {**body["metadata"], "uid": uid or f"uid-{next(self._uids)}"}
-        known[key] = msgspec.convert({**body, "metadata": metadata}, types[kind])
+        objects_of_kind[key] = msgspec.convert({**body, "metadata": metadata}, types[kind])
 
     def _finalizers(self, finalizers: tuple[str, ...]) -> None:
         assert self.queue is not None
@@ -188,7 +188,7 @@ class QueueWorld:
         self.queue = None if gone else replace(self.queue, metadata=meta)
 
     def _delete(self, kind: str, name: str, uid: str) -> None:
-        known: Any = self.kai if kind == KAI_QUEUES.kind else self.extras
+        objects_of_kind: Any = self.kai if kind == KAI_QUEUES.kind else self.extras
         key: Any = name if kind == KAI_QUEUES.kind else (kind, name)
-        assert known[key].metadata.uid == uid
-        del known[key]
+        assert objects_of_kind[key].metadata.uid == uid
+        del objects_of_kind[key]

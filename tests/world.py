@@ -179,9 +179,9 @@ class World(WorldObjects):
 
     def place(self, pod: str, node: str) -> None:
         """Bind a pod to a node."""
-        known: Pod = self.objects[PODS.plural, pod]
-        spec = replace(known.spec, node_name=node)
-        self.objects[PODS.plural, pod] = replace(known, spec=spec)
+        stored: Pod = self.objects[PODS.plural, pod]
+        spec = replace(stored.spec, node_name=node)
+        self.objects[PODS.plural, pod] = replace(stored, spec=spec)
 
     def vanish(self, *pods: str) -> None:
         """Pods vanish from the API: force-deleted, or deleted with their Node."""
@@ -202,10 +202,10 @@ class World(WorldObjects):
         )
         names = [pod] if pod else [self.workers()[index].metadata.name for index in indexes]
         for name in names:
-            known: Pod = self.objects[PODS.plural, name]
-            status = replace(known.status, phase="Pending", conditions=(unscheduled,))
-            spec = replace(known.spec, node_name="")
-            self.objects[PODS.plural, name] = replace(known, spec=spec, status=status)
+            stored: Pod = self.objects[PODS.plural, name]
+            status = replace(stored.status, phase="Pending", conditions=(unscheduled,))
+            spec = replace(stored.spec, node_name="")
+            self.objects[PODS.plural, name] = replace(stored, spec=spec, status=status)
 
     def warn(self, kind: Kind[Any], name: str, reason: str, message: str) -> None:
         """A controller or the kubelet writes an event regarding an object."""

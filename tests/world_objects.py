@@ -193,13 +193,13 @@ class WorldObjects:
     def _create(self, apply: Apply) -> None:
         key = (apply.kind.plural, apply.name)
         if apply.uid:
-            known = self.objects[key]
-            assert known.metadata.uid == apply.uid
+            stored = self.objects[key]
+            assert stored.metadata.uid == apply.uid
             annotations = msgspec.convert(apply.body, TYPES[apply.kind.plural]).metadata.annotations
             # The pod template has it, so the Job controller keeps it.
-            annotations = replace(annotations, charge=known.metadata.annotations.charge)
+            annotations = replace(annotations, charge=stored.metadata.annotations.charge)
             self.objects[key] = replace(
-                known, metadata=replace(known.metadata, annotations=annotations)
+                stored, metadata=replace(stored.metadata, annotations=annotations)
             )
             return
         if apply.kind is NETWORK_POLICIES and key in self.objects:

@@ -82,7 +82,7 @@ class ApiServer:
 
     def get(self, target: Target) -> Body:
         """One object."""
-        return self._known(target).body
+        return self._find_stored(target).body
 
     def list(self, target: Target, query: Mapping[str, str], version: int | None = None) -> Body:
         """A complete collection, now or at a version."""
@@ -110,66 +110,66 @@ class ApiServer:
                 refuse(409, "AlreadyExists", f"{target.resource[1]} {target.name!r} already exists")
             return self._create(write, target, {**write.body, "metadata": meta})
         if write.method == "DELETE":
-            return self._delete(write, self._known(target))
+            return self._delete(write, self._find_stored(target))
         if write.content_type == APPLY_PATCH:
             return self._apply(write)
-        known = self._known(target)
-        return self._update(write, known, merge_patched(known.body, write.body))
+        stored = self._find_stored(target)
+        return self._update(write, stored, merge_patched(stored.body, write.body))
 
     def _create(self, write: Write, target: Target, body: Body) -> Body:
         manager = _manager(write, "Update")
         owners = fields.updated({}, body, {}, manager)
         return self._store(write, target, _event(body), owners, None)
 
-    def _update(self, write: Write, known: Stored, new: Body) -> Body:
+    def _update(self, write: Write, stored: Stored, new: Body) -> Body:
         """A plain write of the new object."""
-        self._check_version(known, new["metadata"])
-        body = _part(write.target, known.body, new)
+        self._check_version(stored, new["metadata"])
+        body = _part(write.target, stored.body, new)
         manager = _manager(write, "Update")
-        owners = fields.updated(known.body, body, known.owners, manager)
-        return self._store(write, write.target, body, owners, known)
+        owners = fields.updated(stored.body, body, stored.owners, manager)
+        return self._store(write, write.target, body, owners, stored)
 
     def _apply(self, write: Write) -> Body:
         target, intent = write.target, write.body
-        known = self.store.get(target.resource, target.key)
-        if known is None:
+        stored = self.store.get(target.resource, target.key)
+        if stored is None:
             if target.subresource:
-                self._known(target)
+                self._find_stored(target)
             if intent["metadata"].get("uid"):
                 refuse(409, "Conflict", "uid mismatch: the provided object specified uid")
         else:
-            self._check_uid(known, intent["metadata"].get("uid"))
-            self._check_version(known, intent["metadata"])
-        present = known.body if known else _named(intent)
+            self._check_uid(stored, intent["metadata"].get("uid"))
+            self._check_version(stored, intent["metadata"])
+        present = stored.body if stored else _named(intent)
         own = (
             {"status": intent.get("status", {})} if target.subresource else _without_status(intent)
         )
-        owners = known.owners if known else {}
+        owners = stored.owners if stored else {}
         manager, force = _manager(write, "Apply"), write.query.get("force") == "true"
         try:
             body, owners = fields.applied(present, own, owners, manager, force=force)
         except fields.ConflictError as error:
             refuse(409, "Conflict", f"Apply failed with 1 conflict: {error}")
-        return self._store(write, target, body, owners, known)
+        return self._store(write, target, body, owners, stored)
 
     def _store(
-        self, write: Write, target: Target, body: Body, owners: fields.Owners, known: Stored | None
+        self, write: Write, target: Target, body: Body, owners: fields.Owners, stored: Stored | None
     ) -> Body:
         """Store the object, unless it is unchanged or a dry run."""
         meta = {**body["metadata"]}
         meta.pop("resourceVersion", None)
-        if known is None:
+        if stored is None:
             meta |= {"uid": f"uid-{next(self._uids)}", "creationTimestamp": stamp(self._now())}
             if target.resource[1] not in _NO_GENERATION:
                 meta["generation"] = 1
             if body["kind"] in _BEGIN_PENDING:
                 body = {**body, "status": {"phase": "Pending"}}
         else:
-            if body == known.body and owners == known.owners:
-                return known.body
-            if "generation" in meta and body.get("spec") != known.body.get("spec"):
+            if body == stored.body and owners == stored.owners:
+                return stored.body
+            if "generation" in meta and body.get("spec") != stored.body.get("spec"):
                 meta["generation"] += 1
-            meta["resourceVersion"] = known.body["metadata"]["resourceVersion"]
+            meta["resourceVersion"] = stored.body["metadata"]["resourceVersion"]
         meta["managedFields"] = _managed(owners)
         body = {**body, "metadata": meta}
         if write.query.get("dryRun"):
@@ -178,41 +178,41 @@ class ApiServer:
             return self.store.remove(target.resource, target.key, write.writer)
         return self.store.put(target.resource, body, owners, write.writer)
 
-    def _delete(self, write: Write, known: Stored) -> Body:
+    def _delete(self, write: Write, stored: Stored) -> Body:
         conditions = write.body.get("preconditions", {})
-        meta = known.body["metadata"]
+        meta = stored.body["metadata"]
         for field, present in (("uid", meta["uid"]), ("resourceVersion", meta["resourceVersion"])):
             if conditions.get(field, present) != present:
                 refuse(409, "Conflict", f"the {field} in the precondition is not {present}")
-        seconds = _grace(known.body, write.body.get("gracePeriodSeconds"))
+        seconds = _grace(stored.body, write.body.get("gracePeriodSeconds"))
         if seconds == 0 and not meta.get("finalizers"):
             return self.store.remove(write.target.resource, write.target.key, write.writer)
         before = meta.get("deletionGracePeriodSeconds", seconds)
         if meta.get("deletionTimestamp") and before <= seconds:
-            return known.body
+            return stored.body
         ending: dict[str, Any] = {
             **meta,
             "deletionTimestamp": stamp(self._now() + timedelta(seconds=seconds)),
             "deletionGracePeriodSeconds": seconds,
         }
-        body = {**known.body, "metadata": ending}
-        return self.store.put(write.target.resource, body, known.owners, write.writer)
+        body = {**stored.body, "metadata": ending}
+        return self.store.put(write.target.resource, body, stored.owners, write.writer)
 
-    def _known(self, target: Target) -> Stored:
-        known = self.store.get(target.resource, target.key)
-        if known is None:
+    def _find_stored(self, target: Target) -> Stored:
+        stored = self.store.get(target.resource, target.key)
+        if stored is None:
             refuse(404, "NotFound", f"{target.resource[1]} {target.name!r} not found")
-        return known
+        return stored
 
-    def _check_uid(self, known: Stored, uid: str | None) -> None:
-        present = known.body["metadata"]["uid"]
+    def _check_uid(self, stored: Stored, uid: str | None) -> None:
+        present = stored.body["metadata"]["uid"]
         if uid not in (None, present):
             message = f"metadata.uid: Invalid value: {uid!r}: field is immutable"
             refuse(422, "Invalid", message, field="metadata.uid")
 
-    def _check_version(self, known: Stored, meta: Body) -> None:
+    def _check_version(self, stored: Stored, meta: Body) -> None:
         wanted = meta.get("resourceVersion")
-        if wanted not in (None, known.body["metadata"]["resourceVersion"]):
+        if wanted not in (None, stored.body["metadata"]["resourceVersion"]):
             refuse(409, "Conflict", "the object has been modified")
 
 
@@ -269,14 +269,14 @@ def _without_status(body: Body) -> Body:
     return {name: value for name, value in body.items() if name != "status"}
 
 
-def _part(target: Target, known: Body, new: Body) -> Body:
+def _part(target: Target, stored: Body, new: Body) -> Body:
     """The changed part: the status for a status write, otherwise everything else.
 
     Pods, Jobs and PVCs have a status subresource, too.
     """
     if target.subresource == "status":
-        return {**known, "status": new.get("status", {})}
-    present = {"status": known["status"]} if "status" in known else {}
+        return {**stored, "status": new.get("status", {})}
+    present = {"status": stored["status"]} if "status" in stored else {}
     return {**_without_status(new), **present}
 
 

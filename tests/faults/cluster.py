@@ -79,8 +79,8 @@ class Actor:
 
     def find(self, resource: Resource, uid: str) -> Body | None:
         """The object with this UID, if it exists."""
-        found = (b for b in self.store.bodies(resource) if b["metadata"]["uid"] == uid)
-        return next(found, None)
+        owners = (b for b in self.store.bodies(resource) if b["metadata"]["uid"] == uid)
+        return next(owners, None)
 
     def time(self) -> str:
         return stamp(self._now())
@@ -121,9 +121,9 @@ class JobController(Actor):
         if job is None or "deletionTimestamp" in job["metadata"] or _finished(job):
             return
         pods = {index_of(b): b for b in self.store.bodies(PODS) if uid in owners(b)}
-        made = self._made.setdefault(uid, set())
-        ended = [pods[i]["status"]["phase"] if i in pods else "Failed" for i in made]
-        alive = [i for i in made if i in pods and not is_over(pods[i])]
+        indexes = self._made.setdefault(uid, set())
+        ended = [pods[i]["status"]["phase"] if i in pods else "Failed" for i in indexes]
+        alive = [i for i in indexes if i in pods and not is_over(pods[i])]
         failed = ended.count("Failed")
         if failed:
             for index in alive:
@@ -131,8 +131,8 @@ class JobController(Actor):
                     self.hands.delete(PODS, pods[index])
         elif not job["spec"].get("suspend"):
             for index in map(str, range(job["spec"]["completions"])):
-                if index not in made:
-                    made.add(index)
+                if index not in indexes:
+                    indexes.add(index)
                     self.hands.create(PODS, self._pod(job, index))
                     alive.append(index)
         self._write_status(job, len(alive), ended.count("Succeeded"), failed)
@@ -178,8 +178,8 @@ class JobController(Actor):
 
     def _free_name(self, namespace: str, prefix: str) -> str:
         """A pod name without random letters, so that runs are reproducible."""
-        found = (f"{prefix}-{letters}" for letters in ("abcde", "bcdef", "cdefg", "defgh"))
-        return next(n for n in found if self.store.get(PODS, (namespace, n)) is None)
+        names = (f"{prefix}-{letters}" for letters in ("abcde", "bcdef", "cdefg", "defgh"))
+        return next(n for n in names if self.store.get(PODS, (namespace, n)) is None)
 
 
 def owners(body: Body) -> set[str]:

@@ -159,8 +159,8 @@ def with_value(body: Any, path: Path, value: Any) -> Any:
         return value
     step, rest = path[0], path[1:]
     if isinstance(step, str):
-        known = body if isinstance(body, dict) else {}
-        return {**known, step: with_value(known.get(step), rest, value)}
+        fields_of_body = body if isinstance(body, dict) else {}
+        return {**fields_of_body, step: with_value(fields_of_body.get(step), rest, value)}
     entries = list(body or ())
     for at, entry in enumerate(entries):
         if entry.get(step[0]) == step[1]:

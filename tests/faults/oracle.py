@@ -24,7 +24,7 @@ LEASE = ("system", "torchrun-controller")
 _VARIES = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z|uid-\d+")
 # Fields of an attempt in the JSON annotation of the next gang.
 _LASTED = re.compile(rb'\\"runningSeconds\\":\d+,?')
-_TOLD = (names.START, names.NOTIFICATION_TIME, "runningSeconds")
+_VOLATILE = (names.START, names.NOTIFICATION_TIME, "runningSeconds")
 _OF_SERVER = (
     "uid",
     "resourceVersion",
@@ -214,7 +214,7 @@ def _ordered(value: Any) -> Any:
         return [_ordered(each) for each in value]
     if not isinstance(value, dict):
         return value
-    ordered = {key: _ordered(each) for key, each in value.items() if key not in _TOLD}
+    ordered = {key: _ordered(each) for key, each in value.items() if key not in _VOLATILE}
     if not ordered.get("annotations", True):
         del ordered["annotations"]
     if "conditions" in ordered:

@@ -13,7 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 LATEST = ROOT / "build" / "faults.json"
-KEPT = ROOT / "bench" / "results" / "faults.json"
+RECORD = ROOT / "bench" / "results" / "faults.json"
 PAGE = ROOT / "docs" / "faults.md"
 BEGIN, END = "<!-- counts: written by tests/faults/page.py -->", "<!-- end of counts -->"
 PARTS = {
@@ -56,12 +56,12 @@ def with_counts(page: str, counts: Any) -> str:
 
 def main() -> int:
     """Store the parts of the latest run, and write the page."""
-    counts = json.loads(KEPT.read_text()) if KEPT.exists() else {"parts": {}}
+    counts = json.loads(RECORD.read_text()) if RECORD.exists() else {"parts": {}}
     if LATEST.exists():
         latest = json.loads(LATEST.read_text())
         del latest["seconds"]  # depends on the machine
         counts |= {**latest, "parts": counts["parts"] | latest["parts"]}
-        KEPT.write_text(json.dumps(counts, indent=2) + "\n")
+        RECORD.write_text(json.dumps(counts, indent=2) + "\n")
     PAGE.write_text(with_counts(PAGE.read_text(), counts))
     return 0
 

@@ -51,7 +51,7 @@ async def delete(world: Simulation) -> None:
     world.submit()
     await world.trains()
     world.delete()
-    await world.until("nothing is left", lambda: not list(_made(world)))
+    await world.until("nothing is left", lambda: not list(_created(world)))
 
 
 async def queue(world: Simulation) -> None:
@@ -109,7 +109,7 @@ def _at_work(world: Simulation) -> Iterator[Body]:
             yield pod
 
 
-def _made(world: Simulation) -> Iterator[Body]:
+def _created(world: Simulation) -> Iterator[Body]:
     """All jobs and their objects."""
     for resource, body in world.store.everything():
         labels = body["metadata"].get("labels", {})

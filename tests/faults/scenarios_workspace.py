@@ -22,9 +22,9 @@ def prepares(pod: Body) -> End | None:
         return well(pod)
     number = names.number_of(meta["name"])
     sha256 = (OLD, NEW)[min(number, 1)]
-    made = {"sha256": sha256, "files": 1, "bytes": 1, "revision": number + 1, "manifest": sha256}
+    message = {"sha256": sha256, "files": 1, "bytes": 1, "revision": number + 1, "manifest": sha256}
     serves = len(pod["spec"]["containers"]) > 1
-    return End(SYNCING, 0, json.dumps(made), names.SYNC_CONTAINER if serves else "")
+    return End(SYNCING, 0, json.dumps(message), names.SYNC_CONTAINER if serves else "")
 
 
 def fails_prepared(pod: Body) -> End | None:

@@ -103,12 +103,12 @@ class Store:
         """Create or replace an object, with a new version."""
         objects = self._objects.setdefault(resource, {})
         key = key_of(body)
-        known = objects.get(key)
+        previous = objects.get(key)
         body = self._stamped(body)
         objects[key] = Stored(body, owners)
-        verb: Verb = "MODIFIED" if known else "ADDED"
+        verb: Verb = "MODIFIED" if previous else "ADDED"
         self._notify(
-            Change(self.version, resource, verb, known.body if known else None, body, writer)
+            Change(self.version, resource, verb, previous.body if previous else None, body, writer)
         )
         return body
 

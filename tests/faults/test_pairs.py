@@ -27,10 +27,10 @@ def test_two_faults(part: int, record_property: Callable[[str, object], None]) -
     print(f"seed {SEED}/{part}, {PAIRS // PARTS} pairs")
     wrong = 0
     for trial in drawn(part):
-        found = campaign.judge(trial)
-        if found:
+        problems = campaign.judge(trial)
+        if problems:
             wrong += 1
-            print(f"seed {SEED}, {campaign.shrunk(trial)}", *found, sep="\n    ")
+            print(f"seed {SEED}, {campaign.shrunk(trial)}", *problems, sep="\n    ")
     record_property("pairs runs", PAIRS // PARTS)
     record_property("pairs wrong", wrong)
     assert not wrong, f"{wrong} went wrong, see above"

@@ -75,9 +75,9 @@ async def _gang_deleted(world: Simulation) -> None:
 
 def test_two_gangs_do_not_train_while_the_watch_of_pods_is_late() -> None:
     late = {Point("event ADDED pods/train-0-abcde", 1): "watch-delayed"}
-    found = simulate(Scenario("gang deleted", _gang_deleted, well), late)
-    assert found.struck
-    assert found.wrong == []
+    result = simulate(Scenario("gang deleted", _gang_deleted, well), late)
+    assert result.struck
+    assert result.wrong == []
 
 
 def _setup_stays_on_node_0(pod: Body) -> End | None:
@@ -103,5 +103,5 @@ def _phase_of_setup(world: Simulation) -> str:
 
 
 def test_a_job_goes_on_once_the_lost_node_of_its_setup_pod_is_switched_off() -> None:
-    found = simulate(Scenario("setup pod lost", _loses_setup, _setup_stays_on_node_0), {})
-    assert found.wrong == []
+    result = simulate(Scenario("setup pod lost", _loses_setup, _setup_stays_on_node_0), {})
+    assert result.wrong == []

@@ -19,11 +19,11 @@ PARTS = 20
 def test_time_travel(part: int, record_property: Callable[[str, object], None]) -> None:
     drawn = travel.journeys(TRAVELS, SEED)[part::PARTS]
     print(f"seed {SEED}, part {part}: {len(drawn)} runs")
-    wrong = {str(journey): found for journey in drawn if (found := travel.judge(journey))}
+    wrong = {str(journey): problems for journey in drawn if (problems := travel.judge(journey))}
     record_property("time travel runs", len(drawn))
     record_property("time travel wrong", len(wrong))
-    for journey, found in wrong.items():
-        print(journey, *found, sep="\n    ")
+    for journey, problems in wrong.items():
+        print(journey, *problems, sep="\n    ")
     assert not wrong, f"{len(wrong)} went wrong, see above"
 
 
@@ -36,6 +36,6 @@ def test_regressions(journey: travel.Journey) -> None:
 def test_the_control_trusted_caches_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = [j for j in travel.journeys(10_000, SEED) if j.scenario == "restart"]
     caches_are_trusted(monkeypatch)
-    wrong = next((found for journey in drawn if (found := travel.judge(journey))), [])
+    wrong = next((problems for journey in drawn if (problems := travel.judge(journey))), [])
     print(*wrong[:5], sep="\n")
     assert wrong, "no run detects the bug"

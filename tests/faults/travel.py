@@ -107,8 +107,8 @@ def travel(journey: Journey) -> Outcome:
 
 def judge(journey: Journey) -> list[str]:
     """All violations of the run."""
-    found = travel(journey)
-    wrong = [*found.wrong, *differences(without_faults(journey.scenario).state, found.state)]
-    if not found.struck:
+    problems = travel(journey)
+    wrong = [*problems.wrong, *differences(without_faults(journey.scenario).state, problems.state)]
+    if not problems.struck:
         wrong.append("no fault struck")
     return wrong

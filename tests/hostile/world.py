@@ -67,7 +67,7 @@ class World:
         self._create("TorchrunJob", GOOD[1], {})
         wrong = await self._rest()
         wrong += self._of_process() + self._of_neighbours()
-        wrong += [found for body in self._objects for found in self._of_object(body)]
+        wrong += [problem for body in self._objects for problem in self._of_object(body)]
         living.cancel()
         await asyncio.gather(living, return_exceptions=True)
         return wrong
@@ -130,12 +130,14 @@ class World:
         meta = body["metadata"]
         assert isinstance(meta, dict)
         key = (NAMESPACE, str(meta["name"]))
-        known = self._store.get(RESOURCES[str(body["kind"])], key)
+        stored = self._store.get(RESOURCES[str(body["kind"])], key)
         status = body.get("status")
         over = isinstance(status, dict) and status.get("phase") in list(
             TERMINAL
         )  # so the object was created
-        return [] if known is None or over else [f"{key[1]}: {each}" for each in unsaid(known.body)]
+        return (
+            [] if stored is None or over else [f"{key[1]}: {each}" for each in unsaid(stored.body)]
+        )
 
 
 def unsaid(body: Body) -> list[str]:

@@ -87,8 +87,8 @@ class AuditLog:
         """Writes of controllers after this position of the log, in the order of their receipt."""
         with self._log.open("rb") as log:
             log.seek(start)
-            found = [write for line in log if (write := _write(json.loads(line)))]
-        return sorted(found, key=lambda write: write.began)
+            entries = [write for line in log if (write := _write(json.loads(line)))]
+        return sorted(entries, key=lambda write: write.began)
 
 
 def tenures(writes: Iterable[Write]) -> Iterator[Tenure]:

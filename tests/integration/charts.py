@@ -59,14 +59,14 @@ def kustomize(folder: str) -> Objects:
 
 def objects(text: str) -> Objects:
     """The objects of several YAML documents, without duplicates."""
-    found: Objects = {}
+    by_name: Objects = {}
     for item in yaml.safe_load_all(text):
         if item is not None:
             meta = item["metadata"]
             key = (item["kind"], meta.get("namespace", ""), meta["name"])
-            assert key not in found, key
-            found[key] = item
-    return found
+            assert key not in by_name, key
+            by_name[key] = item
+    return by_name
 
 
 def without_helms_own(value: object) -> object:

@@ -58,9 +58,9 @@ def audit(tmp_path_factory: pytest.TempPathFactory) -> AuditLog:
 @pytest.fixture
 def team(api: Api) -> Team:
     """A namespace for the test, with the queue `research`."""
-    made = Team(api)
-    made.make_queue()
-    return made
+    team_of_test = Team(api)
+    team_of_test.make_queue()
+    return team_of_test
 
 
 @pytest.fixture

@@ -90,16 +90,16 @@ class World:
         self.team.api.delete(f"{self.team.group}/torchrunjobs/{name}")
 
     def queue_status(self) -> Body:
-        found = self.team.api.get(f"{self.team.group}/torchrunqueues/gpu") or {}
-        status: Body = found.get("status", {})
+        queue = self.team.api.get(f"{self.team.group}/torchrunqueues/gpu") or {}
+        status: Body = queue.get("status", {})
         return status
 
     async def reaches(self, phase: str, name: str = "train", **status: Any) -> None:
         wanted = {"phase": phase, **status}
 
         def look() -> bool:
-            found = (self.team.job(name) or {}).get("status", {})
-            return all(found.get(each) == value for each, value in wanted.items())
+            job_status = (self.team.job(name) or {}).get("status", {})
+            return all(job_status.get(each) == value for each, value in wanted.items())
 
         await self.until(f"{name} {wanted}", look)
 
@@ -153,14 +153,14 @@ class World:
 
     def state(self) -> dict[str, Any]:
         """All objects, without fields that differ between runs."""
-        found: dict[str, Any] = {}
+        snapshot: dict[str, Any] = {}
         for resource, body in self.everything():
             text = _VARIES.sub("*", json.dumps(body))
             masked = oracle._masked(json.loads(text))
             if resource == PODS:
                 masked["status"] = {"phase": masked["status"].get("phase")}
-            found[f"{resource[1]}/{masked['metadata']['name']}"] = masked
-        return found
+            snapshot[f"{resource[1]}/{masked['metadata']['name']}"] = masked
+        return snapshot
 
 
 def play(

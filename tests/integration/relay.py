@@ -25,9 +25,9 @@ class Relay:
         self._pumps: list[threading.Thread] = []
         self.kubeconfig = folder / "kubeconfig"
         config = json.loads(cluster.kubeconfig.read_text())
-        for known in config["clusters"]:
+        for cluster_entry in config["clusters"]:
             port = self._listening.getsockname()[1]
-            known["cluster"]["server"] = f"https://127.0.0.1:{port}"
+            cluster_entry["cluster"]["server"] = f"https://127.0.0.1:{port}"
         self.kubeconfig.write_text(json.dumps(config))
 
     @contextmanager

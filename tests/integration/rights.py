@@ -42,8 +42,8 @@ class Audit:
         """Requests of one account about resources."""
         user = f"system:serviceaccount:{namespace}:{account}"
         lines = self._log.read_bytes().splitlines()
-        found = (json.loads(line) for line in lines if user.encode() in line)
-        return [e for e in found if e["user"]["username"] == user and "objectRef" in e]
+        entries_of_user = (json.loads(line) for line in lines if user.encode() in line)
+        return [e for e in entries_of_user if e["user"]["username"] == user and "objectRef" in e]
 
 
 def right(entry: dict[str, Any]) -> tuple[str, str]:
@@ -55,9 +55,9 @@ def right(entry: dict[str, Any]) -> tuple[str, str]:
 
 def used(entries: Sequence[dict[str, Any]]) -> set[tuple[str, str]]:
     """The used permissions. Creating an object by server-side apply also needs create."""
-    found = {right(entry) for entry in entries}
-    made = [e for e in entries if e["verb"] == "patch" and e["responseStatus"]["code"] == 201]
-    return found | {("create", right(entry)[1]) for entry in made}
+    used_rights = {right(entry) for entry in entries}
+    creations = [e for e in entries if e["verb"] == "patch" and e["responseStatus"]["code"] == 201]
+    return used_rights | {("create", right(entry)[1]) for entry in creations}
 
 
 def denied(entries: Sequence[dict[str, Any]]) -> set[tuple[str, str]]:

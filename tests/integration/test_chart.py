@@ -32,12 +32,14 @@ CLUSTER_KINDS = {
 }
 
 
-def comparable(found: Objects) -> Objects:
+def comparable(chart_objects: Objects) -> Objects:
     """The object without labels of Helm, and with sorted variables.
 
     The chart sets the name label on all objects, the manifests only on selected ones.
     """
-    plain = {key: without_helms_own(item) for key, item in found.items() if key[0] != "Namespace"}
+    plain = {
+        key: without_helms_own(item) for key, item in chart_objects.items() if key[0] != "Namespace"
+    }
     for key, item in plain.items():
         assert isinstance(item, dict)
         labels = item["metadata"].get("labels", {})
@@ -54,13 +56,13 @@ def container(deployment: Object) -> Object:
     return only
 
 
-def deployment(found: Objects) -> Object:
-    (only,) = (item for key, item in found.items() if key[0] == "Deployment")
+def deployment(chart_objects: Objects) -> Object:
+    (only,) = (item for key, item in chart_objects.items() if key[0] == "Deployment")
     return only
 
 
-def environment(found: Objects) -> dict[str, Any]:
-    return {v["name"]: v.get("value") for v in container(deployment(found))["env"]}
+def environment(chart_objects: Objects) -> dict[str, Any]:
+    return {v["name"]: v.get("value") for v in container(deployment(chart_objects))["env"]}
 
 
 def test_the_chart_equals_the_manifests() -> None:
@@ -152,11 +154,11 @@ ALL_VALUES = {
 
 def test_values_reach_their_fields(tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text(json.dumps(ALL_VALUES))
-    found = template(f"--values={tmp_path / 'values.yaml'}")
-    made = deployment(found)
+    chart_objects = template(f"--values={tmp_path / 'values.yaml'}")
+    made = deployment(chart_objects)
     pod, main = made["spec"]["template"]["spec"], container(made)
     image = "registry.example.com:5000/a/b@sha256:" + "0" * 64
-    variables = environment(found)
+    variables = environment(chart_objects)
     assert main["image"] == variables["TORCHRUN_RUNTIME_IMAGE"] == image
     assert "TORCHRUN_PROGRESS_URL" not in variables
     assert variables["TORCHRUN_LOG_LEVEL"] == "debug"
@@ -182,16 +184,16 @@ def test_values_reach_their_fields(tmp_path: Path) -> None:
     meta = made["spec"]["template"]["metadata"]
     assert meta["labels"]["team"] == "ml"
     assert meta["annotations"] == {**VALUES["podAnnotations"], "example.com/a": "b"}
-    account = found["ServiceAccount", NAMESPACE, "runner"]
+    account = chart_objects["ServiceAccount", NAMESPACE, "runner"]
     assert account["metadata"]["annotations"] == {"example.com/role": "runner"}
     assert pod["serviceAccountName"] == "runner"
-    monitor = found["PodMonitor", NAMESPACE, "runs"]
+    monitor = chart_objects["PodMonitor", NAMESPACE, "runs"]
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     policy = yaml.safe_load((MANIFESTS / "network-policies" / "controller.yaml").read_text())
-    assert found["NetworkPolicy", NAMESPACE, "runs"]["spec"] == policy["spec"]
-    budget = found["PodDisruptionBudget", NAMESPACE, "runs"]
+    assert chart_objects["NetworkPolicy", NAMESPACE, "runs"]["spec"] == policy["spec"]
+    budget = chart_objects["PodDisruptionBudget", NAMESPACE, "runs"]
     assert budget["spec"]["maxUnavailable"] == "50%"
-    subjects = [o["subjects"] for key, o in found.items() if key[0].endswith("RoleBinding")]
+    subjects = [o["subjects"] for key, o in chart_objects.items() if key[0].endswith("RoleBinding")]
     assert all(
         s == [{"kind": "ServiceAccount", "name": "runner", "namespace": NAMESPACE}]
         for s in subjects

@@ -173,8 +173,8 @@ def test_a_disconnected_leader_ends_before_another_leads(
             last = cut_off.lines()[-1]
             assert last["message"] == "exiting: another replica may lead"
             took(observed, replicas, old, began, "cut off")
-            held = list(tenures(observed.writes()))
-            following = held[[tenure.who for tenure in held].index(old) + 1]
+            observed_tenures = list(tenures(observed.writes()))
+            following = observed_tenures[[tenure.who for tenure in observed_tenures].index(old) + 1]
             assert datetime.fromisoformat(last["time"]).timestamp() < following.since
             relay.heal()
             cut_off.start()

@@ -15,7 +15,7 @@ from torchrun_sdk.kubectl import Kubectl
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 JOB = "run-bcdfg"
-ASKED = {"cpus": 4, "memory": "16Gi", "image": "ray:1", "env": {"A": "1"}}
+COMPUTE = {"cpus": 4, "memory": "16Gi", "image": "ray:1", "env": {"A": "1"}}
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_a_raycluster_lives_as_long_as_its_torchrunjob(cluster: LocalCluster) ->
     kubectl = Kubectl()
     large = {"gpus": 8, "cpus": 32}
     volume = kt.Volume("shared", "/data")
-    compute = kt.Compute(volumes=[volume], queue="q", **ASKED).distribute(
+    compute = kt.Compute(volumes=[volume], queue="q", **COMPUTE).distribute(
         "ray", 3, worker_node_options=large, operator="kuberay"
     )
     with pytest.raises(kt.UsageError, match="this cluster has no KubeRay"):
@@ -50,10 +50,10 @@ def test_a_raycluster_lives_as_long_as_its_torchrunjob(cluster: LocalCluster) ->
     eventually("a head and three workers", lambda: len(listed("pods")) == 4, 60)
     assert kuberay.pending_reason(JOB, kubectl) == "its RayJob is Initializing"
     containers = [pod["spec"]["containers"][0] for pod in listed("pods")]
-    given = sorted(
+    variables = sorted(
         (each["name"], each["resources"]["limits"].get("nvidia.com/gpu")) for each in containers
     )
-    assert given == [("ray-head", None)] + [("ray-worker", "8")] * 3
+    assert variables == [("ray-head", None)] + [("ray-worker", "8")] * 3
     for each in containers:
         assert each["image"] == "ray:1"
         assert {"name": "A", "value": "1"} in each["env"]

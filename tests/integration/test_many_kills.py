@@ -227,12 +227,12 @@ def assert_lived(
     assert numbers == list(range(failures)), (name, last)
     phases = jobs.phases(name)
     assert [phase for phase in phases if phase in TERMINAL] == ["Succeeded"], (name, phases)
-    made: Counter[int] = Counter()
+    creations: Counter[int] = Counter()
     for state in {s["metadata"]["uid"]: s for s in children.states()}.values():
         labels = state["metadata"].get("labels", {})
         if labels.get(names.JOB_LABEL) == name:
-            made[int(labels[names.ATTEMPT_LABEL])] += 1
-    assert made == dict.fromkeys(range(failures + 1), 1), (name, made)
+            creations[int(labels[names.ATTEMPT_LABEL])] += 1
+    assert creations == dict.fromkeys(range(failures + 1), 1), (name, creations)
     workers: Counter[int] = Counter()
     for state in {s["metadata"]["uid"]: s for s in pods.states()}.values():
         labels = state["metadata"].get("labels", {})

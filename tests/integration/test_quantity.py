@@ -28,8 +28,8 @@ def stored(cluster: LocalCluster, resources: list[dict[str, str]]) -> list[dict[
     answer = cluster.kubectl(
         *("create", "--dry-run=server", "-o", "json", "-f", "-"), stdin=json.dumps(pod)
     )
-    made: dict[str, Any] = json.loads(answer.stdout)
-    return [c["resources"]["requests"] for c in made["spec"]["containers"]]
+    answers: dict[str, Any] = json.loads(answer.stdout)
+    return [c["resources"]["requests"] for c in answers["spec"]["containers"]]
 
 
 def test_formatted_quantities_are_canonical(cluster: LocalCluster) -> None:

@@ -246,13 +246,13 @@ class TestKai:
         becomes(team, "KaiQueueReady", "ParentNotFound")
         self.make(team.api, "default-parent-queue")
         becomes(team, "KaiQueueReady", "Synced")
-        made = team.has(f"{KAI}/{name}")
-        assert made["metadata"]["annotations"]["torchrun.ai/queue"] == f"{team.name}/research"
-        assert made["spec"]["parentQueue"] == "default-parent-queue"
+        kai_queue = team.has(f"{KAI}/{name}")
+        assert kai_queue["metadata"]["annotations"]["torchrun.ai/queue"] == f"{team.name}/research"
+        assert kai_queue["spec"]["parentQueue"] == "default-parent-queue"
         gpu = {"quota": 16, "limit": 16, "overQuotaWeight": 2}
-        assert made["spec"]["resources"]["gpu"] == gpu
-        assert made["spec"]["resources"]["memory"]["limit"] == 1074
-        assert made["spec"]["resources"]["cpu"]["limit"] == -1
+        assert kai_queue["spec"]["resources"]["gpu"] == gpu
+        assert kai_queue["spec"]["resources"]["memory"]["limit"] == 1074
+        assert kai_queue["spec"]["resources"]["cpu"]["limit"] == -1
 
     def test_the_kai_queue_is_updated_deleted_and_recreated(self, team: Team) -> None:
         first, second = f"{team.name}-a", f"{team.name}-b"
@@ -309,5 +309,5 @@ class TestKai:
 
     @staticmethod
     def gpu_quota(api: Api, name: str) -> Any:
-        made = api.get(f"{KAI}/{name}")
-        return made and made["spec"]["resources"]["gpu"]["quota"]
+        kai_queue = api.get(f"{KAI}/{name}")
+        return kai_queue and kai_queue["spec"]["resources"]["gpu"]["quota"]

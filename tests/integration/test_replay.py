@@ -16,7 +16,7 @@ from torchrun_cluster import LocalCluster
 
 LIFE = ["Pending", "Syncing", "Queued", "Running", "Succeeded"]
 SOURCES = 9  # six kinds of job objects, events, nodes and discovery
-SAID = ("phase", "reason", "message", "startTime", "observedGeneration")
+STATUS_FIELDS = ("phase", "reason", "message", "startTime", "observedGeneration")
 REPLAY = (sys.executable, "-m", "torchrun_controller.replay")
 
 
@@ -105,7 +105,7 @@ def test_a_replay_repeats_the_recorded_decisions(
     # A job that lacks nothing leaves Pending at once.
     assert list(dict.fromkeys(phases)) in (LIFE, LIFE[1:])
     status = next(d["status"] for d in reversed(decisions) if "status" in d)
-    assert [status[name] for name in SAID] == [final[name] for name in SAID]
+    assert [status[name] for name in STATUS_FIELDS] == [final[name] for name in STATUS_FIELDS]
     assert "apply" not in decisions[-1]
     assert "status" not in decisions[-1]
 

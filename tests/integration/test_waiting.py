@@ -14,8 +14,8 @@ pytestmark = pytest.mark.usefixtures("team_controller")
 
 
 def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(c for c in status["conditions"] if c["type"] == kind)
-    return found
+    matching_condition: dict[str, Any] = next(c for c in status["conditions"] if c["type"] == kind)
+    return matching_condition
 
 
 def limit(team: Team, **hard: str) -> None:
@@ -23,8 +23,8 @@ def limit(team: Team, **hard: str) -> None:
     team.api.create(f"{team.core}/resourcequotas", body)
 
     def in_force() -> bool:
-        known = team.api.get(f"{team.core}/resourcequotas/small")
-        return bool(known.get("status", {}).get("hard"))
+        resource_quota = team.api.get(f"{team.core}/resourcequotas/small")
+        return bool(resource_quota.get("status", {}).get("hard"))
 
     eventually("the quota is in force", in_force)
 

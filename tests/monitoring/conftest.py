@@ -103,8 +103,8 @@ class Controllers:
     def _scrape(self, name: str, process: ControllerProcess) -> None:
         """Scrape it, and wait for the first sample, so that counters start at a known value."""
         self._prometheus.scrape(name, process.wait_for_line("serving")["port"])
-        seen = f'count_over_time(torchrun_build_info{{instance="{name}"}}[1m])'
-        eventually(f"{name} is scraped", lambda: self._prometheus.value(seen) >= 2)
+        query = f'count_over_time(torchrun_build_info{{instance="{name}"}}[1m])'
+        eventually(f"{name} is scraped", lambda: self._prometheus.value(query) >= 2)
 
     def _kubeconfig(self, folder: Path, server: str) -> Path:
         token = self._cluster.kubectl(

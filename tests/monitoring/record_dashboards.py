@@ -149,7 +149,7 @@ def board(prometheus: Prometheus, name: str, start: float, end: float) -> dict[s
     for panel in source["panels"]:
         series = []
         for target in panel.get("targets", ()):
-            expr = re.sub(r"\$(\w+)", lambda found: variables[found[1]], target["expr"])
+            expr = re.sub(r"\$(\w+)", lambda match: variables[match[1]], target["expr"])
             begin, points = (end - 1, 2) if target["instant"] else (start, POINTS)
             for labels, values in prometheus.series(expr, begin, end, points):
                 series.append(recorded(target["legendFormat"], labels, values))
@@ -161,7 +161,7 @@ def recorded(legend: str, labels: dict[str, str], values: list[float | None]) ->
     """A series with the text of its legend, and with four digits of each value."""
     legend = "" if legend == "__auto" else legend
     return {
-        "legend": re.sub(r"{{(\w+)}}", lambda found: labels.get(found[1], ""), legend),
+        "legend": re.sub(r"{{(\w+)}}", lambda match: labels.get(match[1], ""), legend),
         "labels": {name: value for name, value in labels.items() if name != "__name__"},
         "points": [None if value is None else float(f"{value:.4g}") for value in values],
     }

@@ -55,10 +55,10 @@ class Marks(Struct, frozen=True):
         found = {*lines.get(line, ())}
         if IMPORTING in found or not in_function:
             found = {test for tests in lines.values() for test in tests}
-        known = sorted(found & self.seconds.keys(), key=lambda test: (self.seconds[test], test))
+        timed = sorted(found & self.seconds.keys(), key=lambda test: (self.seconds[test], test))
         turns: Counter[str] = Counter()
         ordered = []
-        for test in known:
+        for test in timed:
             function = test.partition("[")[0]
             ordered.append((turns[function], test))
             turns[function] += 1

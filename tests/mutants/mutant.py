@@ -42,8 +42,8 @@ class Mutant(Struct, frozen=True):
     def mutated(self) -> str:
         """The text of the file with the bug. Raises DoesNotApplyError."""
         text = self.origin.read_text()
-        if (found := text.count(self.old)) != 1:
-            message = f"{self.name}: {self.file} has {found} times, not once: {self.old!r}"
+        if (occurrences := text.count(self.old)) != 1:
+            message = f"{self.name}: {self.file} has {occurrences} times, not once: {self.old!r}"
             raise DoesNotApplyError(message)
         return text.replace(self.old, self.new)
 

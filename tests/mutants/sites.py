@@ -65,10 +65,10 @@ class Site(Struct, frozen=True):
 def sites(path: Path, name: str) -> list[Site]:
     """All mutants of a file, in the order of their positions. `name`: the file name for reports."""
     text = path.read_text()
-    found = _Finder(name, text)
-    found.statements(ast.parse(text).body)
+    finder = _Finder(name, text)
+    finder.statements(ast.parse(text).body)
     # Some positions occur twice (a negated guard), and some mutants do not compile.
-    unique = {(site.start, site.end, site.after): site for site in found.sites}
+    unique = {(site.start, site.end, site.after): site for site in finder.sites}
     valid = [site for site in unique.values() if _compiles(site.mutate(text))]
     return sorted(valid, key=lambda site: (site.start, site.end, site.after))
 

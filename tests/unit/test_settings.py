@@ -49,7 +49,7 @@ def test_the_defaults() -> None:
 def test_every_setting_by_flag_and_by_variable(tmp_path: Path) -> None:
     kubeconfig = tmp_path / "config"
     kubeconfig.touch()
-    given = {
+    environment = {
         "runtime_image": "localhost:5000/a/b@sha256:" + "0" * 64,
         "runtime_image_pull_policy": "Always",
         "namespaces": "team-a, team-b,team-a,",
@@ -76,7 +76,7 @@ def test_every_setting_by_flag_and_by_variable(tmp_path: Path) -> None:
         "uvloop": "False",
     }
     expected = Settings(
-        runtime_image=given["runtime_image"],
+        runtime_image=environment["runtime_image"],
         runtime_image_pull_policy="Always",
         namespaces=("team-a", "team-b"),
         workers=3,
@@ -99,10 +99,11 @@ def test_every_setting_by_flag_and_by_variable(tmp_path: Path) -> None:
         log_format="json",
         uvloop=False,
     )
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in environment.items()]
     assert parse(flags, {}) == expected
     assert (
-        parse([], {f"TORCHRUN_{name.upper()}": value for name, value in given.items()}) == expected
+        parse([], {f"TORCHRUN_{name.upper()}": value for name, value in environment.items()})
+        == expected
     )
 
 

@@ -70,12 +70,12 @@ def test_its_default_is_the_one_in_values(path: str) -> None:
 
 def test_the_settings_are_those_of_the_controller() -> None:
     """Each setting of the controller is in values.schema.json, or the chart sets it itself."""
-    known = {option.name: option for option in OPTIONS}
+    options = {option.name: option for option in OPTIONS}
     ours = SCHEMA["properties"]["settings"]["properties"]
     snake = {re.sub("([A-Z])", r"_\1", name).lower(): node for name, node in ours.items()}
-    assert set(snake) == set(known) - THE_CHARTS_OWN
+    assert set(snake) == set(options) - THE_CHARTS_OWN
     for name, node in snake.items():
-        option = known[name]
+        option = options[name]
         default = str(node["default"])
         assert option.default == (default.lower() if node.get("type") == "boolean" else default)
         for word in node.get("enum", ()):

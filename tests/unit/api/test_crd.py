@@ -114,8 +114,8 @@ def test_keys_of_list_maps_are_required_or_have_a_default(definition: Definition
 
 @definitions
 def test_print_columns_name_fields_of_the_schema(definition: Definition) -> None:
-    known = {path for path, _ in fields(schema(definition))} | {".metadata.creationTimestamp"}
-    assert {column.path for column in definition.columns} <= known
+    paths = {path for path, _ in fields(schema(definition))} | {".metadata.creationTimestamp"}
+    assert {column.path for column in definition.columns} <= paths
 
 
 def at(definition: Definition, path: str) -> JsonObject:

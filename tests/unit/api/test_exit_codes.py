@@ -47,9 +47,9 @@ def raised() -> Iterator[tuple[str, int | None]]:
 
 
 def test_every_reason_of_the_launcher_is_declared_with_its_code() -> None:
-    found = set(raised())
-    assert len(found) > 15
-    for reason, code in found:
+    raised_codes = set(raised())
+    assert len(raised_codes) > 15
+    for reason, code in raised_codes:
         declared = [status for status in (*LAUNCHER, *SETUP) if reason in status.reasons]
         assert declared, reason
         assert code is None or any(code in status.codes for status in declared), (reason, code)

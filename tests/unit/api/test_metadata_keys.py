@@ -48,16 +48,16 @@ def source(component: str) -> str:
 
 def references(key: str) -> list[str]:
     """Patterns of code that uses the key: its constant, its text, or its field of `meta`."""
-    found = [rf'"{re.escape(key)}"']
+    patterns = [rf'"{re.escape(key)}"']
     for name in (name for name, value in constants().items() if value == key):
-        found += [rf"names\.{name}\b", rf"import {name}\b", rf"\n    {name},\n"]
-        found.append(rf"{name}_ANNOTATION\b")
+        patterns += [rf"names\.{name}\b", rf"import {name}\b", rf"\n    {name},\n"]
+        patterns.append(rf"{name}_ANNOTATION\b")
     for place, kind in (("labels", ChildLabels), ("annotations", ChildAnnotations)):
         fields = [f.name for f in msgspec.structs.fields(kind) if f.encode_name == key]
-        found += [rf"{place}\.{field}\b" for field in fields]
+        patterns += [rf"{place}\.{field}\b" for field in fields]
     if key == names.COMPLETION_INDEX_LABEL:
-        found.append(r"labels\.rank\b")
-    return found
+        patterns.append(r"labels\.rank\b")
+    return patterns
 
 
 def test_the_committed_page_is_the_generated_one() -> None:

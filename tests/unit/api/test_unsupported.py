@@ -23,11 +23,11 @@ def test_each_field_is_named_once() -> None:
 
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
 def test_etcd_needs_an_endpoint_of_job_or_queue(backend: str) -> None:
-    asked = Distributed(rdzv_backend=backend)
+    settings = Distributed(rdzv_backend=backend)
     named = Distributed(rdzv_endpoint="etcd.infra:2379")
     both = Distributed(rdzv_backend=backend, rdzv_endpoint="etcd.infra:2379")
-    none, queue = TorchrunJobSpec(), TorchrunQueueSpec(distributed=asked)
-    for job in (none, TorchrunJobSpec(distributed=asked)):
+    none, queue = TorchrunJobSpec(), TorchrunQueueSpec(distributed=settings)
+    for job in (none, TorchrunJobSpec(distributed=settings)):
         (message,) = not_yet_supported(job, queue)
         assert message.startswith(f"distributed.rdzvBackend is {backend}, ")
         assert "static is used" in message

@@ -130,7 +130,11 @@ def a_node(name: str = "n", ready: str = "True", **allocatable: str) -> Node:
     return msgspec.convert({"metadata": {"name": name}, "status": status}, Node)
 
 
-HELD = {"admission": {"nodes": 2, "time": THEN}, "phase": "Running", "reason": "WorkersRunning"}
+ADMITTED_STATUS = {
+    "admission": {"nodes": 2, "time": THEN},
+    "phase": "Running",
+    "reason": "WorkersRunning",
+}
 
 
 def test_nothing_wakes_it_without_a_queue_with_admission(world: World) -> None:
@@ -142,7 +146,7 @@ def test_nothing_wakes_it_without_a_queue_with_admission(world: World) -> None:
 
 
 def test_an_admitted_job_wakes_it_without_a_queue(world: World) -> None:
-    world.change(a_job(**HELD))
+    world.change(a_job(**ADMITTED_STATUS))
     assert world.awake()
     assert [entry.classification.workload.admitted for entry in world.seen().entries] == [2]
 
@@ -201,7 +205,7 @@ def test_the_state_follows_the_caches(world: World) -> None:
     assert [queue.name for queue in state.queues] == ["lab"]
     assert state.nodes is not None
     assert state.nodes[0].allocatable == {"cpu": 4000}
-    world.change(a_job(version=2, **HELD))
+    world.change(a_job(version=2, **ADMITTED_STATUS))
     world.change(a_gang())
     world.change(a_pod(0))
     world.change(a_pod(1, node="other"))
@@ -227,12 +231,12 @@ def charged(child: Any, charge: str = CHARGE, **meta: object) -> Any:
 
 def test_pods_of_a_deleted_job_are_charged_until_they_end(world: World) -> None:
     world.change(a_queue(quota={"nodes": 4}))
-    world.change(a_job(**HELD))
+    world.change(a_job(**ADMITTED_STATUS))
     world.change(charged(a_gang()))
     world.change(charged(a_pod(0)))
     (request,) = world.seen().state.workloads
     assert (request.uid, request.gone) == ("uid-run", False)
-    world.change(a_job(**HELD), gone=True)
+    world.change(a_job(**ADMITTED_STATUS), gone=True)
     world.change(charged(a_gang()), gone=True)
     (request,) = world.seen().state.workloads
     assert (request.name, request.admitted, request.gpus, request.gone) == ("run", 2, 8, True)
@@ -257,7 +261,7 @@ def test_a_restarted_controller_charges_pods_of_deleted_jobs(world: World, left:
 
 def test_pods_of_a_deleted_job_do_not_belong_to_a_new_one_of_its_name(world: World) -> None:
     world.change(a_queue(quota={"nodes": 4}))
-    other = a_job(version=9, **HELD)
+    other = a_job(version=9, **ADMITTED_STATUS)
     world.change(replace(other, metadata=replace(other.metadata, uid="uid-other")))
     world.change(charged(a_pod(0, node="n")))
     state = world.seen().state
@@ -291,7 +295,7 @@ def test_a_gang_without_running_pods_is_not_charged(world: World) -> None:
 def test_pods_on_lost_nodes_do_not_block_admission(world: World) -> None:
     world.change(a_queue(quota={"nodes": 4}))
     world.change(a_node(ready="Unknown"))
-    world.change(a_job(**{**HELD, "phase": "Failed"}))
+    world.change(a_job(**{**ADMITTED_STATUS, "phase": "Failed"}))
     world.change(a_pod(0))
     seen = world.seen()
     assert seen.next_lost_node == 35
@@ -356,7 +360,7 @@ def test_deleted_jobs_leave_no_memory(world: World, taking_part: bool) -> None:
     if taking_part:
         world.change(a_queue(quota={"nodes": 4}))
     for number in range(50):
-        job = a_job(f"run-{number}", 1, **(HELD if number % 2 else {}))
+        job = a_job(f"run-{number}", 1, **(ADMITTED_STATUS if number % 2 else {}))
         world.change(charged(a_gang(f"run-{number}")))
         world.change(job)
         world.change(charged(a_pod(job=f"run-{number}")))
@@ -374,7 +378,7 @@ def test_deleted_jobs_leave_no_memory(world: World, taking_part: bool) -> None:
 def test_a_changed_label_of_a_pod_updates_both_jobs(world: World) -> None:
     world.change(a_queue(quota={"nodes": 4}))
     for name in ("run", "other"):
-        world.change(a_job(name, **HELD))
+        world.change(a_job(name, **ADMITTED_STATUS))
         world.change(a_gang(name))
     world.change(a_pod(job="run"))
     placed = {r.name: dict(r.placed) for r in world.seen().state.workloads}

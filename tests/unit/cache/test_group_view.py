@@ -43,8 +43,8 @@ def a_group(name: str, owner: str, job: str = "", kind: str = "TorchrunJob") -> 
 
 
 def test_the_newest_version_of_each_scheduler_is_watched():
-    found = (KAI_POD_GROUPS, *NATIVE_GROUPS, KUEUE_WORKLOADS[1])
-    assert select_kinds(installed(*found)) == (
+    installed_kinds = (KAI_POD_GROUPS, *NATIVE_GROUPS, KUEUE_WORKLOADS[1])
+    assert select_kinds(installed(*installed_kinds)) == (
         KAI_POD_GROUPS,
         NATIVE_GROUPS[0],
         KUEUE_WORKLOADS[1],

@@ -43,8 +43,10 @@ class TestFollowing:
             sends(bookmark(9, end=True)), label_selector="a=b", namespace="team-a"
         ) as harness:
             await harness.informer.synced.wait()
-            (asked, *_) = harness.server.requests
-            assert asked.startswith("GET /api/v1/namespaces/team-a/pods?labelSelector=a%3Db&")
+            (first_request, *_) = harness.server.requests
+            assert first_request.startswith(
+                "GET /api/v1/namespaces/team-a/pods?labelSelector=a%3Db&"
+            )
 
     async def test_a_short_list_is_plain_before_the_watch(self) -> None:
         pages = gives(page([pod("a", 5)], 9, token="more")), gives(page([pod("b", 6)], 9))
@@ -228,15 +230,15 @@ class TestMisbehavingServer:
         def on_change(change: Change[Pod], initial: bool) -> None:
             if change.object.metadata.name == "a":
                 raise ValueError("a bug of ours")
-            seen.set_result(change.object.metadata.name)
+            latest.set_result(change.object.metadata.name)
 
-        seen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        latest: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         play = Play(sends(added("a", 5), added("b", 6), bookmark(9, end=True)))
         async with serving(play) as server, connection(server.url).session("x") as transport:
             play.server = server
             informer = Informer(PODS, transport, Store(), on_change, plain_pages=0)
             async with running(informer), asyncio.timeout(PATIENCE):
-                assert await seen == "b"
+                assert await latest == "b"
                 await informer.synced.wait()
 
 

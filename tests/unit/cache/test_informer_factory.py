@@ -205,9 +205,9 @@ def test_a_change_of_discovery_wakes_every_unfinished_job(world: World) -> None:
     world.change(a_job("waits", phase="Pending"))
     world.change(a_job("is-done", phase="Succeeded"))
     world.keys()
-    found = Installed(resources=frozenset({("scheduling.volcano.sh/v1beta1", "podgroups")}))
-    world.factory.discovery._update(found)
+    schedulers = Installed(resources=frozenset({("scheduling.volcano.sh/v1beta1", "podgroups")}))
+    world.factory.discovery._update(schedulers)
     assert world.keys() == [("team", "waits")]
     observed = world.factory.observe("team", "waits")
     assert observed is not None
-    assert observed.cluster.installed == found
+    assert observed.cluster.installed == schedulers

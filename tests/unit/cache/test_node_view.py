@@ -33,10 +33,10 @@ def a_node(name: str = "node-1", ready: str = "True", *taints: str, version: str
 
 @pytest.fixture
 def world() -> World:
-    made = World()
-    made.change(msgspec.convert(BOUND, Pod))
-    made.keys()
-    return made
+    new_world = World()
+    new_world.change(msgspec.convert(BOUND, Pod))
+    new_world.keys()
+    return new_world
 
 
 def change(world: World, old: Node | None, new: Node | None, *, initial: bool = False) -> None:

@@ -27,10 +27,10 @@ OURS = [{"kind": "TorchrunJob", "name": "train", "uid": "uid-train", "controller
 
 @pytest.fixture
 def caches() -> Caches:
-    made = empty_caches()
-    made.jobs.upsert(make_job(numNodes=1), 1)
-    made.queues.upsert(make_queue(), 1)
-    return made
+    caches_of_test = empty_caches()
+    caches_of_test.jobs.upsert(make_job(numNodes=1), 1)
+    caches_of_test.queues.upsert(make_queue(), 1)
+    return caches_of_test
 
 
 def child(kind: type[Any], name: str, owners: list[Any], **labels: str) -> Any:
@@ -152,10 +152,12 @@ def test_workers_of_a_deleted_job_are_stale_until_they_stop(caches):
 
 
 def test_a_retained_claim_is_used_again(caches):
-    kept = child(PersistentVolumeClaim, "train-checkpoints", [], **{names.RETAINED_LABEL: "train"})
-    caches.claims.upsert(kept, 1)
+    retained = child(
+        PersistentVolumeClaim, "train-checkpoints", [], **{names.RETAINED_LABEL: "train"}
+    )
+    caches.claims.upsert(retained, 1)
     seen = observe(caches, "ml", "train")
-    assert seen.workspace.claims == (kept,)
+    assert seen.workspace.claims == (retained,)
     assert seen.refused.conflicts == ()
 
 

@@ -158,22 +158,22 @@ def test_the_observed_state_of_a_queue(world: World) -> None:
     assert "the verb list on queues.scheduling.run.ai" in unknown.unseen[KAI_QUEUES.resource]
     assert unknown.unseen["configmaps"] == "the cache is not synced yet"
     world.synced()
-    known = world.watch.observe("ml", "gpu")
-    assert known is not None
-    assert known.extras == (settings(),)
-    assert known.kai == {"a": kai_queue("a")}
-    assert known.sharing == (other,)
-    assert [job.metadata.name for job in known.jobs] == ["run"]
-    assert (known.unseen, known.installed) == ({}, KAI)
+    observed = world.watch.observe("ml", "gpu")
+    assert observed is not None
+    assert observed.extras == (settings(),)
+    assert observed.kai == {"a": kai_queue("a")}
+    assert observed.sharing == (other,)
+    assert [job.metadata.name for job in observed.jobs] == ["run"]
+    assert (observed.unseen, observed.installed) == ({}, KAI)
 
 
 def test_objects_of_another_queue_are_not_observed(world: World) -> None:
     world.synced()
     world.change(make_trq())
     world.change(settings(owner="uid-of-an-earlier-queue"))
-    known = world.watch.observe("ml", "gpu")
-    assert known is not None
-    assert known.extras == ()
+    observed = world.watch.observe("ml", "gpu")
+    assert observed is not None
+    assert observed.extras == ()
 
 
 def test_caches_by_namespace() -> None:

@@ -216,9 +216,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert len(self.store) == len(self.model)
         assert self.store.resource_version == self.version
         for attempt in ("0", "1", "2"):
-            found = self.store.by_index("attempt", attempt)
+            matches = self.store.by_index("attempt", attempt)
             wanted = [obj for obj in self.model.values() if attempts(obj) == [attempt]]
-            assert sorted(obj.metadata.name for obj in found) == sorted(
+            assert sorted(obj.metadata.name for obj in matches) == sorted(
                 obj.metadata.name for obj in wanted
             )
 

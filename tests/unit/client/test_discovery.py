@@ -42,7 +42,7 @@ class Api:
         self.status = 200
         self.topologies: list[str] = []
         self.topologies_status = 200
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         self.server: ScriptedServer
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -50,7 +50,7 @@ class Api:
             items: list[JsonValue] = [{"metadata": {"name": name}} for name in self.topologies]
             return json_response({"items": items}, self.topologies_status)
         tag = request.headers.get("If-None-Match", "")
-        self.asked.append((request.headers["Accept"], tag))
+        self.requests.append((request.headers["Accept"], tag))
         etag = f'"{hash(str(self.body))}"'
         if self.status == 200 and tag == etag:
             return web.Response(status=304)
@@ -78,9 +78,9 @@ async def test_garbage_is_logged_and_retried(body: bytes) -> None:
 
 @pytest.fixture
 async def api() -> AsyncIterator[Api]:
-    made = Api()
-    async with serving(made.answer) as made.server:
-        yield made
+    new_api = Api()
+    async with serving(new_api.answer) as new_api.server:
+        yield new_api
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ async def test_only_kinds_of_schedulers_are_found(api, discovery):
     assert discovery.installed.serves(podgroups)
     assert not discovery.installed.serves(PODS)
     assert not discovery.shortcoming()
-    assert "as=APIGroupDiscoveryList" in api.asked[0][0]
+    assert "as=APIGroupDiscoveryList" in api.requests[0][0]
 
 
 async def test_each_change_is_reported_once(api, discovery):
@@ -121,8 +121,8 @@ async def test_each_change_is_reported_once(api, discovery):
 async def test_an_unchanged_list_is_not_sent_again(api, discovery):
     await discovery.poll()
     await discovery.poll()
-    assert api.asked[0][1] == ""
-    assert api.asked[1][1]
+    assert api.requests[0][1] == ""
+    assert api.requests[1][1]
     assert discovery.installed == Installed()
     assert not discovery.shortcoming()
 
@@ -175,7 +175,7 @@ async def test_discovery_is_repeated(api, discovery):
     discovery._sleep = sleep
     with pytest.raises(EnoughError):
         await discovery.run()
-    assert len(api.asked) == 3
+    assert len(api.requests) == 3
 
 
 async def test_topologies_of_kai_are_read_each_time(api, discovery):
@@ -185,7 +185,7 @@ async def test_topologies_of_kai_are_read_each_time(api, discovery):
     api.topologies = ["racks", "blocks"]
     await discovery.poll()
     assert discovery.installed.topologies == ("blocks", "racks")
-    assert len(api.asked) == 2
+    assert len(api.requests) == 2
 
 
 @pytest.mark.parametrize("status", [403, 404])

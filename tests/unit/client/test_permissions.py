@@ -24,7 +24,7 @@ class Reviewer:
 
     def __init__(self, *denied: tuple[str, str]) -> None:
         self.denied = set(denied)
-        self.asked: list[tuple[str, str, str]] = []
+        self.reviews: list[tuple[str, str, str]] = []
         self.is_down = False
         self.garbage = b""
         self.bugs = 0
@@ -37,12 +37,12 @@ class Reviewer:
             raise ZeroDivisionError
         if self.garbage:
             return Response(201, self.garbage)
-        asked = json.loads(body or b"")["spec"]["resourceAttributes"]
-        group = f".{asked['group']}" if asked["group"] else ""
-        part = f"/{asked['subresource']}" if asked["subresource"] else ""
-        resource = f"{asked['resource']}{group}{part}"
-        self.asked.append((asked["verb"], resource, asked["namespace"]))
-        allowed = (asked["verb"], resource) not in self.denied
+        attributes = json.loads(body or b"")["spec"]["resourceAttributes"]
+        group = f".{attributes['group']}" if attributes["group"] else ""
+        part = f"/{attributes['subresource']}" if attributes["subresource"] else ""
+        resource = f"{attributes['resource']}{group}{part}"
+        self.reviews.append((attributes["verb"], resource, attributes["namespace"]))
+        allowed = (attributes["verb"], resource) not in self.denied
         return Response(201, json.dumps({"status": {"allowed": allowed}}).encode(), "")
 
 
@@ -87,9 +87,9 @@ async def test_permissions_are_checked_in_the_watched_namespaces() -> None:
     reviewer = Reviewer(("list", "pods"))
     rights = Permissions(("team-a", "team-b"))
     await rights.check(reviewer, ())
-    asked = {(namespace, resource) for _, resource, namespace in reviewer.asked}
-    assert {("team-a", "pods"), ("team-b", "pods"), ("", "nodes")} <= asked
-    assert ("", "pods") not in asked
+    reviewed = {(namespace, resource) for _, resource, namespace in reviewer.reviews}
+    assert {("team-a", "pods"), ("team-b", "pods"), ("", "nodes")} <= reviewed
+    assert ("", "pods") not in reviewed
     assert rights.missing() == (
         "grant the controller's role list pods in team-a; list pods in team-b"
     )
@@ -111,8 +111,8 @@ async def test_missing_permissions_are_checked_again_and_after_a_refusal(
     monkeypatch.setattr("torchrun_controller.client.permissions.CHECK_SECONDS", 0.001)
     monkeypatch.setattr("torchrun_controller.client.permissions.START_SECONDS", 0)
     monkeypatch.setattr("torchrun_controller.client.permissions.CHECKS", 1_000_000)
-    seen: list[tuple[str, str, int, float]] = []
-    rights = Permissions(observe=lambda *request: seen.append(request))
+    requests: list[tuple[str, str, int, float]] = []
+    rights = Permissions(observe=lambda *request: requests.append(request))
     reviewer, groups = Reviewer(("list", "pods")), {"scheduling.run.ai"}
 
     async def until(done: Callable[[], bool]) -> None:
@@ -122,10 +122,10 @@ async def test_missing_permissions_are_checked_again_and_after_a_refusal(
 
     async with rights.running(reviewer, lambda: frozenset(groups)):
         await until(lambda: "list pods" in rights.missing())
-        looks = reviewer.asked.count(("list", "services", ""))
+        looks = reviewer.reviews.count(("list", "services", ""))
         reviewer.denied = set()
         await until(lambda: not rights.missing())
-        assert reviewer.asked.count(("list", "services", "")) == looks, "the present permission"
+        assert reviewer.reviews.count(("list", "services", "")) == looks, "the present permission"
         reviewer.denied = {("create", "services")}
         rights.observe("patch", "services", 403, 0.1)
         await until(lambda: "create services" in rights.missing())
@@ -133,7 +133,7 @@ async def test_missing_permissions_are_checked_again_and_after_a_refusal(
         await until(lambda: not rights.missing())
         groups.add("scheduling.volcano.sh")
         await until(lambda: "podgroups.scheduling.volcano.sh" in rights.shortcoming())
-    assert seen == [("patch", "services", 403, 0.1)]
+    assert requests == [("patch", "services", 403, 0.1)]
 
 
 @pytest.mark.parametrize("body", GARBLED)

@@ -242,12 +242,12 @@ def test_a_body_without_a_length_ends_with_the_connection(run: Run) -> None:
 @on_each_loop
 def test_the_gate_is_asked_once_just_before_the_bytes(run: Run) -> None:
     async def check() -> None:
-        asked: list[int] = []
+        ports: list[int] = []
         async with serving(OK, OK) as server:
 
             def gate() -> None:
-                asked.append(len(server.requests))
-                if len(asked) == 2:
+                ports.append(len(server.requests))
+                if len(ports) == 2:
                     raise PermissionError
 
             pool, endpoint = Pool(before_send=gate), server.endpoint
@@ -255,7 +255,7 @@ def test_the_gate_is_asked_once_just_before_the_bytes(run: Run) -> None:
             with pytest.raises(PermissionError):
                 await pool.exchange(endpoint, REQUEST, 5)
             await server.ended.get()
-            assert (asked, len(server.requests)) == ([0, 1], 1)
+            assert (ports, len(server.requests)) == ([0, 1], 1)
 
     run(check())
 

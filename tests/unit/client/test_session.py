@@ -84,10 +84,10 @@ class TestRequest:
             return "Bearer late"
 
         async with serving(ok) as server:
-            found = connection(server.url)
-            async with found.session("write", before_send=gate) as transport:
+            connection_of_server = connection(server.url)
+            async with connection_of_server.session("write", before_send=gate) as transport:
                 await transport.request("PATCH", "/version", body=b"{}")
-                found.authorization = lambda refused=None: slow()  # type: ignore[method-assign]
+                connection_of_server.authorization = lambda refused=None: slow()  # type: ignore[method-assign]
                 with pytest.raises(ClosedError):
                     await transport.request("PATCH", "/version", body=b"{}")
             assert server.requests == ["PATCH /version"]
@@ -262,11 +262,11 @@ class TestTokenExpiry:
 
 
 async def test_everything_is_observed() -> None:
-    seen: list[tuple[str, str, int]] = []
+    outcomes: list[tuple[str, str, int]] = []
 
     def observe(verb: str, resource: str, code: int, seconds: float) -> None:
         assert 0 <= seconds < 10
-        seen.append((verb, resource, code))
+        outcomes.append((verb, resource, code))
 
     async def answer(request: web.BaseRequest) -> web.Response:
         return json_response({}, 404 if request.method == "DELETE" else 200)
@@ -283,7 +283,7 @@ async def test_everything_is_observed() -> None:
     async with connection(server.url).session("write", observe) as transport:
         with pytest.raises(Disconnected):
             await transport.request("GET", "/version")
-    assert seen == [
+    assert outcomes == [
         ("get", "pods", 200),
         ("delete", "jobs.batch", 404),
         ("watch", "jobs.batch", 200),

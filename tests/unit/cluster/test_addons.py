@@ -71,9 +71,9 @@ def test_the_crds_of_kuberay_are_stripped(cluster: State) -> None:
     ]
     crd = {"kind": addons.CRD, "metadata": {"name": "rayjobs"}, "spec": {"versions": versions}}
     rights = {"kind": "ClusterRole", "metadata": {"name": "kuberay-operator"}}
-    made, kept = addons.find("kuberay").adapt(cluster, [DEPLOYMENT, crd, rights])
+    definition, kept = addons.find("kuberay").adapt(cluster, [DEPLOYMENT, crd, rights])
     assert kept == rights
-    (version,) = made["spec"]["versions"]
+    (version,) = definition["spec"]["versions"]
     assert version["name"] == "v1"
     small = {"properties": {"description": {"type": "string"}}, "anyOf": [{"type": "string"}]}
     assert version["schema"]["openAPIV3Schema"] == small

@@ -136,8 +136,8 @@ def status(phase: Phase, message: str = "") -> TorchrunJobStatus:
     return TorchrunJobStatus(phase=phase, message=message)
 
 
-def waiting_for(seen: Observed) -> Plan:
+def waiting_for(current: Observed) -> Plan:
     """A Plan like that of reconcile: it creates nothing while there is an obstacle."""
-    if seen.refused.conflicts or seen.refused.rejections:
+    if current.refused.conflicts or current.refused.rejections:
         return Plan(status=status("Pending", "blocked"))
     return Plan(applies=(SERVICE,), status=status("Running"))

@@ -113,8 +113,8 @@ class TestSettling:
         neighbour = ("team", "neighbour")
         world.present[neighbour] = observed("Running")
 
-        def plan(seen: Observed) -> Plan:
-            if seen.job.status.phase is None:
+        def plan(current: Observed) -> Plan:
+            if current.job.status.phase is None:
                 raise ZeroDivisionError
             return Plan(applies=(SERVICE,))
 

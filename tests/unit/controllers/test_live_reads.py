@@ -22,10 +22,10 @@ GANG = LiveObject("uid-gang", "uid-train", is_ending=False)
 class Server:
     def __init__(self, job: LiveObject | None = OWN, gang: LiveObject | None = None) -> None:
         self.has = {("TorchrunJob", "train"): job, ("Job", "train-r1"): gang}
-        self.asked: list[tuple[str, str]] = []
+        self.reads: list[tuple[str, str]] = []
 
     async def find(self, kind: Kind[Any], namespace: str, name: str) -> LiveObject | None:
-        self.asked.append((kind.kind, name))
+        self.reads.append((kind.kind, name))
         return self.has[kind.kind, name]
 
 
@@ -61,7 +61,7 @@ HAD_A_GANG = {"phase": "Running", "attempt": 1, "workers": {}}
 async def test_no_live_read_when_the_cache_suffices(observed, plan):
     server = Server()
     await live_reads.verify(server, observed, plan)
-    assert server.asked == []
+    assert server.reads == []
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ async def test_a_gang_that_the_cache_does_not_show_yet_is_not_given_up(end):
     observed = seen({**HAD_A_GANG, "attempts": [{"number": 1}]})
     server = Server(gang=GANG)
     await live_reads.verify(server, observed, Plan(status=observed.job.status))
-    assert server.asked == []
+    assert server.reads == []
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ async def test_a_gang_that_the_cache_does_not_show_yet_is_not_given_up(end):
 async def test_a_deleted_gang_is_replaced(gang):
     server = Server(gang=gang)
     await live_reads.verify(server, seen(HAD_A_GANG), makes(JOBS))
-    assert server.asked == [(TORCHRUN_JOBS.kind, "train"), (JOBS.kind, "train-r1")]
+    assert server.reads == [(TORCHRUN_JOBS.kind, "train"), (JOBS.kind, "train-r1")]
 
 
 def short_of_a_node() -> Observed:
@@ -141,10 +141,10 @@ async def test_an_unscheduled_pod_is_read_once():
     server = Server()
     server.has["Pod", "train-r1-1"] = LiveObject("uid-pod", "uid-gang", False, "7")
     await live_reads.verify(server, short_of_a_node(), makes(JOBS))
-    assert server.asked == [("Pod", "train-r1-1")]
+    assert server.reads == [("Pod", "train-r1-1")]
 
 
 async def test_pods_are_not_read_without_a_new_gang():
     server = Server()
     await live_reads.verify(server, short_of_a_node(), Plan())
-    assert server.asked == []
+    assert server.reads == []

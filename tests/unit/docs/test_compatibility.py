@@ -14,15 +14,15 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 def row(component: str) -> list[str]:
     """The cells of a component: tested versions, requirement."""
-    found = re.search(rf"(?m)^\| {component} \| (.*) \| (.*) \|$", PAGE.read_text(encoding="utf-8"))
-    assert found, component
-    return [found[1], found[2]]
+    match = re.search(rf"(?m)^\| {component} \| (.*) \| (.*) \|$", PAGE.read_text(encoding="utf-8"))
+    assert match, component
+    return [match[1], match[2]]
 
 
 def of_make(variable: str) -> list[str]:
-    found = re.search(rf"(?m)^{variable} \?= (.*)$", MAKEFILE)
-    assert found, variable
-    return found[1].split()
+    match = re.search(rf"(?m)^{variable} \?= (.*)$", MAKEFILE)
+    assert match, variable
+    return match[1].split()
 
 
 def requires_python(folder: str) -> str:

@@ -7,11 +7,11 @@ from faults import page
 
 def test_the_page_shows_the_stored_counts() -> None:
     text = page.PAGE.read_text()
-    kept = json.loads(page.KEPT.read_text())
-    assert page.with_counts(text, kept) == text, "run make faults-page"
+    record = json.loads(page.RECORD.read_text())
+    assert page.with_counts(text, record) == text, "run make faults-page"
 
 
 def test_other_counts_change_the_page() -> None:
-    kept = json.loads(page.KEPT.read_text())
-    kept["kinds"] += 1
-    assert page.with_counts(page.PAGE.read_text(), kept) != page.PAGE.read_text()
+    record = json.loads(page.RECORD.read_text())
+    record["kinds"] += 1
+    assert page.with_counts(page.PAGE.read_text(), record) != page.PAGE.read_text()

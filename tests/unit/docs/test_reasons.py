@@ -60,8 +60,8 @@ def words(path: Path) -> Iterator[str]:
 
 def reasons() -> set[str]:
     paths = {path for folder in WRITERS for path in folder.rglob("*.py")} - LEFT_OUT
-    found = {word for path in paths for word in words(path)}
-    return (found - NO_REASONS) | DISRUPTIONS | POD_VERDICTS
+    in_code = {word for path in paths for word in words(path)}
+    return (in_code - NO_REASONS) | DISRUPTIONS | POD_VERDICTS
 
 
 def source() -> str:

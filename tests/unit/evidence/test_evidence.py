@@ -16,7 +16,7 @@ from integration.audit import AuditLog
 from integration.controller_process import Api
 from integration.team import Team
 
-SEEN = {
+OBJECTS = {
     "torchrunjobs": {
         "metadata": {"name": "train", "creationTimestamp": "2026-01-01T00:00:00Z"},
         "status": {
@@ -65,7 +65,7 @@ esac
 @pytest.fixture
 def space(tmp_path: Path) -> Space:
     cases = ""
-    for kind, one in SEEN.items():
+    for kind, one in OBJECTS.items():
         (tmp_path / kind).write_text(json.dumps({"items": [one]}))
         cases += f'"get {kind}") cat {tmp_path / kind} ;;\n'
     script = tmp_path / "kubectl"
@@ -101,11 +101,11 @@ def test_the_report_shows_the_end_of_each_text_and_the_folder_has_all(
     folder = tmp_path / "failures" / "test_x-test_y-a-b"
     assert str(folder) in shown["evidence"]
     assert len((folder / "log-of-train-sync-0-sync.txt").read_text().splitlines()) == 500
-    assert json.loads((folder / "all-pods.txt").read_text()) == [SEEN["pods"]]
+    assert json.loads((folder / "all-pods.txt").read_text()) == [OBJECTS["pods"]]
     assert "no answer" in (folder / "all-leases.txt").read_text()
     assert "it broke" in (folder / "test.txt").read_text()
-    asked = (tmp_path / "calls").read_text()
-    assert "logs train-sync-0 -c sync --timestamps --tail=2000 --previous" in asked
+    invocations = (tmp_path / "calls").read_text()
+    assert "logs train-sync-0 -c sync --timestamps --tail=2000 --previous" in invocations
 
 
 def test_an_unreachable_cluster_does_not_change_the_failure(
@@ -149,7 +149,7 @@ class Answers:
     def items(self, path: str) -> list[dict[str, object]]:
         if path.endswith("events"):
             raise httpx.ConnectError("refused")
-        return [SEEN["torchrunjobs"]] if path.endswith("torchrunjobs") else []
+        return [OBJECTS["torchrunjobs"]] if path.endswith("torchrunjobs") else []
 
 
 def test_an_integration_test_stores_logs_and_statuses(tmp_path: Path) -> None:
@@ -160,12 +160,12 @@ def test_an_integration_test_stores_logs_and_statuses(tmp_path: Path) -> None:
     team = Team.__new__(Team)
     team.api = cast(Api, Answers())
     team.core, team.batch, team.group = "/api/v1", "/apis/batch/v1", "/apis/torchrun.ai/v1alpha1"
-    found = dict(integration.gather({"team": team, "audit": audit, "tmp_path": tmp_path}))
-    assert found["log 0/controller.log"].endswith("last line")
-    assert found["audit log"] == '{"verb": "patch"}'
-    assert "refused" in found["all events"]
-    assert "train: " in found["queues and jobs"]
-    assert "Unschedulable" in found["queues and jobs"]
+    gathered = dict(integration.gather({"team": team, "audit": audit, "tmp_path": tmp_path}))
+    assert gathered["log 0/controller.log"].endswith("last line")
+    assert gathered["audit log"] == '{"verb": "patch"}'
+    assert "refused" in gathered["all events"]
+    assert "train: " in gathered["queues and jobs"]
+    assert "Unschedulable" in gathered["queues and jobs"]
 
 
 CONFTEST = """
@@ -199,5 +199,5 @@ def test_the_hook_stores_evidence_of_failed_tests(
     ran.assert_outcomes(passed=1, failed=2)
     ran.stdout.fnmatch_lines(["*pods*", "those of the namespace"])
     assert len(list(tmp_path.glob("*"))) == 1
-    (kept,) = tmp_path.glob("*test_fails")
-    assert "assert 1 == 2" in (kept / "test.txt").read_text()
+    (directory,) = tmp_path.glob("*test_fails")
+    assert "assert 1 == 2" in (directory / "test.txt").read_text()

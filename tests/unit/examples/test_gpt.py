@@ -68,7 +68,7 @@ def final_losses(output: str) -> dict[str, str]:
 
 
 def steps_of(output: str, rank: str) -> list[int]:
-    return [int(step) for found, step, _ in STEP.findall(output) if found == rank]
+    return [int(step) for number, step, _ in STEP.findall(output) if number == rank]
 
 
 def test_the_loss_falls_for_any_number_of_ranks(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from world import ZIP, World, make_job, make_queue
 SEED = int(os.environ.get("HOSTILE_SEED", "0"))
 COUNT = int(os.environ.get("HOSTILE_OBJECTS", "300")) // 3
 LONGEST = 4096  # bytes of a termination message
-SAID: JsonObject = {
+STATUS: JsonObject = {
     "rank": 1,
     "exitCode": 7,
     "signal": 9,
@@ -47,16 +47,16 @@ TIMES = (
 
 def words(chance: random.Random) -> str:
     """A termination message."""
-    odd = changed(chance, SAID, anywhere_else, chance.randint(1, 2))
+    odd = changed(chance, STATUS, anywhere_else, chance.randint(1, 2))
     match chance.randrange(6):
         case 0:
-            text = json.dumps(changed(chance, SAID, lambda _: "@", 1))
+            text = json.dumps(changed(chance, STATUS, lambda _: "@", 1))
             return text.replace('"@"', chance.choice(NUMBERS))[:LONGEST]
         case 1:
             bomb = chance.choice(BOMBS)[:3000].decode()
-            return json.dumps({**SAID, "x": "@"}).replace('"@"', bomb)[:LONGEST]
+            return json.dumps({**STATUS, "x": "@"}).replace('"@"', bomb)[:LONGEST]
         case 2:
-            return json.dumps({**SAID, "time": chance.choice(TIMES)})
+            return json.dumps({**STATUS, "time": chance.choice(TIMES)})
         case 3:
             return str(chance.choice(ANY))[:LONGEST]
         case _:

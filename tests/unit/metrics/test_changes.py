@@ -60,14 +60,14 @@ def test_a_restart_counts_with_the_status_write_that_records_it(world: World) ->
 
 def test_recorded_attempts_are_never_counted_again(world: World) -> None:
     """A controller that has just started or become the leader reads such a status."""
-    known = tuple(ended(n, "OOMKilled", counted=True) for n in range(3))
+    previous = tuple(ended(n, "OOMKilled", counted=True) for n in range(3))
     present = job("a", "Running")
-    status = replace(present.status, attempts=known, attempt=3, restarts=3)
+    status = replace(present.status, attempts=previous, attempt=3, restarts=3)
     observed = Observed(job=replace(present, status=status))
     world.wrote(observed, message="another message")
-    world.wrote(observed, attempts=known[1:])
+    world.wrote(observed, attempts=previous[1:])
     assert restarts(world) == {}
-    world.wrote(observed, attempts=(*known[1:], ended(3, "OOMKilled", counted=True)))
+    world.wrote(observed, attempts=(*previous[1:], ended(3, "OOMKilled", counted=True)))
     assert restarts(world) == {("failure", "OOMKilled"): 1}
 
 
@@ -121,11 +121,11 @@ def test_a_phase_began_with_the_last_condition_that_makes_phases() -> None:
     def condition(kind: str, seconds: float) -> Condition:
         return Condition(type=kind, status="True", last_transition_time=ago(seconds))
 
-    made = job("a", "Queued", since=100)
+    queued = job("a", "Queued", since=100)
     conditions = (condition("WorkspaceReady", 50), condition("Scheduled", 10))
-    status = replace(made.status, conditions=conditions)
-    assert phase_since(replace(made, status=status)) == ago(50)
-    assert phase_since(replace(made, status=replace(status, conditions=()))) == ago(100)
+    status = replace(queued.status, conditions=conditions)
+    assert phase_since(replace(queued, status=status)) == ago(50)
+    assert phase_since(replace(queued, status=replace(status, conditions=()))) == ago(100)
     assert phase_since(TorchrunJob()) is None
 
 

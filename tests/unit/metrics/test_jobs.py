@@ -17,9 +17,9 @@ OTHERS = ("", "(others)")
 
 @pytest.fixture
 def world() -> World:
-    made = World()
-    made.put(queue("gpu"))
-    return made
+    new_world = World()
+    new_world.put(queue("gpu"))
+    return new_world
 
 
 def test_jobs_by_phase_with_zeros_for_empty_phases(world: World) -> None:

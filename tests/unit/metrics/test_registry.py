@@ -91,9 +91,9 @@ def wired() -> Metrics:
 
 
 def test_names_are_stable_and_every_metric_has_help() -> None:
-    found = {family.name: family for family in reference.families()}
-    assert set(found) == NAMES
-    for family in found.values():
+    documented = {family.name: family for family in reference.families()}
+    assert set(documented) == NAMES
+    for family in documented.values():
         assert len(family.help) > 15, family.name
         assert not {"job", "namespace", "pod", "instance"} & set(family.labels), family.name
 
@@ -174,25 +174,25 @@ def test_both_formats_are_rendered_and_parse() -> None:
 
 
 def test_rendering_in_a_thread_reads_no_values() -> None:
-    asked = []
+    scrapes = []
 
-    class Asked(Collector):
+    class CountingCollector(Collector):
         def describe(self) -> list[Metric]:
             return []
 
         def collect(self) -> list[Metric]:
-            asked.append(1)
+            scrapes.append(1)
             return [GaugeMetricFamily("torchrun_jobs", "Text.", value=1)]
 
     async def main() -> bytes:
         metrics = Metrics()
-        metrics.register(Asked())
+        metrics.register(CountingCollector())
         snapshot = metrics.snapshot()
-        assert asked == [1]
+        assert scrapes == [1]
         return (await asyncio.to_thread(snapshot.render, ""))[0]
 
     assert b"torchrun_jobs" in asyncio.run(main())
-    assert asked == [1]
+    assert scrapes == [1]
 
 
 def test_no_creation_times() -> None:

@@ -162,8 +162,8 @@ def test_what_is_generated_is_up_to_date(generator: ModuleType) -> None:
 def test_the_rule_object_holds_the_alerts() -> None:
     rule = yaml.safe_load((FOLDER / "prometheus-rule.yaml").read_text())
     assert rule["kind"] == "PrometheusRule"
-    held = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
-    assert held == ALERTS
+    alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
+    assert alerts == ALERTS
 
 
 def test_the_monitor_finds_the_deployments_port() -> None:

@@ -123,10 +123,10 @@ def test_all_output_goes_through_text_and_terminal() -> None:
     top = Path(kubectl_torchrun.__file__).parent
     prints = {"click.echo", "click.secho", "print", "sys.stdout.write", "sys.stderr.write",
               "sys.stdout.buffer.write", "click.style"}  # fmt: skip
-    found = {
+    functions = {
         (path.name, ast.unparse(node.func))
         for path in top.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in prints
     }
-    assert {name for name, _ in found} == {"text.py", "output.py", "completion.py"}
+    assert {name for name, _ in functions} == {"text.py", "output.py", "completion.py"}

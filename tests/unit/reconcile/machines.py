@@ -198,12 +198,12 @@ class Machines:
                 self._kubelet(name)
 
     def _kubelet(self, name: str) -> None:
-        known = set()
+        recorded = set()
         for key, pod in list(self.world.objects.items()):
             if not isinstance(pod, Pod) or pod.spec.node_name != name:
                 continue
             uid = pod.metadata.uid
-            known.add(uid)
+            recorded.add(uid)
             process = self.processes.get(uid)
             ends = pod.metadata.deletion_timestamp
             if ends is not None:
@@ -226,7 +226,7 @@ class Machines:
         back = self.nodes[name].back
         if back is None or self.world.now - back >= CLEARING:
             for uid, process in self.processes.items():
-                if process.node == name and uid not in known:
+                if process.node == name and uid not in recorded:
                     process.state = State.DEAD
 
     def _update(self, process: Process, pod: Pod) -> None:

@@ -28,8 +28,8 @@ def running(**spec: object) -> World:
 def job_spec(world: World) -> Any:
     """The spec of the first child Job of this world."""
     fresh = World(world.job, world.queue)
-    (made,) = (apply for apply in fresh.plan().applies if apply.kind is JOBS)
-    return made.body["spec"]
+    (created_job,) = (apply for apply in fresh.plan().applies if apply.kind is JOBS)
+    return created_job.body["spec"]
 
 
 def template(world: World) -> Any:
@@ -288,7 +288,7 @@ def test_a_gang_after_one_with_unseen_pods_waits_at_its_gate():
     del world.objects[JOBS.plural, "train"]
     for pod in list(world.workers()) + list(world.observed().gang.stale_pods):
         world.vanish(pod.metadata.name)
-    made = next(apply for apply in world.step().applies if apply.kind is JOBS)
-    assert "torchrun.ai/start" not in str(made.body)
+    created_job = next(apply for apply in world.step().applies if apply.kind is JOBS)
+    assert "torchrun.ai/start" not in str(created_job.body)
     world.settle()
     assert all(pod.metadata.annotations.start == "1" for pod in world.workers())

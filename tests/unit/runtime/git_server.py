@@ -146,8 +146,8 @@ def _answer(handler: BaseHTTPRequestHandler, state: GitServer) -> None:
         handler.send_header("Content-Length", "0")
         handler.end_headers()
         return
-    given = handler.headers.get("Authorization", "")
-    if state.login and given != "Basic " + base64.b64encode(state.login.encode()).decode():
+    authorization = handler.headers.get("Authorization", "")
+    if state.login and authorization != "Basic " + base64.b64encode(state.login.encode()).decode():
         handler.send_response(401)
         handler.send_header("WWW-Authenticate", 'Basic realm="git"')
         handler.send_header("Content-Length", "0")

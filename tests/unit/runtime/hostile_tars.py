@@ -27,20 +27,20 @@ def named(*names: str) -> Add:
 
 
 def typed(kind: bytes, *targets: str) -> Add:
-    def made(archive: tarfile.TarFile, chance: random.Random) -> None:
+    def add_member(archive: tarfile.TarFile, chance: random.Random) -> None:
         add(archive, "node", b"", type=kind, linkname=chance.choice(targets or ("",)))
 
-    return made
+    return add_member
 
 
 def pair(first: str, second: str) -> Add:
-    def made(archive: tarfile.TarFile, chance: random.Random) -> None:
+    def add_member(archive: tarfile.TarFile, chance: random.Random) -> None:
         for name in (first, second):
             directory = name.endswith("/")
             kind = tarfile.DIRTYPE if directory else tarfile.REGTYPE
             add(archive, name.rstrip("/"), b"" if directory else b"1", type=kind)
 
-    return made
+    return add_member
 
 
 def through_a_link(archive: tarfile.TarFile, chance: random.Random) -> None:

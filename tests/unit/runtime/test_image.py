@@ -15,14 +15,14 @@ SOURCES = sorted(LAUNCH.rglob("*.py"))
 
 def pins(name: str) -> dict[str, list[str]]:
     """Hashes by normalised project name. Fails on lines that are no pins."""
-    found: dict[str, list[str]] = {}
+    by_folder: dict[str, list[str]] = {}
     text = re.sub(r"(?m)^\s*#.*\n", "", (ROOT / "requirements" / name).read_text())
     for entry in text.replace("\\\n", " ").splitlines():
         requirement, *hashes = entry.split(" --hash=")
         match = re.match(r"([a-z0-9-]+)==[0-9][^ ;]*( ;.*)?$", requirement.strip())
         assert match, entry
-        found[match[1]] = [one.strip() for one in hashes]
-    return found
+        by_folder[match[1]] = [one.strip() for one in hashes]
+    return by_folder
 
 
 @pytest.mark.parametrize("name", ["controller.txt", "build.txt", "sbom.txt"])

@@ -160,17 +160,19 @@ def test_the_deployments_of_a_script(tmp_path: Path) -> None:
         raise AssertionError("not made here")
         """)
     )
-    found = cli.deployable(script)
-    assert [getattr(one, "__name__", "ddp") for one in found] == ["train", "other", "ddp"]
+    functions = cli.deployable(script)
+    assert [getattr(one, "__name__", "ddp") for one in functions] == ["train", "other", "ddp"]
 
 
 def test_the_sdk_imports_few_modules() -> None:
     import subprocess
     import sys
 
-    seen = "import sys, torchrun_sdk; print(sorted(m.partition('.')[0] for m in sys.modules))"
-    said = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True)
-    assert not {"torch", "ray", "msgspec", "httpx"}.intersection(eval(said.stdout))
+    program = "import sys, torchrun_sdk; print(sorted(m.partition('.')[0] for m in sys.modules))"
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert not {"torch", "ray", "msgspec", "httpx"}.intersection(eval(process.stdout))
 
 
 def test_ended_phases_are_those_of_the_api() -> None:

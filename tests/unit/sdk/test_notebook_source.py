@@ -77,14 +77,14 @@ def f(n):
 
 
 def test_a_cell_is_sent_with_its_dependencies(make, tmp_path: Path) -> None:
-    found = typed(tmp_path, notebook(tmp_path), CELLS + SHOW)
-    pod = make("", "f", 4, function=found)
+    output = typed(tmp_path, notebook(tmp_path), CELLS + SHOW)
+    pod = make("", "f", 4, function=output)
     rank, collector = pod.rank(), pod.collect()
     assert unpack(frames(collector, Result)[-1].value) == [2.0, 2, 2]
     collector.stdin.close()
     assert (rank.wait(SECONDS), collector.wait(SECONDS)) == (0, 0)
     shutil.rmtree(tmp_path / ".torchrun-sdk")
-    again = make("", "f", -1, function=found)
+    again = make("", "f", -1, function=output)
     again.rank()
     raised = frames(again.collect(), Raised)[-1]
     assert 'raise ValueError("below 0")' in raised.traceback
@@ -122,7 +122,7 @@ def test_ipython(make, tmp_path: Path) -> None:
     pytest.importorskip("IPython")
     command = [sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner", "--quick"]
     text = "import math\ndef f(n):\n    return math.floor(n)\n\n" + textwrap.dedent(SHOW)
-    found = typed(tmp_path, command, text + "\nexit\n")
-    pod = make("", "f", 2.5, function=found)
+    output = typed(tmp_path, command, text + "\nexit\n")
+    pod = make("", "f", 2.5, function=output)
     pod.rank()
     assert unpack(frames(pod.collect(), Result)[-1].value) == 2

@@ -218,7 +218,7 @@ class World:
             else:
                 self.replayed[name] = change.new.metadata.resource_version
 
-    def held(self) -> State:
+    def state(self) -> State:
         objects = {obj.metadata.name: obj.metadata.resource_version for obj in self.store}
         indexed = self.store.by_index("attempt", "0")
         assert {obj.metadata.name for obj in indexed} == set(objects)

@@ -40,10 +40,10 @@ def test_a_line_over_the_limit_does_not_affect_others(sizes: list[int], cuts: li
     lines = [bytes([65 + number]) * size for number, size in enumerate(sizes)]
     text = b"".join(line + b"\n" for line in lines)
 
-    found = split(cut(text, cuts), limit=10)
+    parts = split(cut(text, cuts), limit=10)
 
-    assert len(found) == len([line for line in lines if line])
-    for got, line in zip(found, [line for line in lines if line], strict=True):
+    assert len(parts) == len([line for line in lines if line])
+    for got, line in zip(parts, [line for line in lines if line], strict=True):
         if len(line) <= 10:
             assert got == line
         else:

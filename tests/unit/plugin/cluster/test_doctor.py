@@ -228,10 +228,10 @@ def test_missing_permissions_of_the_controller(laptop: Laptop) -> None:
         "[+] lease ok\n[-] permissions: grant the controller's role create jobs.batch\n"
         "[!] nodes: lost nodes are not detected\n"
     )
-    seen = f"{POD}:8080/proxy/readyz"
+    readyz = f"{POD}:8080/proxy/readyz"
 
     def answer(request: web.Request) -> web.Response | None:
-        if request.path == seen:
+        if request.path == readyz:
             return web.Response(status=503, text=lines)
         return None
 
@@ -244,7 +244,7 @@ def test_missing_permissions_of_the_controller(laptop: Laptop) -> None:
     assert "permissions: grant the controller's role create jobs.batch" in result.stdout
     assert "nodes: lost nodes are not detected" in result.stdout
     laptop.server.hooks[-1] = lambda request: (
-        refusal(403, "no proxy for you") if request.path == seen else None
+        refusal(403, "no proxy for you") if request.path == readyz else None
     )
     result = laptop.run("doctor")
     assert result.exit_code == 0

@@ -16,7 +16,7 @@ RUNS = {"startTime": "2026-01-01T00:00:00Z", "phase": "Running"}
 
 
 @pytest.fixture
-def kept(laptop: Laptop, claim: Path) -> Path:
+def state_folder(laptop: Laptop, claim: Path) -> Path:
     """The state directory of a job with one worker."""
     laptop.job("run", status=RUNS)
     laptop.worker("run", 0)
@@ -27,7 +27,7 @@ def kept(laptop: Laptop, claim: Path) -> Path:
     return claim
 
 
-def test_files_are_printed_with_their_names(laptop: Laptop, kept: Path) -> None:
+def test_files_are_printed_with_their_names(laptop: Laptop, state_folder: Path) -> None:
     result = laptop.run("state-files", "run", "sdk")
     assert result.exit_code == 0, result.output
     first, second = "==> sdk/c1/0.left <==\nfirst\n\n", "==> sdk/c1/1.left <==\nno end of line\n"
@@ -35,36 +35,36 @@ def test_files_are_printed_with_their_names(laptop: Laptop, kept: Path) -> None:
     assert laptop.run("state-files", "run", "sdk/c1/1.left").stdout == second
 
 
-def test_without_a_path_all_files_are_printed(laptop: Laptop, kept: Path) -> None:
-    (kept / "top").write_bytes(b"\xff\n")
+def test_without_a_path_all_files_are_printed(laptop: Laptop, state_folder: Path) -> None:
+    (state_folder / "top").write_bytes(b"\xff\n")
     stdout = laptop.run("state-files", "run").stdout_bytes
     assert stdout.startswith(b"==> sdk/c1/0.left <==\n")
     assert stdout.endswith(b"==> top <==\n\xff\n\n")
 
 
-def test_names_of_files(laptop: Laptop, kept: Path) -> None:
+def test_names_of_files(laptop: Laptop, state_folder: Path) -> None:
     shown = laptop.run("state-files", "run", "-o", "name").stdout
     assert shown == "sdk/c1/0.left\nsdk/c1/1.left\n"
     assert laptop.run("state-files", "run", "none", "-o", "name").exit_code == 2
 
 
-def test_a_missing_file_is_no_cluster_error(laptop: Laptop, kept: Path) -> None:
+def test_a_missing_file_is_no_cluster_error(laptop: Laptop, state_folder: Path) -> None:
     result = laptop.run("state-files", "run", "other")
     assert result.exit_code == 2
     assert "Job run has no files at other in its state directory." in result.stderr
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "..", "sdk/../../x"])
-def test_paths_stay_in_the_state_directory(laptop: Laptop, kept: Path, path: str) -> None:
+def test_paths_stay_in_the_state_directory(laptop: Laptop, state_folder: Path, path: str) -> None:
     result = laptop.run("state-files", "run", path)
     assert result.exit_code == 2
     assert "is not below the state directory" in result.stderr
-    assert not (kept.parents[1] / "execs").exists()
+    assert not (state_folder.parents[1] / "execs").exists()
 
 
-def test_an_unreadable_file_is_reported(laptop: Laptop, kept: Path) -> None:
-    (kept.parents[1] / "bin" / "sh").write_text("#!/bin/false\n")
-    (kept.parents[1] / "bin" / "sh").chmod(0o755)
+def test_an_unreadable_file_is_reported(laptop: Laptop, state_folder: Path) -> None:
+    (state_folder.parents[1] / "bin" / "sh").write_text("#!/bin/false\n")
+    (state_folder.parents[1] / "bin" / "sh").chmod(0o755)
     result = laptop.run("state-files", "run", "sdk")
     assert result.exit_code == 4
     assert "kubectl exec failed: no error message" in result.stderr

@@ -92,17 +92,17 @@ def test_ranks_choose_nodes_and_marked_lines(laptop: Laptop, claim: Path) -> Non
 
 def play_kubelet(laptop: Laptop, **status: object) -> list[dict[str, object]]:
     """Give new pods this status. Returns the new pods."""
-    made: list[dict[str, object]] = []
+    reader_pods: list[dict[str, object]] = []
     put = laptop.server.put
 
     def create(plural: str, name: str, **parts: object) -> None:
         if plural == "pods" and name == "run-log-reader":
-            made.append(parts)
+            reader_pods.append(parts)
             parts["status"] = status
         put(plural, name, **parts)
 
     laptop.server.put = create  # type: ignore[method-assign]
-    return made
+    return reader_pods
 
 
 def test_the_claim_of_a_finished_job_is_read_by_a_temporary_pod(
@@ -112,13 +112,13 @@ def test_the_claim_of_a_finished_job_is_read_by_a_temporary_pod(
     spec = {"image": "image", "imagePullSecrets": [{"name": "s"}]}
     laptop.server.put("torchrunqueues", "q", spec=spec)
     write(claim, 0, "last words", attempt=0)
-    made = play_kubelet(laptop, phase="Running")
+    reader_pods = play_kubelet(laptop, phase="Running")
     result = laptop.run("logs", "run", "--previous")
     assert result.exit_code == 0, result.output
     assert result.stdout == "[0] last words\n"
     assert "Reading its PVC with pod run-log-reader" in result.stderr
     assert ("pods", "run-log-reader") not in laptop.server.objects
-    (pod,) = made
+    (pod,) = reader_pods
     body = pod["spec"]
     assert isinstance(body, dict)
     (container,) = body["containers"]
@@ -138,9 +138,9 @@ def test_the_sync_pods_image_is_preferred(laptop: Laptop, claim: Path) -> None:
         "pods", "run-sync-0", metadata={"labels": labels}, spec={"containers": containers}
     )
     write(claim, 0, "x")
-    made = play_kubelet(laptop, phase="Running")
+    reader_pods = play_kubelet(laptop, phase="Running")
     assert laptop.run("logs", "run", "-p").exit_code == 0
-    assert made[0]["spec"]["containers"][0]["image"] == "ours"  # type: ignore[index]
+    assert reader_pods[0]["spec"]["containers"][0]["image"] == "ours"  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

@@ -233,16 +233,16 @@ def test_why_reads_the_copied_log_of_a_deleted_pod(
     assert isinstance(status, dict)
     failure = {"message": "pod run-1-abcde: no progress report and no output", "reason": "Hung"}
     laptop.job("run", status={**status, "lastFailure": failure})
-    asked: list[tuple[object, ...]] = []
+    requests: list[tuple[object, ...]] = []
 
     def lines(place: Place, attempt: int, node: int, tail: int | None) -> list[bytes]:
-        asked.append((place.pod, attempt, node, tail))
+        requests.append((place.pod, attempt, node, tail))
         return [b"where it stood"]
 
     monkeypatch.setattr(Place, "lines", lines)
     out = laptop.run("why", "run").stdout
     assert "Last lines of node 1 in attempt 0:\n  where it stood" in out
-    assert asked == [("run-r0-0", 0, 1, 400)]
+    assert requests == [("run-r0-0", 0, 1, 400)]
     for pod in ("run-r0-0", "run-r1-0"):
         laptop.server.delete("pods", pod)
     out = laptop.run("why", "run").stdout

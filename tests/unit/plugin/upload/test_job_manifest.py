@@ -76,9 +76,9 @@ def test_variables() -> None:
 
 
 def test_dependencies() -> None:
-    asked = job_manifest.dependencies(["prep", "teacher=Running", "prep=Finished"])
-    assert asked == (("prep", "Finished"), ("teacher", "Running"))
-    built = job_manifest.build(Request("run", "q", "x", after=asked), "ns", "0")
+    parents = job_manifest.dependencies(["prep", "teacher=Running", "prep=Finished"])
+    assert parents == (("prep", "Finished"), ("teacher", "Running"))
+    built = job_manifest.build(Request("run", "q", "x", after=parents), "ns", "0")
     followed = msgspec.convert(built, TorchrunJob).spec.depends_on
     assert [(d.name, d.condition) for d in followed] == [
         ("prep", "Finished"),

@@ -89,9 +89,9 @@ def test_the_sync_pod_extracts_the_same_tree(
     packed, path = archive(root, base)
     assert packed.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert packed.size == path.stat().st_size
-    held = extract(path, base / "out", SyncLimits())
+    extraction = extract(path, base / "out", SyncLimits())
     entries = listed(root).manifest.entries
-    assert held.entries == tuple(entry for entry in entries if entry.mode != "dir")
+    assert extraction.entries == tuple(entry for entry in entries if entry.mode != "dir")
     found = {
         str(file.relative_to(base / "out")): (
             file.read_bytes(),

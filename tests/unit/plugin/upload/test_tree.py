@@ -203,14 +203,14 @@ def test_overlay_files_replace_files_of_the_tree(tmp_path: Path) -> None:
     make(below, "a.py", "sub/b.py")
     (below / "empty").mkdir()
     make(above, "a.py", "sub/c.py", "empty/d.py")
-    found = scan(below, above)
-    assert [(file.path, file.source.parent.parts[-1]) for file in found.files] == [
+    merged = scan(below, above)
+    assert [(file.path, file.source.parent.parts[-1]) for file in merged.files] == [
         ("a.py", "above"),
         ("empty/d.py", "empty"),
         ("sub/b.py", "sub"),
         ("sub/c.py", "sub"),
     ]
-    assert found.empty_directories == ()
+    assert merged.empty_directories == ()
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,14 @@ class TestOtherRequests:
 
     def test_a_running_gang_keeps_the_admitted_charge(self):
         world = self.outdated()
-        found = classify_world(world)
-        assert (found.workload.admitted, found.workload.nodes, found.workload.gpus) == (4, 4, 0)
-        assert found.workload.queue == "gpu"
-        assert found.outdated == ""
+        classifications = classify_world(world)
+        assert (
+            classifications.workload.admitted,
+            classifications.workload.nodes,
+            classifications.workload.gpus,
+        ) == (4, 4, 0)
+        assert classifications.workload.queue == "gpu"
+        assert classifications.outdated == ""
         assert status_update(world) is None
 
     def test_an_outdated_admission_is_withdrawn(self):

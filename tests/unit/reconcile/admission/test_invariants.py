@@ -97,17 +97,19 @@ def check(state: ClusterState, decisions: Decisions) -> None:
 
 def every_workload_has_a_result(state, decisions, asked, admitted):
     open_queues = {q.name for q in state.queues if q.weight != 0 and not q.paused_reason}
-    known = {q.name for q in state.queues}
+    queue_names = {q.name for q in state.queues}
     for one in state.workloads:
         if one.admitted == 0:
-            assert (one.uid in admitted) + (one.uid in decisions.pending) == (one.queue in known)
+            assert (one.uid in admitted) + (one.uid in decisions.pending) == (
+                one.queue in queue_names
+            )
         if one.uid in admitted and one.nodes > one.admitted:
             assert one.queue in open_queues
         assert one.uid not in admitted or admitted[one.uid].nodes == one.nodes
     for wait in decisions.pending.values():
         assert wait.message
         assert wait.nominated == (wait.reason == "Preempting")
-    for name in known:
+    for name in queue_names:
         positions = [w.position for uid, w in decisions.pending.items() if asked[uid].queue == name]
         in_line = sorted(position for position in positions if position)
         assert in_line == list(range(1, len(in_line) + 1))
@@ -194,8 +196,13 @@ def victims_are_fair_game(state, decisions, asked):
             assert victim.queue != winner.queue
             lender, borrower = by_name[winner.queue], by_name[victim.queue]
             assert lender.cohort == borrower.cohort != ""
-            held = [r for r in state.workloads if r.queue == victim.queue and r.admitted]
-            totals = [sum(usage_of(r, r.admitted)[k] for r in held) for k in range(len(RESOURCES))]
+            admitted_workloads = [
+                r for r in state.workloads if r.queue == victim.queue and r.admitted
+            ]
+            totals = [
+                sum(usage_of(r, r.admitted)[k] for r in admitted_workloads)
+                for k in range(len(RESOURCES))
+            ]
             limits = [asdict(borrower.quota)[kind] for kind in RESOURCES]
             assert any(
                 limit is not None and total > limit

@@ -139,9 +139,9 @@ def test_a_head_starts_by_its_first_estimated_time():
     def look(simulation, state, decisions):
         now = NOW + timedelta(seconds=simulation.time)
         for uid, wait in decisions.pending.items():
-            found = re.search(r"by (\S+)Z at the latest", wait.message)
-            if found is not None and wait.reason == "WaitingForNodes":
-                by = datetime.fromisoformat(found[1]).replace(tzinfo=UTC)
+            match = re.search(r"by (\S+)Z at the latest", wait.message)
+            if match is not None and wait.reason == "WaitingForNodes":
+                by = datetime.fromisoformat(match[1]).replace(tzinfo=UTC)
                 promised.setdefault(uid, by + timedelta(minutes=1))  # messages omit the seconds
         for one in decisions.grants:
             started[one.uid] = now

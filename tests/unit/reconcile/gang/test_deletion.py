@@ -254,7 +254,7 @@ def test_pods_of_an_older_gang_are_deleted_after_the_next_job_was_deleted(head):
     world.delete_child_job()
     world.settle()
     assert world.job.status.reason == "BackingOff"
-    seen = world.observed()
-    pods = (*seen.gang.workers, *seen.gang.stale_pods)
+    snapshot = world.observed()
+    pods = (*snapshot.gang.workers, *snapshot.gang.stale_pods)
     alive = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
     assert [pod.metadata.name for pod in alive if pod.status.phase == "Running"] == []

@@ -9,11 +9,11 @@ from world import START, World, make_job, make_queue
 
 @pytest.fixture
 def world() -> World:
-    made = World(make_job(numNodes=3, reliability={"maxRestarts": 0}), make_queue())
-    made.settle()
-    made.all_workers("Running")
-    made.settle()
-    return made
+    failed_world = World(make_job(numNodes=3, reliability={"maxRestarts": 0}), make_queue())
+    failed_world.settle()
+    failed_world.all_workers("Running")
+    failed_world.settle()
+    return failed_world
 
 
 def verdict(rank: int, message: str, seconds: float, **more: object) -> str:

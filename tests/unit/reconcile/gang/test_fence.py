@@ -281,12 +281,12 @@ def test_a_worker_that_never_started_blocks_nothing():
 def test_launchers_cannot_fence_workers_of_an_earlier_job(hours):
     world = replaced(zipped=True)
     old = world.objects[PODS.plural, "train-1-abcde"]
-    made = replace(
+    metadata = replace(
         old.metadata,
         creation_timestamp=world.now - timedelta(hours=hours),
         owner_references=(OwnerReference(kind="Job", uid="uid-of-another", controller=True),),
     )
-    world.objects[PODS.plural, "train-1-abcde"] = replace(old, metadata=made)
+    world.objects[PODS.plural, "train-1-abcde"] = replace(old, metadata=metadata)
     meta = replace(world.job.metadata, creation_timestamp=world.now - timedelta(hours=1))
     cleared = replace(world.job.status, unfenced=())
     world.job = replace(world.job, metadata=meta, status=cleared)

@@ -186,8 +186,8 @@ def test_only_the_last_attempts_and_their_jobs_are_kept():
         world.all_workers("Running")
         world.settle()
     assert [a.number for a in world.job.status.attempts] == [3, 4, 5, 6, 7]
-    kept = sorted(name for plural, name in world.objects if plural == JOBS.plural)
-    assert kept == ["train-r4", "train-r5", "train-r6", "train-r7", "train-r8"]
+    jobs = sorted(name for plural, name in world.objects if plural == JOBS.plural)
+    assert jobs == ["train-r4", "train-r5", "train-r6", "train-r7", "train-r8"]
 
 
 def test_a_job_whose_pods_vanished_was_disrupted():

@@ -101,8 +101,8 @@ def test_an_unknown_user_gets_a_home_and_a_name() -> None:
     )
     own = {"containers": [{"name": "trainer", "env": [{"name": "HOME", "value": "/scratch"}]}]}
     assert variables(pod(own, podSecurity="restricted"))["HOME"] == "/scratch"
-    known = pod(podSecurity="restricted", securityContext={"runAsUser": 1000})
-    assert "HOME" not in variables(known)
+    with_user = pod(podSecurity="restricted", securityContext={"runAsUser": 1000})
+    assert "HOME" not in variables(with_user)
     assert "HOME" not in variables(pod())
 
 

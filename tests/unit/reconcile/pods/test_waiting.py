@@ -114,12 +114,12 @@ def test_a_quota_that_refuses_all_pods_is_reported():
 
 def test_a_quota_that_refuses_some_pods_is_reported_until_all_exist():
     world = gang(2)
-    kept = dict(world.objects)
+    before = dict(world.objects)
     without_pods(world, "train-1-abcde")
     world.warn(JOBS, "train", "FailedCreate", QUOTA)
     world.settle()
     assert world.job.status.message.startswith("1 of 2 pods is created. ResourceQuota team")
-    world.objects = kept
+    world.objects = before
     world.settle()
     assert world.job.status.reason == "WorkersStarting"
 

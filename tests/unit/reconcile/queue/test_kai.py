@@ -29,9 +29,9 @@ def kai_of(world: QueueWorld, name: str = "training") -> Any:
 def test_the_kai_queue_is_created_and_kept_in_sync():
     world = world_of(quota=QUOTA, weight=3)
     world.settle()
-    made = kai_of(world)
-    assert made.metadata.annotations == {names.KAI_OWNER: "ml/gpu"}
-    assert made.spec == {
+    created = kai_of(world)
+    assert created.metadata.annotations == {names.KAI_OWNER: "ml/gpu"}
+    assert created.spec == {
         "parentQueue": "default-parent-queue",
         "resources": {
             "gpu": {"quota": 16, "limit": 16, "overQuotaWeight": 3},
@@ -41,7 +41,7 @@ def test_the_kai_queue_is_created_and_kept_in_sync():
     }
     assert world.condition("KaiQueueReady").reason == "Synced"
     assert world.step() == QueuePlan()
-    edited = replace(made, spec={**made.spec, "parentQueue": "other", "priority": 5})
+    edited = replace(created, spec={**created.spec, "parentQueue": "other", "priority": 5})
     world.kai["training"] = edited
     world.settle()
     assert kai_of(world).spec["parentQueue"] == "default-parent-queue"

@@ -209,16 +209,16 @@ def test_workers_that_ended_by_a_suspension_are_no_failure_later(before):
     suspended(world, False)
     world.all_workers("Running")
     world.settle()
-    made = world.now
+    creation_time = world.now
     world.pass_time(seconds=60)
     child = world.objects["jobs", "train"]
-    since = world.now if before else made
+    since = world.now if before else creation_time
     resumed = Condition(type="Suspended", status="False", last_transition_time=since)
     world.objects["jobs", "train"] = replace(
         child, status=replace(child.status, conditions=(resumed,))
     )
     pod = world.objects["pods", "train-0-abcde"]
-    meta = replace(pod.metadata, creation_timestamp=made, deletion_timestamp=world.now)
+    meta = replace(pod.metadata, creation_timestamp=creation_time, deletion_timestamp=world.now)
     world.objects["pods", "train-0-abcde"] = replace(pod, metadata=meta)
     world.end_container("train-0-abcde", "trainer", exit_code=143)
     world.settle()

@@ -39,9 +39,9 @@ def test_items_that_are_no_objects_stay():
 def test_no_name_is_lost_or_doubled_and_the_upper_layer_wins(base, over):
     before = ({"containers": list(base)}, {"containers": list(over)})
     merged = merge({"containers": base}, {"containers": over})["containers"]
-    found = [c["name"] for c in merged]
-    assert len(found) == len(set(found))
-    assert set(found) == {c["name"] for c in base + over}
+    names_of_containers = [c["name"] for c in merged]
+    assert len(names_of_containers) == len(set(names_of_containers))
+    assert set(names_of_containers) == {c["name"] for c in base + over}
     images = {c["name"]: c["image"] for c in merged}
     assert all(images[c["name"]] == c["image"] for c in over)
     assert before == ({"containers": base}, {"containers": over})

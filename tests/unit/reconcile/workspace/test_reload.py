@@ -21,7 +21,7 @@ def annotate(world: World, **values: str) -> None:
     world.job = replace(world.job, metadata=replace(meta, annotations=meta.annotations | added))
 
 
-def made(world: World, revision: int, sha256: str) -> None:
+def revision_complete(world: World, revision: int, sha256: str) -> None:
     """The last sync pod succeeds."""
     pod = world.observed().workspace.sync_pods[-1].metadata.name
     message = json.dumps({"sha256": sha256, "files": 1, "bytes": 1, "revision": revision})
@@ -33,7 +33,7 @@ def running(**spec: Any) -> World:
     world = World(make_job(numNodes=2, volumes=ZIP, **spec), make_queue())
     annotate(world, workspace_sha256="a" * 64, upload_token_sha256=TOKEN)
     world.settle()
-    made(world, 1, "a" * 64)
+    revision_complete(world, 1, "a" * 64)
     world.settle()
     world.all_workers("Running")
     world.settle()
@@ -85,7 +85,7 @@ def test_newer_code_reaches_running_workers() -> None:
     pod = body(world, PODS, "train-sync-1")
     assert variables(pod["spec"])["TORCHRUN_SYNC_SHA256"] == "b" * 64
     assert (world.phase, revisions(world)) == ("Running", {"1"})
-    made(world, 2, "b" * 64)
+    revision_complete(world, 2, "b" * 64)
     uids = {pod.metadata.uid for pod in world.workers()}
     world.settle()
     assert revisions(world) == {"2"}
@@ -99,7 +99,7 @@ def test_a_revision_is_announced_twice_because_the_kubelet_may_miss_one() -> Non
     world = running()
     annotate(world, workspace_sha256="b" * 64)
     world.settle()
-    made(world, 2, "b" * 64)
+    revision_complete(world, 2, "b" * 64)
     before = {pod.metadata.uid: pod.metadata.annotations for pod in world.workers()}
     world.settle()
     once = {pod.metadata.uid: pod.metadata.annotations for pod in world.workers()}
@@ -116,7 +116,7 @@ def test_the_next_gang_starts_with_the_newest_revision() -> None:
     world = running()
     annotate(world, workspace_sha256="b" * 64)
     world.settle()
-    made(world, 2, "b" * 64)
+    revision_complete(world, 2, "b" * 64)
     world.settle()
     world.end_container("train-0-abcde", "trainer", exit_code=1, finished_at=world.now)
     world.settle()
@@ -133,7 +133,7 @@ def test_no_reload_after_a_worker_has_ended() -> None:
     world.pod("train-0-abcde", phase="Succeeded")
     annotate(world, workspace_sha256="b" * 64)
     world.settle()
-    made(world, 2, "b" * 64)
+    revision_complete(world, 2, "b" * 64)
     world.settle()
     assert revisions(world) == {"1"}
     assert world.job.status.workspace_revision == 1
@@ -151,13 +151,13 @@ def test_development_keeps_a_standby_sync_pod() -> None:
     annotate(world, workspace_sha256="b" * 64)
     world.settle()
     assert syncing(world) == ["train-sync-0", "train-sync-1"], "the pod accepts any upload"
-    made(world, 2, "b" * 64)
+    revision_complete(world, 2, "b" * 64)
     world.settle()
     assert revisions(world) == {"2"}
     assert syncing(world)[-1] == "train-sync-2"
     assert variables(body(world, PODS, "train-sync-2")["spec"])["TORCHRUN_SYNC_AFTER"] == "2"
     for number in (3, 4):
-        made(world, number, "b" * 64)
+        revision_complete(world, number, "b" * 64)
         world.settle()
     assert len(syncing(world)) == 3
 
@@ -190,7 +190,7 @@ def test_a_new_token_and_workspace_get_a_new_pod() -> None:
     pod = world.observed().workspace.sync_pods[-1]
     annotations = pod.metadata.annotations
     assert (annotations.workspace_sha256, annotations.upload_token_sha256) == ("b" * 64, "f" * 64)
-    made(world, 2, "b" * 64)
+    revision_complete(world, 2, "b" * 64)
     world.settle()
     assert revisions(world) == {"2"}
 
@@ -204,7 +204,7 @@ def test_a_revision_that_the_plugin_confirmed_is_announced_at_once() -> None:
     annotate(world, workspace_revision="2")
     world.settle()
     assert (revisions(world), syncing(world)[-1]) == ({"2"}, "train-sync-1")
-    made(world, 2, "b" * 64)
+    revision_complete(world, 2, "b" * 64)
     world.settle()
     assert (revisions(world), syncing(world)[-1]) == ({"2"}, "train-sync-2")
     assert variables(body(world, PODS, "train-sync-2")["spec"])["TORCHRUN_SYNC_AFTER"] == "2"
@@ -252,7 +252,7 @@ def test_deleted_sync_pods_keep_the_revision() -> None:
         world.objects.pop((PODS.plural, name))
     world.settle()
     assert syncing(world) == ["train-sync-0"]
-    made(world, 1, "a" * 64)
+    revision_complete(world, 1, "a" * 64)
     world.settle()
     assert syncing(world) == ["train-sync-0", "train-sync-1"]
     assert variables(body(world, PODS, "train-sync-1")["spec"])["TORCHRUN_SYNC_AFTER"] == "1"

@@ -145,10 +145,10 @@ def test_a_failed_fetch_does_not_touch_gang_and_serve_pod() -> None:
     annotate(world, sync_requested="now")
     world.settle()
     assert "TORCHRUN_SYNC_COMMIT" not in variables(world, "train-serve-1")
-    said = StateTerminated(
+    termination = StateTerminated(
         exit_code=1, message='{"reason": "SourceNotFound", "message": "no main"}'
     )
-    status = ContainerStatus(name="sync", state=ContainerState(terminated=said))
+    status = ContainerStatus(name="sync", state=ContainerState(terminated=termination))
     world.pod("train-serve-1", phase="Running", container_statuses=(status,))
     world.settle()
     assert pods(world) == ["train-serve-0", "train-serve-1"]
@@ -262,5 +262,7 @@ def test_a_resize_that_waits_for_the_workspace_creates_one_pod() -> None:
     world = running(elastic={"minNodes": 1, "maxNodes": 3})
     world.vanish("train-serve-0")
     world.spec(num_nodes=3)
-    made = [apply.name for apply in world.step().applies if apply.kind is PODS and not apply.uid]
-    assert made == ["train-serve-0"]
+    new_pods = [
+        apply.name for apply in world.step().applies if apply.kind is PODS and not apply.uid
+    ]
+    assert new_pods == ["train-serve-0"]

@@ -30,19 +30,19 @@ def cause(*reports: Report, ended: CommandExit = FAILED, out_of_memory: bool = F
 
 
 def test_an_exception_names_rank_and_last_line() -> None:
-    found = cause(rank(1, 10.5, "ValueError: bad batch"), agent(failed(1, 1, 10)))
-    assert found == Cause(
+    root_cause = cause(rank(1, 10.5, "ValueError: bad batch"), agent(failed(1, 1, 10)))
+    assert root_cause == Cause(
         1, 1, None, "Exception", "ValueError: bad batch", "1970-01-01T00:00:10.500000Z"
     )
 
 
 def test_the_first_exception_by_time_is_the_cause() -> None:
-    found = cause(
+    root_cause = cause(
         rank(0, 10.9, "KeyError: 'b'"),
         rank(3, 10.2, "ValueError: a"),
         agent(failed(0, 1, 10), failed(3, 1, 10)),
     )
-    assert found.rank == 3
+    assert root_cause.rank == 3
 
 
 @pytest.mark.parametrize(
@@ -54,47 +54,47 @@ def test_the_first_exception_by_time_is_the_cause() -> None:
     ],
 )
 def test_noticing_a_dead_peer_is_not_the_cause(message: str) -> None:
-    found = cause(rank(0, 10.1, message), agent(failed(0, 1, 10), failed(1, -9, 11)))
-    assert (found.rank, found.exit_code, found.signal) == (1, 137, 9)
-    assert "SIGKILL" in found.message
+    root_cause = cause(rank(0, 10.1, message), agent(failed(0, 1, 10), failed(1, -9, 11)))
+    assert (root_cause.rank, root_cause.exit_code, root_cause.signal) == (1, 137, 9)
+    assert "SIGKILL" in root_cause.message
 
 
 def test_what_torchrun_stopped_is_not_the_cause() -> None:
-    found = cause(agent(failed(0, -15, 10), failed(1, 9, 10)))
-    assert (found.rank, found.exit_code, found.reason) == (1, 9, "ExitCode")
+    root_cause = cause(agent(failed(0, -15, 10), failed(1, 9, 10)))
+    assert (root_cause.rank, root_cause.exit_code, root_cause.reason) == (1, 9, "ExitCode")
 
 
 def test_a_lost_peer_is_the_cause_if_there_is_no_other() -> None:
-    found = cause(rank(0, 10.1, CLOSED), agent(failed(0, 1, 10)))
-    assert (found.rank, found.message) == (0, CLOSED)
+    root_cause = cause(rank(0, 10.1, CLOSED), agent(failed(0, 1, 10)))
+    assert (root_cause.rank, root_cause.message) == (0, CLOSED)
 
 
 def test_a_rank_behind_a_shell_is_found_by_its_number() -> None:
     report = rank(1, 10.5, "ValueError: x")._replace(pid=4711)
-    found = cause(report, agent(failed(1, 3, 10)))
-    assert (found.message, found.exit_code) == ("ValueError: x", 3)
+    root_cause = cause(report, agent(failed(1, 3, 10)))
+    assert (root_cause.message, root_cause.exit_code) == ("ValueError: x", 3)
 
 
 def test_reports_of_an_earlier_try_do_not_count() -> None:
     early = rank(1, 5.0, "ValueError: first try")._replace(pid=55)
-    found = cause(early, rank(1, 10.5, "KeyError: last try"), agent(failed(1, 1, 10)))
-    assert found.message == "KeyError: last try"
+    root_cause = cause(early, rank(1, 10.5, "KeyError: last try"), agent(failed(1, 1, 10)))
+    assert root_cause.message == "KeyError: last try"
 
 
 def test_the_last_account_of_torchrun_counts() -> None:
-    found = cause(agent(failed(0, 7, 10)), agent(failed(1, 9, 20), time=1001.0))
-    assert found.exit_code == 9
+    root_cause = cause(agent(failed(0, 7, 10)), agent(failed(1, 9, 20), time=1001.0))
+    assert root_cause.exit_code == 9
 
 
 def test_a_signal_with_an_oom_kill_is_out_of_memory() -> None:
-    found = cause(agent(failed(1, -9, 10)), out_of_memory=True)
-    assert (found.reason, found.exit_code) == ("OOMKilled", 137)
+    root_cause = cause(agent(failed(1, -9, 10)), out_of_memory=True)
+    assert (root_cause.reason, root_cause.exit_code) == ("OOMKilled", 137)
     assert cause(agent(failed(1, -11, 10)), out_of_memory=True).reason == "Signaled"
 
 
 def test_the_exit_code_is_that_of_the_command() -> None:
-    found = cause(agent(failed(1, 9, 10)), ended=CommandExit(42, None, None))
-    assert found.exit_code == 42
+    root_cause = cause(agent(failed(1, 9, 10)), ended=CommandExit(42, None, None))
+    assert root_cause.exit_code == 42
 
 
 def test_a_command_without_ranks() -> None:

@@ -180,7 +180,7 @@ def taken(claim: Claim, files: "dict[str, bytes]") -> int:
     return claim.publish(extract(zipped, claim.new, Limits())).revision
 
 
-def held(directory: Path) -> "dict[str, bytes]":
+def contents(directory: Path) -> "dict[str, bytes]":
     files = (path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
 
@@ -199,7 +199,7 @@ def test_only_changed_files_are_copied(tmp_path: Path) -> None:
     taken(claim, second)
     workspace.update(2)
     assert workspace.revision == 2
-    assert held(app) == {
+    assert contents(app) == {
         **second, "output.txt": b"the ranks' own", "pkg/c.py": b"changed by a rank"
     }  # fmt: skip
     assert not (app / "gone").exists()
@@ -215,7 +215,7 @@ def test_a_removed_revision_is_replaced_by_the_newest(tmp_path: Path) -> None:
     workspace = SharedWorkspace(str(claim.directory), str(tmp_path / "app"))
     workspace.update(1)
     assert workspace.revision == 3
-    assert held(tmp_path / "app") == {"a.py": b"3"}
+    assert contents(tmp_path / "app") == {"a.py": b"3"}
 
 
 def test_each_revision_has_a_rendezvous_of_its_own() -> None:

@@ -113,12 +113,12 @@ class Api:
 
     def __init__(self) -> None:
         self.keys = public_keys()
-        self.asked = 0
+        self.requests = 0
         self.now = 1000.0
         self.down = False
 
     async def fetch(self) -> jwt.PyJWKSet:
-        self.asked += 1
+        self.requests += 1
         if self.down:
             raise KeysUnavailableError("down")
         return self.keys
@@ -129,13 +129,13 @@ async def test_keys_are_fetched_once_and_again_for_an_unknown_key() -> None:
     keys = Keys(api.fetch, lambda: api.now)
     for _ in range(3):
         assert await keys.get("rsa") is not None
-    assert api.asked == 1
+    assert api.requests == 1
     for _ in range(3):
         assert await keys.get("next") is None
-    assert api.asked == 1, "anyone can send a token with an unknown key"
+    assert api.requests == 1, "anyone can send a token with an unknown key"
     api.now += 11
     assert await keys.get("next") is None
-    assert api.asked == 2
+    assert api.requests == 2
 
 
 async def test_a_failed_fetch_of_keys_is_retried() -> None:
@@ -184,14 +184,14 @@ def certificate(directory: Path) -> ssl.SSLContext:
 
 
 async def test_keys_are_fetched_with_the_pods_own_token(tmp_path: Path) -> None:
-    seen = []
+    results = []
     body = {
         "keys": [json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(RSA.public_key())) | {"kid": "a"}]
     }
 
     async def answer(request: web.Request) -> web.Response:
-        seen.append((request.path, request.headers["Authorization"]))
-        text = json.dumps(body) if len(seen) == 1 else "<html>"
+        results.append((request.path, request.headers["Authorization"]))
+        text = json.dumps(body) if len(results) == 1 else "<html>"
         return web.Response(text=text, content_type="application/jwk-set+json")
 
     app = web.Application()
@@ -203,7 +203,7 @@ async def test_keys_are_fetched_with_the_pods_own_token(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("of-the-pod\n")
     async with ApiServer(f"https://127.0.0.1:{port}", tmp_path) as api:
         assert [key.key_id for key in (await api.signing_keys()).keys] == ["a"]
-        assert seen == [("/openid/v1/jwks", "Bearer of-the-pod")]
+        assert results == [("/openid/v1/jwks", "Bearer of-the-pod")]
         with pytest.raises(KeysUnavailableError):
             await api.signing_keys()
         await runner.cleanup()

@@ -55,15 +55,15 @@ def test_extracts_every_tree_as_it_was(tree: dict[tuple[str, ...], bytes]) -> No
     with tempfile.TemporaryDirectory() as directory:
         data = zipped({"/".join(path): content for path, content in files.items()})
         result, root = extracted(data, Path(directory))
-        found = {
+        extracted_files = {
             path.relative_to(root).parts: path.read_bytes()
             for path in root.rglob("*")
             if path.is_file()
         }
-    assert found == files
+    assert extracted_files == files
     assert (result.files, result.size) == (len(files), sum(map(len, files.values())))
-    held = {entry.path: entry.sha256 for entry in result.entries if entry.mode != "dir"}
-    assert held == {
+    digests = {entry.path: entry.sha256 for entry in result.entries if entry.mode != "dir"}
+    assert digests == {
         "/".join(path): hashlib.sha256(data).hexdigest() for path, data in files.items()
     }
 

@@ -21,12 +21,12 @@ from unit.runtime.syncing import fetch_failure, needs_mount, on_small_disk, proc
 
 def test_the_default_branch_with_every_kind_of_file(git_settings: Settings, git_server: GitServer):
     files = {"train.py": b"print()", "pkg/a b/\u6f22.txt": b"x" * 3_000_000, "empty": b""}
-    made = repository(git_server.root / "train", files)
+    commit_id = repository(git_server.root / "train", files)
     (git_server.root / "train" / "run.sh").write_bytes(b"#!/bin/sh\n")
     (git_server.root / "train" / "run.sh").chmod(0o755)
-    made = commit(git_server.root / "train", {})
+    commit_id = commit(git_server.root / "train", {})
     marker = fetch(git_settings)
-    assert (marker.commit, marker.files) == (made, 4)
+    assert (marker.commit, marker.files) == (commit_id, 4)
     assert read_tree(git_settings, marker) == files | {"run.sh": b"#!/bin/sh\n"}
     root = Claim(git_settings.directory).tree(marker.revision)
     assert (root / "run.sh").stat().st_mode & 0o777 == 0o755
@@ -108,8 +108,8 @@ def test_an_existing_commit_is_not_fetched_again(git_settings: Settings, git_ser
     again = fetch(replace(git_settings, digest="d2"))
     assert (again.commit, again.revision) == (newer, first.revision + 1)
     assert fetch(replace(git_settings, digest="d2", commit=made)).commit == made
-    asked = fetch(replace(git_settings, digest="d3", commit=made))
-    assert asked.commit == newer, "there was a new request"
+    refetch = fetch(replace(git_settings, digest="d3", commit=made))
+    assert refetch.commit == newer, "there was a new request"
 
 
 def test_the_same_content_keeps_its_revision(git_settings: Settings, git_server: GitServer):

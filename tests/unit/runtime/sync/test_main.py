@@ -25,7 +25,7 @@ from unit.runtime.syncing import (
 MANY = archive({f"pkg/{n // 100}/{n}.bin": random.Random(n).randbytes(3000) for n in range(1500)})
 SMALL = archive({"train.py": b"print()"})
 LISTED = Manifest([Entry("train.py", digest(b"print()"), 7, "644")])
-MADE = {
+FILES = {
     "sha256": digest(SMALL),
     "files": 1,
     "bytes": 7,
@@ -52,7 +52,7 @@ def test_success_in_exit_code_message_and_marker(claim: Path) -> None:
         assert server.put(SMALL)[0] == 202
         server.until("done")
         code, message = server.end()
-    assert (code, message) == (0, MADE)
+    assert (code, message) == (0, FILES)
     marker = json.loads((claim / ".sync_success").read_text())
     assert message.items() - {("manifest", LISTED.sha256)} <= marker.items()
     assert (claim / "revisions" / "1" / "manifest").read_text() == LISTED.text
@@ -83,7 +83,7 @@ def test_an_existing_workspace_ends_the_pod_at_once(claim: Path, sha256: str) ->
     test_success_in_exit_code_message_and_marker(claim)
     (claim / ".incoming").mkdir()
     with process(claim.parent, TORCHRUN_SYNC_SHA256=sha256) as again:
-        assert again.end() == (0, MADE)
+        assert again.end() == (0, FILES)
     assert not (claim / ".incoming").exists()
 
 
@@ -117,18 +117,18 @@ def _extracted(claim: Path) -> int:
 
 
 def test_killed_while_receiving_the_next_pod_resumes(claim: Path) -> None:
-    held = 0
+    offset = 0
     for cut in (1, 70_000, 500_000):
         with process(claim.parent) as server:
-            assert listening(server).get()["offset"] == held
-            connection = server.begin(MANY, held, cut - held)
+            assert listening(server).get()["offset"] == offset
+            connection = server.begin(MANY, offset, cut - offset)
             while server.get()["offset"] != cut:
                 pass
             server.kill()
             connection.close()
-            held = cut
+            offset = cut
     with process(claim.parent) as last:
-        assert listening(last).put(MANY, held)[0] == 202
+        assert listening(last).put(MANY, offset)[0] == 202
         assert last.end()[0] == 0
 
 
@@ -234,8 +234,8 @@ def test_a_disk_that_fills_up_under_an_upload(claim: Path) -> None:
         connection.send(first[1000:])
         answer = connection.getresponse()
         assert answer.status == 507
-        held = json.loads(answer.read())["offset"]
-        assert 1000 <= held < len(first)
+        offset = json.loads(answer.read())["offset"]
+        assert 1000 <= offset < len(first)
         answer.close()
         connection.close()
         filler.unlink()
