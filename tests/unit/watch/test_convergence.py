@@ -205,8 +205,8 @@ class World:
                     self.store.advance(version)
                 case Faulted() | Interrupted():
                     continue
-            assert self.held() == self.server.history[self.store.resource_version]
-            assert self.replayed == self.held()
+            assert self.state() == self.server.history[self.store.resource_version]
+            assert self.replayed == self.state()
 
     def replay(self, changes: list[Change[Pod]]) -> None:
         for change in changes:
@@ -237,7 +237,7 @@ def test_the_store_holds_the_state_of_the_server(data: st.DataObject) -> None:
         lambda _: world.store.resource_version < world.server.version, range(20)
     ):
         world.step()
-    assert world.held() == world.server.history[world.server.version]
+    assert world.state() == world.server.history[world.server.version]
 
 
 @settings(deadline=None)
