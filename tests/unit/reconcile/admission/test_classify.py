@@ -143,6 +143,7 @@ class TestInLine:
         """A quota is released before it is granted, and a nomination precedes its preemptions."""
         order = ["RELEASE", "NOMINATE", "PREEMPT", "ADMIT", "QUEUES", "REPORT"]
         assert [stage.name for stage in sorted(Stage)] == order
+        assert deliver(submitted(), pending=pending(nominated=True)) < Stage.PREEMPT
 
     def test_jobs_without_a_decision_have_no_status(self):
         assert status_update(submitted()) is None

@@ -194,6 +194,17 @@ def test_a_returned_node_gets_time_to_stop_unknown_pods():
     assert started(world) == {"1"}
 
 
+def test_a_pod_of_the_next_attempt_says_nothing_about_an_earlier_worker():
+    """The returned node has the new pod, and may still run the old one."""
+    world = replaced()
+    world.vanish("train-1-abcde")
+    world.place(world.workers()[1].metadata.name, "node-1")
+    world.node("node-1")
+    world.settle()
+    assert [(w.attempt, w.index, w.node) for w in world.job.status.unfenced] == [(0, 1, "node-1")]
+    assert started(world) == {""}
+
+
 def test_the_annotation_of_the_job_opens_the_gate():
     world = replaced()
     world.spec(reliability=replace(world.job.spec.reliability, allow_unfenced_restart=True))
