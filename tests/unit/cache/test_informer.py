@@ -115,6 +115,23 @@ class TestFollowing:
             with pytest.raises(Disconnected, match="unexpected response"):
                 await informer.newest()
 
+    async def test_a_watch_that_stays_open_after_its_error_is_replaced(self) -> None:
+        replaced = asyncio.Event()
+
+        async def stays_open(request: web.BaseRequest) -> web.StreamResponse:
+            chunks = added("a", 5), bookmark(9, end=True), error(500, "InternalError")
+            response = await streamed(request, *chunks)
+            await replaced.wait()
+            return response
+
+        listed = sends(added("a", 10), bookmark(11, end=True))
+        async with informing(stays_open, listed) as harness:
+            assert await harness.next() == ("add", "a", True)
+            async with asyncio.timeout(60):
+                assert (await harness.next())[:2] == ("update", "a")
+            assert harness.queries[:2] == ["list", "list"]
+            replaced.set()
+
     async def test_last_seen_is_the_time_of_the_last_data(self) -> None:
         first = sends(added("a", 5), bookmark(9, end=True), error(500, "InternalError"))
         async with informing(first, refuses(500, "InternalError")) as harness:
