@@ -158,8 +158,7 @@ def _with_docker(options: argparse.Namespace) -> int:
         say("using the Docker engine that answers")
         return subprocess.run(options.command, check=False).returncode
     engine = DockerEngine()
-    try:
-        engine.up()
+    with engine.running():
         os.environ["DOCKER_HOST"] = engine.host
         docker_answers.cache_clear()
         environment = {**os.environ}
@@ -168,8 +167,6 @@ def _with_docker(options: argparse.Namespace) -> int:
         if options.kind and not environment.get(IMAGE_SETTING):
             environment[IMAGE_SETTING] = node_image.ensure()
         return subprocess.run(options.command, env=environment, check=False).returncode
-    finally:
-        engine.down()
 
 
 def _image_build(options: argparse.Namespace) -> None:

@@ -14,6 +14,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from . import cgroups, packages, processes
@@ -55,12 +57,24 @@ class DockerEngine:
         """The value of DOCKER_HOST."""
         return f"unix://{self._folder / 'docker.sock'}"
 
-    def up(self) -> None:
-        """Start the engine; what a crash left is cleared first."""
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the engine during the block; images are kept after it.
+
+        There is one at a time: others wait for its end. What a crash left is cleared first.
+        """
         if os.geteuid() != 0:
             raise ClusterError("a Docker engine needs root; start Docker, or run this as root")
         packages.ensure(PACKAGES)
-        with locked(self._folder), step("Docker engine"):
+        with locked(self._folder):
+            try:
+                self._up()
+                yield
+            finally:
+                self._down()
+
+    def _up(self) -> None:
+        with step("Docker engine"):
             self._clear()
             if bridges() & {BRIDGE}:
                 raise ClusterError(
@@ -74,11 +88,11 @@ class DockerEngine:
             wait_until(self._answers, "the Docker engine", alive, START_SECONDS)
             self._remove_all()
 
-    def down(self) -> None:
-        """Remove containers, volumes and networks, and stop the engine. Images are kept."""
-        with locked(self._folder):
+    def _down(self) -> None:
+        try:
             if self._answers():
                 self._remove_all()
+        finally:
             self._clear()
 
     def docker(self, *arguments: str, check: bool = True) -> str:
