@@ -22,6 +22,10 @@ MINUTES: Mapping[str, int] = {"kind": 1, "kubectl": 2, "kubernetes": 10, "torch"
 IMAGE_MINUTES = 2
 KIND_IMAGE_MINUTES = 3
 START_MINUTES = 2
+DOCKER_MISSING = (
+    "a Docker engine: `docker version` fails. Start it, or set CLUSTER=local (as root) or"
+    " CLUSTER=current"
+)
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,9 @@ def plan(environment: Mapping[str, str] = os.environ) -> Plan:
         missing = [f"{name}: an image that your nodes can pull" for name in needed]
         return Plan([Step("cluster", "the current one of your kubeconfig", 1)], missing)
     steps, missing = _kind(environment) if engine is Engine.KIND else _local()
-    steps.append(_image("controller", "torchrun-controller", IMAGE_MINUTES))
-    steps.append(_image("PyTorch", "torchrun-torch-latest", MINUTES["torch"]))
+    builder = "Docker" if engine is Engine.KIND or docker_answers() else "buildah"
+    steps.append(_image("controller", "torchrun-controller", IMAGE_MINUTES, builder))
+    steps.append(_image("PyTorch", "torchrun-torch-latest", MINUTES["torch"], builder))
     steps.append(Step("start", "of the cluster, the controller and a run", START_MINUTES))
     if (free := _free_gigabytes()) < GIGABYTES and any("build" in step.text for step in steps):
         missing.append(f"{GIGABYTES} GB of free disk for {cache_home()}: it has {free} GB")
@@ -72,7 +77,7 @@ def plan(environment: Mapping[str, str] = os.environ) -> Plan:
 
 def _kind(environment: Mapping[str, str]) -> tuple[list[Step], list[str]]:
     version = _docker_version()
-    missing = [] if version else ["a Docker engine: `docker info` fails. Start it, or set CLUSTER"]
+    missing = [] if version else [DOCKER_MISSING]
     image = environment.get(IMAGE_SETTING)
     node = f"with the node image {image}" if image else "pulls kindest/node from its registry"
     minutes = 0 if image else KIND_IMAGE_MINUTES
@@ -111,9 +116,8 @@ def _program(title: str, names: Sequence[str], minutes: int) -> Step:
     return Step(title, "kept from an earlier run")
 
 
-def _image(title: str, prefix: str, minutes: int) -> Step:
+def _image(title: str, prefix: str, minutes: int, builder: str) -> Step:
     kept = cache_home().joinpath("images").glob(f"*{prefix}*/image.tar")
-    builder = "Docker" if docker_answers() else "buildah"
     if any(kept):
         return Step(title, f"image kept from an earlier run; {builder} builds it after changes")
     return Step(title, f"image to build with {builder}", minutes)
