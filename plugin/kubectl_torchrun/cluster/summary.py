@@ -1,12 +1,8 @@
 """A job's status in lines of text."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 
-from kubectl_torchrun import output
-from kubectl_torchrun.cluster.slices import Job, ProgressSlice
-
-_BAR = 24  # characters
-_NARROW = 72  # columns below which a line has no room for the bar
+from kubectl_torchrun.cluster.slices import Job
 
 
 def status_lines(job: Job) -> list[str]:
@@ -27,40 +23,6 @@ def status_lines(job: Job) -> list[str]:
         for attempt in status.attempts
     ]
     return [part for line in lines for part in line.replace("\n", "\n    ").split("\n")]
-
-
-def progress_line(progress: ProgressSlice, width: int | None, *, running: bool) -> str:
-    """`step 1200 of 5000 [#####-----] 24 %   4.2 steps/s   ETA 15m   loss 2.31   3s ago`.
-
-    running: whether the job is running. Without it, the rate and the ETA are left out.
-    """
-    parts = []
-    if progress.step is not None and progress.total_steps:
-        share = min(progress.step / progress.total_steps, 1.0)
-        full = round(share * _BAR)
-        bar = "" if width and width < _NARROW else f"[{'#' * full}{'-' * (_BAR - full)}] "
-        parts.append(f"step {progress.step} of {progress.total_steps} {bar}{share:.0%}")
-    elif progress.step is not None:
-        parts.append(f"step {progress.step}")
-    if running and progress.steps_per_second:
-        parts += _rate_and_eta(progress, progress.steps_per_second)
-    if progress.loss is not None:
-        parts.append(f"loss {progress.loss:.4g}")
-    if progress.samples_per_second is not None:
-        parts.append(f"{progress.samples_per_second:,.0f} samples/s")
-    if progress.time is not None:
-        parts.append(f"{output.age(progress.time)} ago")
-    return output.GAP.join(parts)
-
-
-def _rate_and_eta(progress: ProgressSlice, rate: float) -> list[str]:
-    """`4.2 steps/s` or `12 s/step`, and the time left if the total number of steps is known."""
-    parts = [f"{rate:.3g} steps/s" if rate >= 1 else f"{1 / rate:.3g} s/step"]
-    if progress.step is not None and progress.total_steps and progress.time is not None:
-        since_report = (datetime.now(UTC) - progress.time).total_seconds()
-        left = (progress.total_steps - progress.step) / rate - since_report
-        parts.append(f"ETA {output.duration(max(round(left), 0))}")
-    return parts
 
 
 def node_count(job: Job) -> str:

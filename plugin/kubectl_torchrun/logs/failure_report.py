@@ -10,10 +10,11 @@ from kubectl_torchrun.cluster.pods import has_started, is_training, list_workers
 from kubectl_torchrun.cluster.repeated_failure import find_repeated_failure
 from kubectl_torchrun.cluster.session import Cluster, session
 from kubectl_torchrun.cluster.slices import JOBS, Job
-from kubectl_torchrun.cluster.summary import progress_line, status_lines
+from kubectl_torchrun.cluster.summary import status_lines
 from kubectl_torchrun.errors import ClusterProblem
 from kubectl_torchrun.logs import broken_edits
 from kubectl_torchrun.logs.copies import STATE, Place
+from kubectl_torchrun.logs.progress_line import progress_line
 from kubectl_torchrun.logs.torchrun_report import RANK_MARK
 from kubectl_torchrun.terminal import has_colour
 from kubectl_torchrun.text import Styled, echo, log_text

@@ -15,9 +15,10 @@ from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.pods import attempt_of, rank_of, trouble
 from kubectl_torchrun.cluster.session import Cluster, session
 from kubectl_torchrun.cluster.slices import JOBS, PODS, Job
-from kubectl_torchrun.cluster.summary import node_count, progress_line, status_lines
+from kubectl_torchrun.cluster.summary import node_count, status_lines
 from kubectl_torchrun.errors import DETACHED, RUN_FAILED, SUCCEEDED
 from kubectl_torchrun.logs import broken_edits
+from kubectl_torchrun.logs.progress_line import progress_line
 from kubectl_torchrun.terminal import Terminal, has_colour, phase_style
 from kubectl_torchrun.text import escape, join, style
 from torchrun_api import names

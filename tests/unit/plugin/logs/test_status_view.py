@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from kubectl_torchrun.cluster.slices import ProgressSlice
-from kubectl_torchrun.cluster.summary import progress_line
 from kubectl_torchrun.logs.copies import Place
 from kubectl_torchrun.logs.failure_report import TAIL, attempt_and_node, of_ranks
+from kubectl_torchrun.logs.progress_line import progress_line
 
 from ..laptop import Laptop
 
