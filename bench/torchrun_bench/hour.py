@@ -26,6 +26,7 @@ from torchrun_bench.report import Row, row, say
 EVENTS_A_SECOND = 50
 MERGE = "application/merge-patch+json"
 SAMPLES = 60  # of memory
+MOST_WAITING = 32  # requests
 MOST_FAILED = 0.01  # share of the events
 
 
@@ -45,22 +46,25 @@ def hour(on: Crowd, options: Options) -> list[Row]:
         before = requests(port)
         samples, changed = uvloop.run(_run(on, process.pid, options.minutes * 60))
         settled(process.pid)
-        return rows(samples, changed, requests(port).since(before))
+        return rows(samples, changed, requests(port).since(before), options.minutes)
 
 
 async def _run(on: Crowd, pid: int, seconds: float) -> tuple[list[Sample], int]:
     """Change pods for this time. Returns the samples, and the number of changes."""
     client, began = Client(on.server), time.monotonic()
     samples = [Sample(0.0, usage(pid))]
-    sent, failed = 0, 0
+    sent, failed, waiting = 0, 0, 0
 
     async def change(number: int) -> None:
-        nonlocal failed
+        nonlocal failed, waiting
+        waiting += 1
         try:
             await _change(client, on, number)
         except (RuntimeError, OSError, TimeoutError) as error:
             failed += 1
             say(f"hour: {error}")
+        finally:
+            waiting -= 1
 
     async with asyncio.TaskGroup() as tasks:
         while (now := time.monotonic() - began) < seconds:
@@ -69,7 +73,8 @@ async def _run(on: Crowd, pid: int, seconds: float) -> tuple[list[Sample], int]:
                 if len(samples) % (SAMPLES // 6) == 0:
                     mib = samples[-1].used.mib
                     say(f"hour: {now / 60:.0f} min, {sent} events, {mib:.0f} MiB")
-            due = max(int(now * EVENTS_A_SECOND), sent)
+            # An API server that cannot keep up gets fewer, and the figures have the rate that was.
+            due = max(min(int(now * EVENTS_A_SECOND), sent + MOST_WAITING - waiting), sent)
             for number in range(sent, due):
                 tasks.create_task(change(number))
             sent = due
@@ -108,13 +113,14 @@ def slope(samples: Sequence[Sample]) -> float:
     return statistics.linear_regression(hours, mib).slope
 
 
-def rows(samples: Sequence[Sample], changed: int, made: Requests) -> list[Row]:
+def rows(samples: Sequence[Sample], changed: int, made: Requests, minutes: float) -> list[Row]:
     """The figures."""
     first, last = samples[0], samples[-1]
     seconds = last.seconds - first.seconds
-    of = f"{seconds / 60:.0f} min at {changed / seconds:.0f} pod events a second"
+    of = f"{minutes:g} min of pod events"
     cpu = last.used.cpu_seconds - first.used.cpu_seconds
     return [
+        row(f"{of}: rate, of {EVENTS_A_SECOND} requested", "1/s", changed / seconds),
         row(f"{of}: share of a core", "%", 100 * cpu / seconds),
         row(f"{of}: CPU for an event", "ms", cpu / max(changed, 1) * 1000),
         row(f"{of}: memory at the beginning", "MiB", first.used.mib),

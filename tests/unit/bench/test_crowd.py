@@ -60,11 +60,11 @@ def test_the_growth_of_memory_is_that_of_the_later_half():
     assert hour.slope(samples) == pytest.approx(0.0, abs=1e-6)
     grown = [sample(minute, 50.0 + minute) for minute in range(60)]
     assert hour.slope(grown) == pytest.approx(60.0)
-    made = {row.what.partition(": ")[2]: row for row in hour.rows(grown, 2950, Requests({}))}
+    made = {row.what.partition(": ")[2]: row for row in hour.rows(grown, 2950, Requests({}), 60)}
     assert made["share of a core"].controller == pytest.approx(100 * 5.9 / (59 * 60), abs=1e-3)
     assert made["CPU for an event"].controller == pytest.approx(2.0)
     assert made["writes"].met
-    written = hour.rows(grown, 2950, Requests({("patch", "pods"): 1}))
+    written = hour.rows(grown, 2950, Requests({("patch", "pods"): 1}), 60)
     assert [row.what.rpartition(": ")[2] for row in written if not row.met] == ["writes"]
 
 
