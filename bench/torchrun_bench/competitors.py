@@ -11,6 +11,7 @@ import msgspec
 
 from torchrun_api.json import JsonObject
 from torchrun_bench import bodies, plans
+from torchrun_bench.control_plane import wait_for_crds
 from torchrun_bench.http import Server
 from torchrun_bench.processes import bare, controller, free_port, running, until_ready
 from torchrun_bench.report import say
@@ -149,7 +150,7 @@ def available(site: Site) -> tuple[Competitor, ...]:
         return tuple(one for one in COMPETITORS if one.collection != _JOBSETS)
     for crd in sorted(crds.glob("*.yaml")):
         site.cluster.kubectl("apply", "--server-side", "-f", str(crd))
-    site.cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    wait_for_crds(site.cluster)
     return COMPETITORS
 
 

@@ -1,6 +1,7 @@
 """The API server of a part: real etcd and kube-apiserver, our CRDs and a queue, otherwise idle."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from torchrun_bench.bodies import team, torchrun_queue
 from torchrun_bench.http import Client, Server
 from torchrun_bench.processes import CONTROLLER_NAMESPACE, NAMESPACES
 from torchrun_bench.report import say
-from torchrun_cluster import LocalCluster, Size
+from torchrun_cluster import ClusterError, LocalCluster, Size
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -46,7 +47,7 @@ def prepare(on: LocalCluster) -> Server:
     """CRDs, namespaces and the queue."""
     for crd in sorted((ROOT / "manifests" / "crd").glob("*.yaml")):
         on.kubectl("apply", "--server-side", "-f", str(crd))
-    on.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    wait_for_crds(on)
     for namespace in NAMESPACES:
         on.kubectl("create", "namespace", namespace)
     queue = torchrun_queue(CONTROLLER_NAMESPACE)
@@ -57,6 +58,20 @@ def prepare(on: LocalCluster) -> Server:
         certificate=str(on.client_certificate),
         key=str(on.client_key),
     )
+
+
+def wait_for_crds(on: LocalCluster, seconds: float = 120.0) -> None:
+    """Wait until the API server serves all CRDs. Raises ClusterError after a timeout."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            on.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+            return
+        except ClusterError:
+            # kubectl fails at a CRD whose status has no conditions yet.
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.2)
 
 
 async def create_teams(server: Server, teams: int) -> None:
