@@ -124,12 +124,14 @@ def test_the_nodes_of_a_preemption_stay_out_of_a_reservation():
     ]
     asked = [
         request("ax", "a", 2, node_selector={"zone": "x"}),
-        request("urgent", "d", 1, 4, priority=1, node_selector={"large": "yes"}),
+        request("urgent", "d", 1, 4, age=9, priority=1, node_selector={"large": "yes"}),
+        request("next", "d", 1, 4, age=8, priority=1, node_selector={"large": "yes"}),
         request("c0", "c", 1, 4, node_selector={"zone": "x"}),
     ]
     queues = [queue("a", 9), queue("c"), queue("d", 3), queue("e")]
     decisions = decide(machines, queues, *running, *asked)
     assert [one.uid for one in decisions.preemptions] == ["preempted"]
+    assert [uid for uid, status in decisions.pending.items() if status.nominated] == ["urgent"]
     assert admitted(decisions) == []
 
 
