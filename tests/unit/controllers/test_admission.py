@@ -16,7 +16,7 @@ from torchrun_api.kinds import UserObject, kind_of
 from torchrun_api.meta import ObjectMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.admission_view import ObservedAdmission
-from torchrun_controller.client import ApiError
+from torchrun_controller.client import ApiError, apply
 from torchrun_controller.client.apply import Status, SupersededError, UnavailableError, WriteResult
 from torchrun_controller.controllers.admission import (
     BEHIND_RETRY,
@@ -165,6 +165,12 @@ def world() -> World:
 
 def admit(*names: str) -> Decisions:
     return Decisions(grants=tuple(Grant(uid=name, nodes=2) for name in names))
+
+
+def test_admission_and_reconcile_own_separate_fields():
+    """Server-side apply removes fields that their manager no longer sends."""
+    managers = {FIELD_MANAGER, apply.FIELD_MANAGER, apply.STATUS_FIELD_MANAGER}
+    assert len(managers) == 3
 
 
 async def test_no_change_writes_nothing(world: World) -> None:

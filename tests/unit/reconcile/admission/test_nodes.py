@@ -180,6 +180,10 @@ class TestQueues:
         assert found.free == {"gpus": 16, "cpu": "0", "memory": "0"}
         assert (found.weight, found.current, found.spare) == (2, -3, 1)
 
+    def test_an_unused_queue_has_an_empty_account(self):
+        found = self.account()
+        assert (found.used, found.borrowed) == ({}, {})
+
     @pytest.mark.parametrize(
         ("fields", "text"),
         [
