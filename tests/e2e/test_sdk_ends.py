@@ -31,7 +31,7 @@ def test_a_rank_that_does_not_start_is_reported(laptop: Laptop) -> None:  # noqa
             print("CAUGHT", error)
     """
     )
-    assert re.search(r"CAUGHT 1 of 2 ranks of f-\w+ began within 5 s", out)
+    assert re.search(r"CAUGHT Only 1 of 2 ranks of f-\w+ started within 5 s", out)
     until(lambda: not laptop.jobs(), "deleted")
 
 
