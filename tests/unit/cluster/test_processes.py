@@ -72,6 +72,7 @@ def start_sleeper(owner: Path, component: str) -> int:
     # During its exec a process has no environment, so one read may miss it.
     while not (found := processes.of_cluster(owner, component)):
         assert time.monotonic() < deadline, f"{component} does not start"
+        time.sleep(0.01)
     (process,) = found
     return process.pid
 
@@ -91,7 +92,7 @@ def test_end_stops_one_component_and_its_marked_children(owner: Path) -> None:
     processes.start(owner, "shim", [sys.executable, "-c", child, sleeper], owner / "shim.log")
     start_sleeper(owner, "etcd")
     while "up" not in processes.tail(owner / "shim.log"):
-        os.sched_yield()
+        time.sleep(0.01)
     processes.end(owner, "shim", signal.SIGTERM, timeout=60)
     assert [process.component for process in processes.of_cluster(owner)] == ["etcd"]
 
@@ -125,7 +126,7 @@ def test_a_process_that_ignores_sigterm_is_killed_at_the_deadline(owner: Path) -
     )
     processes.start(owner, "etcd", [sys.executable, "-c", stubborn], owner / "log")
     while "ready" not in processes.tail(owner / "log"):
-        os.sched_yield()
+        time.sleep(0.01)
     processes.end(owner, "etcd", signal.SIGTERM, timeout=0.2)
     assert not processes.of_cluster(owner)
 
@@ -134,7 +135,7 @@ def test_the_log_has_the_reason_for_a_missing_program(owner: Path) -> None:
     processes.start(owner, "etcd", ["/no/such/program"], owner / "log")
     # setsid writes its line in pieces.
     while not (owner / "log").read_text().endswith("\n"):
-        os.sched_yield()
+        time.sleep(0.01)
     assert "/no/such/program" in processes.tail(owner / "log")
 
 

@@ -98,18 +98,18 @@ def test_every_rank_and_its_children_give_their_stacks(launcher: Launcher) -> No
             "a program with reports is watched from the first one",
         ),
         (
-            2.0,
+            6.0,
             """
             import time
-            for _ in range(10): print("x", flush=True); time.sleep(0.3)
+            for _ in range(24): print("x", flush=True); time.sleep(0.3)
             """,
             "it writes",
         ),
         (
-            3.0,
+            6.0,
             """
             import torchrun_progress, time
-            for step in range(4): torchrun_progress.report(step); time.sleep(1.01)
+            for step in range(7): torchrun_progress.report(step); time.sleep(1.01)
             """,
             "it reports",
         ),
