@@ -26,7 +26,7 @@ def test_a_missing_directory_is_ignored(tmp_path: Path, capfd: pytest.CaptureFix
 
 def test_the_wait_for_hanging_storage_is_bounded() -> None:
     release = threading.Event()
-    with pytest.raises(TimeoutError, match="no answer"):
+    with pytest.raises(TimeoutError, match="no response"):
         state.within(0.01, release.wait)
     release.set()
 
