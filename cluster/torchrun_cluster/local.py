@@ -337,6 +337,7 @@ class LocalCluster:
         node.write_shared_configuration(cluster)
         for one in self.nodes:
             node.write_configuration(one)
+        for one in self.nodes:
             self._boot(one, programs)
             if node.forget_containers(one):
                 # It keeps a list of them in memory.

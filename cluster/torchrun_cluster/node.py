@@ -9,6 +9,7 @@ is a matter of ending processes, and nothing of it shows on the host meanwhile.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -249,8 +250,30 @@ def _claim_store(node: Node) -> Path:
             user = Path(owner.read_text()) if owner.exists() else state.folder
             if user == state.folder or not processes.of_cluster(user, "containerd"):
                 owner.write_text(str(state.folder))
-                return stores / (str(number) if node.number == 1 else f"{number}-{node.name}")
+                break
             number += 1
+        store = stores / str(number)
+        if node.number == 1:
+            return store
+        own = stores / f"{number}-{node.name}"
+        if store.exists() and not own.exists():
+            _copy_store(store, own)
+        return own
+
+
+def _copy_store(store: Path, copy: Path) -> None:
+    """Copy the images of a store that is not in use.
+
+    Files of images never change, so links take the place of copies, except for the databases.
+    """
+    unfinished = copy.with_name(f"{copy.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    subprocess.run(["cp", "--archive", "--link", str(store), str(unfinished)], check=True)
+    for database in unfinished.glob("io.containerd.*/*.db"):
+        own = database.with_suffix(".copy")
+        shutil.copy2(database, own)
+        own.replace(database)
+    unfinished.rename(copy)
 
 
 def _cni(node: Node) -> dict[str, object]:
