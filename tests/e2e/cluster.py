@@ -1,6 +1,7 @@
 """The cluster of the suite, with both images available, before the installation."""
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_cluster import ClusterError, LocalCluster, Size, binaries, images, tools
+from torchrun_cluster import ClusterError, LocalCluster, binaries, images, state, tools
 from torchrun_cluster.engine import Engine, choose, look_at_machine
 from torchrun_cluster.kind import KindCluster
 
@@ -17,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / ".venv" / "plugin" / "bin"
 CONTROLLER_IMAGE = "torchrun-controller:0.1.0"
 """As it stands in the manifests."""
+ORPHAN = re.compile(r"e2e-(\d+)")
+"""The cluster of a test run, by its process: one that was killed could not end it."""
 IMAGE_INPUTS = (
     *("pyproject.toml", "README.md", "LICENSE", "requirements"),
     *("api", "controller", "runtime"),
@@ -32,6 +35,11 @@ class Cluster:
     controller: str
     trainer: str
     local: LocalCluster | None = None
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the local cluster has; 1 where that is not known."""
+        return len(self.local.nodes) if self.local else 1
 
     @property
     def environment(self) -> dict[str, str]:
@@ -69,10 +77,11 @@ def manifests(cluster: Cluster, image: str) -> str:
 
 
 @contextmanager
-def start(existing: str) -> Iterator[Cluster]:
+def start(existing: str, nodes: int) -> Iterator[Cluster]:
     """A cluster as selected by CLUSTER. Skips with a reason if this machine cannot have one.
 
     `existing` names a cluster of `torchrun_cluster up`, which is used unchanged and stays up.
+    A new local cluster has this many `nodes`.
     """
     if not (PLUGIN / "kubectl-torchrun").exists():
         raise pytest.UsageError("the plugin is not built; run: make .venv/bin/.plugin")
@@ -90,7 +99,7 @@ def start(existing: str) -> Iterator[Cluster]:
     trainer = images.torch()
     local = engine is Engine.LOCAL
     kubectl = binaries.ensure(["kubectl"])["kubectl"] if local else tools.ensure("kubectl")
-    new = LocalCluster(name=name, size=Size.NODE) if local else KindCluster(name)
+    new = _local(name, nodes) if local else KindCluster(name)
     try:
         new.up()
         new.load_image(controller)
@@ -100,6 +109,14 @@ def start(existing: str) -> Iterator[Cluster]:
     finally:
         if not existing:
             new.down()
+
+
+def _local(name: str, nodes: int) -> LocalCluster:
+    for left in state.names():
+        process = ORPHAN.fullmatch(left)
+        if process and state.read(left) and not Path("/proc", process[1]).exists():
+            LocalCluster(name=left).down()
+    return LocalCluster.existing(name) if state.read(name) else LocalCluster(name=name, nodes=nodes)
 
 
 def _current() -> Cluster:

@@ -1,5 +1,6 @@
 """One cluster with the installed controller, and a namespace for each test."""
 
+import json
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from e2e import cluster as clusters
 from e2e.cluster import Cluster
 from e2e.evidence import QUIET, gather
 from e2e.manifests import queue
+from e2e.nodes import HOSTNAME
 from e2e.space import CONTROLLER, Space
 from evidence import BUILD, attach
 from kubectl_torchrun.cluster.kubectl import Target, proxy
+from torchrun_cluster import LocalCluster
 
 HERE = Path(__file__).parent
 SECONDS = 900
@@ -36,6 +39,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SECONDS, func_only=True))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker `nodes`."""
+    config.addinivalue_line("markers", "nodes(count): needs a local cluster with so many nodes")
+
+
+def wanted_nodes(items: list[pytest.Item]) -> int:
+    """As many as a test needs that is not skipped; two show what one hides, and cost seconds."""
+    marks = (
+        item.get_closest_marker("nodes") for item in items if not item.get_closest_marker("skip")
+    )
+    return max((mark.args[0] for mark in marks if mark), default=2)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,
@@ -52,7 +68,7 @@ def pytest_runtest_makereport(
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The cluster with the controller running in it."""
     existing = request.config.getoption("--cluster")
-    with clusters.start(existing) as running:
+    with clusters.start(existing, wanted_nodes(request.session.items)) as running:
         manifests = clusters.manifests(running, running.controller)
         running.kubectl("apply", "--server-side", "-f", "-", stdin=manifests)
         if existing:
@@ -61,6 +77,33 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         yield running
         if running.local is None:
             running.kubectl("delete", "-f", "-", "--ignore-not-found", stdin=manifests)
+
+
+@pytest.fixture
+def local(cluster: Cluster, request: pytest.FixtureRequest) -> LocalCluster:
+    """The local cluster, with as many nodes as the marker `nodes` asks for. Skips on others."""
+    mark = request.node.get_closest_marker("nodes")
+    count = mark.args[0] if mark else 1
+    if cluster.local is None or cluster.nodes < count:
+        pytest.skip(f"needs a local cluster: torchrun_cluster up --nodes {count}")
+    return cluster.local
+
+
+@pytest.fixture(scope="module")
+def controller_on_the_first_node(cluster: Cluster) -> Iterator[None]:
+    """No test disturbs the node of the API server, so the controller goes there, too."""
+
+    def move(node: str | None) -> None:
+        selector = {"spec": {"template": {"spec": {"nodeSelector": {HOSTNAME: node}}}}}
+        cluster.kubectl("patch", *CONTROLLER, f"--patch={json.dumps(selector)}")
+        cluster.kubectl("rollout", "status", *CONTROLLER, "--timeout=180s")
+
+    if cluster.local is None:
+        yield
+        return
+    move(cluster.local.nodes[0].name)
+    yield
+    move(None)
 
 
 @pytest.fixture(scope="session")

@@ -142,8 +142,7 @@ def node_logs(space: Space) -> Iterator[tuple[str, str]]:
     """Logs of the cluster components, if they run on this machine."""
     if space.cluster.local is None:
         return
-    for component in COMPONENTS:
-        log = space.cluster.local.log(component)
-        if log.exists():
+    for log in sorted(space.cluster.local.log("kubelet").parent.iterdir()):
+        if log.stem.partition("@")[0] in COMPONENTS:
             lines = log.read_text(errors="replace").splitlines()[-3000:]
-            yield f"log of the node's {component}", "\n".join(lines)
+            yield f"log of the node's {log.stem}", "\n".join(lines)

@@ -6,8 +6,11 @@ from collections import defaultdict
 import yaml
 
 from e2e.cluster import ROOT
+from e2e.history import History
+from e2e.nodes import apart
 from e2e.space import Space
-from torchrun_api.kinds import CLAIMS, TORCHRUN_JOBS
+from torchrun_api import names
+from torchrun_api.kinds import CLAIMS, PODS, TORCHRUN_JOBS
 
 GPT = ROOT / "examples" / "gpt"
 LOSS = re.compile(r"\[rank (\d+)\] step (\d+)/\d+ loss (\d+\.\d+)")
@@ -17,6 +20,8 @@ LIFE = ["Pending", "Syncing", "Queued", "Running", "Succeeded"]
 def gpt_queue(space: Space) -> dict:
     queue = yaml.safe_load((GPT / "queue.yaml").read_text())
     queue["spec"]["image"] = space.cluster.trainer
+    if space.cluster.nodes > 1:
+        queue["spec"]["podTemplate"] = apart()
     return queue
 
 
@@ -28,14 +33,25 @@ def losses(output: str) -> dict[int, list[float]]:
     return found
 
 
+def worker_nodes(pods: History) -> set[str]:
+    """The nodes on which workers ever ran."""
+    return {
+        pod["spec"]["nodeName"]
+        for pod in pods.states()
+        if pod["metadata"]["labels"].get(names.COMPONENT_LABEL) == names.WORKER
+        and "nodeName" in pod["spec"]
+    }
+
+
 def test_two_nodes_train_and_a_second_run_resumes(space: Space):
     space.apply(gpt_queue(space))
     options = ("--queue", "cpu", "--nodes", "2", "--name", "gpt")
-    with space.histories(TORCHRUN_JOBS, CLAIMS) as (jobs, claims):
+    with space.histories(TORCHRUN_JOBS, CLAIMS, PODS) as (jobs, claims, pods):
         command = "python train.py --steps 20 --log-every 5 --checkpoint-every 10 --sample 0"
         run = space.submit(GPT, command, *options)
         assert run.returncode == 0
         phases = jobs.phases("gpt")
+        assert len(worker_nodes(pods)) == min(2, space.cluster.nodes)
 
         by_rank = losses(run.stdout)
         assert set(by_rank) == {0, 1}
