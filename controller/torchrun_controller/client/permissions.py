@@ -1,8 +1,9 @@
 """Permissions that the controller needs, and which of them are missing.
 
 `PERMISSIONS` equals manifests/rbac/role.yaml; a test compares them. The controller asks the API
-server with SelfSubjectAccessReviews, which every account may create: after the start, every few
-minutes, and after a 403.
+server after the start, every few minutes, and after a 403: one SelfSubjectRulesReview for each
+namespace, which lists what RBAC grants, and a SelfSubjectAccessReview for each verb that is not in
+the list. Authorizers other than RBAC list no rules. Every account may create these reviews.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
@@ -38,7 +39,10 @@ CHECKS = 30  # checks of the missing permissions until all are checked again
 START_SECONDS = 2.0  # delay of the first check: nothing waits for it, and the start is busy
 
 _MANAGED_VERBS = ("get", "list", "watch", "create", "patch", "delete")
-_PATH = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_RULES = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
+# The rules of a namespace without RoleBindings are those of all namespaces. It need not exist.
+_NO_NAMESPACE = "torchrun-controller-no-namespace"
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -136,7 +140,23 @@ class _Review(Wire, frozen=True, kw_only=True):
     status: _Allowed
 
 
+class _Rule(Wire, frozen=True, kw_only=True):
+    verbs: tuple[str, ...] | None = None
+    api_groups: tuple[str, ...] | None = None
+    resources: tuple[str, ...] | None = None
+    resource_names: tuple[str, ...] | None = None
+
+
+class _Rules(Wire, frozen=True, kw_only=True):
+    resource_rules: tuple[_Rule, ...] | None = None
+
+
+class _RulesReview(Wire, frozen=True, kw_only=True):
+    status: _Rules
+
+
 _decode = msgspec.json.Decoder(_Review).decode
+_decode_rules = msgspec.json.Decoder(_RulesReview).decode
 
 
 class AccessReview(Struct, frozen=True):
@@ -200,7 +220,17 @@ class Permissions:
 
     async def check(self, transport: Requests, groups: Collection[str]) -> None:
         """Check each permission once. Does not raise for errors of the server."""
-        await self._review_all(transport, tuple(self._build_reviews(groups)))
+        reviews = tuple(self._build_reviews(groups))
+        rules = {
+            namespace: await _list_rules(transport, namespace)
+            for namespace in dict.fromkeys(review.namespace for review in reviews)
+        }
+        unlisted = (
+            review
+            for review in reviews
+            if not any(_grants(rule, review) for rule in rules[review.namespace])
+        )
+        await self._review_all(transport, tuple(unlisted))
 
     async def _run(self, transport: Requests, served: Served) -> None:
         await anyio.sleep(START_SECONDS)
@@ -252,6 +282,35 @@ class Permissions:
             log.info("all permissions are granted")
 
 
+async def _list_rules(transport: Requests, namespace: str) -> tuple[_Rule, ...]:
+    """Return the rules that RBAC grants in a namespace, "" for all; none if they are not known."""
+    body: JsonObject = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": namespace or _NO_NAMESPACE},
+    }
+    try:
+        answer = await transport.request("POST", _RULES, body=msgspec.json.encode(body))
+        return answer.read(_decode_rules).status.resource_rules or ()
+    except (ApiError, Disconnected) as error:
+        log.debug("rules are not known", error=str(error))
+        return ()
+
+
+def _grants(rule: _Rule, review: AccessReview) -> bool:
+    """Whether the rule grants the verb on all objects of the resource."""
+    name, _, subresource = review.permission.resource.partition("/")
+    resource = "/".join(part for part in (name.partition(".")[0], subresource) if part)
+    needed = (
+        (rule.verbs, review.verb),
+        (rule.api_groups, review.permission.group),
+        (rule.resources, resource),
+    )
+    return not rule.resource_names and all(
+        value in (values or ()) or "*" in (values or ()) for values, value in needed
+    )
+
+
 async def _is_allowed(transport: Requests, review: AccessReview) -> bool:
     resource, _, subresource = review.permission.resource.partition("/")
     attributes: JsonObject = {
@@ -266,7 +325,7 @@ async def _is_allowed(transport: Requests, review: AccessReview) -> bool:
         "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": attributes},
     }
-    answer = await transport.request("POST", _PATH, body=msgspec.json.encode(body))
+    answer = await transport.request("POST", _REVIEWS, body=msgspec.json.encode(body))
     return answer.read(_decode).status.allowed
 
 

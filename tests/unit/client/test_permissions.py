@@ -20,10 +20,15 @@ from torchrun_controller.client.permissions import (
 
 
 class Reviewer:
-    """Answers reviews; `denied` are pairs of verb and resource."""
+    """Answers reviews; `denied` are pairs of verb and resource.
+
+    `rules` are those that RBAC lists. Other authorizers list none.
+    """
 
     def __init__(self, *denied: tuple[str, str]) -> None:
         self.denied = set(denied)
+        self.rules: list[dict[str, list[str]]] | None = None
+        self.namespaces: list[str] = []  # those whose rules were listed
         self.reviews: list[tuple[str, str, str]] = []
         self.is_down = False
         self.garbage = b""
@@ -37,7 +42,12 @@ class Reviewer:
             raise ZeroDivisionError
         if self.garbage:
             return Response(201, self.garbage)
-        attributes = json.loads(body or b"")["spec"]["resourceAttributes"]
+        spec = json.loads(body or b"")["spec"]
+        if path.endswith("selfsubjectrulesreviews"):
+            self.namespaces.append(spec["namespace"])
+            rules = {"incomplete": self.rules is None, "resourceRules": self.rules}
+            return Response(201, json.dumps({"status": rules}).encode(), "")
+        attributes = spec["resourceAttributes"]
         group = f".{attributes['group']}" if attributes["group"] else ""
         part = f"/{attributes['subresource']}" if attributes["subresource"] else ""
         resource = f"{attributes['resource']}{group}{part}"
@@ -93,6 +103,38 @@ async def test_permissions_are_checked_in_the_watched_namespaces() -> None:
     assert rights.missing() == (
         "grant the controller's role list pods in team-a; list pods in team-b"
     )
+
+
+def role(
+    *resources: str, verbs: tuple[str, ...] = ("*",), **others: list[str]
+) -> dict[str, list[str]]:
+    return {"verbs": [*verbs], "apiGroups": ["*"], "resources": [*resources], **others}
+
+
+async def test_permissions_that_rbac_lists_are_not_asked_for_one_by_one() -> None:
+    reviewer, rights = Reviewer(), Permissions(lease_namespace="system", progress=True)
+    reviewer.rules = [role("*")]
+    await rights.check(reviewer, ())
+    assert reviewer.reviews == []
+    assert reviewer.namespaces == ["torchrun-controller-no-namespace", "system"]
+    assert rights.missing() == rights.shortcoming() == ""
+
+
+async def test_permissions_that_rbac_does_not_list_are_asked_for() -> None:
+    reviewer, rights = Reviewer(("list", "pods")), Permissions()
+    reviewer.rules = [
+        role("pods", verbs=("get", "watch", "create", "patch", "delete")),
+        role("pods", verbs=("list",), resourceNames=["one"]),
+        {"verbs": ["list"], "apiGroups": ["metrics.k8s.io"], "resources": ["pods"]},
+        {"verbs": ["patch"], "apiGroups": ["torchrun.ai"], "resources": ["torchrunjobs/status"]},
+    ]
+    await rights.check(reviewer, ())
+    pods = [verb for verb, resource, _ in reviewer.reviews if resource == "pods"]
+    assert pods == ["list"]
+    resources = {resource for _, resource, _ in reviewer.reviews}
+    assert "torchrunjobs.torchrun.ai/status" not in resources
+    assert "torchrunjobs.torchrun.ai" in resources
+    assert rights.missing() == "grant the controller's role list pods"
 
 
 async def test_permissions_of_schedulers_matter_if_their_kinds_are_served() -> None:
