@@ -100,8 +100,8 @@ QUEUES = Row(
     (
         Panel(
             "Depth",
-            "Keys in the work queue. Growth means that the reconcilers cannot keep up.",
-            (("max by (name) (workqueue_depth)", "{{name}}"),),
+            "Keys in the leader's work queue. Growth means that the reconcilers cannot keep up.",
+            (("max by (name) (workqueue_depth and on (instance) torchrun_leader == 1)", "{{name}}"),),
         ),
         Panel(
             "Time in the work queue",

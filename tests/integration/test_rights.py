@@ -178,7 +178,6 @@ def life_of_a_job(team: Team) -> None:
     taken = [
         ("PersistentVolumeClaim", f"{team.core}/persistentvolumeclaims", "run-workspace", claim),
         ("Pod", f"{team.core}/pods", "run-sync-0", template["spec"]),
-        ("Service", f"{team.core}/services", "run", {"clusterIP": "None"}),
         ("Job", f"{team.batch}/jobs", "run", {"suspend": True, "template": template}),
     ]
     paths = [(kind, others(team, path, kind, name, spec=spec)) for kind, path, name, spec in taken]
@@ -199,6 +198,10 @@ def life_of_a_job(team: Team) -> None:
     for suspend in (True, False, True, False):
         team.api.patch(f"{team.group}/torchrunjobs/run", {"spec": {"suspend": suspend}})
         team.reaches("run", "Suspended" if suspend else "Queued")
+    service = others(team, f"{team.core}/services", "Service", "web", spec={"clusterIP": "None"})
+    team.submit("web")
+    gives_way(team, "web", "Service", service)
+    eventually("it is ours", lambda: _is_ours(team.api.get(service)))
     team.submit("brief", numNodes=1, reliability={"ttlSecondsAfterFinished": 0})
     for pod in team.workers("brief", 1):
         team.pod_becomes(pod, "Succeeded")
@@ -271,6 +274,9 @@ def test_exactly_the_granted_permissions_are_used(
     unused = granted() - used(entries) - RARE
     assert unused == set(), "granted but never used"
     assert used(entries) & RARE == set(), "used here after all"
+    reviews = {resource.partition(".")[0] for _, resource in used(entries) if "review" in resource}
+    assert "selfsubjectrulesreviews" in reviews
+    assert "selfsubjectaccessreviews" not in reviews, "RBAC lists every permission"
 
 
 def test_a_missing_optional_permission_is_named(
