@@ -95,13 +95,15 @@ RECONCILES = Row(
     ),
 )  # fmt: skip
 
+LEADS = "torchrun_leader == 1"  # the work queue of a standby grows, because it takes no keys
+
 QUEUES = Row(
     "Work queues",
     (
         Panel(
             "Depth",
             "Keys in the leader's work queue. Growth means that the reconcilers cannot keep up.",
-            (("max by (name) (workqueue_depth and on (instance) torchrun_leader == 1)", "{{name}}"),),
+            ((f"max by (name) (workqueue_depth and on (instance) {LEADS})", "{{name}}"),),
         ),
         Panel(
             "Time in the work queue",
