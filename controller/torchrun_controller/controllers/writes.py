@@ -8,6 +8,7 @@ import structlog
 from msgspec import Struct
 
 from torchrun_api.kinds import Kind, UserObject, kind_of
+from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.client.apply import Status, WriteResult
 from torchrun_controller.controllers import audit_log
@@ -18,6 +19,9 @@ from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
 # Seconds. The cache event of a write requeues its key; this covers a missing event.
 BEHIND_RETRY = 1.0
 STATUS_INTERVAL = 1.0  # seconds between two status writes of an object in the same phase
+# A gang of more nodes than this waits a second for each hundred: its counts of pods change often.
+_NODES_PER_SECOND = 100
+LONGEST_STATUS_INTERVAL = 10.0
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
@@ -66,10 +70,13 @@ class StatusThrottle(Generic[K]):
         self._clock = clock
         self._written: dict[K, float] = {}
 
-    def delay(self, key: K, *, same_phase: bool) -> float | None:
-        """Return the seconds until a status may be written; None if it may be written now."""
-        remaining = self._written.get(key, -math.inf) + STATUS_INTERVAL - self._clock()
-        return remaining if same_phase and remaining > 0 else None
+    def delay(self, key: K, interval: float = STATUS_INTERVAL) -> float | None:
+        """Return the seconds until a status may be written; None if it may be written now.
+
+        `interval` is the time between two writes in the same phase, in seconds.
+        """
+        remaining = self._written.get(key, -math.inf) + interval - self._clock()
+        return remaining if remaining > 0 else None
 
     def record_write(self, key: K) -> None:
         """Record a successful write. After a failed one, the work queue's back-off applies."""
@@ -133,9 +140,10 @@ class Writes(Generic[K]):
 
         Raises what `Applier.apply_status` raises.
         """
-        delay = self._throttle.delay(key, same_phase=status.phase == owner.status.phase)
-        if delay is not None:
-            return Throttled(delay)
+        if status.phase == owner.status.phase:
+            delay = self._throttle.delay(key, _status_interval(status))
+            if delay is not None:
+                return Throttled(delay)
         write = self._writer.apply_status(owner, status)
         written = await self._write(key, kind_of(owner), write)
         self._throttle.record_write(key)
@@ -158,3 +166,9 @@ class Writes(Generic[K]):
         self._metrics.applies.labels(kind.resource, "Gone" if written is None else "Written").inc()
         self._expectations.expect(key, written)
         return written
+
+
+def _status_interval(status: Status) -> float:
+    """Return the seconds between two status writes in the same phase: more for large gangs."""
+    nodes = status.num_nodes or 0 if isinstance(status, TorchrunJobStatus) else 0
+    return min(max(STATUS_INTERVAL, nodes / _NODES_PER_SECOND), LONGEST_STATUS_INTERVAL)

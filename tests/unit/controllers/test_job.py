@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import ObjectMeta
@@ -110,6 +111,18 @@ class TestStatus:
         world.time += 0.75
         assert await world.reconciler.attempt(KEY) == Done()
         assert world.log[1:] == [status("Running", "2/2 ready")]
+
+    @pytest.mark.parametrize(("nodes", "seconds"), [(2, 1), (300, 3), (5000, 10)])
+    async def test_the_status_of_a_large_gang_is_written_less_often(
+        self, world: World, nodes: int, seconds: int
+    ) -> None:
+        world.present[KEY] = observed("Running")
+        world.cache.resource_version = 100
+        world.plan = lambda _: Plan(status=replace(status("Running", "a"), num_nodes=nodes))
+        assert await world.reconciler.attempt(KEY) == Done()
+        assert await world.reconciler.attempt(KEY) == RequeueAfter(seconds)
+        world.plan = lambda _: Plan(status=replace(status("Failed"), num_nodes=nodes))
+        assert await world.reconciler.attempt(KEY) == Done(), "a new phase is written at once"
 
     @pytest.mark.parametrize("phase", ["Running", "Succeeded"])
     async def test_a_write_that_keeps_failing_backs_off(self, world: World, phase: Phase) -> None:
