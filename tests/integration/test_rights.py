@@ -225,12 +225,18 @@ def gangs(teams: dict[str, Team], schedulers: Any) -> None:
         eventually("its group goes", lambda: team.api.get(path) is None)  # noqa: B023
 
 
+def create_parent_queue(team: Team) -> str:
+    """Create the KAI queue that is the parent of ours, and return the path of KAI queues."""
+    path = "/apis/scheduling.run.ai/v2/queues"
+    if team.api.get(f"{path}/default") is None:
+        others(team, path, "Queue", "default", spec={"resources": {}})
+    return path
+
+
 def life_of_a_queue(team: Team) -> None:
     """Objects, KAI queue and deletion of a queue."""
     claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
-    parent = "/apis/scheduling.run.ai/v2/queues"
-    if team.api.get(f"{parent}/default") is None:
-        others(team, parent, "Queue", "default", spec={"resources": {}})
+    parent = create_parent_queue(team)
     cache = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "spec": claim}
     path = others(team, f"{team.core}/configmaps", "ConfigMap", "research-settings")
     resources = [{"name": "settings", "template": SETTINGS}, {"name": "cache", "template": cache}]
@@ -284,6 +290,7 @@ def test_a_missing_optional_permission_is_named(
 ) -> None:
     """Jobs run without it, and the controller continues by itself once it is granted."""
     lacks = ("list", "queues.scheduling.run.ai")
+    create_parent_queue(team)
     grant(cluster, "partly", without=(lacks,))
     with controller(cluster, tmp_path, "partly", *NO_ELECTION).running() as process:
         team.make_queue(kaiQueue=team.name)
