@@ -61,7 +61,7 @@ class Throttled(Struct, frozen=True):
 
 
 class StatusThrottle(Generic[K]):
-    """Delays a status that follows another too closely, unless the phase changes.
+    """Delays a status that follows another too closely.
 
     `clock` is monotonic, in seconds. Holds a time for each existing object.
     """
@@ -70,10 +70,10 @@ class StatusThrottle(Generic[K]):
         self._clock = clock
         self._written: dict[K, float] = {}
 
-    def delay(self, key: K, interval: float = STATUS_INTERVAL) -> float | None:
+    def delay(self, key: K, interval: float) -> float | None:
         """Return the seconds until a status may be written; None if it may be written now.
 
-        `interval` is the time between two writes in the same phase, in seconds.
+        `interval` is the time between two writes, in seconds.
         """
         remaining = self._written.get(key, -math.inf) + interval - self._clock()
         return remaining if remaining > 0 else None
@@ -137,6 +137,8 @@ class Writes(Generic[K]):
         self, key: K, owner: UserObject, status: Status
     ) -> WriteResult | Throttled | None:
         """Write the status, unless it is throttled. None if the object is gone.
+
+        A new phase is never throttled.
 
         Raises what `Applier.apply_status` raises.
         """
