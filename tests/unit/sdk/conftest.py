@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import Call, Reference
 
-from .pods import WAITS, Pod, delete_job
+from .pods import SECONDS, WAITS, Pod, delete_job
 
 
 @pytest.fixture
@@ -33,8 +34,12 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Pod]]:
         return pods[-1]
 
     yield make
+    for process in (process for pod in pods for process in pod.started):
+        process.terminate()  # a rank ends the process of its call
     for pod in pods:
         for process in pod.started:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS)
             process.kill()
             process.wait()
             for stream in (process.stdin, process.stdout, process.stderr):
