@@ -95,7 +95,7 @@ def identity(replica: ControllerProcess) -> str:
 
 def ready(replica: ControllerProcess) -> None:
     """Wait until it leads, or is a standby with filled caches."""
-    site = f"http://127.0.0.1:{replica.wait_for_line('serves')['port']}/readyz"
+    site = f"http://127.0.0.1:{replica.wait_for_line('serving')['port']}/readyz"
 
     def look() -> bool:
         with suppress(httpx.HTTPError):

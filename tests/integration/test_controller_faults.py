@@ -136,7 +136,7 @@ def test_the_controller_waits_for_its_crds_and_is_not_ready(tmp_path: Path) -> N
     with LocalCluster(name=name, size=Size.CONTROL_PLANE) as cluster:
         process = ControllerProcess(cluster, tmp_path, *NO_ELECTION)
         with process.running():
-            site = f"http://127.0.0.1:{process.wait_for_line('serves')['port']}"
+            site = f"http://127.0.0.1:{process.wait_for_line('serving')['port']}"
 
             def unready() -> str:
                 answer = httpx.get(f"{site}/readyz", timeout=60)
@@ -221,7 +221,7 @@ def test_an_idle_controller_writes_nothing(
         rest = audit.size()
         second = ControllerProcess(cluster, tmp_path, "--lease-namespace", team.name)
         with second.running():
-            site = f"http://127.0.0.1:{second.wait_for_line('serves')['port']}"
+            site = f"http://127.0.0.1:{second.wait_for_line('serving')['port']}"
             second.wait_for_line("controllers started")
             eventually("every job was looked at", lambda: _reconciles(site) > FINISHED_JOBS)
             signal.sigtimedwait([], SILENCE_SECONDS)
@@ -239,7 +239,7 @@ def test_kinds_without_changes_since_an_api_server_restart_get_bookmarks(
     """The API server sends their bookmarks only after the watch is opened again."""
     controller = ControllerProcess(cluster, tmp_path, *NO_ELECTION)
     with controller.running():
-        site = f"http://127.0.0.1:{controller.wait_for_line('serves')['port']}"
+        site = f"http://127.0.0.1:{controller.wait_for_line('serving')['port']}"
         controller.wait_for_line("controllers started")
         cluster.restart("kube-apiserver")
         oldest = 0.0
