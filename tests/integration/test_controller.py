@@ -119,9 +119,7 @@ def test_an_object_of_another_owner_with_our_name_is_reported_and_left_alone(
     team.submit("run")
     status = team.reaches("run", "Pending", "NameConflict")
     assert "Service 'run' already exists" in status["message"]
-    eventually(
-        "its gang ends, because it lacks its Service", lambda: not team.children("jobs", "run")
-    )
+    eventually("its gang ends, because it lacks its Service", lambda: not team.children("jobs", "run"))
     assert team.api.get(f"{team.core}/services/run") == before
     team.api.delete(f"{team.core}/services/run")
     team.has(f"{team.batch}/jobs/run-r1")
