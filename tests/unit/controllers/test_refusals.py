@@ -154,11 +154,11 @@ async def test_a_forbidden_job_delete_is_shown_while_the_suspension_waits() -> N
 
 
 async def test_a_gang_is_never_created_without_its_objects() -> None:
-    world = World(make_job(numNodes=2), make_queue(networking={"isolate": True}))
+    world = World(make_job(numNodes=2), make_queue())
     cluster = Cluster(world)
-    cluster.refuses = {("NetworkPolicy", "train")}
+    cluster.refuses = {SERVICE}
     await cluster.attempts(minutes=5)
-    assert {kind for kind, _ in cluster.requests} == {"NetworkPolicy"}
+    assert {kind for kind, _ in cluster.requests} == {"Service"}
     assert (world.phase, world.gangs) == ("Pending", [])
 
 
@@ -184,66 +184,3 @@ async def test_taken_names_are_skipped_a_few_at_a_time() -> None:
     assert len(cluster.requests) == MAX_ROUNDS
     await cluster.attempt()
     assert len(set(cluster.requests)) == len(cluster.requests) == 2 * MAX_ROUNDS
-
-
-def starting_cluster() -> Cluster:
-    """A new job of two nodes. Its Service, which is created after its Job, is refused."""
-    cluster = Cluster(World(make_job(numNodes=2), make_queue()))
-    cluster.refuses = {SERVICE}
-    return cluster
-
-
-async def test_a_first_gang_without_its_service_ends_and_the_next_one_waits_for_it() -> None:
-    cluster = starting_cluster()
-    world = cluster.world
-    await cluster.attempt()
-    assert [gang.metadata.name for gang in world.gangs] == ["train"]
-    assert (world.phase, world.job.status.reason) == ("Pending", "Rejected")
-    await cluster.attempts(minutes=4)
-    world.containers_stop()
-    await cluster.attempts(minutes=3)
-    assert (JOBS.plural, "train") not in world.objects
-    status = world.job.status
-    assert (status.phase, status.reason) == ("Pending", "Rejected")
-    assert [(a.number, a.reason, a.counted) for a in status.attempts] == [
-        (0, "ServiceRefused", False)
-    ]
-    assert (status.restarts, status.disruptions) == (0, 0)
-    assert cluster.requests.count(("Job", "train")) == 2, "it is created once and deleted once"
-    cluster.refuses = set()
-    cluster.requests.clear()
-    await cluster.attempt()
-    created = [request for request in cluster.requests if request[0] in ("Service", "Job")]
-    assert created == [SERVICE, ("Job", "train-r1")]
-    world.all_workers("Running")
-    await cluster.attempts(minutes=2)
-    assert world.phase == "Running"
-
-
-async def test_the_end_of_a_gang_without_its_service_survives_a_restart_of_the_controller() -> None:
-    cluster = starting_cluster()
-    cluster.forbids_deletes = {("Job", "train")}
-    await cluster.attempts(minutes=3)
-    world = cluster.world
-    assert [a.reason for a in world.job.status.attempts] == ["ServiceRefused"]
-    assert (JOBS.plural, "train") in world.objects
-    successor = Cluster(world)  # it knows no refusals, and the Service would be accepted
-    await successor.attempts(minutes=2)
-    world.containers_stop()
-    await successor.attempts(minutes=2)
-    assert [request for request in successor.requests if request[0] == "Job"] == [
-        ("Job", "train"),
-        ("Job", "train-r1"),
-    ]
-    assert world.job.status.restarts == 0
-
-
-async def test_a_paused_job_without_its_service_is_paused() -> None:
-    cluster = starting_cluster()
-    await cluster.attempt()
-    cluster.world.suspend()
-    await cluster.attempts(minutes=2)
-    cluster.world.containers_stop()
-    await cluster.attempts(minutes=2)
-    assert cluster.world.phase == "Suspended"
-    assert [a.reason for a in cluster.world.job.status.attempts] == ["Suspended"]

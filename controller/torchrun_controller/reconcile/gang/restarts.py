@@ -18,10 +18,7 @@ from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 FIRST_DELAY = timedelta(seconds=10)
 LONGEST_DELAY = timedelta(minutes=5)
 EARLY = timedelta(minutes=10)  # running time below which a failure is early
-SERVICE_REFUSED = "ServiceRefused"  # the end of a gang that could not get its Service
-NO_FAILURES = frozenset(
-    {"Suspended", "Preempted", "Resizing", "Shrinking", "Growing", SERVICE_REFUSED}
-)
+NO_FAILURES = frozenset({"Suspended", "Preempted", "Resizing", "Shrinking", "Growing"})
 
 
 class FailureAction(Enum):

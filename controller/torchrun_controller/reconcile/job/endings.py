@@ -10,10 +10,9 @@ from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_controller.reconcile.gang import cleanup, fence, gang
 from torchrun_controller.reconcile.gang.decision import Decision, History, Writes, soonest
 from torchrun_controller.reconcile.gang.orphans import find_orphans, orphan_advice
-from torchrun_controller.reconcile.gang.restarts import SERVICE_REFUSED
-from torchrun_controller.reconcile.job import dependencies, refusals
+from torchrun_controller.reconcile.job import dependencies
 from torchrun_controller.reconcile.job.context import Context
-from torchrun_controller.reconcile.job.running import decide_on_gang, missing_service
+from torchrun_controller.reconcile.job.running import decide_on_gang
 from torchrun_controller.reconcile.model.attempts import find_end
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import count_of, list_names, sentence
@@ -96,38 +95,6 @@ def preempted(context: Context) -> Decision | None:
     released = Reason(why.reason, "No pod remains. See the condition Admitted.")
     answer = ConditionUpdate(admission_status.REQUESTED, "True", released)
     return replace(ending, state=State.PREEMPTED, why=why, conditions=(answer,))
-
-
-def service_refused(context: Context) -> Decision | None:
-    """End the first gang if its Service is refused: its pods could never find each other.
-
-    The Service is created after the Job. The next gang is created after its Service.
-    """
-    observed, present = context.observed, context.gang
-    if present is None or context.end is not None or present.state is not State.GANG_STARTING:
-        return None
-    why = _service_refusal(observed, context.attempt)
-    if why is None:
-        return None
-    ending = Decision(
-        state=refusals.state_of(why),
-        why=why,
-        attempt=observed.job.status.attempt,
-        history=_history(context),
-    )
-    return _end_gang(context, ending, Reason(SERVICE_REFUSED, why.message))
-
-
-def _service_refusal(observed: Observed, attempt: int) -> Reason | None:
-    """Return why the Service of a first gang that never ran is refused, or was at its end."""
-    status = observed.job.status
-    recorded = find_end(status.attempts, attempt)
-    if recorded is not None and recorded.reason == SERVICE_REFUSED:
-        return Reason(recorded.reason, recorded.message)
-    if status.attempts or status.phase == "Running":
-        return None
-    missing = missing_service(observed.job, observed.gang)
-    return refusals.find_refusal(observed.refused, missing[0]) if missing else None
 
 
 def _history(context: Context) -> History:

@@ -4,6 +4,9 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from torchrun_api import names
+from torchrun_api.core import Service
+from torchrun_api.job import TorchrunJob
+from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.gang import cleanup, fence, gang
 from torchrun_controller.reconcile.gang.child_jobs import build_child_jobs, roles_of
 from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
@@ -19,7 +22,7 @@ from torchrun_controller.reconcile.job.running import (
 )
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import count_of, pods_are, sentence
-from torchrun_controller.reconcile.model.observed import Observed, RefusedWrites
+from torchrun_controller.reconcile.model.observed import RefusedWrites
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Apply, Event
 from torchrun_controller.reconcile.model.times import sync_left
@@ -197,13 +200,12 @@ def create_gang(context: Context) -> Decision:
         environment=context.preparation.environment,
         avoided=hostnames(observed.cluster.nodes, avoided),
     )
-    objects = build_gang_objects(
-        observed.job, observed.queue, observed.cluster.installed, spec, attempt, jobs
-    )
     applies = (
         *missing_checkpoints(observed.job, observed.workspace, spec),
-        *((network.isolation(observed.job),) if observed.queue.spec.networking.isolate else ()),
-        *_with_service(observed, spec, objects),
+        *_network(observed.job, observed.queue, observed.gang.service, spec),
+        *build_gang_objects(
+            observed.job, observed.queue, observed.cluster.installed, spec, attempt, jobs
+        ),
     )
     blocked = _find_refusal(observed.refused, applies)
     if blocked is not None:
@@ -258,19 +260,16 @@ def _cause(upcoming: NextAttempt) -> Cause | None:
     return Cause(**structs.asdict(cause), failure=upcoming.history.failure)
 
 
-def _with_service(
-    observed: Observed, spec: ResolvedSpec, objects: tuple[Apply, ...]
+def _network(
+    job: TorchrunJob, queue: TorchrunQueue, service: Service | None, spec: ResolvedSpec
 ) -> tuple[Apply, ...]:
-    """Return the objects of a gang and its Service, if that is missing.
-
-    The Service of the first gang comes last, because pods resolve each other only when they run:
-    so the Job is created sooner. A later gang has a Service, unless it was deleted or refused.
-    """
-    job, present = observed.job, observed.gang
-    if present.service is not None or not network.needs_service(spec):
-        return objects
-    service = network.service(job)
-    return (service, *objects) if gang.was_created(job, present) else (*objects, service)
+    """Return the Service, if it is missing, and the NetworkPolicy of a gang."""
+    applies = []
+    if network.needs_service(spec) and service is None:
+        applies.append(network.service(job))
+    if queue.spec.networking.isolate:
+        applies.append(network.isolation(job))
+    return tuple(applies)
 
 
 def _find_refusal(
@@ -283,7 +282,7 @@ def _find_refusal(
     for apply in applies:
         why = refusals.find_refusal(refused, apply)
         if why is not None:
-            return refusals.state_of(why), why
+            return State.NAME_TAKEN if why.reason == "NameConflict" else State.REJECTED, why
     return None
 
 

@@ -9,12 +9,10 @@ from typing import TypeAlias
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import count_of, sentence
 from torchrun_controller.reconcile.model.observed import Conflict, RefusedWrites, Rejection
-from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.pods import waiting
 
 CONDITION = "WritesAccepted"
-NAME_CONFLICT = "NameConflict"
 LISTED = 4  # most refusals in a message; it counts the others
 
 NO_REFUSALS = RefusedWrites()  # the usual case
@@ -39,11 +37,6 @@ def find_refusal(refused: RefusedWrites, write: Apply | Delete) -> Reason | None
                 return _reason(conflict)
     rejections = (r for r in refused.rejections if (r.verb, r.resource, r.name) == key)
     return next((_reason(rejection) for rejection in rejections), None)
-
-
-def state_of(refusal: Reason) -> State:
-    """Return the state of a job whose next gang waits for a refused object."""
-    return State.NAME_TAKEN if refusal.reason == NAME_CONFLICT else State.REJECTED
 
 
 def accepted_applies(refused: RefusedWrites, applies: tuple[Apply, ...]) -> tuple[Apply, ...]:
@@ -84,7 +77,7 @@ def build_condition(refused: RefusedWrites, applies: tuple[Apply, ...]) -> Condi
 
 def _reason(refusal: Conflict | Rejection) -> Reason:
     if isinstance(refusal, Conflict):
-        return Reason(NAME_CONFLICT, sentence(refusal.message))
+        return Reason("NameConflict", sentence(refusal.message))
     target = f"{refusal.resource} {refusal.name}"
     if refusal.verb == "delete":
         message = f"The API server refused to delete {target}: {refusal.message}"

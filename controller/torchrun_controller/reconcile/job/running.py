@@ -142,7 +142,7 @@ def keep_running(context: Context) -> Decision:
     )
     instructions = gate.instruct_launchers(job, gang, workspace, blocking_pods, now)
     writes = Writes(
-        applies=(*missing, *missing_service(job, gang), *instructions),
+        applies=(*missing, *_missing_service(job, gang), *instructions),
         deletes=cleanup.end_stale_pods(job, gang),
     )
     decision = decide_on_gang(
@@ -226,7 +226,7 @@ def missing_checkpoints(
     return (volumes.claim(job, source, names.CHECKPOINTS),)
 
 
-def missing_service(job: TorchrunJob, gang: ObservedGang) -> tuple[Apply, ...]:
+def _missing_service(job: TorchrunJob, gang: ObservedGang) -> tuple[Apply, ...]:
     """Return the Service of a running gang, if it was deleted."""
     several = head_and_workers.nodes_of(gang.current_job) > 1
     return (network.service(job),) if several and gang.service is None else ()

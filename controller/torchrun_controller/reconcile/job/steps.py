@@ -15,7 +15,6 @@ from torchrun_controller.reconcile.job.endings import (
     clean_up,
     deadline_exceeded,
     preempted,
-    service_refused,
     suspended,
 )
 from torchrun_controller.reconcile.job.next_attempt import (
@@ -75,7 +74,6 @@ STEPS: tuple[Step, ...] = (
     Step(suspended, ("Suspended",)),
     Step(preempted, ("Preempted",)),
     # A gang that exists, or existed: it failed, or is kept going.
-    Step(service_refused, ("Pending",)),
     Step(gang_failed, ("Failed",)),
     Step(backing_off, ("Queued",)),
     Step(gang_exists, ("Queued", "Running", "Preempted")),

@@ -123,13 +123,6 @@ def blocked_by(resource: str, name: str, **spec: object) -> World:
     return world
 
 
-def without_its_service() -> World:
-    world = submitted(numNodes=2)
-    del world.objects[SERVICES.plural, "train"]
-    world.conflicts = (Conflict(SERVICES.resource, "train", "it belongs to another"),)
-    return world
-
-
 def with_terminating_checkpoints() -> World:
     world = running({"storage": {"checkpoints": {"size": "1Gi"}}}, reliability={"maxRestarts": 5})
     key = (CLAIMS.plural, "train-checkpoints")
@@ -155,7 +148,6 @@ HISTORIES: dict[Pair, Callable[[], World]] = {
     ("gang_deleted", "Failed"): with_a_deleted_gang,
     ("suspended", "Suspended"): lambda: submitted(suspend=True),
     ("preempted", "Preempted"): admitted_and_preempted,
-    ("service_refused", "Pending"): without_its_service,
     ("gang_failed", "Failed"): lambda: failed(max_restarts=0),
     ("backing_off", "Queued"): failed_twice,
     ("gang_exists", "Queued"): submitted,
