@@ -46,11 +46,12 @@ def test_each_obstacle_is_reported_and_does_not_affect_other_jobs(space: Space):
     space.wait_message("unbound", "unbound-workspace", "no-such-class")
 
     space.wait_reason("nodeless", "Unschedulable")
+    nodes = space.cluster.nodes
     # The scheduler tries one pod after the other.
     space.wait_message(
         "nodeless",
         "0 of 2 pods are scheduled. 2 of 2 pods",
-        "0 of 1 nodes are available: 1 not matching nodeSelector or affinity",
+        f"0 of {nodes} nodes are available: {nodes} not matching nodeSelector or affinity",
     )
 
     # The kubelet reports a failed pull at the next sync of the pod, after ten seconds.
