@@ -39,7 +39,12 @@ SERVE = """
         s3.answer = lambda request: s3_server.behave(objects())(request)
         threading.Event().wait()
 """
-FILL = "cd /claim && mkdir -p new/src && printf 'from a claim' > new/src/code.txt && mv new train"
+# The pod of the job may start first, and its kubelet creates the folder train.
+FILL = (
+    "mkdir -p /claim/train/src && cd /claim/train/src"
+    " && printf 'from a claim' > new && mv new code.txt"
+)
+WAIT = "until [ -e src/code.txt ]; do sleep 0.2; done"
 
 
 def reads(text: str) -> list[str]:
@@ -311,7 +316,8 @@ def test_an_existing_claim(space: Space):
         },
     }
     wanted = {"source": "existing", "claimName": "code", "subPath": "train"}
-    space.apply(fetched("existing", "from a claim", **wanted))
+    command = ["sh", "-c", f'{WAIT}; exec "$@"', "sh", *reads("from a claim")]
+    space.apply(job("existing", "plain", command, volumes={"workspace": wanted}))
     space.wait_reason("existing", "ClaimNotFound")
     volume: JsonObject = {"persistentVolumeClaim": {"claimName": "code"}}
     space.apply(claim, plain_pod(space, "filler", ["sh", "-c", FILL], claim=volume))
