@@ -17,35 +17,17 @@ LIVE = tuple(phase for phase in PHASES if phase not in TERMINAL)
 WIDTH, HEIGHT = 820, 520
 CENTER, RADIUS = (300, 260), 205
 BOX = (112, 36)
-# Classes of svg.COLOURS.
-KINDS: dict[Phase, str] = {
-    "Pending": "other",
-    "Syncing": "data",
-    "Queued": "other",
-    "Running": "ours",
-    "Preempted": "other",
-    "Suspended": "other",
-    "Succeeded": "user",
-    "Failed": "failed",
-    "TimedOut": "failed",
-}
+# Classes of svg.COLOURS. Other terminal phases are "failed", other phases are "other".
+KINDS: dict[Phase, str] = {"Syncing": "data", "Running": "ours", "Succeeded": "user"}
 USUAL = tuple(map(set, pairwise(("Pending", "Syncing", "Queued", "Running", "Succeeded"))))
-# Clockwise from the left, so that the usual way of a job runs along the top.
-AROUND: dict[Phase, float] = {
-    "Pending": 180,
-    "Syncing": 240,
-    "Queued": 300,
-    "Running": 0,
-    "Preempted": 60,
-    "Suspended": 120,
-}
 
 
 def place(phase: Phase) -> tuple[float, float]:
     """The center of the box of a phase."""
     if phase in TERMINAL:
         return 730, 120 + 140 * sorted(TERMINAL).index(phase)
-    angle = math.radians(AROUND[phase])
+    # Clockwise from the left, so that the usual way of a job runs along the top.
+    angle = math.radians(180 + 360 / len(LIVE) * LIVE.index(phase))
     return CENTER[0] + RADIUS * math.cos(angle), CENTER[1] + RADIUS * math.sin(angle)
 
 
@@ -72,7 +54,8 @@ def arrow(origin: Phase, target: Phase, *, both: bool) -> str:
 def box(phase: Phase) -> str:
     """A phase."""
     x, y = place(phase)
-    return svg.box(round(x - BOX[0] / 2), round(y - BOX[1] / 2), *BOX, KINDS[phase], phase)
+    kind = KINDS.get(phase, "failed" if phase in TERMINAL else "other")
+    return svg.box(round(x - BOX[0] / 2), round(y - BOX[1] / 2), *BOX, kind, phase)
 
 
 def arrows() -> list[str]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 COLOR_KEY = "torchrun.color"  # of the value of --color, in the meta of a context
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta")
+# Every terminal phase has a colour; of the others only Running.
 _PHASE_COLOURS = {"Succeeded": "green", "Failed": "red", "TimedOut": "red", "Running": "cyan"}
 _QUIET_SECONDS = 5.0
 _REPEAT_SECONDS = 60.0

@@ -29,7 +29,7 @@ ATTEMPT = "torchrun.ai/attempt"
 _INDEX = "batch.kubernetes.io/job-completion-index"
 # Label of a worker where Ray's head has pods of its own: "head", or "worker".
 _ROLE = "torchrun.ai/role"
-# Phases that a job does not leave.
+# Phases that a job does not leave. A test compares them with torchrun_api.
 ENDED = ("Succeeded", "Failed", "TimedOut")
 # The launcher's own variables in every pod.
 _COMMAND = f'python3 "$TORCHRUN_WORKSPACE_TARGET/{FOLDER}/{ENTRY}"'

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Terminal, phase_style
 from kubectl_torchrun.upload.pack import human
+from torchrun_api.status import TERMINAL
 
 
 class Screen(io.StringIO):
@@ -49,6 +50,11 @@ def test_plain_lines_without_a_terminal() -> None:
         "Still waiting: for a pod",
         "half",
     ]
+
+
+@pytest.mark.parametrize("phase", sorted(TERMINAL))
+def test_every_terminal_phase_has_a_colour(phase: str) -> None:
+    assert phase_style(phase)["fg"] is not None
 
 
 def test_a_terminal_has_colours_and_is_reset_at_the_end() -> None:

@@ -4,12 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchrun_api.status import TERMINAL
 from torchrun_sdk import errors
 from torchrun_sdk.call_state import CallState, Limits, Wait
+from torchrun_sdk.manifest import ENDED
 from torchrun_sdk.serialization import Packed
 from torchrun_sdk.spec import RAISED, Raised, Result, Started
 
 LIMITS = Limits(launch=100, quorum=20, call=50)
+
+
+def test_the_phases_that_a_job_does_not_leave_are_those_of_the_api() -> None:
+    assert set(ENDED) == TERMINAL
 
 
 def started(rank: int, world: int = 2, time: float = 0.0) -> Started:
