@@ -136,7 +136,10 @@ async def schedulers(api: Api, queues: Sequence[Queue]) -> list[Finding]:
     missing = {
         scheduler.pod_scheduler
         for scheduler in GANG_SCHEDULERS.values()
-        if scheduler.pods_scheduled_by == "itself" and scheduler.api_group not in served
+        if scheduler.pods_scheduled_by == "itself"
+        # Without an API group there is no sign of whether it is installed.
+        and scheduler.api_group
+        and scheduler.api_group not in served
     }
     for name in sorted(name for name in requested if name in missing):
         text = f"Scheduler {name} of a queue is not installed, so its pods stay Pending"

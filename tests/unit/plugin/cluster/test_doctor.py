@@ -6,8 +6,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from aiohttp import web
 
+from kubectl_torchrun.cluster import checks
 from kubectl_torchrun.cluster.checks import Finding
 from kubectl_torchrun.cluster.doctor import report
+from torchrun_api.gang_schedulers import GangSchedulerApi
 
 from ..api_server import Hook, refusal
 from ..laptop import Laptop
@@ -118,6 +120,19 @@ def test_a_scheduler_without_an_api_group_of_its_own_may_be_installed(
     spec = {"image": "i", "scheduling": {"scheduler": scheduler}}
     laptop.server.put("torchrunqueues", "q", spec=spec)
     assert "is not installed" not in laptop.run("doctor").stdout
+
+
+def test_an_own_scheduler_without_an_api_group_may_be_installed(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = GangSchedulerApi(
+        name="native", title="Own", pod_scheduler="own", pods_scheduled_by="itself"
+    )
+    monkeypatch.setattr(checks, "GANG_SCHEDULERS", {"native": own})
+    play_cluster(laptop, apis={"groups": []})
+    spec = {"image": "i", "scheduling": {"scheduler": "own"}}
+    laptop.server.put("torchrunqueues", "q", spec=spec)
+    assert "Scheduler own of a queue is not installed" not in laptop.run("doctor").stdout
 
 
 DEAD = {**DEPLOYMENT, "status": {}}
