@@ -45,7 +45,8 @@ class ExitStatus(NamedTuple):
 
     reasons: in the termination message, and so in `status.lastFailure` or in a condition.
     counted: whether `maxRestarts` counts a gang whose first failure has this code and reason; None
-    for a program that is not part of a gang, and for a success.
+    for a program that is not part of a gang, and for a success. It is text of the docs: the
+    controller decides in `reconcile/gang/restarts.py`, and a test compares the two.
     """
 
     codes: range
