@@ -39,24 +39,23 @@ def build_child_jobs(
     defaults: Defaults,
     *,
     counts: Counts,
-    ended: Attempt | None,
+    previous_end: Attempt | None,
     may_start: bool,
     environment: Environment | None,
-    avoided: tuple[str, ...],
+    avoided_hostnames: tuple[str, ...],
 ) -> tuple[Apply, ...]:
     """Return the Jobs of one attempt, with the node preferences of their pods.
 
-    `counts` and `ended`, the end of the gang before, become annotations: nothing is lost or counted
-    twice if the status write fails. With `may_start` the ranks start at once. Without it, and
-    always beside a head, they wait for the annotation torchrun.ai/start of their pods. `avoided`
-    are hostnames.
+    `counts` and `previous_end` become annotations: nothing is lost or counted twice if the status
+    write fails. With `may_start` the ranks start at once. Without it, and always beside a head,
+    they wait for the annotation torchrun.ai/start of their pods.
 
     Raises:
         InvalidSpecError: as `worker_template` does.
     """
     job, queue = observed.job, observed.queue
     assert queue is not None
-    charged, jobs = charge_annotation(job, queue, run), []
+    charge, jobs = charge_annotation(job, queue, run), []
     checkpoint_nodes = nodes_with_checkpoints(job, observed.gang)
     for role in roles_of(run):
         role_spec = of_head(run, job, queue) if role == names.HEAD else run
@@ -64,18 +63,20 @@ def build_child_jobs(
         template = worker_template(
             job, queue, role_spec, environment, attempt, start, defaults, role
         )
-        template = merge(template, {"metadata": {"annotations": charged}} if charged else {})
-        template = add_preference(template, "NotIn", avoided, AVOIDANCE_WEIGHT)
+        template = merge(template, {"metadata": {"annotations": charge}} if charge else {})
+        template = add_preference(template, "NotIn", avoided_hostnames, AVOIDANCE_WEIGHT)
         template = prefer_checkpoint_nodes(template, role_spec, checkpoint_nodes, observed.cluster)
         template = annotate_template(template, observed.job, observed.workspace)
         annotations = (
-            _history(attempt, counts, ended) | wanted_nodes_annotation(job, role_spec) | charged
+            _history(attempt, counts, previous_end)
+            | wanted_nodes_annotation(job, role_spec)
+            | charge
         )
         jobs.append(child_job(job, role_spec, attempt, template, annotations, role))
     return tuple(jobs)
 
 
-def _history(attempt: int, counts: Counts, ended: Attempt | None) -> JsonObject:
+def _history(attempt: int, counts: Counts, previous_end: Attempt | None) -> JsonObject:
     """Return the annotations with the facts that a lost status write must not lose."""
     annotations: JsonObject = {}
     if attempt:
@@ -83,6 +84,6 @@ def _history(attempt: int, counts: Counts, ended: Attempt | None) -> JsonObject:
             names.RESTARTS: str(counts.restarts),
             names.DISRUPTIONS: str(counts.disruptions),
         }
-    if attempt and ended is not None:
-        annotations[names.CAUSE] = msgspec.json.encode(ended).decode()
+    if attempt and previous_end is not None:
+        annotations[names.CAUSE] = msgspec.json.encode(previous_end).decode()
     return annotations

@@ -42,15 +42,15 @@ def end_survivors(
 
 def end_stale_pods(job: TorchrunJob, gang: ObservedGang) -> tuple[Delete, ...]:
     """Delete pods of finished gangs that a controller has left running when it died."""
-    resized = resized_jobs(job, gang)
-    older = [
+    replaced_jobs = resized_jobs(job, gang)
+    older_jobs = [
         child
         for child in gang.child_jobs[:-1]
-        if not child.metadata.terminating and child not in resized
+        if not child.metadata.terminating and child not in replaced_jobs
     ]
-    attempts = {attempt_of(child) for child in older}
-    beside = (child for child in gang.worker_jobs if attempt_of(child) in attempts)
-    uids = {child.metadata.uid for child in (*older, *beside)}
+    attempts = {attempt_of(child) for child in older_jobs}
+    workers_jobs = (child for child in gang.worker_jobs if attempt_of(child) in attempts)
+    uids = {child.metadata.uid for child in (*older_jobs, *workers_jobs)}
     pods = (
         pod
         for pod in gang.stale_pods
@@ -63,10 +63,10 @@ def resized_jobs(job: TorchrunJob, gang: ObservedGang) -> tuple[Job, ...]:
     """Return Jobs that a resize replaced, and that a controller has left when it died."""
     ends = (*job.status.attempts, *(unrecorded_ends(job, gang) if gang.child_jobs else ()))
     reasons = {end.number: end.reason for end in ends}
-    older = (child for child in gang.child_jobs[:-1] if not child.metadata.terminating)
+    older_jobs = (child for child in gang.child_jobs[:-1] if not child.metadata.terminating)
     return tuple(
         child
-        for child in older
+        for child in older_jobs
         if reasons.get(attempt_of(child)) in RESIZES and not is_complete(child)
     )
 
@@ -86,8 +86,8 @@ def delete_head_job(
     job: TorchrunJob, gang: ObservedGang, unfenced: tuple[UnfencedWorker, ...]
 ) -> tuple[Delete, ...]:
     """Delete the Job of a head whose workers' Job is gone, once its facts are in the status."""
-    recorded = is_recorded(job, gang) and not has_unrecorded(job, unfenced)
-    if head_and_workers.is_whole(gang) or not recorded:
+    all_recorded = is_recorded(job, gang) and not has_unrecorded(job, unfenced)
+    if head_and_workers.is_whole(gang) or not all_recorded:
         return ()
     return (delete_job(gang.current_job),)
 

@@ -42,7 +42,7 @@ class History(Struct, frozen=True, kw_only=True):
     """The records of attempts for the status: the new counts, new ends, and the root cause."""
 
     counts: Counts = Counts()
-    ended: tuple[Attempt, ...] = ()
+    ends: tuple[Attempt, ...] = ()
     failure: LastFailure | None = None
 
 

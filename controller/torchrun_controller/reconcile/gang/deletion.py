@@ -33,22 +33,22 @@ def find_vanished_gang(job: TorchrunJob, now: datetime) -> tuple[Failure, Attemp
     if status.workers is None or find_end(status.attempts, status.attempt) is not None:
         return None
     failure = _job_deleted(names.child_job(job.metadata.name, status.attempt), now)
-    ended = Attempt(
+    end = Attempt(
         number=status.attempt,
         end_time=now,
         running_seconds=round(seconds_of_gang(status, now)),
         reason=JOB_DELETED,
         message=failure.details.message,
     )
-    return failure, ended
+    return failure, end
 
 
 def precedes(deletion: Failure, failure: Failure) -> bool:
     """Whether the deletion is the cause of the failure: the failure is later, or a deleted pod."""
     if failure.details.reason == POD_DELETED:
         return True
-    began, ended = deletion.details.time, failure.details.time
-    return began is None or ended is None or ended >= began
+    deletion_time, failure_time = deletion.details.time, failure.details.time
+    return deletion_time is None or failure_time is None or failure_time >= deletion_time
 
 
 def _job_deleted(name: str, time: datetime | None) -> Failure:

@@ -97,11 +97,11 @@ def _evaluate_elastic(
         return _evaluate_starting(job, gang, observed.cluster.nodes, nodes, elastic.min_nodes, now)
     if nodes == num_nodes:
         return Outlook(condition=_condition("True", "AllNodes", f"{_size(nodes, num_nodes)}."))
-    admitted = admission_status.node_limit(job, observed.queue)
-    if admitted is not None and admitted <= nodes:
+    admitted_nodes = admission_status.node_limit(job, observed.queue)
+    if admitted_nodes is not None and admitted_nodes <= nodes:
         return Outlook(condition=_not_admitted(job, nodes, num_nodes))
     if state is State.GANG_RUNNING:
-        target = num_nodes if admitted is None else min(num_nodes, admitted)
+        target = num_nodes if admitted_nodes is None else min(num_nodes, admitted_nodes)
         return _evaluate_growth(gang, nodes, target, now, grow_after)
     message = f"{_size(nodes, num_nodes)}. Waiting for capacity."
     return Outlook(condition=_condition("False", "WaitingForCapacity", message))
@@ -136,8 +136,8 @@ def requested_nodes(child: Job) -> int:
 def nodes_after_failure(job: TorchrunJob, gang: ObservedGang) -> int | None:
     """Return the size of the gang after a failure: a smaller gang stays so. None: numNodes."""
     child, spec = gang.current_job, job.spec
-    unchanged = spec.elastic is not None and requested_nodes(child) == spec.num_nodes
-    return head_and_workers.nodes_of(child) if unchanged else None
+    is_unchanged = spec.elastic is not None and requested_nodes(child) == spec.num_nodes
+    return head_and_workers.nodes_of(child) if is_unchanged else None
 
 
 def _evaluate_starting(
@@ -152,21 +152,21 @@ def _evaluate_starting(
     if any(find_loss(cluster_nodes, pod, now) is None for pod in gang.stale_pods):
         message = "Waiting for pods of the previous attempt to release their nodes."
         return Outlook(condition=_condition("Unknown", "WaitingForOldGang", message))
-    placed = count_scheduled(gang.workers)
-    if placed < min_nodes:
+    scheduled_count = count_scheduled(gang.workers)
+    if scheduled_count < min_nodes:
         message = f"The gang needs at least {count_of(min_nodes, 'node')} (elastic.minNodes)."
         return Outlook(condition=_condition("False", "NodesMissing", message))
     deadline = _scheduling_since(job, gang, now) + SHRINK_AFTER
     if deadline <= now:
         seconds = SHRINK_AFTER.total_seconds()
         message = (
-            f"Shrinking from {nodes} to {count_of(placed, 'node')}. After {seconds:.0f} s,"
-            f" {pods_are(placed, nodes)} scheduled."
+            f"Shrinking from {nodes} to {count_of(scheduled_count, 'node')}. After {seconds:.0f} s,"
+            f" {pods_are(scheduled_count, nodes)} scheduled."
         )
-        return Outlook(nodes=placed, why=Reason(SHRINKING, message))
+        return Outlook(nodes=scheduled_count, why=Reason(SHRINKING, message))
     message = (
-        f"The gang shrinks to {count_of(placed, 'node')} unless all {nodes} pods are scheduled by"
-        f" {deadline:%H:%M:%S} UTC."
+        f"The gang shrinks to {count_of(scheduled_count, 'node')} unless all {nodes} pods are"
+        f" scheduled by {deadline:%H:%M:%S} UTC."
     )
     return Outlook(
         condition=_condition("False", "NodesMissing", message),
@@ -176,11 +176,13 @@ def _evaluate_starting(
 
 def _scheduling_since(job: TorchrunJob, gang: ObservedGang, now: datetime) -> datetime:
     """Return when the last pod of an older gang left its node, according to the condition."""
-    created = gang.current_job.metadata.creation_timestamp or now
+    creation_time = gang.current_job.metadata.creation_timestamp or now
     full_size = find_condition(job.status.conditions, admission_status.FULL_SIZE)
     if full_size is None or full_size.status == "True" or full_size.last_transition_time is None:
-        return created
-    return now if full_size.status == "Unknown" else max(created, full_size.last_transition_time)
+        return creation_time
+    return (
+        now if full_size.status == "Unknown" else max(creation_time, full_size.last_transition_time)
+    )
 
 
 def _evaluate_growth(
@@ -190,27 +192,27 @@ def _evaluate_growth(
 
     Each growth costs as much as a restart, so the gang must have the age `grow_after`.
     """
-    short = f"{_size(nodes, target)}. Waiting for capacity."
-    opening = (gang.current_job.metadata.creation_timestamp or now) + grow_after
-    if opening > now:
-        message = f"{short} Probes for more nodes start at {opening:%H:%M:%S} UTC."
+    size_text = f"{_size(nodes, target)}. Waiting for capacity."
+    probe_time = (gang.current_job.metadata.creation_timestamp or now) + grow_after
+    if probe_time > now:
+        message = f"{size_text} Probes for more nodes start at {probe_time:%H:%M:%S} UTC."
         condition = _condition("False", "WaitingForCapacity", message)
-        return Outlook(condition=condition, requeue_after=_until(opening, now))
+        return Outlook(condition=condition, requeue_after=_until(probe_time, now))
     probes = min(target - nodes, MOST_PROBES)
-    placed = [pod for pod in gang.probes if pod.spec.node_name and _is_usable(pod)]
-    message = f"{short} Probe pods request {count_of(probes, 'more node')}."
+    placed_probes = [pod for pod in gang.probes if pod.spec.node_name and _is_usable(pod)]
+    message = f"{size_text} Probe pods request {count_of(probes, 'more node')}."
     condition = _condition("False", "WaitingForCapacity", message)
-    if not placed:
+    if not placed_probes:
         return Outlook(condition=condition, probes=probes)
-    settled = min(_placed_at(pod, now) for pod in placed) + SETTLE
-    if len(placed) < probes and settled > now:
-        return Outlook(condition=condition, probes=probes, requeue_after=_until(settled, now))
-    larger = nodes + min(len(placed), probes)
+    settle_time = min(_placed_at(pod, now) for pod in placed_probes) + SETTLE
+    if len(placed_probes) < probes and settle_time > now:
+        return Outlook(condition=condition, probes=probes, requeue_after=_until(settle_time, now))
+    new_nodes = nodes + min(len(placed_probes), probes)
     message = (
-        f"Growing from {nodes} to {count_of(larger, 'node')}."
-        f" Capacity for {count_of(len(placed), 'more node')} is available."
+        f"Growing from {nodes} to {count_of(new_nodes, 'node')}."
+        f" Capacity for {count_of(len(placed_probes), 'more node')} is available."
     )
-    return Outlook(nodes=larger, why=Reason(GROWING, message))
+    return Outlook(nodes=new_nodes, why=Reason(GROWING, message))
 
 
 def _is_usable(pod: Pod) -> bool:
@@ -218,8 +220,10 @@ def _is_usable(pod: Pod) -> bool:
 
 
 def _placed_at(pod: Pod, now: datetime) -> datetime:
-    scheduled = find_condition(pod.status.conditions, "PodScheduled")
-    return (scheduled.last_transition_time if scheduled is not None else None) or now
+    scheduled_condition = find_condition(pod.status.conditions, "PodScheduled")
+    return (
+        scheduled_condition.last_transition_time if scheduled_condition is not None else None
+    ) or now
 
 
 def _until(moment: datetime | None, now: datetime) -> float | None:
@@ -230,11 +234,11 @@ def delete_leftovers(
     job: TorchrunJob, gang: ObservedGang, probes: int = 0, deletes: tuple[Delete, ...] = ()
 ) -> tuple[Delete, ...]:
     """Delete gangs that a resize replaced, and all but `probes` probes, unless in `deletes`."""
-    resized = (delete_job(child) for child in resized_jobs(job, gang))
-    idle = (
+    resized_deletes = (delete_job(child) for child in resized_jobs(job, gang))
+    probe_deletes = (
         delete_pod(pod)
         for number, pod in enumerate(sorted(gang.probes, key=lambda p: p.metadata.name))
         if (number >= probes or not alive(pod)) and not pod.metadata.terminating
     )
     uids = {delete.uid for delete in deletes}
-    return tuple(delete for delete in (*resized, *idle) if delete.uid not in uids)
+    return tuple(delete for delete in (*resized_deletes, *probe_deletes) if delete.uid not in uids)

@@ -95,35 +95,35 @@ def precedence(failure: LastFailure) -> tuple[int, datetime]:
 
 
 def _failure_of(pod: Pod) -> Failure | None:
-    true = {c.type: c for c in pod.status.conditions if c.status == "True"}
-    failed = pod.status.phase == "Failed"
-    details = read_failure(pod) if failed else None
-    disruption = true.get("DisruptionTarget")
+    true_conditions = {c.type: c for c in pod.status.conditions if c.status == "True"}
+    has_failed = pod.status.phase == "Failed"
+    details = read_failure(pod) if has_failed else None
+    disruption = true_conditions.get("DisruptionTarget")
     end_of_grace = pod.metadata.deletion_timestamp
     if pod.status.phase == "Succeeded":
         return None
-    if disruption is not None and (failed or end_of_grace is not None):
+    if disruption is not None and (has_failed or end_of_grace is not None):
         reason = disruption.reason or "DisruptionTarget"
         message = f"Pod {pod.metadata.name}: {disruption.message}"
         details = _pod_failure(pod, reason, message, disruption.last_transition_time)
     elif end_of_grace is not None:
-        deleted = end_of_grace - timedelta(seconds=pod.metadata.deletion_grace_period_seconds)
-        if details is None or _is_end_by_deletion(details, deleted):
+        deletion_time = end_of_grace - timedelta(seconds=pod.metadata.deletion_grace_period_seconds)
+        if details is None or _is_end_by_deletion(details, deletion_time):
             message = f"Pod {pod.metadata.name} was deleted."
-            details = _pod_failure(pod, POD_DELETED, message, deleted)
+            details = _pod_failure(pod, POD_DELETED, message, deletion_time)
     if details is None:
         return None
-    disrupted = disruption is not None or details.reason in (POD_DELETED, *LAUNCHER_DISRUPTIONS)
-    return Failure(details=details, disruption=disrupted, conditions=tuple(true))
+    is_disruption = disruption is not None or details.reason in (POD_DELETED, *LAUNCHER_DISRUPTIONS)
+    return Failure(details=details, disruption=is_disruption, conditions=tuple(true_conditions))
 
 
-def _is_end_by_deletion(failure: LastFailure, deleted: datetime) -> bool:
+def _is_end_by_deletion(failure: LastFailure, deletion_time: datetime) -> bool:
     """Whether the pod ended by SIGTERM, or by the SIGKILL at the end of its grace period.
 
     A pod that was killed before its deletion may be the reason for the deletion.
     """
     if failure.signal == SIGKILL and failure.reason not in POD_VERDICTS:
-        return failure.time is not None and failure.time >= deleted
+        return failure.time is not None and failure.time >= deletion_time
     return failure.signal == SIGTERM
 
 
@@ -138,17 +138,19 @@ def node_failure(pod: Pod, message: str, since: datetime | None) -> Failure:
 
 def read_failure(pod: Pod) -> LastFailure:
     """Return the failure from the status of a failed pod and the messages of its containers."""
-    ended = _terminated(pod)
-    launcher = _launcher_message(ended.message)
-    exit_code = ended.exit_code if launcher.exit_code is None else launcher.exit_code
-    signal = launcher.signal or ended.signal or (exit_code - 128 if 128 < exit_code < 192 else None)
+    terminated = _terminated(pod)
+    launcher = _launcher_message(terminated.message)
+    exit_code = terminated.exit_code if launcher.exit_code is None else launcher.exit_code
+    signal = (
+        launcher.signal or terminated.signal or (exit_code - 128 if 128 < exit_code < 192 else None)
+    )
     if pod.status.reason in POD_VERDICTS:
         reason, message = pod.status.reason, pod.status.message
-    elif ended.reason in POD_VERDICTS:
-        reason, message = ended.reason, "The container exceeded its memory limit."
+    elif terminated.reason in POD_VERDICTS:
+        reason, message = terminated.reason, "The container exceeded its memory limit."
     else:
         reason = launcher.reason or ("Signaled" if signal else "ExitCode")
-        message = launcher.message or _last_line(ended.message) or pod.status.message
+        message = launcher.message or _last_line(terminated.message) or pod.status.message
     return LastFailure(
         node=pod.spec.node_name,
         rank=launcher.rank,
@@ -158,7 +160,7 @@ def read_failure(pod: Pod) -> LastFailure:
         message=f"Pod {pod.metadata.name}: {message}"
         if message
         else f"Pod {pod.metadata.name} failed",
-        time=_end_time(launcher.time, ended.finished_at),
+        time=_end_time(launcher.time, terminated.finished_at),
     )
 
 
@@ -182,7 +184,7 @@ def _terminated(pod: Pod) -> StateTerminated:
     trainer = ends.get(names.TRAINER_CONTAINER)
     if trainer is not None:
         return trainer
-    return next((ended for ended in ends.values() if ended.exit_code), StateTerminated())
+    return next((end for end in ends.values() if end.exit_code), StateTerminated())
 
 
 def _launcher_message(message: str) -> LauncherMessage:

@@ -43,7 +43,7 @@ from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 # Shown to users: from the start annotation until ranks start. The launchers wait for 45 s.
 FENCE_SECONDS = 50
 # Beyond a pod's grace period: for a kubelet that is back to end deleted pods.
-CLEARING = timedelta(seconds=30)
+RELEASE_DELAY = timedelta(seconds=30)
 
 
 class BlockingPods(Struct, frozen=True):
@@ -64,11 +64,11 @@ def blocking_pods(
     now: datetime,
 ) -> BlockingPods:
     """Return what keeps the gate of this attempt closed; `unfenced` are all unfenced workers."""
-    older = [pod for pod in gang.stale_pods if alive(pod)]
+    older_pods = [pod for pod in gang.stale_pods if alive(pod)]
     if not gang.child_jobs or attempt_of(gang.current_job) < attempt:
-        older += [pod for pod in gang.workers if alive(pod)]
+        older_pods += [pod for pod in gang.workers if alive(pod)]
     return BlockingPods(
-        tuple(pod for pod in older if nodes.find_loss(cluster_nodes, pod, now) is None),
+        tuple(pod for pod in older_pods if nodes.find_loss(cluster_nodes, pod, now) is None),
         tuple(worker for worker in unfenced if worker.attempt is None or worker.attempt < attempt),
     )
 
@@ -86,29 +86,29 @@ def unfenced_workers(
     """
     if policy.allow_unfenced_restart:
         return ()
-    clearing, off = _clearing(policy), _machines_off(job)
+    release_delay, machines_off = _release_delay(policy), _machines_off(job)
 
     def is_released(worker: UnfencedWorker) -> bool:
-        return _is_released(gang, cluster_nodes, worker, now, clearing, off)
+        return _is_released(gang, cluster_nodes, worker, now, release_delay, machines_off)
 
     remaining = [worker for worker in _recorded_workers(job, gang) if not is_released(worker)]
-    recorded = {_identity(worker) for worker in remaining}
+    recorded_identities = {_identity(worker) for worker in remaining}
     candidates = (
         *_vanished_workers(job.status, gang, cluster_nodes, now),
         *_silent_workers(job, gang, cluster_nodes, now),
     )
-    new = {
+    new_workers = {
         _identity(worker): worker
         for worker in candidates
-        if _identity(worker) not in recorded and not is_released(worker)
+        if _identity(worker) not in recorded_identities and not is_released(worker)
     }
-    return (*remaining, *sorted(new.values(), key=_order))
+    return (*remaining, *sorted(new_workers.values(), key=_order))
 
 
 def has_unrecorded(job: TorchrunJob, unfenced: tuple[UnfencedWorker, ...]) -> bool:
     """Whether some of the unfenced workers are not in the status."""
-    recorded = {_identity(worker) for worker in job.status.unfenced}
-    return any(_identity(worker) not in recorded for worker in unfenced)
+    recorded_identities = {_identity(worker) for worker in job.status.unfenced}
+    return any(_identity(worker) not in recorded_identities for worker in unfenced)
 
 
 def worker_nodes(
@@ -118,7 +118,7 @@ def worker_nodes(
 
     The `unfenced` workers are left out: the status has them already.
     """
-    recorded = {_identity(worker) for worker in unfenced}
+    recorded_identities = {_identity(worker) for worker in unfenced}
     node_names = {
         index_of(pod): pod.spec.node_name
         for pod in (*gang.workers, *gang.stale_pods)
@@ -126,7 +126,7 @@ def worker_nodes(
         and _may_train(pod)
         and not stopped(pod)
         and not of_earlier_job(job, gang, pod)
-        and (attempt, index_of(pod), pod.spec.node_name) not in recorded
+        and (attempt, index_of(pod), pod.spec.node_name) not in recorded_identities
     }
     return tuple(node_names.get(index, "") for index in range(max(node_names, default=-1) + 1))
 
@@ -146,15 +146,15 @@ def next_release(
     now: datetime,
 ) -> float | None:
     """Return the seconds until the next worker is released, if its node stays Ready."""
-    clearing = _clearing(policy)
+    release_delay = _release_delay(policy)
     waits = [
-        (since + clearing - now).total_seconds()
+        (since + release_delay - now).total_seconds()
         for worker in unfenced
         if (since := _ready_since(cluster_nodes, worker)) is not None
     ]
-    fencing = fencing_since(gang)
-    if fencing is not None:
-        waits.append(FENCE_SECONDS - (now - fencing).total_seconds())
+    fencing_start = fencing_since(gang)
+    if fencing_start is not None:
+        waits.append(FENCE_SECONDS - (now - fencing_start).total_seconds())
     return min((seconds for seconds in waits if seconds > 0), default=None)
 
 
@@ -213,10 +213,10 @@ def _recorded_workers(job: TorchrunJob, gang: ObservedGang) -> tuple[UnfencedWor
     workers = job.status.unfenced
     if not gang.child_jobs or not workers:
         return workers
-    present = attempt_of(gang.current_job)
+    attempt = attempt_of(gang.current_job)
     if any(read_failure(pod).reason == UNPROVEN for pod in gang.workers if not alive(pod)):
         return tuple(
-            replace(w, unproven=True) if w.attempt is None or w.attempt < present else w
+            replace(w, unproven=True) if w.attempt is None or w.attempt < attempt else w
             for w in workers
         )
     return workers
@@ -235,10 +235,10 @@ def _vanished_workers(
     if cluster_nodes is None:
         return
     pods = (*gang.workers, *gang.stale_pods)
-    present = {index_of(pod) for pod in pods if attempt_of(pod) == status.attempt}
+    present_indexes = {index_of(pod) for pod in pods if attempt_of(pod) == status.attempt}
     for index, name in enumerate(status.worker_nodes):
         node = cluster_nodes.get(name)
-        if name and index not in present and (node is None or not nodes.is_ready(node)):
+        if name and index not in present_indexes and (node is None or not nodes.is_ready(node)):
             yield UnfencedWorker(attempt=status.attempt, index=index, node=name, since=now)
 
 
@@ -289,23 +289,23 @@ def _is_released(
     cluster_nodes: Mapping[str, Node] | None,
     worker: UnfencedWorker,
     now: datetime,
-    clearing: timedelta,
-    off: frozenset[str],
+    release_delay: timedelta,
+    machines_off: frozenset[str],
 ) -> bool:
     if cluster_nodes is None:
         return False
     node = cluster_nodes.get(worker.node)
     if node is None:
-        return machine_of(worker) in off
+        return machine_of(worker) in machines_off
     if nodes.is_out_of_service(node):
         return True
     since = _ready_since(cluster_nodes, worker)
-    return since is not None and (_has_pod(gang, worker) or now - since >= clearing)
+    return since is not None and (_has_pod(gang, worker) or now - since >= release_delay)
 
 
-def _clearing(policy: ResolvedReliability) -> timedelta:
+def _release_delay(policy: ResolvedReliability) -> timedelta:
     """Return how long a node must be Ready again before its deleted pods count as ended."""
-    return timedelta(seconds=policy.grace_seconds) + CLEARING
+    return timedelta(seconds=policy.grace_seconds) + RELEASE_DELAY
 
 
 def _machines_off(job: TorchrunJob) -> frozenset[str]:

@@ -72,8 +72,8 @@ def has_ended(job: TorchrunJob, gang: ObservedGang) -> bool:
     """
     if not was_created(job, gang):
         return True
-    ended = sum(not alive(pod) for pod in gang.workers)
-    return exists(job, gang) and ended >= head_and_workers.nodes_of(gang.current_job)
+    ended_count = sum(not alive(pod) for pod in gang.workers)
+    return exists(job, gang) and ended_count >= head_and_workers.nodes_of(gang.current_job)
 
 
 def is_recorded(job: TorchrunJob, gang: ObservedGang) -> bool:
@@ -85,9 +85,9 @@ def is_recorded(job: TorchrunJob, gang: ObservedGang) -> bool:
 def current_counts(job: TorchrunJob, gang: ObservedGang) -> Counts:
     """Return the counts of the status, or of a child Job that is newer than the status."""
     status = job.status
-    recorded = Counts(status.restarts, status.disruptions)
+    recorded_counts = Counts(status.restarts, status.disruptions)
     if not gang.child_jobs or attempt_of(gang.current_job) <= status.attempt:
-        return recorded
+        return recorded_counts
     annotations = gang.current_job.metadata.annotations
     return Counts(names.number_in(annotations.restarts), names.number_in(annotations.disruptions))
 
@@ -131,11 +131,13 @@ def next_attempt(job: TorchrunJob, gang: ObservedGang, refused: RefusedWrites) -
     numbers += [attempt_of(pod) for pod in own_pods]
     if status.workers is None and not numbers:
         return status.attempt
-    ended = [attempt.number for attempt in status.attempts]
-    attempt = max([status.attempt, *numbers, *ended]) + 1
-    taken = {c.name for c in refused.conflicts if c.resource == JOBS.resource}
+    recorded_numbers = [attempt.number for attempt in status.attempts]
+    attempt = max([status.attempt, *numbers, *recorded_numbers]) + 1
+    taken_names = {c.name for c in refused.conflicts if c.resource == JOBS.resource}
     name = job.metadata.name
-    while not taken.isdisjoint((names.child_job(name, attempt), names.workers_job(name, attempt))):
+    while not taken_names.isdisjoint(
+        (names.child_job(name, attempt), names.workers_job(name, attempt))
+    ):
         attempt += 1
     return attempt
 
@@ -161,41 +163,45 @@ def evaluate_state(
     a moment for the failure of that peer, a deleted pod for Kueue's suspension of the Job.
     """
     job, gang, nodes = observed.job, observed.gang, observed.cluster.nodes
-    completed = find_completed_job(gang)
-    if completed is not None:
-        size = head_and_workers.nodes_of(completed)
+    completed_job = find_completed_job(gang)
+    if completed_job is not None:
+        size = head_and_workers.nodes_of(completed_job)
         message = f"{size} of {count_of(size, 'pod')} succeeded."
-        if head_and_workers.has_head(completed):
+        if head_and_workers.has_head(completed_job):
             message = "The head succeeded."
         return GangState(State.GANG_SUCCEEDED, Reason("Completed", message))
     child = gang.current_job
-    deleted = deletion.find_deletion(job, gang)
+    deletion_failure = deletion.find_deletion(job, gang)
     if head_and_workers.head_has_succeeded(gang) and not child.metadata.terminating:
         return GangState(*_progress(observed, unfenced, now))
     failed_job = head_and_workers.find_failed_job(gang)
-    if child.spec.suspend and failed_job is None and deleted is None:
+    if child.spec.suspend and failed_job is None and deletion_failure is None:
         # The Job controller deletes the pods, which is not a failure.
         return GangState(*_suspension(job, gang))
     failure = _pod_failure(gang, nodes, now)
-    if deleted is not None and (failure is None or deletion.precedes(deleted, failure)):
-        return GangState(State.GANG_FAILED, failure_reason(deleted.details), deleted)
-    left = None if failure is None else _patience_left(gang, failure.details, now)
-    if left is not None:
-        return GangState(*_progress(observed, unfenced, now), seconds_left=left)
+    if deletion_failure is not None and (
+        failure is None or deletion.precedes(deletion_failure, failure)
+    ):
+        return GangState(
+            State.GANG_FAILED, failure_reason(deletion_failure.details), deletion_failure
+        )
+    seconds_left = None if failure is None else _cause_wait_left(gang, failure.details, now)
+    if seconds_left is not None:
+        return GangState(*_progress(observed, unfenced, now), seconds_left=seconds_left)
     if failure is None and failed_job is not None:
         # The Job failed and no pod shows why: the pods were removed.
-        failed, condition = failed_job
+        failed_child, condition = failed_job
         failure = Failure(
             details=LastFailure(
                 reason=condition.reason or "JobFailed",
-                message=condition.message or f"Job {failed.metadata.name} failed",
+                message=condition.message or f"Job {failed_child.metadata.name} failed",
                 time=condition.last_transition_time,
             ),
             disruption=len(gang.workers) < head_and_workers.nodes_of(child),
         )
-        left = _watch_lag_left(job, gang, failed, failure.details, now)
-        if left is not None:
-            return GangState(*_progress(observed, unfenced, now), seconds_left=left)
+        seconds_left = _watch_lag_left(job, gang, failed_child, failure.details, now)
+        if seconds_left is not None:
+            return GangState(*_progress(observed, unfenced, now), seconds_left=seconds_left)
     if failure is not None:
         return GangState(State.GANG_FAILED, failure_reason(failure.details), failure)
     return GangState(*_progress(observed, unfenced, now))
@@ -209,23 +215,25 @@ def _watch_lag_left(
     A Job fails only when all of its pods have ended. A pod that still runs in the cache is outdated
     there, and a pod that was never seen may be new. A pod that was seen and is gone was removed.
     """
-    its_own = (pod for pod in gang.workers if pod.metadata.controlled_by(child.metadata.uid))
-    outdated = any(alive(pod) for pod in its_own)
+    own_pods = (pod for pod in gang.workers if pod.metadata.controlled_by(child.metadata.uid))
+    is_outdated = any(alive(pod) for pod in own_pods)
     nodes = head_and_workers.nodes_of(gang.current_job)
-    recorded = job.status.workers if is_recorded(job, gang) else None
-    unseen = len(gang.workers) < nodes and (recorded is None or recorded.pending > 0)
-    return peer_loss.patience_left(failure, now, WATCH_LAG) if outdated or unseen else None
+    recorded_workers = job.status.workers if is_recorded(job, gang) else None
+    has_unseen_pods = len(gang.workers) < nodes and (
+        recorded_workers is None or recorded_workers.pending > 0
+    )
+    return peer_loss.wait_left(failure, now, WATCH_LAG) if is_outdated or has_unseen_pods else None
 
 
-def _patience_left(gang: ObservedGang, failure: LastFailure, now: datetime) -> float | None:
+def _cause_wait_left(gang: ObservedGang, failure: LastFailure, now: datetime) -> float | None:
     """Return the seconds to wait for a better cause than the failure of the first failed pod.
 
     Pods and Jobs have separate watches: the end of a pod may arrive before Kueue's suspension of
     its Job.
     """
     if failure.reason == POD_DELETED and groups.find_admitter(gang.current_job) is not None:
-        return peer_loss.patience_left(failure, now)
-    return peer_loss.patience_with_peers(failure, gang.workers, now)
+        return peer_loss.wait_left(failure, now)
+    return peer_loss.peer_wait_left(failure, gang.workers, now)
 
 
 def _pod_failure(
@@ -234,12 +242,12 @@ def _pod_failure(
     """Return the root cause. On a lost node, the loss counts and not the status of the pod."""
     pods = _pods_since_resumption(gang)
     losses = {pod.metadata.uid: fence.unproven_loss(nodes, pod, now) for pod in pods}
-    lost = tuple(
+    node_failures = tuple(
         node_failure(pod, loss.message, loss.since)
         for pod in pods
         if (loss := losses[pod.metadata.uid]) is not None
     )
-    return find_root_cause(tuple(p for p in pods if losses[p.metadata.uid] is None), lost)
+    return find_root_cause(tuple(p for p in pods if losses[p.metadata.uid] is None), node_failures)
 
 
 def _pods_since_resumption(gang: ObservedGang) -> tuple[Pod, ...]:
@@ -247,14 +255,23 @@ def _pods_since_resumption(gang: ObservedGang) -> tuple[Pod, ...]:
 
     The Job controller does not count these as failed either.
     """
-    suspended = find_condition(gang.current_job.status.conditions, "Suspended")
-    resumed = suspended.last_transition_time if suspended is not None else None
-    if resumed is None:
+    suspended_condition = find_condition(gang.current_job.status.conditions, "Suspended")
+    resumption_time = (
+        suspended_condition.last_transition_time if suspended_condition is not None else None
+    )
+    if resumption_time is None:
         return gang.workers
 
     def is_from_before(pod: Pod) -> bool:
-        created, deleted = pod.metadata.creation_timestamp, pod.metadata.deletion_timestamp
-        return deleted is not None and created is not None and created < resumed
+        creation_time, deletion_time = (
+            pod.metadata.creation_timestamp,
+            pod.metadata.deletion_timestamp,
+        )
+        return (
+            deletion_time is not None
+            and creation_time is not None
+            and creation_time < resumption_time
+        )
 
     return tuple(pod for pod in gang.workers if not is_from_before(pod))
 
@@ -280,17 +297,17 @@ def _progress(
         return State.GANG_RUNNING, Reason("WorkersRunning", message)
     cause = _restart_cause(observed.job, gang)
     if cause is not None:
-        ended = f"Attempt {cause.number} ended: {sentence(cause.message)}"
-        return State.GANG_STARTING, Reason("Restarting", f"{message} {ended}")
+        cause_text = f"Attempt {cause.number} ended: {sentence(cause.message)}"
+        return State.GANG_STARTING, Reason("Restarting", f"{message} {cause_text}")
     return State.GANG_STARTING, Reason(STARTING, message)
 
 
 def _restart_cause(job: TorchrunJob, gang: ObservedGang) -> Attempt | None:
     """Return the failed attempt that the present gang replaces; None if it replaces none."""
     number = attempt_of(gang.current_job)
-    ended = [attempt for attempt in job.status.attempts if attempt.number < number]
-    last = max(ended, key=lambda attempt: attempt.number, default=None)
-    return None if last is None or last.reason in NO_FAILURES else last
+    earlier_attempts = [attempt for attempt in job.status.attempts if attempt.number < number]
+    last_attempt = max(earlier_attempts, key=lambda attempt: attempt.number, default=None)
+    return None if last_attempt is None or last_attempt.reason in NO_FAILURES else last_attempt
 
 
 def _suspension(job: TorchrunJob, gang: ObservedGang) -> tuple[State, Reason]:
@@ -301,8 +318,10 @@ def _suspension(job: TorchrunJob, gang: ObservedGang) -> tuple[State, Reason]:
     has_run = status.phase in ("Running", "Preempted") and attempt_of(child) == status.attempt
     if admitter is not None and not has_run:
         message = f"Job {name} is waiting for admission by {admitter.api.title}."
-        waits = Reason(admitter.waiting_reason, message)
-        return State.GANG_STARTING, Reason(waits.reason, refusal.message) if refusal else waits
+        wait_reason = Reason(admitter.waiting_reason, message)
+        return State.GANG_STARTING, Reason(
+            wait_reason.reason, refusal.message
+        ) if refusal else wait_reason
     author = f" by {admitter.api.title}" if admitter is not None else ""
     suffix = f" {refusal.message}" if refusal else ""
     message = f"Job {name} is suspended{author}. The pods start again when it is resumed.{suffix}"

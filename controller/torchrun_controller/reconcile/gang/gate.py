@@ -48,17 +48,18 @@ def instruct_launchers(
     The start, if the gang may start; the workspace's revision, if all workers can change together.
     """
     child = gang.current_job
-    safe = not blocking_pods.pods and _can_fence(child, blocking_pods.unfenced)
-    opens = safe and head_and_workers.is_whole(gang)
+    is_safe = not blocking_pods.pods and _can_fence(child, blocking_pods.unfenced)
+    may_open = is_safe and head_and_workers.is_whole(gang)
     start: JsonObject = {names.START: str(attempt_of(child))}
-    if opens and blocking_pods.unfenced:
+    if may_open and blocking_pods.unfenced:
         start[names.FENCE] = fence.fence_annotation(blocking_pods.unfenced, now)
-    together = all(alive(pod) for pod in gang.workers)
-    code = reload.build_annotations(job, workspace) if together else {}
+    all_alive = all(alive(pod) for pod in gang.workers)
+    code = reload.build_annotations(job, workspace) if all_alive else {}
     return tuple(
         apply
         for pod in gang.workers
-        if alive(pod) and (apply := _annotate(pod, start if opens else {}, code, now)) is not None
+        if alive(pod)
+        and (apply := _annotate(pod, start if may_open else {}, code, now)) is not None
     )
 
 
@@ -75,8 +76,8 @@ def _repeat_left(pod: Pod, now: datetime) -> float | None:
     """
     if not pod.metadata.annotations.notification_time:
         return None
-    written = fence.parse_time(pod.metadata.annotations.notification_time)
-    age = (now - written).total_seconds() if written else REPEAT_SECONDS
+    notified_at = fence.parse_time(pod.metadata.annotations.notification_time)
+    age = (now - notified_at).total_seconds() if notified_at else REPEAT_SECONDS
     return REPEAT_SECONDS - age if 0 <= age < REPEAT_SECONDS else 0
 
 
@@ -94,8 +95,8 @@ def _annotate(pod: Pod, start: JsonObject, code: JsonObject, now: datetime) -> A
         names.DEVELOPMENT: annotations.development,
     }
     before = {name: value for name, value in before.items() if value}
-    opened = annotations.start == start.get(names.START)
-    after = {**before, **({} if opened else start), **code}
+    has_start = annotations.start == start.get(names.START)
+    after = {**before, **({} if has_start else start), **code}
     if code and names.DEVELOPMENT not in code:
         after.pop(names.DEVELOPMENT, None)
     if after != before:
@@ -115,10 +116,10 @@ def is_open(gang: ObservedGang) -> bool:
     """Whether every worker has the annotation that starts its ranks."""
     child = gang.current_job
     attempt = str(attempt_of(child))
-    started = sum(
+    started_count = sum(
         pod.metadata.annotations.start == attempt or not alive(pod) for pod in gang.workers
     )
-    return started >= head_and_workers.nodes_of(child)
+    return started_count >= head_and_workers.nodes_of(child)
 
 
 def closed_reason(
@@ -151,20 +152,20 @@ def _can_fence(child: Job, unfenced: tuple[UnfencedWorker, ...]) -> bool:
     """Whether the launchers can fence these workers, through the shared state directory."""
     if not unfenced:
         return True
-    shared = child.metadata.annotations.state == "true"
-    return shared and all(w.attempt is not None and not w.unproven for w in unfenced)
+    shares_state = child.metadata.annotations.state == "true"
+    return shares_state and all(w.attempt is not None and not w.unproven for w in unfenced)
 
 
 def _unfenced_reason(
     job: TorchrunJob, nodes: Mapping[str, Node] | None, unfenced: tuple[UnfencedWorker, ...]
 ) -> Reason:
-    first = min((worker.since for worker in unfenced if worker.since), default=None)
-    since = f" since {first:%Y-%m-%dT%H:%M:%SZ}" if first else ""
-    lost = list_names({worker.node for worker in unfenced}, 1)
+    first_loss = min((worker.since for worker in unfenced if worker.since), default=None)
+    since = f" since {first_loss:%Y-%m-%dT%H:%M:%SZ}" if first_loss else ""
+    lost_nodes = list_names({worker.node for worker in unfenced}, 1)
     return Reason(
         "WaitingForFence",
         f"{count_of(len(unfenced), 'pod')} of the previous attempt may still run and write"
-        f" checkpoints on node {lost}, lost{since}. The next attempt starts when the"
+        f" checkpoints on node {lost_nodes}, lost{since}. The next attempt starts when the"
         " node returns, when you confirm that the machine is off"
         f" ({_release_commands(job, nodes, unfenced)}), or when"
         " spec.reliability.allowUnfencedRestart is true.",
@@ -175,9 +176,9 @@ def _release_commands(
     job: TorchrunJob, nodes: Mapping[str, Node] | None, unfenced: tuple[UnfencedWorker, ...]
 ) -> str:
     """Return the commands that declare the machines off, with or without a Node object."""
-    present = nodes or {}
-    node = next((worker.node for worker in unfenced if worker.node in present), None)
-    without_node = [worker for worker in unfenced if worker.node not in present]
+    nodes_by_name = nodes or {}
+    node = next((worker.node for worker in unfenced if worker.node in nodes_by_name), None)
+    without_node = [worker for worker in unfenced if worker.node not in nodes_by_name]
     commands = []
     if node is not None:
         commands.append(f"kubectl taint nodes {node} {OUT_OF_SERVICE}=nodeshutdown:NoExecute")

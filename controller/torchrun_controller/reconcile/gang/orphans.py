@@ -28,9 +28,9 @@ def orphan_advice(pods: tuple[Pod, ...]) -> str:
     if not pods:
         return ""
     pod_names = list_names((pod.metadata.name for pod in pods), separator=" ")
-    one = len(pods) == 1
+    is_single = len(pods) == 1
     return (
-        f"{count_of(len(pods), 'pod')} {'has' if one else 'have'} no Job of this TorchrunJob and"
-        f" may still train. Delete {'it' if one else 'them'} (kubectl delete pod"
+        f"{count_of(len(pods), 'pod')} {'has' if is_single else 'have'} no Job of this TorchrunJob"
+        f" and may still train. Delete {'it' if is_single else 'them'} (kubectl delete pod"
         f" -n {pods[0].metadata.namespace} {pod_names})."
     )

@@ -17,10 +17,10 @@ PEER_LOSS_TEXTS = (
     "socket timeout",
 )
 # A launcher exits within a second of its rank, and its kubelet reports that within another.
-PATIENCE = timedelta(seconds=3)
+CAUSE_WAIT = timedelta(seconds=3)
 # Overloaded nodes took more than three seconds (at a load of 20). A restart that is some seconds
 # later is better than the wrong cause.
-PATIENCE_WITH_PEERS = timedelta(seconds=10)
+PEER_WAIT = timedelta(seconds=10)
 
 
 def is_secondary(failure: LastFailure) -> bool:
@@ -29,18 +29,16 @@ def is_secondary(failure: LastFailure) -> bool:
     return any(text in message for text in PEER_LOSS_TEXTS)
 
 
-def patience_with_peers(failure: LastFailure, pods: Iterable[Pod], now: datetime) -> float | None:
+def peer_wait_left(failure: LastFailure, pods: Iterable[Pod], now: datetime) -> float | None:
     """Return the seconds to wait for the failure of the peer; None where it cannot come."""
     if not is_secondary(failure) or not any(alive(pod) for pod in pods):
         return None
-    return patience_left(failure, now, PATIENCE_WITH_PEERS)
+    return wait_left(failure, now, PEER_WAIT)
 
 
-def patience_left(
-    failure: LastFailure, now: datetime, patience: timedelta = PATIENCE
-) -> float | None:
-    """Return the seconds that are left of `patience` since the failure; None for no more."""
+def wait_left(failure: LastFailure, now: datetime, wait: timedelta = CAUSE_WAIT) -> float | None:
+    """Return the seconds that are left of `wait` since the failure; None for no more."""
     # A time in the future comes from another clock, so the age of the failure is unknown.
-    if failure.time is None or not timedelta() <= (age := now - failure.time) < patience:
+    if failure.time is None or not timedelta() <= (age := now - failure.time) < wait:
         return None
-    return (patience - age).total_seconds()
+    return (wait - age).total_seconds()

@@ -44,12 +44,12 @@ def missing_probes(
     job, queue, installed = observed.job, observed.queue, observed.cluster.installed
     probe_names = [names.probe(job.metadata.name, index) for index in range(count)]
     next_jobs = _jobs_of_next_gang(job, observed.gang, observed.refused)
-    for refused in observed.refused.rejections:
-        if refused.name in probe_names:
-            return (), f"The API server refused pod {refused.name}: {refused.message}"
-        if refused.resource == JOBS.resource and refused.name in next_jobs:
+    for rejection in observed.refused.rejections:
+        if rejection.name in probe_names:
+            return (), f"The API server refused pod {rejection.name}: {rejection.message}"
+        if rejection.resource == JOBS.resource and rejection.name in next_jobs:
             # The larger gang cannot be created yet. Each retry would create and delete probes.
-            return (), f"The API server refused Job {refused.name}: {refused.message}"
+            return (), f"The API server refused Job {rejection.name}: {rejection.message}"
     if queue is None:
         return (), f"TorchrunQueue {job.spec.job_queue} does not exist."
     try:
@@ -64,10 +64,10 @@ def missing_probes(
         ]
     except InvalidSpecError as error:
         return (), str(error)
-    taken = {pod.metadata.name for pod in observed.gang.probes} | {
+    taken_names = {pod.metadata.name for pod in observed.gang.probes} | {
         c.name for c in observed.refused.conflicts
     }
-    return tuple(probe for probe in probes if probe.name not in taken), ""
+    return tuple(probe for probe in probes if probe.name not in taken_names), ""
 
 
 def _jobs_of_next_gang(
@@ -91,9 +91,14 @@ def _probe(job: TorchrunJob, template: JsonObject, name: str, defaults: Defaults
         # A PVC may be usable on some nodes only.
         "volumes": [v for v in objects_at(worker, "volumes") if "persistentVolumeClaim" in v],
     }
-    mine, workers = object_at(meta, "labels"), object_at(object_at(template, "metadata"), "labels")
+    own_labels, worker_labels = (
+        object_at(meta, "labels"),
+        object_at(object_at(template, "metadata"), "labels"),
+    )
     # Gang schedulers and topology rules select by labels. A probe belongs to no attempt.
-    meta["labels"] = {k: v for k, v in workers.items() if k != names.ATTEMPT_LABEL} | mine
+    meta["labels"] = {
+        k: v for k, v in worker_labels.items() if k != names.ATTEMPT_LABEL
+    } | own_labels
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 

@@ -37,18 +37,18 @@ class Counts(Struct, frozen=True):
 
     def after(self, action: FailureAction) -> "Counts":
         """Return the counts of the next gang, at most the maximum of the status fields."""
-        counted = action is FailureAction.RESTART
+        is_counted = action is FailureAction.RESTART
         return Counts(
-            min(self.restarts + counted, MOST_GANGS),
-            min(self.disruptions + (not counted), MOST_GANGS),
+            min(self.restarts + is_counted, MOST_GANGS),
+            min(self.disruptions + (not is_counted), MOST_GANGS),
         )
 
     def without(self, ends: Iterable[Attempt]) -> "Counts":
         """Return the counts from before these ends were recorded."""
         failures = [end for end in ends if end.reason not in NO_FAILURES]
-        counted = sum(end.counted for end in failures)
-        ignored = len(failures) - counted
-        return Counts(max(self.restarts - counted, 0), max(self.disruptions - ignored, 0))
+        counted_ends = sum(end.counted for end in failures)
+        ignored_ends = len(failures) - counted_ends
+        return Counts(max(self.restarts - counted_ends, 0), max(self.disruptions - ignored_ends, 0))
 
 
 def evaluate_failure_policy(
@@ -93,29 +93,29 @@ class RestartDelay(Struct, frozen=True):
     seconds_left: float
 
 
-def find_backoff(job: TorchrunJob, ended: Attempt, now: datetime) -> RestartDelay | None:
+def find_backoff(job: TorchrunJob, end: Attempt, now: datetime) -> RestartDelay | None:
     """Return the back-off after this gang; None once it is over, or if there is none."""
-    before = tuple(a for a in job.status.attempts if a.number != ended.number)
-    delay = restart_delay(before, ended)
-    seconds_left = (delay - (now - (ended.end_time or now))).total_seconds()
+    earlier_attempts = tuple(a for a in job.status.attempts if a.number != end.number)
+    delay = restart_delay(earlier_attempts, end)
+    seconds_left = (delay - (now - (end.end_time or now))).total_seconds()
     if seconds_left <= 0:
         return None
     message = (
-        f"Attempt {ended.number + 1} starts {delay.total_seconds():.0f} s after the end of attempt"
-        f" {ended.number} (back-off). {sentence(ended.message)}"
+        f"Attempt {end.number + 1} starts {delay.total_seconds():.0f} s after the end of attempt"
+        f" {end.number} (back-off). {sentence(end.message)}"
     )
     return RestartDelay(Reason("BackingOff", message), seconds_left)
 
 
-def restart_delay(before: tuple[Attempt, ...], ended: Attempt) -> timedelta:
-    """Return the delay from the end of a gang to the next; `before` are the gangs before it.
+def restart_delay(earlier_attempts: tuple[Attempt, ...], end: Attempt) -> timedelta:
+    """Return the delay from the end of a gang to the next one.
 
     Early failures in a row count. A gang that lasted resets them; an end by the user is not one.
     """
-    if ended.reason in NO_FAILURES or _lasted(ended):
+    if end.reason in NO_FAILURES or _lasted(end):
         return timedelta()
     early_failures = 0
-    for attempt in reversed(before):
+    for attempt in reversed(earlier_attempts):
         if _lasted(attempt):
             break
         early_failures += attempt.reason not in NO_FAILURES

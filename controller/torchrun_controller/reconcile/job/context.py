@@ -34,13 +34,14 @@ from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Works
 
 
 class GangEnd(Struct, frozen=True, kw_only=True):
-    """The end of the last gang. `action` is None if the status has recorded the end already.
+    """The end of the last gang. `history` is what the status records of it.
 
-    `history` is what the status records of it.
+    `fails_job`: the failure policy allows no other attempt. A recorded end never fails the job: the
+    status records an end only if another attempt may follow.
     """
 
     why: Reason
-    action: FailureAction | None
+    fails_job: bool
     attempt: Attempt
     history: History
 
@@ -94,8 +95,10 @@ class Context:
     @cached_property
     def unfenced(self) -> tuple[UnfencedWorker, ...]:
         """The workers that may still run on lost nodes, in the status or not."""
-        job, present, nodes = self.observed.job, self.observed.gang, self.observed.cluster.nodes
-        return fence.unfenced_workers(job, present, nodes, self.reliability, self.now)
+        observed, nodes = self.observed, self.observed.cluster.nodes
+        return fence.unfenced_workers(
+            observed.job, observed.gang, nodes, self.reliability, self.now
+        )
 
     @cached_property
     def history(self) -> History:
@@ -106,7 +109,7 @@ class Context:
         failure = self.gang.failure
         return History(
             counts=counts,
-            ended=gang.unrecorded_ends(self.observed.job, self.observed.gang),
+            ends=gang.unrecorded_ends(self.observed.job, self.observed.gang),
             failure=failure.details
             if failure
             else gang.unrecorded_failure(self.observed.job, self.observed.gang),
@@ -118,31 +121,31 @@ class Context:
         observed, now = self.observed, self.now
         if self.gang is not None:
             failure = self.gang.failure
-            return None if failure is None else self._end_of_failed(self.gang, failure)
-        lost = deletion.find_vanished_gang(observed.job, now)
-        if lost is not None:
-            failure, attempt = lost
+            return None if failure is None else self._end_of_failure(self.gang, failure)
+        vanished = deletion.find_vanished_gang(observed.job, now)
+        if vanished is not None:
+            failure, attempt = vanished
             action = evaluate_failure_policy(failure, self.reliability, self.history.counts)
             why = gang.failure_reason(failure.details)
             return self._build_end(why, action, failure.details, attempt)
         status = observed.job.status
-        recorded = find_end(status.attempts, status.attempt)
-        if recorded is None:
+        recorded_end = find_end(status.attempts, status.attempt)
+        if recorded_end is None:
             return None
-        why = Reason(recorded.reason, recorded.message)
-        return GangEnd(why=why, action=None, attempt=recorded, history=self.history)
+        why = Reason(recorded_end.reason, recorded_end.message)
+        return GangEnd(why=why, fails_job=False, attempt=recorded_end, history=self.history)
 
-    def _end_of_failed(self, state: GangState, failure: Failure) -> GangEnd:
+    def _end_of_failure(self, state: GangState, failure: Failure) -> GangEnd:
         """Return the end of a failed gang. A recorded end stays: later failures are secondary."""
         observed, why = self.observed, state.why
         number = attempt_of(observed.gang.current_job)
-        recorded = find_end(observed.job.status.attempts, number)
-        if recorded is not None:
+        recorded_end = find_end(observed.job.status.attempts, number)
+        if recorded_end is not None:
             return GangEnd(
                 why=why,
-                action=None,
-                attempt=recorded,
-                history=replace(self.history, ended=(*self.history.ended, recorded)),
+                fails_job=False,
+                attempt=recorded_end,
+                history=replace(self.history, ends=(*self.history.ends, recorded_end)),
             )
         action = evaluate_failure_policy(failure, self.reliability, self.history.counts)
         node = failure.details.node
@@ -165,18 +168,19 @@ class Context:
             history = replace(
                 history,
                 counts=history.counts.after(action),
-                ended=(*history.ended, attempt),
+                ends=(*history.ends, attempt),
             )
-        return GangEnd(why=why, action=action, attempt=attempt, history=history)
+        fails_job = action is FailureAction.FAIL
+        return GangEnd(why=why, fails_job=fails_job, attempt=attempt, history=history)
 
     @cached_property
     def survivors(self) -> tuple[Delete, ...]:
         """The deletions of pods and Jobs that still run of a gang that has ended."""
-        job, present = self.observed.job, self.observed.gang
-        if not present.child_jobs:
+        job, observed_gang = self.observed.job, self.observed.gang
+        if not observed_gang.child_jobs:
             return ()
-        survivors = cleanup.end_survivors(job, present)
-        return (*survivors, *cleanup.delete_head_job(job, present, self.unfenced))
+        survivors = cleanup.end_survivors(job, observed_gang)
+        return (*survivors, *cleanup.delete_head_job(job, observed_gang, self.unfenced))
 
     @cached_property
     def backoff(self) -> RestartDelay | None:
@@ -199,10 +203,10 @@ class Context:
             return self._resize(self.outlook)
         if self.end is None:
             return NextAttempt(history=self.history, survivors=self.survivors)
-        ended = self.end.attempt
+        end = self.end.attempt
         return NextAttempt(
             history=self.end.history,
-            cause=ended if self.gang is not None or ended.reason not in NO_FAILURES else None,
+            cause=end if self.gang is not None or end.reason not in NO_FAILURES else None,
             nodes=None
             if self.gang is None
             else elastic.nodes_after_failure(self.observed.job, self.observed.gang),
@@ -211,13 +215,13 @@ class Context:
 
     def _resize(self, outlook: Outlook) -> NextAttempt:
         assert outlook.why is not None
-        job, present = self.observed.job, self.observed.gang
-        ended = gang.record_end(job, present, outlook.why, self.now, counted=False)
+        job, observed_gang = self.observed.job, self.observed.gang
+        end = gang.record_end(job, observed_gang, outlook.why, self.now, counted=False)
         return NextAttempt(
             history=History(
-                counts=self.history.counts, ended=(*self.history.ended, ended), failure=None
+                counts=self.history.counts, ends=(*self.history.ends, end), failure=None
             ),
-            cause=ended,
+            cause=end,
             nodes=outlook.nodes,
             resize=outlook.why,
         )
@@ -248,10 +252,10 @@ class Context:
         observed, now, spec = self.observed, self.now, self.spec
         step = preparation.prepare(observed, spec.workspace, now, self.defaults)
         if step.failed and spec.workspace is not None:
-            reused = preparation.reuse_last_workspace(
+            reused_step = preparation.reuse_last_workspace(
                 observed.job, observed.workspace, observed.cluster, spec.workspace, now
             )
-            step = reused or step
+            step = reused_step or step
         if step.served is not None:
             assert spec.workspace is not None
             spec = replace(spec, workspace=replace(spec.workspace, served=step.served))

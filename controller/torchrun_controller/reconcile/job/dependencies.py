@@ -42,20 +42,22 @@ def find_unmet(job: TorchrunJob, parents: Mapping[str, TorchrunJob]) -> UnmetDep
     unmet = [d for d in job.spec.depends_on if d.name not in met_names]
     if not unmet:
         return None
-    missing = [d.name for d in unmet if d.name not in parents]
-    present = [(d, parents[d.name]) for d in unmet if d.name in parents]
-    for dependency, parent in present:
+    missing_names = [d.name for d in unmet if d.name not in parents]
+    existing_parents = [(d, parents[d.name]) for d in unmet if d.name in parents]
+    for dependency, parent in existing_parents:
         failure = _describe_failure(dependency, parent)
         if failure:
             return UnmetDependencies(State.DEPENDENCY_FAILED, Reason("DependencyFailed", failure))
     sentences = [
         f"TorchrunJob {name} does not exist. Submit it or remove it from spec.dependsOn."
-        for name in missing
+        for name in missing_names
     ]
-    if present:
-        waits = "; ".join(_describe_wait(dependency, parent) for dependency, parent in present)
+    if existing_parents:
+        waits = "; ".join(
+            _describe_wait(dependency, parent) for dependency, parent in existing_parents
+        )
         sentences.append(f"Waiting for {waits}.")
-    reason = "DependencyNotFound" if missing else "WaitingForDependencies"
+    reason = "DependencyNotFound" if missing_names else "WaitingForDependencies"
     return UnmetDependencies(State.DEPENDENCY_WAITING, Reason(reason, " ".join(sentences)))
 
 
@@ -149,8 +151,8 @@ def _find_cycle(job: TorchrunJob, parents: Mapping[str, TorchrunJob]) -> tuple[s
     visited: set[str] = set()
     while paths:
         path = paths.pop(0)
-        last = job if path[-1] == own_name else parents.get(path[-1])
-        for dependency in last.spec.depends_on if last is not None else ():
+        last_job = job if path[-1] == own_name else parents.get(path[-1])
+        for dependency in last_job.spec.depends_on if last_job is not None else ():
             if dependency.name == own_name:
                 return (*path, own_name)
             if dependency.name not in visited:

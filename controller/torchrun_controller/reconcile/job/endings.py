@@ -4,7 +4,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from torchrun_api.core import Pod
+from torchrun_api.core import Job, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_controller.reconcile.gang import cleanup, fence, gang
@@ -31,8 +31,8 @@ from torchrun_controller.reconcile.workspace.preparation import end_preparations
 def deadline_exceeded(context: Context) -> Decision | None:
     """Stop a job that has exceeded its deadline."""
     limit = context.reliability.deadline
-    left = deadline_left(context.observed.job.status, limit, context.now)
-    if limit is None or left is None or left > 0:
+    seconds_left = deadline_left(context.observed.job.status, limit, context.now)
+    if limit is None or seconds_left is None or seconds_left > 0:
         return None
     reliability = context.reliability
     message = f"The job ran for {limit.total_seconds():.0f} s ({reliability.deadline_set_by})."
@@ -59,7 +59,7 @@ def suspended(context: Context) -> Decision | None:
         for p in (*observed.workspace.sync_pods, *observed.workspace.setup_pods)
         if not is_serve_pod(p)
     )
-    ending = Decision(
+    stop_decision = Decision(
         state=State.SUSPENDING,
         why=Reason("Suspending", ""),
         attempt=observed.job.status.attempt,
@@ -67,11 +67,11 @@ def suspended(context: Context) -> Decision | None:
         writes=Writes(deletes=end_preparations(observed.workspace, serving=False)),
     )
     cause = Reason("Suspended", "spec.suspend was set to true.")
-    pending = _end_gang(context, ending, cause) or _wait_for_pods(context, ending, *helper_pods)
-    if pending is not None:
-        return pending
+    decision = _stop(context, stop_decision, cause, *helper_pods)
+    if decision is not None:
+        return decision
     why = Reason("Suspended", "spec.suspend is true. Only the PVCs remain.")
-    return replace(ending, state=State.SUSPENDED, why=why, writes=Writes())
+    return replace(stop_decision, state=State.SUSPENDED, why=why, writes=Writes())
 
 
 def preempted(context: Context) -> Decision | None:
@@ -82,19 +82,19 @@ def preempted(context: Context) -> Decision | None:
     message = admission_status.preempted(context.observed.job)
     if not message:
         return None
-    ending = Decision(
+    stop_decision = Decision(
         state=State.PREEMPTING,
         why=Reason("Preempting", message),
         attempt=context.observed.job.status.attempt,
         history=_history(context),
     )
     why = Reason(admission_status.PREEMPTED, message)
-    pending = _end_gang(context, ending, why) or _wait_for_pods(context, ending)
-    if pending is not None:
-        return pending
-    released = Reason(why.reason, "No pod remains. See the condition Admitted.")
-    answer = ConditionUpdate(admission_status.REQUESTED, "True", released)
-    return replace(ending, state=State.PREEMPTED, why=why, conditions=(answer,))
+    decision = _stop(context, stop_decision, why)
+    if decision is not None:
+        return decision
+    release_reason = Reason(why.reason, "No pod remains. See the condition Admitted.")
+    answer = ConditionUpdate(admission_status.REQUESTED, "True", release_reason)
+    return replace(stop_decision, state=State.PREEMPTED, why=why, conditions=(answer,))
 
 
 def _history(context: Context) -> History:
@@ -107,57 +107,89 @@ def _history(context: Context) -> History:
     return History(counts=context.history.counts)
 
 
-def _end_gang(context: Context, ending: Decision, cause: Reason) -> Decision | None:
-    """Return the decision that ends the present gang for `cause`; None if there is none."""
+def _stop(
+    context: Context, stop_decision: Decision, cause: Reason, *helper_pods: Pod
+) -> Decision | None:
+    """Return the decision until no pod of the gang and no helper pod runs; None after that.
+
+    First the gang ends for `cause`: its end is recorded and its Jobs are deleted. Then its pods
+    terminate. `stop_decision` has what both have in common.
+    """
+    if _has_gang_to_end(context):
+        return _end_gang(context, stop_decision, cause)
+    return _wait_for_pods(context, stop_decision, *helper_pods)
+
+
+def _has_gang_to_end(context: Context) -> bool:
+    """Whether a Job is to be deleted, or the status does not have all that Job and pods show."""
+    job, observed_gang = context.observed.job, context.observed.gang
+    if not observed_gang.child_jobs:
+        return False
+    end = find_end(job.status.attempts, attempt_of(observed_gang.current_job))
+    return end is None or bool(_live_jobs(observed_gang)) or not _is_recorded(context)
+
+
+def _live_jobs(observed_gang: ObservedGang) -> list[Job]:
+    return [child for child in observed_gang.child_jobs if not child.metadata.terminating]
+
+
+def _is_recorded(context: Context) -> bool:
+    """Whether the status has the number and the counts of the gang, and its workers on lost nodes.
+
+    Only the Job has the number and the counts, and only the pods show which workers may still run
+    on lost nodes. Both stay until the status has recorded that.
+    """
+    job, observed_gang = context.observed.job, context.observed.gang
+    has_unrecorded = fence.has_unrecorded(job, context.unfenced)
+    return not has_unrecorded and gang.is_recorded(job, observed_gang)
+
+
+def _end_gang(context: Context, stop_decision: Decision, cause: Reason) -> Decision:
+    """Return the decision that records the end of the gang for `cause`, and deletes its Jobs."""
     observed = context.observed
-    if not observed.gang.child_jobs:
-        return None
     child = observed.gang.current_job
     history = replace(
-        ending.history,
-        ended=(*gang.unrecorded_ends(observed.job, observed.gang), *ending.history.ended),
+        stop_decision.history,
+        ends=(*gang.unrecorded_ends(observed.job, observed.gang), *stop_decision.history.ends),
     )
     decision = replace(
-        ending,
+        stop_decision,
         why=_extend(
-            ending.why, f"The pods of Job {child.metadata.name} receive SIGTERM and terminate."
+            stop_decision.why,
+            f"The pods of Job {child.metadata.name} receive SIGTERM and terminate.",
         ),
-        attempt=max(attempt_of(child), ending.attempt),
+        attempt=max(attempt_of(child), stop_decision.attempt),
         history=history,
     )
-    has_unrecorded = fence.has_unrecorded(observed.job, context.unfenced)
-    if has_unrecorded or not gang.is_recorded(observed.job, observed.gang):
-        # Only the Job has the number and the counts of the attempt, and only the pods show which
-        # workers may still run on lost nodes. Both stay until the status has recorded that.
+    if not _is_recorded(context):
         return decision
-    present = [job for job in observed.gang.child_jobs if not job.metadata.terminating]
-    if not present and find_end(observed.job.status.attempts, attempt_of(child)) is not None:
-        return None  # the Jobs are deleted once their pods have terminated
-    ended = gang.record_end(observed.job, observed.gang, cause, context.now, counted=False)
-    deletes = tuple(delete_job(job) for job in present)
+    end = gang.record_end(observed.job, observed.gang, cause, context.now, counted=False)
+    deletes = tuple(delete_job(job) for job in _live_jobs(observed.gang))
     return replace(
         decision,
         writes=replace(decision.writes.and_also(deletes=deletes), status_before_deletes=True),
-        history=replace(history, ended=(*history.ended, ended)),
+        history=replace(history, ends=(*history.ends, end)),
     )
 
 
-def _wait_for_pods(context: Context, ending: Decision, *helper_pods: Pod) -> Decision | None:
+def _wait_for_pods(context: Context, stop_decision: Decision, *helper_pods: Pod) -> Decision | None:
     """Return the decision while pods of the gang or helper pods terminate; None once all have."""
     observed, now = context.observed, context.now
     # A pod on a lost node never reports its end. The status records workers, and the fence waits
     # for them. The next setup pod waits for the one before it.
     pods = (*observed.gang.workers, *observed.gang.stale_pods, *helper_pods)
     reachable = (pod for pod in pods if nodes.find_loss(observed.cluster.nodes, pod, now) is None)
-    waiting = [pod for pod in reachable if alive(pod)]
-    if not waiting:
+    running_pods = [pod for pod in reachable if alive(pod)]
+    if not running_pods:
         return None
-    names = list_names(pod.metadata.name for pod in waiting)
-    message = f"Waiting for {count_of(len(waiting), 'pod')} to terminate: {names}."
+    names = list_names(pod.metadata.name for pod in running_pods)
+    message = f"Waiting for {count_of(len(running_pods), 'pod')} to terminate: {names}."
     advice = orphan_advice(
-        tuple(pod for pod in find_orphans(observed.gang, observed.refused) if pod in waiting)
+        tuple(pod for pod in find_orphans(observed.gang, observed.refused) if pod in running_pods)
     )
-    return replace(ending, why=_extend(ending.why, f"{message} {advice}" if advice else message))
+    return replace(
+        stop_decision, why=_extend(stop_decision.why, f"{message} {advice}" if advice else message)
+    )
 
 
 def _extend(why: Reason, message: str) -> Reason:
@@ -165,16 +197,16 @@ def _extend(why: Reason, message: str) -> Reason:
 
 
 def _end_running_pods(
-    job: TorchrunJob, present: ObservedGang, policy: ResolvedReliability, now: datetime
+    job: TorchrunJob, observed_gang: ObservedGang, policy: ResolvedReliability, now: datetime
 ) -> tuple[tuple[Delete, ...], float | None]:
     """Return deletions and a wait: workers of a succeeded head have a grace period to exit."""
-    status, succeeded = job.status, gang.find_completed_job(present)
-    has_successor = succeeded is not None and succeeded is not present.current_job
+    status, completed_job = job.status, gang.find_completed_job(observed_gang)
+    has_successor = completed_job is not None and completed_job is not observed_gang.current_job
     if status.phase != "Succeeded" or has_successor:
-        return cleanup.end_survivors(job, present), None
-    workers, ended = cleanup.end_workers(present), status.completion_time or now
-    left = policy.grace_seconds - (now - ended).total_seconds()
-    return ((), left) if workers and left > 0 else (workers, None)
+        return cleanup.end_survivors(job, observed_gang), None
+    workers, end_time = cleanup.end_workers(observed_gang), status.completion_time or now
+    seconds_left = policy.grace_seconds - (now - end_time).total_seconds()
+    return ((), seconds_left) if workers and seconds_left > 0 else (workers, None)
 
 
 def clean_up(
@@ -191,9 +223,9 @@ def clean_up(
     deletes = (*end_preparations(observed.workspace), *pod_deletes)
     if policy.time_to_live is None or status.completion_time is None:
         return deletes, wait
-    left = (policy.time_to_live - (now - status.completion_time)).total_seconds()
-    if left > 0:
-        return deletes, soonest(left, wait)
+    seconds_left = (policy.time_to_live - (now - status.completion_time)).total_seconds()
+    if seconds_left > 0:
+        return deletes, soonest(seconds_left, wait)
     if not dependencies.have_recorded(observed.dependents, observed.job):
         return deletes, wait
     return (Delete.of(TORCHRUN_JOBS, meta, resource_version=meta.resource_version),), None

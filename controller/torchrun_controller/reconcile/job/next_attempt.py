@@ -85,8 +85,10 @@ def spec_invalid(context: Context) -> Decision | None:
 
 def refuse(context: Context, error: InvalidSpecError) -> Decision:
     """The decision on a job that makes no gang as it is specified."""
-    ready = () if context.observed.queue is None else (QUEUE_FOUND,)
-    return _decide(context, State.SPEC_INVALID, Reason("InvalidSpec", sentence(str(error))), *ready)
+    conditions = () if context.observed.queue is None else (QUEUE_FOUND,)
+    return _decide(
+        context, State.SPEC_INVALID, Reason("InvalidSpec", sentence(str(error))), *conditions
+    )
 
 
 def dependency_failed(context: Context) -> Decision | None:
@@ -101,10 +103,10 @@ def scheduler_missing(context: Context) -> Decision | None:
     """Wait for the gang scheduler that the queue requests."""
     observed = context.observed
     assert observed.queue is not None
-    missing = choose(observed.queue, observed.cluster.installed, observed.job).missing
-    if missing is None:
+    why = choose(observed.queue, observed.cluster.installed, observed.job).missing
+    if why is None:
         return None
-    return _decide(context, State.SCHEDULER_MISSING, missing, QUEUE_FOUND, spec=context.spec)
+    return _decide(context, State.SCHEDULER_MISSING, why, QUEUE_FOUND, spec=context.spec)
 
 
 def workspace_not_ready(context: Context) -> Decision | None:
@@ -112,20 +114,20 @@ def workspace_not_ready(context: Context) -> Decision | None:
     step = context.preparation.step
     if step.state is SyncState.READY:
         return None
-    refused = step.state is SyncState.REFUSED
-    state, why = State.WORKSPACE_REFUSED if refused else State.WORKSPACE_SYNCING, step.why
+    is_refused = step.state is SyncState.REFUSED
+    state, why = State.WORKSPACE_REFUSED if is_refused else State.WORKSPACE_SYNCING, step.why
     writes = Writes(
         applies=step.applies,
         deletes=step.deletes,
         status_before_deletes=step.status_before_deletes,
         requeue_after=step.requeue_after,
     )
-    blocked = _find_refusal(context.observed.refused, writes.applies)
+    refusal = _find_refusal(context.observed.refused, writes.applies)
     timeout = context.reliability.sync_timeout
-    left = sync_left(context.observed.job.status, timeout, context.now)
-    if blocked is not None:
-        (state, why), writes = blocked, Writes()
-    elif timeout is not None and left is not None and left <= 0:
+    seconds_left = sync_left(context.observed.job.status, timeout, context.now)
+    if refusal is not None:
+        (state, why), writes = refusal, Writes()
+    elif timeout is not None and seconds_left is not None and seconds_left <= 0:
         message = f"The workspace was not ready within {timeout.total_seconds():.0f} s"
         why = Reason("SyncTimeout", f"{message} (syncTimeoutSeconds). {why.message}")
         state, writes = State.SYNC_TIMED_OUT, replace(writes, applies=(), deletes=())
@@ -157,15 +159,15 @@ def not_admitted(context: Context) -> Decision | None:
     )
     if why is None:
         return None
-    charged = admission_status.charged(observed.job)
-    orphans = find_orphans(observed.gang, observed.refused) if charged else ()
+    charged_nodes = admission_status.charged(observed.job)
+    orphans = find_orphans(observed.gang, observed.refused) if charged_nodes else ()
     if orphans:  # the admission cannot change while they run
         why = Reason("OrphanedWorkers", f"{sentence(why.message)} {orphan_advice(orphans)}")
-    preempted = admission_status.was_preempted(observed.job.status)
-    waits_again = preempted and context.next_attempt.cause is None
+    was_preempted = admission_status.was_preempted(observed.job.status)
+    waits_again = was_preempted and context.next_attempt.cause is None
     state = State.PREEMPTED_WAITING if waits_again else State.ADMISSION_WAITING
-    requested = Reason(why.reason, "The job requests admission. See the condition Admitted.")
-    return _decide_ready(context, state, why, ConditionUpdate(REQUESTED, "True", requested))
+    request_reason = Reason(why.reason, "The job requests admission. See the condition Admitted.")
+    return _decide_ready(context, state, why, ConditionUpdate(REQUESTED, "True", request_reason))
 
 
 def unfenced_not_recorded(context: Context) -> Decision | None:
@@ -180,12 +182,12 @@ def unfenced_not_recorded(context: Context) -> Decision | None:
 
 def create_gang(context: Context) -> Decision:
     """Create the gang and its Service, PVCs and policies."""
-    observed, upcoming = context.observed, context.next_attempt
+    observed, next_attempt = context.observed, context.next_attempt
     assert observed.queue is not None
     spec = context.preparation.spec
     attempt = gang.next_attempt(observed.job, observed.gang, observed.refused)
-    causes = () if upcoming.cause is None else (upcoming.cause,)
-    avoided = avoid.nodes_to_avoid((*observed.job.status.attempts, *causes))
+    causes = () if next_attempt.cause is None else (next_attempt.cause,)
+    avoided_nodes = avoid.nodes_to_avoid((*observed.job.status.attempts, *causes))
     blocking_pods = fence.blocking_pods(
         observed.gang, observed.cluster.nodes, context.unfenced, attempt, context.now
     )
@@ -194,11 +196,11 @@ def create_gang(context: Context) -> Decision:
         spec,
         attempt,
         context.defaults,
-        counts=upcoming.history.counts,
-        ended=_cause(upcoming),
+        counts=next_attempt.history.counts,
+        previous_end=_cause(next_attempt),
         may_start=gang.has_ended(observed.job, observed.gang) and not blocking_pods,
         environment=context.preparation.environment,
-        avoided=hostnames(observed.cluster.nodes, avoided),
+        avoided_hostnames=hostnames(observed.cluster.nodes, avoided_nodes),
     )
     applies = (
         *missing_checkpoints(observed.job, observed.workspace, spec),
@@ -207,37 +209,37 @@ def create_gang(context: Context) -> Decision:
             observed.job, observed.queue, observed.cluster.installed, spec, attempt, jobs
         ),
     )
-    blocked = _find_refusal(observed.refused, applies)
-    if blocked is not None:
-        return _decide_ready(context, *blocked)
+    refusal = _find_refusal(observed.refused, applies)
+    if refusal is not None:
+        return _decide_ready(context, *refusal)
     child = names.child_job(observed.job.metadata.name, attempt)
-    why = _why_created(upcoming, spec, child, avoided)
+    why = _why_created(next_attempt, spec, child, avoided_nodes)
     decision = _decide_ready(context, State.READY, why)
     survivors = cleanup.end_survivors(observed.job, observed.gang)
     deletes = (*survivors, *cleanup.delete_oldest_jobs(observed.gang))
-    if upcoming.resize is not None:
+    if next_attempt.resize is not None:
         # Only a gang that never ran completely has no checkpoint to save.
-        survivors = survivors if upcoming.resize.reason == gang.SHRINKING else ()
-        current = delete_job(observed.gang.current_job)
-        deletes = (*survivors, current, *cleanup.delete_oldest_jobs(observed.gang))
+        survivors = survivors if next_attempt.resize.reason == gang.SHRINKING else ()
+        current_job_delete = delete_job(observed.gang.current_job)
+        deletes = (*survivors, current_job_delete, *cleanup.delete_oldest_jobs(observed.gang))
     return replace(
         decision,
         attempt=attempt,
-        writes=Writes(applies=applies, deletes=deletes).and_also(deletes=upcoming.survivors),
+        writes=Writes(applies=applies, deletes=deletes).and_also(deletes=next_attempt.survivors),
         warning=_rendezvous_fallback(spec),
     )
 
 
 def _why_created(
-    upcoming: NextAttempt, spec: ResolvedSpec, child: str, avoided: tuple[str, ...]
+    next_attempt: NextAttempt, spec: ResolvedSpec, child: str, avoided_nodes: tuple[str, ...]
 ) -> Reason:
-    if upcoming.resize is not None:
-        return upcoming.resize
-    if upcoming.cause is None:
+    if next_attempt.resize is not None:
+        return next_attempt.resize
+    if next_attempt.cause is None:
         # Use the message that the next reconcile would write, to save a status update.
         return Reason(gang.STARTING, f"{pods_are(0, spec.size.nodes)} running.")
-    elsewhere = f", preferably not on {', '.join(avoided)}" if avoided else ""
-    cause = sentence(upcoming.cause.message)
+    elsewhere = f", preferably not on {', '.join(avoided_nodes)}" if avoided_nodes else ""
+    cause = sentence(next_attempt.cause.message)
     return Reason("Restarting", f"Job {child} is being created{elsewhere}. {cause}")
 
 
@@ -253,11 +255,11 @@ def _rendezvous_fallback(spec: ResolvedSpec) -> Event | None:
     )
 
 
-def _cause(upcoming: NextAttempt) -> Cause | None:
-    cause = upcoming.cause
+def _cause(next_attempt: NextAttempt) -> Cause | None:
+    cause = next_attempt.cause
     if cause is None:
         return None
-    return Cause(**structs.asdict(cause), failure=upcoming.history.failure)
+    return Cause(**structs.asdict(cause), failure=next_attempt.history.failure)
 
 
 def _network(
@@ -286,20 +288,26 @@ def _find_refusal(
     return None
 
 
-def _decide_ready(context: Context, state: State, why: Reason, *ready: ConditionUpdate) -> Decision:
+def _decide_ready(
+    context: Context, state: State, why: Reason, *conditions: ConditionUpdate
+) -> Decision:
     """Return a decision where dependencies and workspace are ready."""
-    met = dependencies.describe_met(context.observed.job)
+    met_reason = dependencies.describe_met(context.observed.job)
     return _with_workspace(
         context,
         state,
         why,
-        *(() if met is None else (ConditionUpdate(dependencies.CONDITION, "True", met),)),
-        *ready,
+        *(
+            ()
+            if met_reason is None
+            else (ConditionUpdate(dependencies.CONDITION, "True", met_reason),)
+        ),
+        *conditions,
     )
 
 
 def _with_workspace(
-    context: Context, state: State, why: Reason, *ready: ConditionUpdate
+    context: Context, state: State, why: Reason, *conditions: ConditionUpdate
 ) -> Decision:
     """Return a decision where the workspace is ready."""
     preparation = context.preparation
@@ -310,7 +318,7 @@ def _with_workspace(
         why,
         QUEUE_FOUND,
         workspace,
-        *ready,
+        *conditions,
         spec=preparation.spec,
         commit=preparation.step.commit,
     )
@@ -320,24 +328,24 @@ def _decide(
     context: Context,
     state: State,
     why: Reason,
-    *ready: ConditionUpdate,
+    *conditions: ConditionUpdate,
     spec: ResolvedSpec | None = None,
     commit: str = "",
     writes: Writes = NO_WRITES,
 ) -> Decision:
     """Return a decision on the next attempt. A gang that is to be resized keeps running."""
-    upcoming = context.next_attempt
-    if upcoming.resize is not None and state is not State.READY:
+    next_attempt = context.next_attempt
+    if next_attempt.resize is not None and state is not State.READY:
         return _delay_resize(context, why, writes)
     return Decision(
         state=state,
         why=why,
         attempt=context.attempt,
         spec=spec,
-        conditions=ready,
+        conditions=conditions,
         commit=commit,
-        history=upcoming.history,
-        writes=writes.and_also(deletes=upcoming.survivors),
+        history=next_attempt.history,
+        writes=writes.and_also(deletes=next_attempt.survivors),
     )
 
 

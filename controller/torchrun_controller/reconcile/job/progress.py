@@ -14,79 +14,80 @@ _DIGITS = 4  # significant digits: kubectl prints the numbers as they stand in t
 
 
 def choose_progress(
-    present: Progress | None,
-    reported: Progress | None,
+    shown: Progress | None,
+    report: Progress | None,
     now: datetime,
     *,
     gang_start: datetime | None,
-    ended: bool,
+    has_ended: bool,
 ) -> Progress | None:
     """Return the newest report, but at most one per INTERVAL; always the last one at the end.
 
-    gang_start: when the current gang was created. An older `present` is of another gang.
+    `shown` is what the status has, `report` what the gang has sent last.
+    gang_start: when the current gang was created. An older `shown` is of another gang.
     """
-    if reported is None or _shows(present, reported):
-        return present
-    if not ended and _seconds_left(present, now) > 0:
-        return present
-    rate = _steps_per_second(present, reported, gang_start)
-    return replace(_rounded(reported), steps_per_second=_round(rate))
+    if report is None or _shows(shown, report):
+        return shown
+    if not has_ended and _seconds_left(shown, now) > 0:
+        return shown
+    rate = _steps_per_second(shown, report, gang_start)
+    return replace(_rounded(report), steps_per_second=_round(rate))
 
 
-def next_report(present: Progress | None, reported: Progress | None, now: datetime) -> float | None:
+def next_report(shown: Progress | None, report: Progress | None, now: datetime) -> float | None:
     """Return the seconds until the status has to take over a report; None if it has it."""
-    if reported is None or _shows(present, reported):
+    if report is None or _shows(shown, report):
         return None
-    return _seconds_left(present, now)
+    return _seconds_left(shown, now)
 
 
-def _shows(present: Progress | None, reported: Progress) -> bool:
+def _shows(shown: Progress | None, report: Progress) -> bool:
     """Whether the status has this report."""
-    return present is not None and replace(present, steps_per_second=None) == _rounded(reported)
+    return shown is not None and replace(shown, steps_per_second=None) == _rounded(report)
 
 
-def _rounded(reported: Progress) -> Progress:
+def _rounded(report: Progress) -> Progress:
     """Return the report with rounded numbers. Steps are exact."""
     return replace(
-        reported,
-        loss=_round(reported.loss),
-        samples_per_second=_round(reported.samples_per_second),
+        report,
+        loss=_round(report.loss),
+        samples_per_second=_round(report.samples_per_second),
     )
 
 
 def _round(value: float | None) -> float | None:
     if value is None:
         return None
-    rounded = float(f"{value:.{_DIGITS}g}")
-    return rounded if math.isfinite(rounded) else value  # near the largest float
+    rounded_value = float(f"{value:.{_DIGITS}g}")
+    return rounded_value if math.isfinite(rounded_value) else value  # near the largest float
 
 
 def _steps_per_second(
-    present: Progress | None, reported: Progress, gang_start: datetime | None
+    shown: Progress | None, report: Progress, gang_start: datetime | None
 ) -> float | None:
     """Return the average rate of the current gang; None before its second report.
 
     Restarts from the newest two reports if the steps or the clock went back.
     """
-    if present is None or present.step is None or present.time is None:
+    if shown is None or shown.step is None or shown.time is None:
         return None
-    if reported.step is None or reported.time is None:
+    if report.step is None or report.time is None:
         return None
-    if gang_start is not None and present.time < gang_start:
+    if gang_start is not None and shown.time < gang_start:
         return None
-    steps, seconds = reported.step - present.step, (reported.time - present.time).total_seconds()
+    steps, seconds = report.step - shown.step, (report.time - shown.time).total_seconds()
     if steps < 0 or seconds <= 0:
         return None
-    newest, average = steps / seconds, present.steps_per_second
+    newest, average = steps / seconds, shown.steps_per_second
     if average is None:
         return newest
     weight = math.exp(-seconds / RATE_SECONDS)
     return weight * average + (1 - weight) * newest
 
 
-def _seconds_left(present: Progress | None, now: datetime) -> float:
-    if present is None or present.time is None:
+def _seconds_left(shown: Progress | None, now: datetime) -> float:
+    if shown is None or shown.time is None:
         return 0.0
-    age = now - present.time
+    age = now - shown.time
     # A time in the future: the clock was set back.
     return (INTERVAL - age).total_seconds() if timedelta() <= age < INTERVAL else 0.0

@@ -54,8 +54,8 @@ def all_or_refused(refused: RefusedWrites, applies: tuple[Apply, ...]) -> tuple[
 
     The refused ones stay in the decision, so that the status reports them.
     """
-    blocked = tuple(apply for apply in applies if find_refusal(refused, apply) is not None)
-    return blocked or applies
+    refused_applies = tuple(apply for apply in applies if find_refusal(refused, apply) is not None)
+    return refused_applies or applies
 
 
 def build_condition(refused: RefusedWrites, applies: tuple[Apply, ...]) -> ConditionUpdate | None:
@@ -64,13 +64,13 @@ def build_condition(refused: RefusedWrites, applies: tuple[Apply, ...]) -> Condi
         return None
     reasons = [_reason(rejection) for rejection in refused.rejections]
     keys = {("apply", r.resource, r.name) for r in refused.rejections}
-    others = (apply for apply in applies if identity(apply) not in keys)
-    reasons += [why for apply in others if (why := find_refusal(refused, apply)) is not None]
+    other_applies = (apply for apply in applies if identity(apply) not in keys)
+    reasons += [why for apply in other_applies if (why := find_refusal(refused, apply)) is not None]
     if not reasons:
         return None
     messages = " ".join(why.message for why in reasons[:LISTED])
-    more = len(reasons) - LISTED
-    suffix = f" {count_of(more, 'more write')} failed." if more > 0 else ""
+    more_count = len(reasons) - LISTED
+    suffix = f" {count_of(more_count, 'more write')} failed." if more_count > 0 else ""
     message = f"{messages}{suffix} The controller will retry."
     return ConditionUpdate(CONDITION, "False", Reason(reasons[0].reason, message))
 

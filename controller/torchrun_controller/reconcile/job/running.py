@@ -8,7 +8,7 @@ from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.gang import cleanup, elastic, fence, gate
 from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
 from torchrun_controller.reconcile.gang.gang import STARTING
-from torchrun_controller.reconcile.gang.restarts import FailureAction, describe_limit
+from torchrun_controller.reconcile.gang.restarts import describe_limit
 from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.context import Context
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
@@ -37,31 +37,31 @@ def decide_on_gang(
 ) -> Decision:
     """Return a decision on the present gang, or on a gang that has ended, with its conditions."""
     observed = context.observed
-    ready = [QUEUE_FOUND] if observed.queue is not None else []
+    conditions = [QUEUE_FOUND] if observed.queue is not None else []
     if context.gang is None:
         return Decision(
             state=state,
             why=why,
             attempt=context.attempt,
-            conditions=tuple(ready),
+            conditions=tuple(conditions),
             history=context.history,
             writes=writes,
         )
     spec = _spec_of_unrecorded_gang(observed.job, observed.queue)
     revision = reload.find_running_revision(observed.job, observed.gang)
     workspace = preparation.describe_workspace(observed.job, observed.workspace, spec)
-    met = dependencies.describe_met(observed.job)
+    met_reason = dependencies.describe_met(observed.job)
     if workspace is not None:
-        ready.append(ConditionUpdate("WorkspaceReady", "True", workspace))
+        conditions.append(ConditionUpdate("WorkspaceReady", "True", workspace))
     # The status with which the gang was created may be lost, so the parents are evaluated again.
-    if met is not None and dependencies.are_met(observed.job, observed.parents):
-        ready.append(ConditionUpdate(dependencies.CONDITION, "True", met))
+    if met_reason is not None and dependencies.are_met(observed.job, observed.parents):
+        conditions.append(ConditionUpdate(dependencies.CONDITION, "True", met_reason))
     return Decision(
         state=state,
         why=why,
         attempt=context.attempt,
         spec=spec,
-        conditions=tuple(ready),
+        conditions=tuple(conditions),
         history=context.history,
         writes=writes,
         commit=sync_results.find_commit(observed.job, observed.workspace, revision),
@@ -88,7 +88,7 @@ def gang_failed(context: Context) -> Decision | None:
 
 def _fail(context: Context) -> Decision | None:
     end = context.end
-    if end is None or end.action is not FailureAction.FAIL:
+    if end is None or not end.fails_job:
         return None
     because = describe_limit(context.reliability, context.history.counts)
     why = Reason(end.why.reason, end.why.message + because)
@@ -135,14 +135,14 @@ def keep_running(context: Context) -> Decision:
     observed, now, gang_state = context.observed, context.now, context.gang
     assert gang_state is not None
     job, gang, workspace = observed.job, observed.gang, observed.workspace
-    missing = _missing_checkpoints(job, observed.queue, workspace)
+    missing_claims = _missing_checkpoints(job, observed.queue, workspace)
     attempt = attempt_of(gang.current_job)
     blocking_pods = fence.blocking_pods(
         gang, observed.cluster.nodes, context.unfenced, attempt, now
     )
     instructions = gate.instruct_launchers(job, gang, workspace, blocking_pods, now)
     writes = Writes(
-        applies=(*missing, *_missing_service(job, gang), *instructions),
+        applies=(*missing_claims, *_missing_service(job, gang), *instructions),
         deletes=cleanup.end_stale_pods(job, gang),
     )
     decision = decide_on_gang(
@@ -153,8 +153,8 @@ def keep_running(context: Context) -> Decision:
             requeue_after=gate.next_repeat(gang, now)
         ),
     )
-    accepted = refusals.accepted_applies(observed.refused, missing)
-    problem = claims.check_mounted(delivery.mounted_claims(job, workspace), accepted)
+    accepted_claims = refusals.accepted_applies(observed.refused, missing_claims)
+    problem = claims.check_mounted(delivery.mounted_claims(job, workspace), accepted_claims)
     if problem is None:
         return decision
     storage = ConditionUpdate("StorageReady", "False", problem)
@@ -169,10 +169,10 @@ def add_reload(context: Context, decision: Decision) -> Decision:
     step = reload.plan_reload(observed, context.now, context.defaults)
     if step is None:
         return decision
-    outdated = reload.check_up_to_date(observed.job, observed.gang, observed.workspace, step)
+    condition = reload.check_up_to_date(observed.job, observed.gang, observed.workspace, step)
     return replace(
         decision,
-        conditions=(*decision.conditions, *((outdated,) if outdated is not None else ())),
+        conditions=(*decision.conditions, *((condition,) if condition is not None else ())),
         # A resize that waits for the workspace creates the same pod.
         writes=decision.writes.and_also(
             applies=refusals.all_or_refused(observed.refused, step.applies),

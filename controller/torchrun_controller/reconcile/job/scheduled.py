@@ -41,9 +41,9 @@ def build_condition(
     gang: ObservedGang, decision: Decision, nodes: int, updates: Mapping[str, ConditionUpdate]
 ) -> ConditionUpdate:
     """Return the condition Scheduled of a gang of `nodes` pods; `updates` are the others."""
-    placed = _placed(gang, decision, nodes)
-    why = _without_size(_why_placed(decision, placed, nodes), updates)
-    return ConditionUpdate(SCHEDULED, "True" if placed == nodes else "False", why)
+    scheduled_count = _placed(gang, decision, nodes)
+    why = _without_size(_why_placed(decision, scheduled_count, nodes), updates)
+    return ConditionUpdate(SCHEDULED, "True" if scheduled_count == nodes else "False", why)
 
 
 def _placed(gang: ObservedGang, decision: Decision, nodes: int) -> int:
@@ -57,17 +57,17 @@ def _placed(gang: ObservedGang, decision: Decision, nodes: int) -> int:
             return count_scheduled(gang.workers)
 
 
-def _why_placed(decision: Decision, placed: int, nodes: int) -> Reason:
+def _why_placed(decision: Decision, scheduled_count: int, nodes: int) -> Reason:
     """Return how many workers have a node, and why the others have none, if known."""
     if decision.state is State.BACKING_OFF:  # the gang has ended: its pods need no node
         return Reason(decision.why.reason, "The pods are created again after the back-off.")
-    if placed == nodes:
-        return Reason("WorkersScheduled", f"{pods_are(placed, nodes)} scheduled.")
+    if scheduled_count == nodes:
+        return Reason("WorkersScheduled", f"{pods_are(scheduled_count, nodes)} scheduled.")
     why = decision.why
-    trouble = why.reason in TROUBLE_REASONS and why.reason != "Restarting"
-    if decision.state is State.GANG_STARTING and trouble:
+    has_trouble = why.reason in TROUBLE_REASONS and why.reason != "Restarting"
+    if decision.state is State.GANG_STARTING and has_trouble:
         return why
-    return Reason("WorkersWaiting", f"{pods_are(placed, nodes)} scheduled.")
+    return Reason("WorkersWaiting", f"{pods_are(scheduled_count, nodes)} scheduled.")
 
 
 def _without_size(why: Reason, updates: Mapping[str, ConditionUpdate]) -> Reason:
@@ -78,15 +78,15 @@ def _without_size(why: Reason, updates: Mapping[str, ConditionUpdate]) -> Reason
 
 
 def refer(
-    why: Reason, updates: Mapping[str, ConditionUpdate], present: tuple[Condition, ...]
+    why: Reason, updates: Mapping[str, ConditionUpdate], conditions: tuple[Condition, ...]
 ) -> Reason:
     """Return the reason for Running, with a reference if another condition has the message."""
-    scheduled, size = updates.get(SCHEDULED), updates.get(FULL_SIZE)
-    admitted = find_condition(present, ADMITTED)
-    if scheduled is not None and scheduled.why == _without_size(why, updates):
+    scheduled_update, size_update = updates.get(SCHEDULED), updates.get(FULL_SIZE)
+    admission = find_condition(conditions, ADMITTED)
+    if scheduled_update is not None and scheduled_update.why == _without_size(why, updates):
         return Reason(why.reason, "Not all pods are scheduled. See the condition Scheduled.")
-    if size is not None and size.why == why:
+    if size_update is not None and size_update.why == why:
         return Reason(why.reason, "All pods are running. See the condition FullSize.")
-    if admitted is not None and admitted.status == "False" and admitted.message == why.message:
+    if admission is not None and admission.status == "False" and admission.message == why.message:
         return Reason(why.reason, "The job is not admitted. See the condition Admitted.")
     return why

@@ -89,16 +89,16 @@ def compose(
     now: datetime,
 ) -> TorchrunJobStatus:
     """Return the status that explains the decision."""
-    job, present = observed.job, observed.job.status
-    phase = row.phase or present.phase
+    job, last_status = observed.job, observed.job.status
+    phase = row.phase or last_status.phase
     nodes, workers = _workers(job, observed.gang, decision)
-    ended = phase in TERMINAL
-    attempts = _attempts(present.attempts, decision.history.ended)
+    is_terminal = phase in TERMINAL
+    attempts = _attempts(last_status.attempts, decision.history.ends)
     counts = decision.history.counts
-    succeeded = find_completed_job(observed.gang)
-    if decision.state is State.GANG_SUCCEEDED and succeeded is not None:
+    completed_job = find_completed_job(observed.gang)
+    if decision.state is State.GANG_SUCCEEDED and completed_job is not None:
         # Another end of the gang may have been recorded before its success was observed.
-        number = attempt_of(succeeded)
+        number = attempt_of(completed_job)
         counts = counts.without(a for a in attempts if a.number >= number)
         attempts = tuple(a for a in attempts if a.number < number)
     return TorchrunJobStatus(
@@ -108,43 +108,45 @@ def compose(
         message=decision.why.message,
         conditions=_by_type(
             update(
-                present.conditions,
+                last_status.conditions,
                 _conditions(observed, decision, row, nodes or 0),
                 job.metadata.generation,
                 now,
             )
         ),
         num_nodes=nodes,
-        gpus=decision.spec.size.gpus if decision.spec else present.gpus,
+        gpus=decision.spec.size.gpus if decision.spec else last_status.gpus,
         workers=workers,
         workers_status=f"{workers.ready}/{nodes} ready" if workers else "",
         selector=f"{names.JOB_LABEL}={job.metadata.name},{names.COMPONENT_LABEL}={names.WORKER}",
         attempt=decision.attempt,
         restarts=counts.restarts,
         disruptions=counts.disruptions,
-        running_seconds=round(seconds_run(present, now))
+        running_seconds=round(seconds_run(last_status, now))
         if phase != "Running"
-        else present.running_seconds,
+        else last_status.running_seconds,
         attempts=attempts,
         workspace_revision=reload.find_running_revision(job, observed.gang),
-        workspace_commit=decision.commit or present.workspace_commit,
-        start_time=present.start_time or (now if phase in ("Running", "Succeeded") else None),
-        queue_policy=_queue_policy(job, observed.queue, observed.gang, decision, ended=ended),
-        sync_start_time=sync_start(present, phase, now),
-        completion_time=now if ended else None,
+        workspace_commit=decision.commit or last_status.workspace_commit,
+        start_time=last_status.start_time or (now if phase in ("Running", "Succeeded") else None),
+        queue_policy=_queue_policy(
+            job, observed.queue, observed.gang, decision, is_terminal=is_terminal
+        ),
+        sync_start_time=sync_start(last_status, phase, now),
+        completion_time=now if is_terminal else None,
         unfenced=unfenced,
         worker_nodes=()
-        if ended or observed.cluster.nodes is None
+        if is_terminal or observed.cluster.nodes is None
         else fence.worker_nodes(job, observed.gang, decision.attempt, unfenced),
         avoided_nodes=avoid.nodes_to_avoid(attempts),
         checkpoint_nodes=local.nodes_with_checkpoints(job, observed.gang)[:MOST_NODES],
-        last_failure=decision.history.failure or present.last_failure,
+        last_failure=decision.history.failure or last_status.last_failure,
         progress=progress.choose_progress(
-            present.progress,
+            last_status.progress,
             observed.gang.progress,
             now,
             gang_start=_gang_start(observed.gang),
-            ended=ended,
+            has_ended=is_terminal,
         ),
         dependencies_met=dependencies.find_met(job, observed.parents),
     )
@@ -161,14 +163,14 @@ def _queue_policy(
     gang: ObservedGang,
     decision: Decision,
     *,
-    ended: bool,
+    is_terminal: bool,
 ) -> QueuePolicy | None:
     """Return the policy of the queue, recorded with the first gang, or at the end of the job."""
-    recorded = job.status.queue_policy
-    started = decision.state is State.READY or bool(gang.child_jobs)
-    if recorded is None and (ended or (started and queue is not None)):
+    policy = job.status.queue_policy
+    has_gang = decision.state is State.READY or bool(gang.child_jobs)
+    if policy is None and (is_terminal or (has_gang and queue is not None)):
         return queue_policy(queue)
-    return recorded
+    return policy
 
 
 def _workers(
@@ -189,8 +191,8 @@ def _workers(
             return nodes, WorkersStatus(succeeded=nodes)
         return nodes, count_workers(gang.workers, nodes)
     # Counts of zero record that there was a gang: the next attempt has another number.
-    idle = None if job.status.workers is None else WorkersStatus()
-    return (decision.spec.size.nodes if decision.spec else job.status.num_nodes), idle
+    no_workers = None if job.status.workers is None else WorkersStatus()
+    return (decision.spec.size.nodes if decision.spec else job.status.num_nodes), no_workers
 
 
 def _count_beside_head(gang: ObservedGang) -> WorkersStatus:
@@ -202,9 +204,11 @@ def _count_beside_head(gang: ObservedGang) -> WorkersStatus:
     return count_workers(pods, 0)
 
 
-def _attempts(recorded: tuple[Attempt, ...], ended: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+def _attempts(
+    recorded_ends: tuple[Attempt, ...], new_ends: tuple[Attempt, ...]
+) -> tuple[Attempt, ...]:
     """Return the last attempts that ended, each as it was first recorded."""
-    by_number = {attempt.number: attempt for attempt in (*ended, *recorded)}
+    by_number = {attempt.number: attempt for attempt in (*new_ends, *recorded_ends)}
     return tuple(by_number[number] for number in sorted(by_number))[-KEPT_ATTEMPTS:]
 
 
@@ -279,55 +283,57 @@ def compose_finished(
     job: TorchrunJob, gang: ObservedGang, refused: RefusedWrites, now: datetime
 ) -> TorchrunJobStatus:
     """Return the status of a finished job: with a better root cause, or a late suspension."""
-    refined = _recount_workers(_refine_failure(job.status, gang.workers), gang)
-    late = ConditionUpdate("Suspended", "False", ALREADY_FINISHED) if job.spec.suspend else None
+    status = _recount_workers(_refine_failure(job.status, gang.workers), gang)
+    late_suspension = (
+        ConditionUpdate("Suspended", "False", ALREADY_FINISHED) if job.spec.suspend else None
+    )
     warning = refusals.build_condition(refused, ())
-    updates = [condition for condition in (late, warning) if condition is not None]
-    replaced = {refusals.CONDITION, *(condition.type for condition in updates)}
+    updates = [condition for condition in (late_suspension, warning) if condition is not None]
+    replaced_types = {refusals.CONDITION, *(condition.type for condition in updates)}
     conditions = [
         *(
             c
-            for c in refined.conditions
-            if c.type not in replaced and c.reason != ALREADY_FINISHED.reason
+            for c in status.conditions
+            if c.type not in replaced_types and c.reason != ALREADY_FINISHED.reason
         ),
-        *update(refined.conditions, updates, job.metadata.generation, now),
+        *update(status.conditions, updates, job.metadata.generation, now),
     ]
-    return own_part(replace(refined, conditions=tuple(conditions)))
+    return own_part(replace(status, conditions=tuple(conditions)))
 
 
-def _recount_workers(present: TorchrunJobStatus, gang: ObservedGang) -> TorchrunJobStatus:
+def _recount_workers(status: TorchrunJobStatus, gang: ObservedGang) -> TorchrunJobStatus:
     """Return the status with the workers that still run after their head has succeeded.
 
     The cache of the pods may be older than that of the Jobs, and lack the head's success.
     """
-    counts, gangs = present.workers, gang.child_jobs
-    settled = (
-        present.phase != "Succeeded"
+    counts, gangs = status.workers, gang.child_jobs
+    is_settled = (
+        status.phase != "Succeeded"
         or counts is None
         or (counts.succeeded > 0 and not counts.running)
     )
-    if settled or not gangs or not head_and_workers.has_head(gangs[-1]):
-        return present
+    if is_settled or not gangs or not head_and_workers.has_head(gangs[-1]):
+        return status
     workers = _count_beside_head(gang)
     summary = f"{workers.ready}/{head_and_workers.nodes_of(gangs[-1])} ready"
-    return replace(present, workers=workers, workers_status=summary)
+    return replace(status, workers=workers, workers_status=summary)
 
 
-def _refine_failure(present: TorchrunJobStatus, workers: tuple[Pod, ...]) -> TorchrunJobStatus:
+def _refine_failure(status: TorchrunJobStatus, workers: tuple[Pod, ...]) -> TorchrunJobStatus:
     """Return the status with a better root cause, if a pod that ended later shows one."""
-    failure = find_root_cause(workers) if present.phase == "Failed" else None
-    recorded = present.last_failure
+    failure = find_root_cause(workers) if status.phase == "Failed" else None
+    recorded_failure = status.last_failure
     if failure is None:
-        return present
-    if recorded is not None and precedence(recorded) <= precedence(failure.details):
-        return present
+        return status
+    if recorded_failure is not None and precedence(recorded_failure) <= precedence(failure.details):
+        return status
     why = failure_reason(failure.details)
     conditions = tuple(
         replace(c, reason=why.reason, message=why.message) if c.type == "Failed" else c
-        for c in present.conditions
+        for c in status.conditions
     )
     return replace(
-        present,
+        status,
         last_failure=failure.details,
         reason=why.reason,
         message=why.message,
@@ -361,8 +367,8 @@ def _change_events(before: TorchrunJobStatus, decision: Decision, row: Row) -> l
     why, state = decision.why, decision.state
     if before.phase == row.phase and before.reason == why.reason:
         return []
-    trouble = state in TROUBLE or why.reason in scheduled.TROUBLE_REASONS
-    event = Event("Warning" if trouble else "Normal", why.reason, why.message)
+    is_trouble = state in TROUBLE or why.reason in scheduled.TROUBLE_REASONS
+    event = Event("Warning" if is_trouble else "Normal", why.reason, why.message)
     # The child Job and its pods have events of their own for a usual start.
-    events = [event] if why.reason != STARTING or trouble else []
+    events = [event] if why.reason != STARTING or is_trouble else []
     return events if decision.warning is None else [*events, decision.warning]

@@ -116,10 +116,10 @@ def first_decision(context: Context) -> Decision:
         return refuse(context, error)
 
 
-def plan(context: Context, decision: Decision, present: TorchrunJobStatus) -> Plan:
+def plan(context: Context, decision: Decision, last_status: TorchrunJobStatus) -> Plan:
     """Return the writes of a decision, without refused ones, and when to reconcile again.
 
-    `present` is the status as the API has it, with times that may be ahead of `context.now`.
+    `last_status` is the status as the API has it, with times that may be ahead of `context.now`.
     """
     observed, now, reliability = context.observed, context.now, context.reliability
     writes = decision.writes
@@ -135,8 +135,8 @@ def plan(context: Context, decision: Decision, present: TorchrunJobStatus) -> Pl
         applies=refusals.accepted_applies(observed.refused, writes.applies),
         deletes=refusals.accepted_deletes(observed.refused, deletes),
         status_before_deletes=writes.status_before_deletes,
-        status=None if composed == status.own_part(present) else composed,
-        events=status.events(present, composed, decision, ROWS[decision.state]),
+        status=None if composed == status.own_part(last_status) else composed,
+        events=status.events(last_status, composed, decision, ROWS[decision.state]),
         requeue_after=soonest(
             writes.requeue_after,
             nodes.next_loss(observed.cluster.nodes, watched_pods, now),
@@ -154,7 +154,7 @@ def plan(context: Context, decision: Decision, present: TorchrunJobStatus) -> Pl
 def plan_finished(observed: Observed, now: datetime) -> Plan:
     """Delete what a finished job leaves running, and the job after its time to live."""
     reliability = resolve_reliability(observed.job, observed.queue)
-    deletes, left = clean_up(observed, reliability, now)
+    deletes, seconds_left = clean_up(observed, reliability, now)
     deletes += (
         *elastic.delete_leftovers(observed.job, observed.gang),
         *groups.delete_unused(observed.job, observed.gang, ()),
@@ -164,7 +164,7 @@ def plan_finished(observed: Observed, now: datetime) -> Plan:
     return Plan(
         deletes=refusals.accepted_deletes(observed.refused, deletes),
         status=None if composed == status.own_part(observed.job.status) else composed,
-        requeue_after=left,
+        requeue_after=seconds_left,
     )
 
 

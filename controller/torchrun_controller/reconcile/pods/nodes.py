@@ -31,7 +31,7 @@ class NodeLoss(Struct, frozen=True):
 def find_loss(nodes: Mapping[str, Node] | None, pod: Pod, now: datetime) -> NodeLoss | None:
     """Return why the pod's node is lost, LOST_AFTER its first silence; None if it is not."""
     silence = find_silence(nodes, pod, now)
-    if nodes is None or silence is None or _patience_left(nodes, pod, now) > timedelta():
+    if nodes is None or silence is None or _time_until_lost(nodes, pod, now) > timedelta():
         return None
     return silence
 
@@ -44,7 +44,7 @@ def find_silence(nodes: Mapping[str, Node] | None, pod: Pod, now: datetime) -> N
     node = nodes.get(name)
     subject = f"Node {name} of pod {pod.metadata.name}"
     if node is None:
-        if _patience_left(nodes, pod, now) > timedelta():
+        if _time_until_lost(nodes, pod, now) > timedelta():
             return None
         return NodeLoss(f"{subject} was deleted, but its containers may still run.")
     if is_out_of_service(node):
@@ -61,11 +61,13 @@ def next_loss(nodes: Mapping[str, Node] | None, pods: Iterable[Pod], now: dateti
     """Return the seconds until the next node of these pods counts as lost, if none recovers."""
     if nodes is None:
         return None
-    waits = (_patience_left(nodes, pod, now).total_seconds() for pod in pods if pod.spec.node_name)
+    waits = (
+        _time_until_lost(nodes, pod, now).total_seconds() for pod in pods if pod.spec.node_name
+    )
     return min((seconds for seconds in waits if seconds > 0), default=None)
 
 
-def _patience_left(nodes: Mapping[str, Node], pod: Pod, now: datetime) -> timedelta:
+def _time_until_lost(nodes: Mapping[str, Node], pod: Pod, now: datetime) -> timedelta:
     """Return how long the pod's node has left to recover; zero where nothing is wrong with it.
 
     The watch of nodes may lag behind the watch of pods. A node without an object may be new, until
