@@ -1,1 +1,1 @@
-"""What users write and read: torchrun.ai/v1alpha1, and slices of the core kinds beside it."""
+"""The API group torchrun.ai/v1alpha1, and the fields of core kinds that the project reads."""

@@ -1,4 +1,4 @@
-"""Who may run when: quotas, gangs, places near each other, and jobs that follow others."""
+"""Quotas, limits, topology, dependencies of jobs, and the status of admission."""
 
 from typing import Annotated, ClassVar, Literal
 

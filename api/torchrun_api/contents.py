@@ -1,6 +1,6 @@
-"""What a workspace holds, file by file: the manifest that plugin and sync pod speak of it by.
+"""The manifest of a workspace, which plugin and sync pod exchange: a list of its files.
 
-As text it has a line for each file and each empty directory, in the order of their paths:
+Its text has a line for each file and each empty directory, in the order of their paths:
 
     <sha256> <bytes> <644 or 755> <path>
     - 0 dir <path>
@@ -14,13 +14,13 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-# At the root of a workspace claim: names the revision that is whole and shall run.
+# File at the root of a workspace PVC: names the revision that is complete and should run.
 MARKER = ".sync_success"
 LARGEST_TEXT = 128 << 20  # bytes; 200,000 paths of 500 bytes
 
 
 class ManifestError(ValueError):
-    """A text that is not a valid manifest, or not the expected one."""
+    """The text is not a valid manifest, or not the expected one."""
 
 
 class Entry(NamedTuple):
@@ -33,7 +33,7 @@ class Entry(NamedTuple):
 
     @property
     def line(self) -> str:
-        """Its line of the text."""
+        """The line of the entry in the text."""
         return f"{self.sha256 or '-'} {self.size} {self.mode} {self.path}"
 
 
@@ -47,7 +47,7 @@ class Manifest:
 
     @property
     def files(self) -> int:
-        """How many of the entries are files."""
+        """Number of files, without directories."""
         return sum(entry.mode != "dir" for entry in self.entries)
 
     @property
@@ -57,12 +57,12 @@ class Manifest:
 
 
 def parse(text: str) -> Manifest:
-    """The manifest of a text. Raises ManifestError at the first line that is none."""
+    """The manifest of a text. Raises ManifestError at the first invalid line."""
     return Manifest(_entry(line) for line in text.split("\n") if line)
 
 
 def pack(manifest: Manifest, base: Manifest | None = None) -> bytes:
-    """The manifest as it is sent: compressed, as a difference where the receiver has `base`."""
+    """The compressed manifest; only the difference if the receiver has `base`."""
     base_lines = {} if base is None else _lines(base)
     lines = _lines(manifest)
     body = {
@@ -74,9 +74,9 @@ def pack(manifest: Manifest, base: Manifest | None = None) -> bytes:
 
 
 def unpack(data: bytes, bases: Mapping[str, Manifest]) -> Manifest:
-    """The manifest that `pack` made `data` of; `bases` are those at hand, by their sha256.
+    """The manifest that `pack` turned into `data`. bases: the known manifests by sha256.
 
-    Raises ManifestError, also where the base is not among them; KeyError never.
+    Raises ManifestError, also if the base is unknown.
     """
     try:
         decompress = zlib.decompressobj()

@@ -1,7 +1,7 @@
 """The environment variables of workers, each declared once. `workspace_contract` has the others.
 
-The controller writes them through `Variable.env_var`. The launcher runs in the user's image and can
-import none of this: `make generate` writes its module, runtime/torchrun_runtime/launch/contract.py,
+The controller writes them with `Variable.env_var`. The launcher runs in the user's image and cannot
+import this module: `make generate` writes its module, runtime/torchrun_runtime/launch/contract.py,
 and docs/environment.md from here (see `contract_reference`).
 """
 
@@ -24,7 +24,7 @@ from torchrun_api.variable import (
     Variable,
 )
 
-# Workers: what the job is.
+# Workers: identity of the job.
 JOB_NAME = Variable("TORCHRUN_JOB_NAME", TEXT, (USER, SDK), "Name of the TorchrunJob.")
 JOB_UID = Variable(
     "TORCHRUN_JOB_UID", TEXT, (LAUNCHER,), "UID of the TorchrunJob. Names its gangs."
@@ -45,7 +45,7 @@ BACKEND = Variable(
     "TORCHRUN_BACKEND", TEXT, (USER,), "Backend for `init_process_group`: nccl or gloo."
 )
 
-# Workers: what runs.
+# Workers: the command.
 COMMAND = Variable(
     "TORCHRUN_COMMAND",
     JSON,
@@ -160,7 +160,7 @@ PROGRESS_TOKEN_FILE = Variable(
     "TORCHRUN_PROGRESS_TOKEN_FILE", PATH, (LAUNCHER,), "File with the token for progress reports."
 )
 
-# Workers: how long to wait.
+# Workers: time limits of waits.
 SYNC_WAIT_SECONDS = Variable(
     "TORCHRUN_SYNC_WAIT_SECONDS",
     SECONDS,
@@ -202,7 +202,7 @@ STACK_SIGNAL = Variable(
     set_by=(LAUNCHER,),
 )
 
-# torchrun's own options, and what other launchers of ranks expect.
+# torchrun's options, and variables that other launchers of ranks expect.
 _RENDEZVOUS = (TORCHRUN, LAUNCHER)
 PET_NNODES = Variable("PET_NNODES", COUNT, _RENDEZVOUS, "Number of nodes in the gang.")
 PET_NPROC_PER_NODE = Variable("PET_NPROC_PER_NODE", COUNT, (TORCHRUN,), "Number of ranks per node.")

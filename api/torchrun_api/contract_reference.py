@@ -1,4 +1,4 @@
-"""What is generated from `contract` and `workspace_contract`: a module, a page and help texts.
+"""A module, a page and help texts, generated from `contract` and `workspace_contract`.
 
 python -m torchrun_api.contract_reference LAUNCHER_MODULE PAGE
 """
@@ -49,7 +49,7 @@ _SECTIONS = (
 
 
 def usage(reader: str) -> str:
-    """The variables of a reader for the help text of its program: a line each."""
+    """The variables that a program reads, for its help text; one line each."""
     return "\n".join(
         f"  {variable.name} ({variable.default})  {variable.meaning}"
         for variable in VARIABLES.values()

@@ -1,6 +1,6 @@
-"""The slices of core kinds that are read: Pod, Job, PersistentVolumeClaim, Service, Event, Node.
+"""The fields of core kinds that the project reads.
 
-Watch frames are decoded straight into these, so what is not named here costs no memory.
+Watch events are decoded directly into these types, so other fields use no memory.
 """
 
 from datetime import datetime
@@ -61,7 +61,7 @@ class PodSpec(Wire, frozen=True, kw_only=True):
 
 
 class PodStatus(Wire, frozen=True, kw_only=True):
-    """What the kubelet and the scheduler say of the pod."""
+    """Status of the pod, as kubelet and scheduler write it."""
 
     phase: PodPhase = ""
     reason: str = ""
@@ -89,7 +89,7 @@ class JobSpec(Wire, frozen=True, kw_only=True):
 
 
 class JobStatus(Wire, frozen=True, kw_only=True):
-    """The Job controller's counts and verdict."""
+    """Counts and conditions, as the Job controller writes them."""
 
     active: int = 0
     ready: int = 0
@@ -109,7 +109,7 @@ class Job(Wire, frozen=True, kw_only=True):
 
 
 class ClaimSpec(Wire, frozen=True, kw_only=True):
-    """What a claim asks for."""
+    """The requests of a PVC."""
 
     storage_class_name: str | None = None
     access_modes: tuple[str, ...] = ()
@@ -130,19 +130,19 @@ class PersistentVolumeClaim(Wire, frozen=True, kw_only=True):
 
 
 class Service(Wire, frozen=True, kw_only=True):
-    """v1 Service: only that it is there."""
+    """v1 Service: only its existence is read."""
 
     metadata: ChildMeta = ChildMeta()
 
 
 class NetworkPolicy(Wire, frozen=True, kw_only=True):
-    """networking.k8s.io/v1 NetworkPolicy: only that it is there."""
+    """networking.k8s.io/v1 NetworkPolicy: only its existence is read."""
 
     metadata: ChildMeta = ChildMeta()
 
 
 class SchedulingGroupStatus(Wire, frozen=True, kw_only=True):
-    """What a gang scheduler says of a gang; KAI has a list of its own."""
+    """Status of a gang, as its scheduler writes it. KAI has a separate list of conditions."""
 
     phase: str = ""
     conditions: tuple[Condition, ...] = ()
@@ -150,14 +150,14 @@ class SchedulingGroupStatus(Wire, frozen=True, kw_only=True):
 
 
 class SchedulingGroup(Wire, frozen=True, kw_only=True):
-    """PodGroup or Workload: a gang as a gang scheduler knows it."""
+    """PodGroup or Workload: the object of a gang scheduler for one gang."""
 
     metadata: ChildMeta = ChildMeta()
     status: SchedulingGroupStatus = SchedulingGroupStatus()
 
 
 class ObjectReference(Wire, frozen=True, kw_only=True):
-    """v1 ObjectReference: what an event regards."""
+    """v1 ObjectReference: the object of an event."""
 
     kind: str = ""
     namespace: str = ""
@@ -195,14 +195,14 @@ class Taint(Wire, frozen=True, kw_only=True):
 
 
 class NodeSpec(Wire, frozen=True, kw_only=True):
-    """What keeps pods away from the node."""
+    """The fields that keep pods away from the node."""
 
     taints: tuple[Taint, ...] = ()
     unschedulable: bool = False
 
 
 class NodeCondition(Wire, frozen=True, kw_only=True):
-    """A condition without its words and its heartbeat, which changes all the time."""
+    """A condition without its message and its heartbeat, which changes all the time."""
 
     type: str = ""
     status: ConditionStatus = "Unknown"
@@ -210,7 +210,7 @@ class NodeCondition(Wire, frozen=True, kw_only=True):
 
 
 class NodeStatus(Wire, frozen=True, kw_only=True):
-    """What the kubelet says of the node, or the node lifecycle controller in its place."""
+    """Status of the node, as the kubelet or the node lifecycle controller writes it."""
 
     conditions: tuple[NodeCondition, ...] = ()
     allocatable: dict[str, str] = field(default_factory=dict)

@@ -46,7 +46,7 @@ class Scale(Struct, frozen=True):
 
 
 class Definition(Struct, frozen=True):
-    """What a CRD says of a kind beyond its schema."""
+    """The parts of a CRD other than its schema."""
 
     kind: UserKind
     short_names: tuple[str, ...]
@@ -151,7 +151,7 @@ def open_api_schema(kind: UserKind) -> JsonObject:
 
 
 def custom_resource_definition(definition: Definition) -> JsonObject:
-    """The CRD of one kind, as it is applied."""
+    """The CRD of one kind."""
     kind = definition.kind
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -220,7 +220,7 @@ def generated_files(folder: Path, page: Path) -> Mapping[Path, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the generated files, or with --check name those that are out of date."""
+    """Write the generated files. With --check only print those that are out of date."""
     parser = argparse.ArgumentParser(
         prog="python -m torchrun_api.crd",
         description="Write the CustomResourceDefinitions and the API reference from the types.",

@@ -1,7 +1,7 @@
 """The exit codes of every program of the project, each declared once.
 
 The controller, the plugin, and sync and serve pods import the constants. The launcher can import
-none of this: `make generate` writes its constants to runtime/torchrun_runtime/launch/contract.py,
+none of them: `make generate` writes its constants to runtime/torchrun_runtime/launch/contract.py,
 and docs/exit-codes.md from the tables below (see `exit_code_reference`).
 """
 
@@ -223,7 +223,7 @@ SERVE = (
     ExitStatus(_only(SERVE_FAILED), "A setting is invalid."),
 )
 
-# What the launcher imports.
+# Constants of the launcher's module.
 LAUNCHER_CONSTANTS = (
     "SETUP_FAILED",
     "HUNG",

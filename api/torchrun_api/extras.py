@@ -1,6 +1,6 @@
-"""What stands beside a queue: its ConfigMaps and claims, and KAI's queues.
+"""The objects of a queue: its ConfigMaps and PVCs, and KAI's queues.
 
-They are few, so their contents are kept whole: drift is found by looking at them.
+They are few, so their contents are kept whole. Drift is found by comparing them.
 """
 
 from msgspec import field
@@ -18,7 +18,7 @@ class ConfigMap(Wire, frozen=True, kw_only=True):
 
     @property
     def content(self) -> JsonObject:
-        """What a template may ask for, as it stands in a manifest."""
+        """The fields that a template may set, as in a manifest."""
         return {"data": {**self.data}, "binaryData": {**self.binary_data}}
 
 
@@ -30,7 +30,7 @@ class QueueClaim(Wire, frozen=True, kw_only=True):
 
     @property
     def content(self) -> JsonObject:
-        """What a template may ask for, as it stands in a manifest."""
+        """The fields that a template may set, as in a manifest."""
         return {"spec": self.spec}
 
 

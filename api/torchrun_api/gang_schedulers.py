@@ -1,7 +1,7 @@
 """The gang schedulers: one entry for each value of spec.scheduling.gang.
 
-An entry has what the CRDs, the controller and `kubectl torchrun doctor` share. What the controller
-builds for a scheduler is in a file of its own in `reconcile/schedulers`.
+The CRDs, the controller and `kubectl torchrun doctor` share these entries. The objects that the
+controller builds for a scheduler are in a separate file in `reconcile/schedulers`.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ GangScheduling: TypeAlias = Literal["kai", "volcano", "coscheduling", "native", 
 
 
 class GangSchedulerApi(NamedTuple):
-    """A gang scheduler as users and the API server name it.
+    """A gang scheduler, with its names in the API.
 
     `api_group` is served only where the scheduler is installed; "" if there is no such group.
-    `pod_scheduler` is the usual schedulerName of the pods, "" where they need none.
-    `pods_scheduled_by` is what binds the pods: a scheduler of its own, kube-scheduler (as it is, or
-    with a plugin), or any scheduler. With `admits_jobs`, each child Job is created suspended, and
-    the gang scheduler resumes it. `queue_label` is the label that has the name of its queue.
+    `pod_scheduler` is the usual schedulerName of the pods, "" if they need none.
+    `pods_scheduled_by` is what binds the pods: the gang scheduler itself, kube-scheduler (with or
+    without a plugin), or any scheduler. With `admits_jobs`, each child Job is created suspended,
+    and the gang scheduler resumes it. `queue_label` is the label that has the name of its queue.
     """
 
     name: GangScheduling

@@ -293,8 +293,8 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
 def has_started(job: str) -> str:
     """CEL: whether this job has had a gang (status.workers stays), or is admitted for one.
 
-    The phase is no answer: an object that the API server refuses sets a job back to Pending.
-    Status is written by the controller alone.
+    The phase does not show it: an object that the API server rejects sets a job back to Pending.
+    Only the controller writes the status.
     """
     admission = f"{job}.status.admission"
     admitted = f"has({admission}) && has({admission}.nodes) && {admission}.nodes > 0"
@@ -303,14 +303,14 @@ def has_started(job: str) -> str:
 
 _WAITS = f"!{has_started('oldSelf')}"
 _PHASE = "oldSelf.?status.?phase.orValue('Pending')"
-# A workspace is prepared before the job has workers: its source is fixed from then on, and what
-# the source refers to once the workspace is ready.
+# A workspace is prepared before the job has workers. From then on its source is immutable; the
+# details of the source are immutable once the workspace is ready.
 _UNPREPARED = f"({_WAITS} && {_PHASE} == 'Pending')"
 _SYNCS = f"({_WAITS} && {_PHASE} in ['Pending', 'Syncing'])"
 
 
 def _source(job: str) -> str:
-    # has() all the way: the server's cost estimate knows no bounds behind optional selection.
+    # has() at each level: the server's cost estimate has no bounds after optional selection.
     workspace = f"{job}.spec.volumes.workspace"
     exists = f"has({job}.spec.volumes) && has({workspace}) && {workspace}.enabled"
     return f"({exists} ? {workspace}.source : 'none')"

@@ -1,4 +1,4 @@
-"""JSON as Python values: the type of every object that is sent, merged or printed."""
+"""JSON as Python values: the type of all objects that are sent, merged or printed."""
 
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -13,12 +13,12 @@ JsonObject: TypeAlias = dict[str, JsonValue]
 
 
 def object_at(body: JsonObject, name: str) -> JsonObject:
-    """The object under a name, the very one; an empty one where there is none."""
+    """The object under a name, not a copy; an empty one if it is missing."""
     value = body.get(name)
     return value if isinstance(value, dict) else {}
 
 
 def objects_at(body: JsonObject, name: str) -> list[JsonObject]:
-    """The objects of the list under a name; none where there is no list."""
+    """The objects of the list under a name; empty if there is no list."""
     value = body.get(name)
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

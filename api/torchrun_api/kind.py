@@ -1,4 +1,4 @@
-"""What a kind is, without the types of any kind: the plugin starts faster without them."""
+"""The description of a kind, without the types of any kind, so that the plugin starts faster."""
 
 from typing import Generic, Protocol, TypeVar
 
@@ -9,7 +9,7 @@ from torchrun_api.meta import ChildMeta, ObjectMeta
 
 
 class Object(Protocol):
-    """Any object of the API as it is kept in a store."""
+    """Any object of the API in a store."""
 
     @property
     def metadata(self) -> ObjectMeta | ChildMeta | NodeMeta:
@@ -20,7 +20,7 @@ T = TypeVar("T", bound=Object)
 
 
 class Kind(Struct, Generic[T], frozen=True):
-    """A kind: group, version and plural give its REST path, `type` its decoded slice."""
+    """A kind: group, version and plural give its REST path, `type` the decoded fields."""
 
     group: str
     version: str
@@ -30,7 +30,7 @@ class Kind(Struct, Generic[T], frozen=True):
 
     @property
     def api_version(self) -> str:
-        """`v1` or `group/version`, as it stands in manifests."""
+        """`v1` or `group/version`, as in manifests."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
@@ -39,7 +39,7 @@ class Kind(Struct, Generic[T], frozen=True):
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """REST path of the collection (of all namespaces where none is given) or of one object."""
+        """REST path of one object, or of the collection; of all namespaces if none is given."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
         scope = f"/namespaces/{namespace}" if namespace else ""
         tail = "".join(f"/{part}" for part in (name, subresource) if part)

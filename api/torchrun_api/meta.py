@@ -1,4 +1,4 @@
-"""Metadata shared by all kinds: the parts of metav1 that are read."""
+"""Metadata of all kinds: the fields of metav1 that the project reads."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -9,13 +9,13 @@ from torchrun_api.names import WORKER, number_in
 
 
 class Wire(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False):
-    """Base of every value that travels as JSON: camelCase names, immutable, defaults left out.
+    """Base of all values that are sent as JSON: camelCase names, immutable, defaults omitted.
 
-    Unknown fields are ignored: a newer API server may send more than is read here.
+    Unknown fields are ignored: a newer API server may send more fields.
     """
 
 
-# One without an offset could be compared with no other.
+# Times without an offset cannot be compared with others.
 Time = Annotated[datetime, Meta(tz=True)]
 
 
@@ -46,12 +46,12 @@ class ObjectMeta(Wire, frozen=True, kw_only=True):
 
     @property
     def terminating(self) -> bool:
-        """Whether it is being deleted; finalizers may keep it for long."""
+        """Whether it is being deleted. Finalizers may delay that for a long time."""
         return self.deletion_timestamp is not None
 
 
 class ChildLabels(Wire, frozen=True, kw_only=True):
-    """The labels of a child object that are read; the others are not kept."""
+    """The labels of a child object that the controller reads; others are not kept."""
 
     torchrun_job: str = field(default="", name="torchrun-job-name")
     component: str = field(default="", name="app.kubernetes.io/component")
@@ -62,13 +62,13 @@ class ChildLabels(Wire, frozen=True, kw_only=True):
 
     @property
     def rank(self) -> int:
-        """Of a worker in its gang: beside a head with a Job of its own, one more than its index."""
+        """Rank of a worker in its gang: its index, plus one if the head has a separate Job."""
         index = number_in(self.completion_index)
         return index + 1 if self.role == WORKER else index
 
 
 class ChildAnnotations(Wire, frozen=True, kw_only=True):
-    """The annotations of a child object that are read; the others are not kept."""
+    """The annotations of a child object that the controller reads; others are not kept."""
 
     workspace_sha256: str = field(default="", name="torchrun.ai/workspace-sha256")
     upload_token_sha256: str = field(default="", name="torchrun.ai/upload-token-sha256")
@@ -97,7 +97,7 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
 
 
 class ChildMeta(Wire, frozen=True, kw_only=True):
-    """`metadata` of the kinds that the controller makes, slim because they are many."""
+    """`metadata` of the kinds that the controller creates, with few fields to save memory."""
 
     name: str = ""
     namespace: str = ""
@@ -112,7 +112,7 @@ class ChildMeta(Wire, frozen=True, kw_only=True):
 
     @property
     def terminating(self) -> bool:
-        """Whether it is being deleted; finalizers or a grace period may keep it for long."""
+        """Whether it is being deleted. Finalizers or a grace period may delay that for long."""
         return self.deletion_timestamp is not None
 
     def controlled_by(self, uid: str) -> bool:
@@ -126,7 +126,7 @@ ConditionStatus = Literal["True", "False", "Unknown"]
 class Condition(Wire, frozen=True, kw_only=True):
     """One metav1 Condition."""
 
-    # Those of pods and Jobs are read with it too, so nothing but type and status is demanded.
+    # It also decodes conditions of pods and Jobs, so only type and status are required.
     type: Annotated[str, Meta(description="Type of the condition.")]
     status: Annotated[ConditionStatus, Meta(description="Whether the condition holds.")]
     observed_generation: Annotated[

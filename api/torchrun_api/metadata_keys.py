@@ -1,6 +1,6 @@
 """Labels, annotations and finalizers of the project: objects, writers and readers of each.
 
-The constants stand in `names`. `make generate` writes docs/labels.md from here.
+The constants are in `names`. `make generate` writes docs/labels.md from here.
 """
 
 import sys
@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from torchrun_api import names
 
-# Who writes or reads one.
+# Writers and readers.
 ADMINISTRATOR = "administrator"
 CONTROLLER = "controller"
 KUBERNETES = "Kubernetes"
@@ -33,7 +33,7 @@ the annotations of `spec.annotations`.
 
 
 class MetadataKey(NamedTuple):
-    """One key. objects: the kinds, or the pods, that have it."""
+    """One key. objects: the kinds or pods that have it."""
 
     key: str
     sort: Sort

@@ -4,11 +4,11 @@ import re
 
 GROUP = "torchrun.ai"
 
-# Labels of every object that the controller makes.
+# Labels of every object that the controller creates.
 JOB_LABEL = "torchrun-job-name"
 ATTEMPT_LABEL = f"{GROUP}/attempt"
 RETAINED_LABEL = f"{GROUP}/retained-from"
-# Of the child Jobs and workers of a gang whose head has pods of its own: HEAD or WORKER.
+# Label of the child Jobs and workers of a gang whose head has a separate Job: HEAD or WORKER.
 ROLE_LABEL = f"{GROUP}/role"
 HEAD = "head"
 COMPONENT_LABEL = "app.kubernetes.io/component"
@@ -17,13 +17,13 @@ NAME_LABEL = "app.kubernetes.io/name"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 MANAGED_BY = "torchrun-controller"
 
-# Of every object of a queue's spec.resources: the queue, see `label_value`. And the finalizer of a
-# queue, so that it goes after the jobs that run by it.
+# Label of every object of a queue's spec.resources: the queue, see `label_value`. The finalizer of
+# a queue has the same name. It keeps the queue until its jobs are deleted.
 QUEUE_LABEL = f"{GROUP}/queue"
 QUEUE_FINALIZER = f"{GROUP}/queue"
-# Of a KAI queue: namespace/name of the TorchrunQueue that it is made and kept for.
+# Annotation of a KAI queue: namespace/name of the TorchrunQueue for which it was created.
 KAI_OWNER = f"{GROUP}/queue"
-# Of an object of spec.resources: a digest of the template that it was last applied from.
+# Annotation of an object of spec.resources: a digest of the template that was last applied.
 TEMPLATE = f"{GROUP}/template"
 
 # Values of the component label.
@@ -37,74 +37,75 @@ PROBE = "probe"
 QUEUE_RESOURCE = "queue-resource"
 GANG = "gang"
 
-# Set by the plugin on a TorchrunJob: only an upload with this digest is taken as its workspace.
+# Set by the plugin on a TorchrunJob: the digest of the only upload that is accepted.
 WORKSPACE_SHA256 = f"{GROUP}/workspace-sha256"
-# Set by the plugin on a TorchrunJob: SHA-256 of a token by which any upload is taken.
+# Set by the plugin on a TorchrunJob: SHA-256 of a token that authorizes any upload.
 UPLOAD_TOKEN_SHA256 = f"{GROUP}/upload-token-sha256"
-# Set by the plugin on a TorchrunJob: another job, whose workspace the first sync pod may reuse.
+# Set by the plugin on a TorchrunJob: another job whose workspace the first sync pod may reuse.
 WORKSPACE_BASE = f"{GROUP}/workspace-base"
 
-# Set by an administrator on a TorchrunJob: machines that are off and have no Node object any more,
-# as "0/node-1,0/node-2": the attempt whose workers were there, and the node.
+# Set by an administrator on a TorchrunJob: machines that are off and no longer have a Node object,
+# as "0/node-1,0/node-2": the attempt whose workers ran on the node, and the node.
 MACHINES_OFF = f"{GROUP}/machines-off"
 
-# Set by kubectl torchrun sync on a TorchrunJob: any new value fetches the workspace once more.
+# Set by kubectl torchrun sync on a TorchrunJob: any new value starts another fetch.
 SYNC_REQUESTED = f"{GROUP}/sync-requested"
-# Of a sync pod: a digest of the source that it was made for.
+# Annotation of a sync pod: a digest of the source for which it was created.
 SOURCE = f"{GROUP}/source"
 
-# Of a child Job: what was counted until it was made, and why the gang before it ended.
+# Annotations of a child Job: the counts when it was created, and why the previous gang ended.
 RESTARTS = f"{GROUP}/restarts"
 DISRUPTIONS = f"{GROUP}/disruptions"
 CAUSE = f"{GROUP}/cause"
-# Of a child Job: whether its workers share a state directory.
+# Annotation of a child Job: whether its workers share a state directory.
 STATE = f"{GROUP}/state"
 LOCAL_CHECKPOINTS = f"{GROUP}/local-checkpoints"  # bytes
-# numNodes when a gang was made of fewer.
+# Annotation of a child Job with fewer nodes than numNodes: numNodes when it was created.
 WANTED_NODES = f"{GROUP}/wanted-nodes"
-# Of the child Job of a head: the number of nodes of its gang. The head is one of them.
+# Annotation of the child Job of a head: the number of nodes of its gang, including the head.
 NODES = f"{GROUP}/nodes"
-# Of a child Job and its workers: the job and the queue whose quota is charged for the gang, and
-# with what. They may run for a while after the job is deleted.
+# Annotation of a child Job and its workers: the job, the queue whose quota is charged for the gang,
+# and the charge. The workers may run for a while after the job is deleted.
 CHARGE = f"{GROUP}/charge"
-# Of a child Job: who schedules its gang, as spec.scheduling.gang names them.
+# Annotation of a child Job: the scheduler of its gang, a value of spec.scheduling.gang.
 GANG_SCHEDULER = f"{GROUP}/gang"
-# Of a worker: the go-ahead of the start gate, once nothing of an older gang can run any more.
+# Annotation of a worker: the permission to start ranks, set once no older gang can run.
 START = f"{GROUP}/start"
-# Set by the plugin on a TorchrunJob: the revision that a sync pod has just made, about a second
-# before its end shows it. Without this the end does.
+# Set by the plugin on a TorchrunJob: the revision that a sync pod has just published, about a
+# second before the pod ends. If it is missing, the end of the pod shows the revision.
 WORKSPACE_REVISION = f"{GROUP}/workspace-revision"
-# Of a sync pod that stands by: it takes any workspace, as a revision later than this one.
+# Annotation of a waiting sync pod: it accepts any workspace, as a revision later than this one.
 AFTER_REVISION = f"{GROUP}/after-revision"
-# Of a sync pod: the commit that alone it takes.
+# Annotation of a sync pod: the only commit that it accepts.
 COMMIT = f"{GROUP}/commit"
-# Of a worker: the revision of the workspace that it shall run, and whether edits are expected.
+# Annotations of a worker: the revision of the workspace to run, and whether edits are expected.
 REVISION = f"{GROUP}/revision"
 DEVELOPMENT = f"{GROUP}/development"
-# Of a worker whose workspace a pod serves: the URL and the manifest's SHA-256 of that revision.
+# Annotation of a worker with a serve pod: URL and SHA-256 of the manifest of that revision.
 SERVED = f"{GROUP}/served"
-# Of a worker, with the go-ahead: the ranks wait out the fence first. When it was given, and the
-# workers that it is for, as "2026-01-02T03:04:05Z 0:1 1:0-3,7": attempts, and indexes of each.
+# Annotation of a worker, set with START: the launcher fences these workers of older gangs before it
+# starts ranks. The time of the order, then attempts with indexes of workers, as in
+# "2026-01-02T03:04:05Z 0:1 1:0-3,7".
 FENCE = f"{GROUP}/fence"
-# Annotation of a worker: when the controller last sent it an update of these.
+# Annotation of a worker: when the controller last changed one of those above.
 NOTIFICATION_TIME = f"{GROUP}/notification-time"
 
-# Of a serve pod: where it keeps the workspace, claim or ephemeral.
+# Annotation of a serve pod: where it stores the workspace, claim or ephemeral.
 DELIVERY = f"{GROUP}/delivery"
-# Of the tokens that workers show to it.
+# Audience of the tokens that workers send to it.
 WORKSPACE_AUDIENCE = f"{GROUP}/workspace"
 
-# Of a setup pod: the content that its environment is made of, and the spec as it was then.
+# Annotations of a setup pod: a digest of its environment's content, and the generation of the spec.
 SETUP_KEY = f"{GROUP}/setup-key"
 GENERATION = f"{GROUP}/generation"
 
-# Condition of a job whose workers do not run what it asks for: "False" where that came to nothing.
+# Condition of a job whose workers do not run the requested code; "False" if the update failed.
 UP_TO_DATE = "WorkspaceUpToDate"
 
-# Of a worker: spec.nodeResources.gpuType of the queue.
+# Label of a worker: spec.nodeResources.gpuType of the queue.
 GPU_TYPE_LABEL = f"{GROUP}/gpu-type"
-# Set by the SDK, which cannot import this module: on a TorchrunJob the kind of the call, and what
-# the calls of pods that stay have in common; on pods of KubeRay the name of the call.
+# Set by the SDK, which cannot import this module: on a TorchrunJob the kind of the call, and a
+# digest that is equal for all calls to the same warm pods; on pods of KubeRay the name of the call.
 SDK_LABEL = f"{GROUP}/sdk"
 SDK_GANG_LABEL = f"{GROUP}/sdk-gang"
 SDK_RAY_LABEL = f"{GROUP}/sdk-ray"
@@ -120,15 +121,15 @@ SERVE_PORT = 8081
 
 # An Indexed Job's pods are named "<job>-r<k>-w-<index>-<5 letters>", in 63 characters.
 MAX_JOB_NAME = 45
-# The value of a label.
+# Characters of the value of a label.
 MAX_LABEL = 63
 
-# Digits of a number that a label or an annotation may hold; anybody may write one.
+# Most digits of a number in a label or an annotation: users can set them to any value.
 _DIGITS = 15
 
 
 def number_in(text: str, otherwise: int = 0) -> int:
-    """The number that a label or an annotation holds; `otherwise` where it holds none."""
+    """The number in a label or an annotation; `otherwise` if the text is not a number."""
     return int(text) if text.isdecimal() and len(text) <= _DIGITS else otherwise
 
 
@@ -138,12 +139,12 @@ def number_of(name: str) -> int:
 
 
 def workspace_claim(job: str) -> str:
-    """Claim that holds the job's code."""
+    """PVC of the job's code."""
     return f"{job}-workspace"
 
 
 def checkpoints_claim(job: str) -> str:
-    """Claim that holds the job's checkpoints and outlives it where retained."""
+    """PVC of the job's checkpoints. It outlives the job if it is retained."""
     return f"{job}-checkpoints"
 
 
@@ -153,17 +154,17 @@ def sync_pod(job: str, number: int) -> str:
 
 
 def setup_pod(job: str, number: int) -> str:
-    """Pod that makes the job's own environment; a new number for each retry or other content."""
+    """Pod that creates the job's Python environment; a new number for each retry or new content."""
     return f"{job}-setup-{number}"
 
 
 def probe(job: str, index: int) -> str:
-    """Pod that asks the scheduler whether there is room for one more worker."""
+    """Pod that tests whether the scheduler has room for one more worker."""
     return f"{job}-probe-{index}"
 
 
 def serve_pod(job: str, number: int | str = "<n>") -> str:
-    """Pod that prepares the workspace and serves it to the workers, where no claim is shared."""
+    """Pod that prepares the workspace and serves it to workers without a shared PVC."""
     return f"{job}-serve-{number}"
 
 
@@ -173,17 +174,17 @@ def service(job: str) -> str:
 
 
 def child_job(job: str, attempt: int) -> str:
-    """Indexed Job of one attempt: ghosts of an old gang never answer to a new gang's names."""
+    """Indexed Job of one attempt. Pods of an old gang never have the DNS names of a new one."""
     return job if attempt == 0 else f"{job}-r{attempt}"
 
 
 def workers_job(job: str, attempt: int) -> str:
-    """Indexed Job of the others, where the first worker has pods of its own as the head."""
+    """Indexed Job of the other workers if the head has a separate Job."""
     return f"{child_job(job, attempt)}-w"
 
 
 def is_worker(job: str, name: str) -> bool:
-    """Whether a pod's name is that of a worker of this job: of its Jobs an index, and a suffix."""
+    """Whether the name is that of a worker of this job: a child Job, an index and a suffix."""
     return re.fullmatch(rf"{re.escape(job)}(-r\d+)?(-w)?-\d+-[a-z0-9]+", name) is not None
 
 
@@ -193,5 +194,5 @@ def worker_host(job: str, attempt: int, index: int, namespace: str) -> str:
 
 
 def label_value(name: str) -> str:
-    """A name as a label's value: its first 63 characters, which no selector can tell apart."""
+    """A name as the value of a label: longer names with the same first 63 characters are equal."""
     return name[:MAX_LABEL].rstrip("-.")

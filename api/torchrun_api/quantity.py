@@ -1,7 +1,7 @@
 """Kubernetes quantities as exact numbers: `"512Gi"`, `"500m"`, `96`, `"1e3"`.
 
-Arithmetic is that of `fractions.Fraction`, so nothing is lost on the way; the one place that
-rounds is formatting, and it rounds up, so that nobody gets less than was asked for.
+Arithmetic with `fractions.Fraction` is exact. Only formatting rounds, and it rounds up, so that no
+pod gets less than it requests.
 
 Grammar: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 """
@@ -17,14 +17,14 @@ _SCALES: dict[str, Fraction] = {
     **{suffix: Fraction(10) ** power for suffix, power in _DECIMAL.items()},
     **{suffix: Fraction(1024**power) for power, suffix in enumerate(_BINARY)},
 }
-# Also the pattern of the CRDs, so in the syntax that Go and Python share; no sign but "+".
+# Also the pattern of the CRDs, so in the syntax that Go and Python share. The only sign is "+".
 PATTERN = r"^\+?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE]([+-]?[0-9]{1,2})|([KMGTPE]i|[numkMGTPE]))?$"
 MAX_LENGTH = 64
 _LARGEST = 2**63 - 1  # the API server silently caps what is larger
 
 
 class QuantityError(ValueError):
-    """A value that is no quantity; the message names it and says what is accepted."""
+    """The value is not a quantity. The message names it and the accepted forms."""
 
     def __init__(self, value: object, problem: str) -> None:
         super().__init__(f"{value!r} is not a quantity: {problem}")
@@ -33,7 +33,7 @@ class QuantityError(ValueError):
 def parse(value: int | str) -> Fraction:
     """The exact amount, in cores, bytes or pieces.
 
-    Raises QuantityError for anything but an integer or a string as `"1.5"`, `"500m"`, `"2Gi"`
+    Raises QuantityError for anything but an integer or a string such as `"1.5"`, `"500m"`, `"2Gi"`
     or `"1e3"`, for negative amounts, and for amounts beyond 2^63-1.
     """
     if isinstance(value, bool) or not isinstance(value, int | str):

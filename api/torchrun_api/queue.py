@@ -1,4 +1,4 @@
-"""TorchrunQueue: how the jobs of a queue run."""
+"""TorchrunQueue: a template for jobs."""
 
 from typing import Annotated, ClassVar, Literal
 

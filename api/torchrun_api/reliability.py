@@ -1,4 +1,4 @@
-"""What a job does when something fails, and when it ends; a queue's are its jobs' defaults."""
+"""Restarts after failures, deadline and TTL. The values of a queue are defaults of its jobs."""
 
 from typing import Annotated, ClassVar, Literal
 

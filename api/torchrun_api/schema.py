@@ -1,4 +1,4 @@
-"""The vocabulary in which types say what the CRD schema shall hold beyond their Python shape."""
+"""What the CRD schema must contain in addition to the Python types."""
 
 from typing import Annotated, TypeAlias
 
@@ -11,12 +11,12 @@ from torchrun_api.quantity import MAX_LENGTH, PATTERN
 class Rule(Struct, frozen=True):
     """One CEL rule of `x-kubernetes-validations`; a type lists its own in `RULES`.
 
-    Fields that the schema requires, although Python has a default for them, stand in `REQUIRED`.
+    Fields that the schema requires, although Python has a default for them, are in `REQUIRED`.
     """
 
     rule: str
     message: str
-    field: str = ""  # the field that the refusal names, as ".spec.jobQueue"
+    field: str = ""  # the field that the error names, as ".spec.jobQueue"
 
 
 Quantity: TypeAlias = Annotated[
@@ -31,7 +31,7 @@ Quantity: TypeAlias = Annotated[
     ),
 ]
 
-# An object whose fields are Kubernetes' own: the API server keeps what it does not know.
+# An object with the fields of a Kubernetes type: the API server keeps unknown fields.
 Embedded: TypeAlias = Annotated[
     JsonObject, Meta(extra_json_schema={"x-kubernetes-preserve-unknown-fields": True})
 ]

@@ -1,4 +1,4 @@
-"""Parts of a spec that stand in queues and in jobs alike; a job's value overrides its queue's."""
+"""Parts of a spec that occur in queues and in jobs. A job's value overrides its queue's."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -16,7 +16,7 @@ MountPath = Annotated[str, Meta(min_length=1, max_length=512, pattern="^/[^:]*$"
 ObjectName = Annotated[
     str, Meta(min_length=1, max_length=253, pattern="^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
 ]
-# Of an object whose name other controllers read from a label.
+# Name of an object whose name other controllers read from a label.
 LabelledName = Annotated[
     str, Meta(min_length=1, max_length=63, pattern="^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
 ]

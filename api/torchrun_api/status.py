@@ -21,14 +21,14 @@ Phase = Literal[
     "Preempted",
 ]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-# A job in one of these keeps it for ever.
+# A job in one of these phases never leaves it.
 TERMINAL: frozenset[Phase] = frozenset({"Succeeded", "Failed", "TimedOut"})
 UNFINISHED: tuple[Phase, ...] = tuple(phase for phase in PHASES if phase not in TERMINAL)
-# A job in one of these waits for something else than its user.
+# A job in one of these phases waits, but not for its user.
 WAITING: tuple[Phase, ...] = ("Pending", "Syncing", "Queued", "Preempted")
 
-# No job comes near; who writes more in a status, which names the next gang, is refused.
-# The largest count of gangs; counters stop there.
+# The largest accepted number of gangs. The status names the next gang, so it has this limit too;
+# counters stop there.
 MOST_GANGS = 1_000_000
 Gangs = Annotated[int, Meta(ge=0, le=MOST_GANGS)]
 

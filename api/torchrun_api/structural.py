@@ -1,7 +1,7 @@
 """From msgspec types to the structural schema of a CustomResourceDefinition.
 
-What Python can say is read from the types: shapes, bounds, enums, docstrings. What it cannot stands
-in `Meta(description=..., extra_json_schema=...)` and in the class variables RULES and REQUIRED.
+Shapes, bounds, enums and docstrings are read from the types. Everything else is in
+`Meta(description=..., extra_json_schema=...)` and in the class variables RULES and REQUIRED.
 
 https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/
 """
@@ -24,12 +24,12 @@ _BOUNDS: Mapping[type[inspect.Type], Mapping[str, str]] = {
 
 
 def structural(shape: inspect.Type, *, defaults: bool = True) -> JsonObject:
-    """The schema of one type; `defaults` False for a status, which the controller alone writes.
+    """The schema of one type. defaults: False for a status, which only the controller writes.
 
-    There the API server fills nothing in, and refuses nothing for a rule of the spec that a value
-    was copied from: a status that is refused would never be written.
+    A status has no defaults, and no rules of the spec that its values were copied from: a status
+    that the API server rejects could never be written.
 
-    Raises TypeError for a type that a structural schema cannot hold.
+    Raises TypeError for a type that a structural schema cannot express.
     """
     match shape:
         case inspect.Metadata(type=inner, extra_json_schema=extra):
@@ -87,7 +87,7 @@ def struct(shape: inspect.StructType, *, defaults: bool = True) -> JsonObject:
 
 
 def _with_keys(schema: JsonObject) -> JsonObject:
-    """Require the keys of a list map, as API servers do of a CRD."""
+    """Require the keys of a list map, as the API server demands of a CRD."""
     keys, items = schema.get("x-kubernetes-list-map-keys"), schema.get("items")
     if not isinstance(keys, list) or not isinstance(items, dict):
         return schema
@@ -98,7 +98,7 @@ def _with_keys(schema: JsonObject) -> JsonObject:
 
 
 def validations(rules: Iterable[Rule]) -> list[JsonValue]:
-    """CEL rules as they stand in `x-kubernetes-validations`."""
+    """CEL rules as written in `x-kubernetes-validations`."""
     entries: list[JsonValue] = []
     for rule in rules:
         entry: JsonObject = {"rule": rule.rule, "message": rule.message}
@@ -120,8 +120,8 @@ def _property(field: inspect.Field, *, defaults: bool) -> JsonObject:
 def _union(types: list[inspect.Type], defaults: bool) -> JsonObject:
     if len(types) == 1:
         return structural(types[0], defaults=defaults)
-    # A structural schema has one type or none. Bounds apply to the values of their own type only,
-    # so those of all members can stand side by side.
+    # A structural schema has one type or none. Bounds apply only to values of their own type,
+    # so those of all members can be combined.
     schema: JsonObject = {"x-kubernetes-preserve-unknown-fields": True}
     for member in types:
         schema |= _bounds(member)

@@ -1,6 +1,6 @@
-"""The one list of fields that are accepted and not honoured.
+"""The list of fields that are accepted but not supported yet.
 
-A field leaves this list in the change that honours it, so that nothing is ever ignored in silence.
+The change that supports a field removes it from this list. So no field is silently ignored.
 """
 
 from torchrun_api.job import TorchrunJobSpec
@@ -9,7 +9,7 @@ from torchrun_api.shared import RdzvBackend
 
 
 def not_yet_supported(job: TorchrunJobSpec, queue: TorchrunQueueSpec) -> tuple[str, ...]:
-    """What the job and its queue ask for in vain, one sentence each; () if all is honoured.
+    """What the job and its queue request without effect, one sentence each.
 
     For the message of the condition NotYetSupported.
     """
@@ -30,12 +30,12 @@ def not_yet_supported(job: TorchrunJobSpec, queue: TorchrunQueueSpec) -> tuple[s
 
 
 def etcd_without_endpoint(job: TorchrunJobSpec, queue: TorchrunQueueSpec) -> RdzvBackend | None:
-    """The etcd backend that is asked for where nothing says where etcd is."""
+    """The requested etcd backend if no endpoint is set; None otherwise."""
     backend = job.distributed.rdzv_backend or queue.distributed.rdzv_backend
     endpoint = job.distributed.rdzv_endpoint or queue.distributed.rdzv_endpoint
     return backend if backend in ("etcd", "etcd-v2") and endpoint is None else None
 
 
 def usual_rendezvous(job: TorchrunJobSpec) -> RdzvBackend:
-    """The backend where none is asked for."""
+    """The default backend."""
     return "static" if job.elastic is None else "c10d"

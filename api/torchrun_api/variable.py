@@ -1,4 +1,4 @@
-"""What an environment variable of a pod is. `contract` and `workspace_contract` declare them."""
+"""The type of environment variables of pods. `contract` and `workspace_contract` declare them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Type(Generic[T]):
-    """name: as the reference shows it. encode: from a value to the variable's text."""
+    """name: in the reference. encode: turns a value into the text of the variable."""
 
     name: str
     encode: Callable[[T], str]
@@ -32,21 +32,21 @@ SECONDS = Type[int]("seconds", str)
 JSON = Type[object]("JSON", _encode_json)
 
 
-# Who sets a variable, and who reads it.
+# Programs and people that set or read a variable.
 CONTROLLER = "controller"
 LAUNCHER = "launcher"
-RANK = "rank modules"  # what the launcher puts on PYTHONPATH of the ranks
+RANK = "rank modules"  # modules that the launcher adds to PYTHONPATH of the ranks
 SDK = "SDK"
 SERVE = "serve pod"
 SYNC = "sync pod"
 TESTS = "tests"
 TORCHRUN = "torchrun"
-USER = "user"  # spec.env where it is set, the command where it is read
+USER = "user"  # sets it in spec.env, reads it in the command
 
 
 @dataclass(frozen=True)
 class Variable(Generic[T]):
-    """One environment variable. default: what a reader takes where the variable is not set."""
+    """One environment variable. default: the value for readers if the variable is not set."""
 
     name: str
     type: Type[T]
@@ -64,10 +64,10 @@ class Variable(Generic[T]):
         return {"name": self.name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
     def read(self, environment: Mapping[str, str]) -> str:
-        """The text that the environment has, or the default."""
+        """The text in the environment, or the default."""
         return environment.get(self.name, self.default)
 
 
 def env_vars(*variables: JsonObject | None) -> list[JsonObject]:
-    """v1 EnvVars in the order given, without those that are None."""
+    """The v1 EnvVars in this order, without None."""
     return [variable for variable in variables if variable is not None]

@@ -1,7 +1,7 @@
-"""Where a job's code comes from: the fields, and the forms of URLs and refs that are accepted.
+"""The source of a job's code: its fields, and the accepted forms of URLs and refs.
 
-The patterns mean the same to the API server (RE2) and to Python. They are the first look only: the
-sync program judges a URL once more, by its parts and by the addresses that its host has.
+The patterns mean the same to the API server (RE2) and to Python. They are only the first check: the
+sync program checks the parts of the URL and the addresses of its host again.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -42,7 +42,7 @@ S3_URL_FORMS = "s3://BUCKET/PREFIX or https://ENDPOINT/BUCKET/PREFIX"
 
 
 def _only(field: str, *sources: str, why: str) -> Rule:
-    """The field belongs to these sources and to no others."""
+    """The field is allowed with these sources only."""
     listed = ", ".join(f"'{source}'" for source in sources)
     return Rule(
         f"!has(self.{field}) || self.source in [{listed}]",
@@ -51,7 +51,7 @@ def _only(field: str, *sources: str, why: str) -> Rule:
 
 
 class WorkspaceVolume(Wire, frozen=True, kw_only=True):
-    """Where the code comes from; without this block it is in the image.
+    """The source of the code. Without this block the code is in the image.
 
     kubectl torchrun sets it.
     """

@@ -1,6 +1,6 @@
 """The environment variables of sync and serve pods, which deliver the workspace.
 
-The controller writes them through `Variable.env_var`, and the pods' programs read them through
+The controller writes them with `Variable.env_var`, and the programs of the pods read them with
 `Variable.read`. `make generate` writes docs/environment.md from here (see `contract_reference`).
 """
 
