@@ -1,4 +1,4 @@
-"""Writes what is generated in this folder: the dashboards, and the alerts as a PrometheusRule.
+"""Writes the generated files of this folder: the dashboards, and the alerts as a PrometheusRule.
 
     python manifests/monitoring/generate.py
 
@@ -33,7 +33,7 @@ spec:
 
 
 def rendered() -> dict[str, str]:
-    """Every generated file by its path in this folder."""
+    """The text of every generated file, by its path in this folder."""
     boards = {name: json.dumps(view, indent=2) + "\n" for name, view in VIEWS.items()}
     alerts = (HERE / "prometheus" / "alerts.yaml").read_text()
     rules = alerts[alerts.index("groups:") :]

@@ -1,4 +1,4 @@
-"""Is the controller healthy?"""
+"""The dashboard of operators: health of the controller."""
 
 from panels import Panel, Row, dashboard, tile
 

@@ -1,4 +1,4 @@
-"""Panels and dashboards as Grafana's JSON model has them.
+"""Panels and dashboards in Grafana's JSON model.
 
 https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/
 """
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-SCHEMA_VERSION = 41  # Grafana 12 reads it as it is, older ones and newer ones migrate
+SCHEMA_VERSION = 41  # the version of Grafana 12; other versions migrate it
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 COLUMNS = 24
 
@@ -16,10 +16,10 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel. `queries` are pairs of PromQL and legend; `unit` is Grafana's name of one.
+    """One panel. `queries` are pairs of PromQL and legend; `unit` is a name of Grafana.
 
-    `kind` is timeseries, stat, table or bargauge; `instant` asks for the value at the end of the
-    range alone. `red_above` and `red_below` colour a stat.
+    `kind` is timeseries, stat, table or bargauge; `instant` requests only the value at the
+    end of the range. `red_above` and `red_below` colour a stat.
     """
 
     title: str
@@ -45,7 +45,7 @@ def tile(
     red_above: float | None = None,
     red_below: float | None = None,
 ) -> Panel:
-    """One number, and its colour."""
+    """One number with a colour."""
     return Panel(
         title, description, ((query, ""),), unit, "stat", width=4, height=4,
         instant=instant, red_above=red_above, red_below=red_below,
@@ -62,7 +62,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Variable:
-    """A choice above the panels, of the values that a label of a metric has."""
+    """A drop-down list above the panels with the values of a label."""
 
     name: str
     label: str
@@ -74,7 +74,7 @@ class Variable:
 def dashboard(
     uid: str, title: str, description: str, variables: Sequence[Variable], rows: Sequence[Row]
 ) -> Json:
-    """The whole model; panels are numbered and placed in reading order."""
+    """The dashboard, with panels numbered and placed in reading order."""
     return {
         "uid": uid,
         "title": title,
@@ -154,7 +154,7 @@ def _panel(panel: Panel, number: int, place: Json) -> Json:
     }
 
 
-# A table of labels and one value; Grafana's own time column says nothing here.
+# A table of labels and one value; Grafana's time column is of no use here.
 _TABLE = [{"id": "organize", "options": {"excludeByName": {"Time": True}}}]
 
 
