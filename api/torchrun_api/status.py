@@ -117,7 +117,7 @@ class UnfencedWorker(Wire, frozen=True, kw_only=True):
 
 
 class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
-    """How far the job is, and why it waits or failed."""
+    """How far the job is, and why it is waiting or failed."""
 
     phase: Annotated[Phase | None, Meta(description="Summary of the conditions.")] = None
     conditions: Annotated[

@@ -96,7 +96,7 @@ def request_options(command: options.Function) -> options.Function:
             "-f",
             default="",
             metavar="FILE",
-            help="Create the TorchrunJob of this file instead of COMMAND; - is stdin.",
+            help="Create the TorchrunJob in this file, without COMMAND; - reads stdin.",
         ),
         click.option(
             "--env", "-e", multiple=True, metavar="K=V", help="Environment variable; repeatable."

@@ -99,7 +99,8 @@ async def permissions(api: Api) -> list[Finding]:
             fix = f"Ask an administrator for the role edit in namespace {api.namespace}"
             text = f"No permission to {verb} {name} (needed for: {purpose})"
             missing.append(Finding("fail" if needed else "warn", "permissions", text, fix))
-    return missing or [Finding("ok", "permissions", f"All {allowed} permissions of the commands")]
+    text = f"All {allowed} permissions that the commands need"
+    return missing or [Finding("ok", "permissions", text)]
 
 
 async def _check_permission(

@@ -57,7 +57,8 @@ _PATTERN = _Pattern()
     "ranks",
     multiple=True,
     type=click.IntRange(min=0),
-    help="Only the node of this global rank, and its own lines if torchrun marks them; repeatable.",
+    help="Only the node that runs this global rank, and only the rank's lines if torchrun marks"
+    " them; repeatable.",
 )
 @click.option(
     "--container",
@@ -122,7 +123,7 @@ def command(
     """Print the logs of JOB's nodes, merged by time. Each line starts with the [index] of its node.
 
     Logs of deleted pods come from copies on the job's workspace PVC. torchrun's report after a
-    failed rank is one line.
+    failed rank is folded into one line; --raw prints all of it.
 
     \b
     Examples:

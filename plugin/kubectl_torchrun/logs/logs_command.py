@@ -186,7 +186,7 @@ def _select_attempt(job: Job, pods: list[Pod], choice: LogChoice) -> int:
     if choice.previous:
         if newest == 0:
             raise UsageProblem(
-                f"Job {job.metadata.name} is at its first attempt. There is no previous one."
+                f"Job {job.metadata.name} is on its first attempt. There is no previous one."
             )
         ended = [attempt.number for attempt in job.status.attempts if attempt.number < newest]
         return max(ended, default=newest - 1)

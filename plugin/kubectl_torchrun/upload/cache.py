@@ -102,7 +102,7 @@ def _digest(file: File, cached: CachedDigest | None) -> tuple[int, str, os.stat_
                 size += len(block)
             return size, digest.hexdigest(), status
     except FileNotFoundError:
-        raise UsageProblem(f"{file.source} was deleted during the read. Try again.") from None
+        raise UsageProblem(f"{file.source} was deleted while being read. Try again.") from None
     except PermissionError:
         raise UsageProblem(
             f"Cannot read {file.source}. Change its permissions, or add it to {TORCHRUNIGNORE}."

@@ -126,7 +126,7 @@ def _of_signal(rank: int | None, number: int, time: float, out_of_memory: bool) 
         message = f"{who} exceeded the memory limit. Raise it, or use less memory."
     else:
         reason = "Signaled"
-        message = f"{who} was ended by {signal_name(number)}."
+        message = f"{who} was killed by {signal_name(number)}."
     return Cause(128 + number, rank, number, reason, message, timestamp(time))
 
 

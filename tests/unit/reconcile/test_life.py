@@ -290,7 +290,7 @@ def test_a_job_reports_etcd_until_it_is_used():
     for phase in ("Running", "Failed", "Running", "Succeeded"):
         world.settle()
         condition = world.condition("NotYetSupported")
-        assert (condition.status, condition.reason) == ("True", "FieldsNotHonoured")
+        assert (condition.status, condition.reason) == ("True", "FieldsNotHonored")
         assert "distributed.rdzvBackend is etcd-v2" in condition.message
         assert "static is used" in condition.message
         world.all_workers(phase)

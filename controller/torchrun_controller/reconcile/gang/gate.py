@@ -186,8 +186,8 @@ def _release_commands(
         meta = job.metadata
         machines = list_names({fence.machine_of(w) for w in without_node}, separator=",")
         commands.append(
-            f"without a Node object: kubectl annotate torchrunjob {meta.name} -n {meta.namespace}"
-            f" --overwrite {names.MACHINES_OFF}={machines}"
+            f"if the Node object is gone: kubectl annotate torchrunjob {meta.name}"
+            f" -n {meta.namespace} --overwrite {names.MACHINES_OFF}={machines}"
         )
     return "; ".join(commands)
 

@@ -30,7 +30,7 @@ def orphan_advice(pods: tuple[Pod, ...]) -> str:
     pod_names = list_names((pod.metadata.name for pod in pods), separator=" ")
     is_single = len(pods) == 1
     return (
-        f"{count_of(len(pods), 'pod')} {'has' if is_single else 'have'} no Job of this TorchrunJob"
-        f" and may still train. Delete {'it' if is_single else 'them'} (kubectl delete pod"
+        f"{count_of(len(pods), 'pod')} {'is' if is_single else 'are'} not controlled by a Job of this"
+        f" TorchrunJob and may still train. Delete {'it' if is_single else 'them'} (kubectl delete pod"
         f" -n {pods[0].metadata.namespace} {pod_names})."
     )

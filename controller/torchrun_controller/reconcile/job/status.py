@@ -268,7 +268,7 @@ def _conditions(
     if fields:
         message = " ".join(sentence(field) for field in fields)
         _set_condition(
-            updates, "NotYetSupported", holds=True, why=Reason("FieldsNotHonoured", message)
+            updates, "NotYetSupported", holds=True, why=Reason("FieldsNotHonored", message)
         )
     return list(updates.values())
 

@@ -22,7 +22,7 @@ OURS = frozenset({READY, RESOURCES, template.CONDITION, kai.CONDITION})
 TERMINATING = "Terminating"
 RUNS_JOBS = Reason("Ready", "Jobs of this queue use the current spec.")
 PAUSED = Reason(
-    "Paused", "spec.weight is 0. Running jobs continue, no job is admitted. Set a weight to resume."
+    "Paused", "spec.weight is 0. Running jobs continue; no job is admitted. Set a weight to resume."
 )
 
 

@@ -22,7 +22,7 @@ def check_terminating(claims: tuple[PersistentVolumeClaim, ...], name: str) -> R
     return Reason(
         "ClaimTerminating",
         f"PVC {name} is being deleted. A new one is created when it is gone. Kubernetes keeps it"
-        f" while a pod mounts it. See Used By in: kubectl describe pvc {name}",
+        f" while a pod mounts it. To find these pods, see Used By in: kubectl describe pvc {name}",
     )
 
 
@@ -39,7 +39,7 @@ def check_mounted(
             return Reason(
                 "ClaimTerminating",
                 f"PVC {name} is being deleted. It and its data are removed when the current pods"
-                " end. Copy data that you need now.",
+                " end. Copy the data that you need before then.",
             )
         if claim.status.phase == "Lost":
             return Reason(

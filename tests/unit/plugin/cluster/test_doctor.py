@@ -82,7 +82,7 @@ def test_a_healthy_cluster(laptop: Laptop) -> None:
         *(
             "12 nvidia.com/gpu on 2 nodes, at most 8 on one",
             "volcano",
-            "permissions of the commands",
+            "permissions that the commands need",
         ),
     ):
         assert text in result.stdout

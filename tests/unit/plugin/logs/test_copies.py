@@ -177,6 +177,6 @@ def test_missing_attempts(laptop: Laptop, claim: Path) -> None:
     assert result.exit_code == 2
     assert "The latest is 7." in result.stderr
     laptop.job("first", status={"phase": "Running"})
-    assert "is at its first attempt" in laptop.run("logs", "first", "-p").stderr
+    assert "is on its first attempt" in laptop.run("logs", "first", "-p").stderr
     assert laptop.run("logs", "run", "-p", "--attempt", "1").exit_code == 2
     assert laptop.run("logs", "run", "-p", "-f").exit_code == 2

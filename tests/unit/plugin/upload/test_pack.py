@@ -203,7 +203,7 @@ def test_a_file_that_changes_or_disappears_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.py").unlink()
     with tempfile.TemporaryFile() as file, changed:
         pack.write(workspace, [0], file)
-    with pytest.raises(UsageProblem, match=r"x\.py was deleted during the read"):
+    with pytest.raises(UsageProblem, match=r"x\.py was deleted while being read"):
         UploadCache(ClusterNamespace("https://cluster.example", "ns"), tmp_path).digest(tree)
 
 

@@ -141,8 +141,8 @@ def test_a_machine_without_a_node_can_be_confirmed():
     world = without_node()
     assert world.job.status.reason == "WaitingForFence"
     assert (
-        "you confirm that the machine is off (without a Node object: kubectl annotate torchrunjob"
-        " train -n ml --overwrite torchrun.ai/machines-off=0/node-1)"
+        "you confirm that the machine is off (if the Node object is gone: kubectl annotate"
+        " torchrunjob train -n ml --overwrite torchrun.ai/machines-off=0/node-1)"
     ) in world.job.status.message
     assert "kubectl taint" not in world.job.status.message
     vouch(world, "0/node-1")

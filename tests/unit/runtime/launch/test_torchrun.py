@@ -66,7 +66,7 @@ def command(code: str) -> "list[str]":
     [
         ("raise ValueError('bad batch')", 1, None, "ValueError: bad batch"),
         ("os._exit(9)", 9, None, "Rank 1 ended with exit code 9"),
-        ("os.kill(os.getpid(), 9)", 137, 9, "Rank 1 was ended by SIGKILL"),
+        ("os.kill(os.getpid(), 9)", 137, 9, "Rank 1 was killed by SIGKILL"),
     ],
 )
 def test_the_first_failed_rank_is_the_cause(
