@@ -91,7 +91,7 @@ LAUNCHING = (
         "launch/failure.py",
         "if out_of_memory and number == 9:",
         "if out_of_memory and number == 6:",
-        "a rank that the kernel killed for memory was ended by SIGKILL, and nobody knows why",
+        "a rank that the kernel killed for memory was killed by SIGKILL, and nobody knows why",
         FAILURE,
     ),
     LAUNCHER(
