@@ -28,9 +28,9 @@ def orphan_advice(pods: tuple[Pod, ...]) -> str:
     if not pods:
         return ""
     pod_names = list_names((pod.metadata.name for pod in pods), separator=" ")
-    is_single = len(pods) == 1
+    verb, pronoun = ("is", "it") if len(pods) == 1 else ("are", "them")
     return (
-        f"{count_of(len(pods), 'pod')} {'is' if is_single else 'are'} not controlled by a Job of this"
-        f" TorchrunJob and may still train. Delete {'it' if is_single else 'them'} (kubectl delete pod"
+        f"{count_of(len(pods), 'pod')} {verb} not controlled by a Job of this TorchrunJob and may"
+        f" still train. Delete {pronoun} (kubectl delete pod"
         f" -n {pods[0].metadata.namespace} {pod_names})."
     )
