@@ -1,4 +1,4 @@
-"""The client's side of a TorchrunJob that runs calls, one after the other."""
+"""The client of a TorchrunJob that runs calls, one after the other."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ class Gang:
         self._kubectl = Kubectl(compute.namespace)
         self._created = created
         self._uid = uid
-        self._own = not created or own_jobs.is_own(uid)
+        self._is_own = not created or own_jobs.is_own(uid)
         self._ended = False
 
     @property
     def is_warm(self) -> bool:
-        """Whether its pods may take another call."""
+        """Whether its pods accept another call."""
         return self._created and not self._ended
 
     def run(
@@ -107,7 +107,7 @@ class Gang:
                 self.start(call, cancellation)
             elif delivery is not None:
                 delivery.start_listing()
-            if self._own:
+            if self._is_own:
                 own_jobs.record(self._uid, call.arguments.format)
             state = self._call_state(timeout, stays=stays)
             monitor = CallMonitor(
@@ -120,12 +120,7 @@ class Gang:
                 first=first,
                 cancellation=cancellation,
             )
-            try:
-                return monitor.run(line)
-            finally:
-                self._ended = self._ended or not stays or state.phase in ENDED
-                if os.environ.get(_TIMES):
-                    self._note(f"{self.name}: {monitor.times}")
+            return self._follow(monitor, state, line, stays=stays)
         except KeyboardInterrupt:
             if not self._created:
                 raise
@@ -139,12 +134,30 @@ class Gang:
                 self.down()
             raise
         except CallError as error:
-            if isinstance(error, _ABANDONED):
-                error = self._with_operator_reason(error)
-                self.down()
-            if isinstance(error, JobFailed) and error.reason == MISSING:
-                return kept_results(self.name, self._kubectl, state.status, call.id)
-            raise error
+            return self._kept_results_after(error, call, state)
+
+    def _follow(
+        self, monitor: CallMonitor, state: CallState, line: Line | None, *, stays: bool
+    ) -> list[Result]:
+        """Follow the call to its end, and note whether the pods may take another one."""
+        try:
+            return monitor.run(line)
+        finally:
+            self._ended = self._ended or not stays or state.phase in ENDED
+            if os.environ.get(_TIMES):
+                self._note(f"{self.name}: {monitor.times}")
+
+    def _kept_results_after(self, error: CallError, call: Call, state: CallState) -> list[Result]:
+        """The results on the PVC if the job succeeded without sending them; else raises the error.
+
+        Deletes the job if no client waits for it any more.
+        """
+        if isinstance(error, _ABANDONED):
+            error = self._with_operator_reason(error)
+            self.down()
+        if isinstance(error, JobFailed) and error.reason == MISSING:
+            return kept_results(self.name, self._kubectl, state.status, call.id)
+        raise error
 
     def _with_operator_reason(self, error: CallError) -> CallError:
         """The error with the reason why the operator's pods do not run."""

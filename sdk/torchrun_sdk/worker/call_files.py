@@ -1,4 +1,4 @@
-"""The files by which ranks and the clients' `collect` exchange frames in a pod."""
+"""The files with which ranks and the `collect` of clients exchange frames in a pod."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import IO
 from torchrun_sdk.spec import BUSY, CALLS, CLOSED, FREE, RESULTS, STATE_FOLDER, Call, dump_call
 
 _STORAGE_SECONDS = 10.0  # limit to write a frame to the PVC; the storage may hang
-# Seconds to wait with a last frame that also exists elsewhere: an error in the log, a result on
-# the PVC.
+# Seconds to wait for a client if the outcome also exists elsewhere: an error in the log, a result
+# on the PVC.
 _LINGER = 15.0
 _POLL = 0.05
 _ENDING_SECONDS = 10.0
@@ -24,7 +24,7 @@ END = "end"  # a client wants the ranks of the call to end
 
 
 def hang_watch_paused() -> AbstractContextManager[None]:
-    """Active while ranks wait for clients, so that the hang watch does not count that time."""
+    """Active while ranks wait for clients, so that the hang watch ignores that time."""
     try:  # the launcher installs it
         progress = importlib.import_module("torchrun_progress")
     except ImportError:
@@ -39,25 +39,25 @@ class RankFiles:
     def __init__(self, folder: Path, rank: int) -> None:
         self.rank = rank
         self.call = folder.name
-        self._started = folder / f"{rank}.started"
-        self._left = folder / f"{rank}.left"
-        self._taken = folder / f"{rank}.taken"
-        self._running = folder / f"{rank}.running"
-        self._end = folder / END
+        self._start_file = folder / f"{rank}.started"
+        self._outcome_file = folder / f"{rank}.left"
+        self._read_mark = folder / f"{rank}.taken"
+        self._running_mark = folder / f"{rank}.running"
+        self._end_mark = folder / END
         self.log = folder / f"{rank}.log"
-        self._keeps = folder / f"{rank}.kept"
+        self._kept_mark = folder / f"{rank}.kept"
         folder.mkdir(parents=True, exist_ok=True)
 
-    def leave_start(self, line: str) -> None:
+    def write_start(self, line: str) -> None:
         """Write the Started frame, and remove the frames of an earlier run of this rank."""
-        for path in (self._left, self._taken):
+        for path in (self._outcome_file, self._read_mark):
             with suppress(FileNotFoundError):
                 path.unlink()
-        _write(self._started, line)
+        _write(self._start_file, line)
 
-    def leave(self, line: str) -> None:
-        """Write the rank's last frame, for current and later clients, and copy it to the PVC."""
-        _write(self._left, line)
+    def write_outcome(self, line: str) -> None:
+        """Write the rank's last frame for current and later clients, and copy it to the PVC."""
+        _write(self._outcome_file, line)
         state = os.environ.get("TORCHRUN_STATE_DIR")
         if not state:
             return
@@ -66,60 +66,60 @@ class RankFiles:
             with suppress(OSError):
                 folder = Path(state, STATE_FOLDER, self.call)
                 folder.mkdir(parents=True, exist_ok=True)
-                began = self._started
-                if began.exists():
-                    _write(folder / began.name, began.read_text(encoding="utf-8"))
-                _write(folder / self._left.name, line)
-                self._keeps.touch()
+                if self._start_file.exists():
+                    start = self._start_file.read_text(encoding="utf-8")
+                    _write(folder / self._start_file.name, start)
+                _write(folder / self._outcome_file.name, line)
+                self._kept_mark.touch()
 
         thread = threading.Thread(target=keep, daemon=True)
         thread.start()
         thread.join(_STORAGE_SECONDS)
 
     def wait(self, seconds: float, *, failed: bool) -> bool:
-        """Wait until a client has the last frame or has ended the call; whether one has."""
+        """Wait until a client has read the last frame or ended the call; False after `seconds`."""
         if failed:
             seconds = _LINGER
-        elif self._keeps.exists():
+        elif self._kept_mark.exists():
             seconds = min(seconds, _LINGER)
         until = time.monotonic() + seconds
         with hang_watch_paused():
-            while not (self.taken or self.is_ended):
+            while not (self.is_read or self.is_ended):
                 if time.monotonic() >= until:
                     return False
                 time.sleep(_POLL)
         return True
 
-    def take(self) -> None:
-        """Record that a client has the last frame."""
-        self._taken.touch()
+    def mark_read(self) -> None:
+        """Record that a client has read the last frame."""
+        self._read_mark.touch()
 
     @property
-    def taken(self) -> bool:
-        """Whether a client has the last frame."""
-        return self._taken.exists()
+    def is_read(self) -> bool:
+        """Whether a client has read the last frame."""
+        return self._read_mark.exists()
 
     @property
-    def has_left(self) -> bool:
+    def has_outcome(self) -> bool:
         """Whether the rank has written its last frame."""
-        return self._left.exists()
+        return self._outcome_file.exists()
 
     @property
     def is_ended(self) -> bool:
         """Whether a client wants the call to end."""
-        return self._end.exists()
+        return self._end_mark.exists()
 
     def run(self, running: bool) -> None:
         """Mark the pod as busy with this rank, or not."""
         if running:
-            self._running.touch()
+            self._running_mark.touch()
         else:
             with suppress(FileNotFoundError):
-                self._running.unlink()
+                self._running_mark.unlink()
 
 
 class WarmPod:
-    """A pod that stays for other calls: its past calls, and the lock for the next one.
+    """A pod that waits for further calls: its past calls, and the lock for the next one.
 
     A client holds the lock while it may deliver the next call. A rank takes the lock before it
     exits, so that no call is delivered to a gang that is terminating.
@@ -170,8 +170,8 @@ class WarmPod:
                 return CLOSED
             time.sleep(_POLL)
 
-    def leave(self) -> bool:
-        """Whether a rank may end: no client delivers a call from now on."""
+    def try_close(self) -> bool:
+        """Close the pod for further calls unless a client holds the lock; whether it is closed."""
         if self._closed.exists():
             return True
         if not self._lock_call():

@@ -1,4 +1,4 @@
-"""The program that a client runs in a pod: it prints the frames of the node's ranks, a line each.
+"""The program that a client runs in a pod: it prints the frames of the node's ranks, one per line.
 
 The client acknowledges the last frame of a rank by the rank's number on stdin; only then does the
 rank continue. A client whose call is not known here may deliver it, as JSON objects:
@@ -6,10 +6,11 @@ rank continue. A client whose call is not known here may deliver it, as JSON obj
     {"bring": MANIFEST, "call": CALL}             answered by Wants
     {"content": LINE, "data": BASE64, "more": B}  for each of these, in pieces
     {"whole": true}                               answered by Ready, or by Refused at any time
-    {"go": NUMBER}                                the ranks begin
+    {"go": NUMBER}                                the ranks start
     {"end": true}                                 at any time: the ranks of the call are killed
 
-The end of stdin means that the client has gone. A dot alone shows that the connection is alive.
+The end of stdin means that the client has disconnected. A line with a dot keeps the connection
+alive.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class _Client:
             while lines := tail.read():
                 _send(lines)
         for path in sorted(self._results.glob("*.started")) + sorted(self._results.glob("*.left")):
-            # A rank that begins again has left nothing, and says so by its time.
+            # A rank that starts again has no outcome yet. The new time of its start file shows it.
             mark = f"{path.name} {path.stat().st_mtime_ns}"
             if mark not in self._sent:
                 self._sent.add(mark)
@@ -106,7 +107,7 @@ class _Client:
             if line.startswith(b"{"):
                 self._do(json.loads(line))
             elif line.strip():
-                RankFiles(self._results, int(line)).take()
+                RankFiles(self._results, int(line)).mark_read()
         return bool(received)
 
     def _do(self, request: dict[str, Any]) -> None:
@@ -130,10 +131,10 @@ class _Client:
 
 
 def _aged(line: str) -> str:
-    """The last frame of a rank, with the time since its end by the clock of this node."""
+    """A frame of a rank; that of a failure with the time since then, by the clock of this node."""
     try:
         message = decode(line)
-    except FrameError:  # for the client to tell
+    except FrameError:  # the client reports it
         return line
     if isinstance(message, (Raised, Exited)) and message.monotonic:
         return encode(message._replace(age=time.monotonic() - message.monotonic))
@@ -150,7 +151,7 @@ class _Tail:
         self._lines = 0
 
     def read(self) -> Lines | None:
-        """New lines, at most a part of many."""
+        """New lines, at most _PIECE bytes."""
         with self._path.open("rb") as file:
             file.seek(self._at)
             whole, newline, _ = file.read(_PIECE).rpartition(b"\n")

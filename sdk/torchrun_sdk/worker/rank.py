@@ -1,4 +1,4 @@
-"""A rank: find the function, call it, write its result, wait until a client has it."""
+"""A rank: find the function, call it, write its result, wait until a client has read it."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from torchrun_sdk.worker.serve import serve
 
 
 def run(folder: Path) -> int:
-    """Run the call of the workspace, and later ones if the pods stay; the exit code of the rank."""
+    """Run the call of the workspace, and later ones in warm pods; the exit code of the rank."""
     call = read_call(folder)
     os.environ[IN_CALL] = call.id
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if call.framework == "ray" and ray.index() > 0:
         return ray.work(call, os.environ["PET_MASTER_ADDR"])
-    files, began = _rank_files(folder, call), time.monotonic()
+    files, start = _rank_files(folder, call), time.monotonic()
     try:
         with _surroundings(call, folder):
             if call.idle > 0:
@@ -52,8 +52,8 @@ def run(folder: Path) -> int:
             code = _attempt(call, folder.parent, files)
             files.wait(call.linger, failed=code != 0)
             return code
-    except Exception as error:  # of Ray's start or end: those of the function are written by now
-        files.leave(encode(_raised(error, files.rank, began)))
+    except Exception as error:  # of Ray's start or end: those of the function are already written
+        files.write_outcome(encode(_raised(error, files.rank, start)))
         files.wait(call.linger, failed=True)
         return RAISED
 
@@ -76,18 +76,18 @@ def _rank_files(folder: Path, call: Call) -> RankFiles:
 
 
 def _attempt(call: Call, root: Path, files: RankFiles) -> int:
-    began = time.monotonic()
-    files.leave_start(encode(_started(files.rank)))
+    start = time.monotonic()
+    files.write_start(encode(_started(files.rank)))
     try:
-        left: Result | Raised = _call(call, root, files.rank)
+        outcome: Result | Raised = _call(call, root, files.rank)
     except BaseException as error:
         traceback.print_exc()
-        left = _raised(error, files.rank, began)
+        outcome = _raised(error, files.rank, start)
     if call.idle:
         print(END_OF_CALL.format(call=call.id))
     _flush()
-    files.leave(encode(left))
-    return RAISED if isinstance(left, Raised) else 0
+    files.write_outcome(encode(outcome))
+    return RAISED if isinstance(outcome, Raised) else 0
 
 
 def _started(rank: int) -> Started:
@@ -115,7 +115,7 @@ def _call(call: Call, root: Path, rank: int) -> Result:
 
 
 def find(reference: Reference, root: Path) -> Callable[..., Any]:
-    """The function itself. Raises ImportError, and exceptions of the import of its module."""
+    """Import the function. Raises ImportError, and exceptions of the import of its module."""
     for entry in reversed([".", *reference.path]):
         sys.path.insert(0, str(root / entry))
     with importing(reference.qualname):
@@ -126,7 +126,7 @@ def find(reference: Reference, root: Path) -> Callable[..., Any]:
     member: Any = module
     for name in reference.qualname.split("."):
         member = getattr(member, name, None)
-    # A decorated function is the remote one: what that calls is called here.
+    # A decorated function is a remote one. Its inner function is called here.
     member = getattr(member, "torchrun_function", member)
     if not callable(member):
         where = reference.module or reference.script
@@ -146,14 +146,14 @@ def _module(reference: Reference, root: Path) -> ModuleType:
         linecache.cache[str(script)] = (len(source), None, lines, str(script))
     module = ModuleType(SCRIPT_NAME)
     module.__file__ = str(script)
-    # Pickled values name their classes as of __main__, which the script was on the client.
+    # Pickled values name their classes in __main__, the module of the script on the client.
     sys.modules["__main__"] = sys.modules[SCRIPT_NAME] = module
     exec(compile(source, str(script), "exec"), module.__dict__)  # noqa: S102
     return module
 
 
-def _raised(error: BaseException, rank: int, began: float) -> Raised:
-    """began: when the rank did, by the monotonic clock."""
+def _raised(error: BaseException, rank: int, start: float) -> Raised:
+    """start: time when the rank started, by the monotonic clock."""
     kind, now = type(error), time.monotonic()
     return Raised(
         rank,
@@ -163,13 +163,13 @@ def _raised(error: BaseException, rank: int, began: float) -> Raised:
         str(error),
         "".join(traceback.format_exception(kind, error, _users(error.__traceback__))),
         isinstance(error, serialization.OtherPython),
-        now - began,
+        now - start,
         now,
     )
 
 
 def _users(frames: TracebackType | None) -> TracebackType | None:
-    """The traceback from the frame of the function on."""
+    """The traceback without the frames of this package above the function."""
     own = str(Path(__file__).parents[1])
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(own):
         frames = frames.tb_next

@@ -92,7 +92,7 @@ class _Server:
             number, name = self._pod.newest
             if number > last:
                 return number, name
-            if time.monotonic() >= until and self._pod.leave():
+            if time.monotonic() >= until and self._pod.try_close():
                 return None
             time.sleep(_POLL)
 
@@ -106,7 +106,7 @@ class _Server:
             files.run(False)
 
     def _carry_out(self, call: Call, file: Path, files: RankFiles) -> int | None:
-        kills, began = _oom_kills(), time.monotonic()
+        kills, start = _oom_kills(), time.monotonic()
         entry = self._folder / ENTRY
         self._child = child = subprocess.Popen(
             [sys.executable, str(entry), "call", str(file)],
@@ -118,21 +118,19 @@ class _Server:
         copying = threading.Thread(target=_copy, args=(child, files, call), daemon=True)
         copying.start()
         self._wait(child, files)
-        ended = time.monotonic()
+        end = time.monotonic()
         self._clear(child)
         copying.join(_COPY_SECONDS)
         code = child.returncode if child.returncode >= 0 else 128 - child.returncode
-        if not (files.has_left or files.is_ended):
+        if not (files.has_outcome or files.is_ended):
             out_of_memory = _oom_kills() > kills
-            left = Exited(
-                self._rank, node(), time.time(), code, out_of_memory, ended - began, ended
-            )
-            files.leave(encode(left))
-        answered = files.wait(call.linger, failed=code != 0)
-        return None if answered or not code else code
+            outcome = Exited(self._rank, node(), time.time(), code, out_of_memory, end - start, end)
+            files.write_outcome(encode(outcome))
+        is_done = files.wait(call.linger, failed=code != 0)
+        return None if is_done or not code else code
 
     def _wait(self, child: subprocess.Popen[bytes], files: RankFiles) -> None:
-        left = 0.0
+        returned_at = 0.0
         while True:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_POLL)
@@ -141,9 +139,9 @@ class _Server:
                 child.send_signal(self._stopped_by)
                 child.wait()  # the launcher knows how long that may take
                 break
-            if not left and files.has_left:
-                left = time.monotonic()
-            if files.is_ended or (left and time.monotonic() - left > _END_SECONDS):
+            if not returned_at and files.has_outcome:
+                returned_at = time.monotonic()
+            if files.is_ended or (returned_at and time.monotonic() - returned_at > _END_SECONDS):
                 child.terminate()
                 with suppress(subprocess.TimeoutExpired):
                     child.wait(_KILL_SECONDS)

@@ -326,14 +326,14 @@ def test_two_clients_never_share_a_pod(tmp_path: Path, monkeypatch: pytest.Monke
         assert other.stdout is not None
         assert other.stdout.readline().strip() == FREE
         stay = WarmPod(tmp_path)
-        assert (stay.take_state(), stay.leave()) == (BUSY, False)
+        assert (stay.take_state(), stay.try_close()) == (BUSY, False)
         other.communicate("")
     until = time.monotonic() + SECONDS
     while stay.take_state() != FREE:
         assert time.monotonic() < until
         time.sleep(0.01)
     stay.release()
-    assert stay.leave()
+    assert stay.try_close()
     assert stay.take_state() == CLOSED
 
 
