@@ -44,7 +44,7 @@ class Terminal:
         self._out_colour = has_colour(self._out)
         self._err_colour = has_colour(self._err)
         self._spinner: Status | None = None
-        self._barred = False
+        self._has_bar = False
         self._waiting = ("", 0.0)
 
     @property
@@ -60,7 +60,7 @@ class Terminal:
 
     def note(self, text: str) -> None:
         """Print one line on stderr."""
-        if self._spinner is not None or self._barred:
+        if self._spinner is not None or self._has_bar:
             from rich.text import Text
 
             self._console.print(Text.from_ansi(escape(text)), soft_wrap=True)
@@ -78,7 +78,7 @@ class Terminal:
 
         brief: the start of `text`. A terminal shows only this, as the text is already above it.
         """
-        if self._barred:
+        if self._has_bar:
             return
         if self._live:
             self._spin(f"{brief} ({seconds:.0f} s)" if seconds >= _QUIET_SECONDS else brief)
@@ -116,16 +116,16 @@ class Terminal:
     def bar(self, label: str, total: int) -> Iterator["Bar"]:
         """A progress bar; total: bytes."""
         self.at_rest()
-        self._barred = self._live
+        self._has_bar = self._live
         try:
             with (
-                _drawn(label, total, self._console)
+                _progress_bar(label, total, self._console)
                 if self._live
                 else nullcontext(Bar(label, total, self))
             ) as bar:
                 yield bar
         finally:
-            self._barred = False
+            self._has_bar = False
 
     @cached_property
     def _console(self) -> "Console":
@@ -170,19 +170,19 @@ def ask(question: str) -> str:
     input() may miss a Ctrl-C that arrives just before it starts to read.
     """
     echo(f"{question} ", nl=False, file=sys.stderr)
-    woken, wakes = os.pipe()
-    os.set_blocking(wakes, False)
-    before = signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    wake_reader, wake_writer = os.pipe()
+    os.set_blocking(wake_writer, False)
+    before = signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
     try:
-        select.select([sys.stdin, woken], [], [])
+        select.select([sys.stdin, wake_reader], [], [])
         line = sys.stdin.readline()
         if not line.endswith("\n"):
             echo(file=sys.stderr)
         return line.strip()
     finally:
         signal.set_wakeup_fd(before)
-        os.close(woken)
-        os.close(wakes)
+        os.close(wake_reader)
+        os.close(wake_writer)
 
 
 def phase_style(phase: str) -> "PhaseStyle":
@@ -191,7 +191,7 @@ def phase_style(phase: str) -> "PhaseStyle":
 
 
 @contextmanager
-def _drawn(label: str, total: int, console: "Console") -> Iterator[Bar]:
+def _progress_bar(label: str, total: int, console: "Console") -> Iterator[Bar]:
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -207,11 +207,11 @@ def _drawn(label: str, total: int, console: "Console") -> Iterator[Bar]:
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(label, total=total)
 
-        class Drawn(Bar):
+        class RichBar(Bar):
             def reached(self, size: int) -> None:
                 progress.update(task, completed=size)
 
-        yield Drawn(label, total, None)
+        yield RichBar(label, total, None)
 
 
 def _is_terminal(stream: TextIO) -> bool:

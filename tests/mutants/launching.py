@@ -25,8 +25,8 @@ LAUNCHING = (
     LAUNCHER(
         "another-jobs-wait-is-believed",
         "launch/fencing.py",
-        "if passed is not None and passed.job == gang.job:",
-        "if passed is not None:",
+        "if passed_gang is not None and passed_gang.job == gang.job:",
+        "if passed_gang is not None:",
         "a gang starts at once beside ranks that nobody has fenced, on a claim used before",
         FENCING,
     ),

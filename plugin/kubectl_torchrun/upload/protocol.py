@@ -93,12 +93,12 @@ class Upload:
         self.trouble = ""
         self._workspace = workspace
         self._base = base
-        self._packed: Ranges = ()
+        self._packed_ranges: Ranges = ()
         self._backoff = backoff
         self._failures = 0
         self._progress_at = now
         self._bad_digests = 0
-        self._sent = False  # if True, a failure of the pod is about this archive
+        self._is_sent = False  # if True, a failure of the pod is about this archive
         self._steps: list[Step] = [GetState()]
 
     def next_step(self, now: float) -> Step:
@@ -129,7 +129,7 @@ class Upload:
         """No response, or a retriable one: back off, then get the offset."""
         del now
         step = self._steps[0]
-        self._sent = self._sent or (isinstance(step, PutRange) and step.stop == self.size)
+        self._is_sent = self._is_sent or (isinstance(step, PutRange) and step.stop == self.size)
         self.trouble = why
         self._failures += 1
         delay = self._backoff.delay(self._failures)
@@ -148,7 +148,7 @@ class Upload:
             case PutRange(start) if status in (202, 409):
                 self._on_range_response(start, status, response, now)
             case PutRange() if status == 200 and response.offset is not None:
-                self._sent = True
+                self._is_sent = True
                 self._advance(response.offset, now)
             case _ if status == 422 and response.reason == "DigestMismatch":
                 self._on_digest_mismatch(response, now)
@@ -169,7 +169,7 @@ class Upload:
     def _on_range_response(self, start: int, status: int, response: Response, now: float) -> None:
         """202: the pod has the whole archive. 409: it expects another offset."""
         if status == 202:
-            self._sent = True
+            self._is_sent = True
             self._received(now)
             self._then(GetState())
         elif response.offset is None:
@@ -195,12 +195,14 @@ class Upload:
 
     def _on_own_state(self, response: Response, now: float) -> None:
         match response.state:
-            case "failed" if self._sent:
+            case "failed" if self._is_sent:
                 self._then(Refused(response.reason, response.message))
             case "failed":
                 self._put_manifest(response)
-            case "waiting" | "receiving" if response.missing != self._packed or not self.sha256:
-                self._packed = response.missing
+            case "waiting" | "receiving" if (
+                response.missing != self._packed_ranges or not self.sha256
+            ):
+                self._packed_ranges = response.missing
                 self._progressed(now)
                 self._then(BuildArchive(_numbers(response.missing)))
             case "waiting" | "receiving":
@@ -216,7 +218,7 @@ class Upload:
 
     def _put_manifest(self, response: Response) -> None:
         """Send the manifest, as a difference if the pod has the base."""
-        self._sent = True
+        self._is_sent = True
         self._then(PutManifest(self._base if self._base == response.base else ""))
 
     def _advance(self, offset: int, now: float) -> None:

@@ -46,7 +46,7 @@ POLL_SECONDS = 2.0
 FENCE_SECONDS = 30.0
 WAIT_SECONDS = 45.0
 _ANSWER_SECONDS = 10.0  # for the storage, before ranks are started
-_LOOK_SECONDS = 0.5
+_ENFORCE_SECONDS = 0.5
 # For the main thread: until it notices the request, and until it has killed the ranks.
 _NOTICE_SECONDS = 3.0
 _END_SECONDS = 8.0
@@ -92,7 +92,7 @@ def take_over(
             raise _fence_unproven(unfenced)
         return None
     try:
-        alive = within(_ANSWER_SECONDS, lambda: _claim_epoch(state, gang, unfenced))
+        unfenced_left = within(_ANSWER_SECONDS, lambda: _claim_epoch(state, gang, unfenced))
     except SupersededError as error:
         raise LaunchError("Fenced", f"{error} This attempt does not start.") from error
     except OSError as error:
@@ -104,7 +104,7 @@ def take_over(
     watchdog = FencingWatchdog(state, gang, end)
     with suppress(OSError):  # an unregistered launcher counts as one that does not watch
         within(_ANSWER_SECONDS, lambda: _register_watcher(state, gang, index))
-    if alive:
+    if unfenced_left:
         say(f"waiting {wait:.0f} s until workers of older gangs are fenced")
         time.sleep(wait)
     with suppress(OSError):
@@ -126,14 +126,14 @@ class FencingWatchdog:
         end: Callable[[StopRequest], None],
         fence: float = FENCE_SECONDS,
         poll: float = POLL_SECONDS,
-        patience: float = _NOTICE_SECONDS,
+        notice_seconds: float = _NOTICE_SECONDS,
     ) -> None:
         self._state = state
         self._gang = gang
         self._end = end
         self._fence = fence
         self._poll = poll
-        self._patience = patience
+        self._notice_seconds = notice_seconds
         self._last_read = now()
         self._superseded = ""
         self._stop_request: StopRequest | None = None
@@ -152,14 +152,14 @@ class FencingWatchdog:
 
     def _poll_epoch(self) -> None:
         while not self._superseded:
-            began = now()
+            start = now()
             try:
                 latest = read(self._state, "epoch")
                 if latest is not None:
                     _check_not_superseded(latest, self._gang)
                     if latest != self._gang:
                         _write(self._state, "epoch", self._gang)
-                    self._last_read = began
+                    self._last_read = start
             except SupersededError as error:
                 self._superseded = str(error)
             except OSError:
@@ -168,14 +168,14 @@ class FencingWatchdog:
 
     def _enforce(self) -> None:
         while self._stop_request is None:
-            time.sleep(min(_LOOK_SECONDS, self._poll))
+            time.sleep(min(_ENFORCE_SECONDS, self._poll))
             silence = now() - self._last_read
             if self._superseded:
                 self._stop_request = StopRequest(LAUNCH_FAILED, "Fenced", self._superseded)
             elif silence > self._fence:
                 message = f"The state directory {self._state} did not respond for {silence:.0f} s."
                 self._stop_request = StopRequest(LAUNCH_FAILED, "Fenced", message)
-        if self._noticed.wait(self._patience):
+        if self._noticed.wait(self._notice_seconds):
             time.sleep(_END_SECONDS)
         self._end(self._stop_request)
 
@@ -208,19 +208,21 @@ def _claim_epoch(state: str, gang: GangId, unfenced: list[Worker]) -> list[Worke
         latest = read(state, "epoch")
         if latest is not None and latest.job == gang.job:
             _check_not_superseded(latest, gang)
-    alive = unfenced
+    unfenced_left = unfenced
     with suppress(FileNotFoundError):
-        passed = read(state, "passed")
-        if passed is not None and passed.job == gang.job:
-            alive = [worker for worker in unfenced if worker.attempt >= passed.attempt]
-    unregistered = [w for w in alive if not os.path.exists(_watcher_file(state, gang.job, w))]
+        passed_gang = read(state, "passed")
+        if passed_gang is not None and passed_gang.job == gang.job:
+            unfenced_left = [worker for worker in unfenced if worker.attempt >= passed_gang.attempt]
+    unregistered = [
+        w for w in unfenced_left if not os.path.exists(_watcher_file(state, gang.job, w))
+    ]
     if unregistered:
         raise _fence_unproven(unregistered)
     _write(state, "epoch", gang)
-    written = read(state, "epoch")
-    if written is not None:
-        _check_not_superseded(written, gang)
-    return alive
+    epoch_gang = read(state, "epoch")
+    if epoch_gang is not None:
+        _check_not_superseded(epoch_gang, gang)
+    return unfenced_left
 
 
 def _check_not_superseded(latest: GangId, gang: GangId) -> None:

@@ -19,13 +19,13 @@ from .output import say
 from .state import start_thread
 
 PATH = "/v1/progress"
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _PAUSE_SECONDS = 10.0  # between two reports
-_TRY_SECONDS = 1.5  # for one report with its retries
-_TRY_PAUSE = 0.1
+_REPORT_SECONDS = 1.5  # for one report with its retries
+_RETRY_PAUSE = 0.1
 _TIMEOUT = 5.0
 _LAST_SECONDS = 2.0  # for the last report, when the command has ended
-_TAKEN, _AGAIN = 204, (429, 503)
+_ACCEPTED, _RETRIED = 204, (429, 503)
 
 
 class Reporter:
@@ -50,7 +50,7 @@ class Reporter:
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            pause = _PAUSE_SECONDS if self._report() else _LOOK_SECONDS
+            pause = _PAUSE_SECONDS if self._report() else _POLL_SECONDS
             self._ended.wait(pause)
         self._report()
 
@@ -63,14 +63,14 @@ class Reporter:
             return False
         if values == self._sent:
             return False
-        until = time.monotonic() + _TRY_SECONDS
+        until = time.monotonic() + _REPORT_SECONDS
         while True:
             code, wait, error = self._post(values)
-            pause = max(wait, _TRY_PAUSE)
-            if code not in _AGAIN or time.monotonic() + pause > until:
+            pause = max(wait, _RETRY_PAUSE)
+            if code not in _RETRIED or time.monotonic() + pause > until:
                 break
             time.sleep(pause)
-        if code == _TAKEN:
+        if code == _ACCEPTED:
             self._sent = values
         if error and error != self._last_error:
             say(f"the controller does not accept the progress report: {error}")
@@ -89,7 +89,7 @@ class Reporter:
             connection.request("POST", self._url.path + PATH, values, headers)
             answer = connection.getresponse()
             text = answer.read(200).decode("utf-8", "replace").strip()
-            ok = answer.status == _TAKEN
+            ok = answer.status == _ACCEPTED
             wait = float(answer.getheader("Retry-After") or 0)
             return answer.status, wait, "" if ok else f"HTTP {answer.status} {text}"
         except (OSError, HTTPException, ValueError) as error:

@@ -31,7 +31,7 @@ from .processes import (
 from .streams import Streams
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
-_TAKEN = frozenset({signal.SIGCHLD, *STOPPING})
+_HANDLED_SIGNALS = frozenset({signal.SIGCHLD, *STOPPING})
 _IDLE = 1.0  # seconds between two looks without a signal, should one have been lost
 _POLL = 0.1  # seconds between two looks for a reload, or while killed processes end
 # While ranks end. They are not children of the launcher. Their agent looks every 0.1 s, and must
@@ -90,7 +90,7 @@ def supervise(
     CommandNotExecutable).
     """
     adopt_orphans()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     child = _start(argv, environment, streams)
     stop: _GracefulStop | None = None
     stop_request: StopRequest | None = None
@@ -131,7 +131,7 @@ def _pause(
 
 def _stop_signal(seconds: float) -> int:
     """Wait for a signal; the number of one that asks to stop, 0 for any other or none."""
-    received = signal.sigtimedwait(_TAKEN, seconds)
+    received = signal.sigtimedwait(_HANDLED_SIGNALS, seconds)
     return received.si_signo if received is not None and received.si_signo in STOPPING else 0
 
 
@@ -195,12 +195,12 @@ class _GracefulStop:
             self._kill_rest()
 
     def _await_first(self) -> None:
-        left = [process for process in self._first if alive(process)]
+        remaining = [process for process in self._first if alive(process)]
         if self._is_late():
             say("the grace period is over: killing the remaining processes")
             send(descendants(os.getpid()), signal.SIGKILL)
-        elif left:
-            if len(left) < len(self._first):
+        elif remaining:
+            if len(remaining) < len(self._first):
                 self._halt_agents()
             return
         self._rest_since = time.monotonic()
@@ -215,10 +215,10 @@ class _GracefulStop:
 
     def _kill_rest(self) -> None:
         """Kill what does not end, except shells in their traps and the programs of those."""
-        left = descendants(os.getpid())
-        shells = trapping(left, signal.SIGTERM)
+        remaining = descendants(os.getpid())
+        shells = trapping(remaining, signal.SIGTERM)
         spared = shells if self._rest else []
-        send([p for p in (self._rest if spared else left) if p not in spared], signal.SIGKILL)
+        send([p for p in (self._rest if spared else remaining) if p not in spared], signal.SIGKILL)
 
     def _halt_agents(self) -> None:
         if self._agents and not self._halted:
@@ -239,7 +239,7 @@ def _start(argv: list[str], environment: Mapping[str, str], streams: Streams | N
             dict(environment),
             file_actions=[(os.POSIX_SPAWN_DUP2, end, stream) for stream, end in ends],
             setsigmask=(),
-            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, *_TAKEN),
+            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, *_HANDLED_SIGNALS),
         )
     except FileNotFoundError as error:
         message = f"The image has no program {argv[0]} (PATH: {environment.get('PATH', '')})."
@@ -256,11 +256,11 @@ def _clear() -> None:
     """Kill what the command left, and reap it; bounded, as the kernel may hold a process back."""
     end = time.monotonic() + _CLEAR_SECONDS
     while time.monotonic() < end:
-        left = descendants(os.getpid())
-        if not left:
+        remaining = descendants(os.getpid())
+        if not remaining:
             break
-        send(left, signal.SIGKILL)
-        signal.sigtimedwait(_TAKEN, _POLL)
+        send(remaining, signal.SIGKILL)
+        signal.sigtimedwait(_HANDLED_SIGNALS, _POLL)
         _reap(0)
 
 

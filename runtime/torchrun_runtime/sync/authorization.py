@@ -27,19 +27,20 @@ _HOW = (
 
 @dataclass(frozen=True)
 class Authorization:
-    """token_sha256: of the upload token; wanted: of the only workspace; each "" for none."""
+    """token_sha256: of the upload token. required_digest: of the workspace. "" for none."""
 
     token_sha256: str
-    wanted: str
+    required_digest: str
 
-    def check(self, token: str, *named: str) -> None:
-        """Raises UploadError (403) unless the token is right, or one of the digests is `wanted`."""
-        shown = hashlib.sha256(token.encode(errors="replace")).hexdigest()
-        if token and self.token_sha256 and hmac.compare_digest(shown, self.token_sha256):
+    def check(self, token: str, *digests: str) -> None:
+        """Raises UploadError (403) without the right token or the required digest."""
+        token_sha256 = hashlib.sha256(token.encode(errors="replace")).hexdigest()
+        if token and self.token_sha256 and hmac.compare_digest(token_sha256, self.token_sha256):
             return
-        if self.wanted and any(hmac.compare_digest(name, self.wanted) for name in named):
+        required = self.required_digest
+        if required and any(hmac.compare_digest(digest, required) for digest in digests):
             return
-        if not (self.token_sha256 or self.wanted):
+        if not (self.token_sha256 or required):
             message = (
                 f"The job has no annotation with a workspace digest or an upload token. {_HOW}"
             )

@@ -142,10 +142,10 @@ def _from_git(settings: Settings, work: Path, tree: Path) -> FetchResult:
     addresses = () if proxy else resolve(location.host, location.port)
     log("fetching", source=checkout.shown, proxied=bool(proxy))
     with tempfile.TemporaryDirectory(prefix="torchrun-sync-") as home:
-        way = git_login.over_https if location.scheme == "https" else git_login.over_ssh
-        added, configuration = way(location, addresses, secret, Path(home))
+        login = git_login.over_https if location.scheme == "https" else git_login.over_ssh
+        extra_env, configuration = login(location, addresses, secret, Path(home))
         programs = Programs(
-            git_login.environment(Path(home), location.scheme, proxy) | added,
+            git_login.environment(Path(home), location.scheme, proxy) | extra_env,
             deadline=time.monotonic() + settings.fetch_timeout,
             largest=settings.limits.bytes,
         )

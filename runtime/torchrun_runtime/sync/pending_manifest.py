@@ -16,21 +16,21 @@ from torchrun_runtime.sync.zip_entries import refuse_size
 class PendingManifest:
     """At most one manifest, in a file that outlives the pod.
 
-    bases: manifests by their sha256 that a client may send a difference to. wanted: sha256 of the
-    only acceptable one, or "".
+    bases: manifests by sha256, to which a client may send a difference. required_digest: sha256
+    of the only accepted manifest, or "".
     """
 
     def __init__(
-        self, directory: Path, limits: Limits, bases: Mapping[str, Manifest], wanted: str
+        self, directory: Path, limits: Limits, bases: Mapping[str, Manifest], required_digest: str
     ) -> None:
         self._file = directory / "manifest"
         self._limits = limits
         self._bases = bases
-        self._wanted = wanted
+        self._required_digest = required_digest
         self.manifest: Manifest | None = None
         with suppress(OSError, ValueError):
             stored = parse(self._file.read_text())
-            if wanted in ("", stored.sha256):
+            if required_digest in ("", stored.sha256):
                 self.manifest = stored
 
     @property
@@ -48,7 +48,7 @@ class PendingManifest:
 
         Raises UploadError: 409 ManifestNeeded (send it whole), 422 where it is not acceptable.
         """
-        refuse_other(self._wanted, sha256)
+        refuse_other(self._required_digest, sha256)
         try:
             manifest = unpack(data, self._bases)
         except ManifestError as error:

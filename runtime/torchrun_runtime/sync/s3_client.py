@@ -120,48 +120,48 @@ class Bucket:
 
         return self._retried(ask, key)
 
-    def pieces(self, wanted: Object) -> Iterator[bytes]:
+    def pieces(self, source: Object) -> Iterator[bytes]:
         """The content, taken up again where a connection breaks. Raises SyncError.
 
         It is that of the ETag, and its MD5 where the ETag is one.
         """
         offset, digest, failures = 0, hashlib.md5(usedforsecurity=False), 0
         checked = True
-        while offset < wanted.size or not failures:
+        while offset < source.size or not failures:
             try:
-                response, skip = self._open(wanted, offset)
+                response, skip = self._open(source, offset)
                 checked = response.headers.get("x-amz-server-side-encryption", "") in ("", "AES256")
                 with response:  # closes the connection unless the body was read to its end
-                    while offset < wanted.size and (piece := self._read(response)):
+                    while offset < source.size and (piece := self._read(response)):
                         fresh, skip = piece[skip:], max(0, skip - len(piece))
-                        fresh = fresh[: wanted.size - offset]
+                        fresh = fresh[: source.size - offset]
                         offset += len(fresh)
                         digest.update(fresh)
                         failures = 0
                         yield fresh
-                    if offset < wanted.size:
+                    if offset < source.size:
                         raise _RetryableError("it ended too early")
                 break
             except _RetryableError as error:
                 failures += 1
-                self._pause(failures, wanted.key, error)
-        if checked and _MD5.fullmatch(wanted.etag) and digest.hexdigest() != wanted.etag:
+                self._pause(failures, source.key, error)
+        if checked and _MD5.fullmatch(source.etag) and digest.hexdigest() != source.etag:
             message = (
-                f"Object {wanted.key!r} of {self.endpoint.shown} was damaged during the download"
+                f"Object {source.key!r} of {self.endpoint.shown} was damaged during the download"
                 " (its MD5 is not its ETag)."
             )
             raise SyncError("FetchFailed", message, permanent=False)
 
-    def _open(self, wanted: Object, offset: int) -> tuple[BaseHTTPResponse, int]:
+    def _open(self, source: Object, offset: int) -> tuple[BaseHTTPResponse, int]:
         """The rest from `offset` on, and how many bytes of it are known already."""
-        headers = {"if-match": f'"{wanted.etag}"'} if wanted.etag else {}
+        headers = {"if-match": f'"{source.etag}"'} if source.etag else {}
         if offset:
             headers["range"] = f"bytes={offset}-"
-        response = self._get(wanted.key, {}, headers)
+        response = self._get(source.key, {}, headers)
         etag = response.headers.get("ETag", "").strip('"')
-        if etag != wanted.etag:
+        if etag != source.etag:
             response.close()
-            raise changed(wanted.key, self.endpoint.shown)
+            raise changed(source.key, self.endpoint.shown)
         return response, offset if response.status == 200 else 0
 
     def _read(self, response: BaseHTTPResponse) -> bytes:
@@ -217,8 +217,8 @@ class Bucket:
             raise _RetryableError(str(error) or type(error).__name__) from error
         if response.status in _PASSING:
             raise _RetryableError(f"status {response.status}")
-        answered = {name.lower(): value for name, value in response.headers.items()}
-        raise explain(response.status, answered, body, key, endpoint.shown)
+        response_headers = {name.lower(): value for name, value in response.headers.items()}
+        raise explain(response.status, response_headers, body, key, endpoint.shown)
 
     def _send(self, where: str, headers: Mapping[str, str]) -> BaseHTTPResponse:
         """Send to the first address that takes a connection. Raises urllib3's HTTPError."""

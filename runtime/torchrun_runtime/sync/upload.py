@@ -45,11 +45,11 @@ class Upload:
     without an identity there is no file.
     """
 
-    def __init__(self, directory: Path, limit: int, wanted: str = "") -> None:
+    def __init__(self, directory: Path, limit: int, required_digest: str = "") -> None:
         self.archive = directory / "archive.zip"
         self._sidecar = directory / "upload.json"
         self._limit = limit
-        self._wanted = wanted
+        self._required_digest = required_digest
         self._lock = threading.Lock()
         self._digest = hashlib.sha256()
         self._writer: object = None
@@ -141,7 +141,7 @@ class Upload:
         )
 
     def _check(self, identity: Identity) -> None:
-        refuse_other(self._wanted, identity.workspace or identity.sha256)
+        refuse_other(self._required_digest, identity.workspace or identity.sha256)
         if identity.total > self._limit:
             message = (
                 f"The archive has {identity.total} bytes. The limit is {self._limit}. Move data out"
@@ -188,9 +188,9 @@ class Upload:
             self._clear()
 
 
-def refuse_other(wanted: str, sha256: str) -> None:
+def refuse_other(required_digest: str, sha256: str) -> None:
     """Raises UploadError where the job names another workspace than this one."""
-    if wanted and sha256 != wanted:
+    if required_digest and sha256 != required_digest:
         message = (
             f"This job accepts only the workspace that it was submitted with, not the one with"
             f" SHA-256 {sha256}. Submit a new job to run other code."

@@ -57,7 +57,7 @@ def begin(state: str, gang: GangId, *unfenced: Worker, index: str = "0", wait: f
 
 def watchdog_of(state: str, gang: GangId, ends: Ends, fence: float = HUGE) -> FencingWatchdog:
     fencing._write(state, "epoch", gang)
-    return FencingWatchdog(state, gang, ends, fence, poll=0.01, patience=0.05)
+    return FencingWatchdog(state, gang, ends, fence, poll=0.01, notice_seconds=0.05)
 
 
 def test_a_gang_writes_its_epoch_and_registers_its_watchdog(state: str) -> None:
@@ -124,7 +124,7 @@ def test_storage_without_an_answer_is_the_end(state: str, ends: Ends, harm: str)
 
 def test_storage_that_hangs_from_the_first_read_on_is_the_end(state: str, ends: Ends) -> None:
     os.mkfifo(Path(state, "epoch"))
-    FencingWatchdog(state, OLD, ends, fence=0.3, poll=0.01, patience=0.05)
+    FencingWatchdog(state, OLD, ends, fence=0.3, poll=0.01, notice_seconds=0.05)
     assert ends.called.wait(60)
     assert "The state directory" in ends.requests[0].message
 
@@ -243,7 +243,7 @@ def test_reading_and_writing_leave_no_file_open(state: str) -> None:
 def test_the_next_gang_waits_until_the_slowest_watch_has_ended_its_ranks() -> None:
     """docs/troubleshooting.md and docs/design.md say 30 s and 45 s."""
     assert (fencing.FENCE_SECONDS, fencing.WAIT_SECONDS) == (30.0, 45.0)
-    slowest = fencing.FENCE_SECONDS + fencing._LOOK_SECONDS + fencing._NOTICE_SECONDS + 8.0
+    slowest = fencing.FENCE_SECONDS + fencing._ENFORCE_SECONDS + fencing._NOTICE_SECONDS + 8.0
     assert slowest < fencing.WAIT_SECONDS
     assert supervise._IDLE < fencing._NOTICE_SECONDS
     assert fencing.POLL_SECONDS < fencing.FENCE_SECONDS / 2, "one failed read is not the end"

@@ -123,7 +123,7 @@ def test_an_invalid_sidecar_discards_the_partial_upload(tmp_path: Path, sidecar:
 def test_another_digest_discards_the_partial_upload(tmp_path: Path) -> None:
     upload = Upload(tmp_path, LIMIT)
     upload.append(upload.begin(identity(b"abcdef"), 0), b"abc")
-    named = Upload(tmp_path, LIMIT, wanted=digest(b"other"))
+    named = Upload(tmp_path, LIMIT, required_digest=digest(b"other"))
     assert named.offset == 0
     with pytest.raises(UploadError) as error:
         named.begin(identity(b"abcdef"), 0)
