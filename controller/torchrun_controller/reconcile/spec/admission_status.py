@@ -52,13 +52,13 @@ def check_admission(job: TorchrunJob, queue: TorchrunQueue | None, size: Size) -
     """Return why no gang of this size may be created yet; None if one may."""
     if queue is None or not takes_part(queue.spec):
         return None
-    admitted = _admitted(job)
-    if admitted is None:
+    condition = _admitted(job)
+    if condition is None:
         return Reason(WAITING, f"Waiting for admission in TorchrunQueue {queue.metadata.name}.")
-    if admitted.status != "True":
-        return Reason(OUTDATED if admitted.reason == OUTDATED else WAITING, admitted.message)
+    if condition.status != "True":
+        return Reason(OUTDATED if condition.reason == OUTDATED else WAITING, condition.message)
     excess = find_excess(job, queue.metadata.name, requests_of(job, queue, size))
-    return Reason(WAITING, f"{excess} {admitted.message}") if excess else None
+    return Reason(WAITING, f"{excess} {condition.message}") if excess else None
 
 
 def find_excess(job: TorchrunJob, queue: str, requests: GangRequests) -> str:
@@ -112,8 +112,8 @@ def charged(job: TorchrunJob) -> int:
 
 def preempted(job: TorchrunJob) -> str:
     """Return why the job is preempted, with or without a gang; "" if it is not."""
-    admitted = _admitted(job)
-    return admitted.message if admitted is not None and withdrawn(job) == PREEMPTED else ""
+    condition = _admitted(job)
+    return condition.message if condition is not None and withdrawn(job) == PREEMPTED else ""
 
 
 def withdrawn(job: TorchrunJob) -> str:
@@ -121,10 +121,10 @@ def withdrawn(job: TorchrunJob) -> str:
 
     The charge is released once reconcile has answered with the same reason in its status.
     """
-    admitted = _admitted(job)
-    if admitted is None or admitted.status != "False":
+    condition = _admitted(job)
+    if condition is None or condition.status != "False":
         return ""
-    return admitted.reason if admitted.reason in (PREEMPTED, OUTDATED) else ""
+    return condition.reason if condition.reason in (PREEMPTED, OUTDATED) else ""
 
 
 def was_preempted(status: TorchrunJobStatus) -> bool:

@@ -11,29 +11,32 @@ from torchrun_api.reliability import Reliability
 
 def contradiction(spec: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
     """Return the first contradiction, with both fields and what to do; None if there is none."""
-    whose = f"of TorchrunQueue {queue.metadata.name}"
+    of_queue = f"of TorchrunQueue {queue.metadata.name}"
     backend = spec.distributed.rdzv_backend or queue.spec.distributed.rdzv_backend
     if spec.elastic is not None and backend == "static":
         return (
-            f"spec.elastic conflicts with distributed.rdzvBackend static {whose}. Set"
+            f"spec.elastic conflicts with distributed.rdzvBackend static {of_queue}. Set"
             " spec.distributed.rdzvBackend to c10d."
         )
     if spec.head is not None:
-        alone = _without_head(spec, queue)
-        if alone is not None:
-            return alone
-    mine = spec.reliability
-    restarts = _restarts(mine)
-    inherited = mine.restart_policy is None and queue.spec.reliability.restart_policy == "Never"
-    if restarts is not None and inherited:
+        problem = _check_head(spec, queue)
+        if problem is not None:
+            return problem
+    reliability = spec.reliability
+    restart_field = _restart_field(reliability)
+    never_restarts = (
+        reliability.restart_policy is None and queue.spec.reliability.restart_policy == "Never"
+    )
+    if restart_field is not None and never_restarts:
         return (
-            f"{restarts} conflicts with reliability.restartPolicy Never {whose}. Set"
+            f"{restart_field} conflicts with reliability.restartPolicy Never {of_queue}. Set"
             " spec.reliability.restartPolicy to OnFailure."
         )
     return None
 
 
-def _without_head(spec: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
+def _check_head(spec: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
+    """Return why a job of this queue cannot have a head."""
     if spec.elastic is not None:
         return (
             "spec.head conflicts with spec.elastic: a gang with a head has a fixed size. Remove"
@@ -75,11 +78,11 @@ def over_priority(job: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
     )
 
 
-def _restarts(mine: Reliability) -> str | None:
+def _restart_field(reliability: Reliability) -> str | None:
     """Return the first field of the job that allows restarts."""
-    if mine.max_restarts:
-        return f"spec.reliability.maxRestarts {mine.max_restarts}"
-    for index, rule in enumerate(mine.rules or ()):
+    if reliability.max_restarts:
+        return f"spec.reliability.maxRestarts {reliability.max_restarts}"
+    for index, rule in enumerate(reliability.rules or ()):
         if rule.action != "fail":
             return f"spec.reliability.rules[{index}].action {rule.action}"
     return None

@@ -22,36 +22,36 @@ MERGE_KEYS = {
 }
 
 
-def merge(base: JsonObject, over: JsonObject) -> JsonObject:
-    """`over` laid on `base`; null removes a field. Neither argument is changed."""
-    merged = dict(base)
-    for name, value in over.items():
+def merge(base: JsonObject, override: JsonObject) -> JsonObject:
+    """`base` with the values of `override`; null removes a field. Neither argument is changed."""
+    result = dict(base)
+    for name, value in override.items():
         if value is None:
-            merged.pop(name, None)
+            result.pop(name, None)
         else:
-            merged[name] = _merge_value(name, merged.get(name), value)
-    return merged
+            result[name] = _merge_value(name, result.get(name), value)
+    return result
 
 
-def _merge_value(name: str, base: JsonValue, over: JsonValue) -> JsonValue:
-    if isinstance(base, dict) and isinstance(over, dict):
-        return merge(base, over)
+def _merge_value(name: str, base: JsonValue, override: JsonValue) -> JsonValue:
+    if isinstance(base, dict) and isinstance(override, dict):
+        return merge(base, override)
     key = MERGE_KEYS.get(name)
-    if key and isinstance(base, list) and isinstance(over, list):
-        return _merge_items(key, base, over)
-    return over
+    if key and isinstance(base, list) and isinstance(override, list):
+        return _merge_items(key, base, override)
+    return override
 
 
-def _merge_items(key: str, base: list[JsonValue], over: list[JsonValue]) -> list[JsonValue]:
-    merged = list(base)
+def _merge_items(key: str, base: list[JsonValue], override: list[JsonValue]) -> list[JsonValue]:
+    result = list(base)
     places = {item[key]: i for i, item in enumerate(base) if isinstance(item, dict) and key in item}
-    for item in over:
+    for item in override:
         place = places.get(item.get(key)) if isinstance(item, dict) else None
         if place is None:
-            merged.append(item)
+            result.append(item)
         else:
-            old = merged[place]
-            assert isinstance(old, dict)
+            base_item = result[place]
+            assert isinstance(base_item, dict)
             assert isinstance(item, dict)
-            merged[place] = merge(old, item)
-    return merged
+            result[place] = merge(base_item, item)
+    return result

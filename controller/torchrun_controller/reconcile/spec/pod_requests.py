@@ -44,10 +44,10 @@ def total(parts: tuple[tuple[JsonObject, int], ...]) -> JsonObject:
     Raises:
         InvalidSpecError: the template's resources cannot be read.
     """
-    together: Amounts = {}
-    for one, pods in [(of_pod(part), pods) for part, pods in parts]:
-        together = _sum(together, {name: amount * pods for name, amount in one.items()})
-    return {name: _written(name, together[name]) for name in sorted(together)}
+    sums: Amounts = {}
+    for requests, pods in [(of_pod(part), pods) for part, pods in parts]:
+        sums = _sum(sums, {name: amount * pods for name, amount in requests.items()})
+    return {name: _format_quantity(name, sums[name]) for name in sorted(sums)}
 
 
 def of_pod(template: JsonObject) -> Amounts:
@@ -65,15 +65,15 @@ def _of_spec(spec: _PodSpec) -> Amounts:
     running: Amounts = {}
     peak: Amounts = {}
     for container in spec.init_containers:
-        started = _sum(running, _of_container(container))
-        peak = _larger(peak, started)
+        with_container = _sum(running, _of_container(container))
+        peak = _larger(peak, with_container)
         # A sidecar stays, beside all that is started after it.
-        running = started if container.restart_policy == "Always" else running
+        running = with_container if container.restart_policy == "Always" else running
     for container in spec.containers:
         running = _sum(running, _of_container(container))
     overhead = {name: parse(value) for name, value in spec.overhead.items()}
-    together = _larger(_larger(peak, running), _requested(spec.resources))
-    return _sum(together, overhead)
+    peak_requests = _larger(_larger(peak, running), _requested(spec.resources))
+    return _sum(peak_requests, overhead)
 
 
 def _of_container(container: _Container) -> Amounts:
@@ -85,18 +85,20 @@ def _requested(resources: _Resources) -> Amounts:
     return {name: parse(value) for name, value in (resources.limits | resources.requests).items()}
 
 
-def _sum(one: Amounts, other: Amounts) -> Amounts:
+def _sum(first: Amounts, second: Amounts) -> Amounts:
     # In the order of the containers, not of a set: the same job gives the same Plan everywhere.
     zero = Fraction(0)
-    return {name: one.get(name, zero) + other.get(name, zero) for name in {**one, **other}}
+    return {name: first.get(name, zero) + second.get(name, zero) for name in {**first, **second}}
 
 
-def _larger(one: Amounts, other: Amounts) -> Amounts:
+def _larger(first: Amounts, second: Amounts) -> Amounts:
     zero = Fraction(0)
-    return {name: max(one.get(name, zero), other.get(name, zero)) for name in {**one, **other}}
+    return {
+        name: max(first.get(name, zero), second.get(name, zero)) for name in {**first, **second}
+    }
 
 
-def _written(name: str, amount: Fraction) -> str:
+def _format_quantity(name: str, amount: Fraction) -> str:
     if name == "cpu":
         return format_cpu(amount)
     return format_bytes(amount) if name.startswith(_IN_BYTES) else str(ceil(amount))

@@ -39,30 +39,32 @@ def resolve_reliability(job: TorchrunJob, queue: TorchrunQueue | None) -> Resolv
     the present ones. Grace period and hang timeout are part of the pods: each gang has those of its
     creation. allowUnfencedRestart applies at once, since it is a way out for the user.
     """
-    own = job.spec.reliability
+    override = job.spec.reliability
     policy = job.status.queue_policy
     policy = queue_policy(queue) if policy is None else policy
     base = queue.spec.reliability if queue is not None else Reliability()
 
     deadline, set_by = _deadline(
-        _pick(own.active_deadline_seconds, policy.active_deadline_seconds, -1),
+        _pick(override.active_deadline_seconds, policy.active_deadline_seconds, -1),
         policy.max_run_seconds,
     )
     return ResolvedReliability(
-        max_restarts=_pick(own.max_restarts, policy.max_restarts, DEFAULT_MAX_RESTARTS),
-        never_restart=_pick(own.restart_policy, policy.restart_policy, "OnFailure") == "Never",
-        rules=_pick(own.rules, policy.rules, ()),
+        max_restarts=_pick(override.max_restarts, policy.max_restarts, DEFAULT_MAX_RESTARTS),
+        never_restart=_pick(override.restart_policy, policy.restart_policy, "OnFailure") == "Never",
+        rules=_pick(override.rules, policy.rules, ()),
         time_to_live=_seconds(
-            _pick(own.ttl_seconds_after_finished, policy.ttl_seconds_after_finished, -1)
+            _pick(override.ttl_seconds_after_finished, policy.ttl_seconds_after_finished, -1)
         ),
         deadline=deadline,
         deadline_set_by=set_by,
-        sync_timeout=_seconds(_pick(own.sync_timeout_seconds, policy.sync_timeout_seconds, -1)),
+        sync_timeout=_seconds(
+            _pick(override.sync_timeout_seconds, policy.sync_timeout_seconds, -1)
+        ),
         allow_unfenced_restart=_pick(
-            own.allow_unfenced_restart, base.allow_unfenced_restart, False
+            override.allow_unfenced_restart, base.allow_unfenced_restart, False
         ),
         grace_seconds=_pick(
-            _longer(own.termination_grace_period_seconds, pod_template.grace_of_job(job)),
+            _longer(override.termination_grace_period_seconds, pod_template.grace_of_job(job)),
             _longer(
                 base.termination_grace_period_seconds,
                 pod_template.grace_of(queue.spec.pod_template) if queue is not None else None,
@@ -70,7 +72,7 @@ def resolve_reliability(job: TorchrunJob, queue: TorchrunQueue | None) -> Resolv
             DEFAULT_GRACE_SECONDS,
         ),
         max_nodes=policy.max_nodes_per_job,
-        hang_seconds=_pick(own.hang_timeout_seconds, base.hang_timeout_seconds, None),
+        hang_seconds=_pick(override.hang_timeout_seconds, base.hang_timeout_seconds, None),
     )
 
 
@@ -97,12 +99,12 @@ def find_unreachable(rules: tuple[FailureRule, ...]) -> int | None:
     signals: set[int] = set()
     conditions: set[str] = set()
     for index, rule in enumerate(rules):
-        new = (
+        first_matches = (
             set(rule.exit_codes) - codes
             or set(rule.signals) - signals
             or set(rule.pod_conditions) - conditions
         )
-        if not new:
+        if not first_matches:
             return index
         codes |= set(rule.exit_codes)
         signals |= set(rule.signals)
@@ -110,14 +112,14 @@ def find_unreachable(rules: tuple[FailureRule, ...]) -> int | None:
     return None
 
 
-def _pick(own: T | None, base: T | None, default: T) -> T:
-    value = own if own is not None else base
+def _pick(override: T | None, base: T | None, default: T) -> T:
+    value = override if override is not None else base
     return default if value is None else value
 
 
-def _longer(one: int | None, other: int | None) -> int | None:
+def _longer(first: int | None, second: int | None) -> int | None:
     """Return the longer grace period of one object: a checkpoint that is cut off is lost."""
-    return max((seconds for seconds in (one, other) if seconds is not None), default=None)
+    return max((seconds for seconds in (first, second) if seconds is not None), default=None)
 
 
 def _deadline(seconds: int, limit: int | None) -> tuple[timedelta | None, str]:

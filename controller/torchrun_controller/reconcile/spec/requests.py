@@ -122,36 +122,36 @@ def encode_charge(job: str, requests: GangRequests, queue: str) -> str:
     return msgspec.json.encode(charge).decode()
 
 
-def shortfall(requests: GangRequests, admitted: GangRequests) -> str:
+def shortfall(requests: GangRequests, grant: GangRequests) -> str:
     """Return the first request beyond what was admitted; "" if all of it fits.
 
     Pods are compared one by one, not by their sums: the admission reserved nodes for these pods.
     """
-    if requests.nodes > admitted.nodes:
+    if requests.nodes > grant.nodes:
         return f"The job requests {count_of(requests.nodes, 'node')}."
-    return pod_shortfall(requests, admitted)
+    return pod_shortfall(requests, grant)
 
 
-def pod_shortfall(requests: GangRequests, admitted: GangRequests) -> str:
+def pod_shortfall(requests: GangRequests, grant: GangRequests) -> str:
     """Return the same for each pod, without the number of nodes."""
-    each = _exceeds((requests.pod, requests.gpus), (admitted.pod, admitted.gpus), "each node")
-    return each or _exceeds(requests.first, admitted.first, "the first node")
+    each = _exceeds((requests.pod, requests.gpus), (grant.pod, grant.gpus), "each node")
+    return each or _exceeds(requests.first, grant.first, "the first node")
 
 
 def _exceeds(
-    requests: tuple[dict[str, int], int], admitted: tuple[dict[str, int], int], where: str
+    requests: tuple[dict[str, int], int], granted_amounts: tuple[dict[str, int], int], where: str
 ) -> str:
-    (wanted, gpus), (limits, gpu_limit) = requests, admitted
+    (amounts, gpus), (limits, gpu_limit) = requests, granted_amounts
     if gpus > gpu_limit:
         return (
             f"The job requests {count_of(gpus, 'GPU')} on {where}, but was admitted"
             f" with {gpu_limit}."
         )
-    for name, amount in sorted(wanted.items()):
+    for name, amount in sorted(amounts.items()):
         limit = limits.get(name, 0)
         if amount > limit:
-            more, most = _quantity(name, amount), _quantity(name, limit)
-            return f"The job requests {more} of {name} on {where}, but was admitted with {most}."
+            request = f"{_quantity(name, amount)} of {name} on {where}"
+            return f"The job requests {request}, but was admitted with {_quantity(name, limit)}."
     return ""
 
 

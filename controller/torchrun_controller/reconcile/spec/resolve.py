@@ -1,4 +1,4 @@
-"""One run as it shall be: the queue's template with the job's overrides and all defaults."""
+"""The resolved spec of a run: the queue's template with the job's overrides and all defaults."""
 
 from typing import Literal, TypeVar
 
@@ -9,8 +9,13 @@ from torchrun_api import names
 from torchrun_api.job import TorchrunJob, TorchrunJobSpec
 from torchrun_api.json import JsonObject
 from torchrun_api.quantity import QuantityError, format_bytes, parse
-from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
-from torchrun_api.shared import Dataset, DeliveryMode, RdzvBackend
+from torchrun_api.queue import (
+    CheckpointStorage,
+    TorchrunQueue,
+    TorchrunQueueSpec,
+    WorkspaceStorage,
+)
+from torchrun_api.shared import CheckpointsOverride, Dataset, DeliveryMode, RdzvBackend
 from torchrun_api.unsupported import etcd_without_endpoint, usual_rendezvous
 from torchrun_controller.reconcile.spec.contradictions import (
     contradiction,
@@ -32,7 +37,7 @@ DEFAULT_PORT = 29500
 T = TypeVar("T")
 
 
-class Served(Struct, frozen=True, kw_only=True):
+class ServedWorkspace(Struct, frozen=True, kw_only=True):
     """Where workers fetch a workspace that is not mounted, and the SHA-256 of its manifest."""
 
     url: str
@@ -52,7 +57,7 @@ class VolumeSource(Struct, frozen=True, kw_only=True):
     sub_path: str = ""
     host_path: str = ""
     delivery: DeliveryMode = "auto"
-    served: Served | None = None
+    served: ServedWorkspace | None = None
 
 
 class Setup(Struct, frozen=True, kw_only=True):
@@ -110,13 +115,13 @@ def resolve_spec(job: TorchrunJob, queue: TorchrunQueue) -> ResolvedSpec:
         raise InvalidSpecError(str(error)) from error
     _check_command(spec)
     policy = resolve_reliability(job, queue)
-    contradicting = (
+    problem = (
         over_limit(size.nodes, policy.max_nodes, queue)
         or over_priority(spec, queue)
         or contradiction(spec, queue)
     )
-    if contradicting is not None:
-        raise InvalidSpecError(contradicting)
+    if problem is not None:
+        raise InvalidSpecError(problem)
     scheduling = scheduling_of(job, queue)
     _check_rules(policy)
     return ResolvedSpec(
@@ -185,71 +190,82 @@ def _shared_access(nodes: int) -> Literal["ReadWriteMany", "ReadWriteOnce"]:
 
 
 def _workspace(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> VolumeSource | None:
-    wanted = job.spec.volumes.workspace
-    if wanted is None or not wanted.enabled or wanted.source == "none":
+    """Return the workspace; None if the code is in the image."""
+    volume = job.spec.volumes.workspace
+    if volume is None or not volume.enabled or volume.source == "none":
         return None
-    base = template.storage.workspace
-    if wanted.claim_name is not None and wanted.source == "existing":
+    storage = template.storage.workspace or WorkspaceStorage()
+    mount_path = volume.mount_path or storage.mount_path
+    if volume.claim_name is not None and volume.source == "existing":
         return VolumeSource(
-            name=wanted.claim_name,
+            name=volume.claim_name,
             existing=True,
-            mount_path=wanted.mount_path or (base.mount_path if base else "/app"),
-            sub_path=wanted.sub_path or "",
+            mount_path=mount_path,
+            sub_path=volume.sub_path or "",
         )
-    if base is not None and not base.enabled:
+    if not storage.enabled:
         raise InvalidSpecError(
             "spec.volumes.workspace is set, but storage.workspace.enabled of the queue is false."
             " Set source to none or choose another queue."
         )
-    delivery: DeliveryMode = _first(wanted.delivery, base.delivery if base else None, "auto")
-    # A claim that only its server mounts need not be shared.
-    usual = "ReadWriteOnce" if delivery == "direct" else _shared_access(size.nodes)
+    delivery = volume.delivery or storage.delivery
+    # Only the pod that serves the workspace mounts the claim, so it may be ReadWriteOnce.
+    default_access = "ReadWriteOnce" if delivery == "direct" else _shared_access(size.nodes)
     return VolumeSource(
         name=names.workspace_claim(job.metadata.name),
         delivery=delivery,
-        mount_path=wanted.mount_path or (base.mount_path if base else "/app"),
+        mount_path=mount_path,
         size=_claim_size(
-            _first(wanted.size, base.size if base else None, None),
-            base.size_per_gpu if base else None,
-            size.gpus,
+            storage.size if volume.size is None else volume.size, storage.size_per_gpu, size.gpus
         ),
-        storage_class_name=wanted.storage_class_name or (base and base.storage_class_name) or None,
-        access_mode=wanted.access_mode or (base and base.access_mode) or usual,
-        retain=bool(base and base.retain),
+        storage_class_name=volume.storage_class_name or storage.storage_class_name,
+        access_mode=volume.access_mode or storage.access_mode or default_access,
+        retain=storage.retain,
     )
 
 
 def _checkpoints(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> VolumeSource | None:
-    base, over = template.storage.checkpoints, job.spec.volumes.checkpoints
-    enabled = _first(
-        over.enabled if over else None, base.enabled if base else None, over is not None
-    )
-    if not enabled:
+    """Return the volume for checkpoints; None if neither queue nor job has one."""
+    storage, override = template.storage.checkpoints, job.spec.volumes.checkpoints
+    if override is not None:
+        storage = _merge_checkpoints(storage or CheckpointStorage(), override)
+    if storage is None or not storage.enabled:
         return None
-    existing = (over and over.claim_name) or (base and base.claim_name) or None
-    own_size = over is not None and (over.size is not None or over.size_per_gpu is not None)
-    sized = over if own_size else base
-    # A claim that the job names goes before the directory of its queue, and the other way round.
-    nearer = over.host_path if over and (over.host_path or over.claim_name) else None
-    inherited = base.host_path if base and not (over and over.claim_name) else None
-    host_path = nearer or inherited or ""
+    host_path = storage.host_path or ""
     if host_path:
         host_path = f"{host_path.rstrip('/')}/{job.metadata.namespace}/{job.metadata.name}"
     return VolumeSource(
-        name=existing or names.checkpoints_claim(job.metadata.name),
-        existing=existing is not None or bool(host_path),
+        name=storage.claim_name or names.checkpoints_claim(job.metadata.name),
+        existing=bool(storage.claim_name or host_path),
         host_path=host_path,
-        mount_path=(over and over.mount_path) or (base.mount_path if base else "/checkpoints"),
-        size=_claim_size(
-            sized.size if sized else None, sized.size_per_gpu if sized else None, size.gpus
-        ),
-        storage_class_name=(over and over.storage_class_name)
-        or (base and base.storage_class_name)
-        or None,
-        access_mode=(over and over.access_mode)
-        or (base and base.access_mode)
-        or _shared_access(size.nodes),
-        retain=_first(over.retain if over else None, base.retain if base else None, True),
+        mount_path=storage.mount_path,
+        size=_claim_size(storage.size, storage.size_per_gpu, size.gpus),
+        storage_class_name=storage.storage_class_name,
+        access_mode=storage.access_mode or _shared_access(size.nodes),
+        retain=storage.retain,
+    )
+
+
+def _merge_checkpoints(
+    storage: CheckpointStorage, override: CheckpointsOverride
+) -> CheckpointStorage:
+    """Return the storage of the queue with the values of the job.
+
+    size and sizePerGPU are one setting. A claim of the job overrides hostPath of the queue, and a
+    hostPath of the job overrides a claim of the queue.
+    """
+    has_size = override.size is not None or override.size_per_gpu is not None
+    queue_path = None if override.claim_name else storage.host_path
+    return CheckpointStorage(
+        enabled=storage.enabled if override.enabled is None else override.enabled,
+        size=override.size if has_size else storage.size,
+        size_per_gpu=override.size_per_gpu if has_size else storage.size_per_gpu,
+        storage_class_name=override.storage_class_name or storage.storage_class_name,
+        access_mode=override.access_mode or storage.access_mode,
+        claim_name=override.claim_name or storage.claim_name,
+        host_path=override.host_path or queue_path,
+        mount_path=override.mount_path or storage.mount_path,
+        retain=storage.retain if override.retain is None else override.retain,
     )
 
 
@@ -261,19 +277,23 @@ def _shm_size(template: TorchrunQueueSpec, size: Size) -> str | None:
 
 
 def _rendezvous(spec: TorchrunJobSpec, template: TorchrunQueueSpec) -> Rendezvous:
-    usual = usual_rendezvous(spec)
-    backend = _first(spec.distributed.rdzv_backend, template.distributed.rdzv_backend, usual)
+    default_backend = usual_rendezvous(spec)
+    backend = _first(
+        spec.distributed.rdzv_backend, template.distributed.rdzv_backend, default_backend
+    )
     endpoint = spec.distributed.rdzv_endpoint or template.distributed.rdzv_endpoint
     port = _first(spec.distributed.port, template.distributed.port, DEFAULT_PORT)
-    etcd = etcd_without_endpoint(spec, template)
-    if etcd is not None:
-        return Rendezvous(backend=usual, endpoint=None, port=port, fallback_from=etcd)
+    fallback_from = etcd_without_endpoint(spec, template)
+    if fallback_from is not None:
+        return Rendezvous(
+            backend=default_backend, endpoint=None, port=port, fallback_from=fallback_from
+        )
     return Rendezvous(backend=backend, endpoint=endpoint, port=port)
 
 
 def _by_name(queue: tuple[Dataset, ...], job: tuple[Dataset, ...]) -> tuple[Dataset, ...]:
-    merged = {dataset.name: dataset for dataset in queue + job}
-    return tuple(merged.values())
+    by_name = {dataset.name: dataset for dataset in queue + job}
+    return tuple(by_name.values())
 
 
 def _check_rules(policy: ResolvedReliability) -> None:
@@ -299,9 +319,9 @@ def _setup(spec: TorchrunJobSpec) -> Setup | None:
 
 
 def _image(spec: TorchrunJobSpec, template: TorchrunQueueSpec) -> str:
-    chosen = spec.image or template.image
-    if chosen:
-        return chosen
+    configured_image = spec.image or template.image
+    if configured_image:
+        return configured_image
     for pod_template in (spec.pod_template, template.pod_template):
         containers = pod_template.spec.get("containers")
         for container in containers if isinstance(containers, list) else ():

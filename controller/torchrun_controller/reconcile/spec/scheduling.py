@@ -17,12 +17,12 @@ class Scheduling(NamedTuple):
 
 def scheduling_of(job: TorchrunJob, queue: TorchrunQueue | None) -> Scheduling:
     """Return the merged settings; those of the job alone if the queue does not exist."""
-    mine = job.spec.scheduling
+    override = job.spec.scheduling
     if queue is None:
-        return Scheduling(mine.node_selector, mine.tolerations, mine.affinity)
+        return Scheduling(override.node_selector, override.tolerations, override.affinity)
     base = queue.spec.scheduling
     return Scheduling(
-        base.node_selector | mine.node_selector,
-        base.tolerations + mine.tolerations,
-        base.affinity if mine.affinity is None else mine.affinity,
+        base.node_selector | override.node_selector,
+        base.tolerations + override.tolerations,
+        base.affinity if override.affinity is None else override.affinity,
     )

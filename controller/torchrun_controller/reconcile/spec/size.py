@@ -28,8 +28,8 @@ class Size(Struct, frozen=True, kw_only=True):
         return self.nodes * self.gpus_per_node
 
 
-def size_of(spec: TorchrunJobSpec, queues: NodeResources) -> Size:
-    """Nodes of the gang, and what each of them requests; `queues` is what one of its nodes has.
+def size_of(spec: TorchrunJobSpec, queue_resources: NodeResources) -> Size:
+    """Nodes of the gang, and what each of them requests; `queue_resources` are of a node.
 
     The head has nodeResources of its own, where the job has a head.
 
@@ -37,7 +37,7 @@ def size_of(spec: TorchrunJobSpec, queues: NodeResources) -> Size:
         InvalidSpecError: the spec does not determine the number of nodes.
         QuantityError: a quantity of job or queue cannot be read.
     """
-    node = _node(spec.node_resources, queues, "spec")
+    node = _node(spec.node_resources, queue_resources, "spec")
     if (spec.num_nodes is None) == (spec.num_gpus is None):
         raise InvalidSpecError("Set exactly one of spec.numNodes and spec.numGPUs.")
     if spec.num_nodes is not None:
@@ -47,8 +47,8 @@ def size_of(spec: TorchrunJobSpec, queues: NodeResources) -> Size:
         nodes, gpus_per_node = _spread(spec.num_gpus, node.gpus)
     head = None
     if spec.head is not None:
-        own = _node(spec.head.node_resources, queues, "spec.head")
-        head = _of_pods(nodes, own, own.gpus)
+        head_node = _node(spec.head.node_resources, queue_resources, "spec.head")
+        head = _of_pods(nodes, head_node, head_node.gpus)
     return structs.replace(_of_pods(nodes, node, gpus_per_node), head=head)
 
 
@@ -72,17 +72,21 @@ def _of_pods(nodes: int, node: NodeResources, gpus_per_node: int) -> Size:
     )
 
 
-def _node(mine: JobNodeResources, queues: NodeResources, where: str) -> NodeResources:
+def _node(
+    job_resources: JobNodeResources, queue_resources: NodeResources, path: str
+) -> NodeResources:
     """What the job has of a node. Raises InvalidSpecError where it asks for more than there is."""
-    gpus = queues.gpus if mine.gpus is None else mine.gpus
-    if gpus > queues.gpus:
-        raise InvalidSpecError(_too_much(f"{where}.nodeResources.gpus", gpus, queues.gpus))
-    # A job without GPUs is no part of any: it has the CPU and memory that it says, or all.
-    share = Fraction(gpus or queues.gpus or 1, queues.gpus or 1)
-    cpus = _amount(f"{where}.nodeResources.cpus", mine.cpus, queues.cpus, share)
-    memory = _amount(f"{where}.nodeResources.memory", mine.memory, queues.memory, share)
+    gpus = queue_resources.gpus if job_resources.gpus is None else job_resources.gpus
+    if gpus > queue_resources.gpus:
+        raise InvalidSpecError(_too_much(f"{path}.nodeResources.gpus", gpus, queue_resources.gpus))
+    # A job without GPUs gets no proportional share, but the CPU and memory of its spec, or all.
+    share = Fraction(gpus or queue_resources.gpus or 1, queue_resources.gpus or 1)
+    cpus = _amount(f"{path}.nodeResources.cpus", job_resources.cpus, queue_resources.cpus, share)
+    memory = _amount(
+        f"{path}.nodeResources.memory", job_resources.memory, queue_resources.memory, share
+    )
     return structs.replace(
-        queues,
+        queue_resources,
         gpus=gpus,
         cpus=None if cpus is None else format_cpu(cpus),
         memory=None if memory is None else format_bytes(memory),
@@ -90,21 +94,21 @@ def _node(mine: JobNodeResources, queues: NodeResources, where: str) -> NodeReso
 
 
 def _amount(
-    field: str, mine: int | str | None, queues: int | str | None, share: Fraction
+    field: str, job_value: int | str | None, queue_value: int | str | None, share: Fraction
 ) -> Fraction | None:
-    most = None if queues is None else parse(queues)
-    if mine is None:
+    most = None if queue_value is None else parse(queue_value)
+    if job_value is None:
         return None if most is None else most * share
-    wanted = parse(mine)
-    if most is not None and wanted > most:
-        raise InvalidSpecError(_too_much(field, mine, queues))
-    return wanted
+    amount = parse(job_value)
+    if most is not None and amount > most:
+        raise InvalidSpecError(_too_much(field, job_value, queue_value))
+    return amount
 
 
-def _too_much(field: str, mine: object, queues: object) -> str:
+def _too_much(field: str, job_value: object, queue_value: object) -> str:
     return (
-        f"{field} is {mine}, but nodeResources.{field.rpartition('.')[2]} of the queue is"
-        f" {queues}. Request at most {queues} or choose another queue."
+        f"{field} is {job_value}, but nodeResources.{field.rpartition('.')[2]} of the queue is"
+        f" {queue_value}. Request at most {queue_value} or choose another queue."
     )
 
 
