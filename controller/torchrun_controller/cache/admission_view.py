@@ -5,7 +5,7 @@ job, its children or its queue changes. While no queue needs admission and no jo
 status, no change adds the key.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TypeVar
 
@@ -26,7 +26,7 @@ from torchrun_controller.reconcile.admission.model import ClusterState, Workload
 from torchrun_controller.reconcile.admission.orphans import foreign_charge, orphaned_workloads
 from torchrun_controller.reconcile.admission.statuses import JobAdmission, job_admission
 from torchrun_controller.reconcile.pods.lifecycle import alive
-from torchrun_controller.reconcile.pods.nodes import LOST_AFTER, ready_condition
+from torchrun_controller.reconcile.pods.nodes import find_lost_nodes
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.workqueue import WorkQueue
 
@@ -77,7 +77,7 @@ class AdmissionView:
         self._admission_queues: set[Key] = set()
         # The running gangs of deleted jobs, by the key of the job.
         self._orphans: dict[Key, tuple[Workload, ...]] = {}
-        self._lost: frozenset[str] = frozenset()
+        self._lost_nodes: frozenset[str] = frozenset()
         factory.subscribe(
             jobs=self._job_changed, queues=self._queue_changed, children=self._child_changed
         )
@@ -93,9 +93,9 @@ class AdmissionView:
             return None
         view = self._factory.nodes.view
         nodes = None if view is None else tuple(view)
-        lost, next_lost_node = _lost(nodes or (), now)
-        if lost != self._lost:
-            self._lost = lost
+        lost_nodes, next_lost_node = find_lost_nodes(nodes or (), now)
+        if lost_nodes != self._lost_nodes:
+            self._lost_nodes = lost_nodes
             self._stale.update(self._entries, self._orphans)
         for key in self._stale:
             self._classify(key)
@@ -135,7 +135,7 @@ class AdmissionView:
         child_jobs = caches.child_jobs.by_index(JOB_INDEX, index_key(*key))
         children = tuple(sorted(child_jobs, key=_by_attempt))
         pods = caches.pods.by_index(JOB_INDEX, index_key(*key))
-        orphans = orphaned_workloads(uid, children, pods, self._lost)
+        orphans = orphaned_workloads(uid, children, pods, self._lost_nodes)
         _set_or_remove(self._orphans, key, orphans or None)
         if job is None:
             self._entries.pop(key, None)
@@ -144,7 +144,7 @@ class AdmissionView:
         if orphans:
             pods = tuple(pod for pod in pods if foreign_charge(uid, pod.metadata) is None)
         queue = caches.queues.get(key[0], job.spec.job_queue)
-        classification = classify_job(job, queue, children, pods, self._lost)
+        classification = classify_job(job, queue, children, pods, self._lost_nodes)
         is_irrelevant = (
             classification.workload is None
             and not classification.requeued
@@ -234,21 +234,6 @@ def _set_or_remove(entries: dict[Key, T], key: Key, value: T | None) -> None:
         entries.pop(key, None)
     else:
         entries[key] = value
-
-
-def _lost(nodes: Iterable[Node], now: datetime) -> tuple[frozenset[str], float | None]:
-    """Return the names of lost nodes, and the seconds until the next node counts as lost."""
-    lost, delays = set(), []
-    for node in nodes:
-        ready = ready_condition(node)
-        if ready is None or ready.status == "True":
-            continue
-        remaining = (ready.last_transition_time or now) + LOST_AFTER - now
-        if remaining.total_seconds() > 0:
-            delays.append(remaining.total_seconds())
-        else:
-            lost.add(node.metadata.name)
-    return frozenset(lost), min(delays, default=None)
 
 
 def _by_attempt(child: Job) -> tuple[int, bool]:

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
-from torchrun_api.core import Job, Node, Pod
+from torchrun_api.core import Job, Node, NodeSpec, Pod, Taint
 from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.admission_view import (
@@ -22,6 +22,7 @@ from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.clock import Clock
 from torchrun_controller.metrics.registry import Metrics
+from torchrun_controller.reconcile.pods.nodes import OUT_OF_SERVICE
 from torchrun_controller.reconcile.spec.requests import GangRequests, encode_charge
 from torchrun_controller.workqueue import WorkQueue
 
@@ -303,6 +304,19 @@ def test_pods_on_lost_nodes_do_not_block_admission(world: World) -> None:
     later = world.seen(NOW + timedelta(seconds=36))
     assert later.state.workloads == ()
     assert later.next_lost_node is None
+
+
+def test_pods_on_nodes_that_are_out_of_service_do_not_block_admission(world: World) -> None:
+    world.change(a_queue(quota={"nodes": 4}))
+    world.change(a_job(**{**ADMITTED_STATUS, "phase": "Failed"}))
+    world.change(a_pod(0))
+    world.change(a_node())
+    assert [r.admitted for r in world.seen().state.workloads] == [2]
+    taint = Taint(key=OUT_OF_SERVICE, value="nodeshutdown", effect="NoExecute")
+    world.change(replace(a_node(), spec=NodeSpec(taints=(taint,))))
+    seen = world.seen()
+    assert seen.state.workloads == ()
+    assert seen.next_lost_node is None
 
 
 def test_admission_waits_for_nodes_unless_they_are_forbidden(world: World) -> None:

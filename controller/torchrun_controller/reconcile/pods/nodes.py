@@ -67,6 +67,24 @@ def next_loss(nodes: Mapping[str, Node] | None, pods: Iterable[Pod], now: dateti
     return min((seconds for seconds in waits if seconds > 0), default=None)
 
 
+def find_lost_nodes(nodes: Iterable[Node], now: datetime) -> tuple[frozenset[str], float | None]:
+    """Return the names of the lost nodes, and the seconds until the next node counts as lost.
+
+    It answers for whole nodes what `find_loss` answers for the node of one pod. Only a node without
+    an object is missing: it is in no list of nodes, and Kubernetes deletes its pods.
+    """
+    lost_nodes, waits = set(), []
+    for node in nodes:
+        if is_ready(node):
+            continue
+        wait = _time_to_recover(_not_ready_since(node), now).total_seconds()
+        if wait > 0:
+            waits.append(wait)
+        else:
+            lost_nodes.add(node.metadata.name)
+    return frozenset(lost_nodes), min(waits, default=None)
+
+
 def _time_until_lost(nodes: Mapping[str, Node], pod: Pod, now: datetime) -> timedelta:
     """Return how long the pod's node has left to recover; zero where nothing is wrong with it.
 
@@ -75,9 +93,12 @@ def _time_until_lost(nodes: Mapping[str, Node], pod: Pod, now: datetime) -> time
     """
     node = nodes.get(pod.spec.node_name)
     since = _scheduled_at(pod) if node is None else _not_ready_since(node)
-    if since is None:
-        return timedelta()
-    return min(since + LOST_AFTER - now, LOST_AFTER)
+    return _time_to_recover(since, now)
+
+
+def _time_to_recover(since: datetime | None, now: datetime) -> timedelta:
+    """Return what is left of LOST_AFTER; zero without a start. A start in the future is now."""
+    return timedelta() if since is None else min(since + LOST_AFTER - now, LOST_AFTER)
 
 
 def _scheduled_at(pod: Pod) -> datetime | None:

@@ -1,9 +1,25 @@
 """Lost nodes: which nodes are lost, since when, and the replacement of the gang."""
 
+from datetime import UTC, datetime, timedelta
+
+import pytest
 from msgspec.structs import replace
 
-from torchrun_api.meta import Condition
+from torchrun_api.core import (
+    Node,
+    NodeCondition,
+    NodeMeta,
+    NodeSpec,
+    NodeStatus,
+    Pod,
+    PodSpec,
+    Taint,
+)
+from torchrun_api.meta import ChildMeta, Condition, ConditionStatus
+from torchrun_controller.reconcile.pods import nodes
 from unit.reconcile.losing import OUT_OF_SERVICE, begin, running
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def test_a_node_that_is_not_ready_gets_time_to_return():
@@ -83,3 +99,43 @@ def test_a_node_without_a_ready_condition_is_not_lost():
     world.pass_time(seconds=3600)
     world.settle()
     assert world.phase == "Running"
+
+
+def node_with(name: str, ready: NodeCondition | None, *taints: Taint) -> Node:
+    return Node(
+        metadata=NodeMeta(name=name),
+        spec=NodeSpec(taints=taints),
+        status=NodeStatus(conditions=() if ready is None else (ready,)),
+    )
+
+
+def silent_for(seconds: int | None, status: ConditionStatus = "Unknown") -> NodeCondition:
+    since = None if seconds is None else NOW - timedelta(seconds=seconds)
+    return NodeCondition(type="Ready", status=status, last_transition_time=since)
+
+
+@pytest.mark.parametrize("taints", [(), (Taint(key=OUT_OF_SERVICE),)], ids=["", "out-of-service"])
+@pytest.mark.parametrize(
+    "ready",
+    [
+        None,
+        *(silent_for(0, "True"), silent_for(3600, "True")),
+        *(silent_for(0), silent_for(39, "False"), silent_for(40, "False"), silent_for(3600)),
+        *(silent_for(-5), silent_for(None)),
+    ],
+)
+def test_admission_and_jobs_agree_on_lost_nodes(
+    ready: NodeCondition | None, taints: tuple[Taint, ...]
+) -> None:
+    node = node_with("node-1", ready, *taints)
+    pod = Pod(metadata=ChildMeta(name="train-0-abcde"), spec=PodSpec(node_name="node-1"))
+    by_name = {"node-1": node}
+    is_lost = nodes.find_loss(by_name, pod, NOW) is not None
+    lost_nodes, wait = nodes.find_lost_nodes([node], NOW)
+    assert lost_nodes == (frozenset(by_name) if is_lost else frozenset())
+    assert wait == nodes.next_loss(by_name, [pod], NOW)
+
+
+def test_admission_waits_for_the_next_of_several_nodes() -> None:
+    silent_nodes = [node_with(f"node-{age}", silent_for(age)) for age in (10, 30, 50)]
+    assert nodes.find_lost_nodes(silent_nodes, NOW) == ({"node-50"}, 10)
