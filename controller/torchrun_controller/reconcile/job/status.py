@@ -62,6 +62,8 @@ WARNINGS = frozenset(
 ALREADY_FINISHED = Reason(
     "AlreadyFinished", "The job has already finished. spec.suspend has no effect."
 )
+NOT_RUNNING = Reason("NotRunning", "No pod is running.")
+NOT_SUSPENDED = Reason("NotSuspended", "spec.suspend is false.")
 
 # States, and reasons of a waiting gang, that need an action of a user or an administrator.
 TROUBLE = frozenset(
@@ -230,53 +232,73 @@ def _by_type(conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
 def _conditions(
     observed: Observed, decision: Decision, row: Row, nodes: int
 ) -> list[ConditionUpdate]:
-    """Return the conditions of the decision over the present ones."""
-    updates = {
-        c.type: ConditionUpdate(c.type, c.status, Reason(c.reason, c.message))
-        for c in observed.job.status.conditions
-        if c.type not in WARNINGS and c.type != ADMITTED
-    }
-    updates.update((update.type, update) for update in decision.conditions)
-    created = decision.state is State.READY
-    if observed.gang.child_jobs or created:
+    """Return the conditions of the decision over those of the status; `nodes` is the gang's size.
+
+    Of two with the same type, the later one wins.
+    """
+    kept = _kept_conditions(observed.job.status.conditions)
+    updates = {update.type: update for update in (*kept, *decision.conditions)}
+    if observed.gang.child_jobs or decision.state is State.READY:
         updates["Scheduled"] = scheduled.build_condition(observed.gang, decision, nodes, updates)
-    if row.phase in TERMINAL or row.phase == "Suspended":
-        _set_condition(
-            updates, "Running", holds=False, why=Reason("NotRunning", "No pod is running.")
-        )
-    elif row.phase is not None:
-        # The reason of an earlier wait is outdated. The row's condition has the present one.
-        updates.pop("Running", None)
-    if "Suspended" in updates and row.condition != "Suspended":
-        _set_condition(
-            updates, "Suspended", holds=False, why=Reason("NotSuspended", "spec.suspend is false.")
-        )
-    updates[row.condition] = ConditionUpdate(row.condition, row.status, decision.why)
-    if row.condition == "Running":
-        why = scheduled.refer(decision.why, updates, observed.job.status.conditions)
-        updates["Running"] = ConditionUpdate("Running", row.status, why)
-    refused = refusals.build_condition(observed.refused, decision.writes.applies)
-    if refused is not None:
-        updates[refused.type] = refused
-    unshared = job_claims.check_access_modes(
-        delivery.mounted_claims(observed.job, observed.workspace), nodes
-    )
-    if unshared is not None:
-        _set_condition(updates, "StorageShared", holds=False, why=unshared)
-    template = observed.queue.spec if observed.queue else TorchrunQueueSpec()
-    fields = not_yet_supported(observed.job.spec, template)
-    if fields:
-        message = " ".join(sentence(field) for field in fields)
-        _set_condition(
-            updates, "NotYetSupported", holds=True, why=Reason("FieldsNotHonored", message)
-        )
+    _set_phase_conditions(updates, observed.job.status.conditions, decision, row)
+    for warning in _warnings(observed, decision, nodes):
+        updates[warning.type] = warning
     return list(updates.values())
 
 
-def _set_condition(
-    updates: dict[str, ConditionUpdate], kind: str, *, holds: bool, why: Reason
+def _kept_conditions(conditions: tuple[Condition, ...]) -> list[ConditionUpdate]:
+    """Return the conditions that stay if nothing sets them: no warnings, and not admission's."""
+    return [
+        ConditionUpdate(c.type, c.status, Reason(c.reason, c.message))
+        for c in conditions
+        if c.type not in WARNINGS and c.type != ADMITTED
+    ]
+
+
+def _set_phase_conditions(
+    updates: dict[str, ConditionUpdate],
+    conditions: tuple[Condition, ...],
+    decision: Decision,
+    row: Row,
 ) -> None:
-    updates[kind] = ConditionUpdate(kind, "True" if holds else "False", why)
+    """Set the condition of the phase, and reset those of other phases.
+
+    Running refers to conditions of `updates`, or to Admitted in `conditions`, which have the same
+    message.
+    """
+    if row.phase in TERMINAL or row.phase == "Suspended":
+        updates["Running"] = _build("Running", holds=False, why=NOT_RUNNING)
+    elif row.phase is not None:
+        # The reason of an earlier wait is outdated. The row's condition has the present one.
+        updates.pop("Running", None)
+    if "Suspended" in updates:
+        updates["Suspended"] = _build("Suspended", holds=False, why=NOT_SUSPENDED)
+    why = decision.why
+    if row.condition == "Running":
+        why = scheduled.refer(why, updates, conditions)
+    updates[row.condition] = ConditionUpdate(row.condition, row.status, why)
+
+
+def _warnings(observed: Observed, decision: Decision, nodes: int) -> list[ConditionUpdate]:
+    """Return the warnings of refused writes, of a PVC for one node, and of unsupported fields."""
+    job, warnings = observed.job, []
+    refused = refusals.build_condition(observed.refused, decision.writes.applies)
+    if refused is not None:
+        warnings.append(refused)
+    mounted_claims = delivery.mounted_claims(job, observed.workspace)
+    access_problem = job_claims.check_access_modes(mounted_claims, nodes)
+    if access_problem is not None:
+        warnings.append(_build("StorageShared", holds=False, why=access_problem))
+    template = observed.queue.spec if observed.queue else TorchrunQueueSpec()
+    fields = not_yet_supported(job.spec, template)
+    if fields:
+        why = Reason("FieldsNotHonored", " ".join(sentence(field) for field in fields))
+        warnings.append(_build("NotYetSupported", holds=True, why=why))
+    return warnings
+
+
+def _build(kind: str, *, holds: bool, why: Reason) -> ConditionUpdate:
+    return ConditionUpdate(kind, "True" if holds else "False", why)
 
 
 def compose_finished(
