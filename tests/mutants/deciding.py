@@ -87,8 +87,8 @@ DECIDING = (
     Mutant(
         "lost-nodes-are-forgotten",
         "reconcile/gang/fence.py",
-        "return (*remaining, *sorted(new_workers.values(), key=_order))",
-        "return tuple(remaining)",
+        "for worker in (*recorded, *sorted(unrecorded, key=_order))",
+        "for worker in recorded",
         "a gang on a node that is only cut off trains on beside the new one",
         ATTEMPTS,
     ),

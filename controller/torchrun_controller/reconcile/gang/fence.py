@@ -86,23 +86,22 @@ def unfenced_workers(
     """
     if policy.allow_unfenced_restart:
         return ()
-    release_delay, machines_off = _release_delay(policy), _machines_off(job)
-
-    def is_released(worker: UnfencedWorker) -> bool:
-        return _is_released(gang, cluster_nodes, worker, now, release_delay, machines_off)
-
-    remaining = [worker for worker in _recorded_workers(job, gang) if not is_released(worker)]
-    recorded_identities = {_identity(worker) for worker in remaining}
+    recorded = _recorded_workers(job, gang)
+    recorded_identities = {_identity(worker) for worker in recorded}
     candidates = (
         *_vanished_workers(job.status, gang, cluster_nodes, now),
         *_silent_workers(job, gang, cluster_nodes, now),
     )
-    new_workers = {
-        _identity(worker): worker
-        for worker in candidates
-        if _identity(worker) not in recorded_identities and not is_released(worker)
-    }
-    return (*remaining, *sorted(new_workers.values(), key=_order))
+    new_workers = {_identity(worker): worker for worker in candidates}
+    unrecorded = [
+        worker for identity, worker in new_workers.items() if identity not in recorded_identities
+    ]
+    release_delay, machines_off = _release_delay(policy), _machines_off(job)
+    return tuple(
+        worker
+        for worker in (*recorded, *sorted(unrecorded, key=_order))
+        if not _is_released(gang, cluster_nodes, worker, now, release_delay, machines_off)
+    )
 
 
 def has_unrecorded(job: TorchrunJob, unfenced: tuple[UnfencedWorker, ...]) -> bool:
