@@ -37,7 +37,7 @@ DEFAULT_PORT = 29500
 T = TypeVar("T")
 
 
-class ServedWorkspace(Struct, frozen=True, kw_only=True):
+class WorkspaceDownload(Struct, frozen=True, kw_only=True):
     """Where workers fetch a workspace that is not mounted, and the SHA-256 of its manifest."""
 
     url: str
@@ -57,7 +57,7 @@ class VolumeSource(Struct, frozen=True, kw_only=True):
     sub_path: str = ""
     host_path: str = ""
     delivery: DeliveryMode = "auto"
-    served: ServedWorkspace | None = None
+    served: WorkspaceDownload | None = None
 
 
 class Setup(Struct, frozen=True, kw_only=True):

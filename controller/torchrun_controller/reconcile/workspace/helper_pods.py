@@ -20,7 +20,7 @@ from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.pods.lifecycle import alive, delete_pod
 from torchrun_controller.reconcile.pods.nodes import NodeLoss, find_loss
-from torchrun_controller.reconcile.spec.resolve import ServedWorkspace
+from torchrun_controller.reconcile.spec.resolve import WorkspaceDownload
 from torchrun_controller.reconcile.workspace.retry import (
     SyncMessage,
     container_end,
@@ -48,7 +48,7 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     why: Reason
     commit: str = ""
     content: str = ""
-    served: ServedWorkspace | None = None
+    served: WorkspaceDownload | None = None
     failed: bool = False
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()

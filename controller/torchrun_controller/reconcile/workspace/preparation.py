@@ -26,7 +26,7 @@ from torchrun_controller.reconcile.objects.volumes import claim
 from torchrun_controller.reconcile.pods import nodes, waiting
 from torchrun_controller.reconcile.pods.lifecycle import alive, delete_pod
 from torchrun_controller.reconcile.pods.nodes import NodeLoss
-from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, ServedWorkspace, VolumeSource
+from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, VolumeSource, WorkspaceDownload
 from torchrun_controller.reconcile.workspace import delivery, sync_results
 from torchrun_controller.reconcile.workspace.claims import SHARED, check_terminating, find_claim
 from torchrun_controller.reconcile.workspace.delivery import Route, choose_route
@@ -319,7 +319,7 @@ def _ready(job: TorchrunJob, pod: Pod, route: Route) -> Workspace:
     ready = Workspace(state=SyncState.READY, why=SYNCED, commit=result.commit, content=content)
     if not route.store:
         return ready
-    served = ServedWorkspace(url=delivery.serve_url(pod), manifest=result.manifest)
+    served = WorkspaceDownload(url=delivery.serve_url(pod), manifest=result.manifest)
     return replace(ready, why=delivery.describe_delivery(pod, route.why), served=served)
 
 
