@@ -71,13 +71,21 @@ class StatusUpdate(Struct, frozen=True, kw_only=True):
     rank: int = 0
 
 
+class _JobDecision(Struct, frozen=True, kw_only=True):
+    """What a decision has for one job."""
+
+    grant: Grant | None
+    preemption: Preemption | None
+    pending: PendingStatus | None
+
+
 class JobUpdates:
     """The decisions on jobs, by UID."""
 
     def __init__(self, decisions: Decisions) -> None:
         self._grants = {grant.uid: grant for grant in decisions.grants}
-        self._preemptions = {one.uid: one for one in decisions.preemptions}
-        self._releases = {one.uid: one.nodes for one in decisions.releases}
+        self._preemptions = {decision.uid: decision for decision in decisions.preemptions}
+        self._releases = {decision.uid: decision.nodes for decision in decisions.releases}
         self._pending = decisions.pending
 
     def update(
@@ -85,10 +93,12 @@ class JobUpdates:
     ) -> StatusUpdate | None:
         """Return the update of this job; None if its status is up to date."""
         uid = job.metadata.uid
-        grant, preemption = self._grants.get(uid), self._preemptions.get(uid)
         pending = self._pending.get(uid)
+        decision = _JobDecision(
+            grant=self._grants.get(uid), preemption=self._preemptions.get(uid), pending=pending
+        )
         before = job_admission(job)
-        after = _next(job, classification, before, grant, preemption, pending, now)
+        after = _apply(decision, job, classification, before, now)
         if after.admission is not None:
             limit = _limit(classification, after.admission, self._releases.get(uid, 0))
             after = replace(after, admission=replace(after.admission, limit=limit))
@@ -114,50 +124,67 @@ def job_admission(job: TorchrunJob) -> JobAdmission:
     )
 
 
-def _next(
+def _apply(
+    decision: _JobDecision,
     job: TorchrunJob,
     classification: Classification,
     before: JobAdmission,
-    grant: Grant | None,
-    preemption: Preemption | None,
-    pending: PendingStatus | None,
     now: datetime,
 ) -> JobAdmission:
+    """Return the admission part of the job's status after the decision."""
     workload = classification.workload
     if classification.requeued:
         return JobAdmission(condition=ConditionUpdate(ADMITTED, "False", REQUEUED))
     if workload is None or not classification.takes_part:
         return JobAdmission()
-    nodes = workload.admitted if grant is None else grant.nodes
+    nodes = workload.admitted if decision.grant is None else decision.grant.nodes
     if nodes == 0:
-        if pending is None:
-            return before
-        return JobAdmission(
-            condition=ConditionUpdate(ADMITTED, "False", Reason(pending.reason, pending.message)),
-            admission=Admission(nominated=True) if pending.nominated else None,
-            position=pending.position or None,
-        )
-    charge = before.admission or Admission(time=workload.since)
-    since = now if workload.admitted == 0 else charge.time
-    charge = replace(_add_requests(charge, workload), nodes=nodes, time=since, nominated=False)
-    if preemption is not None:
-        reason = Reason(admission_status.PREEMPTED, preemption.message)
-        charge = replace(charge, preempted_for=preemption.for_uid)
-        return JobAdmission(condition=ConditionUpdate(ADMITTED, "False", reason), admission=charge)
-    if admission_status.preempted(job):
-        return JobAdmission(condition=before.condition, admission=charge)
-    if classification.outdated and grant is None:
-        message = (
-            f"{classification.outdated} The current admission is released, and the job waits for a"
-            " new one."
-        )
-        reason = Reason(admission_status.OUTDATED, message)
-        return JobAdmission(condition=ConditionUpdate(ADMITTED, "False", reason), admission=charge)
+        return before if decision.pending is None else _waiting(decision.pending)
+    charge = _charge(before.admission, workload, nodes, now)
+    if decision.preemption is not None:
+        charge = replace(charge, preempted_for=decision.preemption.for_uid)
+        reason = Reason(admission_status.PREEMPTED, decision.preemption.message)
+        condition: ConditionUpdate | None = ConditionUpdate(ADMITTED, "False", reason)
+    elif admission_status.preempted(job):
+        condition = before.condition
+    elif classification.outdated and decision.grant is None:
+        condition = _outdated_condition(classification.outdated)
+    else:
+        condition = _admitted_condition(workload, nodes, decision.pending)
+    return JobAdmission(condition=condition, admission=charge)
+
+
+def _waiting(pending: PendingStatus) -> JobAdmission:
+    """Return the status of a job that waits and has no charge."""
+    return JobAdmission(
+        condition=ConditionUpdate(ADMITTED, "False", Reason(pending.reason, pending.message)),
+        admission=Admission(nominated=True) if pending.nominated else None,
+        position=pending.position or None,
+    )
+
+
+def _charge(
+    admission: Admission | None, workload: Workload, nodes: int, now: datetime
+) -> Admission:
+    """Return the charge for this many nodes: since now if it is the first."""
+    admission = admission or Admission(time=workload.since)
+    since = now if workload.admitted == 0 else admission.time
+    return replace(_add_requests(admission, workload), nodes=nodes, time=since, nominated=False)
+
+
+def _outdated_condition(excess: str) -> ConditionUpdate:
+    message = f"{excess} The current admission is released, and the job waits for a new one."
+    return ConditionUpdate(ADMITTED, "False", Reason(admission_status.OUTDATED, message))
+
+
+def _admitted_condition(
+    workload: Workload, nodes: int, pending: PendingStatus | None
+) -> ConditionUpdate:
+    """Return the condition of an admission; `pending` is why the workload may not grow."""
     message = f"Admitted for {count_of(nodes, 'node')}."
     if pending is not None and workload.nodes > nodes:
         message = f"Admitted for {nodes} of {workload.nodes} nodes. {pending.message}"
-    admitted = ConditionUpdate(ADMITTED, "True", Reason("Admitted", message))
-    return JobAdmission(condition=admitted, admission=charge)
+    return ConditionUpdate(ADMITTED, "True", Reason("Admitted", message))
 
 
 def _limit(classification: Classification, charge: Admission, released_to: int) -> int:
