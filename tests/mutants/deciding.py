@@ -287,7 +287,7 @@ DECIDING = (
     Mutant(
         "backfill-passes-the-head",
         "reconcile/admission/coordinator.py",
-        "and (reserved is None or reserved.allows(workload))\n",
+        "and (reservation is None or reservation.allows(candidate))\n",
         "",
         "small jobs keep a large one waiting for ever",
         ADMISSION,

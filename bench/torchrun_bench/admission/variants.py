@@ -40,14 +40,14 @@ class WithoutBackfill(Coordinator):
             while (head := queue.head) is not None and queue not in self._waiting:
                 if self._may_pass(head):
                     self._grant(head, in_turn=True)
-                elif not self._preempt(head):
-                    self._wait(head)
+                else:
+                    self._preempt_or_wait(head)
 
 
 class WithoutLender(Coordinator):
     """A queue borrows while a lender waits for its own quota."""
 
-    def _lender(self, workload: PendingWorkload) -> QueueSnapshot | None:
+    def _lender(self, candidate: PendingWorkload) -> QueueSnapshot | None:
         return None
 
 
@@ -66,8 +66,8 @@ class OneRoundRobin(Coordinator):
         for queue in self.active:
             queue.spare = queue.turn
 
-    def _charge(self, workload: PendingWorkload, in_turn: bool) -> None:
-        super()._charge(workload, in_turn=False)
+    def _charge(self, candidate: PendingWorkload, in_turn: bool) -> None:
+        super()._charge(candidate, in_turn=False)
 
 
 def _decide_with(kind: type[Coordinator]) -> Decide:

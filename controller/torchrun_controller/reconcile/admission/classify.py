@@ -50,16 +50,16 @@ class Classification(Struct, frozen=True, kw_only=True):
 
 
 class RunningGang(Struct, frozen=True, kw_only=True):
-    """What runs of a job, of any attempt. `created` is the number of nodes of the present Job.
+    """What runs of a job, of any attempt. `created_nodes` is that of the present Job.
 
-    `placed` counts running pods by node, `heads` the head pods among them.
+    `pods_by_node` counts running pods, `heads_by_node` the head pods among them.
     """
 
     nodes: int = 0
-    created: int = 0
+    created_nodes: int = 0
     since: datetime | None = None
-    placed: dict[str, int] = {}
-    heads: dict[str, int] = {}
+    pods_by_node: dict[str, int] = {}
+    heads_by_node: dict[str, int] = {}
 
 
 def classify_job(
@@ -67,51 +67,51 @@ def classify_job(
     queue: TorchrunQueue | None,
     child_jobs: tuple[Job, ...],
     pods: tuple[Pod, ...],
-    lost: frozenset[str],
+    lost_nodes: frozenset[str],
 ) -> Classification:
-    """Classify a job by its own child Jobs and pods; pods on `lost` nodes count as ended."""
-    present = running_gang(child_jobs, pods, lost)
-    charged = admission_status.charged(job)
+    """Classify a job by its own child Jobs and pods; pods on `lost_nodes` count as ended."""
+    gang = running_gang(child_jobs, pods, lost_nodes)
+    charged_nodes = admission_status.charged(job)
     # An admission outlives the absence of its queue, so that it is not granted twice.
-    takes_part = admission_status.takes_part(queue.spec) if queue is not None else charged > 0
+    takes_part = admission_status.takes_part(queue.spec) if queue is not None else charged_nodes > 0
     if not takes_part:
-        admitted = present.nodes
-    elif charged and _was_requeued(job, present):
+        admitted_nodes = gang.nodes
+    elif charged_nodes and _was_requeued(job, gang):
         return Classification(takes_part=True, requeued=True)
     else:
         # A gang that already runs when its queue begins to take part continues.
-        admitted = 0 if _is_over(job, present) else _charge(job, present) or present.created
-    if admitted or (takes_part and queue is not None and _waits(job)):
-        return _classify(job, queue, present, admitted, takes_part=takes_part)
+        admitted_nodes = 0 if _is_over(job, gang) else _charge(job, gang) or gang.created_nodes
+    if admitted_nodes or (takes_part and queue is not None and _waits_for_admission(job)):
+        return _classify(job, queue, gang, admitted_nodes, takes_part=takes_part)
     return Classification(takes_part=takes_part)
 
 
 def running_gang(
-    child_jobs: tuple[Job, ...], pods: tuple[Pod, ...], lost: frozenset[str]
+    child_jobs: tuple[Job, ...], pods: tuple[Pod, ...], lost_nodes: frozenset[str]
 ) -> RunningGang:
     """Return the largest gang that runs or is about to; during a resize there are two."""
-    living = [
+    live_pods = [
         pod
         for pod in pods
         if pod.metadata.labels.component == names.WORKER
         and alive(pod)
-        and pod.spec.node_name not in lost
+        and pod.spec.node_name not in lost_nodes
     ]
-    sizes = Counter(attempt_of(pod) for pod in living)
-    with_node = [pod for pod in living if pod.spec.node_name]
-    placed = Counter(pod.spec.node_name for pod in with_node)
-    heads = Counter(
+    sizes = Counter(attempt_of(pod) for pod in live_pods)
+    with_node = [pod for pod in live_pods if pod.spec.node_name]
+    pods_by_node = Counter(pod.spec.node_name for pod in with_node)
+    heads_by_node = Counter(
         pod.spec.node_name for pod in with_node if pod.metadata.labels.role == names.HEAD
     )
-    created = sum(
+    created_nodes = sum(
         head_and_workers.nodes_of(child) for child in child_jobs[-1:] if not _is_finished(child)
     )
     return RunningGang(
-        nodes=max([*sizes.values(), created]),
-        created=created,
+        nodes=max([*sizes.values(), created_nodes]),
+        created_nodes=created_nodes,
         since=child_jobs[-1].metadata.creation_timestamp if child_jobs else None,
-        placed=dict(placed),
-        heads=dict(heads),
+        pods_by_node=dict(pods_by_node),
+        heads_by_node=dict(heads_by_node),
     )
 
 
@@ -121,104 +121,111 @@ def _is_finished(child: Job) -> bool:
     )
 
 
-def _is_over(job: TorchrunJob, present: RunningGang) -> bool:
+def _is_over(job: TorchrunJob, gang: RunningGang) -> bool:
     """Whether the job has finished, or is suspended, and nothing of it runs."""
     status = job.status
     if status.phase in TERMINAL:
-        return not present.nodes
-    observed = status.observed_generation == job.metadata.generation
-    return job.spec.suspend and observed and status.phase == "Suspended"
+        return not gang.nodes
+    is_observed = status.observed_generation == job.metadata.generation
+    return job.spec.suspend and is_observed and status.phase == "Suspended"
 
 
-def _charge(job: TorchrunJob, present: RunningGang) -> int:
+def _charge(job: TorchrunJob, gang: RunningGang) -> int:
     """Return the charged nodes, less those that reconcile has released."""
     admission = job.status.admission
     if (
         admission is None
-        or not admission_status.gives_back(job)
-        or not admission_status.has_given_back(job)
+        or not admission_status.is_releasing_nodes(job)
+        or not admission_status.has_reported_release(job)
     ):
         return admission_status.charged(job)
-    return max(admission.limit, present.nodes)
+    return max(admission.limit, gang.nodes)
 
 
-def _shrunk_to(job: TorchrunJob, admitted: int, present: RunningGang) -> int | None:
+def _releasable_size(job: TorchrunJob, admitted_nodes: int, gang: RunningGang) -> int | None:
     """Return the pods of a gang that is smaller than its admission, if the rest may be released.
 
     None while an older gang of the job terminates, and until reconcile has dropped its last answer.
     """
-    shrunk = job.spec.elastic is not None and 0 < present.created == present.nodes < admitted
-    reported = admission_status.has_given_back(job) and not admission_status.gives_back(job)
-    return present.created if shrunk and not reported else None
+    is_smaller = (
+        job.spec.elastic is not None and 0 < gang.created_nodes == gang.nodes < admitted_nodes
+    )
+    is_releasing = admission_status.is_releasing_nodes(job)
+    is_reported = admission_status.has_reported_release(job) and not is_releasing
+    return gang.created_nodes if is_smaller and not is_reported else None
 
 
-def _was_requeued(job: TorchrunJob, present: RunningGang) -> bool:
-    withdrawn = admission_status.withdrawn(job)
-    return bool(withdrawn) and admission_status.request(job) == withdrawn and not present.nodes
+def _was_requeued(job: TorchrunJob, gang: RunningGang) -> bool:
+    reason = admission_status.withdrawn(job)
+    return bool(reason) and admission_status.request(job) == reason and not gang.nodes
 
 
-def _waits(job: TorchrunJob) -> bool:
-    waits = admission_status.request(job) == admission_status.WAITING
-    return waits and not job.metadata.terminating and not job.spec.suspend
+def _waits_for_admission(job: TorchrunJob) -> bool:
+    is_waiting = admission_status.request(job) == admission_status.WAITING
+    return is_waiting and not job.metadata.terminating and not job.spec.suspend
 
 
 def _classify(
     job: TorchrunJob,
     queue: TorchrunQueue | None,
-    present: RunningGang,
-    admitted: int,
+    gang: RunningGang,
+    admitted_nodes: int,
     *,
     takes_part: bool,
 ) -> Classification:
-    """Classify a job that waits (`admitted` is 0) or is admitted for this many nodes."""
+    """Classify a job that waits (`admitted_nodes` is 0) or is admitted for this many nodes."""
     requests, grant = _requests(job, queue), admission_status.granted_requests(job)
     # The charge is what was admitted; a later edit of the spec does not change it.
     pods = grant or requests or _from_status(job)
     head = pods.head
-    placed = Counter(present.placed) - Counter({} if head is None else present.heads)
+    heads_by_node = {} if head is None else gang.heads_by_node
+    workers_by_node = Counter(gang.pods_by_node) - Counter(heads_by_node)
+    nodes = admitted_nodes
+    if takes_part:
+        nodes = _requested_nodes(job, requests, admitted_nodes, gang)
     scheduling = scheduling_of(job, queue)
     meta, status = job.metadata, job.status
     admission = status.admission or Admission()
     return Classification(
         takes_part=takes_part,
-        outdated=_outdated(job, queue, requests, present) if takes_part else "",
+        outdated=_describe_excess(job, queue, requests, gang) if takes_part else "",
         workload=Workload(
             namespace=meta.namespace,
             name=meta.name,
             uid=meta.uid,
             queue=admission.queue if grant is not None else job.spec.job_queue,
             created=meta.creation_timestamp or LONG_AGO,
-            nodes=_requested_nodes(job, requests, admitted, present) if takes_part else admitted,
+            nodes=nodes,
             pod=pods.pod,
             gpus=pods.gpus,
             head=head,
             head_gpus=pods.head_gpus,
             priority=_priority(job, queue),
             node_selector=scheduling.node_selector,
-            admitted=admitted,
-            placed=dict(placed),
-            since=(admission.time or present.since) if admitted else None,
+            admitted=admitted_nodes,
+            placed=dict(workers_by_node),
+            since=(admission.time or gang.since) if admitted_nodes else None,
             running=status.phase == "Running",
             preempted_for=admission.preempted_for,
             nominated=admission.nominated,
-            shrunk_to=_shrunk_to(job, admitted, present) if takes_part else None,
+            shrunk_to=_releasable_size(job, admitted_nodes, gang) if takes_part else None,
         ),
         tolerations=scheduling.tolerations,
         deadline=resolve_reliability(job, queue).deadline,
     )
 
 
-def _outdated(
+def _describe_excess(
     job: TorchrunJob,
     queue: TorchrunQueue | None,
     requests: GangRequests | None,
-    present: RunningGang,
+    gang: RunningGang,
 ) -> str:
     """Return what the next gang lacks, once reconcile has reported that it waits for that."""
     state = admission_status.request(job)
-    waits = state in (admission_status.WAITING, admission_status.OUTDATED)
-    observed = job.status.observed_generation == job.metadata.generation
-    if queue is None or requests is None or present.nodes or not (waits and observed):
+    is_waiting = state in (admission_status.WAITING, admission_status.OUTDATED)
+    is_observed = job.status.observed_generation == job.metadata.generation
+    if queue is None or requests is None or gang.nodes or not (is_waiting and is_observed):
         return ""
     if admission_status.granted_requests(job) is None:
         return ""
@@ -226,23 +233,23 @@ def _outdated(
 
 
 def _requested_nodes(
-    job: TorchrunJob, requests: GangRequests | None, admitted: int, present: RunningGang
+    job: TorchrunJob, requests: GangRequests | None, admitted_nodes: int, gang: RunningGang
 ) -> int:
     """Return the nodes to admit: more only for an elastic gang, fewer once no larger gang is left.
 
     The size stays if each pod requests more than was admitted.
     """
     if requests is None or job.metadata.deletion_timestamp is not None:
-        return admitted
+        return admitted_nodes
     grant = admission_status.granted_requests(job)
     if grant is not None and pod_shortfall(requests, grant):
-        return admitted
-    if not admitted or requests.nodes == admitted:
+        return admitted_nodes
+    if not admitted_nodes or requests.nodes == admitted_nodes:
         return requests.nodes
-    if requests.nodes > admitted:
-        return requests.nodes if job.spec.elastic is not None else admitted
-    observed = job.status.observed_generation == job.metadata.generation
-    return max(requests.nodes, present.nodes) if observed else admitted
+    if requests.nodes > admitted_nodes:
+        return requests.nodes if job.spec.elastic is not None else admitted_nodes
+    is_observed = job.status.observed_generation == job.metadata.generation
+    return max(requests.nodes, gang.nodes) if is_observed else admitted_nodes
 
 
 def _requests(job: TorchrunJob, queue: TorchrunQueue | None) -> GangRequests | None:

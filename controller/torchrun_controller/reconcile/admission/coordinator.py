@@ -14,6 +14,7 @@ A workload that does not fit is not tried again: within one decision, free nodes
 shrink.
 """
 
+from collections.abc import Iterator
 from datetime import datetime
 from math import inf
 
@@ -27,6 +28,7 @@ from torchrun_controller.reconcile.admission.model import (
     PendingStatus,
     Preemption,
     Release,
+    Workload,
 )
 from torchrun_controller.reconcile.admission.node_capacity import Placement
 from torchrun_controller.reconcile.admission.preemption import PreemptionPlan, plan_preemption
@@ -66,7 +68,7 @@ class Coordinator:
         self.preemptions: list[Preemption] = []
         self.pending: dict[str, PendingStatus] = {}
         self.releases: dict[str, int] = {}
-        self.settled: set[str] = set()  # admitted, nominated, or never to fit
+        self.settled_uids: set[str] = set()  # admitted, nominated, or never to fit
         self._granted = 0
         # Queues whose head waits, with the quota that is reserved for it.
         self._waiting: dict[QueueSnapshot, QuotaReservation] = {}
@@ -96,13 +98,14 @@ class Coordinator:
 
     def decisions(self) -> Decisions:
         """Return the result, with a status for every workload that waits."""
-        for queue, reserved in self._waiting.items():
-            assert queue.head is not None
-            self.pending[queue.head.workload.uid] = self._head_status(queue.head, reserved.seconds)
+        for queue, reservation in self._waiting.items():
+            head = queue.head
+            assert head is not None
+            self.pending[head.workload.uid] = self._head_status(head, reservation.seconds)
         for queue in self.snapshot.queues:
             status = messages.behind_in_queue(queue)
-            waiting = (one.uid for one in queue.pending if one.uid not in self.settled)
-            for position, uid in enumerate(waiting, 1):
+            uids = (w.uid for w in queue.pending if w.uid not in self.settled_uids)
+            for position, uid in enumerate(uids, 1):
                 self.pending[uid] = replace(self.pending.get(uid, status), position=position)
         return Decisions(
             grants=tuple(self.snapshot.grants),
@@ -118,20 +121,20 @@ class Coordinator:
     def _admit_nominated(self) -> None:
         """Admit a nominated workload that fits; preempt for one that does not fit yet."""
         for queue in self.active:
-            for one in [one for one in queue.pending if one.nominated]:
-                workload = self.snapshot.pending(queue, one)
-                fits = self.snapshot.free.capacity(workload.shape) >= workload.workers
-                if fits and queue.quota.shortage(workload.usage) is None:
-                    self._grant(workload, in_turn=True)
+            for workload in [workload for workload in queue.pending if workload.nominated]:
+                candidate = self.snapshot.pending(queue, workload)
+                fits = self.snapshot.free.capacity(candidate.shape) >= candidate.workers
+                if fits and queue.quota.shortage(candidate.usage) is None:
+                    self._grant(candidate, in_turn=True)
                     continue
-                plan = plan_preemption(self.snapshot, self.reservations, workload, new=False)
+                plan = plan_preemption(self.snapshot, self.reservations, candidate, new=False)
                 if plan is not None:
-                    self._nominate(workload, plan)
+                    self._nominate(candidate, plan)
 
     def _admit_in_turn(self) -> None:
         """Admit heads in the order of turns, until the nodes they could use are reserved."""
         while not self.full:
-            able = [
+            heads = [
                 queue.head
                 for queue in self.active
                 if queue.head is not None
@@ -140,13 +143,13 @@ class Coordinator:
                 and queue.quota.shortage(queue.head.usage) is None
                 and self._lender(queue.head) is None
             ]
-            if not able:
+            if not heads:
                 return
-            head = max(able, key=lambda head: rank(head.queue.turn, head.cost))
+            head = max(heads, key=lambda head: rank(head.queue.turn, head.cost))
             if self.snapshot.free.capacity(head.shape) >= head.workers:
                 self._grant(head, in_turn=True)
-            elif not self._preempt(head):
-                self._wait(head)
+            else:
+                self._preempt_or_wait(head)
 
     def _settle_heads_without_quota(self) -> None:
         """Preempt for heads that lack quota, or let them wait; a lender comes before a borrower."""
@@ -155,141 +158,151 @@ class Coordinator:
                 lacks_quota = queue.quota.shortage(head.usage) is not None
                 if not lacks_quota and self._lender(head) is None:
                     break
-                released = lacks_quota and self._release_unused(head)
-                if not lacks_quota or released or not self._preempt(head):
+                if lacks_quota and not self._release_unused(head):
+                    self._preempt_or_wait(head)
+                else:
                     self._wait(head)
 
     def _release_unused(self, head: PendingWorkload) -> bool:
         """Let shrunk gangs of the cohort release the nodes they do not use, if that is enough.
 
-        The quota stays charged until reconcile has released them.
+        The quota stays charged until reconcile has released them: it is reduced only to see how
+        many gangs are enough.
         """
         quota = head.queue.quota
-        released: list[tuple[AdmittedWorkload, QueueSnapshot, int, Usage]] = []
-        for queue in self._cohorts[quota.cohort]:
+        reduced: list[tuple[QueueSnapshot, Usage]] = []
+        releases: dict[str, int] = {}
+        for queue, workload, nodes in self._unused_admissions(quota.cohort):
+            if quota.shortage(head.usage) is None:
+                break
+            unused = usage_of(workload, workload.admitted - nodes, 0)
+            queue.quota.add(unused, -1)
+            reduced.append((queue, unused))
+            releases[workload.uid] = nodes
+        is_enough = quota.shortage(head.usage) is None
+        for queue, unused in reduced:
+            queue.quota.add(unused)
+        if is_enough:
+            self.releases.update(releases)
+        return is_enough
+
+    def _unused_admissions(self, cohort: Cohort) -> Iterator[tuple[QueueSnapshot, Workload, int]]:
+        """Yield the shrunk gangs of a cohort, each with its queue and the nodes that it uses."""
+        for queue in self._cohorts[cohort]:
             for admitted in queue.admitted:
-                uses = admitted.workload.shrunk_to
-                if quota.shortage(head.usage) is None:
-                    break
-                if uses is None or admitted.preempted_for:
-                    continue
-                usage = usage_of(admitted.workload, admitted.workload.admitted - uses, 0)
-                queue.quota.add(usage, -1)
-                released.append((admitted, queue, uses, usage))
-        enough = quota.shortage(head.usage) is None
-        for admitted, queue, uses, usage in released:
-            queue.quota.add(usage)
-            if enough:
-                self.releases[admitted.workload.uid] = uses
-        return enough
+                nodes = admitted.workload.shrunk_to
+                if nodes is not None and not admitted.preempted_for:
+                    yield queue, admitted.workload, nodes
 
     def _backfill(self) -> None:
         """Admit every workload that fits without delaying a head."""
         depth = max(LEAST_BACKFILL, BACKFILL // max(1, len(self.active)))
         ends = {queue: queue.next + depth for queue in self.active}
-        candidates = {queue: self._next(queue, ends[queue]) for queue in self.active}
+        candidates = {queue: self._advance(queue, ends[queue]) for queue in self.active}
         while not self.full:
-            fitting = [one for one in candidates.values() if one is not None]
+            fitting = [candidate for candidate in candidates.values() if candidate is not None]
             if not fitting:
                 return
-            workload = max(fitting, key=lambda one: rank(one.queue.spare, one.cost))
-            if self._may_pass(workload):
-                self._grant(workload)
-            candidates[workload.queue] = self._next(workload.queue, ends[workload.queue])
+            candidate = max(fitting, key=lambda head: rank(head.queue.spare, head.cost))
+            if self._may_pass(candidate):
+                self._grant(candidate)
+            candidates[candidate.queue] = self._advance(candidate.queue, ends[candidate.queue])
 
-    def _next(self, queue: QueueSnapshot, end: int) -> PendingWorkload | None:
-        """Return the next workload of the queue that may be admitted; let its head wait if not."""
+    def _advance(self, queue: QueueSnapshot, end: int) -> PendingWorkload | None:
+        """Move on to the next workload of the queue that may be admitted, and return it.
+
+        A head that may not be admitted preempts others, or waits.
+        """
         while queue.head is not None and queue.next < min(end, len(queue.pending)):
             if queue not in self._waiting:
                 head = queue.head
                 if self._may_pass(head):
                     return head
-                if not self._preempt(head):
-                    self._wait(head)
+                self._preempt_or_wait(head)
                 continue
-            one = queue.pending[queue.next]
+            workload = queue.pending[queue.next]
             # A cheap check that most workloads fail.
-            room = self.snapshot.free.capacity(self.snapshot.nodes.shape(one))
-            if room >= one.workers(one.nodes):
-                workload = self._first(queue)
-                if workload is not None and self._may_pass(workload):
-                    return workload
+            room = self.snapshot.free.capacity(self.snapshot.nodes.shape(workload))
+            if room >= workload.workers(workload.nodes):
+                candidate = self._first(queue)
+                if candidate is not None and self._may_pass(candidate):
+                    return candidate
             queue.next += 1
         return None
 
     def _grow(self) -> None:
         """Admit more nodes for workloads that ask to grow."""
-        growing = [
+        growing_workloads = [
             (admitted.workload, queue)
             for queue in self.active
             for admitted in queue.admitted
             if admitted.workload.nodes > admitted.workload.admitted and not admitted.preempted_for
         ]
-        for one, queue in sorted(growing, key=lambda pair: queue_order(pair[0])):
-            workload = self.snapshot.pending(queue, one)
-            if self._is_impossible(workload):
+        for workload, queue in sorted(growing_workloads, key=lambda pair: queue_order(pair[0])):
+            candidate = self.snapshot.pending(queue, workload)
+            if self._is_impossible(candidate):
                 continue
-            if self._may_pass(workload):
-                self._grant(workload)
+            if self._may_pass(candidate):
+                self._grant(candidate)
                 continue
-            resource = queue.quota.shortage(workload.usage)
+            resource = queue.quota.shortage(candidate.usage)
             free = self.snapshot.free
             if resource is not None:
-                status = messages.insufficient_quota(workload, resource)
-            elif free.capacity(workload.shape) >= workload.workers:
-                status = messages.waiting_for_turn(workload)
+                status = messages.insufficient_quota(candidate, resource)
+            elif free.capacity(candidate.shape) >= candidate.workers:
+                status = messages.waiting_for_turn(candidate)
             else:
-                status = messages.waiting_for_nodes(workload, free)
-            self.pending[one.uid] = status
+                status = messages.waiting_for_nodes(candidate, free)
+            self.pending[workload.uid] = status
 
     def _first(self, queue: QueueSnapshot) -> PendingWorkload | None:
         """Return the first workload that is not settled, from the queue's position on."""
         while queue.next < len(queue.pending):
-            one = queue.pending[queue.next]
-            if one.uid not in self.settled:
-                workload = self.snapshot.pending(queue, one)
-                if not self._is_impossible(workload):
-                    return workload
+            workload = queue.pending[queue.next]
+            if workload.uid not in self.settled_uids:
+                candidate = self.snapshot.pending(queue, workload)
+                if not self._is_impossible(candidate):
+                    return candidate
             queue.next += 1
         return None
 
-    def _is_impossible(self, workload: PendingWorkload) -> bool:
+    def _is_impossible(self, candidate: PendingWorkload) -> bool:
         """Whether the workload would not fit even on an empty cluster; it then delays no other."""
-        one = workload.workload
-        resource = workload.queue.quota.exceeded(usage_of(one, one.nodes))
+        workload = candidate.workload
+        resource = candidate.queue.quota.exceeded(usage_of(workload, workload.nodes))
         if resource is not None:
-            self.pending[one.uid] = messages.exceeds_quota(workload, resource)
-        elif self.snapshot.empty.capacity(workload.shape) < one.workers(one.nodes):
-            self.pending[one.uid] = messages.exceeds_nodes(workload, self.snapshot.empty)
+            self.pending[workload.uid] = messages.exceeds_quota(candidate, resource)
+        elif self.snapshot.empty.capacity(candidate.shape) < workload.workers(workload.nodes):
+            self.pending[workload.uid] = messages.exceeds_nodes(candidate, self.snapshot.empty)
         else:
             return False
-        self.settled.add(one.uid)
+        self.settled_uids.add(workload.uid)
         return True
 
-    def _may_pass(self, workload: PendingWorkload) -> bool:
+    def _may_pass(self, candidate: PendingWorkload) -> bool:
         """Whether the workload fits, by quota and by nodes, and delays no head."""
-        queue = workload.queue
-        reserved = self._waiting.get(queue)
+        queue = candidate.queue
+        reservation = self._waiting.get(queue)
         return (
-            self.reservations.available(workload).capacity(workload.shape) >= workload.workers
-            and queue.quota.shortage(workload.usage) is None
-            and (reserved is None or reserved.allows(workload))
-            and self._lender(workload) is None
+            self.reservations.available(candidate).capacity(candidate.shape) >= candidate.workers
+            and queue.quota.shortage(candidate.usage) is None
+            and (reservation is None or reservation.allows(candidate))
+            and self._lender(candidate) is None
         )
 
-    def _lender(self, workload: PendingWorkload) -> QueueSnapshot | None:
+    def _lender(self, candidate: PendingWorkload) -> QueueSnapshot | None:
         """Return a queue that waits for its own quota, which the workload would borrow.
 
         A queue with a reservation does not count: the reservation protects its head.
         """
-        queues = self._cohorts[workload.queue.quota.cohort]
-        if len(queues) == 1 or not workload.queue.quota.borrows(workload.usage):
+        queues = self._cohorts[candidate.queue.quota.cohort]
+        if len(queues) == 1 or not candidate.queue.quota.borrows(candidate.usage):
             return None
         for queue in queues:
             head = queue.head
-            if head is None or queue is workload.queue or queue.quota.borrows(head.usage):
+            if head is None or queue is candidate.queue or queue.quota.borrows(head.usage):
                 continue
-            overlap = self.snapshot.overlap(head.shape, workload.shape)
+            overlap = self.snapshot.overlap(head.shape, candidate.shape)
             if overlap and not self.reservations.has(head):
                 return queue
         return None
@@ -318,69 +331,69 @@ class Coordinator:
         lender = self._lender(head)
         if lender is not None:
             return messages.waiting_for_lender(head, lender)
-        first, free = self.reservations.overlapping(head), self.snapshot.free
-        if first is not None and free.capacity(head.shape) >= head.workers:
-            return messages.waiting_for_turn(head, first.head)
+        reservation, free = self.reservations.overlapping(head), self.snapshot.free
+        if reservation is not None and free.capacity(head.shape) >= head.workers:
+            return messages.waiting_for_turn(head, reservation.head)
         return messages.waiting_for_nodes(head, free, latest_start)
 
-    def _preempt(self, head: PendingWorkload) -> bool:
+    def _preempt_or_wait(self, head: PendingWorkload) -> None:
         plan = plan_preemption(self.snapshot, self.reservations, head)
         if plan is None:
-            return False
-        self._nominate(head, plan)
-        return True
+            self._wait(head)
+        else:
+            self._nominate(head, plan)
 
-    def _nominate(self, workload: PendingWorkload, plan: PreemptionPlan) -> None:
+    def _nominate(self, candidate: PendingWorkload, plan: PreemptionPlan) -> None:
         """Reserve the nodes of preempted workloads, which are free once their pods have stopped."""
-        preempted = self.snapshot.preempted
+        preempted_workloads = self.snapshot.preempted
         for target in plan.targets:
-            target.preempt(workload.workload.uid)
-            preempted.append(target)
-            self.preemptions.append(messages.explain_preemption(target, workload))
-        self.reservations.promise(workload, plan.placement, preempted)
-        self._settle(workload, plan.placement)
-        self.pending[workload.workload.uid] = messages.preempting(workload, preempted)
+            target.preempt(candidate.workload.uid)
+            preempted_workloads.append(target)
+            self.preemptions.append(messages.explain_preemption(target, candidate))
+        self.reservations.promise(candidate, plan.placement, preempted_workloads)
+        self._settle(candidate, plan.placement)
+        self.pending[candidate.workload.uid] = messages.preempting(candidate, preempted_workloads)
 
-    def _grant(self, workload: PendingWorkload, *, in_turn: bool = False) -> None:
+    def _grant(self, candidate: PendingWorkload, *, in_turn: bool = False) -> None:
         """Admit the workload now."""
-        one, free = workload.workload, self.reservations.available(workload)
-        placement = free.place(workload.shape, workload.workers)
-        self._charge(workload, in_turn)
-        self.reservations.take(workload, placement)
+        workload, free = candidate.workload, self.reservations.available(candidate)
+        placement = free.place(candidate.shape, candidate.workers)
+        self._charge(candidate, in_turn)
+        self.reservations.take(candidate, placement)
         self._granted += 1
         nodes = self.snapshot.nodes.nodes
         names = {nodes[i].name: pods for i, pods in sorted(placement.items())}
-        self.snapshot.grants.append(Grant(uid=one.uid, nodes=one.nodes, placement=names))
-        workload.queue.granted += not one.admitted
-        self._settle(workload, placement)
+        self.snapshot.grants.append(Grant(uid=workload.uid, nodes=workload.nodes, placement=names))
+        candidate.queue.granted += not workload.admitted
+        self._settle(candidate, placement)
 
-    def _settle(self, workload: PendingWorkload, placement: Placement) -> None:
+    def _settle(self, candidate: PendingWorkload, placement: Placement) -> None:
         """Count a workload that is admitted or nominated, and take the next head of its queue."""
-        queue, one = workload.queue, workload.workload
-        queue.quota.add(workload.usage)
+        queue, workload = candidate.queue, candidate.workload
+        queue.quota.add(candidate.usage)
         since = self.now.timestamp()
         self.snapshot.admitted.append(
-            AdmittedWorkload(queue, one, workload.shape, placement, workload.usage, since)
+            AdmittedWorkload(queue, workload, candidate.shape, placement, candidate.usage, since)
         )
-        self.settled.add(one.uid)
-        reserved = self._waiting.get(queue)
-        if reserved is None:
+        self.settled_uids.add(workload.uid)
+        reservation = self._waiting.get(queue)
+        if reservation is None:
             queue.head = self._first(queue)
         else:
-            reserved.take(workload)
+            reservation.take(candidate)
 
-    def _charge(self, workload: PendingWorkload, in_turn: bool) -> None:
+    def _charge(self, candidate: PendingWorkload, in_turn: bool) -> None:
         """Charge the round robin among the queues that could have used the same nodes."""
         rivals = [
             queue
             for queue in self.active
-            if queue is workload.queue
+            if queue is candidate.queue
             or (
                 queue.head is not None
-                and self.snapshot.overlap(queue.head.shape, workload.shape)
+                and self.snapshot.overlap(queue.head.shape, candidate.shape)
                 and queue.quota.shortage(queue.head.usage) is None
             )
         ]
-        charge(workload.queue.spare, workload.cost, [queue.spare for queue in rivals])
+        charge(candidate.queue.spare, candidate.cost, [queue.spare for queue in rivals])
         if in_turn:
-            charge(workload.queue.turn, workload.cost, [queue.turn for queue in rivals])
+            charge(candidate.queue.turn, candidate.cost, [queue.turn for queue in rivals])

@@ -99,16 +99,18 @@ def _limits(quota: Quota) -> QuotaLimits:
 def _workloads(
     jobs: Iterable[ClassifiedJob], selectors: "_TaintSelectors", now: datetime
 ) -> Iterable[Workload]:
-    for one in jobs:
-        workload, classification = one.classification.workload, one.classification
+    for classified in jobs:
+        workload, classification = classified.classification.workload, classified.classification
         if workload is None:
             continue
         labels = selectors.select(classification.tolerations, workload.pod)
         if labels:
             workload = replace(workload, node_selector=workload.node_selector | labels)
         if classification.deadline is not None:
-            left = classification.deadline.total_seconds() - seconds_run(one.job.status, now)
-            workload = replace(workload, seconds_left=max(left, 0.0))
+            seconds_left = classification.deadline.total_seconds() - seconds_run(
+                classified.job.status, now
+            )
+            workload = replace(workload, seconds_left=max(seconds_left, 0.0))
         yield workload
 
 

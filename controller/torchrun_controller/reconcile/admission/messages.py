@@ -51,9 +51,9 @@ def insufficient_quota(
 ) -> PendingStatus:
     """Return the status with what the quota has left of the resource that falls short."""
     cohort = workload.queue.quota.cohort
-    left = max(0, cohort.limit[resource] - cohort.used[resource])
+    unused = max(0, cohort.limit[resource] - cohort.used[resource])
     limit = _amount(resource, cohort.limit[resource])
-    lacks = f"{_quota(workload)} has {_amount(resource, left)} of {limit} left.{latest_start}"
+    lacks = f"{_quota(workload)} has {_amount(resource, unused)} of {limit} left.{latest_start}"
     return _status(workload, "InsufficientQuota", lacks)
 
 
@@ -64,12 +64,12 @@ def waiting_for_lender(workload: PendingWorkload, lender: QueueSnapshot) -> Pend
 
 
 def waiting_for_turn(
-    workload: PendingWorkload, first: PendingWorkload | None = None
+    workload: PendingWorkload, head: PendingWorkload | None = None
 ) -> PendingStatus:
-    """Return the status while the free nodes are for others: for `first`, if that is known."""
+    """Return the status while the free nodes are for others: for `head`, if that is known."""
     lacks = "Other waiting jobs come first."
-    if first is not None:
-        lacks = f"The nodes are reserved for {first.workload.name} in queue {first.queue.name}."
+    if head is not None:
+        lacks = f"The nodes are reserved for {head.workload.name} in queue {head.queue.name}."
     return _status(workload, "WaitingForTurn", lacks)
 
 
@@ -80,10 +80,14 @@ def waiting_for_nodes(
     return _status(workload, "WaitingForNodes", _room(workload, free) + latest_start)
 
 
-def preempting(workload: PendingWorkload, preempted: list[AdmittedWorkload]) -> PendingStatus:
+def preempting(
+    workload: PendingWorkload, preempted_workloads: list[AdmittedWorkload]
+) -> PendingStatus:
     """Return the status of a nominated workload: it waits for the nodes of preempted ones."""
     uid = workload.workload.uid
-    names = [one.workload.name for one in preempted if one.preempted_for == uid]
+    names = [
+        admitted.workload.name for admitted in preempted_workloads if admitted.preempted_for == uid
+    ]
     lacks = f"Waiting for preempted jobs to stop: {list_names(names, NAMES) or 'others'}."
     return _status(workload, "Preempting", lacks, nominated=True)
 
@@ -116,21 +120,21 @@ def _status(
     workload: PendingWorkload, reason: PendingReason, lacks: str, *, nominated: bool = False
 ) -> PendingStatus:
     """Return the status of a workload: what it needs, and what it lacks."""
-    more = " more" if workload.workload.admitted else ""
+    more_text = " more" if workload.workload.admitted else ""
     needs = _amount(0, workload.pods)
     if gpus := workload.usage[1]:
         needs = f"{_amount(1, gpus)} on {needs}"
-    return PendingStatus(reason, f"The job needs {needs}{more}. {lacks}", nominated=nominated)
+    return PendingStatus(reason, f"The job needs {needs}{more_text}. {lacks}", nominated=nominated)
 
 
 def _room(workload: PendingWorkload, free: FreeCapacity) -> str:
     """Describe how many of its pods fit onto the nodes that it may use."""
     pods = min(workload.workers, free.capacity(workload.shape))
-    beside = " in addition to the head" if workload.pods > workload.workers else ""
+    suffix = " in addition to the head" if workload.pods > workload.workers else ""
     selector = sorted(workload.workload.node_selector.items())
-    matching = ",".join(f"{key}={value}" for key, value in selector)
-    which = f"with {matching}" if matching else "that are ready"
-    return f"Nodes {which} have room for {pods} of {count_of(workload.workers, 'pod')}{beside}."
+    selector_text = ",".join(f"{key}={value}" for key, value in selector)
+    which = f"with {selector_text}" if selector_text else "that are ready"
+    return f"Nodes {which} have room for {pods} of {count_of(workload.workers, 'pod')}{suffix}."
 
 
 def _quota(workload: PendingWorkload) -> str:

@@ -78,15 +78,15 @@ class NodeIndex:
             shape = self._shapes[pod, selector] = PodShape(needs, self._pool(selector))
         return shape
 
-    def overlap(self, one: NodePool, other: NodePool) -> bool:
+    def overlap(self, first: NodePool, second: NodePool) -> bool:
         """Whether two pools share nodes; True if nodes are unknown."""
-        if one is other or not self.has_nodes:
+        if first is second or not self.has_nodes:
             return True
-        key = (min(one.number, other.number), max(one.number, other.number))
-        shared = self._overlaps.get(key)
-        if shared is None:
-            shared = self._overlaps[key] = not one.members.isdisjoint(other.members)
-        return shared
+        key = (min(first.number, second.number), max(first.number, second.number))
+        overlaps = self._overlaps.get(key)
+        if overlaps is None:
+            overlaps = self._overlaps[key] = not first.members.isdisjoint(second.members)
+        return overlaps
 
     def _pool(self, selector: Items) -> NodePool:
         pool = self._pools.get(selector)
@@ -121,18 +121,18 @@ class FreeCapacity:
     def least(self, other: "FreeCapacity") -> "FreeCapacity":
         """Return what is free in both."""
         pairs = zip(self.free, other.free, strict=True)
-        return FreeCapacity(self.nodes, [tuple(map(min, one, two)) for one, two in pairs])
+        return FreeCapacity(self.nodes, [tuple(map(min, first, second)) for first, second in pairs])
 
     def capacity(self, shape: PodShape) -> int:
         """Return how many pods of the shape fit."""
         if not self.nodes.has_nodes:
             return UNLIMITED
         if shape not in self._totals:
-            fits = [0] * len(self.free)
+            counts = [0] * len(self.free)
             for i in shape.pool.members:
-                fits[i] = shape.fit(self.free[i])
-            self._fits[shape] = fits
-            self._totals[shape] = sum(fits)
+                counts[i] = shape.fit(self.free[i])
+            self._fits[shape] = counts
+            self._totals[shape] = sum(counts)
         return self._totals[shape]
 
     def place(self, shape: PodShape, pods: int) -> Placement:
@@ -156,12 +156,12 @@ class FreeCapacity:
         placement = self.place(shape, min(pods, self.capacity(shape)))
         pods -= sum(placement.values())
         if pods > 0 and self.nodes.has_nodes:
-            bare = self.nodes.empty()
-            sizes = sorted((-shape.fit(bare.free[i]), i) for i in shape.pool.members)
+            empty = self.nodes.empty()
+            sizes = sorted((-shape.fit(empty.free[i]), i) for i in shape.pool.members)
             for size, i in sizes:
-                more = min(pods, -size)
-                placement[i] = placement.get(i, 0) + more
-                pods -= more
+                placed_pods = min(pods, -size)
+                placement[i] = placement.get(i, 0) + placed_pods
+                pods -= placed_pods
         return placement
 
     def take(self, shape: PodShape, placement: Placement, times: int = 1) -> None:
@@ -175,8 +175,8 @@ class FreeCapacity:
     def set(self, i: int, free: Free) -> None:
         """Set the free capacity of a node, and update the counts of all shapes."""
         self.free[i] = free
-        for shape, fits in self._fits.items():
+        for shape, counts in self._fits.items():
             if i in shape.pool.members:
                 fit = shape.fit(free)
-                self._totals[shape] += fit - fits[i]
-                fits[i] = fit
+                self._totals[shape] += fit - counts[i]
+                counts[i] = fit

@@ -30,8 +30,8 @@ def node_capacity(
     `overhead` is what other pods use. The controller does not watch them, as there may be ten times
     as many: an administrator configures what DaemonSets take of each node.
     """
-    own = set(node.spec.taints)
-    labels = {label_of(taint): PRESENT if taint in own else ABSENT for taint in taints}
+    node_taints = set(node.spec.taints)
+    labels = {label_of(taint): PRESENT if taint in node_taints else ABSENT for taint in taints}
     return NodeCapacity(
         name=node.metadata.name,
         labels=node.metadata.labels | labels,
@@ -81,11 +81,11 @@ def taint_selector(
     Pods that request a device tolerate a taint with its name: the admission plugin
     ExtendedResourceToleration adds it.
     """
-    requested = frozenset(devices)
+    requested_devices = frozenset(devices)
     return {
         label_of(taint): ABSENT
         for taint in taints
-        if taint.key not in requested and not any(_tolerates(t, taint) for t in tolerations)
+        if taint.key not in requested_devices and not any(_tolerates(t, taint) for t in tolerations)
     }
 
 

@@ -15,7 +15,7 @@ from torchrun_controller.reconcile.spec.requests import Charge, admitted_request
 
 
 def orphaned_workloads(
-    uid: str, child_jobs: Iterable[Job], pods: Iterable[Pod], lost: frozenset[str]
+    uid: str, child_jobs: Iterable[Job], pods: Iterable[Pod], lost_nodes: frozenset[str]
 ) -> tuple[Workload, ...]:
     """Return what runs of earlier jobs of one name; `uid` is the present job's, "" if none.
 
@@ -33,7 +33,7 @@ def orphaned_workloads(
             workers.setdefault(charge.job, []).append(pod)
             charges.setdefault(charge.job, (charge, pod.metadata))
     workloads = (
-        _workload(*charges[job], tuple(jobs.get(job, ())), tuple(workers.get(job, ())), lost)
+        _workload(*charges[job], tuple(jobs.get(job, ())), tuple(workers.get(job, ())), lost_nodes)
         for job in sorted(charges)
     )
     return tuple(workload for workload in workloads if workload is not None)
@@ -50,14 +50,14 @@ def _workload(
     meta: ChildMeta,
     child_jobs: tuple[Job, ...],
     pods: tuple[Pod, ...],
-    lost: frozenset[str],
+    lost_nodes: frozenset[str],
 ) -> Workload | None:
     """Return the workload; None if nothing of it runs, or its charge cannot be read."""
-    present = running_gang(child_jobs, pods, lost)
+    gang = running_gang(child_jobs, pods, lost_nodes)
     requests = admitted_requests(charge.admission)
-    if requests is None or not present.nodes:
+    if requests is None or not gang.nodes:
         return None
-    nodes = max(requests.nodes, present.nodes)
+    nodes = max(requests.nodes, gang.nodes)
     return Workload(
         namespace=meta.namespace,
         name=meta.labels.torchrun_job,
@@ -70,7 +70,7 @@ def _workload(
         head=requests.head,
         head_gpus=requests.head_gpus,
         admitted=nodes,
-        placed=present.placed,
-        since=present.since or meta.creation_timestamp,
+        placed=gang.pods_by_node,
+        since=gang.since or meta.creation_timestamp,
         gone=True,
     )

@@ -100,24 +100,26 @@ class _Search:
         return targets
 
     def _candidates(self) -> Iterator[AdmittedWorkload]:
-        own = self.head.queue
-        any_node = own.quota.shortage(self.head.usage) is not None
-        if not own.quota.borrows(self.head.usage):
+        queue = self.head.queue
+        any_node = queue.quota.shortage(self.head.usage) is not None
+        if not queue.quota.borrows(self.head.usage):
             for admitted in self._of_cohort():
                 assert admitted.queue is not None
                 if self._is_useful(admitted, any_node) and any(admitted.queue.quota.borrowed()):
                     yield admitted
         priority = self.head.workload.priority
-        lower = [admitted for admitted in own.admitted if admitted.workload.priority < priority]
-        for admitted in sorted(lower, key=preemption_order):
+        lower_priority = [
+            admitted for admitted in queue.admitted if admitted.workload.priority < priority
+        ]
+        for admitted in sorted(lower_priority, key=preemption_order):
             if self._is_useful(admitted, any_node):
                 yield admitted
 
     def _of_cohort(self) -> Iterator[AdmittedWorkload]:
         """Yield workloads of the other queues of the cohort, each queue in preemption order."""
-        own = self.head.queue
-        queues = [q for q in self.snapshot.queues if q.quota.cohort is own.quota.cohort]
-        ordered = [sorted(q.admitted, key=preemption_order) for q in queues if q is not own]
+        queue = self.head.queue
+        queues = [q for q in self.snapshot.queues if q.quota.cohort is queue.quota.cohort]
+        ordered = [sorted(q.admitted, key=preemption_order) for q in queues if q is not queue]
         # Compares the first workload of each queue only, so that each queue keeps its order.
         return heapq.merge(*ordered, key=youngest_first)
 

@@ -44,8 +44,8 @@ class QueueQuota:
     """The use and the limits of one queue, and its cohort."""
 
     def __init__(self, limits: QuotaLimits, cohort: Cohort) -> None:
-        own = ((resource, getattr(limits, name)) for resource, name in enumerate(RESOURCES))
-        self.limits: dict[int, int] = {r: limit for r, limit in own if limit is not None}
+        own_limits = ((resource, getattr(limits, name)) for resource, name in enumerate(RESOURCES))
+        self.limits: dict[int, int] = {r: limit for r, limit in own_limits if limit is not None}
         self.used = [0] * len(RESOURCES)
         self.cohort = cohort
         for resource, limit in self.limits.items():
@@ -85,8 +85,8 @@ class QueueQuota:
 
     def free(self) -> QuotaLimits:
         """Return what is left of the queue's own quota."""
-        left = {r: max(0, limit - self.used[r]) for r, limit in self.limits.items()}
-        return QuotaLimits(**{RESOURCES[resource]: amount for resource, amount in left.items()})
+        unused = {r: max(0, limit - self.used[r]) for r, limit in self.limits.items()}
+        return QuotaLimits(**{RESOURCES[resource]: amount for resource, amount in unused.items()})
 
 
 def amounts(values: dict[int, int]) -> Amounts:

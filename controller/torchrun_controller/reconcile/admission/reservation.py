@@ -58,10 +58,18 @@ class Reservations:
         """
         later = (self._later or self._snapshot.free).copy(head.shape)
         members = head.shape.pool.members
-        ending = [one for one in self._snapshot.admitted if not members.isdisjoint(one.placement)]
+        overlapping_workloads = [
+            admitted
+            for admitted in self._snapshot.admitted
+            if not members.isdisjoint(admitted.placement)
+        ]
         # Some of them end for another head, on nodes that both could use.
-        delays = [one.seconds for one in ending if one.workload.uid in self._ended]
-        for admitted in sorted(ending, key=lambda one: one.end_order):
+        delays = [
+            admitted.seconds
+            for admitted in overlapping_workloads
+            if admitted.workload.uid in self._ended
+        ]
+        for admitted in sorted(overlapping_workloads, key=lambda admitted: admitted.end_order):
             if later.capacity(head.shape) >= head.workers:
                 break
             if admitted.workload.uid not in self._ended:
@@ -99,12 +107,15 @@ class Reservations:
             self._update(placement)
 
     def promise(
-        self, head: PendingWorkload, placement: Placement, preempted: list[AdmittedWorkload]
+        self,
+        head: PendingWorkload,
+        placement: Placement,
+        preempted_workloads: list[AdmittedWorkload],
     ) -> None:
         """Count the nodes for the head; the preempted workloads leave them first."""
         self._snapshot.free.take(head.shape, placement)
         if self._later is not None:
-            for admitted in preempted:
+            for admitted in preempted_workloads:
                 if admitted.workload.uid not in self._ended:
                     self._ended.add(admitted.workload.uid)
                     self._later.take(admitted.shape, admitted.placement, -1)
@@ -121,8 +132,12 @@ class Reservations:
     def _ends_before(self, workload: PendingWorkload) -> bool:
         """Whether the workload ends before any reservation on nodes that it could use."""
         overlap = self._snapshot.overlap
-        others = [r for r in self._reservations if overlap(r.head.shape, workload.shape)]
-        return bool(others) and all(workload.seconds <= r.seconds < inf for r in others)
+        overlapping_reservations = [
+            r for r in self._reservations if overlap(r.head.shape, workload.shape)
+        ]
+        return bool(overlapping_reservations) and all(
+            workload.seconds <= r.seconds < inf for r in overlapping_reservations
+        )
 
 
 class CapacitySimulation:
@@ -131,16 +146,16 @@ class CapacitySimulation:
     def __init__(
         self,
         workload: PendingWorkload,
-        now: FreeCapacity,
-        later: FreeCapacity | None,
-        both: FreeCapacity,
-        ended: Collection[str],
+        free_now: FreeCapacity,
+        free_later: FreeCapacity | None,
+        free_in_both: FreeCapacity,
+        ended_uids: Collection[str],
     ) -> None:
         self._workload = workload
-        self._now = now.copy(workload.shape)
-        self._later = later and later.copy(workload.shape)
-        self._both = self._now if later is None else both.copy(workload.shape)
-        self._ended = ended
+        self._now = free_now.copy(workload.shape)
+        self._later = free_later and free_later.copy(workload.shape)
+        self._both = self._now if free_later is None else free_in_both.copy(workload.shape)
+        self._ended = ended_uids
 
     def remove(self, admitted: AdmittedWorkload, times: int = -1) -> None:
         """Remove the workload; `times` 1 restores it."""
@@ -189,7 +204,7 @@ class QuotaReservation:
     def _wait_for_quota(self, snapshot: Snapshot, head: PendingWorkload) -> None:
         """Assume that workloads end one after the other, until the quota is enough."""
         self.seconds = 0.0
-        for admitted in sorted(snapshot.admitted, key=lambda one: one.end_order):
+        for admitted in sorted(snapshot.admitted, key=lambda admitted: admitted.end_order):
             if self._fits(head):
                 break
             queue = admitted.queue

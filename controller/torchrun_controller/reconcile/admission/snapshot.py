@@ -145,7 +145,7 @@ class Snapshot:
             elif queue is not None:
                 queue.pending.append(workload)
         self._place_pending_pods()
-        self.preempted = [one for one in self.admitted if one.preempted_for]
+        self.preempted = [admitted for admitted in self.admitted if admitted.preempted_for]
         self.grants.sort(key=lambda grant: grant.uid)
         for queue in self.queues:
             queue.pending.sort(key=queue_order)
@@ -156,9 +156,9 @@ class Snapshot:
         """Return what the workload requests, with its shape."""
         return PendingWorkload(queue, workload, self.nodes.shape(workload))
 
-    def overlap(self, one: PodShape, other: PodShape) -> bool:
+    def overlap(self, first: PodShape, second: PodShape) -> bool:
         """Whether both could use the same nodes."""
-        return self.nodes.overlap(one.pool, other.pool)
+        return self.nodes.overlap(first.pool, second.pool)
 
     def _add_admitted(self, queue: QueueSnapshot | None, workload: Workload) -> None:
         index = self.nodes.index
@@ -177,16 +177,16 @@ class Snapshot:
 
     def _place_pending_pods(self) -> None:
         """Assume a node for each admitted pod that has none, oldest admission first."""
-        self.admitted.sort(key=lambda one: (one.since, one.workload.uid))
+        self.admitted.sort(key=lambda admitted: (admitted.since, admitted.workload.uid))
         for admitted in self.admitted:
             workload = admitted.workload
             # The part of an admission that a gang does not use occupies no nodes.
             pods = workload.admitted if workload.shrunk_to is None else workload.shrunk_to
-            missing = workload.workers(pods) - sum(workload.placed.values())
-            if missing > 0:
-                more = self.free.place_admitted(admitted.shape, missing)
-                self.free.take(admitted.shape, more)
-                for i, pods in more.items():
+            missing_pods = workload.workers(pods) - sum(workload.placed.values())
+            if missing_pods > 0:
+                placement = self.free.place_admitted(admitted.shape, missing_pods)
+                self.free.take(admitted.shape, placement)
+                for i, pods in placement.items():
                     admitted.placement[i] = admitted.placement.get(i, 0) + pods
 
 
@@ -200,12 +200,12 @@ def _seconds_left(workload: Workload) -> float:
 
 
 def _queues(state: ClusterState) -> list[QueueSnapshot]:
-    ordered = sorted(state.queues, key=lambda queue: (queue.namespace, queue.name))
+    sorted_queues = sorted(state.queues, key=lambda queue: (queue.namespace, queue.name))
     cohorts: dict[tuple[str, str], Cohort] = {}
     queues = []
-    for queue, turn in zip(ordered, initial_states(ordered), strict=True):
-        shared = queue.namespace in state.cohort_namespaces
-        key = "" if shared else queue.namespace, queue.cohort
+    for queue, turn in zip(sorted_queues, initial_states(sorted_queues), strict=True):
+        shares_cohorts = queue.namespace in state.cohort_namespaces
+        key = "" if shares_cohorts else queue.namespace, queue.cohort
         cohort = cohorts.setdefault(key, Cohort()) if queue.cohort else Cohort()
         queues.append(QueueSnapshot(queue, QueueQuota(queue.quota, cohort), turn))
     return queues

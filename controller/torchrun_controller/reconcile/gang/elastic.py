@@ -109,7 +109,7 @@ def _evaluate_elastic(
 
 def _not_admitted(job: TorchrunJob, nodes: int, num_nodes: int) -> ConditionUpdate:
     """Return the condition of a gang for which the queue has not admitted more nodes."""
-    if admission_status.gives_back(job):
+    if admission_status.is_releasing_nodes(job):
         message = (
             f"{_size(nodes, num_nodes)}. The other admitted nodes are released to waiting jobs."
         )

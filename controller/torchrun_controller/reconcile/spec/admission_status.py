@@ -85,12 +85,12 @@ def node_limit(job: TorchrunJob, queue: TorchrunQueue | None) -> int | None:
     return _node_limit(job)
 
 
-def gives_back(job: TorchrunJob) -> bool:
+def is_releasing_nodes(job: TorchrunJob) -> bool:
     """Whether the job may use only a part of its charge: the rest is about to be released."""
     return _node_limit(job) < charged(job)
 
 
-def has_given_back(job: TorchrunJob) -> bool:
+def has_reported_release(job: TorchrunJob) -> bool:
     """Whether reconcile has reported that no gang uses more than the limit.
 
     The coordinator sets no other limit before this report is gone, so it answers the present one.
