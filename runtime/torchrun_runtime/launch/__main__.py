@@ -3,7 +3,7 @@
 import sys
 
 if sys.version_info < (3, 8):  # noqa: UP036  # the image is the user's
-    # In words that every Python 3 can parse: the rest of the launcher is a SyntaxError to them.
+    # In syntax that every Python 3 can parse: older ones report a SyntaxError for the other files.
     import json
     import os
     import time
@@ -26,7 +26,7 @@ if sys.version_info < (3, 8):  # noqa: UP036  # the image is the user's
         with open(os.environ.get("TORCHRUN_TERMINATION_LOG", "/dev/termination-log"), "r+") as _log:
             json.dump(_BODY, _log)
     except OSError:
-        pass  # nobody made the file: the exit code and the log say it
+        pass  # the file is missing; the exit code and the log show the reason
     sys.exit(_EXIT_CODE)
 
 from importlib import import_module
@@ -36,8 +36,8 @@ from pathlib import Path
 if __package__:
     from .app import main
 else:
-    # Run as a folder: import it as a package of its own name, so that what lies beside it
-    # shadows nothing.
+    # Run as a folder: import it as a package with its own name, so that its modules do not shadow
+    # others.
     folder = Path(__file__).resolve().parent
     del sys.path[0]
     spec = spec_from_file_location("torchrun_launch", folder / "__init__.py")

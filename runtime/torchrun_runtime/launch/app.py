@@ -37,13 +37,13 @@ from .venv import make, use
 from .workspace import SharedWorkspace, WorkspaceCopy
 
 _KILL_SECONDS = 2.0  # for killed processes to end
-_COPY_SECONDS = 2.0  # at the end, for the rest of the log to reach the job's storage
+_COPY_SECONDS = 2.0  # at the end, to write the rest of the log to the job's storage
 
 
 def main() -> int:
     """Run the command of TORCHRUN_COMMAND and return the container's exit code.
 
-    With the argument `setup`, make the job's Python environment and run no command.
+    With the argument `setup`, create the job's Python environment and run no command.
     """
     setup_only = sys.argv[1:] == ["setup"]
     log = read(os.environ, contract.TERMINATION_LOG)
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def prepare(settings: Settings) -> WorkspaceCopy | None:
-    """Copy the workspace, and make the job's environment in its pod. Raises LaunchError."""
+    """Copy the workspace, and create the job's environment in the pod. Raises LaunchError."""
     workspace = _open_workspace(settings)
     if workspace:
         workspace.update(podinfo.number(settings.start_file, contract.REVISION_ANNOTATION))
@@ -92,9 +92,9 @@ def _open_workspace(settings: Settings) -> WorkspaceCopy | None:
 def launch(
     settings: Settings, environment: MutableMapping[str, str], workspace: WorkspaceCopy | None
 ) -> Cause | None:
-    """Run the job's command; None if it succeeded. Raises LaunchError if it never ran.
+    """Run the job's command; None if it succeeded. Raises LaunchError if it did not start.
 
-    environment: of this process, which is changed: programs are looked up as the command will.
+    environment: of this process. It is changed, so that programs are found as in the command.
     """
     settings = settings._replace(state_dir=usable(settings.state_dir))
     if settings.place:
@@ -115,7 +115,7 @@ def launch(
 
 
 def _take_over(settings: Settings, unfenced: list[Worker]) -> list[Watchdog]:
-    """Fence older gangs; the watchdog for newer ones, if there is a state directory."""
+    """Fence older gangs; the watchdog for newer gangs, if there is a state directory."""
     if not (settings.job_uid and settings.attempt):
         return []
     gang = GangId(settings.job_uid, int(settings.attempt))
@@ -133,7 +133,7 @@ def _run_each_revision(
     fencing: list[Watchdog],
     reload: Reload,
 ) -> Cause | None:
-    """Run the command, and run it again for each newer revision of its code."""
+    """Run the command, and restart it for each newer revision of its code."""
     while True:
         own = rendezvous(environment, reload.workspace.revision)
         command_exit, cause = _run(settings, own, argv, fencing, reload.is_requested)
@@ -160,7 +160,7 @@ def _run(
     fencing: list[Watchdog],
     reload: Callable[[], bool] | None = None,
 ) -> tuple[CommandExit, Cause | None]:
-    """Supervise the command; if it failed, find out why from what its processes wrote."""
+    """Supervise the command. If it failed, find the cause in the reports of its processes."""
     reports = _make_reports_folder()
     kills = oom_kills()
     streams = _streams(settings)
@@ -201,7 +201,7 @@ def _cause(command_exit: CommandExit, reports: str, out_of_memory: bool) -> Caus
 
 
 def _streams(settings: Settings) -> Streams | None:
-    """Pipes for the command's output if something reads it. A terminal stays the command's."""
+    """Pipes for the command's output if the launcher reads it. A terminal remains unchanged."""
     if os.isatty(1) or not (settings.state_dir or settings.hang_timeout):
         return None
     return Streams(_feed_copies)
@@ -214,7 +214,7 @@ def _feed_copies(stream: int, data: bytes) -> None:
 
 @contextmanager
 def _copied_log(settings: Settings) -> Iterator[None]:
-    """Copy the log of the command and of the launcher to the job's storage until the end."""
+    """Copy the logs of command and launcher to the job's storage while the block runs."""
     if not settings.state_dir:
         yield
         return
@@ -277,17 +277,17 @@ def _cause_of_request(stop_request: StopRequest, out_of_memory: bool) -> Cause:
 
 
 def _cause_of_signal(number: int) -> Cause:
-    # The code does not depend on the ranks: one that writes its checkpoint and exits 0 has not
+    # The exit code ignores those of the ranks: a rank that saves a checkpoint and exits 0 has not
     # finished the training.
     message = f"Stopped by {signal_name(number)}, which was forwarded to the command."
     return Cause(STOPPED, None, number, "Stopped", message, timestamp())
 
 
 def _stop_now(log: str, number: int) -> None:
-    """Handle a signal before the command runs, when there is nothing to pass it on to."""
+    """Handle a signal before the command runs."""
     message = f"Stopped by {signal_name(number)} before the command started."
     say(message)
-    send(descendants(os.getpid()), signal.SIGKILL)  # what the setup runs
+    send(descendants(os.getpid()), signal.SIGKILL)  # processes of the setup
     body = Cause(STOPPED, None, number, "Stopped", message, timestamp()).body()
     write_termination_message(log, body)
     os._exit(STOPPED)

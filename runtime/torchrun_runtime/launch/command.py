@@ -1,8 +1,8 @@
-"""How to run the user's command: under torchrun, or as it is. Pure.
+"""How to run the user's command: under torchrun, or unchanged. Pure.
 
-A plain `python train.py` runs under torchrun. A command that starts ranks itself runs as it is:
-else each of N processes would start N more. A shell line stays a shell line: the shell expands it
-once in every rank, so `--rank $RANK` has the value of that rank.
+A plain `python train.py` runs under torchrun. A command that starts ranks itself runs unchanged:
+otherwise each of N processes would start N more. A shell line remains a shell line: the shell
+expands it once in every rank, so `--rank $RANK` has the value of that rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LAUNCHER_MODULE = re.compile(r"(torch\.distributed\.(run|launch)|accelerate|dee
 class Run(NamedTuple):
     """argv: what to start, in each rank where under_torchrun.
 
-    interpreter: the python that the command names, "" where it does not. why: for people.
+    interpreter: the python of the command, "" if it has none. why: text for the log.
     """
 
     argv: list[str]
@@ -36,7 +36,7 @@ class Run(NamedTuple):
 
 
 class _Parsed(NamedTuple):
-    """A command taken apart. assignments, rest: halves of a shell line; operator: its first one."""
+    """A parsed command. assignments, rest: parts of a shell line; operator: its first operator."""
 
     words: list[str]
     assignments: str = ""
@@ -47,9 +47,9 @@ class _Parsed(NamedTuple):
 def decide(command: str | list[str], launcher: str, nnodes: str, python: str) -> Run:
     """Decide how to run `command`.
 
-    launcher: auto, torchrun or none. nnodes: PET_NNODES, "2" or "1:4", "" where unknown.
+    launcher: auto, torchrun or none. nnodes: PET_NNODES, "2" or "1:4", "" if unknown.
     python: interpreter for a command that is a .py file.
-    Raises LaunchError (InvalidCommand) where the command contradicts itself or the job.
+    Raises LaunchError (InvalidCommand) if the command contradicts itself or the job.
     """
     parsed = _parse(command) if isinstance(command, str) else _Parsed(command)
     starts = _starts_ranks(parsed.words)
@@ -79,7 +79,7 @@ def _in_each_rank(command: str | list[str], parsed: _Parsed, python: str) -> Run
     if isinstance(command, list):
         return Run([python, *command] if script else list(command), True, why, interpreter)
     line = f"{shlex.quote(python)} {parsed.rest}" if script else parsed.rest
-    # exec: the rank is the python process itself, and so gets its signals. env: takes the
+    # exec: the rank is the python process itself and gets the signals. env: accepts the
     # assignments, which exec does not.
     line = f"exec env {parsed.assignments}{line}" if parsed.assignments else f"exec {line}"
     return Run([SHELL, "-c", line], True, why, interpreter)
@@ -101,7 +101,7 @@ def _parse(line: str) -> _Parsed:
 
 
 def _obstacle(parsed: _Parsed, starts: str) -> str:
-    """Why this is not a plain python command; "" if it is one."""
+    """The reason why this is not a plain python command; "" if it is one."""
     if starts:
         return f"it starts {starts} itself"
     if parsed.operator:
@@ -115,7 +115,7 @@ def _obstacle(parsed: _Parsed, starts: str) -> str:
 
 
 def _starts_ranks(words: list[str]) -> str:
-    """The word of the command that starts ranks itself; "" for none."""
+    """The word of the command that starts ranks; "" for none."""
     for before, word in zip(["", *words], words):
         match = _LAUNCHER.search(word)
         if match:

@@ -1,9 +1,9 @@
 """A copy of a node's log on the job's storage, which outlives the pod.
 
-<TORCHRUN_STATE_DIR>/logs/<attempt>/node-<index>.log holds the newest part, up to 32 MiB, and
-node-<index>.log.1 the 32 MiB before it. Lines are as container runtimes write theirs (CRI): time,
-stream, F, text. The storage may be full, slow or hang forever, so a separate thread writes to
-it, behind a bounded buffer. Output that does not fit is left out, with a note in the copy.
+<TORCHRUN_STATE_DIR>/logs/<attempt>/node-<index>.log has the newest part, up to 32 MiB, and
+node-<index>.log.1 the 32 MiB before it. Lines have the format of container runtimes (CRI): time,
+stream, F, text. The storage may be full, slow or hang forever, so a separate thread writes from a
+bounded buffer. Output that does not fit is omitted, with a note in the copy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Lines(NamedTuple):
     lines: bytes
 
     def stamped(self) -> bytes:
-        """Each line after its time and stream."""
+        """The lines, each prefixed with time and stream."""
         seconds, nanoseconds = divmod(self.time, 10**9)
         clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
         stream = "stderr" if self.stream == STDERR else "stdout"
@@ -44,7 +44,7 @@ class Lines(NamedTuple):
 
 
 class Copy:
-    """`add` takes output and never waits for the storage; `close` waits for the rest."""
+    """`add` accepts output and never waits for the storage; `close` waits for the rest."""
 
     def __init__(self, state: str, attempt: str, index: str, file_bytes: int = FILE_BYTES) -> None:
         self._logs = os.path.join(state, "logs")
@@ -52,7 +52,7 @@ class Copy:
         self._index = index
         self._file_bytes = file_bytes
         self._path = os.path.join(self._logs, attempt, f"node-{index}.log")
-        self._partial: dict[int, bytes] = {}  # by stream: the line that is not complete yet
+        self._partial: dict[int, bytes] = {}  # by stream: the incomplete last line
         self._waiting: deque[Lines] = deque()
         self._size = 0  # bytes that wait or are being written, without times and streams
         self._left_out = 0  # bytes
@@ -71,7 +71,7 @@ class Copy:
         self._put(stream, head + newline)
 
     def close(self, seconds: float) -> None:
-        """Write the rest, for at most this many seconds."""
+        """Write the rest within this number of seconds."""
         for stream, tail in self._partial.items():
             self._put(stream, tail + b"\n")
         self._partial.clear()
@@ -146,7 +146,7 @@ class Copy:
         if self._index == "0":
             self._remove_old_attempts()
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        # Independent of the image's umask: other users than the job's read the logs, too.
+        # Independent of the umask of the image: other users also read the logs.
         with suppress(OSError):
             for path in (self._logs, os.path.dirname(self._path)):
                 os.chmod(path, 0o755)  # noqa: S103
@@ -173,7 +173,7 @@ class Copy:
         return descriptor
 
     def _after_a_failure(self, descriptor: int, lost: int) -> int:
-        """Close the file and pause: a full disk or a stale file handle may recover."""
+        """Close the file and pause, because a full disk or a stale file handle may recover."""
         with suppress(OSError):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -184,5 +184,5 @@ class Copy:
 
 
 def _say_uncopied(text: str) -> None:
-    """Log to the container only, as the copy is what failed."""
+    """Log to the container only, because the copy has failed."""
     say(text, copied=False)

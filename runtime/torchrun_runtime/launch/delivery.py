@@ -1,7 +1,7 @@
-"""Fetch the workspace from the job's serve pod, where the job has no shared storage.
+"""Fetch the workspace from the job's serve pod, if the job has no shared storage.
 
-First the manifest, which must have the announced SHA-256, then the contents of the files that are
-not here yet, each checked by its digest. An interrupted request goes on with the next file.
+First the manifest, which must have the announced SHA-256, then the contents of missing files, each
+checked by its digest. After an interruption the next request continues with the next file.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from .workspace import modified, remove, show_as_newer
 T = TypeVar("T")
 
 _BLOCK = 1 << 20
-# The server serves some workers of a large gang at a time; the others wait without an answer.
+# The server serves some workers of a large gang at a time; the others wait for a response.
 _SILENCE_SECONDS = 300.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
 _LOOK = 0.2
-# Status codes that a retry would only repeat. 401 is not one: tokens and keys may come late.
+# Status codes that a retry would only repeat. Not 401: tokens and keys may arrive late.
 _FINAL = (400, 404, 409)
 
 
 class Server(NamedTuple):
-    """url: of the server; token: file of the pod's token; manifest: SHA-256 of what is wanted."""
+    """url: of the server; token: file of the pod's token; manifest: SHA-256 of the manifest."""
 
     url: str
     token: str
@@ -60,10 +60,10 @@ def fetch(
 ) -> None:
     """Fetch the workspace into `target`; gives up after `seconds` without progress.
 
-    copied: paths of the workspace before, updated in place; paths that are not in this one are
-    removed. replaced: whether another server has to be asked.
+    copied: paths of the previous workspace, updated in place; paths that are not in the new one are
+    removed. replaced: whether another server has replaced this one.
 
-    Raises LaunchError: WorkspaceNotReady, WorkspaceCopyFailed where `target` takes no files.
+    Raises LaunchError: WorkspaceNotReady, WorkspaceCopyFailed if `target` cannot be written.
     ReplacedError.
     """
     start = time.monotonic()
@@ -89,7 +89,7 @@ def fetch(
 
 
 def _retry(step: Callable[[], T], seconds: float, replaced: Callable[[], bool]) -> T:
-    """Try until it succeeds, for `seconds`. Raises LaunchError, ReplacedError."""
+    """Retry until it succeeds, for `seconds`. Raises LaunchError, ReplacedError."""
     start, pause = time.monotonic(), _FIRST_PAUSE
     while True:
         try:
@@ -135,7 +135,7 @@ def _make_directories(target: str, entries: list[Entry]) -> None:
 
 
 def _missing(target: str, entries: list[Entry]) -> list[int]:
-    """Numbers of the files that no earlier try or start of this container has fetched."""
+    """Numbers of the files that no earlier attempt or start of this container has fetched."""
     return [
         number
         for number, entry in enumerate(entries)
@@ -160,9 +160,9 @@ def _is_here(target: str, file: Entry) -> bool:
 def _fetch_files(
     server: Server, target: str, entries: list[Entry], numbers: list[int]
 ) -> list[int]:
-    """Fetch these entries in their order; returns those that did not come.
+    """Fetch these entries in this order; returns those that did not arrive.
 
-    Raises _BrokenError if none did.
+    Raises _BrokenError if none arrived.
     """
     selection = {"manifest": server.manifest, "entries": _ranges(numbers)}
     fetched = 0
@@ -180,7 +180,7 @@ def _fetch_files(
 
 
 def _write_file(answer: http.client.HTTPResponse, path: str, file: Entry) -> None:
-    """Write one file, which appears whole or not at all."""
+    """Write one file atomically."""
     temporary = f"{path}.torchrun-new"
     digest = hashlib.sha256()
     left = file.size
@@ -205,18 +205,18 @@ def _write_file(answer: http.client.HTTPResponse, path: str, file: Entry) -> Non
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The token is for the server of the job alone: a redirect is an error, not followed."""
+    """A redirect is an error, because the token is only for the server of the job."""
 
     def redirect_request(self, *_: object, **__: object) -> None:
         return None
 
 
 def _request(server: Server, path: str, body: bytes | None = None) -> http.client.HTTPResponse:
-    """An answer of the server. Raises _BrokenError, LaunchError where it refuses for good."""
-    # A proxy of the user's environment is not for addresses of pods.
+    """A response of the server. Raises _BrokenError, LaunchError for a permanent refusal."""
+    # No proxy: that of the user's environment is not for addresses of pods.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
     try:
-        # Read for each request: the kubelet renews it.
+        # Read for each request, because the kubelet renews it.
         with open(server.token, encoding="utf-8") as file:
             token = file.read().strip()
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
@@ -243,7 +243,7 @@ def _read(answer: http.client.HTTPResponse, size: int | None = None) -> bytes:
 
 
 def _ranges(numbers: Iterable[int]) -> list[list[int]]:
-    """Ascending numbers as ranges with both ends in them."""
+    """Ascending numbers as ranges, ends included."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and ranges[-1][1] == number - 1:

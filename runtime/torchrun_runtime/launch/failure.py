@@ -1,8 +1,8 @@
 """The root cause of a failed command, from the reports of its processes.
 
-Order of trust: torchrun's account (which rank, which exit code), the report of the rank's Python
-(which exception, when), the command's exit code. Among several failed ranks the first by time is
-the cause; a rank that only lost a peer is not.
+Precedence: the report of torchrun (rank and exit code), the report of the rank's Python (exception
+and time), the exit code of the command. Among several failed ranks the first one is the cause; a
+rank that only lost a peer is not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .output import timestamp
 from .processes import signal_name
 from .supervise import CommandExit
 
-# Messages of gloo and NCCL on a rank that lost a peer.
+# Messages of gloo and NCCL in a rank that lost a peer.
 _PEER_LOSS = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|by peer\b|broken pipe|ncclRemoteError"
     r"|remote process exited|socket timeout|timed out waiting \d+ms|read error \[|writeAny",
@@ -29,7 +29,7 @@ _TORCHRUN_FAILED = 1  # torchrun's exit code for any failing rank
 
 
 class Report(NamedTuple):
-    """An exception that ended a process. failures: torchrun's account, empty from others."""
+    """An exception that ended a process. failures: those that torchrun lists; else empty."""
 
     pid: int
     time: float
@@ -40,7 +40,7 @@ class Report(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """One rank as torchrun saw it end; exit_code is negative for a signal."""
+    """The end of one rank, by torchrun; exit_code is negative for a signal."""
 
     rank: int
     pid: int
@@ -60,7 +60,7 @@ class Cause(NamedTuple):
     time: str
 
     def body(self) -> dict[str, object]:
-        """The termination message as the controller reads it."""
+        """The termination message for the controller."""
         return {
             "rank": self.rank,
             "exitCode": self.exit_code,
@@ -74,7 +74,7 @@ class Cause(NamedTuple):
 def find_cause(
     command_exit: CommandExit, reports: list[Report], now: float, out_of_memory: bool
 ) -> Cause:
-    """Why the command failed; `command_exit` must not be a success.
+    """The cause of the failure of the command; `command_exit` must not be a success.
 
     now: seconds since the epoch. out_of_memory: the kernel killed a process of this container.
     """
@@ -106,7 +106,7 @@ def _of_rank(failures: list[Failed], reports: list[Report], out_of_memory: bool)
         peer_loss = failed.exit_code == -_SIGTERM or bool(
             failed.exit_code > 0 and _PEER_LOSS.search(text)
         )
-        # torchrun's own time is cut to whole seconds, so it is never too late.
+        # torchrun's time is truncated to whole seconds, so it is never too late.
         return peer_loss, report.time if report else failed.time
 
     first = min(failures, key=order)
@@ -137,7 +137,7 @@ def _of_exit(rank: int | None, code: int, who: str, time: float) -> Cause:
 
 
 def read_reports(folder: str) -> list[Report]:
-    """The reports of the command's processes in `folder`; unreadable ones are left out."""
+    """The reports of the command's processes in `folder`, without unreadable ones."""
     reports = []
     with suppress(OSError):
         for name in sorted(os.listdir(folder)):

@@ -1,26 +1,26 @@
-"""Fencing: launchers of a superseded gang kill its ranks, even on nodes that nobody can reach.
+"""Fencing: launchers of a superseded gang kill its ranks, even on unreachable nodes.
 
 All gangs of a job share the state directory. It holds
 
     epoch       {"attempt": n, "job": uid}: the newest gang that may run
-    passed      the same: every gang before this one is dead
+    passed      the same format: every gang before this one is dead
     watchers/   an empty file <job>.<attempt>.<index> for each launcher that watches the epoch
 
-After the start gate and before it starts its ranks, a launcher writes its gang into `epoch`, begins
+After the start gate and before it starts its ranks, a launcher writes its gang into `epoch`, starts
 to watch that file, and registers in watchers/. It kills its ranks (SIGKILL) and ends with the
-reason Fenced when it reads a newer epoch, and when it has read nothing for FENCE_SECONDS: a node
-that is cut off from the storage cannot see that its gang was superseded.
+reason Fenced if it reads a newer epoch, or if it has read nothing for FENCE_SECONDS: a node that is
+cut off from the storage cannot see that its gang was superseded.
 
 A new gang may have to fence workers of older gangs that still run on lost nodes. It checks that
 each of them is registered in watchers/, writes `epoch`, and waits WAIT_SECONDS. By then every older
 launcher has read the newer epoch, or nothing, and its ranks are dead.
 
 Assumptions:
-- A read that begins after a write has ended sees it. Local file systems, NFS (open asks the
+- A read that starts after the end of a write sees it. Local file systems, NFS (open asks the
   server), CephFS and Lustre guarantee this; object stores behind a cache may not.
 - Clocks run at the same rate; no two clocks are compared. The time of a suspended machine counts.
-  That of a paused virtual machine may not: after the pause its ranks live until the next read, at
-  most POLL_SECONDS where the storage answers and FENCE_SECONDS where it does not.
+  That of a paused virtual machine may not: after the pause its ranks run until the next read, at
+  most POLL_SECONDS if the storage responds and FENCE_SECONDS if it does not.
 - SIGKILL ends a process within seconds. A process that the kernel holds in a write to storage dies
   when that write returns, so that write may come late.
 WAIT_SECONDS is therefore FENCE_SECONDS, plus the time to notice and to kill, plus a reserve.
@@ -45,17 +45,17 @@ from .supervise import StopRequest
 POLL_SECONDS = 2.0
 FENCE_SECONDS = 30.0
 WAIT_SECONDS = 45.0
-_ANSWER_SECONDS = 10.0  # for the storage, before ranks are started
+_ANSWER_SECONDS = 10.0  # time limit of the storage before ranks are started
 _ENFORCE_SECONDS = 0.5
-# For the main thread: until it notices the request, and until it has killed the ranks.
+# Time limits of the main thread: to notice the request, and to kill the ranks.
 _NOTICE_SECONDS = 3.0
 _END_SECONDS = 8.0
-# Files are written in one piece and always of this size, so that a rewrite leaves no old bytes.
+# Files are written at once and always have this size, so that a rewrite leaves no old bytes.
 _FILE_BYTES = 256
 
 
 class GangId(NamedTuple):
-    """One gang of one job, by the job's UID; later attempts are newer."""
+    """One gang of one job, by the UID of the job. A higher attempt is newer."""
 
     job: str
     attempt: int
@@ -69,7 +69,7 @@ class Worker(NamedTuple):
 
 
 class SupersededError(Exception):
-    """Another gang has taken over; the text names it."""
+    """Another gang has taken over. The message names it."""
 
 
 def take_over(
@@ -83,8 +83,8 @@ def take_over(
     """Write the epoch of this gang, and wait until the ranks of `unfenced` are dead.
 
     state: the state directory, "" for none. end: ends the process; the watchdog calls it. Returns
-    None, with a line in the log, where there is nothing to watch. Raises LaunchError: Fenced where
-    a newer gang exists or the storage does not answer, FenceUnproven where one of `unfenced` never
+    None, with a line in the log, if there is nothing to watch. Raises LaunchError: Fenced if a
+    newer gang exists or the storage does not respond, FenceUnproven if one of `unfenced` never
     registered as a watcher.
     """
     if not state:
@@ -102,7 +102,7 @@ def take_over(
         say(f"running without the fence, because the state directory {state} failed: {error}")
         return None
     watchdog = FencingWatchdog(state, gang, end)
-    with suppress(OSError):  # an unregistered launcher counts as one that does not watch
+    with suppress(OSError):  # without registration it counts as a launcher that does not watch
         within(_ANSWER_SECONDS, lambda: _register_watcher(state, gang, index))
     if unfenced_left:
         say(f"waiting {wait:.0f} s until workers of older gangs are fenced")
@@ -113,10 +113,10 @@ def take_over(
 
 
 class FencingWatchdog:
-    """Polls the epoch; requests a stop through `check`, or ends the process if nobody checks.
+    """Polls the epoch; requests a stop with `check`, or ends the process if `check` is not called.
 
-    Reads run in a thread of their own, which the storage may block for ever. A second thread
-    compares the time with the start of the last good read.
+    Reads run in a separate thread, which the storage may block forever. Another thread compares the
+    time with the start of the last successful read.
     """
 
     def __init__(
@@ -142,13 +142,13 @@ class FencingWatchdog:
         start_thread(self._enforce)
 
     def check(self) -> StopRequest | None:
-        """Called by the main thread about every second."""
+        """The main thread calls it about every second."""
         if self._stop_request is not None:
             self._noticed.set()
         return self._stop_request
 
     def on_stop(self) -> None:
-        """Go on: ranks that end may still write checkpoints, and must not beside a newer gang."""
+        """Continue to watch: terminating ranks must not write checkpoints during a newer gang."""
 
     def _poll_epoch(self) -> None:
         while not self._superseded:
@@ -181,12 +181,12 @@ class FencingWatchdog:
 
 
 def now() -> float:
-    """Seconds of a clock that nobody sets, and that goes on while the machine is suspended."""
+    """Seconds of a monotonic clock that includes the time while the machine is suspended."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def read(state: str, name: str) -> GangId | None:
-    """The gang that a file names; None where the content is not complete. Raises OSError.
+    """The gang in a file; None if the content is incomplete. Raises OSError.
 
     Uses os.open: Python's file objects make more system calls than one read.
     """
@@ -203,7 +203,7 @@ def read(state: str, name: str) -> GangId | None:
 
 
 def _claim_epoch(state: str, gang: GangId, unfenced: list[Worker]) -> list[Worker]:
-    """Write the epoch; returns those of `unfenced` whose ranks may still live."""
+    """Write the epoch; returns those of `unfenced` whose ranks may still run."""
     with suppress(FileNotFoundError):
         latest = read(state, "epoch")
         if latest is not None and latest.job == gang.job:
@@ -226,7 +226,7 @@ def _claim_epoch(state: str, gang: GangId, unfenced: list[Worker]) -> list[Worke
 
 
 def _check_not_superseded(latest: GangId, gang: GangId) -> None:
-    """Raises SupersededError where `seen` is newer than `gang`, or of another job."""
+    """Raises SupersededError if `latest` is newer than `gang`, or of another job."""
     if latest.job != gang.job:
         raise SupersededError(f"Another job (UID {latest.job}) has taken over the workspace PVC.")
     if latest.attempt > gang.attempt:
@@ -238,7 +238,7 @@ def _register_watcher(state: str, gang: GangId, index: str) -> None:
     folder = os.path.join(state, "watchers")
     with suppress(FileExistsError):
         os.mkdir(folder)
-        # The next gang may run as another user. A share that belongs to one user has no modes.
+        # The next gang may run as another user. A share of a single user has no modes.
         with suppress(PermissionError):
             os.chmod(folder, 0o1777)  # noqa: S103
     path = _watcher_file(state, gang.job, Worker(gang.attempt, int(index or 0)))
@@ -264,7 +264,7 @@ def _record_passed(state: str, gang: GangId, index: str) -> None:
 
 
 def _write(state: str, name: str, gang: GangId) -> None:
-    """Replace a file so that a reader sees the old or the new content. Raises OSError."""
+    """Replace a file atomically. Raises OSError."""
     content = json.dumps({"attempt": gang.attempt, "job": gang.job}).ljust(_FILE_BYTES).encode()
     path = os.path.join(state, name)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=state)
@@ -272,7 +272,7 @@ def _write(state: str, name: str, gang: GangId) -> None:
         _fill(descriptor, content)
         os.replace(temporary, path)
     except OSError as error:
-        with suppress(OSError):  # leave no partial files on a full disk
+        with suppress(OSError):  # no partial files on a full disk
             os.unlink(temporary)
         if not isinstance(error, PermissionError):
             raise

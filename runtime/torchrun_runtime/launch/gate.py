@@ -1,4 +1,4 @@
-"""The start gate: no rank starts while one of an older gang may still write checkpoints."""
+"""The start gate: no rank starts while a rank of an older gang may still write checkpoints."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from .fencing import Worker
 from .output import say, wait_until
 from .podinfo import annotation
 
-# The job's status says why the gate is closed. The controller opens it or deletes the pod, so a
-# timeout here would only turn a wait into a failure.
+# The job's status shows why the gate is closed. The controller opens it or deletes the pod, so a
+# timeout would only turn a wait into a failure.
 _FOR_EVER = float("inf")
 # Seconds. The kubelet takes 0.1 to 0.3 s to write a patch into the file. If it misses one, the
 # controller's second patch brings it.
@@ -17,9 +17,9 @@ _POLL = 0.05
 
 
 def pass_gate(start_file: str, attempt: str) -> list[Worker]:
-    """Wait until the pod's annotations, a downward-API file, hold the go-ahead of this attempt.
+    """Wait until the pod's annotations, a downward-API file, permit this attempt to start ranks.
 
-    Returns the workers of older gangs that are to be fenced before ranks start.
+    Returns the workers of older gangs to fence before ranks start.
     """
     if not start_file:
         return []

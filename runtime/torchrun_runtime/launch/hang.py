@@ -1,8 +1,8 @@
 """The hang watch: whether the ranks of this node still make progress.
 
-Activity is a call of torchrun_progress.report in any rank, and anything that the command
-writes. The watch begins with the first report; in a command that never imports torchrun_progress,
-with the first output, and then only beside rank 0: the others are often silent for good reason.
+Activity is a call of torchrun_progress.report in any rank, or output of the command. The watch
+starts with the first report. If the command never imports torchrun_progress, it starts with the
+first output, and only on the node of rank 0: other nodes are often silent for good reason.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .processes import descendants, variable
 from .stacks import write_stacks
 from .supervise import StopRequest
 
-# Seconds between the stacks and the end. The other nodes write their stacks, and ranks that were
-# only slow may go on.
+# Seconds between the stacks and the end. Other nodes write their stacks meanwhile, and ranks that
+# were only slow may continue.
 LAST_CHANCE = 5.0
 BEAT = "beat."
 
@@ -33,7 +33,7 @@ class _Beat(NamedTuple):
 
 
 class HangWatchdog:
-    """`check` periodically: it requests a stop after `seconds` without activity.
+    """Requests a stop after `seconds` without activity. Call `check` periodically.
 
     folder: of the heartbeats. chunks: a number that grows whenever the command writes.
     """
@@ -75,7 +75,7 @@ class HangWatchdog:
         return StopRequest(HUNG, "Hung", message)
 
     def on_stop(self) -> None:
-        """Write the stacks if this node is silent: a hang of another node may end the gang."""
+        """Write the stacks if this node is silent, because another node may have found the hang."""
         silence = time.monotonic() - self._last_activity
         if self._stacks_at is None and silence >= self._seconds / 2:
             say(f"stopping after {silence:.0f} s without activity; the stacks of the ranks follow")

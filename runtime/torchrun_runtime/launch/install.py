@@ -1,4 +1,4 @@
-"""Into a virtual environment: first the requirements, by pip, then the user's setupCommand."""
+"""Install into a virtual environment: first requirements, with pip, then setupCommand."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .torchrun import python
 
 _TAIL_BYTES = 4096
 _TAIL_LINES = 4
-_PROBE_SECONDS = 300  # a first import from a network file system takes its time
-_POLL = 1.0  # seconds between two looks at a command that writes nothing
+_PROBE_SECONDS = 300  # the first import from a network file system may be slow
+_POLL = 1.0  # seconds between two polls of a command without output
 
 _SITE_PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
-# If the image's python is in a virtual environment, "system" would mean the packages below that.
+# If the image's python is in a virtual environment, "system" would be the packages below it.
 _IMAGE_PACKAGES = """
 import site, sys
 if sys.prefix != sys.base_prefix:
@@ -46,10 +46,10 @@ class Recipe(NamedTuple):
 
 
 def install(directory: str, recipe: Recipe, environment: Mapping[str, str]) -> None:
-    """Make an environment in `directory`, which exists and is empty, and install into it.
+    """Create an environment in `directory`, which exists and is empty, and install into it.
 
     environment: variables of the commands, with the environment activated.
-    Raises LaunchError (SetupFailed), OSError where `directory` cannot be written.
+    Raises LaunchError (SetupFailed), OSError if `directory` cannot be written.
     """
     variables = {**_PIP_DEFAULTS, **environment}
     for name in _REDIRECTING:
@@ -73,7 +73,7 @@ def install(directory: str, recipe: Recipe, environment: Mapping[str, str]) -> N
 
 
 def _make_venv(base: str, directory: str, variables: Mapping[str, str]) -> None:
-    """Run `python -m venv`, which follows no link, and add a pip that is the image's."""
+    """Run `python -m venv`, which follows no links, and add the pip of the image."""
     real = os.path.realpath(directory)
     options = ["--system-site-packages", "--without-pip"]
     _run("python -m venv", [base, "-m", "venv", *options, real], variables)
@@ -122,7 +122,7 @@ def _arguments(requirements: tuple[str, ...]) -> list[str]:
 
 
 def _ask(interpreter: str, code: str, variables: Mapping[str, str]) -> str:
-    """The output of a line of Python in that interpreter."""
+    """The output of a line of Python in this interpreter."""
     try:
         return (
             subprocess.run(
@@ -141,7 +141,7 @@ def _ask(interpreter: str, code: str, variables: Mapping[str, str]) -> str:
 
 
 def _run(what: str, argv: list[str], variables: Mapping[str, str]) -> None:
-    """Run to the end, passing the output on. Raises LaunchError with its last lines if it fails."""
+    """Run to the end and copy the output. Raises LaunchError with its last lines if it fails."""
     say(f"setup: {what}")
     try:
         process = subprocess.Popen(
@@ -164,9 +164,9 @@ def _run(what: str, argv: list[str], variables: Mapping[str, str]) -> None:
 
 
 def _pass_on(process: subprocess.Popen[bytes]) -> bytes:
-    """Pass its output on until it ends; returns the last bytes.
+    """Copy its output until it ends; returns the last bytes.
 
-    Processes that it leaves running may hold the pipe open for ever, so only its own end counts.
+    Its child processes may keep the pipe open forever, so only the end of the process counts.
     """
     assert process.stdout
     pipe = process.stdout.fileno()

@@ -1,4 +1,4 @@
-"""The manifest of a workspace, in the text form that torchrun_api.contents describes."""
+"""The manifest of a workspace, in the text format of torchrun_api.contents."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Wait for the DNS name of the master.
 
-The name of a headless Service appears with its pods, and a resolver that was asked too early caches
-the negative answer (CoreDNS: 5 s). torchrun fails at once on an unknown host, so the launcher waits
-before it starts torchrun. The first worker waits too: it must recognise itself by that name.
+The name of a headless Service appears with its pods, and a resolver caches a negative answer
+(CoreDNS: 5 s). torchrun fails at once on an unknown host, so the launcher waits before it starts
+torchrun. The first worker waits too: it must recognise itself by that name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The launcher's own output: lines on stderr, and a termination message for the controller."""
+"""The output of the launcher: lines on stderr, and a termination message for the controller."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MESSAGE_CHARACTERS = 600
 
 
 STDERR = 2
-# Called with stream and bytes of all that the launcher writes.
+# Called with the stream and the bytes of all output of the launcher.
 copies: list[Callable[[int, bytes], None]] = []
 
 
@@ -24,14 +24,14 @@ def counted(files: int) -> str:
 
 
 def say(text: str, *, copied: bool = True) -> None:
-    """Write one line, marked as the launcher's."""
+    """Write one line with the mark of the launcher."""
     write_log(f"torchrun-launch: {text}\n".encode(errors="backslashreplace"), copied=copied)
 
 
 def write_log(data: bytes, *, copied: bool = True) -> None:
     """Write complete lines.
 
-    Not through sys.stderr: a signal handler may not enter its buffer a second time.
+    Does not use sys.stderr: a signal handler must not enter its buffer a second time.
     """
     view = memoryview(data)
     with suppress(OSError):
@@ -42,13 +42,13 @@ def write_log(data: bytes, *, copied: bool = True) -> None:
 
 
 def timestamp(seconds: float | None = None) -> str:
-    """RFC 3339 in UTC with microseconds; now where no time is given."""
+    """RFC 3339 in UTC with microseconds. Default: now."""
     moment = datetime.fromtimestamp(time.time() if seconds is None else seconds, timezone.utc)
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def write_termination_message(path: str, body: dict[str, object]) -> None:
-    """Write the termination message if the kubelet made the file for it."""
+    """Write the termination message if the kubelet has created the file for it."""
     text = str(body.get("message", ""))
     content = json.dumps({**body, "message": text[:_MESSAGE_CHARACTERS]})
     with suppress(OSError):
@@ -64,7 +64,7 @@ def wait_until(
     pause: float = 0.2,
     longest_pause: float = 1.0,
 ) -> bool:
-    """Poll until ready, or for `seconds`; log every 10 s. Returns whether it is ready."""
+    """Poll until ready, at most for `seconds`; log every 10 s. Returns whether it is ready."""
     start = last_line = time.monotonic()
     while not ready():
         now = time.monotonic()

@@ -1,6 +1,6 @@
-"""The annotations of the pod, which the kubelet keeps in a file (downward API).
+"""The annotations of the pod, which the kubelet writes to a file (downward API).
 
-By them the controller tells a running pod of changes.
+The controller uses them to notify a running pod of changes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 def annotation(file: str, name: str) -> str:
     """The value of one annotation; "" if it is not set or the file cannot be read.
 
-    The kubelet replaces the file by a rename, so it may be missing for a moment.
+    The kubelet replaces the file with a rename, so it may be missing for a moment.
     """
     if not file:
         return ""
@@ -23,6 +23,6 @@ def annotation(file: str, name: str) -> str:
 
 
 def number(file: str, name: str) -> int:
-    """An annotation as a number; 0 if it is none."""
+    """An annotation as a number; 0 if it is not a number."""
     text = annotation(file, name)
     return int(text) if text.isdigit() else 0

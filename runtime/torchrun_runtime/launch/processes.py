@@ -1,4 +1,4 @@
-"""The tree of processes below the launcher, as /proc shows it (proc(5))."""
+"""The tree of processes below the launcher, from /proc (proc(5))."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Process(NamedTuple):
-    """One process. started: clock ticks since boot; with the pid it is unique."""
+    """One process. started: clock ticks since boot; unique together with the pid."""
 
     pid: int
     parent: int
@@ -22,7 +22,7 @@ class Process(NamedTuple):
 
 
 def descendants(root: int) -> list[Process]:
-    """Living processes below `root`, parents before children."""
+    """Running processes below `root`, parents before children."""
     children = _children(_all())
     tree = list(children.get(root, ()))
     for process in tree:  # grows during the loop
@@ -31,10 +31,9 @@ def descendants(root: int) -> list[Process]:
 
 
 def foremost(tree: list[Process], number: int) -> list[Process]:
-    """The processes that a signal is meant for: the ranks, or the command itself without ranks.
+    """The processes that get a signal: the ranks, or the command itself without ranks.
 
-    A rank is the topmost process that carries LOCAL_RANK, which torchrun sets. Where that is a
-    shell, see `_inside`.
+    A rank is the topmost process with LOCAL_RANK, which torchrun sets. For a shell see `_inside`.
     """
     children = _children(tree)
     tops = ranks(tree) or tree[:1]
@@ -42,7 +41,7 @@ def foremost(tree: list[Process], number: int) -> list[Process]:
 
 
 def ranks(tree: list[Process]) -> list[Process]:
-    """The ranks of torchrun, none where nothing carries LOCAL_RANK."""
+    """The ranks of torchrun; empty if no process has LOCAL_RANK."""
     marked = {p.pid for p in tree if variable(p.pid, "LOCAL_RANK") is not None}
     return [process for process in tree if process.pid in marked and process.parent not in marked]
 
@@ -60,28 +59,28 @@ def agents(tree: list[Process]) -> list[Process]:
 
 
 def trapping(tree: list[Process], number: int) -> list[Process]:
-    """The shells that have a trap for the signal."""
+    """The shells with a trap for the signal."""
     return [p for p in tree if p.name in _SHELLS and _has(p.pid, "SigCgt", number)]
 
 
 def programs(tree: list[Process]) -> list[Process]:
-    """All but shells that wait for a child: a shell that a signal ends would leave it behind."""
+    """All but shells that wait for a child: if a signal ended the shell, the child would remain."""
     parents = {process.parent for process in tree}
     return [p for p in tree if p.name not in _SHELLS or p.pid not in parents]
 
 
 def catches(process: Process, number: int) -> bool:
-    """Whether it handles or ignores the signal, so that the signal does not end it at once."""
+    """Whether it handles or ignores the signal, so that it does not end at once."""
     return _has(process.pid, "SigCgt", number) or _has(process.pid, "SigIgn", number)
 
 
 def _inside(process: Process, children: dict[int, list[Process]], number: int) -> list[Process]:
     """The processes to signal of a shell and its children.
 
-    A shell without a trap is not signalled, only its children: the shell would die at once and
-    leave its program running. A shell with a trap is signalled, and so is its program in the
-    foreground, as the trap runs only after that has ended. Its background programs are left to the
-    trap, as in a container without a launcher.
+    For a shell without a trap, only its children get the signal: the shell would end at once and
+    leave its program running. A shell with a trap gets the signal, and so does its program in the
+    foreground, because the trap runs only after that has ended. Its background programs do not: the
+    trap handles them, as in a container without a launcher.
     """
     inner = children.get(process.pid, ())
     if process.name not in _SHELLS or not inner:
@@ -94,7 +93,7 @@ def _inside(process: Process, children: dict[int, list[Process]], number: int) -
 
 
 def _in_background(process: Process) -> bool:
-    """Started by a shell with `&`: those ignore SIGQUIT and SIGINT (POSIX, Asynchronous Lists)."""
+    """Whether a shell started it with `&`, so that it ignores SIGQUIT and SIGINT (POSIX)."""
     return _has(process.pid, "SigIgn", signal.SIGQUIT)
 
 
@@ -106,7 +105,7 @@ def _children(tree: list[Process]) -> dict[int, list[Process]]:
 
 
 def _has(pid: int, field: str, number: int) -> bool:
-    """Whether a signal is in a set of /proc/PID/status."""
+    """Whether a signal is in this set of /proc/PID/status."""
     with suppress(OSError, ValueError), open(f"/proc/{pid}/status") as file:
         for line in file:
             if line.startswith(field + ":"):
@@ -121,7 +120,7 @@ def alive(process: Process) -> bool:
 
 
 def send(processes: list[Process], number: int) -> None:
-    """Signal those that still run."""
+    """Send a signal to those that still run."""
     for process in processes:
         if alive(process):
             with suppress(OSError):
@@ -129,7 +128,7 @@ def send(processes: list[Process], number: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of orphaned descendants, which pid 1 is anyway (prctl(2))."""
+    """Become the parent of orphaned descendants (prctl(2)). As pid 1 it always is."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -143,7 +142,7 @@ def signal_name(number: int) -> str:
 
 
 def variable(pid: int, name: str) -> str | None:
-    """A variable of the environment that the process was started with."""
+    """A variable of the initial environment of the process."""
     prefix = name.encode() + b"="
     with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
         for entry in file.read().split(b"\0"):
@@ -153,7 +152,7 @@ def variable(pid: int, name: str) -> str | None:
 
 
 def state(pid: int) -> str:
-    """Its state, such as "S (sleeping)"; "gone" without a process."""
+    """The state, such as "S (sleeping)"; "gone" without a process."""
     with suppress(OSError), open(f"/proc/{pid}/status") as file:
         for line in file:
             if line.startswith("State:"):
@@ -172,7 +171,7 @@ def _read(pid: int) -> Process | None:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return None
-    # The name stands in brackets and may hold any character, also brackets.
+    # The name is in brackets and may contain any character, also brackets.
     head, _, tail = text.rpartition(")")
     fields = tail.split()
     if fields[0] in ("Z", "X"):

@@ -1,9 +1,9 @@
-"""Newer code in a running pod: another revision of the workspace, and the command once more.
+"""Newer code in a running pod: update the workspace and restart the command.
 
-All nodes must change together. An annotation announces the revision to each pod, on some a moment
-later than on others, so a node may lose its peers before it knows why. A command that ends in that
-time does not end the pod if the claim has a newer revision. Agents of two revisions never meet:
-each revision has a rendezvous id and a port of its own.
+All nodes must change together. An annotation announces the revision to each pod, but not at the
+same moment, so a node may lose its peers before it reads the annotation. If a command ends in that
+time and the PVC has a newer revision, the pod does not end. Agents of two revisions never meet:
+each revision has a separate rendezvous id and port.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from .settings import read
 from .supervise import STOPPING
 from .workspace import WorkspaceCopy
 
-# From a revision that is complete on the claim to the controller's annotation.
+# Between the publication of a revision on the PVC and the annotation of the controller.
 _ANNOTATION_SECONDS = 30.0
-# Longer than the controller takes for two patches of the annotation.
+# Longer than the controller needs for two patches of the annotation.
 LATE_SECONDS = 6.0
 _POLL = 0.05
 _PORTS = 16
 
 
 class Reload:
-    """Detects a newer revision than the one that runs.
+    """Detects a newer revision than the running one.
 
     podinfo: file of the pod's annotations. edit_wait: seconds for which a failed command keeps its
-    pod in development mode. late: seconds after a failure in which an annotation may still announce
-    newer code, where the claim does not show it and peers may run it already.
+    pod in development mode. late: seconds after a failure during which an annotation may still
+    announce newer code, if the PVC does not show it and peers may already run it.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Reload:
         return revision > self.workspace.revision and not self.workspace.accept_unchanged(revision)
 
     def await_next(self, *, failed: bool) -> bool:
-        """Wait, after the command ended, for a newer revision; whether there is one to run."""
+        """After the end of the command, wait for a newer revision; whether there is one."""
         if self.is_requested():
             return True
         with _interruptible():
@@ -63,7 +63,7 @@ class Reload:
             return failed and self._wait(self._late, "an announcement of newer code")
 
     def update(self) -> None:
-        """Bring the newer revision into the node's copy. Raises LaunchError."""
+        """Copy the newer revision to the node. Raises LaunchError."""
         with _interruptible():
             self.workspace.update(number(self._podinfo, contract.REVISION_ANNOTATION))
 
@@ -74,7 +74,7 @@ class Reload:
 def rendezvous(environment: Mapping[str, str], revision: int) -> dict[str, str]:
     """The environment with the rendezvous id and port of this revision.
 
-    The first revision of the gang keeps those of the pod.
+    The first revision of the gang uses those of the pod.
     """
     changed = dict(environment)
     first = read(environment, contract.WORKSPACE_REVISION)
@@ -96,7 +96,7 @@ def rendezvous(environment: Mapping[str, str], revision: int) -> dict[str, str]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let a signal end the launcher at once, as no command runs that could take it."""
+    """Let a signal end the launcher at once, because no command runs that could handle it."""
     before = signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     try:
         yield

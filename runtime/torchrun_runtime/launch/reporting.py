@@ -1,9 +1,9 @@
-"""Progress of rank 0, sent to the controller.
+"""Progress reports of rank 0 to the controller.
 
-Reports are throttled and sent by a thread of their own. A failed report is dropped, as the next one
-has newer values. Only the leader of the controller's replicas accepts a report, and each request
-uses a new connection, which may reach any replica. A standby answers 503; the request is repeated
-at once, within the time limit for one report.
+Reports are throttled and sent by a separate thread. A failed report is dropped, because the next
+one has newer values. Only the leader of the controller's replicas accepts a report, and each
+request uses a new connection, which may reach any replica. A standby answers 503; the request is
+repeated at once, within the time limit for one report.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ _PAUSE_SECONDS = 10.0  # between two reports
 _REPORT_SECONDS = 1.5  # for one report with its retries
 _RETRY_PAUSE = 0.1
 _TIMEOUT = 5.0
-_LAST_SECONDS = 2.0  # for the last report, when the command has ended
+_LAST_SECONDS = 2.0  # for the last report, after the end of the command
 _ACCEPTED, _RETRIED = 204, (429, 503)
 
 
 class Reporter:
     """Sends the file `progress` of a folder whenever it has changed.
 
-    url: the controller's, without the path. token_file: read each time, as the kubelet renews it.
+    url: of the controller, without the path. token_file: read for each report, because the kubelet
+    renews it.
     """
 
     def __init__(self, url: str, token_file: str, folder: str) -> None:
@@ -44,7 +45,7 @@ class Reporter:
         self._thread = start_thread(self._run)
 
     def close(self) -> None:
-        """Send the last values, within seconds."""
+        """Send the last values; takes at most _LAST_SECONDS."""
         self._ended.set()
         self._thread.join(_LAST_SECONDS)
 
@@ -55,7 +56,7 @@ class Reporter:
         self._report()
 
     def _report(self) -> bool:
-        """Send the values if they are new; whether they were, with or without success."""
+        """Send the values if they are new. Returns whether they were, also after a failure."""
         try:
             with open(self._file, "rb") as file:
                 values = file.read()
@@ -78,7 +79,7 @@ class Reporter:
         return True
 
     def _post(self, values: bytes) -> tuple[int, float, str]:
-        """HTTP code (0 without an answer), seconds to wait, error. Uses no proxy."""
+        """HTTP code (0 without a response), seconds to wait, error. Uses no proxy."""
         secure = self._url.scheme == "https"
         make = HTTPSConnection if secure else HTTPConnection
         connection = make(self._url.hostname or "", self._url.port, timeout=_TIMEOUT)

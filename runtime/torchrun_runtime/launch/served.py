@@ -1,7 +1,7 @@
-"""The node's own copy of the workspace, from a serve pod of the job, where no storage is shared.
+"""The node's copy of the workspace from a serve pod of the job, for jobs without shared storage.
 
-The environment names the serve pod and its manifest. A newer revision may be on another serve pod:
-an annotation of the worker names that one and its manifest.
+The environment has the URL of the serve pod and its manifest. A newer revision may be on another
+serve pod: an annotation of the worker then has its URL and manifest.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from .delivery import ReplacedError, Server, fetch
 from .errors import LaunchError
 from .output import wait_until
 
-# For the annotation that names another server, after the present one failed.
+# Wait for the annotation with another server, after the current one has failed.
 _ANNOTATION_SECONDS = 10.0
 
 
 class ServedWorkspace:
-    """A WorkspaceCopy of what a serve pod has."""
+    """A WorkspaceCopy of the workspace of a serve pod."""
 
     def __init__(self, first: Server, podinfo: str, target: str, seconds: float) -> None:
         self.revision = 0
@@ -29,18 +29,18 @@ class ServedWorkspace:
         self._manifest = ""
 
     def newest_revision(self) -> int:
-        """The present one: only the controller announces another."""
+        """The current one: only the controller announces another."""
         return self.revision
 
     def accept_unchanged(self, revision: int) -> bool:
-        """Take `revision` as the present one if it has the same manifest."""
+        """Set the current revision to `revision` if it has the same manifest."""
         if self._announced_server().manifest != self._manifest:
             return False
         self.revision = revision
         return True
 
     def update(self, revision: int = 0) -> None:
-        """Fetch what differs in the manifest that is announced now. Raises LaunchError."""
+        """Fetch the differences to the announced manifest. Raises LaunchError."""
         while True:
             server = self._announced_server()
             try:

@@ -16,8 +16,8 @@ from .venv import Place
 class Settings(NamedTuple):
     """command: a shell line or an argument vector. Times in seconds; grace None: the kubelet's.
 
-    place: of the job's own environment, if it has one; recipe: given where it is made here.
-    node: its index. state_dir: "" for none. hang_timeout: 0 for no watch.
+    place: of the job's Python environment, if it has one; recipe: set if this pod creates it.
+    node: index of the node. state_dir: "" for none. hang_timeout: 0 for no watch.
     edit_wait: how long a failed command's pod waits for an edit in development mode.
     """
 
@@ -47,7 +47,7 @@ class Settings(NamedTuple):
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
-    """Raises LaunchError (InvalidSetting) naming the variable, its value and what it takes."""
+    """Raises LaunchError (InvalidSetting) with the variable, its value and the accepted values."""
     launcher = read(environment, contract.LAUNCHER_MODE)
     if launcher not in ("auto", "torchrun", "none"):
         raise _invalid(contract.LAUNCHER_MODE, launcher, "auto, torchrun or none")
@@ -152,7 +152,7 @@ def _seconds(environment: Mapping[str, str], name: str) -> float:
 
 
 def _hosts(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Names that torchrun and the ranks will look up: of the rendezvous and of the master."""
+    """Host names that torchrun and the ranks resolve: of the rendezvous and of the master."""
     endpoint = read(environment, contract.PET_RDZV_ENDPOINT)
     host = endpoint.rsplit(":", 1)[0] if endpoint.count(":") == 1 else endpoint
     if endpoint.startswith("["):

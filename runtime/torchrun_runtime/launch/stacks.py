@@ -1,9 +1,8 @@
 """The Python stacks of all threads of every rank and of its children.
 
-Each Python of the command registers faulthandler on a signal (rank/sitecustomize.py), with a file
-of its own: faulthandler writes in many small pieces, and several ranks would mix in one log. The
-signal is a real-time one, which programs do not use, so its handler does not collide with one of
-the user.
+Each Python of the command registers faulthandler on a signal (rank/sitecustomize.py), with a
+separate file: faulthandler writes in many small pieces, which would mix in a shared log. The signal
+is a real-time signal, which programs do not use, so its handler does not replace one of the user.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from .processes import Process, descendants, send, state, variable
 
 STACK_SIGNAL = signal.SIGRTMAX - 1
 PREFIX = "stack."
-_WAIT_SECONDS = 2.0  # for stacks to be written; a process in an uninterruptible call writes none
+_WAIT_SECONDS = 2.0  # to write stacks; a process in an uninterruptible call writes none
 _PAUSE = 0.05
 _LONGEST = 64 << 10  # bytes of one process
 _MOST = 1 << 20  # bytes altogether
@@ -47,7 +46,7 @@ _WHY_NONE = "it is not a Python process, or it is in a call that cannot be inter
 
 
 def _processes() -> list[Process]:
-    """Ranks and their children, or the whole command where there are no ranks; ranks first."""
+    """Ranks and then their children; without ranks all processes of the command."""
     tree = descendants(os.getpid())
     ranks = [process for process in tree if variable(process.pid, "LOCAL_RANK") is not None]
     selected = ranks or tree
@@ -72,7 +71,7 @@ def _size(path: str) -> int:
 
 
 def _await(paths: list[str], before: list[int]) -> None:
-    """Return when every file has grown and none grows any more, or after some seconds."""
+    """Return when every file has grown and none grows any more, or after _WAIT_SECONDS."""
     end = time.monotonic() + _WAIT_SECONDS
     last = before
     while time.monotonic() < end:

@@ -1,7 +1,7 @@
-"""The state directory: what a launcher hands on, on the claim that all workers share.
+"""The state directory, on the PVC that all workers share.
 
-It is shared storage and may hang, fill up or be missing. Nothing here blocks the caller for longer
-than it says.
+It is shared storage and may hang, be full or be missing. No function blocks the caller for longer
+than documented.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def usable(directory: str, seconds: float = _PROBE_SECONDS) -> str:
-    """The directory if files can be made in it; else "", with a line in the log."""
+    """The directory if files can be created in it; else "", with a line in the log."""
     if not directory:
         return ""
     try:
@@ -32,9 +32,9 @@ def usable(directory: str, seconds: float = _PROBE_SECONDS) -> str:
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
-    """Return or raise what `work` does; TimeoutError if it takes longer.
+    """Return or raise what `work` does. Raises TimeoutError if it takes longer.
 
-    A thread that the storage blocks for ever stays until the process ends.
+    A thread that the storage blocks forever remains until the process ends.
     """
     done: list[T] = []
     failed: list[BaseException] = []
@@ -55,7 +55,7 @@ def within(seconds: float, work: Callable[[], T]) -> T:
 
 
 def start_thread(run: Callable[[], None]) -> threading.Thread:
-    """Start a daemon thread that takes no signals: the main thread does."""
+    """Start a daemon thread with all signals blocked: the main thread handles them."""
     thread = threading.Thread(target=run, daemon=True)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:

@@ -1,6 +1,6 @@
-"""The command's stdout and stderr, passed on at once and counted by the launcher.
+"""The command's stdout and stderr, copied without delay and counted by the launcher.
 
-Each has a pipe and goes to the container's stream of the same number, unbuffered, so that the
+Each has a pipe and is copied unbuffered to the container's stream of the same number, so that the
 container's log is the same as without the launcher.
 """
 
@@ -21,7 +21,7 @@ _CLOSE_SECONDS = 2.0
 class Streams:
     """Pipes for one command.
 
-    ends: descriptors of its stdout and stderr. consume: gets stream and bytes of all output; it
+    ends: descriptors of its stdout and stderr. consume: gets stream and bytes of all output. It
     must not block.
     """
 
@@ -34,13 +34,13 @@ class Streams:
         self._thread = start_thread(self._pass_on)
 
     def started(self) -> None:
-        """Close our copies of the ends that the command has, so that the pipes can end."""
+        """Close the launcher's copies of the command's ends, so that the pipes can end."""
         for descriptor in self.ends.values():
             os.close(descriptor)
         self.ends = {}
 
     def close(self) -> None:
-        """Wait, for a bounded time, until all output has been passed on."""
+        """Wait for a bounded time until all output is copied."""
         self.started()
         self._thread.join(_CLOSE_SECONDS)
 
@@ -63,7 +63,7 @@ class Streams:
 
 
 def _write(stream: int, data: bytes) -> None:
-    """Write all of it; errors are ignored, so that the command runs on without its log."""
+    """Write all of it. Errors are ignored, so that the command continues without its log."""
     view = memoryview(data)
     with suppress(OSError):
         while view:

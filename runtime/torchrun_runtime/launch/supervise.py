@@ -1,7 +1,7 @@
-"""Run the command: wait for it, pass signals on in the right order, leave nothing behind.
+"""Run the command: wait for it, forward signals in the right order, kill remaining processes.
 
-There are no signal handlers. All signals are blocked and taken one by one by sigtimedwait, so that
-no code runs between two others. The command itself starts with none blocked.
+There are no signal handlers. All signals are blocked, and sigtimedwait returns them one by one, so
+that no handler interrupts other code. The command itself starts with no signal blocked.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from .streams import Streams
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 _HANDLED_SIGNALS = frozenset({signal.SIGCHLD, *STOPPING})
 _IDLE = 1.0  # seconds between two looks without a signal, should one have been lost
-_POLL = 0.1  # seconds between two looks for a reload, or while killed processes end
-# While ranks end. They are not children of the launcher. Their agent looks every 0.1 s, and must
-# not be the first to see one rank fail while another saves.
+_POLL = 0.1  # seconds between two checks for a reload, or while killed processes end
+# Poll interval while ranks end. They are not children of the launcher. Their agent polls every
+# 0.1 s, and must not be the first to see that one rank fails while another saves.
 _POLL_RANKS = 0.005
 _CLEAR_SECONDS = 2.0
-RELOAD_GRACE = 5.0  # seconds that ranks have to end before newer code
-_AGENT_SECONDS = 10.0  # for torchrun to end once its ranks are gone
+RELOAD_GRACE = 5.0  # grace period of ranks for a reload, in seconds
+_AGENT_SECONDS = 10.0  # grace period of torchrun after its ranks have ended
 
 
 class StopRequest(NamedTuple):
-    """Why a watchdog ends the command at once. exit_code: of the container."""
+    """The reason why a watchdog ends the command at once. exit_code: of the container."""
 
     exit_code: int
     reason: str
@@ -51,7 +51,7 @@ class StopRequest(NamedTuple):
 
 
 class Watchdog(Protocol):
-    """Checks something beside the running command; no method may block for more than seconds."""
+    """A check during the command. No method may block for more than a few seconds."""
 
     def check(self) -> StopRequest | None:
         """Called about every second until the command is asked to end."""
@@ -63,8 +63,8 @@ class Watchdog(Protocol):
 class CommandExit(NamedTuple):
     """How the command ended.
 
-    signal: that ended it, if any. stopped_by: the signal that the launcher passed on, if any.
-    stop_request: of a watchdog. for_reload: the launcher ended it to start it again.
+    signal: the one that ended it, or None. stopped_by: the signal that the launcher forwarded, or
+    None. stop_request: of a watchdog. for_reload: the launcher ended it for a restart.
     """
 
     exit_code: int
@@ -84,10 +84,12 @@ def supervise(
 ) -> CommandExit:
     """Run `argv` to its end.
 
-    grace: seconds that the ranks may take to end after SIGTERM, None for as long as the kubelet
-    allows. streams: the command's output, None for the launcher's own. reload: asked ten times a
-    second whether to end the command for newer code. Raises LaunchError (CommandNotFound,
+    grace: seconds that the ranks have to end after SIGTERM; None: the grace period of the kubelet.
+    streams: the command's output; None: that of the launcher. reload: called ten times a second,
+    returns whether to end the command for newer code. Raises LaunchError (CommandNotFound,
     CommandNotExecutable).
+
+    By priority: a stop in progress, then newer code, then the watchdogs.
     """
     adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
@@ -123,14 +125,14 @@ def _pause(
     stop_request: StopRequest | None,
     reload: Callable[[], bool] | None,
 ) -> float:
-    """Seconds to wait for a signal before the next look."""
+    """Seconds to wait for a signal before the next check."""
     if stop:
         return _POLL_RANKS
     return _POLL if stop_request or reload else _IDLE
 
 
 def _stop_signal(seconds: float) -> int:
-    """Wait for a signal; the number of one that asks to stop, 0 for any other or none."""
+    """Wait for a signal; its number if it is in STOPPING, 0 for any other or none."""
     received = signal.sigtimedwait(_HANDLED_SIGNALS, seconds)
     return received.si_signo if received is not None and received.si_signo in STOPPING else 0
 
@@ -138,7 +140,7 @@ def _stop_signal(seconds: float) -> int:
 def _command_exit(
     status: int, stop: _GracefulStop | None, stop_request: StopRequest | None
 ) -> CommandExit:
-    """status: as of waitpid(2)."""
+    """status: of waitpid(2)."""
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     code = os.WEXITSTATUS(status) if number is None else 128 + number
     for_reload = stop is not None and stop.for_reload
@@ -156,13 +158,13 @@ def _first_stop_request(watchdogs: Sequence[Watchdog]) -> StopRequest | None:
 
 
 class _GracefulStop:
-    """Signal the ranks, which may write a checkpoint; end the rest when they are gone.
+    """Signal the ranks, which may write a checkpoint; end the other processes after them.
 
-    torchrun kills its ranks 30 s after a SIGTERM of its own; old releases cannot change that.
-    Therefore it gets its signal last. torchrun also terminates all ranks when one of them dies of
-    the signal while another still saves. Therefore it is halted (SIGSTOP) for that time, so that
-    neither a second SIGTERM nor a SIGKILL reaches a rank that saves. A reload needs no torchrun
-    that ends by itself, and kills it.
+    torchrun kills its ranks 30 s after it gets SIGTERM; old releases cannot change that. Therefore
+    it gets its signal last. torchrun also terminates all ranks if one of them dies of the signal
+    while another still saves. Therefore it is halted (SIGSTOP) for that time, so that neither a
+    second SIGTERM nor a SIGKILL reaches a rank that saves. For a reload, torchrun need not end by
+    itself and is killed.
     """
 
     def __init__(self, number: int, grace: float | None, *, for_reload: bool = False) -> None:
@@ -214,7 +216,7 @@ class _GracefulStop:
         send(self._agents if self._halted else [], signal.SIGCONT)
 
     def _kill_rest(self) -> None:
-        """Kill what does not end, except shells in their traps and the programs of those."""
+        """Kill processes that do not end, except shells in their traps and their programs."""
         remaining = descendants(os.getpid())
         shells = trapping(remaining, signal.SIGTERM)
         spared = shells if self._rest else []
@@ -230,7 +232,7 @@ class _GracefulStop:
 
 
 def _start(argv: list[str], environment: Mapping[str, str], streams: Streams | None) -> int:
-    """Start the command and return its pid; Python's own signal dispositions are undone."""
+    """Start the command and return its pid. The signal dispositions of Python are reset."""
     ends = streams.ends.items() if streams else ()
     try:
         return os.posix_spawnp(
@@ -253,7 +255,7 @@ def _start(argv: list[str], environment: Mapping[str, str], streams: Streams | N
 
 
 def _clear() -> None:
-    """Kill what the command left, and reap it; bounded, as the kernel may hold a process back."""
+    """Kill and reap remaining processes, for a bounded time: the kernel may block a process."""
     end = time.monotonic() + _CLEAR_SECONDS
     while time.monotonic() < end:
         remaining = descendants(os.getpid())
@@ -265,7 +267,7 @@ def _clear() -> None:
 
 
 def _reap(child: int) -> int | None:
-    """Reap every child that ended, own or adopted; the wait status of `child`, if it is one."""
+    """Reap all ended children, also adopted ones; the wait status of `child`, or None."""
     ended = None
     with suppress(ChildProcessError):
         while True:

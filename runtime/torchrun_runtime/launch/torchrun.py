@@ -1,4 +1,4 @@
-"""Finding torchrun in the user's image."""
+"""Find torchrun in the user's image."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _PROBE_SECONDS = 60
 
 
 def python() -> str:
-    """The image's python: what `python` and `python3` mean there, else what runs the launcher."""
+    """The image's `python` or `python3`; else the one that runs the launcher."""
     return shutil.which("python") or shutil.which("python3") or sys.executable
 
 
 def argv(run: Run) -> list[str]:
-    """The whole command line; torchrun takes all else (nodes, rendezvous) from PET_*.
+    """The whole command line. torchrun reads nodes and rendezvous from PET_*.
 
-    Raises LaunchError (TorchMissing) where the image has no torch to run under.
+    Raises LaunchError (TorchMissing) if the image has no torch.
     """
     if not run.under_torchrun:
         return run.argv

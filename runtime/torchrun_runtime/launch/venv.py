@@ -1,14 +1,14 @@
-"""The job's own Python environment: what `requirements` and `setupCommand` install, once.
+"""The job's Python environment, into which `requirements` and `setupCommand` are installed once.
 
-It is a virtual environment above the packages of the image, so torch need not be installed again
-and the image need not be writable. Environments are in one folder, usually `env/` of the workspace
-claim, named by a digest of their content:
+It is a virtual environment on top of the packages of the image, so torch need not be installed
+again and the image need not be writable. Environments are in one folder, usually `env/` of the
+workspace PVC, named by a digest of their content:
 
     <key>/       a complete environment, with its marker .complete
-    .new-*/      one that is being made; renamed when it is complete, else discarded
+    .new-*/      an unfinished one; renamed when it is complete, else discarded
 
-A virtual environment contains its own path in many files. Therefore it is always used through a
-link that has the same path in every pod, wherever the folder is mounted.
+A virtual environment contains its path in many files. Therefore it is always used through a link
+with the same path in every pod, wherever the folder is mounted.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from .install import Recipe, install
 from .output import say, timestamp, wait_until
 
 MARKER = ".complete"
-# The marker of an unfinished environment. A later setup pod removes it with the environment, and an
-# earlier one that still runs, on a node that is cut off, cannot finish what it then writes.
+# The marker of an unfinished environment. A later setup pod removes it with the environment. Then
+# an earlier pod that still runs on a lost node cannot finish its environment.
 UNFINISHED_MARKER = ".unfinished"
 _UNFINISHED = ".new-"
-_MAX_ENVIRONMENTS = 2  # the current one, and the previous one, which a gang may still use
+_MAX_ENVIRONMENTS = 2  # the current one and the previous one, which a gang may still use
 
 
 class Place(NamedTuple):
-    """Paths of an environment. folder: of all; key: its name there; link: its path in use."""
+    """Paths of an environment. folder: of all; key: its name there; link: the path for its use."""
 
     folder: str
     key: str
@@ -53,9 +53,9 @@ class Place(NamedTuple):
 
 
 def make(place: Place, recipe: Recipe) -> None:
-    """Make the environment if it is missing; its commands run in the present directory.
+    """Create the environment if it is missing; its commands run in the current directory.
 
-    Raises LaunchError: SetupFailed with the exit code and the last lines of what failed,
+    Raises LaunchError: SetupFailed with the exit code and last lines of the failed command,
     EnvironmentNotReady.
     """
     if place.complete():
@@ -73,7 +73,7 @@ def make(place: Place, recipe: Recipe) -> None:
 
 
 def use(place: Place, environment: Mapping[str, str], seconds: float) -> dict[str, str]:
-    """Wait up to `seconds` for the environment; the variables to run a command in it.
+    """Wait up to `seconds` for the environment; returns the variables for commands in it.
 
     Raises LaunchError (EnvironmentNotReady).
     """
@@ -92,7 +92,7 @@ def use(place: Place, environment: Mapping[str, str], seconds: float) -> dict[st
 
 
 def activated(directory: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """What `bin/activate` of a virtual environment sets."""
+    """The variables that `bin/activate` of a virtual environment sets."""
     path = environment.get("PATH") or os.defpath
     return {
         "VIRTUAL_ENV": directory,
@@ -102,7 +102,7 @@ def activated(directory: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def link(path: str, target: str) -> None:
-    """Make or replace the link `path` to `target`. Raises OSError."""
+    """Create or replace the link `path` to `target`. Raises OSError."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     fresh = f"{path}.{os.getpid()}"
     with suppress(FileNotFoundError):
@@ -157,7 +157,7 @@ def _age(directory: str) -> float:
 
 
 def _discard(directories: Iterable[str]) -> None:
-    """Remove directories; those of another user stay and only take space."""
+    """Remove directories. Those of another user remain and only use space."""
     for directory in directories:
         for marker in (MARKER, UNFINISHED_MARKER):
             with suppress(OSError):
@@ -166,7 +166,7 @@ def _discard(directories: Iterable[str]) -> None:
 
 
 def _flush(directory: str) -> None:
-    """Flush the file system, so that no marker is on disk before its environment."""
+    """Flush the file system, so that the marker is not on disk before its environment."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         ctypes.CDLL(None).syncfs(descriptor)

@@ -1,4 +1,4 @@
-"""The node's own copy of the workspace, from the claim that all workers share."""
+"""The node's copy of the workspace, from the PVC that all workers share."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .errors import LaunchError
 from .manifest import Entry, parse
 from .output import counted, say, wait_until
 
-# Claims are often on network file systems, where copies wait for round trips.
+# PVCs are often on network file systems, where copies wait for round trips.
 _THREADS = 16
 _SEEN_SECONDS = 30.0
-_BATCH = 16  # files; one task for each of 200,000 would need much memory
+_BATCH = 16  # files of one task; 200,000 tasks would need much memory
 
 
 class WorkspaceCopy(Protocol):
-    """The node's own copy of the workspace, wherever its revisions come from.
+    """The node's copy of the workspace, from any source.
 
-    revision: that the copy has, 0 before the first.
+    revision: of the copy, 0 before the first.
     """
 
     revision: int
@@ -36,27 +36,27 @@ class WorkspaceCopy(Protocol):
         """The newest revision that is known without the controller."""
 
     def accept_unchanged(self, revision: int) -> bool:
-        """Take `revision` as the present one if its content is known to be the same."""
+        """Set the current revision to `revision` if its content is known to be the same."""
 
     def update(self, revision: int = 0) -> None:
-        """Copy what differs in `revision`, or in the newest one for 0. Raises LaunchError."""
+        """Copy the differences to `revision`, or to the newest one for 0. Raises LaunchError."""
 
 
 class CopyStats(NamedTuple):
-    """What was copied. bytes: sum of the files' sizes."""
+    """Counts of copied files. bytes: sum of their sizes."""
 
     files: int
     bytes: int
 
 
 class SharedWorkspace:
-    """A WorkspaceCopy of revisions on a claim."""
+    """A WorkspaceCopy of revisions on a PVC."""
 
     def __init__(self, source: str, target: str) -> None:
         self.revision = 0
         self._source = source
         self._target = target
-        self._copied: dict[str, Entry] = {}  # by path; empty while that is not known
+        self._copied: dict[str, Entry] = {}  # by path; empty while unknown
 
     def wait(self, seconds: float) -> None:
         """Wait for the first revision. Raises LaunchError (WorkspaceNotReady)."""
@@ -69,7 +69,7 @@ class SharedWorkspace:
             )
 
     def newest_revision(self) -> int:
-        """The revision that the marker names; 0 where it cannot be read."""
+        """The revision in the marker; 0 if it cannot be read."""
         try:
             with open(os.path.join(self._source, MARKER), encoding="utf-8") as file:
                 return int(json.loads(file.read())["revision"])
@@ -77,14 +77,14 @@ class SharedWorkspace:
             return 0
 
     def accept_unchanged(self, revision: int) -> bool:
-        """Never: the content of the new revision is not known yet."""
+        """Does nothing, because the content of the new revision is not known yet."""
         del revision
         return False
 
     def update(self, revision: int = 0) -> None:
-        """Copy what differs in the revision, in the newest one for 0.
+        """Copy the differences to the revision, or to the newest one for 0.
 
-        The newest one replaces a revision that was removed. Raises LaunchError
+        If the revision was removed, the newest one is copied. Raises LaunchError
         (WorkspaceCopyFailed).
         """
         start = time.monotonic()
@@ -110,7 +110,7 @@ class SharedWorkspace:
         )
 
     def _wait_for(self, revision: int, tree: str) -> None:
-        """A network file system may show a revision later than the controller announces it."""
+        """Wait for the revision: a network file system may show it later than the annotation."""
 
         def is_visible() -> bool:
             return os.path.isdir(tree) or self.newest_revision() > revision
@@ -118,21 +118,21 @@ class SharedWorkspace:
         wait_until(is_visible, _SEEN_SECONDS, f"revision {revision} of the workspace")
 
     def _copy_revision(self, revision: int, tree: str) -> CopyStats:
-        """Copy only what differs where the manifests of the copy and of the revision are known."""
+        """Copy the revision; only differences if the manifests of copy and revision are known."""
         manifest = self._manifest(revision)
         if not (self._copied and manifest):
             copied = copy_tree(tree, self._target)
         else:
             removed = [path for path in self._copied if path not in manifest]
             changed = [path for path, entry in manifest.items() if self._copied.get(path) != entry]
-            self._copied = {}  # not known until all is done
+            self._copied = {}  # unknown until the copy is complete
             remove(self._target, removed)
             copied = _copy_changed(tree, self._target, changed)
         self._copied = manifest
         return copied
 
     def _manifest(self, revision: int) -> dict[str, Entry]:
-        """Entries of the revision's manifest by path; empty where it has none."""
+        """Entries of the revision's manifest by path; empty without a manifest."""
         try:
             with open(os.path.join(self._revision(revision), "manifest"), encoding="utf-8") as file:
                 return {entry.path: entry for entry in parse(file.read())}
@@ -144,7 +144,7 @@ class SharedWorkspace:
 
 
 def remove(target: str, paths: Iterable[str]) -> None:
-    """Remove files, and directories that are empty then."""
+    """Remove files, and directories that become empty."""
     for path in paths:
         full = os.path.join(target, path)
         with suppress(OSError):
@@ -168,7 +168,7 @@ def _copy_changed(tree: str, target: str, paths: list[str]) -> CopyStats:
 
 
 def modified(path: str) -> float:
-    """Modification time of the file; 0 if there is none."""
+    """Modification time of the file; 0 if it does not exist."""
     return os.stat(path).st_mtime if os.path.exists(path) else 0.0
 
 
@@ -184,7 +184,7 @@ def show_as_newer(path: str, before: float) -> None:
 def copy_tree(source: str, target: str) -> CopyStats:
     """Copy regular files and directories with their permission bits; replaces existing files.
 
-    Raises OSError, also for any other kind of file: a synced workspace has no links.
+    Raises OSError, also for other kinds of files: a workspace has no links.
     """
     with ThreadPoolExecutor(_THREADS, initializer=_block_signals) as pool:
         done = list(pool.map(_copy_files, _batches(_files(source, target))))
@@ -198,7 +198,7 @@ class _File(NamedTuple):
 
 
 def _files(source: str, target: str) -> Iterator[_File]:
-    """Every file below `source`; makes each directory before its first file."""
+    """Yield the files below `source`; creates each directory before its first file."""
     os.makedirs(target, exist_ok=True)
     with os.scandir(source) as entries:
         for entry in entries:
@@ -213,7 +213,7 @@ def _files(source: str, target: str) -> Iterator[_File]:
 
 
 def _block_signals() -> None:
-    """Leave all signals to the main thread: a thread that ends could lose one."""
+    """Block all signals, which the main thread handles: a thread that ends could lose one."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 

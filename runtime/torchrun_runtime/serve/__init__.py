@@ -1,1 +1,1 @@
-"""Serves a workspace to the workers of its job, and to no other client."""
+"""Serves a workspace to the workers of its job, and to no other clients."""

@@ -3,11 +3,11 @@
     GET /v1/manifest        the manifest's text, zlib-compressed
     POST /v1/files          {"manifest": SHA256, "entries": [[FIRST, LAST], ...]}: the bytes of
                             those files of the manifest, one after the other
-    GET /readyz             200 once the workspace is whole
+    GET /readyz             200 once the workspace is complete
 
-A worker checks both by their digests, requests only files that it lacks, and requests again what
-did not arrive. So the server has no state for a worker. It sends files to a few workers of a large
-gang at a time, with the full bandwidth, while the others wait.
+A worker checks both by their digests, requests only missing files, and repeats requests for files
+that did not arrive. So the server has no state for a worker. It sends files to a few workers of a
+large gang at a time, with the full bandwidth, while the others wait.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from torchrun_runtime.sync.report import log
 
 STREAMS = 8
 _LARGEST_REQUEST = 8 << 20  # ranges of 200,000 single entries
-# A reader that takes nothing for so long is given up, and its turn with it.
+# A client that reads nothing for this time is disconnected, and the next one is served.
 _SEND_SECONDS = 60.0
 
 T = TypeVar("T")
@@ -35,14 +35,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class EntryRanges(msgspec.Struct, frozen=True):
-    """Body of POST /v1/files: ascending ranges of the manifest's entries, both ends in them."""
+    """Body of POST /v1/files: ascending ranges of the manifest's entries, ends included."""
 
     manifest: str
     entries: list[tuple[int, int]]
 
 
 def application(tree: Tree, verifier: Verifier) -> web.Application:
-    """The application. `tree` is read in separate threads."""
+    """The HTTP application. `tree` is read in separate threads."""
     handlers = _Handlers(tree, verifier)
     app = web.Application(client_max_size=_LARGEST_REQUEST)
     app.add_routes(
@@ -67,7 +67,7 @@ class _Handlers:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def guarded(self, handler: Handler) -> Handler:
-        """`handler` for workers of the job only."""
+        """The handler, restricted to workers of the job."""
 
         async def guard(request: web.Request) -> web.StreamResponse:
             scheme, _, token = request.headers.get("Authorization", "").partition(" ")
@@ -117,7 +117,7 @@ class _Handlers:
             async with self._turns:
                 await self._send(request, response, selection.blocks())
         except (OSError, TimeoutError) as error:
-            # Too late for another answer: the worker notices by the length, and asks again.
+            # Too late for an error: the worker notices the wrong length and repeats the request.
             log("interrupted", "warning", peer=request.remote or "", cause=str(error))
             if request.transport is not None:
                 request.transport.abort()
@@ -137,7 +137,7 @@ class _Handlers:
 
 
 def _ascending(ranges: list[tuple[int, int]]) -> bool:
-    """Whether each entry is asked for once: else a short request could ask for any amount."""
+    """Whether each entry is requested once: else a short request could return any amount."""
     return all(before[1] < after[0] for before, after in pairwise(ranges))
 
 

@@ -1,9 +1,9 @@
 """The public keys of the cluster's service-account tokens, from the API server.
 
-They come from `/openid/v1/jwks` of the API server itself, as pods may not reach its `issuer`. Every
+They come from `/openid/v1/jwks` of the API server, because pods may not reach its `issuer`. Every
 service account may read them (ClusterRole system:service-account-issuer-discovery, bound to
 system:serviceaccounts since Kubernetes 1.20), so the pod needs no role and no TokenReview. A gang
-of any size costs one request.
+of any size needs one request.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from torchrun_runtime.sync.report import log
 
 _TIMEOUT_SECONDS = 10.0
-# An unknown key calls for a look, at most this often: anybody may show a token with one.
+# An unknown key triggers a request, at most this often: any client can send a token with one.
 _AGAIN_SECONDS = 10.0
 
 Fetch = Callable[[], Awaitable[jwt.PyJWKSet]]
@@ -31,7 +31,7 @@ class KeysUnavailableError(Exception):
 
 
 class Keys:
-    """Keys by their id. A rotated key is found when its first token is shown."""
+    """Keys by id. A rotated key is fetched when its first token arrives."""
 
     def __init__(self, fetch: Fetch, clock: Callable[[], float] = time.monotonic) -> None:
         self._fetch = fetch
@@ -41,20 +41,20 @@ class Keys:
         self._lock = asyncio.Lock()
 
     async def get(self, key_id: str | None) -> jwt.PyJWK | None:
-        """The key, None where the cluster has no such one. Raises KeysUnavailableError."""
+        """The key; None if the cluster does not have it. Raises KeysUnavailableError."""
         if key_id in self._keys:
             return self._keys[key_id]
         async with self._lock:
             if key_id not in self._keys and self._clock() - self._fetched_at >= _AGAIN_SECONDS:
                 key_set = await self._fetch()
-                # Only now: a look that failed is repeated at once.
+                # Set after the request, so that a failed request is repeated at once.
                 self._fetched_at = self._clock()
                 self._keys = {key.key_id: key for key in key_set.keys}
         return self._keys.get(key_id)
 
 
 class ApiServer:
-    """A client of the API server with the pod's own token, which the kubelet renews."""
+    """A client of the API server with the token of the pod, which the kubelet renews."""
 
     def __init__(self, url: str, directory: Path) -> None:
         self._url = f"{url}/openid/v1/jwks"
@@ -63,7 +63,7 @@ class ApiServer:
 
     async def __aenter__(self) -> Self:
         context = ssl.create_default_context(cafile=self._directory / "ca.crt")
-        # Many clusters' authorities lack what Python 3.13 demands beyond RFC 5280's musts.
+        # The certificates of many clusters lack fields that Python 3.13 requires beyond RFC 5280.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         timeout = ClientTimeout(total=_TIMEOUT_SECONDS)
         self._session = ClientSession(connector=TCPConnector(ssl=context), timeout=timeout)
@@ -79,7 +79,7 @@ class ApiServer:
             await self._session.close()
 
     async def signing_keys(self) -> jwt.PyJWKSet:
-        """Ask for the keys. Raises KeysUnavailableError."""
+        """Request the keys. Raises KeysUnavailableError."""
         assert self._session is not None
         try:
             token = (self._directory / "token").read_text().strip()

@@ -1,4 +1,4 @@
-"""The settings of a serve pod, from its environment; checked once at the start."""
+"""The settings of a serve pod, from its environment, validated at the start."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torchrun_runtime.sync.errors import SyncError
 
 @dataclass(frozen=True)
 class Settings:
-    """namespace, job: whose workers are served. api_server: its URL; api_dir: token and ca.crt."""
+    """namespace, job: of the workers. api_server: URL; api_dir: directory of token and ca.crt."""
 
     namespace: str
     job: str
@@ -23,7 +23,7 @@ class Settings:
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
-    """Raises SyncError (InvalidSetting) naming the variable and what it takes."""
+    """Raises SyncError (InvalidSetting) with the variable and the accepted values."""
     port = workspace_contract.SERVE_PORT.read(environment)
     if not (port.isascii() and port.isdigit() and int(port) < 65536):
         raise _invalid(workspace_contract.SERVE_PORT.name, port, "a port")

@@ -1,4 +1,4 @@
-"""The check of a token: it must be of a worker of this job, signed by the cluster.
+"""The validation of tokens: a token must belong to a worker of this job, signed by the cluster.
 
 A worker's token has the audience torchrun.ai/workspace alone. The API server does not accept it,
 and the serve pod accepts no token for the API server. The token is bound to its pod and has the
@@ -11,9 +11,9 @@ import jwt
 from torchrun_api import names
 from torchrun_runtime.serve.keys import Keys
 
-# What kube-apiserver signs with: RSA and ECDSA keys, never a shared secret, never "none".
+# The algorithms of kube-apiserver: RSA and ECDSA keys, never a shared secret, never "none".
 _ALGORITHMS = ["RS256", "RS384", "RS512", "ES256", "ES384", "ES512"]
-_LEEWAY_SECONDS = 10  # by which clocks of nodes may differ
+_LEEWAY_SECONDS = 10  # accepted difference between the clocks of nodes
 _LONGEST = 16384
 
 

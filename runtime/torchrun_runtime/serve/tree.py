@@ -12,11 +12,11 @@ _BLOCK = 1 << 20
 
 
 class NotThereError(Exception):
-    """The request is for another workspace than the one that the pod serves."""
+    """The request is for another workspace than the served one."""
 
 
 class Revision(NamedTuple):
-    """One revision. packed: its manifest's text, compressed."""
+    """One revision. packed: the compressed text of its manifest."""
 
     number: int
     manifest: Manifest
@@ -31,11 +31,11 @@ class Tree:
         self._revision: Revision | None = None
 
     def ready(self) -> bool:
-        """Whether there is a whole workspace."""
+        """Whether there is a complete workspace."""
         return self._claim.marker() is not None
 
     def newest(self) -> Revision | None:
-        """The revision of the marker, None before there is one."""
+        """The revision of the marker; None without a marker."""
         marker = self._claim.marker()
         if marker is None:
             return None
@@ -46,7 +46,7 @@ class Tree:
         return self._revision
 
     def select(self, sha256: str, ranges: Sequence[tuple[int, int]]) -> "Selection":
-        """The files of these ranges of the manifest's entries, both ends in them.
+        """The files of these ranges of the manifest's entries, ends included.
 
         Raises NotThereError if the manifest has changed or has fewer entries.
         """
@@ -74,7 +74,7 @@ class Selection(NamedTuple):
         return sum(file.size for file in self.files)
 
     def blocks(self) -> Iterator[bytes]:
-        """The files' bytes in blocks of a megabyte, many small files in one. Raises OSError."""
+        """The content in blocks of a mebibyte, with many small files in one. Raises OSError."""
         block = bytearray()
         for entry in self.files:
             with (self.tree / entry.path).open("rb", buffering=0) as file:

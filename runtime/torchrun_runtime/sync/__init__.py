@@ -1,1 +1,1 @@
-"""Prepares the workspace of a job: takes an archive over HTTP and extracts it onto the claim."""
+"""Prepares the workspace of a job: receives or fetches it and writes it to the PVC."""

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fault = unavailable(settings.directory, error)
         return _failed(settings, fault.reason, fault.message, fault.permanent)
     except Exception as error:
-        # The condition of the job shows this message, and no user reads a traceback there.
+        # The condition of the job shows this message; a traceback would not help its user.
         traceback.print_exc()
         message = (
             f"The sync pod failed because of a bug: {error!r}. Read its log and report the bug."
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make_workspace(settings: Settings) -> Marker:
-    """Receive or fetch the workspace. Each source imports its own libraries only."""
+    """Receive or fetch the workspace. Each source imports only the libraries that it needs."""
     if settings.source == "zip":
         from torchrun_runtime.sync.receive import receive
 

@@ -1,9 +1,9 @@
-"""The parts of a source's URL, and the addresses of its host: the guard against SSRF.
+"""The parts of a source's URL and the addresses of its host, validated against SSRF.
 
 The API server has matched the URL against a pattern. The pod does not rely on that: it matches the
-form again, checks percent-encoded parts decoded, and resolves the host once, so that connections go
-to the checked addresses. Link-local addresses and the metadata addresses of clouds are refused in
-every spelling, as they give out the credentials of the node.
+form again, checks percent-encoded parts after decoding, and resolves the host once, so that
+connections go to the checked addresses. Link-local addresses and the metadata addresses of clouds
+are refused in every notation, because they return the credentials of the node.
 """
 
 import ipaddress
@@ -60,7 +60,7 @@ class Location:
 
     @property
     def shown(self) -> str:
-        """For messages and logs: no user, no query."""
+        """The URL for messages and logs, without user and query."""
         default = self.port == _DEFAULT_PORTS[self.scheme]
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}{'' if default else f':{self.port}'}/{self.path}"
@@ -121,9 +121,9 @@ def shown_url(url: str) -> str:
 
 
 def resolve(host: str, port: int) -> tuple[str, ...]:
-    """Addresses of the host, in the resolver's order; every one of them may be connected to.
+    """Addresses of the host, in the order of the resolver. All of them are permitted.
 
-    Raises SyncError: FetchFailed, which may pass, or ForbiddenAddress.
+    Raises SyncError: FetchFailed, which is temporary, or ForbiddenAddress.
     """
     try:
         records = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -143,7 +143,7 @@ def resolve(host: str, port: int) -> tuple[str, ...]:
 
 
 def https_proxy(host: str, port: int) -> str:
-    """URL of the proxy that the pod's HTTPS_PROXY and NO_PROXY name for the host; "" for none."""
+    """URL of the proxy for the host by the pod's HTTPS_PROXY and NO_PROXY; "" for none."""
     proxies = urllib.request.getproxies_environment()
     if urllib.request.proxy_bypass(f"{host}:{port}", proxies):
         return ""
@@ -151,7 +151,7 @@ def https_proxy(host: str, port: int) -> str:
 
 
 def resolve_literal(host: str, port: int) -> None:
-    """Judge a host that is an address; a name is left to the proxy, which alone can resolve it.
+    """Check a host that is an address. A name is not checked: only the proxy can resolve it.
 
     Raises SyncError (ForbiddenAddress).
     """
@@ -163,7 +163,7 @@ def resolve_literal(host: str, port: int) -> None:
 
 
 def is_forbidden(address: _Address) -> bool:
-    """Whether fetches from the address are forbidden, in any of its forms."""
+    """Whether fetches from the address are forbidden, in any notation."""
     if isinstance(address, ipaddress.IPv6Address) and any(map(is_forbidden, _inner(address))):
         return True
     return (

@@ -1,4 +1,4 @@
-"""From a manifest to a tree: each file from content that the claim has, or that was uploaded."""
+"""From a manifest to a tree: each file comes from content on the PVC or from the upload."""
 
 import hashlib
 import os
@@ -22,12 +22,12 @@ from torchrun_runtime.sync.upload import FULL
 _THREADS = 16
 _PIECE = 1 << 20
 
-# A content as a file has it: digest and mode. Files that share it can be one file of the disk.
+# Digest and mode of a file. Files with the same key can be one file on disk.
 Content = tuple[str, str]
 
 
 class Assembly:
-    """Assembles one workspace. All its files are on this claim and never change again."""
+    """Assembles one workspace. All its files are on this PVC and never change again."""
 
     def __init__(self, claim: Claim, manifest: Manifest, limits: Limits) -> None:
         self.manifest = manifest
@@ -37,7 +37,7 @@ class Assembly:
         self._packs = 0
 
     def reuse_own_files(self) -> None:
-        """Use the files of the claim's present revision, as hard links."""
+        """Reuse the files of the current revision, as hard links."""
         marker = self._claim.marker()
         if marker is None:
             return
@@ -50,7 +50,7 @@ class Assembly:
                         self._available[_content(entry)] = path
 
     def copy_from_base(self, base: Claim) -> int:
-        """Copy missing files from another claim if their digests match; the bytes copied."""
+        """Copy missing files from another PVC if their digests match; the number of bytes."""
         marker = base.marker()
         if marker is None:
             return 0
@@ -71,9 +71,9 @@ class Assembly:
             return sum(pool.map(copy, present.values()))
 
     def add_archive(self, archive: Path) -> None:
-        """Take the contents of an archive of files of this workspace.
+        """Add the contents of an archive of files of this workspace.
 
-        Raises ArchiveError, also where a member is not what the manifest says; as `extract` else.
+        Raises as `extract`, and ArchiveError if a member differs from the manifest.
         """
         self._packs += 1
         self._claim.work.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ class Assembly:
                 self._available[_content(entry)] = directory / entry.path
 
     def missing(self) -> list[int]:
-        """Numbers of the entries that have to be uploaded; each content once."""
+        """Numbers of the entries to upload; each content once."""
         listed: set[Content] = set()
         numbers = []
         for number, entry in enumerate(self.manifest.entries):
@@ -102,7 +102,7 @@ class Assembly:
         return numbers
 
     def build(self) -> None:
-        """Make the new tree of it; nothing may be missing.
+        """Create the new tree. No content may be missing.
 
         Raises OSError, SyncError (WorkspaceFull).
         """
@@ -148,13 +148,13 @@ def _link(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno in FULL:
             raise
-        # Not every file system has links, and those that do have a most of them for one file.
+        # Some file systems have no links; others limit their number for one file.
         shutil.copyfile(source, target)
         shutil.copymode(source, target)
 
 
 def _copy_checked(source: Path, target: Path, entry: Entry) -> bool:
-    """Copy a file if it still has the content that it had; any fault of the base is a no."""
+    """Copy a file if its content still matches the digest; False at any error of the base."""
     digest = hashlib.sha256()
     try:
         with source.open("rb", buffering=0) as reader:

@@ -1,14 +1,13 @@
-"""Who may upload: a client that knows a secret of the job.
+"""Authorization of uploads: the client must know a secret of the job.
 
-Any pod of the cluster can reach the sync pod's port. The controller passes on annotations of the
-job, which only those who may edit the job can set:
+Any pod of the cluster can reach the sync pod's port. The controller copies annotations of the job,
+which only users who may edit the job can set:
 
-- The SHA-256 of a token. A client that shows the token may upload any workspace.
-- The SHA-256 of the only workspace that is accepted. A client that names it may upload that one. It
-  is in no answer and no log line, so that only those who may read the job, or have the files, know
-  it.
+- The SHA-256 of a token. A client that sends the token may upload any workspace.
+- The SHA-256 of the only accepted workspace. A client that sends it may upload that one. It is in
+  no response and no log line, so only users who may read the job or have the files know it.
 
-Without either nobody may upload.
+Without either annotation no upload is accepted.
 """
 
 import hashlib
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 
 from torchrun_runtime.sync.errors import UploadError
 
-TOKEN_HEADER = "X-Torchrun-Upload-Token"  # noqa: S105  # the header's name
+TOKEN_HEADER = "X-Torchrun-Upload-Token"  # noqa: S105  # the name of a header
 
 _HOW = (
     "Run: kubectl torchrun sync JOB, or first: kubectl annotate tj JOB"

@@ -1,16 +1,16 @@
-"""The layout of the workspace claim, and the steps that publish a revision atomically.
+"""The layout of the workspace PVC, and the steps that publish a revision atomically.
 
-    revisions/<n>/tree/      the workspace as of revision n; its files never change
-    revisions/<n>/manifest   what that tree holds
-    .sync_success            marker, names the complete revision that shall run
+    revisions/<n>/tree/      the workspace of revision n; its files never change
+    revisions/<n>/manifest   the manifest of that tree
+    .sync_success            marker, names the complete revision to run
     state/                   the only directory that workers may write to, as any user
-    env/                     Python environments of setup pods, which run as the workers do
+    env/                     Python environments of setup pods, which run as the user of workers
     tree.new-<pod>/          the next revision while it is written; discarded by the next pod
-    .incoming/               unfinished upload; outlives the pod except for work/
+    .incoming/               unfinished upload; outlives the pod, except work/
 
-A new revision is written beside the others and shares its unchanged files with them. It exists once
-the marker, replaced by a rename, names it. If the pod is killed between two steps, the next pod
-finds the marker or does the work again.
+A new revision is written next to the others and shares unchanged files with them. It exists once
+the marker, which is replaced with a rename, names it. If the pod is killed between two steps, the
+next pod finds the marker or repeats the work.
 """
 
 import ctypes
@@ -33,8 +33,7 @@ NEW = "tree.new"
 class Marker:
     """The published revision. bytes: sum of its files' sizes; time: RFC 3339.
 
-    sha256: of the upload. commit, source: of a fetched workspace, its content and its source's
-    digest.
+    sha256: of the upload. commit, source: content and digest of the source of a fetched workspace.
     """
 
     sha256: str
@@ -47,9 +46,9 @@ class Marker:
 
 
 class Claim:
-    """One claim. Only this pod writes to it, except for one that still runs on a lost node.
+    """One PVC. Only this pod writes to it, except for a pod that still runs on a lost node.
 
-    after: a revision that exists already, even if the claim does not show it.
+    after: a revision that already exists, even if the PVC does not show it.
     """
 
     def __init__(self, directory: Path, after: int = 0) -> None:
@@ -61,9 +60,9 @@ class Claim:
         self.shared = (directory / "state", directory / "env")
 
     def prepare(self) -> None:
-        """Make the upload's directory, and remove old revisions.
+        """Create the directory of the upload, and remove old revisions.
 
-        Raises SyncError where the claim is missing or cannot be written.
+        Raises SyncError if the PVC is missing or cannot be written.
         """
         try:
             self.incoming.mkdir(exist_ok=True)
@@ -79,18 +78,18 @@ class Claim:
             raise SyncError("WorkspaceNotWritable", message, permanent=False) from error
 
     def marker(self) -> Marker | None:
-        """The marker of a finished workspace, or None."""
+        """The marker of the published revision, or None."""
         try:
             return Marker(**json.loads((self.directory / MARKER).read_bytes()))
         except (FileNotFoundError, ValueError, TypeError):
             return None
 
     def tree(self, revision: int) -> Path:
-        """Where the files of a revision are."""
+        """The directory of a revision's files."""
         return self._revision(revision) / "tree"
 
     def manifest(self) -> Manifest:
-        """What the revision of the marker holds; nothing where that is not known."""
+        """The manifest of the published revision; empty if unknown."""
         marker = self.marker()
         if marker is None:
             return Manifest(())
@@ -100,21 +99,21 @@ class Claim:
             return Manifest(())
 
     def discard_unfinished(self) -> None:
-        """Remove the rest of an interrupted step."""
+        """Remove the files of an interrupted step."""
         self.discard_tree()
         if self.work.exists():
             shutil.rmtree(self.work)
 
     def discard_tree(self) -> None:
-        """Remove trees that were not finished."""
+        """Remove unfinished trees."""
         for tree in self.directory.glob(f"{NEW}*"):
             shutil.rmtree(tree)
 
     def _discard_old(self) -> None:
         """Remove all revisions but the newest two.
 
-        A launcher that still copies the older of them may finish. One that is slower finds its
-        files removed, and starts again with the newest.
+        A launcher that still copies the older of them may finish. A slower launcher finds its
+        files removed, and starts again with the newest revision.
         """
         marker = self.marker()
         newest = marker.revision if marker else 0
@@ -123,9 +122,9 @@ class Claim:
                 shutil.rmtree(self._revision(number))
 
     def make_state(self) -> None:
-        """Make the directories of other pods, for any user as /tmp is. Raises OSError.
+        """Create the directories of other pods, writable by any user like /tmp. Raises OSError.
 
-        The kubelet would make a missing one for root alone, which cannot be changed here.
+        The kubelet would create a missing directory for root only, which this pod cannot change.
         """
         for directory in self.shared:
             directory.mkdir(exist_ok=True)
@@ -134,7 +133,7 @@ class Claim:
     def publish(
         self, manifest: Manifest, sha256: str = "", *, commit: str = "", source: str = ""
     ) -> Marker:
-        """Make the new tree the newest revision, which the workers shall run.
+        """Publish the new tree as the newest revision, which workers run.
 
         manifest: of the tree. sha256: of the upload, by default the manifest's. Raises OSError.
         """
@@ -152,7 +151,7 @@ class Claim:
         return marker
 
     def confirm(self, marker: Marker, *, commit: str, source: str) -> Marker:
-        """Note that the newest revision is also what this source holds now. Raises OSError."""
+        """Record that the newest revision is the current content of the source. Raises OSError."""
         confirmed = replace(marker, commit=commit, source=source)
         self._mark(confirmed)
         return confirmed
@@ -182,7 +181,7 @@ def unavailable(directory: Path, error: OSError) -> SyncError:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file so that a reader, or the next boot, finds the old or the new, never a part."""
+    """Replace a file atomically, also in case of a crash."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
         file.write(content)
@@ -202,7 +201,7 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _sync_filesystem(directory: Path) -> None:
-    """Flush one file system: fsync of each of 200,000 files takes minutes.
+    """Flush one file system, because fsync of each of 200,000 files takes minutes.
 
     os.sync() would wait for every file system of the node, also for one that hangs.
     """

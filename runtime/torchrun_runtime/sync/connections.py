@@ -1,7 +1,7 @@
-"""Bounds on the connections of the sync pod's server: their number, and their idle time.
+"""Limits of the connections of the sync pod's server: their number and their idle time.
 
-Any pod of the cluster can connect. An idle connection is closed after a timeout, and at once when a
-new one needs its place. So clients that only hold connections open do not keep others out.
+Any pod of the cluster can connect. An idle connection is closed after a timeout, and at once if a
+new one needs its place. So clients that only keep connections open do not block others.
 """
 
 import asyncio
@@ -14,23 +14,23 @@ Factory = Callable[[], asyncio.Protocol]
 class Connections:
     """At most `most` connections; one without a request ends after `silence` seconds.
 
-    Used in the thread of one event loop.
+    Use it only in the thread of one event loop.
     """
 
     def __init__(self, most: int, silence: float) -> None:
         self._most = most
         self._silence = silence
-        # Those without a request, the longest idle first, each with the timer that ends it.
+        # Connections without a request, the longest idle first, each with its timer.
         self._idle: dict[asyncio.Transport, asyncio.TimerHandle] = {}
         self._busy: set[asyncio.Transport] = set()
 
     def protocol(self, factory: Factory) -> asyncio.Protocol:
-        """A protocol of the factory whose connections are counted."""
+        """Create a protocol with the factory, and count its connection."""
         return _Counted(factory(), self)
 
     @contextmanager
     def serving(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
-        """While a request is served the connection is not idle, however long that takes."""
+        """A connection is not idle while a request is served."""
         if not isinstance(transport, asyncio.Transport) or transport not in self._idle:
             yield
             return
@@ -44,7 +44,7 @@ class Connections:
                 self._wait(transport)
 
     def opened(self, transport: asyncio.Transport) -> None:
-        """Add a connection; the longest idle one is closed if there are too many."""
+        """Add a connection. If there are too many, close the one with the longest idle time."""
         if len(self._idle) + len(self._busy) >= self._most:
             self._end(next(iter(self._idle), transport))
         if not transport.is_closing():
@@ -67,7 +67,7 @@ class Connections:
 
 
 class _Counted(asyncio.Protocol):
-    """Passes everything on to another protocol, and counts its connection."""
+    """Forwards everything to another protocol, and counts its connection."""
 
     def __init__(self, inner: asyncio.Protocol, connections: Connections) -> None:
         self._inner = inner

@@ -2,7 +2,7 @@
 
 
 class UploadError(Exception):
-    """A request that is answered with a status other than success.
+    """The request is answered with an error status.
 
     status: HTTP status code; reason: CamelCase; offset: received bytes, where the client continues.
     """
@@ -18,7 +18,7 @@ class UploadError(Exception):
 
 
 class ArchiveError(Exception):
-    """The content of an archive is invalid. The message names the entry and what to do."""
+    """The content of an archive is invalid. The message has the entry and the next step."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""From a zip archive to a fresh tree: every member is checked first, every byte is counted."""
+"""From a zip archive to a new tree: every member is checked first, every byte is counted."""
 
 import shutil
 import struct
@@ -20,12 +20,12 @@ _PIECE = 1 << 20
 
 
 def extract(archive: Path, tree: Path, limits: Limits) -> Manifest:
-    """Extract into `tree`, which must not exist; returns what it holds.
+    """Extract into `tree`, which must not exist; returns the manifest.
 
     All members are checked before anything is written.
 
-    Raises ArchiveError naming the member at fault; SyncError (WorkspaceFull, not permanent)
-    where the tree does not fit; OSError on any other fault of the disk.
+    Raises ArchiveError with the invalid member; SyncError (WorkspaceFull, not permanent) if the
+    tree does not fit; OSError for other errors of the disk.
     """
     try:
         with archive.open("rb") as file:

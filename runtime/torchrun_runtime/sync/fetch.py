@@ -1,4 +1,4 @@
-"""Workspaces from git and s3: fetched, checked, written, published."""
+"""Fetch, check, write and publish workspaces from git and s3."""
 
 import shutil
 import tempfile
@@ -40,17 +40,17 @@ from torchrun_runtime.sync.upload import FULL
 
 @dataclass(frozen=True)
 class FetchResult:
-    """The manifest of the written tree. commit: names its content; a digest of objects for s3."""
+    """The manifest of the written tree. commit: of git; for s3 a digest of the objects."""
 
     commit: str
     manifest: Manifest
 
 
 def fetch(settings: Settings) -> Marker:
-    """Fetch the source and publish it, unless that was done already.
+    """Fetch the source and publish it, unless it is already published.
 
-    A new request for the source is not bound to the commit of the one before. Unchanged content
-    makes no new revision.
+    A new request for the source is not bound to the commit of the previous one. Unchanged content
+    does not create a revision.
 
     Raises SyncError, OSError.
     """
@@ -121,7 +121,7 @@ def _from_bucket(
 
 
 def _checked(settings: Settings, commit: str) -> str:
-    """The digest of what is there now. Raises SyncError where it must be another."""
+    """The digest of the current objects. Raises SyncError if another one is required."""
     if settings.commit in ("", commit):
         return commit
     message = (
@@ -156,7 +156,7 @@ def _from_git(settings: Settings, work: Path, tree: Path) -> FetchResult:
         return FetchResult(commit, git.write(repository, tree, settings.limits).manifest)
 
 
-# One for each source that a sync pod fetches: (settings, folder for temporary files, new tree).
+# One function for each fetched source: (settings, folder for temporary files, new tree).
 FETCHERS: Mapping[str, Callable[[Settings, Path, Path], FetchResult]] = {
     "git": _from_git,
     "s3": _from_s3,

@@ -1,9 +1,9 @@
 """The git source: a shallow fetch of one commit by the git program, without a checkout.
 
-git fetches into a bare repository, which no configuration, hook or attribute of others reaches. The
-tree is read with ls-tree and cat-file and written like that of any other source. No checkout runs,
-so nothing runs filters, follows links or obeys .gitattributes. Submodules and Git LFS are left out,
-with a line in the log.
+git fetches into a bare repository, without configuration, hooks or attributes of others. The tree
+is read with ls-tree and cat-file and written like that of any other source. There is no checkout,
+so no filters run, no links are followed and .gitattributes has no effect. Submodules and Git LFS
+are skipped, with a line in the log.
 """
 
 import os
@@ -29,7 +29,7 @@ from torchrun_runtime.sync.tree import Tree, check_places
 _PIECE = 1 << 20
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _TIP = "refs/torchrun/tip"
-# How many commits to search where the server does not serve a commit by its name.
+# Number of commits to search if the server does not serve a commit by its name.
 _DEPTHS = (100, 2_000, 50_000)
 _REFUSED_REF = re.compile(r"\.\.|//|@\{|/\.|\.lock(/|$)|[/.]$")
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -57,7 +57,7 @@ CONFIGURATION = {
 
 @dataclass(frozen=True)
 class Checkout:
-    """What is fetched. ref: "" for the repository's default branch; commit: this one or none."""
+    """The commit to fetch. ref: "" for the default branch; commit: the required one, or ""."""
 
     location: Location
     ref: str
@@ -66,13 +66,13 @@ class Checkout:
 
     @property
     def shown(self) -> str:
-        """As messages name it."""
+        """The name for messages."""
         revision = self.commit or self.ref
         return f"{self.location.shown} at {revision}" if revision else self.location.shown
 
 
 def check_ref(ref: str, commit: str) -> None:
-    """Raises SyncError (InvalidSource), permanent, if one is neither "" nor valid."""
+    """Raises SyncError (InvalidSource), permanent, if one is not empty and invalid."""
     if commit and not _COMMIT.fullmatch(commit):
         message = f"{SYNC_COMMIT.name} {commit[:200]!a} is not a commit."
         raise SyncError("InvalidSource", message, permanent=True)
@@ -122,7 +122,7 @@ class Git:
             raise self._failure(result.output)
 
     def fetch(self) -> str:
-        """Fetch the commit, with as little history as possible; its name. Raises SyncError."""
+        """Fetch the commit with as little history as possible; its hash. Raises SyncError."""
         revision = self._checkout.commit or self._checkout.ref
         if _COMMIT.fullmatch(revision):
             self._fetch_commit(revision)
@@ -162,7 +162,7 @@ class Git:
         raise SyncError("SourceNotFound", message, permanent=False)
 
     def _fetch(self, refspec: str, depth: int) -> str:
-        """Fetch one refspec; "", or what git says on failure."""
+        """Fetch one refspec; "", or the error of git."""
         url = self._checkout.location.url
         result = self._programs.run(
             *self._git,
@@ -214,7 +214,7 @@ class Git:
         return repository
 
     def write(self, repository: Repository, tree: Path, limits: Limits) -> Tree:
-        """Make the tree. Raises ArchiveError, SyncError, OSError."""
+        """Write the tree. Raises ArchiveError, SyncError, OSError."""
         with self._programs.reading(*self._git, "cat-file", "--batch") as process:
             assert process.stdin
             assert process.stdout
@@ -239,7 +239,7 @@ def _place(path: tuple[str, ...], blob: Blob) -> Place:
 
 
 def _records(stream: IO[bytes]) -> Iterator[bytes]:
-    """Records that end with NUL. Raises ArchiveError at one that is longer than any path."""
+    """Records that end with NUL. Raises ArchiveError if one is longer than any path."""
     rest = b""
     while piece := os.read(stream.fileno(), _PIECE):
         *lines, rest = (rest + piece).split(b"\0")
@@ -250,7 +250,7 @@ def _records(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 class _Objects:
-    """git cat-file --batch: a name goes in, its header and content come out."""
+    """git cat-file --batch: reads the name of an object, prints its header and content."""
 
     def __init__(self, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         self._stdin = stdin
@@ -262,7 +262,7 @@ class _Objects:
         return b"".join(self.pieces(blob))
 
     def pieces(self, blob: Blob) -> Iterator[bytes]:
-        """The content, to be read to its end. Raises ArchiveError where the object is missing."""
+        """The content; read it to its end. Raises ArchiveError if the object is missing."""
         try:
             self._stdin.write(blob.name.encode() + b"\n")
             self._stdin.flush()

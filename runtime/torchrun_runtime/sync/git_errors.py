@@ -1,4 +1,4 @@
-"""From git's stderr to one reason and a message that says what to do."""
+"""From git's stderr to a reason and a message with the next step."""
 
 import re
 
@@ -6,7 +6,7 @@ from torchrun_runtime.sync.errors import SyncError
 
 _LONGEST = 600
 
-# The first that matches: pattern, reason, what to do, and whether only another spec can help.
+# The first match counts: pattern, reason, next step, and whether only another spec can help.
 _EXPLANATIONS: tuple[tuple[str, str, str, bool], ...] = (
     (
         r"No space left|Disk quota",
@@ -81,7 +81,7 @@ _EXPLANATIONS: tuple[tuple[str, str, str, bool], ...] = (
 
 
 def explain(stderr: str, source: str) -> SyncError:
-    """Return the error of a failed git. stderr: without secrets. source: its name in messages."""
+    """Return the error of a failed git. stderr: without secrets. source: name for messages."""
     detail = _last_lines(stderr)
     for pattern, reason, advice, permanent in _EXPLANATIONS:
         if re.search(pattern, stderr, re.IGNORECASE):

@@ -1,8 +1,8 @@
 """Git's access to a server: environment, configuration and two small programs, from the Secret.
 
-No secret is in an argument, in the environment or in a file of the pod's own. git asks the first
-program for user name and password, which reads them from the mounted Secret. The second program
-runs ssh with its options, as git would pass anything longer than a path to a shell.
+No secret is in an argument, in the environment or in a file that this program writes. git asks the
+first program for user name and password, which reads them from the mounted Secret. The second
+program runs ssh with its options, because git would pass anything longer than a path to a shell.
 """
 
 import ipaddress
@@ -30,9 +30,9 @@ _DEFAULT_SSH_PORT = 22
 
 
 def environment(home: Path, scheme: str, proxy: str = "") -> dict[str, str]:
-    """What git and its helpers see: nothing of ours, no file of anybody's configuration.
+    """The environment of git and its helpers: no other variables, no configuration files.
 
-    proxy: a variable, and no argument of git, since it may hold a password.
+    proxy: passed as a variable and not as an argument, because it may contain a password.
     """
     return {
         **({"https_proxy": proxy} if proxy else {}),
@@ -51,7 +51,7 @@ def environment(home: Path, scheme: str, proxy: str = "") -> dict[str, str]:
 def over_https(
     location: Location, addresses: Sequence[str], secret: Secret, home: Path
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Environment and configuration. addresses: none where a proxy connects. Raises SyncError."""
+    """Environment and configuration. addresses: empty with a proxy. Raises SyncError."""
     added: dict[str, str] = {}
     configuration: dict[str, str] = {}
     authority = secret.path("ca.crt")

@@ -1,7 +1,7 @@
 """The files of a commit as git lists them, checked, with links replaced by their targets.
 
-A workspace has no links: workers copy files, and a link could lead anywhere on their nodes. The
-target replaces a link if it is inside of the workspace; any other link is refused.
+A workspace has no links: workers copy files, and a link could point to any file of their nodes. A
+link is replaced by its target if that is inside the workspace; any other link is refused.
 """
 
 import unicodedata
@@ -29,21 +29,21 @@ class Blob:
 
 @dataclass
 class Link:
-    """A symbolic link; target is read from its blob."""
+    """A symbolic link. target: the content of its blob."""
 
     blob: Blob
     target: str = ""
 
 
 class Resolved(NamedTuple):
-    """Where a link leads, and how many links lie on the way, itself among them."""
+    """The target of a link, and the number of links on the path, including itself."""
 
     path: Path
     hops: int
 
 
 class Folder(dict[str, "Node"]):
-    """What a directory holds, by name."""
+    """The entries of a directory by name."""
 
 
 Node = Blob | Link | Folder
@@ -62,7 +62,7 @@ class Repository:
         self.submodules: list[str] = []
 
     def add(self, record: bytes) -> None:
-        """One record of `git ls-tree -r -l -z`. Raises ArchiveError."""
+        """Add one record of `git ls-tree -r -l -z`. Raises ArchiveError."""
         facts, _, raw = record.partition(b"\t")
         try:
             mode, kind, name, size = facts.decode("ascii").split()
@@ -101,7 +101,7 @@ class Repository:
         folder[path[-1]] = node
 
     def read_links(self, read: Callable[[Blob], bytes]) -> None:
-        """Learn where the links point. Raises ArchiveError."""
+        """Read the targets of the links. Raises ArchiveError."""
         for path, link in self._links:
             if link.blob.size > _LONGEST_TARGET:
                 raise refused(
@@ -116,9 +116,9 @@ class Repository:
                 raise refused("InvalidFile", "/".join(path), target) from None
 
     def files(self, check_time: Callable[[], None] = lambda: None) -> Iterator[tuple[Path, Blob]]:
-        """Every file at its place, and at those of links to it. Raises ArchiveError.
+        """Every file at its path, and at those of links to it. Raises ArchiveError.
 
-        check_time: called for each file; it raises where there is no more time.
+        check_time: called for each file; raises after the deadline.
         """
         for count, (path, blob) in enumerate(self._flat((), self._root, (), 0)):
             check_time()
@@ -127,7 +127,7 @@ class Repository:
             yield path, blob
 
     def _flat(self, out: Path, node: Node, real: Path, hops: int) -> Iterator[tuple[Path, Blob]]:
-        """`node`, which is at `real`, as it appears at `out`. hops: links followed up to here."""
+        """The files of `node`, whose path is `real`, below `out`. hops: number of links so far."""
         if isinstance(node, Blob):
             components("/".join(out), self._limits)
             yield out, node
@@ -138,15 +138,15 @@ class Repository:
             yield from self._flat(out, self._at(target.path), target.path, hops + target.hops)
         else:
             if len(out) > self._limits.depth:
-                components("/".join(out), self._limits)  # which refuses it
+                components("/".join(out), self._limits)  # raises the error
             for name, child in node.items():
                 yield from self._flat((*out, name), child, (*real, name), hops)
 
     def _resolve(self, at: Path, link: Link) -> Resolved:
-        """Where a link leads, through all others on its way. Raises ArchiveError.
+        """Resolve a link and all other links on its path. Raises ArchiveError.
 
-        Each link is resolved once, so that the time is linear in the targets' lengths. Links of
-        the repository nest at most `_MOST_HOPS` deep here.
+        Each link is resolved once, so that the time is linear in the lengths of the targets. The
+        depth of nested links is at most `_MOST_HOPS`.
         """
         cached = self._resolved.get(at)
         if cached is not None:
@@ -162,7 +162,7 @@ class Repository:
         return resolved
 
     def _follow(self, at: Path, target: str) -> Resolved:
-        """Walk a target from the link's own directory. Raises ArchiveError where it leaves."""
+        """Follow a target from the link's directory. Raises ArchiveError if it leaves the tree."""
         name = "/".join(at)
         if target.startswith("/"):
             raise self._leaves(name, target)
@@ -206,6 +206,6 @@ def _too_many_hops(path: Path) -> ArchiveError:
 
 
 def _is_git_dir(part: str) -> bool:
-    """.git, also as the file systems of Windows and macOS would read it."""
+    """Whether the name is .git, also for the file systems of Windows and macOS."""
     bare = "".join(c for c in part if unicodedata.category(c) != "Cf")
     return bare.casefold().rstrip(" .") in (".git", "git~1")

@@ -1,4 +1,4 @@
-"""Modes of files for users that are not the sync pod's."""
+"""Modes of files for other users than that of the sync pod."""
 
 import os
 from contextlib import suppress
@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def give(target: Path | int, mode: int) -> None:
-    """Set the mode of a path or of an open file, where the file system has modes to set.
+    """Set the mode of a path or of an open file, if the file system supports modes.
 
-    On a share that belongs to one user for all (SMB), they are the mount's, and every change
-    is refused with EPERM.
+    On a share of a single user (SMB) the mount determines the modes, and every change fails with
+    EPERM.
     """
     with suppress(PermissionError):
         os.chmod(target, mode)

@@ -1,6 +1,6 @@
-"""The paths that a workspace may have, from any source; checked before a byte is written.
+"""The valid paths of a workspace, for all sources, checked before a byte is written.
 
-No name is repaired. A bad name is refused, with the name in the message: tools repair names in
+No name is repaired. An invalid name is refused, with the name in the message: tools repair names in
 different ways, and a silently renamed file breaks a training.
 """
 
@@ -19,7 +19,7 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Place:
-    """A file or directory to make. path: components; size: announced bytes, an upper bound."""
+    """A file or directory to create. path: components; size: announced bytes, an upper bound."""
 
     path: Path
     directory: bool = False
@@ -28,7 +28,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The path as a message shows it."""
+        """The path for messages."""
         return shown("/".join(self.path))
 
 
@@ -39,7 +39,7 @@ def shown(name: str) -> str:
 
 
 def refused(reason: str, name: str, why: str) -> ArchiveError:
-    """The error of one entry. why: the rest of the sentence, without its full stop."""
+    """The error of one entry. why: the end of the sentence, without a full stop."""
     return ArchiveError(reason, f"Entry {shown(name)} {why}.")
 
 
@@ -71,9 +71,9 @@ def components(name: str, limits: Limits) -> Path:
 
 
 def refuse_collisions(places: Sequence[Place]) -> None:
-    """Raises ArchiveError where two places have the same path, or differ in case alone.
+    """Raises ArchiveError if two places have the same path, or differ only in case.
 
-    A claim may ignore case (SMB), and so may the machine that the tree comes from.
+    A PVC may ignore case (SMB), and so may the machine of the user.
     """
     files: set[Path] = set()
     directories: set[Path] = set()

@@ -1,4 +1,4 @@
-"""The manifest of the workspace that is being uploaded: it comes before the contents."""
+"""The manifest of a workspace during its upload. It arrives before the contents."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -40,13 +40,13 @@ class PendingManifest:
 
     @property
     def sha256(self) -> str:
-        """Of the manifest; "" for none."""
+        """Digest of the manifest; "" for none."""
         return self.manifest.sha256 if self.manifest else ""
 
     def take(self, sha256: str, data: bytes) -> None:
-        """Take what `contents.pack` made.
+        """Accept the output of `contents.pack`.
 
-        Raises UploadError: 409 ManifestNeeded (send it whole), 422 where it is not acceptable.
+        Raises UploadError: 409 ManifestNeeded (send it whole), 422 if it is not acceptable.
         """
         refuse_other(self._required_digest, sha256)
         try:
@@ -76,7 +76,7 @@ class PendingManifest:
 
 
 def _check(manifest: Manifest, limits: Limits) -> None:
-    """Raises ArchiveError naming the first entry that is not acceptable."""
+    """Raises ArchiveError with the first entry that is not acceptable."""
     if not manifest.files:
         raise ArchiveError("EmptyWorkspace", "The manifest has no files.")
     if len(manifest.entries) > limits.entries:

@@ -1,4 +1,4 @@
-"""Other programs, started by argument list: progress logged, time and output bounded."""
+"""Other programs: started with argument lists, progress logged, time and output limited."""
 
 import contextlib
 import os
@@ -32,9 +32,9 @@ class ProgramResult:
 
 
 class Programs:
-    """What all programs of one sync have in common.
+    """Settings of all programs of one sync.
 
-    deadline: by time.monotonic(); largest: bytes of a file that one may write.
+    deadline: of time.monotonic(); largest: maximum size of a file that a program writes, in bytes.
     """
 
     def __init__(self, environment: Mapping[str, str], deadline: float, largest: int) -> None:
@@ -43,7 +43,7 @@ class Programs:
         self.largest = largest
 
     def run(self, *command: str) -> ProgramResult:
-        """Run to the end and keep what it says on stderr. Raises SyncError (FetchFailed)."""
+        """Run to the end and keep its stderr. Raises SyncError (FetchFailed)."""
         with self._started(command, subprocess.DEVNULL) as process:
             assert process.stderr
             lines = _follow(process.stderr, command)
@@ -51,7 +51,7 @@ class Programs:
 
     @contextmanager
     def reading(self, *command: str) -> Iterator["subprocess.Popen[bytes]"]:
-        """Run and hand out its stdin and stdout; what it says on stderr goes nowhere."""
+        """Run and return its stdin and stdout; stderr is discarded."""
         with self._started(command, subprocess.PIPE) as process:
             yield process
 
@@ -64,14 +64,14 @@ class Programs:
             return printed.decode(errors="replace").strip() if process.wait() == 0 else ""
 
     def check_time(self) -> None:
-        """Raises SyncError (FetchFailed) after the deadline: for work between two programs."""
+        """Raises SyncError (FetchFailed) after the deadline. For work between two programs."""
         if time.monotonic() > self._deadline:
             message = "The files of the source were not listed in time. Select a part with subPath."
             raise SyncError("FetchFailed", message, permanent=False)
 
     @contextmanager
     def _started(self, command: Sequence[str], stdout: int) -> Iterator["subprocess.Popen[bytes]"]:
-        """A process group that is gone at the end, and at the deadline."""
+        """Start a process group, which is killed at the end of the block and at the deadline."""
         reads = stdout == subprocess.PIPE
         process = subprocess.Popen(
             list(command),
@@ -113,7 +113,7 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _follow(stream: IO[bytes], command: Sequence[str]) -> list[str]:
-    """The last lines; progress, which is rewritten in place, goes to the log now and then."""
+    """The last lines. Progress lines, which overwrite themselves, are logged from time to time."""
     last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
     rest, last_log = b"", time.monotonic()
     while piece := os.read(stream.fileno(), 1 << 16):

@@ -1,4 +1,4 @@
-"""Workspaces that are uploaded: wait for one over HTTP, check it, publish it."""
+"""Uploaded workspaces: wait for one over HTTP, check it, publish it."""
 
 from contextlib import suppress
 
@@ -21,7 +21,7 @@ def receive(settings: Settings) -> Marker:
     claim = Claim(settings.directory, settings.after)
     marker = claim.marker()
     if marker and _is_wanted(marker, settings):
-        with suppress(OSError):  # the workspace is whole without it
+        with suppress(OSError):  # the workspace is complete without it
             claim.make_state()
         claim.discard_upload()
         return marker
@@ -51,7 +51,7 @@ def _is_wanted(marker: Marker, settings: Settings) -> bool:
 
 
 def open_workflow(settings: Settings, claim: Claim) -> Workflow:
-    """What an earlier pod received, and what is at hand to differ from."""
+    """The state that an earlier pod has received, and the manifests that differences may use."""
     bases = [claim, *([Claim(settings.base)] if settings.base else [])]
     base_manifests = {
         manifest.sha256: manifest
@@ -63,7 +63,7 @@ def open_workflow(settings: Settings, claim: Claim) -> Workflow:
 
 
 def take_until_good(settings: Settings, claim: Claim, workflow: Workflow) -> Marker:
-    """Make and publish the first workspace that is acceptable. Raises SyncError, OSError."""
+    """Write and publish the first acceptable workspace. Raises SyncError, OSError."""
     assembly: Assembly | None = None
     while True:
         workflow.wait()
@@ -93,7 +93,7 @@ def take_until_good(settings: Settings, claim: Claim, workflow: Workflow) -> Mar
 
 
 def _extract(settings: Settings, claim: Claim, workflow: Workflow) -> Marker:
-    """An archive that is the whole workspace."""
+    """Extract an archive of the whole workspace."""
     identity = workflow.upload.identity
     assert identity is not None
     claim.discard_unfinished()
@@ -113,7 +113,7 @@ def _compare(settings: Settings, claim: Claim, manifest: Manifest) -> Assembly:
 
 
 def _complete(assembly: Assembly, workflow: Workflow) -> bool:
-    """Take the archive, if one has come, and say whether nothing is missing; else ask for it."""
+    """Add a received archive. Returns whether nothing is missing; else requests the rest."""
     if workflow.upload.complete:
         assembly.add_archive(workflow.upload.archive)
     missing = assembly.missing()

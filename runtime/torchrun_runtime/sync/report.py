@@ -16,7 +16,7 @@ _MESSAGE_CHARACTERS = 1500
 
 
 def now() -> str:
-    """Present time, RFC 3339 in UTC."""
+    """Current time, RFC 3339 in UTC."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -28,9 +28,9 @@ def log(event: str, level: str = "info", /, **fields: "JsonValue") -> None:
 
 
 def terminate_with(path: Path, message: "JsonObject") -> None:
-    """Write the container's termination message where the kubelet made the file for it.
+    """Write the container's termination message if the kubelet has created the file for it.
 
-    Does nothing without that file; the exit code remains.
+    Without the file there is only the exit code.
     """
     text = message.get("message")
     if isinstance(text, str):

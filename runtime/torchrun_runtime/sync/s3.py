@@ -22,11 +22,11 @@ from torchrun_runtime.sync.tree import Tree, check_places, too_many
 
 _KEY_ID, _KEY = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"
 _REGION, _ENDPOINT, _TOKEN = "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN"
-# What a Secret may hold for a bucket that is open to everybody.
+# Optional keys of the Secret of a public bucket.
 _PUBLIC = {"ca.crt", _REGION, _ENDPOINT}
 _DEFAULT_REGION = "us-east-1"
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
-# Small objects are read many at a time, since each costs a round trip.
+# Many small objects are read at a time, because each needs a round trip.
 _SMALL = 1 << 20
 _THREADS = 8
 _BATCH = 64
@@ -67,7 +67,7 @@ def _tls(location: Location, secret: Secret) -> ssl.SSLContext | None:
     context = ssl.create_default_context()
     authority = secret.path("ca.crt")
     if authority:
-        # Authorities of one's own often lack what Python 3.13 demands beyond RFC 5280's musts.
+        # Private CAs often lack fields that Python 3.13 requires beyond RFC 5280.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         try:
             context.load_verify_locations(authority)
@@ -83,7 +83,7 @@ def is_archive(key: str) -> bool:
 
 
 def digest(objects: Iterable[Object]) -> str:
-    """One name for the content of these objects: SHA-256 over keys, sizes and ETags."""
+    """Digest of the content of these objects: SHA-256 of keys, sizes and ETags."""
     lines = sorted(f"{o.key}\0{o.size}\0{o.etag}\n" for o in objects)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -96,7 +96,7 @@ def list_prefix(bucket: Bucket, prefix: str, limits: Limits) -> list[tuple[Place
             raise ArchiveError("InvalidFile", f"Object {one.key!r} is not below {prefix!r}.")
         name = one.key.removeprefix(prefix)
         if name == "" or (name.endswith("/") and one.size == 0):
-            continue  # how consoles make folders
+            continue  # consoles create folders this way
         path = components(name, limits)
         if name.endswith("/"):
             raise ArchiveError("InvalidFile", f"Object {name!r} is a folder with content.")
@@ -111,7 +111,7 @@ def list_prefix(bucket: Bucket, prefix: str, limits: Limits) -> list[tuple[Place
 
 
 def read_prefix(bucket: Bucket, files: list[tuple[Place, Object]], tree: Path) -> Manifest:
-    """Make the tree. Raises ArchiveError, SyncError, OSError."""
+    """Write the tree. Raises ArchiveError, SyncError, OSError."""
     written = Tree(tree)
     small = [pair for pair in files if pair[1].size <= _SMALL]
     with ThreadPoolExecutor(_THREADS) as pool:

@@ -1,8 +1,8 @@
-"""One bucket: listed and read, with retries.
+"""A client of one bucket: lists and reads objects, with retries.
 
-Requests name the bucket in the path, which every gateway understands. Connections go only to the
-addresses that `address.resolve` allowed: each address has a pool of its own, urllib3 never sees the
-host's name but for TLS, and follows no redirect.
+Requests have the bucket in the path, which every gateway supports. Connections go only to the
+addresses that `address.resolve` allowed: each address has a separate pool, urllib3 uses the host
+name only for TLS, and does not follow redirects.
 """
 
 import hashlib
@@ -27,16 +27,16 @@ from torchrun_runtime.sync.s3_errors import changed, explain
 from torchrun_runtime.sync.signature import Credentials, sign, target
 
 _PIECE = 1 << 20
-_LONGEST_PAGE = 16 << 20  # bytes; 1,000 keys of 1,024 bytes, every one of them percent-encoded
+_LONGEST_PAGE = 16 << 20  # bytes; 1,000 keys of 1,024 bytes, each percent-encoded
 _LONGEST_ERROR = 1 << 16
 _CONNECT_SECONDS = 20.0
 _SILENCE_SECONDS = 60.0
-_CONNECTIONS = 8  # kept open, one for each thread that reads
+_CONNECTIONS = 8  # open connections, one for each thread that reads
 _ATTEMPTS = 5
-PAUSE = 0.5  # seconds before the first retry; twice as long before each further one
+PAUSE = 0.5  # seconds before the first retry; doubled for each further retry
 _PASSING = (429, 500, 502, 503, 504)
 _MD5 = re.compile(r"[0-9a-f]{32}")
-_ETAG = re.compile(r"[ -~]{0,1024}")  # what a header can carry
+_ETAG = re.compile(r"[ -~]{0,1024}")  # valid in a header
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Endpoint:
 
     @property
     def host(self) -> str:
-        """As in the Host header."""
+        """The value of the Host header."""
         host = self.location.host
         host = f"[{host}]" if ":" in host else host
         default = self.location.port == (443 if self.tls else 80)
@@ -69,7 +69,7 @@ class Endpoint:
 
     @property
     def shown(self) -> str:
-        """As messages name it."""
+        """The name for messages."""
         return f"{self.location.scheme}://{self.host}/{self.bucket}"
 
 
@@ -93,7 +93,7 @@ class Bucket:
             pool.close()
 
     def list(self, prefix: str) -> Iterator[Object]:
-        """Objects by key, page for page. Raises SyncError."""
+        """Objects by key, page by page. Raises SyncError."""
         query = {"list-type": "2", "prefix": prefix, "encoding-type": "url"}
         while True:
             page = self._retried(lambda: self._page(dict(query)), prefix)
@@ -110,7 +110,7 @@ class Bucket:
         """One object by its key. Raises SyncError."""
 
         def ask() -> Object:
-            # By GET, without its body: the answer to a HEAD does not say what an error is.
+            # With GET, whose body is not read: the response to a HEAD does not describe errors.
             response = self._get(key, {}, {})
             response.close()
             size = response.headers.get("Content-Length", "")
@@ -121,9 +121,9 @@ class Bucket:
         return self._retried(ask, key)
 
     def pieces(self, source: Object) -> Iterator[bytes]:
-        """The content, taken up again where a connection breaks. Raises SyncError.
+        """The content; continues after a lost connection. Raises SyncError.
 
-        It is that of the ETag, and its MD5 where the ETag is one.
+        Each response must have the ETag of the object. If it is an MD5, the content is checked.
         """
         offset, digest, failures = 0, hashlib.md5(usedforsecurity=False), 0
         checked = True
@@ -131,7 +131,7 @@ class Bucket:
             try:
                 response, skip = self._open(source, offset)
                 checked = response.headers.get("x-amz-server-side-encryption", "") in ("", "AES256")
-                with response:  # closes the connection unless the body was read to its end
+                with response:  # closes the connection unless the body is read to its end
                     while offset < source.size and (piece := self._read(response)):
                         fresh, skip = piece[skip:], max(0, skip - len(piece))
                         fresh = fresh[: source.size - offset]
@@ -153,7 +153,7 @@ class Bucket:
             raise SyncError("FetchFailed", message, permanent=False)
 
     def _open(self, source: Object, offset: int) -> tuple[BaseHTTPResponse, int]:
-        """The rest from `offset` on, and how many bytes of it are known already."""
+        """The content from `offset` on, and the number of its bytes to skip."""
         headers = {"if-match": f'"{source.etag}"'} if source.etag else {}
         if offset:
             headers["range"] = f"bytes={offset}-"
@@ -190,7 +190,7 @@ class Bucket:
     def _get(
         self, key: str, query: Mapping[str, str], headers: Mapping[str, str]
     ) -> BaseHTTPResponse:
-        """A response of 200 or 206, its body unread. Raises SyncError, _RetryableError."""
+        """A response of 200 or 206 with unread body. Raises SyncError, _RetryableError."""
         endpoint = self.endpoint
         self._check_time()
         path = f"/{endpoint.bucket}/{key}" if key else f"/{endpoint.bucket}"
@@ -221,7 +221,7 @@ class Bucket:
         raise explain(response.status, response_headers, body, key, endpoint.shown)
 
     def _send(self, where: str, headers: Mapping[str, str]) -> BaseHTTPResponse:
-        """Send to the first address that takes a connection. Raises urllib3's HTTPError."""
+        """Send to the first address that accepts a connection. Raises urllib3's HTTPError."""
         for pool in self._pools[:-1]:
             try:
                 return _urlopen(pool, where, headers)
@@ -295,7 +295,7 @@ def _objects(page: ElementTree.Element, bucket: str) -> Iterator[Object]:
 
 
 def _etag(text: str | None, key: str) -> str:
-    """An ETag without its quotes. Raises SyncError where no request could name it again."""
+    """An ETag without its quotes. Raises SyncError if a request cannot contain it."""
     etag = (text or "").strip('"')
     if not _ETAG.fullmatch(etag):
         message = (

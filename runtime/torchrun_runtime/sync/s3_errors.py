@@ -1,4 +1,4 @@
-"""From a gateway's error answer to one reason and a message that says what to do."""
+"""From a gateway's error response to a reason and a message with the next step."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ _REGION = re.compile(r"<Region>([a-z0-9-]{1,40})</Region>")
 
 
 def explain(status: int, headers: Mapping[str, str], body: str, key: str, bucket: str) -> SyncError:
-    """The error of a status; `body`: the gateway's XML, if any; `bucket`: as messages name it."""
+    """The error of a status. body: XML of the gateway, or empty; bucket: name for messages."""
     code, message = _field(body, "Code"), _field(body, "Message")
     answer = (
         f"status {status}" + (f", {code}" if code else "") + (f": {message}" if message else "")
@@ -36,7 +36,7 @@ def _by_status(status: int, code: str, message: str) -> tuple[str, str]:
             "The clocks of the sync pod's node and the gateway differ by more than the gateway"
             " allows (15 minutes). Synchronize the node's clock with NTP."
         )
-    # Some gateways know no such key by another status than 403.
+    # Some gateways answer another status than 403 for an unknown key.
     if status in (401, 403) or "AccessKey" in code or "access key" in message.lower():
         return "AccessDenied", (
             "Check the keys of the Secret in volumes.workspace.secretRef and their permissions"
@@ -50,7 +50,7 @@ def _by_status(status: int, code: str, message: str) -> tuple[str, str]:
 
 
 def changed(key: str, bucket: str) -> SyncError:
-    """The error for an object that was changed while it was read."""
+    """The error for an object that changed during the read."""
     message = f"Object {shown(key)} of {bucket} changed during the download. Retrying."
     return SyncError("SourceChanged", message, permanent=False)
 

@@ -1,16 +1,18 @@
-"""The Secret of a source, as the kubelet mounts it: one file for each key."""
+"""The mounted Secret of a source, with a file for each key."""
 
 import re
 from pathlib import Path
 
 from torchrun_runtime.sync.errors import SyncError
 
-_LONGEST = 1 << 20  # bytes; the API server takes no larger Secret
-_SHORTEST_SECRET = 4  # characters; anything shorter is no secret, and would blot out every log line
+_LONGEST = 1 << 20  # bytes; the API server accepts no larger Secret
+_SHORTEST_SECRET = (
+    4  # characters; a shorter text is not a secret, and scrubbing it would ruin every log line
+)
 
 
 class Secret:
-    """The keys of the job's secretRef; none without a secretRef."""
+    """The keys of the job's secretRef; empty without one."""
 
     def __init__(self, name: str, directory: Path | None) -> None:
         self.name = name
@@ -24,9 +26,9 @@ class Secret:
         return path if path.is_file() else None
 
     def text(self, key: str) -> str:
-        """Value of a key without the line break at its end; "" if it is missing.
+        """Value of a key without the newline at its end; "" if it is missing.
 
-        Raises SyncError (SecretInvalid) where it is no text.
+        Raises SyncError (SecretInvalid) if it is not text.
         """
         path = self.path(key)
         if path is None:
@@ -39,9 +41,9 @@ class Secret:
             raise SyncError("SecretInvalid", message, permanent=False) from None
 
     def word(self, key: str) -> str:
-        """Value of a key that goes into a header of a request; "" if it is missing.
+        """Value of a key for a header of a request; "" if it is missing.
 
-        Raises SyncError (SecretInvalid) where it has more than one line, or other than ASCII.
+        Raises SyncError (SecretInvalid) if it has several lines, or characters other than ASCII.
         """
         value = self.text(key)
         if not (value.isascii() and value.isprintable()):
@@ -50,9 +52,9 @@ class Secret:
         return value
 
     def require(self, *keys: str, why: str) -> None:
-        """Raises SyncError (SecretNotFound, SecretInvalid) unless all of the keys are there.
+        """Raises SyncError (SecretNotFound, SecretInvalid) unless all of these keys exist.
 
-        Neither is permanent: the Secret may be corrected, without the controller noticing.
+        Neither is permanent: the Secret may be corrected, which the controller does not notice.
         """
         missing = [key for key in keys if self.path(key) is None]
         if not missing:
@@ -82,7 +84,7 @@ class Secret:
         return sorted(p.name for p in self.directory.iterdir() if not p.name.startswith(".."))
 
     def scrub(self, text: str) -> str:
-        """`text` without any line of any value, and without the users of URLs."""
+        """The text without lines of values, and without users in URLs."""
         for key in self.keys():
             if key not in ("ca.crt", "known_hosts", "username"):
                 path = self.path(key)

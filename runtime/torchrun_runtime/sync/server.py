@@ -1,6 +1,6 @@
-"""The HTTP server of the sync pod: takes one archive, in pieces and with retries.
+"""The HTTP server of the sync pod: receives one archive, in pieces and with retries.
 
-Clients come through the API server's pod proxy. They may break off, send twice, or send nothing for
+Clients use the pod proxy of the API server. They may disconnect, send twice, or send nothing for
 minutes. So each piece of a body is written as it arrives, every read has a timeout, and no request
 waits for another. Any pod can connect without the proxy; see `authorization` and `connections`.
 """
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", re.ASCII)
 _ARCHIVE, _WORKSPACE = "X-Torchrun-Sha256", "X-Torchrun-Workspace"
-_LARGEST_MANIFEST = 32 << 20  # compressed; of 200,000 files it has about 9 MB
+_LARGEST_MANIFEST = 32 << 20  # compressed; about 9 MB for 200,000 files
 _BUFFER = 1 << 18
 _CONNECTIONS = 64
-_GRACE_SECONDS = 1.0  # for unfinished answers at the end
+_GRACE_SECONDS = 1.0  # for unfinished responses at the end
 _BACKLOG = 128
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-# aiohttp would log what clients send. Errors of the server itself are logged by `report`.
+# aiohttp would log the data of clients. Errors of the server itself are logged with `report`.
 _NO_LOG = logging.Logger("torchrun-sync", level=logging.CRITICAL + 1)
 
 
@@ -65,7 +65,7 @@ class Server:
 
     @property
     def port(self) -> int:
-        """The port in use, also where 0 asked for any."""
+        """The port in use, also if 0 was requested."""
         return int(self._socket.getsockname()[1])
 
     def __enter__(self) -> Self:
@@ -116,7 +116,7 @@ class Server:
 
 
 class _Handlers:
-    """The requests. Code that reads or writes the claim runs in threads."""
+    """The handlers of requests. Code that reads or writes the PVC runs in threads."""
 
     def __init__(
         self, workflow: Workflow, read_timeout: float, authorization: Authorization
@@ -132,7 +132,7 @@ class _Handlers:
         }
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answer any request."""
+        """Handle any request."""
         try:
             return await self._route(request)(request)
         except UploadError as error:
@@ -141,7 +141,7 @@ class _Handlers:
             offset = self._workflow.upload.offset
             log("upload interrupted", "warning", cause=str(error) or repr(error), offset=offset)
             if request.transport is not None:
-                # No answer: the client, or the proxy between, notices and asks for the offset.
+                # No response: the client or the proxy notices, and the client requests the offset.
                 request.transport.close()
             return web.Response(status=408)
         except OSError as error:
@@ -203,7 +203,7 @@ class _Handlers:
         return web.json_response({"state": "comparing"}, status=202)
 
     def _authorize(self, request: web.Request) -> None:
-        """Raises UploadError (403). Comes before anything that the job's client would notice."""
+        """Raises UploadError (403). Called before any effect that another client could notice."""
         digests = [request.headers.get(header, "") for header in (_ARCHIVE, _WORKSPACE)]
         token = request.headers.get(TOKEN_HEADER, "")
         self._authorization.check(token, *(name.strip().lower() for name in digests))
@@ -221,7 +221,7 @@ class _Handlers:
 
 
 async def _set_server_header(_: web.Request, response: web.StreamResponse) -> None:
-    """Server header without versions."""
+    """Set the Server header without versions."""
     response.headers["Server"] = "torchrun-sync"
 
 
@@ -264,6 +264,6 @@ def _refusal(error: UploadError) -> web.Response:
 
 def _listen(host: str, port: int) -> socket.socket:
     if not host and socket.has_dualstack_ipv6():
-        with suppress(OSError):  # IPv6 compiled in, but switched off
+        with suppress(OSError):  # IPv6 is supported but disabled
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server((host, port))

@@ -1,4 +1,4 @@
-"""The settings of a sync pod, from its environment; checked once at the start."""
+"""The settings of a sync pod, from its environment, validated at the start."""
 
 import re
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Limits:
-    """Caps on one archive, each from TORCHRUN_SYNC_MAX_<NAME>.
+    """Limits of one archive, each from TORCHRUN_SYNC_MAX_<NAME>.
 
-    entries: members, files and directories. bytes: of the archive, and of all that it holds.
-    path: bytes of one member's path; the rest of the kernel's 4096 is left for the mount path.
-    depth: components of one path. ratio: unpacked bytes per byte of the archive, checked only above
-    ratio_floor bytes (small text compresses far without harm).
+    entries: files and directories. bytes: of the archive, and of its content. path: bytes of one
+    member's path; the rest of the kernel's 4096 is for the mount path. depth: components of one
+    path. ratio: unpacked bytes per byte of the archive, checked only above ratio_floor bytes, as
+    small text may have a high ratio.
     """
 
     entries: int = int(workspace_contract.SYNC_MAX_ENTRIES.default)
@@ -33,7 +33,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Settings:
-    """The pod's environment, checked. torchrun_api.workspace_contract has what each variable means.
+    """The validated environment of the pod. torchrun_api.workspace_contract documents it.
 
     Times in seconds. Without a value texts are "", secret_directory and base None. linger: how long
     a finished pod waits for a client to read the result.
@@ -62,7 +62,7 @@ class Settings:
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
-    """Raises SyncError (InvalidSetting) naming the variable, its value and what it takes."""
+    """Raises SyncError (InvalidSetting) with the variable, its value and the accepted values."""
     source = workspace_contract.SYNC_SOURCE.read(environment)
     if source not in SYNCED_SOURCES:
         *others, last = SYNCED_SOURCES
@@ -98,7 +98,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
 
 
 def termination_log(environment: Mapping[str, str]) -> Path:
-    """File of the termination message, which the kubelet makes."""
+    """File of the termination message, which the kubelet creates."""
     return Path(contract.TERMINATION_LOG.read(environment))
 
 

@@ -1,7 +1,7 @@
 """AWS Signature Version 4.
 
-https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html. Reads are all that a
-sync needs, so that these lines stand in the place of an SDK of tens of megabytes.
+https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html. A sync only reads, so
+these lines replace an SDK of tens of megabytes.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ _ALGORITHM = "AWS4-HMAC-SHA256"
 
 @dataclass(frozen=True)
 class Credentials:
-    """A key pair for one region; session_token: "" unless the pair is a temporary one."""
+    """A key pair for one region. session_token: "" unless the pair is temporary."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
@@ -26,7 +26,7 @@ class Credentials:
 
 
 def target(path: str, query: Mapping[str, str]) -> str:
-    """A request target as it is signed and sent. path: decoded, starting with '/'."""
+    """The request target to sign and send. path: decoded, with a leading slash."""
     encoded = quote(path, safe="/-_.~")
     pairs = sorted((quote(k, safe="-_.~"), quote(v, safe="-_.~")) for k, v in query.items())
     return encoded + ("?" if pairs else "") + "&".join(f"{k}={v}" for k, v in pairs)

@@ -1,8 +1,7 @@
-"""From a tar archive to a fresh tree: every member is checked first, every byte is counted.
+"""From a tar archive to a new tree: every member is checked first, every byte is counted.
 
-tarfile reads a header's own payload (long names, PAX records) whole, regardless of its size, so
-it is given a file that hands out no more than a mebibyte at a time and counts what comes out of the
-compression.
+tarfile reads the payload of a header (long names, PAX records) at once, regardless of its size. So
+it gets a file that returns at most a mebibyte at a time and counts the decompressed bytes.
 """
 
 import gzip
@@ -22,16 +21,16 @@ from torchrun_runtime.sync.tree import Tree, check_places, too_many
 
 _PIECE = 1 << 20
 _MOST_GLOBAL_RECORDS = 64
-_HEADERS = 8192  # bytes for one member: its own block and padding, a long name, PAX records
+_HEADERS = 8192  # bytes for one member: header block and padding, a long name, PAX records
 _GZIP = b"\x1f\x8b"
 _FAULTS = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, OverflowError)
 
 
 def extract_tar(archive: Path, tree: Path, limits: Limits) -> Manifest:
-    """Extract into `tree`, which must not exist; what it holds then.
+    """Extract into `tree`, which must not exist; returns the manifest.
 
-    Raises ArchiveError naming the member at fault; SyncError (WorkspaceFull) where it does not fit;
-    OSError on any other fault of the disk.
+    Raises ArchiveError with the invalid member; SyncError (WorkspaceFull) if the tree does not fit;
+    OSError for other errors of the disk.
     """
     try:
         with _opened(archive, limits) as opened:
@@ -41,7 +40,7 @@ def extract_tar(archive: Path, tree: Path, limits: Limits) -> Manifest:
         with _opened(archive, limits) as opened:
             return _write(opened, places, tree, limits)
     except RecursionError as error:
-        # tarfile calls itself for each header that only describes the next one.
+        # tarfile recurses for each header that only describes the next one.
         message = "The file is not a valid tar archive: its headers never end. Create it with tar."
         raise ArchiveError("InvalidArchive", message) from error
     except _FAULTS as error:
@@ -65,7 +64,7 @@ def _opened(archive: Path, limits: Limits) -> Iterator[tarfile.TarFile]:
 
 
 class _Bounded(io.RawIOBase):
-    """A file with a bound on each read, and on the bytes of all reads (`most`)."""
+    """A file with a limit for each read, and for the sum of all reads (`most`)."""
 
     def __init__(self, source: io.BufferedReader | gzip.GzipFile, most: int) -> None:
         self._source = source
@@ -82,7 +81,7 @@ class _Bounded(io.RawIOBase):
         return self.last
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Onwards by reading, so that what is skipped is counted as well."""
+        """Seek forward with reads, so that skipped bytes are counted, too."""
         if whence != io.SEEK_SET or offset < 0:
             raise tarfile.ReadError("the archive jumps")
         if offset < self._at:
@@ -114,7 +113,7 @@ class _Bounded(io.RawIOBase):
 
 
 def _members(opened: tarfile.TarFile, limits: Limits) -> Iterator[tarfile.TarInfo]:
-    """One by one, and forgotten: tarfile would keep each with all that its header says."""
+    """Yield the members, and drop each: tarfile would keep every one with its headers."""
     count = 0
     while (member := opened.next()) is not None:
         count += 1
@@ -126,12 +125,12 @@ def _members(opened: tarfile.TarFile, limits: Limits) -> Iterator[tarfile.TarInf
             )
         opened.members = []  # type: ignore[attr-defined]
         yield member
-    # tarfile ends at any invalid header; the end that tar writes is a block of zeros.
+    # tarfile stops at any invalid header; the valid end of an archive is a block of zeros.
     assert isinstance(opened.fileobj, _Bounded)
     if opened.fileobj.last != bytes(tarfile.BLOCKSIZE):
         raise tarfile.ReadError("it is damaged or ends too early")
     while opened.fileobj.read(_PIECE):
-        pass  # the rest is not needed, but the checksum of gzip follows it
+        pass  # the data is not needed, but the checksum of gzip follows it
 
 
 def _place(member: tarfile.TarInfo, limits: Limits) -> Place:

@@ -1,4 +1,4 @@
-"""The last step of every source: files that were checked are written, and nothing else."""
+"""The last step of every source: write the checked files."""
 
 import hashlib
 import os
@@ -14,14 +14,14 @@ from torchrun_runtime.sync.settings import Limits
 
 
 class Tree:
-    """A fresh directory to write the files of a workspace into.
+    """A new directory for the files of a workspace.
 
-    Files are readable by all and keep the executable bit; nothing else of their mode, owner or
-    time is kept.
+    Files are readable by all and keep the executable bit, but not the rest of their mode, owner
+    or time.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Make the directory, which must not exist. Raises OSError."""
+        """Create the directory, which must not exist. Raises OSError."""
         directory.mkdir(mode=0o755)
         self._directory = directory
         self._existing: set[paths.Path] = {()}
@@ -31,17 +31,17 @@ class Tree:
 
     @property
     def manifest(self) -> Manifest:
-        """The files so far, and the directories that have nothing in them."""
+        """The files so far, and the empty directories."""
         empty = (path for path in self._directories if path not in self._parents)
         return Manifest([*self._files, *(Entry("/".join(path), "", 0, "dir") for path in empty)])
 
     def add_directory(self, place: Place) -> None:
-        """Make a directory that may stay empty. Raises OSError."""
+        """Create a directory, which may remain empty. Raises OSError."""
         self._make(place.path, place.path)
         self._directories.append(place.path)
 
     def add_file(self, place: Place, pieces: Iterable[bytes]) -> None:
-        """Write one file. Raises ArchiveError if its size is not that of its place."""
+        """Write one file. Raises ArchiveError if it has another size than its place."""
         self._make(place.path, place.path[:-1])
         mode = 0o755 if place.executable else 0o644
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -72,7 +72,7 @@ class Tree:
         self._files.append(Entry(path, digest.hexdigest(), written, f"{mode:o}"))
 
     def _make(self, path: paths.Path, directory: paths.Path) -> None:
-        """Make a directory for `path`, and note the parents of that."""
+        """Create the directory of `path`, and record its parents."""
         make_directories(self._directory, directory, self._existing)
         self._parents.update(path[:depth] for depth in range(len(path)))
 
@@ -110,7 +110,7 @@ def check_places(places: list[Place], limits: Limits) -> None:
 
 
 def too_many(limits: Limits) -> ArchiveError:
-    """Return the error for more files than are allowed; a listing stops there."""
+    """Return the error for too many files; the listing stops there."""
     message = f"The workspace has more than {limits.entries} files. Select a part with subPath."
     return ArchiveError("WorkspaceTooLarge", message)
 

@@ -1,11 +1,11 @@
-"""The upload of an archive to the claim, in pieces, over several connections and pods.
+"""The upload of an archive to the PVC, in pieces, over several connections and pods.
 
-Two files survive the pod: the bytes so far, and the identity of the archive (digest and length of
-the whole). The length of the first is the offset. The digest is updated with each piece, so that
-the last byte completes the check.
+Two files outlive the pod: the received bytes, and the identity of the archive (digest and total
+length). The length of the first is the offset. The digest is updated with each piece, so that the
+last byte completes the check.
 
 One connection writes at a time. A newer one that continues at the right offset takes over, so that
-a client whose connection was lost need not wait for the timeout of the old one.
+a client that lost its connection need not wait for the timeout of the old one.
 """
 
 import errno
@@ -21,7 +21,7 @@ from torchrun_runtime.sync.errors import UploadError
 
 _PIECE = 1 << 20
 
-# Errors of a full file system, or of a quota (also on NFS).
+# Errors of a full file system or an exceeded quota (also on NFS).
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -29,8 +29,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 class Identity:
     """One archive: digest in hex, length in bytes.
 
-    workspace: digest of the manifest whose missing contents the archive has, "" for a whole
-    workspace.
+    workspace: digest of the manifest whose missing contents the archive has; "" if the archive is
+    the whole workspace.
     """
 
     sha256: str
@@ -39,7 +39,7 @@ class Identity:
 
 
 class Upload:
-    """The bytes of one archive so far. Every method may be called from any thread.
+    """The received bytes of one archive. Every method may be called from any thread.
 
     Invariants: `offset` is the length of the file and the number of bytes in the digest;
     without an identity there is no file.
@@ -59,14 +59,14 @@ class Upload:
 
     @property
     def complete(self) -> bool:
-        """Whether all bytes are here and have the announced digest."""
+        """Whether all bytes are received and have the announced digest."""
         with self._lock:
             return self._complete()
 
     def begin(self, identity: Identity, start: int) -> object:
         """Take over the upload at byte `start` and return the writer's token.
 
-        Raises UploadError: 409 with the present offset if that is not `start`; 413, 422, 507.
+        Raises UploadError: 409 with the current offset if it is not `start`; 413, 422, 507.
         """
         with self._lock:
             self._check(identity)
@@ -86,8 +86,8 @@ class Upload:
     def append(self, writer: object, data: bytes) -> int:
         """Add bytes and return the new offset.
 
-        Raises UploadError: 409 where another writer has taken over, 507 where the disk is full
-        (what fitted is kept).
+        Raises UploadError: 409 if another writer has taken over, 507 if the disk is full (the
+        written bytes are kept).
         """
         with self._lock:
             if writer is not self._writer or self.identity is None:
@@ -109,8 +109,8 @@ class Upload:
     def finish(self, writer: object) -> bool:
         """Whether the archive is complete now.
 
-        Raises UploadError 422 where the last byte is in and the digest is wrong; the bytes are
-        dropped, as nobody can tell which of them is.
+        Raises UploadError 422 if all bytes are received and the digest is wrong. All bytes are
+        dropped, because it is unknown which of them are wrong.
         """
         with self._lock:
             if writer is not self._writer or self.identity is None:
@@ -172,7 +172,7 @@ class Upload:
         self._writer = None
 
     def _resume(self) -> None:
-        """Resume the upload of an earlier pod; drop it if its files contradict each other."""
+        """Resume the upload of an earlier pod; drop it if its files are inconsistent."""
         try:
             identity = Identity(**json.loads(self._sidecar.read_bytes()))
             self._check(identity)
@@ -189,7 +189,7 @@ class Upload:
 
 
 def refuse_other(required_digest: str, sha256: str) -> None:
-    """Raises UploadError where the job names another workspace than this one."""
+    """Raises UploadError if the job requires another workspace."""
     if required_digest and sha256 != required_digest:
         message = (
             f"This job accepts only the workspace that it was submitted with, not the one with"

@@ -22,7 +22,7 @@ State = Literal["waiting", "comparing", "receiving", "extracting", "done", "fail
 
 
 class Workflow:
-    """The state, guarded by one lock. `begin` opens an upload; its bytes go to `Upload.append`.
+    """The state, protected by a lock. `begin` opens an upload; its bytes go to `Upload.append`.
 
     result_read: set when a client has read the final state.
     """
@@ -43,7 +43,7 @@ class Workflow:
             self._accept()
 
     def describe(self) -> "JsonObject":
-        """State, digests, received bytes, missing entries, and why the last upload failed."""
+        """State, digests, received bytes, missing entries, and the error of the last upload."""
         with self._changed:
             identity = self._accepted or self.upload.identity
             missing: list[JsonValue] = [[first, last] for first, last in self._missing]
@@ -62,13 +62,13 @@ class Workflow:
 
     @property
     def final(self) -> bool:
-        """Whether the present state is one that a client waits for."""
+        """Whether the current state is final for a client."""
         return self._stage in ("done", "failed")
 
     def announce(self, sha256: str, data: bytes) -> None:
-        """Take a manifest, and let the main thread see what of it is missing.
+        """Accept a manifest, and let the main thread find its missing contents.
 
-        Raises UploadError as `PendingManifest.take`, also 503 while another workspace is made.
+        Raises UploadError as `PendingManifest.take`, and 503 while another workspace is written.
         """
         with self._changed:
             if self._stage in ("comparing", "extracting", "done"):
@@ -82,13 +82,13 @@ class Workflow:
             self._missing = []
             self._reason = self._message = ""
             self._to("comparing")
-            self.result_read.clear()  # the result was that of an earlier upload
+            self.result_read.clear()  # it was the result of an earlier upload
 
     def begin(self, identity: Identity, start: int) -> object:
-        """Open the upload to a writer.
+        """Open the upload for a writer.
 
-        Raises UploadError, also 503 while another is extracted and 409 where the archive's
-        manifest has to come first.
+        Raises UploadError, also 503 while another archive is extracted, and 409 if the manifest of
+        the archive is missing.
         """
         with self._changed:
             if self._stage in ("extracting", "done") and self._accepted:
@@ -112,9 +112,9 @@ class Workflow:
             return writer
 
     def finish(self, writer: object) -> bool:
-        """Hand a complete archive to the main thread and say whether it is complete.
+        """Pass a complete archive to the main thread. Returns whether it is complete.
 
-        Raises UploadError where the digest is wrong; the pod waits for another upload then.
+        Raises UploadError if the digest is wrong. The pod then waits for another upload.
         """
         with self._changed:
             try:
@@ -128,7 +128,7 @@ class Workflow:
             return complete
 
     def wait(self) -> None:
-        """Block until a manifest or a whole archive came in.
+        """Block until a manifest or a complete archive is received.
 
         Bounded by the pod's activeDeadlineSeconds.
         """
@@ -137,7 +137,7 @@ class Workflow:
                 self._changed.wait()
 
     def ask_for(self, missing: list[list[int]]) -> None:
-        """Ask the client for the missing contents: ranges of entries of the manifest."""
+        """Request missing contents from the client: ranges of entries of the manifest."""
         with self._changed:
             self._missing = missing
             self._accepted = None
@@ -150,7 +150,7 @@ class Workflow:
             self.fail(reason, message)
 
     def fail(self, reason: str, message: str) -> None:
-        """Report why there is no workspace, and keep the upload."""
+        """Report the error, and keep the upload."""
         with self._changed:
             self._stage = "failed"
             self._reason, self._message = reason, message

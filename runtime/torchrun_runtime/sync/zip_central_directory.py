@@ -1,7 +1,7 @@
 """The central directory of a zip archive: its entries are counted before zipfile reads it.
 
-zipfile reads the whole central directory and makes an object for each entry; ten million entries
-would take gigabytes of memory. So the entries are counted first, one header at a time. Layout and
+zipfile reads the whole central directory and creates an object for each entry; ten million entries
+would need gigabytes of memory. So the entries are counted first, one header at a time. Layout and
 numbers: PKWARE's APPNOTE.TXT 6.3.10, sections 4.3.12 to 4.3.16.
 """
 
@@ -25,7 +25,7 @@ _LONGEST_COMMENT = 0xFFFF
 def count_entries(file: BinaryIO, most: int) -> int:
     """Number of entries of the central directory.
 
-    Raises ArchiveError: InvalidArchive, or WorkspaceTooLarge as soon as `most` are exceeded.
+    Raises ArchiveError: InvalidArchive, or WorkspaceTooLarge as soon as there are more than `most`.
     """
     position, remaining = _locate(file)
     file.seek(position)
@@ -50,12 +50,12 @@ def count_entries(file: BinaryIO, most: int) -> int:
 
 
 def not_a_zip(why: str) -> ArchiveError:
-    """The error of bytes that are not a zip archive. why: without a full stop."""
+    """The error for data that is not a zip archive. why: without a full stop."""
     return ArchiveError("InvalidArchive", f"The upload is not a valid zip archive: {why}.")
 
 
 def _locate(file: BinaryIO) -> tuple[int, int]:
-    """Return the start and the length of the central directory in bytes, as zipfile finds them."""
+    """Return start and length of the central directory in bytes, as zipfile finds them."""
     length = file.seek(0, os.SEEK_END)
     start = max(0, length - _END_SIZE - _LONGEST_COMMENT - 1)
     file.seek(start)
@@ -78,10 +78,10 @@ def _locate(file: BinaryIO) -> tuple[int, int]:
 
 
 def _has_end64(file: BinaryIO, at: int) -> bool:
-    """Whether a zip64 end record lies at `at`, right before its locator.
+    """Whether a zip64 end record is at `at`, directly before its locator.
 
-    Newer releases of zipfile follow the locator's offset, older ones look right before it. So an
-    archive in which the two differ is refused: it would be counted by one and read by the other.
+    Newer releases of zipfile use the offset in the locator, older ones the position directly before
+    it. So an archive in which the two differ is refused: one would be counted, the other read.
     """
     file.seek(at)
     records = file.read(_END64_SIZE + _LOCATOR_SIZE)

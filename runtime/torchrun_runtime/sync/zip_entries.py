@@ -1,4 +1,4 @@
-"""The checks of a zip archive's entries, before the first byte is extracted."""
+"""The checks of the entries of a zip archive, before the first byte is extracted."""
 
 import stat
 import zipfile
@@ -24,10 +24,10 @@ class Member(Place):
 def accept(
     entries: Iterable[zipfile.ZipInfo], archive_size: int, directory_start: int, limits: Limits
 ) -> list[Member]:
-    """Members in the archive's order.
+    """The members in the order of the archive.
 
     archive_size: bytes; directory_start: where the central directory starts.
-    Raises ArchiveError naming the first member that is not acceptable.
+    Raises ArchiveError with the first member that is not acceptable.
     """
     infos = list(entries)
     members = [_member(info, limits) for info in infos]
@@ -63,11 +63,11 @@ def _member(info: zipfile.ZipInfo, limits: Limits) -> Member:
 
 
 def _name(info: zipfile.ZipInfo) -> str:
-    """The full name: `filename` of zipfile ends at the first NUL."""
+    """The full name, because `filename` of zipfile ends at the first NUL."""
     name = info.orig_filename
     if name.isascii() or info.flag_bits & _NAME_IS_UTF8:
         return name
-    # Some tools write UTF-8 without saying so; zipfile has then read it as code page 437.
+    # Some tools write UTF-8 without its flag. zipfile then decodes it as code page 437.
     try:
         return name.encode("cp437").decode("utf-8")
     except UnicodeError:
@@ -93,7 +93,7 @@ def _refuse_type(name: str, mode: int, directory: bool) -> None:
 
 
 def _refuse_overlaps(infos: list[zipfile.ZipInfo], directory_start: int) -> None:
-    """Members that share compressed bytes are how a small archive becomes petabytes."""
+    """Refuse members that share compressed bytes: a small archive could become petabytes."""
     end = directory_start
     for info in sorted(infos, key=lambda info: info.header_offset, reverse=True):
         start = info.header_offset

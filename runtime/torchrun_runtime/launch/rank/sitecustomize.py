@@ -1,11 +1,11 @@
-"""Loaded by every Python of the command through PYTHONPATH: writes a report if it fails.
+"""Every Python of the command loads it from PYTHONPATH. It writes a report if the process fails.
 
 torchrun exits with 1 for any failing rank, and a rank without @record writes no error file. So two
 kinds of processes write a report when an exception ends them: a rank (which exception, and when),
 and torchrun itself, whose ChildFailedError has every rank's exit code.
-Where the launcher watches for hangs, each Python also registers faulthandler on a real-time signal
-(TORCHRUN_STACK_SIGNAL), to write the stacks of all its threads to a file of its own.
-Nothing here may disturb the program: all errors are suppressed.
+If the launcher watches for hangs, each Python also registers faulthandler on a real-time signal
+(TORCHRUN_STACK_SIGNAL), to write the stacks of all its threads to a separate file.
+This module must not disturb the program: all errors are suppressed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _report(kind: type[BaseException], value: BaseException) -> None:
 
 
 def _text(message: object) -> str:
-    """The message of torch's error files: a string, or an object with one."""
+    """The message in an error file of torch: a string, or an object that contains it."""
     return str(message.get("message", "") if isinstance(message, dict) else message)[:_LONGEST]
 
 
@@ -67,14 +67,14 @@ def _watch_exceptions() -> None:
 
 
 def _offer_stacks(number: int) -> None:
-    """Register faulthandler, again in each forked child: a file for each process."""
+    """Register faulthandler, also in each forked child, with a file for each process."""
     import faulthandler
     import fcntl
 
     def register() -> None:
         path = os.path.join(_FOLDER, f"stack.{os.getpid()}")
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        # Far up, where a program that closes and reuses descriptors does not come by.
+        # A high number, which programs that close and reuse descriptors do not use.
         high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 200)
         os.close(descriptor)
         faulthandler.register(number, file=high, all_threads=True)
@@ -91,7 +91,7 @@ def _offer_stacks(number: int) -> None:
 
 
 def _load_shadowed() -> None:
-    """Run the sitecustomize of the image, which this one hides."""
+    """Run the sitecustomize of the image, which this module hides."""
     here = os.path.dirname(os.path.abspath(__file__))
     path = list(sys.path)
     sys.path[:] = [entry for entry in path if os.path.abspath(entry) != here]

@@ -1,12 +1,12 @@
-"""How far the training is, and that it is alive: one call for each step.
+"""Report the progress of the training, with one call for each step.
 
     import torchrun_progress
     torchrun_progress.report(step=step, total=steps, loss=loss, samples_per_second=rate)
 
 Every rank should call it: each call is a heartbeat for the hang watch. The values of rank 0 go to
-the TorchrunJob's status and its metrics. A call costs about a microsecond, never raises and does
-nothing outside of a job's pod; at most once a second it writes a small file, and only then are
-values turned into numbers, so that a loss on a GPU does not hold up every step.
+the TorchrunJob's status and its metrics. A call takes about a microsecond, never raises and has no
+effect outside of a job's pod. At most once a second it writes a small file. Only then values are
+converted to numbers, so that a loss on a GPU does not delay every step.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _write() -> None:
 
 
 def _rank() -> str:
-    """As torchrun or another launcher names it; without one, the node."""
+    """The rank, as torchrun or another launcher sets it; without a launcher, the node."""
     return os.environ.get("RANK") or os.environ.get("NODE_RANK") or "0"
 
 
@@ -98,11 +98,11 @@ def _path() -> str:
 
 
 def _beat(alive: bool) -> None:
-    """Touch the heartbeat file: empty until the first report of this process.
+    """Touch the heartbeat file, which is empty until the first report of this process.
 
-    A process that multiprocessing made (a DataLoader's worker) leaves what its parent wrote.
+    A child process of multiprocessing (a DataLoader worker) does not change the file of its parent.
     """
-    # By its name: while a spawned process imports the script, it does not know its parent yet.
+    # By name: while a spawned process imports the script, its parent is not known yet.
     is_worker = current_process().name != "MainProcess"
     mode = "ab" if is_worker and not alive else "wb"
     with open(_path(), mode, buffering=0) as file:
@@ -126,6 +126,6 @@ def _write_values() -> None:
 
 
 if _FOLDER:
-    # The launcher now waits for the first report, however long compiling may take.
+    # The launcher now waits for the first report, because compilation may take long.
     with suppress(Exception):
         _beat(alive=False)
