@@ -223,8 +223,8 @@ DECIDING = (
     Mutant(
         "a-queue-goes-before-its-jobs",
         "reconcile/queue/finalizer.py",
-        "if running:",
-        "if len(running) > NAMES:",
+        "if running_jobs:",
+        "if len(running_jobs) > NAMES:",
         "jobs lose their queue while they run",
         QUEUES,
     ),

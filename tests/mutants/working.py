@@ -234,8 +234,8 @@ WORKING = (
     Mutant(
         "a-refusal-is-for-ever",
         "controllers/refusals.py",
-        "for write, entry in memory.refused.items() if entry[1] > now}",
-        "for write, entry in memory.refused.items()}",
+        "for write, entry in memory.refusals.items() if entry[1] > now}",
+        "for write, entry in memory.refusals.items()}",
         "a job waits after the name that it needs is free again",
         WORKER,
     ),
@@ -330,7 +330,7 @@ WORKING = (
     Mutant(
         "renewals-count-from-their-answer",
         "leader/election.py",
-        "self._renewed_at = sent\n",
+        "self._renewed_at = sent_at\n",
         "self._renewed_at = now\n",
         "behind a slow network two leaders at once",
         LEADER,
@@ -338,8 +338,8 @@ WORKING = (
     Mutant(
         "a-lost-lease-is-not-noticed",
         "leader/election.py",
-        "if self.holder != self.identity:\n                return Lost",
-        "if not self.holder:\n                return Lost",
+        "if self.holder != self.identity:\n                return LeaseLost",
+        "if not self.holder:\n                return LeaseLost",
         "the process goes on without the right to write, and nobody starts it again",
         LEADER,
     ),

@@ -250,8 +250,8 @@ class Applier:
 
         Returns if the object is gone or replaced; raises SupersededError if it has changed.
         """
-        present = await self.find(delete.kind, delete.namespace, delete.name)
-        if present is not None and present.uid == delete.uid:
+        live_object = await self.find(delete.kind, delete.namespace, delete.name)
+        if live_object is not None and live_object.uid == delete.uid:
             message = f"{delete.kind.kind} {delete.name!r} has changed meanwhile"
             raise SupersededError(message) from error
 

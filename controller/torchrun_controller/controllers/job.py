@@ -47,14 +47,14 @@ Decide: TypeAlias = Callable[[Observed, datetime], Plan]
 class _WriteRecord(Struct):
     """The successful writes of one attempt, and the errors of the refused ones."""
 
-    done: set[Identity] = field(default_factory=set)
-    created: bool = False
-    refused: list[Exception] = field(default_factory=list)
+    written: set[Identity] = field(default_factory=set)
+    has_created: bool = False
+    refusal_errors: list[Exception] = field(default_factory=list)
 
     @property
     def permanent(self) -> RejectedError | None:
         """The first refusal that lasts until the user changes the spec; None without one."""
-        errors = (error for error in self.refused if isinstance(error, RejectedError))
+        errors = (error for error in self.refusal_errors if isinstance(error, RejectedError))
         return next((error for error in errors if error.permanent), None)
 
 
@@ -120,8 +120,8 @@ class JobReconciler:
         else:
             return RequeueAfter(STATUS_INTERVAL)
         if (
-            record.created
-            and not (plan.status_before_deletes or record.refused)
+            record.has_created
+            and not (plan.status_before_deletes or record.refusal_errors)
             and self._is_busy()
         ):
             # Other jobs wait to start, so the status comes later. The cache event of each created
@@ -158,12 +158,12 @@ class JobReconciler:
         gang comes after the objects that it needs. Existing objects are updated even after a
         refusal. Deletes come last, so that a gang is not deleted for a replacement that is refused.
         """
-        before, complete = len(record.refused), True
+        before, complete = len(record.refusal_errors), True
         for intent in plan.applies:
             if complete or intent.uid:
                 written = await self._write_object(key, observed, intent, record, fields)
                 complete = complete and (written or bool(intent.uid))
-        if len(record.refused) > before:
+        if len(record.refusal_errors) > before:
             return False
         if not complete:  # the Plan repeats a refused write
             return True
@@ -180,10 +180,10 @@ class JobReconciler:
         fields: Mapping[str, str],
     ) -> bool:
         """Delete each object; False if something was refused for the first time."""
-        before = len(record.refused)
+        before = len(record.refusal_errors)
         for delete in deletes:
             await self._write_object(key, observed, delete, record, fields)
-        return len(record.refused) == before
+        return len(record.refusal_errors) == before
 
     async def _write_object(
         self,
@@ -195,7 +195,7 @@ class JobReconciler:
     ) -> bool:
         """Write one object, at most once in an attempt; False if it is refused."""
         write_id = identity(write)
-        if write_id in record.done:
+        if write_id in record.written:
             return True
         if self._refusals.is_refused(key, write):
             return False
@@ -206,13 +206,13 @@ class JobReconciler:
             if not is_refusal(error, write):
                 raise
             self._refusals.add(key, observed, write, error)
-            record.refused.append(error)
+            record.refusal_errors.append(error)
             self._record_forbidden(observed.job, error)
             resource, name = write.kind.resource, write.name
             log.warning("object refused", **fields, resource=resource, name=name, error=str(error))
             return False
-        record.done.add(write_id)
-        record.created = record.created or created
+        record.written.add(write_id)
+        record.has_created = record.has_created or created
         return True
 
     def _record_forbidden(self, job: TorchrunJob, error: Exception) -> None:

@@ -55,8 +55,8 @@ async def _verify_unscheduled(finder: Finder, observed: Observed) -> None:
     for pod in observed.gang.workers:
         if pod.spec.node_name or not alive(pod):
             continue
-        live = await finder.find(PODS, pod.metadata.namespace, pod.metadata.name)
-        if live is None or live.version != pod.metadata.resource_version:
+        live_pod = await finder.find(PODS, pod.metadata.namespace, pod.metadata.name)
+        if live_pod is None or live_pod.version != pod.metadata.resource_version:
             raise SupersededError(f"pod {pod.metadata.name!r} has changed since it was seen")
 
 
@@ -78,8 +78,8 @@ def _ends_attempt(observed: Observed, plan: Plan) -> bool:
     """Whether the new status records the end of the current attempt, or a failed job."""
     if plan.status is None:
         return False
-    present, number = observed.job.status, observed.job.status.attempt
-    is_recorded = find_end(present.attempts, number) is not None
+    status, number = observed.job.status, observed.job.status.attempt
+    is_recorded = find_end(status.attempts, number) is not None
     is_ended = find_end(plan.status.attempts, number) is not None
     return plan.status.phase == "Failed" or (is_ended and not is_recorded)
 

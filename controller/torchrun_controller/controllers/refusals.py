@@ -29,7 +29,7 @@ REJECTED_RETRY = 300.0
 # HTTP codes of a refused delete that only a change of a permission, policy or webhook resolves.
 REFUSED_DELETE = frozenset({400, 403, 422})
 
-Refused: TypeAlias = Conflict | Rejection
+Refusal: TypeAlias = Conflict | Rejection
 
 K = TypeVar("K", bound=Hashable)
 
@@ -38,7 +38,7 @@ class _Memory(Struct):
     """The refusals of one job, each with the time until which it is not sent again."""
 
     generations: tuple[object, ...]  # UIDs and generations of job and queue
-    refused: dict[Identity, tuple[Refused, float]]
+    refusals: dict[Identity, tuple[Refusal, float]]
 
 
 class Refusals(Generic[K]):
@@ -57,12 +57,12 @@ class Refusals(Generic[K]):
         if memory is None:
             return observed
         now, generations = self._clock(), _generations(observed)
-        active = {write: entry for write, entry in memory.refused.items() if entry[1] > now}
+        active = {write: entry for write, entry in memory.refusals.items() if entry[1] > now}
         if memory.generations != generations or not active:
             del self._memories[key]
             return observed
-        memory.refused = active
-        refusals = [refused for refused, _ in active.values()]
+        memory.refusals = active
+        refusals = [refusal for refusal, _ in active.values()]
         conflicts = tuple(refusal for refusal in refusals if isinstance(refusal, Conflict))
         rejections = tuple(refusal for refusal in refusals if isinstance(refusal, Rejection))
         conflicts = (*conflicts, *observed.refused.conflicts)
@@ -71,22 +71,22 @@ class Refusals(Generic[K]):
     def is_refused(self, key: K, write: Apply | Delete) -> bool:
         """Whether this write is refused and must not be repeated yet."""
         memory = self._memories.get(key)
-        return memory is not None and identity(write) in memory.refused
+        return memory is not None and identity(write) in memory.refusals
 
     def add(self, key: K, observed: Observed, write: Apply | Delete, error: Exception) -> None:
         """Store an error for which `is_refusal` is true."""
-        refused, seconds = _refused(write, error)
+        refusal, seconds = _to_refusal(write, error)
         generations = _generations(observed)
         memory = self._memories.setdefault(key, _Memory(generations, {}))
         memory.generations = generations
-        memory.refused[identity(write)] = (refused, self._clock() + seconds)
+        memory.refusals[identity(write)] = (refusal, self._clock() + seconds)
 
     def next_retry(self, key: K) -> float | None:
         """Return the seconds until the next refused write may be repeated; None without one."""
         memory = self._memories.get(key)
         if memory is None:
             return None
-        return max(0.0, min(until for _, until in memory.refused.values()) - self._clock())
+        return max(0.0, min(until for _, until in memory.refusals.values()) - self._clock())
 
     def forget(self, key: K) -> None:
         """Drop the refusals of a deleted job."""
@@ -100,7 +100,7 @@ def is_refusal(error: Exception, write: Apply | Delete) -> bool:
     return isinstance(error, NameConflictError | RejectedError)
 
 
-def _refused(write: Apply | Delete, error: Exception) -> tuple[Refused, float]:
+def _to_refusal(write: Apply | Delete, error: Exception) -> tuple[Refusal, float]:
     """Return the refusal for reconcile, and the seconds until the write is repeated."""
     match error:
         case NameConflictError():

@@ -68,23 +68,23 @@ class StatusThrottle(Generic[K]):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._written: dict[K, float] = {}
+        self._last_write: dict[K, float] = {}
 
     def delay(self, key: K, interval: float) -> float | None:
         """Return the seconds until a status may be written; None if it may be written now.
 
         `interval` is the time between two writes, in seconds.
         """
-        remaining = self._written.get(key, -math.inf) + interval - self._clock()
+        remaining = self._last_write.get(key, -math.inf) + interval - self._clock()
         return remaining if remaining > 0 else None
 
     def record_write(self, key: K) -> None:
         """Record a successful write. After a failed one, the work queue's back-off applies."""
-        self._written[key] = self._clock()
+        self._last_write[key] = self._clock()
 
     def forget(self, key: K) -> None:
         """Do not delay the next status: the object is gone or replaced."""
-        self._written.pop(key, None)
+        self._last_write.pop(key, None)
 
 
 class Writes(Generic[K]):

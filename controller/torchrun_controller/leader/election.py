@@ -73,23 +73,23 @@ class Wait(Struct, frozen=True):
     seconds: float
 
 
-class Read(Struct, frozen=True):
+class ReadLease(Struct, frozen=True):
     """GET the lease."""
 
 
-class Write(Struct, frozen=True):
+class WriteLease(Struct, frozen=True):
     """Write this process into the lease; `version` is its resourceVersion, "" to create it."""
 
     version: str
 
 
-class Lost(Struct, frozen=True):
+class LeaseLost(Struct, frozen=True):
     """The lease is lost for good."""
 
     reason: str
 
 
-Decision: TypeAlias = Wait | Read | Write | Lost
+Decision: TypeAlias = Wait | ReadLease | WriteLease | LeaseLost
 
 
 class Election:
@@ -135,10 +135,10 @@ class Election:
             return -math.inf
         return self._renewed_at + self.durations.renew_deadline
 
-    def unsure(self, sent: float, jitter: float) -> None:
+    def unsure(self, sent_at: float, jitter: float) -> None:
         """Record that a request is sent. Until its response, it may or may not have happened."""
         self._current = False
-        self._next_request = sent + self.pace(jitter)
+        self._next_request = sent_at + self.pace(jitter)
 
     def read(self, lease: Lease, now: float, jitter: float) -> None:
         """Record a lease from a GET, even an older version: etcd may have been restored.
@@ -169,13 +169,13 @@ class Election:
         if version >= self._version:
             self._version, self._present, self._current = version, False, True
 
-    def renewed(self, lease: Lease, sent: float, now: float) -> None:
-        """Record the response to a write sent at `sent`. Raises ValueError for another holder."""
+    def renewed(self, lease: Lease, sent_at: float, now: float) -> None:
+        """Record the response to a write. Raises ValueError for another holder."""
         if lease.spec.holder_identity != self.identity:
             raise ValueError(f"the answer names the holder {lease.spec.holder_identity!r}")
         self._take(int(lease.metadata.resource_version), lease.spec, now)
-        self._renewed_at = sent
-        self._next_request = sent + self.durations.retry
+        self._renewed_at = sent_at
+        self._next_request = sent_at + self.durations.retry
 
     def resign(self) -> None:
         """Allow no more writes."""
@@ -186,18 +186,18 @@ class Election:
         deadline = math.inf
         if self._renewed_at is not None:
             if self.holder != self.identity:
-                return Lost(f"{self.holder or 'nobody'} holds it now")
+                return LeaseLost(f"{self.holder or 'nobody'} holds it now")
             deadline = self._renewed_at + self.durations.renew_deadline
             if now >= deadline:
-                return Lost(f"it was not renewed within {self.durations.renew_deadline:g} s")
+                return LeaseLost(f"it was not renewed within {self.durations.renew_deadline:g} s")
         if now < self._next_request:
             return Wait(min(self._next_request, deadline) - now)
         if not self._current:
-            return Read()
+            return ReadLease()
         if self._renewed_at is not None or now >= self._free_at():
-            return Write(self.version)
+            return WriteLease(self.version)
         if now >= self._next_read:
-            return Read()
+            return ReadLease()
         return Wait(min(self._next_read, self._free_at()) - now)
 
     def record(self, wall: datetime) -> JsonObject:

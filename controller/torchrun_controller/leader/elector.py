@@ -18,10 +18,10 @@ from torchrun_controller.leader.election import (
     Durations,
     Election,
     Lease,
-    Lost,
-    Read,
+    LeaseLost,
+    ReadLease,
     Wait,
-    Write,
+    WriteLease,
 )
 from torchrun_controller.watch.codec import Codec, ServerError
 from torchrun_controller.watch.events import Deleted, Faulted, Upserted
@@ -187,23 +187,25 @@ class Leader:
                     self._lease_change = anyio.Event()
                     with anyio.move_on_after(seconds):
                         await self._lease_change.wait()
-                case Read():
+                case ReadLease():
                     await self._attempt("get", self._read(), now)
-                case Write(version):
+                case WriteLease(version):
                     verb = "patch" if version else "create"
                     await self._attempt(verb, self._write(version, now), now)
-                case Lost(reason):
+                case LeaseLost(reason):
                     return reason
                 case decision:
                     assert_never(decision)
 
-    async def _attempt(self, verb: str, request: Coroutine[None, None, None], sent: float) -> None:
+    async def _attempt(
+        self, verb: str, request: Coroutine[None, None, None], sent_at: float
+    ) -> None:
         """Send one request. A failure is logged once; the next decision retries."""
-        self._election.unsure(sent, self._jitter())
+        self._election.unsure(sent_at, self._jitter())
         deadline = self._election.writable_until()
         timeout = self._election.durations.renew_deadline / 2
-        if deadline > sent:
-            timeout = min(timeout, deadline - sent)
+        if deadline > sent_at:
+            timeout = min(timeout, deadline - sent_at)
         try:
             with anyio.fail_after(timeout):
                 await request
@@ -225,10 +227,10 @@ class Leader:
             return
         self._election.read(response.read(_LEASE.decode), self._clock(), self._jitter())
 
-    async def _write(self, version: str, sent: float) -> None:
+    async def _write(self, version: str, sent_at: float) -> None:
         self._has_written = True
         lease = await self._send(version, self._election.record(self._now()))
-        self._election.renewed(lease, sent, self._clock())
+        self._election.renewed(lease, sent_at, self._clock())
         if not self.elected.is_set():
             log.info("elected", lease=self._lease, identity=self._election.identity)
             self.elected.set()

@@ -11,11 +11,11 @@ from torchrun_controller.leader.election import (
     Durations,
     Election,
     Lease,
+    LeaseLost,
     LeaseSpec,
-    Lost,
-    Read,
+    ReadLease,
     Wait,
-    Write,
+    WriteLease,
 )
 
 WALL = datetime(2030, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
@@ -53,13 +53,13 @@ def waits(election: Election, now: float) -> float:
 
 
 def test_at_first_the_lease_is_read() -> None:
-    assert standby().decide(0) == Read()
+    assert standby().decide(0) == ReadLease()
 
 
 def test_an_absent_lease_is_created() -> None:
     election = standby()
     election.absent(0, 0)
-    assert election.decide(0) == Write("")
+    assert election.decide(0) == WriteLease("")
     assert election.record(WALL) == {
         "holderIdentity": "me",
         "leaseDurationSeconds": 15,
@@ -80,8 +80,8 @@ def test_times_are_written_in_utc() -> None:
 def test_an_invalid_duration_does_not_end_the_process(named: int | None, seconds: float) -> None:
     election = standby()
     election.read(lease("other", 5, duration=named), 100, 0)
-    assert not isinstance(election.decide(99 + seconds), Write)
-    assert isinstance(election.decide(101 + seconds), Write)
+    assert not isinstance(election.decide(99 + seconds), WriteLease)
+    assert isinstance(election.decide(101 + seconds), WriteLease)
 
 
 def test_a_released_lease_is_taken_at_once() -> None:
@@ -89,7 +89,7 @@ def test_a_released_lease_is_taken_at_once() -> None:
     election.read(lease("other", 5), 100, 0)
     assert isinstance(election.decide(100.5), Wait)
     election.watched(lease("", 6, duration=1), 100.5)
-    assert election.decide(100.5) == Write("6")
+    assert election.decide(100.5) == WriteLease("6")
     assert election.record(WALL)["leaseTransitions"] == 4
     assert election.record(WALL)["acquireTime"] == election.record(WALL)["renewTime"]
 
@@ -98,12 +98,12 @@ def test_a_held_lease_is_watched_until_its_record_has_not_changed_for_its_durati
     election = standby()
     election.read(lease("other", 5), 100, 1)  # the next read after 2 x (1 + 1.2) s
     assert waits(election, 100) == pytest.approx(4.4)
-    assert election.decide(104.4) == Read()
+    assert election.decide(104.4) == ReadLease()
     election.watched(lease("other", 6, "t1"), 104)
     election.read(lease("other", 6, "t1"), 118, 1)
     assert waits(election, 118) == pytest.approx(1)
     assert waits(election, 118.999) == pytest.approx(0.001)
-    assert election.decide(119) == Write("6")
+    assert election.decide(119) == WriteLease("6")
 
 
 def test_the_duration_of_the_record_counts() -> None:
@@ -111,7 +111,7 @@ def test_the_duration_of_the_record_counts() -> None:
     election.read(lease("other", 5, duration=40), 100, 0)
     election.read(lease("other", 5, duration=40), 139, 0)
     assert isinstance(election.decide(139.9), Wait)
-    assert election.decide(140) == Write("5")
+    assert election.decide(140) == WriteLease("5")
 
 
 @pytest.mark.parametrize("duration", [None, 0])
@@ -119,14 +119,14 @@ def test_a_record_without_a_duration_gets_ours(duration: int | None) -> None:
     election = standby()
     election.read(lease("other", 5, duration=duration), 100, 0)
     assert isinstance(election.decide(101), Wait)
-    assert election.decide(115) == Write("5")
+    assert election.decide(115) == WriteLease("5")
 
 
 def test_a_change_of_the_metadata_alone_is_no_renewal() -> None:
     election = standby()
     election.read(lease("other", 5), 100, 0)
     election.watched(lease("other", 6), 110)
-    assert election.decide(115) == Write("6")
+    assert election.decide(115) == WriteLease("6")
 
 
 def test_an_older_version_from_a_watch_is_ignored() -> None:
@@ -148,7 +148,7 @@ def test_a_deleted_lease_stays_with_its_holder_until_its_expiry() -> None:
     assert isinstance(election.decide(101), Wait)
     election.absent(114, 0)
     assert election.decide(114) == Wait(1)
-    assert election.decide(115) == Write("")
+    assert election.decide(115) == WriteLease("")
     assert election.record(WALL)["leaseTransitions"] == 4
 
 
@@ -157,7 +157,7 @@ def test_a_failed_write_is_paced_and_followed_by_a_read() -> None:
     election.absent(100, 0)
     election.unsure(100, 0.5)  # 2 x (1 + 0.6) s
     assert waits(election, 101) == pytest.approx(2.2)
-    assert election.decide(103.3) == Read()
+    assert election.decide(103.3) == ReadLease()
 
 
 def test_a_write_without_a_response_is_confirmed_by_a_read() -> None:
@@ -166,7 +166,7 @@ def test_a_write_without_a_response_is_confirmed_by_a_read() -> None:
     election.unsure(100, 0)
     election.read(lease("me", 7), 103, 0)
     assert election.writable_until() < 0
-    assert election.decide(103) == Write("7")
+    assert election.decide(103) == WriteLease("7")
     assert "leaseTransitions" not in election.record(WALL)
     assert "acquireTime" not in election.record(WALL)
 
@@ -178,22 +178,22 @@ def test_a_leader_renews_and_may_write_until_the_deadline_from_the_sending() -> 
     election.renewed(lease("me", 10), 100, 104)
     assert election.writable_until() == 110
     assert election.decide(101) == Wait(1)
-    assert election.decide(102) == Write("10")
+    assert election.decide(102) == WriteLease("10")
     assert "acquireTime" not in election.record(WALL)
     election.unsure(102, 0)
     election.renewed(lease("me", 11, "t1"), 102, 103)
     assert election.writable_until() == 112
-    assert election.decide(104) == Write("11")
+    assert election.decide(104) == WriteLease("11")
 
 
 def test_a_leader_that_cannot_renew_reads_again_until_it_is_lost_at_the_deadline() -> None:
     election = leader(100)
     election.unsure(102, 0)
     assert election.decide(102) == Wait(2)
-    assert election.decide(104) == Read()
+    assert election.decide(104) == ReadLease()
     election.unsure(109, 0)
     assert election.decide(109.5) == Wait(0.5)
-    assert isinstance(election.decide(110), Lost)
+    assert isinstance(election.decide(110), LeaseLost)
     assert election.writable_until() == 110
 
 
@@ -202,20 +202,20 @@ def test_a_leader_reads_and_then_renews_at_once() -> None:
     election.unsure(102, 0)
     election.unsure(104, 0)
     election.read(lease("me", 12), 104.1, 0)
-    assert election.decide(104.1) == Write("12")
+    assert election.decide(104.1) == WriteLease("12")
 
 
 def test_a_leader_that_sees_another_holder_has_lost_at_once() -> None:
     election = leader(100)
     election.watched(lease("other", 20), 101)
-    assert election.decide(101) == Lost("other holds it now")
+    assert election.decide(101) == LeaseLost("other holds it now")
     assert election.writable_until() < 0
 
 
 def test_a_leader_recreates_a_deleted_lease_with_its_transitions() -> None:
     election = leader(100)
     election.deleted(20)
-    assert election.decide(102) == Write("")
+    assert election.decide(102) == WriteLease("")
     assert election.record(WALL)["leaseTransitions"] == 3
     assert "acquireTime" in election.record(WALL)
 
@@ -244,12 +244,12 @@ def test_a_replica_that_resigned_never_leads_again() -> None:
     election = leader(100)
     election.resign()
     assert election.writable_until() < 0
-    assert isinstance(election.decide(100), Lost)
+    assert isinstance(election.decide(100), LeaseLost)
     election.watched(lease("", 30), 101)
-    assert isinstance(election.decide(101), Lost)
+    assert isinstance(election.decide(101), LeaseLost)
     other = standby()
     other.resign()
-    assert isinstance(other.decide(0), Lost)
+    assert isinstance(other.decide(0), LeaseLost)
 
 
 def test_the_record_of_a_release() -> None:
@@ -318,10 +318,10 @@ def test_writes_are_allowed_only_after_a_fresh_renewal(
             assert sent is not None
             assert now < sent + 10
             assert election.holder == "me"
-            assert not isinstance(decision, Lost)
+            assert not isinstance(decision, LeaseLost)
         elif sent is not None:
-            assert isinstance(decision, Lost)
+            assert isinstance(decision, LeaseLost)
         if isinstance(decision, Wait):
             assert 0 < decision.seconds <= 15
-        if isinstance(decision, Write) and sent is None and election.holder not in ("", "me"):
+        if isinstance(decision, WriteLease) and sent is None and election.holder not in ("", "me"):
             assert now >= election._changed_at + 15

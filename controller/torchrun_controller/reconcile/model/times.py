@@ -13,15 +13,15 @@ def running_since(status: TorchrunJobStatus) -> datetime | None:
     """Return since when the gang runs; None if it does not run."""
     if status.phase != "Running":
         return None
-    running = find_condition(status.conditions, "Running")
-    return running.last_transition_time if running is not None else None
+    condition = find_condition(status.conditions, "Running")
+    return condition.last_transition_time if condition is not None else None
 
 
 def seconds_of_gang(status: TorchrunJobStatus, now: datetime) -> float:
     """Return how long all workers of the present gang have run."""
     since = running_since(status)
-    passed = (now - since).total_seconds() if since else 0.0
-    return max(passed, 0.0)
+    seconds = (now - since).total_seconds() if since else 0.0
+    return max(seconds, 0.0)
 
 
 def seconds_run(status: TorchrunJobStatus, now: datetime) -> float:
@@ -46,8 +46,8 @@ def sync_left(status: TorchrunJobStatus, timeout: timedelta | None, now: datetim
     if timeout is None or status.phase != "Syncing":
         return None
     since = status.sync_start_time
-    passed = (now - since).total_seconds() if since else 0.0
-    return timeout.total_seconds() - passed
+    seconds = (now - since).total_seconds() if since else 0.0
+    return timeout.total_seconds() - seconds
 
 
 def sync_start(before: TorchrunJobStatus, phase: str | None, now: datetime) -> datetime | None:
@@ -62,10 +62,10 @@ def seconds_left(length: timedelta, since: datetime | None, now: datetime) -> fl
 
     A time that is further in the future than `length` is ignored: nothing waits for it.
     """
-    passed = now - since if since is not None else timedelta()
-    if passed < -length:
+    age = now - since if since is not None else timedelta()
+    if age < -length:
         return 0.0
-    return (length - max(passed, timedelta())).total_seconds()
+    return (length - max(age, timedelta())).total_seconds()
 
 
 def without_future(job: TorchrunJob, now: datetime) -> TorchrunJob:
@@ -75,7 +75,7 @@ def without_future(job: TorchrunJob, now: datetime) -> TorchrunJob:
     started then takes its own length from now, without the difference of the clocks.
     """
     status = job.status
-    present = replace(
+    new_status = replace(
         status,
         conditions=tuple(
             replace(c, last_transition_time=_past(c.last_transition_time, now))
@@ -84,7 +84,7 @@ def without_future(job: TorchrunJob, now: datetime) -> TorchrunJob:
         attempts=tuple(replace(a, end_time=_past(a.end_time, now)) for a in status.attempts),
         sync_start_time=_past(status.sync_start_time, now),
     )
-    return job if present == status else replace(job, status=present)
+    return job if new_status == status else replace(job, status=new_status)
 
 
 def _past(time: datetime | None, now: datetime) -> datetime | None:

@@ -257,9 +257,9 @@ def _env(
     defaults: Defaults,
     role: str,
 ) -> list[JsonValue]:
-    served = run.workspace.served if run.workspace else None
-    copied = run.workspace if run.workspace and not run.workspace.existing else None
-    own = [
+    download = run.workspace.served if run.workspace else None
+    copied_workspace = run.workspace if run.workspace and not run.workspace.existing else None
+    own_env = [
         *env_vars(
             contract.JOB_NAME.env_var(job.metadata.name),
             contract.JOB_UID.env_var(job.metadata.uid),
@@ -271,10 +271,14 @@ def _env(
             contract.LAUNCHER_MODE.env_var(job.spec.launcher),
             contract.BACKEND.env_var(run.backend),
             contract.WORKING_DIR.env_var(run.working_dir),
-            contract.WORKSPACE_SOURCE.env_var(volumes.WORKSPACE_SOURCE_DIR if copied else None),
-            contract.WORKSPACE_URL.env_var(served.url if served else None),
-            contract.WORKSPACE_MANIFEST.env_var(served.manifest if served else None),
-            contract.WORKSPACE_TARGET.env_var(copied.mount_path if copied else None),
+            contract.WORKSPACE_SOURCE.env_var(
+                volumes.WORKSPACE_SOURCE_DIR if copied_workspace else None
+            ),
+            contract.WORKSPACE_URL.env_var(download.url if download else None),
+            contract.WORKSPACE_MANIFEST.env_var(download.manifest if download else None),
+            contract.WORKSPACE_TARGET.env_var(
+                copied_workspace.mount_path if copied_workspace else None
+            ),
             contract.STATE_DIR.env_var(volumes.STATE_DIR if volumes.keeps_state(run) else None),
             contract.HANG_TIMEOUT_SECONDS.env_var(run.hang_seconds or None),
         ),
@@ -282,10 +286,10 @@ def _env(
         *progress_reports.variables(defaults),
         *network.rendezvous_env(job, run, attempt),
     ]
-    reserved = {variable["name"] for variable in own}
+    reserved_names = {variable["name"] for variable in own_env}
     users: list[JsonObject] = []
     for variable in job.spec.env:
-        if variable.name in reserved:
+        if variable.name in reserved_names:
             raise InvalidSpecError(
                 f"spec.env contains {variable.name}, which the controller sets. Remove it (sizes,"
                 " ports and backends have their own fields)."
@@ -296,5 +300,5 @@ def _env(
         else:
             entry["value"] = variable.value or ""
         users.append(entry)
-        reserved.add(variable.name)
-    return [*users, *own]
+        reserved_names.add(variable.name)
+    return [*users, *own_env]

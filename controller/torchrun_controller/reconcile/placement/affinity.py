@@ -22,14 +22,17 @@ def add_preference(
     affinity = object_at(spec, "affinity")
     node_affinity = object_at(affinity, "nodeAffinity")
     kind = "preferredDuringSchedulingIgnoredDuringExecution"
-    present = node_affinity.get(kind)
+    old_preferences = node_affinity.get(kind)
     preference: JsonObject = {
         "weight": weight,
         "preference": {
             "matchExpressions": [{"key": HOSTNAME, "operator": operator, "values": list(hostnames)}]
         },
     }
-    preferences: list[JsonValue] = [*(present if isinstance(present, list) else ()), preference]
+    preferences: list[JsonValue] = [
+        *(old_preferences if isinstance(old_preferences, list) else ()),
+        preference,
+    ]
     node_affinity = {**node_affinity, kind: preferences}
     affinity = {**affinity, "nodeAffinity": node_affinity}
     return {**template, "spec": {**spec, "affinity": affinity}}

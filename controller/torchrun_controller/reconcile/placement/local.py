@@ -20,12 +20,16 @@ STORAGE_WEIGHT = 20
 
 def nodes_with_checkpoints(job: TorchrunJob, gang: ObservedGang) -> tuple[str, ...]:
     """Return the nodes of the last gang with node-local checkpoints that was scheduled whole."""
-    present = {
+    node_names = {
         worker.spec.node_name
         for worker in gang.workers
         if worker.metadata.annotations.local_checkpoints
     }
-    return tuple(sorted(present)) if present and "" not in present else job.status.checkpoint_nodes
+    return (
+        tuple(sorted(node_names))
+        if node_names and "" not in node_names
+        else job.status.checkpoint_nodes
+    )
 
 
 def prefer_checkpoint_nodes(
@@ -37,36 +41,38 @@ def prefer_checkpoint_nodes(
     """Return the v1 PodTemplateSpec with the preferences that node-local checkpoints need."""
     if run.checkpoints is None or not run.checkpoints.host_path:
         return template
-    others = tuple(node for node in _emptiest_nodes(run, cluster) if node not in checkpoint_nodes)
+    empty_nodes = tuple(
+        node for node in _emptiest_nodes(run, cluster) if node not in checkpoint_nodes
+    )
     nodes = cluster.nodes
     checkpoint_hosts = hostnames(nodes, checkpoint_nodes)
     template = add_preference(template, "In", checkpoint_hosts, CHECKPOINT_WEIGHT)
-    return add_preference(template, "In", hostnames(nodes, others), STORAGE_WEIGHT)
+    return add_preference(template, "In", hostnames(nodes, empty_nodes), STORAGE_WEIGHT)
 
 
 def _emptiest_nodes(run: ResolvedSpec, cluster: ObservedCluster) -> tuple[str, ...]:
     """Return nodes for the whole gang by the greedy rule; none where no node can be read."""
     assert run.checkpoints is not None
     size = int(parse(run.checkpoints.size))
-    free = {
+    free_bytes = {
         name: _allocatable(node) - cluster.promised.get(name, 0)
         for name, node in (cluster.nodes or {}).items()
         if _accepts_pods(node, run.node_selector)
     }
-    chosen: set[str] = set()
-    for _ in range(run.size.nodes if free else 0):
-        emptiest = min(free, key=lambda name: (-free[name], name))
-        free[emptiest] -= size
-        chosen.add(emptiest)
-    return tuple(sorted(chosen))
+    chosen_nodes: set[str] = set()
+    for _ in range(run.size.nodes if free_bytes else 0):
+        emptiest = min(free_bytes, key=lambda name: (-free_bytes[name], name))
+        free_bytes[emptiest] -= size
+        chosen_nodes.add(emptiest)
+    return tuple(sorted(chosen_nodes))
 
 
 def _accepts_pods(node: Node, selector: dict[str, str]) -> bool:
-    ready = ready_condition(node)
+    condition = ready_condition(node)
     labels = node.metadata.labels
     return (
-        ready is not None
-        and ready.status == "True"
+        condition is not None
+        and condition.status == "True"
         and not node.spec.unschedulable
         and all(labels.get(key) == value for key, value in selector.items())
     )

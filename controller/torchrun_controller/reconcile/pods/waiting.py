@@ -54,27 +54,27 @@ def gang_reason(
         if event is not None:
             why = explain_refusal(event.message)
             return Reason(why.reason, f"{pods_are(len(workers), nodes)} created. {why.message}")
-    pending = [pod for pod in sorted(workers, key=index_of) if pod.status.phase == "Pending"]
-    reasons = [(pod, pod_reason(pod, claims, warnings)) for pod in pending]
-    first = next((reason for _, reason in reasons if reason is not None), None)
-    if first is None:
+    pending_pods = [pod for pod in sorted(workers, key=index_of) if pod.status.phase == "Pending"]
+    reasons = [(pod, pod_reason(pod, claims, warnings)) for pod in pending_pods]
+    first_reason = next((reason for _, reason in reasons if reason is not None), None)
+    if first_reason is None:
         return None
     pods_by_message: dict[str, list[Pod]] = {}
     for pod, reason in reasons:
-        if reason is not None and reason.reason == first.reason:
+        if reason is not None and reason.reason == first_reason.reason:
             pods_by_message.setdefault(reason.message, []).append(pod)
     messages = [
         sentence(f"{_name_pods(pods, nodes)}: {text}") for text, pods in pods_by_message.items()
     ]
-    placed = f"{pods_are(count_scheduled(workers), nodes)} scheduled."
-    return Reason(first.reason, " ".join([placed, *messages[:MOST_MESSAGES]]))
+    scheduled_text = f"{pods_are(count_scheduled(workers), nodes)} scheduled."
+    return Reason(first_reason.reason, " ".join([scheduled_text, *messages[:MOST_MESSAGES]]))
 
 
 def _name_pods(pods: list[Pod], nodes: int) -> str:
-    first = pods[0].metadata.name
+    first_name = pods[0].metadata.name
     if len(pods) == 1:
-        return f"Pod {first} (index {index_of(pods[0])})"
-    return f"{len(pods)} of {nodes} pods (first: {first})"
+        return f"Pod {first_name} (index {index_of(pods[0])})"
+    return f"{len(pods)} of {nodes} pods (first: {first_name})"
 
 
 def pod_reason(
@@ -86,9 +86,9 @@ def pod_reason(
     (condition PodReadyToStartContainers).
     """
     conditions = {c.type: c for c in pod.status.conditions}
-    placed = conditions.get("PodScheduled")
-    if placed is not None and placed.status == "False":
-        return _scheduling_reason(placed.reason, placed.message, claims, warnings)
+    scheduled = conditions.get("PodScheduled")
+    if scheduled is not None and scheduled.status == "False":
+        return _scheduling_reason(scheduled.reason, scheduled.message, claims, warnings)
     if not pod.spec.node_name:
         return next((why for claim in claims if (why := binding_failure(claim, warnings))), None)
     for container in pod.status.init_container_statuses + pod.status.container_statuses:
@@ -99,12 +99,12 @@ def pod_reason(
         text = _BACK_OFF.sub("", waiting.message) or waiting.reason
         return Reason(reason, sentence(f"container {container.name}: {text}"))
     sandbox = conditions.get("PodReadyToStartContainers")
-    failed = _last_event(warnings, pod.metadata.uid, MOUNT_EVENTS)
-    if failed is None or (sandbox is not None and sandbox.status == "True"):
+    mount_event = _last_event(warnings, pod.metadata.uid, MOUNT_EVENTS)
+    if mount_event is None or (sandbox is not None and sandbox.status == "True"):
         return None
     advice = " A ReadWriteOnce PVC can be mounted on one node only. Use ReadWriteMany."
-    suffix = advice if "Multi-Attach" in failed.message else ""
-    return Reason("VolumeNotMounted", sentence(failed.message) + suffix)
+    suffix = advice if "Multi-Attach" in mount_event.message else ""
+    return Reason("VolumeNotMounted", sentence(mount_event.message) + suffix)
 
 
 def _scheduling_reason(
@@ -115,11 +115,11 @@ def _scheduling_reason(
 ) -> Reason:
     if _UNBOUND in message:
         return _unbound_reason(claims, warnings)
-    missing = _NO_CLAIM.search(message)
-    if missing is not None:
+    match = _NO_CLAIM.search(message)
+    if match is not None:
         return Reason(
             "ClaimNotFound",
-            f"PVC {missing['name']} does not exist. Create it or correct the claimName.",
+            f"PVC {match['name']} does not exist. Create it or correct the claimName.",
         )
     return Reason(reason or "Unschedulable", sentence(summarize(message)))
 
@@ -128,10 +128,14 @@ def _unbound_reason(
     claims: tuple[PersistentVolumeClaim, ...], warnings: tuple[CoreEvent, ...]
 ) -> Reason:
     """Return why a PVC of the pod is not bound; the scheduler reported one that is not."""
-    pending = [claim for claim in claims if claim.status.phase == "Pending"]
-    reasons = [binding_failure(claim, warnings) or _binding_reason(claim) for claim in pending]
-    foreign = Reason("ClaimPending", "a PVC of the pod is not bound yet (see kubectl get pvc).")
-    return reasons[0] if reasons else foreign
+    pending_claims = [claim for claim in claims if claim.status.phase == "Pending"]
+    reasons = [
+        binding_failure(claim, warnings) or _binding_reason(claim) for claim in pending_claims
+    ]
+    default_reason = Reason(
+        "ClaimPending", "a PVC of the pod is not bound yet (see kubectl get pvc)."
+    )
+    return reasons[0] if reasons else default_reason
 
 
 def _binding_reason(claim: PersistentVolumeClaim) -> Reason:
@@ -149,9 +153,9 @@ def binding_failure(claim: PersistentVolumeClaim, warnings: tuple[CoreEvent, ...
     """
     if claim.status.phase != "Pending":
         return None
-    failed = _last_event(warnings, claim.metadata.uid, PROVISIONING_EVENTS)
-    if failed is not None:
-        return Reason("ProvisioningFailed", sentence(f"{_describe(claim)}: {failed.message}"))
+    event = _last_event(warnings, claim.metadata.uid, PROVISIONING_EVENTS)
+    if event is not None:
+        return Reason("ProvisioningFailed", sentence(f"{_describe(claim)}: {event.message}"))
     if claim.spec.storage_class_name is None:
         text = f"{_describe(claim)} has no storage class and the cluster has no default class."
         return Reason("NoStorageClass", f"{text} Set storageClassName.")

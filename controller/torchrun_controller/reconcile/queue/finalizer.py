@@ -17,8 +17,8 @@ NAMES = 5  # most job names in a message
 def add_finalizer(observed: ObservedQueue) -> tuple[Apply, ...]:
     """Add the finalizer to a queue that lacks it."""
     queue = observed.queue
-    refused = (TORCHRUN_QUEUES.resource, queue.metadata.name) in observed.refused
-    if names.QUEUE_FINALIZER in queue.metadata.finalizers or refused:
+    is_refused = (TORCHRUN_QUEUES.resource, queue.metadata.name) in observed.refused
+    if names.QUEUE_FINALIZER in queue.metadata.finalizers or is_refused:
         return ()
     return (_finalizers(queue, [names.QUEUE_FINALIZER]),)
 
@@ -28,18 +28,18 @@ def finalize(observed: ObservedQueue, now: datetime) -> QueuePlan:
     queue = observed.queue
     if names.QUEUE_FINALIZER not in queue.metadata.finalizers:
         return QueuePlan()
-    running = [job.metadata.name for job in observed.jobs if jobs.needs_queue(job)]
-    if running:
-        return _wait(observed, f"Waiting for running jobs: {list_names(running, NAMES)}.", now)
+    running_jobs = [job.metadata.name for job in observed.jobs if jobs.needs_queue(job)]
+    if running_jobs:
+        return _wait(observed, f"Waiting for running jobs: {list_names(running_jobs, NAMES)}.", now)
     if _hides_kai_queue(observed):
         why = observed.unseen.get(KAI_QUEUES.resource, "the cache is not synced yet")
         message = f"The KAI queue cannot be removed, because KAI queues cannot be read: {why}"
         return _wait(observed, sentence(message), now)
     removable = kai.find_removable(observed)
-    refused = {q.metadata.name: observed.refused.get(kai.key(q)) for q in removable}
-    stuck = [f"{name}: {why}" for name, why in refused.items() if why is not None]
-    if stuck:
-        message = sentence(f"The KAI queue cannot be removed: {'; '.join(stuck)}")
+    refusals = {q.metadata.name: observed.refused.get(kai.key(q)) for q in removable}
+    problems = [f"{name}: {why}" for name, why in refusals.items() if why is not None]
+    if problems:
+        message = sentence(f"The KAI queue cannot be removed: {'; '.join(problems)}")
         return _wait(observed, message, now)
     if removable:
         return QueuePlan(deletes=tuple(kai.delete(q) for q in removable))

@@ -50,16 +50,16 @@ class KaiQueuePlan(Struct, frozen=True, kw_only=True):
 def plan_kai_queue(observed: ObservedQueue, *, idle: bool) -> KaiQueuePlan:
     """Create or update the KAI queue; once `idle`, delete one of a former name."""
     plan = _plan(observed)
-    former = _former(observed)
-    refused = {queue.metadata.name: observed.refused.get(key(queue)) for queue in former}
-    stuck = "; ".join(f"{name}: {why}" for name, why in refused.items() if why is not None)
-    if stuck:
+    former_queues = _former(observed)
+    refusals = {queue.metadata.name: observed.refused.get(key(queue)) for queue in former_queues}
+    problems = "; ".join(f"{name}: {why}" for name, why in refusals.items() if why is not None)
+    if problems:
         message = sentence(
-            f"The KAI queue of the previous spec.kaiQueue cannot be removed: {stuck}"
+            f"The KAI queue of the previous spec.kaiQueue cannot be removed: {problems}"
         )
         return replace(plan, condition=_condition("False", "NotRemoved", message))
     if idle:
-        return replace(plan, deletes=tuple(delete(queue) for queue in former))
+        return replace(plan, deletes=tuple(delete(queue) for queue in former_queues))
     return plan
 
 
@@ -88,8 +88,8 @@ def _plan(observed: ObservedQueue) -> KaiQueuePlan:
 
 def find_removable(observed: ObservedQueue) -> tuple[KaiQueue, ...]:
     """Return the KAI queues to delete with a TorchrunQueue: its own, unless another takes over."""
-    shared = observed.queue.spec.kai_queue if observed.sharing else None
-    return tuple(queue for queue in _owned(observed) if queue.metadata.name != shared)
+    shared_name = observed.queue.spec.kai_queue if observed.sharing else None
+    return tuple(queue for queue in _owned(observed) if queue.metadata.name != shared_name)
 
 
 def _former(observed: ObservedQueue) -> tuple[KaiQueue, ...]:
@@ -103,13 +103,15 @@ def _owned(observed: ObservedQueue) -> list[KaiQueue]:
     return [by_name[name] for name in sorted(by_name) if _owner(by_name[name]) == identity]
 
 
-def _plan_named(observed: ObservedQueue, name: str, present: dict[str, KaiQueue]) -> KaiQueuePlan:
-    queue, existing = observed.queue, present.get(name)
+def _plan_named(
+    observed: ObservedQueue, name: str, kai_queues: dict[str, KaiQueue]
+) -> KaiQueuePlan:
+    queue, kai_queue = observed.queue, kai_queues.get(name)
     oldest = min((queue, *observed.sharing), key=_age)
     if oldest is not queue:
         return _plan_younger(queue, oldest, name)
-    if existing is not None:
-        owner = _owner(existing)
+    if kai_queue is not None:
+        owner = _owner(kai_queue)
         if not owner:
             message = (
                 f"KAI queue {name} is not managed by this controller. It is used unchanged; the"
@@ -118,30 +120,30 @@ def _plan_named(observed: ObservedQueue, name: str, present: dict[str, KaiQueue]
             return KaiQueuePlan(condition=_condition("True", "NotManaged", message))
         if owner != _identity(queue) and not _is_watched(observed, owner):
             return _conflict(name, owner)
-    refused = observed.refused.get((KAI_QUEUES.resource, name))
-    if refused is not None:
-        condition = _condition("False", "Rejected", refused)
-        return KaiQueuePlan(condition=condition, usable=existing is not None)
+    refusal = observed.refused.get((KAI_QUEUES.resource, name))
+    if refusal is not None:
+        condition = _condition("False", "Rejected", refusal)
+        return KaiQueuePlan(condition=condition, usable=kai_queue is not None)
     try:
         resources = _resources(queue.spec)
     except QuantityError as error:
         return KaiQueuePlan(
             condition=_condition("False", "InvalidSpec", f"spec.quota is invalid: {error}.")
         )
-    parent = _parent(queue.spec, existing, present)
-    if parent not in present:
+    parent = _parent(queue.spec, kai_queue, kai_queues)
+    if parent not in kai_queues:
         return KaiQueuePlan(
             condition=_condition("False", "ParentNotFound", _describe_parent(queue, parent))
         )
     spec: JsonObject = {"parentQueue": parent, "resources": resources}
     up_to_date = (
-        existing is not None
-        and _owner(existing) == _identity(queue)
-        and _contains(existing.spec, spec)
+        kai_queue is not None
+        and _owner(kai_queue) == _identity(queue)
+        and _contains(kai_queue.spec, spec)
     )
-    uid = existing.metadata.uid if existing is not None else ""
+    uid = kai_queue.metadata.uid if kai_queue is not None else ""
     return KaiQueuePlan(
-        condition=_ready_condition(observed, name, present),
+        condition=_ready_condition(observed, name, kai_queues),
         apply=None if up_to_date else Apply(KAI_QUEUES, _body(queue, name, spec), uid),
     )
 
@@ -166,11 +168,9 @@ def _conflict(name: str, owner: str) -> KaiQueuePlan:
 
 
 def _ready_condition(
-    observed: ObservedQueue, name: str, present: dict[str, KaiQueue]
+    observed: ObservedQueue, name: str, kai_queues: dict[str, KaiQueue]
 ) -> ConditionUpdate:
-    children = sorted(
-        existing for existing, q in present.items() if q.spec.get("parentQueue") == name
-    )
+    children = sorted(child for child, q in kai_queues.items() if q.spec.get("parentQueue") == name)
     if children:
         return _condition(
             "False",
@@ -195,13 +195,13 @@ def _ready_condition(
 
 
 def _parent(
-    spec: TorchrunQueueSpec, existing: KaiQueue | None, present: dict[str, KaiQueue]
+    spec: TorchrunQueueSpec, kai_queue: KaiQueue | None, kai_queues: dict[str, KaiQueue]
 ) -> str:
     """Return the parent of the spec, else the present one, else the first default that exists."""
-    current = str(existing.spec.get("parentQueue", "")) if existing is not None else ""
-    default = next((parent for parent in PARENTS if parent in present), PARENTS[-1])
-    keeps = current in PARENTS and current in present
-    return spec.parent_kai_queue or (current if keeps else default)
+    current_parent = str(kai_queue.spec.get("parentQueue", "")) if kai_queue is not None else ""
+    default = next((parent for parent in PARENTS if parent in kai_queues), PARENTS[-1])
+    keeps_parent = current_parent in PARENTS and current_parent in kai_queues
+    return spec.parent_kai_queue or (current_parent if keeps_parent else default)
 
 
 def _resources(spec: TorchrunQueueSpec) -> JsonObject:
@@ -254,10 +254,10 @@ def _body(queue: TorchrunQueue, name: str, spec: JsonObject) -> JsonObject:
     }
 
 
-def _contains(present: JsonValue, target: JsonValue) -> bool:
-    if isinstance(present, dict) and isinstance(target, dict):
-        return all(_contains(present.get(name), value) for name, value in target.items())
-    return present == target
+def _contains(actual: JsonValue, target: JsonValue) -> bool:
+    if isinstance(actual, dict) and isinstance(target, dict):
+        return all(_contains(actual.get(name), value) for name, value in target.items())
+    return actual == target
 
 
 def _is_watched(observed: ObservedQueue, owner: str) -> bool:

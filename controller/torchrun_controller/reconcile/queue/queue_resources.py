@@ -55,7 +55,7 @@ def plan_resources(observed: ObservedQueue) -> ResourcesPlan:
                 _not_ready(e, "", f"The objects cannot be read: {why}.") for e in entries
             )
         )
-    present = {(_kind(extra).kind, extra.metadata.name): extra for extra in observed.extras}
+    extras_by_key = {(_kind(extra).kind, extra.metadata.name): extra for extra in observed.extras}
     keys: set[tuple[str, str]] = set()
     applies: list[Apply] = []
     statuses: list[QueueResourceStatus] = []
@@ -74,16 +74,18 @@ def plan_resources(observed: ObservedQueue) -> ResourcesPlan:
             statuses.append(_not_ready(entry, "", str(error)))
             continue
         keys.add((kind.kind, name))
-        apply, status = _plan_object(observed, entry, kind, present.get((kind.kind, name)))
+        apply, status = _plan_object(observed, entry, kind, extras_by_key.get((kind.kind, name)))
         if apply is not None:
             applies.append(apply)
         statuses.append(status)
-    stale = [
-        extra for key, extra in present.items() if key not in keys and not _is_terminating(extra)
+    stale_extras = [
+        extra
+        for key, extra in extras_by_key.items()
+        if key not in keys and not _is_terminating(extra)
     ]
     return ResourcesPlan(
         applies=tuple(applies),
-        deletes=tuple(_delete(e) for e in stale if _key(e) not in observed.refused),
+        deletes=tuple(_delete(e) for e in stale_extras if _key(e) not in observed.refused),
         statuses=tuple(sorted(statuses, key=lambda status: status.name)),
     )
 
@@ -102,10 +104,10 @@ def _kind_of(entry: QueueResource) -> Kind[ConfigMap] | Kind[QueueClaim]:
             f"template is {version} {name}, but only v1 ConfigMap and v1 PersistentVolumeClaim are"
             " supported."
         )
-    further = sorted(object_at(template, "metadata").keys() - METADATA)
-    if further:
+    unsupported = sorted(object_at(template, "metadata").keys() - METADATA)
+    if unsupported:
         raise _InvalidTemplateError(
-            f"template.metadata.{further[0]} is not supported. Remove it: only labels and"
+            f"template.metadata.{unsupported[0]} is not supported. Remove it: only labels and"
             " annotations can be set."
         )
     return kind
@@ -115,33 +117,33 @@ def _plan_object(
     observed: ObservedQueue,
     entry: QueueResource,
     kind: Kind[ConfigMap] | Kind[QueueClaim],
-    present: Extra | None,
+    extra: Extra | None,
 ) -> tuple[Apply | None, QueueResourceStatus]:
     name = object_name(observed.queue, entry)
     object_ref = f"{kind.kind}/{name}"
-    refused = observed.refused.get((kind.resource, name))
-    if refused is not None:
-        return None, _not_ready(entry, object_ref, refused)
+    rejection = observed.refused.get((kind.resource, name))
+    if rejection is not None:
+        return None, _not_ready(entry, object_ref, rejection)
     body = _body(observed.queue, entry, name)
-    if present is None:
+    if extra is None:
         return Apply(kind, body), _not_ready(entry, object_ref, MAKING)
-    if _is_terminating(present):
+    if _is_terminating(extra):
         return None, _not_ready(entry, object_ref, REMAKING)
     if entry.immutable:
         return None, QueueResourceStatus(name=entry.name, object=object_ref, ready=True)
     refusal = remark = ""
-    if isinstance(present, QueueClaim):
+    if isinstance(extra, QueueClaim):
         try:
-            body, refusal, remark = _update_claim(present, body)
+            body, refusal, remark = _update_claim(extra, body)
         except QuantityError as error:
             return None, _not_ready(
                 entry, object_ref, f"template.spec.resources is invalid: {error}."
             )
-    drifted = _digest(present) != _digest_in(body) or not _contains(present.content, _content(body))
+    is_outdated = _digest(extra) != _digest_in(body) or not _contains(extra.content, _content(body))
     status = QueueResourceStatus(
         name=entry.name, object=object_ref, ready=not refusal, message=refusal or remark
     )
-    return Apply(kind, body, present.metadata.uid) if drifted else None, status
+    return Apply(kind, body, extra.metadata.uid) if is_outdated else None, status
 
 
 def _body(queue: TorchrunQueue, entry: QueueResource, name: str) -> JsonObject:
@@ -174,20 +176,22 @@ def _body(queue: TorchrunQueue, entry: QueueResource, name: str) -> JsonObject:
     }
 
 
-def _update_claim(present: QueueClaim, body: JsonObject) -> tuple[JsonObject, str, str]:
+def _update_claim(claim: QueueClaim, body: JsonObject) -> tuple[JsonObject, str, str]:
     """Return the body as it may be applied, the refused changes, and a remark on the size.
 
     The spec of a PVC is immutable except for its size, which may only grow.
     """
-    new, old = object_at(body, "spec"), present.spec
-    fixed = [name for name in new if name != "resources" and name in old]
-    differing = [name for name in new if name != "resources" and not _is_equal(name, new, old)]
-    new_size, old_size = _size(new), _size(old)
+    new_spec, old_spec = object_at(body, "spec"), claim.spec
+    fixed_fields = [name for name in new_spec if name != "resources" and name in old_spec]
+    changed_fields = [
+        name for name in new_spec if name != "resources" and not _is_equal(name, new_spec, old_spec)
+    ]
+    new_size, old_size = _size(new_spec), _size(old_spec)
     size = new_size if _amount(new_size) > _amount(old_size) else old_size
-    spec: JsonObject = {name: old[name] for name in fixed}
+    spec: JsonObject = {name: old_spec[name] for name in fixed_fields}
     if size is not None:
         spec["resources"] = {"requests": {"storage": size}}
-    refusal = " ".join(f"spec.{name} of a PVC is immutable." for name in sorted(differing))
+    refusal = " ".join(f"spec.{name} of a PVC is immutable." for name in sorted(changed_fields))
     advice = " Delete the PVC and its data, or choose another name." if refusal else ""
     remark = ""
     if _amount(new_size) < _amount(old_size):
@@ -195,8 +199,8 @@ def _update_claim(present: QueueClaim, body: JsonObject) -> tuple[JsonObject, st
     return {**body, "spec": spec}, refusal + advice, remark
 
 
-def _is_equal(name: str, new: JsonObject, old: JsonObject) -> bool:
-    return name in old and _contains(old[name], new[name])
+def _is_equal(name: str, new_spec: JsonObject, old_spec: JsonObject) -> bool:
+    return name in old_spec and _contains(old_spec[name], new_spec[name])
 
 
 def _size(spec: JsonObject) -> JsonValue:
@@ -219,11 +223,11 @@ def _content(body: JsonObject) -> JsonObject:
     return content
 
 
-def _contains(present: JsonValue, target: JsonValue) -> bool:
+def _contains(actual: JsonValue, target: JsonValue) -> bool:
     """Whether all target fields are present; fields of other managers are ignored."""
-    if isinstance(present, dict) and isinstance(target, dict):
-        return all(name in present and _contains(present[name], target[name]) for name in target)
-    return present == target
+    if isinstance(actual, dict) and isinstance(target, dict):
+        return all(name in actual and _contains(actual[name], target[name]) for name in target)
+    return actual == target
 
 
 def _digest(extra: Extra) -> str:

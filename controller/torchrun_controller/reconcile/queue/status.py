@@ -37,10 +37,10 @@ def compose(
     parts = [template_condition, _resources(resources), kai_plan.condition]
     choice = jobs.choose_scheduler(observed)
     obstacle = _obstacle(template_condition, resources, kai_plan, choice)
-    paused = observed.queue.spec.weight == 0
-    why = obstacle or (PAUSED if paused else RUNS_JOBS)
-    ready = ConditionUpdate(READY, "True" if why is RUNS_JOBS else "False", why)
-    updates = [ready, *(part for part in parts if part is not None)]
+    is_paused = observed.queue.spec.weight == 0
+    why = obstacle or (PAUSED if is_paused else RUNS_JOBS)
+    ready_update = ConditionUpdate(READY, "True" if why is RUNS_JOBS else "False", why)
+    updates = [ready_update, *(part for part in parts if part is not None)]
     status = _status(
         observed, "Active" if obstacle is None else "Updating", updates, resources, now
     )
@@ -51,12 +51,12 @@ def compose_terminating(
     observed: ObservedQueue, message: str, now: datetime
 ) -> TorchrunQueueStatus:
     """Return the status of a queue whose deletion waits."""
-    others = [
+    other_updates = [
         ConditionUpdate(c.type, c.status, Reason(c.reason, c.message))
         for c in observed.queue.status.conditions
         if c.type in OURS - {READY}
     ]
-    updates = [ConditionUpdate(READY, "False", Reason(TERMINATING, message)), *others]
+    updates = [ConditionUpdate(READY, "False", Reason(TERMINATING, message)), *other_updates]
     status = _status(observed, "Terminating", updates, observed.queue.status.resources, now)
     return replace(status, gang=observed.queue.status.gang)
 
@@ -72,11 +72,13 @@ def own_part(observed: ObservedQueue) -> TorchrunQueueStatus:
 def events(observed: ObservedQueue, composed: TorchrunQueueStatus) -> tuple[Event, ...]:
     """Return one event for each new bad condition or object, and one for a change of the spec."""
     before = observed.queue.status
-    old = {(c.type, c.status, c.reason) for c in before.conditions}
+    old_conditions = {(c.type, c.status, c.reason) for c in before.conditions}
     conditions = [
         Event("Normal" if c.type == READY else "Warning", c.reason, c.message)
         for c in composed.conditions
-        if c.status == "False" and _has_event(c) and (c.type, c.status, c.reason) not in old
+        if c.status == "False"
+        and _has_event(c)
+        and (c.type, c.status, c.reason) not in old_conditions
     ]
     objects = [
         Event("Warning", "ResourcesNotReady", f"spec.resources {r.name}: {r.message}")
@@ -96,16 +98,16 @@ def _has_event(condition: Condition) -> bool:
 def _change_event(observed: ObservedQueue) -> list[Event]:
     """Return the event that a change of the spec does not apply to running jobs."""
     meta, observed_generation = observed.queue.metadata, observed.queue.status.observed_generation
-    running = sum(jobs.needs_queue(job) for job in observed.jobs)
+    running_count = sum(jobs.needs_queue(job) for job in observed.jobs)
     if (
-        not running
+        not running_count
         or not 0 < observed_generation < meta.generation
         or meta.deletion_timestamp is not None
     ):
         return []
     message = (
         "The change applies to jobs and attempts that start later. Running jobs that keep the"
-        f" previous spec: {running}."
+        f" previous spec: {running_count}."
     )
     return [Event("Normal", "QueueChanged", message)]
 
@@ -133,13 +135,13 @@ def _status(
 def _resources(resources: tuple[QueueResourceStatus, ...]) -> ConditionUpdate | None:
     if not resources:
         return None
-    waiting = [r for r in resources if not r.ready]
-    if not waiting:
+    unready_resources = [r for r in resources if not r.ready]
+    if not unready_resources:
         return ConditionUpdate(
             RESOURCES, "True", Reason("AllReady", "All objects match their templates.")
         )
-    message = " ".join(f"{r.name}: {sentence(r.message)}" for r in waiting)
-    if all(r.message in queue_resources.PASSING for r in waiting):
+    message = " ".join(f"{r.name}: {sentence(r.message)}" for r in unready_resources)
+    if all(r.message in queue_resources.PASSING for r in unready_resources):
         return ConditionUpdate(RESOURCES, "Unknown", Reason("ResourcesNotReady", message))
     return ConditionUpdate(RESOURCES, "False", Reason("ResourcesNotReady", message))
 

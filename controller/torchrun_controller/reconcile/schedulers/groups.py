@@ -27,23 +27,26 @@ def delete_unused(
     A group is kept while a pod of its attempt may run, while its child Job has not finished, and if
     `applies` creates that Job. Older suspended Jobs are deleted too: Kueue would resume them.
     """
-    needed = {apply.name for apply in applies if apply.kind is JOBS}
+    needed_names = {apply.name for apply in applies if apply.kind is JOBS}
     latest = gang.child_jobs[-1:]
-    needed |= {child.metadata.name for child in latest if not _is_finished(child)}
-    running = {
+    needed_names |= {child.metadata.name for child in latest if not _is_finished(child)}
+    running_attempts = {
         pod.metadata.labels.attempt for pod in (*gang.workers, *gang.stale_pods) if alive(pod)
     }
     uid = job.metadata.uid
-    unused = tuple(
+    group_deletes = tuple(
         Delete.of(group.kind, meta)
         for group in gang.groups
         if (meta := group.object.metadata).controlled_by(uid)
-        and meta.name not in needed
-        and meta.labels.attempt not in running
+        and meta.name not in needed_names
+        and meta.labels.attempt not in running_attempts
         and not meta.terminating
     )
-    older = (child for child in gang.child_jobs[:-1] if child.spec.suspend)
-    return (*unused, *(delete_job(child) for child in older if not _is_finished(child)))
+    suspended_jobs = (child for child in gang.child_jobs[:-1] if child.spec.suspend)
+    return (
+        *group_deletes,
+        *(delete_job(child) for child in suspended_jobs if not _is_finished(child)),
+    )
 
 
 def _is_finished(child: Job) -> bool:

@@ -50,22 +50,22 @@ def choose_route(
 
     A pod with ephemeral storage has the only copy, so a PVC that is bound late changes nothing.
     """
-    direct = source.delivery == "direct"
+    is_direct = source.delivery == "direct"
     if source.delivery == "shared":
         return Route(store="")
     why_direct = "Delivery is direct."
     latest, claim = workspace.latest_sync_pod, find_claim(workspace.claims, source.name)
-    pending = claim is not None and claim.status.phase == "Pending"
-    abandoned = pending and not (latest and alive(latest)) and is_recorded_direct(job)
-    if is_ephemeral(workspace) or abandoned:
-        why = why_direct if direct else f"PVC {source.name} is not bound."
+    is_pending = claim is not None and claim.status.phase == "Pending"
+    is_abandoned = is_pending and not (latest and alive(latest)) and is_recorded_direct(job)
+    if is_ephemeral(workspace) or is_abandoned:
+        why = why_direct if is_direct else f"PVC {source.name} is not bound."
         return Route(store="ephemeral", why=why)
     failure, seconds = _check_binding(workspace, cluster, claim, now)
     if failure:
         return Route(store="ephemeral", why=failure)
     return Route(
-        store="claim" if direct else "",
-        why=why_direct if direct else "",
+        store="claim" if is_direct else "",
+        why=why_direct if is_direct else "",
         binding_seconds=seconds,
     )
 
@@ -78,8 +78,8 @@ def is_ephemeral(workspace: ObservedWorkspace) -> bool:
 
 def is_recorded_direct(job: TorchrunJob) -> bool:
     """Whether the status records direct delivery; the pod that shows it may be gone."""
-    ready = find_condition(job.status.conditions, "WorkspaceReady")
-    return ready is not None and ready.reason == DIRECT_DELIVERY
+    condition = find_condition(job.status.conditions, "WorkspaceReady")
+    return condition is not None and condition.reason == DIRECT_DELIVERY
 
 
 def is_served(job: TorchrunJob, workspace: ObservedWorkspace) -> bool:
@@ -124,9 +124,9 @@ def is_serve_pod(pod: Pod) -> bool:
 
 def is_serving(pod: Pod) -> bool:
     """Whether a serve pod has the whole workspace and serves it."""
-    ready = _container_status(pod, names.SERVE_CONTAINER).ready
+    is_ready = _container_status(pod, names.SERVE_CONTAINER).ready
     # The pod's own Ready stays False once its sync container has exited.
-    return has_content(pod) and ready and bool(pod.status.pod_ip)
+    return has_content(pod) and is_ready and bool(pod.status.pod_ip)
 
 
 def accepts_upload(pod: Pod) -> bool:
@@ -138,9 +138,9 @@ def has_content(pod: Pod) -> bool:
     """Whether the workspace of a pod is complete, and its storage still exists."""
     if not is_serve_pod(pod):
         return pod.status.phase == "Succeeded"
-    exited = _container_status(pod, names.SYNC_CONTAINER).state.terminated
-    runs = alive(pod) and not pod.metadata.terminating
-    return exited is not None and exited.exit_code == 0 and runs
+    sync_end = _container_status(pod, names.SYNC_CONTAINER).state.terminated
+    is_running = alive(pod) and not pod.metadata.terminating
+    return sync_end is not None and sync_end.exit_code == 0 and is_running
 
 
 def find_claim_node(workspace: ObservedWorkspace, cluster: ObservedCluster) -> str:
@@ -185,5 +185,5 @@ def mounted_claims(
     latest = workspace.latest_sync_pod
     if latest is None or not is_serve_pod(latest):
         return workspace.claims
-    served = names.workspace_claim(job.metadata.name)
-    return tuple(claim for claim in workspace.claims if claim.metadata.name != served)
+    served_name = names.workspace_claim(job.metadata.name)
+    return tuple(claim for claim in workspace.claims if claim.metadata.name != served_name)

@@ -115,14 +115,14 @@ def next_step(
     if loss is not None:
         return kind.replace_lost_pod(latest, loss)
     if latest.metadata.terminating:
-        return syncing(kind.why_terminating(latest))
-    current = kind.is_current(latest)
+        return waiting_step(kind.why_terminating(latest))
+    is_current = kind.is_current(latest)
     match latest.status.phase:
-        case "Failed" if current:
+        case "Failed" if is_current:
             return _after_failure(kind, latest, now)
         case "Succeeded" | "Failed":
             return kind.create_pod(next_number(kind.pods))
-        case _ if not current:
+        case _ if not is_current:
             return kind.replace_pod(latest)
         case _:
             return kind.follow_pod(latest)
@@ -133,24 +133,24 @@ def _after_failure(kind: HelperPods, pod: Pod, now: datetime) -> Workspace:
     end = container_end(pod, kind.container)
     failure = kind.failure(pod, end.message)
     if failure.remedy and not kind.is_edited(pod):
-        return refused(failure)
-    left = 0.0 if failure.remedy else retry_seconds_left(pod, end, now)
-    if left <= 0:
+        return refused_step(failure)
+    seconds_left = 0.0 if failure.remedy else retry_seconds_left(pod, end, now)
+    if seconds_left <= 0:
         return kind.create_pod(next_number(kind.pods))
     delay = f"Retrying {retry_delay(pod).total_seconds():.0f} s after the failure."
     return Workspace(
         state=SyncState.SYNCING,
         why=Reason(failure.reason, f"{sentence(failure.message)} {delay}"),
         failed=True,
-        requeue_after=left,
+        requeue_after=seconds_left,
     )
 
 
 def create_replacement(kind: HelperPods, pod: Pod, why: Reason) -> Workspace:
     """Return the step that deletes a pod on a lost node and creates the next one at once."""
     step = kind.create_pod(next_number(kind.pods))
-    others = tuple(delete for delete in step.deletes if delete.uid != pod.metadata.uid)
-    return replace(step, why=why, deletes=(*others, *delete_once(pod)))
+    other_deletes = tuple(delete for delete in step.deletes if delete.uid != pod.metadata.uid)
+    return replace(step, why=why, deletes=(*other_deletes, *delete_once(pod)))
 
 
 def delete_once(pod: Pod) -> tuple[Delete, ...]:
@@ -158,13 +158,13 @@ def delete_once(pod: Pod) -> tuple[Delete, ...]:
     return () if pod.metadata.terminating else (delete_pod(pod),)
 
 
-def refused(failure: PodFailure) -> Workspace:
+def refused_step(failure: PodFailure) -> Workspace:
     """The step after a permanent failure: nothing is retried before the user acts."""
     why = Reason(failure.reason, f"{sentence(failure.message)} {failure.remedy}")
     return Workspace(state=SyncState.REFUSED, why=why, failed=True)
 
 
-def syncing(why: Reason) -> Workspace:
+def waiting_step(why: Reason) -> Workspace:
     """A step that only waits."""
     return Workspace(state=SyncState.SYNCING, why=why)
 

@@ -37,8 +37,8 @@ from torchrun_controller.reconcile.workspace.helper_pods import (
     create_replacement,
     next_number,
     next_step,
-    refused,
-    syncing,
+    refused_step,
+    waiting_step,
 )
 from torchrun_controller.reconcile.workspace.retry import (
     SyncMessage,
@@ -56,16 +56,16 @@ def prepare(
     observed: Observed, source: VolumeSource | None, now: datetime, defaults: Defaults
 ) -> Workspace:
     """Decide the next step towards a ready workspace."""
-    ready = _why_no_pod(source)
-    if ready is not None:
-        return Workspace(state=SyncState.READY, why=ready)
+    no_pod_reason = _why_no_pod(source)
+    if no_pod_reason is not None:
+        return Workspace(state=SyncState.READY, why=no_pod_reason)
     assert source is not None, "nothing is to be prepared"
     job, workspace = observed.job, observed.workspace
     route = choose_route(job, workspace, observed.cluster, source, now)
-    terminating = check_terminating(workspace.claims, source.name)
-    if terminating is not None and route.store != "ephemeral":
+    terminating_reason = check_terminating(workspace.claims, source.name)
+    if terminating_reason is not None and route.store != "ephemeral":
         # A pod that mounts the PVC would keep it from being deleted.
-        return replace(syncing(terminating), deletes=end_preparations(workspace))
+        return replace(waiting_step(terminating_reason), deletes=end_preparations(workspace))
     pods = SyncPods(observed, source, route, defaults, now)
     if find_claim(workspace.claims, source.name) is None and route.store != "ephemeral":
         pod = pods.build_pod(next_number(workspace.sync_pods), _usable_base(workspace))
@@ -166,22 +166,24 @@ class SyncPods(msgspec.Struct, frozen=True):
         message = sync_results.read_result(pod)
         if message.reason:
             return self._after_container_failure(pod, message)
-        left = _base_seconds_left(pod, self.now) if pod.status.phase in ("", "Pending") else None
-        if left is not None and left <= 0:
+        base_seconds = (
+            _base_seconds_left(pod, self.now) if pod.status.phase in ("", "Pending") else None
+        )
+        if base_seconds is not None and base_seconds <= 0:
             # The next pod has no base: only the pod that is created with its PVC has one.
             return self._delete_pod(pod)
-        step = syncing(self._why_syncing(pod))
-        if left is not None:
-            return replace(step, requeue_after=left)
+        step = waiting_step(self._why_syncing(pod))
+        if base_seconds is not None:
+            return replace(step, requeue_after=base_seconds)
         return replace(self._lost_upload(pod) or step, requeue_after=self.route.binding_seconds)
 
     def _after_container_failure(self, pod: Pod, message: SyncMessage) -> Workspace:
         """The kubelet restarts the container of a serve pod, so the pod itself does not fail."""
         failure = self.failure(pod, message)
         if failure.remedy:
-            return refused(failure)
+            return refused_step(failure)
         why = Reason(failure.reason, f"{sentence(failure.message)} Retrying.")
-        return replace(syncing(why), failed=True)
+        return replace(waiting_step(why), failed=True)
 
     def why_terminating(self, pod: Pod) -> Reason:
         """A pod whose delivery has changed terminates for that."""
@@ -233,7 +235,7 @@ class SyncPods(msgspec.Struct, frozen=True):
             f"Revision {revision} of the workspace was lost with the pod that stored it. Upload it"
             f" to pod {pod.metadata.name} again: kubectl torchrun sync {job.metadata.name}",
         )
-        return replace(syncing(why), failed=True)
+        return replace(waiting_step(why), failed=True)
 
     def _why_syncing(self, pod: Pod) -> Reason:
         """Return what the pod does, or what it waits for."""
@@ -250,13 +252,13 @@ class SyncPods(msgspec.Struct, frozen=True):
                 f" torchrun sync {job.metadata.name}",
             )
         claim_name = names.workspace_claim(job.metadata.name)
-        present = find_claim(self.observed.workspace.claims, claim_name)
-        ephemeral = pod.metadata.annotations.delivery == "ephemeral"
-        mounted = (present,) if present and not ephemeral else ()
-        why = waiting.pod_reason(pod, mounted, self.observed.cluster.warnings)
+        workspace_claim = find_claim(self.observed.workspace.claims, claim_name)
+        is_ephemeral = pod.metadata.annotations.delivery == "ephemeral"
+        mounted_claims = (workspace_claim,) if workspace_claim and not is_ephemeral else ()
+        why = waiting.pod_reason(pod, mounted_claims, self.observed.cluster.warnings)
         # The scheduler's condition on a PVC stays until its next attempt, even if it is bound now.
-        bound = present is not None and present.status.phase == "Bound"
-        if why is None or (why.reason == "ClaimPending" and bound):
+        is_bound = workspace_claim is not None and workspace_claim.status.phase == "Bound"
+        if why is None or (why.reason == "ClaimPending" and is_bound):
             return Reason("SyncPodStarting", f"Pod {name} is starting.")
         return Reason(why.reason, f"Pod {name}: {why.message}")
 
@@ -296,16 +298,16 @@ def _usable_base(workspace: ObservedWorkspace) -> str:
     meta = base.claim.metadata
     if meta.terminating or meta.labels.component != names.WORKSPACE:
         return ""
-    shared = SHARED.intersection(base.claim.spec.access_modes)
-    return "" if base.in_use and not shared else meta.labels.torchrun_job
+    shared_modes = SHARED.intersection(base.claim.spec.access_modes)
+    return "" if base.in_use and not shared_modes else meta.labels.torchrun_job
 
 
 def _base_seconds_left(pod: Pod, now: datetime) -> float | None:
     """Return the seconds that a pod with a base has to start; None for a pod without one."""
-    created = pod.metadata.creation_timestamp
-    if not pod.metadata.annotations.workspace_base or created is None:
+    creation_time = pod.metadata.creation_timestamp
+    if not pod.metadata.annotations.workspace_base or creation_time is None:
         return None
-    return seconds_left(BASE_TIMEOUT, created, now)
+    return seconds_left(BASE_TIMEOUT, creation_time, now)
 
 
 def _ready(job: TorchrunJob, pod: Pod, route: Route) -> Workspace:
@@ -316,11 +318,11 @@ def _ready(job: TorchrunJob, pod: Pod, route: Route) -> Workspace:
         or job.status.workspace_commit
         or result.sha256
     )
-    ready = Workspace(state=SyncState.READY, why=SYNCED, commit=result.commit, content=content)
+    step = Workspace(state=SyncState.READY, why=SYNCED, commit=result.commit, content=content)
     if not route.store:
-        return ready
-    served = WorkspaceDownload(url=delivery.serve_url(pod), manifest=result.manifest)
-    return replace(ready, why=delivery.describe_delivery(pod, route.why), served=served)
+        return step
+    download = WorkspaceDownload(url=delivery.serve_url(pod), manifest=result.manifest)
+    return replace(step, why=delivery.describe_delivery(pod, route.why), served=download)
 
 
 def _why_no_pod(source: VolumeSource | None) -> Reason | None:
@@ -344,17 +346,17 @@ def describe_workspace(
         return None if spec is None else _why_no_pod(spec.workspace)
     if not delivery.is_serve_pod(latest):
         return SYNCED
-    ready = find_condition(job.status.conditions, "WorkspaceReady")
-    if ready is None or ready.status != "True":
+    condition = find_condition(job.status.conditions, "WorkspaceReady")
+    if condition is None or condition.status != "True":
         return delivery.describe_unrecorded_delivery(latest)
-    return Reason(ready.reason, ready.message)
+    return Reason(condition.reason, condition.message)
 
 
 def delete_oldest_pods(job: TorchrunJob, workspace: ObservedWorkspace) -> tuple[Delete, ...]:
     """Delete sync pods to make room for one more; the last complete one stays."""
     complete = sync_results.find_complete_pods(job, workspace)[-1:]
-    older = workspace.sync_pods[: -KEPT_SYNC_PODS + 1]
-    return tuple(delete_pod(pod) for pod in older if pod not in complete)
+    oldest_pods = workspace.sync_pods[: -KEPT_SYNC_PODS + 1]
+    return tuple(delete_pod(pod) for pod in oldest_pods if pod not in complete)
 
 
 def retry_wait(workspace: ObservedWorkspace, now: datetime) -> float:

@@ -43,16 +43,16 @@ def plan_reload(observed: Observed, now: datetime, defaults: Defaults) -> Worksp
     if step.state is not SyncState.READY:
         return step
     job, workspace = observed.job, observed.workspace
-    used = _serving_pods(job, observed.gang, workspace)
-    others = [pod for pod in workspace.sync_pods if alive(pod) and pod not in used]
+    serving_pods = _serving_pods(job, observed.gang, workspace)
+    other_pods = [pod for pod in workspace.sync_pods if alive(pod) and pod not in serving_pods]
     if not workspace_source.stands_by(job):
-        return Workspace(state=step.state, why=step.why, deletes=_end_pods(others))
-    standby = [pod for pod in others if sync_results.is_standby(job, pod)]
-    deletes = _end_pods([pod for pod in others if pod not in standby])
+        return Workspace(state=step.state, why=step.why, deletes=_end_pods(other_pods))
+    standby_pods = [pod for pod in other_pods if sync_results.is_standby(job, pod)]
+    deletes = _end_pods([pod for pod in other_pods if pod not in standby_pods])
     seconds = preparation.retry_wait(workspace, now)
-    if standby or not sync_results.find_revision(job, workspace) or seconds > 0:
-        after = seconds if seconds > 0 and not standby else None
-        return Workspace(state=step.state, why=step.why, deletes=deletes, requeue_after=after)
+    if standby_pods or not sync_results.find_revision(job, workspace) or seconds > 0:
+        retry_after = seconds if seconds > 0 and not standby_pods else None
+        return Workspace(state=step.state, why=step.why, deletes=deletes, requeue_after=retry_after)
     return Workspace(
         state=step.state,
         why=step.why,
@@ -86,10 +86,10 @@ def _find_source(
 def _serving_pods(job: TorchrunJob, gang: ObservedGang, workspace: ObservedWorkspace) -> list[Pod]:
     """Return the serve pods in use: the newest, and older ones until every worker has left them."""
     pods = sync_results.find_complete_pods(job, workspace)
-    serving = [pod for pod in pods if delivery.is_serve_pod(pod)]
-    if serving and find_running_revision(job, gang) >= read_result(serving[-1]).revision:
-        return serving[-1:]
-    return serving
+    serve_pods = [pod for pod in pods if delivery.is_serve_pod(pod)]
+    if serve_pods and find_running_revision(job, gang) >= read_result(serve_pods[-1]).revision:
+        return serve_pods[-1:]
+    return serve_pods
 
 
 def _end_pods(pods: list[Pod]) -> tuple[Delete, ...]:
@@ -127,9 +127,9 @@ def check_up_to_date(
 
     None while that lasts for moments only.
     """
-    revision, fetched = find_running_revision(job, gang), workspace_source.is_fetched(job)
+    revision, is_fetched = find_running_revision(job, gang), workspace_source.is_fetched(job)
     if step.state is not SyncState.READY:
-        if not (step.failed or fetched):
+        if not (step.failed or is_fetched):
             return None
         message = f"{sentence(step.why.message)} The pods continue with revision {revision}."
         return _not_up_to_date("False" if step.failed else "Unknown", step.why.reason, message)
@@ -139,7 +139,7 @@ def check_up_to_date(
     if not all(alive(pod) for pod in gang.workers):
         message = f"Revision {newest} waits for the next gang, because a pod of this one has ended."
         return _not_up_to_date("Unknown", "WorkersEnded", message)
-    if not fetched:
+    if not is_fetched:
         return None
     return _not_up_to_date("Unknown", "Reloading", f"The pods are reloading revision {newest}.")
 
@@ -153,11 +153,11 @@ def build_annotations(job: TorchrunJob, workspace: ObservedWorkspace) -> JsonObj
     annotations: JsonObject = {}
     revision = sync_results.find_revision(job, workspace)
     pods = sync_results.find_complete_pods(job, workspace)
-    served = [pod for pod in pods if delivery.is_serve_pod(pod)]
-    if served and delivery.is_serving(served[-1]):
-        manifest = read_result(served[-1]).manifest
-        annotations[names.SERVED] = f"{delivery.serve_url(served[-1])} {manifest}"
-    if revision and (bool(served) is (names.SERVED in annotations)):
+    serve_pods = [pod for pod in pods if delivery.is_serve_pod(pod)]
+    if serve_pods and delivery.is_serving(serve_pods[-1]):
+        manifest = read_result(serve_pods[-1]).manifest
+        annotations[names.SERVED] = f"{delivery.serve_url(serve_pods[-1])} {manifest}"
+    if revision and (bool(serve_pods) is (names.SERVED in annotations)):
         annotations[names.REVISION] = str(revision)
     if job.spec.development:
         annotations[names.DEVELOPMENT] = "true"
@@ -169,11 +169,11 @@ def annotate_template(
 ) -> JsonObject:
     """Return the pod template with these annotations and the first revision of the gang."""
     metadata, spec = object_at(template, "metadata"), object_at(template, "spec")
-    added = build_annotations(job, workspace)
-    if not added:
+    new_annotations = build_annotations(job, workspace)
+    if not new_annotations:
         return template
-    revision = added.get(names.REVISION)
-    annotations = object_at(metadata, "annotations") | added
+    revision = new_annotations.get(names.REVISION)
+    annotations = object_at(metadata, "annotations") | new_annotations
     containers: list[JsonValue] = [
         _add_revision(container, revision) for container in objects_at(spec, "containers")
     ]
@@ -194,7 +194,7 @@ def _add_revision(container: JsonObject, revision: JsonValue) -> JsonObject:
 def find_running_revision(job: TorchrunJob, gang: ObservedGang) -> int:
     """Return the lowest revision that a worker of the gang is annotated with."""
     revisions = [pod.metadata.annotations.revision for pod in gang.workers]
-    recorded = job.status.workspace_revision
+    recorded_revision = job.status.workspace_revision
     if not gang.child_jobs or not revisions:
-        return recorded
-    return min(names.number_in(revision, recorded) for revision in revisions)
+        return recorded_revision
+    return min(names.number_in(revision, recorded_revision) for revision in revisions)

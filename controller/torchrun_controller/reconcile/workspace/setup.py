@@ -28,7 +28,7 @@ from torchrun_controller.reconcile.workspace.helper_pods import (
     create_replacement,
     delete_once,
     next_step,
-    syncing,
+    waiting_step,
 )
 from torchrun_controller.reconcile.workspace.retry import SyncMessage
 
@@ -76,8 +76,8 @@ class SetupPods(msgspec.Struct, frozen=True):
         if not self.pods:
             return None
         latest = self.pods[-1]
-        done = latest.status.phase == "Succeeded" and not latest.metadata.terminating
-        return self.ready if done and self.is_current(latest) else None
+        is_done = latest.status.phase == "Succeeded" and not latest.metadata.terminating
+        return self.ready if is_done and self.is_current(latest) else None
 
     def create_pod(self, number: int) -> Workspace:
         """Create one more setup pod; only the last few are kept."""
@@ -94,7 +94,7 @@ class SetupPods(msgspec.Struct, frozen=True):
     def replace_pod(self, pod: Pod) -> Workspace:
         """Delete a pod that installs another environment."""
         why = f"The setup has changed. Replacing pod {pod.metadata.name}."
-        return replace(syncing(Reason("Replacing", why)), deletes=(delete_pod(pod),))
+        return replace(waiting_step(Reason("Replacing", why)), deletes=(delete_pod(pod),))
 
     def replace_lost_pod(self, pod: Pod, loss: NodeLoss) -> Workspace:
         """Delete the pod. Create the next one only if the machine of this one is off.
@@ -102,28 +102,28 @@ class SetupPods(msgspec.Struct, frozen=True):
         Two setup pods must not run at the same time: the second one removes the unfinished
         environments in the PVC.
         """
-        name, node_name, lost = pod.metadata.name, pod.spec.node_name, loss.message
+        name, node_name, cause = pod.metadata.name, pod.spec.node_name, loss.message
         node = (self.observed.cluster.nodes or {}).get(node_name)
         if node is not None and is_out_of_service(node):
-            why = Reason("SetupPodLost", f"{lost} Replacing the pod.")
+            why = Reason("SetupPodLost", f"{cause} Replacing the pod.")
             return create_replacement(self, pod, why)
         if node is None:
             message = (
-                f"{lost} The pod may still write to the workspace PVC. The next setup pod starts"
+                f"{cause} The pod may still write to the workspace PVC. The next setup pod starts"
                 " when Kubernetes has deleted this one. If the machine is off, you can run: kubectl"
                 f" delete pod {name} -n {pod.metadata.namespace} --force"
             )
         else:
             message = (
-                f"{lost} The pod may still run there and write to the workspace PVC. The next"
+                f"{cause} The pod may still run there and write to the workspace PVC. The next"
                 " setup pod starts when the node returns, or when you confirm that the machine is"
                 f" off (kubectl taint nodes {node_name} {OUT_OF_SERVICE}=nodeshutdown:NoExecute)."
             )
-        return replace(syncing(Reason("SetupPodLost", message)), deletes=delete_once(pod))
+        return replace(waiting_step(Reason("SetupPodLost", message)), deletes=delete_once(pod))
 
     def follow_pod(self, pod: Pod) -> Workspace:
         """Wait for the pod."""
-        return syncing(self._why_running(pod))
+        return waiting_step(self._why_running(pod))
 
     def _why_running(self, pod: Pod) -> Reason:
         name = pod.metadata.name

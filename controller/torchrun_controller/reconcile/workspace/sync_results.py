@@ -28,7 +28,9 @@ def find_complete_pods(
         for pod in workspace.sync_pods
         if store is None or pod.metadata.annotations.delivery == store
         if delivery.has_content(pod)
-        and not (since and (created := pod.metadata.creation_timestamp) and created < since)
+        and not (
+            since and (creation_time := pod.metadata.creation_timestamp) and creation_time < since
+        )
     ]
 
 
@@ -38,8 +40,8 @@ def find_current(job: TorchrunJob, workspace: ObservedWorkspace, store: str) -> 
     if not pods:
         return None
     latest = pods[-1]
-    uploaded = latest.metadata.annotations.after_revision and not workspace_source.is_fetched(job)
-    if uploaded and read_result(latest).sha256 == workspace_source.upload_digest(job):
+    is_upload = latest.metadata.annotations.after_revision and not workspace_source.is_fetched(job)
+    if is_upload and read_result(latest).sha256 == workspace_source.upload_digest(job):
         return latest
     return latest if is_current(job, latest) else None
 
@@ -48,9 +50,11 @@ def find_revision(job: TorchrunJob, workspace: ObservedWorkspace) -> int:
     """Return the newest revision of the workspace that is known to be complete; 0 for none."""
     revisions = (read_result(pod).revision for pod in find_complete_pods(job, workspace))
     newest = max(revisions, default=0) or job.status.workspace_revision
-    announced = job.metadata.annotations.get(names.WORKSPACE_REVISION, "")
-    served = any(delivery.is_serve_pod(pod) for pod in workspace.sync_pods)
-    return newest + 1 if newest and not served and announced == str(newest + 1) else newest
+    announced_revision = job.metadata.annotations.get(names.WORKSPACE_REVISION, "")
+    is_served = any(delivery.is_serve_pod(pod) for pod in workspace.sync_pods)
+    return (
+        newest + 1 if newest and not is_served and announced_revision == str(newest + 1) else newest
+    )
 
 
 def find_commit(job: TorchrunJob, workspace: ObservedWorkspace, revision: int) -> str:
