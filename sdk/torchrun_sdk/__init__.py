@@ -7,7 +7,7 @@
     remote = kt.fn(train).to(kt.Compute(gpus=8)).distribute("pytorch", workers=4)
     losses = remote(lr=0.1)   # of all ranks, sorted by rank
 
-Nothing but the standard library is imported, here and in the pods.
+It imports only the standard library, here and in the pods.
 """
 
 from torchrun_sdk import images

@@ -21,7 +21,7 @@ _NODES = re.compile(r"--nnodes[= ](\S+)")
 
 
 class App:
-    """One command in every pod of a job, which gets the directory of the project.
+    """One command in every pod of a job, with the directory of the project as its workspace.
 
     replicas: number of nodes. ports: ports of the container, for port-forward and Services.
     """

@@ -1,4 +1,4 @@
-"""The log of a call as a client follows it."""
+"""The log of a call on the client."""
 
 from __future__ import annotations
 

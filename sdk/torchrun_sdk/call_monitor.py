@@ -1,4 +1,4 @@
-"""Follows one call by its job, its pods and the connections into them, to its outcome."""
+"""Follows one call to its outcome: its job, its pods and the connections into them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from torchrun_sdk.spec import Result
 
 Line = Callable[[str], None]
 Note = Callable[[str], None]
-# For warm pods to answer a client that has another call for them.
+# Time limit for responses of warm pods to a new call.
 _ANSWER_SECONDS = 20.0
-_LAST_LINES = 2.0  # for the end of what the ranks print
+_LAST_LINES = 2.0  # for the last output of the ranks
 
 
 class UnavailableError(Exception):
@@ -120,7 +120,7 @@ class CallMonitor:
         ]
 
     def _check_delivered(self) -> None:
-        """Raise UnavailableError where pods are missing: a call starts in all warm pods or none."""
+        """Raise UnavailableError if pods are missing: a call starts in all warm pods or none."""
         if self._delivered:
             return
         over = self._state.phase in ENDED or self._state.is_deleted
@@ -161,7 +161,7 @@ class CallMonitor:
             self._note(f"{self._state.name}: {self._state.phase}")
 
     def _answer(self, what: str, it: Any) -> None:
-        """Handle the answer of a warm pod, or what ends the call on this side."""
+        """Handle the response of a warm pod, or an exception of the client."""
         self._time(what)
         if what == "cancelled":
             if self._delivery is not None:
@@ -193,5 +193,5 @@ class CallMonitor:
 
     @property
     def times(self) -> str:
-        """Seconds from the start to the last event of each kind, to find where time goes."""
+        """Seconds from the start to the last event of each kind, for measurements."""
         return ", ".join(f"{what} {seconds:.2f} s" for what, seconds in self._times.items())

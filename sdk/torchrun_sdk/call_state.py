@@ -1,4 +1,4 @@
-"""The outcome of a call by its events so far: a state machine without I/O or clock."""
+"""The outcome of a call from its events so far: a state machine without I/O or clock."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from torchrun_sdk.errors import (
 from torchrun_sdk.manifest import ENDED
 from torchrun_sdk.spec import RAISED, Exited, Frame, Raised, Result, Started
 
-# Seconds after the first exception: earlier ones of other nodes may still be on their way.
+# Seconds after the first exception: earlier ones of other nodes may still arrive.
 _EARLIER = 1.0
-# Seconds after the end of the job, for results and exceptions that are still on their way.
+# Seconds after the end of the job, for results and exceptions that still arrive.
 _LATE = 3.0
-# Seconds after the last result: the ranks end when they know that the client has it.
+# Seconds after the last result: the ranks end when the client has acknowledged theirs.
 _COMPLETE = 60.0
 
 # Reason of a JobFailed: the job succeeded without sending its results.
@@ -35,7 +35,7 @@ _PEER_LOSS = 0.5
 
 
 class Limits(NamedTuple):
-    """Seconds: until all pods run; until every rank has begun; until every rank has returned."""
+    """Seconds until all pods run, until every rank has started, until every rank has returned."""
 
     launch: float
     quorum: float
@@ -43,7 +43,7 @@ class Limits(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Nothing to do until the next event, at most for so many seconds."""
+    """Wait for the next event, at most this number of seconds."""
 
     seconds: float
 
@@ -88,7 +88,7 @@ class CallState:
 
     @property
     def phase(self) -> str:
-        """Of the job, "" where it has none yet."""
+        """The phase of the job; "" before the first."""
         return str(self._status.get("phase") or "")
 
     @property
@@ -125,12 +125,12 @@ class CallState:
     def job_deleted(self, now: float) -> None:
         """The job is gone."""
         self._deleted = True
-        if self._ended_at is None:  # may come several times
+        if self._ended_at is None:  # may be called several times
             self._ended_at = now
 
     def add_frame(self, attempt: int, frame: Frame, now: float) -> None:
         """A frame of a rank of this attempt; frames of earlier attempts are ignored."""
-        if attempt > self.attempt:  # the job's status may be behind its pods
+        if attempt > self.attempt:  # the status of the job may be older than its pods
             self._frames_ahead.append((attempt, frame, now))
         if attempt != self.attempt:
             return
@@ -227,9 +227,9 @@ class CallState:
     def _order(self, end: Raised | Exited) -> tuple[bool, float]:
         """The sort key for which rank ended first. The clocks of two nodes are never compared.
 
-        Running pods send how long ago a rank ended, and this client's clock does the rest. Of a
-        finished job, the rank that the controller names comes first, then the rank that ran for
-        the shortest time: ranks of a gang start together.
+        Running pods send the time since the end of a rank, which the client subtracts from its
+        clock. Of a finished job, the rank that the controller names comes first, then the rank that
+        ran for the shortest time: ranks of a gang start together.
         """
         sooner = _PEER_LOSS if isinstance(end, Exited) else 0.0
         if not self._from_storage:
@@ -251,7 +251,7 @@ class CallState:
 
 
 def _is_later(frame: Started, before: Started) -> bool:
-    """Whether a rank has started again: later by the clock of its node, or on another one."""
+    """Whether a rank has started again: later by the clock of its node, or on another node."""
     if frame.node != before.node:
         return True
     return (frame.monotonic or frame.time) > (before.monotonic or before.time)
@@ -271,7 +271,7 @@ def _exited(name: str, end: Exited) -> CallError:
 
 
 def failure(name: str, status: dict[str, Any]) -> CallError:
-    """The error of a job that failed, by its status."""
+    """The error of a failed job, from its status."""
     last = status.get("lastFailure") or {}
     reason = str(last.get("reason") or status.get("reason") or "")
     text = str(last.get("message") or status.get("message") or "")

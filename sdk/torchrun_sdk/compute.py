@@ -168,7 +168,7 @@ class Compute:
 
     def node_resources(self) -> dict[str, Any]:
         """spec.nodeResources of the TorchrunJob; empty with TORCHRUN_SDK_CPU_ONLY."""
-        if self.distribution.operator:  # its pods have the other resources
+        if self.distribution.operator:  # the pods of the operator have the resources
             return self._resources({"gpus": 0})
         return self._resources(self.distribution.worker_node_options or {})
 
@@ -193,7 +193,7 @@ class Compute:
 
 
 def cpu_only() -> bool:
-    """Whether TORCHRUN_SDK_CPU_ONLY says that there are no GPUs."""
+    """Whether TORCHRUN_SDK_CPU_ONLY is set: the cluster has no GPUs."""
     return os.environ.get(CPU_ONLY, "") not in ("", "0", "false")
 
 

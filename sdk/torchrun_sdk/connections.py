@@ -1,4 +1,4 @@
-"""The client's connections into the pods of a gang: they carry results, and calls for warm pods."""
+"""Connections of the client into the pods of a gang, for results, and for calls to warm pods."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from torchrun_sdk.spec import (
     dump_call,
 )
 
-_AGAIN = 0.5  # between two tries to reach a pod
-_LAST_WORDS = 2.0  # for the last messages to go out
+_AGAIN = 0.5  # between two attempts to connect to a pod
+_LAST_WORDS = 2.0  # to send the last messages
 _PIECE = 256 << 10  # bytes of a file in one line
 # Its stderr stays connected: containerd 1.6 ends an exec whose stderr is closed.
 _COLLECT = f'exec python3 -S "$TORCHRUN_WORKSPACE_TARGET/{FOLDER}/{ENTRY}" collect "$0"'
 
 # Kind and value: "frame" (attempt, frame), "lines" (attempt, node's index, Lines), "here" and
-# "ready" (attempt, pod), "refused" (state), "unreadable" (pod, why), "failed" (an exception of this
-# side).
+# "ready" (attempt, pod), "refused" (state), "unreadable" (pod, why), "failed" (an exception of the
+# client).
 MonitorEvent = tuple[str, Any]
 
 
@@ -94,10 +94,10 @@ class CallDelivery:
 
 
 class Connections:
-    """One connection into each running pod, restarted where it breaks.
+    """One connection into each running pod, restarted after a failure.
 
-    call: the call whose results are wanted, "" for the newest of each pod. delivery: for pods that
-    do not have this call.
+    call: the call whose results are requested, "" for the newest of each pod. delivery: for pods
+    that do not have this call.
     """
 
     def __init__(
@@ -161,18 +161,18 @@ class Connections:
             "/bin/sh", "-c", _COLLECT, self._call,
         )  # fmt: skip
         while not (self._closed.is_set() or pod.over.is_set()):
-            # What is cut where a connection breaks comes again by the next one.
+            # The next connection repeats a line that was cut by the end of the previous one.
             child = pod.child = Child(command, lambda line: self._line(line, pod), whole=True)
             child.wait()
             child.close()
             self._closed.wait(_AGAIN)
 
     def _line(self, line: str, pod: _Pod) -> str | None:
-        """Pass a message on; the acknowledgement of a last frame lets its rank end.
+        """Handle a message; the acknowledgement of a last frame lets its rank end.
 
-        Does not raise, because only this thread would see it: an error here ends the call.
+        Does not raise, because only this thread would see it: an error ends the call.
         """
-        if not line.startswith("{"):  # the beat of the connection
+        if not line.startswith("{"):  # the heartbeat of the connection
             return None
         try:
             return self._take(decode(line), pod)

@@ -50,7 +50,7 @@ def pod_ips(
 
 
 def hosts(environment: dict[str, str] | os._Environ[str]) -> list[str]:
-    """The DNS names of all workers, by the variables that the controller sets in each pod."""
+    """The DNS names of all workers, from the variables that the controller sets in each pod."""
     master = environment["PET_MASTER_ADDR"]
     nodes = int(environment.get("PET_NNODES", "1").rpartition(":")[2])
     first, dot, domain = master.partition(".")

@@ -47,7 +47,7 @@ class UntrustedPickle(SdkError):
 
 
 class ProtocolError(CallError):
-    """A message of a pod cannot be decoded. The job was not changed."""
+    """A message of a pod cannot be decoded. The job is unchanged."""
 
 
 class RemoteException(CallError):

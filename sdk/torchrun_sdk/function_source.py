@@ -11,7 +11,7 @@ from torchrun_sdk import notebook_source
 from torchrun_sdk.errors import UsageError
 from torchrun_sdk.spec import CELL, SCRIPT_NAME, Reference
 
-# What makes a directory the top of a project, whichever comes first on the way up.
+# Files that mark the top directory of a project; the nearest one counts.
 MARKERS = ("torchrun.toml", "pyproject.toml", "setup.py", "setup.cfg", ".git")
 
 
@@ -25,8 +25,8 @@ class Project(NamedTuple):
 def locate(function: Callable[..., Any], root: Path | None = None) -> Project:
     """The source of the function. `root`: the directory to upload; default: its project.
 
-    Raises UsageError for what has no name that an import finds: a lambda, a function within another
-    one, one that was typed at a prompt.
+    Raises UsageError for a function that cannot be imported by name: a lambda, a nested function, a
+    function that was typed at a prompt.
     """
     qualname = getattr(function, "__qualname__", "")
     if not qualname or "<" in qualname:
@@ -53,7 +53,7 @@ def locate(function: Callable[..., Any], root: Path | None = None) -> Project:
 
 
 def project(start: Path) -> Path:
-    """The nearest directory at or above with one of MARKERS, short of home; else this one."""
+    """The nearest directory at or above with one of MARKERS, below home; else this one."""
     home = Path.home().resolve()
     for here in (start, *start.parents):
         if here in (home, Path(here.anchor)):
@@ -76,7 +76,7 @@ def _file(function: Callable[..., Any]) -> Path:
 
 
 def _import_root(name: str, file: Path) -> Path | None:
-    """The entry of sys.path from which a module is imported."""
+    """The entry of sys.path from which the module is imported."""
     parts = name.split(".")
     for entry in sys.path:
         base = Path(entry or ".").resolve()
@@ -97,7 +97,7 @@ def _below(start: Path, top: Path, name: str) -> str:
 
 
 def _paths(top: Path) -> list[str]:
-    """The entries of sys.path that lie in the project, such as `src`."""
+    """The entries of sys.path in the project, such as `src`."""
     entries = []
     for entry in sys.path:
         place = Path(entry or ".").resolve()

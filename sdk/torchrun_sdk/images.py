@@ -1,10 +1,10 @@
-"""Common images, by their tags."""
+"""Common images."""
 
 from __future__ import annotations
 
 import os
 
-# Where the images below cannot be had: this one instead of each.
+# Replaces each image below if it is set, for clusters that cannot pull them.
 SUBSTITUTE = "TORCHRUN_SDK_IMAGE"
 
 

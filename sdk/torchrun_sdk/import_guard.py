@@ -1,8 +1,8 @@
 """Stops a remote call that a module makes while a pod imports it.
 
-A script may make its call at module level, unguarded. In the pod the import reaches the same line,
-with the same names defined as on the client. The import ends there, and the pod calls the function
-instead of creating a second job.
+A script may make its call at module level, without a guard. In the pod the import reaches the same
+line, with the same names defined as on the client. The import ends there, and the pod calls the
+function instead of creating a second job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _importing: list[str] = []
 
 
 class CallInImport(BaseException):
-    """The import has reached the call; `module` has everything that the function may use."""
+    """The import has reached the call. `module` has all names that the function may use."""
 
     def __init__(self, module: ModuleType) -> None:
         super().__init__("the import reached the remote call")
@@ -43,9 +43,9 @@ def in_call() -> bool:
 
 
 def check_remote_call(module: str, qualname: str) -> None:
-    """Called before a remote call of this function is made.
+    """Check a remote call of this function before it starts.
 
-    Raises CallInImport where it ends an import, UsageError anywhere else in a pod.
+    Raises CallInImport during the import in a pod, UsageError anywhere else in a pod.
     """
     if not (in_call() or _importing):
         return

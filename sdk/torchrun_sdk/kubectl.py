@@ -1,8 +1,8 @@
-"""The client of the cluster: processes of kubectl and its plugin, with every login they know.
+"""The client of the cluster: runs kubectl and its plugin, with all their authentication methods.
 
-The plugin has a client of its own, over HTTP. It is not shared: it needs Python 3.11 and other
-packages, and this package runs in any image with Python 3.9. What both do, the plugin does: it
-sends directories and reads logs and kept results for this package.
+The plugin has a separate client, over HTTP. It is not shared: it needs Python 3.11 and other
+packages, and this package runs in any image with Python 3.9. Functions that both need are in the
+plugin: it uploads directories and reads logs and kept results for this package.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Kubectl:
     def run_plugin(
         self, *words: str, stdin: str | None = None, cancellation: Cancellation | None = None
     ) -> str:
-        """Run the plugin likewise. Also raises Cancelled, after terminating the plugin."""
+        """Run the plugin and return its stdout. Also raises Cancelled, after ending the plugin."""
         return _run(self.plugin(*words), stdin, cancellation)
 
 
@@ -86,10 +86,10 @@ def _find(program: str, install: str) -> str:
 
 
 class Child:
-    """A program whose lines of stdout a thread passes to `line`, until it ends or is closed.
+    """A program. A thread passes the lines of its stdout to `line`, until it ends or is closed.
 
-    What `line` returns goes to its stdin, as a line. whole: skip a last line without newline, as
-    it is incomplete.
+    The return value of `line` is written to its stdin as a line. whole: skip a last line without
+    newline, because it is incomplete.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             encoding="utf-8",
-            errors="replace",  # a pod may write anything
+            errors="replace",  # a pod may write any bytes
             bufsize=1,
-            start_new_session=True,  # Ctrl-C is for this program alone
+            start_new_session=True,  # Ctrl-C must reach only this program
         )
         self._stderr_lines: list[str] = []
         self._stdin_lock = threading.Lock()
@@ -115,7 +115,7 @@ class Child:
         self._reader.start()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait at most so long; whether it has ended and all its lines were passed on."""
+        """Wait for a limited time; whether it has ended and all its lines were handled."""
         self._reader.join(seconds)
         return not self._reader.is_alive()
 
@@ -161,7 +161,7 @@ class Child:
 def _lines(stream: IO[str] | None) -> Iterator[str]:
     try:
         yield from stream or ()
-    except (ValueError, OSError):  # closed while it was read
+    except (ValueError, OSError):  # closed during a read
         return
 
 
@@ -172,7 +172,7 @@ def _close(stream: IO[str] | None) -> None:
 
 
 class Watch:
-    """Objects as they change, by `kubectl get --watch`, restarted until it is closed.
+    """Changes of objects, from `kubectl get --watch`, which is restarted until `close`.
 
     `changed` gets the kind of change (ADDED, MODIFIED, DELETED) and the object.
     """

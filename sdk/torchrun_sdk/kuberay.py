@@ -1,4 +1,4 @@
-"""Ray by KubeRay: a RayCluster beside the call's own pod.
+"""Ray with KubeRay: a RayCluster in addition to the pod of the call.
 
 A RayJob owns the cluster: the operator ends the cluster when the pod is done, with or without a
 client.
@@ -18,12 +18,12 @@ from torchrun_sdk.worker import control_port
 from torchrun_sdk.worker.ray import DASHBOARD, PORT
 
 _API = "ray.io/v1"
-# Label of the cluster's pods: the TorchrunJob.
+# Label of the pods of the cluster: name of the TorchrunJob.
 _JOB = "torchrun.ai/sdk-ray"
 _GPU = "nvidia.com/gpu"
 _PORTS = {"gcs-server": PORT, "dashboard": DASHBOARD, "client": 10001, "hold": control_port.PORT}
-_AGAIN = 300  # seconds for another pod, after one that is lost
-# Reasons that every waiting container has at first.
+_AGAIN = 300  # seconds to wait for another pod after one is lost
+# Initial reasons of every waiting container.
 _USUAL = ("ContainerCreating", "PodInitializing")
 
 
@@ -52,10 +52,10 @@ def service(name: str) -> str:
 
 
 def build(name: str, uid: str, compute: Compute, secret: str) -> dict[str, Any]:
-    """The RayJob of a TorchrunJob, which goes with it.
+    """The RayJob of a TorchrunJob, which is deleted with it.
 
-    The head has what the Compute says, a worker its worker_node_options above it. secret:
-    of the call.
+    The head has the resources of the Compute; worker_node_options override them for workers.
+    secret: of the call.
     """
     workers, options = compute.distribution.workers, compute.distribution.worker_node_options or {}
     own = {"gpus": compute.gpus, "cpus": compute.cpus, "memory": compute.memory}

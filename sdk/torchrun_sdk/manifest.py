@@ -15,28 +15,28 @@ from torchrun_sdk import kuberay
 from torchrun_sdk.compute import Compute, Volume
 from torchrun_sdk.spec import ENTRY, FOLDER, RAISED, Reference
 
-# As Kubernetes' own generated names: no vowels, so no words; nothing that is misread.
+# As in names that Kubernetes generates: no vowels (no words), no ambiguous letters.
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
-_LONGEST = 45  # of a job's name: those of its pods are longer
-TTL_SECONDS = 3600  # after which a job that has ended is deleted
-# Its value: what the job is, "pytorch", "ray", "function" of one pod, or "app".
+_LONGEST = 45  # characters of a job's name: names of its pods are longer
+TTL_SECONDS = 3600  # a finished job is deleted after this time
+# Label of a job: "pytorch", "ray", "function" (one pod) or "app".
 LABEL = "torchrun.ai/sdk"
-# By which another program finds pods that stay: what a call must have in common with theirs.
+# Label of a job with warm pods: a digest of the settings that a call must share with it.
 GANG = "torchrun.ai/sdk-gang"
 CONTAINER = "trainer"
 # Label of a worker: the number of its gang, from 0.
 ATTEMPT = "torchrun.ai/attempt"
 _INDEX = "batch.kubernetes.io/job-completion-index"
-# Label of a worker where Ray's head has pods of its own: "head", or "worker".
+# Label of a worker if the head has a separate Job: "head" or "worker".
 _ROLE = "torchrun.ai/role"
 # Phases that a job does not leave. A test compares them with torchrun_api.
 ENDED = ("Succeeded", "Failed", "TimedOut")
-# The launcher's own variables in every pod.
+# Uses a variable that the controller sets in every pod.
 _COMMAND = f'python3 "$TORCHRUN_WORKSPACE_TARGET/{FOLDER}/{ENTRY}"'
 
 
 def job_name(function: str) -> str:
-    """A name with that of the function: `train-fn-x7k2p`."""
+    """A job name with the name of the function: `train-fn-x7k2p`."""
     stem = re.sub(r"[^a-z0-9]+", "-", function.lower()).strip("-").lstrip("0123456789-")
     stem = stem[: _LONGEST - 6].strip("-") or "call"
     return f"{stem}-{''.join(secrets.choice(_LETTERS) for _ in range(5))}"
@@ -48,15 +48,15 @@ def workers_of(job: str) -> str:
 
 
 def node_of(labels: dict[str, str]) -> int:
-    """Number of a worker in its gang, by its labels; the head is 0."""
+    """Number of a worker in its gang, from its labels; the head is 0."""
     index = int(labels.get(_INDEX, 0))
     return index + 1 if labels.get(_ROLE) == "worker" else index
 
 
 def build(name: str, compute: Compute, key: str = "") -> dict[str, Any]:
-    """The job of calls; the plugin adds its namespace and what is uploaded.
+    """The TorchrunJob for calls. The plugin adds namespace and workspace.
 
-    key: of pods that stay.
+    key: value of the label GANG, "" without warm pods.
     """
     body = for_command(name, compute, _COMMAND)
     labels, spec = body["metadata"]["labels"], body["spec"]

@@ -1,6 +1,6 @@
 """The source of a module for a function of a notebook or a prompt.
 
-No file has such a function, but its prompt keeps the source (IPython, Jupyter, Python from 3.13).
+Such a function is in no file, but the prompt has its source (IPython, Jupyter, Python from 3.13).
 The module has the function and, transitively, the functions, classes, imports and plain values of
 the session that it uses.
 """
@@ -22,14 +22,14 @@ from torchrun_sdk.errors import UsageError
 
 
 def is_interactive(function: Callable[..., Any]) -> bool:
-    """Whether it was defined at a prompt or in a cell, whose "file" is only a name."""
+    """Whether it was defined at a prompt or in a cell, whose file does not exist."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     in_main = getattr(function, "__module__", "") == "__main__"
     return in_main and code is not None and not Path(code.co_filename).is_file()
 
 
 def module_source(function: Callable[..., Any]) -> str:
-    """The source of a module that defines the function. Raises UsageError naming what cannot go."""
+    """The source of a module with the function. Raises UsageError with the unsupported name."""
     writer = _Writer(vars(sys.modules["__main__"]))
     writer.define(function.__name__, inspect.unwrap(function), "")
     return "\n\n".join(["from __future__ import annotations", *writer.imports, *writer.parts, ""])
@@ -43,11 +43,11 @@ class _Writer:
         self.parts: list[str] = []
 
     def define(self, name: str, value: Any, user: str) -> None:
-        """What the session has under this name, which `user` uses."""
+        """Add the definition of a name of the session that `user` uses."""
         if name in self._names:
             return
         self._names.add(name)
-        # A decorated function, which is sent with its decorators.
+        # A decorated function; the source includes its decorators.
         plain = inspect.unwrap(getattr(value, "torchrun_function", value))
         module = getattr(plain, "__module__", None)
         if isinstance(value, ModuleType):
@@ -75,7 +75,7 @@ class _Writer:
 
 
 def _class_source(value: type) -> str:
-    """Of a class; inspect looks for it in __main__'s file alone. Raises OSError."""
+    """The source of a class; inspect only searches the file of __main__. Raises OSError."""
     for name in reversed(list(linecache.cache)):
         text = "" if Path(name).is_file() else "".join(linecache.getlines(name))
         with suppress(SyntaxError):
@@ -106,7 +106,7 @@ def _literal(name: str, value: Any, user: str) -> str:
 
 
 def _globals(source: str) -> set[str]:
-    """The names that a piece of source takes from its module."""
+    """The global names that this source uses."""
     names: set[str] = set()
     tables = [symtable.symtable(source, "<cell>", "exec")]
     while tables:

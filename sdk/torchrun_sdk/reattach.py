@@ -35,7 +35,7 @@ from torchrun_sdk.spec import (
 
 _FILE = re.compile(rf"==> {STATE_FOLDER}/([^/]+)/[^/]+ <==")
 _NO_LIMIT = float("inf")
-_LATER = 1e6  # seconds: after all events
+_LATER = 1e6  # seconds, later than all events
 
 
 def attach(

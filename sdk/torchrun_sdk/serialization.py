@@ -40,7 +40,7 @@ def here() -> str:
 
 
 def pack(value: Any, format: str, what: str) -> Packed:
-    """A value as text. what: its name in the message of Unpackable, which is raised."""
+    """A value as text. Raises Unpackable. what: the name of the value in its message."""
     try:
         if format == PICKLE:
             # All Python versions of this package support protocol 4.
@@ -84,7 +84,7 @@ def unpack(packed: Packed, formats: Sequence[str] = (JSON,)) -> Any:
 
 
 def _same(after: Any, before: Any) -> bool:
-    """Whether JSON gave back what it was given; tuples may become lists."""
+    """Whether JSON preserved the value; tuples may become lists."""
     if isinstance(before, dict):
         return (
             isinstance(after, dict)

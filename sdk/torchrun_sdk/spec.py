@@ -13,39 +13,39 @@ from torchrun_sdk.serialization import Packed
 FOLDER = ".torchrun-sdk"
 CALL_FILE = "call.json"
 RESULTS = "results"
-# Of warm pods: later calls, and the pod's state towards its clients.
+# Of warm pods: the folder of later calls.
 CALLS = "calls"
 ENTRY = "run.py"
-# Below the job's state directory, which outlives the pods: results of ranks, by call.
+# Folder of the job's state directory, which outlives the pods: results of ranks, by call.
 STATE_FOLDER = "sdk"
 
 # The module name of a script in a pod: its block under `if __name__ == "__main__"` does not run.
 SCRIPT_NAME = "__torchrun_script__"
-# The script's name where the function was typed at a prompt.
+# The name of the script for a function that was typed at a prompt.
 CELL = "notebook.py"
-# Of a rank whose function raised: no restart brings another result.
+# Exit code of a rank whose function raised: a restart would not change the result.
 RAISED = 86
-# Set in every rank, so that a module that makes a remote call when imported makes none there.
+# Set in every rank, so that the import of a module with a remote call creates no job.
 IN_CALL = "TORCHRUN_SDK_CALL"
-# Where there are no GPUs: a worker is what the queue gives, and nccl becomes gloo.
+# For clusters without GPUs: workers have the resources of the queue, and gloo replaces nccl.
 CPU_ONLY = "TORCHRUN_SDK_CPU_ONLY"
 
 
 class FrameError(ValueError):
-    """A line that is no message of this protocol; the text says why."""
+    """The line is not a message of this protocol. The text has the reason."""
 
 
 class Reference(NamedTuple):
     """A reference to a function: an importable module or the path of a script, and its name.
 
-    script: relative to the workspace, for what was `__main__`. path: entries of sys.path, likewise.
+    script: for `__main__`, relative to the workspace. path: entries of sys.path, also relative.
     """
 
     qualname: str
     module: str = ""
     script: str = ""
     path: list[str] = []  # noqa: RUF012 - never changed
-    # The source of a script that is in no file: what was typed at a prompt or in a cell.
+    # The source of a script without a file, typed at a prompt or in a cell.
     cell: str = ""
 
 
@@ -53,10 +53,10 @@ class Call(NamedTuple):
     """One call, as every rank reads it. Times in seconds.
 
     id: later ones are greater. linger: how long results wait for a client. idle: how long the pods
-    wait for another call; with 0 a rank is one call. quorum: how long the workers of Ray may take
-    to come. number: of the call in its gang, 0 for the one that came with the job.
-    cluster: host name of the head of a RayCluster that is there for the call. returns: ALL ranks
-    or the HEAD. secret: by which Ray's pods of the job know each other; see `worker.control_port`.
+    wait for another call; with 0 a rank ends after one call. quorum: time limit for Ray's workers
+    to connect. number: of the call in its gang, 0 for the call that the job was created for.
+    cluster: host name of the head of the RayCluster of the call. returns: ALL ranks or the HEAD.
+    secret: authenticates Ray's pods of the job to each other; see `worker.control_port`.
     """
 
     id: str
@@ -65,8 +65,8 @@ class Call(NamedTuple):
     linger: float = 600.0
     idle: float = 0.0
     cpu_only: bool = False
-    # "ray": index 0 alone calls the function, with so many workers, each with so many GPUs that
-    # are only counted (None: Ray finds them).
+    # "ray": only index 0 calls the function, with this number of workers, each with this number of
+    # GPUs that Ray only counts (None: Ray detects them).
     framework: str = ""
     workers: int = 1
     worker_gpus: int | None = None
@@ -100,10 +100,10 @@ class Result(NamedTuple):
 class Raised(NamedTuple):
     """The exception of a rank's function, or the reason why it could not be called.
 
-    time is for people, because the clocks of nodes differ. The ends of ranks are ordered by the
-    seconds that one node counts. elapsed: since the rank's start. monotonic: when it was, by the
-    clock that all processes of a node share. age: how long ago that was when the node sent the
-    frame.
+    time: wall clock, only for display, because the clocks of nodes differ. The other times are in
+    seconds of one node and order the ends of ranks. elapsed: since the start of the rank.
+    monotonic: time of the exception, by the monotonic clock of the node. age: time since then when
+    the node sent the frame.
     """
 
     rank: int
@@ -135,7 +135,7 @@ class Exited(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """What a rank that stays has printed; first: the number of the first of these lines, from 0."""
+    """Output of a rank of a warm pod. first: number of the first of these lines, from 0."""
 
     rank: int
     first: int
@@ -169,7 +169,7 @@ class Refused(NamedTuple):
     why: str
 
 
-# The last line of a rank's output in pods that stay: a client has seen all of it then.
+# The last line of a rank's output in warm pods: a client has all output then.
 END_OF_CALL = "torchrun-sdk: end of call {call}"
 FREE, BUSY, CLOSED = "free", "busy", "closed"
 ALL, HEAD = "all", "head"
@@ -182,17 +182,17 @@ _KINDS: dict[str, Any] = {
 
 
 def write_call(folder: Path, call: Call) -> None:
-    """Write it into the folder that becomes FOLDER of the workspace."""
+    """Write the call into the folder that becomes FOLDER of the workspace."""
     (folder / CALL_FILE).write_text(dump_call(call), encoding="utf-8")
 
 
 def read_call(folder: Path) -> Call:
-    """The call of the workspace. Raises OSError, ValueError."""
+    """Read the call of the workspace. Raises OSError, ValueError."""
     return load_call((folder / CALL_FILE).read_text(encoding="utf-8"))
 
 
 def dump_call(call: Call) -> str:
-    """As one line of text."""
+    """The call as one line of text."""
     return json.dumps(
         {
             **call._asdict(),
@@ -203,7 +203,7 @@ def dump_call(call: Call) -> str:
 
 
 def load_call(text: str) -> Call:
-    """The call of a text. Raises ValueError."""
+    """The call from its text. Raises ValueError."""
     body = json.loads(text)
     if not isinstance(body, dict):
         raise FrameError(f"a call is {type(body).__name__}")
@@ -253,7 +253,7 @@ def decode(line: str) -> Message | None:
 
 
 def _known_fields(kind: Any, body: Any) -> dict[str, Any]:
-    """The fields of a body that a kind has. Raises FrameError."""
+    """The fields of a body that this kind has. Raises FrameError."""
     if not isinstance(body, dict):
         raise FrameError(f"{kind.__name__} is {type(body).__name__}")
     return {name: body[name] for name in kind._fields if name in body}

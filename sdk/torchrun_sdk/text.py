@@ -21,5 +21,5 @@ def escape(text: str) -> str:
 
 
 def log_line(text: str) -> str:
-    """Return a log line without control sequences; of a progress bar only its last state."""
+    """Return a log line without control sequences; of a progress bar only the last state."""
     return _SEQUENCE.sub("", text.rstrip("\r").rpartition("\r")[2])

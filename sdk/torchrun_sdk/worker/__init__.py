@@ -1,1 +1,1 @@
-"""The code for the pods: a process of `rank` for each rank, one of `collect` for each client."""
+"""The code in the pods: a process of `rank` for each rank, one of `collect` for each client."""

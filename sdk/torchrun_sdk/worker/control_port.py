@@ -18,12 +18,12 @@ import threading
 import time
 from contextlib import suppress
 
-PORT = 6378  # beside Ray's own
-HERE = b"here\n"  # the answer to the secret
+PORT = 6378  # in addition to those of Ray
+HERE = b"here\n"  # the response to the secret
 DONE = b"done\n"
-_SHOW_SECONDS = 5.0  # for a connection to show the secret
-_LONGEST = 256  # bytes of it
-_MOST_UNAUTHENTICATED = 64  # connections without the secret; a further one ends the oldest
+_SHOW_SECONDS = 5.0  # time limit of a connection to send the secret
+_LONGEST = 256  # bytes of the secret
+_MOST_UNAUTHENTICATED = 64  # connections without the secret; one more closes the oldest
 # Keepalive: a pod on a lost node does not close its connection.
 _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6))
 
@@ -59,7 +59,7 @@ class ControlPort:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _cut(self._server)  # which wakes accept; close alone does not
+        _cut(self._server)  # shutdown wakes accept, close does not
         self._server.close()
         with self._lock:
             for connection in self._unauthenticated:
@@ -79,7 +79,7 @@ class ControlPort:
             except OSError:
                 if self._server.fileno() < 0:  # closed
                     return
-                time.sleep(0.1)  # no descriptors are left, for one
+                time.sleep(0.1)  # for example without free descriptors
                 continue
             with self._lock:
                 self._unauthenticated.append(connection)

@@ -45,7 +45,7 @@ class _Finder(MetaPathFinder):
 
 def _patch(distributed: Any) -> None:
     begin: Callable[..., Any] | None = getattr(distributed, "init_process_group", None)
-    if begin is None:  # a torch without it
+    if begin is None:  # a torch without distributed
         return
 
     @functools.wraps(begin)

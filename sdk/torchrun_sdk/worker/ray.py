@@ -1,12 +1,12 @@
 """Ray in the pods of one job: index 0 is the head and calls the function, the rest are workers.
 
-Workers keep a connection to the head beside Ray's own. The head counts them by it, and sends a
-last message when it has finished, so that they can tell this from a head that died. (Without it
-they would fail about a minute after the head, seen with Ray 2.) They authenticate by the call's
-secret, see `control_port`.
+Workers keep a connection to the head in addition to those of Ray. The head counts these
+connections, and sends a last message when it has finished. So workers can distinguish this from a
+head that died. (Without it they would fail about a minute after the head, seen with Ray 2.) They
+authenticate with the secret of the call, see `control_port`.
 
-Ray itself asks for no secret: anyone who reaches its ports runs code in its pods. A queue with
-`networking.isolate` restricts them to the pods of the job.
+Ray itself has no authentication: anyone who can connect to its ports can run code in its pods. A
+queue with `networking.isolate` restricts them to the pods of the job.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from torchrun_sdk.spec import FOLDER, IN_CALL, Call
 from torchrun_sdk.worker import control_port
 
 PORT = 6379
-# Of the dashboard, whose API runs jobs for anyone who reaches it: those who may forward a port.
+# Host of the dashboard, whose API runs jobs: only users who may forward a port can connect.
 _DASHBOARD_HOST = "127.0.0.1"
 DASHBOARD = 8265
-# Of the connections to the head.
+# Port and last message of the connections to the head.
 _CONTROL = control_port.PORT
 _DONE = control_port.DONE
-# Ray takes what stands there for every job of a driver.
+# Ray uses this variable as the job config of every driver.
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-# Set: what ray.init is given counts more than that.
-_USERS_WORD = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
+# If set, the arguments of ray.init override the job config.
+_RUNTIME_ENV_OVERRIDE = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
 _PAUSE = 1.0
 _START_SECONDS = 120
 _PORTS = ("--node-manager-port=8077", "--object-manager-port=8076")
@@ -45,7 +45,7 @@ _PORTS = ("--node-manager-port=8077", "--object-manager-port=8076")
 
 @contextmanager
 def head(call: Call) -> Iterator[None]:
-    """Ray on this node and the call's workers, which end with it.
+    """Run Ray on this node with the workers of the call, which end with it.
 
     Raises QuorumTimeout, and CalledProcessError where Ray does not start.
     """
@@ -62,15 +62,15 @@ def head(call: Call) -> Iterator[None]:
 
 @contextmanager
 def joined(call: Call, folder: Path) -> Iterator[None]:
-    """This node as one of the call's RayCluster, which takes no tasks. The cluster ends with it.
+    """Join the RayCluster of the call as a node without tasks. The cluster ends with it.
 
     Raises QuorumTimeout, and CalledProcessError where Ray does not start.
     """
     with _connect(call.cluster, call.secret, call.quorum) as connection:
         nothing = ("--num-cpus=0", "--num-gpus=0")
         _ray("start", f"--address={call.cluster}:{PORT}", *nothing, *_PORTS)
-        os.environ.setdefault(_USERS_WORD, "1")
-        os.environ[_JOB_CONFIG] = json.dumps({"runtime_env": _sent(call, folder)})
+        os.environ.setdefault(_RUNTIME_ENV_OVERRIDE, "1")
+        os.environ[_JOB_CONFIG] = json.dumps({"runtime_env": _runtime_env(call, folder)})
         try:
             yield
             connection.sendall(_DONE)
@@ -78,8 +78,8 @@ def joined(call: Call, folder: Path) -> Iterator[None]:
             _stop()
 
 
-def _sent(call: Call, folder: Path) -> dict[str, object]:
-    """The runtime environment of the cluster's workers, which do not have the workspace."""
+def _runtime_env(call: Call, folder: Path) -> dict[str, object]:
+    """The runtime environment for workers of the cluster, which do not have the workspace."""
     return {
         "working_dir": str(folder.parent),
         "excludes": [f"/{FOLDER}"],
@@ -94,7 +94,7 @@ def send_by_value(script: ModuleType) -> None:
 
 
 def work(call: Call, address: str) -> int:
-    """Run a worker until the head has finished (0) or is gone (1)."""
+    """Run a worker until the head has finished (0) or is lost (1)."""
     with _connect(address, call.secret, call.quorum) as connection:
         over = threading.Event()
         ray = threading.Thread(target=_keep, args=(address, call.worker_gpus, over), daemon=True)

@@ -1,7 +1,7 @@
-"""Brings the client's directory into a running pod; only files that the pod lacks are sent.
+"""Updates a running pod with the client's directory; only missing files are sent.
 
-The client sends a manifest, with a line for each file and empty directory (as the plugin writes
-it). The pod answers with the numbers of the lines whose contents it needs.
+The client sends a manifest, with a line for each file and empty directory (in the format of the
+plugin). The pod answers with the numbers of the lines whose contents it needs.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class Receiver:
         return missing
 
     def content(self, number: int, data: str, *, more: bool) -> None:
-        """A piece of a file, base64; the last one puts it in its place.
+        """Add a piece of a file in base64; the last piece replaces the file.
 
-        Raises OSError, and ValueError where it is not what the manifest says.
+        Raises OSError, and ValueError if the content differs from the manifest.
         """
         line = self._lines[number]
         place = self._root / line.path
@@ -99,7 +99,7 @@ class Receiver:
         _put(new, place, int(line.mode, 8) | 0o200)
 
     def finish(self) -> None:
-        """Remove files that were deleted from the directory; files that the run wrote stay."""
+        """Remove files that were deleted from the directory, but not files that the run wrote."""
         listed = {line.path for line in self._lines}
         for path in self._before() - listed:
             if path.split("/", 1)[0] != FOLDER:
@@ -108,10 +108,10 @@ class Receiver:
         self._contents.write_text("\n".join(sorted(listed)), encoding="utf-8")
 
     def _before(self) -> set[str]:
-        """The paths that were delivered from the directory."""
+        """The paths of the last delivery of the directory."""
         with suppress(OSError):
             return set(self._contents.read_text(encoding="utf-8").split("\n"))
-        # The first time: by the claim, where the workspace came from one.
+        # The first time: from the PVC, if the workspace has one.
         source = Path(os.environ.get("TORCHRUN_WORKSPACE_SOURCE") or os.devnull)
         with suppress(OSError, ValueError, KeyError):
             number = json.loads((source / ".sync_success").read_text(encoding="utf-8"))["revision"]
@@ -161,7 +161,7 @@ def _digest(place: Path, line: Line, stamp: list[object] | None) -> str:
 
 
 def _put(new: Path, place: Path, mode: int) -> None:
-    """Replace the file, with a newer time: Python compares bytecode by whole seconds."""
+    """Replace the file with a newer time, because bytecode has times in whole seconds."""
     before = _stamp(place)
     new.chmod(mode)
     new.replace(place)

@@ -1,7 +1,7 @@
-"""A rank of a warm pod: it carries out one call after the other, each in a process of its own.
+"""A rank of a warm pod: it runs one call after the other, each in a separate process.
 
 torchrun started this process, so the next call needs neither new pods nor a new torchrun, and each
-call starts without the imports of the one before.
+call starts without the imports of the previous one.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from torchrun_sdk.worker.call_files import RankFiles, WarmPod, hang_watch_paused
 
 _POLL = 0.05
 _KILL_SECONDS = 5.0
-_END_SECONDS = 60.0  # for Python to end when the function has returned
-_COPY_SECONDS = 2.0  # for the last of its output
-_LOG_BYTES = 64 << 20  # of a call's output that its client is shown
-# Beyond those that the launcher takes for revisions of the workspace.
+_END_SECONDS = 60.0  # time limit for Python to end after the function has returned
+_COPY_SECONDS = 2.0  # time limit for its last output
+_LOG_BYTES = 64 << 20  # of the output of a call that its client gets
+# Above the ports that the launcher uses for revisions of the workspace.
 _FIRST_PORT, _PORTS = 16, 16
 _STOPPED = 128 + signal.SIGTERM
-# Of cgroup v2 and v1, as a container sees its own.
+# Files of cgroup v2 and v1, as mounted in a container.
 _MEMORY = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 
 
 def serve(folder: Path, call: Call, rank: int) -> int:
-    """Carry out calls until none has come for the idle time; the exit code.
+    """Run calls until none arrives for the idle time; the exit code.
 
-    call: the one that came with the job. A gang after the first one does not run it, as it cannot
-    know how far its clients are: they deliver it again.
+    call: the one that the job was created for. Later gangs do not run it, because the state of its
+    clients is unknown: they deliver it again.
     """
     server = _Server(folder, rank)
     signal.signal(signal.SIGTERM, server.stop)
@@ -157,7 +157,7 @@ class _Server:
 
 
 def environment(variables: os._Environ[str] | dict[str, str], number: int) -> dict[str, str]:
-    """For the function: the ranks of a later call meet by a store and a port of their own.
+    """The environment of the function: the ranks of a later call use a separate store and port.
 
     torchrun's agent keeps the store of the first call, with the keys of its ranks.
     """
@@ -177,7 +177,7 @@ def _copy(child: subprocess.Popen[bytes], files: RankFiles, call: Call) -> None:
     with files.log.open("wb", buffering=0) as log:
         for line in child.stdout:
             last = line.endswith(end)
-            if last:  # behind what the function has printed without an end of its line
+            if last:  # after output of the function without a newline
                 line = line[: -len(end)] and line[: -len(end)] + b"\n"
             sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
@@ -187,7 +187,7 @@ def _copy(child: subprocess.Popen[bytes], files: RankFiles, call: Call) -> None:
             if last:
                 break
         log.write(end)
-        for line in child.stdout:  # what is printed while Python ends
+        for line in child.stdout:  # output during the exit of Python
             sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
 
