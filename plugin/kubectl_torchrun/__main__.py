@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _Commands(Mapping[str, click.Command]):
-    """The commands by name; a command's module is loaded when it is asked for."""
+    """The commands by name. The module of a command is loaded at its first use."""
 
     def __getitem__(self, name: str) -> click.Command:
         if name not in SHORT_HELP:
@@ -66,7 +66,7 @@ class _Group(click.Group):
             )
 
     def invoke(self, ctx: click.Context) -> object:
-        """Raises usage errors that are printed as other errors are."""
+        """Raises usage errors in the style of other errors."""
         with errors_in_one_style():
             return super().invoke(ctx)
 
@@ -77,7 +77,7 @@ class _Group(click.Group):
         parent: click.Context | None = None,
         **extra: object,
     ) -> click.Context:
-        """Raises usage errors that are printed as other errors are."""
+        """Raises usage errors in the style of other errors."""
         with errors_in_one_style():
             return super().make_context(info_name, args, parent, **extra)
 
@@ -91,7 +91,7 @@ class _Group(click.Group):
 
 
 def _plain(markdown: str) -> str:
-    """The text without the marks of code and links."""
+    """The text without Markdown marks of code and links."""
     return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", markdown).replace("`", "")
 
 

@@ -63,7 +63,7 @@ def columns(
     width: int | None = None,
     spare: Sequence[str] = (),
 ) -> list[str]:
-    """Aligned lines, the head first.
+    """Aligned lines, starting with the head.
 
     To fit in `width`, columns in `spare` are removed in that order; then the last column is cut
     with an ellipsis. width: None for no limit.

@@ -1,4 +1,4 @@
-"""Output for the user: logs on stdout, all else on stderr; spinner and bars on terminals only."""
+"""Output for the user: logs on stdout, the rest on stderr; spinner and bars only on terminals."""
 
 import os
 import select
@@ -28,7 +28,7 @@ _BAR_SECONDS = 5.0
 
 
 class PhaseStyle(TypedDict):
-    """How a phase looks."""
+    """Arguments of `style` for a phase."""
 
     fg: str | None
     bold: bool
@@ -103,7 +103,7 @@ class Terminal:
             self._err.write("\n")
 
     def log(self, rank: int, line: bytes, *, prefix: bool = True) -> None:
-        """Print one line of a log; of a line that overwrites itself, as bars do, only the end."""
+        """Print one line of a log; only the end of a line that overwrites itself, such as a bar."""
         self.at_rest()
         start = f"[{rank}] "
         if self._out_colour:
@@ -219,7 +219,7 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Whether a stream shows colours: --color decides, else a terminal without NO_COLOR does."""
+    """Whether a stream shows colours: by --color, else on a terminal without NO_COLOR."""
     context = click.get_current_context(silent=True)
     choice = context.meta.get(COLOR_KEY, "auto") if context else "auto"
     if choice != "auto":

@@ -15,7 +15,7 @@ _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _SEQUENCE = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, and all that moves the cursor
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours and movements of the cursor
     r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: titles, links, the clipboard
     r"|\x1b.?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
@@ -47,7 +47,7 @@ def style(text: str, *, fg: str | None = None, bold: bool | None = None) -> Styl
 
 
 def join(lines: Sequence[str]) -> Styled:
-    """Lines, escaped, one below the other."""
+    """Escaped lines, joined by newlines."""
     return Styled("\n".join(escape(line) for line in lines))
 
 
@@ -78,7 +78,7 @@ def files_of(count: int) -> str:
 
 
 def human(size: int) -> str:
-    """Bytes for people: `1.5 GiB`."""
+    """Bytes with a unit: `1.5 GiB`."""
     value = float(size)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:

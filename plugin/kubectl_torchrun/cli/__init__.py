@@ -1,1 +1,1 @@
-"""The commands' options and help, by subject. Nothing here loads what only the work needs."""
+"""Options and help of the commands. Modules that only the work needs are not imported here."""

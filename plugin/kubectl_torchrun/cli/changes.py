@@ -17,7 +17,7 @@ INTERRUPTED = "; the controller still makes the requested change"
 def change_options(bare: str, *formats: str) -> Callable[[Function], Function]:
     """The flags, passed to the command as `options: ChangeOptions` and `target: Target`.
 
-    bare: the condition of --wait alone; formats: of -o.
+    bare: the condition of --wait without a value; formats: of -o.
     """
 
     def add(command: Function) -> Function:

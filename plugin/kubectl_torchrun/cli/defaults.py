@@ -15,8 +15,8 @@ import click
 from kubectl_torchrun.text import escape
 
 FILE = "torchrun.toml"
-_RUNS = ("submit", "run")  # the commands that a `command` outside of any table is for
-# A file that came with somebody's repository must not choose a kubeconfig: that may start programs.
+_RUNS = ("submit", "run")  # the commands for which `command` outside of any table applies
+# The file of a foreign repository must not choose a kubeconfig, which may start programs.
 _REFUSED = {
     "kubeconfig": "Use --kubeconfig or KUBECONFIG: a kubeconfig can start programs, and the file"
     " may come from a repository",
@@ -33,9 +33,10 @@ def find(start: Path | None = None) -> Path | None:
 
 
 def project() -> Path:
-    """The directory that is sent unless another is named: where torchrun.toml lies, else this one.
+    """The default directory to upload: that of torchrun.toml, else this one.
 
-    One at home or at the root holds defaults for all projects, and makes no project of its place.
+    A file at home or at the root has defaults for all projects. It does not make its directory a
+    project.
     """
     file = find()
     if file is None or file.parent in (Path.home().resolve(), Path(file.anchor)):
@@ -44,7 +45,7 @@ def project() -> Path:
 
 
 def of_command(group: click.Group, command: click.Command) -> dict[str, object]:
-    """The file's values for this command's parameters. Raises click.UsageError naming bad keys."""
+    """The values of the file for this command. Raises click.UsageError with invalid keys."""
     path = find()
     if path is None:
         return {}
@@ -67,13 +68,13 @@ def of_command(group: click.Group, command: click.Command) -> dict[str, object]:
         if parameter is None or (isinstance(value, dict) and name in flags):
             continue
         if name == "command" and name not in own_table and command.name not in _RUNS:
-            continue  # the command of the project is not the one of `exec`
+            continue  # `exec` does not use the command of the project
         values[parameter] = _plain(path, name, value)
     return values
 
 
 def parameter(command: click.Command, flag: str) -> str | None:
-    """Name of the parameter that a key of the file sets; None where the command has none."""
+    """Name of the parameter that a key of the file sets; None if the command does not have it."""
     return _parameters(command).get(flag)
 
 
@@ -88,7 +89,7 @@ def read(path: Path) -> dict[str, object]:
 
 
 def _error(message: str) -> click.UsageError:
-    """Escaped, as the file may have come with a repository."""
+    """An error with escaped text, because the file may be from a foreign repository."""
     return click.UsageError(escape(message))
 
 
@@ -119,7 +120,7 @@ def _names(param: click.Parameter) -> list[str]:
 
 
 def _plain(path: Path, name: str, value: object) -> object:
-    """As click takes it: a table is a list of K=V; directories are relative to the file."""
+    """The value for click: a table is a list of K=V; directories are relative to the file."""
     if isinstance(value, dict):
         return [f"{key}={part}" for key, part in value.items()]
     if name == "command":

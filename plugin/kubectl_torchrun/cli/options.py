@@ -1,6 +1,6 @@
-"""What all commands share: flags, defaults from torchrun.toml, exit codes.
+"""Common parts of all commands: flags, defaults from torchrun.toml, exit codes.
 
-Nothing is imported at the top that `kubectl torchrun --help` does not need.
+The top level imports only modules that `kubectl torchrun --help` needs.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _HELP = frozenset({"-h", "--help"})
 class OptionalValue(click.Option):
     """An option with its value after `=` or without a value, as in kubectl: --wait, --wait=Running.
 
-    bare: the value of the option alone.
+    bare: the value of the option without a value.
     """
 
     def __init__(self, names: Sequence[str], *, bare: str, **rest: object) -> None:
@@ -35,7 +35,7 @@ class OptionalValue(click.Option):
         self.bare = bare
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Without click's space before the value, which would make the value a separate word."""
+        """The help without click's space before the value: the value is not a separate word."""
         record = super().get_help_record(ctx)
         return record and (record[0].replace(" [=", "[="), record[1])
 
@@ -83,7 +83,7 @@ class Command(click.Command):
         return super().make_context(info_name, args, parent, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Replace each OptionalValue that stands alone by the option with its bare value."""
+        """Replace each OptionalValue without a value by the option with its bare value."""
         bare = {
             name: f"{name}={param.bare}"
             for param in self.params
@@ -99,7 +99,7 @@ class Command(click.Command):
 def cluster_options(command: Function) -> Function:
     """--kubeconfig, --context and --namespace, passed to the command as one `target: Target`.
 
-    Each may also stand before the command's name.
+    Each is also accepted before the name of the command.
     """
 
     @functools.wraps(command)
@@ -217,7 +217,7 @@ DURATION = Duration()
 
 
 def wait_options(bare: str) -> Callable[[Function], Function]:
-    """--wait[=CONDITION] and --timeout; `bare` is the condition of --wait alone."""
+    """--wait[=CONDITION] and --timeout. bare: the condition of --wait without a value."""
 
     def add(command: Function) -> Function:
         command = click.option(
@@ -240,9 +240,10 @@ def wait_options(bare: str) -> Callable[[Function], Function]:
 
 
 def run_command(work: "Callable[[Terminal], int]", interrupted: str = "") -> None:
-    """Do a command's work and exit with its code.
+    """Run a command and exit with its code.
 
-    A Problem becomes its message and exit code. interrupted: follows `Stopped` after a Ctrl-C.
+    For a Problem, print its message and exit with its code. interrupted: text after `Stopped` at
+    Ctrl-C.
     """
     from kubectl_torchrun.errors import DETACHED, Problem
     from kubectl_torchrun.terminal import Terminal

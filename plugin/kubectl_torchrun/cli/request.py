@@ -1,4 +1,4 @@
-"""Flags that `submit` and `run` share, and the job request that they make."""
+"""Flags of `submit` and `run`, and the job request from them."""
 
 import functools
 import shlex
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kubectl_torchrun.upload.job_manifest import Request
 
 INTERRUPTED = "; nothing was created"
-# Set by the file of --filename instead.
+# Flags whose values come from the file of --filename instead.
 _IN_FILE = ("command", "nodes", "gpus", "image", "env", "after", "dev")
 
 
@@ -24,7 +24,7 @@ class RequestCommand(options.Command):
     """A command whose last argument is a command of the user."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Explain an unknown option: it is usually one of the user's own command."""
+        """Explain an unknown option, which is usually an option of the user's command."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -139,9 +139,9 @@ def request_options(command: options.Function) -> options.Function:
 
 
 def request_of(flags: RequestFlags) -> "Callable[[], Request]":
-    """A function that makes the request; it raises UsageProblem.
+    """A function that returns the request. It raises UsageProblem.
 
-    Raises click.UsageError at once for flags that contradict each other.
+    Raises click.UsageError at once for contradictory flags.
     """
     return _request_of_file(flags) if flags.filename else _request_of_command(flags)
 
@@ -168,7 +168,7 @@ def _request_of_command(flags: RequestFlags) -> "Callable[[], Request]":
 
 
 def _request_of_file(flags: RequestFlags) -> "Callable[[], Request]":
-    """The file's values win over those that torchrun.toml has for jobs."""
+    """The request of --filename. Values of the file override those of torchrun.toml."""
     source = click.get_current_context().get_parameter_source
     both = [name for name in _IN_FILE if source(name) == ParameterSource.COMMANDLINE]
     if both:
@@ -190,7 +190,7 @@ def _request_of_file(flags: RequestFlags) -> "Callable[[], Request]":
 
 
 def _size(flags: RequestFlags) -> tuple[int | None, int | None]:
-    """Nodes and GPUs; one on the command line beats the other in torchrun.toml."""
+    """Nodes and GPUs. One on the command line overrides the other in torchrun.toml."""
     nodes, gpus = flags.nodes, flags.gpus
     if nodes and gpus:
         source = click.get_current_context().get_parameter_source
@@ -207,12 +207,12 @@ def _size(flags: RequestFlags) -> tuple[int | None, int | None]:
 
 
 def optional_path(text: str | None) -> Path | None:
-    """The path of a flag that may be missing."""
+    """The path of an optional flag."""
     return None if text is None else Path(text)
 
 
 def directory_to_send(directory: str | None, terminal: Terminal) -> Path:
-    """The flag's directory, else the project's; a note where that is not the current one."""
+    """The directory of the flag, else of the project, with a note if it is not the current one."""
     if directory is not None:
         return Path(directory)
     project = defaults.project()

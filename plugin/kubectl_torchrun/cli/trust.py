@@ -1,7 +1,7 @@
-"""The user's consent to a torchrun.toml, which may have come with a repository.
+"""The user's consent to a torchrun.toml, which may be from a foreign repository.
 
-Keys that choose what runs, where, or what is sent need consent once: at a terminal by a question,
-elsewhere by --trust. It is recorded for the file's path and the values of these keys.
+Keys that choose what runs, where it runs, or what is uploaded need consent once: an answer at a
+terminal, or --trust. It is recorded for the file's path and the values of these keys.
 """
 
 import hashlib
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from kubectl_torchrun.terminal import Terminal
 
 FLAG = "--trust"
-# Others say how much, how long or how it looks, within the cluster that the user has chosen.
+# Other keys only affect amounts, times and output, in the cluster that the user has selected.
 _KEYS = frozenset({"address", "command", "context", "filename", "image", "namespace", "yes"})
 _DIRECTORIES = frozenset({"directory", "overlay"})
-# What a job's own file says instead, where one is given.
+# Keys that the file of --filename replaces.
 _OF_JOBS = frozenset({"command", "image"})
 _TRUST_KEY = "torchrun.trust"  # in the meta of a context
 
@@ -45,12 +45,12 @@ def option() -> click.Option:
 
 
 def check(ctx: click.Context, terminal: "Terminal") -> None:
-    """Ask for consent where this command takes one of these keys from the file.
+    """Ask for consent if this command uses one of these keys of the file.
 
     Raises UsageProblem without it.
     """
     path = defaults.find()
-    if path is None or path.parent == Path.home().resolve():  # the user's own, for all projects
+    if path is None or path.parent == Path.home().resolve():  # the user's file for all projects
         return
     settings = _relevant_settings(path, defaults.read(path))
     record = _record_path(path)
@@ -96,7 +96,7 @@ def _relevant_settings(path: Path, content: dict[str, object]) -> dict[str, obje
             if name in _KEYS:
                 settings[full] = each
             elif name in _DIRECTORIES and _leads_out(path.parent, str(each)):
-                # A link may lead elsewhere tomorrow.
+                # The target of a link may change later.
                 settings[full] = [str(each), str((path.parent / str(each)).resolve())]
     return settings
 
@@ -139,7 +139,7 @@ def _is_trusted(record: Path, path: Path, settings: dict[str, object]) -> bool:
 
 
 def _write_record(record: Path, path: Path, settings: dict[str, object]) -> None:
-    """A home that cannot be written is ignored: consent is then asked for again."""
+    """Record the consent. If home is not writable, the next command asks again."""
     temporary = record.with_name(f"{record.name}.{os.getpid()}")
     with suppress(OSError, UnicodeEncodeError):
         record.parent.mkdir(parents=True, exist_ok=True)

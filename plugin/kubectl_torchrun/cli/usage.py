@@ -1,4 +1,4 @@
-"""Usage errors in the style of all other errors: `Error: MESSAGE`, then the next step."""
+"""Usage errors in the style of other errors: `Error: MESSAGE`, then the next step."""
 
 import sys
 from collections.abc import Iterator

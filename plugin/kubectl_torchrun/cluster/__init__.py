@@ -1,1 +1,1 @@
-"""The way to a cluster through kubectl, and what is read there."""
+"""Access to a cluster through kubectl."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Backoff(NamedTuple):
-    """Seconds. Delays grow from `first` to `longest`; without progress for `give_up` it is over."""
+    """Seconds. Delays grow from `first` to `longest`; it ends after `give_up` without progress."""
 
     first: float = 0.5
     factor: float = 2.0
@@ -14,7 +14,7 @@ class Backoff(NamedTuple):
     give_up: float = 300.0
 
     def delay(self, failures: int, chance: Callable[[], float] = random.random) -> float:
-        """Seconds to wait after so many failures in a row (1, 2, ...), with jitter."""
+        """Seconds to wait after this number of consecutive failures (from 1), with jitter."""
         full = min(self.longest, self.first * self.factor ** min(failures - 1, 30))
         return full * (0.5 + 0.5 * chance())
 

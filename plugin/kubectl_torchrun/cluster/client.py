@@ -19,14 +19,16 @@ T = TypeVar("T", bound=Object)
 V = TypeVar("V")
 
 _WATCH_SECONDS = 240
-_WATCH_SILENCE = 120.0  # bookmarks come about every minute
+_WATCH_SILENCE = 120.0  # seconds; bookmarks arrive about every minute
 _BUSY_SECONDS = 20.0
-_POD_SECONDS = 60.0  # of silence; the last range is answered after a digest over all
+_POD_SECONDS = (
+    60.0  # seconds of silence; the response to the last range follows a digest of all bytes
+)
 _LONGEST_LINE = 1 << 20
 
 
 class ApiError(Exception):
-    """The API server refused. `status` is HTTP's; reason and message are those of its Status."""
+    """The API server refused. `status` is the HTTP code; reason and message are of its Status."""
 
     def __init__(self, status: int, answer: Status) -> None:
         super().__init__(answer.message or f"HTTP {status}")
@@ -42,7 +44,7 @@ class ApiError(Exception):
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds that the server asks to wait."""
+        """Seconds to wait, from the Retry-After of the server."""
         return float(self.details.retry_after_seconds) or None
 
 
@@ -55,10 +57,10 @@ class Unreadable(Exception):  # noqa: N818 - as Unreachable
 
 
 class Api:
-    """One namespace of a cluster. Made by `connect`.
+    """One namespace of a cluster. Create it with `connect`.
 
-    Every method raises ApiError and Unreachable, and Unreadable where it returns an object; reads
-    wait while the server is busy.
+    Every method raises ApiError and Unreachable, and Unreadable if it returns an object. Reads wait
+    while the server is busy.
     """
 
     def __init__(self, client: HttpClient, namespace: str, backoff: Backoff) -> None:
@@ -73,9 +75,9 @@ class Api:
     async def list(
         self, kind: Kind[T], query: Mapping[str, str] | None = None, *, everywhere: bool = False
     ) -> Listed[T]:
-        """All objects of the kind, or those that the query's selectors choose.
+        """All objects of the kind, or those that match the selectors of the query.
 
-        Objects that cannot be read are named in `unreadable`.
+        `unreadable` lists the objects that cannot be read.
         """
         path = kind.path("" if everywhere else self.namespace)
         answer = await self._request("GET", path, query=query)
@@ -104,14 +106,14 @@ class Api:
         return await self._request("POST", path, query=query, content=msgspec.json.encode(body))
 
     async def annotate(self, kind: Kind[T], name: str, annotations: Mapping[str, str]) -> None:
-        """Set some annotations, all at once."""
+        """Set annotations in one patch."""
         body = {"metadata": {"annotations": annotations}}
         await self.merge(kind, name, msgspec.json.encode(body))
 
     async def merge(
         self, kind: Kind[T], name: str, body: bytes, *, dry_run: bool = False
     ) -> JsonObject:
-        """Change an object by a JSON merge patch; the object as it is then."""
+        """Change an object with a JSON merge patch; returns the new object."""
         headers = {"Content-Type": "application/merge-patch+json"}
         query = {"fieldManager": "kubectl-torchrun", **_dry(dry_run)}
         path = kind.path(self.namespace, name)
@@ -128,10 +130,10 @@ class Api:
         await self._request("DELETE", kind.path(self.namespace, name), query=query)
 
     async def watch(self, kind: Kind[T], query: Mapping[str, str]) -> AsyncIterator[dict[str, T]]:
-        """The objects that the query's selectors choose, by name: now, and after every change.
+        """The objects that match the selectors of the query, by name: now, and after every change.
 
-        A pod that cannot be read is left out; of other kinds Unreadable is raised.
-        Outlives lost connections and restarts of the API server, for `backoff.give_up` seconds.
+        A pod that cannot be read is omitted; for other kinds Unreadable is raised. It survives
+        lost connections and restarts of the API server, for `backoff.give_up` seconds.
         """
         failures, well_at = 0, anyio.current_time()
         while True:
@@ -187,7 +189,7 @@ class Api:
     async def log(
         self, pod: str, container: str, query: Mapping[str, str]
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The lines of a container's log, as `split_lines` gives them."""
+        """The lines of a container's log, from `split_lines`."""
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
         async with self._stream(path, {**query, "container": container}, silence=None) as lines:
             yield lines
@@ -203,9 +205,9 @@ class Api:
         namespace: str = "",
         port: int = SYNC_PORT,
     ) -> tuple[int, bytes]:
-        """A request to a pod's port through the API server: status and body as the pod sent them.
+        """A request to a pod's port through the API server: status and body of the pod.
 
-        An error of the API server itself (pod gone or not reached, forbidden) is an ApiError.
+        An error of the API server itself (pod deleted or unreachable, forbidden) is an ApiError.
         """
         where = namespace or self.namespace
         proxied = f"/api/v1/namespaces/{where}/pods/{pod}:{port}/proxy{path}"
@@ -226,7 +228,7 @@ class Api:
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
-        """The answer's body. A GET is tried again while the server says that it is busy."""
+        """The body of the response. A GET is retried while the server is busy."""
         failures = 0
         until = anyio.current_time() + _BUSY_SECONDS
         while True:
@@ -282,7 +284,7 @@ async def connect(socket: Path, namespace: str, backoff: Backoff = PATIENT) -> A
 async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
     """Lines with their `\\n`; the last has none if the stream ends within it.
 
-    Of a line longer than 1 MiB the beginning comes, with a `\\n`.
+    A line longer than 1 MiB is cut and ends with `\\n`.
     """
     rest, skipping = b"", False
     async for chunk in chunks:
@@ -316,7 +318,7 @@ def _raise_for_server(status: int, body: bytes) -> None:
     try:
         answer = msgspec.json.decode(body, type=Status)
     except msgspec.DecodeError:
-        if status in (500, 502):  # kubectl proxy's own error: it did not reach the server
+        if status in (500, 502):  # an error of kubectl proxy, which did not reach the server
             text = body.decode(errors="replace").strip()
             raise Unreachable(f"Cannot connect to the API server: {text[:500]}") from None
         return

@@ -24,17 +24,17 @@ class JobFilter(NamedTuple):
     phases: frozenset[str]
 
     def takes(self, queue: str, phase: str) -> bool:
-        """Whether a job of this queue and phase is listed."""
+        """Whether jobs of this queue and phase are listed."""
         return self.queue in ("", queue) and (not self.phases or phase in self.phases)
 
     @property
     def query(self) -> dict[str, str]:
-        """What the API server itself selects by."""
+        """The selector for the API server."""
         return {"labelSelector": self.selector} if self.selector else {}
 
 
 def print_jobs(target: Target, job_filter: JobFilter, form: str, terminal: Terminal) -> int:
-    """Print the jobs; the exit code, 0 also where there are none. Raises Problem."""
+    """Print the jobs; the exit code, 0 also without jobs. Raises Problem."""
     with session(target) as cluster:
         if form not in ("", output.WIDE):
             output.write(cluster.run(lambda api: _list_objects(api, job_filter)), form)
@@ -73,7 +73,7 @@ async def _list_objects(api: Api, job_filter: JobFilter) -> JsonObject:
 def job_table(
     jobs: Sequence[Job], everywhere: bool, width: int | None, *, wide: bool = False
 ) -> list[str]:
-    """Lines; the newest job comes last, next to the prompt. wide: with GPUs to message."""
+    """Lines; the newest job is last, next to the prompt. wide: with the columns GPUs to message."""
     head = ["NAMESPACE"] * everywhere + [
         *("NAME", "QUEUE", "NODES", "PHASE", "PROGRESS", "AGE", "REASON"),
         *(("GPUS", "RESTARTS", "IMAGE", "MESSAGE") if wide else ()),
@@ -107,7 +107,7 @@ def _wide_cells(job: Job) -> tuple[str, ...]:
 
 
 def _step_text(progress: ProgressSlice | None) -> str:
-    """`1200/5000` or the step alone; `-` where nothing is reported."""
+    """`1200/5000` or only the step; `-` without a report."""
     if progress is None or progress.step is None:
         return "-"
     return f"{progress.step}/{progress.total_steps}" if progress.total_steps else str(progress.step)

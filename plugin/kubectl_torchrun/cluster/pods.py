@@ -1,4 +1,4 @@
-"""What the plugin reads of a job's pods."""
+"""Facts about a job's pods."""
 
 from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.slices import PODS, Job
@@ -30,7 +30,7 @@ def has_started(pod: Pod, container: str) -> bool:
 
 
 def end_of(pod: Pod, container: str) -> StateTerminated | None:
-    """How the container ended, None while it has not."""
+    """How the container ended; None before its end."""
     for status in pod.status.container_statuses:
         if status.name == container:
             return status.state.terminated
@@ -43,7 +43,7 @@ def is_training(pod: Pod) -> bool:
 
 
 def trouble(pod: Pod) -> str:
-    """Why a pod does not simply run: what the scheduler, the kubelet or its container reports."""
+    """Why a pod does not run: the report of the scheduler, the kubelet or its container."""
     for status in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         waiting, ended = status.state.waiting, status.state.terminated
         if waiting is not None and waiting.reason not in ("", "PodInitializing"):

@@ -146,7 +146,7 @@ def used(queue: Queue) -> str:
     ]
     if not shares:
         return admission.summary or "-"
-    filled = int(max(shares) * _BAR)  # full only where nothing is left
+    filled = int(max(shares) * _BAR)  # full only if nothing is free
     return f"[{'#' * filled}{'-' * (_BAR - filled)}] {admission.summary}".rstrip()
 
 

@@ -7,7 +7,7 @@ from kubectl_torchrun.cluster.slices import QUEUES, Job, QueueSpecSlice
 
 
 class Ranks(NamedTuple):
-    """Processes of each node; node 0 has `head`, where it has pods of its own."""
+    """Processes of each node; those of node 0 are `head`, if it has a separate Job."""
 
     each: int = 1
     head: int | None = None
@@ -31,7 +31,7 @@ async def ranks_of(api: Api, job: Job) -> Ranks:
         return Ranks(max(nproc, 1))
     try:
         queue = (await api.get(QUEUES, job.spec.job_queue)).spec
-    except ApiError:  # it may be gone, or not ours to see
+    except ApiError:  # it may be deleted or forbidden
         queue = QueueSpecSlice()
     nproc = queue.distributed.nproc_per_node
     if isinstance(nproc, int):

@@ -1,4 +1,4 @@
-"""Failures that restarts do not cure: attempts that end early with the same exception.
+"""Failures that restarts do not fix: attempts that end early with the same exception.
 
 The source is `status.attempts`, with the root cause of each ended attempt.
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kubectl_torchrun.cluster.slices import AttemptSlice, Job
 
 ATTEMPTS = 3
-SECONDS = 60  # of running, below which an attempt counts
+SECONDS = 60  # maximum run time of an attempt that counts
 _EXCEPTION = "Exception"  # the reason of a root cause with a traceback
 _POD = re.compile(r"^Pod \S+: ")
 _FACTS = re.compile(r" \([^()]*(?:rank|node|exit code) [^()]*\)\.?$")

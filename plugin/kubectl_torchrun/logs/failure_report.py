@@ -70,7 +70,7 @@ def _print_last_lines(cluster: Cluster, job: Job) -> None:
         return
     place_in_copies = attempt_and_node(job.metadata.name, failure.message)
     running = next((pod for pod in pods if is_training(pod)), None)
-    if place_in_copies is None:  # the message has no pod name
+    if place_in_copies is None:  # the message has no name of a pod
         echo("  The pod was deleted, and its log with it.")
     elif running is None:
         hint = cluster.command(f"torchrun logs {job.metadata.name} --attempt {place_in_copies[0]}")

@@ -152,7 +152,7 @@ def view(
     *,
     wide: bool = False,
 ) -> list[str]:
-    """The lines of one view, at most `height`; styled, which `echo` undoes off terminals.
+    """The lines of one view, at most `height`, with styles that `echo` removes without a terminal.
 
     edit: a line about an edit whose command failed, or "". wide: with all columns of pods.
     """

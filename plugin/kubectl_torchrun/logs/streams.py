@@ -1,4 +1,4 @@
-"""Container logs that survive a lost connection, and the merge of many by time."""
+"""Container logs that continue after a lost connection, and their merge by time."""
 
 import heapq
 import itertools
@@ -25,7 +25,7 @@ _MOST_WAITING = 50_000
 
 
 class LineFormat(NamedTuple):
-    """Which lines of a log are printed, and how. include: empty for all lines."""
+    """Filter and format of printed lines. include: empty for all lines."""
 
     include: tuple[re.Pattern[bytes], ...] = ()
     exclude: tuple[re.Pattern[bytes], ...] = ()
@@ -42,7 +42,7 @@ class LineFormat(NamedTuple):
         """The line, after its time with `timestamps`. stamp: empty if unknown."""
         if not (self.timestamps and stamp):
             return line
-        # Only the end of a line that overwrites itself, or its time would be overwritten, too.
+        # Only the end of a line that overwrites itself, because it would also overwrite its time.
         return stamp + b" " + line.rstrip(b"\r\n").rpartition(b"\r")[2]
 
 
@@ -69,7 +69,7 @@ class View(NamedTuple):
         return node in self.nodes or any(self.of_nodes.node_of(rank) == node for rank in self.ranks)
 
     def shows(self, node: int, line: bytes) -> bool:
-        """Whether a line is shown: marked lines of other ranks of the node are not."""
+        """Whether a line is shown. Lines with the mark of another rank are not."""
         if not self.line_format.matches(line):
             return False
         if not self.ranks or node in self.nodes:
@@ -87,7 +87,7 @@ class View(NamedTuple):
         return lines if self.raw else FoldedLines(lines, self.tail)
 
     def query(self) -> dict[str, str]:
-        """Where the kubelet begins."""
+        """Query parameters for the start of the log."""
         query = {}
         if self.lines_to_read is not None:
             query["tailLines"] = str(self.lines_to_read)
@@ -114,8 +114,8 @@ class Cursor:
     async def read(self, *, follow: bool, ended: bool) -> AsyncGenerator[bytes, None]:
         """The lines from here; with `follow`, until the container ends or the connection does.
 
-        `ended`: the container has ended. Else a last line without newline is incomplete, and the
-        next read has it whole.
+        `ended`: the container has ended. Otherwise a last line without newline is incomplete, and
+        the next read returns it as a whole.
         """
         query = {"timestamps": "true", "follow": str(follow).lower()}
         behind = self.stamp
@@ -130,7 +130,7 @@ class Cursor:
 
 
 class Lines(Protocol):
-    """One node's log: `stamp` is the time of the line that was read last."""
+    """The log of a node. `stamp` is the time of the last line that was read."""
 
     stamp: bytes
 
@@ -152,7 +152,7 @@ class FoldedLines:
         self._folder = ReportFolder()
 
     async def read(self, *, follow: bool, ended: bool) -> AsyncGenerator[bytes, None]:
-        """The lines from here, as a Cursor reads them. Held lines come with the end of the log."""
+        """The lines from here, as a Cursor reads them; pending lines at the end of the log."""
         folded = self._fold(follow=follow, ended=ended)
         if self._tail is not None and not follow:
             last = deque([line async for line in folded], maxlen=self._tail)
@@ -202,7 +202,7 @@ async def merged(
 
 
 async def _next(lines: AsyncGenerator[bytes, None]) -> bytes | None:
-    """The next line; None at the end, and where the pod or its container does not exist."""
+    """The next line; None at the end, or if the pod or its container does not exist."""
     try:
         return await anext(lines, None)
     except ApiError as error:
@@ -220,21 +220,21 @@ class Window:
         self._count = itertools.count()
 
     def add(self, stamp: bytes, node: int, line: bytes) -> None:
-        """Take a line with its time."""
+        """Add a line with its time."""
         entry = (stamp, next(self._count), node, line, anyio.current_time())
         heapq.heappush(self._waiting, entry)
         if len(self._waiting) > _MOST_WAITING:
             self.flush(0)
 
     def flush(self, delay: float = _DELAY_SECONDS) -> None:
-        """Show the lines that have waited long enough."""
+        """Print the lines that have waited long enough."""
         until = anyio.current_time() - delay
         while self._waiting and self._waiting[0][4] <= until:
             _, _, node, line, _ = heapq.heappop(self._waiting)
             self._show(node, line)
 
     async def run(self) -> None:
-        """Until cancelled; then all remaining lines are shown."""
+        """Run until cancelled; then print all remaining lines."""
         try:
             while True:
                 await anyio.sleep(_DELAY_SECONDS / 4)

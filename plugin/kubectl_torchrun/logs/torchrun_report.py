@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 RANK_MARK = re.compile(rb"\[[a-zA-Z_]*(\d+)\]:")  # torchrun's --tee: role and local rank
-REPORT_LINES = 200  # of the longest report that --tail makes room for; 8 ranks need about 100
+REPORT_LINES = 200  # lines of the longest report that --tail can fold; 8 ranks need about 100
 _MAX_PENDING = 2000
 _AGENT = re.compile(rb"[EW]\d{4} .*torch/distributed/elastic/(multiprocessing|agent)/")
 _TRACEBACK = b"Traceback (most recent call last):"
@@ -31,7 +31,7 @@ class StampedLine(NamedTuple):
 
 
 class _Part(Enum):
-    """Where the last line stands in a report."""
+    """The part of a report with the last line."""
 
     OUTSIDE = auto()
     AGENT_LOG = auto()  # messages of the agent, such as `failed (exitcode: 1)`
@@ -54,7 +54,7 @@ class ReportFolder:
         """Return the lines to print after the next line of the log, in the order of the log."""
         text = line.text.rstrip()
         mark = RANK_MARK.match(text)
-        if mark and text[mark.end() :]:  # of a rank, whose output torchrun copies meanwhile
+        if mark and text[mark.end() :]:  # output of a rank, which torchrun copies meanwhile
             return [line]
         if self._belongs(text):
             self._pending.append(line)

@@ -1,8 +1,8 @@
 """Git's ignore rules: https://git-scm.com/docs/gitignore, checked against git itself in the tests.
 
-Own code because the walk asks level by level, as git does. pathspec 1.1 says of the pattern `a/**`
-that the directory `a` is ignored, so that `!a/x` after it has no effect, and its expressions
-backtrack: `*a*a*a*a*a*a*a*a*a*b` takes 6 s for 40 letters.
+No package fits: the walk checks level by level, as git does. For the pattern `a/**`, pathspec 1.1
+ignores the directory `a`, so that a later `!a/x` has no effect, and its expressions backtrack:
+`*a*a*a*a*a*a*a*a*a*b` takes 6 s for 40 letters.
 """
 
 import os
@@ -40,15 +40,15 @@ class Rule(NamedTuple):
 
 
 class IgnoreFile(NamedTuple):
-    """The rules of one file; paths are relative to the directory that it stands in."""
+    """The rules of one file. Paths are relative to its directory."""
 
     rules: tuple[Rule, ...]
 
     def match(self, path: str, *, directory: bool) -> bool | None:
-        """True: ignored. False: taken in again by a `!` line. None: no line matches the path.
+        """True: ignored. False: included again by a `!` line. None: no line matches the path.
 
-        The path has `/` between its parts and none at its end. Parents are not looked at: a walk
-        does not descend into an ignored directory.
+        The path has `/` between its parts and none at its end. Parents are not checked, because a
+        walk does not descend into an ignored directory.
         """
         text = _as_bytes(path)
         name = text.rpartition("/")[2]
@@ -61,7 +61,7 @@ class IgnoreFile(NamedTuple):
 
 
 def read(path: Path) -> IgnoreFile:
-    """The rules of the file; none where there is no such file. Raises OSError if unreadable."""
+    """The rules of the file; empty if it does not exist. Raises OSError if unreadable."""
     try:
         text = path.read_bytes()
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -70,7 +70,7 @@ def read(path: Path) -> IgnoreFile:
 
 
 def parse(lines: Iterable[str]) -> IgnoreFile:
-    """Rules of these lines; comments, blank lines and malformed patterns give none, as in git."""
+    """Rules of these lines, without comments, blank lines and malformed patterns, as in git."""
     rules = (_rule(line) for line in lines)
     return IgnoreFile(tuple(rule for rule in rules if rule is not None))
 
@@ -102,7 +102,7 @@ def _without_trailing_spaces(line: str) -> str:
 
 
 def _as_bytes(text: str) -> str:
-    """One character for each byte, since git's `?` and brackets match bytes."""
+    """One character for each byte, because `?` and brackets of git match bytes."""
     return os.fsencode(text).decode("latin-1")
 
 
@@ -136,8 +136,8 @@ def _translate(pattern: str, *, anchored: bool) -> str | None:
 def _bounded(parts: list[str]) -> str:
     """The parts as one regular expression that never takes more than quadratic time.
 
-    The first place where a piece between two wildcards fits is as good as any other: what follows
-    it starts with a wildcard of the same reach. So the engine need not come back to it (`(?>`).
+    The first match of a piece between two wildcards is as good as any other, because a wildcard of
+    the same kind follows. So the engine need not try others (`(?>`).
     """
     total = len(parts)
     at = [number for number, part in enumerate(parts) if part in (_DIRECTORIES, _REST)]
@@ -156,15 +156,15 @@ def _bounded_names(parts: list[str]) -> str:
     out = parts[: at[0] if at else total]
     for number, end in pairwise([*at, total]):
         piece = parts[number + 1 : end]
-        # A piece with a slash fits at one place only.
+        # A piece with a slash matches at one position only.
         once = end != total and "/" not in piece
         out += ["(?>[^/]*?", *piece, ")"] if once else [_IN_NAME, *piece]
     return "".join(out)
 
 
 def _stars(pattern: str, start: int, end: int, *, anchored: bool) -> tuple[str, int]:
-    """`**` means any directories where it is a whole part of the path, else it is as `*`."""
-    # git cuts the literal start of a pattern off before it looks: in `a**/b`, `**` counts as whole.
+    """`**` matches any directories if it is a whole part of the path; otherwise it is like `*`."""
+    # git removes the literal start of a pattern first, so `**` of `a**/b` is a whole part.
     starts = pattern[:start].endswith("/") or not set(pattern[:start]) & set("*?[\\")
     whole = starts and pattern[end : end + 1] in ("", "/")
     if end - start == 1 or not (anchored and whole):

@@ -119,7 +119,7 @@ def _add(
 ) -> str:
     """Add one file; the digest of its content."""
     info = _info(entry.path, 0o100755 if entry.mode == "755" else 0o100644)
-    info.file_size = entry.size  # beyond 4 GiB this chooses the format that can hold it
+    info.file_size = entry.size  # selects the zip64 format above 4 GiB
     digest = hashlib.sha256()
     with place.open("rb") as source:
         block = source.read(_BLOCK)

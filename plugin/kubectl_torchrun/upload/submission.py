@@ -38,7 +38,7 @@ _MOST_SKIPPED = 8  # paths that are printed
 
 
 class SubmitOptions(NamedTuple):
-    """Options of submit, run and sync. Times are in seconds.
+    """Options of submit, run and sync. Times in seconds.
 
     overlay: a directory whose files replace those of the same path. pod_wait: limit for the pod
     that receives the upload. wait: a phase or condition, if follow is False; timeout: limit of
