@@ -32,8 +32,8 @@ class TokenBucket:
 
     def level(self) -> float:
         """Return the number of tokens: at most the burst, negative after reservations."""
-        earned = (self._clock() - self._counted_at) * self._rate.per_second
-        return min(self._rate.burst, self._tokens + earned)
+        new_tokens = (self._clock() - self._counted_at) * self._rate.per_second
+        return min(self._rate.burst, self._tokens + new_tokens)
 
     def reserve(self) -> float:
         """Take a token, or reserve a future one; return the seconds until it is available."""

@@ -135,7 +135,7 @@ DECIDING = (
     Mutant(
         "conditions-are-always-new",
         "reconcile/model/conditions.py",
-        "since = present.last_transition_time if present is not None and unchanged else now",
+        "since = old_condition.last_transition_time",
         "since = now",
         "a status is written each second for each job, for ever",
         LIFE,

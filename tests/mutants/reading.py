@@ -183,7 +183,7 @@ READING = (
     Mutant(
         "old-index-entries-stay",
         "cache/store.py",
-        "self._unindex(key, old)\n        self._objects[key] = obj",
+        "self._unindex(key, old_object)\n        self._objects[key] = obj",
         "pass\n        self._objects[key] = obj",
         "a job that changes its queue is counted in both",
         STORE,
@@ -191,8 +191,8 @@ READING = (
     Mutant(
         "deleted-objects-stay-indexed",
         "cache/store.py",
-        "self._unindex((namespace, name), old)\n        return Change(old, None)",
-        "return Change(old, None)",
+        "self._unindex((namespace, name), old_object)\n        return Change(old_object, None)",
+        "return Change(old_object, None)",
         "a deleted pod is still found by its job",
         STORE,
     ),

@@ -250,7 +250,7 @@ WORKING = (
     Mutant(
         "a-gang-without-its-service",
         "controllers/job.py",
-        "if complete or intent.uid:",
+        "if is_complete or intent.uid:",
         "if complete or intent:",
         "the Job of a gang is created although its Service was refused",
         REFUSALS,
@@ -282,8 +282,8 @@ WORKING = (
     Mutant(
         "statuses-have-no-pace",
         "controllers/writes.py",
-        "return remaining if remaining > 0 else None",
-        "return remaining if remaining > 1000 else None",
+        "return seconds_left if seconds_left > 0 else None",
+        "return seconds_left if seconds_left > 1000 else None",
         "a gang of 1,000 pods writes its status 1,000 times as it starts",
         WORKER,
     ),

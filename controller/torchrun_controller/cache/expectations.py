@@ -47,11 +47,11 @@ class Expectations(Generic[K]):
         self._timeout = timeout
         self._pending: dict[K, _Pending] = {}
 
-    def expect(self, key: K, written: WriteResult | None) -> None:
+    def expect(self, key: K, result: WriteResult | None) -> None:
         """Expect the resourceVersion of a write in the cache of its kind."""
-        if written is None or not written.resource_version:
+        if result is None or not result.resource_version:
             return
-        resource, version = written.kind.resource, int(written.resource_version)
+        resource, version = result.kind.resource, int(result.resource_version)
         if resource not in self._caches(key):
             return
         now = self._clock()
@@ -64,13 +64,13 @@ class Expectations(Generic[K]):
         pending = self._pending.get(key)
         if pending is None:
             return None
-        remaining = pending.since + self._timeout - self._clock()
+        seconds_left = pending.since + self._timeout - self._clock()
         caches = self._caches(key)
-        if remaining > 0 and any(
+        if seconds_left > 0 and any(
             caches[resource].resource_version < version
             for resource, version in pending.versions.items()
         ):
-            return remaining
+            return seconds_left
         del self._pending[key]
         return None
 

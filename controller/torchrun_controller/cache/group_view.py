@@ -80,8 +80,8 @@ class GroupView:
         """Return the cached groups that the object with this UID controls."""
         return tuple(
             Group(kind, group)
-            for (where, kind), watch in self._watches.items()
-            if where in ("", namespace)
+            for (watched_namespace, kind), watch in self._watches.items()
+            if watched_namespace in ("", namespace)
             for group in watch.informer.store.by_index(OWNER_INDEX, uid)
         )
 
@@ -100,10 +100,12 @@ class GroupView:
 
     def adjust(self, start: Callable[[_Watch], object]) -> None:
         """Cancel the informers of removed kinds; create and `start` those of new kinds."""
-        required = {(n, kind) for n in self._namespaces for kind in select_kinds(self._installed)}
-        for removed in self._watches.keys() - required:
-            self._watches.pop(removed).scope.cancel()
-        for namespace, kind in required - self._watches.keys():
+        required_watches = {
+            (n, kind) for n in self._namespaces for kind in select_kinds(self._installed)
+        }
+        for removed_key in self._watches.keys() - required_watches:
+            self._watches.pop(removed_key).scope.cancel()
+        for namespace, kind in required_watches - self._watches.keys():
             watch = _Watch(
                 self._informer(
                     kind=kind,

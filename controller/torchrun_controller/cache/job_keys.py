@@ -48,8 +48,8 @@ def jobs_of_job(caches: Caches, change: Change[TorchrunJob], initial: bool) -> I
     yield meta.namespace, meta.name
     if initial:
         return
-    related = affected_dependents(caches.jobs, change) | finished_parents(caches.jobs, change)
-    yield from ((meta.namespace, name) for name in related)
+    related_names = affected_dependents(caches.jobs, change) | finished_parents(caches.jobs, change)
+    yield from ((meta.namespace, name) for name in related_names)
 
 
 def jobs_of_queue(caches: Caches, change: Change[TorchrunQueue], initial: bool) -> Iterator[Key]:
@@ -139,20 +139,24 @@ def affected_dependents(jobs: Store[TorchrunJob], change: Change[TorchrunJob]) -
 
     An edit of dependsOn may close or open a cycle, which also affects indirect dependents.
     """
-    old, new = change.old, change.new
-    is_edited = old is None or new is None or old.spec.depends_on != new.spec.depends_on
-    if not is_edited and _dependency_state(old) == _dependency_state(new):
+    old_job, new_job = change.old, change.new
+    is_edited = (
+        old_job is None or new_job is None or old_job.spec.depends_on != new_job.spec.depends_on
+    )
+    if not is_edited and _dependency_state(old_job) == _dependency_state(new_job):
         return set()
     meta = change.object.metadata
-    affected: set[str] = set()
-    unvisited = [meta.name]
-    while unvisited:
-        parent = index_key(meta.namespace, unvisited.pop())
-        dependents = {job.metadata.name for job in jobs.by_index(PARENT_INDEX, parent)} - affected
-        affected |= dependents
+    affected_names: set[str] = set()
+    names_to_visit = [meta.name]
+    while names_to_visit:
+        parent = index_key(meta.namespace, names_to_visit.pop())
+        dependents = {
+            job.metadata.name for job in jobs.by_index(PARENT_INDEX, parent)
+        } - affected_names
+        affected_names |= dependents
         if is_edited:
-            unvisited += dependents
-    return affected
+            names_to_visit += dependents
+    return affected_names
 
 
 def finished_parents(jobs: Store[TorchrunJob], change: Change[TorchrunJob]) -> set[str]:

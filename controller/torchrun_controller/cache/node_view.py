@@ -64,8 +64,8 @@ class NodeView:
     def view(self) -> Store[Node] | None:
         """The cached nodes; None while the cache is not filled or stale."""
         informer = self.informer
-        fresh = informer.silence() <= STALE_SECONDS
-        return informer.store if informer.synced.is_set() and fresh else None
+        is_fresh = informer.silence() <= STALE_SECONDS
+        return informer.store if informer.synced.is_set() and is_fresh else None
 
     @property
     def is_awaited(self) -> bool:
@@ -82,15 +82,15 @@ class NodeView:
         if self.view is not None:
             return ""
         why = self._read_errors.problem(NODES.resource) or "no response yet"
-        missing = "lost nodes are not detected"
+        text = "lost nodes are not detected"
         if self.is_awaited:
-            missing += ", and admission by nodes waits"
-        return f"{missing}: {why}"
+            text += ", and admission by nodes waits"
+        return f"{text}: {why}"
 
     async def follow(self) -> NoReturn:
         """Check every few seconds whether nodes are known; call `on_known`, or log a warning."""
         is_known: bool | None = None
-        warned = False
+        has_warned = False
         while True:
             shortcoming = self.shortcoming()
             if is_known is not (not shortcoming):
@@ -99,9 +99,9 @@ class NodeView:
                 if is_known:
                     log.info("nodes are readable", nodes=len(self.informer.store))
                     self._on_known()
-                    warned = False
-            if not (is_known or warned or self._is_starting):
-                warned = True
+                    has_warned = False
+            if not (is_known or has_warned or self._is_starting):
+                has_warned = True
                 log.warning("nodes are not readable", why=shortcoming)
             await anyio.sleep(_CHECK_SECONDS)
 

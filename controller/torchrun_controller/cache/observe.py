@@ -226,15 +226,15 @@ def _classify_pods(
     is_owned: Callable[[ChildMeta], bool],
 ) -> _Pods:
     gang_pods, other_pods = _partition(pods, lambda meta: meta.labels.component == names.WORKER)
-    workers, rest = _partition(
+    workers, unowned_pods = _partition(
         gang_pods, lambda meta: any(meta.controlled_by(uid) for uid in current_jobs)
     )
-    former_workers, copies = _partition(rest, lambda meta: _is_former_worker(job, meta))
-    helpers, others = _partition(other_pods, is_owned)
+    former_workers, copies = _partition(unowned_pods, lambda meta: _is_former_worker(job, meta))
+    helpers, other_helpers = _partition(other_pods, is_owned)
     helpers.sort(key=lambda pod: names.number_of(pod.metadata.name))
     setup, helpers = _partition(helpers, lambda meta: meta.labels.component == names.SETUP)
     probes, sync = _partition(helpers, lambda meta: meta.labels.component == names.PROBE)
-    return _Pods(workers, former_workers, sync, setup, probes, [*others, *copies])
+    return _Pods(workers, former_workers, sync, setup, probes, [*other_helpers, *copies])
 
 
 def _is_former_worker(job: str, meta: ChildMeta) -> bool:
@@ -260,7 +260,7 @@ def _warnings(caches: Caches, children: Iterable[Child]) -> tuple[CoreEvent, ...
 
 
 def _current_job_uids(attempts: list[Job], worker_jobs: list[Job]) -> tuple[str, ...]:
-    """Return the UIDs of the latest child Job and of the workers' Job beside a head."""
+    """Return the UIDs of the latest child Job, and of the workers' Job if the gang has a head."""
     number = attempts[-1].metadata.labels.attempt if attempts else ""
     current_workers = [job for job in worker_jobs if job.metadata.labels.attempt == number]
     return tuple(job.metadata.uid for job in (*attempts[-1:], *current_workers))
@@ -280,13 +280,13 @@ def _base(caches: Caches, job: TorchrunJob) -> Base | None:
 def _parents(jobs: Store[TorchrunJob], job: TorchrunJob) -> dict[str, TorchrunJob]:
     """Return the existing jobs that this one depends on, directly or indirectly, by name."""
     parents: dict[str, TorchrunJob] = {}
-    unvisited = [job]
-    while unvisited:
-        for dependency in unvisited.pop().spec.depends_on:
+    jobs_to_visit = [job]
+    while jobs_to_visit:
+        for dependency in jobs_to_visit.pop().spec.depends_on:
             parent = jobs.get(job.metadata.namespace, dependency.name)
             if parent is not None and dependency.name not in parents:
                 parents[dependency.name] = parent
-                unvisited.append(parent)
+                jobs_to_visit.append(parent)
     return parents
 
 
@@ -308,8 +308,8 @@ def _may_use_host_path(job: TorchrunJob, queue: TorchrunQueue | None) -> bool:
 
 def _select_nodes(nodes: Store[Node], node_names: set[str]) -> dict[str, Node]:
     """Return the cached nodes of these names, sorted by name."""
-    cached = ((name, nodes.get("", name)) for name in sorted(node_names))
-    return {name: node for name, node in cached if node is not None}
+    cached_nodes = ((name, nodes.get("", name)) for name in sorted(node_names))
+    return {name: node for name, node in cached_nodes if node is not None}
 
 
 def _partition(

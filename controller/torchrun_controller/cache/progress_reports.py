@@ -70,5 +70,8 @@ class Reports:
     def totals(self) -> Totals:
         """Return the sums for metrics, without jobs that stopped reporting."""
         oldest = self._clock() - FRESH.total_seconds()
-        fresh = [r.progress for r in self._newest.values() if r.received >= oldest]
-        return Totals(len(fresh), sum(progress.samples_per_second or 0.0 for progress in fresh))
+        fresh_reports = [r.progress for r in self._newest.values() if r.received >= oldest]
+        return Totals(
+            len(fresh_reports),
+            sum(progress.samples_per_second or 0.0 for progress in fresh_reports),
+        )

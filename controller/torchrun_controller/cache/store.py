@@ -86,22 +86,22 @@ class Store(Generic[T]):
     def upsert(self, obj: T, resource_version: int) -> Change[T]:
         """Add an object, or replace the one of the same name."""
         key = _key(obj)
-        old = self._objects.get(key)
-        if old is not None:
-            self._unindex(key, old)
+        old_object = self._objects.get(key)
+        if old_object is not None:
+            self._unindex(key, old_object)
         self._objects[key] = obj
         self._index(key, obj)
         self.advance(resource_version)
-        return Change(old, obj)
+        return Change(old_object, obj)
 
     def delete(self, namespace: str, name: str, resource_version: int) -> Change[T] | None:
         """Remove an object; None if it is not cached."""
         self.advance(resource_version)
-        old = self._objects.pop((namespace, name), None)
-        if old is None:
+        old_object = self._objects.pop((namespace, name), None)
+        if old_object is None:
             return None
-        self._unindex((namespace, name), old)
-        return Change(old, None)
+        self._unindex((namespace, name), old_object)
+        return Change(old_object, None)
 
     def replace(
         self,
@@ -115,22 +115,26 @@ class Store(Generic[T]):
         the list, changed or not. Objects of `unreadable` exist and stay as cached. The version
         becomes that of the list even if it is older: etcd may have been restored.
         """
-        listed = {_key(obj): obj for obj in objects}
-        previous = self._objects
-        retained = {
-            key: old for key, old in previous.items() if key in unreadable and key not in listed
+        listed_objects = {_key(obj): obj for obj in objects}
+        previous_objects = self._objects
+        retained_objects = {
+            key: old_object
+            for key, old_object in previous_objects.items()
+            if key in unreadable and key not in listed_objects
         }
         deletions = [
-            Change(old, None)
-            for key, old in previous.items()
-            if key not in listed and key not in retained
+            Change(old_object, None)
+            for key, old_object in previous_objects.items()
+            if key not in listed_objects and key not in retained_objects
         ]
-        self._objects = retained | listed
+        self._objects = retained_objects | listed_objects
         self._indexes, self._sums = self._no_entries(), self._no_sums()
         for key, obj in self._objects.items():
             self._index(key, obj)
         self._resource_version = resource_version
-        return deletions + [Change(previous.get(key), obj) for key, obj in listed.items()]
+        return deletions + [
+            Change(previous_objects.get(key), obj) for key, obj in listed_objects.items()
+        ]
 
     def advance(self, resource_version: int) -> None:
         """Record that the store reflects all changes up to this version, as after a bookmark."""

@@ -81,7 +81,7 @@ class UnavailableError(Exception):
 
 
 class SupersededError(Exception):
-    """An object that the Plan was made from has changed: observe and decide again."""
+    """An object that the Plan is based on has changed: observe and decide again."""
 
 
 _encode = msgspec.json.Encoder().encode

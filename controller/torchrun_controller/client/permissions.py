@@ -191,8 +191,8 @@ class Permissions:
 
     def observe(self, verb: str, resource: str, code: int, seconds: float) -> None:
         """Note a request: a 403 starts a new check. Calls `observe` with the same arguments."""
-        missing = {review.permission.resource for review in self._missing}
-        if code == 403 and resource not in missing:
+        missing_resources = {review.permission.resource for review in self._missing}
+        if code == 403 and resource not in missing_resources:
             self._refused = True
         self._observe(verb, resource, code, seconds)
 

@@ -163,17 +163,17 @@ class AdmissionReconciler:
             if stage is Stage.REPORT:
                 batch = sorted(batch, key=lambda update: update.rank)[:MAX_REPORTS]
             errors = await self._send_all(batch)
-            # An error with an unknown result goes before a conflict, which is retried at once.
+            # An error with an unknown result precedes a conflict, which is retried at once.
             for error in sorted(errors, key=lambda e: isinstance(e, SupersededError)):
                 raise error
         return sum(update.stage is Stage.REPORT for update in updates) > MAX_REPORTS
 
     async def _send_all(self, updates: Sequence[StatusUpdate]) -> list[Exception]:
         errors: list[Exception] = []
-        remaining = iter(updates)
+        remaining_updates = iter(updates)
 
         async def send() -> None:
-            for update in remaining:
+            for update in remaining_updates:
                 try:
                     await self._send(update)
                 except Exception as error:  # raised after the other writes
@@ -189,18 +189,18 @@ class AdmissionReconciler:
         resource, uid = kind_of(owner).resource, owner.metadata.uid
         write = self._unconfirmed.setdefault(uid, _UnconfirmedWrite(update, self._clock()))
         try:
-            written = await self._applier.apply_status(owner, update.status, FIELD_MANAGER)
+            result = await self._applier.apply_status(owner, update.status, FIELD_MANAGER)
         except Exception as error:
-            result = type(error).__name__.removesuffix("Error")
-            self._metrics.applies.labels(resource, result).inc()
+            outcome = type(error).__name__.removesuffix("Error")
+            self._metrics.applies.labels(resource, outcome).inc()
             if isinstance(error, SupersededError):
                 write.answered = True
             elif not isinstance(error, UnavailableError):
                 del self._unconfirmed[uid]
             raise
-        self._metrics.applies.labels(resource, "Gone" if written is None else "Written").inc()
+        self._metrics.applies.labels(resource, "Gone" if result is None else "Written").inc()
         write.answered = True
-        if written is not None and written.resource_version == owner.metadata.resource_version:
+        if result is not None and result.resource_version == owner.metadata.resource_version:
             del self._unconfirmed[uid]  # no change, so no cache event comes
         self._record_decision(update)
 

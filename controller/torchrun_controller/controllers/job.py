@@ -158,14 +158,14 @@ class JobReconciler:
         gang comes after the objects that it needs. Existing objects are updated even after a
         refusal. Deletes come last, so that a gang is not deleted for a replacement that is refused.
         """
-        before, complete = len(record.refusal_errors), True
+        refusals_before, is_complete = len(record.refusal_errors), True
         for intent in plan.applies:
-            if complete or intent.uid:
-                written = await self._write_object(key, observed, intent, record, fields)
-                complete = complete and (written or bool(intent.uid))
-        if len(record.refusal_errors) > before:
+            if is_complete or intent.uid:
+                is_written = await self._write_object(key, observed, intent, record, fields)
+                is_complete = is_complete and (is_written or bool(intent.uid))
+        if len(record.refusal_errors) > refusals_before:
             return False
-        if not complete:  # the Plan repeats a refused write
+        if not is_complete:  # the Plan repeats a refused write
             return True
         return plan.status_before_deletes or await self._delete(
             key, observed, plan.deletes, record, fields
@@ -180,10 +180,10 @@ class JobReconciler:
         fields: Mapping[str, str],
     ) -> bool:
         """Delete each object; False if something was refused for the first time."""
-        before = len(record.refusal_errors)
+        refusals_before = len(record.refusal_errors)
         for delete in deletes:
             await self._write_object(key, observed, delete, record, fields)
-        return len(record.refusal_errors) == before
+        return len(record.refusal_errors) == refusals_before
 
     async def _write_object(
         self,
@@ -201,7 +201,7 @@ class JobReconciler:
             return False
         applies, deletes = ((), (write,)) if isinstance(write, Delete) else ((write,), ())
         try:
-            created = await self._writes.carry_out(key, applies, deletes, fields)
+            has_created = await self._writes.carry_out(key, applies, deletes, fields)
         except (NameConflictError, RejectedError, ApiError) as error:
             if not is_refusal(error, write):
                 raise
@@ -212,7 +212,7 @@ class JobReconciler:
             log.warning("object refused", **fields, resource=resource, name=name, error=str(error))
             return False
         record.written.add(write_id)
-        record.has_created = record.has_created or created
+        record.has_created = record.has_created or has_created
         return True
 
     def _record_forbidden(self, job: TorchrunJob, error: Exception) -> None:
@@ -225,10 +225,10 @@ class JobReconciler:
         job, status = observed.job, plan.status
         if status is None:
             return None
-        written = await self._writes.write_status(key, job, status)
-        if isinstance(written, Throttled):
-            return written.seconds
-        if written is not None:
+        result = await self._writes.write_status(key, job, status)
+        if isinstance(result, Throttled):
+            return result.seconds
+        if result is not None:
             _log_status(job, status)
             record_status(self._metrics, observed, status, self._now())
         return None

@@ -91,13 +91,13 @@ class QueueReconciler:
         plan = self._plan(observed, memory)
         if plan.trial is not None:
             memory.template_check = await self._check_template(observed.queue, plan.trial)
-            accepted = memory.template_check.accepted == "True"
-            memory.check_again = math.inf if accepted else self._clock() + REFUSED_RETRY
+            is_accepted = memory.template_check.accepted == "True"
+            memory.check_again = math.inf if is_accepted else self._clock() + REFUSED_RETRY
             plan = self._plan(observed, memory)
         if await self._carry_out(key, observed.queue, memory, plan):
             # Report only refused objects; the rest succeeded.
-            after = self._plan(observed, memory)
-            plan = replace(plan, status=after.status, events=after.events)
+            new_plan = self._plan(observed, memory)
+            plan = replace(plan, status=new_plan.status, events=new_plan.events)
         if any(intent.kind is TORCHRUN_QUEUES for intent in plan.applies) and not memory.refused:
             # The queue has a new resourceVersion, so its status waits for the cache event.
             return RequeueAfter(BEHIND_RETRY)
@@ -143,7 +143,7 @@ class QueueReconciler:
         self, key: Key, queue: TorchrunQueue, memory: _Memory, plan: QueuePlan
     ) -> bool:
         """Apply and delete; return whether something was refused."""
-        before = len(memory.refused)
+        refusals_before = len(memory.refused)
         fields = log_fields("queue", queue)
         for intent in plan.applies:
             write_key = (intent.kind.resource, intent.name)
@@ -161,7 +161,7 @@ class QueueReconciler:
                 self._writes.carry_out(key, (), (delete,), fields),
                 fields,
             )
-        return len(memory.refused) > before
+        return len(memory.refused) > refusals_before
 
     async def _write_object(
         self,
@@ -188,10 +188,10 @@ class QueueReconciler:
         status = plan.status
         if status is None:
             return None
-        written = await self._writes.write_status(key, queue, status)
-        if isinstance(written, Throttled):
-            return written.seconds
-        if written is not None and status.phase != queue.status.phase:
+        result = await self._writes.write_status(key, queue, status)
+        if isinstance(result, Throttled):
+            return result.seconds
+        if result is not None and status.phase != queue.status.phase:
             fields = log_fields("queue", queue)
             log.info("phase changed", **fields, was=queue.status.phase, phase=status.phase)
         for event in plan.events:

@@ -75,8 +75,8 @@ class StatusThrottle(Generic[K]):
 
         `interval` is the time between two writes, in seconds.
         """
-        remaining = self._last_write.get(key, -math.inf) + interval - self._clock()
-        return remaining if remaining > 0 else None
+        seconds_left = self._last_write.get(key, -math.inf) + interval - self._clock()
+        return seconds_left if seconds_left > 0 else None
 
     def record_write(self, key: K) -> None:
         """Record a successful write. After a failed one, the work queue's back-off applies."""
@@ -120,16 +120,16 @@ class Writes(Generic[K]):
         """
         creates = False
         for intent in applies:
-            written = await self._write(key, intent.kind, self._writer.apply(intent))
-            if written is not None and written.created:
+            result = await self._write(key, intent.kind, self._writer.apply(intent))
+            if result is not None and result.created:
                 creates = True
                 line = audit_log.creation_line(intent)
                 log.info(line.event, **fields, **line.fields)
             else:
                 log.debug("object changed", **fields, object=f"{intent.kind.kind}/{intent.name}")
         for delete in deletes:
-            written = await self._write(key, delete.kind, self._writer.delete(delete))
-            if written is not None:
+            result = await self._write(key, delete.kind, self._writer.delete(delete))
+            if result is not None:
                 log.info("object deleted", **fields, object=f"{delete.kind.kind}/{delete.name}")
         return creates
 
@@ -147,9 +147,9 @@ class Writes(Generic[K]):
             if delay is not None:
                 return Throttled(delay)
         write = self._writer.apply_status(owner, status)
-        written = await self._write(key, kind_of(owner), write)
+        result = await self._write(key, kind_of(owner), write)
         self._throttle.record_write(key)
-        return written
+        return result
 
     def forget(self, key: K) -> None:
         """Do not throttle the next status: the object is gone or replaced."""
@@ -160,14 +160,14 @@ class Writes(Generic[K]):
     ) -> WriteResult | None:
         """Await one write for the key, count it, and expect it in the cache."""
         try:
-            written = await write
+            result = await write
         except Exception as error:
-            result = type(error).__name__.removesuffix("Error")
-            self._metrics.applies.labels(kind.resource, result).inc()
+            outcome = type(error).__name__.removesuffix("Error")
+            self._metrics.applies.labels(kind.resource, outcome).inc()
             raise
-        self._metrics.applies.labels(kind.resource, "Gone" if written is None else "Written").inc()
-        self._expectations.expect(key, written)
-        return written
+        self._metrics.applies.labels(kind.resource, "Gone" if result is None else "Written").inc()
+        self._expectations.expect(key, result)
+        return result
 
 
 def _status_interval(status: Status) -> float:

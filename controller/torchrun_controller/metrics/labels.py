@@ -42,8 +42,8 @@ class QueueLabels:
             return
         self._used_labels.discard(label)
         waiting, self._waiting = list(self._waiting), {}
-        for other in waiting:
-            self.add(other)
+        for waiting_queue in waiting:
+            self.add(waiting_queue)
 
     def of(self, queue: Key) -> tuple[str, str]:
         """Return the labels of a queue: namespace and name, or the shared ones."""

@@ -64,8 +64,8 @@ class PerJobMetrics(Collector):
     def _assign_places(self) -> None:
         while self._waiting and (len(self._exported) < self._limit or self._finished):
             if len(self._exported) >= self._limit:
-                finished = next(iter(self._finished))
-                del self._finished[finished], self._exported[finished]
+                finished_key = next(iter(self._finished))
+                del self._finished[finished_key], self._exported[finished_key]
             job = next(iter(self._waiting))
             del self._waiting[job]
             self._exported[job] = None

@@ -33,12 +33,12 @@ def caches_synced(
     """Return a readiness check: each cache has its first list; `problem` explains why not."""
 
     def check() -> str:
-        missing = [
+        unsynced = [
             f"{resource} ({problem(resource) or 'waiting for the first list'})"
             for resource, is_synced in synced.items()
             if not is_synced()
         ]
-        return f"not listed yet: {', '.join(missing)}" if missing else ""
+        return f"not listed yet: {', '.join(unsynced)}" if unsynced else ""
 
     return check
 

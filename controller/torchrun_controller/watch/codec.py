@@ -202,9 +202,9 @@ class Codec(Generic[T]):
     def _salvage_page(self, body: bytes) -> Page[T]:
         try:
             page = _RAW_LIST.decode(body)
-            salvaged = [self._salvage_object(item) for item in page.items or ()]
-            objects = [obj for obj in salvaged if not isinstance(obj, Faulted)]
-            faults = [fault for fault in salvaged if isinstance(fault, Faulted)]
+            results = [self._salvage_object(item) for item in page.items or ()]
+            objects = [obj for obj in results if not isinstance(obj, Faulted)]
+            faults = [fault for fault in results if isinstance(fault, Faulted)]
             return _page(page.metadata, [intern_strings(obj) for obj in objects], faults)
         except UNREADABLE as error:
             raise NotAList(str(error)) from error

@@ -170,17 +170,17 @@ class Coordinator:
         many gangs are enough.
         """
         quota = head.queue.quota
-        reduced: list[tuple[QueueSnapshot, Usage]] = []
+        reductions: list[tuple[QueueSnapshot, Usage]] = []
         releases: dict[str, int] = {}
         for queue, workload, nodes in self._unused_admissions(quota.cohort):
             if quota.shortage(head.usage) is None:
                 break
             unused = usage_of(workload, workload.admitted - nodes, 0)
             queue.quota.add(unused, -1)
-            reduced.append((queue, unused))
+            reductions.append((queue, unused))
             releases[workload.uid] = nodes
         is_enough = quota.shortage(head.usage) is None
-        for queue, unused in reduced:
+        for queue, unused in reductions:
             queue.quota.add(unused)
         if is_enough:
             self.releases.update(releases)

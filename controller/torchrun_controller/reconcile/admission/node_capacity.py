@@ -1,4 +1,4 @@
-"""How many pods of one shape fit onto the nodes beside what runs there.
+"""How many pods of one shape fit onto the nodes in addition to what runs there.
 
 Several pods may share a node. The free capacity of a node is negative if it is reserved before the
 pods that use it now are gone: then nothing else fits there.

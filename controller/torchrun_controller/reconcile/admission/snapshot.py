@@ -127,7 +127,7 @@ class QueueSnapshot:
 
 
 class Snapshot:
-    """The whole state, changed in place while one decision is made."""
+    """The complete state. A decision changes it in place."""
 
     def __init__(self, state: ClusterState) -> None:
         resources = {name for workload in state.workloads for name in workload.pod}

@@ -47,8 +47,8 @@ def build_child_jobs(
     """Return the Jobs of one attempt, with the node preferences of their pods.
 
     `counts` and `previous_end` become annotations: nothing is lost or counted twice if the status
-    write fails. With `may_start` the ranks start at once. Without it, and always beside a head,
-    they wait for the annotation torchrun.ai/start of their pods.
+    write fails. With `may_start` the ranks start at once. Without it, and always in a
+    gang with a head, they wait for the annotation torchrun.ai/start of their pods.
 
     Raises:
         InvalidSpecError: as `worker_template` does.

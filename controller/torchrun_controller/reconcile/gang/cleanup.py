@@ -77,7 +77,7 @@ def delete_oldest_jobs(gang: ObservedGang) -> tuple[Delete, ...]:
 
 
 def end_workers(gang: ObservedGang) -> tuple[Delete, ...]:
-    """Delete the workers beside a head that has finished."""
+    """Delete the workers of a head that has finished."""
     workers = (pod for pod in gang.workers if pod.metadata.labels.role == names.WORKER)
     return end_pods(tuple(workers), SURVIVOR_GRACE)
 

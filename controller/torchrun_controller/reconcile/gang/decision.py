@@ -49,8 +49,8 @@ class History(Struct, frozen=True, kw_only=True):
 class Decision(Struct, frozen=True, kw_only=True):
     """The decision of a step. `attempt` is the number of the present or the new attempt.
 
-    `spec` is the spec of the next gang, or of a gang without a status. `conditions` are set beside
-    the condition of `state`. `commit` is the commit of the workspace. `probes` is the number of
+    `spec` is the spec of the next gang, or of a gang without a status. `conditions` are set in
+    addition to that of `state`. `commit` is the commit of the workspace. `probes` is the number of
     probe pods that may exist. `warning` is an event for a change of the state.
     """
 

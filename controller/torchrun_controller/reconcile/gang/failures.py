@@ -62,16 +62,21 @@ class Cause(Attempt, frozen=True, kw_only=True):
     failure: LastFailure | None = None
 
 
-def find_root_cause(pods: tuple[Pod, ...], others: tuple[Failure, ...] = ()) -> Failure | None:
+def find_root_cause(
+    pods: tuple[Pod, ...], other_failures: tuple[Failure, ...] = ()
+) -> Failure | None:
     """Return the first failure, by precedence and then by time.
 
     Reasons of the pod's status (OOMKilled, Evicted, disruptions) come before a hang, a hang before
     signals, signals before exceptions, and all of these before the loss of a peer. A killed rank
     writes no message, so the status of its pod knows more. A launcher kills ranks that hang; errors
     of ranks on other nodes are consequences of that. A deleted pod is the cause only where there is
-    no other. `others` are failures that are not in the status of a pod.
+    no other. `other_failures` are failures that are not in the status of a pod.
     """
-    failures = [*others, *(failure for pod in pods if (failure := _failure_of(pod)) is not None)]
+    failures = [
+        *other_failures,
+        *(failure for pod in pods if (failure := _failure_of(pod)) is not None),
+    ]
     return min(failures, key=lambda failure: precedence(failure.details), default=None)
 
 

@@ -1,6 +1,6 @@
 """The start gate, and other annotations for the launchers of the workers.
 
-No rank of a gang starts beside a rank of an older gang that may still run.
+No rank of a gang starts while a rank of an older gang may still run.
 """
 
 from collections.abc import Mapping

@@ -47,7 +47,7 @@ class GangEnd(Struct, frozen=True, kw_only=True):
 
 
 class NextAttempt(Struct, frozen=True, kw_only=True):
-    """What the next gang takes over: the counts, the end of the last gang, and the size.
+    """What the next gang inherits: the counts, the end of the last gang, and the size.
 
     `nodes` is None for the size of the spec. `cause` is the end that requires another attempt.
     `survivors` are deleted even while the next attempt waits. `resize` is why a running gang is
@@ -198,7 +198,7 @@ class Context:
 
     @cached_property
     def next_attempt(self) -> NextAttempt:
-        """What the next gang takes over from the last one, if there was one."""
+        """What the next gang inherits from the last one, if there was one."""
         if self.gang is not None and self.end is None:
             return self._resize(self.outlook)
         if self.end is None:

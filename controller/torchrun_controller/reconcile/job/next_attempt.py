@@ -84,7 +84,7 @@ def spec_invalid(context: Context) -> Decision | None:
 
 
 def refuse(context: Context, error: InvalidSpecError) -> Decision:
-    """The decision on a job that makes no gang as it is specified."""
+    """The decision on a job with an invalid spec."""
     conditions = () if context.observed.queue is None else (QUEUE_FOUND,)
     return _decide(
         context, State.SPEC_INVALID, Reason("InvalidSpec", sentence(str(error))), *conditions

@@ -1,4 +1,4 @@
-"""When the status takes over a progress report of a worker, and what it shows of it."""
+"""When a progress report of a worker is copied into the status, and what of it."""
 
 import math
 from datetime import datetime, timedelta
@@ -10,11 +10,11 @@ from torchrun_api.status import Progress
 # Least time between two writes of the status for the progress alone.
 INTERVAL = timedelta(seconds=10)
 RATE_SECONDS = 60.0  # time constant of the average of stepsPerSecond
-_DIGITS = 4  # significant digits: kubectl prints the numbers as they stand in the status
+_DIGITS = 4  # significant digits: kubectl prints the numbers of the status unchanged
 
 
 def choose_progress(
-    shown: Progress | None,
+    last_progress: Progress | None,
     report: Progress | None,
     now: datetime,
     *,
@@ -23,27 +23,31 @@ def choose_progress(
 ) -> Progress | None:
     """Return the newest report, but at most one per INTERVAL; always the last one at the end.
 
-    `shown` is what the status has, `report` what the gang has sent last.
-    gang_start: when the current gang was created. An older `shown` is of another gang.
+    `last_progress` is that of the status. gang_start: when the current gang was created. An older
+    `last_progress` is of another gang.
     """
-    if report is None or _shows(shown, report):
-        return shown
-    if not has_ended and _seconds_left(shown, now) > 0:
-        return shown
-    rate = _steps_per_second(shown, report, gang_start)
+    if report is None or _shows(last_progress, report):
+        return last_progress
+    if not has_ended and _seconds_left(last_progress, now) > 0:
+        return last_progress
+    rate = _steps_per_second(last_progress, report, gang_start)
     return replace(_rounded(report), steps_per_second=_round(rate))
 
 
-def next_report(shown: Progress | None, report: Progress | None, now: datetime) -> float | None:
-    """Return the seconds until the status has to take over a report; None if it has it."""
-    if report is None or _shows(shown, report):
+def next_report(
+    last_progress: Progress | None, report: Progress | None, now: datetime
+) -> float | None:
+    """Return the seconds until the status needs a report; None if it has the last one."""
+    if report is None or _shows(last_progress, report):
         return None
-    return _seconds_left(shown, now)
+    return _seconds_left(last_progress, now)
 
 
-def _shows(shown: Progress | None, report: Progress) -> bool:
+def _shows(last_progress: Progress | None, report: Progress) -> bool:
     """Whether the status has this report."""
-    return shown is not None and replace(shown, steps_per_second=None) == _rounded(report)
+    return last_progress is not None and replace(last_progress, steps_per_second=None) == _rounded(
+        report
+    )
 
 
 def _rounded(report: Progress) -> Progress:
@@ -63,31 +67,34 @@ def _round(value: float | None) -> float | None:
 
 
 def _steps_per_second(
-    shown: Progress | None, report: Progress, gang_start: datetime | None
+    last_progress: Progress | None, report: Progress, gang_start: datetime | None
 ) -> float | None:
     """Return the average rate of the current gang; None before its second report.
 
     Restarts from the newest two reports if the steps or the clock went back.
     """
-    if shown is None or shown.step is None or shown.time is None:
+    if last_progress is None or last_progress.step is None or last_progress.time is None:
         return None
     if report.step is None or report.time is None:
         return None
-    if gang_start is not None and shown.time < gang_start:
+    if gang_start is not None and last_progress.time < gang_start:
         return None
-    steps, seconds = report.step - shown.step, (report.time - shown.time).total_seconds()
+    steps, seconds = (
+        report.step - last_progress.step,
+        (report.time - last_progress.time).total_seconds(),
+    )
     if steps < 0 or seconds <= 0:
         return None
-    newest, average = steps / seconds, shown.steps_per_second
+    newest, average = steps / seconds, last_progress.steps_per_second
     if average is None:
         return newest
     weight = math.exp(-seconds / RATE_SECONDS)
     return weight * average + (1 - weight) * newest
 
 
-def _seconds_left(shown: Progress | None, now: datetime) -> float:
-    if shown is None or shown.time is None:
+def _seconds_left(last_progress: Progress | None, now: datetime) -> float:
+    if last_progress is None or last_progress.time is None:
         return 0.0
-    age = now - shown.time
+    age = now - last_progress.time
     # A time in the future: the clock was set back.
     return (INTERVAL - age).total_seconds() if timedelta() <= age < INTERVAL else 0.0

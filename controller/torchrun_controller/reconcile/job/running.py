@@ -162,7 +162,7 @@ def keep_running(context: Context) -> Decision:
 
 
 def add_reload(context: Context, decision: Decision) -> Decision:
-    """Add the next step of the sync pod beside a gang, unless the gang is suspended."""
+    """Add the next step of the sync pod for a gang that is not suspended."""
     if decision.state not in (State.GANG_RUNNING, State.GANG_STARTING):
         return decision
     observed = context.observed

@@ -45,18 +45,22 @@ def find_condition(conditions: Iterable[C], kind: str) -> C | None:
 
 
 def update(
-    present: Iterable[Condition], updates: Iterable[ConditionUpdate], generation: int, now: datetime
+    conditions: Iterable[Condition],
+    updates: Iterable[ConditionUpdate],
+    generation: int,
+    now: datetime,
 ) -> tuple[Condition, ...]:
     """Return the updates as conditions. A condition with an unchanged status keeps its time."""
-    by_type = {condition.type: condition for condition in present}
+    by_type = {condition.type: condition for condition in conditions}
     return tuple(_condition(by_type.get(u.type), u, generation, now) for u in updates)
 
 
 def _condition(
-    present: Condition | None, change: ConditionUpdate, generation: int, now: datetime
+    old_condition: Condition | None, change: ConditionUpdate, generation: int, now: datetime
 ) -> Condition:
-    unchanged = present is not None and present.status == change.status
-    since = present.last_transition_time if present is not None and unchanged else now
+    since: datetime | None = now
+    if old_condition is not None and old_condition.status == change.status:
+        since = old_condition.last_transition_time
     return Condition(
         type=change.type,
         status=change.status,

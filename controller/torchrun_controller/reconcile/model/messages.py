@@ -21,6 +21,8 @@ def pods_are(number: int, total: int) -> str:
 
 def list_names(names: Iterable[str], most: int = 4, separator: str = ", ") -> str:
     """Return the first `most` names in order, and the number of the others: "a, b and 3 more"."""
-    ordered = sorted(names)
-    more = len(ordered) - most
-    return separator.join(ordered[:most]) + (f" and {more} more" if more > 0 else "")
+    sorted_names = sorted(names)
+    other_count = len(sorted_names) - most
+    return separator.join(sorted_names[:most]) + (
+        f" and {other_count} more" if other_count > 0 else ""
+    )

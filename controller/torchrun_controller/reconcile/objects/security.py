@@ -200,14 +200,14 @@ def _set_trainer_defaults(container: JsonObject) -> JsonObject:
 
 
 def _restrict(pod: JsonObject, container: JsonObject) -> JsonObject:
-    restricted = _set_defaults(container, "securityContext", _RESTRICTED_CONTAINER)
-    user = object_at(restricted, "securityContext").get("runAsUser")
+    restricted_container = _set_defaults(container, "securityContext", _RESTRICTED_CONTAINER)
+    user = object_at(restricted_container, "securityContext").get("runAsUser")
     if user is None:
         user = object_at(pod, "securityContext").get("runAsUser")
     if container.get("name") != names.TRAINER_CONTAINER or user != RUNTIME_USER:
-        return restricted
-    env = merge({"env": [*_USER_VARIABLES]}, {"env": restricted["env"]})["env"]
-    return {**restricted, "env": env}
+        return restricted_container
+    env = merge({"env": [*_USER_VARIABLES]}, {"env": restricted_container["env"]})["env"]
+    return {**restricted_container, "env": env}
 
 
 def _check(spec: JsonObject, level: PodSecurity, queue: str) -> None:

@@ -46,8 +46,8 @@ def serve_pod(
     annotations = object_at(meta, "annotations") | {names.DELIVERY: store}
     containers, volumes = objects_at(spec, "containers"), objects_at(spec, "volumes")
     if store == "ephemeral":
-        own: JsonObject = {"name": "workspace", "emptyDir": {"sizeLimit": source.size}}
-        volumes = [own, *volumes[1:]]
+        workspace_volume: JsonObject = {"name": "workspace", "emptyDir": {"sizeLimit": source.size}}
+        volumes = [workspace_volume, *volumes[1:]]
         if last_revision and not stands_by:
             # Its storage is new and has no earlier revision.
             count = env_vars(workspace_contract.SYNC_AFTER.env_var(last_revision))

@@ -46,20 +46,24 @@ def setup_pod(
         names.SETUP_KEY: env.key,
         names.GENERATION: str(job.metadata.generation),
     }
-    unused = {"checkpoints", *(f"dataset-{dataset.name}" for dataset in run.datasets)}
+    unused_volumes = {"checkpoints", *(f"dataset-{dataset.name}" for dataset in run.datasets)}
     trainer = container_of(spec, "containers", names.TRAINER_CONTAINER)
     pod = {name: value for name, value in spec.items() if name not in DROPPED_POD_FIELDS}
     pod["initContainers"] = [container_of(spec, "initContainers", names.LAUNCHER_CONTAINER)]
-    pod["containers"] = [_container(job, run, env, trainer, unused)]
-    pod["volumes"] = [v for v in objects_at(spec, "volumes") if v["name"] not in unused]
+    pod["containers"] = [_container(job, run, env, trainer, unused_volumes)]
+    pod["volumes"] = [v for v in objects_at(spec, "volumes") if v["name"] not in unused_volumes]
     return Apply(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod})
 
 
 def _container(
-    job: TorchrunJob, run: ResolvedSpec, env: Environment, trainer: JsonObject, unused: set[str]
+    job: TorchrunJob,
+    run: ResolvedSpec,
+    env: Environment,
+    trainer: JsonObject,
+    unused_volumes: set[str],
 ) -> JsonObject:
     variables = environment.variables(env, creates=True)
-    replaced = {v["name"] for v in (*network.rendezvous_env(job, run, 0), *variables)}
+    replaced_variables = {v["name"] for v in (*network.rendezvous_env(job, run, 0), *variables)}
     fields = {
         name: value for name, value in trainer.items() if name not in DROPPED_CONTAINER_FIELDS
     }
@@ -67,12 +71,12 @@ def _container(
         "name": names.SETUP_CONTAINER,
         "command": ["python3", f"{volumes.LAUNCHER_DIR}/launch", "setup"],
         "env": [
-            *(v for v in objects_at(trainer, "env") if v["name"] not in replaced),
+            *(v for v in objects_at(trainer, "env") if v["name"] not in replaced_variables),
             *variables,
         ],
         "resources": _resources(run.size),
         "volumeMounts": [
-            *(m for m in objects_at(trainer, "volumeMounts") if m["name"] not in unused),
+            *(m for m in objects_at(trainer, "volumeMounts") if m["name"] not in unused_volumes),
             environment.mount(env),
         ],
     }

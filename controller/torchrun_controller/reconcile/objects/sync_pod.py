@@ -124,7 +124,7 @@ def _base_mounts(base: str) -> list[JsonValue]:
 def _container(
     job: TorchrunJob, defaults: Defaults, commit: str, upload: str, after: int | None, base: str
 ) -> JsonObject:
-    fetched = workspace_source.is_fetched(job)
+    is_fetched = workspace_source.is_fetched(job)
     container: JsonObject = {
         "name": names.SYNC_CONTAINER,
         "image": workspace_source.source_of(job).image or defaults.runtime_image,
@@ -145,7 +145,7 @@ def _container(
         ],
         "resources": {
             "requests": {"cpu": "100m", "memory": "64Mi"},
-            "limits": {"memory": FETCH_MEMORY if fetched else UPLOAD_MEMORY},
+            "limits": {"memory": FETCH_MEMORY if is_fetched else UPLOAD_MEMORY},
         },
         "securityContext": RESTRICTED_CONTAINER,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -156,4 +156,4 @@ def _container(
             *_base_mounts(base),
         ],
     }
-    return container if fetched else container | UPLOAD_PORT
+    return container if is_fetched else container | UPLOAD_PORT

@@ -16,8 +16,8 @@ from torchrun_controller.reconcile.pods.lifecycle import attempt_of
 
 def nodes_of(child: Job) -> int:
     """Return the number of nodes of the gang, its head included."""
-    annotated = names.number_in(child.metadata.annotations.nodes)
-    return annotated or child.spec.completions or child.spec.parallelism
+    annotated_nodes = names.number_in(child.metadata.annotations.nodes)
+    return annotated_nodes or child.spec.completions or child.spec.parallelism
 
 
 def has_head(child: Job) -> bool:

@@ -36,7 +36,7 @@ def count_scheduled(pods: tuple[Pod, ...]) -> int:
 
 
 def index_of(pod: Pod) -> int:
-    """Return the index of a worker in its gang: its completion index, plus one beside a head."""
+    """Return the index of a worker in its gang; workers of a head start at 1."""
     return pod.metadata.labels.rank
 
 

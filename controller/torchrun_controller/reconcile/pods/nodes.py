@@ -102,8 +102,8 @@ def _time_to_recover(since: datetime | None, now: datetime) -> timedelta:
 
 
 def _scheduled_at(pod: Pod) -> datetime | None:
-    scheduled = find_condition(pod.status.conditions, "PodScheduled")
-    return pod.metadata.creation_timestamp if scheduled is None else scheduled.last_transition_time
+    condition = find_condition(pod.status.conditions, "PodScheduled")
+    return pod.metadata.creation_timestamp if condition is None else condition.last_transition_time
 
 
 def _not_ready_since(node: Node) -> datetime | None:

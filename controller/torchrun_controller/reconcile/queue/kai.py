@@ -87,7 +87,7 @@ def _plan(observed: ObservedQueue) -> KaiQueuePlan:
 
 
 def find_removable(observed: ObservedQueue) -> tuple[KaiQueue, ...]:
-    """Return the KAI queues to delete with a TorchrunQueue: its own, unless another takes over."""
+    """Return the KAI queues to delete with a TorchrunQueue: its own, unless another shares it."""
     shared_name = observed.queue.spec.kai_queue if observed.sharing else None
     return tuple(queue for queue in _owned(observed) if queue.metadata.name != shared_name)
 

@@ -43,10 +43,12 @@ def check_template(observed: ObservedQueue, defaults: Defaults) -> TemplateState
     check = observed.template_check
     if check is not None and check.generation == queue.metadata.generation:
         return TemplateState(_check_condition(check))
-    stored = _stored_condition(queue)
-    if stored is not None:
+    condition = _stored_condition(queue)
+    if condition is not None:
         return TemplateState(
-            ConditionUpdate(CONDITION, stored.status, Reason(stored.reason, stored.message))
+            ConditionUpdate(
+                CONDITION, condition.status, Reason(condition.reason, condition.message)
+            )
         )
     try:
         choose(queue, observed.installed)

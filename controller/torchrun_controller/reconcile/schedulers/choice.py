@@ -43,11 +43,11 @@ def choose(
         InvalidSpecError: the pods name the scheduler of another gang scheduler, or the gang
             scheduler refuses the queue.
     """
-    name, requested = _scheduler_name(queue, job), queue.spec.scheduling.gang
-    if requested is not None:
-        _check_scheduler(queue, requested, name)
-        SCHEDULERS[requested].check_queue(queue)
-    gang = requested or _BY_POD_SCHEDULER.get(name) or _default_gang(name, installed)
+    name, requested_gang = _scheduler_name(queue, job), queue.spec.scheduling.gang
+    if requested_gang is not None:
+        _check_scheduler(queue, requested_gang, name)
+        SCHEDULERS[requested_gang].check_queue(queue)
+    gang = requested_gang or _BY_POD_SCHEDULER.get(name) or _default_gang(name, installed)
     return Choice(
         gang=gang,
         scheduler=name or SCHEDULERS[gang].api.pod_scheduler,

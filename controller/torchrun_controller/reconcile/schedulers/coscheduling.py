@@ -1,7 +1,7 @@
 """Coscheduling of scheduler-plugins: a PodGroup, and pods with its name in a label.
 
-It is a kube-scheduler with this plugin, beside the default scheduler or in its place. Topology is
-pod affinity.
+It is a kube-scheduler with this plugin, in addition to the default scheduler or instead of it.
+Topology is pod affinity.
 """
 
 from torchrun_api.core import SchedulingGroup

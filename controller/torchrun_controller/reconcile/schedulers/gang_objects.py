@@ -35,11 +35,11 @@ def build_gang_objects(
     gang = _build_gang(job, queue, installed, run, attempt, child_jobs[-1].name, *templates)
     build = SCHEDULERS[choice.gang].build
     objects = [build(replace(gang, template=template)) for template in templates]
-    patched = (
+    patched_jobs = (
         _patch_job(child, patches, choice)
         for child, patches in zip(child_jobs, objects, strict=True)
     )
-    return (*objects[0].groups, *patched)
+    return (*objects[0].groups, *patched_jobs)
 
 
 def _patch_job(child: Apply, patches: GangObjects, choice: Choice) -> Apply:

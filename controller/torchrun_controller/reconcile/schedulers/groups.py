@@ -13,7 +13,9 @@ from torchrun_controller.reconcile.schedulers.table import SCHEDULERS
 
 # By the value of the annotation GANG_SCHEDULER.
 _ADMITTERS: dict[str, GangScheduler] = {
-    name: one for name, one in SCHEDULERS.items() if one.api.admits_jobs
+    name: gang_scheduler
+    for name, gang_scheduler in SCHEDULERS.items()
+    if gang_scheduler.api.admits_jobs
 }
 # Types and status of conditions that mean: the gang is not scheduled, or not admitted.
 _REFUSALS = {refusal for scheduler in SCHEDULERS.values() for refusal in scheduler.refusals}

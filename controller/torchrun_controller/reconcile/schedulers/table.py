@@ -24,14 +24,17 @@ SCHEDULERS: Mapping[GangScheduling, GangScheduler] = MappingProxyType(
 )
 
 # Watched and permitted where they are served.
-GROUP_KINDS = tuple(kind for one in SCHEDULERS.values() for kind in one.kinds)
+GROUP_KINDS = tuple(kind for scheduler in SCHEDULERS.values() for kind in scheduler.kinds)
 # Groups that the scheduler creates itself: the controller reads them only.
 OBSERVED_GROUP_KINDS = tuple(
-    kind for one in SCHEDULERS.values() if not one.creates_groups for kind in one.kinds
+    kind
+    for scheduler in SCHEDULERS.values()
+    if not scheduler.creates_groups
+    for kind in scheduler.kinds
 )
 # API groups that discovery reads.
 API_GROUPS = frozenset(
     kind.api_version.partition("/")[0]
-    for one in SCHEDULERS.values()
-    for kind in (*one.kinds, *one.other_kinds)
+    for scheduler in SCHEDULERS.values()
+    for kind in (*scheduler.kinds, *scheduler.other_kinds)
 )

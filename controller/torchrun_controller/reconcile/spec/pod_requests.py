@@ -39,7 +39,7 @@ class _Template(Wire, frozen=True, kw_only=True):
 
 
 def total(parts: tuple[tuple[JsonObject, int], ...]) -> JsonObject:
-    """Requests of so many pods of each v1 PodTemplateSpec, as a v1 ResourceList.
+    """Return the requests of all pods as a v1 ResourceList. `parts` are templates and counts.
 
     Raises:
         InvalidSpecError: the template's resources cannot be read.
@@ -51,7 +51,7 @@ def total(parts: tuple[tuple[JsonObject, int], ...]) -> JsonObject:
 
 
 def of_pod(template: JsonObject) -> Amounts:
-    """Requests of one pod of a v1 PodTemplateSpec. Raises InvalidSpecError as `total` does."""
+    """Return the requests of one pod of a v1 PodTemplateSpec. Raises as `total` does."""
     try:
         return _of_spec(msgspec.convert(template, _Template).spec)
     except (msgspec.ValidationError, QuantityError) as error:
@@ -67,7 +67,7 @@ def _of_spec(spec: _PodSpec) -> Amounts:
     for container in spec.init_containers:
         with_container = _sum(running, _of_container(container))
         peak = _larger(peak, with_container)
-        # A sidecar stays, beside all that is started after it.
+        # A sidecar keeps running while later containers start.
         running = with_container if container.restart_policy == "Always" else running
     for container in spec.containers:
         running = _sum(running, _of_container(container))
@@ -81,7 +81,7 @@ def _of_container(container: _Container) -> Amounts:
 
 
 def _requested(resources: _Resources) -> Amounts:
-    """The API server takes limits for requests that are not given."""
+    """Return the requests; the API server uses limits where requests are missing."""
     return {name: parse(value) for name, value in (resources.limits | resources.requests).items()}
 
 

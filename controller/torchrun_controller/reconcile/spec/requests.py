@@ -24,10 +24,10 @@ from torchrun_controller.reconcile.spec.size import Size
 
 
 class GangRequests(Struct, frozen=True, kw_only=True):
-    """`pod` is what each pod requests, itself included: {"pods": 1, "cpu": 1500, ...}.
+    """`pod` is what each pod requests, with the pod itself: {"pods": 1, "cpu": 1500, ...}.
 
-    "cpu" is in millicores, "memory" in bytes, all else in pieces; `gpus` of these are GPUs. `head`
-    is what the first pod requests, where that is less of some and more of nothing: None where all
+    "cpu" is in millicores, "memory" in bytes, all else in units; `gpus` of these are GPUs. `head`
+    is what the first pod requests, if that is less of some resources and more of none; None if all
     pods are alike.
     """
 

@@ -103,7 +103,7 @@ def resolve_spec(job: TorchrunJob, queue: TorchrunQueue) -> ResolvedSpec:
     """Merge `job` over `queue`.
 
     Raises:
-        InvalidSpecError: the two together make no run.
+        InvalidSpecError: no run is possible with this job and queue.
     """
     spec, template = job.spec, queue.spec
     try:

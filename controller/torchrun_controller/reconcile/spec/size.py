@@ -18,7 +18,7 @@ class Size(Struct, frozen=True, kw_only=True):
     gpus_per_node: int
     requests: dict[str, str]
     limits: dict[str, str]
-    head: "Size | None" = None  # of the same nodes, with what the pod of the first one requests
+    head: "Size | None" = None  # the same nodes, with the requests of the first pod
 
     @property
     def gpus(self) -> int:
@@ -29,9 +29,9 @@ class Size(Struct, frozen=True, kw_only=True):
 
 
 def size_of(spec: TorchrunJobSpec, queue_resources: NodeResources) -> Size:
-    """Nodes of the gang, and what each of them requests; `queue_resources` are of a node.
+    """Return the nodes of the gang, and what each requests; `queue_resources` are of a node.
 
-    The head has nodeResources of its own, where the job has a head.
+    The head of a job has nodeResources of its own.
 
     Raises:
         InvalidSpecError: the spec does not determine the number of nodes.
@@ -75,7 +75,10 @@ def _of_pods(nodes: int, node: NodeResources, gpus_per_node: int) -> Size:
 def _node(
     job_resources: JobNodeResources, queue_resources: NodeResources, path: str
 ) -> NodeResources:
-    """What the job has of a node. Raises InvalidSpecError where it asks for more than there is."""
+    """Return the resources of each node of the job.
+
+    Raises InvalidSpecError if the job requests more than a node of the queue has.
+    """
     gpus = queue_resources.gpus if job_resources.gpus is None else job_resources.gpus
     if gpus > queue_resources.gpus:
         raise InvalidSpecError(_too_much(f"{path}.nodeResources.gpus", gpus, queue_resources.gpus))
@@ -113,7 +116,7 @@ def _too_much(field: str, job_value: object, queue_value: object) -> str:
 
 
 def _spread(gpus: int, per_node: int) -> tuple[int, int]:
-    """The fewest nodes that give `gpus` with the same number on each, as (nodes, GPUs on each)."""
+    """Return the smallest number of nodes with equally many GPUs each, and the GPUs of each."""
     if per_node == 0:
         raise InvalidSpecError(
             f"spec.numGPUs is {gpus}, but nodeResources.gpus of the queue is 0. Set numNodes"

@@ -27,11 +27,11 @@ def check_terminating(claims: tuple[PersistentVolumeClaim, ...], name: str) -> R
 
 
 def check_mounted(
-    claims: tuple[PersistentVolumeClaim, ...], missing: tuple[Apply, ...] = ()
+    claims: tuple[PersistentVolumeClaim, ...], claim_applies: tuple[Apply, ...] = ()
 ) -> Reason | None:
     """Return what is wrong with PVCs that a running gang has mounted.
 
-    `missing` are the PVCs that are created again now.
+    `claim_applies` are the PVCs that are created again now.
     """
     for claim in claims:
         name = claim.metadata.name
@@ -47,7 +47,7 @@ def check_mounted(
                 f"PVC {name} has lost its volume, and no new pod can mount it. To get a new, empty"
                 f" PVC for the next gang, run: kubectl delete pvc {name}",
             )
-    for apply in missing:
+    for apply in claim_applies:
         return Reason(
             "ClaimDeleted",
             f"PVC {apply.name} was deleted while the gang was running. Its data is lost. Creating"
@@ -58,10 +58,14 @@ def check_mounted(
 
 def check_access_modes(claims: tuple[PersistentVolumeClaim, ...], nodes: int) -> Reason | None:
     """Return a reason if a PVC can be mounted on one node only, and the gang has several."""
-    unshared = [c for c in claims if nodes > 1 and not SHARED.intersection(c.spec.access_modes)]
-    if not unshared:
+    unshared_claims = [
+        c for c in claims if nodes > 1 and not SHARED.intersection(c.spec.access_modes)
+    ]
+    if not unshared_claims:
         return None
-    modes = ", ".join(f"{c.metadata.name} ({', '.join(c.spec.access_modes)})" for c in unshared)
+    modes = ", ".join(
+        f"{c.metadata.name} ({', '.join(c.spec.access_modes)})" for c in unshared_claims
+    )
     return Reason(
         "ReadWriteOnce",
         f"The job has {nodes} nodes, but these PVCs can be mounted on one node only: {modes}. Pods"

@@ -2,7 +2,7 @@
 
 A helper pod runs once and leaves a result. A pod that failed is followed by another one, after a
 delay that grows, unless the failure is permanent. A pod that runs for an outdated input is
-replaced. A pod whose node is lost is replaced, too, if another pod may run beside it.
+replaced. A pod whose node is lost is replaced, too, if another pod may run at the same time.
 """
 
 from collections.abc import Mapping
@@ -92,7 +92,7 @@ class HelperPods(Protocol):
         """The reason while the pod terminates."""
 
     def is_current(self, pod: Pod) -> bool:
-        """Whether the pod was made for the present input."""
+        """Whether the pod was created for the present input."""
 
     def is_edited(self, pod: Pod) -> bool:
         """Whether the job was edited since the pod, so that a permanent failure may be fixed."""

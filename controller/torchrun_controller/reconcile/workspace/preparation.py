@@ -130,7 +130,7 @@ class SyncPods(msgspec.Struct, frozen=True):
         )
 
     def replace_pod(self, pod: Pod) -> Workspace:
-        """Delete a pod of another source or route. One that serves goes on beside the next one.
+        """Delete a pod of another source or route. A serve pod continues until the next one serves.
 
         The upload that the job asks for may never arrive.
         """
@@ -288,7 +288,7 @@ def reuse_last_workspace(
 
 
 def _usable_base(workspace: ObservedWorkspace) -> str:
-    """Return the job whose workspace the first sync pod can mount beside its own; "" for none.
+    """Return the job whose workspace the first sync pod can mount in addition; "" for none.
 
     Its PVC must allow several nodes, or no pod may use it.
     """

@@ -35,7 +35,7 @@ from torchrun_controller.reconcile.workspace.sync_results import read_result
 
 
 def plan_reload(observed: Observed, now: datetime, defaults: Defaults) -> Workspace | None:
-    """Return the next step towards newer code beside a running gang; None if there is none."""
+    """Return the next step towards newer code for a running gang; None if there is none."""
     source = _find_source(observed.job, observed.queue, observed.workspace)
     if source is None:
         return None
@@ -125,7 +125,7 @@ def check_up_to_date(
 ) -> ConditionUpdate | None:
     """Return the condition UpToDate if the workers run older code than the job requests.
 
-    None while that lasts for moments only.
+    None while the update takes only a moment.
     """
     revision, is_fetched = find_running_revision(job, gang), workspace_source.is_fetched(job)
     if step.state is not SyncState.READY:

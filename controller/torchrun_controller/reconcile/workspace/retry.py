@@ -48,15 +48,15 @@ def container_end(pod: Pod, container: str) -> ContainerEnd:
     if eviction is not None:
         return ContainerEnd(pod.metadata.creation_timestamp, eviction)
     for status in pod.status.container_statuses:
-        running = status.state.running is not None
-        ended = status.state.terminated or (None if running else status.last_state.terminated)
-        if status.name == container and ended is not None:
-            message = decode.read(ended.message, SyncMessage)
+        is_running = status.state.running is not None
+        end = status.state.terminated or (None if is_running else status.last_state.terminated)
+        if status.name == container and end is not None:
+            message = decode.read(end.message, SyncMessage)
             if message is None:
-                lines = ended.message.strip().split("\n")
-                reason = "" if ended.reason in GENERIC_REASONS else ended.reason
+                lines = end.message.strip().split("\n")
+                reason = "" if end.reason in GENERIC_REASONS else end.reason
                 message = SyncMessage(reason=reason, message=lines[-1][:500])
-            return ContainerEnd(ended.finished_at, message)
+            return ContainerEnd(end.finished_at, message)
     return ContainerEnd(pod.metadata.creation_timestamp, SyncMessage())
 
 
