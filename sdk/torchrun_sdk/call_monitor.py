@@ -55,7 +55,7 @@ class CallMonitor:
         self._delivery = delivery
         self._events: queue.Queue[MonitorEvent] = queue.Queue()
         self._pods = Connections(kubectl, call, self._events, delivery)
-        self._began = time.monotonic()
+        self._start = time.monotonic()
         self._pods_answered: set[str] = set()
         self._pods_ready: set[tuple[int, str]] = set()
         self._delivered = first
@@ -123,36 +123,36 @@ class CallMonitor:
         """Raise UnavailableError if pods are missing: a call starts in all warm pods or none."""
         if self._delivered:
             return
-        over = self._state.phase in ENDED or self._state.is_deleted
-        late = time.monotonic() - self._began > _ANSWER_SECONDS
-        if over or (late and len(self._pods_answered) < self._nodes):
+        is_over = self._state.phase in ENDED or self._state.is_deleted
+        late = time.monotonic() - self._start > _ANSWER_SECONDS
+        if is_over or (late and len(self._pods_answered) < self._nodes):
             raise UnavailableError(
                 f"only {len(self._pods_answered)} of {self._nodes} pods responded"
             )
 
     def _take(self, seconds: float) -> None:
         try:
-            what, it = self._events.get(timeout=min(seconds, 60.0 if self._delivered else 1.0))
+            what, value = self._events.get(timeout=min(seconds, 60.0 if self._delivered else 1.0))
         except queue.Empty:
             return
         now = time.monotonic()
         if what == "job":
-            self._job(it, now)
+            self._job(value, now)
         elif what == "deleted":
             self._state.job_deleted(now)
         elif what == "frame":
-            attempt, frame = it
+            attempt, frame = value
             self._time(type(frame).__name__)
             self._state.add_frame(attempt, frame, now)
         elif what == "lines":
             if self._log is not None:
-                self._log.take(*it)
+                self._log.take(*value)
         elif what in ("pod", "gone"):
             self._time("pods seen")
-            if it:
-                self._pods.pod(it, gone=what == "gone")
+            if value:
+                self._pods.pod(value, is_deleted=what == "gone")
         else:
-            self._answer(what, it)
+            self._answer(what, value)
 
     def _job(self, job: dict[str, Any], now: float) -> None:
         before = self._state.phase
@@ -160,7 +160,7 @@ class CallMonitor:
         if self._delivered and self._state.phase != before:
             self._note(f"{self._state.name}: {self._state.phase}")
 
-    def _answer(self, what: str, it: Any) -> None:
+    def _answer(self, what: str, value: Any) -> None:
         """Handle the response of a warm pod, or an exception of the client."""
         self._time(what)
         if what == "cancelled":
@@ -168,28 +168,28 @@ class CallMonitor:
                 self._pods.end()
             raise Cancelled
         if what == "failed":
-            raise it
+            raise value
         if what == "unreadable":
-            name = self._state.name
+            name, (pod, why) = self._state.name, value
             raise ProtocolError(
-                f"Job {name}: this version of torchrun-sdk cannot decode a message of pod {it[0]}:"
-                f" {it[1]}. The job was not changed. Use the version that created it: kt results"
+                f"Job {name}: this version of torchrun-sdk cannot decode a message of pod {pod}:"
+                f" {why}. The job was not changed. Use the version that created it: kt results"
                 f" {name}",
                 job=name,
             )
         if what == "refused":
-            raise UnavailableError(f"the pods are {it}")
+            raise UnavailableError(f"the pods are {value}")
         if what == "here":
-            self._pods_answered.add(it[1])
+            self._pods_answered.add(value[1])
             return
-        self._pods_ready.add(it)
-        attempt = it[0]
+        self._pods_ready.add(value)
+        attempt = value[0]
         if sum(number == attempt for number, _ in self._pods_ready) == self._nodes:
             self._delivered = True
             self._pods.go(attempt)
 
     def _time(self, what: str) -> None:
-        self._times[what] = time.monotonic() - self._began
+        self._times[what] = time.monotonic() - self._start
 
     @property
     def times(self) -> str:

@@ -135,7 +135,7 @@ class CallState:
         if attempt != self.attempt:
             return
         if isinstance(frame, Started):
-            self._began(frame, now)
+            self._on_start(frame, now)
         elif isinstance(frame, Result):
             self._results[frame.rank] = frame
         else:
@@ -148,7 +148,7 @@ class CallState:
         if world and len(self._results) == world and self._done_at is None:
             self._done_at = now
 
-    def _began(self, frame: Started, now: float) -> None:
+    def _on_start(self, frame: Started, now: float) -> None:
         before = self._started.get(frame.rank)
         if before is not None and _is_later(frame, before):
             # torchrun restarted its ranks: the earlier frames of this one do not count.
@@ -179,20 +179,20 @@ class CallState:
     def _within_limits(self, now: float) -> Wait | CallError:
         limits = self._limits
         if self._first_at is None:
-            left = self._since + limits.launch - now
+            remaining = self._since + limits.launch - now
             error: CallError = LaunchTimeout(
                 f"Job {self.name} did not run within {limits.launch:g} s: {self._why()}",
                 job=self.name,
             )
         elif self._all_at is None:
-            left = self._first_at + limits.quorum - now
+            remaining = self._first_at + limits.quorum - now
             error = QuorumTimeout(
                 f"Only {len(self._started)} of {self.world} ranks of {self.name} started within"
                 f" {limits.quorum:g} s: {self._why()}",
                 job=self.name,
             )
         elif limits.call is not None:
-            left = self._all_at + limits.call - now
+            remaining = self._all_at + limits.call - now
             missing = sorted({*self._started} - {*self._results})
             error = CallTimeout(
                 f"Ranks {', '.join(map(str, missing))} of {self.name} did not return within"
@@ -201,7 +201,7 @@ class CallState:
             )
         else:
             return Wait(60.0)
-        return error if left <= 0 else Wait(left)
+        return error if remaining <= 0 else Wait(remaining)
 
     def _why(self) -> str:
         reason, message = self._status.get("reason"), self._status.get("message")

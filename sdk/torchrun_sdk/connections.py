@@ -114,11 +114,11 @@ class Connections:
         self._closed = threading.Event()
         self._pods: dict[str, _Pod] = {}
 
-    def pod(self, pod: dict[str, Any], *, gone: bool) -> None:
+    def pod(self, pod: dict[str, Any], *, is_deleted: bool) -> None:
         """Handle a changed pod. Pods without a Job only have the labels of a worker."""
         metadata, status = pod["metadata"], pod.get("status") or {}
         name = metadata["name"]
-        running = status.get("phase") == "Running" and not gone
+        running = status.get("phase") == "Running" and not is_deleted
         if running and name not in self._pods:
             labels = metadata.get("labels") or {}
             try:
@@ -130,7 +130,7 @@ class Connections:
             new_pod = self._pods[name] = _Pod(name, attempt, index)
             threading.Thread(target=self._collect, args=(new_pod,), daemon=True).start()
         elif not running and name in self._pods:
-            self._pods[name].over.set()
+            self._pods[name].is_over.set()
 
     def go(self, attempt: int) -> None:
         """Start the delivered call in the pods of a gang."""
@@ -160,7 +160,7 @@ class Connections:
             "exec", "--stdin", pod.name, f"--container={CONTAINER}", "--",
             "/bin/sh", "-c", _COLLECT, self._call,
         )  # fmt: skip
-        while not (self._closed.is_set() or pod.over.is_set()):
+        while not (self._closed.is_set() or pod.is_over.is_set()):
             # The next connection repeats a line that was cut by the end of the previous one.
             child = pod.child = Child(command, lambda line: self._line(line, pod), whole=True)
             child.wait()
@@ -225,7 +225,7 @@ class _Pod:
         self.attempt = attempt
         self.index = index
         self.last = 0
-        self.over = threading.Event()
+        self.is_over = threading.Event()
         self.child: Child | None = None
 
     def send(self, line: str) -> None:

@@ -39,14 +39,14 @@ def pod_ips(
         addresses = _from_api(kubectl, name) if name else _from_dns(os.environ)
         if quorum_workers is None or len(addresses) >= quorum_workers:
             return addresses
-        left = until - time.monotonic()
-        if left <= 0:
+        remaining = until - time.monotonic()
+        if remaining <= 0:
             raise QuorumTimeout(
                 f"Only {len(addresses)} of {quorum_workers} workers have an address after"
                 f" {limit:g} s.",
                 job=name or os.environ.get("TORCHRUN_JOB_NAME", ""),
             )
-        time.sleep(min(_POLL, left))
+        time.sleep(min(_POLL, remaining))
 
 
 def hosts(environment: dict[str, str] | os._Environ[str]) -> list[str]:

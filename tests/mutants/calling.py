@@ -69,8 +69,8 @@ CALLING = (
     SDK(
         "no-launch-timeout",
         "call_state.py",
-        "return error if left <= 0 else Wait(left)",
-        "return Wait(max(left, 1.0))",
+        "return error if remaining <= 0 else Wait(remaining)",
+        "return Wait(max(remaining, 1.0))",
         "a call for which there is no room never comes back",
         CALL_STATE,
     ),

@@ -12,7 +12,7 @@ _NARROW = 72  # columns below which a line has no room for the bar
 def progress_line(progress: ProgressSlice, width: int | None, *, running: bool) -> str:
     """`step 1200 of 5000 [#####-----] 24 %   4.2 steps/s   ETA 15m   loss 2.31   3s ago`.
 
-    running: whether the job is running. Without it, the rate and the ETA are left out.
+    running: whether the job is running. Without it, there is no rate and no ETA.
     """
     parts = []
     if progress.step is not None and progress.total_steps:
@@ -34,10 +34,10 @@ def progress_line(progress: ProgressSlice, width: int | None, *, running: bool) 
 
 
 def _rate_and_eta(progress: ProgressSlice, rate: float) -> list[str]:
-    """`4.2 steps/s` or `12 s/step`, and the time left if the total number of steps is known."""
+    """`4.2 steps/s` or `12 s/step`, and the ETA if the total number of steps is known."""
     parts = [f"{rate:.3g} steps/s" if rate >= 1 else f"{1 / rate:.3g} s/step"]
     if progress.step is not None and progress.total_steps and progress.time is not None:
         since_report = (datetime.now(UTC) - progress.time).total_seconds()
-        left = (progress.total_steps - progress.step) / rate - since_report
-        parts.append(f"ETA {output.duration(max(round(left), 0))}")
+        remaining = (progress.total_steps - progress.step) / rate - since_report
+        parts.append(f"ETA {output.duration(max(round(remaining), 0))}")
     return parts

@@ -20,7 +20,7 @@ from kubectl_torchrun.upload.tree import TORCHRUNIGNORE, File, Tree
 from torchrun_api.contents import Entry, Manifest, ManifestError, parse
 
 # Nanoseconds. A younger file may change again within the resolution of its time stamp.
-_SETTLED = 2 * 10**9
+_STABLE_AGE = 2 * 10**9
 _BLOCK = 1 << 20
 
 # Of one file: size, mtime_ns, inode, sha256.
@@ -58,11 +58,11 @@ class UploadCache:
         """
         cached = self._read_digests()
         fresh: dict[str, CachedDigest] = {}
-        settled = time.time_ns() - _SETTLED
+        stable_since = time.time_ns() - _STABLE_AGE
         entries = [Entry(path, "", 0, "dir") for path in tree.empty_directories]
         for file in tree.files:
             size, sha256, status = _digest(file, cached.get(file.path))
-            if status.st_mtime_ns < settled:
+            if status.st_mtime_ns < stable_since:
                 fresh[file.path] = (size, status.st_mtime_ns, status.st_ino, sha256)
             entries.append(Entry(file.path, sha256, size, "755" if file.executable else "644"))
             advance(size)
@@ -91,13 +91,13 @@ class UploadCache:
 
 def _digest(file: File, cached: CachedDigest | None) -> tuple[int, str, os.stat_result]:
     try:
-        with file.source.open("rb", buffering=0) as opened:
-            status = os.fstat(opened.fileno())
+        with file.source.open("rb", buffering=0) as content:
+            status = os.fstat(content.fileno())
             stamp = (status.st_size, status.st_mtime_ns, status.st_ino)
             if cached and cached[:3] == stamp:
                 return cached[0], cached[3], status
             digest, size = hashlib.sha256(), 0
-            while block := opened.read(_BLOCK):
+            while block := content.read(_BLOCK):
                 digest.update(block)
                 size += len(block)
             return size, digest.hexdigest(), status

@@ -28,7 +28,7 @@ async def refetch(api: Api, job: Job, terminal: Terminal, seconds: float) -> int
     """
     name, before = job.metadata.name, job.status.workspace_revision
     job_watch = JobWatch(api, name, reloads=True)
-    started = time.monotonic()
+    start = time.monotonic()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(job_watch.run)
         await request(api, name)
@@ -46,8 +46,8 @@ async def refetch(api: Api, job: Job, terminal: Terminal, seconds: float) -> int
     if status.workspace_revision == before:
         terminal.note(f"Job {name} already runs {what}.")
     else:
-        passed = time.monotonic() - started
-        terminal.note(f"Job {name} runs {what}. Its pods got it in {passed:.1f} s.")
+        elapsed = time.monotonic() - start
+        terminal.note(f"Job {name} runs {what}. Its pods got it in {elapsed:.1f} s.")
     return 0
 
 

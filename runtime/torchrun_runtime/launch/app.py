@@ -135,8 +135,8 @@ def _run_each_revision(
 ) -> Cause | None:
     """Run the command, and restart it for each newer revision of its code."""
     while True:
-        own = rendezvous(environment, reload.workspace.revision)
-        command_exit, cause = _run(settings, own, argv, fencing, reload.is_requested)
+        revision_env = rendezvous(environment, reload.workspace.revision)
+        command_exit, cause = _run(settings, revision_env, argv, fencing, reload.is_requested)
         if not command_exit.for_reload:
             cause = _report(cause)
             is_final = command_exit.stopped_by is not None or command_exit.stop_request is not None
@@ -296,8 +296,8 @@ def _stop_now(log: str, number: int) -> None:
 def _end_now(log: str, stop_request: StopRequest) -> None:
     """End the ranks and this process from a thread, as the main thread may be blocked."""
     deadline = time.monotonic() + _KILL_SECONDS
-    while time.monotonic() < deadline and (left := descendants(os.getpid())):
-        send(left, signal.SIGKILL)
+    while time.monotonic() < deadline and (remaining := descendants(os.getpid())):
+        send(remaining, signal.SIGKILL)
         time.sleep(0.05)
     say(f"killing the ranks: {stop_request.message}")
     write_termination_message(log, _cause_of_request(stop_request, out_of_memory=False).body())

@@ -172,13 +172,13 @@ class Copy:
             view = view[os.write(descriptor, view[:room]) :]
         return descriptor
 
-    def _after_a_failure(self, descriptor: int, lost: int) -> int:
+    def _after_a_failure(self, descriptor: int, lost_bytes: int) -> int:
         """Close the file and pause, because a full disk or a stale file handle may recover."""
         with suppress(OSError):
             if descriptor >= 0:
                 os.close(descriptor)
         with self._change:
-            self._left_out += lost
+            self._left_out += lost_bytes
             self._change.wait_for(lambda: self._closed, _RETRY_SECONDS)
         return -1
 

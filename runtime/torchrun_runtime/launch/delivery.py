@@ -84,8 +84,8 @@ def fetch(
         message = f"Cannot write the workspace to {target}: {error}."
         raise LaunchError("WorkspaceCopyFailed", message) from error
     size = sum(entry.size for entry in entries)
-    passed = time.monotonic() - start
-    say(f"workspace: {counted(len(entries))}, {size} bytes from {server.url} ({passed:.1f} s)")
+    elapsed = time.monotonic() - start
+    say(f"workspace: {counted(len(entries))}, {size} bytes from {server.url} ({elapsed:.1f} s)")
 
 
 def _retry(step: Callable[[], T], seconds: float, replaced: Callable[[], bool]) -> T:
@@ -183,16 +183,16 @@ def _write_file(answer: http.client.HTTPResponse, path: str, file: Entry) -> Non
     """Write one file atomically."""
     temporary = f"{path}.torchrun-new"
     digest = hashlib.sha256()
-    left = file.size
+    remaining = file.size
     try:
         with open(temporary, "wb") as output:
-            while left:
-                block = _read(answer, min(_BLOCK, left))
+            while remaining:
+                block = _read(answer, min(_BLOCK, remaining))
                 if not block:
                     raise _BrokenError(f"{file.path} is incomplete")
                 digest.update(block)
                 output.write(block)
-                left -= len(block)
+                remaining -= len(block)
         if digest.hexdigest() != file.sha256:
             raise _BrokenError(f"{file.path} was damaged during the download")
         os.chmod(temporary, file.mode | 0o200)

@@ -152,8 +152,14 @@ def _read_report(path: str) -> Report:
         body = json.load(file)
     rank = body["rank"]
     failures = [
-        Failed(int(one["rank"]), one["pid"], one["exitcode"], one["time"], one["message"])
-        for one in body["failures"]
+        Failed(
+            int(failure["rank"]),
+            failure["pid"],
+            failure["exitcode"],
+            failure["time"],
+            failure["message"],
+        )
+        for failure in body["failures"]
     ]
     return Report(
         body["pid"],

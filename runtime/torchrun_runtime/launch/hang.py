@@ -43,7 +43,7 @@ class HangWatchdog:
         self._folder = folder
         self._chunks = chunks
         self._activity = (0, 0)
-        self._last_activity = self._began = time.monotonic()
+        self._last_activity = self._watch_start = time.monotonic()
         self._stacks_at: float | None = None
         self._has_rank_0: bool | None = None
 
@@ -55,8 +55,8 @@ class HangWatchdog:
         if activity != self._activity:
             self._activity, self._last_activity = activity, now
         if not self._has_begun(beats):
-            self._began = now
-        silence = now - max(self._last_activity, self._began)
+            self._watch_start = now
+        silence = now - max(self._last_activity, self._watch_start)
         if silence < self._seconds:
             if self._stacks_at is not None:
                 say("the ranks continue; this is not a hang")

@@ -104,8 +104,8 @@ def _write(path: str, text: str) -> None:
 def _has_pip(inside: str, variables: Mapping[str, str]) -> bool:
     """Whether the image's python has pip."""
     probe = [inside, "-c", "import pip"]
-    ended = subprocess.run(probe, env=variables, stderr=subprocess.DEVNULL, check=False)
-    return ended.returncode == 0
+    process = subprocess.run(probe, env=variables, stderr=subprocess.DEVNULL, check=False)
+    return process.returncode == 0
 
 
 def _arguments(requirements: tuple[str, ...]) -> list[str]:
@@ -173,14 +173,14 @@ def _pass_on(process: subprocess.Popen[bytes]) -> bytes:
     tail = b""
     with process.stdout:
         while True:
-            ended = process.poll() is not None
-            if select.select([pipe], [], [], 0 if ended else _POLL)[0]:
+            has_ended = process.poll() is not None
+            if select.select([pipe], [], [], 0 if has_ended else _POLL)[0]:
                 piece = os.read(pipe, 1 << 16)
                 if not piece:
                     return tail
                 tail = (tail + piece)[-_TAIL_BYTES:]
                 os.write(1, piece)
-            elif ended:
+            elif has_ended:
                 return tail
 
 

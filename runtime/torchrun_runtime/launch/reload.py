@@ -86,11 +86,11 @@ def rendezvous(environment: Mapping[str, str], revision: int) -> dict[str, str]:
     port = read(environment, contract.PET_MASTER_PORT)
     if not port.isdigit():
         return changed
-    own = str(int(port) + later % _PORTS)
+    revision_port = str(int(port) + later % _PORTS)
     master = read(environment, contract.PET_MASTER_ADDR)
     if read(environment, contract.PET_RDZV_ENDPOINT) == f"{master}:{port}":
-        changed[contract.PET_RDZV_ENDPOINT] = f"{master}:{own}"
-    changed[contract.PET_MASTER_PORT] = changed[contract.MASTER_PORT] = own
+        changed[contract.PET_RDZV_ENDPOINT] = f"{master}:{revision_port}"
+    changed[contract.PET_MASTER_PORT] = changed[contract.MASTER_PORT] = revision_port
     return changed
 
 

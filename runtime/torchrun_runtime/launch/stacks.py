@@ -30,15 +30,15 @@ def write_stacks(folder: str) -> None:
     registered = [process for process, path in paths.items() if os.path.exists(path)]
     send(registered, STACK_SIGNAL)
     _await([paths[process] for process in registered], [before[process] for process in registered])
-    left = _MOST
+    remaining = _MOST
     for process, path in paths.items():
-        text = _read(path, before[process])[: min(_LONGEST, left)]
-        left -= len(text)
+        text = _read(path, before[process])[: min(_LONGEST, remaining)]
+        remaining -= len(text)
         who = _name(process)
         if text:
             say(f"stack of {who}:")
             write_log(text if text.endswith(b"\n") else text + b"\n")
-        elif left > 0:
+        elif remaining > 0:
             say(f"no stack of {who}, its state is {state(process.pid)}: {_WHY_NONE}")
 
 

@@ -48,18 +48,18 @@ class Streams:
         poller = select.poll()
         for source in self._sources:
             poller.register(source, select.POLLIN)
-        left = dict(self._sources)
-        while left:
+        targets = dict(self._sources)
+        while targets:
             for source, _ in poller.poll():
                 data = os.read(source, _CHUNK)
                 if not data:
                     poller.unregister(source)
                     os.close(source)
-                    del left[source]
+                    del targets[source]
                     continue
                 self.chunks += 1
-                _write(left[source], data)
-                self._consume(left[source], data)
+                _write(targets[source], data)
+                self._consume(targets[source], data)
 
 
 def _write(stream: int, data: bytes) -> None:

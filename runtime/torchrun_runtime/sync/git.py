@@ -272,14 +272,14 @@ class _Objects:
         if header[1:] != [b"blob", str(blob.size).encode()]:
             message = f"Cannot read object {blob.name} of the repository."
             raise ArchiveError("InvalidArchive", message)
-        left = blob.size
-        while left:
-            piece = self._stdout.read(min(left, _PIECE))
+        remaining = blob.size
+        while remaining:
+            piece = self._stdout.read(min(remaining, _PIECE))
             if not piece:
                 message = f"Object {blob.name} of the repository ends too early."
                 raise ArchiveError("InvalidArchive", message)
-            if left == blob.size < 1024 and piece.startswith(_LFS_POINTER):
+            if remaining == blob.size < 1024 and piece.startswith(_LFS_POINTER):
                 self.pointers += 1
-            left -= len(piece)
+            remaining -= len(piece)
             yield piece
         self._stdout.read(1)

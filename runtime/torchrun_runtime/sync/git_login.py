@@ -52,7 +52,7 @@ def over_https(
     location: Location, addresses: Sequence[str], secret: Secret, home: Path
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Environment and configuration. addresses: empty with a proxy. Raises SyncError."""
-    added: dict[str, str] = {}
+    extra_env: dict[str, str] = {}
     configuration: dict[str, str] = {}
     authority = secret.path("ca.crt")
     if authority:
@@ -62,11 +62,11 @@ def over_https(
         script = home / "askpass"
         directory = str(secret.directory)
         _write_program(script, _ASKPASS.format(python=sys.executable, directory=directory))
-        added["GIT_ASKPASS"] = str(script)
+        extra_env["GIT_ASKPASS"] = str(script)
     if addresses and not _is_address(location.host):
         listed = ",".join(f"[{a}]" if ":" in a else a for a in addresses)
         configuration["http.curloptResolve"] = f"{location.host}:{location.port}:{listed}"
-    return added, configuration
+    return extra_env, configuration
 
 
 def over_ssh(

@@ -210,13 +210,13 @@ class _Handlers:
 
     async def _pieces(self, request: web.Request, length: int) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises ConnectionError if it ends too early, TimeoutError."""
-        left = length
-        while left:
+        remaining = length
+        while remaining:
             async with asyncio.timeout(self._read_timeout):
                 piece = await request.content.readany()
             if not piece:
                 raise ConnectionError("the client closed the connection")
-            left -= len(piece)
+            remaining -= len(piece)
             yield piece
 
 

@@ -68,15 +68,15 @@ class _Client:
         self._rest = b""
 
     def serve(self) -> int:
-        beaten = time.monotonic()
+        last_beat = time.monotonic()
         _send(self._here())
         while True:
             self._send_new()
             ready, _, _ = select.select([sys.stdin.fileno()], [], [], _POLL)
             if ready and not self._receive():
                 return 0
-            if time.monotonic() - beaten > _BEAT:
-                beaten = time.monotonic()
+            if time.monotonic() - last_beat > _BEAT:
+                last_beat = time.monotonic()
                 print(".", flush=True)
 
     def _here(self) -> Here:

@@ -96,24 +96,24 @@ def send_by_value(script: ModuleType) -> None:
 def work(call: Call, address: str) -> int:
     """Run a worker until the head has finished (0) or is lost (1)."""
     with _connect(address, call.secret, call.quorum) as connection:
-        over = threading.Event()
-        ray = threading.Thread(target=_keep, args=(address, call.worker_gpus, over), daemon=True)
+        is_over = threading.Event()
+        ray = threading.Thread(target=_keep, args=(address, call.worker_gpus, is_over), daemon=True)
         ray.start()
         try:
             return 0 if connection.recv(len(_DONE)) == _DONE else 1
         except OSError:
             return 1
         finally:
-            over.set()
+            is_over.set()
             _stop()
 
 
-def _keep(address: str, gpus: int | None, over: threading.Event) -> None:
+def _keep(address: str, gpus: int | None, is_over: threading.Event) -> None:
     """Run Ray on this node, and restart it if it ends before the head."""
-    while not over.is_set():
+    while not is_over.is_set():
         words = ("start", f"--address={address}:{PORT}", "--block", *_PORTS, *_gpus(gpus))
         subprocess.run(["ray", *words], check=False)
-        over.wait(_PAUSE)
+        is_over.wait(_PAUSE)
 
 
 def _ray(*words: str) -> None:

@@ -47,9 +47,9 @@ class Receiver:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        own = root / FOLDER / CALLS
-        self._contents = own / "held"
-        self._digests = own / "digests"
+        folder = root / FOLDER / CALLS
+        self._contents = folder / "held"
+        self._digests = folder / "digests"
         self._lines: list[Line] = []
         self._open: dict[int, hashlib._Hash] = {}
 
@@ -121,15 +121,15 @@ class Receiver:
 
     def _older(self) -> set[str]:
         """The files older than the first call, where no record of the delivery exists."""
-        own = self._root / FOLDER
-        began = [path.stat().st_mtime_ns for path in (own / RESULTS).glob("*/*.started")]
+        folder = self._root / FOLDER
+        starts = [path.stat().st_mtime_ns for path in (folder / RESULTS).glob("*/*.started")]
         paths = set()
         for top, folders, files in os.walk(self._root):
             if Path(top) == self._root:
                 folders[:] = [name for name in folders if name != FOLDER]
             for path in (Path(top, name) for name in files):
                 with suppress(OSError):
-                    if not began or path.stat().st_mtime_ns < min(began):
+                    if not starts or path.stat().st_mtime_ns < min(starts):
                         paths.add(path.relative_to(self._root).as_posix())
         return paths
 
