@@ -251,7 +251,7 @@ WORKING = (
         "a-gang-without-its-service",
         "controllers/job.py",
         "if is_complete or intent.uid:",
-        "if complete or intent:",
+        "if is_complete or intent:",
         "the Job of a gang is created although its Service was refused",
         REFUSALS,
     ),
