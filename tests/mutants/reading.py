@@ -199,7 +199,7 @@ READING = (
     Mutant(
         "a-relist-drops-the-unreadable",
         "cache/store.py",
-        "if key in unreadable and key not in listed",
+        "if key in unreadable and key not in listed_objects",
         "if False",
         "a running job that becomes unreadable is taken for deleted",
         STORE,
