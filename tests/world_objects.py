@@ -143,6 +143,9 @@ class WorldObjects:
 
     def _delete(self, delete: Delete) -> None:
         """Delete like API server and garbage collector. Pods terminate until containers stop."""
+        if delete.collection:
+            self._delete_pods(delete)
+            return
         key = (delete.kind.plural, delete.name)
         if delete.kind is JOBS and delete.resource_version != self._version(key):
             return  # 409: the caller reconciles again
@@ -155,6 +158,13 @@ class WorldObjects:
             for other, pod in list(self.objects.items()):
                 if isinstance(pod, Pod) and pod.metadata.controlled_by(removed.metadata.uid):
                     self._ending(other, 30)
+
+    def _delete_pods(self, delete: Delete) -> None:
+        """Delete the pods of a Job that have not ended."""
+        assert delete.grace_seconds is not None
+        for key, pod in list(self.objects.items()):
+            if isinstance(pod, Pod) and pod.metadata.controlled_by(delete.uid) and alive(pod):
+                self._ending(key, delete.grace_seconds)
 
     def _takes_time(self, pod: Pod) -> bool:
         """Whether a deleted pod stays for its grace period, or until its kubelet reports again."""
@@ -237,7 +247,12 @@ class WorldObjects:
                     "labels": {**labels, names.COMPLETION_INDEX_LABEL: str(index)},
                     "annotations": template.get("annotations", {}),
                     "ownerReferences": [
-                        {"kind": "Job", "uid": child.metadata.uid, "controller": True}
+                        {
+                            "kind": "Job",
+                            "name": child.metadata.name,
+                            "uid": child.metadata.uid,
+                            "controller": True,
+                        }
                     ],
                 },
                 "status": {"phase": "Pending"},

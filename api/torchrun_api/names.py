@@ -110,6 +110,7 @@ SDK_LABEL = f"{GROUP}/sdk"
 SDK_GANG_LABEL = f"{GROUP}/sdk-gang"
 SDK_RAY_LABEL = f"{GROUP}/sdk-ray"
 COMPLETION_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+CONTROLLER_UID_LABEL = "batch.kubernetes.io/controller-uid"
 
 TRAINER_CONTAINER = "trainer"
 LAUNCHER_CONTAINER = "launcher"

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind, UserObject, kind_of
 from torchrun_api.meta import OwnerReference
-from torchrun_api.names import RETAINED_LABEL
+from torchrun_api.names import CONTROLLER_UID_LABEL, RETAINED_LABEL
 from torchrun_api.queue import TorchrunQueueStatus
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.client import ApiError, Disconnected, Requests, Response
@@ -42,6 +42,12 @@ ABSENT = "1"
 # Start of the API server's message, with status 500, for an object whose fields have wrong types
 # (from structured-merge-diff and the conversion after it; observed with 1.35).
 MALFORMED = ("failed to create typed patch object", "failed to convert new object")
+
+
+# The API server returns the pods of a deleted collection, with their metadata only.
+METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+# It deletes them one after the other, at a few milliseconds each, and gives up after 60 s.
+COLLECTION_SECONDS = 65.0
 
 
 class LeaderCheck(Protocol):
@@ -213,11 +219,16 @@ class Applier:
     async def delete(self, delete: Delete) -> WriteResult | None:
         """Delete exactly this object; None if it is gone or replaced.
 
+        Also None for the pods of a Job (`collection`).
+
         Raises:
             SupersededError: the object exists with another resourceVersion than expected.
             UnavailableError: retry later.
             ApiError: any other refusal.
         """
+        if delete.collection:
+            await self._delete_pods(delete)
+            return None
         preconditions = {"uid": delete.uid}
         if delete.resource_version:
             preconditions["resourceVersion"] = delete.resource_version
@@ -241,6 +252,32 @@ class Applier:
                 return None
             if error.status == 404 or _is_uid_mismatch(error):
                 return None
+            raise _convert_unavailable(error) or error from error
+        except Disconnected as error:
+            raise UnavailableError(str(error)) from error
+
+    async def _delete_pods(self, delete: Delete) -> None:
+        """Delete the pods of a Job that have not ended. They show their deletion in the cache."""
+        # The Job controller also decides by this label which pods belong to a Job: it adopts those
+        # without a controller.
+        query = {
+            "labelSelector": f"{CONTROLLER_UID_LABEL}={delete.uid}",
+            "fieldSelector": "status.phase!=Succeeded,status.phase!=Failed",
+        }
+        options: JsonObject = {"propagationPolicy": delete.propagation}
+        if delete.grace_seconds is not None:
+            options["gracePeriodSeconds"] = delete.grace_seconds
+        self._leader.check()
+        try:
+            await self._transport.request(
+                "DELETE",
+                delete.kind.path(delete.namespace),
+                query=query,
+                body=_encode(options),
+                headers={"Accept": METADATA_ONLY},
+                timeout=COLLECTION_SECONDS,
+            )
+        except ApiError as error:
             raise _convert_unavailable(error) or error from error
         except Disconnected as error:
             raise UnavailableError(str(error)) from error

@@ -86,7 +86,7 @@ PERMISSIONS = (
     Permission(TORCHRUN_QUEUES.resource, ("list", "watch", "patch")),
     Permission(f"{TORCHRUN_JOBS.resource}/status", ("patch",)),
     Permission(f"{TORCHRUN_QUEUES.resource}/status", ("patch",)),
-    Permission(PODS.resource, _MANAGED_VERBS),
+    Permission(PODS.resource, (*_MANAGED_VERBS, "deletecollection")),
     Permission(SERVICES.resource, ("get", "list", "watch", "create", "patch")),
     Permission(CLAIMS.resource, _MANAGED_VERBS),
     Permission(JOBS.resource, _MANAGED_VERBS),

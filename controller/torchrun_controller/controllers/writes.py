@@ -131,6 +131,8 @@ class Writes(Generic[K]):
             result = await self._write(key, delete.kind, self._writer.delete(delete))
             if result is not None:
                 log.info("object deleted", **fields, object=f"{delete.kind.kind}/{delete.name}")
+            elif delete.collection:
+                log.info("pods deleted", **fields, object=f"Job/{delete.name}")
         return creates
 
     async def write_status(

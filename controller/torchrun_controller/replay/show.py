@@ -40,6 +40,7 @@ def _deletion(delete: Delete) -> dict[str, Any]:
         "uid": delete.uid,
         "propagation": delete.propagation,
         "graceSeconds": delete.grace_seconds,
+        "collection": delete.collection,
     }
 
 

@@ -18,7 +18,7 @@ def begin(world: World) -> None:
 def running(nodes: int = 2, *, zipped: bool = False, **reliability: object) -> World:
     spec: dict[str, object] = {"volumes": ZIP} if zipped else {}
     world = World(make_job(numNodes=nodes, reliability=reliability, **spec), make_queue())
-    for index in range(4):
+    for index in range(max(4, nodes)):
         world.node(f"node-{index}")
     if zipped:
         world.step()

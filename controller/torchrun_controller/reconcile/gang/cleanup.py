@@ -1,8 +1,12 @@
 """Pods and Jobs of gangs that are to be deleted: survivors, leftovers and old attempts."""
 
+from collections import Counter
+
 from torchrun_api import names
 from torchrun_api.core import Job, Pod
 from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds import PODS
+from torchrun_api.meta import OwnerReference
 from torchrun_api.status import UnfencedWorker
 from torchrun_controller.reconcile.gang.fence import has_unrecorded
 from torchrun_controller.reconcile.gang.gang import (
@@ -21,15 +25,37 @@ SURVIVOR_GRACE = 5
 KEPT_JOBS = 5
 
 
-def end_pods(pods: tuple[Pod, ...], grace: int) -> tuple[Delete, ...]:
-    """Delete the pods that run and are not being deleted; `grace` in seconds."""
-    return tuple(
-        delete_pod(pod, grace) for pod in pods if alive(pod) and not pod.metadata.terminating
+def end_pods(pods: tuple[Pod, ...], grace: int, large_gang: int) -> tuple[Delete, ...]:
+    """Delete the pods that run and are not being deleted; `grace` in seconds.
+
+    If a Job has more than `large_gang` of them, they are deleted with one request.
+    """
+    running = [pod for pod in pods if alive(pod) and not pod.metadata.terminating]
+    jobs = Counter(owner for pod in running if (owner := _controller_of(pod)) is not None)
+    large_jobs = [job for job, count in jobs.items() if count > large_gang]
+    return (
+        *(_delete_pods_of(job, running[0].metadata.namespace, grace) for job in large_jobs),
+        *(delete_pod(pod, grace) for pod in running if _controller_of(pod) not in large_jobs),
+    )
+
+
+def _controller_of(pod: Pod) -> OwnerReference | None:
+    return next((owner for owner in pod.metadata.owner_references if owner.controller), None)
+
+
+def _delete_pods_of(job: OwnerReference, namespace: str, grace: int) -> Delete:
+    return Delete(
+        kind=PODS,
+        namespace=namespace,
+        name=job.name,
+        uid=job.uid,
+        grace_seconds=grace,
+        collection=True,
     )
 
 
 def end_survivors(
-    job: TorchrunJob, gang: ObservedGang, grace: int = SURVIVOR_GRACE
+    job: TorchrunJob, gang: ObservedGang, large_gang: int, grace: int = SURVIVOR_GRACE
 ) -> tuple[Delete, ...]:
     """Delete the pods of the present gang that still run; `grace` in seconds.
 
@@ -37,10 +63,10 @@ def end_survivors(
     """
     if gang.child_jobs and head_and_workers.find_deleted_job(job, gang):
         return ()
-    return end_pods(gang.workers, grace)
+    return end_pods(gang.workers, grace, large_gang)
 
 
-def end_stale_pods(job: TorchrunJob, gang: ObservedGang) -> tuple[Delete, ...]:
+def end_stale_pods(job: TorchrunJob, gang: ObservedGang, large_gang: int) -> tuple[Delete, ...]:
     """Delete pods of finished gangs that a controller has left running when it died."""
     replaced_jobs = resized_jobs(job, gang)
     older_jobs = [
@@ -56,7 +82,7 @@ def end_stale_pods(job: TorchrunJob, gang: ObservedGang) -> tuple[Delete, ...]:
         for pod in gang.stale_pods
         if any(owner.controller and owner.uid in uids for owner in pod.metadata.owner_references)
     )
-    return end_pods(tuple(pods), SURVIVOR_GRACE)
+    return end_pods(tuple(pods), SURVIVOR_GRACE, large_gang)
 
 
 def resized_jobs(job: TorchrunJob, gang: ObservedGang) -> tuple[Job, ...]:
@@ -76,10 +102,10 @@ def delete_oldest_jobs(gang: ObservedGang) -> tuple[Delete, ...]:
     return tuple(delete_job(child) for child in gang.child_jobs[: -KEPT_JOBS + 1])
 
 
-def end_workers(gang: ObservedGang) -> tuple[Delete, ...]:
+def end_workers(gang: ObservedGang, large_gang: int) -> tuple[Delete, ...]:
     """Delete the workers of a head that has finished."""
     workers = (pod for pod in gang.workers if pod.metadata.labels.role == names.WORKER)
-    return end_pods(tuple(workers), SURVIVOR_GRACE)
+    return end_pods(tuple(workers), SURVIVOR_GRACE, large_gang)
 
 
 def delete_head_job(

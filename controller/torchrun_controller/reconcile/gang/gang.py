@@ -68,12 +68,15 @@ def has_ended(job: TorchrunJob, gang: ObservedGang) -> bool:
     """Whether every pod of the last gang is seen to have ended, or there never was a gang.
 
     A missing pod proves nothing: the cache of pods may lag behind, with the Job already gone. A
-    cache that shows the pods of the next gang shows all earlier changes of older pods.
+    cache that shows the pods of the next gang shows all earlier changes of older pods. The Job
+    controller sets the condition Failed only after all pods have ended (Kubernetes 1.31, KEP-3939).
     """
     if not was_created(job, gang):
         return True
-    ended_count = sum(not alive(pod) for pod in gang.workers)
-    return exists(job, gang) and ended_count >= head_and_workers.nodes_of(gang.current_job)
+    if not exists(job, gang) or any(alive(pod) for pod in gang.workers):
+        return False
+    all_seen = len(gang.workers) >= head_and_workers.nodes_of(gang.current_job)
+    return all_seen or head_and_workers.have_all_failed(gang)
 
 
 def is_recorded(job: TorchrunJob, gang: ObservedGang) -> bool:

@@ -26,7 +26,11 @@ class Apply(Struct, frozen=True):
 
 
 class Delete(Struct, frozen=True, kw_only=True):
-    """Deletion of exactly the object with this UID."""
+    """Deletion of exactly the object with this UID.
+
+    With `collection`, name and UID are those of a Job, and all of its pods that have not ended are
+    deleted, in one request.
+    """
 
     kind: Kind[Any]
     namespace: str
@@ -35,6 +39,7 @@ class Delete(Struct, frozen=True, kw_only=True):
     resource_version: str = ""
     propagation: Literal["Background", "Foreground"] = "Background"
     grace_seconds: int | None = None
+    collection: bool = False
 
     @classmethod
     def of(

@@ -61,10 +61,19 @@ def find_failed_job(gang: ObservedGang) -> tuple[Job, Condition] | None:
     failures = (
         (job, condition)
         for job in jobs_of(gang)
-        for condition in job.status.conditions
-        if (condition.type, condition.status) == ("Failed", "True")
+        if (condition := _failed_condition(job)) is not None
     )
     return next(failures, None)
+
+
+def _failed_condition(job: Job) -> Condition | None:
+    conditions = (c for c in job.status.conditions if (c.type, c.status) == ("Failed", "True"))
+    return next(conditions, None)
+
+
+def have_all_failed(gang: ObservedGang) -> bool:
+    """Whether all Jobs of the gang have failed."""
+    return all(_failed_condition(job) is not None for job in jobs_of(gang))
 
 
 def head_has_succeeded(gang: ObservedGang) -> bool:
