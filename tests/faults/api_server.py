@@ -109,6 +109,8 @@ class ApiServer:
             if self.store.get(target.resource, target.key) is not None:
                 refuse(409, "AlreadyExists", f"{target.resource[1]} {target.name!r} already exists")
             return self._create(write, target, {**write.body, "metadata": meta})
+        if write.method == "DELETE" and not target.name:
+            return self._delete_collection(write)
         if write.method == "DELETE":
             return self._delete(write, self._find_stored(target))
         if write.content_type == APPLY_PATCH:
@@ -197,6 +199,18 @@ class ApiServer:
         }
         body = {**stored.body, "metadata": ending}
         return self.store.put(write.target.resource, body, stored.owners, write.writer)
+
+    def _delete_collection(self, write: Write) -> Body:
+        """Delete what the selectors select, one after the other. The answer is as before."""
+        answer = self.list(write.target, write.query)
+        for body in answer["items"]:
+            meta = body["metadata"]
+            key = meta["namespace"], meta["name"]
+            stored = self.store.get(write.target.resource, key)
+            assert stored is not None
+            target = msgspec.structs.replace(write.target, name=meta["name"])
+            self._delete(msgspec.structs.replace(write, target=target), stored)
+        return answer
 
     def _find_stored(self, target: Target) -> Stored:
         stored = self.store.get(target.resource, target.key)

@@ -160,7 +160,11 @@ class JobController(Actor):
     def _pod(self, job: Body, index: str) -> Body:
         meta, template = job["metadata"], job["spec"]["template"]
         template_meta = template["metadata"]
-        labelled = {**template_meta["labels"], names.COMPLETION_INDEX_LABEL: index}
+        labelled = {
+            **template_meta["labels"],
+            names.COMPLETION_INDEX_LABEL: index,
+            names.CONTROLLER_UID_LABEL: meta["uid"],
+        }
         annotated = {**template_meta.get("annotations", {}), names.COMPLETION_INDEX_LABEL: index}
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
         return {

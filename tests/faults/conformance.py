@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from bodies import Body
 from faults.conformance_api import Api, eventually, next_change, refused, version
 from torchrun_api.kinds import CONFIG_MAPS, JOBS, PODS, TORCHRUN_JOBS
+from torchrun_api.names import CONTROLLER_UID_LABEL
 from torchrun_controller.client.apply import ABSENT, APPLY_PATCH
 from torchrun_controller.leader import LEASES
 
@@ -213,6 +214,21 @@ async def a_pod_without_a_node_is_deleted_at_once_and_others_terminate(api: Api)
     assert (await refused(api.send("GET", PODS, "b"))).status == 404
 
 
+async def a_collection_of_selected_pods_is_deleted(api: Api) -> None:
+    spec = {"containers": [CONTAINER], "restartPolicy": "Never", "nodeName": "nowhere"}
+    for name, label in (("a", "1"), ("b", "1"), ("c", "2"), ("ended", "1")):
+        await api.create(PODS, name, metadata={"labels": {"g": label}}, spec=spec)
+    await api.send("PATCH", PODS, "ended", {"status": {"phase": "Failed"}}, "status")
+    options = {"gracePeriodSeconds": 20, "propagationPolicy": "Background"}
+    select = {"labelSelector": "g=1", "fieldSelector": "status.phase!=Failed"}
+    await api.send("DELETE", PODS, "", options, **select)
+    left = (await api.send("GET", PODS))["items"]
+    grace = {
+        pod["metadata"]["name"]: pod["metadata"].get("deletionGracePeriodSeconds") for pod in left
+    }
+    assert grace == {"a": 20, "b": 20, "c": None, "ended": None}
+
+
 async def objects_of_a_deleted_owner_are_collected(api: Api) -> None:
     owner = await api.create(CONFIG_MAPS, "owner")
     reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner"}
@@ -227,10 +243,10 @@ async def objects_of_a_deleted_owner_are_collected(api: Api) -> None:
     await eventually(is_collected)
 
 
-async def _gang(api: Api) -> tuple[Body, list[Body]]:
+async def _gang(api: Api, **spec_of_pods: str) -> tuple[Body, list[Body]]:
     template = {
         "metadata": {"labels": {"g": "1"}},
-        "spec": {"containers": [CONTAINER], "restartPolicy": "Never"},
+        "spec": {"containers": [CONTAINER], "restartPolicy": "Never", **spec_of_pods},
     }
     size = {"completions": 2, "parallelism": 2, "completionMode": "Indexed", "backoffLimit": 0}
     spec = {**size, "podReplacementPolicy": "Failed", "template": template}
@@ -262,6 +278,7 @@ async def a_job_creates_a_pod_for_each_index_and_completes_with_all(api: Api) ->
         meta = pod["metadata"]
         assert meta["name"].startswith(f"gang-{index}-")
         assert meta["labels"]["batch.kubernetes.io/job-completion-index"] == str(index)
+        assert meta["labels"][CONTROLLER_UID_LABEL] == job["metadata"]["uid"]
         (owner,) = meta["ownerReferences"]
         assert (owner["uid"], owner["controller"]) == (job["metadata"]["uid"], True)
         await _becomes(api, pod, "Succeeded")
@@ -279,6 +296,17 @@ async def a_job_fails_with_the_first_failure_and_deletes_the_others(api: Api) ->
         return [pod["metadata"]["name"] for pod in left] == [pods[1]["metadata"]["name"]]
 
     await eventually(alone)
+
+
+async def a_job_has_not_failed_before_its_pods_have_ended(api: Api) -> None:
+    _, pods = await _gang(api, nodeName="nowhere")
+    names = [pod["metadata"]["name"] for pod in pods]
+    await _becomes(api, pods[1], "Failed")
+    await api.until(PODS, names[0], lambda pod: pod["metadata"].get("deletionTimestamp"))
+    ending = await api.until(JOBS, "gang", lambda job: job["status"].get("failed"))
+    assert not _has_condition("Failed")(ending)
+    await api.send("DELETE", PODS, names[0], {"gracePeriodSeconds": 0})
+    await api.until(JOBS, "gang", _has_condition("Failed"))
 
 
 CHECKS: dict[str, Callable[[Api], Awaitable[None]]] = {
@@ -302,8 +330,10 @@ CHECKS: dict[str, Callable[[Api], Awaitable[None]]] = {
         a_watch_without_a_version_starts_with_existing_objects,
         a_list_has_a_version_and_the_selected_objects,
         a_pod_without_a_node_is_deleted_at_once_and_others_terminate,
+        a_collection_of_selected_pods_is_deleted,
         objects_of_a_deleted_owner_are_collected,
         a_job_creates_a_pod_for_each_index_and_completes_with_all,
         a_job_fails_with_the_first_failure_and_deletes_the_others,
+        a_job_has_not_failed_before_its_pods_have_ended,
     )
 }

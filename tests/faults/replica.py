@@ -15,7 +15,9 @@ from torchrun_controller.manager import Components, Manager, Sessions, assemble
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.settings import Settings, parse
 
-SETTINGS: Settings = parse(["--runtime-image", "runtime:1", "--lease-namespace", "system"], {})
+# Gangs of four nodes are large here.
+ARGUMENTS = ["--runtime-image=runtime:1", "--lease-namespace=system", "--large-gang=3"]
+SETTINGS: Settings = parse(ARGUMENTS, {})
 RESTART = 1.0  # seconds until an ended process is restarted
 
 

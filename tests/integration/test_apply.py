@@ -15,6 +15,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS, PODS, SERVICES, TORCHRUN_JOBS, Kind
 from torchrun_api.meta import Condition
+from torchrun_api.names import CONTROLLER_UID_LABEL
 from torchrun_api.status import TorchrunJobStatus, WorkersStatus
 from torchrun_cluster import LocalCluster, Size
 from torchrun_controller.client import Connection, Transport
@@ -300,6 +301,49 @@ async def test_a_quota_is_a_temporary_rejection(cluster: LocalCluster, applier: 
         assert not caught.value.permanent
     finally:
         cluster.kubectl("delete", "quota", "none")
+
+
+async def test_a_collection_is_the_running_pods_of_one_job(
+    cluster: LocalCluster, applier: Applier
+) -> None:
+    for name, uid in (("one", "uid-1"), ("two", "uid-1"), ("other", "uid-2")):
+        await applier.apply(Apply(PODS, worker(name, uid)))
+    cluster.kubectl(
+        "patch",
+        "pod",
+        "two",
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        json.dumps({"status": {"phase": "Failed"}}),
+    )
+    pods_of_job = Delete(
+        kind=PODS, namespace=NAMESPACE, name="gang", uid="uid-1", grace_seconds=5, collection=True
+    )
+    assert await applier.delete(pods_of_job) is None
+    listed = json.loads(
+        cluster.kubectl("get", "pods", "-l", CONTROLLER_UID_LABEL, "-o", "json").stdout
+    )
+    terminating = {
+        pod["metadata"]["name"]: "deletionTimestamp" in pod["metadata"] for pod in listed["items"]
+    }
+    assert terminating == {"one": True, "two": False, "other": False}
+    assert await applier.delete(pods_of_job) is None, "a pod that is terminating stays as it is"
+    cluster.kubectl("delete", "pods", "-l", CONTROLLER_UID_LABEL, "--force", "--grace-period=0")
+
+
+def worker(name: str, uid: str) -> JsonObject:
+    """A pod on a node without a kubelet, with the label of the Job controller."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": NAMESPACE,
+            "labels": {CONTROLLER_UID_LABEL: uid},
+        },
+        "spec": {"nodeName": "nowhere", "containers": [{"name": "trainer", "image": "none"}]},
+    }
 
 
 async def test_a_delete_affects_exactly_the_named_object(

@@ -132,6 +132,7 @@ ALL_VALUES = {
         "cohortNamespaces": "prod,research",
         "nodeOverhead": "cpu=2,memory=8Gi",
         "growAfter": "90s",
+        "largeGang": 100,
     },
     "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy.example.com"}],
     "serviceAccount": {"name": "runner", "annotations": {"example.com/role": "runner"}},

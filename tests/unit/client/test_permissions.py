@@ -123,7 +123,7 @@ async def test_permissions_that_rbac_lists_are_not_asked_for_one_by_one() -> Non
 async def test_permissions_that_rbac_does_not_list_are_asked_for() -> None:
     reviewer, rights = Reviewer(("list", "pods")), Permissions()
     reviewer.rules = [
-        role("pods", verbs=("get", "watch", "create", "patch", "delete")),
+        role("pods", verbs=("get", "watch", "create", "patch", "delete", "deletecollection")),
         role("pods", verbs=("list",), resourceNames=["one"]),
         {"verbs": ["list"], "apiGroups": ["metrics.k8s.io"], "resources": ["pods"]},
         {"verbs": ["patch"], "apiGroups": ["torchrun.ai"], "resources": ["torchrunjobs/status"]},
