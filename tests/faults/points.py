@@ -30,6 +30,7 @@ POINTS = {
     "reload": 93,
     "success": 65,
     "restart": 105,
+    "large": 118,
     "suspend": 116,
     "scale": 113,
     "delete": 61,

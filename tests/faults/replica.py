@@ -15,8 +15,8 @@ from torchrun_controller.manager import Components, Manager, Sessions, assemble
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.settings import Settings, parse
 
-# Gangs of four nodes are large here.
-ARGUMENTS = ["--runtime-image=runtime:1", "--lease-namespace=system", "--large-gang=3"]
+# Gangs of three nodes are large here.
+ARGUMENTS = ["--runtime-image=runtime:1", "--lease-namespace=system", "--large-gang=2"]
 SETTINGS: Settings = parse(ARGUMENTS, {})
 RESTART = 1.0  # seconds until an ended process is restarted
 

@@ -27,6 +27,13 @@ async def restart(world: Simulation) -> None:
     await world.reaches("Succeeded", attempt=1)
 
 
+async def large(world: Simulation) -> None:
+    """A gang that ends by one request, and before the next one is created."""
+    world.make_queue()
+    world.submit(numNodes=4)
+    await world.reaches("Succeeded", attempt=1)
+
+
 async def suspend(world: Simulation) -> None:
     world.make_queue()
     world.submit()
@@ -127,6 +134,7 @@ SCENARIOS = {
         *scenarios_workspace.SCENARIOS,
         Scenario("success", success, well),
         Scenario("restart", restart, first_gang_fails),
+        Scenario("large", large, first_gang_fails),
         Scenario("suspend", suspend, first_gang_stays),
         Scenario("scale", scale, first_gang_stays),
         Scenario("delete", delete, well),
