@@ -116,6 +116,13 @@ METADATA_KEYS = (
         "Index of the pod in its Indexed Job.",
     ),
     _label(
+        names.CONTROLLER_UID_LABEL,
+        "worker",
+        (KUBERNETES,),
+        (CONTROLLER,),
+        "UID of the Indexed Job. The pods of a large gang that failed are deleted by it.",
+    ),
+    _label(
         names.RETAINED_LABEL,
         "PVC",
         _BY_CONTROLLER,
