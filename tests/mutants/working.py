@@ -167,6 +167,14 @@ WORKING = (
         APPLY,
     ),
     Mutant(
+        "a-collection-is-the-namespace",
+        "client/apply.py",
+        '"labelSelector": f"{CONTROLLER_UID_LABEL}={delete.uid}",',
+        '"labelSelector": CONTROLLER_UID_LABEL,',
+        "the end of a large gang deletes the pods of all other jobs in its namespace",
+        APPLY,
+    ),
+    Mutant(
         "creations-merge-into-strangers",
         "client/apply.py",
         'body = {**intent.body, "metadata": {**meta, "resourceVersion": ABSENT}}\n'

@@ -226,20 +226,19 @@ class Applier:
             UnavailableError: retry later.
             ApiError: any other refusal.
         """
-        if delete.collection:
-            await self._delete_pods(delete)
-            return None
         preconditions = {"uid": delete.uid}
         if delete.resource_version:
             preconditions["resourceVersion"] = delete.resource_version
-        options: JsonObject = {
-            "preconditions": {**preconditions},
-            "propagationPolicy": delete.propagation,
-        }
+        options: JsonObject = {"propagationPolicy": delete.propagation}
+        if not delete.collection:
+            options["preconditions"] = {**preconditions}
         if delete.grace_seconds is not None:
             options["gracePeriodSeconds"] = delete.grace_seconds
         self._leader.check()
         try:
+            if delete.collection:
+                await self._delete_pods(delete, options)
+                return None
             response = await self._transport.request(
                 "DELETE",
                 delete.kind.path(delete.namespace, delete.name),
@@ -256,31 +255,22 @@ class Applier:
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
 
-    async def _delete_pods(self, delete: Delete) -> None:
-        """Delete the pods of a Job that have not ended. They show their deletion in the cache."""
-        # The Job controller also decides by this label which pods belong to a Job: it adopts those
+    async def _delete_pods(self, delete: Delete, options: JsonObject) -> None:
+        """Delete the pods of a Job that have not ended. The cache will show their deletion."""
+        # The Job controller, too, decides by this label which pods belong to a Job: it adopts those
         # without a controller.
         query = {
             "labelSelector": f"{CONTROLLER_UID_LABEL}={delete.uid}",
             "fieldSelector": "status.phase!=Succeeded,status.phase!=Failed",
         }
-        options: JsonObject = {"propagationPolicy": delete.propagation}
-        if delete.grace_seconds is not None:
-            options["gracePeriodSeconds"] = delete.grace_seconds
-        self._leader.check()
-        try:
-            await self._transport.request(
-                "DELETE",
-                delete.kind.path(delete.namespace),
-                query=query,
-                body=_encode(options),
-                headers={"Accept": METADATA_ONLY},
-                timeout=COLLECTION_SECONDS,
-            )
-        except ApiError as error:
-            raise _convert_unavailable(error) or error from error
-        except Disconnected as error:
-            raise UnavailableError(str(error)) from error
+        await self._transport.request(
+            "DELETE",
+            delete.kind.path(delete.namespace),
+            query=query,
+            body=_encode(options),
+            headers={"Accept": METADATA_ONLY},
+            timeout=COLLECTION_SECONDS,
+        )
 
     async def _explain_conflict(self, delete: Delete, error: ApiError) -> None:
         """Determine which precondition failed: the server answers 409 to both.
