@@ -66,7 +66,7 @@ DECIDING = (
         "if nodes <= context.defaults.large_gang or context.unfenced or seconds_left <= 0:",
         "if True:",
         "a thousand new pods wait at the gate beside the old gang, at two writes each",
-        LIFE,
+        ATTEMPTS,
     ),
     Mutant(
         "a-failed-job-proves-nothing",
@@ -74,7 +74,7 @@ DECIDING = (
         "return all_seen or head_and_workers.have_all_failed(gang)",
         "return all_seen",
         "a large gang waits for its limit although its Job has failed",
-        LIFE,
+        ATTEMPTS,
     ),
     Mutant(
         "old-gangs-are-kept",

@@ -8,7 +8,7 @@ import pytest
 from garbled import GARBLED
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import JOBS, SERVICES
+from torchrun_api.kinds import JOBS, PODS, SERVICES
 from torchrun_api.meta import ObjectMeta
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.client import ApiError, Cause, Disconnected, Response
@@ -60,6 +60,8 @@ class Wire:
         query: Mapping[str, str] = {},
         body: bytes | None = None,
         content_type: str = "application/json",
+        headers: Mapping[str, str] = {},
+        timeout: float = 30.0,  # noqa: ASYNC109 as in Transport.request
     ) -> Response:
         self.requests.append(Request(method, path, query, body))
         self.content_types.append(content_type)
@@ -194,6 +196,29 @@ async def test_delete_carries_its_preconditions() -> None:
     }
 
 
+PODS_OF_A_JOB = Delete(
+    kind=PODS, namespace="team", name="run", uid="u", grace_seconds=5, collection=True
+)
+
+
+async def test_the_pods_of_a_job_are_selected_by_its_uid() -> None:
+    wire = Wire({"kind": "PartialObjectMetadataList", "items": []})
+    assert await Applier(wire, Open()).delete(PODS_OF_A_JOB) is None
+    (request,) = wire.requests
+    assert (request.method, request.path) == ("DELETE", "/api/v1/namespaces/team/pods")
+    assert request.query == {
+        "labelSelector": "batch.kubernetes.io/controller-uid=u",
+        "fieldSelector": "status.phase!=Succeeded,status.phase!=Failed",
+    }
+    assert request.body == {"propagationPolicy": "Background", "gracePeriodSeconds": 5}
+
+
+@pytest.mark.parametrize("error", [refusal(504), refusal(429), Disconnected("reset")])
+async def test_a_collection_that_is_deleted_in_part_is_retried(error: Exception) -> None:
+    with pytest.raises(UnavailableError):
+        await Applier(Wire(error), Open()).delete(PODS_OF_A_JOB)
+
+
 @pytest.mark.parametrize("present", [answer(uid="another"), refusal(404)])
 async def test_a_conflict_means_gone_if_the_object_is_gone_or_replaced(
     present: JsonObject | ApiError,
@@ -258,6 +283,7 @@ async def test_nothing_is_written_without_leadership() -> None:
         applier.apply(intent("u")),
         applier.apply_status(JOB, TorchrunJobStatus()),
         applier.delete(Delete(kind=JOBS, namespace="n", name="x", uid="u")),
+        applier.delete(PODS_OF_A_JOB),
     ):
         with pytest.raises(LostError):
             await write
