@@ -1,5 +1,6 @@
 """The root cause of a failed gang, from the status of its pods."""
 
+import json
 from datetime import timedelta
 
 import pytest
@@ -17,8 +18,6 @@ def world() -> World:
 
 
 def verdict(rank: int, message: str, seconds: float, **more: object) -> str:
-    import json
-
     time = (START + timedelta(seconds=seconds)).isoformat()
     return json.dumps({"rank": rank, "message": message, "time": time, "exitCode": 1, **more})
 
@@ -101,6 +100,17 @@ def test_other_termination_messages_are_shown_unchanged(world):
     world.settle()
     assert world.job.status.last_failure.exit_code == 3
     assert "last words" in world.job.status.message
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(-5, -5), (0.9, 0.9), (1, 0)])
+def test_the_time_of_the_launcher_counts_unless_it_is_after_the_end(
+    world: World, seconds: float, shown: float
+) -> None:
+    end = START + timedelta(minutes=1)
+    fail(world, 0, message=verdict(0, "late", 60 + seconds), finished_at=end)
+    world.settle()
+    assert world.job.status.last_failure is not None
+    assert world.job.status.last_failure.time == end + timedelta(seconds=shown)
 
 
 def test_a_failed_init_container_is_the_cause(world):
