@@ -9,6 +9,7 @@ from torchrun_api import names
 from torchrun_api.core import Job, Node, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import JOBS
+from torchrun_api.meta import Condition
 from torchrun_api.status import Attempt, LastFailure, UnfencedWorker
 from torchrun_controller.reconcile.gang import deletion, fence, gate, peer_loss
 from torchrun_controller.reconcile.gang.failures import (
@@ -188,26 +189,28 @@ def evaluate_state(
         return GangState(
             State.GANG_FAILED, failure_reason(deletion_failure.details), deletion_failure
         )
-    seconds_left = None if failure is None else _cause_wait_left(gang, failure.details, now)
-    if seconds_left is not None:
-        return GangState(*_progress(observed, unfenced, now), seconds_left=seconds_left)
-    if failure is None and failed_job is not None:
-        # The Job failed and no pod shows why: the pods were removed.
-        failed_child, condition = failed_job
-        failure = Failure(
-            details=LastFailure(
-                reason=condition.reason or "JobFailed",
-                message=condition.message or f"Job {failed_child.metadata.name} failed",
-                time=condition.last_transition_time,
-            ),
-            disruption=len(gang.workers) < head_and_workers.nodes_of(child),
-        )
-        seconds_left = _watch_lag_left(job, gang, failed_child, failure.details, now)
-        if seconds_left is not None:
-            return GangState(*_progress(observed, unfenced, now), seconds_left=seconds_left)
+    seconds_left = None
     if failure is not None:
-        return GangState(State.GANG_FAILED, failure_reason(failure.details), failure)
-    return GangState(*_progress(observed, unfenced, now))
+        seconds_left = _cause_wait_left(gang, failure.details, now)
+    elif failed_job is not None:
+        # The Job failed and no pod shows why: the pods were removed.
+        failure = _job_failure(gang, *failed_job)
+        seconds_left = _watch_lag_left(job, gang, failed_job[0], failure.details, now)
+    if failure is None or seconds_left is not None:
+        return GangState(*_progress(observed, unfenced, now), seconds_left=seconds_left)
+    return GangState(State.GANG_FAILED, failure_reason(failure.details), failure)
+
+
+def _job_failure(gang: ObservedGang, failed_child: Job, condition: Condition) -> Failure:
+    """Return the failure of a Job by its condition; missing pods count as a disruption."""
+    return Failure(
+        details=LastFailure(
+            reason=condition.reason or "JobFailed",
+            message=condition.message or f"Job {failed_child.metadata.name} failed",
+            time=condition.last_transition_time,
+        ),
+        disruption=len(gang.workers) < head_and_workers.nodes_of(gang.current_job),
+    )
 
 
 def _watch_lag_left(
