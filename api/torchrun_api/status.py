@@ -165,7 +165,8 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
         ),
     ] = 0
     attempts: Annotated[
-        tuple[Attempt, ...], Meta(max_length=5, description="Most recent attempts that have ended.")
+        tuple[Attempt, ...],
+        Meta(max_length=10, description="Most recent attempts that have ended."),
     ] = ()
     unfenced: Annotated[
         tuple[UnfencedWorker, ...],

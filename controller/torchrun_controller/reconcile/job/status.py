@@ -50,7 +50,8 @@ from torchrun_controller.reconcile.spec.reliability import queue_policy
 from torchrun_controller.reconcile.workspace import claims as job_claims
 from torchrun_controller.reconcile.workspace import delivery, reload
 
-KEPT_ATTEMPTS = 5
+# The back-off counts the early failures among them: it reaches its cap after seven.
+KEPT_ATTEMPTS = 10
 MOST_NODES = 1024  # more names in an affinity would not help the scheduler
 # Conditions that exist only while there is something to warn of or to request.
 WARNINGS = frozenset(

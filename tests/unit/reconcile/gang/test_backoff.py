@@ -4,9 +4,9 @@ from unit.reconcile.failing import fail, running
 
 
 def test_delays_grow_and_a_long_gang_resets_them():
-    world = running(maxRestarts=9)
+    world = running(maxRestarts=20)
     waits = []
-    for _ in range(4):
+    for _ in range(9):
         fail(world)
         plan = world.settle()
         waits.append(plan.requeue_after or 0)
@@ -20,7 +20,7 @@ def test_delays_grow_and_a_long_gang_resets_them():
         world.containers_stop()
         world.all_workers("Running")
         world.settle()
-    assert waits == [0, 10, 20, 40]
+    assert waits == [0, 10, 20, 40, 80, 160, 300, 300, 300]
     world.pass_time(minutes=11)
     fail(world)
     assert world.settle().requeue_after is None
