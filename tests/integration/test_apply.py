@@ -321,15 +321,14 @@ async def test_a_collection_is_the_running_pods_of_one_job(
         kind=PODS, namespace=NAMESPACE, name="gang", uid="uid-1", grace_seconds=5, collection=True
     )
     assert await applier.delete(pods_of_job) is None
-    listed = json.loads(
-        cluster.kubectl("get", "pods", "-l", CONTROLLER_UID_LABEL, "-o", "json").stdout
-    )
+    pods = ("pods", "one", "two", "other")
+    listed = json.loads(cluster.kubectl("get", *pods, "-o", "json").stdout)
     terminating = {
         pod["metadata"]["name"]: "deletionTimestamp" in pod["metadata"] for pod in listed["items"]
     }
     assert terminating == {"one": True, "two": False, "other": False}
     assert await applier.delete(pods_of_job) is None, "a pod that is terminating stays as it is"
-    cluster.kubectl("delete", "pods", "-l", CONTROLLER_UID_LABEL, "--force", "--grace-period=0")
+    cluster.kubectl("delete", *pods, "--force", "--grace-period=0")
 
 
 def worker(name: str, uid: str) -> JsonObject:
