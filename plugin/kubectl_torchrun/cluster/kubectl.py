@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -62,6 +62,16 @@ def proxy(target: Target) -> Iterator[Path]:
 
     Raises ClusterProblem with kubectl's error if it does not start.
     """
+    with starting_proxy(target) as wait_for_socket:
+        yield wait_for_socket()
+
+
+@contextmanager
+def starting_proxy(target: Target) -> Iterator[Callable[[], Path]]:
+    """As `proxy`, but the path is that of a call, which waits until the proxy has started.
+
+    The start takes as long as any other start of kubectl, so both can run at the same time.
+    """
     command = [find_kubectl(), *target.flags(namespace=False)]
     with subprocess.Popen(
         ["/bin/sh", "-c", _GUARD, "sh", *command],
@@ -74,11 +84,16 @@ def proxy(target: Target) -> Iterator[Path]:
         assert process.stdout is not None
         assert process.stderr is not None
         stderr = _StderrLog(process.stderr)
-        try:
-            socket = _SERVING.search(_first_output(process.stdout))
+        stdout = process.stdout
+
+        def wait_for_socket() -> Path:
+            socket = _SERVING.search(_first_output(stdout))
             if socket is None:
                 raise ClusterProblem(f"kubectl proxy failed to start: {stderr.after_end()}")
-            yield Path(os.fsdecode(socket[1]))
+            return Path(os.fsdecode(socket[1]))
+
+        try:
+            yield wait_for_socket
         finally:
             process.stdin.close()
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import anyio
 
 from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable, Unreadable, connect
-from kubectl_torchrun.cluster.kubectl import Target, namespace, proxy
+from kubectl_torchrun.cluster.kubectl import Target, namespace, starting_proxy
 from kubectl_torchrun.errors import ClusterProblem, Problem, UsageProblem
 
 T = TypeVar("T")
@@ -53,9 +53,9 @@ class Cluster(NamedTuple):
 @contextmanager
 def session(target: Target) -> Iterator[Cluster]:
     """The selected namespace, through `kubectl proxy`. Raises ClusterProblem."""
-    where = namespace(target)
-    with proxy(target) as socket:
-        yield Cluster(target, where, socket)
+    with starting_proxy(target) as wait_for_socket:
+        where = namespace(target)
+        yield Cluster(target, where, wait_for_socket())
 
 
 def _closed_pipe(error: BaseException) -> bool:

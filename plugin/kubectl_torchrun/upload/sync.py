@@ -1,6 +1,6 @@
 """Upload a directory to an existing job, or request a new fetch of its workspace."""
 
-from kubectl_torchrun.cluster.kubectl import Target, proxy, resolve
+from kubectl_torchrun.cluster.kubectl import Target, resolve, starting_proxy
 from kubectl_torchrun.cluster.session import Cluster
 from kubectl_torchrun.cluster.slices import JOBS, Job
 from kubectl_torchrun.errors import UsageProblem
@@ -27,9 +27,9 @@ def sync(
 
     A job with a git or s3 workspace fetches it again instead. watch: upload each edit.
     """
-    namespace = resolve(target)
-    with proxy(target) as socket:
-        cluster = Cluster(target, namespace.name, socket)
+    with starting_proxy(target) as wait_for_socket:
+        namespace = resolve(target)
+        cluster = Cluster(target, namespace.name, wait_for_socket())
         job = cluster.run(lambda api: api.get(JOBS, name))
         _check_source(job, cluster)
         if _source(job) in FETCHED_SOURCES:
