@@ -3,7 +3,9 @@
 from mutants.mutant import Mutant
 
 QUEUE = ("tests/unit/workqueue",)
-WORKER = tuple(f"tests/unit/controllers/test_{name}.py" for name in ("controller", "job", "queue"))
+WORKER = tuple(
+    f"tests/unit/controllers/test_{name}.py" for name in ("controller", "job", "queue", "throttle")
+)
 REFUSALS = ("tests/unit/controllers/test_refusals.py", "tests/unit/controllers/test_queue.py")
 OWN_WRITES = ("tests/unit/cache/test_expectations.py", "tests/unit/controllers")
 APPLY = ("tests/unit/client/test_apply.py",)
@@ -289,10 +291,18 @@ WORKING = (
     ),
     Mutant(
         "statuses-have-no-pace",
-        "controllers/writes.py",
-        "return seconds_left if seconds_left > 0 else None",
-        "return seconds_left if seconds_left > 1000 else None",
+        "controllers/throttle.py",
+        "if remaining > 0:",
+        "if remaining > 1000:",
         "a gang of 1,000 pods writes its status 1,000 times as it starts",
+        WORKER,
+    ),
+    Mutant(
+        "every-pod-is-a-reconcile",
+        "controllers/job.py",
+        "self._throttle.record(key, pods / PODS_PER_SECOND)",
+        "self._throttle.record(key, 0)",
+        "the start of a gang of 1,000 pods reads a million pods",
         WORKER,
     ),
     Mutant(

@@ -27,6 +27,7 @@ from torchrun_controller.controllers.controller import (
     log_fields,
 )
 from torchrun_controller.controllers.refusals import Refusals, is_refusal
+from torchrun_controller.controllers.throttle import Throttle
 from torchrun_controller.controllers.writes import STATUS_INTERVAL, EventSink, Throttled, Writes
 from torchrun_controller.metrics.changes import record_status
 from torchrun_controller.metrics.registry import Metrics
@@ -36,6 +37,12 @@ from torchrun_controller.reconcile.model.plan import Apply, Delete, Event, Plan
 
 # Most Plans in one attempt. Each round but the last has a new refusal.
 MAX_ROUNDS = 8
+
+# Each change of a pod wakes its job, and each reconcile reads all pods of the job: the start of a
+# gang would cost the square of its size. So the next reconcile of a larger gang waits a second for
+# each PODS_PER_SECOND.
+LARGE_GANG = 100
+PODS_PER_SECOND = 2000
 
 log = structlog.get_logger(__name__)
 
@@ -88,12 +95,16 @@ class JobReconciler:
         self._clock = clock
         self._now = now
         self._refusals: Refusals[Key] = Refusals(clock)
+        self._throttle: Throttle[Key] = Throttle(clock)
 
     async def attempt(self, key: Key) -> Outcome:
         """Reconcile the key once. Raises what `Applier` raises."""
         behind = self._writes.behind(key)
         if behind is not None:
             return behind
+        delay = self._throttle.delay(key)
+        if delay is not None:
+            return RequeueAfter(delay)
         observed = self._observe(*key)
         if observed is None:
             self._forget(key)
@@ -103,6 +114,10 @@ class JobReconciler:
         except ApiError as error:
             self._record_forbidden(observed.job, error)
             raise
+        finally:
+            pods = len(observed.gang.workers) + len(observed.gang.stale_pods)
+            if pods > LARGE_GANG:
+                self._throttle.record(key, pods / PODS_PER_SECOND)
 
     async def _reconcile(self, key: Key, observed: Observed) -> Outcome:
         """Decide and write, and repeat after each new refusal.
@@ -236,6 +251,7 @@ class JobReconciler:
     def _forget(self, key: Key) -> None:
         self._refusals.forget(key)
         self._writes.forget(key)
+        self._throttle.forget(key)
 
 
 def _log_status(job: TorchrunJob, status: TorchrunJobStatus) -> None:

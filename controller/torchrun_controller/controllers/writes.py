@@ -1,6 +1,5 @@
 """The writes of a controller: they are counted, throttled, and expected in the caches."""
 
-import math
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -13,6 +12,7 @@ from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.client.apply import Status, WriteResult
 from torchrun_controller.controllers import audit_log
 from torchrun_controller.controllers.controller import Behind
+from torchrun_controller.controllers.throttle import Throttle
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
 
@@ -60,33 +60,6 @@ class Throttled(Struct, frozen=True):
     seconds: float
 
 
-class StatusThrottle(Generic[K]):
-    """Delays a status that follows another too closely.
-
-    `clock` is monotonic, in seconds. Holds a time for each existing object.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._last_write: dict[K, float] = {}
-
-    def delay(self, key: K, interval: float) -> float | None:
-        """Return the seconds until a status may be written; None if it may be written now.
-
-        `interval` is the time between two writes, in seconds.
-        """
-        seconds_left = self._last_write.get(key, -math.inf) + interval - self._clock()
-        return seconds_left if seconds_left > 0 else None
-
-    def record_write(self, key: K) -> None:
-        """Record a successful write. After a failed one, the work queue's back-off applies."""
-        self._last_write[key] = self._clock()
-
-    def forget(self, key: K) -> None:
-        """Do not delay the next status: the object is gone or replaced."""
-        self._last_write.pop(key, None)
-
-
 class Writes(Generic[K]):
     """The writes of one controller. `clock` is monotonic, in seconds."""
 
@@ -100,7 +73,7 @@ class Writes(Generic[K]):
         self._writer = writer
         self._expectations = expectations
         self._metrics = metrics
-        self._throttle: StatusThrottle[K] = StatusThrottle(clock)
+        self._throttle: Throttle[K] = Throttle(clock)
 
     def behind(self, key: K) -> Behind | None:
         """Return Behind while the caches do not show the key's last writes, else None."""
@@ -145,12 +118,13 @@ class Writes(Generic[K]):
         Raises what `Applier.apply_status` raises.
         """
         if status.phase == owner.status.phase:
-            delay = self._throttle.delay(key, _status_interval(status))
+            delay = self._throttle.delay(key)
             if delay is not None:
                 return Throttled(delay)
         write = self._writer.apply_status(owner, status)
         result = await self._write(key, kind_of(owner), write)
-        self._throttle.record_write(key)
+        # After a failed write, the back-off of the work queue applies.
+        self._throttle.record(key, _status_interval(status))
         return result
 
     def forget(self, key: K) -> None:

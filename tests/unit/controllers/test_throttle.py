@@ -1,0 +1,56 @@
+"""A job with a large gang is reconciled at intervals; other jobs at once."""
+
+import pytest
+from msgspec.structs import replace
+
+from torchrun_api.core import Pod
+from torchrun_controller.controllers.controller import Done, RequeueAfter
+from torchrun_controller.controllers.job import LARGE_GANG, PODS_PER_SECOND
+from torchrun_controller.reconcile.model.observed import ObservedGang
+from torchrun_controller.reconcile.model.plan import Plan
+from unit.controllers.neighbours import KEY, REJECTION, World, observed, status
+
+
+def with_pods(workers: int, stale: int = 0) -> World:
+    world = World()
+    pods = ObservedGang(workers=(Pod(),) * workers, stale_pods=(Pod(),) * stale)
+    world.present[KEY] = replace(observed("Running"), gang=pods)
+    return world
+
+
+async def test_a_large_gang_is_reconciled_once_in_an_interval() -> None:
+    world = with_pods(PODS_PER_SECOND - 10, 10)
+    assert await world.reconciler.attempt(KEY) == Done()
+    world.time += 0.25
+    assert await world.reconciler.attempt(KEY) == RequeueAfter(0.75)
+    assert len(world.observations) == 1
+    world.time += 0.75
+    assert await world.reconciler.attempt(KEY) == Done()
+    assert len(world.observations) == 2
+
+
+async def test_a_small_gang_is_reconciled_at_once() -> None:
+    world = with_pods(LARGE_GANG)
+    for _ in range(2):
+        assert await world.reconciler.attempt(KEY) == Done()
+    assert len(world.observations) == 2
+
+
+async def test_a_failed_reconcile_counts_too() -> None:
+    world = with_pods(2 * LARGE_GANG)
+    world.plan = lambda _: Plan(status=status("Failed"))
+    world.failures = [RuntimeError(REJECTION.message)]
+    with pytest.raises(RuntimeError):
+        await world.reconciler.attempt(KEY)
+    assert isinstance(await world.reconciler.attempt(KEY), RequeueAfter)
+
+
+async def test_a_replaced_job_is_reconciled_at_once() -> None:
+    world = with_pods(2 * LARGE_GANG)
+    await world.reconciler.attempt(KEY)
+    world.time += 1
+    del world.present[KEY]
+    assert await world.reconciler.attempt(KEY) == Done()
+    world.present[KEY] = observed("Running")
+    assert await world.reconciler.attempt(KEY) == Done()
+    assert len(world.observations) == 2
