@@ -71,15 +71,15 @@ def measure(parts: list[str], options: Options) -> Results:
             results.turns, results.restarts = figures.turns, figures.restarts
             results.versions = versions()
             print(f"\n{page.shapes(results)}")
-            results.rows += _shown(part, shapes.rows(figures))
+            results.rows += _print_rows(part, shapes.rows(figures))
         else:
-            results.rows += _shown(part, measures[part](options))
+            results.rows += _print_rows(part, measures[part](options))
     if shared:
-        results.rows += _shown(", ".join(shared), standing.parts(shared, options))
+        results.rows += _print_rows(", ".join(shared), standing.parts(shared, options))
     return results
 
 
-def _shown(part: str, rows: list[Row]) -> list[Row]:
+def _print_rows(part: str, rows: list[Row]) -> list[Row]:
     if rows:
         print(f"\n{part}\n{table(rows)}\n", flush=True)
     return [msgspec.structs.replace(row, part=part) for row in rows]

@@ -47,8 +47,8 @@ def parse(text: str) -> dict[str, float]:
 
 def since(now: Counts, before: Counts, created: Mapping[str, int]) -> dict[str, float]:
     """The requests since `before`, without those with which the load created objects."""
-    left = {kind: n - before.get(kind, 0) - created.get(kind, 0) for kind, n in now.items()}
-    return {kind: number for kind, number in sorted(left.items()) if number > 0}
+    requests = {kind: n - before.get(kind, 0) - created.get(kind, 0) for kind, n in now.items()}
+    return {kind: number for kind, number in sorted(requests.items()) if number > 0}
 
 
 def writes(counts: Counts) -> float:

@@ -36,7 +36,7 @@ from torchrun_controller.workqueue import AsyncWorkQueue
 SLOW = {"models": 50, "dicts": 5}  # one event in this many is measured
 
 
-class Seen(msgspec.Struct, frozen=True):
+class SideResult(msgspec.Struct, frozen=True):
     """The result of one side."""
 
     events: int
@@ -51,7 +51,7 @@ class _Memory:
         self._events = events
         self.frame_seconds = 0.0  # CPU seconds for the creation of frames
         self.bytes = 0
-        self.ended = asyncio.Event()
+        self.end = asyncio.Event()
 
     async def request(self, *arguments: object, **options: object) -> Response:
         """Refuse lists, which are not needed."""
@@ -74,20 +74,20 @@ class _Memory:
         yield msgspec.json.encode({"type": "BOOKMARK", "object": end}) + b"\n"
         frames = chunks(0, self._events)
         while True:
-            began = time.process_time()
+            start = time.process_time()
             chunk = next(frames, None)
-            self.frame_seconds += time.process_time() - began
+            self.frame_seconds += time.process_time() - start
             if chunk is None:
                 break
             self.bytes += len(chunk)
             yield chunk
             # Like a socket: let other tasks run.
             await asyncio.sleep(0)
-        self.ended.set()
+        self.end.set()
         await asyncio.Event().wait()
 
 
-async def _controller(events: int, plant: float) -> Seen:
+async def _controller(events: int, plant: float) -> SideResult:
     memory = _Memory(events)
     queue: AsyncWorkQueue[tuple[str, str]] = AsyncWorkQueue(time.monotonic)
     store = Store({JOB_INDEX: by_job, NODE_INDEX: by_node})
@@ -105,43 +105,43 @@ async def _controller(events: int, plant: float) -> Seen:
         while True:
             queue.done(await queue.take())
 
-    began = time.process_time()
+    start = time.process_time()
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(informer.run()), tasks.create_task(take())]
-        await memory.ended.wait()
+        await memory.end.wait()
         # The creation of frames was slowed down, too.
-        used = time.process_time() - began - memory.frame_seconds * plant
+        used = time.process_time() - start - memory.frame_seconds * plant
         for task in running:
             task.cancel()
     assert len(store) == min(events, PODS_OF_ALL), f"{len(store)} pods in the store"
     assert store.resource_version == FIRST_VERSION + events
-    return Seen(events, used, memory.bytes)
+    return SideResult(events, used, memory.bytes)
 
 
-def _lines(events: int, take: Callable[[bytes], object] | None) -> Seen:
+def _lines(events: int, take: Callable[[bytes], object] | None) -> SideResult:
     """Call `take` with each line of the same bytes."""
     used, size, count, rest = 0.0, 0, 0, b""
     for chunk in chunks(0, events):
         size += len(chunk)
-        began = time.process_time()
+        start = time.process_time()
         *lines, rest = (rest + chunk).split(b"\n")
         if take is not None:
             for line in lines:
                 take(line)
         count += len(lines)
-        used += time.process_time() - began
+        used += time.process_time() - start
     assert count == events, f"{count} lines"
-    return Seen(events, used, size)
+    return SideResult(events, used, size)
 
 
-async def _models(events: int) -> Seen:
+async def _models(events: int) -> SideResult:
     from kubernetes_asyncio.watch import Watch
 
     watch = Watch()  # needs an event loop
     return _lines(events, lambda line: watch.unmarshal_event(line.decode(), "V1Pod"))
 
 
-def side(name: str, events: int, plant: float = 0.0) -> Seen:
+def side(name: str, events: int, plant: float = 0.0) -> SideResult:
     """Run one side in this process, slowed down by the factor `plant`."""
     match name:
         case "controller":
@@ -175,11 +175,11 @@ def churn(options: Options) -> list[Row]:
     ]
 
 
-def measured(side: str, events: int, plant: float) -> Seen:
+def measured(side: str, events: int, plant: float) -> SideResult:
     """Run one side in a separate process."""
     command = [PYTHON, "-m", "torchrun_bench.churn", side, str(events), str(plant)]
     done = subprocess.run(command, env=compiled_environment(), check=True, capture_output=True)
-    return msgspec.json.decode(done.stdout, type=Seen)
+    return msgspec.json.decode(done.stdout, type=SideResult)
 
 
 if __name__ == "__main__":

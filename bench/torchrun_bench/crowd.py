@@ -41,7 +41,11 @@ COPIED = (
     "/registry/pods/",
 )
 # Values that copies share.
-KEPT = ("/registry/torchrun.ai/torchrunqueues/", "/registry/minions/", "/registry/namespaces/")
+SHARED_PREFIXES = (
+    "/registry/torchrun.ai/torchrunqueues/",
+    "/registry/minions/",
+    "/registry/namespaces/",
+)
 ORIGINAL_PATH = (
     f"/apis/torchrun.ai/v1alpha1/namespaces/{CONTROLLER_NAMESPACE}/torchrunjobs/{ORIGINAL}"
 )
@@ -72,7 +76,7 @@ class Crowd:
             for key in self._original
             if key.startswith(b"/registry/pods/")
         )
-        others = [value for prefix in KEPT for value in etcd.under(prefix).values()]
+        others = [value for prefix in SHARED_PREFIXES for value in etcd.under(prefix).values()]
         etcd.close()
         self._uids = sorted(_uids(self._original.values()) - _uids(others))
 
@@ -87,20 +91,22 @@ class Crowd:
 
     def fill(self, jobs: int) -> None:
         """Create jobs up to this number, each with its pods. Stops the API server meanwhile."""
-        began = time.monotonic()
+        start = time.monotonic()
         self.cluster.stop("kube-apiserver")
         etcd = Etcd(self._name)
-        written = etcd.put(pair for number in range(self.jobs, jobs) for pair in self._copy(number))
+        object_count = etcd.put(
+            pair for number in range(self.jobs, jobs) for pair in self._copy(number)
+        )
         etcd.close()
         # It reads all objects before it is ready, which takes minutes on a busy machine.
         with contextlib.suppress(ClusterError):
             self.cluster.start("kube-apiserver")
         self.cluster.wait_ready(MOST_SECONDS)
         self.jobs = jobs
-        pods = uvloop.run(self._seen(jobs))
+        pods = uvloop.run(self._wait_until_complete(jobs))
         say(
             f"crowd: {jobs} jobs with {pods} pods in {self.teams} namespaces,"
-            f" {written} objects written in {time.monotonic() - began:.0f} s"
+            f" {object_count} objects written in {time.monotonic() - start:.0f} s"
         )
 
     def _copy(self, number: int) -> Iterator[tuple[bytes, bytes]]:
@@ -116,7 +122,7 @@ class Crowd:
                 key = key.replace(old, new)
             yield key, copied
 
-    async def _seen(self, jobs: int) -> int:
+    async def _wait_until_complete(self, jobs: int) -> int:
         """Wait until the API server lists all objects. Returns the number of pods."""
         async with self.server.session() as session:
             count = 0
@@ -158,13 +164,13 @@ async def _one_gang(server: Server, port: int, gang: int) -> None:
 def crowd(part: str, gang: int, teams: int) -> Iterator[Crowd]:
     """A cluster with one running job of `gang` pods, which can be copied to `teams` namespaces."""
     say(f"{part}: starts an API server, and one gang of {gang} to be copied")
-    made = cluster(part, scheduler=True)
-    with made:
-        server, port = prepare(made), free_port()
+    crowd_cluster = cluster(part, scheduler=True)
+    with crowd_cluster:
+        server, port = prepare(crowd_cluster), free_port()
         uvloop.run(create_teams(server, teams))
-        with kwok.playing(made), controller(made.kubeconfig, port) as process:
+        with kwok.playing(crowd_cluster), controller(crowd_cluster.kubeconfig, port) as process:
             uvloop.run(_one_gang(server, port, gang))
             settled(process.pid)
         for component in ("kube-controller-manager", "kube-scheduler"):
-            made.stop(component)
-        yield Crowd(made, name_of(part), server, gang, teams)
+            crowd_cluster.stop(component)
+        yield Crowd(crowd_cluster, name_of(part), server, gang, teams)

@@ -42,8 +42,8 @@ class Etcd:
 
     def put(self, pairs: Iterable[tuple[bytes, bytes]]) -> int:
         """Write keys and values. Returns their number."""
-        left, count = iter(pairs), 0
-        while batch := list(islice(left, AT_A_TIME)):
+        rest, count = iter(pairs), 0
+        while batch := list(islice(rest, AT_A_TIME)):
             puts = [
                 {"requestPut": {"key": _coded(key), "value": _coded(value)}} for key, value in batch
             ]

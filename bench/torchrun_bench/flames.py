@@ -87,8 +87,8 @@ def _draw(frame: Frame, left: float, depth: int, whole: int, boxes: list[str]) -
     )
     letters = int(width / 6.8)
     if letters > 4:
-        shown = html.escape(frame.name[:letters])
-        boxes.append(f'<text x="{left + 2:.1f}" y="{(depth + 1) * HEIGHT + 11}">{shown}</text>')
+        text = html.escape(frame.name[:letters])
+        boxes.append(f'<text x="{left + 2:.1f}" y="{(depth + 1) * HEIGHT + 11}">{text}</text>')
     boxes.append("</g>")
     for callee in sorted(frame.callees.values(), key=lambda each: -each.samples):
         if callee.samples >= LEAST * whole:
@@ -129,9 +129,9 @@ def _keep(lines: list[str], name: str, title: str, purposes: Purposes) -> None:
     path = PICTURES / f"{name}.svg"
     path.write_text(picture(read("\n".join(lines)), title))
     say(f"flames: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
-    made = profile(lines, purposes, title, commit())
-    save(name, made)
-    print(f"\n{tables({name: made})}", flush=True)
+    new_profile = profile(lines, purposes, title, commit())
+    save(name, new_profile)
+    print(f"\n{tables({name: new_profile})}", flush=True)
 
 
 def flames(options: Options) -> list[Row]:

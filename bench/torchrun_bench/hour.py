@@ -51,9 +51,9 @@ def hour(on: Crowd, options: Options) -> list[Row]:
 
 async def _run(on: Crowd, pid: int, seconds: float) -> tuple[list[Sample], int]:
     """Change pods for this time. Returns the samples, and the number of changes."""
-    client, began = Client(on.server), time.monotonic()
+    client, start = Client(on.server), time.monotonic()
     samples = [Sample(0.0, usage(pid))]
-    sent, failed, waiting = 0, 0, 0
+    sent_count, failed, waiting = 0, 0, 0
 
     async def change(number: int) -> None:
         nonlocal failed, waiting
@@ -67,24 +67,26 @@ async def _run(on: Crowd, pid: int, seconds: float) -> tuple[list[Sample], int]:
             waiting -= 1
 
     async with asyncio.TaskGroup() as tasks:
-        while (now := time.monotonic() - began) < seconds:
+        while (now := time.monotonic() - start) < seconds:
             if now >= len(samples) * seconds / SAMPLES:
                 samples.append(Sample(now, usage(pid)))
                 if len(samples) % (SAMPLES // 6) == 0:
                     mib = samples[-1].used.mib
-                    say(f"hour: {now / 60:.0f} min, {sent} events, {mib:.0f} MiB")
+                    say(f"hour: {now / 60:.0f} min, {sent_count} events, {mib:.0f} MiB")
             # An API server that cannot keep up gets fewer, and the figures have the rate that was.
-            due = max(min(int(now * EVENTS_A_SECOND), sent + MOST_WAITING - waiting), sent)
-            for number in range(sent, due):
+            due = max(
+                min(int(now * EVENTS_A_SECOND), sent_count + MOST_WAITING - waiting), sent_count
+            )
+            for number in range(sent_count, due):
                 tasks.create_task(change(number))
-            sent = due
+            sent_count = due
             await asyncio.sleep(1 / EVENTS_A_SECOND)
-    samples.append(Sample(time.monotonic() - began, usage(pid)))
+    samples.append(Sample(time.monotonic() - start, usage(pid)))
     client.close()
     # A busy API server may refuse some.
-    if failed > sent * MOST_FAILED:
-        raise RuntimeError(f"{failed} of {sent} changes of pods failed")
-    return samples, sent - failed
+    if failed > sent_count * MOST_FAILED:
+        raise RuntimeError(f"{failed} of {sent_count} changes of pods failed")
+    return samples, sent_count - failed
 
 
 async def _change(client: Client, on: Crowd, number: int) -> None:
@@ -113,7 +115,9 @@ def slope(samples: Sequence[Sample]) -> float:
     return statistics.linear_regression(hours, mib).slope
 
 
-def rows(samples: Sequence[Sample], changed: int, made: Requests, minutes: float) -> list[Row]:
+def rows(
+    samples: Sequence[Sample], changed: int, request_counts: Requests, minutes: float
+) -> list[Row]:
     """The figures."""
     first, last = samples[0], samples[-1]
     seconds = last.seconds - first.seconds
@@ -126,5 +130,5 @@ def rows(samples: Sequence[Sample], changed: int, made: Requests, minutes: float
         row(f"{of}: memory at the beginning", "MiB", first.used.mib),
         row(f"{of}: memory at the end", "MiB", last.used.mib),
         row(f"{of}: growth of memory", "MiB/h", slope(samples)),
-        row(f"{of}: writes", "", made.writes, most=0),
+        row(f"{of}: writes", "", request_counts.writes, most=0),
     ]

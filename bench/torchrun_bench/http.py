@@ -43,8 +43,10 @@ class Server(msgspec.Struct, frozen=True):
         """A session without limits on connections."""
         connector = aiohttp.TCPConnector(ssl=self.tls(), limit=0)
         timeout = aiohttp.ClientTimeout(total=None)
-        async with aiohttp.ClientSession(self.url, connector=connector, timeout=timeout) as made:
-            yield made
+        async with aiohttp.ClientSession(
+            self.url, connector=connector, timeout=timeout
+        ) as new_session:
+            yield new_session
 
 
 class Client:

@@ -94,9 +94,9 @@ async def _alone(server: Server, pods: int) -> Steps:
                 await send(session, "DELETE", f"{path}/{GANG}-0", options, JSON)
                 await start(1)
 
-            began = time.monotonic()
+            start_time = time.monotonic()
             await start(0)
-            steps = await _steps(gangs, pods, began, again)
+            steps = await _steps(gangs, pods, start_time, again)
             await send(
                 session, "DELETE", f"{path}/{GANG}-1?propagationPolicy=Background", b"", JSON
             )
@@ -118,7 +118,7 @@ def labelled_job(pods: int, attempt: int) -> JsonObject:
 
 
 async def _steps(
-    gangs: Gangs, pods: int, began: float, again: Callable[[], Awaitable[None]] | None = None
+    gangs: Gangs, pods: int, start_time: float, again: Callable[[], Awaitable[None]] | None = None
 ) -> Steps:
     """Wait for the pods of a gang that was created, fail one, and wait for the next attempt.
 
@@ -134,8 +134,8 @@ async def _steps(
         await again()
     await gangs.until(lambda: len(gangs.pods.get((GANG, "1"), ())) == pods)
     return Steps(
-        pods_created=max(gangs.pods[GANG, "0"].values()) - began,
-        pods_running=max(gangs.up[GANG, "0"].values()) - began,
+        pods_created=max(gangs.pods[GANG, "0"].values()) - start_time,
+        pods_running=max(gangs.up[GANG, "0"].values()) - start_time,
         pods_again=max(gangs.pods[GANG, "1"].values()) - gangs.failed[GANG],
     )
 
@@ -145,18 +145,18 @@ async def _ours(server: Server, pods: int, pid: int, port: int) -> tuple[Steps, 
     async with server.session() as session:
         gangs = Gangs(session, CONTROLLER_NAMESPACE, MOST_SECONDS)
         async with gangs.following():
-            before, began = requests(port), time.monotonic()
+            before, start_time = requests(port), time.monotonic()
             await create(session, CONTROLLER_NAMESPACE, GANG, pods)
             await gangs.until(lambda: (GANG, 0) in gangs.running)
             await asyncio.to_thread(settled, pid)
             running = requests(port)
-            steps = await _steps(gangs, pods, began)
+            steps = await _steps(gangs, pods, start_time)
             await gangs.until(lambda: (GANG, 1) in gangs.running)
             used = await asyncio.to_thread(settled, pid)
             async with session.get(f"{gangs.jobs_path}/{GANG}") as answer:
                 status = msgspec.json.decode(await answer.read())["status"]
             return steps, Cost(
-                phase_running=gangs.running[GANG, 0] - began,
+                phase_running=gangs.running[GANG, 0] - start_time,
                 phase_again=gangs.running[GANG, 1] - gangs.failed[GANG],
                 started=running.since(before),
                 restarted=requests(port).since(running),
@@ -180,8 +180,8 @@ def rows(pods: int, ours: Steps, alone: Steps, cost: Cost) -> list[Row]:
     of = f"gang of {pods:,}"
     bound = ("<=", 1.5) if pods == TARGET_PODS else None
     most = 20.0 if pods == TARGET_PODS else None
-    for what, made in (("start", cost.started), ("restart", cost.restarted)):
-        say(f"{of}, {what}: {made.written()}")
+    for what, request_counts in (("start", cost.started), ("restart", cost.restarted)):
+        say(f"{of}, {what}: {request_counts.writes_by_kind()}")
     return [
         row(f"{of}: created to all pods created", "s", ours.pods_created, alone.pods_created),
         row(f"{of}: created to all pods running", "s", ours.pods_running, alone.pods_running),
@@ -198,5 +198,5 @@ def rows(pods: int, ours: Steps, alone: Steps, cost: Cost) -> list[Row]:
     ]  # fmt: skip
 
 
-def _events(made: Requests) -> int:
-    return sum(n for (verb, what), n in made.by_kind.items() if what.startswith("events"))
+def _events(request_counts: Requests) -> int:
+    return sum(n for (verb, what), n in request_counts.by_kind.items() if what.startswith("events"))

@@ -26,25 +26,25 @@ class Watched:
     def __init__(self, session: aiohttp.ClientSession, namespace: str) -> None:
         self._session = session
         self._namespace = namespace
-        self._seen: dict[str, asyncio.Future[float]] = {}
-        self._begun = asyncio.Event()
+        self._child_times: dict[str, asyncio.Future[float]] = {}
+        self._watch_start = asyncio.Event()
 
     async def follow(self, tasks: asyncio.TaskGroup) -> asyncio.Task[None]:
         """Start the watch. Later objects are seen until the task is cancelled."""
         task = tasks.create_task(self._follow())
-        await self._begun.wait()
+        await self._watch_start.wait()
         return task
 
     async def _follow(self) -> None:
         path = f"/apis/batch/v1/namespaces/{self._namespace}/jobs"
-        async for child in watch(self._session, path, self._begun.set):
+        async for child in watch(self._session, path, self._watch_start.set):
             metadata = child["metadata"]
             assert isinstance(metadata, dict)
             future = self._future(str(metadata["name"]))
             if not future.done():
                 future.set_result(time.monotonic())
 
-    async def seen(self, name: str) -> float:
+    async def wait_for_child(self, name: str) -> float:
         """Wait for the child Job of this name. Returns when it was seen."""
         async with asyncio.timeout(MOST_SECONDS):
             return await self._future(name)
@@ -53,12 +53,12 @@ class Watched:
         """Create one job. Returns the seconds until its child Job was seen."""
         started = time.monotonic()
         await create(self._session, self._namespace, name)
-        return await self.seen(name) - started
+        return await self.wait_for_child(name) - started
 
     def _future(self, name: str) -> asyncio.Future[float]:
-        if name not in self._seen:
-            self._seen[name] = asyncio.get_running_loop().create_future()
-        return self._seen[name]
+        if name not in self._child_times:
+            self._child_times[name] = asyncio.get_running_loop().create_future()
+        return self._child_times[name]
 
 
 async def in_turn(

@@ -155,12 +155,12 @@ def flames_block(profiles: dict[str, Profile]) -> str:
 
 def with_figures(text: str, runs: Mapping[str, Run], profiles: dict[str, Profile]) -> str:
     """The page with these figures. Raises ValueError without the four comments."""
-    for begin, end, made in (
+    for begin, end, content in (
         (BEGIN, END, block(runs)),
         (FLAMES, FLAMES_END, flames_block(profiles)),
     ):
         before, after = text.index(begin), text.index(end) + len(end)
-        text = text[:before] + made + text[after:]
+        text = text[:before] + content + text[after:]
     return text
 
 

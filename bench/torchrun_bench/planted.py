@@ -19,11 +19,11 @@ def slowed(factor: float) -> Callable[[asyncio.Handle], None]:
     """The replacement of `asyncio.Handle._run`."""
 
     def run(handle: asyncio.Handle) -> None:
-        began = time.thread_time()
+        start = time.thread_time()
         try:
             _RUN(handle)
         finally:
-            until = time.thread_time() + (time.thread_time() - began) * (factor - 1)
+            until = time.thread_time() + (time.thread_time() - start) * (factor - 1)
             while time.thread_time() < until:
                 pass
 

@@ -75,8 +75,8 @@ class Requests(msgspec.Struct, frozen=True):
     def since(self, before: "Requests") -> "Requests":
         """The requests since `before`."""
         kinds = self.by_kind.items()
-        left = {kind: number - before.by_kind.get(kind, 0) for kind, number in kinds}
-        return Requests({kind: number for kind, number in left.items() if number})
+        new_requests = {kind: number - before.by_kind.get(kind, 0) for kind, number in kinds}
+        return Requests({kind: number for kind, number in new_requests.items() if number})
 
     @property
     def all(self) -> int:
@@ -88,9 +88,9 @@ class Requests(msgspec.Struct, frozen=True):
     @property
     def writes(self) -> int:
         """Writes, without events and leases."""
-        return sum(self.written().values())
+        return sum(self.writes_by_kind().values())
 
-    def written(self) -> dict[str, int]:
+    def writes_by_kind(self) -> dict[str, int]:
         """Writes by resource."""
         kinds = self.by_kind.items()
         return {

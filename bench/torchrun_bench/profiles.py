@@ -9,7 +9,7 @@ import msgspec
 
 from torchrun_bench.report import RESULTS
 
-KEPT = RESULTS / "profiles.json"
+PROFILES = RESULTS / "profiles.json"
 MOST = 15  # functions
 REST = "event loop and the rest"
 # The innermost frame that matches a pattern decides: a log line of a reconciler is a log line.
@@ -101,14 +101,14 @@ def _purpose(frames: Sequence[str], patterns: Sequence[tuple[str, re.Pattern[str
     return REST
 
 
-def stored(path: Path = KEPT) -> dict[str, Profile]:
+def stored(path: Path = PROFILES) -> dict[str, Profile]:
     """The stored profiles by the name of their picture."""
     return msgspec.json.decode(path.read_bytes(), type=dict[str, Profile]) if path.exists() else {}
 
 
-def save(name: str, made: Profile, path: Path = KEPT) -> None:
+def save(name: str, profile: Profile, path: Path = PROFILES) -> None:
     """Store a profile beside the others."""
-    content = msgspec.json.encode(stored(path) | {name: made}, order="deterministic")
+    content = msgspec.json.encode(stored(path) | {name: profile}, order="deterministic")
     path.write_bytes(msgspec.json.format(content, indent=1) + b"\n")
 
 

@@ -104,13 +104,13 @@ async def _whole(session: aiohttp.ClientSession, gangs: Gangs, job: str) -> Whol
     await gangs.until(lambda: (job, 0) in gangs.running)
     await gangs.end(sorted(gangs.pods[job, "0"])[FAILING], FAILED)
     await gangs.until(lambda: (job, 1) in gangs.running)
-    seen = _seen(gangs, job)
-    began = gangs.failed[job]
+    restart = _restart(gangs, job)
+    failure_time = gangs.failed[job]
     await gangs.delete(job)
     return Whole(
-        *(seen.child_job, seen.first_pod, seen.all_pods),
-        ranks=max(gangs.started[job, "1"].values()) - began,
-        running=gangs.running[job, 1] - began,
+        *(restart.child_job, restart.first_pod, restart.all_pods),
+        ranks=max(gangs.started[job, "1"].values()) - failure_time,
+        running=gangs.running[job, 1] - failure_time,
     )
 
 
@@ -119,40 +119,40 @@ async def _bare(session: aiohttp.ClientSession, gangs: Gangs, job: str) -> Resta
     await gangs.until(lambda: len(gangs.up.get((job, "0"), ())) == GANG)
     await gangs.end(sorted(gangs.pods[job, "0"])[FAILING], FAILED)
     await gangs.until(lambda: len(gangs.up.get((job, "1"), ())) == GANG)
-    seen = _seen(gangs, job)
+    restart = _restart(gangs, job)
     await gangs.delete(job)
-    return seen
+    return restart
 
 
-def _seen(gangs: Gangs, job: str) -> Restart:
+def _restart(gangs: Gangs, job: str) -> Restart:
     pods = sorted(gangs.pods[job, "1"].values())
     assert len(pods) == GANG, f"{job}: {len(pods)} pods in the second gang"
-    began = gangs.failed[job]
+    failure_time = gangs.failed[job]
     child = gangs.children[names.child_job(job, 1)]
-    return Restart(child - began, pods[0] - began, pods[-1] - began)
+    return Restart(child - failure_time, pods[0] - failure_time, pods[-1] - failure_time)
 
 
 def rows(ours: list[Whole], floor: list[Restart]) -> list[Row]:
     """The figures, those with a target first."""
-    made = []
+    result = []
     for percent, most in ((50, 0.4), (99, 1.0)):
         what = f"gang of {GANG}, first failed pod to all pods of the next, p{percent}, {len(ours)}"
         left, right = (
             percentile([each.all_pods for each in side], percent) for side in (ours, floor)
         )
-        made.append(row(what, "s", left, right, most=most))
+        result.append(row(what, "s", left, right, most=most))
     for percent in (50, 99):
         what = f"until the new Job is seen, p{percent}"
         left, right = (
             percentile([each.child_job for each in side], percent) for side in (ours, floor)
         )
-        made.append(row(what, "s", left, right))
+        result.append(row(what, "s", left, right))
     for part, what in (
         ("ranks", "until every rank may start"),
         ("running", "until the phase is Running again"),
     ):
-        made.append(row(f"{what}, p50", "s", percentile([getattr(r, part) for r in ours], 50)))
-    return made
+        result.append(row(f"{what}, p50", "s", percentile([getattr(r, part) for r in ours], 50)))
+    return result
 
 
 def lives(options: Options) -> list[Row]:
@@ -163,7 +163,7 @@ def lives(options: Options) -> list[Row]:
 
 async def _lives(on: Sides, count: int) -> list[Row]:
     await ready(on.port)
-    made = []
+    result = []
     async with on.server.session() as session:
         gangs = Gangs(session, CONTROLLER_NAMESPACE)
         async with gangs.following():
@@ -174,12 +174,14 @@ async def _lives(on: Sides, count: int) -> list[Row]:
                 for number in range(count):
                     await _life(session, gangs, f"life-{nodes}-{number}", nodes)
                 await asyncio.to_thread(settled, on.controller)
-                seen = requests(on.port).since(before)
-                for kind, number in sorted(seen.by_kind.items()):
+                request_counts = requests(on.port).since(before)
+                for kind, number in sorted(request_counts.by_kind.items()):
                     say(f"life of {nodes}: {number / count:.2f} requests a job: {' '.join(kind)}")
                 what = f"writes of a plain life of {nodes} nodes, created to Succeeded"
-                made.append(row(f"{what}, without events", "", seen.writes / count, most=most))
-    return made
+                result.append(
+                    row(f"{what}, without events", "", request_counts.writes / count, most=most)
+                )
+    return result
 
 
 async def _life(session: aiohttp.ClientSession, gangs: Gangs, job: str, nodes: int) -> None:

@@ -49,9 +49,9 @@ class Figures(msgspec.Struct):
 def site(part: str, teams: int) -> Iterator[Site]:
     """An API server with the queue in many namespaces."""
     with serving(part) as (cluster, server):
-        made = Site(name_of(part), cluster, server)
+        new_site = Site(name_of(part), cluster, server)
         uvloop.run(create_teams(server, teams))
-        yield made
+        yield new_site
 
 
 def measure(options: Options) -> Figures:
@@ -160,21 +160,21 @@ TARGETS: tuple[tuple[str, str, str, Competitor, tuple[str, float]], ...] = (
 
 def rows(figures: Figures) -> list[Row]:
     """The figures that have targets."""
-    turns, nodes, made = figures.turns, TARGET_NODES, []
+    turns, nodes, result = figures.turns, TARGET_NODES, []
     for field, what, unit, other, bound in TARGETS:
         ours, its = (median(turns, field, nodes, one) for one in (CONTROLLER, other))
         if ours is not None and its is not None:
             of = ratio(turns, field, nodes, other)
             what = f"{nodes} nodes, {what}, beside {other.name}"
-            made.append(row(what, unit, ours, its, ratio=bound, of=of))
+            result.append(row(what, unit, ours, its, ratio=bound, of=of))
     for field, what, unit, most in (
         ("cpu_ms", "CPU a job until it is at rest", "ms", 2.0),
         ("peak_mib", "peak memory", "MiB", 75.0),
     ):
         ours = median(turns, field, nodes, CONTROLLER)
         if ours is not None:
-            made.append(row(f"{nodes} nodes, {what}", unit, ours, most=most))
-    return made + _restart_rows(figures.restarts)
+            result.append(row(f"{nodes} nodes, {what}", unit, ours, most=most))
+    return result + _restart_rows(figures.restarts)
 
 
 def _restart_rows(restarts: Sequence[Restarted]) -> list[Row]:
@@ -183,15 +183,15 @@ def _restart_rows(restarts: Sequence[Restarted]) -> list[Row]:
     if ours is None:
         return []
     of = f"restart with {ours.jobs} jobs"
-    made = [row(f"{of}: writes", "", ours.writes, most=0)]
+    result = [row(f"{of}: writes", "", ours.writes, most=0)]
     if other := by_name.get(JOBSET_SERVICE.name):
         beside = f"beside {other.competitor}"
-        made += [
+        result += [
             row(f"{of}: ready, {beside}", "s", ours.ready, other.ready),
             row(f"{of}: first action, {beside}", "s", ours.first_action, other.first_action,
                 ratio=("<=", 1.0)),
         ]  # fmt: skip
-    return made
+    return result
 
 
 def requests_of(one: Turn) -> str:

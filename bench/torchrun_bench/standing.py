@@ -83,24 +83,27 @@ def _fill(on: Crowd, jobs: int, options: Options) -> None:
     with controller(on.cluster.kubeconfig, port, plant=options.plant) as process:
         until_ready(port)
         settled(process.pid)
-        made = requests(port)
-    say(f"crowd: the first look at {jobs} jobs writes {made.writes} times: {made.written()}")
+        request_counts = requests(port)
+    say(
+        f"crowd: the first look at {jobs} jobs writes {request_counts.writes} times:"
+        f" {request_counts.writes_by_kind()}"
+    )
 
 
 def _cold(on: Crowd, options: Options, namespaces: Sequence[str] = ()) -> Cold:
     """One start with watches of all namespaces, or of each of these."""
     scope = ["--namespaces", ",".join(namespaces)] if namespaces else []
-    began = time.monotonic()
+    start = time.monotonic()
     with bare(on.server, "", "list") as process:
         wait_for_word(process, "synced")
-        floor = time.monotonic() - began
-    port, began = free_port(), time.monotonic()
+        floor = time.monotonic() - start
+    port, start = free_port(), time.monotonic()
     with controller(on.cluster.kubeconfig, port, plant=options.plant, options=scope) as process:
         until_ready(port)
-        synced = time.monotonic() - began
+        synced = time.monotonic() - start
         used = settled(process.pid)
-        at_rest = time.monotonic() - began - 1
-        made = Cold(
+        at_rest = time.monotonic() - start - 1
+        result = Cold(
             synced=synced,
             at_rest=at_rest,
             cpu=used.cpu_seconds,
@@ -109,19 +112,19 @@ def _cold(on: Crowd, options: Options, namespaces: Sequence[str] = ()) -> Cold:
             writes=requests(port).writes,
             bare=floor,
         )
-    say(f"cold start with {on.jobs} jobs, {len(namespaces) or 'all'} namespaces: {made}")
-    return made
+    say(f"cold start with {on.jobs} jobs, {len(namespaces) or 'all'} namespaces: {result}")
+    return result
 
 
-def _cold_rows(on: Crowd, seen: Cold, scope: str) -> list[Row]:
+def _cold_rows(on: Crowd, cold: Cold, scope: str) -> list[Row]:
     of = f"cold start, {on.jobs} jobs, {on.jobs * on.gang} pods, {scope}"
     return [
-        row(f"{of}: process start to synced", "s", seen.synced, seen.bare),
-        row(f"{of}: until all was looked at", "s", seen.at_rest),
-        row(f"{of}: CPU", "s", seen.cpu),
-        row(f"{of}: peak memory", "MiB", seen.peak_mib, most=320.0),
-        row(f"{of}: memory afterwards", "MiB", seen.mib),
-        row(f"{of}: writes", "", seen.writes, most=0),
+        row(f"{of}: process start to synced", "s", cold.synced, cold.bare),
+        row(f"{of}: until all was looked at", "s", cold.at_rest),
+        row(f"{of}: CPU", "s", cold.cpu),
+        row(f"{of}: peak memory", "MiB", cold.peak_mib, most=320.0),
+        row(f"{of}: memory afterwards", "MiB", cold.mib),
+        row(f"{of}: writes", "", cold.writes, most=0),
     ]
 
 
@@ -179,10 +182,10 @@ def _idle(on: Crowd, options: Options) -> float:
                     Watched(session, name) for name in (CONTROLLER_NAMESPACE, BARE_NAMESPACE)
                 )
                 followers = [await side.follow(tasks) for side in (left, right)]
-                seen = await in_turn(left, right, f"idle-{on.jobs}", options.grown)
+                latencies = await in_turn(left, right, f"idle-{on.jobs}", options.grown)
                 for follower in followers:
                     follower.cancel()
-                return seen
+                return latencies
 
         ours, floor = uvloop.run(measure())
     say(
@@ -243,12 +246,12 @@ def _served(
             follower = await watched.follow(tasks)
             await create(session, namespace, name)
             await asyncio.sleep(0.5)
-            began = time.monotonic()
+            start = time.monotonic()
             with started():
-                seen = await watched.seen(name)
+                child_time = await watched.wait_for_child(name)
                 await asyncio.sleep(0.5)
             follower.cancel()
-            return seen - began
+            return child_time - start
 
     return uvloop.run(measure())
 

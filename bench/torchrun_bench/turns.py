@@ -72,7 +72,7 @@ class Children:
     """The monotonic times at which a watch of all namespaces saw the child Jobs, by name."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, asyncio.Future[float]] = {}
+        self._child_times: dict[str, asyncio.Future[float]] = {}
 
     def note(self, name: str, when: float) -> None:
         """Keep when a Job was seen first."""
@@ -80,15 +80,15 @@ class Children:
         if not future.done():
             future.set_result(when)
 
-    async def seen(self, name: str) -> float:
+    async def wait_for_child(self, name: str) -> float:
         """Wait for the Job of this name. Returns when it was seen."""
         async with asyncio.timeout(MOST_SECONDS):
             return await self._future(name)
 
     def _future(self, name: str) -> asyncio.Future[float]:
-        if name not in self._seen:
-            self._seen[name] = asyncio.get_running_loop().create_future()
-        return self._seen[name]
+        if name not in self._child_times:
+            self._child_times[name] = asyncio.get_running_loop().create_future()
+        return self._child_times[name]
 
 
 @asynccontextmanager
@@ -146,11 +146,11 @@ class Load:
         """Create one object. Returns the seconds until its child Job was seen."""
         started = time.monotonic()
         await self.create(name)
-        return await self.seen(name) - started
+        return await self.wait_for_child(name) - started
 
-    async def seen(self, name: str) -> float:
+    async def wait_for_child(self, name: str) -> float:
         """Wait for the child Job of an object. Returns when it was seen."""
-        return await self._children.seen(self._competitor.child.format(name))
+        return await self._children.wait_for_child(self._competitor.child.format(name))
 
     async def one_by_one(self, prefix: str, jobs: int) -> list[float]:
         """Create an object every INTERVAL seconds. Returns the seconds of each."""
@@ -163,17 +163,20 @@ class Load:
 
     async def burst(self, prefix: str, jobs: int) -> float:
         """Create many objects by CREATORS clients. Returns the seconds to the last child Job."""
-        left = iter(range(jobs))
+        numbers = iter(range(jobs))
 
         async def creator() -> None:
-            for number in left:
+            for number in numbers:
                 await self.create(f"{prefix}-{number}")
 
         started = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for _ in range(CREATORS):
                 group.create_task(creator())
-        return max([await self.seen(f"{prefix}-{number}") for number in range(jobs)]) - started
+        return (
+            max([await self.wait_for_child(f"{prefix}-{number}") for number in range(jobs)])
+            - started
+        )
 
     def creations(self, before: int = 0) -> Mapping[str, int]:
         """The requests of the load, as `api_requests` counts them."""
@@ -199,12 +202,12 @@ async def turn(
     await asyncio.to_thread(settled, process.pid)
     idle = await load.one_by_one("idle", sizes.idle)
     await asyncio.to_thread(settled, process.pid)
-    before, made = await counted(client), load.created
+    before, created = await counted(client), load.created
     cpu, server = usage(process.pid).cpu_seconds, server_cpu(site)
     seconds = await load.burst("burst", jobs)
     used = await asyncio.to_thread(settled, process.pid, still=2.0)
     server = server_cpu(site).since(server)
-    requests = since(await counted(client), before, load.creations(made))
+    requests = since(await counted(client), before, load.creations(created))
     client.close()
     return Turn(
         competitor=competitor.name,
@@ -228,17 +231,17 @@ async def restart(site: Site, load: Load, competitor: Competitor, nodes: int) ->
     The first start has nothing to do. At the second, a job waits for its child Job.
     """
     client, jobs = Client(site.server), load.created
-    before, began = await counted(client), time.monotonic()
+    before, start = await counted(client), time.monotonic()
     with competitor.start(site, nodes) as process:
         await asyncio.to_thread(process.until_ready)
-        ready = time.monotonic() - began
+        ready = time.monotonic() - start
         used = await asyncio.to_thread(settled, process.pid)
         requests = since(await counted(client), before, {})
     client.close()
     await load.create(name := f"late-{jobs}")
-    began = time.monotonic()
+    start = time.monotonic()
     with competitor.start(site, nodes):
-        first = await load.seen(name) - began
+        first = await load.wait_for_child(name) - start
     return Restarted(
         competitor=competitor.name,
         jobs=jobs,

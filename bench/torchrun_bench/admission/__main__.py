@@ -18,7 +18,7 @@ from torchrun_bench.admission.traces import TRACES
 from torchrun_bench.admission.variants import SPREAD, VARIANTS
 from torchrun_bench.report import RESULTS, say
 
-KEPT = RESULTS / "admission.json"
+FIGURES = RESULTS / "admission.json"
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "bench.md"
 BEGIN, END = "<!-- figures: make admission-bench -->", "<!-- end of figures -->"
 # A title, the field of Figures, its factor, and the format of the figure.
@@ -100,8 +100,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=600, help="of each trace")
     arguments = parser.parse_args()
     if not arguments.page:
-        KEPT.write_text(json.dumps(run(arguments.seeds, arguments.jobs), indent=1) + "\n")
-    PAGE.write_text(with_figures(PAGE.read_text(), json.loads(KEPT.read_text())))
+        FIGURES.write_text(json.dumps(run(arguments.seeds, arguments.jobs), indent=1) + "\n")
+    PAGE.write_text(with_figures(PAGE.read_text(), json.loads(FIGURES.read_text())))
     return 0
 
 

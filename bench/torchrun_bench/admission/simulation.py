@@ -84,7 +84,7 @@ class Gang:
     def __init__(self, job: Job, workload: Workload) -> None:
         self.job = job
         self.workload = workload
-        self.left = job.seconds * job.nodes  # node seconds
+        self.node_seconds_left = job.seconds * job.nodes  # node seconds
         self.ran = 0.0  # seconds for its deadline
         self.placed: dict[str, int] = {}
         self.stopping = False
@@ -94,9 +94,9 @@ class Gang:
     @property
     def pods(self) -> int:
         """Pods that make progress now."""
-        placed = sum(self.placed.values())
+        pods = sum(self.placed.values())
         least = self.workload.admitted if self.job.minimum is None else self.job.minimum
-        return placed if placed and placed >= least and not self.stopping else 0
+        return pods if pods and pods >= least and not self.stopping else 0
 
 
 class Simulation:
@@ -163,7 +163,7 @@ class Simulation:
             self._watch(self, seconds)
         for gang in self.gangs.values():
             if pods := gang.pods:
-                gang.left -= pods * seconds
+                gang.node_seconds_left -= pods * seconds
                 gang.ran += seconds
         self.time = time
 
@@ -224,7 +224,7 @@ class Simulation:
                 if gang.started is None:
                     gang.started = self.time
                     self.waited[gang.job.name] = self.time - gang.job.arrival
-                end = self.time + max(0.0, gang.left) / pods
+                end = self.time + max(0.0, gang.node_seconds_left) / pods
                 self._push(end, "end", gang.job.name, gang.version)
 
     def _state(self) -> ClusterState:
@@ -236,12 +236,12 @@ class Simulation:
 
     def _present(self, gang: Gang) -> Workload:
         workload, job = gang.workload, gang.job
-        left = None if job.deadline is None else max(0.0, job.deadline - gang.ran)
+        seconds_left = None if job.deadline is None else max(0.0, job.deadline - gang.ran)
         pods = sum(gang.placed.values())
         shrunk = job.minimum is not None and 0 < pods < workload.admitted
         return replace(
             workload,
-            seconds_left=left,
+            seconds_left=seconds_left,
             placed=dict(gang.placed),
             running=gang.pods > 0,
             shrunk_to=pods if shrunk and not gang.stopping else None,

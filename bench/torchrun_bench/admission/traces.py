@@ -129,12 +129,12 @@ def _jobs(
     A queue submits in proportion to `demand`. The gap after each job is as long as the cluster
     needs for it, less what makes the load.
     """
-    time, made = 0.0, []
+    time, jobs = 0.0, []
     for number in range(count):
         _, nodes, each, selector = rng.choices(shapes, [shape[0] for shape in shapes])[0]
         seconds = float(round(min(10 * HOUR, max(300.0, rng.lognormvariate(8, 1)))))
         deadline = round(seconds * rng.uniform(1.05, 2)) if rng.random() < 2 / 3 else None
-        made.append(
+        jobs.append(
             Job(
                 name=f"j{number:05}",
                 queue=rng.choices(list(demand), list(demand.values()))[0],
@@ -147,7 +147,7 @@ def _jobs(
             )
         )
         time += nodes * each * seconds / gpus / LOAD * rng.expovariate(1)
-    return tuple(made)
+    return tuple(jobs)
 
 
 def _elastic(rng: random.Random, job: Job) -> Job:

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from torchrun_bench.admission.__main__ import KEPT, PAGE, block
+from torchrun_bench.admission.__main__ import FIGURES, PAGE, block
 from torchrun_bench.admission.measure import jain, measure
 from torchrun_bench.admission.traces import TRACES
 from torchrun_bench.admission.variants import VARIANTS
 
 
 def test_the_page_has_the_figures_that_are_kept():
-    assert block(json.loads(KEPT.read_text())) in PAGE.read_text()
+    assert block(json.loads(FIGURES.read_text())) in PAGE.read_text()
 
 
 @pytest.mark.parametrize("name", TRACES)
