@@ -38,11 +38,11 @@ def without(process: dict[str, object], missing: frozenset[str]) -> dict[str, ob
     sets = process.get("capabilities")
     if not isinstance(sets, dict):
         return process
-    kept = {
+    remaining = {
         name: [capability for capability in capabilities if capability not in missing]
         for name, capabilities in sets.items()
     }
-    return {**process, "capabilities": kept}
+    return {**process, "capabilities": remaining}
 
 
 def edit(arguments: Sequence[str], missing: frozenset[str]) -> None:

@@ -50,14 +50,14 @@ def enter_script(name: str) -> str:
 def remove(name: str, timeout: float = 10.0) -> None:
     """Remove the cgroup and all below it. Raises ClusterError if a process still uses it."""
     deadline = time.monotonic() + timeout
-    while left := [root / name for root in _mounted() if (root / name).exists()]:
-        for top in left:
+    while remaining := [root / name for root in _mounted() if (root / name).exists()]:
+        for top in remaining:
             for folder, _, _ in os.walk(top, topdown=False):
                 # The kernel lets go of a dead process's cgroup a moment after its end.
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)
         if time.monotonic() > deadline:
-            raise ClusterError(f"cgroups still in use: {', '.join(map(str, left))}")
+            raise ClusterError(f"cgroups still in use: {', '.join(map(str, remaining))}")
         time.sleep(0.02)
 
 

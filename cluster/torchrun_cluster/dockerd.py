@@ -97,15 +97,15 @@ class DockerEngine:
 
     def docker(self, *arguments: str, check: bool = True) -> str:
         """Run a command of the client against this engine and return its stdout."""
-        ended = subprocess.run(
+        result = subprocess.run(
             ["docker", "--host", self.host, *arguments],
             capture_output=True,
             text=True,
             check=False,
         )
-        if check and ended.returncode:
-            raise ClusterError(f"`docker {' '.join(arguments)}` failed: {ended.stderr.strip()}")
-        return ended.stdout
+        if check and result.returncode:
+            raise ClusterError(f"`docker {' '.join(arguments)}` failed: {result.stderr.strip()}")
+        return result.stdout
 
     def _answers(self) -> bool:
         return bool(self.docker("info", "--format", "{{.ID}}", check=False).strip())
@@ -195,7 +195,7 @@ def without_docker(rules: str, own: set[str], policy: str) -> str:
 
     `own` are Docker's bridges, `policy` becomes that of FORWARD in the table filter.
     """
-    kept: list[str] = []
+    lines: list[str] = []
     table = ""
     for line in rules.splitlines():
         if line.startswith("*"):
@@ -207,8 +207,8 @@ def without_docker(rules: str, own: set[str], policy: str) -> str:
         if line.startswith(":FORWARD ") and table == "*filter":
             words[1] = policy
             line = " ".join(words)
-        kept.append(line)
-    return "\n".join([*kept, ""])
+        lines.append(line)
+    return "\n".join([*lines, ""])
 
 
 def _rules(table: str) -> str:

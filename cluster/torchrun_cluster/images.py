@@ -38,7 +38,7 @@ DOCUMENTATION = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 CERTIFICATES = Path("/etc/ssl/certs")
 BUNDLE = CERTIFICATES / "ca-certificates.crt"
 DOCKERFILE = "Dockerfile.build"
-KEPT = 3
+MAX_ARCHIVES = 3
 """Archives that are kept of one tag; older ones are deleted."""
 PIP_SETTINGS = ("INDEX_URL", "EXTRA_INDEX_URL", "TRUSTED_HOST", "PROXY", "DEFAULT_TIMEOUT")
 """The caller's PIP_* that hold inside a build as well; others may name files of the host."""
@@ -232,7 +232,9 @@ def _forget_older(archive: Path) -> None:
         for folder in archive.parent.parent.glob(f"{tag}-*")
         if folder.name.rpartition("-")[0] == tag
     ]
-    for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT:]:
+    for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[
+        MAX_ARCHIVES:
+    ]:
         shutil.rmtree(folder)
 
 

@@ -220,9 +220,9 @@ class LocalCluster:
 
     def power_off(self, name: str) -> None:
         """SIGKILL everything on a node but the first, containers included, as if it lost power."""
-        lost = self._further_node(name)
+        further = self._further_node(name)
         for part in (*state.NODE_COMPONENTS, "namespaces"):
-            processes.end(lost.cluster.folder, lost.component(part))
+            processes.end(further.cluster.folder, further.component(part))
 
     def power_on(self, name: str) -> None:
         """Start a node again that was powered off; its disk is as it was."""
@@ -265,14 +265,14 @@ class LocalCluster:
         if self._spec.size is not Size.NODE:
             raise ClusterError("a control plane runs no pods; load images into a node cluster")
         with ThreadPoolExecutor() as pool:
-            found = list(pool.map(lambda one: node.import_image(one, archive), self.nodes))
-        return sorted({name for names in found for name in names})
+            names_by_node = list(pool.map(lambda one: node.import_image(one, archive), self.nodes))
+        return sorted({name for names in names_by_node for name in names})
 
     def _further_node(self, name: str) -> Node:
-        found = self._up_state.node(name)
-        if found.number == 1:
+        further = self._up_state.node(name)
+        if further.number == 1:
             raise ClusterError(f"{name} has the control plane: take the cluster down")
-        return found
+        return further
 
     @property
     def _up_state(self) -> State:
@@ -301,11 +301,11 @@ class LocalCluster:
                 f"take it down first: down --name {self._spec.name}"
             )
         self._state = recorded
-        ended = [component for component in recorded.components if component not in alive]
-        for component in ended:
+        dead = [component for component in recorded.components if component not in alive]
+        for component in dead:
             say(f"{component} had ended and is started again")
         for one in self.nodes:
-            if one.component(node.ANCHOR) in ended:
+            if one.component(node.ANCHOR) in dead:
                 self._boot(one, programs)
         self._start_rest(programs)
         self.wait_ready()

@@ -112,11 +112,11 @@ def _in_network(node: Node, *lines: str) -> None:
     """Run shell commands in the network namespace alone: pids in them are those of the host."""
     enter = ["nsenter", "--target", str(anchor_pid(node)), "--net"]
     script = "\n".join((f"PATH='{packages.SEARCH_PATH}'", "set -e", *lines))
-    ended = subprocess.run(
+    result = subprocess.run(
         [*enter, "sh", "-c", script], capture_output=True, text=True, check=False
     )
-    if ended.returncode:
-        raise ClusterError(f"cannot connect {node.name}: {ended.stderr.strip()}")
+    if result.returncode:
+        raise ClusterError(f"cannot connect {node.name}: {result.stderr.strip()}")
 
 
 def anchor_pid(node: Node) -> int:

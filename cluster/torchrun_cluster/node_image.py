@@ -118,12 +118,12 @@ def sandbox_setting(config: str, pause: str) -> str:
 def storage_manifest(source: str) -> tuple[str, dict[str, str]]:
     """kind's default-storage.yaml and its images by constant, from const_storage.go."""
     names = dict(re.findall(r'^const (\w+) = "([^"]+)"$', source, re.MULTILINE))
-    found = re.search(
+    literal = re.search(
         r"^const defaultStorageManifest = `(.*)`\s*\Z", source, re.DOTALL | re.MULTILINE
     )
-    if not found or not {PROVISIONER, HELPER} <= names.keys():
+    if not literal or not {PROVISIONER, HELPER} <= names.keys():
         raise ClusterError("kind's const_storage.go has another form than expected")
-    manifest = re.sub(r"` \+ (\w+) \+ `", lambda match: names[match[1]], found[1])
+    manifest = re.sub(r"` \+ (\w+) \+ `", lambda match: names[match[1]], literal[1])
     return manifest, names
 
 

@@ -71,10 +71,10 @@ def layers(archive: Path) -> list[Layer]:
     """Layers of the first image, the lowest one first."""
     if entries := _docker_entries(archive):
         sizes = _sizes(archive)
-        found: list[str] = _read(archive, entries[0]["Config"])["rootfs"]["diff_ids"]
+        digests: list[str] = _read(archive, entries[0]["Config"])["rootfs"]["diff_ids"]
         return [
             Layer(content, sizes[name])
-            for content, name in zip(found, entries[0]["Layers"], strict=True)
+            for content, name in zip(digests, entries[0]["Layers"], strict=True)
         ]
     digest: str = _read(archive, "index.json")["manifests"][0]["digest"]
     manifest = _read(archive, f"blobs/{digest.replace(':', '/')}")

@@ -46,14 +46,14 @@ class Plan:
 
     def lines(self) -> list[str]:
         """As it is printed."""
-        shown = [
+        lines = [
             f"  {step.title:10} {step.text}{f', about {step.minutes} min' if step.minutes else ''}"
             for step in self.steps
         ]
         total = sum(step.minutes for step in self.steps)
         if self.missing:
-            return [*shown, *(f"missing: {text}" for text in self.missing)]
-        return [*shown, f"  {'in all':10} about {total} min on two cores"]
+            return [*lines, *(f"missing: {text}" for text in self.missing)]
+        return [*lines, f"  {'in all':10} about {total} min on two cores"]
 
 
 def plan(environment: Mapping[str, str] = os.environ) -> Plan:
@@ -83,8 +83,8 @@ def _kind(environment: Mapping[str, str]) -> tuple[list[Step], list[str]]:
     minutes = 0 if image else KIND_IMAGE_MINUTES
     steps = [Step("cluster", f"kind on Docker {version or '(none)'}, {node}", minutes)]
     for name in ("kind", "kubectl"):
-        if found := tools.on_path(name):
-            steps.append(Step(name, str(found)))
+        if path := tools.on_path(name):
+            steps.append(Step(name, str(path)))
         elif reason := tools.missing(name):
             missing.append(reason)
         else:
@@ -117,15 +117,15 @@ def _program(title: str, names: Sequence[str], minutes: int) -> Step:
 
 
 def _image(title: str, prefix: str, minutes: int, builder: str) -> Step:
-    kept = cache_home().joinpath("images").glob(f"*{prefix}*/image.tar")
-    if any(kept):
+    archives = cache_home().joinpath("images").glob(f"*{prefix}*/image.tar")
+    if any(archives):
         return Step(title, f"image kept from an earlier run; {builder} builds it after changes")
     return Step(title, f"image to build with {builder}", minutes)
 
 
 def _docker_version() -> str:
     try:
-        asked = subprocess.run(
+        result = subprocess.run(
             ["docker", "version", "--format", "{{.Server.Version}}"],
             capture_output=True,
             text=True,
@@ -134,7 +134,7 @@ def _docker_version() -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return "" if asked.returncode else asked.stdout.strip()
+    return "" if result.returncode else result.stdout.strip()
 
 
 def _free_gigabytes() -> int:
@@ -146,8 +146,8 @@ def _free_gigabytes() -> int:
 
 def say_plan() -> int:
     """Print the plan; returns 1 where something is missing."""
-    found = plan()
-    print("\n".join(found.lines()))
-    if found.missing:
+    current = plan()
+    print("\n".join(current.lines()))
+    if current.missing:
         raise ClusterError("nothing was built or started; see what is missing above")
     return 0

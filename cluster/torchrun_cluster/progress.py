@@ -36,10 +36,10 @@ def say(text: str) -> None:
 def step(title: str) -> Iterator[Step]:
     """Time the block and print its line; signs of life come from a thread of their own."""
     current = Step(title)
-    ended = threading.Event()
+    end = threading.Event()
 
     def alive() -> None:
-        while not ended.wait(ALIVE_EVERY):
+        while not end.wait(ALIVE_EVERY):
             say(current.line("..."))
 
     thread = threading.Thread(target=alive, daemon=True)
@@ -49,6 +49,6 @@ def step(title: str) -> Iterator[Step]:
         yield current
         ending = "done in"
     finally:
-        ended.set()
+        end.set()
         thread.join()
         say(current.line(ending))

@@ -38,12 +38,12 @@ TOOLS: Mapping[str, Tool] = {
 
 def on_path(name: str) -> Path | None:
     """The program on PATH, if its version fits."""
-    tool, found = TOOLS[name], shutil.which(name)
-    if not found:
+    tool, path = TOOLS[name], shutil.which(name)
+    if not path:
         return None
     try:
-        asked = subprocess.run(
-            [found, *tool.version_arguments],
+        result = subprocess.run(
+            [path, *tool.version_arguments],
             capture_output=True,
             text=True,
             timeout=30,
@@ -51,20 +51,20 @@ def on_path(name: str) -> Path | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    version = read_version(asked.stdout)
-    return Path(found) if version and version >= tool.oldest else None
+    version = read_version(result.stdout)
+    return Path(path) if version and version >= tool.oldest else None
 
 
 def read_version(output: str) -> Version | None:
     """Major and minor of the first version, such as v0.33.0, in the output of a program."""
-    found = re.search(r"\bv(\d+)\.(\d+)\.", output)
-    return (int(found[1]), int(found[2])) if found else None
+    match = re.search(r"\bv(\d+)\.(\d+)\.", output)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def ensure(name: str) -> Path:
     """The program on PATH, or the one of ours, built where it has to be. Raises ClusterError."""
-    if found := on_path(name):
-        return found
+    if path := on_path(name):
+        return path
     if reason := missing(name):
         raise ClusterError(reason)
     return binaries.ensure([name])[name]
