@@ -145,7 +145,7 @@ def top_of_axis(highest: float, unit: str = "short") -> tuple[float, float]:
 
 def chart(panel: Panel, area: Area) -> list[str]:
     """Lines over time, or areas on top of each other, and their names below."""
-    rows, shown = legend(panel.series, area)
+    rows, entries = legend(panel.series, area)
     plot = Area(area.x + 46, area.y + 2, area.width - 58, area.height - 26 - 16 * rows)
     layers = stack(panel.series) if panel.stacked else [series.points for series in panel.series]
     highest = max((value for points in layers for value in points if value is not None), default=0)
@@ -159,7 +159,7 @@ def chart(panel: Panel, area: Area) -> list[str]:
             below = run
     for at in reversed(range(len(curves))):
         parts += [curve(run, f"curve s{at % 8}") for run in curves[at]]
-    return [*parts, *shown]
+    return [*parts, *entries]
 
 
 def stack(series: Sequence[Series]) -> list[list[float | None]]:
@@ -225,13 +225,13 @@ def legend(series: Sequence[Series], area: Area) -> tuple[int, list[str]]:
         x += width + 8
     rows = min(row + 1, 2)
     first = area.bottom - 16 * rows + 8
-    shown = [at for at, (_, row) in enumerate(places) if row < 2]
-    left = len(series) - len(shown)
-    if left and shown:
-        left += 1
-        shown.pop()
+    visible = [at for at, (_, row) in enumerate(places) if row < 2]
+    hidden_count = len(series) - len(visible)
+    if hidden_count and visible:
+        hidden_count += 1
+        visible.pop()
     parts = []
-    for at in shown:
+    for at in visible:
         x, row = places[at]
         y = first + 16 * row
         parts += [
@@ -241,11 +241,11 @@ def legend(series: Sequence[Series], area: Area) -> tuple[int, list[str]]:
                 anchor="start",
             ),
         ]  # fmt: skip
-    if left:
-        x, row = places[len(shown)]
+    if hidden_count:
+        x, row = places[len(visible)]
         parts.append(
             svg.text(
-                area.x + x, first + 16 * min(row, 1), f"and {left} more", "muted tick",
+                area.x + x, first + 16 * min(row, 1), f"and {hidden_count} more", "muted tick",
                 anchor="start",
             )
         )  # fmt: skip

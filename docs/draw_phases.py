@@ -125,8 +125,8 @@ def page() -> str:
         for state in State:
             row = ROWS[state]
             if row.phase == phase:
-                shown = phase or "unchanged"
-                lines.append(f"| {shown} | {row.condition}={row.status} | {state.value} |")
+                phase_name = phase or "unchanged"
+                lines.append(f"| {phase_name} | {row.condition}={row.status} | {state.value} |")
     return "\n".join(lines) + "\n"
 
 

@@ -144,27 +144,27 @@ def band(stage: Stage, y: float) -> list[str]:
     ]
 
 
-def message(sent: Message, y: float) -> list[str]:
+def message(item: Message, y: float) -> list[str]:
     """An arrow at the height y with its label above it."""
-    kind = "line dashed" if sent.sees else "line"
-    start, end = lifeline(sent.source), lifeline(sent.target)
+    kind = "line dashed" if item.sees else "line"
+    start, end = lifeline(item.source), lifeline(item.target)
     if start == end:
-        return itself(sent, start, y)
+        return itself(item, start, y)
     ahead = 1 if end > start else -1
     parts = [svg.arrow((start, y), (end - 2 * ahead, y), kind=kind)]
-    if sent.via is not None:
-        parts.append(f'<circle class="via" cx="{lifeline(sent.via):g}" cy="{y:g}" r="4.5"/>')
+    if item.via is not None:
+        parts.append(f'<circle class="via" cx="{lifeline(item.via):g}" cy="{y:g}" r="4.5"/>')
     # In the middle of the last space of a long arrow, where the target is.
     middle = (start + end) / 2 if abs(end - start) <= SPACE else end - ahead * SPACE / 2
-    return [*parts, svg.text(middle, y - 6, sent.label, "label")]
+    return [*parts, svg.text(middle, y - 6, item.label, "label")]
 
 
-def itself(sent: Message, x: float, y: float) -> list[str]:
+def itself(item: Message, x: float, y: float) -> list[str]:
     """A loop at a lifeline; its label is beside it, to the left at the last lifeline."""
-    side = -1 if sent.source is ACTORS[-1] else 1
+    side = -1 if item.source is ACTORS[-1] else 1
     anchor: svg.Anchor = "end" if side < 0 else "start"
     loop = svg.arrow((x, y - 14), (x + 24 * side, y - 14), (x + 24 * side, y), (x + 2 * side, y))
-    return [loop, svg.text(x + 32 * side, y - 3, sent.label, "label", anchor=anchor)]
+    return [loop, svg.text(x + 32 * side, y - 3, item.label, "label", anchor=anchor)]
 
 
 def picture() -> str:
@@ -175,8 +175,8 @@ def picture() -> str:
     y = float(TOP)
     for stage in RUN:
         bands += band(stage, y)
-        for row, sent in enumerate(stage.messages, start=1):
-            messages += message(sent, y + PAD + row * ROW - 8)
+        for row, item in enumerate(stage.messages, start=1):
+            messages += message(item, y + PAD + row * ROW - 8)
         y += height(stage)
     lines = [
         svg.line((lifeline(actor), 14 + BOX[1]), (lifeline(actor), bottom), kind="pale")

@@ -42,13 +42,13 @@ RULES = STYLES + "".join(f"{selector}{{" for selector in COLOURS)
 
 def delays(lines: list[Line]) -> list[float]:
     """When each line appears, in seconds after the start of the animation."""
-    result, shown, before = [], 0.0, 0.0
+    result, seconds, before = [], 0.0, 0.0
     for line in lines:
-        shown += min(max(line.seconds - before, 0.0), LONGEST_PAUSE)
+        seconds += min(max(line.seconds - before, 0.0), LONGEST_PAUSE)
         before = max(line.seconds, before)
-        result.append(shown)
+        result.append(seconds)
         if line.marker:
-            shown += TYPING * len(line.cells)
+            seconds += TYPING * len(line.cells)
     return result
 
 
