@@ -57,8 +57,8 @@ def log_text(line: bytes, *, colour: bool) -> Styled:
     Of a line that overwrites itself, as progress bars do, only the end.
     """
     text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
-    shown = _SEQUENCE.sub(lambda match: _colour(match[0]) if colour else "", text)
-    return Styled(shown + _RESET if "\x1b" in shown else shown)
+    coloured = _SEQUENCE.sub(lambda match: _colour(match[0]) if colour else "", text)
+    return Styled(coloured + _RESET if "\x1b" in coloured else coloured)
 
 
 def echo(

@@ -63,7 +63,7 @@ def _kubectl(ctx: click.Context, *words: str, here: bool = True) -> list[str]:
     flags = [f"--{name}={value}" for name, value in flag_values.items() if value]
     command = ["kubectl", *words, *flags, f"--request-timeout={_SECONDS:.0f}s"]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return ended.stdout.splitlines()
+    return result.stdout.splitlines()

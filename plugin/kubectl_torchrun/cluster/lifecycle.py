@@ -40,7 +40,7 @@ def change(
     condition = options.wait and wait.check(options.wait)
     with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
-        if job.ended:
+        if job.has_ended:
             raise UsageProblem(f"Cannot {verb} job {name}: it is already {job.status.phase}.")
         spec = _spec_patch(job, verb, nodes)
         if options.dry_run == "client":

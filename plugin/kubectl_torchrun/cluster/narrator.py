@@ -47,7 +47,7 @@ class Narrator:
                 text = _transition(job, status.attempt != self._printed[3])
                 self._terminal.transition(status.phase, text)
             self._printed, self._since = headline, anyio.current_time()
-        if job.ended or status.phase == "Running":
+        if job.has_ended or status.phase == "Running":
             self._terminal.at_rest()
         else:
             brief, text = _waiting_for(job, self._quiet)

@@ -45,11 +45,11 @@ def is_training(pod: Pod) -> bool:
 def trouble(pod: Pod) -> str:
     """Why a pod does not run: the report of the scheduler, the kubelet or its container."""
     for status in (*pod.status.init_container_statuses, *pod.status.container_statuses):
-        waiting, ended = status.state.waiting, status.state.terminated
+        waiting, terminated = status.state.waiting, status.state.terminated
         if waiting is not None and waiting.reason not in ("", "PodInitializing"):
             return f"{waiting.reason} {waiting.message}".strip()
-        if ended is not None and ended.exit_code:
-            return f"{ended.reason or 'Error'} (exit code {ended.exit_code})"
+        if terminated is not None and terminated.exit_code:
+            return f"{terminated.reason or 'Error'} (exit code {terminated.exit_code})"
     for condition in pod.status.conditions:
         if condition.type == "PodScheduled" and condition.status == "False":
             return f"{condition.reason}: {condition.message}"

@@ -142,7 +142,7 @@ class Job(Wire, frozen=True, kw_only=True):
         )
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the run has ended."""
         return self.status.phase in TERMINAL
 

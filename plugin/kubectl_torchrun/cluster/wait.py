@@ -66,7 +66,7 @@ async def until(
                     terminal.at_rest()
                     terminal.note(f"Job {job_watch.name} was deleted before it was {condition}.")
                     return RUN_FAILED
-                if job_watch.job.ended and condition != DELETED:
+                if job_watch.job.has_ended and condition != DELETED:
                     terminal.at_rest()
                     terminal.note(
                         f"Job {job_watch.name} is {job_watch.job.status.phase}, not {condition}."

@@ -139,14 +139,14 @@ def _tensorboard(
 
 
 def _check_tensorboard(worker: "Worker") -> None:
-    ended = subprocess.run(
+    result = subprocess.run(
         worker.exec_command(["sh", "-c", _HAS_TENSORBOARD]),
         stdin=subprocess.DEVNULL, capture_output=True, text=True,
     )  # fmt: skip
-    if ended.returncode == 0:
+    if result.returncode == 0:
         return
-    if "command terminated" not in ended.stderr and ended.stderr.strip():
-        raise ClusterProblem(f"kubectl exec failed: {ended.stderr.strip().splitlines()[-1]}")
+    if "command terminated" not in result.stderr and result.stderr.strip():
+        raise ClusterProblem(f"kubectl exec failed: {result.stderr.strip().splitlines()[-1]}")
     install = " ".join(worker.exec_command(["pip", "install", "tensorboard"])[1:])
     raise UsageProblem(
         "The image of the job does not contain TensorBoard. Install it in the image, or for this"

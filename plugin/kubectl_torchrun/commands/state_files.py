@@ -68,15 +68,15 @@ def _print_files(target: Target, name: str, path: str, script: str, terminal: Te
         pods = cluster.run(lambda api: list_workers(api, job))
         with copies.place(cluster, job, pods, terminal) as place:
             command = place.command("sh", "-c", script, place.root, path)
-            ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
-    if ended.returncode == _NOT_THERE:
+            result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
+    if result.returncode == _NOT_THERE:
         raise UsageProblem(f"Job {name} has no files at {path} in its state directory.")
-    if ended.returncode:
-        lines = ended.stderr.decode(errors="replace").strip().splitlines()
+    if result.returncode:
+        lines = result.stderr.decode(errors="replace").strip().splitlines()
         raise ClusterProblem(f"kubectl exec failed: {lines[-1] if lines else 'no error message'}")
     if sys.stdout.isatty():
-        for line in ended.stdout.splitlines():
+        for line in result.stdout.splitlines():
             echo(log_text(line, colour=has_colour(sys.stdout)))
     else:
-        output.put_bytes(ended.stdout)
+        output.put_bytes(result.stdout)
     return 0

@@ -59,10 +59,10 @@ class Place(NamedTuple):
     def listing(self, attempt: int) -> tuple[list[int], list[int]]:
         """The attempts with copies, and the nodes of this attempt. Raises ClusterProblem."""
         command = self.command("sh", "-c", _LIST, self.root, str(attempt))
-        ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        if ended.returncode:
-            raise ClusterProblem(_exec_error(ended.stderr))
-        listed, _, files = ended.stdout.partition("\n")
+        result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if result.returncode:
+            raise ClusterProblem(_exec_error(result.stderr))
+        listed, _, files = result.stdout.partition("\n")
         nodes = [int(match[1]) for name in files.split() if (match := _NAME.fullmatch(name))]
         return sorted(int(word) for word in listed.split() if word.isdecimal()), sorted(nodes)
 
@@ -118,9 +118,9 @@ class LogCopy:
         spool.seek(0)
         self.timed = any(split(line)[0] for line in (spool.readline(), spool.readline()))
 
-    async def read(self, *, follow: bool, ended: bool) -> AsyncGenerator[bytes, None]:
+    async def read(self, *, follow: bool, has_ended: bool) -> AsyncGenerator[bytes, None]:
         """The lines, as `Cursor.read` returns them, without an incomplete first line."""
-        del follow, ended
+        del follow, has_ended
         oldest = b""
         if self._since is not None:
             moment = datetime.now(UTC) - timedelta(seconds=self._since)

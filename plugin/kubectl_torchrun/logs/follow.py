@@ -48,7 +48,7 @@ async def follow(
         streams = _Streams(api, job_watch, terminal, view, cursors, tasks)
         tasks.start_soon(streams.window.run)
         repeated = None
-        while not job_watch.has_read or (job_watch.job is not None and not job_watch.job.ended):
+        while not job_watch.has_read or (job_watch.job is not None and not job_watch.job.has_ended):
             if stop_on_repeated_failure and job_watch.job is not None:
                 repeated = find_repeated_failure(job_watch.job)
                 if repeated is not None:
@@ -150,14 +150,14 @@ class _Streams:
         failures = 0
         try:
             while True:
-                ended = self._has_ended(pod)
+                has_ended = self._has_ended(pod)
                 try:
-                    async for line in cursor.read(follow=True, ended=ended):
+                    async for line in cursor.read(follow=True, has_ended=has_ended):
                         failures = 0
                         if self._view.shows(rank, line):
                             text = self._view.line_format.format(cursor.stamp, line)
                             self.window.add(cursor.stamp, rank, text)
-                    if ended:
+                    if has_ended:
                         return
                     failures = 0
                 except Unreachable:

@@ -77,12 +77,12 @@ async def _follow(
     failures, last_success = 0, anyio.current_time()
     while True:
         try:
-            ended = end_of(await api.get(PODS, pod.metadata.name), container) is not None
-            async for line in cursor.read(follow=True, ended=ended):
+            has_ended = end_of(await api.get(PODS, pod.metadata.name), container) is not None
+            async for line in cursor.read(follow=True, has_ended=has_ended):
                 if view.shows(number, line):
                     text = view.line_format.format(cursor.stamp, line)
                     terminal.log(number, text, prefix=view.line_format.prefix)
-            if ended:
+            if has_ended:
                 return
             failures, last_success = 0, anyio.current_time()
         except (ApiError, Unreachable) as error:

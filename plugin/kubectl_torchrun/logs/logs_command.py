@@ -139,15 +139,15 @@ def _download_copies(
     pods: list[Pod],
     attempt: int,
     view: View,
-    shown: set[int],
+    known_nodes: set[int],
     terminal: Terminal,
     until: ExitStack,
 ) -> list[tuple[int, copies.LogCopy]]:
     """The copies of the nodes whose pods are deleted. Raises Problem if there are none."""
     with copies.place(cluster, job, pods, terminal) as place:
         attempts, nodes = place.listing(attempt)
-        missing = [node for node in nodes if node not in shown and view.takes(node)]
-        if not missing and not shown:
+        missing = [node for node in nodes if node not in known_nodes and view.takes(node)]
+        if not missing and not known_nodes:
             existing = f"attempts {', '.join(map(str, attempts))}" if attempts else "no attempt"
             raise UsageProblem(
                 f"The PVC of job {job.metadata.name} has no matching log of attempt {attempt}."
@@ -188,8 +188,8 @@ def _select_attempt(job: Job, pods: list[Pod], choice: LogChoice) -> int:
             raise UsageProblem(
                 f"Job {job.metadata.name} is on its first attempt. There is no previous one."
             )
-        ended = [attempt.number for attempt in job.status.attempts if attempt.number < newest]
-        return max(ended, default=newest - 1)
+        older = [attempt.number for attempt in job.status.attempts if attempt.number < newest]
+        return max(older, default=newest - 1)
     if choice.attempt is None:
         return max(map(attempt_of, pods), default=newest)
     if choice.attempt > newest:

@@ -132,7 +132,7 @@ async def _redraw(api: Api, cluster: Cluster, name: str, terminal: Terminal) -> 
 
 
 def _has_ended(job_watch: JobWatch) -> bool:
-    return job_watch.has_read and (job_watch.job is None or job_watch.job.ended)
+    return job_watch.has_read and (job_watch.job is None or job_watch.job.has_ended)
 
 
 def _exit_code(job_watch: JobWatch, terminal: Terminal) -> int:
@@ -167,10 +167,10 @@ def view(
     phase = (status.phase or "New").replace("\n", " ")
     workers = status.workers_status.replace("\n", " ")
     headline = output.cut(escape(f"{phase}   {workers}".rstrip()), width)
-    shown = headline[: len(escape(phase))]
+    phase_text = headline[: len(escape(phase))]
     lines: list[str] = [
         output.cut(escape(head.replace("\n", " ")), width),
-        style(shown, **phase_style(phase)) + headline[len(shown) :],
+        style(phase_text, **phase_style(phase)) + headline[len(phase_text) :],
     ]
     if status.progress is not None:
         running = status.phase == "Running"
@@ -190,12 +190,12 @@ def view(
 def pod_table(pods: Sequence[Pod], width: int | None, *, wide: bool = False) -> list[str]:
     """A table of the latest gang and its helper pods; pods with problems first. wide: with IPs."""
     newest = max(map(attempt_of, pods), default=0)
-    shown = [
+    latest = [
         pod
         for pod in pods
         if pod.metadata.labels.component != names.WORKER or attempt_of(pod) == newest
     ]
-    if not shown:
+    if not latest:
         return []
     rows = [
         [
@@ -206,7 +206,7 @@ def pod_table(pods: Sequence[Pod], width: int | None, *, wide: bool = False) -> 
             *([pod.status.pod_ip or "-"] if wide else []),
             trouble(pod),
         ]
-        for pod in sorted(shown, key=_sort_key)
+        for pod in sorted(latest, key=_sort_key)
     ]
     head = ("POD", "NODE", "PHASE", "AGE", *(["IP"] if wide else []), "REASON")
     return output.columns(head, rows, width, ("NODE", "AGE"))

@@ -111,7 +111,7 @@ class Cursor:
         self._container = container
         self._view = view
 
-    async def read(self, *, follow: bool, ended: bool) -> AsyncGenerator[bytes, None]:
+    async def read(self, *, follow: bool, has_ended: bool) -> AsyncGenerator[bytes, None]:
         """The lines from here; with `follow`, until the container ends or the connection does.
 
         `ended`: the container has ended. Otherwise a last line without newline is incomplete, and
@@ -123,7 +123,7 @@ class Cursor:
         async with self._api.log(self._pod, self._container, query) as lines:
             async for line in lines:
                 stamp, _, text = line.partition(b" ")
-                whole = ended or line.endswith(b"\n")
+                whole = has_ended or line.endswith(b"\n")
                 if whole and stamp > behind:  # sinceTime counts in whole seconds
                     self.stamp = stamp
                     yield text.removesuffix(b"\n")
@@ -134,7 +134,7 @@ class Lines(Protocol):
 
     stamp: bytes
 
-    def read(self, *, follow: bool, ended: bool) -> AsyncGenerator[bytes, None]:
+    def read(self, *, follow: bool, has_ended: bool) -> AsyncGenerator[bytes, None]:
         """The lines from here, as a Cursor reads them."""
         ...
 
@@ -151,9 +151,9 @@ class FoldedLines:
         self._tail = tail
         self._folder = ReportFolder()
 
-    async def read(self, *, follow: bool, ended: bool) -> AsyncGenerator[bytes, None]:
+    async def read(self, *, follow: bool, has_ended: bool) -> AsyncGenerator[bytes, None]:
         """The lines from here, as a Cursor reads them; pending lines at the end of the log."""
-        folded = self._fold(follow=follow, ended=ended)
+        folded = self._fold(follow=follow, has_ended=has_ended)
         if self._tail is not None and not follow:
             last = deque([line async for line in folded], maxlen=self._tail)
             for line in last:
@@ -165,12 +165,12 @@ class FoldedLines:
                 self.stamp = line.stamp
                 yield line.text
 
-    async def _fold(self, *, follow: bool, ended: bool) -> AsyncGenerator[StampedLine, None]:
-        async with aclosing(self._lines.read(follow=follow, ended=ended)) as lines:
+    async def _fold(self, *, follow: bool, has_ended: bool) -> AsyncGenerator[StampedLine, None]:
+        async with aclosing(self._lines.read(follow=follow, has_ended=has_ended)) as lines:
             async for text in lines:
                 for line in self._folder.feed(StampedLine(self._lines.stamp, text)):
                     yield line
-        if ended:
+        if has_ended:
             for line in self._folder.release():
                 yield line
 
@@ -183,7 +183,9 @@ async def merged(
         heads: list[tuple[bytes, int, bytes]] = []
         readers: dict[int, tuple[Lines, AsyncGenerator[bytes, None]]] = {}
         for node, cursor in cursors:
-            lines = await stack.enter_async_context(aclosing(cursor.read(follow=False, ended=True)))
+            lines = await stack.enter_async_context(
+                aclosing(cursor.read(follow=False, has_ended=True))
+            )
             readers[node] = (cursor, lines)
             first = await _next(lines)
             if first is not None:

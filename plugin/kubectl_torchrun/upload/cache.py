@@ -48,7 +48,7 @@ class UploadCache:
     def __init__(self, namespace: ClusterNamespace, directory: Path) -> None:
         here = str(directory.resolve())
         key = "\0".join([*namespace, here])
-        self._sent = state_folder() / f"sent-{_short(key)}"
+        self._upload_file = state_folder() / f"sent-{_short(key)}"
         self._digests = state_folder() / f"digests-{_short(here)}"
 
     def digest(self, tree: Tree, advance: Callable[[int], None] = lambda _: None) -> Workspace:
@@ -73,14 +73,16 @@ class UploadCache:
     def last_upload(self) -> LastUpload | None:
         """The last upload of the directory; None if there is none in the cache."""
         try:
-            job, _, text = zlib.decompress(self._sent.read_bytes()).decode().partition("\n")
+            job, _, text = zlib.decompress(self._upload_file.read_bytes()).decode().partition("\n")
             return LastUpload(job, parse(text))
         except (OSError, zlib.error, UnicodeDecodeError, ManifestError):
             return None
 
     def record(self, upload: LastUpload) -> None:
         """Save the upload for the next command."""
-        _write(self._sent, zlib.compress(f"{upload.job}\n{upload.manifest.text}".encode(), 1))
+        _write(
+            self._upload_file, zlib.compress(f"{upload.job}\n{upload.manifest.text}".encode(), 1)
+        )
 
     def _read_digests(self) -> dict[str, CachedDigest]:
         try:

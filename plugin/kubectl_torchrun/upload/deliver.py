@@ -57,11 +57,11 @@ class Arrived(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """The result. files, sent: the number of uploaded files and bytes."""
+    """The result. files, sent_bytes: the number of uploaded files and bytes."""
 
     revision: int
     files: int = 0
-    sent: int = 0
+    sent_bytes: int = 0
 
 
 async def deliver(
@@ -108,7 +108,7 @@ class _Delivery:
         now = anyio.current_time()
         self._upload = Upload(workspace.manifest.sha256, now, base, backoff)
         self._files = 0
-        self._sent = 0
+        self._sent_bytes = 0
 
     async def run(self) -> Delivered:
         with ExitStack() as bars:
@@ -141,7 +141,7 @@ class _Delivery:
                         bar.reached(self._upload.offset)
 
     def _delivered(self, revision: int) -> Delivered:
-        return Delivered(revision, self._files, self._sent)
+        return Delivered(revision, self._files, self._sent_bytes)
 
     def _pack(self, entries: tuple[int, ...]) -> Archive:
         self._file.seek(0)
@@ -189,13 +189,13 @@ class _Delivery:
                 before = self._workspace.previous
                 differs_from = before.manifest if before and base else None
                 data = contents.pack(self._workspace.manifest, differs_from)
-                self._sent += len(data)
+                self._sent_bytes += len(data)
                 headers = {**authentication, "Content-Length": str(len(data))}
                 return await self._api.ask_pod(
                     pod, "PUT", MANIFEST_PATH, headers=headers, content=data
                 )
             case PutRange(start, stop):
-                self._sent += stop - start
+                self._sent_bytes += stop - start
                 headers = {
                     "Content-Range": f"bytes {start}-{stop - 1}/{self._upload.size}",
                     "Content-Length": str(stop - start),
@@ -234,7 +234,7 @@ def find_pod(job_watch: JobWatch, sha256: str, token: str = "") -> str | Arrived
     expected = job.metadata.annotations.get(names.WORKSPACE_SHA256, "")
     if job.workspace_ready and expected in ("", sha256) and not job_watch.reloads:
         return Arrived()
-    if job.ended:
+    if job.has_ended:
         raise RunProblem(f"The job is {status.phase} ({status.reason}): {status.message}")
     if status.reason == "InvalidSpec":
         raise RunProblem(f"The spec of the job is invalid: {status.message}")

@@ -147,7 +147,7 @@ def _info(path: str, mode: int) -> zipfile.ZipInfo:
 
 
 def _check_path(path: str, limits: Limits) -> None:
-    shown = os.fsencode(path).decode(errors="backslashreplace")
+    name = os.fsencode(path).decode(errors="backslashreplace")
     encoded = os.fsencode(path)
     problem = ""
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in path):
@@ -162,7 +162,7 @@ def _check_path(path: str, limits: Limits) -> None:
         problem = f"has more than {limits.depth} directories"
     if problem:
         raise UsageProblem(
-            f"The path {shown!r} {problem}. Rename it, or add it to {TORCHRUNIGNORE}."
+            f"The path {name!r} {problem}. Rename it, or add it to {TORCHRUNIGNORE}."
         )
 
 

@@ -60,7 +60,7 @@ async def _wait_for_result(job_watch: JobWatch, before: int) -> Job:
         if job_watch.has_read and job is None:
             raise RunProblem(f"Job {job_watch.name} was deleted.")
         if job is not None:
-            if job.ended:
+            if job.has_ended:
                 raise RunProblem(f"The job is {job.status.phase}. It ended before the fetch.")
             if job.status.workspace_revision > before:
                 return job

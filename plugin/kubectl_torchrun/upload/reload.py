@@ -103,7 +103,7 @@ class Reload:
         self._terminal.note(f"Watching {self._directory.resolve()}. Press Ctrl-C to stop.")
         uploaded = ""
         previous = ""
-        while not (job_watch.job and job_watch.job.ended):
+        while not (job_watch.job and job_watch.job.has_ended):
             started = time.monotonic()
             try:
                 workspace = await anyio.to_thread.run_sync(self._scan, _check_cancelled)
@@ -119,7 +119,7 @@ class Reload:
                 self._terminal.note(str(problem))
                 uploaded = previous
             except RunProblem as problem:
-                if job_watch.job is None or not job_watch.job.ended:
+                if job_watch.job is None or not job_watch.job.has_ended:
                     raise
                 self._terminal.note(str(problem))
             await anyio.sleep(max(_SCAN_SECONDS, _SCAN_SHARE * (time.monotonic() - started)))
@@ -151,7 +151,7 @@ class Reload:
             await api.annotate(JOBS, self._job, {names.WORKSPACE_REVISION: revision})
         await self._wait_for_workers(job_watch, done.revision)
         self._terminal.note(
-            f"Revision {done.revision}: {files_of(done.files)}, {human(done.sent)} uploaded;"
+            f"Revision {done.revision}: {files_of(done.files)}, {human(done.sent_bytes)} uploaded;"
             f" the pods got it in {time.monotonic() - started:.1f} s"
         )
 
@@ -165,7 +165,7 @@ class Reload:
         """Wait until the status shows that all pods have the revision. Raises RunProblem."""
         with anyio.move_on_after(_WORKERS_SECONDS):
             while job_watch.job is None or job_watch.job.status.workspace_revision < revision:
-                if job_watch.job is not None and job_watch.job.ended:
+                if job_watch.job is not None and job_watch.job.has_ended:
                     raise RunProblem(f"The job is {job_watch.job.status.phase}.")
                 await job_watch.next_change(_WORKERS_SECONDS)
             return

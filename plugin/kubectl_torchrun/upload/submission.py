@@ -247,7 +247,7 @@ class Submission:
             )
             self._uploaded = True
             self._cache.record(LastUpload(self._name, self._workspace.manifest))
-            terminal.note(f"Uploaded {files_of(done.files)}, {human(done.sent)}")
+            terminal.note(f"Uploaded {files_of(done.files)}, {human(done.sent_bytes)}")
             if options.follow:
                 stop = options.stop_on_repeated_failure
                 code = await follow(

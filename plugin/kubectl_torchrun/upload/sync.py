@@ -89,7 +89,7 @@ def _check_source(job: Job, cluster: Cluster) -> None:
     """Raises UsageProblem for a job that has ended, or whose source allows no upload or fetch."""
     name, source = job.metadata.name, _source(job)
     claim = job.spec.volumes.workspace.claim_name if job.spec.volumes.workspace else ""
-    if job.ended:
+    if job.has_ended:
         raise UsageProblem(
             f"Cannot sync job {name}: it is already {job.status.phase}. Submit a new job:"
             f" {cluster.command('torchrun submit')}"

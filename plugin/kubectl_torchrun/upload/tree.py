@@ -14,7 +14,7 @@ GITIGNORE = ".gitignore"
 TORCHRUNIGNORE = ".torchrunignore"
 # Files and directories that links may add: the limit of a workspace.
 MOST_COPIES = 200_000
-_SHOWN = 10  # links in a message
+_MAX_LINKS = 10  # links in a message
 
 
 class File(NamedTuple):
@@ -197,12 +197,12 @@ class _Copies:
         if self._rejected:
             raise UsageProblem(
                 "These links point outside the directory, or to a directory above themselves:\n"
-                + "".join(f"  {link}\n" for link in [*self._rejected.values()][:_SHOWN])
-                + (f"  and {more} more\n" if (more := len(self._rejected) - _SHOWN) > 0 else "")
+                + "".join(f"  {link}\n" for link in [*self._rejected.values()][:_MAX_LINKS])
+                + (f"  and {more} more\n" if (more := len(self._rejected) - _MAX_LINKS) > 0 else "")
                 + f"Replace them with copies of their targets, or add them to {TORCHRUNIGNORE}."
             )
         if self._steps > MOST_COPIES:
-            largest = sorted(added, key=lambda link: -added[link])[:_SHOWN]
+            largest = sorted(added, key=lambda link: -added[link])[:_MAX_LINKS]
             raise UsageProblem(
                 f"Links to directories create more than {MOST_COPIES:,} files of"
                 f" {len(self._walk.files):,}, because each link is uploaded as a copy of its"

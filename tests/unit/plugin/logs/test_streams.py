@@ -106,9 +106,9 @@ async def test_a_log_resumes_after_the_last_line() -> None:
     kubelet = Kubelet(p=LINES)
     async with kubelet.serve() as api:
         cursor = Cursor(api, "p")
-        first = [line async for line in cursor.read(follow=True, ended=False)]
+        first = [line async for line in cursor.read(follow=True, has_ended=False)]
         kubelet.logs["p"] = [*LINES, stamped(4, 999, "late")]
-        again = [line async for line in cursor.read(follow=True, ended=False)]
+        again = [line async for line in cursor.read(follow=True, has_ended=False)]
     assert first == TEXTS
     assert again == [b"late"]
     assert kubelet.since == [None, "2026-01-01T00:00:04.000000019Z"]
@@ -220,11 +220,11 @@ async def test_a_cut_line_is_read_again_completely() -> None:
     kubelet = Kubelet(p=[LINES[0], "2026-01-01T00:00:00.000000001Z li"])
     async with kubelet.serve() as api:
         cursor = Cursor(api, "p")
-        assert [line async for line in cursor.read(follow=True, ended=False)] == TEXTS[:1]
+        assert [line async for line in cursor.read(follow=True, has_ended=False)] == TEXTS[:1]
         kubelet.logs["p"] = LINES[:2]
-        assert [line async for line in cursor.read(follow=True, ended=False)] == TEXTS[1:2]
+        assert [line async for line in cursor.read(follow=True, has_ended=False)] == TEXTS[1:2]
         kubelet.logs["p"] = [*LINES[:2], "2026-01-01T00:00:09.000000000Z no line end"]
-        assert [line async for line in cursor.read(follow=True, ended=True)] == [b"no line end"]
+        assert [line async for line in cursor.read(follow=True, has_ended=True)] == [b"no line end"]
 
 
 async def test_lines_are_split_at_line_feeds_only_and_bounded() -> None:

@@ -191,7 +191,7 @@ async def test_only_the_edit_is_sent(tmp_path: Path, workspace: Workspace, pod: 
             api, job_watch, terminal(), workspace, pod_wait=60, token="t", backoff=HASTY
         )
     assert first.revision == 1
-    assert first.sent > len(WEIGHTS)
+    assert first.sent_bytes > len(WEIGHTS)
     await pod.success()
     memory = UploadCache(HERE, workspace.tree.root)
     memory.record(LastUpload("job", workspace.manifest))
@@ -209,7 +209,7 @@ async def test_only_the_edit_is_sent(tmp_path: Path, workspace: Workspace, pod: 
     finally:
         again.kill()
     assert (second.revision, second.files) == (2, 1)
-    assert second.sent < 1000
+    assert second.sent_bytes < 1000
     assert (pod.directory / "revisions/2/tree/train.py").read_text() == "print('edited')\n"
 
 
