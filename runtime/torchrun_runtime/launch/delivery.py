@@ -149,8 +149,8 @@ def _is_here(target: str, file: Entry) -> bool:
         if os.path.getsize(path) != file.size:
             return False
         digest = hashlib.sha256()
-        with open(path, "rb") as opened:
-            for block in iter(lambda: opened.read(_BLOCK), b""):
+        with open(path, "rb") as content:
+            for block in iter(lambda: content.read(_BLOCK), b""):
                 digest.update(block)
     except OSError:
         return False

@@ -14,8 +14,8 @@ def annotation(file: str, name: str) -> str:
     if not file:
         return ""
     try:
-        with open(file, encoding="utf-8") as opened:
-            lines = opened.read().splitlines()
+        with open(file, encoding="utf-8") as stream:
+            lines = stream.read().splitlines()
     except OSError:
         return ""
     start = f'{name}="'

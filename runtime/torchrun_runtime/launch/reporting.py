@@ -39,20 +39,20 @@ class Reporter:
         self._url = urlsplit(url)
         self._token_file = token_file
         self._file = os.path.join(folder, "progress")
-        self._sent = b""
+        self._last_values = b""
         self._last_error = ""
-        self._ended = threading.Event()
+        self._end = threading.Event()
         self._thread = start_thread(self._run)
 
     def close(self) -> None:
         """Send the last values; takes at most _LAST_SECONDS."""
-        self._ended.set()
+        self._end.set()
         self._thread.join(_LAST_SECONDS)
 
     def _run(self) -> None:
-        while not self._ended.is_set():
+        while not self._end.is_set():
             pause = _PAUSE_SECONDS if self._report() else _POLL_SECONDS
-            self._ended.wait(pause)
+            self._end.wait(pause)
         self._report()
 
     def _report(self) -> bool:
@@ -62,7 +62,7 @@ class Reporter:
                 values = file.read()
         except OSError:
             return False
-        if values == self._sent:
+        if values == self._last_values:
             return False
         until = time.monotonic() + _REPORT_SECONDS
         while True:
@@ -72,7 +72,7 @@ class Reporter:
                 break
             time.sleep(pause)
         if code == _ACCEPTED:
-            self._sent = values
+            self._last_values = values
         if error and error != self._last_error:
             say(f"the controller does not accept the progress report: {error}")
             self._last_error = error

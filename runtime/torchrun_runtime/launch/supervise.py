@@ -268,12 +268,12 @@ def _clear() -> None:
 
 def _reap(child: int) -> int | None:
     """Reap all ended children, also adopted ones; the wait status of `child`, or None."""
-    ended = None
+    child_status = None
     with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 break
             if pid == child:
-                ended = status
-    return ended
+                child_status = status
+    return child_status

@@ -59,7 +59,7 @@ class Location:
     path: str
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """The URL for messages and logs, without user and query."""
         default = self.port == _DEFAULT_PORTS[self.scheme]
         host = f"[{self.host}]" if ":" in self.host else self.host

@@ -13,7 +13,7 @@ from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.errors import ArchiveError
 from torchrun_runtime.sync.extract import extract, workspace_full
 from torchrun_runtime.sync.modes import give
-from torchrun_runtime.sync.paths import shown
+from torchrun_runtime.sync.paths import display_name
 from torchrun_runtime.sync.settings import Limits
 from torchrun_runtime.sync.tree import make_directories
 from torchrun_runtime.sync.upload import FULL
@@ -83,7 +83,7 @@ class Assembly:
         for entry in extracted.entries:
             if announced.get(entry.path) != entry:
                 message = (
-                    f"Entry {shown(entry.path)} differs from the manifest. The file may have"
+                    f"Entry {display_name(entry.path)} differs from the manifest. The file may have"
                     " changed during the upload. Retry."
                 )
                 raise ArchiveError("WrongArchive", message)

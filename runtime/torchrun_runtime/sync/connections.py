@@ -43,7 +43,7 @@ class Connections:
                 self._busy.remove(transport)
                 self._wait(transport)
 
-    def opened(self, transport: asyncio.Transport) -> None:
+    def add(self, transport: asyncio.Transport) -> None:
         """Add a connection. If there are too many, close the one with the longest idle time."""
         if len(self._idle) + len(self._busy) >= self._most:
             self._end(next(iter(self._idle), transport))
@@ -77,7 +77,7 @@ class _Counted(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._connections.opened(transport)
+        self._connections.add(transport)
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -30,40 +30,40 @@ def extract(archive: Path, tree: Path, limits: Limits) -> Manifest:
     try:
         with archive.open("rb") as file:
             counted = count_entries(file, limits.entries)
-            with _opened(file) as opened:
-                listed = opened.infolist()
+            with _zip_file(file) as zip_file:
+                listed = zip_file.infolist()
                 if len(listed) != counted:
                     raise not_a_zip("it has two central directories that differ")
-                members = accept(listed, archive.stat().st_size, opened.start_dir, limits)
+                members = accept(listed, archive.stat().st_size, zip_file.start_dir, limits)
                 check_space(tree.parent, sum(member.size for member in members))
-                return _write(opened, members, tree)
+                return _write(zip_file, members, tree)
     except OSError as error:
         if error.errno in FULL:
             raise workspace_full(error.strerror or "no space") from error
         raise
 
 
-def _opened(file: BinaryIO) -> zipfile.ZipFile:
+def _zip_file(file: BinaryIO) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(file)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
         raise not_a_zip(str(error)) from error
 
 
-def _write(opened: zipfile.ZipFile, members: list[Member], directory: Path) -> Manifest:
+def _write(zip_file: zipfile.ZipFile, members: list[Member], directory: Path) -> Manifest:
     tree = Tree(directory)
     for member in members:
         if member.directory:
             tree.add_directory(member)
         else:
-            tree.add_file(member, _pieces(opened, member))
+            tree.add_file(member, _pieces(zip_file, member))
     return tree.manifest
 
 
-def _pieces(opened: zipfile.ZipFile, member: Member) -> Iterator[bytes]:
+def _pieces(zip_file: zipfile.ZipFile, member: Member) -> Iterator[bytes]:
     """Yield the content of one member. Raises ArchiveError if it is damaged."""
     try:
-        with opened.open(member.info) as source:
+        with zip_file.open(member.info) as source:
             while piece := source.read(_PIECE):
                 yield piece
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:

@@ -106,7 +106,7 @@ def _from_s3(settings: Settings, work: Path, tree: Path) -> FetchResult:
 def _from_bucket(
     settings: Settings, bucket: Bucket, key: str, work: Path, tree: Path
 ) -> FetchResult:
-    log("fetching", source=f"{bucket.endpoint.shown}/{key}")
+    log("fetching", source=f"{bucket.endpoint.display_name}/{key}")
     if is_archive(key):
         archive = bucket.find(key)
         commit = _checked(settings, digest([archive]))
@@ -140,7 +140,7 @@ def _from_git(settings: Settings, work: Path, tree: Path) -> FetchResult:
     if proxy:
         resolve_literal(location.host, location.port)
     addresses = () if proxy else resolve(location.host, location.port)
-    log("fetching", source=checkout.shown, proxied=bool(proxy))
+    log("fetching", source=checkout.display_name, proxied=bool(proxy))
     with tempfile.TemporaryDirectory(prefix="torchrun-sync-") as home:
         login = git_login.over_https if location.scheme == "https" else git_login.over_ssh
         extra_env, configuration = login(location, addresses, secret, Path(home))
@@ -151,7 +151,7 @@ def _from_git(settings: Settings, work: Path, tree: Path) -> FetchResult:
         )
         git = Git(checkout, programs, work / "repository", secret, configuration)
         commit = git.fetch()
-        log("fetched", source=checkout.shown, commit=commit)
+        log("fetched", source=checkout.display_name, commit=commit)
         repository = git.list(commit, settings.limits)
         return FetchResult(commit, git.write(repository, tree, settings.limits).manifest)
 

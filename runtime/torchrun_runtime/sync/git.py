@@ -65,10 +65,14 @@ class Checkout:
     sub_path: str
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """The name for messages."""
         revision = self.commit or self.ref
-        return f"{self.location.shown} at {revision}" if revision else self.location.shown
+        return (
+            f"{self.location.display_name} at {revision}"
+            if revision
+            else self.location.display_name
+        )
 
 
 def check_ref(ref: str, commit: str) -> None:
@@ -156,8 +160,8 @@ class Git:
             if self._programs.text(*self._git, "cat-file", "-t", commit) == "commit":
                 return
         message = (
-            f"{self._checkout.location.shown} has no commit {commit} on a branch or tag. Push it,"
-            " and check that the branch was not rewritten."
+            f"{self._checkout.location.display_name} has no commit {commit} on a branch or tag."
+            " Push it, and check that the branch was not rewritten."
         )
         raise SyncError("SourceNotFound", message, permanent=False)
 
@@ -180,8 +184,8 @@ class Git:
         )
         if not _COMMIT.fullmatch(commit):
             message = (
-                f"{self._checkout.shown} is not a commit. Set volumes.workspace.ref to a branch, a"
-                " tag or a commit."
+                f"{self._checkout.display_name} is not a commit. Set volumes.workspace.ref to a"
+                " branch, a tag or a commit."
             )
             raise SyncError("SourceNotFound", message, permanent=False)
         return commit
@@ -190,9 +194,9 @@ class Git:
         packs = self._directory.glob("objects/pack/*")
         if any(pack.stat().st_size >= self._programs.largest for pack in packs):
             # The unpacking process got SIGXFSZ, which git does not report.
-            message = f"{self._checkout.shown} has more than {self._programs.largest} bytes."
+            message = f"{self._checkout.display_name} has more than {self._programs.largest} bytes."
             return SyncError("WorkspaceTooLarge", message, permanent=False)
-        return explain(self._secret.scrub(stderr), self._checkout.shown)
+        return explain(self._secret.scrub(stderr), self._checkout.display_name)
 
     def list(self, commit: str, limits: Limits) -> Repository:
         """The files of the commit's subPath. Raises ArchiveError, SyncError."""
@@ -200,7 +204,9 @@ class Git:
         kind = self._programs.text(*self._git, "cat-file", "-t", name)
         if kind != "tree":
             problem = "is a file" if kind else "does not exist"
-            message = f"subPath {self._checkout.sub_path!a} {problem} in {self._checkout.shown}."
+            message = (
+                f"subPath {self._checkout.sub_path!a} {problem} in {self._checkout.display_name}."
+            )
             raise SyncError("SourceNotFound", message, permanent=False)
         command = (*self._git, "ls-tree", "-r", "-l", "-z", "--full-tree", name)
         repository = Repository(limits)
@@ -209,7 +215,7 @@ class Git:
             for line in _records(process.stdout):
                 repository.add(line)
             if process.wait():
-                message = f"git cannot list the files of {self._checkout.shown}."
+                message = f"git cannot list the files of {self._checkout.display_name}."
                 raise SyncError("FetchFailed", message, permanent=False)
         return repository
 
@@ -222,16 +228,16 @@ class Git:
             repository.read_links(objects.read)
             files = list(repository.files(self._programs.check_time))
             check_places([_place(path, blob) for path, blob in files], limits)
-            written = Tree(tree)
+            result = Tree(tree)
             for path, blob in files:
-                written.add_file(_place(path, blob), objects.pieces(blob))
+                result.add_file(_place(path, blob), objects.pieces(blob))
         for count, what in (
             (len(repository.submodules), "submodules are skipped"),
             (objects.pointers, "files are pointers of Git LFS, whose content is not fetched"),
         ):
             if count:
                 log(what, "warning", count=count, first=", ".join(repository.submodules[:3]))
-        return written
+        return result
 
 
 def _place(path: tuple[str, ...], blob: Blob) -> Place:

@@ -68,8 +68,8 @@ class Repository:
             mode, kind, name, size = facts.decode("ascii").split()
             path = raw.decode()
         except ValueError:
-            shown = raw.decode(errors="backslashreplace")
-            raise refused("InvalidFile", shown, "has a name that is not UTF-8") from None
+            readable_path = raw.decode(errors="backslashreplace")
+            raise refused("InvalidFile", readable_path, "has a name that is not UTF-8") from None
         self._entries += 1
         if self._entries > self._limits.entries:
             raise too_many(self._limits)

@@ -29,10 +29,10 @@ class Place:
     @property
     def name(self) -> str:
         """The path for messages."""
-        return shown("/".join(self.path))
+        return display_name("/".join(self.path))
 
 
-def shown(name: str) -> str:
+def display_name(name: str) -> str:
     """Return a name for messages and logs: quoted, escaped, shortened."""
     cut = name if len(name) <= _SHOWN_NAME else name[:_SHOWN_NAME] + "..."
     return ascii(cut) if not cut.isprintable() else repr(cut)
@@ -40,7 +40,7 @@ def shown(name: str) -> str:
 
 def refused(reason: str, name: str, why: str) -> ArchiveError:
     """The error of one entry. why: the end of the sentence, without a full stop."""
-    return ArchiveError(reason, f"Entry {shown(name)} {why}.")
+    return ArchiveError(reason, f"Entry {display_name(name)} {why}.")
 
 
 def components(name: str, limits: Limits) -> Path:
@@ -99,6 +99,6 @@ def _refuse_folded(paths: set[Path]) -> None:
             raise refused(
                 "InvalidFile",
                 "/".join(path),
-                f"differs from {shown('/'.join(other))} only in case or in the encoding of accents."
-                " Rename one of them",
+                f"differs from {display_name('/'.join(other))} only in case or in the encoding of"
+                " accents. Rename one of them",
             )

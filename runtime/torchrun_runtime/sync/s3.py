@@ -104,7 +104,9 @@ def list_prefix(bucket: Bucket, prefix: str, limits: Limits) -> list[tuple[Place
         if len(files) > limits.entries:
             raise too_many(limits)
     if not files:
-        message = f"{bucket.endpoint.shown} has no objects below {prefix!r}. Check the prefix."
+        message = (
+            f"{bucket.endpoint.display_name} has no objects below {prefix!r}. Check the prefix."
+        )
         raise SyncError("SourceNotFound", message, permanent=False)
     check_places([place for place, _ in files], limits)
     return files
@@ -112,17 +114,17 @@ def list_prefix(bucket: Bucket, prefix: str, limits: Limits) -> list[tuple[Place
 
 def read_prefix(bucket: Bucket, files: list[tuple[Place, Object]], tree: Path) -> Manifest:
     """Write the tree. Raises ArchiveError, SyncError, OSError."""
-    written = Tree(tree)
+    result = Tree(tree)
     small = [pair for pair in files if pair[1].size <= _SMALL]
     with ThreadPoolExecutor(_THREADS) as pool:
         for batch in _batches(small):
             contents = pool.map(lambda pair: b"".join(bucket.pieces(pair[1])), batch)
             for (place, _), content in zip(batch, contents, strict=True):
-                written.add_file(place, [content])
+                result.add_file(place, [content])
     for place, one in files:
         if one.size > _SMALL:
-            written.add_file(place, bucket.pieces(one))
-    return written.manifest
+            result.add_file(place, bucket.pieces(one))
+    return result.manifest
 
 
 def _batches(pairs: list[tuple[Place, Object]]) -> Iterator[list[tuple[Place, Object]]]:

@@ -21,7 +21,7 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 
 from torchrun_runtime.sync.address import Location
 from torchrun_runtime.sync.errors import SyncError
-from torchrun_runtime.sync.paths import refused, shown
+from torchrun_runtime.sync.paths import display_name, refused
 from torchrun_runtime.sync.report import log
 from torchrun_runtime.sync.s3_errors import changed, explain
 from torchrun_runtime.sync.signature import Credentials, sign, target
@@ -68,7 +68,7 @@ class Endpoint:
         return host if default else f"{host}:{self.location.port}"
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """The name for messages."""
         return f"{self.location.scheme}://{self.host}/{self.bucket}"
 
@@ -97,12 +97,14 @@ class Bucket:
         query = {"list-type": "2", "prefix": prefix, "encoding-type": "url"}
         while True:
             page = self._retried(lambda: self._page(dict(query)), prefix)
-            yield from _objects(page, self.endpoint.shown)
+            yield from _objects(page, self.endpoint.display_name)
             token = page.findtext("NextContinuationToken") or ""
             if page.findtext("IsTruncated") != "true":
                 return
             if not token or token == query.get("continuation-token"):
-                message = f"Bucket {self.endpoint.shown} returns the same page of objects twice."
+                message = (
+                    f"Bucket {self.endpoint.display_name} returns the same page of objects twice."
+                )
                 raise SyncError("FetchFailed", message, permanent=False)
             query["continuation-token"] = token
 
@@ -147,8 +149,8 @@ class Bucket:
                 self._pause(failures, source.key, error)
         if checked and _MD5.fullmatch(source.etag) and digest.hexdigest() != source.etag:
             message = (
-                f"Object {source.key!r} of {self.endpoint.shown} was damaged during the download"
-                " (its MD5 is not its ETag)."
+                f"Object {source.key!r} of {self.endpoint.display_name} was damaged during the"
+                " download (its MD5 is not its ETag)."
             )
             raise SyncError("FetchFailed", message, permanent=False)
 
@@ -161,7 +163,7 @@ class Bucket:
         etag = response.headers.get("ETag", "").strip('"')
         if etag != source.etag:
             response.close()
-            raise changed(source.key, self.endpoint.shown)
+            raise changed(source.key, self.endpoint.display_name)
         return response, offset if response.status == 200 else 0
 
     def _read(self, response: BaseHTTPResponse) -> bytes:
@@ -177,7 +179,7 @@ class Bucket:
             while len(body) <= _LONGEST_PAGE and (piece := self._read(response)):
                 body += piece
         if len(body) > _LONGEST_PAGE or b"<!DOCTYPE" in body or b"\0" in body:
-            message = f"Bucket {self.endpoint.shown} does not return a list of objects."
+            message = f"Bucket {self.endpoint.display_name} does not return a list of objects."
             raise SyncError("FetchFailed", message, permanent=False)
         try:
             root = ElementTree.fromstring(body)  # noqa: S314  # no DOCTYPE, so no entities
@@ -209,8 +211,9 @@ class Bucket:
             if not isinstance(reason, ssl.SSLCertVerificationError):
                 raise _RetryableError(str(error)) from error
             message = (
-                f"The certificate of {endpoint.shown} is not trusted ({reason.verify_message})."
-                " Add its certificate authority as ca.crt to the Secret."
+                f"The certificate of {endpoint.display_name} is not trusted"
+                f" ({reason.verify_message}). Add its certificate authority as ca.crt to the"
+                " Secret."
             )
             raise SyncError("CertificateInvalid", message, permanent=False) from error
         except (HTTPError, OSError) as error:
@@ -218,7 +221,7 @@ class Bucket:
         if response.status in _PASSING:
             raise _RetryableError(f"status {response.status}")
         response_headers = {name.lower(): value for name, value in response.headers.items()}
-        raise explain(response.status, response_headers, body, key, endpoint.shown)
+        raise explain(response.status, response_headers, body, key, endpoint.display_name)
 
     def _send(self, where: str, headers: Mapping[str, str]) -> BaseHTTPResponse:
         """Send to the first address that accepts a connection. Raises urllib3's HTTPError."""
@@ -240,7 +243,9 @@ class Bucket:
 
     def _pause(self, failures: int, key: str, error: _RetryableError) -> None:
         if failures >= _ATTEMPTS:
-            message = f"Cannot read {self.endpoint.shown} ({error}, {failures} times in a row)."
+            message = (
+                f"Cannot read {self.endpoint.display_name} ({error}, {failures} times in a row)."
+            )
             raise SyncError("FetchFailed", message, permanent=False) from error
         log("retrying", "warning", key=key, error=str(error))
         time.sleep(PAUSE * 2 ** (failures - 1))
@@ -248,9 +253,8 @@ class Bucket:
 
     def _check_time(self) -> None:
         if time.monotonic() > self.endpoint.deadline:
-            message = (
-                f"Reading {self.endpoint.shown} timed out. Check whether it is slow or too large."
-            )
+            name = self.endpoint.display_name
+            message = f"Reading {name} timed out. Check whether it is slow or too large."
             raise SyncError("FetchFailed", message, permanent=False)
 
 
@@ -299,8 +303,8 @@ def _etag(text: str | None, key: str) -> str:
     etag = (text or "").strip('"')
     if not _ETAG.fullmatch(etag):
         message = (
-            f"The ETag {shown(etag)} of object {shown(key)} is not printable ASCII. Check the"
-            " gateway, or upload the object again."
+            f"The ETag {display_name(etag)} of object {display_name(key)} is not printable"
+            " ASCII. Check the gateway, or upload the object again."
         )
         raise SyncError("FetchFailed", message, permanent=False)
     return etag

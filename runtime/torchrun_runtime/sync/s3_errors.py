@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from torchrun_runtime.sync.errors import SyncError
-from torchrun_runtime.sync.paths import shown
+from torchrun_runtime.sync.paths import display_name
 
 _LONGEST = 300
 _REGION = re.compile(r"<Region>([a-z0-9-]{1,40})</Region>")
@@ -16,10 +16,10 @@ def explain(status: int, headers: Mapping[str, str], body: str, key: str, bucket
     answer = (
         f"status {status}" + (f", {code}" if code else "") + (f": {message}" if message else "")
     )
-    where = f"{shown(key)} of {bucket}" if key else bucket
+    where = f"{display_name(key)} of {bucket}" if key else bucket
     region = headers.get("x-amz-bucket-region", "") or "".join(_REGION.findall(body)[:1])
     if region and status in (301, 307, 400):
-        hint = f"It is in region {shown(region)}. Set AWS_REGION in the Secret."
+        hint = f"It is in region {display_name(region)}. Set AWS_REGION in the Secret."
         return SyncError("WrongRegion", f"Cannot read {where}. {hint} ({answer})", permanent=False)
     if 300 <= status < 400:
         hint = "Redirects are not followed. Set the current endpoint of the bucket."
@@ -51,7 +51,7 @@ def _by_status(status: int, code: str, message: str) -> tuple[str, str]:
 
 def changed(key: str, bucket: str) -> SyncError:
     """The error for an object that changed during the read."""
-    message = f"Object {shown(key)} of {bucket} changed during the download. Retrying."
+    message = f"Object {display_name(key)} of {bucket} changed during the download. Retrying."
     return SyncError("SourceChanged", message, permanent=False)
 
 

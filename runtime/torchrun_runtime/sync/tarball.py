@@ -33,12 +33,12 @@ def extract_tar(archive: Path, tree: Path, limits: Limits) -> Manifest:
     OSError for other errors of the disk.
     """
     try:
-        with _opened(archive, limits) as opened:
-            places = [_place(member, limits) for member in _members(opened, limits)]
+        with _tar_file(archive, limits) as tar_file:
+            places = [_place(member, limits) for member in _members(tar_file, limits)]
         check_places([place for place in places if place.path], limits)
         check_space(tree.parent, sum(place.size for place in places))
-        with _opened(archive, limits) as opened:
-            return _write(opened, places, tree, limits)
+        with _tar_file(archive, limits) as tar_file:
+            return _write(tar_file, places, tree, limits)
     except RecursionError as error:
         # tarfile recurses for each header that only describes the next one.
         message = "The file is not a valid tar archive: its headers never end. Create it with tar."
@@ -49,7 +49,7 @@ def extract_tar(archive: Path, tree: Path, limits: Limits) -> Manifest:
 
 
 @contextmanager
-def _opened(archive: Path, limits: Limits) -> Iterator[tarfile.TarFile]:
+def _tar_file(archive: Path, limits: Limits) -> Iterator[tarfile.TarFile]:
     with ExitStack() as stack:
         raw = stack.enter_context(archive.open("rb"))
         compressed = raw.read(2) == _GZIP
@@ -112,24 +112,24 @@ class _Bounded(io.RawIOBase):
             raise ArchiveError("CompressionRatio", message)
 
 
-def _members(opened: tarfile.TarFile, limits: Limits) -> Iterator[tarfile.TarInfo]:
+def _members(tar_file: tarfile.TarFile, limits: Limits) -> Iterator[tarfile.TarInfo]:
     """Yield the members, and drop each: tarfile would keep every one with its headers."""
     count = 0
-    while (member := opened.next()) is not None:
+    while (member := tar_file.next()) is not None:
         count += 1
         if count > limits.entries:
             raise too_many(limits)
-        if len(opened.pax_headers) > _MOST_GLOBAL_RECORDS:
+        if len(tar_file.pax_headers) > _MOST_GLOBAL_RECORDS:
             raise ArchiveError(
                 "InvalidFile", f"The archive has more than {_MOST_GLOBAL_RECORDS} global records."
             )
-        opened.members = []  # type: ignore[attr-defined]
+        tar_file.members = []  # type: ignore[attr-defined]
         yield member
     # tarfile stops at any invalid header; the valid end of an archive is a block of zeros.
-    assert isinstance(opened.fileobj, _Bounded)
-    if opened.fileobj.last != bytes(tarfile.BLOCKSIZE):
+    assert isinstance(tar_file.fileobj, _Bounded)
+    if tar_file.fileobj.last != bytes(tarfile.BLOCKSIZE):
         raise tarfile.ReadError("it is damaged or ends too early")
-    while opened.fileobj.read(_PIECE):
+    while tar_file.fileobj.read(_PIECE):
         pass  # the data is not needed, but the checksum of gzip follows it
 
 
@@ -150,18 +150,18 @@ def _place(member: tarfile.TarInfo, limits: Limits) -> Place:
     return Place(path, member.isdir(), bool(member.mode & 0o111), size)
 
 
-def _write(opened: tarfile.TarFile, places: list[Place], tree: Path, limits: Limits) -> Manifest:
-    written = Tree(tree)
+def _write(tar_file: tarfile.TarFile, places: list[Place], tree: Path, limits: Limits) -> Manifest:
+    result = Tree(tree)
     remaining = iter(places)
-    for member in _members(opened, limits):
+    for member in _members(tar_file, limits):
         place = next(remaining)
         if member.isreg():
-            written.add_file(place, _pieces(opened, member))
-    return written.manifest
+            result.add_file(place, _pieces(tar_file, member))
+    return result.manifest
 
 
-def _pieces(opened: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
-    source = opened.extractfile(member)
+def _pieces(tar_file: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
+    source = tar_file.extractfile(member)
     assert source is not None
     while piece := source.read(_PIECE):
         yield piece

@@ -54,22 +54,22 @@ class Tree:
                 " Rename one of them."
             )
             raise ArchiveError("InvalidFile", message) from error
-        written, digest = 0, hashlib.sha256()
+        size, digest = 0, hashlib.sha256()
         try:
             give(descriptor, mode)
             for piece in pieces:
-                written += len(piece)
-                if written > place.size:
+                size += len(piece)
+                if size > place.size:
                     break
                 digest.update(piece)
                 _write_all(descriptor, piece)
         finally:
             os.close(descriptor)
-        if written != place.size:
+        if size != place.size:
             message = f"Entry {place.name} does not have the {place.size} bytes of its header."
             raise ArchiveError("InvalidArchive", message)
         path = "/".join(place.path)
-        self._files.append(Entry(path, digest.hexdigest(), written, f"{mode:o}"))
+        self._files.append(Entry(path, digest.hexdigest(), size, f"{mode:o}"))
 
     def _make(self, path: paths.Path, directory: paths.Path) -> None:
         """Create the directory of `path`, and record its parents."""

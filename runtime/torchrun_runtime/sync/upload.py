@@ -96,10 +96,10 @@ class Upload:
             try:
                 with self.archive.open("ab", buffering=0) as file:
                     while view:
-                        written = file.write(view) or 0
-                        self._digest.update(view[:written])
-                        self.offset += written
-                        view = view[written:]
+                        size = file.write(view) or 0
+                        self._digest.update(view[:size])
+                        self.offset += size
+                        view = view[size:]
             except OSError as error:
                 if error.errno not in FULL:
                     raise
