@@ -34,7 +34,7 @@ class CallLog:
         self._line = line
         self._several = several
         self._lines_read: dict[tuple[int, int], int] = {}
-        self._ended: set[tuple[int, int]] = set()
+        self._complete_ranks: set[tuple[int, int]] = set()
 
     def take(self, attempt: int, node: str, lines: Lines) -> None:
         """Print new lines of a rank; after a reconnect, lines arrive a second time."""
@@ -44,11 +44,11 @@ class CallLog:
         self._lines_read[rank] = max(lines_read, lines.first + len(lines.lines))
         for text in new:
             if text.startswith(_END):
-                self._ended.add(rank)
+                self._complete_ranks.add(rank)
             else:
-                shown = log_line(text)
-                self._line(f"[{node}] {shown}" if self._several else shown)
+                clean_line = log_line(text)
+                self._line(f"[{node}] {clean_line}" if self._several else clean_line)
 
-    def ended(self, attempt: int) -> int:
+    def complete_count(self, attempt: int) -> int:
         """The number of ranks whose output is complete."""
-        return sum(rank[0] == attempt for rank in self._ended)
+        return sum(rank[0] == attempt for rank in self._complete_ranks)

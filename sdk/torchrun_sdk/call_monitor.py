@@ -13,7 +13,7 @@ from torchrun_sdk.cancel import Cancellation, Cancelled
 from torchrun_sdk.connections import CallDelivery, Connections, MonitorEvent
 from torchrun_sdk.errors import CallError, ProtocolError
 from torchrun_sdk.kubectl import Kubectl, Watch
-from torchrun_sdk.manifest import ENDED, workers_of
+from torchrun_sdk.manifest import TERMINAL_PHASES, workers_of
 from torchrun_sdk.spec import Result
 
 Line = Callable[[str], None]
@@ -99,7 +99,7 @@ class CallMonitor:
             self._pods.end()
         until = time.monotonic() + _LAST_LINES
         while (log := self._log) is not None and not failed and time.monotonic() < until:
-            if log.ended(self._state.attempt) >= self._state.world:
+            if log.complete_count(self._state.attempt) >= self._state.world:
                 break
             self._take(0.2)
         self._time("log")
@@ -123,7 +123,7 @@ class CallMonitor:
         """Raise UnavailableError if pods are missing: a call starts in all warm pods or none."""
         if self._delivered:
             return
-        is_over = self._state.phase in ENDED or self._state.is_deleted
+        is_over = self._state.phase in TERMINAL_PHASES or self._state.is_deleted
         late = time.monotonic() - self._start > _ANSWER_SECONDS
         if is_over or (late and len(self._pods_answered) < self._nodes):
             raise UnavailableError(

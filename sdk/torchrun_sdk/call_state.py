@@ -16,7 +16,7 @@ from torchrun_sdk.errors import (
     RankExited,
     RemoteException,
 )
-from torchrun_sdk.manifest import ENDED
+from torchrun_sdk.manifest import TERMINAL_PHASES
 from torchrun_sdk.spec import RAISED, Exited, Frame, Raised, Result, Started
 
 # Seconds after the first exception: earlier ones of other nodes may still arrive.
@@ -119,7 +119,7 @@ class CallState:
                 if isinstance(frame, (Raised, Exited)):
                     frame = frame._replace(age=frame.age + now - received)
                 self.add_frame(number, frame, now)
-        if self.phase in ENDED and self._ended_at is None:
+        if self.phase in TERMINAL_PHASES and self._ended_at is None:
             self._ended_at = now
 
     def job_deleted(self, now: float) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from torchrun_sdk.compute import Seconds, seconds
 from torchrun_sdk.errors import QuorumTimeout, UsageError
 from torchrun_sdk.kubectl import Kubectl
-from torchrun_sdk.manifest import ATTEMPT, ENDED, LABEL, node_of, workers_of
+from torchrun_sdk.manifest import ATTEMPT, LABEL, TERMINAL_PHASES, node_of, workers_of
 
 _POLL = 0.5
 
@@ -94,7 +94,7 @@ def _only(kubectl: Kubectl) -> str:
     running = [
         job["metadata"]["name"]
         for job in listed
-        if (job.get("status") or {}).get("phase") not in ENDED
+        if (job.get("status") or {}).get("phase") not in TERMINAL_PHASES
     ]
     if len(running) != 1:
         raise UsageError(

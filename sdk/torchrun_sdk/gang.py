@@ -26,7 +26,7 @@ from torchrun_sdk.errors import (
     QuorumTimeout,
 )
 from torchrun_sdk.kubectl import Kubectl
-from torchrun_sdk.manifest import ENDED, build
+from torchrun_sdk.manifest import TERMINAL_PHASES, build
 from torchrun_sdk.reattach import kept_results
 from torchrun_sdk.spec import ENTRY, FOLDER, Call, Result, write_call
 
@@ -79,12 +79,12 @@ class Gang:
         self._created = created
         self._uid = uid
         self._is_own = not created or own_jobs.is_own(uid)
-        self._ended = False
+        self._has_ended = False
 
     @property
     def is_warm(self) -> bool:
         """Whether its pods accept another call."""
-        return self._created and not self._ended
+        return self._created and not self._has_ended
 
     def run(
         self,
@@ -127,7 +127,7 @@ class Gang:
             self._detach()
             raise Detached(self.name) from None
         except UnavailableError:
-            self._ended = True
+            self._has_ended = True
             raise
         except Cancelled:
             if first or not stays:
@@ -143,7 +143,7 @@ class Gang:
         try:
             return monitor.run(line)
         finally:
-            self._ended = self._ended or not stays or state.phase in ENDED
+            self._has_ended = self._has_ended or not stays or state.phase in TERMINAL_PHASES
             if os.environ.get(_TIMES):
                 self._note(f"{self.name}: {monitor.times}")
 
@@ -172,7 +172,7 @@ class Gang:
         return CallState(self.name, limits, time.monotonic(), stays=stays)
 
     def _detach(self) -> None:
-        self._ended = True
+        self._has_ended = True
         self._note(
             f"Detached. Job {self.name} continues.\n"
             f"  kt logs {self.name}\n"
@@ -199,7 +199,7 @@ class Gang:
 
     def down(self) -> None:
         """Delete the job and its pods."""
-        self._ended = True
+        self._has_ended = True
         self._kubectl.run("delete", "torchrunjob", self.name, "--ignore-not-found", "--wait=false")
 
     def _send(self, overlay: Path, call: Call, cancellation: Cancellation | None) -> None:

@@ -30,7 +30,7 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 # Label of a worker if the head has a separate Job: "head" or "worker".
 _ROLE = "torchrun.ai/role"
 # Phases that a job does not leave. A test compares them with torchrun_api.
-ENDED = ("Succeeded", "Failed", "TimedOut")
+TERMINAL_PHASES = ("Succeeded", "Failed", "TimedOut")
 # Uses a variable that the controller sets in every pod.
 _COMMAND = f'python3 "$TORCHRUN_WORKSPACE_TARGET/{FOLDER}/{ENTRY}"'
 

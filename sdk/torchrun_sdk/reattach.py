@@ -19,7 +19,7 @@ from torchrun_sdk.errors import (
     UntrustedPickle,
 )
 from torchrun_sdk.kubectl import Kubectl
-from torchrun_sdk.manifest import ENDED, GANG, LABEL
+from torchrun_sdk.manifest import GANG, LABEL, TERMINAL_PHASES
 from torchrun_sdk.results import open_results
 from torchrun_sdk.serialization import FORMATS
 from torchrun_sdk.spec import (
@@ -80,7 +80,7 @@ def _results(
     *,
     stays: bool,
 ) -> list[Result]:
-    if status.get("phase") in ENDED:
+    if status.get("phase") in TERMINAL_PHASES:
         return kept_results(job, kubectl, status)
     limits = Limits(_NO_LIMIT, _NO_LIMIT, timeout)
     state = CallState(job, limits, time.monotonic(), stays=stays)

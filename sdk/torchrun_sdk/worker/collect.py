@@ -63,7 +63,7 @@ class _Client:
         self._brings = bool(call)
         self._id = call or self._pod.newest[1] or read_call(folder).id
         self._results = folder / RESULTS / self._id
-        self._sent: set[str] = set()
+        self._sent_marks: set[str] = set()
         self._logs: dict[Path, _Tail] = {}
         self._rest = b""
 
@@ -95,8 +95,8 @@ class _Client:
         for path in sorted(self._results.glob("*.started")) + sorted(self._results.glob("*.left")):
             # A rank that starts again has no outcome yet. The new time of its start file shows it.
             mark = f"{path.name} {path.stat().st_mtime_ns}"
-            if mark not in self._sent:
-                self._sent.add(mark)
+            if mark not in self._sent_marks:
+                self._sent_marks.add(mark)
                 print(_aged(path.read_text(encoding="utf-8")), flush=True)
 
     def _receive(self) -> bool:

@@ -107,14 +107,14 @@ class ControlPort:
 
     def _knows(self, connection: socket.socket) -> bool:
         until = time.monotonic() + _SHOW_SECONDS
-        shown = b""
-        while not shown.endswith(b"\n") and len(shown) < _LONGEST:
+        token = b""
+        while not token.endswith(b"\n") and len(token) < _LONGEST:
             connection.settimeout(max(until - time.monotonic(), 0.001))
-            part = connection.recv(_LONGEST - len(shown))
+            part = connection.recv(_LONGEST - len(token))
             if not part:
                 return False
-            shown += part
-        digest = hashlib.sha256(shown[:-1]).hexdigest()
+            token += part
+        digest = hashlib.sha256(token[:-1]).hexdigest()
         return hmac.compare_digest(digest, self._digest)
 
 

@@ -172,7 +172,7 @@ def environment(variables: os._Environ[str] | dict[str, str], number: int) -> di
 def _copy(child: subprocess.Popen[bytes], files: RankFiles, call: Call) -> None:
     """Copy the output of the function to the pod's log, and to a file for the client."""
     end = END_OF_CALL.format(call=call.id).encode() + b"\n"
-    written = 0
+    size = 0
     assert child.stdout is not None
     with files.log.open("wb", buffering=0) as log:
         for line in child.stdout:
@@ -181,8 +181,8 @@ def _copy(child: subprocess.Popen[bytes], files: RankFiles, call: Call) -> None:
                 line = line[: -len(end)] and line[: -len(end)] + b"\n"
             sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
-            if written + len(line) < _LOG_BYTES:
-                written += len(line)
+            if size + len(line) < _LOG_BYTES:
+                size += len(line)
                 log.write(line)
             if last:
                 break

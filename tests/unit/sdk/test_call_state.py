@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torchrun_api.status import TERMINAL
 from torchrun_sdk import errors
 from torchrun_sdk.call_state import CallState, Limits, Wait
-from torchrun_sdk.manifest import ENDED
+from torchrun_sdk.manifest import TERMINAL_PHASES
 from torchrun_sdk.serialization import Packed
 from torchrun_sdk.spec import RAISED, Raised, Result, Started
 
@@ -15,7 +15,7 @@ LIMITS = Limits(launch=100, quorum=20, call=50)
 
 
 def test_the_phases_that_a_job_does_not_leave_are_those_of_the_api() -> None:
-    assert set(ENDED) == TERMINAL
+    assert set(TERMINAL_PHASES) == TERMINAL
 
 
 def started(rank: int, world: int = 2, time: float = 0.0) -> Started:

@@ -176,4 +176,4 @@ def test_the_sdk_imports_few_modules() -> None:
 
 
 def test_ended_phases_are_those_of_the_api() -> None:
-    assert set(manifest.ENDED) == TERMINAL
+    assert set(manifest.TERMINAL_PHASES) == TERMINAL
