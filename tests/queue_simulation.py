@@ -181,7 +181,7 @@ class Simulation:
         self.requests[name] = replace(
             self.requests[name],
             admitted=job.nodes,
-            placed=placement,
+            pods_by_node=placement,
             nominated=False,
             since=NOW + timedelta(seconds=self.time),
             running=True,

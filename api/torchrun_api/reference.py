@@ -70,8 +70,8 @@ def _meaning(field: JsonObject, required: bool) -> str:
     notes.append(" ".join(str(field.get("description", "")).split()).replace("|", "\\|"))
     if "default" in field:
         default = field["default"]
-        shown = str(default).lower() if isinstance(default, bool) else default
-        notes.append(f"Default: `{shown}`.")
+        value = str(default).lower() if isinstance(default, bool) else default
+        notes.append(f"Default: `{value}`.")
     bounds = [text.format(field[key]) for key, text in _BOUNDS.items() if key in field]
     if bounds and "x-kubernetes-int-or-string" not in field:
         notes.append(f"({', '.join(bounds)})")

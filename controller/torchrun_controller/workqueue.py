@@ -53,7 +53,7 @@ class Observer(Protocol):
     def added(self) -> None:
         """A key was added that was not waiting yet."""
 
-    def taken(self, waited: float) -> None:
+    def dequeued(self, waited: float) -> None:
         """A key was taken, `waited` seconds after its add."""
 
     def finished(self, worked: float) -> None:
@@ -201,14 +201,14 @@ class WorkQueue(Generic[K]):
         now = self._clock()
         self._processing[key] = now
         if self._observer is not None:
-            self._observer.taken(now - added)
+            self._observer.dequeued(now - added)
         return key
 
     def done(self, key: K) -> None:
         """End the processing of a key from `get`. Raises KeyError if it is not in process."""
-        taken = self._processing.pop(key)
+        start = self._processing.pop(key)
         if self._observer is not None:
-            self._observer.finished(self._clock() - taken)
+            self._observer.finished(self._clock() - start)
         entry = self._dirty.get(key)
         if entry is not None:
             self._append_to_line(key, entry[0])
@@ -258,7 +258,7 @@ class WorkQueue(Generic[K]):
     def unfinished(self) -> tuple[float, float]:
         """Return the seconds that keys have been in process: the sum, and the longest."""
         now = self._clock()
-        ages = [now - taken for taken in self._processing.values()]
+        ages = [now - start for start in self._processing.values()]
         return sum(ages), max(ages, default=0.0)
 
     def _next_deadline(self) -> float | None:

@@ -86,7 +86,7 @@ class Gang:
         self.workload = workload
         self.node_seconds_left = job.seconds * job.nodes  # node seconds
         self.ran = 0.0  # seconds for its deadline
-        self.placed: dict[str, int] = {}
+        self.pods_by_node: dict[str, int] = {}
         self.stopping = False
         self.started: float | None = None
         self.version = 0  # of its event "end"
@@ -94,7 +94,7 @@ class Gang:
     @property
     def pods(self) -> int:
         """Pods that make progress now."""
-        pods = sum(self.placed.values())
+        pods = sum(self.pods_by_node.values())
         least = self.workload.admitted if self.job.minimum is None else self.job.minimum
         return pods if pods and pods >= least and not self.stopping else 0
 
@@ -179,7 +179,7 @@ class Simulation:
             return
         elif kind == "resize":
             gang.workload = replace(gang.workload, nodes=number)
-            if number < sum(gang.placed.values()):
+            if number < sum(gang.pods_by_node.values()):
                 self._release(gang)
         elif kind == "stopped":
             self._release(gang)
@@ -192,17 +192,17 @@ class Simulation:
     def _fail(self, name: str) -> None:
         self.nodes[name] = replace(self.nodes[name], usable=False)
         for gang in self.gangs.values():
-            if name not in gang.placed:
+            if name not in gang.pods_by_node:
                 continue
             if gang.job.minimum is None:
                 self._release(gang)
             else:
-                self.free[name] += gang.placed.pop(name) * gang.job.gpus
+                self.free[name] += gang.pods_by_node.pop(name) * gang.job.gpus
 
     def _release(self, gang: Gang) -> None:
-        for name, pods in gang.placed.items():
+        for name, pods in gang.pods_by_node.items():
             self.free[name] += pods * gang.job.gpus
-        gang.placed = {}
+        gang.pods_by_node = {}
 
     def _settle(self) -> None:
         """Decide until nothing is left to decide, then place pods and foresee the next ends."""
@@ -237,12 +237,12 @@ class Simulation:
     def _present(self, gang: Gang) -> Workload:
         workload, job = gang.workload, gang.job
         seconds_left = None if job.deadline is None else max(0.0, job.deadline - gang.ran)
-        pods = sum(gang.placed.values())
+        pods = sum(gang.pods_by_node.values())
         shrunk = job.minimum is not None and 0 < pods < workload.admitted
         return replace(
             workload,
             seconds_left=seconds_left,
-            placed=dict(gang.placed),
+            pods_by_node=dict(gang.pods_by_node),
             running=gang.pods > 0,
             shrunk_to=pods if shrunk and not gang.stopping else None,
         )
@@ -272,7 +272,7 @@ class Simulation:
 
     def _place(self, gang: Gang) -> None:
         gpus, selector = gang.job.gpus, gang.job.selector.items()
-        for _ in range(gang.workload.admitted - sum(gang.placed.values())):
+        for _ in range(gang.workload.admitted - sum(gang.pods_by_node.values())):
             fitting = [
                 (-self.free[name] if self._spread else self.free[name], name)
                 for name, node in self.nodes.items()
@@ -282,7 +282,7 @@ class Simulation:
                 return
             _, name = min(fitting)
             self.free[name] -= gpus
-            gang.placed[name] = gang.placed.get(name, 0) + 1
+            gang.pods_by_node[name] = gang.pods_by_node.get(name, 0) + 1
 
 
 def _workload(job: Job) -> Workload:

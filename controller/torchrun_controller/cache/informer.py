@@ -204,7 +204,7 @@ class Informer(Generic[T]):
                 self.path, query=stream.query, silence=stream.silence, total=stream.total
             ) as chunks:
                 self.last_seen = self._clock()
-                self._watcher.opened(self.last_seen)
+                self._watcher.record_open(self.last_seen)
                 self._update_synced()
                 async for chunk in chunks:
                     self.last_seen = self._clock()

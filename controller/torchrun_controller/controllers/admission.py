@@ -77,7 +77,7 @@ class _UnconfirmedWrite(Struct):
 
     update: StatusUpdate
     since: float
-    answered: bool = False  # whether the result is known
+    has_result: bool = False  # whether the result is known
 
 
 class AdmissionReconciler:
@@ -153,7 +153,7 @@ class AdmissionReconciler:
                     **log_fields(kind_of(owner).kind, owner),
                 )
                 del self._unconfirmed[uid]
-            elif not write.answered:
+            elif not write.has_result:
                 await self._send(write.update)
 
     async def _write_stages(self, updates: list[StatusUpdate]) -> bool:
@@ -194,12 +194,12 @@ class AdmissionReconciler:
             outcome = type(error).__name__.removesuffix("Error")
             self._metrics.applies.labels(resource, outcome).inc()
             if isinstance(error, SupersededError):
-                write.answered = True
+                write.has_result = True
             elif not isinstance(error, UnavailableError):
                 del self._unconfirmed[uid]
             raise
         self._metrics.applies.labels(resource, "Gone" if result is None else "Written").inc()
-        write.answered = True
+        write.has_result = True
         if result is not None and result.resource_version == owner.metadata.resource_version:
             del self._unconfirmed[uid]  # no change, so no cache event comes
         self._record_decision(update)

@@ -54,7 +54,7 @@ Decide: TypeAlias = Callable[[Observed, datetime], Plan]
 class _WriteRecord(Struct):
     """The successful writes of one attempt, and the errors of the refused ones."""
 
-    written: set[Identity] = field(default_factory=set)
+    successful_writes: set[Identity] = field(default_factory=set)
     has_created: bool = False
     refusal_errors: list[Exception] = field(default_factory=list)
 
@@ -210,7 +210,7 @@ class JobReconciler:
     ) -> bool:
         """Write one object, at most once in an attempt; False if it is refused."""
         write_id = identity(write)
-        if write_id in record.written:
+        if write_id in record.successful_writes:
             return True
         if self._refusals.is_refused(key, write):
             return False
@@ -226,7 +226,7 @@ class JobReconciler:
             resource, name = write.kind.resource, write.name
             log.warning("object refused", **fields, resource=resource, name=name, error=str(error))
             return False
-        record.written.add(write_id)
+        record.successful_writes.add(write_id)
         record.has_created = record.has_created or has_created
         return True
 

@@ -26,7 +26,7 @@ class QueueObserver:
         """A key was added that was not waiting yet."""
         self._adds.inc()
 
-    def taken(self, seconds: float) -> None:
+    def dequeued(self, seconds: float) -> None:
         """A key was taken, `seconds` after its add."""
         self._queue_seconds.observe(seconds)
 

@@ -163,7 +163,7 @@ class Player:
             watcher = Watcher(informer.kind, lambda: 0.0, plain_pages=plain_pages)
             self._watchers[line.source] = watcher
             watcher.next(self._now)
-            watcher.opened(self._now)
+            watcher.record_open(self._now)
         if line.page:
             return watcher.page(bytes(line.page), self._now)
         frame = bytes(line.frame) or line.text.encode()

@@ -5,7 +5,7 @@
         case Wait(seconds): ...
         case FetchPage(query, timeout): events = watcher.page(body, now)
         case OpenStream(query, silence, total):
-            watcher.opened(now)
+            watcher.record_open(now)
             events = watcher.receive(chunk, now)
 
 `events` are Synced, Upserted, Deleted, Bookmarked, Faulted and Interrupted.

@@ -215,7 +215,7 @@ class Watcher(Generic[T]):
             return [*page.faults]
         return [*page.faults, self._finish_list(page.resource_version)]
 
-    def opened(self, now: float) -> None:
+    def record_open(self, now: float) -> None:
         """Record that the server has accepted a watch."""
         self._opened_at = now
         self._backoff.healthy(now)

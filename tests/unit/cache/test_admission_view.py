@@ -211,7 +211,7 @@ def test_the_state_follows_the_caches(world: World) -> None:
     world.change(a_pod(0))
     world.change(a_pod(1, node="other"))
     (request,) = world.seen().state.workloads
-    assert (request.admitted, request.placed) == (2, {"n": 1, "other": 1})
+    assert (request.admitted, request.pods_by_node) == (2, {"n": 1, "other": 1})
     world.change(a_job(version=2), gone=True)
     world.change(a_gang(), gone=True)
     world.change(a_pod(0), gone=True)
@@ -236,11 +236,11 @@ def test_pods_of_a_deleted_job_are_charged_until_they_end(world: World) -> None:
     world.change(charged(a_gang()))
     world.change(charged(a_pod(0)))
     (request,) = world.seen().state.workloads
-    assert (request.uid, request.gone) == ("uid-run", False)
+    assert (request.uid, request.is_deleted) == ("uid-run", False)
     world.change(a_job(**ADMITTED_STATUS), gone=True)
     world.change(charged(a_gang()), gone=True)
     (request,) = world.seen().state.workloads
-    assert (request.name, request.admitted, request.gpus, request.gone) == ("run", 2, 8, True)
+    assert (request.name, request.admitted, request.gpus, request.is_deleted) == ("run", 2, 8, True)
     other = a_job(version=9)  # a waiting job with the same name
     world.change(replace(other, metadata=replace(other.metadata, uid="uid-other")))
     assert [r.admitted for r in world.seen().state.workloads] == [2, 0]
@@ -257,7 +257,7 @@ def test_a_restarted_controller_charges_pods_of_deleted_jobs(world: World, left:
     (request,) = world.seen().state.workloads
     assert (request.queue, request.admitted, request.uid) == ("lab", 2, "uid-run")
     assert request.pod == {"pods": 1, GPU: 8}
-    assert request.placed == ({} if left == "the child Job" else {"n": 1})
+    assert request.pods_by_node == ({} if left == "the child Job" else {"n": 1})
 
 
 def test_pods_of_a_deleted_job_do_not_belong_to_a_new_one_of_its_name(world: World) -> None:
@@ -266,7 +266,10 @@ def test_pods_of_a_deleted_job_do_not_belong_to_a_new_one_of_its_name(world: Wor
     world.change(replace(other, metadata=replace(other.metadata, uid="uid-other")))
     world.change(charged(a_pod(0, node="n")))
     state = world.seen().state
-    assert {r.uid: r.placed for r in state.workloads} == {"uid-run": {"n": 1}, "uid-other": {}}
+    assert {r.uid: r.pods_by_node for r in state.workloads} == {
+        "uid-run": {"n": 1},
+        "uid-other": {},
+    }
 
 
 @pytest.mark.parametrize(
@@ -395,7 +398,7 @@ def test_a_changed_label_of_a_pod_updates_both_jobs(world: World) -> None:
         world.change(a_job(name, **ADMITTED_STATUS))
         world.change(a_gang(name))
     world.change(a_pod(job="run"))
-    placed = {r.name: dict(r.placed) for r in world.seen().state.workloads}
+    placed = {r.name: dict(r.pods_by_node) for r in world.seen().state.workloads}
     assert placed == {"run": {"n": 1}, "other": {}}
     pod = a_pod(job="run")
     labels = msgspec.structs.replace(pod.metadata.labels, torchrun_job="other")
@@ -403,7 +406,7 @@ def test_a_changed_label_of_a_pod_updates_both_jobs(world: World) -> None:
     moved = msgspec.structs.replace(pod.metadata, labels=labels, owner_references=owners)
     world.change(msgspec.structs.replace(pod, metadata=moved))
     assert world.awake()
-    placed = {r.name: dict(r.placed) for r in world.seen().state.workloads}
+    placed = {r.name: dict(r.pods_by_node) for r in world.seen().state.workloads}
     assert placed == {"run": {}, "other": {"n": 1}}
 
 

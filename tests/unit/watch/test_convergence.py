@@ -136,7 +136,7 @@ class World:
                 return self.fail(429)
             case "500":
                 return self.fail(500)
-        self.watcher.opened(self.now)
+        self.watcher.record_open(self.now)
         for chunk in self.chunks(self.lines(listing, int(query.get("resourceVersion", "0")))):
             events = self.watcher.receive(chunk, self.now)
             self.take(events)
@@ -260,7 +260,7 @@ def test_any_chunking_gives_the_same_events(cuts: list[int]) -> None:
     def events(chunks: list[bytes]) -> list[Event[Pod]]:
         watcher = Watcher(PODS, lambda: 0.5, max_line=1000, plain_pages=1)
         watcher.page(page([], 4, token="a long list"), 0)
-        watcher.opened(0)
+        watcher.record_open(0)
         found: list[Event[Pod]] = []
         for chunk in chunks:
             found += watcher.receive(chunk, 0)

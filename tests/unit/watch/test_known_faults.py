@@ -38,7 +38,7 @@ class TestKnownFaults:
             if isinstance(action, FetchPage):
                 fresh.page(page([], 10), now)
                 continue
-            fresh.opened(now)
+            fresh.record_open(now)
             fresh.receive(error(410, "Expired"), now)
         assert requests <= 60
 
@@ -54,7 +54,7 @@ class TestKnownFaults:
             if isinstance(action, FetchPage):
                 watch.page(page([], 10), now)
                 continue
-            watch.opened(now)
+            watch.record_open(now)
             watch.receive(bookmark(10), now)
             watch.closed(now)
         assert requests <= 30
@@ -62,7 +62,7 @@ class TestKnownFaults:
     def test_reconnect_during_the_initial_events_starts_again(self) -> None:
         fresh = streaming()
         fresh.next(0)
-        fresh.opened(0)
+        fresh.record_open(0)
         fresh.receive(frame("ADDED", pod("newest", 99)) + frame("ADDED", pod("old", 3)), 0)
         fresh.failed(UNREACHED, 5)
         assert "resourceVersion" not in query(fresh, 60)
@@ -74,14 +74,14 @@ class TestKnownFaults:
         assert watch.receive(frame("ADDED", pod("a", 11))[:-20], 1) == []
         assert watch.closed(300) == []
         assert query(watch, 300)["resourceVersion"] == "10"
-        watch.opened(300)
+        watch.record_open(300)
         (event,) = watch.receive(frame("ADDED", pod("a", 11)), 301)
         assert isinstance(event, Upserted)
 
     def test_line_over_the_limit_is_named_and_skipped(self) -> None:
         watch = streaming(max_line=4096)
         watch.next(0)
-        watch.opened(0)
+        watch.record_open(0)
         watch.receive(bookmark(10, end=True), 0)
         huge = frame("ADDED", pod("huge", 11, spec={"x": "y" * 5000}))
         fault, event = watch.receive(huge + frame("ADDED", pod("a", 12)), 1)
@@ -108,6 +108,6 @@ class TestKnownFaults:
         watch = watching()
         watch.closed(300)
         watch.next(300)
-        watch.opened(300)
+        watch.record_open(300)
         assert isinstance(watch.receive(b"<html>\n", 300)[0], Faulted)
         assert interrupted(watch.closed(300.1)).relist

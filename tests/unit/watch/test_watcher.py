@@ -37,7 +37,7 @@ class TestStreamListing:
     def test_follows_where_a_list_is_long(self) -> None:
         fresh = streaming()
         fresh.next(0)
-        fresh.opened(0)
+        fresh.record_open(0)
         fresh.receive(frame("ADDED", pod("a", 5)), 0)
         (synced,) = fresh.receive(bookmark(9, end=True), 0)
         assert names(synced) == ["a"]
@@ -68,7 +68,7 @@ class TestStreamListing:
     def test_emits_nothing_before_the_end_of_the_list(self) -> None:
         fresh = streaming()
         fresh.next(0)
-        fresh.opened(0)
+        fresh.record_open(0)
         assert fresh.receive(frame("ADDED", pod("a", 5)) + frame("ADDED", pod("b", 3)), 0) == []
         (synced,) = fresh.receive(bookmark(9, end=True), 0)
         assert isinstance(synced, Synced)
@@ -78,7 +78,7 @@ class TestStreamListing:
     def test_includes_changes_during_the_list(self) -> None:
         fresh = streaming()
         fresh.next(0)
-        fresh.opened(0)
+        fresh.record_open(0)
         fresh.receive(frame("ADDED", pod("a", 5)) + frame("ADDED", pod("b", 3)), 0)
         fresh.receive(frame("MODIFIED", pod("a", 11, attempt="1")), 0)
         fresh.receive(frame("DELETED", pod("b", 12)) + frame("DELETED", pod("none", 12)), 0)
@@ -89,7 +89,7 @@ class TestStreamListing:
     def test_watches_on_the_same_stream(self) -> None:
         fresh = streaming()
         fresh.next(0)
-        fresh.opened(0)
+        fresh.record_open(0)
         synced, upserted = fresh.receive(bookmark(9, end=True) + frame("ADDED", pod("a", 10)), 0)
         assert isinstance(synced, Synced)
         assert isinstance(upserted, Upserted)
@@ -97,7 +97,7 @@ class TestStreamListing:
     def test_lists_unreadable_objects_separately(self) -> None:
         fresh = streaming()
         fresh.next(0)
-        fresh.opened(0)
+        fresh.record_open(0)
         bad = [frame("ADDED", pod(name, 3, status=4)) for name in ("a", "b", "c")]
         faults = fresh.receive(b"".join(bad), 0)
         assert all(isinstance(fault, Faulted) for fault in faults)
@@ -120,7 +120,7 @@ class TestStreamListing:
     def test_ignored_by_a_very_old_server_falls_back_to_pages(self) -> None:
         fresh = streaming()
         fresh.next(0)
-        fresh.opened(0)
+        fresh.record_open(0)
         events = fresh.receive(frame("ADDED", pod("a", 5)) + bookmark(9), 0)
         assert interrupted(events).delay == 0
         assert isinstance(fresh.next(0), FetchPage)
@@ -129,7 +129,7 @@ class TestStreamListing:
     def test_an_unfinished_stream_is_followed_by_pages_once(self, how: str) -> None:
         fresh = streaming()
         fresh.next(0)
-        fresh.opened(0)
+        fresh.record_open(0)
         fresh.receive(frame("ADDED", pod("a", 5)), 0)
         event = interrupted(fresh.closed(50) if how == "closed" else fresh.failed(UNREACHED, 50))
         assert event.relist
@@ -238,7 +238,7 @@ class TestWatching:
     def test_a_silent_stream_interrupts_its_list(self) -> None:
         watch = streaming()
         watch.next(0)
-        watch.opened(0)
+        watch.record_open(0)
         event = interrupted(watch.failed(SILENT, 300))
         assert (event.reason, event.relist) == ("Broken", True)
         assert event.delay > 0
@@ -247,7 +247,7 @@ class TestWatching:
         watch = watching()
         watch.closed(300)
         watch.next(300)
-        watch.opened(300)
+        watch.record_open(300)
         assert interrupted(watch.closed(300.9)).relist
 
     def test_a_short_watch_with_an_event_waits_and_resumes(self) -> None:
@@ -313,7 +313,7 @@ class TestBackoff:
         fresh.next(0)
         fresh.failed(UNREACHED, 0)
         fresh.next(5)
-        fresh.opened(5)
+        fresh.record_open(5)
         fresh.receive(bookmark(10, end=True), 5)
         assert interrupted(fresh.failed(UNREACHED, 5 + lasted)).delay == 0
         fresh.next(5 + lasted)
@@ -340,7 +340,7 @@ class TestBackoff:
     def test_short_outages_once_a_minute_do_not_add_up(self) -> None:
         fresh, now, longest = watcher(), 0.0, 0.0
         fresh.next(now)
-        fresh.opened(now)
+        fresh.record_open(now)
         fresh.receive(bookmark(10, end=True), now)
         for _ in range(20):
             now += 60
@@ -353,5 +353,5 @@ class TestBackoff:
             now += delay
             longest = max(longest, now - back)
             fresh.next(now)
-            fresh.opened(now)
+            fresh.record_open(now)
         assert longest < 8

@@ -51,7 +51,7 @@ def watching(version: int = 10) -> Watcher[Pod]:
     fresh.next(0)
     fresh.page(page([], version), 0)
     fresh.next(0)
-    fresh.opened(0)
+    fresh.record_open(0)
     assert fresh.state is State.WATCHING
     return fresh
 

@@ -360,7 +360,7 @@ def test_the_observer_sees_every_change(clock: Clock) -> None:
         def added(self) -> None:
             self.lines.append(("added", 0))
 
-        def taken(self, waited: float) -> None:
+        def dequeued(self, waited: float) -> None:
             self.lines.append(("taken", waited))
 
         def finished(self, worked: float) -> None:

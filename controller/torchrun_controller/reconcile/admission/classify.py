@@ -203,7 +203,7 @@ def _classify(
             priority=_priority(job, queue),
             node_selector=scheduling.node_selector,
             admitted=admitted_nodes,
-            placed=dict(workers_by_node),
+            pods_by_node=dict(workers_by_node),
             since=(admission.time or gang.since) if admitted_nodes else None,
             running=status.phase == "Running",
             preempted_for=admission.preempted_for,

@@ -99,7 +99,7 @@ class Workload(Struct, frozen=True, kw_only=True):
     reserved for it. If `nodes` is smaller, it is granted at once.
 
     `pod` is what each pod requests, in the units of NodeCapacity.allocatable; `gpus` of these are
-    GPUs. `node_selector` is merged from queue and job. `placed` counts its running pods by node.
+    GPUs. `node_selector` is merged from queue and job. `pods_by_node` counts its running pods.
     `since` is when it was admitted, None while it waits. `seconds_left` is the running time until
     its deadline, at least 0, None without one. `preempted_for` is the UID in its Preemption while
     that lasts. `nominated` repeats the last PendingStatus.nominated.
@@ -107,12 +107,12 @@ class Workload(Struct, frozen=True, kw_only=True):
     `shrunk_to` is the number of pods of an elastic job whose present gang is smaller than what was
     admitted, if the rest may be released; else None.
 
-    `gone`: the job is deleted, so its pods cannot be preempted.
+    `is_deleted`: the job is deleted, so its pods cannot be preempted.
 
     `head` is what the first pod requests, and `head_gpus` its GPUs, if that is less of some
     resources and more of none; None if all pods are alike. Quota is charged with exactly that. The
-    coordinator places no head, and the head is not in `placed`: the scheduler finds its node, which
-    may have no room for a worker.
+    coordinator places no head, and the head is not in `pods_by_node`: the scheduler finds its node,
+    which may have no room for a worker.
     """
 
     namespace: str
@@ -128,13 +128,13 @@ class Workload(Struct, frozen=True, kw_only=True):
     priority: int = 0
     node_selector: dict[str, str] = field(default_factory=dict)
     admitted: int = 0
-    placed: dict[str, int] = field(default_factory=dict)
+    pods_by_node: dict[str, int] = field(default_factory=dict)
     since: datetime | None = None
     seconds_left: float | None = None
     running: bool = False
     preempted_for: str = ""
     nominated: bool = False
-    gone: bool = False
+    is_deleted: bool = False
     shrunk_to: int | None = None
 
     def workers(self, pods: int) -> int:

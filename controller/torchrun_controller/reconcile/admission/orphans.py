@@ -70,7 +70,7 @@ def _workload(
         head=requests.head,
         head_gpus=requests.head_gpus,
         admitted=nodes,
-        placed=gang.pods_by_node,
+        pods_by_node=gang.pods_by_node,
         since=gang.since or meta.creation_timestamp,
-        gone=True,
+        is_deleted=True,
     )

@@ -125,7 +125,7 @@ class _Search:
 
     def _is_useful(self, admitted: AdmittedWorkload, any_node: bool) -> bool:
         members = self.head.shape.pool.members
-        stays = admitted.preempted_for or admitted.workload.gone
+        stays = admitted.preempted_for or admitted.workload.is_deleted
         return not stays and (any_node or not members.isdisjoint(admitted.placement))
 
 

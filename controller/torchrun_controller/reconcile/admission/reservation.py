@@ -40,7 +40,7 @@ class Reservations:
         self._later: FreeCapacity | None = None
         self._both: FreeCapacity | None = None
         # UIDs of the workloads that occupy nothing in `_later`.
-        self._ended: set[str] = set()
+        self._ended_uids: set[str] = set()
 
     def overlapping(self, workload: PendingWorkload) -> Reservation | None:
         """Return the first reservation of nodes that the workload could use."""
@@ -67,14 +67,14 @@ class Reservations:
         delays = [
             admitted.seconds
             for admitted in overlapping_workloads
-            if admitted.workload.uid in self._ended
+            if admitted.workload.uid in self._ended_uids
         ]
         for admitted in sorted(overlapping_workloads, key=lambda admitted: admitted.end_order):
             if later.capacity(head.shape) >= head.workers:
                 break
-            if admitted.workload.uid not in self._ended:
+            if admitted.workload.uid not in self._ended_uids:
                 later.take(admitted.shape, admitted.placement, -1)
-                self._ended.add(admitted.workload.uid)
+                self._ended_uids.add(admitted.workload.uid)
                 delays.append(admitted.seconds)
         later.take(head.shape, later.place(head.shape, head.workers))
         self._later = later
@@ -93,15 +93,15 @@ class Reservations:
         """Return a copy of that, to see what a preemption would free."""
         free = self._snapshot.free
         if self._later is None or self._both is None or self._ends_before(workload):
-            return CapacitySimulation(workload, free, None, free, self._ended)
-        return CapacitySimulation(workload, free, self._later, self._both, self._ended)
+            return CapacitySimulation(workload, free, None, free, self._ended_uids)
+        return CapacitySimulation(workload, free, self._later, self._both, self._ended_uids)
 
     def take(self, workload: PendingWorkload, placement: Placement) -> None:
         """Count a workload that is admitted on these nodes."""
         self._snapshot.free.take(workload.shape, placement)
         if self._later is not None:
             if self._ends_before(workload):
-                self._ended.add(workload.workload.uid)
+                self._ended_uids.add(workload.workload.uid)
             else:
                 self._later.take(workload.shape, placement)
             self._update(placement)
@@ -116,8 +116,8 @@ class Reservations:
         self._snapshot.free.take(head.shape, placement)
         if self._later is not None:
             for admitted in preempted_workloads:
-                if admitted.workload.uid not in self._ended:
-                    self._ended.add(admitted.workload.uid)
+                if admitted.workload.uid not in self._ended_uids:
+                    self._ended_uids.add(admitted.workload.uid)
                     self._later.take(admitted.shape, admitted.placement, -1)
                     self._update(admitted.placement)
             self._later.take(head.shape, placement)
@@ -155,13 +155,13 @@ class CapacitySimulation:
         self._now = free_now.copy(workload.shape)
         self._later = free_later and free_later.copy(workload.shape)
         self._both = self._now if free_later is None else free_in_both.copy(workload.shape)
-        self._ended = ended_uids
+        self._ended_uids = ended_uids
 
     def remove(self, admitted: AdmittedWorkload, times: int = -1) -> None:
         """Remove the workload; `times` 1 restores it."""
         self._now.take(admitted.shape, admitted.placement, times)
         if self._later is not None:
-            if admitted.workload.uid not in self._ended:
+            if admitted.workload.uid not in self._ended_uids:
                 self._later.take(admitted.shape, admitted.placement, times)
             for i in admitted.placement:
                 self._both.set(i, tuple(map(min, self._now.free[i], self._later.free[i])))

@@ -162,7 +162,9 @@ class Snapshot:
 
     def _add_admitted(self, queue: QueueSnapshot | None, workload: Workload) -> None:
         index = self.nodes.index
-        placement = {index[name]: pods for name, pods in workload.placed.items() if name in index}
+        placement = {
+            index[name]: pods for name, pods in workload.pods_by_node.items() if name in index
+        }
         since = workload.since.timestamp() if workload.since else 0.0
         usage = usage_of(workload, workload.admitted)
         shape = self.nodes.shape(workload)
@@ -182,7 +184,7 @@ class Snapshot:
             workload = admitted.workload
             # The part of an admission that a gang does not use occupies no nodes.
             pods = workload.admitted if workload.shrunk_to is None else workload.shrunk_to
-            missing_pods = workload.workers(pods) - sum(workload.placed.values())
+            missing_pods = workload.workers(pods) - sum(workload.pods_by_node.values())
             if missing_pods > 0:
                 placement = self.free.place_admitted(admitted.shape, missing_pods)
                 self.free.take(admitted.shape, placement)

@@ -41,12 +41,12 @@ def build_condition(
     gang: ObservedGang, decision: Decision, nodes: int, updates: Mapping[str, ConditionUpdate]
 ) -> ConditionUpdate:
     """Return the condition Scheduled of a gang of `nodes` pods; `updates` are the others."""
-    scheduled_count = _placed(gang, decision, nodes)
+    scheduled_count = _scheduled_count(gang, decision, nodes)
     why = _without_size(_why_placed(decision, scheduled_count, nodes), updates)
     return ConditionUpdate(SCHEDULED, "True" if scheduled_count == nodes else "False", why)
 
 
-def _placed(gang: ObservedGang, decision: Decision, nodes: int) -> int:
+def _scheduled_count(gang: ObservedGang, decision: Decision, nodes: int) -> int:
     """Return the number of workers that have a node."""
     match decision.state:
         case State.READY | State.BACKING_OFF:

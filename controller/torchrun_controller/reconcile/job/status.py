@@ -237,8 +237,8 @@ def _conditions(
 
     Of two with the same type, the later one wins.
     """
-    kept = _kept_conditions(observed.job.status.conditions)
-    updates = {update.type: update for update in (*kept, *decision.conditions)}
+    previous = _kept_conditions(observed.job.status.conditions)
+    updates = {update.type: update for update in (*previous, *decision.conditions)}
     if observed.gang.child_jobs or decision.state is State.READY:
         updates["Scheduled"] = scheduled.build_condition(observed.gang, decision, nodes, updates)
     _set_phase_conditions(updates, observed.job.status.conditions, decision, row)

@@ -37,18 +37,18 @@ def check(job: TorchrunJob, queue: TorchrunQueue) -> None:
         policy, grace = spec.get("restartPolicy"), spec.get(_GRACE)
         if policy not in (None, "Never"):
             raise InvalidSpecError(
-                f"{path}.spec.restartPolicy is {_shown(policy)}, but pods of a gang do not restart"
+                f"{path}.spec.restartPolicy is {_json(policy)}, but pods of a gang do not restart"
                 " in place. A failure ends the gang, and reliability.maxRestarts limits the number"
                 " of new gangs. Remove the field."
             )
         if grace is not None and grace_of(template) is None:
             raise InvalidSpecError(
-                f"{path}.spec.{_GRACE} is {_shown(grace)}. Set it to an integer from 0 to"
+                f"{path}.spec.{_GRACE} is {_json(grace)}. Set it to an integer from 0 to"
                 f" {LONGEST_GRACE} (seconds)."
             )
         if final and _TOKEN in spec and spec[_TOKEN] is not False:
             raise InvalidSpecError(
-                f"{path}.spec.{_TOKEN} is {_shown(spec[_TOKEN])}, but podTemplate of TorchrunQueue"
+                f"{path}.spec.{_TOKEN} is {_json(spec[_TOKEN])}, but podTemplate of TorchrunQueue"
                 f" {queue.metadata.name} sets it to false. Remove the field or choose another"
                 " queue."
             )
@@ -76,5 +76,5 @@ def _templates(job: TorchrunJob, queue: TorchrunQueue) -> Iterator[tuple[str, Po
         yield "spec.head.podTemplate", job.spec.head.pod_template
 
 
-def _shown(value: object) -> str:
+def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()[:80]

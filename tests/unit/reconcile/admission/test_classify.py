@@ -49,7 +49,9 @@ class TestInLine:
         assert (request.nodes, request.admitted, request.gpus, request.head_gpus) == (3, 3, 8, 0)
         assert request.pod["nvidia.com/gpu"] == 8
         assert request.head == {"pods": 1, "cpu": 2000, "memory": 1 << 30}
-        assert request.placed == {"b": 2}, "its head may run on nodes without room for a worker"
+        assert request.pods_by_node == {"b": 2}, (
+            "its head may run on nodes without room for a worker"
+        )
 
     def test_a_larger_head_and_its_workers_count_by_the_larger_requests(self):
         world = submitted(numNodes=3, head={"nodeResources": {"gpus": 0, "cpus": 64}})

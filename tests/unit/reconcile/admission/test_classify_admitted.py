@@ -36,7 +36,7 @@ class TestHolding:
         found = classify_world(world)
         request = found.workload
         assert (request.nodes, request.admitted, request.running) == (2, 2, True)
-        assert request.placed == {"node-1": 1, "node-2": 1}
+        assert request.pods_by_node == {"node-1": 1, "node-2": 1}
         assert request.since == START
         assert found.deadline == timedelta(seconds=100)
 

@@ -15,7 +15,7 @@ OTHER = replace(queue("a", quota={"gpus": 1_000_000}, cohort="lab"), namespace="
 # Eight nodes: queue a uses its own four, and borrows four from b.
 RUNNING = tuple(
     replace(
-        admitted_workload(f"prod-{i}", "a", admitted_for=i, placed={f"n{i:03}": 1}),
+        admitted_workload(f"prod-{i}", "a", admitted_for=i, pods_by_node={f"n{i:03}": 1}),
         namespace="prod",
     )
     for i in range(8)

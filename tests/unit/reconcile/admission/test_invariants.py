@@ -57,10 +57,10 @@ def requests(draw, number, names):
     return replace(
         made,
         nodes=asked,
-        placed=dict(placed),
+        pods_by_node=dict(placed),
         preempted_for=leaving,
         shrunk_to=uses,
-        gone=draw(st.sampled_from([False, False, True])),
+        is_deleted=draw(st.sampled_from([False, False, True])),
     )
 
 
@@ -120,7 +120,7 @@ def gangs_are_whole_and_fit(state, asked, admitted):
         return
     machines = {machine.name: machine for machine in state.nodes}
     used = {name: Counter() for name in machines}
-    placements = [(one, one.placed) for one in state.workloads]
+    placements = [(one, one.pods_by_node) for one in state.workloads]
     for uid, one in admitted.items():
         wanted = asked[uid]
         more = one.nodes - wanted.admitted if wanted.admitted else wanted.workers(one.nodes)
@@ -185,7 +185,7 @@ def victims_are_fair_game(state, decisions, asked):
         victim, winner = asked[one.uid], asked[one.for_uid]
         assert victim.admitted
         assert not victim.preempted_for
-        assert not victim.gone
+        assert not victim.is_deleted
         assert one.uid not in seen
         seen.add(one.uid)
         assert decisions.pending[one.for_uid].nominated

@@ -37,8 +37,8 @@ def test_messages_stay_while_others_start():
 def test_a_head_without_room_in_its_quota_promises_no_time_while_others_stop():
     # It also lacks nodes, so it is not nominated.
     running = [
-        admitted_workload("stops", "a", preempted_for="deleted", placed={"n000": 1}),
-        admitted_workload("other", "b", placed={"n001": 1}),
+        admitted_workload("stops", "a", preempted_for="deleted", pods_by_node={"n000": 1}),
+        admitted_workload("other", "b", pods_by_node={"n001": 1}),
     ]
     queues = [queue("a", quota={"gpus": 16}), queue("b")]
     status = decide(nodes(2), queues, *running, request("j", "a", 2)).pending["j"]

@@ -13,7 +13,7 @@ def placement(machines, *requests):
 
 
 def test_pods_share_nodes_and_the_fullest_node_comes_first():
-    running = admitted_workload("r", "a", 1, 4, placed={"n001": 1})
+    running = admitted_workload("r", "a", 1, 4, pods_by_node={"n001": 1})
     assert placement(nodes(3), running, request("j", "a", 3, 2)) == {"j": {"n001": 2, "n000": 1}}
 
 
@@ -51,7 +51,7 @@ def test_unusable_nodes_and_those_that_do_not_match_take_nothing():
 
 
 def test_pods_on_deleted_or_unusable_nodes_use_no_other_nodes():
-    running = admitted_workload("r", "a", 2, placed={"gone": 1, "n0": 1})
+    running = admitted_workload("r", "a", 2, pods_by_node={"gone": 1, "n0": 1})
     machines = (node("n0", usable=False), node("n1"))
     assert placement(machines, running, request("j", "a")) == {"j": {"n1": 1}}
 
@@ -72,7 +72,7 @@ def test_admitted_pods_are_placed_by_the_age_of_their_admission():
 
 def test_an_admitted_job_occupies_only_the_nodes_of_its_pods():
     workloads = (
-        admitted_workload("placed", "a", 1, 4, placed={"n001": 1}, admitted_for=20),
+        admitted_workload("placed", "a", 1, 4, pods_by_node={"n001": 1}, admitted_for=20),
         admitted_workload("unplaced", "a", 1, 4, admitted_for=10),
     )
     state = ClusterState(nodes=nodes(3), queues=(queue("a"),), workloads=workloads)
@@ -82,7 +82,7 @@ def test_an_admitted_job_occupies_only_the_nodes_of_its_pods():
 def test_admitted_pods_without_room_wait_on_the_largest_node():
     machines = (node("n0", 8), node("n1", 4))
     running = [
-        admitted_workload("r", "a", 1, 4, placed={"n0": 1}, admitted_for=20),
+        admitted_workload("r", "a", 1, 4, pods_by_node={"n0": 1}, admitted_for=20),
         admitted_workload("late", "a", 1, 8, admitted_for=10),
     ]
     asked = [request(f"j{i}", "a", 1, 4, age=9 - i) for i in range(2)]
@@ -91,7 +91,7 @@ def test_admitted_pods_without_room_wait_on_the_largest_node():
 
 def test_jobs_without_gpus_say_how_many_pods_fit():
     machine = replace(node("n0"), allocatable={"cpu": 1000})
-    running = admitted_workload("r", "b", 1, 0, placed={"n0": 1})
+    running = admitted_workload("r", "b", 1, 0, pods_by_node={"n0": 1})
     wait = decide((machine,), [queue("a")], running, request("j", "a", 1, 0)).pending["j"]
     assert wait.message == "The job needs 1 node. Nodes that are ready have room for 0 of 1 pod."
 

@@ -34,7 +34,7 @@ def test_an_orphaned_gang_is_as_old_as_its_job_or_as_its_pods(
     child_jobs: tuple[Job, ...], since: datetime
 ):
     (workload,) = orphaned_workloads("uid-new", child_jobs, (POD,), frozenset())
-    assert (workload.uid, workload.gone, workload.since) == ("uid-gone", True, since)
+    assert (workload.uid, workload.is_deleted, workload.since) == ("uid-gone", True, since)
 
 
 def test_a_gang_of_the_present_job_is_no_orphan():

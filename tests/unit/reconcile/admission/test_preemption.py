@@ -48,15 +48,15 @@ def test_only_jobs_on_useful_nodes_are_preempted():
     machines = nodes(2)
     machines = (replace(machines[0], labels={"zone": "x"}), machines[1])
     running = [
-        admitted_workload("elsewhere", "a", admitted_for=1, placed={"n001": 1}),
-        admitted_workload("here", "a", admitted_for=99, placed={"n000": 1}),
+        admitted_workload("elsewhere", "a", admitted_for=1, pods_by_node={"n001": 1}),
+        admitted_workload("here", "a", admitted_for=99, pods_by_node={"n000": 1}),
     ]
     vip = request("vip", "a", priority=9, node_selector={"zone": "x"})
     assert preempted(decide(machines, [queue("a")], *running, vip)) == [("here", "vip")]
 
 
 def test_jobs_on_any_node_are_preempted_for_quota():
-    running = [admitted_workload("low", "a", admitted_for=1, placed={"n001": 1})]
+    running = [admitted_workload("low", "a", admitted_for=1, pods_by_node={"n001": 1})]
     decisions = decide(
         nodes(9), [queue("a", quota={"jobs": 1})], *running, request("vip", "a", priority=1)
     )
@@ -64,7 +64,7 @@ def test_jobs_on_any_node_are_preempted_for_quota():
 
 
 STOPPING = (
-    admitted_workload("stops", "a", preempted_for="vip", placed={"n000": 1}),
+    admitted_workload("stops", "a", preempted_for="vip", pods_by_node={"n000": 1}),
     request("vip", "a", priority=9, nominated=True, age=1),
 )
 
@@ -76,7 +76,7 @@ def test_freed_nodes_are_reserved_for_the_preempting_job():
     assert admitted(decisions) == []
     assert preempted(decisions) == []
     assert decisions.pending["vip"].nominated
-    gone = replace(STOPPING[0], admitted=0, placed={}, preempted_for="")
+    gone = replace(STOPPING[0], admitted=0, pods_by_node={}, preempted_for="")
     decisions = decide(nodes(1), queues, gone, STOPPING[1], other)
     assert admitted(decisions) == ["vip"]
     assert decisions.queues[0].round_robin.current < 0
@@ -125,7 +125,7 @@ def test_a_head_behind_a_reservation_can_preempt_without_delaying_it():
     decisions = decide(nodes(4), queues, *running, *asked)
     assert preempted(decisions) == [("b-low", "b-vip")]
     assert decisions.pending["a-head"].reason == "WaitingForNodes"
-    stops = admitted_workload("stops", "a", preempted_for="deleted", placed={"n003": 1})
+    stops = admitted_workload("stops", "a", preempted_for="deleted", pods_by_node={"n003": 1})
     wide = request("a-head", "a", 4)
     decisions = decide(nodes(5), queues, *running, stops, wide, asked[1])
     assert preempted(decisions) == [("b-low", "b-vip")]
@@ -151,7 +151,7 @@ def test_a_terminating_job_of_a_deleted_queue_counts():
 
 def test_gangs_of_deleted_jobs_are_not_preempted():
     """Without a status its pods cannot be preempted, so their end is waited for."""
-    running = admitted_workload("gone", "a", gone=True)
+    running = admitted_workload("gone", "a", is_deleted=True)
     decisions = decide(nodes(1), [queue("a")], running, request("vip", "a", priority=9))
     assert preempted(decisions) == []
     assert decisions.pending["vip"].reason == "WaitingForNodes"

@@ -66,7 +66,9 @@ def test_a_head_is_charged_with_its_own_requests():
     assert sorted(decisions.grants[0].placement.values()) == [1, 1, 1, 1]
     (summary,) = decisions.queues
     assert (summary.used.gpus, summary.used.nodes, summary.used.cpu) == (32, 5, 1000)
-    running = admitted_workload("ray", "a", 5, placed={"n000": 1, "n001": 1, "n002": 1}, **RAY)
+    running = admitted_workload(
+        "ray", "a", 5, pods_by_node={"n000": 1, "n001": 1, "n002": 1}, **RAY
+    )
     decisions = decide(nodes(5), state[1], running, request("next", "a"))
     assert decisions.pending["next"].reason == "InsufficientQuota"
     more = [queue("a", quota={"gpus": 64})]

@@ -39,7 +39,7 @@ def test_nodes_beyond_the_reservation_are_used_once():
     queues = [queue("a", quota={"gpus": 40})]
     assert admitted(decide(nodes(9), queues, running, *asked)) == ["x0"]
     # The head needs a part of a node that is completely free now.
-    running = admitted_workload("r", "a", 1, placed={"n000": 1}, seconds_left=HOUR)
+    running = admitted_workload("r", "a", 1, pods_by_node={"n000": 1}, seconds_left=HOUR)
     asked = [request("head", "a", 3, 4, age=9)]
     asked += [request(f"x{i}", "a", 1, 4, age=8 - i) for i in range(2)]
     assert admitted(decide(nodes(2), [queue("a")], running, *asked)) == ["x0"]
@@ -81,7 +81,7 @@ def test_a_reservation_holds_against_all_queues():
 
 def test_a_reservation_holds_against_jobs_that_select_more_nodes():
     machines = tuple(node(f"x{i}", labels={"zone": "x"}) for i in range(2))
-    running = admitted_workload("r", "d", placed={"x0": 1}, seconds_left=HOUR)
+    running = admitted_workload("r", "d", pods_by_node={"x0": 1}, seconds_left=HOUR)
     asked = [request("ax", "a", 2, node_selector={"zone": "x"}), request("any", "b")]
     decisions = decide(machines, [queue("a", 9), queue("b"), queue("d")], running, *asked)
     assert admitted(decisions) == []
@@ -96,9 +96,9 @@ def test_a_preemption_frees_nodes_that_a_reservation_needed():
         node("y0", labels={"zone": "y"}),
     )
     running = [
-        admitted_workload("preempted", "d", 2, 4, placed={"x0": 1, "y0": 1}),
-        admitted_workload("ends", "e", 1, 4, placed={"x1": 1}, seconds_left=HOUR),
-        admitted_workload("stays", "e", 1, 4, placed={"y0": 1}),
+        admitted_workload("preempted", "d", 2, 4, pods_by_node={"x0": 1, "y0": 1}),
+        admitted_workload("ends", "e", 1, 4, pods_by_node={"x1": 1}, seconds_left=HOUR),
+        admitted_workload("stays", "e", 1, 4, pods_by_node={"y0": 1}),
     ]
     asked = [
         request("ax", "a", 2, 4, node_selector={"zone": "x"}),
@@ -119,8 +119,8 @@ def test_the_nodes_of_a_preemption_stay_out_of_a_reservation():
         node("x1", 8, labels={"zone": "x"}),
     )
     running = [
-        admitted_workload("preempted", "d", 1, 4, placed={"x0": 1}),
-        admitted_workload("ends", "e", placed={"x1": 1}, seconds_left=HOUR),
+        admitted_workload("preempted", "d", 1, 4, pods_by_node={"x0": 1}),
+        admitted_workload("ends", "e", pods_by_node={"x1": 1}, seconds_left=HOUR),
     ]
     asked = [
         request("ax", "a", 2, node_selector={"zone": "x"}),
@@ -152,8 +152,8 @@ def test_separate_nodes_have_separate_reservations():
     machines = tuple(node(f"{zone}{i}", labels={"zone": zone}) for zone in "xy" for i in range(2))
     queues = [queue("a", 5), queue("b"), queue("d")]
     running = [
-        admitted_workload("rx", "d", placed={"x0": 1}, seconds_left=HOUR),
-        admitted_workload("ry", "d", placed={"y0": 1}, seconds_left=2 * HOUR),
+        admitted_workload("rx", "d", pods_by_node={"x0": 1}, seconds_left=HOUR),
+        admitted_workload("ry", "d", pods_by_node={"y0": 1}, seconds_left=2 * HOUR),
     ]
     asked = [
         request("ax", "a", 2, node_selector={"zone": "x"}),
@@ -171,7 +171,7 @@ def test_queues_on_other_nodes_are_served_meanwhile():
     machines = tuple(node(f"{zone}{i}", labels={"zone": zone}) for zone in "xy" for i in range(2))
     asked = [request("ax", "a", 2, node_selector={"zone": "x"})]
     asked += [request(f"b{i}", "b", node_selector={"zone": "y"}) for i in range(2)]
-    running = admitted_workload("r", "b", placed={"x0": 1})
+    running = admitted_workload("r", "b", pods_by_node={"x0": 1})
     decisions = decide(machines, [queue("a", 9), queue("b")], running, *asked)
     assert admitted(decisions) == ["b0", "b1"]
     # Nodes that a cannot use do not count for its share.
@@ -180,7 +180,7 @@ def test_queues_on_other_nodes_are_served_meanwhile():
 
 def test_a_later_reservation_waits_for_backfilled_jobs():
     machines = tuple(node(f"{zone}{i}", labels={"zone": zone}) for zone in "xy" for i in range(2))
-    running = admitted_workload("r", "b", placed={"x0": 1})
+    running = admitted_workload("r", "b", pods_by_node={"x0": 1})
     asked = [
         request("ax", "a", 2, node_selector={"zone": "x"}),
         *(request(f"b{i}", "b", age=9 - i, node_selector={"zone": "y"}) for i in range(3)),
@@ -193,7 +193,7 @@ def test_a_later_reservation_waits_for_backfilled_jobs():
 def test_a_job_that_passes_one_reservation_delays_another():
     """It could use the nodes of both, and runs on those of the second."""
     machines = (node("x0", labels={"zone": "x"}), node("y0", labels={"zone": "y"}))
-    running = admitted_workload("r", "d", gpus=4, placed={"x0": 1}, seconds_left=HOUR)
+    running = admitted_workload("r", "d", gpus=4, pods_by_node={"x0": 1}, seconds_left=HOUR)
     asked = [
         request("ax", "a", node_selector={"zone": "x"}),
         request("any", "b", seconds_left=60),
@@ -261,7 +261,7 @@ def test_without_nodes_only_quota_decides(known):
 
 def test_a_job_on_nodes_of_two_reservations_must_end_for_both():
     machines = tuple(node(name, labels={"zone": name[0]}) for name in ("x0", "y0", "y1"))
-    both = admitted_workload("both", "d", 2, placed={"x0": 1, "y0": 1}, seconds_left=HOUR)
+    both = admitted_workload("both", "d", 2, pods_by_node={"x0": 1, "y0": 1}, seconds_left=HOUR)
     asked = [
         request("ax", "a", node_selector={"zone": "x"}),
         request("by", "b", 2, node_selector={"zone": "y"}),
@@ -271,9 +271,9 @@ def test_a_job_on_nodes_of_two_reservations_must_end_for_both():
     waits = decide(machines, queues, both, *asked).pending
     assert "starts by 2026-01-01T01:00Z" in waits["ax"].message
     assert "starts by 2026-01-01T01:00Z" in waits["by"].message
-    other = admitted_workload("other", "d", placed={"y1": 1}, seconds_left=2 * HOUR)
+    other = admitted_workload("other", "d", pods_by_node={"y1": 1}, seconds_left=2 * HOUR)
     waits = decide(machines, queues, both, other, *asked).pending
     assert "starts by 2026-01-01T02:00Z" in waits["by"].message
-    other = admitted_workload("other", "d", placed={"y1": 1}, seconds_left=60)
+    other = admitted_workload("other", "d", pods_by_node={"y1": 1}, seconds_left=60)
     waits = decide(machines, queues, both, other, *asked).pending
     assert "starts by 2026-01-01T01:00Z" in waits["by"].message

@@ -59,17 +59,17 @@ def test_a_smaller_size_is_granted_at_once():
 
 def test_a_gang_that_lost_a_node_keeps_its_reservation():
     # One of two pods has no node. It gets the next free one, before any waiting job.
-    gang = admitted_workload("g", "a", 2, placed={"n000": 1})
+    gang = admitted_workload("g", "a", 2, pods_by_node={"n000": 1})
     decisions = decide(nodes(2), [queue("a")], gang, request("j", "a"))
     assert admitted(decisions) == []
     # Without a free node, it has the first right to the next one that is freed.
-    other = admitted_workload("o", "a", placed={"n001": 1})
+    other = admitted_workload("o", "a", pods_by_node={"n001": 1})
     decisions = decide(nodes(3), [queue("a")], gang, other, request("j", "a"), request("k", "a"))
     assert admitted(decisions) == []
-    gang = admitted_workload("g", "a", 3, placed={"n000": 1})
+    gang = admitted_workload("g", "a", 3, pods_by_node={"n000": 1})
     decisions = decide(nodes(3), [queue("a")], gang, other, request("j", "a", 1, 4))
     assert admitted(decisions) == []
     # No node is free.
-    gang = admitted_workload("g", "a", 2, placed={"n000": 1})
+    gang = admitted_workload("g", "a", 2, pods_by_node={"n000": 1})
     decisions = decide(nodes(2), [queue("a")], gang, other, request("j", "a"))
     assert admitted(decisions) == []

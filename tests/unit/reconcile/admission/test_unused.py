@@ -148,7 +148,7 @@ def test_a_gang_that_fails_after_a_release_keeps_its_smaller_size():
     assert charged(world.job) + charged(other.job) == 4
 
 
-SHRUNK = admitted_workload("shrunk", "a", 4, 8, shrunk_to=1, placed={"n000": 1})
+SHRUNK = admitted_workload("shrunk", "a", 4, 8, shrunk_to=1, pods_by_node={"n000": 1})
 
 
 def test_a_shrunk_gang_reserves_no_unused_nodes():
