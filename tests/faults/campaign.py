@@ -26,6 +26,12 @@ LADDER = 13
 KEYS = 4  # that fail at the same time during a lasting fault, or all objects of the end state
 STRIDE = 5
 SELDOM = (*LASTING, *CLOCKS, "401", "503")
+# Where end states have the cause of a failure.
+_CAUSE_PATHS = (
+    "torchrun.ai/cause",
+    ".status.lastFailure",
+    *(f".status.attempts[0].{field}" for field in ("message", "node", "reason")),
+)
 KINDS = (*OF_REQUESTS, *LASTING, *CLOCKS, *OF_EVENTS)
 
 
@@ -79,6 +85,18 @@ def shrunk(trial: Trial) -> Trial:
     return next((each for each in alone if judge(each)), trial)
 
 
+def _shows_the_cause(difference: str) -> bool:
+    """Whether only the recorded cause of a failure differs, or a failed pod is gone.
+
+    The Job may be seen to have failed before its pods. Then the controller waits for the pods, whose
+    ends show the cause. With a clock that is off it cannot tell how long it has waited: it records
+    the reason of the Job, and deletes the pods that still run as far as it knows.
+    """
+    path, _, values = difference.partition(": ")
+    is_pod_without_job = path.startswith(".pods/") and values.endswith("None with it")
+    return is_pod_without_job or any(part in path for part in _CAUSE_PATHS)
+
+
 def judge(trial: Trial) -> list[str]:
     """Play a trial. Returns all violations."""
     usual = without_faults(trial.scenario)
@@ -88,6 +106,8 @@ def judge(trial: Trial) -> list[str]:
     lasting = sum(kind in LASTING for kind in kinds)
     if lasting or len(kinds) > 1:  # the lease may be lost, which must end the process
         wrong = [each for each in wrong if "NotLeader" not in each]
+    if any(kind in CLOCKS for kind in kinds) and any(kind in OF_EVENTS for kind in kinds):
+        wrong = [each for each in wrong if not _shows_the_cause(each)]
     if not outcome.struck:
         wrong.append("no fault struck")
     faults = len(kinds)
