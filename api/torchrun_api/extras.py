@@ -6,7 +6,7 @@ They are few, so their contents are kept whole. Drift is found by comparing them
 from msgspec import field
 
 from torchrun_api.json import JsonObject
-from torchrun_api.meta import ObjectMeta, OwnerReference, Wire
+from torchrun_api.meta import ObjectMeta, Wire
 
 
 class ConfigMap(Wire, frozen=True, kw_only=True):
@@ -39,13 +39,3 @@ class KaiQueue(Wire, frozen=True, kw_only=True):
 
     metadata: ObjectMeta = ObjectMeta()
     spec: JsonObject = field(default_factory=dict)
-
-
-def controlled_by(meta: ObjectMeta, uid: str) -> bool:
-    """Whether the controller owner reference names the object with this UID."""
-    return any(owner.controller and owner.uid == uid for owner in meta.owner_references)
-
-
-def controller_of(meta: ObjectMeta) -> OwnerReference | None:
-    """The controller owner reference."""
-    return next((owner for owner in meta.owner_references if owner.controller), None)

@@ -1,5 +1,6 @@
 """Metadata of all kinds: the fields of metav1 that the project reads."""
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -27,6 +28,11 @@ class OwnerReference(Wire, frozen=True, kw_only=True):
     name: str = ""
     uid: str = ""
     controller: bool = False
+
+
+def find_controller(references: Iterable[OwnerReference]) -> OwnerReference | None:
+    """Return the controller owner reference; an object has at most one."""
+    return next((owner for owner in references if owner.controller), None)
 
 
 class ObjectMeta(Wire, frozen=True, kw_only=True):

@@ -13,10 +13,10 @@ import anyio
 from msgspec import Struct
 
 from torchrun_api import names
-from torchrun_api.extras import ConfigMap, KaiQueue, QueueClaim, controller_of
+from torchrun_api.extras import ConfigMap, KaiQueue, QueueClaim
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import CONFIG_MAPS, KAI_QUEUES, QUEUE_CLAIMS, TORCHRUN_QUEUES
-from torchrun_api.meta import ObjectMeta
+from torchrun_api.meta import ObjectMeta, find_controller
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.informer import Informer, Observer
 from torchrun_controller.cache.informer_factory import InformerFactory
@@ -48,7 +48,7 @@ class _Scope(Struct, frozen=True):
 
 def by_owner(extra: Extra) -> tuple[str, ...]:
     """Index a queue's objects by the UID of the queue."""
-    owner = controller_of(extra.metadata)
+    owner = find_controller(extra.metadata.owner_references)
     return (owner.uid,) if owner is not None else ()
 
 
@@ -201,7 +201,7 @@ class QueueView:
 
     def _extra_changed(self, change: Change[Any], initial: bool) -> None:
         meta: ObjectMeta = change.object.metadata
-        owner = controller_of(meta)
+        owner = find_controller(meta.owner_references)
         if owner is not None:
             self._add(meta.namespace, owner.name, initial=initial)
 

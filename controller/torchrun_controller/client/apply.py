@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind, UserObject, kind_of
-from torchrun_api.meta import OwnerReference
+from torchrun_api.meta import OwnerReference, find_controller
 from torchrun_api.names import CONTROLLER_UID_LABEL, RETAINED_LABEL
 from torchrun_api.queue import TorchrunQueueStatus
 from torchrun_api.status import TorchrunJobStatus
@@ -173,9 +173,10 @@ class Applier:
             raise _convert_unavailable(error) or error from error
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
-        controllers = (owner.uid for owner in meta.owner_references if owner.controller)
+        controller = find_controller(meta.owner_references)
+        controller_uid = "" if controller is None else controller.uid
         is_ending = meta.deletion_timestamp is not None
-        return LiveObject(meta.uid, next(controllers, ""), is_ending, meta.resource_version)
+        return LiveObject(meta.uid, controller_uid, is_ending, meta.resource_version)
 
     async def apply_status(
         self, owner: UserObject, status: Status, manager: str = STATUS_FIELD_MANAGER
@@ -326,7 +327,7 @@ class Applier:
                 ) from error
             raise
         holder = response.read(read_holder)
-        owner = _find_controller(meta.get("ownerReferences"))
+        owner = _read_controller(meta.get("ownerReferences"))
         if holder.deletion_timestamp is not None or _is_predecessor(holder, owner):
             raise SupersededError(f"an older {intent.kind.kind} {name!r} is being deleted")
         if not _is_ours(holder, owner, meta):
@@ -348,9 +349,8 @@ def _write_result(kind: Kind[Any], name: str, meta: Meta) -> WriteResult:
     return WriteResult(kind, name, meta.uid, meta.resource_version)
 
 
-def _find_controller(references: object) -> OwnerReference | None:
-    owners = msgspec.convert(references or (), tuple[OwnerReference, ...])
-    return next((owner for owner in owners if owner.controller), None)
+def _read_controller(references: object) -> OwnerReference | None:
+    return find_controller(msgspec.convert(references or (), tuple[OwnerReference, ...]))
 
 
 def _is_ours(holder: HolderMeta, owner: OwnerReference | None, meta: JsonObject) -> bool:
@@ -376,7 +376,7 @@ def _is_predecessor(holder: HolderMeta, owner: OwnerReference | None) -> bool:
 
 
 def _describe_conflict(kind: Kind[Any], name: str, holder: HolderMeta) -> Conflict:
-    controller = next((owner for owner in holder.owner_references if owner.controller), None)
+    controller = find_controller(holder.owner_references)
     if controller is not None:
         ownership = f"belongs to {controller.kind} {controller.name!r}"
     else:

@@ -39,9 +39,9 @@ from torchrun_controller.reconcile.model.plan import Apply, Delete, Event, Plan
 MAX_ROUNDS = 8
 
 # Each change of a pod wakes its job, and each reconcile reads all pods of the job: the start of a
-# gang would cost the square of its size. So the next reconcile of a larger gang waits a second for
-# each PODS_PER_SECOND.
-LARGE_GANG = 100
+# gang would cost the square of its size. So after a reconcile of more than THROTTLED_PODS, the next
+# one waits a second for each PODS_PER_SECOND.
+THROTTLED_PODS = 100
 PODS_PER_SECOND = 2000
 
 log = structlog.get_logger(__name__)
@@ -116,7 +116,7 @@ class JobReconciler:
             raise
         finally:
             pods = len(observed.gang.workers) + len(observed.gang.stale_pods)
-            if pods > LARGE_GANG:
+            if pods > THROTTLED_PODS:
                 self._throttle.record(key, pods / PODS_PER_SECOND)
 
     async def _reconcile(self, key: Key, observed: Observed) -> Outcome:

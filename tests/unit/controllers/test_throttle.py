@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from torchrun_api.core import Pod
 from torchrun_controller.controllers.controller import Done, RequeueAfter
-from torchrun_controller.controllers.job import LARGE_GANG, PODS_PER_SECOND
+from torchrun_controller.controllers.job import PODS_PER_SECOND, THROTTLED_PODS
 from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.model.plan import Plan
 from unit.controllers.neighbours import KEY, REJECTION, World, observed, status
@@ -30,14 +30,14 @@ async def test_a_large_gang_is_reconciled_once_in_an_interval() -> None:
 
 
 async def test_a_small_gang_is_reconciled_at_once() -> None:
-    world = with_pods(LARGE_GANG)
+    world = with_pods(THROTTLED_PODS)
     for _ in range(2):
         assert await world.reconciler.attempt(KEY) == Done()
     assert len(world.observations) == 2
 
 
 async def test_a_failed_reconcile_counts_too() -> None:
-    world = with_pods(2 * LARGE_GANG)
+    world = with_pods(2 * THROTTLED_PODS)
     world.plan = lambda _: Plan(status=status("Failed"))
     world.failures = [RuntimeError(REJECTION.message)]
     with pytest.raises(RuntimeError):
@@ -46,7 +46,7 @@ async def test_a_failed_reconcile_counts_too() -> None:
 
 
 async def test_a_replaced_job_is_reconciled_at_once() -> None:
-    world = with_pods(2 * LARGE_GANG)
+    world = with_pods(2 * THROTTLED_PODS)
     await world.reconciler.attempt(KEY)
     world.time += 1
     del world.present[KEY]

@@ -6,7 +6,7 @@ from torchrun_api import names
 from torchrun_api.core import Job, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import PODS
-from torchrun_api.meta import OwnerReference
+from torchrun_api.meta import OwnerReference, find_controller
 from torchrun_api.status import UnfencedWorker
 from torchrun_controller.reconcile.gang.fence import has_unrecorded
 from torchrun_controller.reconcile.gang.gang import (
@@ -30,17 +30,17 @@ def end_pods(pods: tuple[Pod, ...], grace: int, large_gang: int) -> tuple[Delete
 
     If a Job has more than `large_gang` of them, they are deleted with one request.
     """
-    running = [pod for pod in pods if alive(pod) and not pod.metadata.terminating]
-    jobs = Counter(owner for pod in running if (owner := _controller_of(pod)) is not None)
+    running = [
+        (pod, find_controller(pod.metadata.owner_references))
+        for pod in pods
+        if alive(pod) and not pod.metadata.terminating
+    ]
+    jobs = Counter(job for _, job in running if job is not None)
     large_jobs = [job for job, count in jobs.items() if count > large_gang]
     return (
-        *(_delete_pods_of(job, running[0].metadata.namespace, grace) for job in large_jobs),
-        *(delete_pod(pod, grace) for pod in running if _controller_of(pod) not in large_jobs),
+        *(_delete_pods_of(job, pods[0].metadata.namespace, grace) for job in large_jobs),
+        *(delete_pod(pod, grace) for pod, job in running if job not in large_jobs),
     )
-
-
-def _controller_of(pod: Pod) -> OwnerReference | None:
-    return next((owner for owner in pod.metadata.owner_references if owner.controller), None)
 
 
 def _delete_pods_of(job: OwnerReference, namespace: str, grace: int) -> Delete:
