@@ -1,4 +1,7 @@
-"""The evidence of a failed test: the end of each text in its report, the full text in build/NAME/TEST."""
+"""The evidence of a failed test: the end of each text in its report, the full text in build/NAME/TEST.
+
+The end of the failure itself stands last again, because a CI system may keep only the last lines.
+"""
 
 import re
 import shutil
@@ -9,7 +12,7 @@ import pytest
 
 BUILD = Path(__file__).parents[1] / "build"
 LINES = 60
-CHARACTERS = 12_000
+CHARACTERS = 6_000
 """Of one text in a report."""
 
 Texts = Iterator[tuple[str, str]]
@@ -40,7 +43,8 @@ def attach(
         (directory / "test.txt").write_text("\n\n".join(parts) + "\n")
     except Exception as error:  # the failure of the test must not be hidden
         report.sections.append(("evidence", f"nothing more was saved: {error!r}"))
-    report.sections.append(("evidence", f"all of it is in {directory}"))
+    failure = "\n".join(report.longreprtext.splitlines()[-LINES:])[-CHARACTERS:]
+    report.sections.append(("evidence", f"all of it is in {directory}\n{failure}"))
 
 
 def _file_name(title: str) -> str:

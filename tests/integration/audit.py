@@ -8,6 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from log_files import find_end, read_complete_lines
+
 GIVEN_UP = 504
 # The longest delay of a stalled API server: the timeout of the client, which is gone by then.
 UNREAD_SECONDS = 30.0
@@ -80,14 +82,13 @@ class AuditLog:
         return self._log
 
     def size(self) -> int:
-        """The current size of the log in bytes."""
-        return self._log.stat().st_size if self._log.exists() else 0
+        """The current size of the log in bytes, without an incomplete line at its end."""
+        return find_end(self._log)
 
     def writes(self, start: int = 0) -> list[Write]:
         """Writes of controllers after this position of the log, in the order of their receipt."""
-        with self._log.open("rb") as log:
-            log.seek(start)
-            entries = [write for line in log if (write := _write(json.loads(line)))]
+        lines = read_complete_lines(self._log, start)
+        entries = [write for line in lines if (write := _write(json.loads(line)))]
         return sorted(entries, key=lambda write: write.began)
 
 

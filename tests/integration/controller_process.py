@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from log_files import read_complete_lines
 from torchrun_cluster import LocalCluster
 from torchrun_controller.client.credentials import tls_context
 
@@ -129,9 +130,8 @@ class ControllerProcess:
 
     def lines(self) -> list[dict[str, Any]]:
         """The log lines of the current process."""
-        with self.log.open("rb") as log:
-            log.seek(self._began)
-            return [json.loads(line) for line in log if line.startswith(b"{")]
+        lines = read_complete_lines(self.log, self._began)
+        return [json.loads(line) for line in lines if line.startswith(b"{")]
 
     def wait_for_line(self, message: str) -> dict[str, Any]:
         return eventually(

@@ -9,7 +9,7 @@ from integration.team import Team
 from torchrun_cluster import LocalCluster
 
 LINES = 3000
-QUIET = ("all ", "log of the control plane")
+QUIET = ("all ", "audit log", "log of the control plane")
 """Beginnings of titles that are kept and not shown."""
 COMPONENTS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd")
 

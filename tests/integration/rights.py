@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from integration.controller_process import ControllerProcess
+from log_files import read_complete_lines
 from roles import documents, named
 from torchrun_cluster import LocalCluster
 
@@ -41,7 +42,7 @@ class Audit:
     def entries(self, account: str, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
         """Requests of one account about resources."""
         user = f"system:serviceaccount:{namespace}:{account}"
-        lines = self._log.read_bytes().splitlines()
+        lines = read_complete_lines(self._log)
         entries_of_user = (json.loads(line) for line in lines if user.encode() in line)
         return [e for e in entries_of_user if e["user"]["username"] == user and "objectRef" in e]
 

@@ -100,6 +100,7 @@ def test_the_report_shows_the_end_of_each_text_and_the_folder_has_all(
 
     folder = tmp_path / "failures" / "test_x-test_y-a-b"
     assert str(folder) in shown["evidence"]
+    assert shown["evidence"].endswith("it broke")
     assert len((folder / "log-of-train-sync-0-sync.txt").read_text().splitlines()) == 500
     assert json.loads((folder / "all-pods.txt").read_text()) == [OBJECTS["pods"]]
     assert "no answer" in (folder / "all-leases.txt").read_text()
