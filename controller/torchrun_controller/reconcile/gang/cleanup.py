@@ -28,15 +28,17 @@ KEPT_JOBS = 5
 def end_pods(pods: tuple[Pod, ...], grace: int, large_gang: int) -> tuple[Delete, ...]:
     """Delete the pods that run and are not being deleted; `grace` in seconds.
 
-    If a Job has more than `large_gang` of them, they are deleted with one request.
+    If a Job has more than `large_gang` of them, they are deleted with one request. It would shorten
+    the grace period of pods that are being deleted, so a Job with such a pod is left out: a drained
+    pod may be saving a checkpoint.
     """
-    running = [
-        (pod, find_controller(pod.metadata.owner_references))
-        for pod in pods
-        if alive(pod) and not pod.metadata.terminating
-    ]
+    living = [(pod, find_controller(pod.metadata.owner_references)) for pod in pods if alive(pod)]
+    running = [(pod, job) for pod, job in living if not pod.metadata.terminating]
+    terminating_jobs = {job for pod, job in living if pod.metadata.terminating}
     jobs = Counter(job for _, job in running if job is not None)
-    large_jobs = [job for job, count in jobs.items() if count > large_gang]
+    large_jobs = [
+        job for job, count in jobs.items() if count > large_gang and job not in terminating_jobs
+    ]
     return (
         *(_delete_pods_of(job, pods[0].metadata.namespace, grace) for job in large_jobs),
         *(delete_pod(pod, grace) for pod, job in running if job not in large_jobs),

@@ -57,6 +57,17 @@ def test_one_request_deletes_the_survivors() -> None:
     assert world.plan().deletes == ()
 
 
+def test_a_pod_that_is_being_deleted_keeps_its_grace_period() -> None:
+    world = running(nodes=LARGE + 2)
+    drained = world.workers()[1]
+    world.drain(drained.metadata.name)
+    fail(world)
+    deletes = world.step().deletes
+    assert not any(delete.collection for delete in deletes)
+    assert len(deletes) == LARGE
+    assert drained.metadata.name not in {delete.name for delete in deletes}
+
+
 def test_few_survivors_are_deleted_one_by_one() -> None:
     world = running(nodes=LARGE)
     fail(world)
