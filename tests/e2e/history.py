@@ -65,8 +65,12 @@ class History:
             uids.setdefault(state["metadata"]["name"], set()).add(state["metadata"]["uid"])
         return uids
 
-    def phases(self, name: str) -> list[str]:
-        """The phases of an object in order, without repetitions."""
+    def phases(self, name: str, last: str) -> list[str]:
+        """Wait for the last phase of an object. Return its phases in order, without repetitions.
+
+        A program that has seen a phase may be ahead of this watch.
+        """
+        self.until(lambda state: state.get("status", {}).get("phase") == last, name=name)
         phases = [state.get("status", {}).get("phase", "") for state in self.states(name)]
         return [p for p, before in zip(phases, [None, *phases], strict=False) if p and p != before]
 

@@ -138,7 +138,7 @@ def test_a_gang_preempted_by_kueue_runs_again(space: Space):
         gpus.end(space, "modest", "Succeeded")
         status = space.wait_phase("modest", "Succeeded")
         assert not status.get("restarts")
-        phases = torchrun_jobs.phases("modest")
+        phases = torchrun_jobs.phases("modest", "Succeeded")
         assert phases[-4:] == ["Preempted", "Queued", "Running", "Succeeded"] or phases[-3:] == [
             *("Preempted", "Running", "Succeeded")
         ]

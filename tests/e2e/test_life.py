@@ -156,7 +156,7 @@ def test_a_deadline_and_a_ttl(space: Space):
         space.apply(job("short", "plain", HANGS, 1, reliability=limits))
         space.kubectl("wait", "torchrunjob/short", "--for=delete", "--timeout=180s")
         jobs.until(lambda state: jobs.is_last(state), name="short")
-        assert jobs.phases("short")[-1] == "TimedOut"
+        assert jobs.phases("short", "TimedOut")[-1] == "TimedOut"
     space.kubectl("wait", "pods", "--all", "--for=delete", "--timeout=180s")
 
 

@@ -50,7 +50,7 @@ def test_two_nodes_train_and_a_second_run_resumes(space: Space):
         command = "python train.py --steps 20 --log-every 5 --checkpoint-every 10 --sample 0"
         run = space.submit(GPT, command, *options)
         assert run.returncode == 0
-        phases = jobs.phases("gpt")
+        phases = jobs.phases("gpt", "Succeeded")
         assert len(worker_nodes(pods)) == min(2, space.cluster.nodes)
 
         by_rank = losses(run.stdout)
