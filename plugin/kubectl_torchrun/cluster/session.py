@@ -1,5 +1,6 @@
 """A connection of a command to one namespace of a cluster."""
 
+import asyncio  # for its CancelledError: anyio names the class inside its event loop only
 import shlex
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +29,10 @@ class Cluster(NamedTuple):
     socket: Path
 
     def run(self, work: Callable[[Api], Awaitable[T]]) -> T:
-        """Run `work` with a client. Raises Problem, which tells the user the next step."""
+        """Run `work` with a client.
+
+        Raises Problem, which tells the user the next step, and KeyboardInterrupt for Ctrl-C.
+        """
 
         async def connected() -> T:
             async with connect(self.socket, self.namespace) as api:
@@ -36,6 +40,10 @@ class Cluster(NamedTuple):
 
         try:
             return anyio.run(connected)
+        except asyncio.CancelledError:
+            # Only Ctrl-C cancels all of the work. At rare moments asyncio does not raise
+            # KeyboardInterrupt for it.
+            raise KeyboardInterrupt from None
         except Exception as error:
             if _closed_pipe(error):
                 raise BrokenPipeError from error
