@@ -11,7 +11,7 @@ from torchrun_api import names
 from torchrun_api.core import CoreEvent, Job, Node, PersistentVolumeClaim, Pod, Service
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, Kind
-from torchrun_api.meta import ChildMeta
+from torchrun_api.meta import ChildMeta, find_controller
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.progress_reports import Reports
 from torchrun_controller.cache.store import Store
@@ -243,10 +243,8 @@ def _is_former_worker(job: str, meta: ChildMeta) -> bool:
     The labels are no proof: a copy for debugging has them, too. A Job owns its pods. A pod whose
     Job was deleted with --cascade=orphan has no owner, but a name with the Job's name as prefix.
     """
-    owners = [owner for owner in meta.owner_references if owner.controller]
-    if owners:
-        return any(owner.kind == JOBS.kind for owner in owners)
-    return names.is_worker(job, meta.name)
+    owner = find_controller(meta.owner_references)
+    return names.is_worker(job, meta.name) if owner is None else owner.kind == JOBS.kind
 
 
 def _warnings(caches: Caches, children: Iterable[Child]) -> tuple[CoreEvent, ...]:

@@ -355,10 +355,8 @@ def _read_controller(references: object) -> OwnerReference | None:
 
 def _is_ours(holder: HolderMeta, owner: OwnerReference | None, meta: JsonObject) -> bool:
     if owner is not None:
-        return any(
-            reference.controller and reference.uid == owner.uid
-            for reference in holder.owner_references
-        )
+        controller = find_controller(holder.owner_references)
+        return controller is not None and controller.uid == owner.uid
     labels = meta.get("labels")
     retained_from = labels.get(RETAINED_LABEL) if isinstance(labels, dict) else None
     return retained_from is not None and holder.labels.get(RETAINED_LABEL) == retained_from
@@ -366,12 +364,13 @@ def _is_ours(holder: HolderMeta, owner: OwnerReference | None, meta: JsonObject)
 
 def _is_predecessor(holder: HolderMeta, owner: OwnerReference | None) -> bool:
     """Whether the controller is a deleted job of the same name, so garbage collection is due."""
-    return owner is not None and any(
-        reference.controller
-        and (reference.kind, reference.name) == (owner.kind, owner.name)
-        and reference.api_version.partition("/")[0] == owner.api_version.partition("/")[0]
-        and reference.uid != owner.uid
-        for reference in holder.owner_references
+    controller = find_controller(holder.owner_references)
+    return (
+        owner is not None
+        and controller is not None
+        and (controller.kind, controller.name) == (owner.kind, owner.name)
+        and controller.api_version.partition("/")[0] == owner.api_version.partition("/")[0]
+        and controller.uid != owner.uid
     )
 
 
