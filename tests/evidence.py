@@ -43,7 +43,7 @@ def attach(
         (directory / "test.txt").write_text("\n\n".join(parts) + "\n")
     except Exception as error:  # the failure of the test must not be hidden
         report.sections.append(("evidence", f"nothing more was saved: {error!r}"))
-    failure = "\n".join(report.longreprtext.splitlines()[-LINES:])[-CHARACTERS:]
+    failure = end_of(report.longreprtext, directory / "test.txt")
     report.sections.append(("evidence", f"all of it is in {directory}\n{failure}"))
 
 
