@@ -80,6 +80,27 @@ START_FILE = Variable(
     (LAUNCHER,),
     "Annotations of the pod (downward API): the start of the gang, and newer code.",
 )
+GANG_PORT = Variable(
+    "TORCHRUN_GANG_PORT",
+    COUNT,
+    (LAUNCHER,),
+    "Port of the launcher of node 0, which starts and stops the ranks of all nodes. If not set:"
+    " each node starts by itself.",
+)
+IN_PLACE_RESTARTS = Variable(
+    "TORCHRUN_IN_PLACE_RESTARTS",
+    JSON,
+    (LAUNCHER,),
+    'Restarts in the same pods: {"restarts": 3, "exitCodes": [], "signals": []}, with the exit'
+    " codes and signals of spec.reliability.rules. If not set: none.",
+)
+ROUND = Variable(
+    "TORCHRUN_ROUND",
+    COUNT,
+    (USER,),
+    "Number of the current start of the ranks in these pods. The first is 0.",
+    set_by=(LAUNCHER,),
+)
 STATE_DIR = Variable(
     "TORCHRUN_STATE_DIR",
     PATH,
@@ -120,12 +141,6 @@ WORKSPACE_MANIFEST = Variable(
     SHA256,
     (LAUNCHER,),
     "Digest of the manifest that the serve pod must have.",
-)
-WORKSPACE_REVISION = Variable(
-    "TORCHRUN_WORKSPACE_REVISION",
-    TEXT,
-    (LAUNCHER,),
-    "Revision with which the gang starts. Each later revision has its own rendezvous.",
 )
 
 # Workers: the job's own Python environment.

@@ -148,6 +148,7 @@ LAUNCHER = (
         _only(LAUNCH_FAILED),
         "The command did not start.",
         (
+            "ChannelFailed",
             "EnvironmentNotReady",
             "InvalidCommand",
             "InvalidSetting",
@@ -181,6 +182,12 @@ LAUNCHER = (
         _only(SIGNAL_BASE + 9),
         "The kernel killed a rank because the container exceeded its memory limit.",
         ("OOMKilled",),
+        True,
+    ),
+    ExitStatus(
+        _only(STOPPED),
+        "A rank on another node failed, so the launcher killed the ranks of this node.",
+        ("PeerFailed",),
         True,
     ),
     ExitStatus(

@@ -10,7 +10,7 @@ import tempfile
 import time
 import traceback
 from contextlib import contextmanager, suppress
-from typing import Callable, Iterator, Mapping, MutableMapping
+from typing import Iterator, Mapping, MutableMapping, Sequence
 
 from . import contract, output, podinfo, torchrun
 from .command import decide
@@ -19,14 +19,16 @@ from .copies import Copy
 from .errors import LaunchError
 from .failure import Cause, find_cause, read_reports
 from .fencing import GangId, Worker, take_over
-from .gate import pass_gate
+from .gang.rounds import Rounds, follow, lead
+from .gate import is_open, pass_gate
 from .hang import HangWatchdog
 from .memory import oom_kills
 from .network import wait_for_names
 from .output import say, timestamp, write_termination_message
 from .processes import descendants, send, signal_name
-from .reload import LATE_SECONDS, Reload, rendezvous
-from .reporting import Reporter
+from .reload import Reload
+from .rendezvous import of_round
+from .reporting import Reporter, newest_step
 from .served import ServedWorkspace
 from .settings import Settings, beside_head, from_environment, read
 from .stacks import STACK_SIGNAL
@@ -36,8 +38,10 @@ from .supervise import STOPPING, CommandExit, StopRequest, Watchdog, supervise
 from .venv import make, use
 from .workspace import SharedWorkspace, WorkspaceCopy
 
+PEER_FAILED = "PeerFailed"
 _KILL_SECONDS = 2.0  # for killed processes to end
 _COPY_SECONDS = 2.0  # at the end, to write the rest of the log to the job's storage
+_ROUND_GRACE = 5.0  # grace period of ranks before the next round
 
 
 def main() -> int:
@@ -103,15 +107,24 @@ def launch(
     argv = torchrun.argv(run)
     preposition = "with" if run.under_torchrun else "without"
     say(f"starting the command {preposition} torchrun, because {run.why}")
-    unfenced = pass_gate(settings.start_file, settings.attempt)
-    fencing = _take_over(settings, unfenced)
-    wait_for_names(settings.hosts, settings.resolve_wait)
+    reload = Reload(workspace, settings.start_file, settings.edit_wait)
+    fencing: list[Watchdog] = []
+
+    def pass_own_gate() -> None:
+        unfenced = pass_gate(settings.start_file, settings.attempt)
+        fencing.extend(_take_over(settings, unfenced))
+
     with _copied_log(settings):
-        if workspace is None:
-            return _report(_run(settings, environment, argv, fencing)[1])
-        late = LATE_SECONDS if settings.server and settings.nnodes != "1" else 0.0
-        reload = Reload(workspace, settings.start_file, settings.edit_wait, late)
-        return _run_each_revision(settings, environment, argv, fencing, reload)
+        if settings.gang.is_leader:
+            rounds = lead(settings.gang, settings.limits, pass_own_gate, reload.announce)
+        else:
+            if is_open(settings.start_file, settings.attempt):
+                wait_for_names(settings.hosts, settings.resolve_wait)
+            rounds = follow(settings.gang)
+        try:
+            return _run_rounds(settings, environment, argv, fencing, rounds, reload)
+        finally:
+            rounds.close()
 
 
 def _take_over(settings: Settings, unfenced: list[Worker]) -> list[Watchdog]:
@@ -126,58 +139,109 @@ def _take_over(settings: Settings, unfenced: list[Worker]) -> list[Watchdog]:
     return [watchdog] if watchdog else []
 
 
-def _run_each_revision(
+def _run_rounds(
     settings: Settings,
     environment: Mapping[str, str],
     argv: list[str],
     fencing: list[Watchdog],
+    rounds: Rounds,
     reload: Reload,
 ) -> Cause | None:
-    """Run the command, and restart it for each newer revision of its code."""
+    """Run the command in each round of the gang. The cause of its end on this node."""
+    cause: Cause | None = None
+    leave = _LeaveNotice(rounds)
     while True:
-        revision_env = rendezvous(environment, reload.workspace.revision)
-        command_exit, cause = _run(settings, revision_env, argv, fencing, reload.is_requested)
-        if not command_exit.for_reload:
-            cause = _report(cause)
-            is_final = command_exit.stopped_by is not None or command_exit.stop_request is not None
-            if is_final or not reload.await_next(failed=cause is not None):
-                return cause
-        reload.update()
-        _enter_directory(settings)
-        say(f"starting the command again with revision {reload.workspace.revision}")
+        start = rounds.await_start()
+        if start is None:
+            return cause
+        with _interruptible():
+            if start.round == 0 and not settings.gang.is_leader:
+                fencing.extend(_take_over(settings, []))
+            if start.round == 0:
+                wait_for_names(settings.hosts, settings.resolve_wait)
+            if reload.update(start):
+                _enter_directory(settings)
+        if start.round > 0:
+            say(f"starting round {start.round}")
+        variables = of_round(environment, start.round)
+        watchdogs = [*fencing, leave]
+        command_exit, cause, step = _run(settings, variables, argv, watchdogs, rounds)
+        if not command_exit.for_next_round:
+            _report(cause)
+        if command_exit.stopped_by is not None:
+            return cause
+        if settings.gang.is_leader and not command_exit.for_next_round:
+            with _interruptible():
+                reload.await_announcement()
+        rounds.end(cause, step, stopped=command_exit.for_next_round)
 
 
-def _report(cause: Cause | None) -> Cause | None:
+def _report(cause: Cause | None) -> None:
     if cause:
         say(f"failed with exit code {cause.exit_code}: {cause.message}")
-    return cause
+
+
+class _LeaveNotice:
+    """Reports to the gang that Kubernetes ends this pod."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+
+    def check(self) -> StopRequest | None:
+        """Nothing to check."""
+        return None
+
+    def on_stop(self, *, leaving: bool) -> None:
+        """Report it, unless only the round ends."""
+        if leaving:
+            self._rounds.leave()
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let a signal end the launcher at once, because no command runs that could handle it."""
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _run(
     settings: Settings,
     environment: Mapping[str, str],
     argv: list[str],
-    fencing: list[Watchdog],
-    reload: Callable[[], bool] | None = None,
-) -> tuple[CommandExit, Cause | None]:
-    """Supervise the command. If it failed, find the cause in the reports of its processes."""
+    watchdogs: Sequence[Watchdog],
+    rounds: Rounds,
+) -> tuple[CommandExit, Cause | None, int | None]:
+    """Supervise the command of one round.
+
+    Returns its end, its cause from the reports of its processes if it failed, and the newest step
+    that rank 0 reported on this node.
+    """
     reports = _make_reports_folder()
     kills = oom_kills()
     streams = _streams(settings)
     reporter = _reporter(settings, reports)
-    watchdogs: list[Watchdog] = [*fencing]
     if settings.hang_timeout:
         chunks = (lambda: streams.chunks) if streams else (lambda: 0)
-        watchdogs.append(HangWatchdog(settings.hang_timeout, reports, chunks))
+        watchdogs = [*watchdogs, HangWatchdog(settings.hang_timeout, reports, chunks)]
+
+    def end_of_round() -> float | None:
+        order = rounds.stop_order()
+        if order is None:
+            return None
+        why = "a rank on another node has failed" if order.failed else "there is newer code"
+        say(f"stopping the ranks, because {why}")
+        return min(settings.grace or _ROUND_GRACE, _ROUND_GRACE)
+
     try:
         variables = _environment_of_command(environment, reports, bool(settings.hang_timeout))
-        command_exit = supervise(argv, variables, settings.grace, watchdogs, streams, reload)
+        command_exit = supervise(argv, variables, settings.grace, watchdogs, streams, end_of_round)
         if streams:
             streams.close()
-        cause = (
-            None if command_exit.for_reload else _cause(command_exit, reports, oom_kills() > kills)
-        )
-        return command_exit, cause
+        cause = _cause(command_exit, reports, oom_kills() > kills)
+        return command_exit, cause, newest_step(reports)
     finally:
         if reporter:
             reporter.close()
@@ -191,6 +255,9 @@ def _reporter(settings: Settings, reports: str) -> Reporter | None:
 
 
 def _cause(command_exit: CommandExit, reports: str, out_of_memory: bool) -> Cause | None:
+    if command_exit.for_next_round:
+        message = "The ranks of this node were stopped, because a rank on another node has failed."
+        return Cause(STOPPED, None, None, PEER_FAILED, message, timestamp())
     if command_exit.stop_request is not None:
         return _cause_of_request(command_exit.stop_request, out_of_memory)
     if command_exit.stopped_by is not None:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Sequence
 
 from .contract import NOT_FOUND
 from .output import timestamp
@@ -69,6 +69,31 @@ class Cause(NamedTuple):
             "message": self.message,
             "time": self.time,
         }
+
+
+def is_peer_loss(cause: Cause) -> bool:
+    """Whether a rank only lost its peer, so that the cause is on another node."""
+    return cause.reason in ("Exception", "ExitCode") and bool(_PEER_LOSS.search(cause.message))
+
+
+def first_cause(causes: Sequence[Cause]) -> Cause:
+    """The root cause among those of several nodes: a hang, a signal, the first exception.
+
+    The order is that of the controller (torchrun_controller.reconcile.gang.failures).
+    """
+
+    def order(cause: Cause) -> tuple[int, str]:
+        if cause.reason == "OOMKilled":
+            return 0, cause.time
+        if cause.reason == "Hung":
+            return 1, cause.time
+        if cause.signal == _SIGTERM:
+            return 6, cause.time
+        if cause.signal is not None:
+            return 2, cause.time
+        return (4 if is_peer_loss(cause) else 3), cause.time
+
+    return min(causes, key=order)
 
 
 def find_cause(

@@ -147,7 +147,7 @@ class FencingWatchdog:
             self._noticed.set()
         return self._stop_request
 
-    def on_stop(self) -> None:
+    def on_stop(self, *, leaving: bool) -> None:
         """Continue to watch: terminating ranks must not write checkpoints during a newer gang."""
 
     def _poll_epoch(self) -> None:

@@ -35,6 +35,11 @@ def pass_gate(start_file: str, attempt: str) -> list[Worker]:
     return workers_in(annotation(start_file, FENCE_ANNOTATION))
 
 
+def is_open(start_file: str, attempt: str) -> bool:
+    """Whether the pod itself has the permission of the controller."""
+    return not start_file or _may_start(start_file, attempt)
+
+
 def _may_start(start_file: str, attempt: str) -> bool:
     return bool(attempt) and annotation(start_file, START_ANNOTATION) == attempt
 

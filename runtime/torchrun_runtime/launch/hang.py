@@ -74,7 +74,7 @@ class HangWatchdog:
         )
         return StopRequest(HUNG, "Hung", message)
 
-    def on_stop(self) -> None:
+    def on_stop(self, *, leaving: bool) -> None:
         """Write the stacks if this node is silent, because another node may have found the hang."""
         silence = time.monotonic() - self._last_activity
         if self._stacks_at is None and silence >= self._seconds / 2:

@@ -8,6 +8,7 @@ repeated at once, within the time limit for one report.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -26,6 +27,15 @@ _RETRY_PAUSE = 0.1
 _TIMEOUT = 5.0
 _LAST_SECONDS = 2.0  # for the last report, after the end of the command
 _ACCEPTED, _RETRIED = 204, (429, 503)
+
+
+def newest_step(folder: str) -> int | None:
+    """The newest step in the folder of reports; None without one."""
+    try:
+        with open(os.path.join(folder, "progress"), "rb") as file:
+            return int(json.loads(file.read())["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 class Reporter:

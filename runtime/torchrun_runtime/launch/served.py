@@ -1,13 +1,13 @@
 """The node's copy of the workspace from a serve pod of the job, for jobs without shared storage.
 
 The environment has the URL of the serve pod and its manifest. A newer revision may be on another
-serve pod: an annotation of the worker then has its URL and manifest.
+serve pod: an annotation of the worker then has its URL and manifest, and so has the leader's order.
 """
 
 from __future__ import annotations
 
 from . import podinfo
-from .contract import SERVED_ANNOTATION
+from .contract import REVISION_ANNOTATION, SERVED_ANNOTATION
 from .delivery import ReplacedError, Server, fetch
 from .errors import LaunchError
 from .output import wait_until
@@ -27,20 +27,23 @@ class ServedWorkspace:
         self._seconds = seconds
         self._paths: set[str] = set()
         self._manifest = ""
+        self._ordered = (0, "")  # revision and address in the order of the leader
 
     def newest_revision(self) -> int:
         """The current one: only the controller announces another."""
         return self.revision
 
-    def accept_unchanged(self, revision: int) -> bool:
+    def accept_unchanged(self, revision: int, served: str = "") -> bool:
         """Set the current revision to `revision` if it has the same manifest."""
+        self._order(revision, served)
         if self._announced_server().manifest != self._manifest:
             return False
         self.revision = revision
         return True
 
-    def update(self, revision: int = 0) -> None:
+    def update(self, revision: int = 0, served: str = "") -> None:
         """Fetch the differences to the announced manifest. Raises LaunchError."""
+        self._order(revision, served)
         while True:
             server = self._announced_server()
             try:
@@ -64,6 +67,14 @@ class ServedWorkspace:
             lambda: self._announced_server() != server, seconds, "the address of another serve pod"
         )
 
+    def _order(self, revision: int, served: str) -> None:
+        if served:
+            self._ordered = revision, served
+
     def _announced_server(self) -> Server:
-        url, _, manifest = podinfo.annotation(self._podinfo, SERVED_ANNOTATION).partition(" ")
+        """The server of the newest revision, from the annotation or from the order."""
+        revision, served = self._ordered
+        if podinfo.number(self._podinfo, REVISION_ANNOTATION) >= revision:
+            served = podinfo.annotation(self._podinfo, SERVED_ANNOTATION)
+        url, _, manifest = served.partition(" ")
         return Server(url, self._first.token, manifest) if manifest else self._first

@@ -9,6 +9,8 @@ from typing import Mapping, NamedTuple
 from . import contract
 from .delivery import Server
 from .errors import LaunchError
+from .gang.policy import RestartLimits, read_limits
+from .gang.rounds import GangNode
 from .install import Recipe
 from .venv import Place
 
@@ -44,6 +46,8 @@ class Settings(NamedTuple):
     progress_url: str
     progress_token_file: str
     edit_wait: float
+    gang: GangNode
+    limits: RestartLimits
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
@@ -76,6 +80,8 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         progress_url=read(environment, contract.PROGRESS_URL),
         progress_token_file=read(environment, contract.PROGRESS_TOKEN_FILE),
         edit_wait=_seconds(environment, contract.EDIT_WAIT_SECONDS),
+        gang=_gang(environment),
+        limits=read_limits(read(environment, contract.IN_PLACE_RESTARTS)),
     )
 
 
@@ -96,6 +102,21 @@ def beside_head(environment: Mapping[str, str]) -> dict[str, str]:
         raise _invalid(contract.NODE_RANK, index, "the pod's completion index")
     rank = str(int(index) + 1)
     return {contract.NODE_RANK: rank, contract.PET_NODE_RANK: rank}
+
+
+def _gang(environment: Mapping[str, str]) -> GangNode:
+    """This node of the gang. Without a port, each node starts by itself."""
+    port = read(environment, contract.GANG_PORT) or "0"
+    size = read(environment, contract.PET_NNODES) if port != "0" else "1"
+    rank = read(environment, contract.NODE_RANK) if port != "0" else "0"
+    names = (contract.GANG_PORT, contract.PET_NNODES, contract.NODE_RANK)
+    for name, value in zip(names, (port, size, rank)):
+        if not value.isdecimal():
+            raise _invalid(name, value, "a number")
+    key = f"{read(environment, contract.JOB_UID)} {read(environment, contract.ATTEMPT)}"
+    host = read(environment, contract.PET_MASTER_ADDR)
+    is_head = read(environment, contract.ROLE) == "head"
+    return GangNode(int(rank), int(size), host, int(port), key, is_head)
 
 
 def _command(text: str) -> str | list[str]:

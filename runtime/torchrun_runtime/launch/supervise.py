@@ -33,12 +33,11 @@ from .streams import Streams
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 _HANDLED_SIGNALS = frozenset({signal.SIGCHLD, *STOPPING})
 _IDLE = 1.0  # seconds between two looks without a signal, should one have been lost
-_POLL = 0.1  # seconds between two checks for a reload, or while killed processes end
+_POLL = 0.1  # seconds between two checks for the end of a round, or while killed processes end
 # Poll interval while ranks end. They are not children of the launcher. Their agent polls every
 # 0.1 s, and must not be the first to see that one rank fails while another saves.
 _POLL_RANKS = 0.005
 _CLEAR_SECONDS = 2.0
-RELOAD_GRACE = 5.0  # grace period of ranks for a reload, in seconds
 _AGENT_SECONDS = 10.0  # grace period of torchrun after its ranks have ended
 
 
@@ -56,22 +55,22 @@ class Watchdog(Protocol):
     def check(self) -> StopRequest | None:
         """Called about every second until the command is asked to end."""
 
-    def on_stop(self) -> None:
-        """Called when the pod is asked to end, before the signal reaches the ranks."""
+    def on_stop(self, *, leaving: bool) -> None:
+        """Called before a signal reaches the ranks. leaving: the pod is asked to end."""
 
 
 class CommandExit(NamedTuple):
     """How the command ended.
 
     signal: the one that ended it, or None. stopped_by: the signal that the launcher forwarded, or
-    None. stop_request: of a watchdog. for_reload: the launcher ended it for a restart.
+    None. stop_request: of a watchdog. for_next_round: the launcher ended it for another start.
     """
 
     exit_code: int
     signal: int | None
     stopped_by: int | None
     stop_request: StopRequest | None = None
-    for_reload: bool = False
+    for_next_round: bool = False
 
 
 def supervise(
@@ -80,16 +79,16 @@ def supervise(
     grace: float | None,
     watchdogs: Sequence[Watchdog] = (),
     streams: Streams | None = None,
-    reload: Callable[[], bool] | None = None,
+    end_of_round: Callable[[], float | None] | None = None,
 ) -> CommandExit:
     """Run `argv` to its end.
 
     grace: seconds that the ranks have to end after SIGTERM; None: the grace period of the kubelet.
-    streams: the command's output; None: that of the launcher. reload: called ten times a second,
-    returns whether to end the command for newer code. Raises LaunchError (CommandNotFound,
-    CommandNotExecutable).
+    streams: the command's output; None: that of the launcher. end_of_round: called after each
+    signal and ten times a second, returns the grace period with which to end the command for the
+    next round, None to go on. Raises LaunchError (CommandNotFound, CommandNotExecutable).
 
-    By priority: a stop in progress, then newer code, then the watchdogs.
+    By priority: a stop in progress, then the end of the round, then the watchdogs.
     """
     adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
@@ -98,10 +97,10 @@ def supervise(
     stop_request: StopRequest | None = None
     last_check = time.monotonic()
     while True:
-        number = _stop_signal(_pause(stop, stop_request, reload))
-        if number and stop_request is None and (stop is None or stop.for_reload):
+        number = _stop_signal(_pause(stop, stop_request, end_of_round))
+        if number and stop_request is None and (stop is None or stop.for_next_round):
             for watchdog in watchdogs:
-                watchdog.on_stop()
+                watchdog.on_stop(leaving=True)
             stop = _GracefulStop(number, grace)
         status = _reap(child)
         if status is not None:
@@ -109,9 +108,10 @@ def supervise(
             return _command_exit(status, stop, stop_request)
         if stop:
             stop.advance()
-        elif reload and reload():
-            reload_grace = min(grace or RELOAD_GRACE, RELOAD_GRACE)
-            stop = _GracefulStop(signal.SIGTERM, reload_grace, for_reload=True)
+        elif end_of_round and (round_grace := end_of_round()) is not None:
+            for watchdog in watchdogs:
+                watchdog.on_stop(leaving=False)
+            stop = _GracefulStop(signal.SIGTERM, round_grace, for_next_round=True)
         elif stop_request is None and time.monotonic() - last_check >= _IDLE - _POLL:
             last_check = time.monotonic()
             stop_request = _first_stop_request(watchdogs)
@@ -123,12 +123,12 @@ def supervise(
 def _pause(
     stop: _GracefulStop | None,
     stop_request: StopRequest | None,
-    reload: Callable[[], bool] | None,
+    end_of_round: Callable[[], float | None] | None,
 ) -> float:
     """Seconds to wait for a signal before the next check."""
     if stop:
         return _POLL_RANKS
-    return _POLL if stop_request or reload else _IDLE
+    return _POLL if stop_request or end_of_round else _IDLE
 
 
 def _stop_signal(seconds: float) -> int:
@@ -143,9 +143,9 @@ def _command_exit(
     """status: of waitpid(2)."""
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     code = os.WEXITSTATUS(status) if number is None else 128 + number
-    for_reload = stop is not None and stop.for_reload
-    stopped_by = stop.number if stop and not for_reload else None
-    return CommandExit(code, number, stopped_by, stop_request, for_reload)
+    for_next_round = stop is not None and stop.for_next_round
+    stopped_by = stop.number if stop and not for_next_round else None
+    return CommandExit(code, number, stopped_by, stop_request, for_next_round)
 
 
 def _first_stop_request(watchdogs: Sequence[Watchdog]) -> StopRequest | None:
@@ -163,25 +163,23 @@ class _GracefulStop:
     torchrun kills its ranks 30 s after it gets SIGTERM; old releases cannot change that. Therefore
     it gets its signal last. torchrun also terminates all ranks if one of them dies of the signal
     while another still saves. Therefore it is halted (SIGSTOP) for that time, so that neither a
-    second SIGTERM nor a SIGKILL reaches a rank that saves. For a reload, torchrun need not end by
-    itself and is killed.
+    second SIGTERM nor a SIGKILL reaches a rank that saves. For the next round, torchrun need not
+    end by itself and is killed.
     """
 
-    def __init__(self, number: int, grace: float | None, *, for_reload: bool = False) -> None:
+    def __init__(self, number: int, grace: float | None, *, for_next_round: bool = False) -> None:
         self.number = number
-        self.for_reload = for_reload
+        self.for_next_round = for_next_round
         self._deadline = None if grace is None else time.monotonic() + grace
         tree = descendants(os.getpid())
         self._first = foremost(tree, number)
-        self._agents = [] if for_reload else agents(tree)
+        self._agents = [] if for_next_round else agents(tree)
         self._halted = False
         self._rest: list[Process] = []
         self._rest_since: float | None = None
         names = ", ".join(f"{process.name}[{process.pid}]" for process in self._first)
-        passed_on = (
-            "sent SIGTERM for a reload" if for_reload else f"forwarded {signal_name(number)}"
-        )
-        say(f"{passed_on} to {names or 'no process'}")
+        if not for_next_round:
+            say(f"forwarded {signal_name(number)} to {names or 'no process'}")
         saving = [process for process in self._first if catches(process, number)]
         if 0 < len(saving) < len(self._first):
             self._halt_agents()
@@ -199,7 +197,8 @@ class _GracefulStop:
     def _await_first(self) -> None:
         remaining = [process for process in self._first if alive(process)]
         if self._is_late():
-            say("the grace period is over: killing the remaining processes")
+            if not self.for_next_round:
+                say("the grace period is over: killing the remaining processes")
             send(descendants(os.getpid()), signal.SIGKILL)
         elif remaining:
             if len(remaining) < len(self._first):
@@ -207,7 +206,7 @@ class _GracefulStop:
             return
         self._rest_since = time.monotonic()
         tree = descendants(os.getpid())
-        if self.for_reload:
+        if self.for_next_round:
             send(tree, signal.SIGKILL)
             return
         shells = [shell for shell in trapping(tree, signal.SIGTERM) if shell not in self._first]

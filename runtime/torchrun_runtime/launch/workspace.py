@@ -35,10 +35,13 @@ class WorkspaceCopy(Protocol):
     def newest_revision(self) -> int:
         """The newest revision that is known without the controller."""
 
-    def accept_unchanged(self, revision: int) -> bool:
-        """Set the current revision to `revision` if its content is known to be the same."""
+    def accept_unchanged(self, revision: int, served: str = "") -> bool:
+        """Set the current revision to `revision` if its content is known to be the same.
 
-    def update(self, revision: int = 0) -> None:
+        served: the address of the serve pod in the order of the leader.
+        """
+
+    def update(self, revision: int = 0, served: str = "") -> None:
         """Copy the differences to `revision`, or to the newest one for 0. Raises LaunchError."""
 
 
@@ -76,17 +79,18 @@ class SharedWorkspace:
         except (OSError, ValueError, KeyError, TypeError):
             return 0
 
-    def accept_unchanged(self, revision: int) -> bool:
+    def accept_unchanged(self, revision: int, served: str = "") -> bool:
         """Does nothing, because the content of the new revision is not known yet."""
-        del revision
+        del revision, served
         return False
 
-    def update(self, revision: int = 0) -> None:
+    def update(self, revision: int = 0, served: str = "") -> None:
         """Copy the differences to the revision, or to the newest one for 0.
 
         If the revision was removed, the newest one is copied. Raises LaunchError
         (WorkspaceCopyFailed).
         """
+        del served
         start = time.monotonic()
         target = revision or self.newest_revision()
         while True:

@@ -29,7 +29,7 @@ CALLS = {"LaunchError": (0, "exit_code"), "StopRequest": (1, ""), "Cause": (3, "
 
 def raised() -> Iterator[tuple[str, int | None]]:
     """Each reason in the launcher's source with its exit code; None if it depends on a program."""
-    for path in LAUNCH.glob("*.py"):
+    for path in LAUNCH.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
                 continue
@@ -56,7 +56,7 @@ def test_every_reason_of_the_launcher_is_declared_with_its_code() -> None:
 
 
 def test_every_declared_reason_is_one_of_the_launcher() -> None:
-    source = "\n".join(path.read_text(encoding="utf-8") for path in LAUNCH.glob("*.py"))
+    source = "\n".join(path.read_text(encoding="utf-8") for path in LAUNCH.rglob("*.py"))
     declared = {reason for status in (*LAUNCHER, *SETUP) for reason in status.reasons}
     assert {reason for reason in declared if f'"{reason}"' not in source} == set()
 
@@ -75,7 +75,7 @@ def test_the_help_of_the_plugin_lists_its_codes() -> None:
 
 def failed_worker(status: ExitStatus, reason: str) -> Pod:
     code = status.codes[0]
-    signal = code - 128 if reason in ("Signaled", "OOMKilled", "Stopped") else None
+    signal = code - 128 if reason in ("Signaled", "OOMKilled", "Stopped", "PeerFailed") else None
     message = json.dumps({"exitCode": code, "reason": reason, "signal": signal, "message": "m"})
     ended = StateTerminated(exit_code=code, message=message)
     trainer = ContainerStatus(name=names.TRAINER_CONTAINER, state=ContainerState(terminated=ended))

@@ -268,9 +268,7 @@ def test_why_shows_a_broken_edit_of_a_running_pod(laptop: Laptop) -> None:
     laptop.job("run", spec={"jobQueue": "q", "development": True}, status={"phase": "Running"})
     laptop.worker("run", 0)
     laptop.worker("run", 1)
-    waits = (
-        "torchrun-launch: waiting for the next edit: kubectl torchrun sync (10 of at most 3600 s)"
-    )
+    waits = "torchrun-launch: waiting for the next edit: kubectl torchrun sync (10 s)"
     laptop.server.logs["run-r0-0"] = ["step 1\n"]
     laptop.server.logs["run-r0-1"] = ["SyntaxError: invalid syntax\n", *[f"{waits}\n"] * 200]
     out = laptop.run("why", "run").stdout
@@ -279,6 +277,6 @@ def test_why_shows_a_broken_edit_of_a_running_pod(laptop: Laptop) -> None:
     assert "waiting for" not in out
     line = "  node 1: the command failed. Its pod waits for the next edit: kubectl"
     assert line in laptop.run("status", "run").stdout
-    laptop.server.logs["run-r0-1"].append("starting the command again with revision 3\n")
+    laptop.server.logs["run-r0-1"].append("torchrun-launch: starting round 3\n")
     assert "next edit" not in laptop.run("why", "run").stdout
     assert "next edit" not in laptop.run("status", "run").stdout

@@ -87,7 +87,7 @@ def test_a_check_that_reads_the_request_gets_time_to_end(
     pause = threading.Event()
     while watchdog.check() is None:
         pause.wait(0.005)
-    watchdog.on_stop()
+    watchdog.on_stop(leaving=True)
     assert not ends.called.wait(0.3)
 
 

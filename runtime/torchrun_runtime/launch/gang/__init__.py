@@ -1,0 +1,23 @@
+"""The launchers of a gang act together: they start, stop and end their ranks in rounds.
+
+The launcher of node 0 is the leader. The others, the members, connect to it and report their state:
+
+    {"state": "ready", "round": -1}                the ranks of this round and before are dead
+    {"state": "running", "round": 0}
+    {"state": "succeeded", "round": 0}
+    {"state": "failed", "round": 0, "cause": {}}   why: see launch.failure.Cause
+    {"state": "leaving", "round": 0}               Kubernetes has asked the pod to end
+
+The leader sends all members the same order:
+
+    {"order": "start", "round": 0, "revision": 3, "served": ""}   run this code of the workspace
+    {"order": "stop", "round": 0, "failed": true, "edit": false}    end the ranks, and wait
+    {"order": "exit"}                              end with your own result, once the command ends
+
+Both sides repeat their latest message after a new connection, so a lost, late or repeated message
+does no harm. A round starts once the ranks of the round before are dead on every node. The leader
+takes part in the rounds like a member, without a connection.
+
+`leader` decides and is pure, `policy` decides on restarts, `messages` has the messages, `server`
+and `connection` move them.
+"""

@@ -1,0 +1,122 @@
+"""A member's side of the connection to the leader: a thread that connects again after each loss."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import BinaryIO, Callable
+
+from ..state import start_thread
+from .messages import (
+    LONGEST_LINE,
+    GangOrder,
+    InvalidMessageError,
+    MemberState,
+    decode,
+    decode_order,
+    encode,
+    encode_state,
+    is_proof,
+    proof,
+)
+
+_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.5, 3.0
+_TIMEOUT = 10.0  # of the connect and of the handshake
+
+
+class LeaderConnection:
+    """Reports the state of this member, and calls `ordered` with each order of the leader."""
+
+    def __init__(
+        self, host: str, port: int, index: int, key: str, ordered: Callable[[GangOrder], None]
+    ) -> None:
+        self._address = host, port
+        self._index = index
+        self._key = key
+        self._ordered = ordered
+        self._state = MemberState()
+        self._socket: socket.socket | None = None
+        self._lock = threading.Lock()  # of the state and the socket
+        self._closed = threading.Event()
+        self._lost_at: float | None = time.monotonic()
+        self._error = ""
+        start_thread(self._run)
+
+    def report(self, state: MemberState) -> None:
+        """Send the state, now or with the next connection."""
+        with self._lock:
+            self._state = state
+            self._send()
+
+    def lost_seconds(self) -> float:
+        """For how long there has been no connection; 0 with one."""
+        lost_at = self._lost_at
+        return 0.0 if lost_at is None else time.monotonic() - lost_at
+
+    def describe_wait(self) -> str:
+        """What this node waits for, for its log."""
+        host, port = self._address
+        if self._lost_at is None or not self._error:
+            return "the other nodes of the gang"
+        return f"node 0 of the gang at {host}:{port}: {self._error}"
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._closed.set()
+        with self._lock:
+            if self._socket is not None:
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _send(self) -> None:
+        if self._socket is not None:
+            with suppress(OSError):  # the reader notices the loss too
+                self._socket.sendall(encode_state(self._state))
+
+    def _run(self) -> None:
+        pause = _RETRY_SECONDS
+        while not self._closed.is_set():
+            try:
+                self._talk()
+                self._error = "the connection was closed"
+            except (OSError, ValueError) as error:
+                self._error = str(error)
+            if self._lost_at is None:
+                self._lost_at, pause = time.monotonic(), _RETRY_SECONDS
+            self._closed.wait(pause)
+            pause = min(pause * 1.5, _LONGEST_RETRY_SECONDS)
+
+    def _talk(self) -> None:
+        """Connect, and read orders to the end of the connection. Raises OSError, ValueError."""
+        connection = socket.create_connection(self._address, _TIMEOUT)
+        with connection, connection.makefile("rb") as lines:
+            self._greet(connection, lines)
+            connection.settimeout(None)
+            with self._lock:
+                self._socket = connection
+                self._send()
+            self._lost_at = None
+            try:
+                while not self._closed.is_set() and (line := lines.readline(LONGEST_LINE)):
+                    self._ordered(decode_order(line))
+            finally:
+                with self._lock:
+                    self._socket = None
+
+    def _greet(self, connection: socket.socket, lines: BinaryIO) -> None:
+        """Prove to be of this attempt, and check that the leader is. Raises OSError, ValueError."""
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        with suppress(OSError, AttributeError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 3)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        own = secrets.token_hex(16)
+        nonces = (str(decode(lines.readline(LONGEST_LINE)).get("nonce")), own)
+        claim = proof(self._key, "member", nonces, self._index)
+        connection.sendall(encode({"index": self._index, "nonce": own, "proof": claim}))
+        answer = decode(lines.readline(LONGEST_LINE)).get("proof")
+        if not is_proof(answer, proof(self._key, "leader", nonces, self._index)):
+            raise InvalidMessageError("the leader is not of this attempt")

@@ -1,0 +1,177 @@
+"""The decisions of the leader: which order all members get. Pure, without I/O and clock."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, Sequence
+
+from ..failure import Cause, first_cause, is_peer_loss
+from .messages import (
+    LEAVING,
+    NEVER,
+    RUNNING,
+    SUCCEEDED,
+    EndGang,
+    GangOrder,
+    MemberState,
+    RoundCode,
+    StartRound,
+    StopRound,
+)
+
+# How long a member may be without a connection when the others wait for it.
+LOST_SECONDS = 15.0
+# How long the ranks of all nodes may take to stop: a process that the kernel holds does not end.
+STOP_SECONDS = 30.0
+# How long ranks go on after others have lost a peer: the stop would kill the rank that is the cause
+# before its launcher has reported it.
+PEER_SECONDS = 3.0
+
+
+class EndedRound(NamedTuple):
+    """A round that failed and was followed by another one in the same pods."""
+
+    round: int
+    cause: Cause
+
+
+class RestartDecider(Protocol):
+    """Decides whether a failed round is followed by another one."""
+
+    def allows(self, cause: Cause, step: int | None, ran_seconds: float) -> bool:
+        """Whether to start another round after this failure. Called once for each failure."""
+
+
+class GangLeader:
+    """The state of the gang as its leader knows it, and the order that follows from it.
+
+    `size`: the number of nodes. With `is_head` the gang has succeeded once node 0 has: the other
+    nodes serve its command, and the controller deletes them. Each method with `now`, in seconds of
+    a monotonic clock, may change `order`. The caller sends it to all members, and again to a member
+    that connects.
+    """
+
+    def __init__(self, size: int, policy: RestartDecider, *, is_head: bool = False) -> None:
+        self.order: GangOrder | None = None
+        self.ended: list[EndedRound] = []
+        self._size = size
+        self._policy = policy
+        self._is_head = is_head
+        self._states: dict[int, MemberState] = {}
+        self._lost: dict[int, float] = {}  # index to the time at which its connection was lost
+        self._is_open = False
+        self._code = RoundCode()
+        self._started_revision = 0
+        self._started_at = self._stopped_at = 0.0
+        self._edit_wait = 0.0
+        self._edit_until: float | None = None  # a failed round waits for an edit until then
+        self._peer_lost_at: float | None = None  # since when the only failures are lost peers
+
+    def open_gate(self, now: float) -> None:
+        """Allow the first round: no rank of an older gang runs any more."""
+        self._is_open = True
+        self._decide(now)
+
+    def announce(self, code: RoundCode, edit_wait: float, now: float) -> None:
+        """Set the code of the next round, which starts at once if the code is newer.
+
+        edit_wait: seconds for which a failed round waits for newer code, instead of a restart.
+        """
+        self._edit_wait = edit_wait
+        if code.revision > self._code.revision:
+            self._code = code
+        self._decide(now)
+
+    def receive(self, index: int, state: MemberState, now: float) -> None:
+        """Note the state of a member, which is connected."""
+        self._lost.pop(index, None)
+        self._states[index] = state
+        self._decide(now)
+
+    def lose(self, index: int, now: float) -> None:
+        """Note that the connection of a member is lost. Its ranks may still run."""
+        self._lost.setdefault(index, now)
+
+    def tick(self, now: float) -> None:
+        """Decide again, because time has passed."""
+        self._decide(now)
+
+    def missing(self) -> list[int]:
+        """The indexes of the members that have not reported yet."""
+        return [index for index in range(self._size) if index not in self._states]
+
+    def _decide(self, now: float) -> None:
+        while (order := self._next(now)) != self.order:
+            self.order = order
+            if isinstance(order, StopRound) and not order.edit:
+                self._stopped_at = now
+            if isinstance(order, StartRound):
+                self._started_revision, self._started_at = order.code.revision, now
+                self._edit_until = self._peer_lost_at = None
+
+    def _next(self, now: float) -> GangOrder | None:
+        if isinstance(self.order, EndGang):
+            return self.order
+        if any(state.state == LEAVING for state in self._states.values()):
+            return EndGang()
+        if isinstance(self.order, StartRound):
+            return self._while_running(self.order, now)
+        if isinstance(self.order, StopRound):
+            return self._while_stopping(self.order, now)
+        if self._is_open and self._all_stopped(NEVER):
+            return StartRound(0, self._code)
+        return None
+
+    def _while_running(self, start: StartRound, now: float) -> GangOrder:
+        states = self._of_round(start.round)
+        if self._code.revision > start.code.revision:
+            return StopRound(start.round, failed=False)
+        causes = [state.cause for state in states if state.cause is not None]
+        if causes:
+            return StopRound(start.round) if self._is_cause_known(causes, now) else start
+        return EndGang() if self._has_succeeded(start.round) else start
+
+    def _has_succeeded(self, number: int) -> bool:
+        nodes = (0,) if self._is_head else range(self._size)
+        states = (self._states.get(node) for node in nodes)
+        return all(s is not None and (s.state, s.round) == (SUCCEEDED, number) for s in states)
+
+    def _is_cause_known(self, causes: Sequence[Cause], now: float) -> bool:
+        if len(causes) == self._size or not all(is_peer_loss(cause) for cause in causes):
+            return True
+        if self._peer_lost_at is None:
+            self._peer_lost_at = now
+        return now - self._peer_lost_at >= PEER_SECONDS
+
+    def _while_stopping(self, stop: StopRound, now: float) -> GangOrder:
+        if not self._all_stopped(stop.round):
+            is_lost = any(now - since > LOST_SECONDS for since in self._lost.values())
+            is_late = now - self._stopped_at > STOP_SECONDS
+            return EndGang() if is_lost or is_late else stop
+        causes = [state.cause for state in self._of_round(stop.round) if state.cause is not None]
+        return self._after(stop, causes, now)
+
+    def _after(self, stop: StopRound, causes: Sequence[Cause], now: float) -> GangOrder:
+        following = StartRound(stop.round + 1, self._code)
+        if not causes or self._code.revision > self._started_revision:
+            return following
+        cause = first_cause(causes)
+        if self._edit_wait:
+            if self._edit_until is None:
+                self._edit_until = now + self._edit_wait
+            return stop._replace(edit=True) if now < self._edit_until else EndGang()
+        step = max((s.step for s in self._states.values() if s.step is not None), default=None)
+        if not self._policy.allows(cause, step, now - self._started_at):
+            return EndGang()
+        self.ended.append(EndedRound(stop.round, cause))
+        return following
+
+    def _all_stopped(self, number: int) -> bool:
+        """Whether every member is connected, and no rank of this round or before runs."""
+        return (
+            len(self._of_round(number)) == self._size
+            and not self._lost
+            and all(state.state != RUNNING for state in self._states.values())
+        )
+
+    def _of_round(self, number: int) -> list[MemberState]:
+        return [state for state in self._states.values() if state.round >= number]

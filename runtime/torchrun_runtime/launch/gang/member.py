@@ -1,0 +1,51 @@
+"""What a member does about an order of the leader. Pure."""
+
+from __future__ import annotations
+
+from ..failure import Cause
+from .messages import (
+    FAILED,
+    LEAVING,
+    READY,
+    RUNNING,
+    SUCCEEDED,
+    EndGang,
+    GangOrder,
+    MemberState,
+    StartRound,
+    StopRound,
+)
+
+
+class GangMember:
+    """The state of this node, which the caller reports to the leader after each change."""
+
+    def __init__(self) -> None:
+        self.state = MemberState()
+
+    def follow(self, order: GangOrder | None) -> StartRound | EndGang | None:
+        """While no ranks run: start those of a round, end, or wait.
+
+        A round that was stopped before it started here never starts.
+        """
+        if isinstance(order, EndGang):
+            return order
+        if isinstance(order, StartRound) and order.round > self.state.round:
+            self.state = MemberState(RUNNING, order.round)
+            return order
+        if isinstance(order, StopRound) and order.round > self.state.round:
+            self.state = MemberState(READY, order.round)
+        return None
+
+    def stop(self, order: GangOrder | None) -> StopRound | None:
+        """While ranks run: the order to end them."""
+        return order if isinstance(order, StopRound) and order.round >= self.state.round else None
+
+    def end(self, cause: Cause | None, step: int | None, *, stopped: bool) -> None:
+        """Note that the command has ended and that its ranks are dead. stopped: by an order."""
+        name = READY if stopped else FAILED if cause else SUCCEEDED
+        self.state = MemberState(name, self.state.round, cause if name == FAILED else None, step)
+
+    def leave(self) -> None:
+        """Note that Kubernetes ends this pod."""
+        self.state = MemberState(LEAVING, self.state.round)

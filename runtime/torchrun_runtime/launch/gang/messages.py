@@ -1,0 +1,145 @@
+"""The messages between the launchers of a gang: one JSON object a line."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from typing import Any, NamedTuple, Union
+
+from ..failure import Cause
+
+NEVER = -1  # the round of a member that has not started yet
+LONGEST_LINE = 1 << 16  # bytes
+
+READY, RUNNING, SUCCEEDED, FAILED, LEAVING = "ready", "running", "succeeded", "failed", "leaving"
+_STATES = (READY, RUNNING, SUCCEEDED, FAILED, LEAVING)
+
+
+class MemberState(NamedTuple):
+    """The state of one member.
+
+    round: the newest that it started or will not start any more. cause: of a failed round. step:
+    the newest one that rank 0 reported, if it ran on this node.
+    """
+
+    state: str = READY
+    round: int = NEVER
+    cause: Cause | None = None
+    step: int | None = None
+
+
+class RoundCode(NamedTuple):
+    """The code that a round runs: a revision of the workspace, and where a serve pod has it."""
+
+    revision: int = 0
+    served: str = ""
+
+
+class StartRound(NamedTuple):
+    """Start the ranks of a round."""
+
+    round: int
+    code: RoundCode = RoundCode()
+
+
+class StopRound(NamedTuple):
+    """End the ranks of a round and of all rounds before it, and do not start them.
+
+    failed: because a rank has failed, otherwise for newer code. edit: the failed round waits for
+    the next edit, in development mode.
+    """
+
+    round: int
+    failed: bool = True
+    edit: bool = False
+
+
+class EndGang(NamedTuple):
+    """There is no further round: end with your own result. Ranks that run are not disturbed."""
+
+
+GangOrder = Union[StartRound, StopRound, EndGang]
+
+
+class InvalidMessageError(ValueError):
+    """A line that is not a message of this protocol."""
+
+
+def encode_state(state: MemberState) -> bytes:
+    """The line of a state."""
+    body: dict[str, object] = {"state": state.state, "round": state.round}
+    if state.cause is not None:
+        body["cause"] = state.cause._asdict()
+    if state.step is not None:
+        body["step"] = state.step
+    return encode(body)
+
+
+def decode_state(line: bytes) -> MemberState:
+    """The state in a line. Raises InvalidMessageError."""
+    body = decode(line)
+    try:
+        if body["state"] not in _STATES:
+            raise InvalidMessageError(f"not a state: {line[:80]!r}")
+        cause = Cause(**body["cause"]) if body["state"] == FAILED else None
+        step = body.get("step")
+        return MemberState(
+            body["state"], int(body["round"]), cause, None if step is None else int(step)
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidMessageError(f"not a state: {line[:80]!r}") from error
+
+
+def encode_order(order: GangOrder) -> bytes:
+    """The line of an order."""
+    if isinstance(order, StartRound):
+        return encode({"order": "start", "round": order.round, **order.code._asdict()})
+    if isinstance(order, StopRound):
+        return encode({"order": "stop", **order._asdict()})
+    return encode({"order": "exit"})
+
+
+def decode_order(line: bytes) -> GangOrder:
+    """The order in a line. Raises InvalidMessageError."""
+    body = decode(line)
+    try:
+        name = body["order"]
+        if name == "start":
+            return StartRound(
+                int(body["round"]), RoundCode(int(body["revision"]), str(body["served"]))
+            )
+        if name == "stop":
+            return StopRound(int(body["round"]), bool(body["failed"]), bool(body["edit"]))
+        if name == "exit":
+            return EndGang()
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidMessageError(f"not an order: {line[:80]!r}") from error
+    raise InvalidMessageError(f"not an order: {line[:80]!r}")
+
+
+def encode(body: dict[str, object]) -> bytes:
+    """The line of a message."""
+    return json.dumps(body).encode() + b"\n"
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """The message of a complete line. Raises InvalidMessageError."""
+    try:
+        body = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise InvalidMessageError(f"not a message: {line[:80]!r}")
+    return body
+
+
+def proof(key: str, role: str, nonces: tuple[str, str], index: int) -> str:
+    """The proof that the sender, the leader or a member, has the key of this attempt."""
+    text = "\n".join((role, *nonces, str(index)))
+    return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+def is_proof(claimed: object, expected: str) -> bool:
+    """Whether a received proof is right; takes the same time for each wrong one."""
+    return hmac.compare_digest(str(claimed).encode(), expected.encode())

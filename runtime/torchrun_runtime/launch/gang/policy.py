@@ -1,0 +1,80 @@
+"""Whether a failed round is followed by another one in the same pods, or by a new gang. Pure.
+
+The controller knows all rules and counts. It gives the gang what the launchers may decide without
+it, so that they can restart while no controller or API server is there. In any doubt the pods end,
+and the controller decides.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from ..contract import IN_PLACE_RESTARTS
+from ..errors import LaunchError
+from ..failure import Cause
+
+# Failures of the training itself. After any other one, such as dead storage, the pod must go.
+_IN_PLACE = frozenset({"Exception", "ExitCode", "Signaled", "Hung"})
+# Failures of one kind in a row, without a newer step between them, until a new gang is started.
+_SAME_KIND = 3
+_LASTED_SECONDS = 600.0  # a round without steps that ran for so long has made progress
+
+
+class RestartLimits(NamedTuple):
+    """What the controller permits: restarts, and the exit codes and signals that rules name."""
+
+    restarts: int = 0
+    exit_codes: frozenset[int] = frozenset()
+    signals: frozenset[int] = frozenset()
+
+
+def read_limits(text: str) -> RestartLimits:
+    """Parse the variable of the controller; no restarts if it is empty. Raises LaunchError."""
+    if not text:
+        return RestartLimits()
+    try:
+        body = json.loads(text)
+        return RestartLimits(
+            int(body["restarts"]), frozenset(body["exitCodes"]), frozenset(body["signals"])
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise LaunchError(
+            "InvalidSetting",
+            f'{IN_PLACE_RESTARTS} is {text!r}. It must be JSON as {{"restarts": 3, "exitCodes": [],'
+            ' "signals": []}.',
+        ) from error
+
+
+class RestartPolicy:
+    """Allows restarts within the limits."""
+
+    def __init__(self, limits: RestartLimits) -> None:
+        self._limits = limits
+        self._restarts = 0
+        self._step = -1  # the newest step of all rounds
+        self._kind: tuple[str, int] | None = None
+        self._of_kind = 0
+
+    def allows(self, cause: Cause, step: int | None, ran_seconds: float) -> bool:
+        """Whether to start another round after this failure. Called once for each failure.
+
+        step: the newest step of the failed round, None without reports.
+        """
+        self._count_kind(cause, step, ran_seconds)
+        if cause.reason not in _IN_PLACE or self._of_kind >= _SAME_KIND:
+            return False
+        if cause.exit_code in self._limits.exit_codes or cause.signal in self._limits.signals:
+            return False
+        if self._restarts >= self._limits.restarts:
+            return False
+        self._restarts += 1
+        return True
+
+    def _count_kind(self, cause: Cause, step: int | None, ran_seconds: float) -> None:
+        kind = (cause.reason, cause.exit_code)
+        has_progress = ran_seconds >= _LASTED_SECONDS if step is None else step > self._step
+        if step is not None:
+            self._step = max(self._step, step)
+        self._of_kind = 1 if has_progress or kind != self._kind else self._of_kind + 1
+        self._kind = kind

@@ -1,0 +1,267 @@
+"""The rounds of this node, for the main thread: wait for a start, notice a stop, report the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Callable, NamedTuple, Protocol
+
+from ..failure import Cause
+from ..output import say
+from ..supervise import STOPPING
+from .connection import LeaderConnection
+from .leader import GangLeader
+from .member import GangMember
+from .messages import FAILED, GangOrder, MemberState, RoundCode, StartRound, StopRound
+from .policy import RestartLimits, RestartPolicy
+
+if TYPE_CHECKING:
+    from .server import GangServer
+
+_POLL = 0.05  # seconds between two looks at the annotations of the leader
+_LINE_SECONDS = 10.0  # between two lines about a wait
+_NAMED_NODES = 8  # in a line
+# How long a node whose command has ended waits for a leader that is gone.
+_LEADERLESS_SECONDS = 15.0
+
+
+class GangNode(NamedTuple):
+    """This node of the gang, by its node rank.
+
+    host, port: of the leader; port 0: each node is its own leader. is_head: node 0 is the head of
+    the job.
+    """
+
+    rank: int
+    size: int
+    host: str
+    port: int
+    key: str
+    is_head: bool = False
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this launcher decides for the gang."""
+        return self.rank == 0 or not self.port
+
+
+class GangLink(Protocol):
+    """The way to the leader."""
+
+    def report(self, state: MemberState) -> None:
+        """Report the state of this node."""
+
+    def lost_seconds(self) -> float:
+        """For how long there has been no connection; 0 with one."""
+
+    def describe_wait(self) -> str:
+        """What this node waits for, for its log."""
+
+    def close(self) -> None:
+        """End the connections of this node."""
+
+
+class OrderInbox:
+    """The newest order of the leader, which other threads put here."""
+
+    def __init__(self) -> None:
+        self.order: GangOrder | None = None
+        self._changed = threading.Condition()
+
+    def put(self, order: GangOrder) -> None:
+        """Replace the order, and wake the main thread."""
+        with self._changed:
+            self.order = order
+            self._changed.notify_all()
+        # `supervise` waits for signals, and looks at the order after each.
+        os.kill(os.getpid(), signal.SIGCHLD)
+
+    def wait(self, known: GangOrder | None, seconds: float) -> None:
+        """Return once the order is not the known one, or after this time."""
+        with self._changed:
+            if self.order == known:
+                self._changed.wait(seconds)
+
+
+class OwnLink:
+    """The link of the leader to itself, with the server for the others."""
+
+    def __init__(self, node: GangNode, limits: RestartLimits, inbox: OrderInbox) -> None:
+        size = node.size if node.port else 1
+        self._leader = GangLeader(size, RestartPolicy(limits), is_head=node.is_head)
+        self._inbox = inbox
+        self._server: GangServer | None = None
+        if node.port and node.size > 1:
+            from .server import GangServer  # asyncio takes 60 ms to import
+
+            self._server = GangServer(node.port, node.size, node.key, self._leader, inbox.put)
+
+    def call(self, function: Callable[[GangLeader, float], None]) -> None:
+        """Run a function with the leader and the present time."""
+        if self._server is not None:
+            self._server.call(function)
+            return
+        function(self._leader, time.monotonic())
+        order = self._leader.order
+        if order is not None and order != self._inbox.order:
+            self._inbox.put(order)
+
+    def report(self, state: MemberState) -> None:
+        """Report the state of this node."""
+        self.call(lambda leader, now: leader.receive(0, state, now))
+
+    def tick(self) -> None:
+        """Let time pass for the leader; a server does so itself."""
+        if self._server is None:
+            self.call(GangLeader.tick)
+
+    def open_gate(self) -> None:
+        """Allow the first round."""
+        self.call(GangLeader.open_gate)
+
+    def announce(self, code: RoundCode, edit_wait: float) -> None:
+        """Set the code of the next round, and how long a failed round waits for an edit."""
+        self.call(lambda leader, now: leader.announce(code, edit_wait, now))
+
+    def lost_seconds(self) -> float:
+        """Always 0: there is no connection to lose."""
+        return 0.0
+
+    def describe_wait(self) -> str:
+        """Name the nodes that have not connected yet."""
+        missing = self._leader.missing()
+        if not missing:
+            return "the other nodes of the gang"
+        more = f" and {len(missing) - _NAMED_NODES} more" if len(missing) > _NAMED_NODES else ""
+        nodes = ", ".join(map(str, missing[:_NAMED_NODES]))
+        return f"{'nodes' if len(missing) > 1 else 'node'} {nodes}{more} of the gang"
+
+    def close(self) -> None:
+        """End once the other nodes have the last order."""
+        if self._server is not None:
+            self._server.close()
+
+
+class Rounds:
+    """Reports what this node does and follows the orders of the leader.
+
+    `look` is called often while this node waits, and before each check for a stop.
+    """
+
+    def __init__(self, link: GangLink, inbox: OrderInbox, look: Callable[[], None]) -> None:
+        self._link = link
+        self._inbox = inbox
+        self._look = look
+        self._member = GangMember()
+        self._reported: MemberState | None = None
+        self._has_ended = False  # whether a command has ended
+        self._report()
+
+    def await_start(self) -> StartRound | None:
+        """Wait for the start of the next round; None if this node is to end.
+
+        A blocked signal that asks the process to end, ends the wait and stays pending.
+        """
+        wait = _WaitLine()
+        while True:
+            self._look()
+            order = self._inbox.order
+            step = self._member.follow(order)
+            self._report()
+            if isinstance(step, StartRound):
+                return step
+            if step is not None or self._is_leaderless():
+                return None
+            if not signal.sigpending().isdisjoint(STOPPING):
+                self.leave()
+                return None
+            wait.write(self._link, for_edit=self._waits_for_edit(order))
+            self._inbox.wait(order, _POLL)
+
+    def stop_order(self) -> StopRound | None:
+        """The order to end the ranks of the present round, if there is one."""
+        self._look()
+        return self._member.stop(self._inbox.order)
+
+    def end(self, cause: Cause | None, step: int | None, *, stopped: bool) -> None:
+        """Report the end of the command of this round. stopped: by an order."""
+        self._has_ended = True
+        self._look()  # newer code wins over the failure of older code
+        self._member.end(cause, step, stopped=stopped)
+        self._report()
+
+    def leave(self) -> None:
+        """Report that Kubernetes ends this pod. The gang starts no further round."""
+        self._member.leave()
+        self._report()
+
+    def _waits_for_edit(self, order: GangOrder | None) -> bool:
+        has_failed = self._member.state.state == FAILED
+        return has_failed and isinstance(order, StopRound) and order.edit
+
+    def _report(self) -> None:
+        if self._member.state != self._reported:
+            self._reported = self._member.state
+            self._link.report(self._reported)
+
+    def _is_leaderless(self) -> bool:
+        if not self._has_ended or self._link.lost_seconds() <= _LEADERLESS_SECONDS:
+            return False
+        say("the first node of the gang is gone: this node ends")
+        return True
+
+    def close(self) -> None:
+        """End the connections of this node."""
+        self._link.close()
+
+
+class _WaitLine:
+    """The lines about a wait, one every _LINE_SECONDS. The plugin recognises those of an edit."""
+
+    def __init__(self) -> None:
+        self._start = self._last_line = time.monotonic()
+        self._for_edit = False
+
+    def write(self, link: GangLink, *, for_edit: bool) -> None:
+        """Write the line, if it is time."""
+        now = time.monotonic()
+        if for_edit and not self._for_edit:
+            self._for_edit, self._start, self._last_line = True, now, now
+            say("development mode: the pod waits for the next edit")
+        if now - self._last_line >= _LINE_SECONDS:
+            self._last_line = now
+            what = "the next edit: kubectl torchrun sync" if for_edit else link.describe_wait()
+            say(f"waiting for {what} ({now - self._start:.0f} s)")
+
+
+def lead(
+    node: GangNode,
+    limits: RestartLimits,
+    pass_gate: Callable[[], None],
+    look: Callable[[OwnLink], None],
+) -> Rounds:
+    """Lead the gang. The other nodes may connect while this one waits in `pass_gate`.
+
+    look: called often in the main thread. Raises LaunchError (ChannelFailed), and what `pass_gate`
+    raises.
+    """
+    inbox = OrderInbox()
+    link = OwnLink(node, limits, inbox)
+    pass_gate()
+    look(link)
+    link.open_gate()
+
+    def look_and_tick() -> None:
+        look(link)
+        link.tick()
+
+    return Rounds(link, inbox, look_and_tick)
+
+
+def follow(node: GangNode) -> Rounds:
+    """Follow the leader of the gang."""
+    inbox = OrderInbox()
+    connection = LeaderConnection(node.host, node.port, node.rank, node.key, inbox.put)
+    return Rounds(connection, inbox, lambda: None)

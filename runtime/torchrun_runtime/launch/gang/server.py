@@ -1,0 +1,184 @@
+"""The leader's side of the connections: an asyncio server in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import secrets
+import socket
+import time
+from contextlib import suppress
+from typing import Callable
+
+from ..errors import LaunchError
+from ..output import say
+from ..state import start_thread
+from .leader import GangLeader
+from .messages import (
+    LONGEST_LINE,
+    GangOrder,
+    InvalidMessageError,
+    decode,
+    decode_state,
+    encode,
+    encode_order,
+    is_proof,
+    proof,
+)
+
+_TICK_SECONDS = 0.5
+_HANDSHAKE_SECONDS = 10.0
+_CLOSE_SECONDS = 0.5  # for the last order to arrive; a node without it ends a little later
+_SPARE_DESCRIPTORS = 256
+_BACKLOG = 4096
+
+
+class GangServer:
+    """Connects a Leader with the members of its gang.
+
+    `leader` is only used in the thread of the server; `call` runs a function there. `ordered` is
+    called there with each new order. Raises LaunchError (ChannelFailed) if the port is taken.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        size: int,
+        key: str,
+        leader: GangLeader,
+        ordered: Callable[[GangOrder], None],
+    ) -> None:
+        self.leader = leader
+        self._size = size
+        self._key = key
+        self._ordered = ordered
+        self._sent: GangOrder | None = None
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._loop = asyncio.new_event_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        _raise_descriptor_limit(size + _SPARE_DESCRIPTORS)
+        listener = _listen(port)
+        self._thread = start_thread(lambda: self._serve_until_end(listener))
+
+    def call(self, function: Callable[[GangLeader, float], None]) -> None:
+        """Run a function with the leader and the present time, and send the order if it is new."""
+
+        def run() -> None:
+            function(self.leader, time.monotonic())
+            self._send_new_order()
+
+        self._loop.call_soon_threadsafe(run)
+
+    def close(self) -> None:
+        """End once the members have closed, which have the last order; within _CLOSE_SECONDS."""
+        self._loop.call_soon_threadsafe(self._end)
+        self._thread.join(4 * _CLOSE_SECONDS)
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _serve_until_end(self, listener: socket.socket) -> None:
+        try:
+            self._loop.run_until_complete(self._run(listener))
+        finally:
+            self._loop.close()
+
+    async def _run(self, listener: socket.socket) -> None:
+        self._left = asyncio.Event()  # set whenever a member has left
+        server = await asyncio.start_server(self._serve, sock=listener, limit=LONGEST_LINE)
+        while not self._ended.done():
+            self.leader.tick(time.monotonic())
+            self._send_new_order()
+            await asyncio.wait([self._ended], timeout=_TICK_SECONDS)
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._wait_for_ends(), _CLOSE_SECONDS)
+        server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _wait_for_ends(self) -> None:
+        while self._writers:
+            self._left.clear()
+            await self._left.wait()
+
+    def _send_new_order(self) -> None:
+        order = self.leader.order
+        if order is None or order == self._sent:
+            return
+        self._sent = order
+        line = encode_order(order)
+        for writer in self._writers.values():
+            writer.write(line)
+        self._ordered(order)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        index = -1
+        try:
+            index = await asyncio.wait_for(self._greet(reader, writer), _HANDSHAKE_SECONDS)
+            self._writers[index] = writer
+            if self.leader.order is not None:
+                writer.write(encode_order(self.leader.order))
+            while line := await reader.readline():
+                self.leader.receive(index, decode_state(line), time.monotonic())
+                self._send_new_order()
+        except (OSError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
+            if index >= 0:
+                say(f"lost the connection to node {index}: {error}")
+        finally:
+            if self._writers.get(index) is writer:
+                del self._writers[index]
+                self.leader.lose(index, time.monotonic())
+                self._left.set()
+            writer.close()
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+        """Check that the other side belongs to this attempt; its index."""
+        _keep_alive(writer.get_extra_info("socket"))
+        own = secrets.token_hex(16)
+        writer.write(encode({"nonce": own}))
+        hello = decode(await reader.readline())
+        index, nonces = hello.get("index"), (own, str(hello.get("nonce")))
+        if not isinstance(index, int) or not 0 < index < self._size:
+            raise InvalidMessageError("not an index of this gang")
+        if not is_proof(hello.get("proof"), proof(self._key, "member", nonces, index)):
+            raise InvalidMessageError("not of this attempt")
+        writer.write(encode({"proof": proof(self._key, "leader", nonces, index)}))
+        return index
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Let the kernel notice within about 15 s that the other machine is gone."""
+    with suppress(OSError, AttributeError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 3)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+
+
+def _listen(port: int) -> socket.socket:
+    """A listener on every address of the pod."""
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    try:
+        return socket.create_server(
+            ("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual
+        )
+    except OSError as error:
+        raise LaunchError(
+            "ChannelFailed",
+            f"The launcher cannot listen on port {port} for the other nodes of the gang:"
+            f" {error.strerror}. Set spec.distributed.port to a port that is free, and the 16 after"
+            " it, too.",
+        ) from error
+
+
+def _raise_descriptor_limit(count: int) -> None:
+    """Allow as many open files as the members need, if the hard limit permits it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        limit = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -1,0 +1,264 @@
+"""The launchers of several nodes on this machine, each a process as in a pod."""
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from ports import free_port
+from torchrun_runtime.launch.gang.connection import LeaderConnection
+from torchrun_runtime.launch.gang.leader import GangLeader
+from torchrun_runtime.launch.gang.messages import GangOrder, MemberState, StartRound
+from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy
+from torchrun_runtime.launch.gang.rounds import OrderInbox
+from torchrun_runtime.launch.gang.server import GangServer
+from unit.runtime.launching import PYTHONS, Launched, Launcher, Result
+
+RESTARTS = json.dumps({"restarts": 3, "exitCodes": [42], "signals": []})
+
+
+class Gang:
+    """Nodes with a directory each. Only node 0 has the annotations of the controller."""
+
+    def __init__(self, python: str, directory: Path, size: int) -> None:
+        self.launchers = []
+        self.port = free_port()
+        for node in range(size):
+            (directory / str(node)).mkdir()
+            self.launchers.append(Launcher(python, directory / str(node)))
+
+    def annotate(self, **annotations: str) -> None:
+        """Write the annotations of node 0 as the kubelet does."""
+        file = self.launchers[0].directory / "annotations"
+        new = file.with_suffix(".new")
+        new.write_text("".join(f'torchrun.ai/{k}="{v}"\n' for k, v in annotations.items()))
+        new.rename(file)
+
+    def start(self, command: str, nodes: "list[int] | None" = None, **more: str) -> list[Launched]:
+        return [self.start_node(n, command, **more) for n in nodes or range(len(self.launchers))]
+
+    def start_node(self, node: int, command: str, **more: str) -> Launched:
+        launcher = self.launchers[node]
+        return launcher.start(
+            command,
+            TORCHRUN_LAUNCHER="none",
+            TORCHRUN_START_FILE=str(launcher.directory / "annotations"),
+            TORCHRUN_GANG_PORT=str(self.port),
+            PET_NNODES=str(len(self.launchers)),
+            PET_MASTER_ADDR="127.0.0.1",
+            NODE_RANK=str(node),
+            **{
+                "TORCHRUN_ATTEMPT": "1",
+                "TORCHRUN_IN_PLACE_RESTARTS": RESTARTS,
+                "TORCHRUN_JOB_UID": "uid",
+            }
+            | more,
+        )
+
+
+@pytest.fixture(params=PYTHONS, ids=lambda path: Path(path).parents[1].name)
+def make_gang(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[GangFactory]":
+    factory = GangFactory(request.param, tmp_path)
+    yield factory
+    for gang in factory.gangs:
+        for launcher in gang.launchers:
+            launcher.clear()
+
+
+class GangFactory:
+    def __init__(self, python: str, directory: Path) -> None:
+        self.gangs: list[Gang] = []
+        self._python, self._directory = python, directory
+
+    def __call__(self, size: int) -> Gang:
+        self.gangs.append(Gang(self._python, self._directory, size))
+        return self.gangs[-1]
+
+
+def ends(running: list[Launched]) -> list[Result]:
+    return [launched.end() for launched in running]
+
+
+def await_line(launched: Launched, text: str) -> str:
+    """Read the log of the launcher up to a line with this text."""
+    assert launched.process.stderr
+    for line in launched.process.stderr:
+        if text in line:
+            return line
+    raise AssertionError(f"ended without {text!r}")
+
+
+def test_no_node_starts_before_the_gate_of_node_0_is_open(make_gang: GangFactory) -> None:
+    gang = make_gang(3)
+    running = gang.start("echo started")
+    await_line(running[0], "waiting at the start gate")
+    assert [launched.process.poll() for launched in running] == [None] * 3
+    gang.annotate(start="1")
+    assert [(end.exit_code, end.out) for end in ends(running)] == [(0, "started\n")] * 3
+
+
+def test_no_node_starts_before_every_node_is_there(make_gang: GangFactory) -> None:
+    gang = make_gang(2)
+    gang.annotate(start="1")
+    running = gang.start("echo started", nodes=[0])
+    await_line(running[0], "waiting for node 1 of the gang")
+    assert running[0].process.poll() is None
+    running += gang.start("echo started", nodes=[1])
+    assert [end.out for end in ends(running)] == ["started\n"] * 2
+
+
+def test_a_node_says_why_it_cannot_reach_the_first_one(make_gang: GangFactory) -> None:
+    gang = make_gang(2)
+    running = gang.start("true", nodes=[1])
+    line = await_line(running[0], "waiting for node 0 of the gang")
+    assert f"at 127.0.0.1:{gang.port}: [Errno 111] Connection refused" in line
+
+
+# Node 1 fails in the first two rounds. The others would sleep for ever.
+FAILS_TWICE = """
+echo "round $TORCHRUN_ROUND"
+[ "$TORCHRUN_ROUND" = 2 ] && exit 0
+[ "$NODE_RANK" = 1 ] && exit $((TORCHRUN_ROUND + 3))
+sleep 1000
+"""
+
+
+def test_a_failure_restarts_the_ranks_of_all_nodes_in_the_same_pods(make_gang: GangFactory) -> None:
+    gang = make_gang(3)
+    gang.annotate(start="1")
+    results = ends(gang.start(FAILS_TWICE))
+    assert [(r.exit_code, r.out) for r in results] == [(0, "round 0\nround 1\nround 2\n")] * 3
+    assert [r.message for r in results] == [{}] * 3
+    assert "failed with exit code 4" in results[1].err
+
+
+def test_without_restarts_each_node_reports_its_own_end(make_gang: GangFactory) -> None:
+    gang = make_gang(2)
+    gang.annotate(start="1")
+    results = ends(gang.start(FAILS_TWICE, TORCHRUN_IN_PLACE_RESTARTS=""))
+    assert [(r.exit_code, r.message["reason"]) for r in results] == [
+        (143, "PeerFailed"),
+        (3, "ExitCode"),
+    ]
+
+
+def test_an_exit_code_of_a_rule_is_left_to_the_controller(make_gang: GangFactory) -> None:
+    gang = make_gang(2)
+    gang.annotate(start="1")
+    results = ends(gang.start('[ "$NODE_RANK" = 1 ] && exit 42; sleep 1000'))
+    assert [r.exit_code for r in results] == [143, 42]
+
+
+def test_a_node_that_has_succeeded_runs_again_after_a_failure(make_gang: GangFactory) -> None:
+    gang = make_gang(2)
+    gang.annotate(start="1")
+    done = gang.launchers[0].directory / "done"
+    command = f"""
+    echo "round $TORCHRUN_ROUND"
+    if [ "$NODE_RANK" = 0 ]; then touch {done}
+    elif [ "$TORCHRUN_ROUND" = 0 ]; then while [ ! -e {done} ]; do sleep 0.05; done; exit 3; fi
+    """
+    results = ends(gang.start(command))
+    assert [(r.exit_code, r.out) for r in results] == [(0, "round 0\nround 1\n")] * 2
+
+
+def test_a_pod_that_kubernetes_ends_does_not_disturb_the_others(make_gang: GangFactory) -> None:
+    gang = make_gang(3)
+    gang.annotate(start="1")
+    ready = [launcher.directory / "saved" for launcher in gang.launchers]
+    running = gang.start(
+        "trap 'exit 5' TERM; echo up; while [ ! -e end ]; do sleep 0.05; done; echo saved"
+    )
+    for launched in running:
+        assert launched.line() == "up"
+    running[1].stop()
+    assert running[1].end().exit_code == 143
+    for node in (0, 2):
+        (ready[node].parent / "end").touch()
+    results = [running[node].end() for node in (0, 2)]
+    assert [(r.exit_code, r.out) for r in results] == [(0, "saved\n")] * 2
+
+
+def test_a_node_ends_when_the_first_node_is_gone(
+    make_gang: GangFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gang = make_gang(2)
+    gang.annotate(start="1")
+    running = gang.start('echo up; [ "$NODE_RANK" = 0 ] && sleep 1000; exit 0')
+    for launched in running:
+        assert launched.line() == "up"
+    gang.launchers[0].clear()
+    result = running[1].end()
+    assert (result.exit_code, "the first node of the gang is gone" in result.err) == (0, True)
+
+
+def test_a_taken_port_ends_the_first_node_with_advice(make_gang: GangFactory) -> None:
+    gang = make_gang(2)
+    gang.annotate(start="1")
+    with socket.create_server(("", gang.port)):
+        result = gang.start_node(0, "true").end()
+    assert (result.exit_code, result.message["reason"]) == (125, "ChannelFailed")
+    assert f"port {gang.port}" in str(result.message["message"])
+
+
+@contextmanager
+def server(size: int, key: str = "uid 1") -> Iterator[tuple[GangServer, int]]:
+    port = free_port()
+    running = GangServer(
+        port, size, key, GangLeader(size, RestartPolicy(RestartLimits())), lambda _: None
+    )
+    try:
+        yield running, port
+    finally:
+        running.close()
+
+
+def await_order(inbox: OrderInbox, expected: GangOrder) -> None:
+    while inbox.order != expected:
+        inbox.wait(inbox.order, 60)
+
+
+def test_a_launcher_of_another_attempt_gets_no_order() -> None:
+    with server(2) as (leader, port), ExitStack() as stack:
+        inboxes = [OrderInbox(), OrderInbox()]
+        for inbox, key in zip(inboxes, ("uid 0", "uid 1"), strict=True):
+            connection = LeaderConnection("127.0.0.1", port, 1, key, inbox.put)
+            stack.callback(connection.close)
+        leader.call(lambda state, now: state.receive(0, MemberState(), now))
+        leader.call(GangLeader.open_gate)
+        await_order(inboxes[1], StartRound(0))
+        assert inboxes[0].order is None
+
+
+def test_garbage_does_not_disturb_the_leader() -> None:
+    with server(2) as (leader, port), ExitStack() as stack:
+        for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b'{"index": "x"}\n', b"x" * 100_000):
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.settimeout(60)
+                connection.sendall(garbage)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(4096):
+                    pass
+        inbox = OrderInbox()
+        member = LeaderConnection("127.0.0.1", port, 1, "uid 1", inbox.put)
+        stack.callback(member.close)
+        leader.call(lambda state, now: state.receive(0, MemberState(), now))
+        leader.call(GangLeader.open_gate)
+        await_order(inbox, StartRound(0))
+
+
+def test_a_leader_serves_a_large_gang() -> None:
+    size = 400
+    with server(size) as (leader, port), ExitStack() as stack:
+        inboxes = []
+        for index in range(1, size):
+            inboxes.append(OrderInbox())
+            member = LeaderConnection("127.0.0.1", port, index, "uid 1", inboxes[-1].put)
+            stack.callback(member.close)
+        leader.call(lambda state, now: state.receive(0, MemberState(), now))
+        leader.call(GangLeader.open_gate)
+        for inbox in inboxes:
+            await_order(inbox, StartRound(0))
