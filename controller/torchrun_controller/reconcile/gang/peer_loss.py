@@ -23,10 +23,14 @@ CAUSE_WAIT = timedelta(seconds=3)
 PEER_WAIT = timedelta(seconds=10)
 
 
+# The launcher's reason if it stopped its ranks because of a failure on another node.
+PEER_FAILED = "PeerFailed"
+
+
 def is_secondary(failure: LastFailure) -> bool:
-    """Whether the failure is the loss of a peer, by its message."""
+    """Whether the failure is the loss of a peer, by its reason or its message."""
     message = failure.message.lower()
-    return any(text in message for text in PEER_LOSS_TEXTS)
+    return failure.reason == PEER_FAILED or any(text in message for text in PEER_LOSS_TEXTS)
 
 
 def peer_wait_left(failure: LastFailure, pods: Iterable[Pod], now: datetime) -> float | None:

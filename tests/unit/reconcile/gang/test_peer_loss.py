@@ -47,3 +47,18 @@ def test_a_clock_that_is_ahead_delays_nothing():
     fail(world, 0, message=PEER)
     world.pass_time(seconds=-4)
     assert [apply.name for apply in world.step().applies] == ["train-r1"]
+
+
+STOPPED = '{"exitCode": 143, "reason": "PeerFailed", "message": "The ranks were stopped."}'
+
+
+def test_a_node_that_was_stopped_is_not_the_cause():
+    world = running(rules=[{"exitCodes": [7], "action": "fail"}])
+    fail(world, 0, message=STOPPED, exit_code=143)
+    world.pass_time(seconds=1)
+    plan = world.step()
+    assert (world.phase, plan.applies, plan.requeue_after) == ("Running", (), 9)
+    fail(world, 1, message=CAUSE, exit_code=7)
+    world.step()
+    assert world.phase == "Failed"
+    assert (world.job.status.last_failure.rank, world.job.status.last_failure.exit_code) == (1, 7)
