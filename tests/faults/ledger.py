@@ -47,6 +47,7 @@ class Ledger:
         self._quotas: dict[tuple[str, str], list[tuple[datetime, Body]]] = defaultdict(list)
         self._left: dict[str, Body] = {}  # jobs that were deleted, by UID
         self._failed: dict[str, set[str]] = defaultdict(set)  # failed attempts by UID of the job
+        self._failed_while_terminating: dict[str, set[str]] = defaultdict(set)
         self._overcharged: dict[str, datetime] = {}  # start time by UID
         store.subscribe(self._changed)
 
@@ -75,10 +76,12 @@ class Ledger:
             self._report(f"{change.name} is charged for {after} of its {len(living)} pods")
         for count in ("restarts", "disruptions"):
             old, new = (body.get("status", {}).get(count, 0) for body in (change.old or {}, job))
-            if new < old:
+            # A head that succeeds after the failure of a worker ends the same attempt.
+            if new < old and job.get("status", {}).get("phase") != "Succeeded":
                 self._report(f"{change.name} has {new} {count} after {old}")
-        if (restarts := _restarts(job)) > len(self._failed[uid]):
-            self._report(f"{change.name} counts {restarts} of {len(self._failed[uid])} failures")
+        failed = self._failed[uid] | self._failed_while_terminating[uid]
+        if (restarts := _restarts(job)) > len(failed):
+            self._report(f"{change.name} counts {restarts} of {len(failed)} failures")
         self._note_overcharge(change.name, job, len(living))
 
     def _gang(self, child: Body) -> None:
@@ -92,15 +95,20 @@ class Ledger:
         self._within_quota(job, f"gang {name} is created", since=_admitted(job))
 
     def _pod(self, pod: Body) -> None:
-        """Record attempts in which a worker failed by itself."""
+        """Record attempts in which a worker failed by itself.
+
+        The failure of a worker that is being deleted may count as one, or as its deletion.
+        """
         meta, status = pod["metadata"], pod["status"]
-        if status["phase"] != "Failed" or "deletionTimestamp" in meta or not is_worker(pod):
+        if status["phase"] != "Failed" or not is_worker(pod):
             return
+        is_terminating = "deletionTimestamp" in meta
+        failed = self._failed_while_terminating if is_terminating else self._failed
         ends = [each["state"].get("terminated", {}) for each in status["containerStatuses"]]
         if any(end.get("exitCode") for end in ends):
             child = next((c for c in self._children() if c["metadata"]["uid"] in owners(pod)), None)
             for uid in owners(child) if child else ():
-                self._failed[uid].add(meta["labels"][names.ATTEMPT_LABEL])
+                failed[uid].add(meta["labels"][names.ATTEMPT_LABEL])
 
     def _note_overcharge(self, name: str, job: Body, living: int) -> None:
         uid, status = job["metadata"]["uid"], job.get("status", {})
