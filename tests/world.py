@@ -37,7 +37,7 @@ from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
 from torchrun_controller.reconcile.model.conditions import ADMITTED
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.placement.affinity import HOSTNAME
-from torchrun_controller.reconcile.pods.lifecycle import index_of
+from torchrun_controller.reconcile.pods.lifecycle import follows_leader, index_of
 from torchrun_controller.reconcile.spec.requests import admission_of, requests_of
 from torchrun_controller.reconcile.spec.size import size_of
 from world_objects import WorldObjects
@@ -221,6 +221,10 @@ class World(WorldObjects):
     def workers(self) -> list[Pod]:
         """Pods of the latest attempt, by index."""
         return sorted(self.observed().gang.workers, key=lambda p: (index_of(p), p.metadata.name))
+
+    def leaders(self) -> list[Pod]:
+        """Pods of the latest attempt that do not follow the leader of their gang."""
+        return [pod for pod in self.workers() if not follows_leader(pod)]
 
     def all_workers(self, phase: str) -> None:
         """Move every worker to a phase."""

@@ -206,8 +206,9 @@ class WorldObjects:
             stored = self.objects[key]
             assert stored.metadata.uid == apply.uid
             annotations = msgspec.convert(apply.body, TYPES[apply.kind.plural]).metadata.annotations
-            # The pod template has it, so the Job controller keeps it.
-            annotations = replace(annotations, charge=stored.metadata.annotations.charge)
+            # The pod template has these, so the Job controller keeps them.
+            before = stored.metadata.annotations
+            annotations = replace(annotations, charge=before.charge, gate=before.gate)
             self.objects[key] = replace(
                 stored, metadata=replace(stored.metadata, annotations=annotations)
             )

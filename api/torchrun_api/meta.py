@@ -86,6 +86,7 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     revision: str = field(default="", name="torchrun.ai/revision")
     development: str = field(default="", name="torchrun.ai/development")
     start: str = field(default="", name="torchrun.ai/start")
+    gate: str = field(default="", name="torchrun.ai/gate")
     restarts: str = field(default="", name="torchrun.ai/restarts")
     disruptions: str = field(default="", name="torchrun.ai/disruptions")
     cause: str = field(default="", name="torchrun.ai/cause")

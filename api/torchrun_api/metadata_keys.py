@@ -120,7 +120,7 @@ METADATA_KEYS = (
         "worker",
         (KUBERNETES,),
         (CONTROLLER,),
-        "UID of the Indexed Job. The pods of a large gang that failed are deleted by it.",
+        "UID of the Indexed Job. The pods of a gang that failed are deleted by it.",
     ),
     _label(
         names.RETAINED_LABEL,
@@ -315,6 +315,13 @@ METADATA_KEYS = (
         _BY_CONTROLLER,
         (CONTROLLER, LAUNCHER),
         "Attempt whose ranks may start.",
+    ),
+    _annotation(
+        names.GATE,
+        "worker",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "`leader` if all nodes start their ranks once the worker of node 0 may start.",
     ),
     _annotation(
         names.FENCE,

@@ -71,6 +71,9 @@ CHARGE = f"{GROUP}/charge"
 GANG_SCHEDULER = f"{GROUP}/gang"
 # Annotation of a worker: the permission to start ranks, set once no older gang can run.
 START = f"{GROUP}/start"
+# Annotation of a worker: LEADER if the ranks of all nodes start once node 0 has START.
+GATE = f"{GROUP}/gate"
+LEADER = "leader"
 # Set by the plugin on a TorchrunJob: the revision that a sync pod has just published, about a
 # second before the pod ends. If it is missing, the end of the pod shows the revision.
 WORKSPACE_REVISION = f"{GROUP}/workspace-revision"

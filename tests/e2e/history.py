@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ import httpx
 import msgspec
 
 from bodies import Body
+from gates import may_train
 from torchrun_api import names
 from torchrun_api.kinds import Kind
 
@@ -147,22 +148,22 @@ class History:
             self._changed.notify_all()
 
 
-def trains(state: Body) -> bool:
-    """Whether ranks of this pod may run: its start annotation is set, and its containers have not ended."""
-    annotations = state["metadata"].get("annotations", {})
-    return names.START in annotations and state["status"].get("phase") == "Running"
+def trains(state: Body, pods: Iterable[Body]) -> bool:
+    """Whether ranks of this pod may run. `pods`: the latest states, with the leader of its gang."""
+    return state["status"].get("phase") == "Running" and may_train(state, pods)
 
 
 def assert_gangs_never_overlap(pods: History) -> None:
     """Check that ranks of two attempts never ran at the same time."""
-    live: dict[str, str] = {}
+    latest: dict[str, Body] = {}
     for state in pods.states():
         labels = state["metadata"].get("labels", {})
         if labels.get(names.COMPONENT_LABEL) != names.WORKER:
             continue
-        name = state["metadata"]["name"]
-        if trains(state):
-            live[name] = labels[names.ATTEMPT_LABEL]
-        else:
-            live.pop(name, None)
+        latest[state["metadata"]["name"]] = state
+        live = {
+            name: pod["metadata"]["labels"][names.ATTEMPT_LABEL]
+            for name, pod in latest.items()
+            if trains(pod, latest.values())
+        }
         assert len(set(live.values())) <= 1, f"two gangs at once: {live}"

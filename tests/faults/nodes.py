@@ -15,6 +15,7 @@ from bodies import Body
 from faults.api_server import ApiServer
 from faults.cluster import CLAIMS, NODES, PODS, Actor, index_of, is_over, is_worker
 from faults.store import Change
+from gates import gang_of, may_train
 from torchrun_api import names
 
 NODE_COUNT = 4
@@ -123,7 +124,8 @@ class Nodes(Actor):
         elif change.body["status"]["phase"] == "Pending":
             self.soon(STARTS, self.start, uid)
         elif change.body["status"]["phase"] == "Running":
-            self._work(change.body)
+            for pod in self._gang(change.body):
+                self._work(pod)
         else:
             self._retry()
 
@@ -196,15 +198,26 @@ class Nodes(Actor):
         return silent
 
     def _work(self, pod: Body) -> None:
-        """Start the work: workers with their start annotation, other pods at once."""
+        """Start the work: workers once their leader may start, other pods at once.
+
+        Real launchers also wait for each other. Without a gang scheduler, gangs that each have some
+        of the nodes would wait for ever, as torchrun does.
+        """
         meta = pod["metadata"]
-        go_ahead = meta.get("annotations", {}).get(names.START)
-        if meta["uid"] in self._working or (is_worker(pod) and not go_ahead):
+        if meta["uid"] in self._working or (is_worker(pod) and not may_train(pod, self._gang(pod))):
             return
         self._working.add(meta["uid"])
         end = self._script(pod)
         if end is not None:
             self._loop.call_later(end.seconds, self.end, meta["uid"], end)
+
+    def _gang(self, pod: Body) -> list[Body]:
+        """The pods of its gang; a pod that is no worker is alone."""
+        if not is_worker(pod):
+            return [pod]
+        gang = gang_of(pod)
+        pods = (other for other in self.store.bodies(PODS) if is_worker(other))
+        return [other for other in pods if gang_of(other) == gang]
 
     def end(self, uid: str, end: End) -> None:
         pod = self.find(PODS, uid)

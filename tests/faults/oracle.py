@@ -12,6 +12,7 @@ from bodies import Body
 from faults.cluster import JOBS, PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES, owners
 from faults.ledger import Ledger
 from faults.store import Change, Resource, Store
+from gates import may_train
 from torchrun_api import names
 from torchrun_api.status import TERMINAL
 
@@ -122,7 +123,8 @@ class Oracle:
                 self._prepared |= owners(change.body)
             self._at_most_one("sync pod", _living(self._store, names.SYNC), lambda pod: "")
         elif component == names.WORKER:
-            training = [pod for pod in _living(self._store, names.WORKER) if _trains(pod)]
+            workers = _living(self._store, names.WORKER)
+            training = [pod for pod in workers if may_train(pod, self._store.bodies(PODS))]
             training += self.unseen()
             fenced = {worker for pod in training for worker in _fenced_by(pod)}
             unfenced = [pod for pod in training if _worker(pod) not in fenced]
@@ -229,10 +231,6 @@ def _living(store: Store, component: str) -> list[Body]:
         if pod["metadata"].get("labels", {}).get(names.COMPONENT_LABEL) == component
         and pod["status"]["phase"] not in ("Succeeded", "Failed")
     ]
-
-
-def _trains(pod: Body) -> bool:
-    return names.START in pod["metadata"].get("annotations", {})
 
 
 def _worker(pod: Body) -> str:

@@ -29,6 +29,7 @@ from faults.nodes import End, Nodes, Script
 from faults.oracle import EVENTS, LEASES, Oracle
 from faults.replica import Process, Replica
 from faults.store import Change, Resource
+from gates import may_train
 from torchrun_api import names
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -241,11 +242,7 @@ class Simulation:
             for pod in self.store.bodies(PODS, NAMESPACE)
             if labels.items() <= pod["metadata"].get("labels", {}).items()
         ]
-        started = all(
-            pod["status"]["phase"] == "Running"
-            and names.START in pod["metadata"].get("annotations", {})
-            for pod in pods
-        )
+        started = all(pod["status"]["phase"] == "Running" and may_train(pod, pods) for pod in pods)
         return pods if started else []
 
     async def until(self, what: str, holds: Callable[[], bool]) -> None:

@@ -25,6 +25,7 @@ from faults.cluster import JOBS, PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES
 from faults.faults import Point
 from faults.simulation import Scenario, Stuck
 from faults.store import Resource
+from gates import may_train
 from integration.audit import AuditLog, Write, count_creations, without_lease
 from integration.controller_process import Api
 from integration.fault_proxy import FaultProxy
@@ -132,16 +133,17 @@ class World:
             await asyncio.sleep(0.05)
 
     def _look_after_pods(self) -> None:
-        for pod in self.bodies(PODS):
+        pods = list(self.bodies(PODS))
+        for pod in pods:
             with suppress(AssertionError):  # it may be deleted
-                self._look_after(pod)
+                self._look_after(pod, pods)
 
-    def _look_after(self, pod: Body) -> None:
+    def _look_after(self, pod: Body, pods: list[Body]) -> None:
         meta, phase = pod["metadata"], pod["status"].get("phase")
         if phase == "Pending":
             self.team.pod_becomes(meta["name"], "Running")
         is_worker = meta["labels"].get(names.COMPONENT_LABEL) == names.WORKER
-        if phase != "Running" or (is_worker and names.START not in meta.get("annotations", {})):
+        if phase != "Running" or (is_worker and not may_train(pod, pods)):
             return
         began = self._began.setdefault(meta["uid"], time.monotonic())
         end = self._scenario.script(pod)

@@ -2,8 +2,10 @@
 
 import uuid
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
+from gates import may_train
 from integration.controller_process import Api, eventually
 from torchrun_api import names
 
@@ -93,10 +95,9 @@ class Team:
         self.api.patch(f"{self.core}/pods/{pod}/status", {"status": status})
 
 
-def trains(pod: Any) -> bool:
-    """Whether its start annotation is set and its containers run."""
-    started = names.START in pod["metadata"].get("annotations", {})
-    return started and pod["status"].get("phase") == "Running"
+def trains(pod: Any, pods: Iterable[Any]) -> bool:
+    """Whether its ranks may start and its containers run. `pods`: with the leader of its gang."""
+    return pod["status"].get("phase") == "Running" and may_train(pod, pods)
 
 
 def pod_status(pod: str, phase: str, message: str = "") -> dict[str, Any]:

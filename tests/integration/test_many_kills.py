@@ -95,7 +95,11 @@ class Life:
 
     def _end(self, job: str, attempt: int, pods: list[Any]) -> None:
         script, gang = self.scripts[job], (job, attempt)
-        if len(pods) < script.nodes or gang in self._told or not all(map(trains, pods)):
+        if (
+            len(pods) < script.nodes
+            or gang in self._told
+            or not all(trains(pod, pods) for pod in pods)
+        ):
             return
         fails = attempt < script.failures
         longest = 60.0 if script.lasting else 3.0

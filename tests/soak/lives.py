@@ -169,7 +169,11 @@ class Life:
                 self._pod(pod, "Running")
             elif gang in self._actions and not fails and pod["status"]["phase"] == "Running":
                 self._pod(pod, SUCCEEDED)  # retry after a failed request
-        if len(pods) < script.nodes or gang in self._actions or not all(map(trains, pods)):
+        if (
+            len(pods) < script.nodes
+            or gang in self._actions
+            or not all(trains(pod, pods) for pod in pods)
+        ):
             return
         if script.end == "deleted" or (script.pauses and (name, "resumed") not in self._actions):
             return

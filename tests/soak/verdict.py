@@ -70,7 +70,7 @@ class Verdict:
         self._violations: dict[str, None] = {}
         self._lock = threading.Lock()
         self._gangs: dict[tuple[str, str], set[str]] = defaultdict(set)
-        self._training: dict[str, dict[str, str]] = defaultdict(dict)
+        self._pods: dict[str, dict[str, Body]] = defaultdict(dict)  # by job and UID
         self._last: dict[str, tuple[str, int]] = {}  # phase and attempt by UID
         self._admitted: set[str] = set()
         self._followed = (
@@ -132,15 +132,20 @@ class Verdict:
 
     def _pod(self, pod: Body, gone: bool) -> None:
         meta = pod["metadata"]
-        live = self._training[meta["labels"][names.JOB_LABEL]]
-        if trains(pod) and not gone:
-            live[meta["uid"]] = meta["labels"][names.ATTEMPT_LABEL]
+        pods = self._pods[meta["labels"][names.JOB_LABEL]]
+        if not gone:
+            pods[meta["uid"]] = pod
         else:
-            live.pop(meta["uid"], None)
-        if not live:
-            del self._training[meta["labels"][names.JOB_LABEL]]
+            pods.pop(meta["uid"], None)
+        if not pods:
+            del self._pods[meta["labels"][names.JOB_LABEL]]
 
     def _one_gang_at_a_time(self) -> None:
-        for job, live in self._training.items():
+        for job, pods in self._pods.items():
+            live = {
+                uid: pod["metadata"]["labels"][names.ATTEMPT_LABEL]
+                for uid, pod in pods.items()
+                if trains(pod, pods.values())
+            }
             if len(set(live.values())) > 1:
                 self._report(f"{job} has two gangs that train: {live}")

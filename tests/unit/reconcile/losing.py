@@ -50,4 +50,4 @@ def replaced(**spec: Any) -> World:
 
 
 def started(world: World) -> set[str]:
-    return {pod.metadata.annotations.start for pod in world.workers()}
+    return {pod.metadata.annotations.start for pod in world.leaders()}

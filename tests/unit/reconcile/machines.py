@@ -15,7 +15,7 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import ChildAnnotations, Condition
-from torchrun_controller.reconcile.pods.lifecycle import alive
+from torchrun_controller.reconcile.pods.lifecycle import alive, follows_leader
 from torchrun_runtime.launch.gate import workers_in
 from world import World
 
@@ -273,7 +273,7 @@ class Machines:
 
     def _launch(self, process: Process) -> None:
         now, machine = self.world.now, self.nodes[process.node]
-        if process.state is State.GATE and process.start == str(process.attempt):
+        if process.state is State.GATE and self._may_begin(process):
             self._begin(process, machine.storage)
         if not self.shares_state or process.state not in (State.FENCING, State.TRAINS):
             return
@@ -288,6 +288,15 @@ class Machines:
             process.state, process.reason = State.DEAD, "Fenced"
         elif process.state is State.FENCING and process.since and now - process.since >= WAIT:
             process.state, self.passed = State.TRAINS, max(self.passed, process.attempt)
+
+    def _may_begin(self, process: Process) -> bool:
+        """Whether its own annotation permits it, or the start of its leader."""
+        if process.start == str(process.attempt):
+            return True
+        return follows_leader(process.pod) and any(
+            other.attempt == process.attempt and other.index == 0 and other.state is State.TRAINS
+            for other in self.processes.values()
+        )
 
     def _begin(self, process: Process, storage: bool) -> None:
         unfenced = workers_in(process.fence)

@@ -14,7 +14,12 @@ from torchrun_api.status import TERMINAL, Attempt
 from torchrun_controller.reconcile.gang import gang
 from torchrun_controller.reconcile.gang.restarts import NO_FAILURES
 from torchrun_controller.reconcile.pods import head_and_workers
-from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, delete_job
+from torchrun_controller.reconcile.pods.lifecycle import (
+    alive,
+    attempt_of,
+    delete_job,
+    follows_leader,
+)
 from torchrun_controller.reconcile.workspace import delivery
 from world import ZIP, World, make_job, make_queue
 
@@ -262,10 +267,14 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def at_most_one_gang_trains(self):
         """A rank trains from its go-ahead until its containers have stopped."""
+        pods = [pod for key, pod in self.world.objects.items() if key[0] == PODS.plural]
+        started = {pod.metadata.labels.attempt for pod in pods if pod.metadata.annotations.start}
         training = {
             pod.metadata.labels.attempt
-            for key, pod in self.world.objects.items()
-            if key[0] == PODS.plural and pod.metadata.annotations.start and alive(pod)
+            for pod in pods
+            if alive(pod)
+            and (pod.metadata.annotations.start or follows_leader(pod))
+            and pod.metadata.labels.attempt in started
         }
         assert len(training) <= 1
 

@@ -291,4 +291,4 @@ def test_a_gang_after_one_with_unseen_pods_waits_at_its_gate():
     created_job = next(apply for apply in world.step().applies if apply.kind is JOBS)
     assert "torchrun.ai/start" not in str(created_job.body)
     world.settle()
-    assert all(pod.metadata.annotations.start == "1" for pod in world.workers())
+    assert all(pod.metadata.annotations.start == "1" for pod in world.leaders())

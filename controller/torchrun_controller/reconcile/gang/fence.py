@@ -30,7 +30,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.status import TorchrunJobStatus, UnfencedWorker
 from torchrun_controller.reconcile.gang.failures import UNPROVEN, read_failure
 from torchrun_controller.reconcile.model.observed import ObservedGang
-from torchrun_controller.reconcile.pods import nodes
+from torchrun_controller.reconcile.pods import lifecycle, nodes
 from torchrun_controller.reconcile.pods.lifecycle import (
     alive,
     attempt_of,
@@ -82,7 +82,7 @@ def unfenced_workers(
 ) -> tuple[UnfencedWorker, ...]:
     """Return the workers for `status.unfenced`: those there that are not released, and new ones.
 
-    A worker without the annotation that starts its ranks cannot train.
+    A worker cannot train if neither it nor its leader has the annotation that starts ranks.
     """
     if policy.allow_unfenced_restart:
         return ()
@@ -118,11 +118,12 @@ def worker_nodes(
     The `unfenced` workers are left out: the status has them already.
     """
     recorded_identities = {_identity(worker) for worker in unfenced}
+    closed_gates = _closed_gates(job, gang)
     node_names = {
         index_of(pod): pod.spec.node_name
         for pod in (*gang.workers, *gang.stale_pods)
         if attempt_of(pod) == attempt
-        and _may_train(pod)
+        and _may_train(job, gang, pod, closed_gates)
         and not stopped(pod)
         and not of_earlier_job(job, gang, pod)
         and (attempt, index_of(pod), pod.spec.node_name) not in recorded_identities
@@ -250,8 +251,9 @@ def _silent_workers(
     """Yield workers with pods on silent nodes, or with pods that the garbage collector failed."""
     if cluster_nodes is None:
         return
+    closed_gates = _closed_gates(job, gang)
     for pod in (*gang.workers, *gang.stale_pods):
-        if not _may_train(pod) or stopped(pod):
+        if not _may_train(job, gang, pod, closed_gates) or stopped(pod):
             continue
         silence = nodes.find_silence(cluster_nodes, pod, now)
         if silence is None and not collected(pod):
@@ -264,10 +266,32 @@ def _silent_workers(
         )
 
 
-def _may_train(pod: Pod) -> bool:
-    """Whether the pod has a node and the annotation that starts its ranks."""
-    meta = pod.metadata
-    return meta.annotations.start == meta.labels.attempt and bool(pod.spec.node_name)
+# An attempt, and whether it is of an earlier job of the same name.
+_Gate = tuple[int, bool]
+
+
+def _may_train(
+    job: TorchrunJob, gang: ObservedGang, pod: Pod, closed_gates: frozenset[_Gate]
+) -> bool:
+    """Whether the pod has a node, and it or its leader has the annotation that starts ranks.
+
+    A leader whose pod is gone may have started the ranks.
+    """
+    if not pod.spec.node_name:
+        return False
+    if lifecycle.has_own_start(pod):
+        return True
+    return lifecycle.follows_leader(pod) and _gate_of(job, gang, pod) not in closed_gates
+
+
+def _closed_gates(job: TorchrunJob, gang: ObservedGang) -> frozenset[_Gate]:
+    """Return the gates of the leaders that have not been started."""
+    pods = (pod for pod in (*gang.workers, *gang.stale_pods) if index_of(pod) == 0)
+    return frozenset(_gate_of(job, gang, pod) for pod in pods if not lifecycle.has_own_start(pod))
+
+
+def _gate_of(job: TorchrunJob, gang: ObservedGang, pod: Pod) -> _Gate:
+    return attempt_of(pod), of_earlier_job(job, gang, pod)
 
 
 def of_earlier_job(job: TorchrunJob, gang: ObservedGang, pod: Pod) -> bool:

@@ -24,7 +24,12 @@ from torchrun_controller.reconcile.model.observed import (
 )
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.pods import head_and_workers
-from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
+from torchrun_controller.reconcile.pods.lifecycle import (
+    alive,
+    attempt_of,
+    follows_leader,
+    has_started,
+)
 from torchrun_controller.reconcile.pods.nodes import OUT_OF_SERVICE
 from torchrun_controller.reconcile.workspace import reload
 
@@ -46,6 +51,7 @@ def instruct_launchers(
     """Return the annotations that the workers lack, or that are to be written a second time.
 
     The start, if the gang may start; the workspace's revision, if all workers can change together.
+    Workers that follow their leader get neither, except for the address of newer served code.
     """
     child = gang.current_job
     is_safe = not blocking_pods.pods and _can_fence(child, blocking_pods.unfenced)
@@ -55,12 +61,13 @@ def instruct_launchers(
         start[names.FENCE] = fence.fence_annotation(blocking_pods.unfenced, now)
     all_alive = all(alive(pod) for pod in gang.workers)
     code = reload.build_annotations(job, workspace) if all_alive else {}
-    return tuple(
-        apply
-        for pod in gang.workers
-        if alive(pod)
-        and (apply := _annotate(pod, start if may_open else {}, code, now)) is not None
-    )
+    applies = []
+    for pod in filter(alive, gang.workers):
+        follows = follows_leader(pod)
+        code_of_pod = {} if follows and names.SERVED not in code else code
+        start_of_pod = start if may_open and not follows else {}
+        applies.append(_annotate(pod, start_of_pod, code_of_pod, now))
+    return tuple(apply for apply in applies if apply is not None)
 
 
 def next_repeat(gang: ObservedGang, now: datetime) -> float | None:
@@ -113,13 +120,10 @@ def _annotate(pod: Pod, start: JsonObject, code: JsonObject, now: datetime) -> A
 
 
 def is_open(gang: ObservedGang) -> bool:
-    """Whether every worker has the annotation that starts its ranks."""
-    child = gang.current_job
-    attempt = str(attempt_of(child))
-    started_count = sum(
-        pod.metadata.annotations.start == attempt or not alive(pod) for pod in gang.workers
-    )
-    return started_count >= head_and_workers.nodes_of(child)
+    """Whether every worker exists, and may start its ranks."""
+    started = has_started(gang.workers)
+    started_count = sum(started(pod) or not alive(pod) for pod in gang.workers)
+    return started_count >= head_and_workers.nodes_of(gang.current_job)
 
 
 def closed_reason(

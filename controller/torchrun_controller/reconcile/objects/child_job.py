@@ -130,6 +130,8 @@ def worker_template(
     annotations: JsonObject = {**job.spec.annotations}
     if start:
         annotations[names.START] = start
+    if network.needs_service(run):
+        annotations[names.GATE] = names.LEADER
     if run.checkpoints is not None and run.checkpoints.host_path:
         annotations[names.LOCAL_CHECKPOINTS] = str(int(parse(run.checkpoints.size)))
     if annotations:

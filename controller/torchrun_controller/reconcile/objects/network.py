@@ -9,6 +9,9 @@ from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.base import metadata
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 
+# Ports of rendezvous, which rounds use in turns; the port of the gang is the next one.
+ROUND_PORTS = 16
+HIGHEST_PORT = 65535
 COMPLETION_INDEX_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
@@ -71,6 +74,7 @@ def rendezvous_env(job: TorchrunJob, run: ResolvedSpec, attempt: int) -> list[Js
     )
     port, nodes = rendezvous.port, run.size.nodes
     return env_vars(
+        contract.GANG_PORT.env_var(_gang_port(port) if needs_service(run) else None),
         contract.PET_NNODES.env_var(nodes),
         contract.PET_NPROC_PER_NODE.env_var(run.nproc_per_node),
         contract.PET_RDZV_BACKEND.env_var(rendezvous.backend),
@@ -85,3 +89,8 @@ def rendezvous_env(job: TorchrunJob, run: ResolvedSpec, attempt: int) -> list[Js
         contract.PET_NODE_RANK.env_var_of_field(COMPLETION_INDEX_FIELD),
         contract.NODE_RANK.env_var_of_field(COMPLETION_INDEX_FIELD),
     )
+
+
+def _gang_port(port: int) -> int:
+    """Return the port of the leader, which no round uses for its rendezvous."""
+    return port + ROUND_PORTS if port + ROUND_PORTS <= HIGHEST_PORT else port - 1

@@ -1,5 +1,7 @@
 """States of a gang's pods, and the deletion of pods and Jobs."""
 
+from collections.abc import Callable
+
 from torchrun_api import names
 from torchrun_api.core import Job, Pod
 from torchrun_api.kinds import JOBS, PODS
@@ -43,6 +45,22 @@ def index_of(pod: Pod) -> int:
 def attempt_of(child: Job | Pod) -> int:
     """Return the number of the attempt of a child Job or a worker, from its label."""
     return names.number_in(child.metadata.labels.attempt)
+
+
+def has_own_start(pod: Pod) -> bool:
+    """Whether the pod has the annotation that starts the ranks of its attempt."""
+    return pod.metadata.annotations.start == pod.metadata.labels.attempt
+
+
+def follows_leader(pod: Pod) -> bool:
+    """Whether the pod starts its ranks once the pod of node 0 may start."""
+    return pod.metadata.annotations.gate == names.LEADER and index_of(pod) != 0
+
+
+def has_started(pods: tuple[Pod, ...]) -> Callable[[Pod], bool]:
+    """Return whether a pod of this gang may have started its ranks, as a function of the pod."""
+    leader_has_started = any(index_of(pod) == 0 and has_own_start(pod) for pod in pods)
+    return lambda pod: has_own_start(pod) or (follows_leader(pod) and leader_has_started)
 
 
 def delete_pod(pod: Pod, grace_seconds: int | None = None) -> Delete:

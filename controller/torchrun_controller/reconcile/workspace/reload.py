@@ -7,10 +7,10 @@ and restart the command on all nodes together, in the same pods.
 
 from datetime import datetime
 
-from torchrun_api import contract, names
+from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
+from torchrun_api.json import JsonObject, object_at
 from torchrun_api.meta import ConditionStatus
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.workspace import SYNCED_SOURCES
@@ -26,7 +26,7 @@ from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.objects import workspace_source
 from torchrun_controller.reconcile.objects.serve_pod import Store, serve_pod
 from torchrun_controller.reconcile.objects.sync_pod import sync_pod
-from torchrun_controller.reconcile.pods.lifecycle import alive, delete_pod
+from torchrun_controller.reconcile.pods.lifecycle import alive, delete_pod, follows_leader
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.resolve import VolumeSource, resolve_spec
 from torchrun_controller.reconcile.workspace import claims, delivery, preparation, sync_results
@@ -167,33 +167,25 @@ def build_annotations(job: TorchrunJob, workspace: ObservedWorkspace) -> JsonObj
 def annotate_template(
     template: JsonObject, job: TorchrunJob, workspace: ObservedWorkspace
 ) -> JsonObject:
-    """Return the pod template with these annotations and the first revision of the gang."""
-    metadata, spec = object_at(template, "metadata"), object_at(template, "spec")
+    """Return the pod template with these annotations."""
+    metadata = object_at(template, "metadata")
     new_annotations = build_annotations(job, workspace)
     if not new_annotations:
         return template
-    revision = new_annotations.get(names.REVISION)
     annotations = object_at(metadata, "annotations") | new_annotations
-    containers: list[JsonValue] = [
-        _add_revision(container, revision) for container in objects_at(spec, "containers")
-    ]
-    return {
-        **template,
-        "metadata": metadata | {"annotations": annotations},
-        "spec": spec | {"containers": containers},
-    }
-
-
-def _add_revision(container: JsonObject, revision: JsonValue) -> JsonObject:
-    if container.get("name") != names.TRAINER_CONTAINER or not revision:
-        return container
-    variable: JsonObject = {"name": contract.WORKSPACE_REVISION.name, "value": revision}
-    return {**container, "env": [*objects_at(container, "env"), variable]}
+    return {**template, "metadata": metadata | {"annotations": annotations}}
 
 
 def find_running_revision(job: TorchrunJob, gang: ObservedGang) -> int:
-    """Return the lowest revision that a worker of the gang is annotated with."""
-    revisions = [pod.metadata.annotations.revision for pod in gang.workers]
+    """Return the lowest revision that a worker of the gang is annotated with.
+
+    Workers that follow their leader have the annotation of served code only.
+    """
+    revisions = [
+        pod.metadata.annotations.revision
+        for pod in gang.workers
+        if not follows_leader(pod) or pod.metadata.annotations.served
+    ]
     recorded_revision = job.status.workspace_revision
     if not gang.child_jobs or not revisions:
         return recorded_revision

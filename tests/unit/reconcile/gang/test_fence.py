@@ -230,7 +230,7 @@ def test_the_taint_opens_the_gate():
 def test_launchers_fence_with_a_shared_directory():
     world = replaced(zipped=True)
     assert started(world) == {"1"}
-    orders = {pod.metadata.annotations.fence for pod in world.workers()}
+    orders = {pod.metadata.annotations.fence for pod in world.leaders()}
     assert orders == {"2026-01-02T03:04:45Z 0:1"}
     assert (world.phase, world.job.status.reason) == ("Queued", "Fencing")
     assert "within 50 s of 2026-01-02T03:04:45Z" in world.job.status.message
@@ -263,7 +263,7 @@ def test_the_next_gang_waits_out_an_unfinished_fence():
     world.containers_stop()
     world.settle()
     assert world.job.status.attempt == 2
-    assert {p.metadata.annotations.fence.partition(" ")[2] for p in world.workers()} == {"0:1"}
+    assert {p.metadata.annotations.fence.partition(" ")[2] for p in world.leaders()} == {"0:1"}
 
 
 def test_a_worker_without_a_watchdog_is_not_left_to_the_launchers():

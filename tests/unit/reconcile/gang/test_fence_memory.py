@@ -60,7 +60,7 @@ def test_launchers_fence_an_unseen_loss():
         world.place(pod.metadata.name, "node-2")
     world.all_workers("Running")
     world.settle()
-    assert {p.metadata.annotations.fence.partition(" ")[2] for p in world.workers()} == {"0:1"}
+    assert {p.metadata.annotations.fence.partition(" ")[2] for p in world.leaders()} == {"0:1"}
 
 
 @pytest.mark.parametrize("node", ["node-1", "another"])

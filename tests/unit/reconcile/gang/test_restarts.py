@@ -59,7 +59,7 @@ def test_no_rank_starts_before_the_old_gang_has_ended():
     assert all(pod.metadata.annotations.start == "" for pod in world.workers())
     world.containers_stop()
     world.settle()
-    assert all(pod.metadata.annotations.start == "1" for pod in world.workers())
+    assert all(pod.metadata.annotations.start == "1" for pod in world.leaders())
     assert world.phase == "Running"
 
 

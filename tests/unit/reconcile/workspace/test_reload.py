@@ -54,17 +54,13 @@ def syncing(world: World) -> list[str]:
 
 
 def revisions(world: World) -> set[str]:
-    return {pod.metadata.annotations.revision for pod in world.workers()}
+    return {pod.metadata.annotations.revision for pod in world.leaders()}
 
 
 def test_a_gang_starts_with_the_current_revision() -> None:
-    world = running(podTemplate={"spec": {"containers": [{"name": "sidecar", "image": "x"}]}})
+    world = running()
     template = body(world, JOBS, "train")["spec"]["template"]
     assert template["metadata"]["annotations"][names.REVISION] == "1"
-    by_name = {container["name"]: container for container in template["spec"]["containers"]}
-    begins = {"name": "TORCHRUN_WORKSPACE_REVISION", "value": "1"}
-    assert begins in by_name["trainer"]["env"]
-    assert "env" not in by_name["sidecar"]
     assert world.job.status.workspace_revision == 1
 
 
@@ -100,11 +96,11 @@ def test_a_revision_is_announced_twice_because_the_kubelet_may_miss_one() -> Non
     annotate(world, workspace_sha256="b" * 64)
     world.settle()
     revision_complete(world, 2, "b" * 64)
-    before = {pod.metadata.uid: pod.metadata.annotations for pod in world.workers()}
+    before = {pod.metadata.uid: pod.metadata.annotations for pod in world.leaders()}
     world.settle()
-    once = {pod.metadata.uid: pod.metadata.annotations for pod in world.workers()}
+    once = {pod.metadata.uid: pod.metadata.annotations for pod in world.leaders()}
     world.settle_twice()
-    twice = {pod.metadata.uid: pod.metadata.annotations for pod in world.workers()}
+    twice = {pod.metadata.uid: pod.metadata.annotations for pod in world.leaders()}
     for uid, annotations in before.items():
         assert once[uid] == replace(
             annotations, revision="2", notification_time="2026-01-02T03:04:05Z"
@@ -125,7 +121,6 @@ def test_the_next_gang_starts_with_the_newest_revision() -> None:
     world.settle()
     template = body(world, JOBS, "train-r1")["spec"]["template"]
     assert template["metadata"]["annotations"][names.REVISION] == "2"
-    assert variables(template["spec"])["TORCHRUN_WORKSPACE_REVISION"] == "2"
 
 
 def test_no_reload_after_a_worker_has_ended() -> None:
@@ -223,7 +218,7 @@ def test_a_standby_pod_delays_nothing() -> None:
     world.all_workers("Running")
     world.settle()
     assert syncing(world) == ["train-sync-0"]
-    assert {p.metadata.annotations.development for p in world.workers()} == {""}
+    assert {p.metadata.annotations.development for p in world.leaders()} == {""}
 
 
 def test_failed_standby_pods_are_replaced_with_delays() -> None:
