@@ -357,5 +357,4 @@ def _defaults(settings: Settings) -> Defaults:
         runtime_image_pull_policy=settings.runtime_image_pull_policy,
         progress_url=settings.progress_url,
         grow_after=timedelta(seconds=settings.grow_after),
-        large_gang=settings.large_gang,
     )

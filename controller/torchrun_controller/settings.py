@@ -56,7 +56,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     listen_address: str  # "": every interface
     listen_port: int
     grow_after: float
-    large_gang: int
     admit_by_nodes: bool
     cohort_namespaces: tuple[str, ...]
     node_overhead: dict[str, int]
@@ -120,16 +119,6 @@ OPTIONS: Final = (
         "5m",
         "Minimum age of the gang of an elastic job before a larger gang replaces it. Growth costs "
         "as much as a restart.",
-    ),
-    Option(
-        _PODS,
-        "large_gang",
-        integer(1, 1_000_000),
-        "an integer from 1 to 1000000",
-        "32",
-        "A failed gang of more nodes than this is deleted with one request, and all its pods have "
-        "ended before the next gang is created. A smaller gang is replaced at once: the new pods "
-        "start, and their ranks wait for the end of the old ones.",
     ),
     Option(
         _PODS,

@@ -132,7 +132,6 @@ ALL_VALUES = {
         "cohortNamespaces": "prod,research",
         "nodeOverhead": "cpu=2,memory=8Gi",
         "growAfter": "90s",
-        "largeGang": 100,
     },
     "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy.example.com"}],
     "serviceAccount": {"name": "runner", "annotations": {"example.com/role": "runner"}},

@@ -35,7 +35,6 @@ MANAGER = [f"--feature-gates={gate}" for gate in GANG_GATE]
 PROGRESS = ("--progress-url", "http://controller.test:8081", "--progress-port", "0")
 SETTINGS = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "1"}}
 LEASE = ("--lease-namespace", NAMESPACE)
-LARGE_GANG = 2
 
 Gang: TypeAlias = tuple[str, str, str, str, str, dict[str, Any]]
 # gang, API group and version, plural, kind, minimal spec of another owner's group
@@ -207,8 +206,8 @@ def life_of_a_job(team: Team) -> None:
     for pod in team.workers("brief", 1):
         team.pod_becomes(pod, "Succeeded")
     eventually("its time to live is over", lambda: team.job("brief") is None)
-    team.submit("large", numNodes=LARGE_GANG + 2)
-    workers = team.workers("large", LARGE_GANG + 2)
+    team.submit("large", numNodes=4)
+    workers = team.workers("large", 4)
     for pod in workers:
         team.pod_becomes(pod, "Running")
     team.reaches("large", "Running")
@@ -271,8 +270,7 @@ def test_exactly_the_granted_permissions_are_used(
     cluster: LocalCluster, api: Api, team: Team, audit: Audit, tmp_path: Path
 ) -> None:
     grant(cluster, ACCOUNT)
-    large_gang = ("--large-gang", str(LARGE_GANG))
-    leader = controller(cluster, tmp_path, ACCOUNT, *LEASE, *PROGRESS, *large_gang)
+    leader = controller(cluster, tmp_path, ACCOUNT, *LEASE, *PROGRESS)
     standby = controller(cluster, tmp_path / "standby", ACCOUNT, *LEASE)
     teams = {gang[0]: Team(api) for gang in GANGS}
     with leader.running():

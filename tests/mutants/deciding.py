@@ -55,25 +55,17 @@ DECIDING = (
     Mutant(
         "survivors-run-on",
         "reconcile/gang/cleanup.py",
-        "return end_pods(gang.workers, grace, large_gang)",
+        "return end_pods(gang.workers, grace)",
         "return ()",
         "the other ranks of a failed gang keep their GPUs until they time out",
         LIFE,
-    ),
-    Mutant(
-        "large-gangs-meet",
-        "reconcile/job/next_attempt.py",
-        "if nodes <= context.defaults.large_gang or context.unfenced or seconds_left <= 0:",
-        "if True:",
-        "a thousand new pods wait at the gate beside the old gang, at two writes each",
-        ATTEMPTS,
     ),
     Mutant(
         "a-failed-job-proves-nothing",
         "reconcile/gang/gang.py",
         "return all_seen or head_and_workers.have_all_failed(gang)",
         "return all_seen",
-        "a large gang waits for its limit although its Job has failed",
+        "a gang whose Job has failed waits at its gate although nothing of the old gang runs",
         ATTEMPTS,
     ),
     Mutant(

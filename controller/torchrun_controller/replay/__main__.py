@@ -66,7 +66,6 @@ def _plans(options: argparse.Namespace) -> int:
         runtime_image=options.runtime_image,
         progress_url=options.progress_url,
         grow_after=timedelta(seconds=options.grow_after),
-        large_gang=options.large_gang,
     )
     with options.file.open("rb") as file:
         head, lines = read(file)
@@ -123,7 +122,6 @@ def _parser() -> argparse.ArgumentParser:
     settings.add_argument("--runtime-image", default="torchrun-controller", metavar="IMAGE")
     settings.add_argument("--progress-url", default="", metavar="URL")
     settings.add_argument("--grow-after", type=float, default=300.0, metavar="SECONDS")
-    settings.add_argument("--large-gang", type=int, default=32, metavar="NODES")
     plans_parser.set_defaults(run=_plans)
     return parser
 

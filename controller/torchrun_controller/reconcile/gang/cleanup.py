@@ -25,23 +25,23 @@ SURVIVOR_GRACE = 5
 KEPT_JOBS = 5
 
 
-def end_pods(pods: tuple[Pod, ...], grace: int, large_gang: int) -> tuple[Delete, ...]:
+def end_pods(pods: tuple[Pod, ...], grace: int) -> tuple[Delete, ...]:
     """Delete the pods that run and are not being deleted; `grace` in seconds.
 
-    If a Job has more than `large_gang` of them, they are deleted with one request. It would shorten
-    the grace period of pods that are being deleted, so a Job with such a pod is left out: a drained
-    pod may be saving a checkpoint.
+    Several pods of one Job are deleted with one request. It would shorten the grace period of pods
+    that are being deleted, so a Job with such a pod is left out: a drained pod may be saving a
+    checkpoint.
     """
     living = [(pod, find_controller(pod.metadata.owner_references)) for pod in pods if alive(pod)]
     running = [(pod, job) for pod, job in living if not pod.metadata.terminating]
     terminating_jobs = {job for pod, job in living if pod.metadata.terminating}
     jobs = Counter(job for _, job in running if job is not None)
-    large_jobs = [
-        job for job, count in jobs.items() if count > large_gang and job not in terminating_jobs
+    jobs_with_several = [
+        job for job, count in jobs.items() if count > 1 and job not in terminating_jobs
     ]
     return (
-        *(_delete_pods_of(job, pods[0].metadata.namespace, grace) for job in large_jobs),
-        *(delete_pod(pod, grace) for pod, job in running if job not in large_jobs),
+        *(_delete_pods_of(job, pods[0].metadata.namespace, grace) for job in jobs_with_several),
+        *(delete_pod(pod, grace) for pod, job in running if job not in jobs_with_several),
     )
 
 
@@ -57,7 +57,7 @@ def _delete_pods_of(job: OwnerReference, namespace: str, grace: int) -> Delete:
 
 
 def end_survivors(
-    job: TorchrunJob, gang: ObservedGang, large_gang: int, grace: int = SURVIVOR_GRACE
+    job: TorchrunJob, gang: ObservedGang, grace: int = SURVIVOR_GRACE
 ) -> tuple[Delete, ...]:
     """Delete the pods of the present gang that still run; `grace` in seconds.
 
@@ -65,10 +65,10 @@ def end_survivors(
     """
     if gang.child_jobs and head_and_workers.find_deleted_job(job, gang):
         return ()
-    return end_pods(gang.workers, grace, large_gang)
+    return end_pods(gang.workers, grace)
 
 
-def end_stale_pods(job: TorchrunJob, gang: ObservedGang, large_gang: int) -> tuple[Delete, ...]:
+def end_stale_pods(job: TorchrunJob, gang: ObservedGang) -> tuple[Delete, ...]:
     """Delete pods of finished gangs that a controller has left running when it died."""
     replaced_jobs = resized_jobs(job, gang)
     older_jobs = [
@@ -84,7 +84,7 @@ def end_stale_pods(job: TorchrunJob, gang: ObservedGang, large_gang: int) -> tup
         for pod in gang.stale_pods
         if any(owner.controller and owner.uid in uids for owner in pod.metadata.owner_references)
     )
-    return end_pods(tuple(pods), SURVIVOR_GRACE, large_gang)
+    return end_pods(tuple(pods), SURVIVOR_GRACE)
 
 
 def resized_jobs(job: TorchrunJob, gang: ObservedGang) -> tuple[Job, ...]:
@@ -104,10 +104,10 @@ def delete_oldest_jobs(gang: ObservedGang) -> tuple[Delete, ...]:
     return tuple(delete_job(child) for child in gang.child_jobs[: -KEPT_JOBS + 1])
 
 
-def end_workers(gang: ObservedGang, large_gang: int) -> tuple[Delete, ...]:
+def end_workers(gang: ObservedGang) -> tuple[Delete, ...]:
     """Delete the workers of a head that has finished."""
     workers = (pod for pod in gang.workers if pod.metadata.labels.role == names.WORKER)
-    return end_pods(tuple(workers), SURVIVOR_GRACE, large_gang)
+    return end_pods(tuple(workers), SURVIVOR_GRACE)
 
 
 def delete_head_job(

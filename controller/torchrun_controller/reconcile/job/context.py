@@ -179,7 +179,7 @@ class Context:
         job, observed_gang = self.observed.job, self.observed.gang
         if not observed_gang.child_jobs:
             return ()
-        survivors = cleanup.end_survivors(job, observed_gang, self.defaults.large_gang)
+        survivors = cleanup.end_survivors(job, observed_gang)
         return (*survivors, *cleanup.delete_head_job(job, observed_gang, self.unfenced))
 
     @cached_property

@@ -44,7 +44,6 @@ def deadline_exceeded(context: Context) -> Decision | None:
             deletes=cleanup.end_survivors(
                 context.observed.job,
                 context.observed.gang,
-                context.defaults.large_gang,
                 reliability.grace_seconds,
             )
         ),
@@ -204,21 +203,20 @@ def _end_running_pods(
     observed_gang: ObservedGang,
     policy: ResolvedReliability,
     now: datetime,
-    large_gang: int,
 ) -> tuple[tuple[Delete, ...], float | None]:
     """Return deletions and a wait: workers of a succeeded head have a grace period to exit."""
     status, completed_job = job.status, gang.find_completed_job(observed_gang)
     has_successor = completed_job is not None and completed_job is not observed_gang.current_job
     if status.phase != "Succeeded" or has_successor:
-        return cleanup.end_survivors(job, observed_gang, large_gang), None
-    workers = cleanup.end_workers(observed_gang, large_gang)
+        return cleanup.end_survivors(job, observed_gang), None
+    workers = cleanup.end_workers(observed_gang)
     end_time = status.completion_time or now
     seconds_left = policy.grace_seconds - (now - end_time).total_seconds()
     return ((), seconds_left) if workers and seconds_left > 0 else (workers, None)
 
 
 def clean_up(
-    observed: Observed, policy: ResolvedReliability, now: datetime, large_gang: int
+    observed: Observed, policy: ResolvedReliability, now: datetime
 ) -> tuple[tuple[Delete, ...], float | None]:
     """Delete what a finished job leaves running, and the job itself after its time to live.
 
@@ -227,7 +225,7 @@ def clean_up(
     it ended: the status of a job that is gone cannot be read.
     """
     status, meta = observed.job.status, observed.job.metadata
-    pod_deletes, wait = _end_running_pods(observed.job, observed.gang, policy, now, large_gang)
+    pod_deletes, wait = _end_running_pods(observed.job, observed.gang, policy, now)
     deletes = (*end_preparations(observed.workspace), *pod_deletes)
     if policy.time_to_live is None or status.completion_time is None:
         return deletes, wait

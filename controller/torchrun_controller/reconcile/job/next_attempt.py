@@ -1,7 +1,5 @@
 """The steps towards the next attempt: what is missing for it, cheapest first, and its gang."""
 
-from datetime import timedelta
-
 from msgspec import structs
 from msgspec.structs import replace
 
@@ -32,7 +30,6 @@ from torchrun_controller.reconcile.objects import network
 from torchrun_controller.reconcile.objects.child_job import worker_template
 from torchrun_controller.reconcile.placement import avoid
 from torchrun_controller.reconcile.placement.affinity import hostnames
-from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import delete_job
 from torchrun_controller.reconcile.schedulers.choice import choose
 from torchrun_controller.reconcile.schedulers.gang_objects import build_gang_objects
@@ -43,11 +40,6 @@ from torchrun_controller.reconcile.spec.requests import requests_of
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 from torchrun_controller.reconcile.workspace import claims
 from torchrun_controller.reconcile.workspace.helper_pods import SyncState
-
-# How long the pods of a large gang may take to end before the next gang is created beside them. The
-# Job controller records each pod, by default 20 a second.
-LARGE_GANG_WAIT = timedelta(seconds=60)
-LARGE_GANG_WAIT_PER_NODE = timedelta(seconds=0.1)
 
 
 def job_invalid(context: Context) -> Decision | None:
@@ -188,22 +180,6 @@ def unfenced_not_recorded(context: Context) -> Decision | None:
     return _decide_ready(context, State.RECORDING_UNFENCED, Reason("Restarting", message))
 
 
-def large_gang_ending(context: Context) -> Decision | None:
-    """Wait for the end of a large gang that failed. Its pods on lost nodes are not waited for."""
-    observed, end = context.observed, context.end
-    if context.gang is None or end is None or gang.has_ended(observed.job, observed.gang):
-        return None
-    nodes = head_and_workers.nodes_of(observed.gang.current_job)
-    waited = context.now - (end.attempt.end_time or context.now)
-    seconds_left = (LARGE_GANG_WAIT + nodes * LARGE_GANG_WAIT_PER_NODE - waited).total_seconds()
-    if nodes <= context.defaults.large_gang or context.unfenced or seconds_left <= 0:
-        return None
-    message = f"Waiting for the pods of attempt {end.attempt.number} to terminate."
-    why = Reason("WaitingForOldGang", f"{message} {sentence(end.attempt.message)}")
-    decision = _decide_ready(context, State.OLD_GANG_ENDING, why)
-    return replace(decision, writes=decision.writes.and_also(requeue_after=seconds_left))
-
-
 def create_gang(context: Context) -> Decision:
     """Create the gang and its Service, PVCs and policies."""
     observed, next_attempt = context.observed, context.next_attempt
@@ -239,7 +215,7 @@ def create_gang(context: Context) -> Decision:
     child = names.child_job(observed.job.metadata.name, attempt)
     why = _why_created(next_attempt, spec, child, avoided_nodes)
     decision = _decide_ready(context, State.READY, why)
-    survivors = cleanup.end_survivors(observed.job, observed.gang, context.defaults.large_gang)
+    survivors = cleanup.end_survivors(observed.job, observed.gang)
     deletes = (*survivors, *cleanup.delete_oldest_jobs(observed.gang))
     if next_attempt.resize is not None:
         # Only a gang that never ran completely has no checkpoint to save.

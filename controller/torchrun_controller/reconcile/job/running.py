@@ -143,7 +143,7 @@ def keep_running(context: Context) -> Decision:
     instructions = gate.instruct_launchers(job, gang, workspace, blocking_pods, now)
     writes = Writes(
         applies=(*missing_claims, *_missing_service(job, gang), *instructions),
-        deletes=cleanup.end_stale_pods(job, gang, context.defaults.large_gang),
+        deletes=cleanup.end_stale_pods(job, gang),
     )
     decision = decide_on_gang(
         context,

@@ -23,7 +23,6 @@ from torchrun_controller.reconcile.job.next_attempt import (
     dependencies_not_met,
     dependency_failed,
     job_invalid,
-    large_gang_ending,
     not_admitted,
     queue_missing,
     refuse,
@@ -90,7 +89,6 @@ STEPS: tuple[Step, ...] = (
     Step(checkpoints_terminating, ("Queued",)),
     Step(not_admitted, ("Queued", "Preempted")),
     Step(unfenced_not_recorded, ("Queued",)),
-    Step(large_gang_ending, ("Queued",)),
     Step(create_gang, ("Queued", "Pending")),
 )
 
@@ -104,7 +102,7 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     if observed.job.metadata.terminating:
         return Plan()
     if observed.job.status.phase in TERMINAL:
-        return plan_finished(observed, now, defaults.large_gang)
+        return plan_finished(observed, now)
     context = Context(observed, now, defaults)
     return plan(context, first_decision(context), observed.job.status)
 
@@ -153,10 +151,10 @@ def plan(context: Context, decision: Decision, last_status: TorchrunJobStatus) -
     )
 
 
-def plan_finished(observed: Observed, now: datetime, large_gang: int) -> Plan:
+def plan_finished(observed: Observed, now: datetime) -> Plan:
     """Delete what a finished job leaves running, and the job after its time to live."""
     reliability = resolve_reliability(observed.job, observed.queue)
-    deletes, seconds_left = clean_up(observed, reliability, now, large_gang)
+    deletes, seconds_left = clean_up(observed, reliability, now)
     deletes += (
         *elastic.delete_leftovers(observed.job, observed.gang),
         *groups.delete_unused(observed.job, observed.gang, ()),

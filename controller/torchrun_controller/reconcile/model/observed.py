@@ -144,7 +144,4 @@ class Defaults(Struct, frozen=True, kw_only=True):
     runtime_image: str
     runtime_image_pull_policy: str = "IfNotPresent"
     grow_after: timedelta = timedelta(minutes=5)  # age of a gang before a larger one follows
-    # A failed gang of more pods than this is deleted with one request, and has ended before the
-    # next gang is created: there is seldom room for both, and each pod at the gate costs writes.
-    large_gang: int = 32
     progress_url: str = ""  # where workers report their progress; empty: they do not

@@ -39,7 +39,6 @@ class State(Enum):
     WORKSPACE_SYNCING = "the workspace is not ready"
     PREEMPTED_WAITING = "the job was preempted and waits for admission again"
     ADMISSION_WAITING = "the job waits for admission by its queue"
-    OLD_GANG_ENDING = "the pods of a large gang are terminating before the next gang is created"
     RECORDING_UNFENCED = "the status records pods that may still run, before the gang is created"
     READY = "everything is ready and the gang is being created"
 
@@ -77,7 +76,6 @@ ROWS: dict[State, Row] = {
     State.WORKSPACE_SYNCING: Row("Syncing", "WorkspaceReady", "False"),
     State.PREEMPTED_WAITING: Row("Preempted", "Running", "False"),
     State.ADMISSION_WAITING: Row("Queued", "Running", "False"),
-    State.OLD_GANG_ENDING: Row("Queued", "Running", "False"),
     State.RECORDING_UNFENCED: Row("Queued", "Running", "False"),
     State.READY: Row("Queued", "Running", "False"),
 }

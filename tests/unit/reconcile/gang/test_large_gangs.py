@@ -1,34 +1,18 @@
-"""A large gang ends by one request, and before the next gang is created."""
+"""The pods of a failed gang end by one request, and the next gang is created at once."""
 
 import pytest
 
 from torchrun_api import names
-from torchrun_api.kinds import JOBS, PODS
-from torchrun_controller.reconcile.job.next_attempt import (
-    LARGE_GANG_WAIT,
-    LARGE_GANG_WAIT_PER_NODE,
-)
+from torchrun_api.kinds import PODS
 from torchrun_controller.reconcile.model.plan import Delete
 from unit.reconcile.failing import fail, running
-from unit.reconcile.losing import running as running_on_nodes
-from world import DEFAULTS, World, make_job, make_queue
-
-LARGE = DEFAULTS.large_gang + 1  # nodes
+from world import World, make_job, make_queue
 
 
-def failed() -> World:
-    """A large gang with one failed pod. The others run, and the controller has not seen it yet."""
-    world = running(nodes=LARGE + 1)
+def failed(nodes: int = 3) -> World:
+    """A gang with one failed pod. The others run, and the controller has not seen it yet."""
+    world = running(nodes=nodes)
     fail(world)
-    return world
-
-
-def ended() -> World:
-    """A large gang that has failed, and whose pods are gone. The Job controller counts them."""
-    world = failed()
-    world.settle()
-    world.containers_stop()
-    world.settle()
     return world
 
 
@@ -40,91 +24,52 @@ def start(world: World) -> str:
 
 def test_one_request_deletes_the_survivors() -> None:
     world = failed()
-    plan = world.step()
     child = world.gangs[-1].metadata
-    assert plan.deletes == (
-        Delete(
-            kind=PODS,
-            namespace="ml",
-            name=child.name,
-            uid=child.uid,
-            grace_seconds=5,
-            collection=True,
-        ),
+    expected = Delete(
+        kind=PODS,
+        namespace="ml",
+        name=child.name,
+        uid=child.uid,
+        grace_seconds=5,
+        collection=True,
     )
-    assert plan.applies == ()
-    assert sum(pod.metadata.terminating for pod in world.workers()) == LARGE
-    assert world.plan().deletes == ()
+    assert expected in world.step().deletes
+    assert len(world.gangs) == 2
+    old_pods = [pod for pod in world.observed().gang.stale_pods if pod.status.phase == "Running"]
+    assert [pod.metadata.terminating for pod in old_pods] == [True] * 2
 
 
 def test_a_pod_that_is_being_deleted_keeps_its_grace_period() -> None:
-    world = running(nodes=LARGE + 2)
+    world = running(nodes=4)
     drained = world.workers()[1]
     world.drain(drained.metadata.name)
     fail(world)
     deletes = world.step().deletes
-    assert not any(delete.collection for delete in deletes)
-    assert len(deletes) == LARGE
-    assert drained.metadata.name not in {delete.name for delete in deletes}
-
-
-def test_few_survivors_are_deleted_one_by_one() -> None:
-    world = running(nodes=LARGE)
-    fail(world)
-    deletes = world.step().deletes
-    names_of_survivors = {f"train-{index}-abcde" for index in range(1, LARGE)}
-    assert {delete.name for delete in deletes} == names_of_survivors
+    assert {delete.name for delete in deletes} == {"train-2-abcde", "train-3-abcde"}
     assert not any(delete.collection for delete in deletes)
 
 
-def test_the_next_gang_starts_without_a_gate_when_the_job_has_failed() -> None:
-    world = ended()
-    reason, message = world.job.status.reason, world.job.status.message
-    assert (reason, world.phase) == ("WaitingForOldGang", "Queued")
-    assert message.startswith("Waiting for the pods of attempt 0 to terminate. ")
-    assert len(world.gangs) == 1
-    world.job_condition("Failed", "BackoffLimitExceeded")
+def test_a_single_survivor_is_deleted_by_name() -> None:
+    (delete,) = failed(nodes=2).step().deletes
+    assert (delete.name, delete.collection) == ("train-1-abcde", False)
+
+
+@pytest.mark.parametrize("nodes", [2, 8, 500])
+def test_the_writes_of_a_restart_do_not_grow_with_the_gang(nodes: int) -> None:
+    world = failed(nodes)
+    first = len(world.plans)
     world.settle()
-    assert [gang.metadata.name for gang in world.gangs] == ["train", "train-r1"]
-    assert start(world) == "1"
-    assert (world.job.status.restarts, world.job.status.attempt) == (1, 1)
-    assert [attempt.number for attempt in world.job.status.attempts] == [0]
-
-
-def test_the_wait_is_limited() -> None:
-    world = ended()
-    limit = (LARGE_GANG_WAIT + (LARGE + 1) * LARGE_GANG_WAIT_PER_NODE).total_seconds()
-    assert world.plan().requeue_after == limit
-    world.pass_time(seconds=limit - 1)
+    world.all_workers("Running")
     world.settle()
-    assert len(world.gangs) == 1
-    world.pass_time(seconds=1)
-    world.settle()
-    assert len(world.gangs) == 2
-    assert start(world) == "", (
-        "its pods wait at the gate, which opens as their cache shows no other"
-    )
-
-
-def test_a_pod_that_still_runs_keeps_the_gate_closed_whatever_the_job_says() -> None:
-    world = failed()
-    world.job_condition("Failed", "BackoffLimitExceeded")
-    world.settle()
-    assert len(world.gangs) == 1, "the cache of the pods is behind that of the Jobs"
-
-
-def test_nobody_waits_for_lost_nodes() -> None:
-    world = running_on_nodes(nodes=LARGE)
-    world.node("node-1", False)
-    world.pass_time(seconds=40)
-    world.settle()
-    assert len(world.gangs) == 2
-    assert start(world) == ""
-    assert world.job.status.unfenced
+    world.containers_stop()
+    world.settle_twice()
+    assert world.phase == "Running"
+    writes = [write for plan in world.plans[first:] for write in (*plan.applies, *plan.deletes)]
+    assert len(writes) <= 5
 
 
 def test_a_gang_that_failed_for_good_ends_by_one_request_too() -> None:
-    world = running(LARGE + 1, maxRestarts=0)
+    world = running(nodes=3, maxRestarts=0)
     fail(world)
     plan = world.step()
     assert world.phase == "Failed"
@@ -133,11 +78,7 @@ def test_a_gang_that_failed_for_good_ends_by_one_request_too() -> None:
 
 def test_survivors_of_an_older_gang_end_by_one_request() -> None:
     world = failed()
-    status = world.plan().status
-    assert status is not None
-    world.write_status(status)  # and the process dies before the delete
-    world.pass_time(hours=1)
-    world.step(writes=len(world.plan().applies))  # and again
+    world.step(writes=len(world.plan().applies))  # and the process dies before the delete
     assert len(world.gangs) == 2
     deletes = world.step().deletes
     assert [(delete.uid, delete.collection) for delete in deletes] == [
@@ -145,28 +86,7 @@ def test_survivors_of_an_older_gang_end_by_one_request() -> None:
     ]
 
 
-def test_a_deleted_job_is_not_waited_for() -> None:
-    world = failed()
-    world.delete_child_job()
-    world.settle()
-    assert [key for key in world.created if key[0] == JOBS.plural] == [
-        (JOBS.plural, "train"),
-        (JOBS.plural, "train-r1"),
-    ]
-
-
-@pytest.mark.parametrize("nodes", [2, LARGE - 1])
-def test_a_small_gang_is_replaced_at_once(nodes: int) -> None:
-    world = World(make_job(numNodes=nodes), make_queue())
-    world.settle()
-    world.all_workers("Running")
-    world.settle()
-    fail(world)
-    world.settle()
-    assert len(world.gangs) == 2
-
-
-def test_a_small_gang_that_has_failed_needs_no_gate_either() -> None:
+def test_a_gang_whose_job_has_failed_needs_no_gate() -> None:
     world = World(make_job(numNodes=2, reliability={"maxRestarts": 5}), make_queue())
     world.settle()
     for _ in range(2):  # the second failure in a row has a back-off

@@ -169,7 +169,7 @@ def test_the_deadline_counts_running_time_only():
     world.pass_time(seconds=plan.requeue_after)
     plan = world.step()
     assert world.phase == "TimedOut"
-    assert [d.grace_seconds for d in plan.deletes] == [30, 30], "time for a last checkpoint"
+    assert [d.grace_seconds for d in plan.deletes] == [30], "time for a last checkpoint"
     assert "100 s" in world.job.status.message
     world.containers_stop()
     assert world.plan().deletes == ()

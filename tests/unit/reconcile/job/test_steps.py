@@ -18,7 +18,7 @@ from torchrun_controller.reconcile.model.phases import ROWS
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from unit.reconcile import losing
 from unit.reconcile.job.test_dependencies import Family, job
-from world import DEFAULTS, ZIP, World, make_job, make_queue
+from world import ZIP, World, make_job, make_queue
 
 QUOTA: JsonObject = {"quota": {"nodes": 4}}
 Pair = tuple[str, str]
@@ -132,12 +132,6 @@ def with_terminating_checkpoints() -> World:
     return world
 
 
-def with_a_large_gang() -> World:
-    world = running(numNodes=DEFAULTS.large_gang + 1)
-    world.pod(world.workers()[0].metadata.name, phase="Failed")
-    return world
-
-
 def with_lost_nodes() -> World:
     world = losing.running(nodes=3)
     for node in ("node-1", "node-2"):
@@ -175,7 +169,6 @@ HISTORIES: dict[Pair, Callable[[], World]] = {
     ("not_admitted", "Queued"): lambda: submitted(QUOTA),
     ("not_admitted", "Preempted"): preempted_and_released,
     ("unfenced_not_recorded", "Queued"): with_lost_nodes,
-    ("large_gang_ending", "Queued"): with_a_large_gang,
     ("create_gang", "Queued"): submitted,
     ("create_gang", "Pending"): lambda: blocked_by(SERVICES.resource, "train"),
 }

@@ -41,7 +41,7 @@ def test_a_lost_node_is_a_disruption_with_a_new_gang():
     world.pass_time(seconds=40)
     plan = world.step()
     assert not plan.applies
-    assert sorted(delete.name for delete in plan.deletes) == ["train-0-abcde", "train-1-abcde"]
+    assert [(delete.name, delete.collection) for delete in plan.deletes] == [("train", True)]
     assert [worker.node for worker in world.job.status.unfenced] == ["node-1"], (
         "the status is written first"
     )
