@@ -37,6 +37,10 @@ class EndedRound(NamedTuple):
 class RestartDecider(Protocol):
     """Decides whether a failed round is followed by another one."""
 
+    @property
+    def is_off(self) -> bool:
+        """Whether no failure is followed by another round."""
+
     def allows(self, cause: Cause, step: int | None, ran_seconds: float) -> bool:
         """Whether to start another round after this failure. Called once for each failure."""
 
@@ -126,6 +130,8 @@ class GangLeader:
         if self._code.revision > start.code.revision:
             return StopRound(start.round, failed=False)
         causes = [state.cause for state in states if state.cause is not None]
+        if causes and self._policy.is_off and not self._edit_wait:
+            return EndGang()  # the pod that failed ends at once, and the controller ends the others
         if causes:
             return StopRound(start.round) if self._is_cause_known(causes, now) else start
         return EndGang() if self._has_succeeded(start.round) else start

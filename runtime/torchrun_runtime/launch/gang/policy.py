@@ -56,6 +56,11 @@ class RestartPolicy:
         self._kind: tuple[str, int] | None = None
         self._of_kind = 0
 
+    @property
+    def is_off(self) -> bool:
+        """Whether no failure is followed by another round."""
+        return not self._limits.restarts
+
     def allows(self, cause: Cause, step: int | None, ran_seconds: float) -> bool:
         """Whether to start another round after this failure. Called once for each failure.
 

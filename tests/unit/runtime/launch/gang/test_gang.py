@@ -135,13 +135,25 @@ def test_a_failure_restarts_the_ranks_of_all_nodes_in_the_same_pods(make_gang: G
     assert "failed with exit code 4" in results[1].err
 
 
-def test_without_restarts_each_node_reports_its_own_end(make_gang: GangFactory) -> None:
+def test_without_restarts_a_failure_ends_its_own_pod_only(make_gang: GangFactory) -> None:
     gang = make_gang(2)
     gang.annotate(start="1")
-    results = ends(gang.start(FAILS_TWICE, TORCHRUN_IN_PLACE_RESTARTS=""))
+    running = gang.start(FAILS_TWICE, TORCHRUN_IN_PLACE_RESTARTS="")
+    result = running[1].end()
+    assert (result.exit_code, result.message["reason"]) == (3, "ExitCode")
+    assert running[0].process.poll() is None
+    running[0].stop()
+    assert running[0].end().message["reason"] == "Stopped"
+
+
+def test_after_the_last_restart_each_node_reports_its_own_end(make_gang: GangFactory) -> None:
+    gang = make_gang(2)
+    gang.annotate(start="1")
+    once = json.dumps({"restarts": 1, "exitCodes": [], "signals": []})
+    results = ends(gang.start(FAILS_TWICE, TORCHRUN_IN_PLACE_RESTARTS=once))
     assert [(r.exit_code, r.message["reason"]) for r in results] == [
         (143, "PeerFailed"),
-        (3, "ExitCode"),
+        (4, "ExitCode"),
     ]
 
 

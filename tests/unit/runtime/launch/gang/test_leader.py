@@ -1,7 +1,5 @@
 """The leader starts a round only when no rank of the round before runs, and ends the gang in doubt."""
 
-import pytest
-
 from torchrun_runtime.launch.failure import Cause
 from torchrun_runtime.launch.gang.leader import (
     LOST_SECONDS,
@@ -127,8 +125,15 @@ def test_a_pod_that_leaves_ends_the_gang_and_disturbs_no_rank() -> None:
     assert leader.order == EndGang()
 
 
-@pytest.mark.parametrize("restarts", [0, 2])
-def test_the_restarts_are_limited(restarts: int) -> None:
+def test_without_restarts_the_other_nodes_go_on_until_kubernetes_ends_them() -> None:
+    leader = gang(restarts=0)
+    run(leader, 0)
+    leader.receive(1, MemberState(FAILED, 0, cause()), 1)
+    assert leader.order == EndGang()
+
+
+def test_the_restarts_are_limited() -> None:
+    restarts = 2
     leader = gang(1, restarts)
     for number in range(restarts):
         leader.receive(0, MemberState(FAILED, number, cause(code=number + 1)), 1)
