@@ -335,7 +335,8 @@ METADATA_KEYS = (
         "worker",
         _BY_CONTROLLER,
         (CONTROLLER, LAUNCHER),
-        "Revision of the workspace to run.",
+        "Revision of the workspace to run. Newer ones are written to the worker of node 0, which "
+        "leads the others, and to every worker if a serve pod has the code.",
     ),
     _annotation(
         names.DEVELOPMENT,

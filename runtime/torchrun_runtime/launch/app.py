@@ -17,8 +17,9 @@ from .command import decide
 from .contract import LAUNCH_FAILED, STOPPED
 from .copies import Copy
 from .errors import LaunchError
-from .failure import Cause, find_cause, read_reports
+from .failure import Cause, find_cause, is_peer_loss, read_reports
 from .fencing import GangId, Worker, take_over
+from .gang.messages import StopRound
 from .gang.rounds import Rounds, follow, lead
 from .gate import is_open, pass_gate
 from .hang import HangWatchdog
@@ -38,7 +39,7 @@ from .supervise import STOPPING, CommandExit, StopRequest, Watchdog, supervise
 from .venv import make, use
 from .workspace import SharedWorkspace, WorkspaceCopy
 
-PEER_FAILED = "PeerFailed"
+PEER_FAILED, RELOADED = "PeerFailed", "Stopped"
 _KILL_SECONDS = 2.0  # for killed processes to end
 _COPY_SECONDS = 2.0  # at the end, to write the rest of the log to the job's storage
 _ROUND_GRACE = 5.0  # grace period of ranks before the next round
@@ -117,10 +118,12 @@ def launch(
     with _copied_log(settings):
         if settings.gang.is_leader:
             rounds = lead(settings.gang, settings.limits, pass_own_gate, reload.announce)
+        elif is_open(settings.start_file, settings.attempt):
+            fencing.extend(_take_over(settings, []))
+            wait_for_names(settings.hosts, settings.resolve_wait)
+            rounds = follow(settings.gang, lambda: None)
         else:
-            if is_open(settings.start_file, settings.attempt):
-                wait_for_names(settings.hosts, settings.resolve_wait)
-            rounds = follow(settings.gang)
+            rounds = follow(settings.gang, lambda: fencing.extend(_take_over(settings, [])))
         try:
             return _run_rounds(settings, environment, argv, fencing, rounds, reload)
         finally:
@@ -150,15 +153,15 @@ def _run_rounds(
     """Run the command in each round of the gang. The cause of its end on this node."""
     cause: Cause | None = None
     leave = _LeaveNotice(rounds)
+    has_names = False
     while True:
         start = rounds.await_start()
         if start is None:
             return cause
         with _interruptible():
-            if start.round == 0 and not settings.gang.is_leader:
-                fencing.extend(_take_over(settings, []))
-            if start.round == 0:
+            if not has_names:
                 wait_for_names(settings.hosts, settings.resolve_wait)
+                has_names = True
             if reload.update(start):
                 _enter_directory(settings)
         if start.round > 0:
@@ -166,14 +169,15 @@ def _run_rounds(
         variables = of_round(environment, start.round)
         watchdogs = [*fencing, leave]
         command_exit, cause, step = _run(settings, variables, argv, watchdogs, rounds)
-        if not command_exit.for_next_round:
+        reason = cause.reason if cause else ""
+        was_stopped = command_exit.for_next_round and reason in (PEER_FAILED, RELOADED)
+        if not was_stopped:
             _report(cause)
         if command_exit.stopped_by is not None:
             return cause
         if settings.gang.is_leader and not command_exit.for_next_round:
-            with _interruptible():
-                reload.await_announcement()
-        rounds.end(cause, step, stopped=command_exit.for_next_round)
+            reload.await_announcement()
+        rounds.end(cause, step, stopped=was_stopped)
 
 
 def _report(cause: Cause | None) -> None:
@@ -227,11 +231,15 @@ def _run(
         chunks = (lambda: streams.chunks) if streams else (lambda: 0)
         watchdogs = [*watchdogs, HangWatchdog(settings.hang_timeout, reports, chunks)]
 
+    stop: StopRound | None = None
+    stopped_at = 0.0
+
     def end_of_round() -> float | None:
-        order = rounds.stop_order()
-        if order is None:
+        nonlocal stop, stopped_at
+        stop, stopped_at = rounds.stop_order(), time.time()
+        if stop is None:
             return None
-        why = "a rank on another node has failed" if order.failed else "there is newer code"
+        why = "a rank on another node has failed" if stop.failed else "there is newer code"
         say(f"stopping the ranks, because {why}")
         return min(settings.grace or _ROUND_GRACE, _ROUND_GRACE)
 
@@ -240,7 +248,11 @@ def _run(
         command_exit = supervise(argv, variables, settings.grace, watchdogs, streams, end_of_round)
         if streams:
             streams.close()
-        cause = _cause(command_exit, reports, oom_kills() > kills)
+        cause = (
+            _cause_of_round(stop, stopped_at, reports)
+            if command_exit.for_next_round and stop
+            else _cause(command_exit, reports, oom_kills() > kills)
+        )
         return command_exit, cause, newest_step(reports)
     finally:
         if reporter:
@@ -255,9 +267,6 @@ def _reporter(settings: Settings, reports: str) -> Reporter | None:
 
 
 def _cause(command_exit: CommandExit, reports: str, out_of_memory: bool) -> Cause | None:
-    if command_exit.for_next_round:
-        message = "The ranks of this node were stopped, because a rank on another node has failed."
-        return Cause(STOPPED, None, None, PEER_FAILED, message, timestamp())
     if command_exit.stop_request is not None:
         return _cause_of_request(command_exit.stop_request, out_of_memory)
     if command_exit.stopped_by is not None:
@@ -265,6 +274,22 @@ def _cause(command_exit: CommandExit, reports: str, out_of_memory: bool) -> Caus
     if command_exit.exit_code == 0:
         return None
     return find_cause(command_exit, read_reports(reports), time.time(), out_of_memory)
+
+
+def _cause_of_round(stop: StopRound, stopped_at: float, reports: str) -> Cause:
+    """The cause of an end by order of the leader; that of a rank that had failed before."""
+    own = [report for report in read_reports(reports) if report.time < stopped_at]
+    exceptions = [report for report in own if not report.failures]
+    if stop.failed and exceptions:
+        first = min(exceptions, key=lambda report: report.time)
+        cause = Cause(1, first.rank, None, "Exception", first.message, timestamp(first.time))
+        if not is_peer_loss(cause):
+            return cause
+    if stop.failed:
+        message = "The ranks of this node were stopped, because a rank on another node has failed."
+        return Cause(STOPPED, None, None, PEER_FAILED, message, timestamp())
+    message = "The ranks of this node were stopped for newer code, and the gang has ended."
+    return Cause(STOPPED, None, signal.SIGTERM, RELOADED, message, timestamp())
 
 
 def _streams(settings: Settings) -> Streams | None:

@@ -11,6 +11,7 @@ from .gang.messages import RoundCode, StartRound
 from .gang.rounds import OwnLink
 from .output import say, wait_until
 from .podinfo import annotation, number
+from .supervise import is_stopping
 from .workspace import WorkspaceCopy
 
 # Between the publication of a revision on the PVC and the annotation of the controller.
@@ -29,16 +30,18 @@ class Reload:
         self._workspace = workspace
         self._podinfo = podinfo
         self._edit_wait = edit_wait
+        # The leader starts a round for a newer revision than this one.
+        self._revision = workspace.revision if workspace else 0
         self._announced: tuple[RoundCode, float] | None = None
 
     def announce(self, link: OwnLink) -> None:
         """Tell the leader the newest revision, and whether a failed round waits for an edit."""
         if self._workspace is None:
             return
-        revision = max(self._workspace.revision, self._newest_announced())
+        self._revision = max(self._revision, self._newest_announced())
         is_developed = annotation(self._podinfo, contract.DEVELOPMENT_ANNOTATION) == "true"
         served = annotation(self._podinfo, contract.SERVED_ANNOTATION)
-        announced = RoundCode(revision, served), self._edit_wait if is_developed else 0.0
+        announced = RoundCode(self._revision, served), self._edit_wait if is_developed else 0.0
         if announced != self._announced:
             self._announced = announced
             link.announce(*announced)
@@ -48,7 +51,7 @@ class Reload:
         workspace = self._workspace
         if workspace is not None and workspace.newest_revision() > workspace.revision:
             wait_until(
-                lambda: self._newest_announced() > workspace.revision,
+                lambda: is_stopping() or self._newest_announced() > workspace.revision,
                 _ANNOTATION_SECONDS,
                 "the controller to announce the newer revision",
                 pause=_POLL,

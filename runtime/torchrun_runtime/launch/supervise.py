@@ -31,7 +31,8 @@ from .processes import (
 from .streams import Streams
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
-_HANDLED_SIGNALS = frozenset({signal.SIGCHLD, *STOPPING})
+_CHILD_SIGNALS = frozenset({signal.SIGCHLD})
+_HANDLED_SIGNALS = frozenset({*_CHILD_SIGNALS, *STOPPING})
 _IDLE = 1.0  # seconds between two looks without a signal, should one have been lost
 _POLL = 0.1  # seconds between two checks for the end of a round, or while killed processes end
 # Poll interval while ranks end. They are not children of the launcher. Their agent polls every
@@ -39,6 +40,11 @@ _POLL = 0.1  # seconds between two checks for the end of a round, or while kille
 _POLL_RANKS = 0.005
 _CLEAR_SECONDS = 2.0
 _AGENT_SECONDS = 10.0  # grace period of torchrun after its ranks have ended
+
+
+def is_stopping() -> bool:
+    """Whether a signal is pending that asks this process to end, while it is blocked."""
+    return not signal.sigpending().isdisjoint(STOPPING)
 
 
 class StopRequest(NamedTuple):
@@ -97,8 +103,10 @@ def supervise(
     stop_request: StopRequest | None = None
     last_check = time.monotonic()
     while True:
-        number = _stop_signal(_pause(stop, stop_request, end_of_round))
-        if number and stop_request is None and (stop is None or stop.for_next_round):
+        # A signal that ends the pod stays pending while the command is killed: the caller sees it.
+        signals = _HANDLED_SIGNALS if stop_request is None else _CHILD_SIGNALS
+        number = _stop_signal(_pause(stop, stop_request, end_of_round), signals)
+        if number and (stop is None or stop.for_next_round):
             for watchdog in watchdogs:
                 watchdog.on_stop(leaving=True)
             stop = _GracefulStop(number, grace)
@@ -131,9 +139,9 @@ def _pause(
     return _POLL if stop_request or end_of_round else _IDLE
 
 
-def _stop_signal(seconds: float) -> int:
+def _stop_signal(seconds: float, signals: frozenset[signal.Signals]) -> int:
     """Wait for a signal; its number if it is in STOPPING, 0 for any other or none."""
-    received = signal.sigtimedwait(_HANDLED_SIGNALS, seconds)
+    received = signal.sigtimedwait(signals, seconds)
     return received.si_signo if received is not None and received.si_signo in STOPPING else 0
 
 
@@ -261,7 +269,7 @@ def _clear() -> None:
         if not remaining:
             break
         send(remaining, signal.SIGKILL)
-        signal.sigtimedwait(_HANDLED_SIGNALS, _POLL)
+        signal.sigtimedwait(_CHILD_SIGNALS, _POLL)
         _reap(0)
 
 

@@ -285,9 +285,13 @@ def _may_train(
 
 
 def _closed_gates(job: TorchrunJob, gang: ObservedGang) -> frozenset[_Gate]:
-    """Return the gates of the leaders that have not been started."""
-    pods = (pod for pod in (*gang.workers, *gang.stale_pods) if index_of(pod) == 0)
-    return frozenset(_gate_of(job, gang, pod) for pod in pods if not lifecycle.has_own_start(pod))
+    """Return the gates of the leaders that have not been started.
+
+    A suspended Job that resumes may have two leaders of one attempt: an old one and a new one.
+    """
+    leaders = [pod for pod in (*gang.workers, *gang.stale_pods) if index_of(pod) == 0]
+    started = {_gate_of(job, gang, pod) for pod in leaders if lifecycle.has_own_start(pod)}
+    return frozenset({_gate_of(job, gang, pod) for pod in leaders} - started)
 
 
 def _gate_of(job: TorchrunJob, gang: ObservedGang, pod: Pod) -> _Gate:

@@ -1,8 +1,9 @@
 """Hot reload: newer code for a running gang, and a sync pod on standby for the next upload.
 
 A sync pod that succeeded has created a revision of the workspace, and so has a serve pod that
-serves. An annotation of every worker names the newest revision. The launchers fetch what changed
-and restart the command on all nodes together, in the same pods.
+serves. An annotation of the leader names the newest revision, and of every worker where a serve pod
+has it. The launchers fetch what changed and restart the command on all nodes together, in the same
+pods.
 """
 
 from datetime import datetime

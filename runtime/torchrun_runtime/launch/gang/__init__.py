@@ -10,6 +10,7 @@ The launcher of node 0 is the leader. The others, the members, connect to it and
 
 The leader sends all members the same order:
 
+    {"order": "open"}                              the gate is open: take part in the fence
     {"order": "start", "round": 0, "revision": 3, "served": ""}   run this code of the workspace
     {"order": "stop", "round": 0, "failed": true, "edit": false}    end the ranks, and wait
     {"order": "exit"}                              end with your own result, once the command ends

@@ -12,6 +12,7 @@ from typing import BinaryIO, Callable
 from ..state import start_thread
 from .messages import (
     LONGEST_LINE,
+    NEVER,
     GangOrder,
     InvalidMessageError,
     MemberState,
@@ -43,6 +44,8 @@ class LeaderConnection:
         self._closed = threading.Event()
         self._lost_at: float | None = time.monotonic()
         self._error = ""
+        self._instance = secrets.token_hex(8)
+        self._leader = ""  # the instance that this node is connected to
         start_thread(self._run)
 
     def report(self, state: MemberState) -> None:
@@ -108,15 +111,27 @@ class LeaderConnection:
 
     def _greet(self, connection: socket.socket, lines: BinaryIO) -> None:
         """Prove to be of this attempt, and check that the leader is. Raises OSError, ValueError."""
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        with suppress(OSError, AttributeError):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 3)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        keep_alive(connection)
         own = secrets.token_hex(16)
         nonces = (str(decode(lines.readline(LONGEST_LINE)).get("nonce")), own)
         claim = proof(self._key, "member", nonces, self._index)
-        connection.sendall(encode({"index": self._index, "nonce": own, "proof": claim}))
-        answer = decode(lines.readline(LONGEST_LINE)).get("proof")
-        if not is_proof(answer, proof(self._key, "leader", nonces, self._index)):
-            raise InvalidMessageError("the leader is not of this attempt")
+        hello = {"index": self._index, "nonce": own, "proof": claim, "instance": self._instance}
+        connection.sendall(encode(hello))
+        answer = decode(lines.readline(LONGEST_LINE))
+        expected = proof(self._key, "leader", nonces, self._index)
+        if not is_proof(answer.get("proof"), expected):
+            raise InvalidMessageError("it is not of this attempt")
+        leader = str(answer.get("instance"))
+        if self._state.round > NEVER and leader != self._leader:
+            raise InvalidMessageError("it is not the launcher that started the ranks")
+        self._leader = leader
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let the kernel notice within about 15 s that the other machine is gone."""
+    with suppress(OSError, AttributeError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 3)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 15_000)

@@ -13,6 +13,7 @@ from .messages import (
     EndGang,
     GangOrder,
     MemberState,
+    OpenGate,
     RoundCode,
     StartRound,
     StopRound,
@@ -121,8 +122,8 @@ class GangLeader:
             return self._while_running(self.order, now)
         if isinstance(self.order, StopRound):
             return self._while_stopping(self.order, now)
-        if self._is_open and self._all_stopped(NEVER):
-            return StartRound(0, self._code)
+        if self._is_open:
+            return StartRound(0, self._code) if self._all_stopped(NEVER) else OpenGate()
         return None
 
     def _while_running(self, start: StartRound, now: float) -> GangOrder:
@@ -134,12 +135,22 @@ class GangLeader:
             return EndGang()  # the pod that failed ends at once, and the controller ends the others
         if causes:
             return StopRound(start.round) if self._is_cause_known(causes, now) else start
-        return EndGang() if self._has_succeeded(start.round) else start
+        return EndGang() if self._is_over(start.round, now) else start
 
-    def _has_succeeded(self, number: int) -> bool:
-        nodes = (0,) if self._is_head else range(self._size)
-        states = (self._states.get(node) for node in nodes)
-        return all(s is not None and (s.state, s.round) == (SUCCEEDED, number) for s in states)
+    def _is_over(self, number: int, now: float) -> bool:
+        """Whether all nodes have succeeded, or are gone without another connection.
+
+        A node whose command succeeds while it cannot reach the leader ends by itself.
+        """
+        succeeded = {
+            node
+            for node, state in self._states.items()
+            if (state.state, state.round) == (SUCCEEDED, number)
+        }
+        if self._is_head:
+            return 0 in succeeded
+        gone = {node for node, since in self._lost.items() if now - since > LOST_SECONDS}
+        return bool(succeeded) and succeeded | gone == set(range(self._size))
 
     def _is_cause_known(self, causes: Sequence[Cause], now: float) -> bool:
         if len(causes) == self._size or not all(is_peer_loss(cause) for cause in causes):
@@ -151,7 +162,8 @@ class GangLeader:
     def _while_stopping(self, stop: StopRound, now: float) -> GangOrder:
         if not self._all_stopped(stop.round):
             is_lost = any(now - since > LOST_SECONDS for since in self._lost.values())
-            is_late = now - self._stopped_at > STOP_SECONDS
+            stopped = [s for s in self._of_round(stop.round) if s.state != RUNNING]
+            is_late = len(stopped) < self._size and now - self._stopped_at > STOP_SECONDS
             return EndGang() if is_lost or is_late else stop
         causes = [state.cause for state in self._of_round(stop.round) if state.cause is not None]
         return self._after(stop, causes, now)

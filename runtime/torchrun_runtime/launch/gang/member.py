@@ -6,6 +6,7 @@ from ..failure import Cause
 from .messages import (
     FAILED,
     LEAVING,
+    NEVER,
     READY,
     RUNNING,
     SUCCEEDED,
@@ -26,10 +27,11 @@ class GangMember:
     def follow(self, order: GangOrder | None) -> StartRound | EndGang | None:
         """While no ranks run: start those of a round, end, or wait.
 
-        A round that was stopped before it started here never starts.
+        A round that was stopped before it started here never starts. A node that has never started
+        does not end with the gang: the leader may be one that ends, and its successor comes.
         """
         if isinstance(order, EndGang):
-            return order
+            return order if self.state.round > NEVER else None
         if isinstance(order, StartRound) and order.round > self.state.round:
             self.state = MemberState(RUNNING, order.round)
             return order

@@ -36,6 +36,10 @@ class RoundCode(NamedTuple):
     served: str = ""
 
 
+class OpenGate(NamedTuple):
+    """No rank of an older gang runs any more, but some nodes of this one are not ready yet."""
+
+
 class StartRound(NamedTuple):
     """Start the ranks of a round."""
 
@@ -59,7 +63,7 @@ class EndGang(NamedTuple):
     """There is no further round: end with your own result. Ranks that run are not disturbed."""
 
 
-GangOrder = Union[StartRound, StopRound, EndGang]
+GangOrder = Union[OpenGate, StartRound, StopRound, EndGang]
 
 
 class InvalidMessageError(ValueError):
@@ -97,7 +101,7 @@ def encode_order(order: GangOrder) -> bytes:
         return encode({"order": "start", "round": order.round, **order.code._asdict()})
     if isinstance(order, StopRound):
         return encode({"order": "stop", **order._asdict()})
-    return encode({"order": "exit"})
+    return encode({"order": "open" if isinstance(order, OpenGate) else "exit"})
 
 
 def decode_order(line: bytes) -> GangOrder:
@@ -113,6 +117,8 @@ def decode_order(line: bytes) -> GangOrder:
             return StopRound(int(body["round"]), bool(body["failed"]), bool(body["edit"]))
         if name == "exit":
             return EndGang()
+        if name == "open":
+            return OpenGate()
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidMessageError(f"not an order: {line[:80]!r}") from error
     raise InvalidMessageError(f"not an order: {line[:80]!r}")

@@ -8,13 +8,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Callable, NamedTuple, Protocol
 
+from ..errors import LaunchError
 from ..failure import Cause
 from ..output import say
-from ..supervise import STOPPING
+from ..supervise import is_stopping
 from .connection import LeaderConnection
 from .leader import GangLeader
 from .member import GangMember
-from .messages import FAILED, GangOrder, MemberState, RoundCode, StartRound, StopRound
+from .messages import FAILED, EndGang, GangOrder, MemberState, RoundCode, StartRound, StopRound
 from .policy import RestartLimits, RestartPolicy
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _POLL = 0.05  # seconds between two looks at the annotations of the leader
 _LINE_SECONDS = 10.0  # between two lines about a wait
 _NAMED_NODES = 8  # in a line
+_PORT_SECONDS = 10.0  # for another process to release the port
 # How long a node whose command has ended waits for a leader that is gone.
 _LEADERLESS_SECONDS = 15.0
 
@@ -147,10 +149,18 @@ class OwnLink:
 class Rounds:
     """Reports what this node does and follows the orders of the leader.
 
-    `look` is called often while this node waits, and before each check for a stop.
+    `look` is called often while this node waits, and before each check for a stop. `pass_gate` is
+    called once, when the gate of the leader is open.
     """
 
-    def __init__(self, link: GangLink, inbox: OrderInbox, look: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        link: GangLink,
+        inbox: OrderInbox,
+        look: Callable[[], None],
+        pass_gate: Callable[[], None] | None = None,
+    ) -> None:
+        self._pass_gate = pass_gate
         self._link = link
         self._inbox = inbox
         self._look = look
@@ -168,13 +178,16 @@ class Rounds:
         while True:
             self._look()
             order = self._inbox.order
+            if self._pass_gate and order is not None and not isinstance(order, EndGang):
+                pass_gate, self._pass_gate = self._pass_gate, None
+                pass_gate()
             step = self._member.follow(order)
             self._report()
             if isinstance(step, StartRound):
                 return step
             if step is not None or self._is_leaderless():
                 return None
-            if not signal.sigpending().isdisjoint(STOPPING):
+            if is_stopping():
                 self.leave()
                 return None
             wait.write(self._link, for_edit=self._waits_for_edit(order))
@@ -244,24 +257,44 @@ def lead(
 ) -> Rounds:
     """Lead the gang. The other nodes may connect while this one waits in `pass_gate`.
 
-    look: called often in the main thread. Raises LaunchError (ChannelFailed), and what `pass_gate`
-    raises.
+    On the network of the host, the leader of the gang before may still have the port until its pods
+    have ended, and the gate opens then. look: called often in the main thread. Raises LaunchError
+    (ChannelFailed), and what `pass_gate` raises.
     """
     inbox = OrderInbox()
-    link = OwnLink(node, limits, inbox)
+    link = _make_link(node, limits, inbox, 0.0)
     pass_gate()
-    look(link)
-    link.open_gate()
+    link = link or _make_link(node, limits, inbox, _PORT_SECONDS)
+    assert link is not None
+    own = link
+    look(own)
+    own.open_gate()
 
     def look_and_tick() -> None:
-        look(link)
-        link.tick()
+        look(own)
+        own.tick()
 
-    return Rounds(link, inbox, look_and_tick)
+    return Rounds(own, inbox, look_and_tick)
 
 
-def follow(node: GangNode) -> Rounds:
-    """Follow the leader of the gang."""
+def _make_link(
+    node: GangNode, limits: RestartLimits, inbox: OrderInbox, seconds: float
+) -> OwnLink | None:
+    """The link of the leader. While its port is taken: None, or LaunchError after some seconds."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            return OwnLink(node, limits, inbox)
+        except LaunchError:
+            if not seconds:
+                return None
+            if time.monotonic() >= until:
+                raise
+        time.sleep(_POLL)
+
+
+def follow(node: GangNode, pass_gate: Callable[[], None]) -> Rounds:
+    """Follow the leader of the gang. pass_gate: called once its gate is open, in `await_start`."""
     inbox = OrderInbox()
     connection = LeaderConnection(node.host, node.port, node.rank, node.key, inbox.put)
-    return Rounds(connection, inbox, lambda: None)
+    return Rounds(connection, inbox, lambda: None, pass_gate)

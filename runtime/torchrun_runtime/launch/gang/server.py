@@ -13,11 +13,15 @@ from typing import Callable
 from ..errors import LaunchError
 from ..output import say
 from ..state import start_thread
+from .connection import keep_alive
 from .leader import GangLeader
 from .messages import (
     LONGEST_LINE,
+    EndGang,
     GangOrder,
     InvalidMessageError,
+    StartRound,
+    StopRound,
     decode,
     decode_state,
     encode,
@@ -34,7 +38,7 @@ _BACKLOG = 4096
 
 
 class GangServer:
-    """Connects a Leader with the members of its gang.
+    """Connects a GangLeader with the members of its gang.
 
     `leader` is only used in the thread of the server; `call` runs a function there. `ordered` is
     called there with each new order. Raises LaunchError (ChannelFailed) if the port is taken.
@@ -55,6 +59,8 @@ class GangServer:
         self._sent: GangOrder | None = None
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._loop = asyncio.new_event_loop()
+        self._instance = secrets.token_hex(8)
+        self._instances: dict[int, str] = {}  # of the launchers of the members
         self._ended: asyncio.Future[None] = self._loop.create_future()
         _raise_descriptor_limit(size + _SPARE_DESCRIPTORS)
         listener = _listen(port)
@@ -86,7 +92,9 @@ class GangServer:
 
     async def _run(self, listener: socket.socket) -> None:
         self._left = asyncio.Event()  # set whenever a member has left
-        server = await asyncio.start_server(self._serve, sock=listener, limit=LONGEST_LINE)
+        server = await asyncio.start_server(
+            self._serve, sock=listener, limit=LONGEST_LINE, backlog=_BACKLOG
+        )
         while not self._ended.done():
             self.leader.tick(time.monotonic())
             self._send_new_order()
@@ -122,6 +130,8 @@ class GangServer:
             if self.leader.order is not None:
                 writer.write(encode_order(self.leader.order))
             while line := await reader.readline():
+                if self._writers.get(index) is not writer:
+                    break
                 self.leader.receive(index, decode_state(line), time.monotonic())
                 self._send_new_order()
         except (OSError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
@@ -136,7 +146,7 @@ class GangServer:
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
         """Check that the other side belongs to this attempt; its index."""
-        _keep_alive(writer.get_extra_info("socket"))
+        keep_alive(writer.get_extra_info("socket"))
         own = secrets.token_hex(16)
         writer.write(encode({"nonce": own}))
         hello = decode(await reader.readline())
@@ -145,17 +155,15 @@ class GangServer:
             raise InvalidMessageError("not an index of this gang")
         if not is_proof(hello.get("proof"), proof(self._key, "member", nonces, index)):
             raise InvalidMessageError("not of this attempt")
-        writer.write(encode({"proof": proof(self._key, "leader", nonces, index)}))
+        instance = str(hello.get("instance"))
+        # Kueue may end the pods of a Job and create others with the same key.
+        has_started = isinstance(self.leader.order, (StartRound, StopRound, EndGang))
+        if has_started and self._instances.get(index) != instance:
+            raise InvalidMessageError("another launcher of this node has started")
+        self._instances[index] = instance
+        claim = proof(self._key, "leader", nonces, index)
+        writer.write(encode({"proof": claim, "instance": self._instance}))
         return index
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    """Let the kernel notice within about 15 s that the other machine is gone."""
-    with suppress(OSError, AttributeError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 3)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
 def _listen(port: int) -> socket.socket:

@@ -274,3 +274,38 @@ def test_a_leader_serves_a_large_gang() -> None:
         leader.call(GangLeader.open_gate)
         for inbox in inboxes:
             await_order(inbox, StartRound(0))
+
+
+def test_a_second_launcher_of_a_node_joins_no_round_that_has_started() -> None:
+    with server(2) as (leader, port), ExitStack() as stack:
+        inboxes = [OrderInbox(), OrderInbox()]
+        first = LeaderConnection("127.0.0.1", port, 1, "uid 1", inboxes[0].put)
+        stack.callback(first.close)
+        leader.call(lambda state, now: state.receive(0, MemberState(), now))
+        leader.call(GangLeader.open_gate)
+        await_order(inboxes[0], StartRound(0))
+        second = LeaderConnection("127.0.0.1", port, 1, "uid 1", inboxes[1].put)
+        stack.callback(second.close)
+        while "not a message" not in second.describe_wait():
+            inboxes[1].wait(None, 0.05)
+        assert inboxes[1].order is None
+
+
+def test_a_node_that_has_started_follows_no_other_leader() -> None:
+    inbox = OrderInbox()
+    with ExitStack() as stack:
+        with server(2) as (leader, port):
+            member = LeaderConnection("127.0.0.1", port, 1, "uid 1", inbox.put)
+            stack.callback(member.close)
+            leader.call(lambda state, now: state.receive(0, MemberState(), now))
+            leader.call(GangLeader.open_gate)
+            await_order(inbox, StartRound(0))
+            member.report(MemberState("running", 0))
+        orders: list[GangOrder] = []
+        another = GangServer(
+            port, 2, "uid 1", GangLeader(2, RestartPolicy(RestartLimits())), orders.append
+        )
+        stack.callback(another.close)
+        while "not the launcher that started" not in member.describe_wait():
+            inbox.wait(inbox.order, 0.05)
+        assert orders == []

@@ -15,6 +15,7 @@ from torchrun_runtime.launch.gang.messages import (
     SUCCEEDED,
     EndGang,
     MemberState,
+    OpenGate,
     RoundCode,
     StartRound,
     StopRound,
@@ -49,8 +50,9 @@ def run(leader: GangLeader, number: int, size: int = 2) -> None:
 def test_the_first_round_waits_for_the_gate_and_for_every_member() -> None:
     leader = GangLeader(2, RestartPolicy(RestartLimits()))
     leader.receive(0, MemberState(), 0)
-    leader.open_gate(0)
     assert leader.order is None
+    leader.open_gate(0)
+    assert leader.order == OpenGate()
     leader.receive(1, MemberState(), 0)
     assert leader.order == StartRound(0)
     closed = GangLeader(1, RestartPolicy(RestartLimits()))
@@ -228,3 +230,35 @@ def test_a_node_that_does_not_stop_ends_the_gang() -> None:
     assert leader.order == StopRound(0)
     leader.tick(2 + STOP_SECONDS)
     assert leader.order == EndGang()
+
+
+def test_a_node_that_succeeded_without_a_connection_is_not_waited_for() -> None:
+    leader = gang()
+    run(leader, 0)
+    leader.lose(1, 1)
+    leader.receive(0, MemberState(SUCCEEDED, 0), 2)
+    leader.tick(1 + LOST_SECONDS)
+    assert leader.order == StartRound(0)
+    leader.tick(2 + LOST_SECONDS)
+    assert leader.order == EndGang()
+
+
+def test_a_node_that_runs_without_a_connection_is_waited_for_by_nodes_that_run() -> None:
+    leader = gang()
+    run(leader, 0)
+    leader.lose(1, 1)
+    leader.tick(10_000)
+    assert leader.order == StartRound(0)
+
+
+def test_a_short_loss_of_a_connection_does_not_end_the_wait_for_an_edit() -> None:
+    leader = gang(restarts=0)
+    leader.announce(RoundCode(0), 3600, 0)
+    run(leader, 0)
+    leader.receive(0, MemberState(FAILED, 0, cause()), 1)
+    leader.receive(1, MemberState(READY, 0), 1)
+    assert leader.order == StopRound(0, edit=True)
+    leader.lose(1, 100)
+    leader.tick(101)
+    leader.receive(1, MemberState(READY, 0), 102)
+    assert leader.order == StopRound(0, edit=True)

@@ -1,0 +1,27 @@
+"""What a node does about an order."""
+
+from torchrun_runtime.launch.gang.member import GangMember
+from torchrun_runtime.launch.gang.messages import EndGang, MemberState, StartRound, StopRound
+
+
+def test_a_round_that_was_stopped_before_its_start_never_starts() -> None:
+    member = GangMember()
+    assert member.follow(StopRound(0)) is None
+    assert member.state == MemberState("ready", 0)
+    assert member.follow(StartRound(0)) is None
+    assert member.follow(StartRound(1)) == StartRound(1)
+
+
+def test_an_order_that_comes_twice_starts_once() -> None:
+    member = GangMember()
+    assert member.follow(StartRound(0)) == StartRound(0)
+    member.end(None, None, stopped=False)
+    assert member.follow(StartRound(0)) is None
+
+
+def test_a_node_that_never_started_does_not_end_with_the_gang_before() -> None:
+    member = GangMember()
+    assert member.follow(EndGang()) is None
+    member.follow(StartRound(0))
+    member.end(None, None, stopped=False)
+    assert member.follow(EndGang()) == EndGang()
