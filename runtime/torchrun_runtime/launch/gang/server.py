@@ -178,8 +178,8 @@ def _listen(port: int) -> socket.socket:
         raise LaunchError(
             "ChannelFailed",
             f"The launcher cannot listen on port {port} for the other nodes of the gang:"
-            f" {error.strerror}. Set spec.distributed.port to a port that is free, and the 16 after"
-            " it, too.",
+            f" {error.strerror}. Set spec.distributed.port to one that is free together with the 16"
+            " ports after it, at most 65519.",
         ) from error
 
 
