@@ -12,7 +12,7 @@ from bodies import Body
 from faults.cluster import JOBS, PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES, owners
 from faults.ledger import Ledger
 from faults.store import Change, Resource, Store
-from gates import may_train
+from gates import has_start, may_train
 from torchrun_api import names
 from torchrun_api.status import TERMINAL
 
@@ -126,7 +126,9 @@ class Oracle:
             workers = _living(self._store, names.WORKER)
             training = [pod for pod in workers if may_train(pod, self._store.bodies(PODS))]
             training += self.unseen()
-            fenced = {worker for pod in training for worker in _fenced_by(pod)}
+            # The launcher of node 0 fences for its gang, and may end before the others.
+            leaders = (pod for pod in self._store.bodies(PODS) if has_start(pod))
+            fenced = {worker for pod in leaders for worker in _fenced_by(pod)}
             unfenced = [pod for pod in training if _worker(pod) not in fenced]
             self._at_most_one("gang that trains", unfenced, _attempt)
 
