@@ -94,7 +94,7 @@ def supervise(
     signal and ten times a second, returns the grace period with which to end the command for the
     next round, None to go on. Raises LaunchError (CommandNotFound, CommandNotExecutable).
 
-    By priority: a stop in progress, then the end of the round, then the watchdogs.
+    By priority: a stop in progress, or the request of a watchdog, then the end of the round.
     """
     adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
@@ -116,7 +116,7 @@ def supervise(
             return _command_exit(status, stop, stop_request)
         if stop:
             stop.advance()
-        elif end_of_round and (round_grace := end_of_round()) is not None:
+        elif stop_request is None and end_of_round and (round_grace := end_of_round()) is not None:
             for watchdog in watchdogs:
                 watchdog.on_stop(leaving=False)
             stop = _GracefulStop(signal.SIGTERM, round_grace, for_next_round=True)

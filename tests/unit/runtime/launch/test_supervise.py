@@ -154,3 +154,44 @@ def test_reports_that_torch_is_missing(launcher: Launcher) -> None:
     assert result.exit_code == 125
     assert result.message["reason"] == "TorchMissing"
     assert "The image has no torch" in str(result.message["message"])
+
+
+REQUESTED = """
+import sys
+sys.path.insert(0, {runtime!r})
+from torchrun_runtime.launch import supervise as module
+from torchrun_runtime.launch.supervise import StopRequest, supervise
+
+send, calls = module.send, []
+
+def send_late(processes, number):  # the kernel holds the process for a moment
+    calls.append(number)
+    if len(calls) > 1:
+        send(processes, number)
+
+module.send = send_late
+
+class Hung:
+    asked = False
+
+    def check(self):
+        self.asked = True
+        return StopRequest(124, "Hung", "no output")
+
+    def on_stop(self, *, leaving):
+        pass
+
+hung = Hung()
+end = supervise(
+    ["sleep", "1000"], {{}}, 5.0, [hung], None, lambda: 5.0 if hung.asked else None
+)
+print(end.stop_request.reason, end.for_next_round)
+"""
+
+
+def test_the_end_of_a_round_does_not_replace_the_request_of_a_watchdog() -> None:
+    script = REQUESTED.format(runtime=str(FOLDER.parents[1]))
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "Hung False\n"
