@@ -115,15 +115,18 @@ def launch(
         unfenced = pass_gate(settings.start_file, settings.attempt)
         fencing.extend(_take_over(settings, unfenced))
 
+    def fence_older() -> None:
+        fencing.extend(_take_over(settings, []))
+
     with _copied_log(settings):
         if settings.gang.is_leader:
             rounds = lead(settings.gang, settings.limits, pass_own_gate, reload.announce)
         elif is_open(settings.start_file, settings.attempt):
-            fencing.extend(_take_over(settings, []))
+            pass_own_gate()
             wait_for_names(settings.hosts, settings.resolve_wait)
-            rounds = follow(settings.gang, lambda: None)
+            rounds = follow(settings.gang, lambda: None, settings.resolve_wait)
         else:
-            rounds = follow(settings.gang, lambda: fencing.extend(_take_over(settings, [])))
+            rounds = follow(settings.gang, fence_older, settings.resolve_wait)
         try:
             return _run_rounds(settings, environment, argv, fencing, rounds, reload)
         finally:
@@ -154,10 +157,12 @@ def _run_rounds(
     cause: Cause | None = None
     leave = _LeaveNotice(rounds)
     has_names = False
+    last_round = rounds.newest_round
     while True:
         start = rounds.await_start()
         if start is None:
-            return cause
+            return _cause_of_missed_round() if rounds.newest_round > last_round else cause
+        last_round = start.round
         with _interruptible():
             if not has_names:
                 wait_for_names(settings.hosts, settings.resolve_wait)
@@ -178,6 +183,11 @@ def _run_rounds(
         if settings.gang.is_leader and not command_exit.for_next_round:
             reload.await_announcement()
         rounds.end(cause, step, stopped=was_stopped)
+
+
+def _cause_of_missed_round() -> Cause:
+    message = "The gang ended before the ranks of this node started."
+    return Cause(STOPPED, None, signal.SIGTERM, RELOADED, message, timestamp())
 
 
 def _report(cause: Cause | None) -> None:
@@ -250,7 +260,7 @@ def _run(
             streams.close()
         cause = (
             _cause_of_round(stop, stopped_at, reports)
-            if command_exit.for_next_round and stop
+            if command_exit.for_next_round and command_exit.stop_request is None and stop
             else _cause(command_exit, reports, oom_kills() > kills)
         )
         return command_exit, cause, newest_step(reports)

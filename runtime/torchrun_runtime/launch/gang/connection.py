@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from typing import BinaryIO, Callable
 
+from ..errors import LaunchError
 from ..state import start_thread
 from .messages import (
     LONGEST_LINE,
@@ -26,13 +27,20 @@ from .messages import (
 
 _RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.5, 3.0
 _TIMEOUT = 10.0  # of the connect and of the handshake
+_REACH_SECONDS = 300.0
 
 
 class LeaderConnection:
     """Reports the state of this member, and calls `ordered` with each order of the leader."""
 
     def __init__(
-        self, host: str, port: int, index: int, key: str, ordered: Callable[[GangOrder], None]
+        self,
+        host: str,
+        port: int,
+        index: int,
+        key: str,
+        ordered: Callable[[GangOrder], None],
+        reach_wait: float = _REACH_SECONDS,
     ) -> None:
         self._address = host, port
         self._index = index
@@ -44,6 +52,8 @@ class LeaderConnection:
         self._closed = threading.Event()
         self._lost_at: float | None = time.monotonic()
         self._error = ""
+        self._reach_wait = reach_wait
+        self._unreachable_since: float | None = None
         self._instance = secrets.token_hex(8)
         self._leader = ""  # the instance that this node is connected to
         start_thread(self._run)
@@ -66,6 +76,21 @@ class LeaderConnection:
             return "the other nodes of the gang"
         return f"node 0 of the gang at {host}:{port}: {self._error}"
 
+    def check_reachable(self) -> None:
+        """Raise LaunchError (ChannelFailed) if the leader cannot be reached for too long.
+
+        Its pod may have no address yet, or no process that listens: these waits have no limit.
+        """
+        since = self._unreachable_since
+        if since is None or time.monotonic() - since < self._reach_wait:
+            return
+        host, port = self._address
+        raise LaunchError(
+            "ChannelFailed",
+            f"The launcher cannot reach node 0 of the gang at {host}:{port}: {self._error}. Allow"
+            " this port between the pods of the job in network policies and firewalls.",
+        )
+
     def close(self) -> None:
         """Close the connection."""
         self._closed.set()
@@ -87,14 +112,24 @@ class LeaderConnection:
                 self._error = "the connection was closed"
             except (OSError, ValueError) as error:
                 self._error = str(error)
+                self._note_reach(error)
             if self._lost_at is None:
                 self._lost_at, pause = time.monotonic(), _RETRY_SECONDS
             self._closed.wait(pause)
             pause = min(pause * 1.5, _LONGEST_RETRY_SECONDS)
 
+    def _note_reach(self, error: Exception) -> None:
+        """Note since when the network does not reach the leader, by the error of a connection."""
+        waits = isinstance(error, (ConnectionRefusedError, socket.gaierror))
+        if waits or not isinstance(error, OSError):
+            self._unreachable_since = None
+        elif self._unreachable_since is None:
+            self._unreachable_since = time.monotonic()
+
     def _talk(self) -> None:
         """Connect, and read orders to the end of the connection. Raises OSError, ValueError."""
         connection = socket.create_connection(self._address, _TIMEOUT)
+        self._unreachable_since = None
         with connection, connection.makefile("rb") as lines:
             self._greet(connection, lines)
             connection.settimeout(None)

@@ -128,6 +128,8 @@ class GangLeader:
 
     def _while_running(self, start: StartRound, now: float) -> GangOrder:
         states = self._of_round(start.round)
+        if self._is_head and self._is_over(start.round, now):
+            return EndGang()  # the workers fail because the head has ended
         if self._code.revision > start.code.revision:
             return StopRound(start.round, failed=False)
         causes = [state.cause for state in states if state.cause is not None]
@@ -138,9 +140,10 @@ class GangLeader:
         return EndGang() if self._is_over(start.round, now) else start
 
     def _is_over(self, number: int, now: float) -> bool:
-        """Whether all nodes have succeeded, or are gone without another connection.
+        """Whether all nodes have succeeded, or have started and are gone without a connection.
 
-        A node whose command succeeds while it cannot reach the leader ends by itself.
+        A node whose command succeeds while it cannot reach the leader ends by itself. A node that
+        has not started waits for the order, so the others wait for it.
         """
         succeeded = {
             node
@@ -149,7 +152,11 @@ class GangLeader:
         }
         if self._is_head:
             return 0 in succeeded
-        gone = {node for node, since in self._lost.items() if now - since > LOST_SECONDS}
+        gone = {
+            node
+            for node, since in self._lost.items()
+            if now - since > LOST_SECONDS and self._states[node].round >= number
+        }
         return bool(succeeded) and succeeded | gone == set(range(self._size))
 
     def _is_cause_known(self, causes: Sequence[Cause], now: float) -> bool:

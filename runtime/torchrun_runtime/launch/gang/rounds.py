@@ -15,7 +15,16 @@ from ..supervise import is_stopping
 from .connection import LeaderConnection
 from .leader import GangLeader
 from .member import GangMember
-from .messages import FAILED, EndGang, GangOrder, MemberState, RoundCode, StartRound, StopRound
+from .messages import (
+    FAILED,
+    NEVER,
+    EndGang,
+    GangOrder,
+    MemberState,
+    RoundCode,
+    StartRound,
+    StopRound,
+)
 from .policy import RestartLimits, RestartPolicy
 
 if TYPE_CHECKING:
@@ -25,7 +34,7 @@ _POLL = 0.05  # seconds between two looks at the annotations of the leader
 _LINE_SECONDS = 10.0  # between two lines about a wait
 _NAMED_NODES = 8  # in a line
 _PORT_SECONDS = 10.0  # for another process to release the port
-# How long a node whose command has ended waits for a leader that is gone.
+# How long a node without ranks waits for the leader of its earlier rounds, if it is gone.
 _LEADERLESS_SECONDS = 15.0
 
 
@@ -60,6 +69,9 @@ class GangLink(Protocol):
 
     def describe_wait(self) -> str:
         """What this node waits for, for its log."""
+
+    def check_reachable(self) -> None:
+        """Raise LaunchError (ChannelFailed) if the leader cannot be reached for too long."""
 
     def close(self) -> None:
         """End the connections of this node."""
@@ -140,6 +152,9 @@ class OwnLink:
         nodes = ", ".join(map(str, missing[:_NAMED_NODES]))
         return f"{'nodes' if len(missing) > 1 else 'node'} {nodes}{more} of the gang"
 
+    def check_reachable(self) -> None:
+        """Nothing to check."""
+
     def close(self) -> None:
         """End once the other nodes have the last order."""
         if self._server is not None:
@@ -166,13 +181,13 @@ class Rounds:
         self._look = look
         self._member = GangMember()
         self._reported: MemberState | None = None
-        self._has_ended = False  # whether a command has ended
         self._report()
 
     def await_start(self) -> StartRound | None:
         """Wait for the start of the next round; None if this node is to end.
 
-        A blocked signal that asks the process to end, ends the wait and stays pending.
+        A blocked signal that asks the process to end, ends the wait and stays pending. Raises
+        LaunchError (ChannelFailed) if the leader cannot be reached.
         """
         wait = _WaitLine()
         while True:
@@ -190,8 +205,14 @@ class Rounds:
             if is_stopping():
                 self.leave()
                 return None
+            self._link.check_reachable()
             wait.write(self._link, for_edit=self._waits_for_edit(order))
             self._inbox.wait(order, _POLL)
+
+    @property
+    def newest_round(self) -> int:
+        """The newest round that this node started, or will not start any more; NEVER at first."""
+        return self._member.state.round
 
     def stop_order(self) -> StopRound | None:
         """The order to end the ranks of the present round, if there is one."""
@@ -200,7 +221,6 @@ class Rounds:
 
     def end(self, cause: Cause | None, step: int | None, *, stopped: bool) -> None:
         """Report the end of the command of this round. stopped: by an order."""
-        self._has_ended = True
         self._look()  # newer code wins over the failure of older code
         self._member.end(cause, step, stopped=stopped)
         self._report()
@@ -220,7 +240,8 @@ class Rounds:
             self._link.report(self._reported)
 
     def _is_leaderless(self) -> bool:
-        if not self._has_ended or self._link.lost_seconds() <= _LEADERLESS_SECONDS:
+        has_started = self._member.state.round > NEVER
+        if not has_started or self._link.lost_seconds() <= _LEADERLESS_SECONDS:
             return False
         say("the first node of the gang is gone: this node ends")
         return True
@@ -293,8 +314,11 @@ def _make_link(
         time.sleep(_POLL)
 
 
-def follow(node: GangNode, pass_gate: Callable[[], None]) -> Rounds:
-    """Follow the leader of the gang. pass_gate: called once its gate is open, in `await_start`."""
+def follow(node: GangNode, pass_gate: Callable[[], None], reach_wait: float) -> Rounds:
+    """Follow the leader of the gang. pass_gate: called once its gate is open, in `await_start`.
+
+    reach_wait: seconds for which the network may not reach the pod of the leader.
+    """
     inbox = OrderInbox()
-    connection = LeaderConnection(node.host, node.port, node.rank, node.key, inbox.put)
+    connection = LeaderConnection(node.host, node.port, node.rank, node.key, inbox.put, reach_wait)
     return Rounds(connection, inbox, lambda: None, pass_gate)

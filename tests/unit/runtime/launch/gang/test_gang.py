@@ -48,9 +48,9 @@ class Gang:
             TORCHRUN_START_FILE=str(launcher.directory / "annotations"),
             TORCHRUN_GANG_PORT=str(self.port),
             PET_NNODES=str(len(self.launchers)),
-            PET_MASTER_ADDR="127.0.0.1",
             NODE_RANK=str(node),
             **{
+                "PET_MASTER_ADDR": "127.0.0.1",
                 "TORCHRUN_ATTEMPT": "1",
                 "TORCHRUN_IN_PLACE_RESTARTS": RESTARTS,
                 "TORCHRUN_JOB_UID": "uid",
@@ -205,6 +205,17 @@ def test_a_node_ends_when_the_first_node_is_gone(
     gang.launchers[0].clear()
     result = running[1].end()
     assert (result.exit_code, "the first node of the gang is gone" in result.err) == (0, True)
+
+
+def test_a_node_that_the_network_separates_from_the_first_one_ends_with_advice(
+    make_gang: GangFactory,
+) -> None:
+    gang = make_gang(2)
+    unreachable = {"PET_MASTER_ADDR": "240.0.0.1", "TORCHRUN_RESOLVE_WAIT_SECONDS": "1"}
+    result = gang.start_node(1, "true", **unreachable).end()
+    assert (result.exit_code, result.message["reason"]) == (125, "ChannelFailed")
+    assert "cannot reach node 0 of the gang at 240.0.0.1" in str(result.message["message"])
+    assert "network policies" in str(result.message["message"])
 
 
 def test_a_taken_port_ends_the_first_node_with_advice(make_gang: GangFactory) -> None:

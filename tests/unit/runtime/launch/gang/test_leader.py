@@ -262,3 +262,28 @@ def test_a_short_loss_of_a_connection_does_not_end_the_wait_for_an_edit() -> Non
     leader.tick(101)
     leader.receive(1, MemberState(READY, 0), 102)
     assert leader.order == StopRound(0, edit=True)
+
+
+def test_the_others_wait_for_a_node_that_missed_the_start() -> None:
+    leader = gang(size=3)
+    for index in (0, 1):
+        leader.receive(index, MemberState(RUNNING, 0), 0)
+    leader.lose(2, 1)
+    for index in (0, 1):
+        leader.receive(index, MemberState(SUCCEEDED, 0), 2)
+    leader.tick(1 + 10 * LOST_SECONDS)
+    assert leader.order == StartRound(0)
+    leader.receive(2, MemberState(), 2 + 10 * LOST_SECONDS)
+    assert leader.order == StartRound(0)
+
+
+def test_workers_that_fail_after_their_head_has_succeeded_start_no_round() -> None:
+    leader = GangLeader(2, RestartPolicy(RestartLimits(3)), is_head=True)
+    for index in range(2):
+        leader.receive(index, MemberState(), 0)
+    leader.open_gate(0)
+    run(leader, 0)
+    leader.receive(1, MemberState(FAILED, 0, LOST_PEER), 1)
+    assert leader.order == StartRound(0), "the cause may be the end of the head"
+    leader.receive(0, MemberState(SUCCEEDED, 0), 2)
+    assert leader.order == EndGang()

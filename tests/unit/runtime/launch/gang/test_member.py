@@ -1,7 +1,14 @@
 """What a node does about an order."""
 
 from torchrun_runtime.launch.gang.member import GangMember
-from torchrun_runtime.launch.gang.messages import EndGang, MemberState, StartRound, StopRound
+from torchrun_runtime.launch.gang.messages import (
+    NEVER,
+    EndGang,
+    MemberState,
+    StartRound,
+    StopRound,
+)
+from torchrun_runtime.launch.gang.rounds import OrderInbox, Rounds
 
 
 def test_a_round_that_was_stopped_before_its_start_never_starts() -> None:
@@ -25,3 +32,31 @@ def test_a_node_that_never_started_does_not_end_with_the_gang_before() -> None:
     member.follow(StartRound(0))
     member.end(None, None, stopped=False)
     assert member.follow(EndGang()) == EndGang()
+
+
+class Leaderless:
+    """A link without a connection for ever."""
+
+    def report(self, state: MemberState) -> None:
+        pass
+
+    def lost_seconds(self) -> float:
+        return float("inf")
+
+    def describe_wait(self) -> str:
+        return ""
+
+    def check_reachable(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_node_that_missed_its_round_ends_without_a_leader() -> None:
+    inbox = OrderInbox()
+    rounds = Rounds(Leaderless(), inbox, lambda: None)
+    assert rounds.newest_round == NEVER
+    inbox.put(StopRound(0))
+    assert rounds.await_start() is None
+    assert rounds.newest_round == 0, "the caller knows that it has missed a round"
