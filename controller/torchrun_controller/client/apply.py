@@ -247,6 +247,9 @@ class Applier:
             )
             return _write_result(delete.kind, delete.name, response.read(read_deleted))
         except ApiError as error:
+            if error.status == 409 and delete.collection:
+                # One of the pods has changed; those after it may not be deleted.
+                raise UnavailableError(error.message) from error
             if error.status == 409:
                 await self._explain_conflict(delete, error)
                 return None

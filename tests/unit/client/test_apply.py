@@ -213,10 +213,11 @@ async def test_the_pods_of_a_job_are_selected_by_its_uid() -> None:
     assert request.body == {"propagationPolicy": "Background", "gracePeriodSeconds": 5}
 
 
-@pytest.mark.parametrize("error", [refusal(504), refusal(429), Disconnected("reset")])
+@pytest.mark.parametrize("error", [refusal(504), refusal(429), refusal(409), Disconnected("reset")])
 async def test_a_collection_that_is_deleted_in_part_is_retried(error: Exception) -> None:
+    # No object has the name of the Job among the pods.
     with pytest.raises(UnavailableError):
-        await Applier(Wire(error), Open()).delete(PODS_OF_A_JOB)
+        await Applier(Wire(error, refusal(404)), Open()).delete(PODS_OF_A_JOB)
 
 
 @pytest.mark.parametrize("present", [answer(uid="another"), refusal(404)])
