@@ -51,6 +51,7 @@ class Gang:
             NODE_RANK=str(node),
             **{
                 "PET_MASTER_ADDR": "127.0.0.1",
+                "SHARED": str(self.launchers[0].directory),
                 "TORCHRUN_ATTEMPT": "1",
                 "TORCHRUN_IN_PLACE_RESTARTS": RESTARTS,
                 "TORCHRUN_JOB_UID": "uid",
@@ -117,12 +118,16 @@ def test_a_node_says_why_it_cannot_reach_the_first_one(make_gang: GangFactory) -
     assert f"at 127.0.0.1:{gang.port}: [Errno 111] Connection refused" in line
 
 
-# Node 1 fails in the first two rounds. The others would sleep for ever.
+# Node 1 fails in the first two rounds, once all nodes run. The others would sleep for ever.
 FAILS_TWICE = """
 echo "round $TORCHRUN_ROUND"
+touch "$SHARED/$TORCHRUN_ROUND-$NODE_RANK"
 [ "$TORCHRUN_ROUND" = 2 ] && exit 0
-[ "$NODE_RANK" = 1 ] && exit $((TORCHRUN_ROUND + 3))
-sleep 1000
+[ "$NODE_RANK" = 1 ] || exec sleep 1000
+for node in $(seq 0 $((PET_NNODES - 1))); do
+  while [ ! -e "$SHARED/$TORCHRUN_ROUND-$node" ]; do sleep 0.05; done
+done
+exit $((TORCHRUN_ROUND + 3))
 """
 
 
