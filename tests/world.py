@@ -35,6 +35,7 @@ from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile import Defaults, Plan, reconcile
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
 from torchrun_controller.reconcile.model.conditions import ADMITTED
+from torchrun_controller.reconcile.model.observed import FailedRound, RestartsInPlace
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.placement.affinity import HOSTNAME
 from torchrun_controller.reconcile.pods.lifecycle import follows_leader, index_of
@@ -80,6 +81,7 @@ class World(WorldObjects):
     def __init__(self, job: TorchrunJob, queue: TorchrunQueue | None) -> None:
         super().__init__(job, queue, START)
         self.plans: list[Plan] = []
+        self.failed_rounds: dict[str, tuple[FailedRound, ...]] = {}  # by the UID of the child Job
 
     def plan(self) -> Plan:
         """The Plan of reconcile now, without executing it."""
@@ -285,6 +287,32 @@ class World(WorldObjects):
         """A container does not start."""
         state = ContainerState(waiting=StateWaiting(reason=reason, message=message))
         self.pod(pod, container_statuses=(ContainerStatus(name="trainer", state=state),))
+
+    def restart_in_place(self, node: int = 0, lost: bool = False, **failure: Any) -> None:
+        """A rank fails, and the launchers start the ranks in the same pods.
+
+        The controller gets the report, unless it is `lost`.
+        """
+        child = self.observed().gang.current_job.metadata.uid
+        rounds = (*self.failed_rounds.get(child, ()), self._failed_round(child, node, failure))
+        self.failed_rounds[child] = rounds
+        if not lost:
+            restarts = RestartsInPlace(count=len(rounds), last=rounds[-3:])
+            self.reports.put(("ml", "train"), child, restarts=restarts)
+
+    def _failed_round(self, child: str, node: int, failure: dict[str, Any]) -> FailedRound:
+        number = len(self.failed_rounds.get(child, ()))
+        default = FailedRound(
+            round=number,
+            node=node,
+            seconds=20.0,
+            rank=node,
+            exit_code=1,
+            reason="Exception",
+            message="KeyError: 'x'",
+            time=self.now,
+        )
+        return replace(default, **failure)
 
     def job_condition(self, kind: str, reason: str = "", message: str = "") -> None:
         """The Job controller sets a condition of the latest child Job."""

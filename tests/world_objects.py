@@ -34,6 +34,7 @@ from torchrun_api.kinds import (
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.cache.observe import Caches, empty_caches, observe
+from torchrun_controller.cache.progress_reports import Reports
 from torchrun_controller.cache.store import Store
 from torchrun_controller.reconcile import Conflict, Observed, Rejection
 from torchrun_controller.reconcile.model.conditions import ADMITTED
@@ -80,6 +81,7 @@ class WorldObjects:
         self.created: list[tuple[str, str]] = []
         self.gangs: list[Job] = []
         self.templates: dict[str, Any] = {}  # of pods, by the UID of their Job
+        self.reports = Reports()
         self._uids = itertools.count(1)
 
     def observed(self) -> Observed:
@@ -91,6 +93,7 @@ class WorldObjects:
             nodes=None if self.nodes is None else _filled(Store(), self.nodes.values()),
             conflicts=self.conflicts,
             rejections=self.rejections,
+            reports=self.reports,
             installed=self.installed,
             groups=self._groups_of,
         )

@@ -15,6 +15,7 @@ Seconds = Annotated[int, Meta(ge=1, le=31536000)]
 HangSeconds = Annotated[int, Meta(ge=10, le=31536000)]
 SecondsOrNone = Annotated[int, Meta(ge=0, le=31536000)]
 Action = Literal["fail", "restart", "ignore"]
+RestartScope = Literal["InPlace", "Gang"]
 
 
 class FailureRule(Wire, frozen=True, kw_only=True):
@@ -127,8 +128,9 @@ class Reliability(Wire, frozen=True, kw_only=True):
         Annotated[
             RestartCount,
             Meta(
-                description="Maximum number of new gangs after failures. Disruptions (preemption, "
-                "drain, eviction, node loss) do not count. Default: 3."
+                description="Maximum number of restarts after failures, in the same pods or in new "
+                "ones. Disruptions (preemption, drain, eviction, node loss) do not count. Default: "
+                "3."
             ),
         ]
         | None
@@ -139,6 +141,18 @@ class Reliability(Wire, frozen=True, kw_only=True):
             Meta(
                 description="Never: no gang follows the first one, for any reason. Default: "
                 "OnFailure."
+            ),
+        ]
+        | None
+    ) = None
+    restart_scope: (
+        Annotated[
+            RestartScope,
+            Meta(
+                description="What restarts after a rank has failed. InPlace: the ranks of all "
+                "nodes, in the same pods. The third failure of one kind without a newer step in "
+                "between, a failure that rules match, and any failure of a pod or a node still "
+                "start a new gang. Gang: always a new gang, with new pods. Default: InPlace."
             ),
         ]
         | None

@@ -58,9 +58,16 @@ class LastFailure(Wire, frozen=True, kw_only=True):
 
 
 class Attempt(Wire, frozen=True, kw_only=True):
-    """A gang that has ended, and why."""
+    """A gang that has ended, or a round of it, and why."""
 
     number: Annotated[Gangs, Meta(description="Number of the attempt, from 0.")] = 0
+    round: Annotated[
+        Gangs | None,
+        Meta(
+            description="Number of the round that failed, if the ranks started again in the same"
+            " pods. Unset for the end of the whole attempt."
+        ),
+    ] = None
     node: Annotated[str, Meta(description="Node of the failure that ended the attempt.")] = ""
     start_time: Annotated[Time | None, Meta(description="Time of creation.")] = None
     end_time: Annotated[Time | None, Meta(description="Time of its end.")] = None
@@ -149,6 +156,10 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
         Gangs,
         Meta(description="Restarts that count towards maxRestarts."),
     ] = 0
+    restarts_in_place: Annotated[
+        Gangs,
+        Meta(description="Restarts of the current attempt in the same pods. Part of restarts."),
+    ] = 0
     disruptions: Annotated[
         Gangs,
         Meta(
@@ -166,7 +177,11 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
     ] = 0
     attempts: Annotated[
         tuple[Attempt, ...],
-        Meta(max_length=10, description="Most recent attempts that have ended."),
+        Meta(
+            max_length=10,
+            description="Most recent attempts that have ended, and rounds of attempts that failed"
+            " and were restarted in the same pods.",
+        ),
     ] = ()
     unfenced: Annotated[
         tuple[UnfencedWorker, ...],

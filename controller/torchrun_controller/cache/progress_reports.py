@@ -1,5 +1,6 @@
 """The newest progress report of each job. Lost with the process; the next report restores it."""
 
+import math
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -8,6 +9,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from torchrun_api.status import Progress
+from torchrun_controller.reconcile.model.observed import RestartsInPlace
 
 Key: TypeAlias = tuple[str, str]
 """Namespace and name of a TorchrunJob."""
@@ -23,11 +25,15 @@ class Worker(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """The last report of a job; `child_uid` is the UID of the sender's child Job."""
+    """The last reports of a job; `child_uid` is the UID of the senders' child Job.
+
+    Node 0 reports restarts, and rank 0, which may run on another node, progress.
+    """
 
     child_uid: str
-    progress: Progress
     received: float  # in seconds of the clock
+    progress: Progress | None = None
+    restarts: RestartsInPlace = RestartsInPlace()
 
 
 class Totals(Struct, frozen=True):
@@ -44,14 +50,25 @@ class Reports:
         self._clock = clock
         self._newest: dict[Key, Report] = {}
 
-    def put(self, job: Key, child_uid: str, progress: Progress) -> None:
-        """Replace the report of the job."""
-        self._newest[job] = Report(child_uid, progress, self._clock())
+    def put(
+        self,
+        job: Key,
+        child_uid: str,
+        progress: Progress | None = None,
+        restarts: RestartsInPlace | None = None,
+    ) -> None:
+        """Replace those parts of the job's report that are given."""
+        last = self.of(job, child_uid)
+        self._newest[job] = Report(
+            child_uid, self._clock(), progress or last.progress, restarts or last.restarts
+        )
 
-    def of(self, job: Key, child_uid: str) -> Progress | None:
-        """Return the last progress that workers of this child Job reported."""
+    def of(self, job: Key, child_uid: str) -> Report:
+        """Return the last report from workers of this child Job; an empty one without."""
         report = self._newest.get(job)
-        return report.progress if report is not None and report.child_uid == child_uid else None
+        if report is None or report.child_uid != child_uid:
+            return Report(child_uid, -math.inf)
+        return report
 
     def newest(self, job: Key) -> Progress | None:
         """Return the last progress of the job, of any attempt."""
@@ -70,7 +87,11 @@ class Reports:
     def totals(self) -> Totals:
         """Return the sums for metrics, without jobs that stopped reporting."""
         oldest = self._clock() - FRESH.total_seconds()
-        fresh_reports = [r.progress for r in self._newest.values() if r.received >= oldest]
+        fresh_reports = [
+            report.progress
+            for report in self._newest.values()
+            if report.progress is not None and report.received >= oldest
+        ]
         return Totals(
             len(fresh_reports),
             sum(progress.samples_per_second or 0.0 for progress in fresh_reports),

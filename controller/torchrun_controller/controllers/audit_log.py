@@ -1,8 +1,8 @@
 """The log lines of decisions. Each is written once, after its write has succeeded.
 
 The event names are stable, because users search for them: `phase changed`, `reason changed`,
-`attempt created`, `attempt ended`, `admitted`, `preempted`, `object created`, `object deleted`.
-Each line names its job or queue as namespace/name, and the UID.
+`attempt created`, `attempt ended`, `restarted in place`, `admitted`, `preempted`, `object created`,
+`object deleted`. Each line names its job or queue as namespace/name, and the UID.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,6 +13,7 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS
 from torchrun_api.names import ATTEMPT_LABEL
 from torchrun_api.status import Attempt, TorchrunJobStatus
+from torchrun_controller.reconcile.model.attempts import order_of
 from torchrun_controller.reconcile.model.plan import Apply
 
 
@@ -46,8 +47,8 @@ def creation_line(intent: Apply) -> Line:
 
 
 def _ended_attempts(before: TorchrunJobStatus, after: TorchrunJobStatus) -> Iterator[Attempt]:
-    last_number = max((attempt.number for attempt in before.attempts), default=-1)
-    return (attempt for attempt in after.attempts if attempt.number > last_number)
+    last = max(map(order_of, before.attempts), default=(-1, False, 0))
+    return (attempt for attempt in after.attempts if order_of(attempt) > last)
 
 
 def _attempt_ended(attempt: Attempt, after: TorchrunJobStatus) -> Line:
@@ -60,6 +61,10 @@ def _attempt_ended(attempt: Attempt, after: TorchrunJobStatus) -> Line:
         "restarts": after.restarts,
         "disruptions": after.disruptions,
     }
+    if attempt.round is not None:
+        return Line(
+            "restarted in place", {"attempt": attempt.number, "round": attempt.round, **fields}
+        )
     return Line("attempt ended", fields)
 
 

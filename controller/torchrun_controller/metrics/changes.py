@@ -12,6 +12,7 @@ from torchrun_api.status import TERMINAL, Attempt, TorchrunJobStatus
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.gang.gang import RESIZES
 from torchrun_controller.reconcile.gang.restarts import NO_FAILURES
+from torchrun_controller.reconcile.model.attempts import order_of
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.workspace.sync_results import read_result
 
@@ -93,19 +94,23 @@ def _observe_start(
 
 
 def _followed_attempts(before: TorchrunJobStatus, after: TorchrunJobStatus) -> list[Attempt]:
-    """Return the attempts that ended now, if another one follows; suspensions do not count."""
-    if after.phase in TERMINAL:
-        return []
-    recorded = {attempt.number for attempt in before.attempts}
+    """Return the attempts and rounds that ended now, if another one follows.
+
+    Suspensions do not count.
+    """
+    recorded = set(map(order_of, before.attempts))
     return [
         attempt
         for attempt in after.attempts
-        if attempt.number not in recorded
+        if order_of(attempt) not in recorded
         and (attempt.reason in RESIZES or attempt.reason not in NO_FAILURES)
+        and (attempt.round is not None or after.phase not in TERMINAL)
     ]
 
 
 def _kind(attempt: Attempt) -> str:
+    if attempt.round is not None:
+        return "in-place"
     if attempt.reason in RESIZES:
         return "resize"
     return "failure" if attempt.counted else "disruption"

@@ -25,7 +25,7 @@ from torchrun_controller.metrics.labels import OTHERS, QueueLabels, Reasons
 from torchrun_controller.reconcile.admission.model import QueueSummary
 from torchrun_controller.reconcile.pods.nodes import ready_condition
 
-MAX_WAITS = 300  # most series of torchrun_queue_waiting_jobs
+MAX_WAITS = 200  # most series of torchrun_queue_waiting_jobs
 _QUEUE = ("job_namespace", "queue")
 
 Label = tuple[str, str]

@@ -48,7 +48,7 @@ from torchrun_controller.metrics.buckets import (
 from torchrun_controller.metrics.labels import MAX_LENGTH, OTHERS, QueueLabels, Reasons
 from torchrun_controller.metrics.snapshot import Snapshot
 
-RESTART_KINDS = ("failure", "disruption", "resize")
+RESTART_KINDS = ("failure", "disruption", "resize", "in-place")
 
 
 class Metrics:
@@ -261,8 +261,9 @@ class Metrics:
         )
         self.restarts = self._counter(
             "torchrun_restarts",
-            "Gangs that ended and were followed by another, by reason. Kind is failure (counted "
-            "by maxRestarts), disruption (not counted) or resize.",
+            "Restarts, by reason. Kind is failure (a new gang, counted by maxRestarts), disruption "
+            "(a new gang, not counted), resize (a new gang), or in-place (the ranks start again in "
+            "the same pods, counted by maxRestarts).",
             "kind",
             "reason",
         )

@@ -29,7 +29,7 @@ from .output import say, timestamp, write_termination_message
 from .processes import descendants, send, signal_name
 from .reload import Reload
 from .rendezvous import of_round
-from .reporting import Reporter, newest_step
+from .reporting import Reporter, describe_rounds, newest_step
 from .served import ServedWorkspace
 from .settings import Settings, beside_head, from_environment, read
 from .stacks import STACK_SIGNAL
@@ -128,7 +128,9 @@ def launch(
         else:
             rounds = follow(settings.gang, fence_older, settings.resolve_wait)
         try:
-            return _run_rounds(settings, environment, argv, fencing, rounds, reload)
+            cause = _run_rounds(settings, environment, argv, fencing, rounds, reload)
+            restarts = len(rounds.failed_rounds())
+            return cause and cause._replace(restarts_in_place=restarts)
         finally:
             rounds.close()
 
@@ -236,7 +238,7 @@ def _run(
     reports = _make_reports_folder()
     kills = oom_kills()
     streams = _streams(settings)
-    reporter = _reporter(settings, reports)
+    reporter = _reporter(settings, reports, rounds)
     if settings.hang_timeout:
         chunks = (lambda: streams.chunks) if streams else (lambda: 0)
         watchdogs = [*watchdogs, HangWatchdog(settings.hang_timeout, reports, chunks)]
@@ -270,10 +272,11 @@ def _run(
         shutil.rmtree(reports, ignore_errors=True)
 
 
-def _reporter(settings: Settings, reports: str) -> Reporter | None:
+def _reporter(settings: Settings, reports: str, rounds: Rounds) -> Reporter | None:
     if not (settings.progress_url and reports):
         return None
-    return Reporter(settings.progress_url, settings.progress_token_file, reports)
+    restarts = describe_rounds(rounds.failed_rounds())
+    return Reporter(settings.progress_url, settings.progress_token_file, reports, restarts)
 
 
 def _cause(command_exit: CommandExit, reports: str, out_of_memory: bool) -> Cause | None:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from contextlib import suppress
-from typing import NamedTuple, Sequence
+from typing import Mapping, NamedTuple
 
 from .contract import NOT_FOUND
 from .output import timestamp
@@ -50,7 +50,10 @@ class Failed(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """The cause in the termination message. exit_code: of the container."""
+    """The cause in the termination message. exit_code: of the container.
+
+    restarts_in_place: how often the ranks of the gang were started again in the same pods.
+    """
 
     exit_code: int
     rank: int | None
@@ -58,10 +61,11 @@ class Cause(NamedTuple):
     reason: str
     message: str
     time: str
+    restarts_in_place: int = 0
 
     def body(self) -> dict[str, object]:
         """The termination message for the controller."""
-        return {
+        body: dict[str, object] = {
             "rank": self.rank,
             "exitCode": self.exit_code,
             "signal": self.signal,
@@ -69,6 +73,9 @@ class Cause(NamedTuple):
             "message": self.message,
             "time": self.time,
         }
+        if self.restarts_in_place:
+            body["restartsInPlace"] = self.restarts_in_place
+        return body
 
 
 def is_peer_loss(cause: Cause) -> bool:
@@ -76,13 +83,14 @@ def is_peer_loss(cause: Cause) -> bool:
     return cause.reason in ("Exception", "ExitCode") and bool(_PEER_LOSS.search(cause.message))
 
 
-def first_cause(causes: Sequence[Cause]) -> Cause:
-    """The root cause among those of several nodes: a hang, a signal, the first exception.
+def first_cause(causes: Mapping[int, Cause]) -> tuple[int, Cause]:
+    """The node with the root cause, and the cause: a hang, a signal, the first exception.
 
     The order is that of the controller (torchrun_controller.reconcile.gang.failures).
     """
 
-    def order(cause: Cause) -> tuple[int, str]:
+    def order(node_and_cause: tuple[int, Cause]) -> tuple[int, str]:
+        cause = node_and_cause[1]
         if cause.reason == "OOMKilled":
             return 0, cause.time
         if cause.reason == "Hung":
@@ -93,7 +101,7 @@ def first_cause(causes: Sequence[Cause]) -> Cause:
             return 2, cause.time
         return (4 if is_peer_loss(cause) else 3), cause.time
 
-    return min(causes, key=order)
+    return min(causes.items(), key=order)
 
 
 def find_cause(

@@ -1,4 +1,4 @@
-"""Progress reports of rank 0 to the controller.
+"""Reports to the controller: the progress of rank 0, and the restarts in place from node 0.
 
 Reports are throttled and sent by a separate thread. A failed report is dropped, because the next
 one has newer values. Only the leader of the controller's replicas accepts a report, and each
@@ -14,8 +14,10 @@ import threading
 import time
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Sequence
 from urllib.parse import urlsplit
 
+from .gang.leader import FailedRound
 from .output import say
 from .state import start_thread
 
@@ -26,6 +28,11 @@ _REPORT_SECONDS = 1.5  # for one report with its retries
 _RETRY_PAUSE = 0.1
 _TIMEOUT = 5.0
 _LAST_SECONDS = 2.0  # for the last report, after the end of the command
+_REPEAT_SECONDS = (
+    60.0  # until a report with restarts is sent again: the controller may have lost it
+)
+_LAST_ROUNDS = 3  # in a report
+_MESSAGE_CHARACTERS = 512
 _ACCEPTED, _RETRIED = 204, (429, 503)
 
 
@@ -38,18 +45,39 @@ def newest_step(folder: str) -> int | None:
         return None
 
 
+def describe_rounds(failed_rounds: Sequence[FailedRound]) -> dict[str, object]:
+    """The part of a report about restarts in place; empty without restarts."""
+    if not failed_rounds:
+        return {}
+    last = [
+        {
+            **failed.cause.body(),
+            "message": failed.cause.message[:_MESSAGE_CHARACTERS],
+            "round": failed.round,
+            "node": failed.node,
+            "seconds": round(failed.seconds, 3),
+        }
+        for failed in failed_rounds[-_LAST_ROUNDS:]
+    ]
+    return {"restartsInPlace": {"count": len(failed_rounds), "last": last}}
+
+
 class Reporter:
-    """Sends the file `progress` of a folder whenever it has changed.
+    """Sends the file `progress` of a folder, and `more`, whenever they have changed.
 
     url: of the controller, without the path. token_file: read for each report, because the kubelet
-    renews it.
+    renews it. more: the part of each report that does not come from a rank; it is repeated.
     """
 
-    def __init__(self, url: str, token_file: str, folder: str) -> None:
+    def __init__(
+        self, url: str, token_file: str, folder: str, more: dict[str, object] | None = None
+    ) -> None:
         self._url = urlsplit(url)
         self._token_file = token_file
         self._file = os.path.join(folder, "progress")
+        self._more = more or {}
         self._last_values = b""
+        self._accepted_at = 0.0
         self._last_error = ""
         self._end = threading.Event()
         self._thread = start_thread(self._run)
@@ -67,12 +95,9 @@ class Reporter:
 
     def _report(self) -> bool:
         """Send the values if they are new. Returns whether they were, also after a failure."""
-        try:
-            with open(self._file, "rb") as file:
-                values = file.read()
-        except OSError:
-            return False
-        if values == self._last_values:
+        values = self._values()
+        is_old = bool(self._more) and time.monotonic() - self._accepted_at >= _REPEAT_SECONDS
+        if not values or (values == self._last_values and not is_old):
             return False
         until = time.monotonic() + _REPORT_SECONDS
         while True:
@@ -82,11 +107,23 @@ class Reporter:
                 break
             time.sleep(pause)
         if code == _ACCEPTED:
-            self._last_values = values
+            self._last_values, self._accepted_at = values, time.monotonic()
         if error and error != self._last_error:
             say(f"the controller does not accept the progress report: {error}")
             self._last_error = error
         return True
+
+    def _values(self) -> bytes:
+        """The body of a report; empty if there is nothing to report."""
+        progress = b""
+        with suppress(OSError), open(self._file, "rb") as file:
+            progress = file.read()
+        if not self._more:
+            return progress
+        body: dict[str, object] = {}
+        with suppress(ValueError):
+            body = json.loads(progress)
+        return json.dumps({**body, **self._more}).encode()
 
     def _post(self, values: bytes) -> tuple[int, float, str]:
         """HTTP code (0 without a response), seconds to wait, error. Uses no proxy."""

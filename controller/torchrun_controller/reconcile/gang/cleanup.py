@@ -15,6 +15,7 @@ from torchrun_controller.reconcile.gang.gang import (
     is_recorded,
     unrecorded_ends,
 )
+from torchrun_controller.reconcile.model.attempts import whole_attempts
 from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.model.plan import Delete
 from torchrun_controller.reconcile.pods import head_and_workers
@@ -89,7 +90,8 @@ def end_stale_pods(job: TorchrunJob, gang: ObservedGang) -> tuple[Delete, ...]:
 
 def resized_jobs(job: TorchrunJob, gang: ObservedGang) -> tuple[Job, ...]:
     """Return Jobs that a resize replaced, and that a controller has left when it died."""
-    ends = (*job.status.attempts, *(unrecorded_ends(job, gang) if gang.child_jobs else ()))
+    recorded_ends = whole_attempts(job.status.attempts)
+    ends = (*recorded_ends, *(unrecorded_ends(job, gang) if gang.child_jobs else ()))
     reasons = {end.number: end.reason for end in ends}
     older_jobs = (child for child in gang.child_jobs[:-1] if not child.metadata.terminating)
     return tuple(

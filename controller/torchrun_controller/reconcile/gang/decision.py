@@ -39,8 +39,12 @@ NO_WRITES = Writes()
 
 
 class History(Struct, frozen=True, kw_only=True):
-    """The records of attempts for the status: the new counts, new ends, and the root cause."""
+    """The records of attempts for the status: the new counts, new ends, and the root cause.
 
+    `restarts_in_place` are those of the present attempt.
+    """
+
+    restarts_in_place: int = 0
     counts: Counts = Counts()
     ends: tuple[Attempt, ...] = ()
     failure: LastFailure | None = None

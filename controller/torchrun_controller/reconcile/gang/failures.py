@@ -43,6 +43,7 @@ class LauncherMessage(Wire, frozen=True, kw_only=True):
     reason: decode.ReasonString = ""
     message: str = ""
     time: Time | None = None
+    restarts_in_place: decode.Number = 0
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,6 +168,11 @@ def read_failure(pod: Pod) -> LastFailure:
         else f"Pod {pod.metadata.name} failed",
         time=_end_time(launcher.time, terminated.finished_at),
     )
+
+
+def read_restarts(pod: Pod) -> int:
+    """Return how often the ranks were restarted in place, from the message of a failed pod."""
+    return max(_launcher_message(_terminated(pod).message).restarts_in_place, 0)
 
 
 def _end_time(by_launcher: datetime | None, by_kubelet: datetime | None) -> datetime | None:

@@ -11,7 +11,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import JOBS
 from torchrun_api.meta import Condition
 from torchrun_api.status import Attempt, LastFailure, UnfencedWorker
-from torchrun_controller.reconcile.gang import deletion, fence, gate, peer_loss
+from torchrun_controller.reconcile.gang import deletion, fence, gate, in_place, peer_loss
 from torchrun_controller.reconcile.gang.failures import (
     POD_DELETED,
     Cause,
@@ -21,6 +21,7 @@ from torchrun_controller.reconcile.gang.failures import (
 )
 from torchrun_controller.reconcile.gang.restarts import NO_FAILURES, Counts
 from torchrun_controller.reconcile.model import decode
+from torchrun_controller.reconcile.model.attempts import whole_attempts
 from torchrun_controller.reconcile.model.conditions import Reason, find_condition
 from torchrun_controller.reconcile.model.messages import count_of, pods_are, sentence
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang, RefusedWrites
@@ -300,7 +301,8 @@ def _progress(
     state = "running or completed" if counts.succeeded else "running"
     message = f"{pods_are(nodes - counts.pending, nodes)} {state}."
     if counts.pending == 0 and gate.is_open(gang):
-        return State.GANG_RUNNING, Reason("WorkersRunning", message)
+        restarts = in_place.describe_restarts(observed.job, gang)
+        return State.GANG_RUNNING, Reason("WorkersRunning", message + restarts)
     cause = _restart_cause(observed.job, gang)
     if cause is not None:
         cause_text = f"Attempt {cause.number} ended: {sentence(cause.message)}"
@@ -311,7 +313,8 @@ def _progress(
 def _restart_cause(job: TorchrunJob, gang: ObservedGang) -> Attempt | None:
     """Return the failed attempt that the present gang replaces; None if it replaces none."""
     number = attempt_of(gang.current_job)
-    earlier_attempts = [attempt for attempt in job.status.attempts if attempt.number < number]
+    ends = whole_attempts(job.status.attempts)
+    earlier_attempts = [attempt for attempt in ends if attempt.number < number]
     last_attempt = max(earlier_attempts, key=lambda attempt: attempt.number, default=None)
     return None if last_attempt is None or last_attempt.reason in NO_FAILURES else last_attempt
 

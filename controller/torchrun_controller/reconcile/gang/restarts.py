@@ -10,6 +10,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.reliability import FailureRule
 from torchrun_api.status import MOST_GANGS, Attempt
 from torchrun_controller.reconcile.gang.failures import Failure
+from torchrun_controller.reconcile.model.attempts import find_end
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
@@ -30,7 +31,7 @@ class FailureAction(Enum):
 
 
 class Counts(Struct, frozen=True):
-    """Numbers of new gangs: those that maxRestarts counts, and the others."""
+    """Numbers of restarts: those that maxRestarts counts, and the others."""
 
     restarts: int = 0
     disruptions: int = 0
@@ -42,6 +43,10 @@ class Counts(Struct, frozen=True):
             min(self.restarts + is_counted, MOST_GANGS),
             min(self.disruptions + (not is_counted), MOST_GANGS),
         )
+
+    def after_rounds(self, restarts: int) -> "Counts":
+        """Return the counts after restarts in place, which are always counted."""
+        return Counts(min(self.restarts + restarts, MOST_GANGS), self.disruptions)
 
     def without(self, ends: Iterable[Attempt]) -> "Counts":
         """Return the counts from before these ends were recorded."""
@@ -95,7 +100,8 @@ class RestartDelay(Struct, frozen=True):
 
 def find_backoff(job: TorchrunJob, end: Attempt, now: datetime) -> RestartDelay | None:
     """Return the back-off after this gang; None once it is over, or if there is none."""
-    earlier_attempts = tuple(a for a in job.status.attempts if a.number != end.number)
+    recorded_end = find_end(job.status.attempts, end.number)
+    earlier_attempts = tuple(a for a in job.status.attempts if a is not recorded_end)
     delay = restart_delay(earlier_attempts, end)
     seconds_left = (delay - (now - (end.end_time or now))).total_seconds()
     if seconds_left <= 0:

@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrun_api.status import Attempt, LastFailure, UnfencedWorker
-from torchrun_controller.reconcile.gang import cleanup, deletion, elastic, fence, gang
+from torchrun_controller.reconcile.gang import cleanup, deletion, elastic, fence, gang, in_place
 from torchrun_controller.reconcile.gang.decision import History
 from torchrun_controller.reconcile.gang.elastic import Outlook
 from torchrun_controller.reconcile.gang.failures import Failure
@@ -103,16 +103,17 @@ class Context:
     @cached_property
     def history(self) -> History:
         """The counts, and the failures and earlier ends that the status has not recorded yet."""
-        counts = gang.current_counts(self.observed.job, self.observed.gang)
+        job, observed_gang = self.observed.job, self.observed.gang
+        counts = gang.current_counts(job, observed_gang)
         if self.gang is None:
-            return History(counts=counts)
-        failure = self.gang.failure
+            return History(counts=counts, restarts_in_place=job.status.restarts_in_place)
+        restarts = in_place.find_new_restarts(job, observed_gang)
+        failure = self.gang.failure.details if self.gang.failure is not None else restarts.failure
         return History(
-            counts=counts,
-            ends=gang.unrecorded_ends(self.observed.job, self.observed.gang),
-            failure=failure.details
-            if failure
-            else gang.unrecorded_failure(self.observed.job, self.observed.gang),
+            counts=counts.after_rounds(restarts.new),
+            restarts_in_place=restarts.total,
+            ends=(*gang.unrecorded_ends(job, observed_gang), *restarts.ends),
+            failure=failure or gang.unrecorded_failure(job, observed_gang),
         )
 
     @cached_property
@@ -218,9 +219,7 @@ class Context:
         job, observed_gang = self.observed.job, self.observed.gang
         end = gang.record_end(job, observed_gang, outlook.why, self.now, counted=False)
         return NextAttempt(
-            history=History(
-                counts=self.history.counts, ends=(*self.history.ends, end), failure=None
-            ),
+            history=replace(self.history, ends=(*self.history.ends, end), failure=None),
             cause=end,
             nodes=outlook.nodes,
             resize=outlook.why,

@@ -7,7 +7,7 @@ from torchrun_api import names
 from torchrun_api.core import Service
 from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile.gang import cleanup, fence, gang
+from torchrun_controller.reconcile.gang import cleanup, fence, gang, in_place
 from torchrun_controller.reconcile.gang.child_jobs import build_child_jobs, roles_of
 from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
 from torchrun_controller.reconcile.gang.failures import Cause
@@ -186,6 +186,8 @@ def create_gang(context: Context) -> Decision:
     assert observed.queue is not None
     spec = context.preparation.spec
     attempt = gang.next_attempt(observed.job, observed.gang, observed.refused)
+    limits = in_place.restart_limits(context.reliability, next_attempt.history.counts)
+    spec = replace(spec, restart_limits=limits)
     causes = () if next_attempt.cause is None else (next_attempt.cause,)
     avoided_nodes = avoid.nodes_to_avoid((*observed.job.status.attempts, *causes))
     blocking_pods = fence.blocking_pods(
@@ -225,6 +227,7 @@ def create_gang(context: Context) -> Decision:
     return replace(
         decision,
         attempt=attempt,
+        history=replace(decision.history, restarts_in_place=0),
         writes=Writes(applies=applies, deletes=deletes).and_also(deletes=next_attempt.survivors),
         warning=_rendezvous_fallback(spec),
     )

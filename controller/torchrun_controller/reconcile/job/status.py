@@ -18,7 +18,7 @@ from torchrun_api.status import (
     WorkersStatus,
 )
 from torchrun_api.unsupported import not_yet_supported
-from torchrun_controller.reconcile.gang import fence
+from torchrun_controller.reconcile.gang import fence, in_place
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.failures import find_root_cause, precedence
 from torchrun_controller.reconcile.gang.gang import (
@@ -27,6 +27,7 @@ from torchrun_controller.reconcile.gang.gang import (
     find_completed_job,
 )
 from torchrun_controller.reconcile.job import dependencies, progress, refusals, scheduled
+from torchrun_controller.reconcile.model.attempts import order_of, whole_attempts
 from torchrun_controller.reconcile.model.conditions import (
     ADMITTED,
     ConditionUpdate,
@@ -102,8 +103,9 @@ def compose(
     if decision.state is State.GANG_SUCCEEDED and completed_job is not None:
         # Another end of the gang may have been recorded before its success was observed.
         number = attempt_of(completed_job)
-        counts = counts.without(a for a in attempts if a.number >= number)
-        attempts = tuple(a for a in attempts if a.number < number)
+        wrong_ends = [end for end in whole_attempts(attempts) if end.number >= number]
+        counts = counts.without(wrong_ends)
+        attempts = tuple(end for end in attempts if end not in wrong_ends)
     return TorchrunJobStatus(
         phase=phase,
         observed_generation=job.metadata.generation,
@@ -124,6 +126,7 @@ def compose(
         selector=f"{names.JOB_LABEL}={job.metadata.name},{names.COMPONENT_LABEL}={names.WORKER}",
         attempt=decision.attempt,
         restarts=counts.restarts,
+        restarts_in_place=decision.history.restarts_in_place,
         disruptions=counts.disruptions,
         running_seconds=round(seconds_run(last_status, now))
         if phase != "Running"
@@ -210,9 +213,9 @@ def _count_beside_head(gang: ObservedGang) -> WorkersStatus:
 def _attempts(
     recorded_ends: tuple[Attempt, ...], new_ends: tuple[Attempt, ...]
 ) -> tuple[Attempt, ...]:
-    """Return the last attempts that ended, each as it was first recorded."""
-    by_number = {attempt.number: attempt for attempt in (*new_ends, *recorded_ends)}
-    return tuple(by_number[number] for number in sorted(by_number))[-KEPT_ATTEMPTS:]
+    """Return the last attempts and rounds that ended, each as it was first recorded."""
+    by_order = {order_of(end): end for end in (*new_ends, *recorded_ends)}
+    return tuple(by_order[order] for order in sorted(by_order))[-KEPT_ATTEMPTS:]
 
 
 def own_part(status: TorchrunJobStatus) -> TorchrunJobStatus:
@@ -367,12 +370,16 @@ def _refine_failure(status: TorchrunJobStatus, workers: tuple[Pod, ...]) -> Torc
 def events(
     before: TorchrunJobStatus, composed: TorchrunJobStatus, decision: Decision, row: Row
 ) -> tuple[Event, ...]:
-    """Return one event for each change of phase or reason, and one for each new warning.
+    """Return one event for each change of phase or reason, new warning, and restart in place.
 
     The usual start of pods has none. Neither has a change of the message alone: counts in it change
     with each scheduling attempt.
     """
-    return (*_change_events(before, decision, row), *_warning_events(before, composed))
+    return (
+        *_change_events(before, decision, row),
+        *_warning_events(before, composed),
+        *in_place.restart_events(before, composed),
+    )
 
 
 def _warning_events(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> list[Event]:

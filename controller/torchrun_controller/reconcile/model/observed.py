@@ -1,9 +1,9 @@
 """The input of reconcile: one job with all its objects, as one frozen value."""
 
 from datetime import timedelta
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from torchrun_api.core import (
     CoreEvent,
@@ -16,8 +16,10 @@ from torchrun_api.core import (
 )
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import Kind
+from torchrun_api.meta import Time, Wire
 from torchrun_api.queue import TorchrunQueue
-from torchrun_api.status import Progress
+from torchrun_api.status import Gangs, Progress
+from torchrun_controller.reconcile.model import decode
 from torchrun_controller.reconcile.model.installed import Installed
 
 
@@ -52,6 +54,30 @@ class Group(Struct, frozen=True):
     object: SchedulingGroup
 
 
+class FailedRound(Wire, frozen=True, kw_only=True):
+    """A round that failed and was followed by another one, as the launcher of node 0 reports it.
+
+    `node` is the index of the pod with the root cause, `seconds` is how long the round ran.
+    """
+
+    round: Gangs = 0
+    node: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    rank: decode.Number | None = None
+    exit_code: decode.Number | None = None
+    signal: decode.Number | None = None
+    reason: decode.ReasonString = ""
+    message: str = ""
+    time: Time | None = None
+
+
+class RestartsInPlace(Wire, frozen=True, kw_only=True):
+    """The restarts of a gang in the same pods: how many, and the rounds of the last ones."""
+
+    count: Gangs = 0
+    last: tuple[FailedRound, ...] = ()
+
+
 class ObservedGang(Struct, frozen=True, kw_only=True):
     """The Jobs and pods of the job's attempts, in the order of their attempts.
 
@@ -59,7 +85,8 @@ class ObservedGang(Struct, frozen=True, kw_only=True):
     workers. `workers` are the pods of the latest gang. `stale_pods` are pods of any other gang with
     the name of the job that may still run: those of an earlier job of that name, and those that are
     already deleted, too. `groups` are those of the job and of its latest child Job, if they are
-    readable. `progress` is the last report that this process got from the latest child Job.
+    readable. `progress` and `restarts` are the last reports that this process got from the latest
+    child Job.
     """
 
     child_jobs: tuple[Job, ...] = ()
@@ -70,6 +97,7 @@ class ObservedGang(Struct, frozen=True, kw_only=True):
     groups: tuple[Group, ...] = ()
     service: Service | None = None
     progress: Progress | None = None
+    restarts: RestartsInPlace = RestartsInPlace()
 
     @property
     def current_job(self) -> Job:

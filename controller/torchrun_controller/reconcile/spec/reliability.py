@@ -21,6 +21,7 @@ class ResolvedReliability(Struct, frozen=True, kw_only=True):
 
     max_restarts: int = DEFAULT_MAX_RESTARTS
     never_restart: bool = False
+    restarts_in_place: bool = True
     rules: tuple[FailureRule, ...] = ()
     time_to_live: timedelta | None = None
     deadline: timedelta | None = None
@@ -36,8 +37,9 @@ def resolve_reliability(job: TorchrunJob, queue: TorchrunQueue | None) -> Resolv
     """Merge field by field: the job's value, then the queue's, then the default.
 
     The queue's values are those from the start of the job, see `queue_policy`; before the start,
-    the present ones. Grace period and hang timeout are part of the pods: each gang has those of its
-    creation. allowUnfencedRestart applies at once, since it is a way out for the user.
+    the present ones. Grace period, hang timeout and the scope of restarts are part of the pods:
+    each gang has those of its creation. allowUnfencedRestart applies at once, since it is a way out
+    for the user.
     """
     override = job.spec.reliability
     policy = job.status.queue_policy
@@ -51,6 +53,7 @@ def resolve_reliability(job: TorchrunJob, queue: TorchrunQueue | None) -> Resolv
     return ResolvedReliability(
         max_restarts=_pick(override.max_restarts, policy.max_restarts, DEFAULT_MAX_RESTARTS),
         never_restart=_pick(override.restart_policy, policy.restart_policy, "OnFailure") == "Never",
+        restarts_in_place=_pick(override.restart_scope, base.restart_scope, "InPlace") == "InPlace",
         rules=_pick(override.rules, policy.rules, ()),
         time_to_live=_seconds(
             _pick(override.ttl_seconds_after_finished, policy.ttl_seconds_after_finished, -1)

@@ -77,7 +77,10 @@ class Rendezvous(Struct, frozen=True, kw_only=True):
 
 
 class ResolvedSpec(Struct, frozen=True, kw_only=True):
-    """What the builders of objects need to know, and nothing that they would have to decide."""
+    """What the builders of objects need to know, and nothing that they would have to decide.
+
+    `restart_limits` are those of one gang, see `gang.in_place`; None without restarts in place.
+    """
 
     size: Size
     image: str
@@ -97,6 +100,7 @@ class ResolvedSpec(Struct, frozen=True, kw_only=True):
     affinity: JsonObject | None
     grace_seconds: int
     hang_seconds: int | None
+    restart_limits: JsonObject | None = None
 
 
 def resolve_spec(job: TorchrunJob, queue: TorchrunQueue) -> ResolvedSpec:

@@ -3,9 +3,13 @@
     POST /v1/progress   Authorization: Bearer <token of audience torchrun.ai/progress>
     {"step": 120, "totalSteps": 1000, "loss": 2.31, "samplesPerSecond": 450.0}
 
+Node 0 also reports restarts of the ranks in the same pods: how many, and the last failed rounds.
+
+    {"restartsInPlace": {"count": 1, "last": [{"round": 0, "node": 1, "reason": "Signaled", ...}]}}
+
     204 accepted         400 not such JSON         401 no valid token
     403 the pod of the token is not a worker of the current attempt of a job
-    404 other path       408 slow body             413 body over 1 KiB
+    404 other path       408 slow body             413 body over 16 KiB
     429 too often        503 from a standby, or at the limits of tokens, then with Retry-After
 
 The server has its own port, because pods of jobs may reach only this one. A standby refuses a
@@ -31,12 +35,13 @@ from torchrun_api.meta import Wire
 from torchrun_api.status import Progress
 from torchrun_controller.cache.progress_reports import Key, Reports, Worker
 from torchrun_controller.metrics.registry import Metrics
+from torchrun_controller.reconcile.model.observed import RestartsInPlace
 from torchrun_controller.serving.progress.connection_limit import ConnectionLimit
 from torchrun_controller.serving.progress.tokens import BusyError, PodIdentity, Tokens
 from torchrun_controller.serving.server import listen
 
 PATH = "/v1/progress"
-MAX_BODY = 1024
+MAX_BODY = 16 * 1024
 BODY_SECONDS = 5.0
 MIN_INTERVAL = 1.0  # seconds between two reports of a job
 WARNING_SECONDS = 60.0
@@ -53,6 +58,7 @@ class Body(Wire, frozen=True, kw_only=True):
     total_steps: Count | None = None
     loss: float | None = None
     samples_per_second: Annotated[float, Meta(ge=0)] | None = None
+    restarts_in_place: RestartsInPlace | None = None
 
 
 class Workers(Protocol):
@@ -149,15 +155,22 @@ class ProgressServer:
         worker = self._workers.worker(sender.namespace, sender.name, sender.uid)
         if worker is None:
             raise ReportRefused(403, NO_WORKER)
-        progress = Progress(
+        progress = self._progress(body)
+        self._reports.put(worker.job, worker.child_uid, progress, body.restarts_in_place)
+        self._accepted(worker.job)
+
+    def _progress(self, body: Body) -> Progress | None:
+        """Return the progress in a report; None in one about restarts alone."""
+        values = (body.step, body.total_steps, body.loss, body.samples_per_second)
+        if body.restarts_in_place is not None and all(value is None for value in values):
+            return None
+        return Progress(
             step=body.step,
             total_steps=body.total_steps,
             loss=body.loss,
             samples_per_second=body.samples_per_second,
             time=self._now(),
         )
-        self._reports.put(worker.job, worker.child_uid, progress)
-        self._accepted(worker.job)
 
     async def _sender(self, authorization: str, source: str) -> PodIdentity:
         """Return the identity that the token proves. Raises ReportRefused.

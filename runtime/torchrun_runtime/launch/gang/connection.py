@@ -91,6 +91,10 @@ class LeaderConnection:
             " this port between the pods of the job in network policies and firewalls.",
         )
 
+    def failed_rounds(self) -> tuple[()]:
+        """None: the leader reports them."""
+        return ()
+
     def close(self) -> None:
         """Close the connection."""
         self._closed.set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, Sequence
+from typing import Mapping, NamedTuple, Protocol, Sequence
 
 from ..failure import Cause, first_cause, is_peer_loss
 from .messages import (
@@ -28,10 +28,15 @@ STOP_SECONDS = 30.0
 PEER_SECONDS = 3.0
 
 
-class EndedRound(NamedTuple):
-    """A round that failed and was followed by another one in the same pods."""
+class FailedRound(NamedTuple):
+    """A round that failed and was followed by another one in the same pods.
+
+    node: index of the node with the cause. seconds: how long the round ran.
+    """
 
     round: int
+    node: int
+    seconds: float
     cause: Cause
 
 
@@ -57,7 +62,7 @@ class GangLeader:
 
     def __init__(self, size: int, policy: RestartDecider, *, is_head: bool = False) -> None:
         self.order: GangOrder | None = None
-        self.ended: list[EndedRound] = []
+        self.failed_rounds: list[FailedRound] = []
         self._size = size
         self._policy = policy
         self._is_head = is_head
@@ -172,22 +177,27 @@ class GangLeader:
             stopped = [s for s in self._of_round(stop.round) if s.state != RUNNING]
             is_late = len(stopped) < self._size and now - self._stopped_at > STOP_SECONDS
             return EndGang() if is_lost or is_late else stop
-        causes = [state.cause for state in self._of_round(stop.round) if state.cause is not None]
+        causes = {
+            node: state.cause
+            for node, state in self._states.items()
+            if state.round >= stop.round and state.cause is not None
+        }
         return self._after(stop, causes, now)
 
-    def _after(self, stop: StopRound, causes: Sequence[Cause], now: float) -> GangOrder:
+    def _after(self, stop: StopRound, causes: Mapping[int, Cause], now: float) -> GangOrder:
         following = StartRound(stop.round + 1, self._code)
         if not causes or self._code.revision > self._started_revision:
             return following
-        cause = first_cause(causes)
+        node, cause = first_cause(causes)
         if self._edit_wait:
             if self._edit_until is None:
                 self._edit_until = now + self._edit_wait
             return stop._replace(edit=True) if now < self._edit_until else EndGang()
         step = max((s.step for s in self._states.values() if s.step is not None), default=None)
-        if not self._policy.allows(cause, step, now - self._started_at):
+        seconds = self._stopped_at - self._started_at
+        if not self._policy.allows(cause, step, seconds):
             return EndGang()
-        self.ended.append(EndedRound(stop.round, cause))
+        self.failed_rounds.append(FailedRound(stop.round, node, seconds, cause))
         return following
 
     def _all_stopped(self, number: int) -> bool:

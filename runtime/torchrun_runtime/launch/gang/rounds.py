@@ -6,14 +6,14 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Callable, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Callable, NamedTuple, Protocol, Sequence
 
 from ..errors import LaunchError
 from ..failure import Cause
 from ..output import say
 from ..supervise import is_stopping
 from .connection import LeaderConnection
-from .leader import GangLeader
+from .leader import FailedRound, GangLeader
 from .member import GangMember
 from .messages import (
     FAILED,
@@ -72,6 +72,9 @@ class GangLink(Protocol):
 
     def check_reachable(self) -> None:
         """Raise LaunchError (ChannelFailed) if the leader cannot be reached for too long."""
+
+    def failed_rounds(self) -> Sequence[FailedRound]:
+        """The rounds that were followed by another one after a failure, if this node leads."""
 
     def close(self) -> None:
         """End the connections of this node."""
@@ -155,6 +158,10 @@ class OwnLink:
     def check_reachable(self) -> None:
         """Nothing to check."""
 
+    def failed_rounds(self) -> Sequence[FailedRound]:
+        """The rounds that were followed by another one after a failure."""
+        return tuple(self._leader.failed_rounds)
+
     def close(self) -> None:
         """End once the other nodes have the last order."""
         if self._server is not None:
@@ -224,6 +231,10 @@ class Rounds:
         self._look()  # newer code wins over the failure of older code
         self._member.end(cause, step, stopped=stopped)
         self._report()
+
+    def failed_rounds(self) -> Sequence[FailedRound]:
+        """The rounds that were followed by another one after a failure; none on other nodes."""
+        return self._link.failed_rounds()
 
     def leave(self) -> None:
         """Report that Kubernetes ends this pod. The gang starts no further round."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -174,3 +175,54 @@ def test_an_unreachable_controller_does_not_delay_the_ranks(launcher: Launcher, 
     go.touch()
     log = train(launcher, "http://127.0.0.1:1")
     assert log.count("the controller does not accept the progress report: Connection") == 1
+
+
+# The first two rounds fail, the first one before rank 0 has reported a step.
+FAILING = """
+    import os, sys, time
+    from torchrun_progress import report
+    number = int(os.environ["TORCHRUN_ROUND"])
+    if number == 0: sys.exit(3)
+    report(step=number)
+    if number == 1: raise KeyError("x")
+    while not os.path.exists("go"): time.sleep(0.01)
+    sys.exit(7)
+"""
+
+
+def test_restarts_in_place_are_reported_and_in_the_termination_message(
+    launcher: Launcher, controller: Controller
+) -> None:
+    (launcher.directory / "train.py").write_text(textwrap.dedent(FAILING))
+    (launcher.directory / "token").write_text("secret")
+    controller.awaited = 3
+    result = launcher.run(
+        [launcher.python, "train.py"],
+        TORCHRUN_LAUNCHER="none",
+        TORCHRUN_PROGRESS_URL=controller.url,
+        TORCHRUN_PROGRESS_TOKEN_FILE=str(launcher.directory / "token"),
+        TORCHRUN_IN_PLACE_RESTARTS=json.dumps({"restarts": 2, "exitCodes": [], "signals": []}),
+        RANK="0",
+    )
+    assert (result.exit_code, result.message["restartsInPlace"]) == (7, 2)
+    bodies = [body for _, _, body in controller.taken]
+    counts = [restarts_of(body).get("count", 0) for body in bodies]
+    assert counts == sorted(counts), "a later report has fewer restarts"
+    assert set(counts) >= {1, 2}
+    last = restarts_of(bodies[-1])
+    assert bodies[-1]["step"] == 2
+    assert last["count"] == 2
+    first, second = last["last"]
+    assert (first["round"], first["node"], first["exitCode"]) == (0, 0, 3)
+    assert (second["round"], second["reason"], second["message"]) == (
+        1,
+        "Exception",
+        "KeyError: 'x'",
+    )
+    assert second["seconds"] > 0
+
+
+def restarts_of(body: dict[str, object]) -> dict[str, Any]:
+    restarts = body.get("restartsInPlace", {})
+    assert isinstance(restarts, dict)
+    return restarts

@@ -3,10 +3,12 @@
 import asyncio
 import base64
 
+import msgspec
 import pytest
 
 from torchrun_api.status import Progress
 from torchrun_controller.cache.progress_reports import Reports
+from torchrun_controller.reconcile.model.observed import RestartsInPlace
 from torchrun_controller.serving.progress import endpoint
 from unit.serving.progress.reporting import JOB, NOW, World, running, token
 
@@ -19,12 +21,39 @@ async def test_a_report_of_a_worker_is_accepted() -> None:
         assert await world.post(body) == (204, "")
     assert world.accepted == [JOB]
     expected = Progress(step=120, total_steps=1000, loss=2.25, samples_per_second=450.5, time=NOW)
-    assert world.reports.of(JOB, "uid-child") == expected
-    assert world.reports.of(JOB, "uid-of-another-attempt") is None
+    assert world.reports.of(JOB, "uid-child").progress == expected
+    assert world.reports.of(JOB, "uid-of-another-attempt").progress is None
     assert world.reports.newest(JOB) == expected
     assert world.reports.newest(("team", "another")) is None
     value = world.metrics.registry.get_sample_value
     assert value("torchrun_progress_reports_total", {"code": "204"}) == 1
+
+
+async def test_restarts_in_place_do_not_replace_the_progress() -> None:
+    failed_round = {
+        "round": 2,
+        "node": 1,
+        "seconds": 12.5,
+        "rank": 3,
+        "exitCode": 137,
+        "signal": 9,
+        "reason": "Signaled",
+        "message": "Rank 3 was killed by SIGKILL.",
+        "time": "2026-01-02T03:04:05.123456Z",
+    }
+    async with running(World()) as world:
+        assert await world.post({"step": 120}) == (204, "")
+        world.time += 1
+        restarts = {"count": 3, "last": [failed_round]}
+        assert await world.post({"restartsInPlace": restarts}) == (204, "")
+        world.time += 1
+        assert await world.post({"step": 121}) == (204, "")
+    report = world.reports.of(JOB, "uid-child")
+    assert report.progress == Progress(step=121, time=NOW)
+    assert report.restarts.count == 3
+    (known,) = report.restarts.last
+    assert (known.round, known.node, known.signal, known.seconds) == (2, 1, 9, 12.5)
+    assert report.restarts == msgspec.convert(restarts, RestartsInPlace)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +119,13 @@ async def test_one_report_per_second_is_accepted() -> None:
         (b'{"step": -1}', 400),
         (b'{"step": 9007199254740993}', 400),
         (b'{"step": 1.5}', 400),
-        (b'{"a": "' + b"x" * 2000 + b'"}', 413),
+        (b'{"a": "' + b"x" * 17_000 + b'"}', 413),
         (b'{"loss": 1e999}', 400),
         (b'{"samplesPerSecond": -1}', 400),
         (b'{"loss": -3}', 204),
         (BRACKETS[:1024], 400),
+        (b'{"restartsInPlace": {"count": -1}}', 400),
+        (b'{"restartsInPlace": {"count": 1, "last": [{"reason": "no reason"}]}}', 400),
     ],
 )
 async def test_bodies(body: bytes, code: int) -> None:

@@ -67,7 +67,7 @@ def test_a_failed_round_is_followed_by_another_once_all_ranks_are_dead() -> None
     assert leader.order == StopRound(0, failed=True)
     leader.receive(0, MemberState(READY, 0), 2)
     assert leader.order == StartRound(1)
-    assert [ended.cause for ended in leader.ended] == [cause()]
+    assert [failed.cause for failed in leader.failed_rounds] == [cause()]
 
 
 def test_a_member_that_never_started_the_round_must_give_it_up_first() -> None:
@@ -105,7 +105,7 @@ def test_a_lost_peer_waits_for_the_cause() -> None:
     leader.receive(2, MemberState(FAILED, 0, cause("KeyError: 'x'")), 2)
     assert leader.order == StopRound(0)
     leader.receive(0, MemberState(READY, 0), 2)
-    assert leader.ended[0].cause.message == "KeyError: 'x'"
+    assert leader.failed_rounds[0].cause.message == "KeyError: 'x'"
 
 
 def test_a_lost_peer_does_not_wait_for_ever() -> None:
@@ -152,7 +152,7 @@ def test_newer_code_is_no_restart() -> None:
     leader.receive(0, MemberState(READY, 0), 1)
     leader.receive(1, MemberState(FAILED, 0, cause()), 1)
     assert leader.order == StartRound(1, RoundCode(2))
-    assert leader.ended == []
+    assert leader.failed_rounds == []
 
 
 def test_a_failed_round_waits_for_an_edit_in_development() -> None:
