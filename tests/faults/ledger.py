@@ -4,7 +4,7 @@ A `Ledger` checks every change, so it detects a quota that is exceeded for only 
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
@@ -48,6 +48,7 @@ class Ledger:
         self._left: dict[str, Body] = {}  # jobs that were deleted, by UID
         self._failed: dict[str, set[str]] = defaultdict(set)  # failed attempts by UID of the job
         self._failed_while_terminating: dict[str, set[str]] = defaultdict(set)
+        self._failed_rounds: Counter[str] = Counter()  # by name of the job
         self._overcharged: dict[str, datetime] = {}  # start time by UID
         store.subscribe(self._changed)
 
@@ -60,6 +61,10 @@ class Ledger:
             self._gang(change.body)
         elif change.resource == PODS:
             self._pod(change.body)
+
+    def note_failed_round(self, job: str) -> None:
+        """Record a failure after which the ranks start again in the same pods."""
+        self._failed_rounds[job] += 1
 
     # Changes
 
@@ -80,8 +85,9 @@ class Ledger:
             if new < old and job.get("status", {}).get("phase") != "Succeeded":
                 self._report(f"{change.name} has {new} {count} after {old}")
         failed = self._failed[uid] | self._failed_while_terminating[uid]
-        if (restarts := _restarts(job)) > len(failed):
-            self._report(f"{change.name} counts {restarts} of {len(failed)} failures")
+        failures = len(failed) + self._failed_rounds[job["metadata"]["name"]]
+        if (restarts := _restarts(job)) > failures:
+            self._report(f"{change.name} counts {restarts} of {failures} failures")
         self._note_overcharge(change.name, job, len(living))
 
     def _gang(self, child: Body) -> None:
@@ -215,7 +221,7 @@ class Ledger:
             waits = phase not in (*TERMINAL, "Suspended") and not living
             if waits and not self._has_way_out(job):
                 self._report(f"{name} waits without a way out: {phase}: {status.get('message')}")
-            failed = len(self._failed[job["metadata"]["uid"]])
+            failed = len(self._failed[job["metadata"]["uid"]]) + self._failed_rounds[name]
             counted = _restarts(job) + (phase == "Failed")
             if exact and phase in TERMINAL and failed > counted:
                 self._report(f"{name} counts {counted} of {failed} failures")

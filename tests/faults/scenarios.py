@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from bodies import Body
 from faults import scenarios_nodes, scenarios_queues, scenarios_workspace
 from faults.cluster import PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES
-from faults.scripts import first_gang_fails, first_gang_stays, serves, well
+from faults.scripts import first_gang_fails, first_gang_fails_late, first_gang_stays, serves, well
 from faults.simulation import NAMESPACE, Scenario, Simulation
 from torchrun_api import names
 
@@ -32,6 +32,18 @@ async def large(world: Simulation) -> None:
     world.make_queue()
     world.submit(numNodes=4)
     await world.reaches("Succeeded", attempt=1)
+
+
+async def restart_in_place(world: Simulation) -> None:
+    """Two failures restart the ranks in the same pods, and the third one ends the gang."""
+    world.make_queue()
+    world.submit()
+    await world.trains()
+    world.restart_in_place(node=1)
+    await world.reaches("Running", restarts=1)
+    world.restart_in_place(node=0)
+    await world.reaches("Running", restarts=2)
+    await world.reaches("Succeeded", attempt=1, restarts=3)
 
 
 async def suspend(world: Simulation) -> None:
@@ -135,6 +147,7 @@ SCENARIOS = {
         Scenario("success", success, well),
         Scenario("restart", restart, first_gang_fails),
         Scenario("large", large, first_gang_fails),
+        Scenario("restart in place", restart_in_place, first_gang_fails_late),
         Scenario("suspend", suspend, first_gang_stays),
         Scenario("scale", scale, first_gang_stays),
         Scenario("delete", delete, well),

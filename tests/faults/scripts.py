@@ -32,6 +32,14 @@ def first_gang_fails(pod: Body) -> End:
     return well(pod)
 
 
+def first_gang_fails_late(pod: Body) -> End:
+    """One worker of the first gang fails after reports of restarts in place have arrived."""
+    labels = pod["metadata"]["labels"]
+    if (labels[names.ATTEMPT_LABEL], labels[names.COMPLETION_INDEX_LABEL]) == ("0", "1"):
+        return End(100.0, 1, "Traceback: no such file")
+    return End(120.0)
+
+
 def two_gangs_fail(pod: Body) -> End:
     """One worker of the first two gangs fails soon, so the third gang is delayed."""
     labels = pod["metadata"]["labels"]

@@ -25,6 +25,7 @@ from faults.cluster import (
     JobController,
 )
 from faults.faults import FaultPlan, Planned, Point
+from faults.launchers import Launchers
 from faults.nodes import End, Nodes, Script
 from faults.oracle import EVENTS, LEASES, Oracle
 from faults.replica import Process, Replica
@@ -103,6 +104,7 @@ class Simulation:
         GarbageCollector(self.server, self.now, "garbage-collector")
         JobController(self.server, self.now)
         self.nodes = Nodes(self.server, self.now, scenario.script)
+        self.launchers = Launchers(self.store, self.now, self._leader)
         self.oracle.unseen = lambda: self.nodes.unseen
         self._scenario = scenario
         self._wanted = wanted
@@ -233,6 +235,13 @@ class Simulation:
         await self.trains(name, nodes)
         for pod in self._workers(name):
             self.nodes.end(pod["metadata"]["uid"], End(0))
+
+    def restart_in_place(self, node: int, name: str = "train") -> None:
+        """A rank of a gang that runs fails, and its launchers start all ranks again."""
+        workers = self._workers(name)
+        assert workers, f"{name} does not run"
+        self.oracle.ledger.note_failed_round(name)
+        self.launchers.restart_in_place(workers, node)
 
     def _workers(self, name: str) -> list[Body]:
         """The pods of its gang, if all run and have their start annotation."""

@@ -1,0 +1,64 @@
+"""Simulated launchers of node 0: they restart ranks in place, and report it to the controller.
+
+They report until their pod ends, because a controller may lose what it has accepted. The report is
+stored as by the endpoint of the controller, without HTTP and tokens.
+"""
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+
+from bodies import Body
+from faults.cluster import PODS, index_of, is_over
+from faults.replica import Process
+from faults.store import Store, key_of
+from torchrun_controller.reconcile.model.observed import FailedRound, RestartsInPlace
+
+REPEAT = 10.0  # seconds between two reports, as in launch.reporting
+LAST_ROUNDS = 3
+
+
+class Launchers:
+    """The launchers of all gangs. `leader` returns the controller that leads, if there is one."""
+
+    def __init__(
+        self, store: Store, now: Callable[[], datetime], leader: Callable[[], Process | None]
+    ) -> None:
+        self._store = store
+        self._now = now
+        self._leader = leader
+        self._rounds: dict[str, list[FailedRound]] = {}  # by the UID of the pod of node 0
+
+    def restart_in_place(self, workers: list[Body], node: int) -> None:
+        """A rank on this node fails, and all ranks start again in the same pods."""
+        uid = next(pod["metadata"]["uid"] for pod in workers if index_of(pod) == "0")
+        rounds = self._rounds.setdefault(uid, [])
+        rounds.append(
+            FailedRound(
+                round=len(rounds),
+                node=node,
+                seconds=5.0,
+                rank=node,
+                exit_code=1,
+                reason="Exception",
+                message="KeyError: 'x'",
+                time=self._now(),
+            )
+        )
+        if len(rounds) == 1:
+            self._report(uid)
+
+    def _report(self, uid: str) -> None:
+        pod = next((pod for pod in self._store.bodies(PODS) if pod["metadata"]["uid"] == uid), None)
+        if pod is None or is_over(pod):
+            return
+        asyncio.get_running_loop().call_later(REPEAT, self._report, uid)
+        process = self._leader()
+        if process is None:
+            return
+        components, rounds = process.components, self._rounds[uid]
+        worker = components.factory.worker(*key_of(pod), uid)
+        if worker is not None:
+            restarts = RestartsInPlace(count=len(rounds), last=tuple(rounds[-LAST_ROUNDS:]))
+            components.factory.reports.put(worker.job, worker.child_uid, restarts=restarts)
+            components.queues["job"].add(worker.job)
