@@ -19,7 +19,8 @@ REPORTING = Defaults(runtime_image="runtime:1", progress_url="http://controller:
 
 def limits(**reliability: object) -> JsonObject | None:
     """The limits that the pods of the first gang get."""
-    world = World(make_job(numNodes=2, reliability=reliability), make_queue())
+    scope: JsonObject = {"restartScope": "InPlace"}
+    world = World(make_job(numNodes=2, reliability=scope | reliability), make_queue())
     return limits_of_next_gang(world, REPORTING)
 
 
@@ -236,20 +237,22 @@ def test_without_restarts_in_place_the_launchers_get_no_limits():
     assert limits(restartScope="Gang") is None
     assert limits(maxRestarts=0) is None
     assert limits(restartPolicy="Never") is None
-    world = World(make_job(numNodes=2), make_queue())
+    assert limits_of_next_gang(World(make_job(numNodes=2), make_queue()), REPORTING) is None
+    job = make_job(numNodes=2, reliability={"restartScope": "InPlace"})
+    world = World(job, make_queue())
     # Nobody would count the restarts.
     assert limits_of_next_gang(world, replace(REPORTING, progress_url="")) is None
 
 
 def test_the_queue_sets_the_scope_and_the_job_overrides_it():
-    queue = make_queue(reliability={"restartScope": "Gang"})
-    assert limits_of_next_gang(World(make_job(numNodes=2), queue), REPORTING) is None
-    job = make_job(numNodes=2, reliability={"restartScope": "InPlace"})
-    assert limits_of_next_gang(World(job, queue), REPORTING) is not None
+    queue = make_queue(reliability={"restartScope": "InPlace"})
+    assert limits_of_next_gang(World(make_job(numNodes=2), queue), REPORTING) is not None
+    job = make_job(numNodes=2, reliability={"restartScope": "Gang"})
+    assert limits_of_next_gang(World(job, queue), REPORTING) is None
 
 
 def test_the_next_gang_gets_what_is_left():
-    world = running(maxRestarts=3)
+    world = running(maxRestarts=3, restartScope="InPlace")
     world.restart_in_place()
     world.settle()
     fail(world)
