@@ -111,6 +111,38 @@ def test_a_lost_rank_restarts_the_gang_and_the_job_succeeds(
     assert status["lastFailure"]["reason"] == reason
 
 
+# The ranks of round 0 hang; one of them is killed. Later rounds find what round 0 left in memory.
+ROUNDS = [
+    "sh",
+    "-c",
+    """echo "round $TORCHRUN_ROUND"
+    if [ "$TORCHRUN_ROUND" -gt 0 ]; then cat /dev/shm/state; exit; fi
+    echo "state of node $NODE_RANK" >/dev/shm/state
+    exec python3 -c 'import time; time.sleep(600)'""",
+]
+
+
+def test_a_killed_rank_restarts_the_ranks_in_the_same_pods(space: Space):
+    in_place = {"restartScope": "InPlace"}
+    with space.history(PODS) as pods, space.history(JOBS) as jobs:
+        running(space, "train", ROUNDS, reliability=in_place)
+        workers = [pod_of(space, "train", index) for index in range(2)]
+        kill_rank(space, workers[1])
+        status = space.wait_phase("train", "Succeeded")
+        assert [len(uids) for uids in jobs.uids().values()] == [1]
+        assert sorted(pods.uids()) == sorted(workers)
+    assert (status.get("attempt", 0), status["restarts"], status["restartsInPlace"]) == (0, 1, 1)
+    (end,) = status["attempts"]
+    assert (end["round"], end["reason"], end["counted"]) == (0, "Signaled", True)
+    assert (status["lastFailure"]["signal"], status["lastFailure"]["rank"]) == (9, None)
+    for index, worker in enumerate(workers):
+        log = space.kubectl("logs", worker, "-c", "trainer")
+        words = [line for line in log.splitlines() if "torchrun-launch" not in line]
+        assert words == ["round 0", "round 1", f"state of node {index}"]
+    words = ("get", "events", "--field-selector", "reason=RestartedInPlace")
+    until(lambda: "Round 0 of attempt 0 failed" in space.kubectl(*words), "the event")
+
+
 def test_out_of_memory_is_reported_and_counted(space: Space):
     eats = ["python3", "-c", "b = bytearray(10**9); import time; time.sleep(60)"]
     space.apply(job("eats", "plain", eats, 1, reliability={"maxRestarts": 1}))

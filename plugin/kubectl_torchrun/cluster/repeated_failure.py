@@ -4,6 +4,7 @@ The source is `status.attempts`, with the root cause of each ended attempt.
 """
 
 import re
+from itertools import pairwise
 from typing import NamedTuple
 
 from kubectl_torchrun.cluster.slices import AttemptSlice, Job
@@ -33,13 +34,13 @@ class RepeatedFailure(NamedTuple):
 def find_repeated_failure(job: Job) -> RepeatedFailure | None:
     """The exception of the last ATTEMPTS attempts, if they prove an error in the code.
 
-    Each of them ran for less than SECONDS and reported no step, and no other attempt ended in
-    between.
+    Each of them, a gang or a round of it, ran for less than SECONDS and reported no step, and no
+    other attempt ended in between.
     """
     last = job.status.attempts[-ATTEMPTS:]
     if len(last) < ATTEMPTS or _has_progress(job, last[0]):
         return None
-    if last[-1].number - last[0].number != ATTEMPTS - 1:
+    if any(after.number - before.number > 1 for before, after in pairwise(last)):
         return None
     if any(end.reason != _EXCEPTION or end.running_seconds >= SECONDS for end in last):
         return None

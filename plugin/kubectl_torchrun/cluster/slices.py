@@ -83,9 +83,10 @@ class FailureSlice(Wire, frozen=True, kw_only=True):
 
 
 class AttemptSlice(Wire, frozen=True, kw_only=True):
-    """A gang that ended."""
+    """A gang that ended, or a round of it after which the ranks started again."""
 
     number: int = 0
+    round: int | None = None
     start_time: datetime | None = None
     end_time: datetime | None = None
     running_seconds: int = 0

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from kubectl_torchrun.cluster.slices import Job
+from kubectl_torchrun.cluster.slices import AttemptSlice, Job
 
 
 def status_lines(job: Job) -> list[str]:
@@ -19,10 +19,15 @@ def status_lines(job: Job) -> list[str]:
     if status.attempts:
         lines.append(f"  restarts: {status.restarts} counted, {status.disruptions} not counted")
     lines += [
-        f"  attempt {attempt.number} ended at {_clock(attempt.end_time)}: {attempt.message}"
+        f"  {_name(attempt)} ended at {_clock(attempt.end_time)}: {attempt.message}"
         for attempt in status.attempts
     ]
     return [part for line in lines for part in line.replace("\n", "\n    ").split("\n")]
+
+
+def _name(attempt: AttemptSlice) -> str:
+    in_round = "" if attempt.round is None else f", round {attempt.round}"
+    return f"attempt {attempt.number}{in_round}"
 
 
 def node_count(job: Job) -> str:

@@ -17,7 +17,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Sequence
 from urllib.parse import urlsplit
 
-from .gang.leader import FailedRound
+from .gang.leader import RestartedRound
 from .output import say
 from .state import start_thread
 
@@ -45,7 +45,7 @@ def newest_step(folder: str) -> int | None:
         return None
 
 
-def describe_rounds(failed_rounds: Sequence[FailedRound]) -> dict[str, object]:
+def describe_rounds(failed_rounds: Sequence[RestartedRound]) -> dict[str, object]:
     """The part of a report about restarts in place; empty without restarts."""
     if not failed_rounds:
         return {}

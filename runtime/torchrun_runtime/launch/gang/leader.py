@@ -28,7 +28,7 @@ STOP_SECONDS = 30.0
 PEER_SECONDS = 3.0
 
 
-class FailedRound(NamedTuple):
+class RestartedRound(NamedTuple):
     """A round that failed and was followed by another one in the same pods.
 
     node: index of the node with the cause. seconds: how long the round ran.
@@ -62,7 +62,7 @@ class GangLeader:
 
     def __init__(self, size: int, policy: RestartDecider, *, is_head: bool = False) -> None:
         self.order: GangOrder | None = None
-        self.failed_rounds: list[FailedRound] = []
+        self.failed_rounds: list[RestartedRound] = []
         self._size = size
         self._policy = policy
         self._is_head = is_head
@@ -197,7 +197,7 @@ class GangLeader:
         seconds = self._stopped_at - self._started_at
         if not self._policy.allows(cause, step, seconds):
             return EndGang()
-        self.failed_rounds.append(FailedRound(stop.round, node, seconds, cause))
+        self.failed_rounds.append(RestartedRound(stop.round, node, seconds, cause))
         return following
 
     def _all_stopped(self, number: int) -> bool:

@@ -13,7 +13,7 @@ from ..failure import Cause
 from ..output import say
 from ..supervise import is_stopping
 from .connection import LeaderConnection
-from .leader import FailedRound, GangLeader
+from .leader import GangLeader, RestartedRound
 from .member import GangMember
 from .messages import (
     FAILED,
@@ -70,10 +70,7 @@ class GangLink(Protocol):
     def describe_wait(self) -> str:
         """What this node waits for, for its log."""
 
-    def check_reachable(self) -> None:
-        """Raise LaunchError (ChannelFailed) if the leader cannot be reached for too long."""
-
-    def failed_rounds(self) -> Sequence[FailedRound]:
+    def failed_rounds(self) -> Sequence[RestartedRound]:
         """The rounds that were followed by another one after a failure, if this node leads."""
 
     def close(self) -> None:
@@ -155,10 +152,7 @@ class OwnLink:
         nodes = ", ".join(map(str, missing[:_NAMED_NODES]))
         return f"{'nodes' if len(missing) > 1 else 'node'} {nodes}{more} of the gang"
 
-    def check_reachable(self) -> None:
-        """Nothing to check."""
-
-    def failed_rounds(self) -> Sequence[FailedRound]:
+    def failed_rounds(self) -> Sequence[RestartedRound]:
         """The rounds that were followed by another one after a failure."""
         return tuple(self._leader.failed_rounds)
 
@@ -232,7 +226,7 @@ class Rounds:
         self._member.end(cause, step, stopped=stopped)
         self._report()
 
-    def failed_rounds(self) -> Sequence[FailedRound]:
+    def failed_rounds(self) -> Sequence[RestartedRound]:
         """The rounds that were followed by another one after a failure; none on other nodes."""
         return self._link.failed_rounds()
 
