@@ -116,7 +116,7 @@ ROUNDS = [
     "sh",
     "-c",
     """echo "round $TORCHRUN_ROUND"
-    if [ "$TORCHRUN_ROUND" -gt 0 ]; then cat /dev/shm/state; exit; fi
+    if [ "$TORCHRUN_ROUND" -gt 0 ]; then cat /dev/shm/state; sleep 5; exit; fi
     echo "state of node $NODE_RANK" >/dev/shm/state
     exec python3 -c 'import time; time.sleep(600)'""",
 ]
@@ -134,7 +134,7 @@ def test_a_killed_rank_restarts_the_ranks_in_the_same_pods(space: Space):
     assert (status.get("attempt", 0), status["restarts"], status["restartsInPlace"]) == (0, 1, 1)
     (end,) = status["attempts"]
     assert (end["round"], end["reason"], end["counted"]) == (0, "Signaled", True)
-    assert (status["lastFailure"]["signal"], status["lastFailure"]["rank"]) == (9, None)
+    assert status["lastFailure"]["signal"] == 9
     for index, worker in enumerate(workers):
         log = space.kubectl("logs", worker, "-c", "trainer")
         words = [line for line in log.splitlines() if "torchrun-launch" not in line]
