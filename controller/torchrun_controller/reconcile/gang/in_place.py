@@ -28,6 +28,10 @@ from torchrun_controller.reconcile.model.plan import Event
 from torchrun_controller.reconcile.pods.lifecycle import attempt_of, index_of
 from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 
+# Earlier times come from a broken clock. A start before the year 1 cannot be computed.
+_EARLIEST_YEAR = 2000
+_MESSAGE_CHARACTERS = 1024
+
 
 class NewRestarts(Struct, frozen=True):
     """Restarts of the present gang that the status does not have.
@@ -74,19 +78,22 @@ def _failure(failed_round: FailedRound, workers: Iterable[Pod]) -> LastFailure:
         exit_code=failed_round.exit_code,
         signal=failed_round.signal,
         reason=failed_round.reason,
-        message=f"Pod {name}: {failed_round.message}",
+        message=f"Pod {name}: {failed_round.message}"[:_MESSAGE_CHARACTERS],
         time=failed_round.time,
     )
 
 
 def _end(number: int, failed_round: FailedRound, failure: LastFailure) -> Attempt:
-    ran = timedelta(seconds=failed_round.seconds)
+    end_time = None if failure.time is None else failure.time.replace(microsecond=0)
+    start_time = None
+    if end_time is not None and end_time.year > _EARLIEST_YEAR:
+        start_time = end_time - timedelta(seconds=round(failed_round.seconds))
     return Attempt(
         number=number,
         round=failed_round.round,
         node=failure.node,
-        start_time=None if failure.time is None else (failure.time - ran).replace(microsecond=0),
-        end_time=None if failure.time is None else failure.time.replace(microsecond=0),
+        start_time=start_time,
+        end_time=end_time,
         running_seconds=round(failed_round.seconds),
         counted=True,
         reason=failure.reason,

@@ -1,7 +1,7 @@
 """Restarts in the same pods count once, with their cause, and are limited like new gangs."""
 
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import replace
 
@@ -217,6 +217,19 @@ def test_a_report_of_an_earlier_gang_counts_nothing():
     world.reports.put(("ml", "train"), old, restarts=RestartsInPlace(count=2))
     world.settle()
     assert world.job.status.restarts == 1
+
+
+def test_any_time_of_a_report_is_accepted():
+    world = running()
+    for time in (datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC), None):
+        world.restart_in_place(time=time, seconds=1e9, message="x" * 5000)
+    world.settle()
+    status = world.job.status
+    assert status.restarts == 3
+    assert status.attempts[0].start_time is None
+    assert status.attempts[1].end_time == world.now, "no time in the future"
+    assert status.last_failure is not None
+    assert len(status.last_failure.message) == 1024
 
 
 def test_the_launchers_get_the_limits():
