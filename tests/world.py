@@ -298,7 +298,7 @@ class World(WorldObjects):
         self.failed_rounds[child] = rounds
         if not lost:
             restarts = RestartsInPlace(count=len(rounds), last=rounds[-3:])
-            self.reports.put(("ml", "train"), child, restarts=restarts)
+            self.reports.put_restarts(("ml", "train"), child, restarts)
 
     def _failed_round(self, child: str, node: int, failure: dict[str, Any]) -> FailedRound:
         number = len(self.failed_rounds.get(child, ()))

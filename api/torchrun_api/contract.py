@@ -93,7 +93,6 @@ IN_PLACE_RESTARTS = Variable(
     (LAUNCHER,),
     'Restarts in the same pods: {"restarts": 3, "exitCodes": [], "signals": []}, with the exit'
     " codes and signals of spec.reliability.rules. If not set: none.",
-    set_by=(TESTS,),
 )
 ROUND = Variable(
     "TORCHRUN_ROUND",

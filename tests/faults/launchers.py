@@ -60,5 +60,5 @@ class Launchers:
         worker = components.factory.worker(*key_of(pod), uid)
         if worker is not None:
             restarts = RestartsInPlace(count=len(rounds), last=tuple(rounds[-LAST_ROUNDS:]))
-            components.factory.reports.put(worker.job, worker.child_uid, restarts=restarts)
+            components.factory.reports.put_restarts(worker.job, worker.child_uid, restarts)
             components.queues["job"].add(worker.job)

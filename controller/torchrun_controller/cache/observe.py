@@ -26,7 +26,6 @@ from torchrun_controller.reconcile.model.observed import (
     ObservedWorkspace,
     RefusedWrites,
     Rejection,
-    RestartsInPlace,
 )
 from torchrun_controller.reconcile.pods.lifecycle import alive, collected
 
@@ -152,7 +151,7 @@ def observe(
     jobs.sort(key=lambda child: names.number_in(child.metadata.labels.attempt))
     worker_jobs, attempts = _partition(jobs, lambda meta: meta.labels.role == names.WORKER)
     latest = attempts[-1].metadata.uid if attempts else ""
-    report = reports.of((namespace, name), latest) if reports is not None else None
+    reports = Reports() if reports is None else reports
     current_jobs = _current_job_uids(attempts, worker_jobs)
     pods = _classify_pods(name, caches.pods.by_index(JOB_INDEX, key), current_jobs, is_owned)
     claims, other_claims = _partition(caches.claims.by_index(JOB_INDEX, key), is_owned)
@@ -192,8 +191,8 @@ def observe(
             probes=tuple(pods.probes),
             groups=(*groups(uid), *(groups(latest) if latest else ())),
             service=next(iter(services), None),
-            progress=report.progress if report is not None else None,
-            restarts=report.restarts if report is not None else RestartsInPlace(),
+            progress=reports.of((namespace, name), latest),
+            restarts=reports.restarts_of((namespace, name), latest),
         ),
         workspace=ObservedWorkspace(
             claims=tuple(claims),

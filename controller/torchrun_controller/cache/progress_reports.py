@@ -25,15 +25,19 @@ class Worker(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """The last reports of a job; `child_uid` is the UID of the senders' child Job.
-
-    Node 0 reports restarts, and rank 0, which may run on another node, progress.
-    """
+    """The last progress of a job; `child_uid` is the UID of the sender's child Job."""
 
     child_uid: str
+    progress: Progress
     received: float  # in seconds of the clock
-    progress: Progress | None = None
-    restarts: RestartsInPlace = RestartsInPlace()
+
+
+class RestartReport(Struct, frozen=True):
+    """The last report of a job about restarts in place. Another node may report the progress."""
+
+    child_uid: str
+    restarts: RestartsInPlace
+    received: float
 
 
 class Totals(Struct, frozen=True):
@@ -49,26 +53,27 @@ class Reports:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._newest: dict[Key, Report] = {}
+        self._restarts: dict[Key, RestartReport] = {}
 
-    def put(
-        self,
-        job: Key,
-        child_uid: str,
-        progress: Progress | None = None,
-        restarts: RestartsInPlace | None = None,
-    ) -> None:
-        """Replace those parts of the job's report that are given."""
-        last = self.of(job, child_uid)
-        self._newest[job] = Report(
-            child_uid, self._clock(), progress or last.progress, restarts or last.restarts
-        )
+    def put(self, job: Key, child_uid: str, progress: Progress) -> None:
+        """Replace the progress of the job."""
+        self._newest[job] = Report(child_uid, progress, self._clock())
 
-    def of(self, job: Key, child_uid: str) -> Report:
-        """Return the last report from workers of this child Job; an empty one without."""
+    def put_restarts(self, job: Key, child_uid: str, restarts: RestartsInPlace) -> None:
+        """Replace the restarts in place of the job."""
+        self._restarts[job] = RestartReport(child_uid, restarts, self._clock())
+
+    def of(self, job: Key, child_uid: str) -> Progress | None:
+        """Return the last progress that workers of this child Job reported."""
         report = self._newest.get(job)
+        return report.progress if report is not None and report.child_uid == child_uid else None
+
+    def restarts_of(self, job: Key, child_uid: str) -> RestartsInPlace:
+        """Return the restarts in place that node 0 of this child Job reported last."""
+        report = self._restarts.get(job)
         if report is None or report.child_uid != child_uid:
-            return Report(child_uid, -math.inf)
-        return report
+            return RestartsInPlace()
+        return report.restarts
 
     def newest(self, job: Key) -> Progress | None:
         """Return the last progress of the job, of any attempt."""
@@ -77,21 +82,19 @@ class Reports:
 
     def age(self, job: Key) -> float:
         """Return the seconds since the last report of the job, infinity without one."""
-        report = self._newest.get(job)
-        return float("inf") if report is None else self._clock() - report.received
+        reports = (self._newest.get(job), self._restarts.get(job))
+        times = [report.received for report in reports if report is not None]
+        return self._clock() - max(times) if times else math.inf
 
     def forget(self, job: Key) -> None:
-        """Drop the report of a deleted job."""
+        """Drop the reports of a deleted job."""
         self._newest.pop(job, None)
+        self._restarts.pop(job, None)
 
     def totals(self) -> Totals:
         """Return the sums for metrics, without jobs that stopped reporting."""
         oldest = self._clock() - FRESH.total_seconds()
-        fresh_reports = [
-            report.progress
-            for report in self._newest.values()
-            if report.progress is not None and report.received >= oldest
-        ]
+        fresh_reports = [r.progress for r in self._newest.values() if r.received >= oldest]
         return Totals(
             len(fresh_reports),
             sum(progress.samples_per_second or 0.0 for progress in fresh_reports),

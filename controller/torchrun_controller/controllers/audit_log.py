@@ -47,8 +47,8 @@ def creation_line(intent: Apply) -> Line:
 
 
 def _ended_attempts(before: TorchrunJobStatus, after: TorchrunJobStatus) -> Iterator[Attempt]:
-    last = max(map(order_of, before.attempts), default=(-1, False, 0))
-    return (attempt for attempt in after.attempts if order_of(attempt) > last)
+    known = set(map(order_of, before.attempts))
+    return (attempt for attempt in after.attempts if order_of(attempt) not in known)
 
 
 def _attempt_ended(attempt: Attempt, after: TorchrunJobStatus) -> Line:

@@ -42,12 +42,20 @@ def find_repeated_failure(job: Job) -> RepeatedFailure | None:
         return None
     if any(after.number - before.number > 1 for before, after in pairwise(last)):
         return None
-    if any(end.reason != _EXCEPTION or end.running_seconds >= SECONDS for end in last):
+    if any(end.reason != _EXCEPTION or _seconds(job, end) >= SECONDS for end in last):
         return None
     exceptions = [_exception(end.message) for end in last]
     if len({_ADDRESS.sub("0x", exception) for exception in exceptions}) > 1:
         return None
     return RepeatedFailure(exceptions[-1])
+
+
+def _seconds(job: Job, end: AttemptSlice) -> int:
+    """How long the last start of this attempt ran; that of its earlier rounds is not part of it."""
+    if end.round is not None:
+        return end.running_seconds
+    rounds = [e for e in job.status.attempts if e.number == end.number and e.round is not None]
+    return end.running_seconds - sum(earlier.running_seconds for earlier in rounds)
 
 
 def _has_progress(job: Job, first: AttemptSlice) -> bool:

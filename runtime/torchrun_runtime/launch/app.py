@@ -128,9 +128,7 @@ def launch(
         else:
             rounds = follow(settings.gang, fence_older, settings.resolve_wait)
         try:
-            cause = _run_rounds(settings, environment, argv, fencing, rounds, reload)
-            restarts = len(rounds.failed_rounds())
-            return cause and cause._replace(restarts_in_place=restarts)
+            return _run_rounds(settings, environment, argv, fencing, rounds, reload)
         finally:
             rounds.close()
 
@@ -162,6 +160,7 @@ def _run_rounds(
     last_round = rounds.newest_round
     while True:
         start = rounds.await_start()
+        output.restarts_in_place = len(rounds.failed_rounds())
         if start is None:
             return _cause_of_missed_round() if rounds.newest_round > last_round else cause
         last_round = start.round

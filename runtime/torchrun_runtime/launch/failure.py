@@ -50,10 +50,7 @@ class Failed(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """The cause in the termination message. exit_code: of the container.
-
-    restarts_in_place: how often the ranks of the gang were started again in the same pods.
-    """
+    """The cause in the termination message. exit_code: of the container."""
 
     exit_code: int
     rank: int | None
@@ -61,11 +58,10 @@ class Cause(NamedTuple):
     reason: str
     message: str
     time: str
-    restarts_in_place: int = 0
 
     def body(self) -> dict[str, object]:
         """The termination message for the controller."""
-        body: dict[str, object] = {
+        return {
             "rank": self.rank,
             "exitCode": self.exit_code,
             "signal": self.signal,
@@ -73,9 +69,6 @@ class Cause(NamedTuple):
             "message": self.message,
             "time": self.time,
         }
-        if self.restarts_in_place:
-            body["restartsInPlace"] = self.restarts_in_place
-        return body
 
 
 def is_peer_loss(cause: Cause) -> bool:

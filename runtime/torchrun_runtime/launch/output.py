@@ -9,8 +9,10 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Callable
 
-# The kubelet keeps 4096 bytes; an escaped character takes up to six.
+# The kubelet keeps 4096 bytes; a character takes up to six.
 _MESSAGE_CHARACTERS = 600
+# How often the ranks were started again after a failure, for the termination message of node 0.
+restarts_in_place = 0
 
 
 STDERR = 2
@@ -49,12 +51,18 @@ def timestamp(seconds: float | None = None) -> str:
 
 def write_termination_message(path: str, body: dict[str, object]) -> None:
     """Write the termination message if the kubelet has created the file for it."""
-    text = str(body.get("message", ""))
-    content = json.dumps({**body, "message": text[:_MESSAGE_CHARACTERS]})
+    text = valid_text(str(body.get("message", "")))[:_MESSAGE_CHARACTERS]
+    restarts = {"restartsInPlace": restarts_in_place} if restarts_in_place else {}
+    content = json.dumps({**body, "message": text, **restarts}, ensure_ascii=False)
     with suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(content)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode())
+
+
+def valid_text(text: str) -> str:
+    """The text with a question mark for each lone surrogate, which is no valid JSON."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def wait_until(

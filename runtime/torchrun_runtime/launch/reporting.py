@@ -18,7 +18,7 @@ from typing import Sequence
 from urllib.parse import urlsplit
 
 from .gang.leader import RestartedRound
-from .output import say
+from .output import say, valid_text
 from .state import start_thread
 
 PATH = "/v1/progress"
@@ -45,39 +45,38 @@ def newest_step(folder: str) -> int | None:
         return None
 
 
-def describe_rounds(failed_rounds: Sequence[RestartedRound]) -> dict[str, object]:
-    """The part of a report about restarts in place; empty without restarts."""
+def describe_rounds(failed_rounds: Sequence[RestartedRound]) -> bytes:
+    """The report of restarts in place; empty without restarts."""
     if not failed_rounds:
-        return {}
+        return b""
     last = [
         {
             **failed.cause.body(),
-            "message": failed.cause.message[:_MESSAGE_CHARACTERS],
+            "message": valid_text(failed.cause.message)[:_MESSAGE_CHARACTERS],
             "round": failed.round,
             "node": failed.node,
             "seconds": round(failed.seconds, 3),
         }
         for failed in failed_rounds[-_LAST_ROUNDS:]
     ]
-    return {"restartsInPlace": {"count": len(failed_rounds), "last": last}}
+    body = {"restartsInPlace": {"count": len(failed_rounds), "last": last}}
+    return json.dumps(body, ensure_ascii=False).encode()
 
 
 class Reporter:
-    """Sends the file `progress` of a folder, and `more`, whenever they have changed.
+    """Sends the file `progress` of a folder whenever it has changed, and `restarts` repeatedly.
 
     url: of the controller, without the path. token_file: read for each report, because the kubelet
-    renews it. more: the part of each report that does not come from a rank; it is repeated.
+    renews it. restarts: a report that does not change; empty for none.
     """
 
-    def __init__(
-        self, url: str, token_file: str, folder: str, more: dict[str, object] | None = None
-    ) -> None:
+    def __init__(self, url: str, token_file: str, folder: str, restarts: bytes = b"") -> None:
         self._url = urlsplit(url)
         self._token_file = token_file
         self._file = os.path.join(folder, "progress")
-        self._more = more or {}
+        self._restarts = restarts
+        self._restarts_due = 0.0 if restarts else float("inf")
         self._last_values = b""
-        self._accepted_at = 0.0
         self._last_error = ""
         self._end = threading.Event()
         self._thread = start_thread(self._run)
@@ -94,36 +93,34 @@ class Reporter:
         self._report()
 
     def _report(self) -> bool:
-        """Send the values if they are new. Returns whether they were, also after a failure."""
-        values = self._values()
-        is_old = bool(self._more) and time.monotonic() - self._accepted_at >= _REPEAT_SECONDS
-        if not values or (values == self._last_values and not is_old):
-            return False
+        """Send what is new or due. Returns whether there was anything, also after a failure."""
+        is_due = time.monotonic() >= self._restarts_due
+        if is_due and self._send(self._restarts):
+            self._restarts_due = time.monotonic() + _REPEAT_SECONDS
+        try:
+            with open(self._file, "rb") as file:
+                values = file.read()
+        except OSError:
+            return is_due
+        if values == self._last_values:
+            return is_due
+        if self._send(values):
+            self._last_values = values
+        return True
+
+    def _send(self, body: bytes) -> bool:
+        """Send a report, again after a refusal for a moment. Returns whether it was accepted."""
         until = time.monotonic() + _REPORT_SECONDS
         while True:
-            code, wait, error = self._post(values)
+            code, wait, error = self._post(body)
             pause = max(wait, _RETRY_PAUSE)
             if code not in _RETRIED or time.monotonic() + pause > until:
                 break
             time.sleep(pause)
-        if code == _ACCEPTED:
-            self._last_values, self._accepted_at = values, time.monotonic()
         if error and error != self._last_error:
             say(f"the controller does not accept the progress report: {error}")
             self._last_error = error
-        return True
-
-    def _values(self) -> bytes:
-        """The body of a report; empty if there is nothing to report."""
-        progress = b""
-        with suppress(OSError), open(self._file, "rb") as file:
-            progress = file.read()
-        if not self._more:
-            return progress
-        body: dict[str, object] = {}
-        with suppress(ValueError):
-            body = json.loads(progress)
-        return json.dumps({**body, **self._more}).encode()
+        return code == _ACCEPTED
 
     def _post(self, values: bytes) -> tuple[int, float, str]:
         """HTTP code (0 without a response), seconds to wait, error. Uses no proxy."""

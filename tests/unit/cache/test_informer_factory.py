@@ -198,7 +198,7 @@ def test_the_report_of_a_deleted_job_is_forgotten(world: World) -> None:
     world.factory.reports.put(("team", "train"), "uid-1", Progress(step=1))
     informer = world.factory.informers[0]
     informer._on_change(Change(a_job("train"), None), False)
-    assert world.factory.reports.of(("team", "train"), "uid-1").progress is None
+    assert world.factory.reports.of(("team", "train"), "uid-1") is None
 
 
 def test_a_change_of_discovery_wakes_every_unfinished_job(world: World) -> None:

@@ -7,7 +7,7 @@ import msgspec
 from torchrun_api import names
 from torchrun_api.core import Pod, StateTerminated
 from torchrun_api.meta import Time, Wire
-from torchrun_api.status import Attempt, LastFailure
+from torchrun_api.status import MOST_GANGS, Attempt, LastFailure
 from torchrun_controller.reconcile.gang import peer_loss
 from torchrun_controller.reconcile.model import decode
 
@@ -172,7 +172,8 @@ def read_failure(pod: Pod) -> LastFailure:
 
 def read_restarts(pod: Pod) -> int:
     """Return how often the ranks were restarted in place, from the message of a failed pod."""
-    return max(_launcher_message(_terminated(pod).message).restarts_in_place, 0)
+    restarts = _launcher_message(_terminated(pod).message).restarts_in_place
+    return min(max(restarts, 0), MOST_GANGS)
 
 
 def _end_time(by_launcher: datetime | None, by_kubelet: datetime | None) -> datetime | None:

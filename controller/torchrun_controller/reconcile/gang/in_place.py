@@ -22,7 +22,6 @@ from torchrun_controller.reconcile.model.messages import count_of, sentence
 from torchrun_controller.reconcile.model.observed import (
     FailedRound,
     ObservedGang,
-    RestartsInPlace,
 )
 from torchrun_controller.reconcile.model.plan import Event
 from torchrun_controller.reconcile.pods.lifecycle import attempt_of, index_of
@@ -52,21 +51,22 @@ def find_new_restarts(job: TorchrunJob, gang: ObservedGang) -> NewRestarts:
         return NewRestarts()
     number = attempt_of(gang.current_job)
     recorded = job.status.restarts_in_place if number == job.status.attempt else 0
-    report = _newest_report(gang)
-    new = report.count - recorded
+    total = max(gang.restarts.count, _count_in_message(gang))
+    new = total - recorded
     if new <= 0:
         return NewRestarts(recorded)
-    rounds = report.last[-new:]
+    # A report may describe fewer restarts than there are new ones, and older ones.
+    described = min(max(gang.restarts.count - recorded, 0), len(gang.restarts.last))
+    rounds = gang.restarts.last[len(gang.restarts.last) - described :]
     failures = [_failure(failed_round, gang.workers) for failed_round in rounds]
     ends = (_end(number, *pair) for pair in zip(rounds, failures, strict=True))
-    return NewRestarts(report.count, new, tuple(ends), failures[-1] if failures else None)
+    return NewRestarts(total, new, tuple(ends), failures[-1] if failures else None)
 
 
-def _newest_report(gang: ObservedGang) -> RestartsInPlace:
-    """Return the report with the most restarts: a lost or an old one has fewer."""
+def _count_in_message(gang: ObservedGang) -> int:
+    """Return the restarts that node 0 wrote at its end; 0 while it runs."""
     leaders = (pod for pod in gang.workers if index_of(pod) == 0)
-    counts = (RestartsInPlace(count=read_restarts(pod)) for pod in leaders)
-    return max((gang.restarts, *counts), key=lambda report: report.count)
+    return max((read_restarts(pod) for pod in leaders), default=0)
 
 
 def _failure(failed_round: FailedRound, workers: Iterable[Pod]) -> LastFailure:

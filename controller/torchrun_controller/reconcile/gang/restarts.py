@@ -6,11 +6,10 @@ from enum import Enum
 
 from msgspec import Struct
 
-from torchrun_api.job import TorchrunJob
 from torchrun_api.reliability import FailureRule
 from torchrun_api.status import MOST_GANGS, Attempt
 from torchrun_controller.reconcile.gang.failures import Failure
-from torchrun_controller.reconcile.model.attempts import find_end
+from torchrun_controller.reconcile.model.attempts import order_of
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
@@ -98,10 +97,14 @@ class RestartDelay(Struct, frozen=True):
     seconds_left: float
 
 
-def find_backoff(job: TorchrunJob, end: Attempt, now: datetime) -> RestartDelay | None:
-    """Return the back-off after this gang; None once it is over, or if there is none."""
-    recorded_end = find_end(job.status.attempts, end.number)
-    earlier_attempts = tuple(a for a in job.status.attempts if a is not recorded_end)
+def find_backoff(ends: Iterable[Attempt], end: Attempt, now: datetime) -> RestartDelay | None:
+    """Return the back-off after this gang; None once it is over, or if there is none.
+
+    `ends` are those of the job, in the status or not.
+    """
+    earlier_attempts = tuple(
+        sorted((each for each in ends if order_of(each) < order_of(end)), key=order_of)
+    )
     delay = restart_delay(earlier_attempts, end)
     seconds_left = (delay - (now - (end.end_time or now))).total_seconds()
     if seconds_left <= 0:

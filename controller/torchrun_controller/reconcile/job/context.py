@@ -188,7 +188,9 @@ class Context:
         """The delay after the last gang; None once it is over, or if there is none."""
         if self.end is None:
             return None
-        return find_backoff(self.observed.job, self.end.attempt, self.now)
+        recorded_ends = self.observed.job.status.attempts
+        new_rounds = [end for end in self.history.ends if end.round is not None]
+        return find_backoff((*recorded_ends, *new_rounds), self.end.attempt, self.now)
 
     @cached_property
     def outlook(self) -> Outlook:

@@ -100,13 +100,15 @@ def preempted(context: Context) -> Decision | None:
 
 
 def _history(context: Context) -> History:
-    """Return the history of a gang that was deleted, else the counts alone.
+    """Return the history of a gang that was deleted, else the counts and failed rounds alone.
 
     An existing gang ends by the suspension or preemption, even if its pods failed meanwhile.
     """
     if context.gang is None and context.end is not None:
         return context.end.history
-    return History(counts=context.history.counts)
+    history = context.history
+    rounds = tuple(end for end in history.ends if end.round is not None)
+    return History(counts=history.counts, restarts_in_place=history.restarts_in_place, ends=rounds)
 
 
 def _stop(

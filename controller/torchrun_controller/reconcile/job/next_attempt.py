@@ -189,7 +189,8 @@ def create_gang(context: Context) -> Decision:
     limits = in_place.restart_limits(context.reliability, next_attempt.history.counts)
     spec = replace(spec, restart_limits=limits)
     causes = () if next_attempt.cause is None else (next_attempt.cause,)
-    avoided_nodes = avoid.nodes_to_avoid((*observed.job.status.attempts, *causes))
+    new_ends = (*next_attempt.history.ends, *causes)
+    avoided_nodes = avoid.nodes_to_avoid((*observed.job.status.attempts, *new_ends))
     blocking_pods = fence.blocking_pods(
         observed.gang, observed.cluster.nodes, context.unfenced, attempt, context.now
     )

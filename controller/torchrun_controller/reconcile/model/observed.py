@@ -75,7 +75,7 @@ class RestartsInPlace(Wire, frozen=True, kw_only=True):
     """The restarts of a gang in the same pods: how many, and the rounds of the last ones."""
 
     count: Gangs = 0
-    last: tuple[FailedRound, ...] = ()
+    last: Annotated[tuple[FailedRound, ...], Meta(max_length=10)] = ()
 
 
 class ObservedGang(Struct, frozen=True, kw_only=True):

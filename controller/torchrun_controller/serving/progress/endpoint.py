@@ -155,15 +155,13 @@ class ProgressServer:
         worker = self._workers.worker(sender.namespace, sender.name, sender.uid)
         if worker is None:
             raise ReportRefused(403, NO_WORKER)
-        progress = self._progress(body)
-        self._reports.put(worker.job, worker.child_uid, progress, body.restarts_in_place)
+        if body.restarts_in_place is not None:
+            self._reports.put_restarts(worker.job, worker.child_uid, body.restarts_in_place)
+        else:
+            self._reports.put(worker.job, worker.child_uid, self._progress(body))
         self._accepted(worker.job)
 
-    def _progress(self, body: Body) -> Progress | None:
-        """Return the progress in a report; None in one about restarts alone."""
-        values = (body.step, body.total_steps, body.loss, body.samples_per_second)
-        if body.restarts_in_place is not None and all(value is None for value in values):
-            return None
+    def _progress(self, body: Body) -> Progress:
         return Progress(
             step=body.step,
             total_steps=body.total_steps,

@@ -70,6 +70,9 @@ class GangLink(Protocol):
     def describe_wait(self) -> str:
         """What this node waits for, for its log."""
 
+    def check_reachable(self) -> None:
+        """Raise LaunchError (ChannelFailed) if the leader cannot be reached for too long."""
+
     def failed_rounds(self) -> Sequence[RestartedRound]:
         """The rounds that were followed by another one after a failure, if this node leads."""
 
@@ -151,6 +154,9 @@ class OwnLink:
         more = f" and {len(missing) - _NAMED_NODES} more" if len(missing) > _NAMED_NODES else ""
         nodes = ", ".join(map(str, missing[:_NAMED_NODES]))
         return f"{'nodes' if len(missing) > 1 else 'node'} {nodes}{more} of the gang"
+
+    def check_reachable(self) -> None:
+        """Nothing to check."""
 
     def failed_rounds(self) -> Sequence[RestartedRound]:
         """The rounds that were followed by another one after a failure."""

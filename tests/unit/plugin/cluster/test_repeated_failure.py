@@ -40,6 +40,10 @@ def job(*attempts: JsonObject, **status: object) -> Job:
         pytest.param(job(end(0, round=0), end(0, round=1), end(0)), id="rounds of one attempt"),
         pytest.param(job(end(1), end(2, round=0), end(2)), id="an attempt and a round"),
         pytest.param(
+            job(end(0, round=0), end(0, round=1), end(0, runningSeconds=70)),
+            id="three rounds that are short each",
+        ),
+        pytest.param(
             job(end(1), end(2), end(3), progress={"step": 5, "time": "2026-01-01T00:00:59Z"}),
             id="progress of an earlier attempt",
         ),

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from torchrun_api import contract
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS
+from torchrun_api.status import MOST_GANGS
 from torchrun_controller.cache.progress_reports import Reports
 from torchrun_controller.reconcile import Defaults, reconcile
 from torchrun_controller.reconcile.model.observed import RestartsInPlace
@@ -147,7 +148,7 @@ def test_a_report_and_the_end_of_the_gang_are_recorded_together():
     fail(world)
     world.step()
     status = world.job.status
-    assert (status.attempt, status.restarts) == (1, 2)
+    assert (status.reason, status.restarts) == ("BackingOff", 2), "the round counts for the delay"
     assert [(end.number, end.round) for end in status.attempts] == [(0, 0), (0, None)]
 
 
@@ -158,6 +159,44 @@ def test_a_suspension_keeps_the_count():
     world.resume()
     status = world.job.status
     assert (status.restarts, status.disruptions) == (1, 0)
+
+
+def test_a_suspension_counts_once_while_the_job_ends_slowly():
+    world = running()
+    world.restart_in_place()
+    world.settle()
+    world.restart_in_place()  # reported together with the suspension
+    world.spec(suspend=True)
+    for _ in range(4):
+        plan = world.plan()
+        if plan.status is not None:
+            world.write_status(plan.status)  # the Job is not deleted yet
+    status = world.job.status
+    assert (status.restarts, status.restarts_in_place) == (2, 2)
+    assert [(end.round, end.reason) for end in status.attempts] == [
+        (0, "Exception"),
+        (1, "Exception"),
+        (None, "Suspended"),
+    ]
+
+
+def test_a_report_describes_two_restarts_and_the_message_has_three():
+    world = running(maxRestarts=9)
+    world.restart_in_place()
+    world.restart_in_place()
+    message = json.dumps({"exitCode": 1, "reason": "Exception", "restartsInPlace": 3})
+    fail(world, message=message)
+    world.settle()
+    assert world.job.status.restarts == 4
+    assert [end.round for end in world.job.status.attempts] == [0, 1, None]
+
+
+def test_an_absurd_number_of_restarts_leaves_the_status_valid():
+    world = running()
+    message = json.dumps({"exitCode": 1, "reason": "Exception", "restartsInPlace": 2_000_000})
+    fail(world, message=message)
+    world.settle()
+    assert world.job.status.restarts_in_place == MOST_GANGS
 
 
 def test_a_disruption_after_restarts_in_place_counts_apart():
@@ -195,6 +234,9 @@ def test_a_lost_status_write_loses_no_restart():
     world = running()
     world.restart_in_place()
     fail(world)
+    world.step(writes=0)
+    world.settle()
+    world.pass_time(seconds=10)
     world.step(writes=1)
     world.settle()
     status = world.job.status
@@ -214,7 +256,7 @@ def test_a_report_of_an_earlier_gang_counts_nothing():
     old = world.observed().gang.current_job.metadata.uid
     fail(world)
     world.settle()
-    world.reports.put(("ml", "train"), old, restarts=RestartsInPlace(count=2))
+    world.reports.put_restarts(("ml", "train"), old, RestartsInPlace(count=2))
     world.settle()
     assert world.job.status.restarts == 1
 

@@ -206,12 +206,10 @@ def test_restarts_in_place_are_reported_and_in_the_termination_message(
     )
     assert (result.exit_code, result.message["restartsInPlace"]) == (7, 2)
     bodies = [body for _, _, body in controller.taken]
-    counts = [restarts_of(body).get("count", 0) for body in bodies]
-    assert counts == sorted(counts), "a later report has fewer restarts"
-    assert set(counts) >= {1, 2}
-    last = restarts_of(bodies[-1])
-    assert bodies[-1]["step"] == 2
-    assert last["count"] == 2
+    steps = [body["step"] for body in bodies if "step" in body]
+    counts = [restarts_of(body)["count"] for body in bodies if "step" not in body]
+    assert (steps, counts) == ([1, 2], [1, 2])
+    last = restarts_of([body for body in bodies if "step" not in body][-1])
     first, second = last["last"]
     assert (first["round"], first["node"], first["exitCode"]) == (0, 0, 3)
     assert (second["round"], second["reason"], second["message"]) == (

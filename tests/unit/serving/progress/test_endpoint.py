@@ -21,8 +21,8 @@ async def test_a_report_of_a_worker_is_accepted() -> None:
         assert await world.post(body) == (204, "")
     assert world.accepted == [JOB]
     expected = Progress(step=120, total_steps=1000, loss=2.25, samples_per_second=450.5, time=NOW)
-    assert world.reports.of(JOB, "uid-child").progress == expected
-    assert world.reports.of(JOB, "uid-of-another-attempt").progress is None
+    assert world.reports.of(JOB, "uid-child") == expected
+    assert world.reports.of(JOB, "uid-of-another-attempt") is None
     assert world.reports.newest(JOB) == expected
     assert world.reports.newest(("team", "another")) is None
     value = world.metrics.registry.get_sample_value
@@ -48,12 +48,12 @@ async def test_restarts_in_place_do_not_replace_the_progress() -> None:
         assert await world.post({"restartsInPlace": restarts}) == (204, "")
         world.time += 1
         assert await world.post({"step": 121}) == (204, "")
-    report = world.reports.of(JOB, "uid-child")
-    assert report.progress == Progress(step=121, time=NOW)
-    assert report.restarts.count == 3
-    (known,) = report.restarts.last
+    assert world.reports.of(JOB, "uid-child") == Progress(step=121, time=NOW)
+    report = world.reports.restarts_of(JOB, "uid-child")
+    (known,) = report.last
     assert (known.round, known.node, known.signal, known.seconds) == (2, 1, 9, 12.5)
-    assert report.restarts == msgspec.convert(restarts, RestartsInPlace)
+    assert report == msgspec.convert(restarts, RestartsInPlace)
+    assert world.reports.restarts_of(JOB, "uid-of-another-attempt") == RestartsInPlace()
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,9 @@ class Leaderless:
     def check_reachable(self) -> None:
         pass
 
+    def failed_rounds(self) -> tuple[()]:
+        return ()
+
     def close(self) -> None:
         pass
 
