@@ -235,11 +235,18 @@ class WorldObjects:
                 self.gangs.append(self.objects[key])
             spec = object_at(apply.body, "spec")
             self.templates[meta.uid] = spec["template"]
-            self._spawn(self.objects[key], apply.body)
+            self._spawn(self.objects[key])
 
-    def _spawn(self, child: Job, body: JsonObject) -> None:
-        spec: Any = body["spec"]
-        template = spec["template"]["metadata"]
+    def resume_child(self, name: str) -> None:
+        """Someone resumes a child Job, and the Job controller creates new pods."""
+        for pod in self.observed().gang.workers:
+            del self.objects[PODS.plural, pod.metadata.name]
+        child: Job = self.objects[JOBS.plural, name]
+        self.objects[JOBS.plural, name] = replace(child, spec=replace(child.spec, suspend=False))
+        self._spawn(child)
+
+    def _spawn(self, child: Job) -> None:
+        template = self.templates[child.metadata.uid]["metadata"]
         labels = template["labels"]
         for index in range(child.spec.completions or 1):
             name = f"{child.metadata.name}-{index}-abcde"

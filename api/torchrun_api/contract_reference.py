@@ -23,7 +23,7 @@ _MODULE = '''"""The contract with the controller and the sync pod: names that bo
 Generated from torchrun_api (contract, names, exit_codes, contents) by `make generate`.
 """
 '''
-_ANNOTATIONS = ("START", "FENCE", "REVISION", "SERVED", "DEVELOPMENT")
+_ANNOTATIONS = ("START", "FENCE", "IN_PLACE", "REVISION", "SERVED", "DEVELOPMENT")
 
 _PAGE = """# Environment variables
 

@@ -98,6 +98,7 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     state: str = field(default="", name="torchrun.ai/state")
     fence: str = field(default="", name="torchrun.ai/fence")
     local_checkpoints: str = field(default="", name="torchrun.ai/local-checkpoints")
+    restarts_in_place: str = field(default="", name="torchrun.ai/restarts-in-place")
     notification_time: str = field(default="", name="torchrun.ai/notification-time")
     gang: str = field(default="", name="torchrun.ai/gang")
     charge: str = field(default="", name="torchrun.ai/charge")

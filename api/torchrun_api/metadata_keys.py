@@ -331,6 +331,14 @@ METADATA_KEYS = (
         "Older workers on lost nodes that the launcher fences before the ranks start.",
     ),
     _annotation(
+        names.IN_PLACE,
+        "worker",
+        _BY_CONTROLLER,
+        (CONTROLLER, LAUNCHER),
+        "On node 0, if its Job had another pod of node 0 before: the restarts in the same pods so "
+        "far, and the number of the first round.",
+    ),
+    _annotation(
         names.REVISION,
         "worker",
         _BY_CONTROLLER,

@@ -90,6 +90,9 @@ SERVED = f"{GROUP}/served"
 # starts ranks. The time of the order, then attempts with indexes of workers, as in
 # "2026-01-02T03:04:05Z 0:1 1:0-3,7".
 FENCE = f"{GROUP}/fence"
+# Annotation of the worker of node 0, set with START if its Job had another one before, as after a
+# suspension: the restarts in the same pods so far, and the number of the first round, as in "2 3".
+IN_PLACE = f"{GROUP}/restarts-in-place"
 # Annotation of a worker: when the controller last changed one of those above.
 NOTIFICATION_TIME = f"{GROUP}/notification-time"
 

@@ -3,6 +3,7 @@
 Pods run longer than a new leader needs to take over, so that faults occur during their work.
 """
 
+import asyncio
 from collections.abc import Iterator
 
 from bodies import Body
@@ -12,6 +13,7 @@ from faults.scripts import first_gang_fails, first_gang_fails_late, first_gang_s
 from faults.simulation import NAMESPACE, Scenario, Simulation
 from torchrun_api import names
 
+ROUND_SECONDS = 20.0  # twice in the time of the first gang
 ZIP = {"workspace": {"source": "zip", "delivery": "shared"}}
 
 
@@ -38,11 +40,10 @@ async def restart_in_place(world: Simulation) -> None:
     """Two failures restart the ranks in the same pods, and the third one ends the gang."""
     world.make_queue()
     world.submit()
-    await world.trains()
-    world.restart_in_place(node=1)
-    await world.reaches("Running", restarts=1)
-    world.restart_in_place(node=0)
-    await world.reaches("Running", restarts=2)
+    for node in (1, 0):
+        await world.trains()
+        world.restart_in_place(node)
+        await asyncio.sleep(ROUND_SECONDS)
     await world.reaches("Succeeded", attempt=1, restarts=3)
 
 
@@ -147,7 +148,7 @@ SCENARIOS = {
         Scenario("success", success, well),
         Scenario("restart", restart, first_gang_fails),
         Scenario("large", large, first_gang_fails),
-        Scenario("restart in place", restart_in_place, first_gang_fails_late),
+        Scenario("restart in place", restart_in_place, first_gang_fails_late, varies=("attempts",)),
         Scenario("suspend", suspend, first_gang_stays),
         Scenario("scale", scale, first_gang_stays),
         Scenario("delete", delete, well),

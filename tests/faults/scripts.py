@@ -1,5 +1,7 @@
 """The behaviour of containers in scenarios."""
 
+import json
+
 from bodies import Body
 from faults.nodes import End, Script
 from torchrun_api import names
@@ -33,10 +35,11 @@ def first_gang_fails(pod: Body) -> End:
 
 
 def first_gang_fails_late(pod: Body) -> End:
-    """One worker of the first gang fails after reports of restarts in place have arrived."""
+    """Node 0 of the first gang fails after two restarts in place, and its message counts them."""
     labels = pod["metadata"]["labels"]
-    if (labels[names.ATTEMPT_LABEL], labels[names.COMPLETION_INDEX_LABEL]) == ("0", "1"):
-        return End(100.0, 1, "Traceback: no such file")
+    if (labels[names.ATTEMPT_LABEL], labels[names.COMPLETION_INDEX_LABEL]) == ("0", "0"):
+        message = {"exitCode": 1, "reason": "Exception", "message": "x", "restartsInPlace": 2}
+        return End(100.0, 1, json.dumps(message))
     return End(120.0)
 
 

@@ -14,14 +14,23 @@ from typing import Iterator, Mapping, MutableMapping, Sequence
 
 from . import contract, output, podinfo, torchrun
 from .command import decide
+from .command_end import (
+    PEER_FAILED,
+    RELOADED,
+    cause_of_end,
+    cause_of_missed_round,
+    cause_of_request,
+    cause_of_round,
+)
 from .contract import LAUNCH_FAILED, STOPPED
 from .copies import Copy
 from .errors import LaunchError
-from .failure import Cause, find_cause, is_peer_loss, read_reports
+from .failure import Cause
 from .fencing import GangId, Worker, take_over
+from .gang.leader import Predecessor
 from .gang.messages import StopRound
 from .gang.rounds import Rounds, follow, lead
-from .gate import is_open, pass_gate
+from .gate import is_open, pass_gate, read_predecessor
 from .hang import HangWatchdog
 from .memory import oom_kills
 from .network import wait_for_names
@@ -29,7 +38,7 @@ from .output import say, timestamp, write_termination_message
 from .processes import descendants, send, signal_name
 from .reload import Reload
 from .rendezvous import of_round
-from .reporting import Reporter, describe_rounds, newest_step
+from .reporting import Reporter, describe_restarts, newest_step
 from .served import ServedWorkspace
 from .settings import Settings, beside_head, from_environment, read
 from .stacks import STACK_SIGNAL
@@ -39,7 +48,6 @@ from .supervise import STOPPING, CommandExit, StopRequest, Watchdog, supervise
 from .venv import make, use
 from .workspace import SharedWorkspace, WorkspaceCopy
 
-PEER_FAILED, RELOADED = "PeerFailed", "Stopped"
 _KILL_SECONDS = 2.0  # for killed processes to end
 _COPY_SECONDS = 2.0  # at the end, to write the rest of the log to the job's storage
 _ROUND_GRACE = 5.0  # grace period of ranks before the next round
@@ -111,9 +119,10 @@ def launch(
     reload = Reload(workspace, settings.start_file, settings.edit_wait)
     fencing: list[Watchdog] = []
 
-    def pass_own_gate() -> None:
+    def pass_own_gate() -> Predecessor:
         unfenced = pass_gate(settings.start_file, settings.attempt)
         fencing.extend(_take_over(settings, unfenced))
+        return read_predecessor(settings.start_file)
 
     def fence_older() -> None:
         fencing.extend(_take_over(settings, []))
@@ -160,9 +169,9 @@ def _run_rounds(
     last_round = rounds.newest_round
     while True:
         start = rounds.await_start()
-        output.restarts_in_place = len(rounds.failed_rounds())
+        output.restarts_in_place = rounds.restarts().count
         if start is None:
-            return _cause_of_missed_round() if rounds.newest_round > last_round else cause
+            return cause_of_missed_round() if rounds.newest_round > last_round else cause
         last_round = start.round
         with _interruptible():
             if not has_names:
@@ -184,11 +193,6 @@ def _run_rounds(
         if settings.gang.is_leader and not command_exit.for_next_round:
             reload.await_announcement()
         rounds.end(cause, step, stopped=was_stopped)
-
-
-def _cause_of_missed_round() -> Cause:
-    message = "The gang ended before the ranks of this node started."
-    return Cause(STOPPED, None, signal.SIGTERM, RELOADED, message, timestamp())
 
 
 def _report(cause: Cause | None) -> None:
@@ -259,10 +263,11 @@ def _run(
         command_exit = supervise(argv, variables, settings.grace, watchdogs, streams, end_of_round)
         if streams:
             streams.close()
+        out_of_memory = oom_kills() > kills
         cause = (
-            _cause_of_round(stop, stopped_at, reports)
+            cause_of_round(stop, stopped_at, reports, out_of_memory)
             if command_exit.for_next_round and command_exit.stop_request is None and stop
-            else _cause(command_exit, reports, oom_kills() > kills)
+            else cause_of_end(command_exit, reports, out_of_memory)
         )
         return command_exit, cause, newest_step(reports)
     finally:
@@ -274,34 +279,8 @@ def _run(
 def _reporter(settings: Settings, reports: str, rounds: Rounds) -> Reporter | None:
     if not (settings.progress_url and reports):
         return None
-    restarts = describe_rounds(rounds.failed_rounds())
+    restarts = describe_restarts(rounds.restarts())
     return Reporter(settings.progress_url, settings.progress_token_file, reports, restarts)
-
-
-def _cause(command_exit: CommandExit, reports: str, out_of_memory: bool) -> Cause | None:
-    if command_exit.stop_request is not None:
-        return _cause_of_request(command_exit.stop_request, out_of_memory)
-    if command_exit.stopped_by is not None:
-        return _cause_of_signal(command_exit.stopped_by)
-    if command_exit.exit_code == 0:
-        return None
-    return find_cause(command_exit, read_reports(reports), time.time(), out_of_memory)
-
-
-def _cause_of_round(stop: StopRound, stopped_at: float, reports: str) -> Cause:
-    """The cause of an end by order of the leader; that of a rank that had failed before."""
-    own = [report for report in read_reports(reports) if report.time < stopped_at]
-    exceptions = [report for report in own if not report.failures]
-    if stop.failed and exceptions:
-        first = min(exceptions, key=lambda report: report.time)
-        cause = Cause(1, first.rank, None, "Exception", first.message, timestamp(first.time))
-        if not is_peer_loss(cause):
-            return cause
-    if stop.failed:
-        message = "The ranks of this node were stopped, because a rank on another node has failed."
-        return Cause(STOPPED, None, None, PEER_FAILED, message, timestamp())
-    message = "The ranks of this node were stopped for newer code, and the gang has ended."
-    return Cause(STOPPED, None, signal.SIGTERM, RELOADED, message, timestamp())
 
 
 def _streams(settings: Settings) -> Streams | None:
@@ -373,20 +352,6 @@ def _environment_of_command(
     }
 
 
-def _cause_of_request(stop_request: StopRequest, out_of_memory: bool) -> Cause:
-    code, reason, message = stop_request
-    if out_of_memory:
-        message += "; before that, the kernel killed a process at the memory limit"
-    return Cause(code, None, None, reason, message, timestamp())
-
-
-def _cause_of_signal(number: int) -> Cause:
-    # The exit code ignores those of the ranks: a rank that saves a checkpoint and exits 0 has not
-    # finished the training.
-    message = f"Stopped by {signal_name(number)}, which was forwarded to the command."
-    return Cause(STOPPED, None, number, "Stopped", message, timestamp())
-
-
 def _stop_now(log: str, number: int) -> None:
     """Handle a signal before the command runs."""
     message = f"Stopped by {signal_name(number)} before the command started."
@@ -404,5 +369,5 @@ def _end_now(log: str, stop_request: StopRequest) -> None:
         send(remaining, signal.SIGKILL)
         time.sleep(0.05)
     say(f"killing the ranks: {stop_request.message}")
-    write_termination_message(log, _cause_of_request(stop_request, out_of_memory=False).body())
+    write_termination_message(log, cause_of_request(stop_request, out_of_memory=False).body())
     os._exit(stop_request.exit_code)

@@ -56,6 +56,7 @@ DEFAULTS = {
 # Annotations of the worker, in the file that START_FILE names.
 START_ANNOTATION = "torchrun.ai/start"
 FENCE_ANNOTATION = "torchrun.ai/fence"
+IN_PLACE_ANNOTATION = "torchrun.ai/restarts-in-place"
 REVISION_ANNOTATION = "torchrun.ai/revision"
 SERVED_ANNOTATION = "torchrun.ai/served"
 DEVELOPMENT_ANNOTATION = "torchrun.ai/development"

@@ -24,7 +24,7 @@ _PEER_LOSS = re.compile(
     r"|remote process exited|socket timeout|timed out waiting \d+ms|read error \[|writeAny",
     re.IGNORECASE,
 )
-_SIGTERM = 15
+_SIGTERM, _SIGKILL = 15, 9
 _TORCHRUN_FAILED = 1  # torchrun's exit code for any failing rank
 
 
@@ -146,14 +146,20 @@ def _of_rank(failures: list[Failed], reports: list[Report], out_of_memory: bool)
 
 
 def _of_signal(rank: int | None, number: int, time: float, out_of_memory: bool) -> Cause:
-    who = "The command" if rank is None else f"Rank {rank}"
-    if out_of_memory and number == 9:
-        reason = "OOMKilled"
-        message = f"{who} exceeded the memory limit. Raise it, or use less memory."
-    else:
-        reason = "Signaled"
-        message = f"{who} was killed by {signal_name(number)}."
-    return Cause(128 + number, rank, number, reason, message, timestamp(time))
+    if out_of_memory and number == _SIGKILL:
+        return out_of_memory_of(rank, time)
+    message = f"{_name(rank)} was killed by {signal_name(number)}."
+    return Cause(128 + number, rank, number, "Signaled", message, timestamp(time))
+
+
+def out_of_memory_of(rank: int | None, time: float) -> Cause:
+    """The cause of a rank that the kernel killed at the memory limit; None if unknown which."""
+    message = f"{_name(rank)} exceeded the memory limit. Raise it, or use less memory."
+    return Cause(128 + _SIGKILL, rank, _SIGKILL, "OOMKilled", message, timestamp(time))
+
+
+def _name(rank: int | None) -> str:
+    return "The command" if rank is None else f"Rank {rank}"
 
 
 def _of_exit(rank: int | None, code: int, who: str, time: float) -> Cause:

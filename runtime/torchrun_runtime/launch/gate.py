@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from .contract import FENCE_ANNOTATION, START_ANNOTATION
+from .contract import FENCE_ANNOTATION, IN_PLACE_ANNOTATION, START_ANNOTATION
 from .errors import LaunchError
 from .fencing import Worker
+from .gang.leader import Predecessor
 from .output import say, wait_until
 from .podinfo import annotation
 
@@ -38,6 +39,13 @@ def pass_gate(start_file: str, attempt: str) -> list[Worker]:
 def is_open(start_file: str, attempt: str) -> bool:
     """Whether the pod itself has the permission of the controller."""
     return not start_file or _may_start(start_file, attempt)
+
+
+def read_predecessor(start_file: str) -> Predecessor:
+    """What an earlier pod of node 0 in the same Job left, once the gate is open."""
+    words = annotation(start_file, IN_PLACE_ANNOTATION).split()
+    numbers = [int(word) for word in words if word.isdigit()]
+    return Predecessor(*numbers) if len(numbers) == len(Predecessor._fields) else Predecessor()
 
 
 def _may_start(start_file: str, attempt: str) -> bool:

@@ -14,10 +14,9 @@ import threading
 import time
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import Sequence
 from urllib.parse import urlsplit
 
-from .gang.leader import RestartedRound
+from .gang.leader import Restarts
 from .output import say, valid_text
 from .state import start_thread
 
@@ -45,9 +44,9 @@ def newest_step(folder: str) -> int | None:
         return None
 
 
-def describe_rounds(failed_rounds: Sequence[RestartedRound]) -> bytes:
+def describe_restarts(restarts: Restarts) -> bytes:
     """The report of restarts in place; empty without restarts."""
-    if not failed_rounds:
+    if not restarts.count:
         return b""
     last = [
         {
@@ -57,9 +56,9 @@ def describe_rounds(failed_rounds: Sequence[RestartedRound]) -> bytes:
             "node": failed.node,
             "seconds": round(failed.seconds, 3),
         }
-        for failed in failed_rounds[-_LAST_ROUNDS:]
+        for failed in restarts.last[-_LAST_ROUNDS:]
     ]
-    body = {"restartsInPlace": {"count": len(failed_rounds), "last": last}}
+    body = {"restartsInPlace": {"count": restarts.count, "last": last}}
     return json.dumps(body, ensure_ascii=False).encode()
 
 

@@ -12,7 +12,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS
 from torchrun_api.status import UnfencedWorker
-from torchrun_controller.reconcile.gang import fence
+from torchrun_controller.reconcile.gang import fence, in_place
 from torchrun_controller.reconcile.gang.fence import BlockingPods
 from torchrun_controller.reconcile.gang.orphans import find_orphans, orphan_advice
 from torchrun_controller.reconcile.model.conditions import Reason
@@ -56,7 +56,10 @@ def instruct_launchers(
     child = gang.current_job
     is_safe = not blocking_pods.pods and _can_fence(child, blocking_pods.unfenced)
     may_open = is_safe and head_and_workers.is_whole(gang)
-    start: JsonObject = {names.START: str(attempt_of(child))}
+    start: JsonObject = {
+        names.START: str(attempt_of(child)),
+        **in_place.predecessor_annotation(job, gang),
+    }
     if may_open and blocking_pods.unfenced:
         start[names.FENCE] = fence.fence_annotation(blocking_pods.unfenced, now)
     all_alive = all(alive(pod) for pod in gang.workers)
@@ -97,6 +100,7 @@ def _annotate(pod: Pod, start: JsonObject, code: JsonObject, now: datetime) -> A
     before: JsonObject = {
         names.START: annotations.start,
         names.FENCE: annotations.fence,
+        names.IN_PLACE: annotations.restarts_in_place,
         names.REVISION: annotations.revision,
         names.SERVED: annotations.served,
         names.DEVELOPMENT: annotations.development,

@@ -11,6 +11,7 @@ from datetime import timedelta
 
 from msgspec import Struct
 
+from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
@@ -126,6 +127,21 @@ def restart_events(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> tu
         for end in composed.attempts
         if end.round is not None and order_of(end) not in known
     )
+
+
+def predecessor_annotation(job: TorchrunJob, gang: ObservedGang) -> JsonObject:
+    """Return what a new pod of node 0 must know of earlier pods of the same Job, else nothing.
+
+    A Job that was suspended has new pods when it resumes. Their launchers continue the count.
+    """
+    restarts = find_new_restarts(job, gang)
+    if not restarts.total:
+        return {}
+    number = attempt_of(gang.current_job)
+    ends = (*job.status.attempts, *restarts.ends)
+    rounds = [end.round for end in ends if end.number == number and end.round is not None]
+    first_round = max((*rounds, restarts.total - 1)) + 1
+    return {names.IN_PLACE: f"{restarts.total} {first_round}"}
 
 
 def restart_limits(policy: ResolvedReliability, counts: Counts) -> JsonObject | None:

@@ -33,6 +33,7 @@ from torchrun_controller.reconcile.placement.affinity import hostnames
 from torchrun_controller.reconcile.pods.lifecycle import delete_job
 from torchrun_controller.reconcile.schedulers.choice import choose
 from torchrun_controller.reconcile.schedulers.gang_objects import build_gang_objects
+from torchrun_controller.reconcile.schedulers.table import SCHEDULERS
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.admission_status import REQUESTED
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
@@ -201,7 +202,11 @@ def create_gang(context: Context) -> Decision:
         context.defaults,
         counts=next_attempt.history.counts,
         previous_end=_cause(next_attempt),
-        may_start=gang.has_ended(observed.job, observed.gang) and not blocking_pods,
+        may_start=(
+            gang.has_ended(observed.job, observed.gang)
+            and not blocking_pods
+            and not (limits and _may_be_resumed(context))
+        ),
         environment=context.preparation.environment,
         avoided_hostnames=hostnames(observed.cluster.nodes, avoided_nodes),
     )
@@ -232,6 +237,14 @@ def create_gang(context: Context) -> Decision:
         writes=Writes(applies=applies, deletes=deletes).and_also(deletes=next_attempt.survivors),
         warning=_rendezvous_fallback(spec),
     )
+
+
+def _may_be_resumed(context: Context) -> bool:
+    """Whether one Job may have several gangs of pods, with the restarts of the earlier ones."""
+    queue = context.observed.queue
+    assert queue is not None
+    chosen = choose(queue, context.observed.cluster.installed, context.observed.job)
+    return SCHEDULERS[chosen.gang].api.admits_jobs
 
 
 def _why_created(

@@ -11,6 +11,7 @@ from typing import BinaryIO, Callable
 
 from ..errors import LaunchError
 from ..state import start_thread
+from .leader import Restarts
 from .messages import (
     LONGEST_LINE,
     NEVER,
@@ -91,9 +92,9 @@ class LeaderConnection:
             " this port between the pods of the job in network policies and firewalls.",
         )
 
-    def failed_rounds(self) -> tuple[()]:
+    def restarts(self) -> Restarts:
         """None: the leader reports them."""
-        return ()
+        return Restarts()
 
     def close(self) -> None:
         """Close the connection."""

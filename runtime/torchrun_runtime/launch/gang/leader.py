@@ -40,6 +40,26 @@ class RestartedRound(NamedTuple):
     cause: Cause
 
 
+class Restarts(NamedTuple):
+    """The restarts in place of a gang, those of an earlier pod of node 0 included.
+
+    last: the newest of them, without those of the earlier pod.
+    """
+
+    count: int = 0
+    last: tuple[RestartedRound, ...] = ()
+
+
+class Predecessor(NamedTuple):
+    """What an earlier pod of node 0 left: its restarts in place, and the next number of a round."""
+
+    restarts: int = 0
+    first_round: int = 0
+
+
+NO_PREDECESSOR = Predecessor()
+
+
 class RestartDecider(Protocol):
     """Decides whether a failed round is followed by another one."""
 
@@ -47,7 +67,7 @@ class RestartDecider(Protocol):
     def is_off(self) -> bool:
         """Whether no failure is followed by another round."""
 
-    def allows(self, cause: Cause, step: int | None, ran_seconds: float) -> bool:
+    def allows(self, cause: Cause, step: int | None, ran_seconds: float, restarts: int) -> bool:
         """Whether to start another round after this failure. Called once for each failure."""
 
 
@@ -62,7 +82,8 @@ class GangLeader:
 
     def __init__(self, size: int, policy: RestartDecider, *, is_head: bool = False) -> None:
         self.order: GangOrder | None = None
-        self.failed_rounds: list[RestartedRound] = []
+        self._failed_rounds: list[RestartedRound] = []
+        self._predecessor = NO_PREDECESSOR
         self._size = size
         self._policy = policy
         self._is_head = is_head
@@ -76,9 +97,10 @@ class GangLeader:
         self._edit_until: float | None = None  # a failed round waits for an edit until then
         self._peer_lost_at: float | None = None  # since when the only failures are lost peers
 
-    def open_gate(self, now: float) -> None:
+    def open_gate(self, now: float, predecessor: Predecessor = NO_PREDECESSOR) -> None:
         """Allow the first round: no rank of an older gang runs any more."""
         self._is_open = True
+        self._predecessor = predecessor
         self._decide(now)
 
     def announce(self, code: RoundCode, edit_wait: float, now: float) -> None:
@@ -105,6 +127,11 @@ class GangLeader:
         """Decide again, because time has passed."""
         self._decide(now)
 
+    def restarts(self) -> Restarts:
+        """The failures that were followed by another round in the same pods."""
+        rounds = tuple(self._failed_rounds)
+        return Restarts(self._predecessor.restarts + len(rounds), rounds)
+
     def missing(self) -> list[int]:
         """The indexes of the members that have not reported yet."""
         return [index for index in range(self._size) if index not in self._states]
@@ -128,7 +155,8 @@ class GangLeader:
         if isinstance(self.order, StopRound):
             return self._while_stopping(self.order, now)
         if self._is_open:
-            return StartRound(0, self._code) if self._all_stopped(NEVER) else OpenGate()
+            first_round = StartRound(self._predecessor.first_round, self._code)
+            return first_round if self._all_stopped(NEVER) else OpenGate()
         return None
 
     def _while_running(self, start: StartRound, now: float) -> GangOrder:
@@ -195,9 +223,9 @@ class GangLeader:
             return stop._replace(edit=True) if now < self._edit_until else EndGang()
         step = max((s.step for s in self._states.values() if s.step is not None), default=None)
         seconds = self._stopped_at - self._started_at
-        if not self._policy.allows(cause, step, seconds):
+        if not self._policy.allows(cause, step, seconds, self.restarts().count):
             return EndGang()
-        self.failed_rounds.append(RestartedRound(stop.round, node, seconds, cause))
+        self._failed_rounds.append(RestartedRound(stop.round, node, seconds, cause))
         return following
 
     def _all_stopped(self, number: int) -> bool:

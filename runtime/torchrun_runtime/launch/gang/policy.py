@@ -51,7 +51,6 @@ class RestartPolicy:
 
     def __init__(self, limits: RestartLimits) -> None:
         self._limits = limits
-        self._restarts = 0
         self._step = -1  # the newest step of all rounds
         self._kind: tuple[str, int] | None = None
         self._of_kind = 0
@@ -61,20 +60,17 @@ class RestartPolicy:
         """Whether no failure is followed by another round."""
         return not self._limits.restarts
 
-    def allows(self, cause: Cause, step: int | None, ran_seconds: float) -> bool:
+    def allows(self, cause: Cause, step: int | None, ran_seconds: float, restarts: int) -> bool:
         """Whether to start another round after this failure. Called once for each failure.
 
-        step: the newest step of the failed round, None without reports.
+        step: the newest step of the failed round, None without reports. restarts: before this one.
         """
         self._count_kind(cause, step, ran_seconds)
         if cause.reason not in _IN_PLACE or self._of_kind >= _SAME_KIND:
             return False
         if cause.exit_code in self._limits.exit_codes or cause.signal in self._limits.signals:
             return False
-        if self._restarts >= self._limits.restarts:
-            return False
-        self._restarts += 1
-        return True
+        return restarts < self._limits.restarts
 
     def _count_kind(self, cause: Cause, step: int | None, ran_seconds: float) -> None:
         kind = (cause.reason, cause.exit_code)

@@ -6,14 +6,14 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Callable, NamedTuple, Protocol, Sequence
+from typing import TYPE_CHECKING, Callable, NamedTuple, Protocol
 
 from ..errors import LaunchError
 from ..failure import Cause
 from ..output import say
 from ..supervise import is_stopping
 from .connection import LeaderConnection
-from .leader import GangLeader, RestartedRound
+from .leader import GangLeader, Predecessor, Restarts
 from .member import GangMember
 from .messages import (
     FAILED,
@@ -73,8 +73,8 @@ class GangLink(Protocol):
     def check_reachable(self) -> None:
         """Raise LaunchError (ChannelFailed) if the leader cannot be reached for too long."""
 
-    def failed_rounds(self) -> Sequence[RestartedRound]:
-        """The rounds that were followed by another one after a failure, if this node leads."""
+    def restarts(self) -> Restarts:
+        """The failures that were followed by another round, if this node leads."""
 
     def close(self) -> None:
         """End the connections of this node."""
@@ -134,9 +134,9 @@ class OwnLink:
         if self._server is None:
             self.call(GangLeader.tick)
 
-    def open_gate(self) -> None:
+    def open_gate(self, predecessor: Predecessor) -> None:
         """Allow the first round."""
-        self.call(GangLeader.open_gate)
+        self.call(lambda leader, now: leader.open_gate(now, predecessor))
 
     def announce(self, code: RoundCode, edit_wait: float) -> None:
         """Set the code of the next round, and how long a failed round waits for an edit."""
@@ -158,9 +158,9 @@ class OwnLink:
     def check_reachable(self) -> None:
         """Nothing to check."""
 
-    def failed_rounds(self) -> Sequence[RestartedRound]:
-        """The rounds that were followed by another one after a failure."""
-        return tuple(self._leader.failed_rounds)
+    def restarts(self) -> Restarts:
+        """The failures that were followed by another round."""
+        return self._leader.restarts()
 
     def close(self) -> None:
         """End once the other nodes have the last order."""
@@ -232,9 +232,9 @@ class Rounds:
         self._member.end(cause, step, stopped=stopped)
         self._report()
 
-    def failed_rounds(self) -> Sequence[RestartedRound]:
-        """The rounds that were followed by another one after a failure; none on other nodes."""
-        return self._link.failed_rounds()
+    def restarts(self) -> Restarts:
+        """The failures that were followed by another round; none on other nodes than the first."""
+        return self._link.restarts()
 
     def leave(self) -> None:
         """Report that Kubernetes ends this pod. The gang starts no further round."""
@@ -284,7 +284,7 @@ class _WaitLine:
 def lead(
     node: GangNode,
     limits: RestartLimits,
-    pass_gate: Callable[[], None],
+    pass_gate: Callable[[], Predecessor],
     look: Callable[[OwnLink], None],
 ) -> Rounds:
     """Lead the gang. The other nodes may connect while this one waits in `pass_gate`.
@@ -295,12 +295,12 @@ def lead(
     """
     inbox = OrderInbox()
     link = _make_link(node, limits, inbox, 0.0)
-    pass_gate()
+    predecessor = pass_gate()
     link = link or _make_link(node, limits, inbox, _PORT_SECONDS)
     assert link is not None
     own = link
     look(own)
-    own.open_gate()
+    own.open_gate(predecessor)
 
     def look_and_tick() -> None:
         look(own)

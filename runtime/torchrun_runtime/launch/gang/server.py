@@ -58,12 +58,12 @@ class GangServer:
         self._ordered = ordered
         self._sent: GangOrder | None = None
         self._writers: dict[int, asyncio.StreamWriter] = {}
+        listener = _listen(port)
         self._loop = asyncio.new_event_loop()
         self._instance = secrets.token_hex(8)
         self._instances: dict[int, str] = {}  # of the launchers of the members
         self._ended: asyncio.Future[None] = self._loop.create_future()
         _raise_descriptor_limit(size + _SPARE_DESCRIPTORS)
-        listener = _listen(port)
         self._thread = start_thread(lambda: self._serve_until_end(listener))
 
     def call(self, function: Callable[[GangLeader, float], None]) -> None:

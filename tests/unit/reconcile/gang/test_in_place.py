@@ -11,7 +11,9 @@ from torchrun_api.kinds import JOBS
 from torchrun_api.status import MOST_GANGS
 from torchrun_controller.cache.progress_reports import Reports
 from torchrun_controller.reconcile import Defaults, reconcile
+from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.observed import RestartsInPlace
+from torchrun_controller.reconcile.schedulers.kueue import KUEUE_WORKLOADS
 from unit.reconcile.failing import disrupt, fail, running
 from world import START, World, make_job, make_queue
 
@@ -314,3 +316,34 @@ def test_the_next_gang_gets_what_is_left():
     world.settle()
     world.pass_time(seconds=10)
     assert limits_of_next_gang(world, REPORTING) == {"restarts": 1, "exitCodes": [], "signals": []}
+
+
+def kueue_resumes(world: World) -> None:
+    """Kueue admits the child Job again."""
+    world.resume_child("train")
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+
+
+def test_the_pods_of_a_resumed_job_continue_the_count():
+    queue = make_queue(scheduling={"gang": "kueue"}, reliability={"restartScope": "InPlace"})
+    world = World(make_job(numNodes=2), queue)
+    kueue = KUEUE_WORKLOADS[0]
+    world.installed = Installed(resources=frozenset({(kueue.api_version, kueue.plural)}))
+    world.settle()
+    kueue_resumes(world)
+    leader = world.workers()[0].metadata.annotations
+    assert (leader.start, leader.restarts_in_place) == ("0", "")
+    world.restart_in_place(round=0)
+    world.restart_in_place(round=2)  # after newer code
+    world.settle()
+    kueue_resumes(world)
+    leader, follower = (pod.metadata.annotations for pod in world.workers())
+    assert (leader.start, leader.restarts_in_place) == ("0", "2 3")
+    assert (follower.start, follower.restarts_in_place) == ("", "")
+    world.restart_in_place(round=3)
+    world.settle()
+    status = world.job.status
+    assert (status.attempt, status.restarts, status.restarts_in_place) == (0, 3, 3)
+    assert [end.round for end in status.attempts] == [0, 2, 3]

@@ -7,7 +7,8 @@ import pytest
 
 from torchrun_runtime.launch.errors import LaunchError
 from torchrun_runtime.launch.fencing import Worker
-from torchrun_runtime.launch.gate import pass_gate, workers_in
+from torchrun_runtime.launch.gang.leader import NO_PREDECESSOR, Predecessor
+from torchrun_runtime.launch.gate import pass_gate, read_predecessor, workers_in
 from unit.runtime.launching import Launcher
 
 
@@ -43,6 +44,23 @@ def test_the_gate_stays_closed_until_it_is_opened(tmp_path: Path) -> None:
     annotations(file, **{"torchrun.ai/start": "2", "torchrun.ai/fence": "now 1:0"})
     waiting.join(60)
     assert passed == [[Worker(1, 0)]]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2 3", Predecessor(2, 3)),
+        ("", NO_PREDECESSOR),
+        ("2", NO_PREDECESSOR),
+        ("2 x", NO_PREDECESSOR),
+    ],
+)
+def test_a_pod_learns_what_an_earlier_one_left(
+    tmp_path: Path, text: str, expected: Predecessor
+) -> None:
+    file = tmp_path / "annotations"
+    annotations(file, **{"torchrun.ai/start": "2", "torchrun.ai/restarts-in-place": text})
+    assert read_predecessor(str(file)) == expected
 
 
 @pytest.mark.parametrize("order", ["now 1", "now 1:x", "now x:1", "now 1:1-x"])

@@ -6,6 +6,8 @@ from torchrun_runtime.launch.gang.leader import (
     PEER_SECONDS,
     STOP_SECONDS,
     GangLeader,
+    Predecessor,
+    Restarts,
 )
 from torchrun_runtime.launch.gang.messages import (
     FAILED,
@@ -67,7 +69,20 @@ def test_a_failed_round_is_followed_by_another_once_all_ranks_are_dead() -> None
     assert leader.order == StopRound(0, failed=True)
     leader.receive(0, MemberState(READY, 0), 2)
     assert leader.order == StartRound(1)
-    assert [failed.cause for failed in leader.failed_rounds] == [cause()]
+    assert [failed.cause for failed in leader.restarts().last] == [cause()]
+
+
+def test_a_new_pod_of_node_0_continues_the_count_and_the_rounds() -> None:
+    leader = GangLeader(1, RestartPolicy(RestartLimits(3)))
+    leader.receive(0, MemberState(), 0)
+    leader.open_gate(0, Predecessor(restarts=2, first_round=4))
+    assert leader.order == StartRound(4)
+    assert leader.restarts() == Restarts(2)
+    leader.receive(0, MemberState(FAILED, 4, cause()), 1)
+    assert leader.order == StartRound(5)
+    assert leader.restarts().count == 3
+    leader.receive(0, MemberState(FAILED, 5, cause("KeyError: 'x'", 2)), 2)
+    assert leader.order == EndGang()
 
 
 def test_a_member_that_never_started_the_round_must_give_it_up_first() -> None:
@@ -105,7 +120,7 @@ def test_a_lost_peer_waits_for_the_cause() -> None:
     leader.receive(2, MemberState(FAILED, 0, cause("KeyError: 'x'")), 2)
     assert leader.order == StopRound(0)
     leader.receive(0, MemberState(READY, 0), 2)
-    assert leader.failed_rounds[0].cause.message == "KeyError: 'x'"
+    assert leader.restarts().last[0].cause.message == "KeyError: 'x'"
 
 
 def test_a_lost_peer_does_not_wait_for_ever() -> None:
@@ -152,7 +167,7 @@ def test_newer_code_is_no_restart() -> None:
     leader.receive(0, MemberState(READY, 0), 1)
     leader.receive(1, MemberState(FAILED, 0, cause()), 1)
     assert leader.order == StartRound(1, RoundCode(2))
-    assert leader.failed_rounds == []
+    assert leader.restarts().last == ()
 
 
 def test_a_failed_round_waits_for_an_edit_in_development() -> None:

@@ -1,5 +1,6 @@
 """What a node does about an order."""
 
+from torchrun_runtime.launch.gang.leader import Restarts
 from torchrun_runtime.launch.gang.member import GangMember
 from torchrun_runtime.launch.gang.messages import (
     NEVER,
@@ -49,8 +50,8 @@ class Leaderless:
     def check_reachable(self) -> None:
         pass
 
-    def failed_rounds(self) -> tuple[()]:
-        return ()
+    def restarts(self) -> Restarts:
+        return Restarts()
 
     def close(self) -> None:
         pass

@@ -15,39 +15,44 @@ def failure(code: int = 1, reason: str = "Exception", signal: "int | None" = Non
 
 def test_a_third_failure_of_one_kind_without_a_newer_step_is_not_allowed() -> None:
     policy = RestartPolicy(RestartLimits(9))
-    assert [policy.allows(failure(), 5, 1) for _ in range(3)] == [True, True, False]
+    assert [policy.allows(failure(), 5, 1, 0) for _ in range(3)] == [True, True, False]
 
 
 def test_a_newer_step_counts_as_progress() -> None:
     policy = RestartPolicy(RestartLimits(9))
-    assert all(policy.allows(failure(), step, 1) for step in (5, 6, 7, 8))
-    assert [policy.allows(failure(), 8, 1) for _ in range(2)] == [True, False]
+    assert all(policy.allows(failure(), step, 1, 0) for step in (5, 6, 7, 8))
+    assert [policy.allows(failure(), 8, 1, 0) for _ in range(2)] == [True, False]
 
 
 def test_a_round_without_steps_that_lasted_counts_as_progress() -> None:
     policy = RestartPolicy(RestartLimits(9))
-    assert all(policy.allows(failure(), None, 600) for _ in range(5))
+    assert all(policy.allows(failure(), None, 600, 0) for _ in range(5))
 
 
 def test_failures_of_different_kinds_are_counted_apart() -> None:
     policy = RestartPolicy(RestartLimits(9))
-    assert all(policy.allows(failure(code), None, 1) for code in (1, 2, 1, 2, 1))
+    assert all(policy.allows(failure(code), None, 1, 0) for code in (1, 2, 1, 2, 1))
 
 
 @pytest.mark.parametrize("reason", ["OOMKilled", "Fenced", "Stopped", "LaunchFailed"])
 def test_other_failures_need_a_new_gang(reason: str) -> None:
-    assert not RestartPolicy(RestartLimits(9)).allows(failure(reason=reason), None, 1)
+    assert not RestartPolicy(RestartLimits(9)).allows(failure(reason=reason), None, 1, 0)
 
 
 def test_exit_codes_and_signals_of_rules_are_left_to_the_controller() -> None:
     limits = read_limits('{"restarts": 9, "exitCodes": [42], "signals": [9]}')
-    assert not RestartPolicy(limits).allows(failure(42), None, 1)
-    assert not RestartPolicy(limits).allows(failure(137, "Signaled", 9), None, 1)
-    assert RestartPolicy(limits).allows(failure(41), None, 1)
+    assert not RestartPolicy(limits).allows(failure(42), None, 1, 0)
+    assert not RestartPolicy(limits).allows(failure(137, "Signaled", 9), None, 1, 0)
+    assert RestartPolicy(limits).allows(failure(41), None, 1, 0)
+
+
+def test_no_more_restarts_than_the_controller_permits() -> None:
+    policy = RestartPolicy(RestartLimits(2))
+    assert [policy.allows(failure(n), None, 1, n) for n in (0, 1, 2)] == [True, True, False]
 
 
 def test_without_limits_nothing_restarts() -> None:
-    assert not RestartPolicy(read_limits("")).allows(failure(), None, 1)
+    assert not RestartPolicy(read_limits("")).allows(failure(), None, 1, 0)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"restarts": "x", "exitCodes": [], "signals": []}'])

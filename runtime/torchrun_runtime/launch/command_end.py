@@ -1,0 +1,70 @@
+"""Why the command of a node ended: its own failure, a signal, a watchdog, or the end of a round."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from .contract import STOPPED
+from .failure import Cause, find_cause, is_peer_loss, out_of_memory_of, read_reports
+from .gang.messages import StopRound
+from .output import timestamp
+from .processes import signal_name
+from .supervise import CommandExit, StopRequest
+
+PEER_FAILED, RELOADED = "PeerFailed", "Stopped"
+# How long a rank may have been dead when its launcher stops the others: torchrun gives them 30 s.
+_UNNOTICED_SECONDS = 40.0
+
+
+def cause_of_end(command_exit: CommandExit, reports: str, out_of_memory: bool) -> Cause | None:
+    """The cause of the end of a command; None if it succeeded."""
+    if command_exit.stop_request is not None:
+        return cause_of_request(command_exit.stop_request, out_of_memory)
+    if command_exit.stopped_by is not None:
+        return _cause_of_signal(command_exit.stopped_by)
+    if command_exit.exit_code == 0:
+        return None
+    return find_cause(command_exit, read_reports(reports), time.time(), out_of_memory)
+
+
+def cause_of_round(stop: StopRound, stopped_at: float, reports: str, out_of_memory: bool) -> Cause:
+    """The cause of an end by order of the leader; that of a rank that had failed shortly before."""
+    if stop.failed and out_of_memory:
+        return out_of_memory_of(None, stopped_at)
+    exceptions = [
+        report
+        for report in read_reports(reports)
+        if not report.failures and 0 < stopped_at - report.time < _UNNOTICED_SECONDS
+    ]
+    if stop.failed and exceptions:
+        first = min(exceptions, key=lambda report: report.time)
+        cause = Cause(1, first.rank, None, "Exception", first.message, timestamp(first.time))
+        if not is_peer_loss(cause):
+            return cause
+    if stop.failed:
+        message = "The ranks of this node were stopped, because a rank on another node has failed."
+        return Cause(STOPPED, None, None, PEER_FAILED, message, timestamp())
+    message = "The ranks of this node were stopped for newer code, and the gang has ended."
+    return Cause(STOPPED, None, signal.SIGTERM, RELOADED, message, timestamp())
+
+
+def cause_of_missed_round() -> Cause:
+    """The cause of a node whose ranks did not start in the last round."""
+    message = "The gang ended before the ranks of this node started."
+    return Cause(STOPPED, None, signal.SIGTERM, RELOADED, message, timestamp())
+
+
+def cause_of_request(stop_request: StopRequest, out_of_memory: bool) -> Cause:
+    """The cause of a request of a watchdog."""
+    code, reason, message = stop_request
+    if out_of_memory:
+        message += "; before that, the kernel killed a process at the memory limit"
+    return Cause(code, None, None, reason, message, timestamp())
+
+
+def _cause_of_signal(number: int) -> Cause:
+    # The exit code ignores those of the ranks: a rank that saves a checkpoint and exits 0 has not
+    # finished the training.
+    message = f"Stopped by {signal_name(number)}, which was forwarded to the command."
+    return Cause(STOPPED, None, number, "Stopped", message, timestamp())
