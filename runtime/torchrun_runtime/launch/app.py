@@ -169,7 +169,7 @@ def _run_rounds(
     last_round = rounds.newest_round
     while True:
         start = rounds.await_start()
-        output.restarts_in_place = rounds.restarts().count
+        output.restarts_in_place = rounds.restarts().total
         if start is None:
             return cause_of_missed_round() if rounds.newest_round > last_round else cause
         last_round = start.round

@@ -46,7 +46,7 @@ def newest_step(folder: str) -> int | None:
 
 def describe_restarts(restarts: Restarts) -> bytes:
     """The report of restarts in place; empty without restarts."""
-    if not restarts.count:
+    if not restarts.total:
         return b""
     last = [
         {
@@ -58,7 +58,7 @@ def describe_restarts(restarts: Restarts) -> bytes:
         }
         for failed in restarts.last[-_LAST_ROUNDS:]
     ]
-    body = {"restartsInPlace": {"count": restarts.count, "last": last}}
+    body = {"restartsInPlace": {"count": restarts.total, "last": last}}
     return json.dumps(body, ensure_ascii=False).encode()
 
 

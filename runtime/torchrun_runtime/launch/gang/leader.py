@@ -46,7 +46,7 @@ class Restarts(NamedTuple):
     last: the newest of them, without those of the earlier pod.
     """
 
-    count: int = 0
+    total: int = 0
     last: tuple[RestartedRound, ...] = ()
 
 
@@ -223,7 +223,7 @@ class GangLeader:
             return stop._replace(edit=True) if now < self._edit_until else EndGang()
         step = max((s.step for s in self._states.values() if s.step is not None), default=None)
         seconds = self._stopped_at - self._started_at
-        if not self._policy.allows(cause, step, seconds, self.restarts().count):
+        if not self._policy.allows(cause, step, seconds, self.restarts().total):
             return EndGang()
         self._failed_rounds.append(RestartedRound(stop.round, node, seconds, cause))
         return following

@@ -80,7 +80,7 @@ def test_a_new_pod_of_node_0_continues_the_count_and_the_rounds() -> None:
     assert leader.restarts() == Restarts(2)
     leader.receive(0, MemberState(FAILED, 4, cause()), 1)
     assert leader.order == StartRound(5)
-    assert leader.restarts().count == 3
+    assert leader.restarts().total == 3
     leader.receive(0, MemberState(FAILED, 5, cause("KeyError: 'x'", 2)), 2)
     assert leader.order == EndGang()
 
