@@ -80,12 +80,13 @@ class World(WorldObjects):
 
     def __init__(self, job: TorchrunJob, queue: TorchrunQueue | None) -> None:
         super().__init__(job, queue, START)
+        self.defaults = DEFAULTS
         self.plans: list[Plan] = []
         self.failed_rounds: dict[str, tuple[FailedRound, ...]] = {}  # by the UID of the child Job
 
     def plan(self) -> Plan:
         """The Plan of reconcile now, without executing it."""
-        return reconcile(self.observed(), self.now, DEFAULTS)
+        return reconcile(self.observed(), self.now, self.defaults)
 
     def step(self, writes: int | None = None) -> Plan:
         """Reconcile once and execute the Plan. With `writes`, the process dies after that many."""

@@ -149,10 +149,10 @@ class Reliability(Wire, frozen=True, kw_only=True):
         Annotated[
             RestartScope,
             Meta(
-                description="What restarts after a rank has failed. Gang: all pods, as a new gang. "
-                "InPlace: the ranks of all nodes, in the same pods. The third failure of one kind "
-                "without a newer step in between, a failure that a rule matches, and the failure "
-                "of a pod or a node still lead to a new gang. Default: Gang."
+                description="What restarts after a rank has failed. InPlace: the ranks of all "
+                "nodes, in the same pods. The third failure of one kind without a newer step in "
+                "between, a failure that a rule matches, and the failure of a pod or a node still "
+                "lead to a new gang. Gang: all pods, as a new gang. Default: InPlace."
             ),
         ]
         | None

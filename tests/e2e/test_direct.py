@@ -74,6 +74,7 @@ def test_two_nodes_train_without_a_bound_claim(
             space.cluster.trainer,
             nodeResources={"cpus": "200m", "memory": "1Gi"},
             storage={"workspace": workspace},
+            reliability={"restartScope": "Gang"},
         )
     )
     with space.history(PODS) as pods:

@@ -87,7 +87,7 @@ def test_a_lost_rank_restarts_the_gang_and_the_job_succeeds(
     reason: str,
 ):
     with space.history(PODS) as pods, space.history(JOBS) as jobs:
-        running(space, "train", FIRST_ATTEMPT_HANGS)
+        running(space, "train", FIRST_ATTEMPT_HANGS, reliability={"restartScope": "Gang"})
         harm(space, pod_of(space, "train", 1))
         status = space.wait_phase("train", "Succeeded")
         assert_gangs_never_overlap(pods)
@@ -123,9 +123,8 @@ ROUNDS = [
 
 
 def test_a_killed_rank_restarts_the_ranks_in_the_same_pods(space: Space):
-    in_place = {"restartScope": "InPlace"}
     with space.history(PODS) as pods, space.history(JOBS) as jobs:
-        running(space, "train", ROUNDS, reliability=in_place)
+        running(space, "train", ROUNDS)
         workers = [pod_of(space, "train", index) for index in range(2)]
         kill_rank(space, workers[1])
         status = space.wait_phase("train", "Succeeded")

@@ -175,7 +175,8 @@ def test_an_exception_is_in_the_status_within_five_seconds(torch_space: Space):
 def test_an_exited_rank_restarts_the_gang_and_counts(torch_space: Space):
     space = torch_space
     with space.history(PODS) as pods:
-        space.apply(job("exits", "torch", ["python3", "-c", EXITS], 2, launcher="torchrun"))
+        command, gang = ["python3", "-c", EXITS], {"restartScope": "Gang"}
+        space.apply(job("exits", "torch", command, 2, launcher="torchrun", reliability=gang))
         status = space.wait_phase("exits", "Succeeded")
         assert_gangs_never_overlap(pods)
     assert (status["attempt"], status["restarts"], status.get("disruptions", 0)) == (1, 1, 0)

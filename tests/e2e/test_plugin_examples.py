@@ -85,7 +85,10 @@ def runs(space: Space, directory: Path, line: str) -> str:
 @pytest.mark.long
 def test_the_examples_that_need_pods_work_unchanged(space: Space, tmp_path: Path) -> None:
     project(tmp_path, train_py=TRAIN)
-    spec = {"distributed": {"backend": "gloo", "nprocPerNode": 2}}
+    spec = {
+        "distributed": {"backend": "gloo", "nprocPerNode": 2},
+        "reliability": {"restartScope": "Gang"},
+    }
     space.apply(queue("two", space.cluster.controller, **spec))
     path = "PATH=/tmp/bin:/usr/local/bin:/usr/bin:/bin:/opt/venv/bin"
     arguments = ["--queue", "two", "--nodes", "2", "--name", JOB, "-e", path, "--no-follow"]

@@ -35,6 +35,8 @@ def test_previous_logs_come_from_a_worker_and_later_from_the_claim(
     space: Space, tmp_path: Path
 ) -> None:
     project(tmp_path, train_py=TWICE)
+    gang = {"restartScope": "Gang"}
+    space.apply(queue("plain", space.cluster.controller, reliability=gang))
     arguments = ["--nodes", "2", "--name", "run", "--wait=Running", "exec python3 train.py 20"]
     code, _, err = plugin(space, tmp_path, "submit", *arguments)
     assert code == 0, err

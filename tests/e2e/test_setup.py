@@ -49,7 +49,8 @@ def logs(space: Space, name: str) -> str:
 def test_every_rank_of_every_attempt_uses_the_same_environment(
     space: Space, tmp_path: Path
 ) -> None:
-    space.apply(queue("torch", space.cluster.trainer, nodeResources=SIZE))
+    gang = {"restartScope": "Gang"}
+    space.apply(queue("torch", space.cluster.trainer, nodeResources=SIZE, reliability=gang))
     directory(tmp_path, train_py=TRAIN)
     wanted = {"setupCommand": SETUP, "requirements": ["--no-index", "-r requirements.txt"]}
     with space.history(PODS) as pods:

@@ -87,8 +87,8 @@ DECIDING = (
     Mutant(
         "the-go-ahead-is-in-the-template",
         "reconcile/job/next_attempt.py",
-        "may_start=gang.has_ended(observed.job, observed.gang) and not blocking_pods,",
-        "may_start=True,",
+        "may_start = gang.has_ended(observed.job, observed.gang) and not blocking_pods",
+        "may_start = True",
         "the same, as the new gang starts",
         ATTEMPTS,
     ),

@@ -89,7 +89,7 @@ LAUNCHING = (
     LAUNCHER(
         "memory-is-not-blamed",
         "launch/failure.py",
-        "if out_of_memory and number == 9:",
+        "if out_of_memory and number == _SIGKILL:",
         "if out_of_memory and number == 6:",
         "a rank that the kernel killed for memory was killed by SIGKILL, and nobody knows why",
         FAILURE,

@@ -27,7 +27,7 @@ ErrImagePull Error Exact Exists FailedAttachVolume FailedCreate FailedMount
 FallbackToLogsOnError False Finished FullSize Gone IfNotPresent ImageInspectError
 ImagePullBackOff In Indexed Ingress InvalidImageName IsTruncated Job KaiQueueReady Key Lost
 MainProcess
-Gang InPlace Memory Message Never NextContinuationToken NoExecute NoSchedule NoSuchBucket Node None Normal
+InPlace Memory Message Never NextContinuationToken NoExecute NoSchedule NoSuchBucket Node None Normal
 NotIn NotYetSupported OnFailure OnRootMismatch PersistentVolumeClaim Pod
 PodGroup PodGroupInitiallyScheduled PodGroupScheduled PodInitializing PodReadyToStartContainers
 PodScheduled QueueReady QuotaReserved ReadOnlyMany ReadWriteMany ReadWriteOnce

@@ -187,7 +187,10 @@ def create_gang(context: Context) -> Decision:
     assert observed.queue is not None
     spec = context.preparation.spec
     attempt = gang.next_attempt(observed.job, observed.gang, observed.refused)
-    limits = in_place.restart_limits(context.reliability, next_attempt.history.counts)
+    # Without reports, the controller could not count the restarts.
+    has_reports = bool(context.defaults.progress_url)
+    counts = next_attempt.history.counts
+    limits = in_place.restart_limits(context.reliability, counts) if has_reports else None
     spec = replace(spec, restart_limits=limits)
     causes = () if next_attempt.cause is None else (next_attempt.cause,)
     new_ends = (*next_attempt.history.ends, *causes)
@@ -195,18 +198,15 @@ def create_gang(context: Context) -> Decision:
     blocking_pods = fence.blocking_pods(
         observed.gang, observed.cluster.nodes, context.unfenced, attempt, context.now
     )
+    may_start = gang.has_ended(observed.job, observed.gang) and not blocking_pods
     jobs = build_child_jobs(
         observed,
         spec,
         attempt,
         context.defaults,
-        counts=next_attempt.history.counts,
+        counts=counts,
         previous_end=_cause(next_attempt),
-        may_start=(
-            gang.has_ended(observed.job, observed.gang)
-            and not blocking_pods
-            and not (limits and _may_be_resumed(context))
-        ),
+        may_start=may_start and not (limits and _may_be_resumed(context)),
         environment=context.preparation.environment,
         avoided_hostnames=hostnames(observed.cluster.nodes, avoided_nodes),
     )

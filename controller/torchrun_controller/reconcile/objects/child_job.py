@@ -283,10 +283,7 @@ def _env(
             ),
             contract.STATE_DIR.env_var(volumes.STATE_DIR if volumes.keeps_state(run) else None),
             contract.HANG_TIMEOUT_SECONDS.env_var(run.hang_seconds or None),
-            # Without reports, the controller could not count the restarts.
-            contract.IN_PLACE_RESTARTS.env_var(
-                run.restart_limits if defaults.progress_url else None
-            ),
+            contract.IN_PLACE_RESTARTS.env_var(run.restart_limits),
         ),
         *environments.worker_variables(environment),
         *progress_reports.variables(defaults),

@@ -53,7 +53,7 @@ def resolve_reliability(job: TorchrunJob, queue: TorchrunQueue | None) -> Resolv
     return ResolvedReliability(
         max_restarts=_pick(override.max_restarts, policy.max_restarts, DEFAULT_MAX_RESTARTS),
         never_restart=_pick(override.restart_policy, policy.restart_policy, "OnFailure") == "Never",
-        restarts_in_place=_pick(override.restart_scope, base.restart_scope, "Gang") == "InPlace",
+        restarts_in_place=_pick(override.restart_scope, base.restart_scope, "InPlace") == "InPlace",
         rules=_pick(override.rules, policy.rules, ()),
         time_to_live=_seconds(
             _pick(override.ttl_seconds_after_finished, policy.ttl_seconds_after_finished, -1)

@@ -22,8 +22,7 @@ REPORTING = Defaults(runtime_image="runtime:1", progress_url="http://controller:
 
 def limits(**reliability: object) -> JsonObject | None:
     """The limits that the pods of the first gang get."""
-    scope: JsonObject = {"restartScope": "InPlace"}
-    world = World(make_job(numNodes=2, reliability=scope | reliability), make_queue())
+    world = World(make_job(numNodes=2, reliability=reliability), make_queue())
     return limits_of_next_gang(world, REPORTING)
 
 
@@ -294,22 +293,20 @@ def test_without_restarts_in_place_the_launchers_get_no_limits():
     assert limits(restartScope="Gang") is None
     assert limits(maxRestarts=0) is None
     assert limits(restartPolicy="Never") is None
-    assert limits_of_next_gang(World(make_job(numNodes=2), make_queue()), REPORTING) is None
-    job = make_job(numNodes=2, reliability={"restartScope": "InPlace"})
-    world = World(job, make_queue())
+    world = World(make_job(numNodes=2), make_queue())
     # Nobody would count the restarts.
     assert limits_of_next_gang(world, replace(REPORTING, progress_url="")) is None
 
 
 def test_the_queue_sets_the_scope_and_the_job_overrides_it():
-    queue = make_queue(reliability={"restartScope": "InPlace"})
-    assert limits_of_next_gang(World(make_job(numNodes=2), queue), REPORTING) is not None
-    job = make_job(numNodes=2, reliability={"restartScope": "Gang"})
-    assert limits_of_next_gang(World(job, queue), REPORTING) is None
+    queue = make_queue(reliability={"restartScope": "Gang"})
+    assert limits_of_next_gang(World(make_job(numNodes=2), queue), REPORTING) is None
+    job = make_job(numNodes=2, reliability={"restartScope": "InPlace"})
+    assert limits_of_next_gang(World(job, queue), REPORTING) is not None
 
 
 def test_the_next_gang_gets_what_is_left():
-    world = running(maxRestarts=3, restartScope="InPlace")
+    world = running(maxRestarts=3)
     world.restart_in_place()
     world.settle()
     fail(world)
@@ -327,8 +324,8 @@ def kueue_resumes(world: World) -> None:
 
 
 def test_the_pods_of_a_resumed_job_continue_the_count():
-    queue = make_queue(scheduling={"gang": "kueue"}, reliability={"restartScope": "InPlace"})
-    world = World(make_job(numNodes=2), queue)
+    world = World(make_job(numNodes=2), make_queue(scheduling={"gang": "kueue"}))
+    world.defaults = REPORTING
     kueue = KUEUE_WORKLOADS[0]
     world.installed = Installed(resources=frozenset({(kueue.api_version, kueue.plural)}))
     world.settle()
