@@ -215,7 +215,11 @@ async def test_releases_are_written_before_admissions(world: World) -> None:
             Preemption(uid="victim", for_uid="head", reason="HigherPriority", message="for head"),
         ),
         pending={"head": PendingStatus("Preempting", "room is made", 1, True)},
-        queues=(QueueSummary(namespace="t", name="lab", round_robin=RoundRobinState(current=3)),),
+        queues=(
+            QueueSummary(
+                namespace="t", name="lab", round_robin=RoundRobinState(weight=1, current=3)
+            ),
+        ),
     )
     with structlog.testing.capture_logs() as lines:
         assert await world.reconciler.attempt(KEY) == Done()
@@ -227,7 +231,7 @@ async def test_releases_are_written_before_admissions(world: World) -> None:
     assert world.value("torchrun_preemptions_total", reason="HigherPriority") == 1
     assert world.value("torchrun_admission_seconds_count") == 1
     ((account,),) = world.accounts
-    assert account.round_robin == RoundRobinState(current=3)
+    assert account.round_robin == RoundRobinState(weight=1, current=3)
 
 
 async def test_a_preemption_counts_even_if_later_writes_fail(

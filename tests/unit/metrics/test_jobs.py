@@ -133,10 +133,10 @@ def test_a_queue_that_is_not_ready_has_a_reason(world: World) -> None:
 def test_quota_and_what_is_admitted(world: World) -> None:
     world.put(replace(queue("gpu"), spec=TorchrunQueueSpec(quota=Quota(gpus=32))))
     used = QueueSummary(
-        namespace="team", name="gpu", round_robin=RoundRobinState(), used=Amounts(gpus=24)
+        namespace="team", name="gpu", round_robin=RoundRobinState(weight=1), used=Amounts(gpus=24)
     )
     gone = QueueSummary(
-        namespace="team", name="gone", round_robin=RoundRobinState(), used=Amounts(gpus=1)
+        namespace="team", name="gone", round_robin=RoundRobinState(weight=1), used=Amounts(gpus=1)
     )
     world.census.set_admission((used, gone))
     assert world.values("torchrun_queue_gpus") == {

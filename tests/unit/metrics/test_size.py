@@ -61,7 +61,10 @@ class Crowded(World):
             self.put(made)
             meta, used = made.metadata, Amounts(gpus=1_000_000)
             summary = QueueSummary(
-                namespace=meta.namespace, name=meta.name, round_robin=RoundRobinState(), used=used
+                namespace=meta.namespace,
+                name=meta.name,
+                round_robin=RoundRobinState(weight=1),
+                used=used,
             )
             summaries.append(summary)
         self.census.set_admission(tuple(summaries))

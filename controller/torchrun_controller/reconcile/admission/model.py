@@ -65,7 +65,7 @@ class RoundRobinState(Struct, frozen=True, kw_only=True):
     what the reservation leaves; every admission of the queue is charged to it.
     """
 
-    weight: int = 1
+    weight: int
     current: int = 0
     spare: int = 0
 

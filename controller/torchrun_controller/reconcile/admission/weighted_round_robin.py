@@ -23,15 +23,11 @@ class Peer:
 
 def initial_states(queues: Sequence[Queue]) -> list[RoundRobinState]:
     """Return the running weights to continue with; all restart from 0 if a weight has changed."""
-    weights = [1 if queue.weight is None else queue.weight for queue in queues]
-    states = [queue.round_robin for queue in queues]
-    has_changed = any(
-        state is not None and state.weight != weight
-        for state, weight in zip(states, weights, strict=True)
-    )
+    pairs = [(queue.round_robin, 1 if queue.weight is None else queue.weight) for queue in queues]
+    has_changed = any(state is not None and state.weight != weight for state, weight in pairs)
     return [
         RoundRobinState(weight=weight) if state is None or has_changed else state
-        for state, weight in zip(states, weights, strict=True)
+        for state, weight in pairs
     ]
 
 

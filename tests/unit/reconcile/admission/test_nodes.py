@@ -173,11 +173,11 @@ class TestQueues:
     def test_the_account(self):
         found = self.account(
             used=Amounts(nodes=2, gpus=16, cpu=1500, memory=2048, jobs=1),
-            free=QuotaLimits(gpus=16, cpu=0, memory=0),
+            free=QuotaLimits(gpus=16, jobs=0, cpu=0, memory=0),
         )
         assert found.summary == "16/32 GPUs"
         assert found.used == {"nodes": 2, "gpus": 16, "jobs": 1, "cpu": "1500m", "memory": "2Ki"}
-        assert found.free == {"gpus": 16, "cpu": "0", "memory": "0"}
+        assert found.free == {"gpus": 16, "jobs": 0, "cpu": "0", "memory": "0"}
         assert (found.weight, found.current, found.spare) == (2, -3, 1)
 
     def test_an_unused_queue_has_an_empty_account(self):
@@ -205,10 +205,10 @@ class TestQueues:
 
     def test_only_changes_of_the_account_are_written(self):
         queue = make_queue(quota={"nodes": 4})
-        summary = QueueSummary(namespace="ml", name="gpu", round_robin=RoundRobinState(current=5))
+        summary = QueueSummary(namespace="ml", name="gpu", round_robin=RoundRobinState(weight=1, current=5))
         (word,) = queue_updates([queue], (summary,))
         queue = msgspec.structs.replace(queue, status=word.status)
         assert queue_updates([queue], (summary,)) == []
-        assert queue_input(queue).round_robin == RoundRobinState(current=5)
+        assert queue_input(queue).round_robin == RoundRobinState(weight=1, current=5)
         (word,) = queue_updates([queue], ())
         assert word.status.admission is None

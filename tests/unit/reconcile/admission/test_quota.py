@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from queueing import admitted, admitted_workload, decide, nodes, queue, request
-from torchrun_controller.reconcile.admission.model import QuotaLimits
+from torchrun_controller.reconcile.admission.model import Amounts, QuotaLimits
 
 
 def test_a_queue_gets_its_quota_and_no_more():
@@ -74,6 +74,12 @@ def test_a_head_is_charged_with_its_own_requests():
     more = [queue("a", quota={"gpus": 64})]
     assert admitted(decide(nodes(5), more, running, request("next", "a"))) == ["next"]
     assert not admitted(decide(nodes(4), more, running, request("next", "a")))
+
+
+def test_only_what_pods_request_is_charged():
+    asked = [request("a-1", "a", 2), request("a-2", "a", 2, head={}, head_gpus=0)]
+    decisions = decide(nodes(9), [queue("a", quota={"gpus": 99})], *asked)
+    assert decisions.queues[0].used == Amounts(nodes=4, gpus=24, jobs=2)
 
 
 def test_a_head_counts_separately_with_too_few_nodes():

@@ -226,6 +226,17 @@ def test_quota_is_reserved_for_the_head_of_its_queue():
     )
 
 
+def test_a_job_that_ends_with_the_reservation_uses_none_of_its_quota():
+    running = admitted_workload("r", "a", 2, seconds_left=HOUR)
+    asked = [
+        request("head", "a", 3, age=9),
+        request("short", "a", 1, age=8, seconds_left=HOUR),
+        request("long", "a", 1, age=7),
+    ]
+    decisions = decide(nodes(9), [queue("a", quota={"gpus": 32})], running, *asked)
+    assert admitted(decisions) == ["long", "short"]
+
+
 def test_borrowed_quota_without_a_deadline_is_waited_for():
     queues = [queue(name, quota={"gpus": 16}, cohort="c") for name in "ab"]
     queues.append(queue("lent", quota={"gpus": 8}, cohort="c"))

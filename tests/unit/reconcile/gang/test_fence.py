@@ -84,6 +84,14 @@ def test_without_nodes_a_collected_pod_blocks_nothing():
     assert world.job.status.unfenced == ()
 
 
+def test_a_collected_pod_that_never_had_a_node_blocks_nothing():
+    world = running()
+    collected(world, "train-1-abcde")
+    world.place("train-1-abcde", "")
+    world.settle()
+    assert world.job.status.unfenced == ()
+
+
 def test_the_garbage_collector_proves_nothing_for_a_replaced_gang():
     world = given_up()
     assert world.nodes is not None

@@ -195,3 +195,36 @@ def test_the_end_of_a_round_does_not_replace_the_request_of_a_watchdog() -> None
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout == "Hung False\n"
+
+
+ROUND = """
+import sys, time
+sys.path.insert(0, {runtime!r})
+from torchrun_runtime.launch import supervise as module
+from torchrun_runtime.launch.supervise import supervise
+
+class Counting:
+    times, stops = [], []
+
+    def check(self):
+        self.times.append(time.monotonic())
+
+    def on_stop(self, *, leaving):
+        self.stops.append(leaving)
+
+module._CLEAR_SECONDS = 60.0
+watchdog, start = Counting(), time.monotonic()
+end = supervise(
+    ["sleep", "1000"], {{}}, 5.0, [watchdog], None, lambda: 5.0 if watchdog.times[2:] else None
+)
+pauses = [later - earlier for earlier, later in zip(watchdog.times, watchdog.times[1:])]
+print(end.for_next_round, watchdog.stops, min(pauses) > 0.5, time.monotonic() - start < 60)
+"""
+
+
+def test_watchdogs_look_once_a_second_and_learn_of_the_end_of_a_round() -> None:
+    script = ROUND.format(runtime=str(FOLDER.parents[1]))
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True [False] True True\n"
