@@ -66,6 +66,8 @@ def build(name: str, compute: Compute, key: str = "") -> dict[str, Any]:
     spec["launcher"] = "auto" if compute.distribution.framework == "pytorch" else "none"
     if compute.max_restarts:
         spec["reliability"]["rules"] = [{"exitCodes": [RAISED], "action": "fail"}]
+        # Processes of a call that starts again in the same pods would repeat earlier calls.
+        spec["reliability"]["restartScope"] = "Gang"
     return body
 
 

@@ -33,6 +33,7 @@ d.init_process_group("gloo")
 total = torch.ones(1)
 d.all_reduce(total)
 print("sum", int(total), flush=True)
+d.destroy_process_group()
 """
 """For the pods of the real node."""
 

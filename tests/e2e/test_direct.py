@@ -26,6 +26,7 @@ dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
 print("sum", total.item(), package.module.SAID, flush=True)
+dist.destroy_process_group()
 sys.exit(3 if os.environ["TORCHRUN_ATTEMPT"] == "0" else 0)
 """
 # Attempt 0 runs until it is stopped. Later attempts succeed at once.

@@ -40,6 +40,7 @@ if rank == "0":
     for name in sorted(os.listdir("/checkpoints")):
         times = [float(line) for line in open(f"/checkpoints/{name}") if line.endswith("\\n")]
         print("trained", name, times[0], times[-1], flush=True)
+d.destroy_process_group()
 """
 
 

@@ -64,7 +64,7 @@ def test_previous_logs_come_from_a_worker_and_later_from_the_claim(
     )
     code, _, err = plugin(space, tmp_path, "exec", "run")
     assert code == 2
-    assert "does not run: the job is Succeeded" in err
+    assert "is not running. The job is Succeeded." in err
 
 
 CONNECTS = "import socket; socket.create_connection(('127.0.0.1', 8123)); print('connected')"

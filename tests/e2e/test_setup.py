@@ -25,6 +25,7 @@ dist.all_reduce(total)
 greeting.main()
 made = open(os.environ["TORCHRUN_ENV_DIR"] + "/made").read().strip()
 print("sum", total.item(), "made", made, "prefix", sys.prefix, flush=True)
+dist.destroy_process_group()
 sys.exit(3 if os.environ["TORCHRUN_ATTEMPT"] == "0" else 0)
 """
 SETUP = 'python -c "import greeting" && date +%s%N > "$TORCHRUN_ENV_DIR/made" && touch dropped'

@@ -35,6 +35,7 @@ for step in range(1, steps + 1):
     print("step", step, flush=True)
     time.sleep(0.1)
 print("slowest step", slowest, flush=True)
+dist.destroy_process_group()
 """
 
 

@@ -73,8 +73,8 @@ LAUNCHING = (
     LAUNCHER(
         "orphans-live-on",
         "launch/supervise.py",
-        "    _clear()\n",
-        "    pass\n",
+        "has_survivors = not _clear()",
+        "has_survivors = False",
         "data loaders of a dead rank hold GPU memory and ports for the next try",
         SUPERVISE,
     ),

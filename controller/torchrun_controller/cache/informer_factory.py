@@ -52,7 +52,7 @@ from torchrun_controller.client.discovery import Discovery
 from torchrun_controller.clock import SYSTEM, Clock
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.observed import Observed
-from torchrun_controller.reconcile.pods.lifecycle import alive
+from torchrun_controller.reconcile.pods.lifecycle import alive, index_of
 from torchrun_controller.watch import CLIENT_GO, Timings
 from torchrun_controller.workqueue import INITIAL, WorkQueue
 
@@ -201,7 +201,8 @@ class InformerFactory:
             or cached_pod not in observed.gang.workers
         ):
             return None
-        return Worker((namespace, job), observed.gang.current_job.metadata.uid)
+        child_uid = observed.gang.current_job.metadata.uid
+        return Worker((namespace, job), child_uid, index_of(cached_pod) == 0)
 
     def _pod(self, namespace: str, name: str, uid: str) -> Pod | None:
         scope = self._everywhere or self._scopes.get(namespace)

@@ -22,6 +22,7 @@ class Worker(Struct, frozen=True):
 
     job: Key
     child_uid: str
+    is_leader: bool = True  # of its gang: the worker of node 0
 
 
 class Report(Struct, frozen=True):

@@ -17,6 +17,7 @@ from .command import decide
 from .command_end import (
     PEER_FAILED,
     RELOADED,
+    UNNOTICED_SECONDS,
     cause_of_end,
     cause_of_missed_round,
     cause_of_request,
@@ -32,7 +33,7 @@ from .gang.messages import StopRound
 from .gang.rounds import Rounds, follow, lead
 from .gate import is_open, pass_gate, read_predecessor
 from .hang import HangWatchdog
-from .memory import oom_kills
+from .memory import OomWatchdog
 from .network import wait_for_names
 from .output import say, timestamp, write_termination_message
 from .processes import descendants, send, signal_name
@@ -169,9 +170,9 @@ def _run_rounds(
     last_round = rounds.newest_round
     while True:
         start = rounds.await_start()
-        output.restarts_in_place = rounds.restarts().total
         if start is None:
             return cause_of_missed_round() if rounds.newest_round > last_round else cause
+        output.restarts_in_place = start.restarts
         last_round = start.round
         with _interruptible():
             if not has_names:
@@ -189,6 +190,10 @@ def _run_rounds(
         if not was_stopped:
             _report(cause)
         if command_exit.stopped_by is not None:
+            return cause
+        if cause and command_exit.has_survivors:
+            say("processes of the command cannot be killed: this pod ends")
+            rounds.leave()
             return cause
         if settings.gang.is_leader and not command_exit.for_next_round:
             reload.await_announcement()
@@ -239,12 +244,13 @@ def _run(
     that rank 0 reported on this node.
     """
     reports = _make_reports_folder()
-    kills = oom_kills()
+    memory = OomWatchdog()
     streams = _streams(settings)
     reporter = _reporter(settings, reports, rounds)
     if settings.hang_timeout:
         chunks = (lambda: streams.chunks) if streams else (lambda: 0)
         watchdogs = [*watchdogs, HangWatchdog(settings.hang_timeout, reports, chunks)]
+    watchdogs = [*watchdogs, memory]
 
     stop: StopRound | None = None
     stopped_at = 0.0
@@ -263,11 +269,10 @@ def _run(
         command_exit = supervise(argv, variables, settings.grace, watchdogs, streams, end_of_round)
         if streams:
             streams.close()
-        out_of_memory = oom_kills() > kills
         cause = (
-            cause_of_round(stop, stopped_at, reports, out_of_memory)
+            cause_of_round(stop, stopped_at, reports, memory.has_killed(UNNOTICED_SECONDS))
             if command_exit.for_next_round and command_exit.stop_request is None and stop
-            else cause_of_end(command_exit, reports, out_of_memory)
+            else cause_of_end(command_exit, reports, memory.has_killed())
         )
         return command_exit, cause, newest_step(reports)
     finally:

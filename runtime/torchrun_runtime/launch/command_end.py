@@ -14,7 +14,7 @@ from .supervise import CommandExit, StopRequest
 
 PEER_FAILED, RELOADED = "PeerFailed", "Stopped"
 # How long a rank may have been dead when its launcher stops the others: torchrun gives them 30 s.
-_UNNOTICED_SECONDS = 40.0
+UNNOTICED_SECONDS = 40.0
 
 
 def cause_of_end(command_exit: CommandExit, reports: str, out_of_memory: bool) -> Cause | None:
@@ -29,13 +29,16 @@ def cause_of_end(command_exit: CommandExit, reports: str, out_of_memory: bool) -
 
 
 def cause_of_round(stop: StopRound, stopped_at: float, reports: str, out_of_memory: bool) -> Cause:
-    """The cause of an end by order of the leader; that of a rank that had failed shortly before."""
+    """The cause of an end by order of the leader; that of a rank that had failed shortly before.
+
+    out_of_memory: the kernel killed a process of this container within UNNOTICED_SECONDS.
+    """
     if stop.failed and out_of_memory:
         return out_of_memory_of(None, stopped_at)
     exceptions = [
         report
         for report in read_reports(reports)
-        if not report.failures and 0 < stopped_at - report.time < _UNNOTICED_SECONDS
+        if not report.failures and 0 < stopped_at - report.time < UNNOTICED_SECONDS
     ]
     if stop.failed and exceptions:
         first = min(exceptions, key=lambda report: report.time)

@@ -116,7 +116,7 @@ def find_cause(
         return Cause(
             command_exit.exit_code, last.rank, None, "Exception", last.message, timestamp(last.time)
         )
-    return _of_exit(None, command_exit.exit_code, "The command", now)
+    return _of_exit(None, command_exit.exit_code, now, out_of_memory)
 
 
 def _of_rank(failures: list[Failed], reports: list[Report], out_of_memory: bool) -> Cause:
@@ -142,7 +142,7 @@ def _of_rank(failures: list[Failed], reports: list[Report], out_of_memory: bool)
     if report:
         moment = timestamp(report.time)
         return Cause(first.exit_code, first.rank, None, "Exception", report.message, moment)
-    return _of_exit(first.rank, first.exit_code, f"Rank {first.rank}", first.time)
+    return _of_exit(first.rank, first.exit_code, first.time, out_of_memory)
 
 
 def _of_signal(rank: int | None, number: int, time: float, out_of_memory: bool) -> Cause:
@@ -162,9 +162,11 @@ def _name(rank: int | None) -> str:
     return "The command" if rank is None else f"Rank {rank}"
 
 
-def _of_exit(rank: int | None, code: int, who: str, time: float) -> Cause:
+def _of_exit(rank: int | None, code: int, time: float, out_of_memory: bool) -> Cause:
+    if out_of_memory and code == 128 + _SIGKILL:  # a shell, whose program was killed
+        return out_of_memory_of(rank, time)
     hint = "A program was not found." if code == NOT_FOUND else "See its log."
-    message = f"{who} ended with exit code {code} and raised no exception. {hint}"
+    message = f"{_name(rank)} ended with exit code {code} and raised no exception. {hint}"
     return Cause(code, rank, None, "ExitCode", message, timestamp(time))
 
 

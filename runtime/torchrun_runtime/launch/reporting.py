@@ -27,9 +27,8 @@ _REPORT_SECONDS = 1.5  # for one report with its retries
 _RETRY_PAUSE = 0.1
 _TIMEOUT = 5.0
 _LAST_SECONDS = 2.0  # for the last report, after the end of the command
-_REPEAT_SECONDS = (
-    60.0  # until a report with restarts is sent again: the controller may have lost it
-)
+# Until a report with restarts is sent again: the controller may have lost it.
+_REPEAT_SECONDS = 60.0
 _LAST_ROUNDS = 3  # in a report
 _MESSAGE_CHARACTERS = 512
 _ACCEPTED, _RETRIED = 204, (429, 503)
@@ -117,7 +116,7 @@ class Reporter:
                 break
             time.sleep(pause)
         if error and error != self._last_error:
-            say(f"the controller does not accept the progress report: {error}")
+            say(f"the controller does not accept the report: {error}")
             self._last_error = error
         return code == _ACCEPTED
 

@@ -70,6 +70,7 @@ class CommandExit(NamedTuple):
 
     signal: the one that ended it, or None. stopped_by: the signal that the launcher forwarded, or
     None. stop_request: of a watchdog. for_next_round: the launcher ended it for another start.
+    has_survivors: processes of the command still exist, because the kernel blocks them.
     """
 
     exit_code: int
@@ -77,6 +78,7 @@ class CommandExit(NamedTuple):
     stopped_by: int | None
     stop_request: StopRequest | None = None
     for_next_round: bool = False
+    has_survivors: bool = False
 
 
 def supervise(
@@ -112,8 +114,8 @@ def supervise(
             stop = _GracefulStop(number, grace)
         status = _reap(child)
         if status is not None:
-            _clear()
-            return _command_exit(status, stop, stop_request)
+            has_survivors = not _clear()
+            return _command_exit(status, stop, stop_request)._replace(has_survivors=has_survivors)
         if stop:
             stop.advance()
         elif stop_request is None and end_of_round and (round_grace := end_of_round()) is not None:
@@ -261,16 +263,17 @@ def _start(argv: list[str], environment: Mapping[str, str], streams: Streams | N
             streams.started()
 
 
-def _clear() -> None:
-    """Kill and reap remaining processes, for a bounded time: the kernel may block a process."""
+def _clear() -> bool:
+    """Kill and reap remaining processes. False if some remain: the kernel may block a process."""
     end = time.monotonic() + _CLEAR_SECONDS
     while time.monotonic() < end:
         remaining = descendants(os.getpid())
         if not remaining:
-            break
+            return True
         send(remaining, signal.SIGKILL)
         signal.sigtimedwait(_CHILD_SIGNALS, _POLL)
         _reap(0)
+    return False
 
 
 def _reap(child: int) -> int | None:

@@ -65,9 +65,8 @@ def find_new_restarts(job: TorchrunJob, gang: ObservedGang) -> NewRestarts:
 
 
 def _count_in_message(gang: ObservedGang) -> int:
-    """Return the restarts that node 0 wrote at its end; 0 while it runs."""
-    leaders = (pod for pod in gang.workers if index_of(pod) == 0)
-    return max((read_restarts(pod) for pod in leaders), default=0)
+    """Return the restarts that the first pods to end wrote; each knows those before its round."""
+    return max(map(read_restarts, gang.workers), default=0)
 
 
 def _failure(failed_round: FailedRound, workers: Iterable[Pod]) -> LastFailure:

@@ -12,6 +12,7 @@ from torchrun_controller.reconcile.gang.decision import History
 from torchrun_controller.reconcile.gang.elastic import Outlook
 from torchrun_controller.reconcile.gang.failures import Failure
 from torchrun_controller.reconcile.gang.gang import GangState
+from torchrun_controller.reconcile.gang.in_place import NewRestarts
 from torchrun_controller.reconcile.gang.restarts import (
     NO_FAILURES,
     FailureAction,
@@ -107,7 +108,7 @@ class Context:
         counts = gang.current_counts(job, observed_gang)
         if self.gang is None:
             return History(counts=counts, restarts_in_place=job.status.restarts_in_place)
-        restarts = in_place.find_new_restarts(job, observed_gang)
+        restarts = self.new_restarts
         failure = self.gang.failure.details if self.gang.failure is not None else restarts.failure
         return History(
             counts=counts.after_rounds(restarts.new),
@@ -115,6 +116,11 @@ class Context:
             ends=(*gang.unrecorded_ends(job, observed_gang), *restarts.ends),
             failure=failure or gang.unrecorded_failure(job, observed_gang),
         )
+
+    @cached_property
+    def new_restarts(self) -> NewRestarts:
+        """The restarts in place that the status does not have."""
+        return in_place.find_new_restarts(self.observed.job, self.observed.gang)
 
     @cached_property
     def end(self) -> GangEnd | None:

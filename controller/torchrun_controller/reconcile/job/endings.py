@@ -108,7 +108,7 @@ def _history(context: Context) -> History:
         return context.end.history
     history = context.history
     rounds = tuple(end for end in history.ends if end.round is not None)
-    return History(counts=history.counts, restarts_in_place=history.restarts_in_place, ends=rounds)
+    return replace(history, ends=rounds, failure=context.new_restarts.failure)
 
 
 def _stop(

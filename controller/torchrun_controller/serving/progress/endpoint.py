@@ -8,7 +8,7 @@ Node 0 also reports restarts of the ranks in the same pods: how many, and the la
     {"restartsInPlace": {"count": 1, "last": [{"round": 0, "node": 1, "reason": "Signaled", ...}]}}
 
     204 accepted         400 not such JSON         401 no valid token
-    403 the pod of the token is not a worker of the current attempt of a job
+    403 the pod of the token is not a worker of the current attempt of a job, or not of node 0
     404 other path       408 slow body             413 body over 16 KiB
     429 too often        503 from a standby, or at the limits of tokens, then with Retry-After
 
@@ -156,6 +156,8 @@ class ProgressServer:
         if worker is None:
             raise ReportRefused(403, NO_WORKER)
         if body.restarts_in_place is not None:
+            if not worker.is_leader:
+                raise ReportRefused(403, "only the worker of node 0 reports restarts")
             self._reports.put_restarts(worker.job, worker.child_uid, body.restarts_in_place)
         else:
             self._reports.put(worker.job, worker.child_uid, self._progress(body))

@@ -25,7 +25,7 @@ LOST_SECONDS = 15.0
 STOP_SECONDS = 30.0
 # How long ranks go on after others have lost a peer: the stop would kill the rank that is the cause
 # before its launcher has reported it.
-PEER_SECONDS = 3.0
+PEER_SECONDS = 10.0
 
 
 class RestartedRound(NamedTuple):
@@ -155,7 +155,7 @@ class GangLeader:
         if isinstance(self.order, StopRound):
             return self._while_stopping(self.order, now)
         if self._is_open:
-            first_round = StartRound(self._predecessor.first_round, self._code)
+            first_round = self._start(self._predecessor.first_round)
             return first_round if self._all_stopped(NEVER) else OpenGate()
         return None
 
@@ -213,9 +213,8 @@ class GangLeader:
         return self._after(stop, causes, now)
 
     def _after(self, stop: StopRound, causes: Mapping[int, Cause], now: float) -> GangOrder:
-        following = StartRound(stop.round + 1, self._code)
         if not causes or self._code.revision > self._started_revision:
-            return following
+            return self._start(stop.round + 1)
         node, cause = first_cause(causes)
         if self._edit_wait:
             if self._edit_until is None:
@@ -226,7 +225,10 @@ class GangLeader:
         if not self._policy.allows(cause, step, seconds, self.restarts().total):
             return EndGang()
         self._failed_rounds.append(RestartedRound(stop.round, node, seconds, cause))
-        return following
+        return self._start(stop.round + 1)
+
+    def _start(self, number: int) -> StartRound:
+        return StartRound(number, self._code, self.restarts().total)
 
     def _all_stopped(self, number: int) -> bool:
         """Whether every member is connected, and no rank of this round or before runs."""

@@ -41,10 +41,11 @@ class OpenGate(NamedTuple):
 
 
 class StartRound(NamedTuple):
-    """Start the ranks of a round."""
+    """Start the ranks of a round. restarts: how many of the gang's rounds failed before it."""
 
     round: int
     code: RoundCode = RoundCode()
+    restarts: int = 0
 
 
 class StopRound(NamedTuple):
@@ -86,7 +87,7 @@ def decode_state(line: bytes) -> MemberState:
     try:
         if body["state"] not in _STATES:
             raise InvalidMessageError(f"not a state: {line[:80]!r}")
-        cause = Cause(**body["cause"]) if body["state"] == FAILED else None
+        cause = _decode_cause(body["cause"]) if body["state"] == FAILED else None
         step = body.get("step")
         return MemberState(
             body["state"], int(body["round"]), cause, None if step is None else int(step)
@@ -95,10 +96,21 @@ def decode_state(line: bytes) -> MemberState:
         raise InvalidMessageError(f"not a state: {line[:80]!r}") from error
 
 
+def _decode_cause(body: dict[str, Any]) -> Cause:
+    cause = Cause(**body)
+    if not all(isinstance(text, str) for text in (cause.reason, cause.message, cause.time)):
+        raise TypeError("a text is expected")
+    numbers = (cause.exit_code, cause.rank or 0, cause.signal or 0)
+    if not all(isinstance(number, int) for number in numbers):
+        raise TypeError("a number is expected")
+    return cause
+
+
 def encode_order(order: GangOrder) -> bytes:
     """The line of an order."""
     if isinstance(order, StartRound):
-        return encode({"order": "start", "round": order.round, **order.code._asdict()})
+        body = {"order": "start", "round": order.round, "restarts": order.restarts}
+        return encode({**body, **order.code._asdict()})
     if isinstance(order, StopRound):
         return encode({"order": "stop", **order._asdict()})
     return encode({"order": "open" if isinstance(order, OpenGate) else "exit"})
@@ -110,9 +122,8 @@ def decode_order(line: bytes) -> GangOrder:
     try:
         name = body["order"]
         if name == "start":
-            return StartRound(
-                int(body["round"]), RoundCode(int(body["revision"]), str(body["served"]))
-            )
+            code = RoundCode(int(body["revision"]), str(body["served"]))
+            return StartRound(int(body["round"]), code, int(body["restarts"]))
         if name == "stop":
             return StopRound(int(body["round"]), bool(body["failed"]), bool(body["edit"]))
         if name == "exit":

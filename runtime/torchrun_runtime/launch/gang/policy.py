@@ -68,7 +68,9 @@ class RestartPolicy:
         self._count_kind(cause, step, ran_seconds)
         if cause.reason not in _IN_PLACE or self._of_kind >= _SAME_KIND:
             return False
-        if cause.exit_code in self._limits.exit_codes or cause.signal in self._limits.signals:
+        # As the controller does: a shell reports the signal of its program by its exit code.
+        signal = cause.signal or (cause.exit_code - 128 if 128 < cause.exit_code < 192 else None)
+        if cause.exit_code in self._limits.exit_codes or signal in self._limits.signals:
             return False
         return restarts < self._limits.restarts
 

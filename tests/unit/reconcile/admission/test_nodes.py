@@ -205,7 +205,9 @@ class TestQueues:
 
     def test_only_changes_of_the_account_are_written(self):
         queue = make_queue(quota={"nodes": 4})
-        summary = QueueSummary(namespace="ml", name="gpu", round_robin=RoundRobinState(weight=1, current=5))
+        summary = QueueSummary(
+            namespace="ml", name="gpu", round_robin=RoundRobinState(weight=1, current=5)
+        )
         (word,) = queue_updates([queue], (summary,))
         queue = msgspec.structs.replace(queue, status=word.status)
         assert queue_updates([queue], (summary,)) == []

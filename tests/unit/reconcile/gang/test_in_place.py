@@ -123,12 +123,13 @@ def test_the_message_of_a_failed_pod_has_restarts_that_no_report_brought():
     assert status.message.endswith("All restarts are used (maxRestarts is 3).")
 
 
-def test_a_message_of_another_pod_counts_nothing():
-    world = running()
+def test_the_message_of_any_pod_has_the_restarts():
+    """The pod of node 0 may end a moment later than another one."""
+    world = running(maxRestarts=9)
     message = json.dumps({"exitCode": 1, "reason": "Exception", "restartsInPlace": 3})
     fail(world, 1, message=message)
     world.step()
-    assert world.job.status.restarts == 1
+    assert world.job.status.restarts == 4
 
 
 def test_a_success_keeps_the_restarts_in_place():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from torchrun_runtime.launch.failure import Cause, Failed, Report, find_cause, read_reports
-from torchrun_runtime.launch.memory import oom_kills
+from torchrun_runtime.launch.memory import OomWatchdog, oom_kills
 from torchrun_runtime.launch.supervise import CommandExit
 
 FAILED = CommandExit(1, None, None)
@@ -57,6 +57,14 @@ def test_noticing_a_dead_peer_is_not_the_cause(message: str) -> None:
     root_cause = cause(rank(0, 10.1, message), agent(failed(0, 1, 10), failed(1, -9, 11)))
     assert (root_cause.rank, root_cause.exit_code, root_cause.signal) == (1, 137, 9)
     assert "SIGKILL" in root_cause.message
+
+
+def test_a_shell_whose_program_exceeded_the_memory_reports_it_by_its_exit_code() -> None:
+    for ended in (CommandExit(137, None, None), CommandExit(1, None, None)):
+        reports = () if ended.exit_code == 137 else (agent(failed(1, 137, 10)),)
+        root_cause = cause(*reports, ended=ended, out_of_memory=True)
+        assert (root_cause.reason, root_cause.signal) == ("OOMKilled", 9)
+        assert cause(*reports, ended=ended).reason == "ExitCode"
 
 
 def test_what_torchrun_stopped_is_not_the_cause() -> None:
@@ -127,3 +135,16 @@ def test_reads_the_kills_of_both_cgroup_versions(tmp_path: Path, text: str, kill
     file = tmp_path / "memory.events"
     file.write_text(text)
     assert oom_kills((str(tmp_path / "none"), str(file))) == kills
+
+
+def test_an_oom_kill_counts_for_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    kills, now = [2], [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    watchdog = OomWatchdog(lambda: kills[0])
+    assert not watchdog.has_killed(), "kills before this command are not its own"
+    kills[0] = 3
+    assert watchdog.check() is None
+    now[0] = 139.0
+    assert watchdog.has_killed(40)
+    now[0] = 141.0
+    assert (watchdog.has_killed(40), watchdog.has_killed()) == (False, True)

@@ -167,14 +167,14 @@ def test_a_refusal_is_logged_once_and_redirects_are_not_followed(
 ) -> None:
     controller.codes = [code] * 10
     log = train(launcher, controller.url)
-    assert log.count("the controller does not accept the progress report: HTTP") == 1
+    assert log.count("the controller does not accept the report: HTTP") == 1
     assert len(controller.taken) == 2
 
 
 def test_an_unreachable_controller_does_not_delay_the_ranks(launcher: Launcher, go: Path) -> None:
     go.touch()
     log = train(launcher, "http://127.0.0.1:1")
-    assert log.count("the controller does not accept the progress report: Connection") == 1
+    assert log.count("the controller does not accept the report: Connection") == 1
 
 
 # The first two rounds fail, the first one before rank 0 has reported a step.

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from torchrun_api.status import Progress
-from torchrun_controller.cache.progress_reports import Reports
+from torchrun_controller.cache.progress_reports import Reports, Worker
 from torchrun_controller.reconcile.model.observed import RestartsInPlace
 from torchrun_controller.serving.progress import endpoint
-from unit.serving.progress.reporting import JOB, NOW, World, running, token
+from unit.serving.progress.reporting import JOB, NOW, POD, World, running, token
 
 BRACKETS = b'{"a":' + b"[" * 5000
 
@@ -54,6 +54,15 @@ async def test_restarts_in_place_do_not_replace_the_progress() -> None:
     assert (known.round, known.node, known.signal, known.seconds) == (2, 1, 9, 12.5)
     assert report == msgspec.convert(restarts, RestartsInPlace)
     assert world.reports.restarts_of(JOB, "uid-of-another-attempt") == RestartsInPlace()
+
+
+async def test_only_the_worker_of_node_0_reports_restarts() -> None:
+    async with running(World(workers={POD: Worker(JOB, "uid-child", is_leader=False)})) as world:
+        assert await world.post({"restartsInPlace": {"count": 1}}) == (
+            403,
+            "only the worker of node 0 reports restarts\n",
+        )
+    assert world.reports.restarts_of(JOB, "uid-child") == RestartsInPlace()
 
 
 @pytest.mark.parametrize(

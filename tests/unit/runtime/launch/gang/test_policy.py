@@ -43,6 +43,7 @@ def test_exit_codes_and_signals_of_rules_are_left_to_the_controller() -> None:
     limits = read_limits('{"restarts": 9, "exitCodes": [42], "signals": [9]}')
     assert not RestartPolicy(limits).allows(failure(42), None, 1, 0)
     assert not RestartPolicy(limits).allows(failure(137, "Signaled", 9), None, 1, 0)
+    assert not RestartPolicy(limits).allows(failure(137), None, 1, 0), "the program of a shell"
     assert RestartPolicy(limits).allows(failure(41), None, 1, 0)
 
 

@@ -1,0 +1,45 @@
+"""Messages between launchers: what is no message of the protocol is refused as a whole."""
+
+import pytest
+
+from torchrun_runtime.launch.failure import Cause
+from torchrun_runtime.launch.gang.messages import (
+    FAILED,
+    EndGang,
+    GangOrder,
+    InvalidMessageError,
+    MemberState,
+    OpenGate,
+    RoundCode,
+    StartRound,
+    StopRound,
+    decode_order,
+    decode_state,
+    encode,
+    encode_order,
+    encode_state,
+)
+
+CAUSE = Cause(137, 3, 9, "Signaled", "Rank 3 was killed by SIGKILL.", "2026-01-01T00:00:00Z")
+
+
+@pytest.mark.parametrize("state", [MemberState(), MemberState(FAILED, 4, CAUSE, 120)])
+def test_a_state_arrives_as_it_was_sent(state: MemberState) -> None:
+    assert decode_state(encode_state(state)) == state
+
+
+@pytest.mark.parametrize(
+    "order", [OpenGate(), StartRound(3, RoundCode(7, "http://a b"), 2), StopRound(3), EndGang()]
+)
+def test_an_order_arrives_as_it_was_sent(order: GangOrder) -> None:
+    assert decode_order(encode_order(order)) == order
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"message": 1}, {"time": None}, {"reason": []}, {"rank": "x"}, {"exit_code": "1"}, {"x": 1}],
+)
+def test_a_cause_of_other_types_is_refused(wrong: dict[str, object]) -> None:
+    body = {"state": FAILED, "round": 0, "cause": {**CAUSE._asdict(), **wrong}}
+    with pytest.raises(InvalidMessageError):
+        decode_state(encode(body))
