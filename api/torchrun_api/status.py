@@ -44,7 +44,7 @@ class WorkersStatus(Wire, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class LastFailure(Wire, frozen=True, kw_only=True):
-    """The root cause of the last failed gang: its first failure, not those that followed."""
+    """The root cause of the last failed gang or round: its first failure, not those that followed."""
 
     node: Annotated[str, Meta(description="Node of the failure.")] = ""
     rank: Annotated[int | None, Meta(description="Global rank that failed.")] = None
@@ -68,8 +68,10 @@ class Attempt(Wire, frozen=True, kw_only=True):
             " pods. Unset for the end of the whole attempt."
         ),
     ] = None
-    node: Annotated[str, Meta(description="Node of the failure that ended the attempt.")] = ""
-    start_time: Annotated[Time | None, Meta(description="Time of creation.")] = None
+    node: Annotated[str, Meta(description="Node of the failure that ended it.")] = ""
+    start_time: Annotated[
+        Time | None, Meta(description="Time of creation, or start of the round.")
+    ] = None
     end_time: Annotated[Time | None, Meta(description="Time of its end.")] = None
     running_seconds: Annotated[
         int, Meta(ge=0, le=10_000_000_000, description="Time during which all of its pods ran.")
@@ -78,7 +80,7 @@ class Attempt(Wire, frozen=True, kw_only=True):
         False
     )
     reason: Annotated[str, Meta(description="Reason of its end in CamelCase.")] = ""
-    message: Annotated[str, Meta(description="Why the attempt ended.")] = ""
+    message: Annotated[str, Meta(description="Why it ended.")] = ""
 
 
 class Progress(Wire, frozen=True, kw_only=True):

@@ -24,10 +24,10 @@ NODE_FAILURES = frozenset(
 
 def nodes_to_avoid(attempts: tuple[Attempt, ...]) -> tuple[str, ...]:
     """Return the names of the nodes on which two or more of these attempts failed."""
-    by_number = {order_of(attempt): attempt for attempt in attempts}
+    ends = {order_of(attempt): attempt for attempt in attempts}
     failures = Counter(
         attempt.node
-        for attempt in by_number.values()
+        for attempt in ends.values()
         if attempt.node and attempt.reason in NODE_FAILURES
     )
     return tuple(sorted(node for node, count in failures.items() if count > MOST_FAILURES))
