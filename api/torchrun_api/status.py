@@ -44,7 +44,7 @@ class WorkersStatus(Wire, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class LastFailure(Wire, frozen=True, kw_only=True):
-    """The root cause of the last failed gang or round: its first failure, not those that followed."""
+    """The root cause of the last failed gang or round: the first failure, not the later ones."""
 
     node: Annotated[str, Meta(description="Node of the failure.")] = ""
     rank: Annotated[int | None, Meta(description="Global rank that failed.")] = None
