@@ -62,8 +62,18 @@ def _watch_exceptions() -> None:
         with suppress(BaseException):
             _report(kind, value)
         before(kind, value, traceback)
+        if isinstance(getattr(value, "failures", None), dict):
+            _leave_torchrun()
 
     sys.excepthook = excepthook
+
+
+def _leave_torchrun() -> None:
+    """Exit at once: torchrun has ended its ranks, and to unload torch takes another 0.3 s."""
+    with suppress(BaseException):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(1)
 
 
 def _offer_stacks(number: int) -> None:

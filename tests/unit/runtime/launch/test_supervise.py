@@ -98,6 +98,26 @@ def test_reports_the_exception_that_ended_a_python_program(launcher: Launcher) -
     assert "Traceback" in result.err
 
 
+AGENT = """
+import atexit
+class Failure:
+    pid, exitcode, timestamp, message = 12, -9, 1767225600, "killed"
+class ChildFailedError(Exception):
+    failures = {3: Failure}
+atexit.register(lambda: print("unloads torch"))
+print("last words", end="")
+raise ChildFailedError
+"""
+
+
+def test_torchrun_exits_once_it_has_reported_the_failed_ranks(launcher: Launcher) -> None:
+    (launcher.directory / "agent.py").write_text(AGENT)
+    result = launcher.run([launcher.python, "agent.py"], TORCHRUN_LAUNCHER="none")
+    assert (result.exit_code, result.out) == (137, "last words")
+    assert (result.message["rank"], result.message["signal"]) == (3, 9)
+    assert "ChildFailedError" in result.err, "as Python writes it"
+
+
 def test_runs_the_sitecustomize_that_it_hides(launcher: Launcher) -> None:
     own = launcher.directory / "own"
     own.mkdir()
