@@ -18,7 +18,7 @@ from torchrun_runtime.launch.processes import descendants, send
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples" / "recipes"
 RANK_MODULES = ROOT / "runtime" / "torchrun_runtime" / "launch" / "rank"
-NAMES = ("ddp", "fsdp2", "lightning", "accelerate", "transformers", "deepspeed")
+NAMES = ("ddp", "memory", "fsdp2", "lightning", "accelerate", "transformers", "deepspeed")
 SHUFFLES = ("lightning",)  # in another order after a restart
 MANY = 10**6  # steps; no run gets so far before it is killed
 SAVE_EVERY = 16
@@ -36,7 +36,7 @@ pytestmark = [
 
 
 def pod_environment(
-    nodes: tuple[int, ...], node: int, port: int, folder: Path
+    nodes: tuple[int, ...], node: int, port: int, folder: Path, memory: Path
 ) -> Mapping[str, str]:
     """What torchrun and the recipe read in the pod of a node; `nodes` are the ranks of each."""
     python = environment.interpreter()
@@ -48,6 +48,7 @@ def pod_environment(
         "OMP_NUM_THREADS": "1",
         "TORCH_EXTENSIONS_DIR": str(python.parents[1] / "extensions"),  # DeepSpeed compiles one
         "CHECKPOINT_DIR": str(folder / "checkpoints"),
+        "MEMORY_DIR": str(memory / str(node)),
         "TORCHRUN_BACKEND": "gloo",
         "TORCHRUN_LAUNCH_REPORTS": str(folder / f"reports-{node}"),
         "PET_NNODES": str(len(nodes)),
@@ -66,12 +67,16 @@ def pod_environment(
 
 @contextmanager
 def started(
-    name: str, folder: Path, nodes: tuple[int, ...], steps: int
+    name: str, folder: Path, nodes: tuple[int, ...], steps: int, memory: Path | None = None
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """One torchrun for each node. All of their processes are killed at the end."""
+    """One torchrun for each node, in new pods, or in those with this memory.
+
+    All of their processes are killed at the end.
+    """
     (folder / "checkpoints").mkdir(exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    memory = memory or folder / f"memory-{port}"
     command = [str(environment.interpreter()), "-m", "torch.distributed.run"]
     command += [str(RECIPES / f"train_{name}.py"), "--steps", str(steps)]
     if name != "lightning":  # saves after each epoch
@@ -82,7 +87,7 @@ def started(
             (folder / f"reports-{node}").mkdir(exist_ok=True)
             agent = subprocess.Popen(
                 command,
-                env=pod_environment(nodes, node, port, folder),
+                env=pod_environment(nodes, node, port, folder, memory),
                 cwd=folder,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -101,9 +106,9 @@ def kill(agent: subprocess.Popen[str]) -> None:
     send(ranks, signal.SIGKILL)
 
 
-def killed_after(name: str, folder: Path, step: int) -> str:
+def killed_after(name: str, folder: Path, step: int, memory: Path | None = None) -> str:
     """The output of a run on one node that gets SIGKILL when a rank has done the step."""
-    with started(name, folder, ONE_NODE, MANY) as (agent,):
+    with started(name, folder, ONE_NODE, MANY, memory) as (agent,):
         assert agent.stdout
         lines = []
         for line in agent.stdout:
@@ -116,9 +121,11 @@ def killed_after(name: str, folder: Path, step: int) -> str:
         return "".join([*lines, *agent.stdout])
 
 
-def finished(name: str, folder: Path, nodes: tuple[int, ...], steps: int) -> str:
+def finished(
+    name: str, folder: Path, nodes: tuple[int, ...], steps: int, memory: Path | None = None
+) -> str:
     """The output of a run to its end."""
-    with started(name, folder, nodes, steps) as agents:
+    with started(name, folder, nodes, steps, memory) as agents:
         outputs = [agent.communicate()[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0] * len(agents), "\n".join(outputs)
     return "".join(outputs)
@@ -166,6 +173,32 @@ def test_two_nodes_continue_what_one_node_has_saved(name: str, tmp_path: Path) -
     assert resumed_steps(after) == {0: last, 1: last}
     for rank in (0, 1):
         assert sorted(losses(after, rank)) == list(range(last + 1, last + MORE + 1))
+
+
+def test_ranks_that_restart_in_their_pod_continue_from_its_memory(tmp_path: Path) -> None:
+    before = killed_after("memory", tmp_path, SAVE_EVERY - 2, tmp_path / "shm")
+    last = max(losses(before, 0))
+    assert not (tmp_path / "checkpoints" / "memory.pt").exists() or last >= SAVE_EVERY
+    after = finished("memory", tmp_path, ONE_NODE, last + MORE, tmp_path / "shm")
+    (start,) = set(resumed_steps(after).values())
+    assert f"after step {start} from {tmp_path / 'shm'}" in after
+    assert start >= last - 5, "the last checkpoint in memory"
+    assert sorted(losses(after, 0)) == list(range(start + 1, last + MORE + 1))
+    assert losses(before, 0).items() <= (losses(before, 0) | losses(after, 0)).items()
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["all", "one node without the newest"])
+def test_nodes_continue_from_what_all_have_in_memory(tmp_path: Path, torn: bool) -> None:
+    memory = tmp_path / "shm"
+    finished("memory", tmp_path, TWO_NODES, 11, memory)
+    assert [sorted(p.stem for p in (memory / node).rglob("*.pt")) for node in "01"] == [
+        ["10", "5"]
+    ] * 2
+    (tmp_path / "checkpoints" / "memory.pt").unlink()
+    if torn:
+        (memory / "1" / "checkpoints" / "10.pt").unlink()
+    after = finished("memory", tmp_path, TWO_NODES, 15, memory)
+    assert resumed_steps(after) == dict.fromkeys((0, 1), 5 if torn else 10)
 
 
 def test_fsdp2_continues_on_another_number_of_ranks(tmp_path: Path) -> None:
