@@ -88,6 +88,12 @@ recipes: $(VENV)/.ready ## The scripts of examples/recipes and the launcher, und
 	TORCHRUN_TEST_TORCH_PYTHON=$$python $(BIN)/pytest tests/recipes tests/unit/examples/test_gpt.py \
 	  tests/unit/runtime/launch/test_torchrun.py tests/unit/runtime/launch/test_reload.py
 
+# RUNS=5 make restart-times
+restart-times: export TORCHRUN_RESTART_RUNS = $(or $(RUNS),30)
+restart-times: $(VENV)/.ready $(BIN)/.plugin ## Restarts in the same pods beside new gangs, with real torch, into docs/design.md
+	$(BIN)/pytest tests/e2e/test_restart_times.py --long -rP
+	PYTHONPATH=tests $(BIN)/python -m e2e.restart_times
+
 monitoring: $(VENV)/.ready ## Every panel and alert, by a real Prometheus that scrapes real controllers
 	$(CLUSTER_CLI) binaries kwok prometheus promtool
 	$(BIN)/pytest tests/monitoring
@@ -264,7 +270,7 @@ $(BIN)/.controller: $(VENV)/.ready
 	$(VENV)/controller/bin/pip install --quiet --editable .
 	touch $@
 
-.PHONY: demo test lint types walls docs unit test-of thorough programs integration ha e2e e2e-all e2e-kind recipes image sbom matrix monitoring venv \
+.PHONY: demo test lint types walls docs unit test-of thorough programs integration ha e2e e2e-all e2e-kind recipes restart-times image sbom matrix monitoring venv \
 	format generate pictures run debug record replay hooks faults faults-pairs faults-time-travel faults-page faults-proxied mutants mutants-page mutants-random \
 	hostile soak bench bench-page flames \
 	cluster-up cluster-status cluster-down clean help
