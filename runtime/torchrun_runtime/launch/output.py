@@ -11,7 +11,7 @@ from typing import Callable
 
 # The kubelet keeps 4096 bytes; a character takes up to six.
 _MESSAGE_CHARACTERS = 600
-# How often the ranks were started again after a failure, for the termination message of node 0.
+# How often the ranks were started again after a failure, for the termination message.
 restarts_in_place = 0
 
 

@@ -6,10 +6,10 @@ import msgspec
 
 from torchrun_api import names
 from torchrun_api.core import Pod, StateTerminated
-from torchrun_api.meta import Time, Wire
 from torchrun_api.status import MOST_GANGS, Attempt, LastFailure
 from torchrun_controller.reconcile.gang import peer_loss
 from torchrun_controller.reconcile.model import decode
+from torchrun_controller.reconcile.model.observed import ReportedFailure
 
 SIGKILL, SIGTERM = 9, 15
 # Reasons of the pod's status. They win over the message of its container.
@@ -34,15 +34,9 @@ LAUNCHER_DISRUPTIONS = frozenset({FENCED, UNPROVEN})
 _LATEST = datetime.max.replace(tzinfo=UTC)
 
 
-class LauncherMessage(Wire, frozen=True, kw_only=True):
+class LauncherMessage(ReportedFailure, frozen=True, kw_only=True):
     """The termination message that the launcher writes."""
 
-    rank: decode.Number | None = None
-    exit_code: decode.Number | None = None
-    signal: decode.Number | None = None
-    reason: decode.ReasonString = ""
-    message: str = ""
-    time: Time | None = None
     restarts_in_place: decode.Number = 0
 
 
@@ -171,7 +165,7 @@ def read_failure(pod: Pod) -> LastFailure:
 
 
 def read_restarts(pod: Pod) -> int:
-    """Return how often the ranks were restarted in place, from the message of a failed pod."""
+    """Return how often the ranks were restarted in place, from the message of a pod that ended."""
     restarts = _launcher_message(_terminated(pod).message).restarts_in_place
     return min(max(restarts, 0), MOST_GANGS)
 

@@ -11,7 +11,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import JOBS
 from torchrun_api.meta import Condition
 from torchrun_api.status import Attempt, LastFailure, UnfencedWorker
-from torchrun_controller.reconcile.gang import deletion, fence, gate, in_place, peer_loss
+from torchrun_controller.reconcile.gang import deletion, fence, gate, peer_loss
 from torchrun_controller.reconcile.gang.failures import (
     POD_DELETED,
     Cause,
@@ -301,8 +301,7 @@ def _progress(
     state = "running or completed" if counts.succeeded else "running"
     message = f"{pods_are(nodes - counts.pending, nodes)} {state}."
     if counts.pending == 0 and gate.is_open(gang):
-        restarts = in_place.describe_restarts(observed.job, gang)
-        return State.GANG_RUNNING, Reason("WorkersRunning", message + restarts)
+        return State.GANG_RUNNING, Reason("WorkersRunning", message)
     cause = _restart_cause(observed.job, gang)
     if cause is not None:
         cause_text = f"Attempt {cause.number} ended: {sentence(cause.message)}"

@@ -14,6 +14,7 @@ from torchrun_api.kinds import PODS
 from torchrun_api.status import UnfencedWorker
 from torchrun_controller.reconcile.gang import fence, in_place
 from torchrun_controller.reconcile.gang.fence import BlockingPods
+from torchrun_controller.reconcile.gang.in_place import NewRestarts
 from torchrun_controller.reconcile.gang.orphans import find_orphans, orphan_advice
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import count_of, list_names
@@ -46,6 +47,7 @@ def instruct_launchers(
     gang: ObservedGang,
     workspace: ObservedWorkspace,
     blocking_pods: BlockingPods,
+    restarts: NewRestarts,
     now: datetime,
 ) -> tuple[Apply, ...]:
     """Return the annotations that the workers lack, or that are to be written a second time.
@@ -58,7 +60,7 @@ def instruct_launchers(
     may_open = is_safe and head_and_workers.is_whole(gang)
     start: JsonObject = {
         names.START: str(attempt_of(child)),
-        **in_place.predecessor_annotation(job, gang),
+        **in_place.predecessor_annotation(job, gang, restarts),
     }
     if may_open and blocking_pods.unfenced:
         start[names.FENCE] = fence.fence_annotation(blocking_pods.unfenced, now)

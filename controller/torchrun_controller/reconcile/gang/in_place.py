@@ -1,9 +1,9 @@
 """Restarts in place: failed rounds of a gang, whose launchers start the ranks in the same pods.
 
 The launcher of node 0 decides on them within the limits of its gang, also while no controller runs.
-It reports their number until the gang ends, with the progress and in its termination message. The
-status has the number that was counted, so each restart counts once, in whatever order the reports
-and the status arrive.
+It reports their number until the gang ends, and the termination message of each pod has it, too.
+The status has the number that was counted, so each restart counts once, in whatever order the
+reports and the status arrive.
 """
 
 from collections.abc import Iterable
@@ -101,15 +101,21 @@ def _end(number: int, failed_round: FailedRound, failure: LastFailure) -> Attemp
     )
 
 
-def describe_restarts(job: TorchrunJob, gang: ObservedGang) -> str:
-    """Return the further sentences for the message of a gang that runs; "" without restarts."""
-    restarts = find_new_restarts(job, gang)
-    if not restarts.total:
-        return ""
+def _failed_rounds(
+    job: TorchrunJob, gang: ObservedGang, restarts: NewRestarts
+) -> tuple[Attempt, ...]:
+    """Return the known ends of rounds of the present gang, in the status or new."""
     number = attempt_of(gang.current_job)
     ends = (*job.status.attempts, *restarts.ends)
-    causes = [end.message for end in ends if end.number == number and end.round is not None]
-    cause = f" The last failure: {sentence(causes[-1])}" if causes else ""
+    return tuple(end for end in ends if end.number == number and end.round is not None)
+
+
+def describe_restarts(job: TorchrunJob, gang: ObservedGang, restarts: NewRestarts) -> str:
+    """Return the further sentences for the message of a gang that runs; "" without restarts."""
+    if not restarts.total:
+        return ""
+    rounds = _failed_rounds(job, gang, restarts)
+    cause = f" The last failure: {sentence(rounds[-1].message)}" if rounds else ""
     return f" {count_of(restarts.total, 'restart')} in the same pods.{cause}"
 
 
@@ -128,17 +134,16 @@ def restart_events(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> tu
     )
 
 
-def predecessor_annotation(job: TorchrunJob, gang: ObservedGang) -> JsonObject:
+def predecessor_annotation(
+    job: TorchrunJob, gang: ObservedGang, restarts: NewRestarts
+) -> JsonObject:
     """Return what a new pod of node 0 must know of earlier pods of the same Job, else nothing.
 
     A Job that was suspended has new pods when it resumes. Their launchers continue the count.
     """
-    restarts = find_new_restarts(job, gang)
     if not restarts.total:
         return {}
-    number = attempt_of(gang.current_job)
-    ends = (*job.status.attempts, *restarts.ends)
-    rounds = [end.round for end in ends if end.number == number and end.round is not None]
+    rounds = (end.round or 0 for end in _failed_rounds(job, gang, restarts))
     first_round = max((*rounds, restarts.total - 1)) + 1
     return {names.IN_PLACE: f"{restarts.total} {first_round}"}
 

@@ -24,6 +24,7 @@ from torchrun_controller.reconcile.job.dependencies import UnmetDependencies, fi
 from torchrun_controller.reconcile.model.attempts import find_end
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
+from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Delete
 from torchrun_controller.reconcile.model.times import without_future
 from torchrun_controller.reconcile.objects.environment import Environment, environment_of
@@ -84,7 +85,13 @@ class Context:
         """The state of the gang of the present attempt; None if its Job does not exist."""
         if not gang.exists(self.observed.job, self.observed.gang):
             return None
-        return gang.evaluate_state(self.observed, self.unfenced, self.now)
+        state = gang.evaluate_state(self.observed, self.unfenced, self.now)
+        if state.state is not State.GANG_RUNNING:
+            return state
+        restarts = in_place.describe_restarts(
+            self.observed.job, self.observed.gang, self.new_restarts
+        )
+        return replace(state, why=Reason(state.why.reason, state.why.message + restarts))
 
     @property
     def attempt(self) -> int:

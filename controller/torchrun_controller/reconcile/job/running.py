@@ -140,7 +140,9 @@ def keep_running(context: Context) -> Decision:
     blocking_pods = fence.blocking_pods(
         gang, observed.cluster.nodes, context.unfenced, attempt, now
     )
-    instructions = gate.instruct_launchers(job, gang, workspace, blocking_pods, now)
+    instructions = gate.instruct_launchers(
+        job, gang, workspace, blocking_pods, context.new_restarts, now
+    )
     writes = Writes(
         applies=(*missing_claims, *_missing_service(job, gang), *instructions),
         deletes=cleanup.end_stale_pods(job, gang),

@@ -54,7 +54,18 @@ class Group(Struct, frozen=True):
     object: SchedulingGroup
 
 
-class FailedRound(Wire, frozen=True, kw_only=True):
+class ReportedFailure(Wire, frozen=True, kw_only=True):
+    """The cause of a failure, as a launcher reports it."""
+
+    rank: decode.Number | None = None
+    exit_code: decode.Number | None = None
+    signal: decode.Number | None = None
+    reason: decode.ReasonString = ""
+    message: str = ""
+    time: Time | None = None
+
+
+class FailedRound(ReportedFailure, frozen=True, kw_only=True):
     """A round that failed and was followed by another one, as the launcher of node 0 reports it.
 
     `node` is the index of the pod with the root cause, `seconds` is how long the round ran.
@@ -63,12 +74,6 @@ class FailedRound(Wire, frozen=True, kw_only=True):
     round: Gangs = 0
     node: Annotated[int, Meta(ge=0, le=10_000)] = 0
     seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
-    rank: decode.Number | None = None
-    exit_code: decode.Number | None = None
-    signal: decode.Number | None = None
-    reason: decode.ReasonString = ""
-    message: str = ""
-    time: Time | None = None
 
 
 class RestartsInPlace(Wire, frozen=True, kw_only=True):

@@ -35,6 +35,11 @@ def limits_of_next_gang(world: World, defaults: Defaults) -> JsonObject | None:
     return json.loads(str(values[0])) if values else None
 
 
+def message_of(restarts: int) -> str:
+    """The termination message of a pod whose gang restarted this often in place."""
+    return json.dumps({"exitCode": 1, "reason": "Exception", "restartsInPlace": restarts})
+
+
 def test_a_restart_in_place_is_recorded_with_its_cause():
     world = running()
     world.pass_time(seconds=30)
@@ -115,8 +120,7 @@ def test_the_message_of_a_failed_pod_has_restarts_that_no_report_brought():
     world = running(maxRestarts=3)
     world.restart_in_place()
     world.settle()
-    message = json.dumps({"exitCode": 1, "reason": "Exception", "restartsInPlace": 3})
-    fail(world, message=message)
+    fail(world, message=message_of(restarts=3))
     world.settle()
     status = world.job.status
     assert (world.phase, status.restarts, status.restarts_in_place) == ("Failed", 3, 3)
@@ -126,8 +130,7 @@ def test_the_message_of_a_failed_pod_has_restarts_that_no_report_brought():
 def test_the_message_of_any_pod_has_the_restarts():
     """The pod of node 0 may end a moment later than another one."""
     world = running(maxRestarts=9)
-    message = json.dumps({"exitCode": 1, "reason": "Exception", "restartsInPlace": 3})
-    fail(world, 1, message=message)
+    fail(world, 1, message=message_of(restarts=3))
     world.step()
     assert world.job.status.restarts == 4
 
@@ -186,8 +189,7 @@ def test_a_report_describes_two_restarts_and_the_message_has_three():
     world = running(maxRestarts=9)
     world.restart_in_place()
     world.restart_in_place()
-    message = json.dumps({"exitCode": 1, "reason": "Exception", "restartsInPlace": 3})
-    fail(world, message=message)
+    fail(world, message=message_of(restarts=3))
     world.settle()
     assert world.job.status.restarts == 4
     assert [end.round for end in world.job.status.attempts] == [0, 1, None]
@@ -195,8 +197,7 @@ def test_a_report_describes_two_restarts_and_the_message_has_three():
 
 def test_an_absurd_number_of_restarts_leaves_the_status_valid():
     world = running()
-    message = json.dumps({"exitCode": 1, "reason": "Exception", "restartsInPlace": 2_000_000})
-    fail(world, message=message)
+    fail(world, message=message_of(restarts=2_000_000))
     world.settle()
     assert world.job.status.restarts_in_place == MOST_GANGS
 
