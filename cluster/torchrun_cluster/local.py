@@ -202,7 +202,10 @@ class LocalCluster:
         if self.is_running(component):
             return
         self._start(component, binaries.ensure(self._programs, self._spec.kubernetes))
-        if component in ("etcd", "kube-apiserver") and self.is_running("kube-apiserver"):
+        # A process that has just started may not show while it executes its program.
+        if component == "kube-apiserver" or (
+            component == "etcd" and self.is_running("kube-apiserver")
+        ):
             self.wait_ready()
 
     def stop(self, component: str) -> None:

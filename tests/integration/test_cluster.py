@@ -76,6 +76,16 @@ def test_a_killed_api_server_stays_down_until_started(cluster: LocalCluster) -> 
     assert cluster.kubectl("get", "namespaces").stdout
 
 
+def test_a_started_api_server_serves_although_its_process_does_not_show_yet(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.kill("kube-apiserver")
+    # As during the exec of the process.
+    monkeypatch.setattr(LocalCluster, "is_running", lambda _self, _component: False)
+    cluster.start("kube-apiserver")
+    assert cluster.kubectl("get", "namespaces").stdout
+
+
 def test_an_old_revision_is_gone_after_compaction(cluster: LocalCluster) -> None:
     cluster.kubectl("create", "configmap", "compacted")
     cluster.kubectl("delete", "configmap", "compacted")
