@@ -55,8 +55,9 @@ NATIVE = GangScheduler(
     build=build,
     kinds=NATIVE_GROUPS,
     install_hint=(
-        "Enable the feature gates GenericWorkload and GangScheduling in kube-apiserver and"
-        " kube-scheduler (Kubernetes 1.35 or newer) and start kube-apiserver with"
+        "Enable the feature gate GenericWorkload in kube-apiserver, kube-controller-manager and"
+        " kube-scheduler (Kubernetes 1.35 or newer), before 1.37 also GangScheduling in"
+        " kube-scheduler, and start kube-apiserver with"
         " --runtime-config=scheduling.k8s.io/<version>=true"
     ),
     # Kubernetes 1.36 has the first, 1.37 the second.
