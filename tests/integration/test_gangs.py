@@ -202,30 +202,24 @@ beta = pytest.mark.skipif(
 
 
 @beta
-def test_a_gang_of_higher_priority_takes_the_place_of_one_whole_gang(
+def test_a_gang_of_higher_priority_takes_the_place_of_another(
     controller: ControllerProcess, team: Team, release: NativeRelease
 ) -> None:
-    priority = {"metadata": {"name": f"high-{team.name}"}, "value": 1000}
-    team.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", priority)
-    for job in ("one", "two"):
-        team.submit(job, numNodes=2)
-        team.reaches(job, "Running")
-    team.submit("urgent", numNodes=2, scheduling={"priorityClassName": f"high-{team.name}"})
+    name = f"high-{team.name}"
+    priority_class = {"metadata": {"name": name}, "value": 1000}
+    team.api.create(f"/apis/{GROUP}/v1/priorityclasses", priority_class)
+    team.submit("usual", numNodes=SIZE)
+    team.reaches("usual", "Running")
+    team.submit("urgent", numNodes=2, scheduling={"priorityClassName": name})
     team.reaches("urgent", "Running")
     group = team.api.get(f"{release.path(team.name)}/urgent")
     assert group["spec"]["priority"] == 1000
-
-    def phases() -> dict[str, str]:
-        return {job: team.status(job).get("phase", "") for job in ("one", "two")}
-
-    eventually("the other one waits", lambda: "Queued" in phases().values())
-    assert sorted(phases().values()) == ["Queued", "Running"]
-    (preempted,) = (job for job, phase in phases().items() if phase == "Queued")
-    assert team.status(preempted)["restarts"] == 0, "it counts as a disruption"
+    status = team.reaches("usual", "Queued", "Unschedulable")
+    assert (status.get("restarts", 0), status["disruptions"]) == (0, 1)
+    assert not placed(team, "usual"), "no pod of the next attempt"
     end(team, "urgent")
-    team.reaches(preempted, "Running")
-    for job in ("one", "two"):
-        end(team, job)
+    team.reaches("usual", "Running")
+    end(team, "usual")
 
 
 @native
