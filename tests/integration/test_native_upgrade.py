@@ -86,7 +86,8 @@ def test_groups_of_the_old_release_block_the_scheduler_until_they_are_deleted(
     path = NATIVE[NEW].path(team.name)
     answer = team.api.client.get(path)
     assert answer.status_code == 500
-    assert f'version "{GROUP}/{NATIVE[OLD].version}"' in answer.text
+    assert f"{GROUP}/{NATIVE[OLD].version}" in answer.text
+    assert f"{team.name}/forgotten" in answer.text
     suspend(team, "prepared", False)
     pods = team.workers("prepared")
     # kube-scheduler starts only when it has a list of all PodGroups.
