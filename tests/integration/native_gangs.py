@@ -11,8 +11,8 @@ GROUP = "scheduling.k8s.io"
 class NativeRelease:
     """The group objects of a release, and the feature gates of its components.
 
-    `basic` is the spec of a group without a gang. `minimum` reads `spec` for the minimum number of
-    pods.
+    `basic` is the spec of a group without a gang. With `alpha_gates`, groups have a topology, and
+    the Job controller creates groups itself.
     """
 
     version: str
@@ -20,8 +20,7 @@ class NativeRelease:
     kind: str
     basic: Mapping[str, Any]
     scheduler_gates: Sequence[str] = ()
-    job_gates: Sequence[str] = ()
-    """With these, the Job controller creates groups itself."""
+    alpha_gates: Sequence[str] = ()
 
     @property
     def serving(self) -> str:
@@ -32,18 +31,18 @@ class NativeRelease:
         """The path of the group objects of a namespace."""
         return f"/apis/{GROUP}/{self.version}/namespaces/{namespace}/{self.plural}"
 
-    def flags(self) -> dict[str, list[str]]:
+    def flags(self, *further_gates: str) -> dict[str, list[str]]:
         """The flags of the components, for LocalCluster."""
-        generic = "--feature-gates=GenericWorkload=true"
-        jobs = ",".join((generic, *self.job_gates))
+        gates = ",".join(("--feature-gates=GenericWorkload=true", *further_gates))
         return {
-            "kube-apiserver": [jobs, self.serving],
-            "kube-scheduler": [",".join((generic, *self.scheduler_gates))],
+            "kube-apiserver": [gates, self.serving],
+            "kube-scheduler": [",".join((gates, *self.scheduler_gates))],
             # From 1.36 on, it removes the finalizers of unused PodGroups.
-            "kube-controller-manager": [jobs],
+            "kube-controller-manager": [gates],
         }
 
 
+_ALPHA = ("TopologyAwareWorkloadScheduling=true", "WorkloadWithJob=true")
 _POD_GROUP: tuple[str, str, Mapping[str, Any]] = (
     "podgroups",
     "PodGroup",
@@ -59,9 +58,9 @@ NATIVE: Mapping[str, NativeRelease] = {
         "v1alpha2",
         *_POD_GROUP,
         scheduler_gates=("GangScheduling=true",),
-        job_gates=("WorkloadWithJob=true",),
+        alpha_gates=_ALPHA,
     ),
     # GangScheduling is merged into GenericWorkload.
-    "1.37": NativeRelease("v1beta1", *_POD_GROUP, job_gates=("WorkloadWithJob=true",)),
+    "1.37": NativeRelease("v1beta1", *_POD_GROUP, alpha_gates=_ALPHA),
 }
 """By release; older ones have none."""

@@ -31,11 +31,12 @@ RELEASE = wanted_kubernetes()
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
+    native = NATIVE.get(RELEASE)
     with LocalCluster(
         name=f"test-gangs-{os.getpid()}",
         size=Size.CONTROL_PLANE,
         scheduler=True,
-        extra_args=NATIVE[RELEASE].flags() if RELEASE in NATIVE else None,
+        extra_args=native and native.flags(*native.alpha_gates),
     ) as running:
         install_crds(running)
         yield running
@@ -160,10 +161,13 @@ def test_two_concurrent_gangs_with_room_for_one_both_finish(
     end(team, second)
 
 
-@pytest.mark.skipif(
-    not (RELEASE in NATIVE and NATIVE[RELEASE].job_gates),
-    reason=f"the Job controller of Kubernetes {RELEASE} makes no groups",
+pod_groups = pytest.mark.skipif(
+    not (RELEASE in NATIVE and NATIVE[RELEASE].alpha_gates),
+    reason=f"Kubernetes {RELEASE} has no PodGroups",
 )
+
+
+@pod_groups
 def test_the_job_controller_leaves_our_gangs_alone(
     controller: ControllerProcess, team: Team, release: NativeRelease
 ) -> None:
@@ -193,7 +197,7 @@ def test_the_job_controller_leaves_our_gangs_alone(
         end(team, job)
 
 
-# Priority and topology, since Kubernetes 1.37
+# Priority and topology
 
 beta = pytest.mark.skipif(
     not (RELEASE in NATIVE and NATIVE[RELEASE].version == "v1beta1"),
@@ -222,15 +226,14 @@ def test_a_gang_of_higher_priority_takes_the_place_of_another(
     end(team, "usual")
 
 
-@native
+@pod_groups
 def test_a_gang_is_placed_in_a_zone_with_room_for_all(
     controller: ControllerProcess, team: Team
 ) -> None:
     zones = dict(zip(NODES, ("small", "large", "large", "large"), strict=True))
     for node, zone in zones.items():
         team.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {"zone": zone}}})
-    topology = {"required": "zone"}
-    with_gang(team, "native", topology=topology)
+    with_gang(team, "native", topology={"required": "zone"})
     for number in range(4):
         team.submit(f"near-{number}", numNodes=3)
         team.reaches(f"near-{number}", "Running")
