@@ -175,11 +175,11 @@ def test_the_job_controller_leaves_our_gangs_alone(
     team.submit("gang", numNodes=2)
     team.reaches("gang", "Running")
     with_gang(team, "none")
-    team.submit("plain", numNodes=1)
+    team.submit("plain", numNodes=2)
     team.reaches("plain", "Running")
     container = {"name": "c", "image": "none", "resources": {"requests": {"cpu": "1"}}}
     template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
-    spec = {"parallelism": 1, "completions": 1, "completionMode": "Indexed", "template": template}
+    spec = {"parallelism": 2, "completions": 2, "completionMode": "Indexed", "template": template}
     team.api.create(f"{team.batch}/jobs", {"metadata": {"name": "other"}, "spec": spec})
 
     def owners(plural: str) -> set[tuple[str, str]]:
