@@ -105,13 +105,13 @@ def test_groups_of_the_old_release_block_the_scheduler_until_they_are_deleted(
     path = NATIVE[NEW].path(team.name)
     upgraded.kubectl("delete", "--raw", f"{path}/forgotten?{UNSAFE}")
     team.reaches("prepared", "Running")
-    assert group_names(team, NEW) == ["prepared"]
+    assert group_names(team, NEW) == ["prepared-r1"]
 
     first, *_ = team.workers("forgotten")
     team.pod_becomes(first, "Failed", "ValueError")
     eventually("a new attempt", lambda: team.status("forgotten").get("restarts") == 1)
     team.reaches("forgotten", "Running")
-    assert group_names(team, NEW) == ["forgotten-r1", "prepared"]
+    assert group_names(team, NEW) == ["forgotten-r1", "prepared-r1"]
 
 
 def unreadable_groups(controller: ControllerProcess) -> int:
