@@ -59,9 +59,9 @@ def _kubernetes(folder: str, packages: Mapping[str, str]) -> Module:
 
 DEFAULT_KUBERNETES = "1.35"
 OTHER_KUBERNETES: Mapping[str, Module] = {
-    minor: _kubernetes(f"kubernetes-{minor}", {}) for minor in ("1.33", "1.36")
+    minor: _kubernetes(f"kubernetes-{minor}", {}) for minor in ("1.33", "1.34", "1.36", "1.37")
 }
-"""What is supported beside the default: the oldest and the newest."""
+"""What is supported beside the default."""
 
 MODULES = (
     _kubernetes("kubernetes", {"etcd": "go.etcd.io/etcd/server/v3"}),

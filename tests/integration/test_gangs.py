@@ -12,6 +12,7 @@ import pytest
 
 from integration.controller_process import Api, ControllerProcess, eventually, install_crds
 from integration.kwok import playing
+from integration.native_gangs import GROUP, NATIVE, NativeRelease
 from integration.played_schedulers import (
     COSCHEDULING_GROUPS,
     KAI_GROUPS,
@@ -25,26 +26,17 @@ from torchrun_cluster.binaries import wanted_kubernetes
 
 SIZE = 4  # nodes, each with room for one worker
 NODES = [f"node-{number}" for number in range(SIZE)]
-# Feature gates of gang scheduling in Kubernetes; 1.33 has none.
 RELEASE = wanted_kubernetes()
-NATIVE = {"1.35": "v1alpha1/workloads", "1.36": "v1alpha2/podgroups"}.get(RELEASE, "")
-VERSION, _, PLURAL = NATIVE.partition("/")
-GATES = "--feature-gates=GenericWorkload=true"
-FLAGS = {
-    "kube-apiserver": [GATES, f"--runtime-config=scheduling.k8s.io/{VERSION}=true"],
-    "kube-scheduler": [f"{GATES},GangScheduling=true"],
-    # From 1.36 on, it removes the finalizers of unused PodGroups.
-    "kube-controller-manager": [GATES],
-}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
+    native = NATIVE.get(RELEASE)
     with LocalCluster(
         name=f"test-gangs-{os.getpid()}",
         size=Size.CONTROL_PLANE,
         scheduler=True,
-        extra_args=FLAGS if NATIVE else None,
+        extra_args=native and native.flags(*native.alpha_gates),
     ) as running:
         install_crds(running)
         yield running
@@ -79,18 +71,31 @@ def end(team: Team, job: str) -> None:
 
 # Gang scheduling of Kubernetes
 
-GROUPS = f"scheduling.k8s.io/{VERSION}/namespaces/NS/{PLURAL}"
-native = pytest.mark.skipif(not NATIVE, reason=f"Kubernetes {RELEASE} schedules no gangs itself")
+native = pytest.mark.skipif(
+    RELEASE not in NATIVE, reason=f"Kubernetes {RELEASE} schedules no gangs itself"
+)
+
+
+@pytest.fixture
+def release() -> NativeRelease:
+    """The gang scheduling of the running Kubernetes."""
+    return NATIVE[RELEASE]
+
+
+def native_groups(team: Team, release: NativeRelease) -> list[str]:
+    return sorted(item["metadata"]["name"] for item in team.api.items(release.path(team.name)))
 
 
 @native
-def test_a_gang_that_fits_runs(controller: ControllerProcess, team: Team) -> None:
+def test_a_gang_that_fits_runs(
+    controller: ControllerProcess, team: Team, release: NativeRelease
+) -> None:
     team.submit("fits", numNodes=SIZE)
     team.reaches("fits", "Running")
-    spec = team.api.get(f"/apis/{GROUPS}/fits".replace("NS", team.name))["spec"]
+    spec = team.api.get(f"{release.path(team.name)}/fits")["spec"]
     of_pods = [pod["spec"] for pod in pods(team, "fits")]
     gang = {"gang": {"minCount": SIZE}}
-    if PLURAL == "workloads":
+    if release.kind == "Workload":
         assert spec["podGroups"][0]["policy"] == gang
         assert all(pod["workloadRef"]["name"] == "fits" for pod in of_pods)
     else:
@@ -100,7 +105,7 @@ def test_a_gang_that_fits_runs(controller: ControllerProcess, team: Team) -> Non
     assert child["metadata"]["annotations"]["torchrun.ai/gang"] == "native"
     team.api.patch(f"{team.group}/torchrunjobs/fits", {"spec": {"suspend": True}})
     team.reaches("fits", "Suspended")
-    eventually("its group is gone", lambda: not groups(team, GROUPS))
+    eventually("its group is gone", lambda: not native_groups(team, release))
     end(team, "fits")
 
 
@@ -154,6 +159,87 @@ def test_two_concurrent_gangs_with_room_for_one_both_finish(
     end(team, first)
     team.reaches(second, "Running")
     end(team, second)
+
+
+pod_groups = pytest.mark.skipif(
+    not (RELEASE in NATIVE and NATIVE[RELEASE].alpha_gates),
+    reason=f"Kubernetes {RELEASE} has no PodGroups",
+)
+
+
+@pod_groups
+def test_the_job_controller_leaves_our_gangs_alone(
+    controller: ControllerProcess, team: Team, release: NativeRelease
+) -> None:
+    """With WorkloadWithJob it makes a Workload and a PodGroup, but not for Jobs with an owner."""
+    team.submit("gang", numNodes=2)
+    team.reaches("gang", "Running")
+    with_gang(team, "none")
+    team.submit("plain", numNodes=2)
+    team.reaches("plain", "Running")
+    container = {"name": "c", "image": "none", "resources": {"requests": {"cpu": "1"}}}
+    template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
+    spec = {"parallelism": 2, "completions": 2, "completionMode": "Indexed", "template": template}
+    team.api.create(f"{team.batch}/jobs", {"metadata": {"name": "other"}, "spec": spec})
+
+    def owners(plural: str) -> set[tuple[str, str]]:
+        path = f"/apis/{GROUP}/{release.version}/namespaces/{team.name}/{plural}"
+        items = [item["metadata"]["ownerReferences"] for item in team.api.items(path)]
+        return {(owner["kind"], owner["name"]) for (owner, *_) in items}
+
+    eventually("a group of the other Job", lambda: ("Job", "other") in owners("podgroups"))
+    # In 1.36 it does not look at the owner, only at the group in the pod template.
+    jobs = {("Job", "other"), *([("Job", "plain")] if RELEASE == "1.36" else [])}
+    assert owners("workloads") == jobs
+    assert owners("podgroups") == jobs | {("TorchrunJob", "gang")}
+    team.api.delete(f"{team.batch}/jobs/other?propagationPolicy=Background")
+    for job in ("gang", "plain"):
+        end(team, job)
+
+
+# Priority and topology
+
+beta = pytest.mark.skipif(
+    not (RELEASE in NATIVE and NATIVE[RELEASE].version == "v1beta1"),
+    reason=f"PodGroups of Kubernetes {RELEASE} have no priority",
+)
+
+
+@beta
+def test_a_gang_of_higher_priority_takes_the_place_of_another(
+    controller: ControllerProcess, team: Team, release: NativeRelease
+) -> None:
+    name = f"high-{team.name}"
+    priority_class = {"metadata": {"name": name}, "value": 1000}
+    team.api.create(f"/apis/{GROUP}/v1/priorityclasses", priority_class)
+    team.submit("usual", numNodes=SIZE)
+    team.reaches("usual", "Running")
+    team.submit("urgent", numNodes=2, scheduling={"priorityClassName": name})
+    team.reaches("urgent", "Running")
+    group = team.api.get(f"{release.path(team.name)}/urgent")
+    assert group["spec"]["priority"] == 1000
+    status = team.reaches("usual", "Queued", "Unschedulable")
+    assert (status.get("restarts", 0), status["disruptions"]) == (0, 1)
+    assert not placed(team, "usual"), "no pod of the next attempt"
+    end(team, "urgent")
+    team.reaches("usual", "Running")
+    end(team, "usual")
+
+
+@pod_groups
+def test_a_gang_is_placed_in_a_zone_with_room_for_all(
+    controller: ControllerProcess, team: Team
+) -> None:
+    zones = dict(zip(NODES, ("small", "large", "large", "large"), strict=True))
+    for node, zone in zones.items():
+        team.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {"zone": zone}}})
+    with_gang(team, "native", topology={"required": "zone"})
+    for number in range(4):
+        team.submit(f"near-{number}", numNodes=3)
+        team.reaches(f"near-{number}", "Running")
+        nodes = {pod["spec"]["nodeName"] for pod in pods(team, f"near-{number}")}
+        assert {zones[node] for node in nodes} == {"large"}
+        end(team, f"near-{number}")
 
 
 # Simulated KAI and coscheduling

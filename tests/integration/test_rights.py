@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from integration.controller_process import NO_ELECTION, Api, ControllerProcess, eventually
+from integration.native_gangs import GROUP, NATIVE
 from integration.played_schedulers import COSCHEDULING_GROUPS, CRDS, KAI_GROUPS, KAI_QUEUES
 from integration.rights import NAMESPACE, Audit, controller, denied, grant, used
 from integration.team import WORKSPACE, Team
@@ -26,9 +27,9 @@ from torchrun_cluster.binaries import wanted_kubernetes
 ACCOUNT = "torchrun-controller"
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 KAI_TOPOLOGIES = CRDS / "kai.scheduler_topologies.yaml"
-RELEASE = wanted_kubernetes()
+NATIVE_RELEASE = NATIVE.get(wanted_kubernetes())
 # Without streamed lists, as in servers before 1.34, both list and watch are used.
-GANG_GATE = ["GenericWorkload=true"] if RELEASE != "1.33" else []
+GANG_GATE = ["GenericWorkload=true"] if NATIVE_RELEASE else []
 GATES = "--feature-gates=" + ",".join(["WatchList=false", *GANG_GATE])
 # From 1.36 on it lets PodGroups go that no pod uses any more.
 MANAGER = [f"--feature-gates={gate}" for gate in GANG_GATE]
@@ -43,29 +44,20 @@ PLAYED: tuple[Gang, ...] = (
     ("volcano", "scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup", {}),
     ("coscheduling", "scheduling.x-k8s.io", "v1alpha1", "podgroups", "PodGroup", {"minMember": 1}),
 )
-# Kinds of Kubernetes, if the release has them.
-BASIC = {"name": "other", "policy": {"basic": {}}}
-NATIVE: dict[str, Gang] = {
-    "1.35": (
-        *("native", "scheduling.k8s.io", "v1alpha1", "workloads", "Workload"),
-        {"podGroups": [BASIC]},
-    ),
-    "1.36": (
-        *("native", "scheduling.k8s.io", "v1alpha2", "podgroups", "PodGroup"),
-        {"schedulingPolicy": {"basic": {}}},
-    ),
-}
-GANGS = (*PLAYED, *(gang for release, gang in NATIVE.items() if release == RELEASE))
+GANGS: list[Gang] = [*PLAYED]
+if NATIVE_RELEASE:
+    kind_names = (NATIVE_RELEASE.version, NATIVE_RELEASE.plural, NATIVE_RELEASE.kind)
+    GANGS.append(("native", GROUP, *kind_names, dict(NATIVE_RELEASE.basic)))
 
 # Permissions that this test cannot exercise.
 RARE = {
     # Used only if a KAI queue is created between the read and our write.
     ("get", "queues.scheduling.run.ai"),
     *(
-        (verb, f"{plural}.scheduling.k8s.io")
+        (verb, f"{other.plural}.{GROUP}")
         for verb in ("get", "list", "watch", "create", "patch", "delete")
-        for release, (*_, plural, _, _) in NATIVE.items()
-        if release != RELEASE
+        for other in NATIVE.values()
+        if NATIVE_RELEASE is None or other.plural != NATIVE_RELEASE.plural
     ),
 }
 
@@ -77,8 +69,7 @@ def audit(tmp_path_factory: pytest.TempPathFactory) -> Audit:
 
 @pytest.fixture(scope="module")
 def cluster(audit: Audit) -> Iterator[LocalCluster]:
-    native = [f"--runtime-config=scheduling.k8s.io/{g[2]}=true" for g in GANGS if g[0] == "native"]
-    flags = [*audit.flags, GATES, *native]
+    flags = [*audit.flags, GATES, *([NATIVE_RELEASE.serving] if NATIVE_RELEASE else [])]
     with LocalCluster(
         name=f"test-rights-{os.getpid()}",
         size=Size.CONTROL_PLANE,

@@ -1,8 +1,9 @@
 """Gang scheduling of kube-scheduler (kubernetes.io, "Gang Scheduling").
 
 The newest served version is used. Since 1.36 a PodGroup has its own policy and needs no Workload;
-1.35 has the policy in a Workload. Topology is pod affinity, because the topology of a PodGroup
-needs one more feature gate.
+1.35 has the policy in a Workload. The priority and the topology of a PodGroup need further feature
+gates in some releases, and the API server drops them without these gates. Pod affinity alone places
+pods in one topology domain, but it does not try another domain if the first one is too small.
 """
 
 from torchrun_api.core import SchedulingGroup
@@ -33,11 +34,8 @@ def build(gang: Gang) -> GangObjects:
         spec = {"podGroups": [{"name": _POD_GROUP, "policy": policy}]}
         pod = {"workloadRef": {"name": gang.name, "podGroup": _POD_GROUP}}
     else:
-        spec = {"schedulingPolicy": policy}
+        spec = {"schedulingPolicy": policy, **_priority(gang), **_topology(gang)}
         pod = {"schedulingGroup": {"podGroupName": gang.name}}
-    if kind.version == "v1beta1" and gang.priority_class_name:
-        # A group without a class has priority 0, even if its pods have one.
-        spec["priorityClassName"] = gang.priority_class_name
     group: JsonObject = {
         "apiVersion": kind.api_version,
         "kind": kind.kind,
@@ -50,13 +48,25 @@ def build(gang: Gang) -> GangObjects:
     )
 
 
+def _priority(gang: Gang) -> JsonObject:
+    """kube-scheduler refuses pods of another priority than their group has: by default 0."""
+    name = gang.priority_class_name
+    return {"priorityClassName": name} if name else {}
+
+
+def _topology(gang: Gang) -> JsonObject:
+    required = gang.topology.required if gang.topology else None
+    return {"schedulingConstraints": {"topology": [{"key": required}]}} if required else {}
+
+
 NATIVE = GangScheduler(
     api=GANG_SCHEDULERS["native"],
     build=build,
     kinds=NATIVE_GROUPS,
     install_hint=(
-        "Enable the feature gates GenericWorkload and GangScheduling in kube-apiserver and"
-        " kube-scheduler (Kubernetes 1.35 or newer) and start kube-apiserver with"
+        "Enable the feature gate GenericWorkload in kube-apiserver, kube-controller-manager and"
+        " kube-scheduler (Kubernetes 1.35 or newer), before 1.37 also GangScheduling in"
+        " kube-scheduler, and start kube-apiserver with"
         " --runtime-config=scheduling.k8s.io/<version>=true"
     ),
     # Kubernetes 1.36 has the first, 1.37 the second.

@@ -91,8 +91,10 @@ CASES = {
     "volcano-labels": world_of({"gang": "volcano", "scheduler": "mine", "topology": NEAR}),
     "coscheduling": world_of({"gang": "coscheduling", "topology": NEAR}),
     "native-1.35": world_of({"topology": NEAR, "priorityClassName": "high"}, V1ALPHA1),
-    "native-1.36": world_of({"priorityClassName": "high"}, V1ALPHA2),
-    "native-1.37": world_of({"gang": "native", "priorityClassName": "high"}, V1BETA1),
+    "native-1.36": world_of({"topology": NEAR, "priorityClassName": "high"}, V1ALPHA2),
+    "native-1.37": world_of(
+        {"gang": "native", "topology": {"preferred": RACK}, "priorityClassName": "high"}, V1BETA1
+    ),
     "native-1.37-plain": world_of({"scheduler": "default-scheduler"}, V1BETA1),
     "kueue": world_of({"gang": "kueue"}),
     "kueue-required": world_of({"gang": "kueue", "queueName": "research", "topology": NEAR}),
