@@ -74,7 +74,7 @@ PLUGIN_PLATFORM = """\
           os: {os}
           arch: {arch}
       uri: {url}/{archive}
-      sha256: {digest}
+      sha256: "{digest}"
       bin: kubectl-torchrun
 """
 
