@@ -59,7 +59,7 @@ thorough: $(VENV)/.ready ## Each property of the pure core with 1,000 examples
 # Before the tests: their timeouts are shorter than the first build.
 programs: ## Build the programs of a cluster once, in the cache
 	$(CLUSTER_CLI) binaries
-	$(CLUSTER_CLI) binaries helm kwok versitygw
+	$(CLUSTER_CLI) binaries actionlint helm kwok versitygw
 
 integration: $(VENV)/.ready programs ## A real API server, no pods
 	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile

@@ -69,7 +69,8 @@ def _build(options: argparse.Namespace) -> None:
         with step("krew manifest"):
             python.write_manifest(target, version, url)
         with step("image and SBOM"):
-            digest = image.write_image(exported, target, version, name, commit)
+            built = image.build(exported, version, name, commit)
+            digest = image.write(built, target, version, commit)
         with step(archives.SUMS):
             archives.write_sums(target)
         shutil.rmtree(output, ignore_errors=True)

@@ -13,21 +13,23 @@ from .source import Commit
 SBOM = "opt/torchrun/sbom.cdx.json"
 
 
-def write_image(source: Path, target: Path, version: str, name: str, commit: Commit) -> str:
-    """Write the archive and its SBOM. Returns the digest of the image's manifest.
+def build(source: Path, version: str, name: str, commit: Commit) -> Path:
+    """Build the image with buildah, on BASE_IMAGE if that is set; returns the cache's archive.
 
-    `source` is the exported commit, `name` the image without its tag. buildah builds the image,
-    on BASE_IMAGE if that is set.
+    `source` is the exported commit, `name` the image without its tag.
     """
-    tag = f"{name}:{version}"
-    built = images.build(
+    return images.build(
         source / "Dockerfile",
         source,
-        tag,
+        f"{name}:{version}",
         {"VERSION": version, "REVISION": commit.revision},
         _inputs(source),
         commit.epoch,
     )
+
+
+def write(built: Path, target: Path, version: str, commit: Commit) -> str:
+    """Write the archive and its SBOM. Returns the digest of the image's manifest."""
     archives.write_tar(target / f"{NAME}-{version}.oci.tar", archives.read_tar(built), commit.epoch)
     (target / f"{NAME}-{version}.cdx.json").write_bytes(oci.read_file(built, SBOM))
     return oci.images_in(built)[0].digest
