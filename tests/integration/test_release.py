@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,10 +41,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 
 @pytest.fixture
-def twice(exported: Exported, tmp_path: Path) -> Iterator[tuple[Exported, Exported]]:
+def twice(exported: Exported, tmp_path: Path) -> tuple[Exported, Exported]:
     """Two copies of the same commit in different folders."""
     (tmp_path / "elsewhere").mkdir()
-    yield exported, Exported(tmp_path / "elsewhere")
+    return exported, Exported(tmp_path / "elsewhere")
 
 
 def test_install_yaml_has_the_objects_of_the_manifests(exported: Exported, tmp_path: Path) -> None:
@@ -132,8 +131,12 @@ def test_krew_installs_the_plugin(exported: Exported, tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     program = tmp_path / "krew" / "bin" / "kubectl-torchrun"
-    isolated = {"PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))}
+    without_packages = f"{sys.base_prefix}/bin"
     shown = subprocess.run(
-        [program, "--version"], env=isolated, capture_output=True, text=True, check=False
+        [program, "--version"],
+        env={"PATH": without_packages},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert shown.stdout == f"kubectl torchrun, version {exported.version}\n", shown.stderr
