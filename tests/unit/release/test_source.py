@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from release_checkout import EPOCH, commit_all, copy_checkout, git
 from torchrun_release import source, versions
 from torchrun_release.errors import ReleaseError
-from release_checkout import EPOCH, commit_all, copy_checkout, git
 
 
 @pytest.fixture
