@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from pages import ROOT
@@ -41,12 +42,18 @@ def commit_all(root: Path) -> None:
     git(root, "commit", "--quiet", "--message=A release")
 
 
-def copy_checkout(target: Path, version: str = "") -> None:
+FEW = (*(path for path, _ in versions.PLACES), "CHANGELOG.md", ".gitignore", "api/torchrun_api")
+"""What the checks before a release read, and a folder."""
+
+
+def copy_checkout(target: Path, version: str = "", paths: Sequence[str] = ()) -> None:
     """Copy the files of this checkout, set the version, date its changelog, and commit all.
 
-    Files that are not committed yet are copied as well. "" is the version that the files have.
+    Files that are not committed yet are copied as well. "" is the version that the files have,
+    `paths` limits what is copied.
     """
-    listed = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    options = ("-z", "--cached", "--others", "--exclude-standard")
+    listed = git(ROOT, "ls-files", *options, "--", *paths)
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_symlink() or (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)

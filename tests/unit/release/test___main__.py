@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from release_checkout import copy_checkout
+from release_checkout import FEW, copy_checkout
 from torchrun_release import versions
 from torchrun_release.__main__ import main
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    copy_checkout(tmp_path / "checkout")
+    copy_checkout(tmp_path / "checkout", paths=FEW)
     return tmp_path / "checkout"
 
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from release_checkout import EPOCH, commit_all, copy_checkout, git
+from release_checkout import EPOCH, FEW, commit_all, copy_checkout, git
 from torchrun_release import source, versions
 from torchrun_release.errors import ReleaseError
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    copy_checkout(tmp_path / "checkout")
+    copy_checkout(tmp_path / "checkout", paths=FEW)
     return tmp_path / "checkout"
 
 
