@@ -5,6 +5,7 @@ The previous release is the newest tag, or, while there is no tag, the same code
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 
 from e2e.manifests import queue, zip_job
 from e2e.space import CONTROLLER
+from pages import blocks
 from release_checkout import ROOT, copy_checkout, git
 from torchrun_api.json import JsonObject
 from torchrun_api.names import JOB_LABEL, TRAINER_CONTAINER
@@ -151,6 +153,13 @@ def user(cluster: LocalCluster, release: Release, folder: Path) -> User:
     return User(cluster, folder / "bin")
 
 
+def uninstallation() -> list[str]:
+    """The commands of docs/install.md for those who have no checkout."""
+    page = ROOT / "docs" / "install.md"
+    (script,) = (block.text for block in blocks(page) if "test_release.py uninst" in block.argument)
+    return script.splitlines()
+
+
 @pytest.fixture
 def cluster(previous: Release, new: Release) -> Iterator[LocalCluster]:
     """An empty cluster, whose node has the images of both releases, as if pulled."""
@@ -205,6 +214,12 @@ def test_a_release_installs_and_upgrades_while_a_job_runs(
         *("--namespace", "torchrun-system", "--wait", "--timeout=300s"),
     )
     after.submit(project, zip_job("by-helm", "plain", "python3 train.py"), "--wait=Succeeded")
+
+    for line in uninstallation():
+        after.run(*shlex.split(line))
+    left = after.run("kubectl", "get", "namespaces,clusterroles,clusterrolebindings", "-o", "name")
+    assert [name for name in left.split() if "/torchrun-" in name] == []
+    after.wait("by-helm", "Succeeded")  # objects of users stay
 
 
 def test_the_files_are_complete(new: Release) -> None:
