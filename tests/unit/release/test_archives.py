@@ -29,6 +29,7 @@ def test_two_archives_are_the_same(tmp_path: Path, name: str) -> None:
 
 def test_entries_are_sorted_and_have_one_time_and_owner(tmp_path: Path) -> None:
     archives.write_tar(tmp_path / "x.tgz", FILES, EPOCH)
+    assert int.from_bytes((tmp_path / "x.tgz").read_bytes()[4:8], "little") == EPOCH
     with tarfile.open(tmp_path / "x.tgz", "r:gz") as tar:
         entries = [(e.name, e.mode, e.mtime, e.uid, e.gid, e.uname) for e in tar]
     assert entries == [("a", 0o644, EPOCH, 0, 0, ""), ("b/run", 0o755, EPOCH, 0, 0, "")]
