@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import tarfile
 import zipfile
@@ -11,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from torchrun_cluster.artefacts import sha256_of
 
 SUMS = "SHA256SUMS"
 COMPRESSION = 9
@@ -56,12 +57,6 @@ def read_wheels(wheels: Iterable[Path]) -> dict[str, File]:
                 if not name.endswith(("/", ".dist-info/RECORD")):
                     files.setdefault(name, File(archive.read(name)))
     return files
-
-
-def sha256_of(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_sums(folder: Path) -> None:

@@ -7,6 +7,8 @@ import venv
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchrun_cluster.artefacts import sha256_of
+
 from . import archives
 from .archives import File
 from .kubernetes import run
@@ -139,8 +141,7 @@ def krew_manifest(version: str, url: str, digests: dict[Platform, str]) -> str:
 def write_manifest(target: Path, version: str, url: str) -> None:
     """Write krew.yaml for the archives in the folder."""
     digests = {
-        platform: archives.sha256_of(target / archive_name(version, platform))
-        for platform in PLATFORMS
+        platform: sha256_of(target / archive_name(version, platform)) for platform in PLATFORMS
     }
     text = krew_manifest(version, url, digests)
     (target / MANIFEST).write_text(text, encoding="utf-8")

@@ -24,6 +24,7 @@ from release_checkout import ROOT, copy_checkout, git
 from torchrun_api.json import JsonObject
 from torchrun_api.names import JOB_LABEL, TRAINER_CONTAINER
 from torchrun_cluster import ClusterError, LocalCluster, binaries
+from torchrun_cluster.artefacts import sha256_of
 from torchrun_cluster.engine import Engine, choose, look_at_machine
 from torchrun_release import archives, image, kubernetes, source, versions
 
@@ -250,4 +251,4 @@ def test_two_builds_of_the_image_are_the_same(new: Release, tmp_path: Path) -> N
     (tmp_path / "dist").mkdir()
     image.write(again, tmp_path / "dist", new.version, commit)
     for path in (tmp_path / "dist").iterdir():
-        assert archives.sha256_of(path) == archives.sha256_of(new.dist / path.name), path.name
+        assert sha256_of(path) == sha256_of(new.dist / path.name), path.name
