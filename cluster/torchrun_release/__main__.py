@@ -68,8 +68,8 @@ def _build(options: argparse.Namespace) -> None:
                 builder.write_plugin(target, version, platform)
         with step("krew manifest"):
             python.write_manifest(target, version, url)
-        with step("image and SBOM"):
-            built = image.build(exported, version, name, commit)
+        built = image.build(exported, version, name, commit)
+        with step("image archive and SBOM"):
             digest = image.write(built, target, version, commit)
         with step(archives.SUMS):
             archives.write_sums(target)
