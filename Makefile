@@ -59,7 +59,7 @@ thorough: $(VENV)/.ready ## Each property of the pure core with 1,000 examples
 # Before the tests: their timeouts are shorter than the first build.
 programs: ## Build the programs of a cluster once, in the cache
 	$(CLUSTER_CLI) binaries
-	$(CLUSTER_CLI) binaries helm kwok versitygw
+	$(CLUSTER_CLI) binaries actionlint helm kwok versitygw
 
 integration: $(VENV)/.ready programs ## A real API server, no pods
 	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile
@@ -124,6 +124,21 @@ image: ## The controller's image by Docker or buildah, as an archive (IMAGE=...,
 
 sbom: ## The image's Python packages as CycloneDX, from the image itself, in sbom.cdx.json
 	$(CLUSTER_CLI) image cat $$($(IMAGE_BUILD)) /opt/torchrun/sbom.cdx.json > sbom.cdx.json
+
+##@ Releases
+
+# The registry of the image, and the URL with a folder for each release: docs/releasing.md.
+REGISTRY ?= registry.example.com
+DOWNLOADS ?= https://releases.example.com/torchrun-controller
+RELEASE_CLI := PYTHONPATH=cluster $(PYTHON) -m torchrun_release
+NEEDS_VERSION = $(if $(VERSION),,$(error set VERSION, for example: make $@ VERSION=0.2.0))
+
+version: ## VERSION=...: set the version in all files
+	@$(NEEDS_VERSION)$(RELEASE_CLI) version $(VERSION)
+
+release: ## VERSION=...: every file of a release, in dist/, from the current commit (REGISTRY=..., DOWNLOADS=..., BASE=...)
+	@$(NEEDS_VERSION)$(CHECK_PYTHON)
+	@$(if $(BASE),BASE_IMAGE=$(BASE)) $(RELEASE_CLI) build $(VERSION) --registry $(REGISTRY) --downloads $(DOWNLOADS)
 
 ##@ Working on it
 
@@ -270,7 +285,7 @@ $(BIN)/.controller: $(VENV)/.ready
 	$(VENV)/controller/bin/pip install --quiet --editable .
 	touch $@
 
-.PHONY: demo test lint types walls docs unit test-of thorough programs integration ha e2e e2e-all e2e-kind recipes restart-times image sbom matrix monitoring venv \
+.PHONY: demo test lint types walls docs unit test-of thorough programs integration ha e2e e2e-all e2e-kind recipes restart-times image sbom version release matrix monitoring venv \
 	format generate pictures run debug record replay hooks faults faults-pairs faults-time-travel faults-page faults-proxied mutants mutants-page mutants-random \
 	hostile soak bench bench-page flames \
 	cluster-up cluster-status cluster-down clean help

@@ -20,6 +20,7 @@ MIRRORS = {
     Path("plugin/kubectl_torchrun"): UNIT / "plugin",
     Path("sdk/torchrun_sdk"): UNIT / "sdk",
     Path("cluster/torchrun_cluster"): UNIT / "cluster",
+    Path("cluster/torchrun_release"): UNIT / "release",
     Path("bench/torchrun_bench"): UNIT / "bench",
     Path("docs"): UNIT / "docs",
     Path("examples"): UNIT / "examples",

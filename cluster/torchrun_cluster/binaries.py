@@ -128,6 +128,18 @@ MODULES = (
         {"jobset": "sigs.k8s.io/jobset"},
         "-X sigs.k8s.io/jobset/pkg/version.GitVersion={version}",
     ),
+    Module(
+        "krew",
+        "sigs.k8s.io/krew",
+        {"krew": "sigs.k8s.io/krew/cmd/krew"},
+        "-X sigs.k8s.io/krew/internal/version.gitTag={version}",
+    ),
+    Module(
+        "actionlint",
+        "github.com/rhysd/actionlint",
+        {"actionlint": "github.com/rhysd/actionlint/cmd/actionlint"},
+        "-X github.com/rhysd/actionlint.version={version}",
+    ),
     Module("pause", "", {"pause": "."}),
 )
 

@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -38,20 +38,24 @@ DOCUMENTATION = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 CERTIFICATES = Path("/etc/ssl/certs")
 BUNDLE = CERTIFICATES / "ca-certificates.crt"
 DOCKERFILE = "Dockerfile.build"
+FAST = "zstd"
+"""Half the time of gzip, and less to unpack."""
+PORTABLE = "gzip"
+"""What every registry and engine reads."""
 MAX_ARCHIVES = 3
 """Archives that are kept of one tag; older ones are deleted."""
 PIP_SETTINGS = ("INDEX_URL", "EXTRA_INDEX_URL", "TRUSTED_HOST", "PROXY", "DEFAULT_TIMEOUT")
 """The caller's PIP_* that hold inside a build as well; others may name files of the host."""
 
 
-def base() -> Path:
+def base(docker: bool | None = None) -> Path:
     """Archive of the base image, a system with Python, pip and certificates.
 
     It is the official Python image where Docker answers and BASE_IMAGE does not ask for the other
-    one, which is made of Debian packages.
+    one, which is made of Debian packages. `docker` is who makes it; None: Docker if it answers.
     """
     dockerfile = SOURCE / "images" / "base" / "Dockerfile"
-    docker = docker_answers()
+    docker = docker_answers() if docker is None else docker
     if docker and _with_tag(os.environ.get(BASE_SETTING, "")) != BASE:
         return build(dockerfile.with_name("Dockerfile.docker"), dockerfile.parent, BASE)
     parts = [" ".join((SUITE, *BASE_PACKAGES, *DOCUMENTATION, FORGET_HOST)).encode()]
@@ -86,7 +90,7 @@ def torch() -> Path:
     return build(folder / "Dockerfile", folder, TORCH)
 
 
-LOCAL_BASES = {BASE: base, TORCH: torch}
+LOCAL_BASES: Mapping[str, Callable[[bool], Path]] = {BASE: base, TORCH: lambda _: torch()}
 """Images that are built when a Dockerfile asks for them as its BASE."""
 
 
@@ -96,16 +100,20 @@ def build(
     tag: str,
     build_args: Mapping[str, str] | None = None,
     inputs: Sequence[str] = (),
+    timestamp: int | None = None,
 ) -> Path:
     """Build an image and return its archive; the cached one when nothing has changed.
 
     `tag` is a full reference such as localhost/torchrun-controller:dev. `inputs` are files or
     folders of `context`, relative to it; without them, all files that git does not ignore. The
     build sees those and nothing else, so that they and the arguments are the whole key.
+
+    `timestamp`, in seconds since 1970, becomes the time of the image and of all files in its own
+    layers. buildah builds such an image, because Docker's classic builder cannot.
     """
     files = _input_files(context, inputs)
     arguments = dict(build_args or {})
-    docker = docker_answers()
+    docker = timestamp is None and docker_answers()
     parts = [dockerfile.read_bytes(), tag.encode(), b"docker" if docker else b"buildah"]
     for name in files:
         mode = b"x" if os.access(context / name, os.X_OK) else b"-"
@@ -114,6 +122,11 @@ def build(
     if parent:
         parts.append(artefacts.recorded_sha256(parent).encode())
     parts += [f"{name}={value}".encode() for name, value in sorted(arguments.items())]
+    # An image that is not made here is fetched if buildah does not have it.
+    options = ["--pull=never" if parent else "--pull=false"]
+    if timestamp is not None:
+        options.append(f"--timestamp={timestamp}")
+        parts.append(options[-1].encode())
     archive = _place(tag, digest(parts))
     with artefacts.locked(archive.parent):
         if artefacts.is_whole(archive):
@@ -131,7 +144,8 @@ def build(
                 packages.ensure(packages.IMAGES)
                 if parent:
                     _into_store(arguments["BASE"], parent)
-                _buildah_build(clean, tag, arguments, archive)
+                compression = FAST if timestamp is None else PORTABLE
+                _buildah_build(clean, tag, arguments, archive, options, compression)
     return archive
 
 
@@ -187,7 +201,7 @@ def _local_base(dockerfile: Path, arguments: dict[str, str], *, docker: bool) ->
     if not name:
         return None
     name = arguments["BASE"] = _with_tag(name)
-    return LOCAL_BASES[name]() if name in LOCAL_BASES else None
+    return LOCAL_BASES[name](docker) if name in LOCAL_BASES else None
 
 
 def _with_tag(name: str) -> str:
@@ -293,9 +307,16 @@ def _into_store(name: str, archive: Path) -> None:
             _run([*_buildah(), "pull", "--quiet", f"oci-archive:{archive}:{name}"])
 
 
-def _buildah_build(context: Path, tag: str, arguments: Mapping[str, str], archive: Path) -> None:
+def _buildah_build(
+    context: Path,
+    tag: str,
+    arguments: Mapping[str, str],
+    archive: Path,
+    options: Sequence[str] = ("--pull=never",),
+    compression: str = FAST,
+) -> None:
     values = [f"--build-arg={name}={value}" for name, value in arguments.items()]
-    command = [*_buildah(), "bud", "--isolation", "chroot", "--pull-never", "--layers=false"]
+    command = [*_buildah(), "bud", "--isolation", "chroot", "--layers=false", *options]
     with artefacts.locked(cache_home() / "buildah"), tempfile.NamedTemporaryFile("w") as pip_conf:
         # What a build that was killed has left.
         _run([*_buildah(), "rm", "--all"])
@@ -306,8 +327,7 @@ def _buildah_build(context: Path, tag: str, arguments: Mapping[str, str], archiv
             _run([*_buildah(), "rmi", "--prune"])
         temporary = context.with_name("image.tar")
         with step(f"packing {tag}"):
-            # Half the time of gzip, and less to unpack.
-            push = [*_buildah(), "push", "--quiet", "--compression-format=zstd"]
+            push = [*_buildah(), "push", "--quiet", f"--compression-format={compression}"]
             _run([*push, tag, f"oci-archive:{temporary}:{tag}"])
             artefacts.adopt(temporary, archive)
 

@@ -86,6 +86,24 @@ def layers(archive: Path) -> list[Layer]:
     ]
 
 
+def read_file(archive: Path, path: str) -> bytes:
+    """A file of the first image, such as opt/app/main.py; its layers are plain or gzip.
+
+    Raises ClusterError if no layer has it.
+    """
+    digest: str = _read(archive, "index.json")["manifests"][0]["digest"]
+    manifest = _read(archive, f"blobs/{digest.replace(':', '/')}")
+    with tarfile.open(archive, "r:") as tar:
+        for layer in reversed(manifest["layers"]):
+            blob = tar.extractfile(f"blobs/{layer['digest'].replace(':', '/')}")
+            assert blob
+            with tarfile.open(fileobj=blob, mode="r:*") as files:
+                found = files.extractfile(path) if path in files.getnames() else None
+                if found:
+                    return found.read()
+    raise ClusterError(f"{archive} has no file {path}")
+
+
 def _docker_entries(archive: Path) -> list[dict[str, Any]] | None:
     """The manifest.json of an archive in Docker's older layout; None for one with OCI's."""
     names = _sizes(archive)

@@ -31,6 +31,12 @@ def test_layers_of_the_base_do_not_count(archive: Path) -> None:
     assert images.own_size(archive, archive) == 0
 
 
+def test_a_file_is_read_from_the_layers(archive: Path) -> None:
+    assert oci.read_file(archive, "program") == b"x" * 50_000
+    with pytest.raises(ClusterError, match="has no file etc/program"):
+        oci.read_file(archive, "etc/program")
+
+
 def test_a_file_that_is_no_archive_is_reported(tmp_path: Path) -> None:
     (tmp_path / "image.tar").write_text("no tar")
     with pytest.raises(ClusterError, match="is not an image archive"):

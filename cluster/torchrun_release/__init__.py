@@ -1,0 +1,1 @@
+"""Releases: `make version` and `make release`. Standard library and torchrun_cluster only."""
