@@ -12,8 +12,9 @@ Guarantees:
   higher priority moves a waiting key to the end of the higher line; an add with a lower priority
   does not move it. Priorities are strict: keys with `INITIAL` (-100, for initial lists and relists)
   wait for all others, so that an edit during a restart does not wait for 10,000 unchanged objects.
-- **Delay.** `add_after` keeps the earliest deadline of a key; when it passes, the key is added. An
-  `add` does not cancel it: a deadline may cause a needless reconcile, but it is never missed.
+- **Delay.** `add_after` keeps the earliest deadline of a key; when it passes, the key is added. A
+  success (`forget` between `get` and `done`) drops the deadline from before the `get`, because the
+  reconcile has decided again. Otherwise `done` restores it: a deadline is never missed.
 - **Rate limit**, for failures only. `add_rate_limited` waits 5 ms x 2^n, at most 1000 s, where n is
   the number of the key's failures since `forget`, and until the overall bucket (10/s, burst 100)
   has a token. A Retry-After of the server replaces the bucket. A success calls `forget`.
@@ -109,6 +110,13 @@ class DelayHeap(Generic[K]):
         _, _, key = heapq.heappop(self._heap)
         return key, self._entries.pop(key)[1]
 
+    def remove(self, key: K) -> tuple[float, int] | None:
+        """Remove and return the deadline of the key and its priority; None without one."""
+        entry = self._entries.pop(key, None)
+        if len(self._heap) > 2 * len(self._entries) + 64:
+            self._sweep()
+        return entry
+
     def retain(self, keep: Callable[[K], bool]) -> None:
         """Drop the deadlines of keys for which `keep` is false."""
         self._entries = {key: entry for key, entry in self._entries.items() if keep(key)}
@@ -146,6 +154,8 @@ class WorkQueue(Generic[K]):
         # Keys between `get` and `done`, with the time of `get`.
         self._processing: dict[K, float] = {}
         self._delayed: DelayHeap[K] = DelayHeap()
+        # The deadlines, with priorities, that keys in process had before `get`.
+        self._suspended: dict[K, tuple[float, int]] = {}
         self._stopping = False
 
     def add(self, key: K, priority: int = 0) -> None:
@@ -170,11 +180,7 @@ class WorkQueue(Generic[K]):
         if seconds <= 0:
             self.add(key, priority)
             return
-        before = self._delayed.first()
-        deadline = self._clock() + seconds
-        self._delayed.put(key, deadline, priority)
-        if before is None or deadline < before:
-            self._reset_timer()
+        self._put_deadline(key, self._clock() + seconds, priority)
 
     def add_rate_limited(self, key: K, priority: int = 0, *, at_least: float | None = None) -> None:
         """Add the key again after a failure, as the rate limit allows.
@@ -200,6 +206,9 @@ class WorkQueue(Generic[K]):
         _, added = self._dirty.pop(key)
         now = self._clock()
         self._processing[key] = now
+        deadline = self._delayed.remove(key)
+        if deadline is not None:
+            self._suspended[key] = deadline
         if self._observer is not None:
             self._observer.dequeued(now - added)
         return key
@@ -207,6 +216,9 @@ class WorkQueue(Generic[K]):
     def done(self, key: K) -> None:
         """End the processing of a key from `get`. Raises KeyError if it is not in process."""
         start = self._processing.pop(key)
+        deadline = self._suspended.pop(key, None)
+        if deadline is not None:
+            self._put_deadline(key, *deadline)
         if self._observer is not None:
             self._observer.finished(self._clock() - start)
         entry = self._dirty.get(key)
@@ -225,8 +237,12 @@ class WorkQueue(Generic[K]):
         self._delayed.retain(keep)
 
     def forget(self, key: K) -> None:
-        """Drop the key's failures, after a success or when its object is gone."""
+        """Drop the key's failures, after a success or when its object is gone.
+
+        Also drop its deadline from before `get`.
+        """
         self._limiter.forget(key)
+        self._suspended.pop(key, None)
 
     def failures(self, key: K) -> int:
         """Return the number of failures of the key since the last `forget`."""
@@ -240,6 +256,7 @@ class WorkQueue(Generic[K]):
         """Ignore further adds and drop deadlines; waiting keys can still be taken."""
         self._stopping = True
         self._delayed.clear()
+        self._suspended.clear()
 
     @property
     def shutting_down(self) -> bool:
@@ -260,6 +277,12 @@ class WorkQueue(Generic[K]):
         now = self._clock()
         ages = [now - start for start in self._processing.values()]
         return sum(ages), max(ages, default=0.0)
+
+    def _put_deadline(self, key: K, deadline: float, priority: int) -> None:
+        before = self._delayed.first()
+        self._delayed.put(key, deadline, priority)
+        if before is None or deadline < before:
+            self._reset_timer()
 
     def _next_deadline(self) -> float | None:
         deadline = self._delayed.first()

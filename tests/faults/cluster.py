@@ -15,6 +15,7 @@ from torchrun_controller.client import ApiError
 
 PODS: Resource = ("v1", "pods")
 CLAIMS: Resource = ("v1", "persistentvolumeclaims")
+SERVICES: Resource = ("v1", "services")
 JOBS: Resource = ("batch/v1", "jobs")
 NODES: Resource = ("v1", "nodes")
 TORCHRUN_JOBS: Resource = ("torchrun.ai/v1alpha1", "torchrunjobs")

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from bodies import Body
 from faults.api_server import ApiServer
-from faults.cluster import CLAIMS, NODES, PODS, Actor, index_of, is_over, is_worker
+from faults.cluster import CLAIMS, NODES, PODS, SERVICES, Actor, index_of, is_over, is_worker
 from faults.store import Change
 from gates import gang_of, may_train
 from torchrun_api import names
@@ -110,6 +110,8 @@ class Nodes(Actor):
     def changed(self, change: Change) -> None:
         if change.resource == NODES:
             self._retry()
+        elif change.resource == SERVICES:
+            self._resolve()
         if change.resource != PODS:
             return
         if change.verb == "DELETED":
@@ -128,6 +130,12 @@ class Nodes(Actor):
                 self._work(pod)
         else:
             self._retry()
+
+    def _resolve(self) -> None:
+        """Start the ranks that waited for the Service of their gang."""
+        for pod in list(self.store.bodies(PODS)):
+            if is_worker(pod) and pod["status"]["phase"] == "Running":
+                self._work(pod)
 
     def _removed(self, pod: Body) -> None:
         uid = pod["metadata"]["uid"]
@@ -198,18 +206,29 @@ class Nodes(Actor):
         return silent
 
     def _work(self, pod: Body) -> None:
-        """Start the work: workers once their leader may start, other pods at once.
+        """Start the work: workers once their leader may start and is found, other pods at once.
 
         Real launchers also wait for each other. Without a gang scheduler, gangs that each have some
         of the nodes would wait for ever, as torchrun does.
         """
         meta = pod["metadata"]
-        if meta["uid"] in self._working or (is_worker(pod) and not may_train(pod, self._gang(pod))):
+        if meta["uid"] in self._working:
+            return
+        if is_worker(pod) and not (may_train(pod, self._gang(pod)) and self.finds_leader(pod)):
             return
         self._working.add(meta["uid"])
         end = self._script(pod)
         if end is not None:
             self._loop.call_later(end.seconds, self.end, meta["uid"], end)
+
+    def finds_leader(self, pod: Body) -> bool:
+        """Whether a Service resolves the pods of its gang; a gang of one pod needs none."""
+        name = pod["spec"].get("subdomain")
+        if not name:
+            return True
+        service = self.store.get(SERVICES, (pod["metadata"]["namespace"], name))
+        labels = pod["metadata"]["labels"].items()
+        return service is not None and service.body["spec"]["selector"].items() <= labels
 
     def _gang(self, pod: Body) -> list[Body]:
         """The pods of its gang; a pod that is no worker is alone."""

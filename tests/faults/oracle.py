@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from bodies import Body
-from faults.cluster import JOBS, PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES, owners
+from faults.cluster import JOBS, PODS, SERVICES, TORCHRUN_JOBS, TORCHRUN_QUEUES, owners
 from faults.ledger import Ledger
 from faults.store import Change, Resource, Store
 from gates import has_start, may_train
@@ -65,6 +65,7 @@ class Oracle:
             self._gang(change)
         elif change.resource == TORCHRUN_JOBS and change.old is not None:
             self._absorbs(change.old, change.body)
+            self._finds_peers(change.old, change.body)
 
     def _written(self, change: Change) -> None:
         """Check that only the lease holder writes, and no objects of others."""
@@ -148,6 +149,16 @@ class Oracle:
         after = new.get("status", {}).get("phase")
         if before in TERMINAL and before != after:
             self._report(f"{new['metadata']['name']} leaves {before} for {after}")
+
+    def _finds_peers(self, old: Body, new: Body) -> None:
+        """Check that a gang of several nodes has its Service before it counts as running."""
+        phases = [body.get("status", {}).get("phase") for body in (old, new)]
+        if phases[0] == "Running" or phases[1] != "Running" or new["status"]["numNodes"] == 1:
+            return
+        meta = new["metadata"]
+        service = self._store.get(SERVICES, (meta["namespace"], meta["name"]))
+        if service is None or meta["uid"] not in owners(service.body):
+            self._report(f"{meta['name']} is Running without its Service")
 
     def _report(self, what: str) -> None:
         self.wrong.append(what)

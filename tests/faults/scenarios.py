@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from bodies import Body
 from faults import scenarios_nodes, scenarios_queues, scenarios_workspace
-from faults.cluster import PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES
+from faults.cluster import PODS, SERVICES, TORCHRUN_JOBS, TORCHRUN_QUEUES
 from faults.scripts import first_gang_fails, first_gang_fails_late, first_gang_stays, serves, well
 from faults.simulation import NAMESPACE, Scenario, Simulation
 from torchrun_api import names
@@ -21,6 +21,25 @@ async def success(world: Simulation) -> None:
     world.make_queue()
     world.submit()
     await world.reaches("Succeeded")
+
+
+async def service_taken(world: Simulation) -> None:
+    """The name of the Service is taken, so the pods of the new gang wait until it is free."""
+    world.make_queue()
+    meta = {"name": "train", "namespace": NAMESPACE}
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": meta}
+    world.hands.create(SERVICES, {**service, "spec": {"selector": {"app": "web"}}})
+    world.submit()
+    await world.until("its pods run", lambda: _running(world) == 2)
+    await world.reaches("Pending", reason="NameConflict")
+    world.delete("train", SERVICES)
+    await world.reaches("Succeeded")
+
+
+def _running(world: Simulation) -> int:
+    """The number of pods that run."""
+    pods = world.store.bodies(PODS, NAMESPACE)
+    return sum(pod.get("status", {}).get("phase") == "Running" for pod in pods)
 
 
 async def restart(world: Simulation) -> None:
@@ -146,6 +165,7 @@ SCENARIOS = {
         *scenarios_queues.SCENARIOS,
         *scenarios_workspace.SCENARIOS,
         Scenario("success", success, well),
+        Scenario("service taken", service_taken, well),
         Scenario("restart", restart, first_gang_fails),
         Scenario("large", large, first_gang_fails),
         Scenario("restart in place", restart_in_place, first_gang_fails_late, varies=("attempts",)),

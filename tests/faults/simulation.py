@@ -244,15 +244,20 @@ class Simulation:
         self.launchers.restart_in_place(workers, node)
 
     def _workers(self, name: str) -> list[Body]:
-        """The pods of its gang, if all run and have their start annotation."""
+        """The pods of its gang, if all run, have their start annotation, and find each other."""
         labels = {names.JOB_LABEL: name, names.COMPONENT_LABEL: names.WORKER}
         pods = [
             pod
             for pod in self.store.bodies(PODS, NAMESPACE)
             if labels.items() <= pod["metadata"].get("labels", {}).items()
         ]
-        started = all(pod["status"]["phase"] == "Running" and may_train(pod, pods) for pod in pods)
-        return pods if started else []
+        started = (
+            pod["status"]["phase"] == "Running"
+            and may_train(pod, pods)
+            and self.nodes.finds_leader(pod)
+            for pod in pods
+        )
+        return pods if all(started) else []
 
     async def until(self, what: str, holds: Callable[[], bool]) -> None:
         """Wait until a condition holds. Raises Stuck."""

@@ -13,7 +13,8 @@ from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.controllers import live_reads
 from torchrun_controller.reconcile.admission.quota import QueueQuota
 from torchrun_controller.reconcile.gang.restarts import Counts
-from torchrun_controller.reconcile.job import dependencies
+from torchrun_controller.reconcile.job import dependencies, steps
+from torchrun_controller.reconcile.job.running import service_refused
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.workspace import preparation
 from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace
@@ -67,6 +68,11 @@ def a_wait_names_no_way_out(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(dependencies, "Reason", first_sentence)
 
 
+def gangs_run_without_their_service(plant: pytest.MonkeyPatch) -> None:
+    others = (step for step in steps.STEPS if step.decide is not service_refused)
+    plant.setattr(steps, "STEPS", tuple(others))
+
+
 PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
     (owner_check_is_dropped, "success", "dropped"),
     (requeue_is_forgotten, "success", "500"),
@@ -76,9 +82,13 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
     (quotas_are_ignored, "gangs", "dropped"),
     (a_wait_names_no_way_out, "waiting", "dropped"),
     (failures_are_not_counted, "restart", "dropped"),
+    (gangs_run_without_their_service, "service taken", "dropped"),
 ]
-# Part of the report, where a changed message alone would be reported as well.
-REPORTED = {a_wait_names_no_way_out: "waits without a way out"}
+# Part of the report, where another difference alone would be reported as well.
+REPORTED = {
+    a_wait_names_no_way_out: "waits without a way out",
+    gangs_run_without_their_service: "is Running without its Service",
+}
 
 
 @pytest.mark.timeout(600)

@@ -119,10 +119,14 @@ def test_an_object_of_another_owner_with_our_name_is_reported_and_left_alone(
     team.submit("run")
     status = team.reaches("run", "Pending", "NameConflict")
     assert "Service 'run' already exists" in status["message"]
-    assert team.children("jobs", "run") == []
+    for pod in team.workers("run"):  # they wait until their Service resolves them
+        team.pod_becomes(pod, "Running")
+    eventually("both run", lambda: team.status("run").get("workers", {}).get("running") == 2)
+    team.reaches("run", "Pending", "NameConflict")
     assert team.api.get(f"{team.core}/services/run") == before
     team.api.delete(f"{team.core}/services/run")
-    team.reaches("run", "Queued")
+    team.reaches("run", "Running")
+    assert team.children("jobs", "run") == ["run"]
 
 
 def test_a_name_can_be_used_again_at_once(controller: ControllerProcess, team: Team) -> None:

@@ -2,6 +2,8 @@
 
 import gc
 import signal
+import ssl
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -66,3 +68,21 @@ def test_the_version_needs_no_settings(
     monkeypatch.setattr(app, "main", lambda *_: pytest.fail("the controller must not start"))
     run(monkeypatch, "--version")
     assert capsys.readouterr().out.startswith("torchrun-controller ")
+
+
+def test_the_import_of_the_controller_loads_no_cas_of_the_system() -> None:
+    """It takes a tenth of the start. Later contexts have them."""
+    script = (
+        "import sys\n"
+        "from torchrun_controller.__main__ import main\n"
+        "sys.argv = ['torchrun-controller', '--version']\n"
+        "main()\n"
+        "import ssl, aiohttp.connector as connector\n"
+        "contexts = connector._SSL_CONTEXT_VERIFIED, connector._SSL_CONTEXT_UNVERIFIED\n"
+        "print(*(len(context.get_ca_certs()) for context in contexts))\n"
+        "print(len(ssl.create_default_context().get_ca_certs()))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    *_, imported, later = result.stdout.decode().splitlines()
+    assert imported == "0 0"
+    assert later == str(len(ssl.create_default_context().get_ca_certs()))

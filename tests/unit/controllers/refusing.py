@@ -1,5 +1,6 @@
 """A job under the real JobReconciler and reconcile, with an API server that refuses some writes."""
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +10,13 @@ from torchrun_api.kinds import JOBS, TORCHRUN_JOBS, Kind, UserObject
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.client import ApiError
-from torchrun_controller.client.apply import LiveObject, RejectedError, Status, WriteResult
+from torchrun_controller.client.apply import (
+    LiveObject,
+    RejectedError,
+    Status,
+    UnavailableError,
+    WriteResult,
+)
 from torchrun_controller.controllers.controller import Outcome
 from torchrun_controller.controllers.job import JobReconciler
 from torchrun_controller.controllers.writes import Writes
@@ -30,6 +37,8 @@ class Cluster:
         self.world = world
         self.refuses: set[tuple[str, str]] = set()
         self.forbids_deletes: set[tuple[str, str]] = set()
+        self.fails: set[tuple[str, str]] = set()  # applies for which it is not available
+        self.loses_status = False
         self.requests: list[tuple[str, str]] = []  # every apply and delete that was sent
         self.events: list[Event] = []
         metrics = Metrics(CollectorRegistry())
@@ -64,6 +73,9 @@ class Cluster:
         if (intent.kind.kind, intent.name) in self.refuses:
             rejection = Rejection(intent.kind.resource, intent.name, QUOTA)
             raise RejectedError(rejection, permanent=False)
+        if (intent.kind.kind, intent.name) in self.fails:
+            raise UnavailableError("the server is down")
+        await asyncio.sleep(0)
         self.world.write(intent)
         return WriteResult(intent.kind, intent.name, "u", "", created=not intent.uid)
 
@@ -86,7 +98,8 @@ class Cluster:
         self, owner: UserObject, status: Status, manager: str = ""
     ) -> WriteResult | None:
         assert isinstance(status, TorchrunJobStatus)
-        self.world.write_status(status)
+        if not self.loses_status:
+            self.world.write_status(status)
         return WriteResult(TORCHRUN_JOBS, owner.metadata.name, "u", "")
 
     def record(self, about: UserObject, event: Event) -> None:

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import pytest
+
 from torchrun_api.kinds import JOBS, PODS, SERVICES
-from torchrun_controller.client.apply import NameConflictError, WriteResult
+from torchrun_controller.client.apply import NameConflictError, UnavailableError, WriteResult
 from torchrun_controller.controllers.controller import FORBIDDEN_RETRY, RequeueAfter
 from torchrun_controller.controllers.job import MAX_ROUNDS
 from torchrun_controller.controllers.writes import STATUS_INTERVAL
@@ -153,12 +155,98 @@ async def test_a_forbidden_job_delete_is_shown_while_the_suspension_waits() -> N
 
 
 async def test_a_gang_is_never_created_without_its_objects() -> None:
-    world = World(make_job(numNodes=2), make_queue())
+    world = World(make_job(numNodes=2), make_queue(networking={"isolate": True}))
+    cluster = Cluster(world)
+    cluster.refuses = {("NetworkPolicy", "train")}
+    await cluster.attempts(minutes=5)
+    assert {kind for kind, _ in cluster.requests} == {"NetworkPolicy"}
+    assert (world.phase, world.gangs) == ("Pending", [])
+
+
+def starting_cluster() -> Cluster:
+    """A new job of two nodes, whose Service is refused while its Job is created."""
+    cluster = Cluster(World(make_job(numNodes=2), make_queue()))
+    cluster.refuses = {SERVICE}
+    return cluster
+
+
+async def test_a_first_gang_waits_for_its_service() -> None:
+    cluster = starting_cluster()
+    world = cluster.world
+    for _ in range(3):
+        await cluster.attempt()
+        status = world.job.status
+        assert (status.phase, status.reason) == ("Pending", "Rejected")
+        assert "services train: exceeded quota: few" in status.message
+        world.all_workers("Running")
+    assert world.condition("Running").reason == "Rejected"
+    assert world.condition("Running").status == "False"
+    assert world.job.status.start_time is None, "no rank runs"
+    assert world.job.status.workers.running == 2
+    assert cluster.requests == [SERVICE, ("Job", "train")], "the refused write is not repeated"
+    cluster.refuses = set()
+    world.pass_time(minutes=1)
+    await cluster.attempt()
+    await cluster.attempt()
+    assert world.phase == "Running"
+    assert cluster.requests == [SERVICE, ("Job", "train"), SERVICE]
+    assert (world.job.status.attempt, world.job.status.attempts) == (0, ())
+
+
+async def test_a_new_process_waits_for_the_service_of_a_gang_that_it_does_not_know() -> None:
+    cluster = starting_cluster()
+    world = cluster.world
+    cluster.loses_status = True
+    await cluster.attempt()
+    assert world.job.status.workers is None
+    successor = Cluster(world)
+    successor.refuses = {SERVICE}
+    for _ in range(2):
+        await successor.attempt()
+        assert (world.phase, world.job.status.reason) == ("Pending", "Rejected")
+    assert successor.requests == [SERVICE]
+
+
+async def test_a_gang_that_waits_for_its_service_can_be_suspended() -> None:
+    cluster = starting_cluster()
+    world = cluster.world
+    await cluster.attempts(minutes=2)
+    world.spec(suspend=True)
+    await cluster.attempt()
+    world.containers_stop()
+    await cluster.attempt()
+    assert world.phase == "Suspended"
+    assert (JOBS.plural, "train") not in world.objects
+    world.spec(suspend=False)
+    await cluster.attempts(minutes=2)
+    assert (world.phase, len(world.gangs)) == ("Pending", 1), "the next one comes after its Service"
+
+
+async def test_a_job_that_fails_while_its_service_is_refused_ends() -> None:
+    cluster = cluster_of(reliability={"maxRestarts": 0})
+    cluster.world.all_workers("Failed")
+    await cluster.attempt()
+    assert cluster.world.phase == "Failed"
+
+
+async def test_no_job_of_a_head_is_created_without_the_service() -> None:
+    world = World(make_job(numNodes=2, head={"nodeResources": {"cpus": 2}}), make_queue())
     cluster = Cluster(world)
     cluster.refuses = {SERVICE}
     await cluster.attempts(minutes=5)
     assert {kind for kind, _ in cluster.requests} == {"Service"}
-    assert (world.phase, world.gangs) == ("Pending", [])
+
+
+async def test_the_other_write_ends_before_an_error_is_raised() -> None:
+    """The server is down for one of two writes. The other one is not interrupted."""
+    cluster = starting_cluster()
+    cluster.refuses, cluster.fails = set(), {SERVICE}
+    with pytest.raises(UnavailableError):
+        await cluster.attempt()
+    assert (JOBS.plural, "train") in cluster.world.objects
+    cluster.fails = set()
+    await cluster.attempt()
+    assert (SERVICES.plural, "train") in cluster.world.objects
 
 
 class Taken(Cluster):

@@ -41,9 +41,9 @@ def test_a_file_has_the_tests_of_its_mirrored_path(source: str, tests: list[str]
 
 
 def test_a_file_without_tests_has_those_of_its_folder():
-    plan = Path(f"{CONTROLLER}/reconcile/model/plan.py")
-    tests = find_tests(plan)
-    assert not are_own(plan, tests)
+    observed = Path(f"{CONTROLLER}/reconcile/model/observed.py")
+    tests = find_tests(observed)
+    assert not are_own(observed, tests)
     assert Path("tests/unit/reconcile/model/test_phases.py") in tests
     assert {test.parent for test in tests} == {Path("tests/unit/reconcile/model")}
 

@@ -157,6 +157,52 @@ def test_an_add_does_not_cancel_a_deadline(queue: WorkQueue[str], clock: Clock) 
     assert drain(queue) == ["a"]
 
 
+def test_a_success_drops_the_deadline_from_before_it(queue: WorkQueue[str], clock: Clock) -> None:
+    queue.add_after("a", 5)
+    queue.add("a")
+    assert queue.get() == "a"
+    queue.add_after("a", 7)
+    queue.forget("a")
+    queue.done("a")
+    clock.now += 6
+    assert drain(queue) == []
+    clock.now += 1
+    assert drain(queue) == ["a"], "the reconcile, or an event during it, has asked for it"
+
+
+def test_a_failure_keeps_the_deadline_from_before_it(queue: WorkQueue[str], clock: Clock) -> None:
+    queue.add_after("a", 5, 7)
+    queue.add("a")
+    assert queue.get() == "a"
+    clock.now += 2
+    queue.add_rate_limited("a", at_least=60)
+    queue.done("a")
+    queue.add("b")
+    clock.now += 3
+    assert drain(queue) == ["a", "b"], "with its priority"
+
+
+def test_a_deadline_that_passes_during_a_failure_counts(
+    queue: WorkQueue[str], clock: Clock
+) -> None:
+    queue.add_after("a", 5)
+    queue.add("a")
+    assert queue.get() == "a"
+    clock.now += 6
+    assert queue.get() is None
+    queue.done("a")
+    assert drain(queue) == ["a"]
+
+
+def test_a_shutdown_drops_the_deadline_of_a_key_in_process(queue: WorkQueue[str]) -> None:
+    queue.add_after("a", 5)
+    queue.add("a")
+    assert queue.get() == "a"
+    queue.shut_down()
+    queue.done("a")
+    assert queue.next_ready() is None
+
+
 def test_deadlines_pass_in_their_order_and_keep_the_highest_priority(
     queue: WorkQueue[str], clock: Clock
 ) -> None:

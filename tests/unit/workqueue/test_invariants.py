@@ -20,6 +20,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.marked: dict[str, int] = {}
         self.processing: set[str] = set()
         self.deadlines: dict[str, tuple[float, int]] = {}
+        self.suspended: dict[str, tuple[float, int]] = {}  # of keys in process
         self.down = False
 
     def model_add(self, key: str, priority: int) -> None:
@@ -56,7 +57,9 @@ class QueueMachine(RuleBasedStateMachine):
         if seconds <= 0:
             self.model_add(key, priority)
             return
-        at = self.now + seconds
+        self.model_put(key, self.now + seconds, priority)
+
+    def model_put(self, key: str, at: float, priority: int) -> None:
         held_at, held_priority = self.deadlines.get(key, (at, priority))
         self.deadlines[key] = (min(at, held_at), max(priority, held_priority))
 
@@ -80,6 +83,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(key=KEYS)
     def forget(self, key: str) -> None:
         self.queue.forget(key)
+        self.suspended.pop(key, None)
         assert self.queue.failures(key) == 0
 
     @rule(seconds=st.sampled_from([0.0, 0.001, 0.5, 1.0, 40.0, 100_000.0]))
@@ -100,6 +104,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert key == line[0]
         self.waiting.remove((top, key))
         self.processing.add(key)
+        if key in self.deadlines:
+            self.suspended[key] = self.deadlines.pop(key)
 
     @precondition(lambda self: self.processing)
     @rule(data=st.data())
@@ -107,6 +113,8 @@ class QueueMachine(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.processing)))
         self.queue.done(key)
         self.processing.remove(key)
+        if key in self.suspended:
+            self.model_put(key, *self.suspended.pop(key))
         if key in self.marked:
             self.waiting.append((self.marked.pop(key), key))
 
@@ -121,6 +129,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue.shut_down()
         self.down = True
         self.deadlines.clear()
+        self.suspended.clear()
 
     @invariant()
     def fields_agree(self) -> None:

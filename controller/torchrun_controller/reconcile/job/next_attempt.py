@@ -4,9 +4,6 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import Service
-from torchrun_api.job import TorchrunJob
-from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.gang import cleanup, fence, gang, in_place
 from torchrun_controller.reconcile.gang.child_jobs import build_child_jobs, roles_of
 from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
@@ -22,7 +19,7 @@ from torchrun_controller.reconcile.job.running import (
 )
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import count_of, pods_are, sentence
-from torchrun_controller.reconcile.model.observed import RefusedWrites
+from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Apply, Event
 from torchrun_controller.reconcile.model.times import sync_left
@@ -123,7 +120,7 @@ def workspace_not_ready(context: Context) -> Decision | None:
         status_before_deletes=step.status_before_deletes,
         requeue_after=step.requeue_after,
     )
-    refusal = _find_refusal(context.observed.refused, writes.applies)
+    refusal = refusals.find_first(context.observed.refused, writes.applies)
     timeout = context.reliability.sync_timeout
     seconds_left = sync_left(context.observed.job.status, timeout, context.now)
     if refusal is not None:
@@ -210,14 +207,15 @@ def create_gang(context: Context) -> Decision:
         environment=context.preparation.environment,
         avoided_hostnames=hostnames(observed.cluster.nodes, avoided_nodes),
     )
+    objects = build_gang_objects(
+        observed.job, observed.queue, observed.cluster.installed, spec, attempt, jobs
+    )
     applies = (
         *missing_checkpoints(observed.job, observed.workspace, spec),
-        *_network(observed.job, observed.queue, observed.gang.service, spec),
-        *build_gang_objects(
-            observed.job, observed.queue, observed.cluster.installed, spec, attempt, jobs
-        ),
+        *((network.isolation(observed.job),) if observed.queue.spec.networking.isolate else ()),
+        *_with_service(observed, spec, objects, jobs),
     )
-    refusal = _find_refusal(observed.refused, applies)
+    refusal = refusals.find_first(observed.refused, applies)
     if refusal is not None:
         return _decide_ready(context, *refusal)
     child = names.child_job(observed.job.metadata.name, attempt)
@@ -279,30 +277,22 @@ def _cause(next_attempt: NextAttempt) -> Cause | None:
     return Cause(**structs.asdict(cause), failure=next_attempt.history.failure)
 
 
-def _network(
-    job: TorchrunJob, queue: TorchrunQueue, service: Service | None, spec: ResolvedSpec
+def _with_service(
+    observed: Observed, spec: ResolvedSpec, objects: tuple[Apply, ...], jobs: tuple[Apply, ...]
 ) -> tuple[Apply, ...]:
-    """Return the Service, if it is missing, and the NetworkPolicy of a gang."""
-    applies = []
-    if network.needs_service(spec) and service is None:
-        applies.append(network.service(job))
-    if queue.spec.networking.isolate:
-        applies.append(network.isolation(job))
-    return tuple(applies)
+    """Return the objects of a gang, which end with its Jobs, and its Service if that is missing.
 
-
-def _find_refusal(
-    refused: RefusedWrites, applies: tuple[Apply, ...]
-) -> tuple[State, Reason] | None:
-    """Return why no object is created: a name is taken, or the API server refused one of them.
-
-    The controller decides when to retry.
+    Pods need the Service only when they run. So the first gang is created at the same time; if the
+    Service is refused, that gang waits for it (`running.service_refused`). A gang of two Jobs would
+    lose the first one then, and a later gang usually has a Service.
     """
-    for apply in applies:
-        why = refusals.find_refusal(refused, apply)
-        if why is not None:
-            return State.NAME_TAKEN if why.reason == "NameConflict" else State.REJECTED, why
-    return None
+    job, present = observed.job, observed.gang
+    if present.service is not None or not network.needs_service(spec):
+        return objects
+    service = network.service(job)
+    if len(jobs) > 1 or gang.was_created(job, present):
+        return (service, *objects)
+    return (*objects[:-1], replace(service, with_next=True), objects[-1])
 
 
 def _decide_ready(

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import count_of, sentence
 from torchrun_controller.reconcile.model.observed import Conflict, RefusedWrites, Rejection
+from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.pods import waiting
 
@@ -37,6 +38,18 @@ def find_refusal(refused: RefusedWrites, write: Apply | Delete) -> Reason | None
                 return _reason(conflict)
     rejections = (r for r in refused.rejections if (r.verb, r.resource, r.name) == key)
     return next((_reason(rejection) for rejection in rejections), None)
+
+
+def find_first(refused: RefusedWrites, applies: tuple[Apply, ...]) -> tuple[State, Reason] | None:
+    """Return the state of a job that waits for a refused object, and why; None without one.
+
+    The controller decides when to retry.
+    """
+    for apply in applies:
+        why = find_refusal(refused, apply)
+        if why is not None:
+            return State.NAME_TAKEN if why.reason == "NameConflict" else State.REJECTED, why
+    return None
 
 
 def accepted_applies(refused: RefusedWrites, applies: tuple[Apply, ...]) -> tuple[Apply, ...]:

@@ -14,7 +14,7 @@ from torchrun_controller.reconcile.job.context import Context
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import ObservedGang, ObservedWorkspace
-from torchrun_controller.reconcile.model.phases import State
+from torchrun_controller.reconcile.model.phases import GANG_PHASES, State
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects import network, volumes
 from torchrun_controller.reconcile.pods import head_and_workers
@@ -105,6 +105,22 @@ def backing_off(context: Context) -> Decision | None:
     return replace(
         decide_on_gang(context, State.BACKING_OFF, wait.why, writes), history=end.history
     )
+
+
+def service_refused(context: Context) -> Decision | None:
+    """Keep a new gang waiting while its Service is refused: its pods cannot find each other."""
+    observed, gang_state = context.observed, context.gang
+    if gang_state is None or gang_state.state not in (State.GANG_STARTING, State.GANG_RUNNING):
+        return None
+    status = observed.job.status
+    if status.workers is not None and status.phase in GANG_PHASES:
+        return None  # the gang had a Service when this status was written
+    missing_service = _missing_service(observed.job, observed.gang)
+    refusal = refusals.find_first(observed.refused, missing_service)
+    if refusal is None:
+        return None
+    state, why = refusal
+    return replace(keep_running(context), state=state, why=why)
 
 
 def gang_exists(context: Context) -> Decision | None:

@@ -37,6 +37,7 @@ from torchrun_controller.reconcile.job.running import (
     gang_exists,
     gang_failed,
     gang_succeeded,
+    service_refused,
 )
 from torchrun_controller.reconcile.model.observed import (
     Defaults,
@@ -76,6 +77,7 @@ STEPS: tuple[Step, ...] = (
     # A gang that exists, or existed: it failed, or is kept going.
     Step(gang_failed, ("Failed",)),
     Step(backing_off, ("Queued",)),
+    Step(service_refused, ("Pending",)),
     Step(gang_exists, ("Queued", "Running", "Preempted")),
     # What is missing for the next attempt, cheapest first. A gang that is to be resized goes on
     # meanwhile, in the phases that it may have.

@@ -86,8 +86,9 @@ GANG_PHASES = frozenset(
 )
 
 # The phases that may follow a phase in the status. A gang is created in Queued, so no other phase
-# without a gang leads to Running. If the controller is killed after it has created a gang and
-# before it has written the status, the next process continues as from Queued.
+# without a gang leads to Running. A job with a gang continues as from Queued, too: if the
+# controller is killed before it writes the status of the new gang, or while the Service of the
+# gang is refused, which is Pending.
 TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     "Pending": frozenset({"Syncing", "Queued", "Suspended", "Preempted", "Failed"}),
     "Syncing": frozenset({"Pending", "Queued", "Suspended", "Preempted", "Failed"}),

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import CLAIMS, JOBS, SERVICES
+from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.job import steps
 from torchrun_controller.reconcile.job.context import Context
@@ -123,6 +124,15 @@ def blocked_by(resource: str, name: str, **spec: object) -> World:
     return world
 
 
+def without_its_service() -> World:
+    """A new gang whose Service was refused, and whose creation no status records."""
+    world = submitted(numNodes=2)
+    del world.objects[SERVICES.plural, "train"]
+    world.job = replace(world.job, status=TorchrunJobStatus())
+    world.conflicts = (Conflict(SERVICES.resource, "train", "it belongs to another"),)
+    return world
+
+
 def with_terminating_checkpoints() -> World:
     world = running({"storage": {"checkpoints": {"size": "1Gi"}}}, reliability={"maxRestarts": 5})
     key = (CLAIMS.plural, "train-checkpoints")
@@ -150,6 +160,7 @@ HISTORIES: dict[Pair, Callable[[], World]] = {
     ("preempted", "Preempted"): admitted_and_preempted,
     ("gang_failed", "Failed"): lambda: failed(max_restarts=0),
     ("backing_off", "Queued"): failed_twice,
+    ("service_refused", "Pending"): without_its_service,
     ("gang_exists", "Queued"): submitted,
     ("gang_exists", "Running"): running,
     ("gang_exists", "Preempted"): suspended_by_others,

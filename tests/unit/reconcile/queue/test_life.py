@@ -260,6 +260,24 @@ class TestDeletion:
         world.settle()
         assert world.queue is not None
 
+    @pytest.mark.parametrize(
+        ("workers", "needs_queue"),
+        [
+            (WorkersStatus(pending=2), True),
+            (WorkersStatus(running=2), True),
+            (WorkersStatus(), False),
+            (None, False),
+        ],
+    )
+    def test_deletion_waits_for_a_gang_whose_service_is_refused(self, workers, needs_queue):
+        world = QueueWorld(make_trq())
+        world.settle()
+        pending = TorchrunJobStatus(phase="Pending", workers=workers)
+        world.jobs = [replace(a_job("run"), status=pending)]
+        world.delete()
+        world.settle()
+        assert (world.queue is not None) is needs_queue
+
     def test_without_the_finalizer_nothing_is_done(self):
         queue = make_trq()
         gone = replace(queue.metadata, deletion_timestamp=datetime(2026, 1, 1, tzinfo=UTC))
