@@ -286,7 +286,7 @@ def test_a_launcher_of_another_attempt_gets_no_order() -> None:
     with server(2) as (leader, port), ExitStack() as stack:
         inboxes = [OrderInbox(), OrderInbox()]
         for inbox, key in zip(inboxes, ("uid 0", "uid 1"), strict=True):
-            connection = LeaderConnection("127.0.0.1", port, 1, key, inbox.put)
+            connection = LeaderConnection("127.0.0.1", port, 1, key, inbox)
             stack.callback(connection.close)
         leader.call(lambda state, now: state.receive(0, MemberState(), now))
         leader.call(GangLeader.open_gate)
@@ -304,7 +304,7 @@ def test_garbage_does_not_disturb_the_leader() -> None:
                 while connection.recv(4096):
                     pass
         inbox = OrderInbox()
-        member = LeaderConnection("127.0.0.1", port, 1, "uid 1", inbox.put)
+        member = LeaderConnection("127.0.0.1", port, 1, "uid 1", inbox)
         stack.callback(member.close)
         leader.call(lambda state, now: state.receive(0, MemberState(), now))
         leader.call(GangLeader.open_gate)
@@ -317,7 +317,7 @@ def test_a_leader_serves_a_large_gang() -> None:
         inboxes = []
         for index in range(1, size):
             inboxes.append(OrderInbox())
-            member = LeaderConnection("127.0.0.1", port, index, "uid 1", inboxes[-1].put)
+            member = LeaderConnection("127.0.0.1", port, index, "uid 1", inboxes[-1])
             stack.callback(member.close)
         leader.call(lambda state, now: state.receive(0, MemberState(), now))
         leader.call(GangLeader.open_gate)
@@ -328,12 +328,12 @@ def test_a_leader_serves_a_large_gang() -> None:
 def test_a_second_launcher_of_a_node_joins_no_round_that_has_started() -> None:
     with server(2) as (leader, port), ExitStack() as stack:
         inboxes = [OrderInbox(), OrderInbox()]
-        first = LeaderConnection("127.0.0.1", port, 1, "uid 1", inboxes[0].put)
+        first = LeaderConnection("127.0.0.1", port, 1, "uid 1", inboxes[0])
         stack.callback(first.close)
         leader.call(lambda state, now: state.receive(0, MemberState(), now))
         leader.call(GangLeader.open_gate)
         await_order(inboxes[0], StartRound(0))
-        second = LeaderConnection("127.0.0.1", port, 1, "uid 1", inboxes[1].put)
+        second = LeaderConnection("127.0.0.1", port, 1, "uid 1", inboxes[1])
         stack.callback(second.close)
         while "not a message" not in second.describe_wait():
             inboxes[1].wait(None, 0.05)
@@ -344,7 +344,7 @@ def test_a_node_that_has_started_follows_no_other_leader() -> None:
     inbox = OrderInbox()
     with ExitStack() as stack:
         with server(2) as (leader, port):
-            member = LeaderConnection("127.0.0.1", port, 1, "uid 1", inbox.put)
+            member = LeaderConnection("127.0.0.1", port, 1, "uid 1", inbox)
             stack.callback(member.close)
             leader.call(lambda state, now: state.receive(0, MemberState(), now))
             leader.call(GangLeader.open_gate)

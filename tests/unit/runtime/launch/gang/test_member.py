@@ -38,7 +38,7 @@ def test_a_node_that_never_started_does_not_end_with_the_gang_before() -> None:
 class Leaderless:
     """A link without a connection for ever."""
 
-    def report(self, state: MemberState) -> None:
+    def report(self, state: MemberState, leader: int) -> None:
         pass
 
     def lost_seconds(self) -> float:
