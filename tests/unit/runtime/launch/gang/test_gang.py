@@ -14,7 +14,7 @@ import pytest
 from ports import free_port
 from torchrun_runtime.launch.gang.connection import LeaderConnection
 from torchrun_runtime.launch.gang.leader import GangLeader
-from torchrun_runtime.launch.gang.messages import GangOrder, MemberState, StartRound
+from torchrun_runtime.launch.gang.messages import GangOrder, MemberState, StartRound, StopRound
 from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy
 from torchrun_runtime.launch.gang.rounds import OrderInbox
 from torchrun_runtime.launch.gang.server import GangServer
@@ -35,9 +35,12 @@ class Gang:
 
     def annotate(self, **annotations: str) -> None:
         """Write the annotations of node 0 as the kubelet does."""
-        file = self.launchers[0].directory / "annotations"
+        self.annotate_pod(0, **{f"torchrun.ai/{k}": v for k, v in annotations.items()})
+
+    def annotate_pod(self, node: int, **annotations: str) -> None:
+        file = self.launchers[node].directory / "annotations"
         new = file.with_suffix(".new")
-        new.write_text("".join(f'torchrun.ai/{k}="{v}"\n' for k, v in annotations.items()))
+        new.write_text("".join(f'{k}="{v}"\n' for k, v in annotations.items()))
         new.rename(file)
 
     def start(self, command: str, nodes: "list[int] | None" = None, **more: str) -> list[Launched]:
@@ -232,6 +235,48 @@ def test_a_pod_that_kubernetes_ends_does_not_disturb_the_others(make_gang: GangF
     assert [(r.exit_code, r.out) for r in results] == [(0, "saved\n")] * 2
 
 
+# The ranks of the first round never end. The others end once all of them run.
+WAITS_FOR_A_NEW_POD = """
+echo "round $TORCHRUN_ROUND"
+touch "$SHARED/$TORCHRUN_ROUND-$NODE_RANK"
+[ "$TORCHRUN_ROUND" = 0 ] && exec sleep 1000
+for node in $(seq 0 $((PET_NNODES - 1))); do
+  while [ ! -e "$SHARED/$TORCHRUN_ROUND-$node" ]; do sleep 0.05; done
+done
+"""
+REPLACES = json.dumps({"restarts": 3, "exitCodes": [], "signals": [], "replaceSeconds": 300})
+FAILURE_COUNT = "batch.kubernetes.io/job-index-failure-count"
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("is_evicted", [True, False])
+def test_a_lost_pod_is_replaced_and_the_others_keep_theirs(
+    make_gang: GangFactory, node: int, is_evicted: bool
+) -> None:
+    gang = make_gang(3)
+    gang.annotate(start="1")
+    running = gang.start(WAITS_FOR_A_NEW_POD, TORCHRUN_IN_PLACE_RESTARTS=REPLACES)
+    for launched in running:
+        assert launched.line() == "round 0"
+    if is_evicted:
+        running[node].stop()
+        assert running[node].end().exit_code == 143
+    else:
+        gang.launchers[node].clear()
+    others = [launched for index, launched in enumerate(running) if index != node]
+    gang.annotate_pod(node, **{FAILURE_COUNT: "1", "torchrun.ai/start": "1"})
+    new = gang.start_node(node, WAITS_FOR_A_NEW_POD, TORCHRUN_IN_PLACE_RESTARTS=REPLACES)
+    await_line(new, "waiting at the start gate until the pod before this one has stopped")
+    assert [launched.process.poll() for launched in others] == [None, None]
+    gang.annotate_pod(node, **{FAILURE_COUNT: "1", "torchrun.ai/start": "1/1"})
+    result = new.end()
+    assert (result.exit_code, result.out) == (0, "round 1\n")
+    for launched in others:
+        result = launched.end()
+        assert (result.exit_code, result.out) == (0, "round 1\n")
+        assert "stopping the ranks, because a pod of another node is gone" in result.err
+
+
 def test_a_node_ends_when_the_first_node_is_gone(
     make_gang: GangFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,6 +383,28 @@ def test_a_second_launcher_of_a_node_joins_no_round_that_has_started() -> None:
         while "not a message" not in second.describe_wait():
             inboxes[1].wait(None, 0.05)
         assert inboxes[1].order is None
+
+
+def test_a_state_under_the_leader_before_does_not_reach_a_new_one() -> None:
+    inbox, orders = OrderInbox(), list[GangOrder]()
+    with ExitStack() as stack:
+        with server(2) as (leader, port):
+            member = LeaderConnection("127.0.0.1", port, 1, "uid 1", inbox)
+            stack.callback(member.close)
+            leader.call(lambda state, now: state.receive(0, MemberState(), now))
+            leader.call(GangLeader.open_gate)
+            await_order(inbox, StartRound(0))
+        policy = RestartPolicy(RestartLimits())
+        another = GangServer(port, 2, "uid 1", GangLeader(2, policy), orders.append, 1)
+        stack.callback(another.close)
+        while inbox.take() != (None, 1):
+            inbox.wait(inbox.order, 0.05)
+        member.report(MemberState("running", 0), 0)
+        member.report(MemberState("ready", 0), 1)
+        another.call(lambda state, now: state.receive(0, MemberState(), now))
+        another.call(GangLeader.open_gate)
+        await_order(inbox, StartRound(1))
+        assert not any(isinstance(order, StopRound) for order in orders)
 
 
 def test_a_node_that_has_started_follows_no_other_leader() -> None:
