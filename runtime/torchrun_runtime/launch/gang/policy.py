@@ -24,7 +24,8 @@ _LASTED_SECONDS = 600.0  # a round without steps that ran for so long has made p
 class RestartLimits(NamedTuple):
     """What the controller permits: restarts, and the exit codes and signals that rules name.
 
-    replace_seconds: how long the gang waits for the replacement of a lost pod; 0: not at all.
+    replace_seconds: how long the gang waits for the replacement of a lost pod; 0: not at all, as in
+    a gang with a head.
     """
 
     restarts: int = 0

@@ -127,7 +127,7 @@ class OwnLink:
             size,
             RestartPolicy(limits),
             is_head=node.is_head,
-            replace_seconds=0.0 if node.is_head else limits.replace_seconds,
+            replace_seconds=limits.replace_seconds,
         )
         self._inbox = inbox
         self._server: GangServer | None = None

@@ -124,11 +124,15 @@ def test_ranks_that_do_not_stop_end_the_gang_while_a_pod_is_lost() -> None:
 
 
 def test_without_restarts_only_the_loss_of_a_pod_is_waited_for() -> None:
-    leader = running(2, restarts=0)
+    leader = running(3, restarts=0)
     leader.receive(0, MemberState(FAILED, 0, LOST_PEER), 1)
     assert leader.order == StartRound(0)
     leader.receive(1, MemberState(FAILED, 0, cause()), 2)
     assert leader.order == EndGang()
+    default = gang(3, restarts=0)
+    run(default, 0, 3)
+    default.receive(0, MemberState(FAILED, 0, LOST_PEER), 1)
+    assert default.order == EndGang()
 
 
 def test_the_others_succeed_again_with_the_new_pod() -> None:
