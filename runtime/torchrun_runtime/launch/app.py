@@ -129,8 +129,10 @@ def launch(
     def fence_older() -> None:
         fencing.extend(_take_over(settings, []))
 
-    gang = settings.gang._replace(predecessors=count_predecessors(settings.start_file))
-    waits = settings.resolve_wait, settings.limits.replace_seconds
+    replace_seconds = settings.limits.replace_seconds
+    predecessors = count_predecessors(settings.start_file) if replace_seconds else 0
+    gang = settings.gang._replace(predecessors=predecessors)
+    waits = settings.resolve_wait, replace_seconds
     with _copied_log(settings):
         if gang.is_leader:
             rounds = lead(gang, settings.limits, pass_own_gate, reload.announce)
