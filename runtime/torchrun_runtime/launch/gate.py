@@ -36,13 +36,10 @@ def pass_gate(start_file: str, attempt: str) -> list[Worker]:
     if not start_file:
         return []
     if not _may_start(start_file, attempt):
-        has_predecessor = count_predecessors(start_file) > 0
-        pods = (
-            "the pod before this one has"
-            if has_predecessor
-            else ("all pods of the previous attempt have")
-        )
-        say(f"waiting at the start gate until {pods} stopped")
+        older = "all pods of the previous attempt have"
+        if count_predecessors(start_file):
+            older = "the pod before this one has"
+        say(f"waiting at the start gate until {older} stopped")
         wait_until(
             lambda: _may_start(start_file, attempt),
             _FOR_EVER,

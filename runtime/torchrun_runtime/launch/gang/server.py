@@ -160,6 +160,7 @@ class GangServer:
             raise InvalidMessageError("not of this attempt")
         has_started = isinstance(self.leader.order, (StartRound, StopRound, EndGang))
         if self._members.join(index, read_launcher(hello), has_started=has_started):
+            self._writers.pop(index, None)  # what the launcher before has sent arrives no more
             self.leader.replace(index, time.monotonic())
             self._send_new_order()
         claim = proof(self._key, "leader", nonces, index)
