@@ -102,6 +102,7 @@ class GangLeader:
         # state.
         self._lost: dict[int, float] = {}
         self._has_replaced = False  # a pod, since the last start of a round
+        self._newest_round = NEVER  # of a member, also of one whose pod was replaced
         self._is_open = self._has_started = False
         self._code = RoundCode()
         self._started_revision = 0
@@ -133,6 +134,7 @@ class GangLeader:
         else:
             self._lost.pop(index, None)
         self._states[index] = state
+        self._newest_round = max(self._newest_round, state.round)
         self._decide(now)
 
     def replace(self, index: int, now: float) -> None:
@@ -185,13 +187,11 @@ class GangLeader:
 
     def _before_start(self) -> GangOrder | None:
         """The order before the first round of this leader: ranks of the one before it must end."""
-        states = self._states.values()
-        newest = max((state.round for state in states), default=NEVER)
-        if any(state.state == RUNNING for state in states):
-            return StopRound(newest, lost=True)
+        if any(state.state == RUNNING for state in self._states.values()):
+            return StopRound(self._newest_round, lost=True)
         if not self._is_open:
             return self.order
-        first_round = self._start(max(self._predecessor.first_round, newest + 1))
+        first_round = self._start(max(self._predecessor.first_round, self._newest_round + 1))
         return first_round if self._all_stopped(NEVER) else OpenGate()
 
     def _is_leaving(self) -> bool:

@@ -176,6 +176,17 @@ def test_a_new_leader_stops_the_ranks_of_the_one_before_and_continues_its_rounds
     assert leader.order == StartRound(6, restarts=2)
 
 
+def test_a_new_leader_starts_no_round_that_a_member_has_given_up() -> None:
+    leader = GangLeader(2, RestartPolicy(RestartLimits(3)), replace_seconds=WAIT)
+    leader.receive(1, MemberState(RUNNING, 5), 0)
+    assert leader.order == StopRound(5, lost=True)
+    leader.replace(1, 1)
+    leader.receive(1, MemberState(), 2)
+    leader.receive(0, MemberState(), 2)
+    leader.open_gate(2)
+    assert leader.order == StartRound(6), "the new pod has the order to give up round 5"
+
+
 def test_a_pod_joins_a_gang_that_has_started_only_if_it_replaces_the_one_before() -> None:
     launchers = KnownLaunchers()
     assert not launchers.join(1, FIRST, has_started=False)
