@@ -138,7 +138,8 @@ def launch(
             rounds = lead(gang, settings.limits, pass_own_gate, reload.announce)
         elif gang.predecessors or is_open(settings.start_file, settings.attempt):
             pass_own_gate()
-            wait_for_names(settings.hosts, settings.resolve_wait)
+            if not gang.predecessors:  # the pod of node 0 may be lost, too
+                wait_for_names(settings.hosts, settings.resolve_wait)
             rounds = follow(gang, lambda: None, *waits)
         else:
             rounds = follow(gang, fence_older, *waits)
@@ -182,7 +183,7 @@ def _run_rounds(
         with _interruptible():
             if not has_names:
                 wait_for_names(settings.hosts, settings.resolve_wait)
-                has_names = True
+                has_names = not settings.limits.replace_seconds  # a new pod has another address
             if reload.update(start):
                 _enter_directory(settings)
         if start.round > 0:

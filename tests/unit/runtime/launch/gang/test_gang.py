@@ -270,6 +270,14 @@ def test_a_lost_pod_is_replaced_and_the_others_keep_theirs(
         assert "stopping the ranks, because a pod of another node is gone" in result.err
 
 
+def test_a_new_pod_waits_for_one_of_node_0_that_is_lost_too(make_gang: GangFactory) -> None:
+    gang = make_gang(2)
+    gang.annotate_pod(1, **{FAILURE_COUNT: "1", "torchrun.ai/start": "1/1"})
+    lost = {"PET_MASTER_ADDR": "lost.invalid", "TORCHRUN_RESOLVE_WAIT_SECONDS": "0.1"}
+    new = gang.start_node(1, "true", TORCHRUN_IN_PLACE_RESTARTS=REPLACES, **lost)
+    await_line(new, "waiting for node 0 of the gang at lost.invalid")
+
+
 def test_a_node_ends_when_the_first_node_is_gone(
     make_gang: GangFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
