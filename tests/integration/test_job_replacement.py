@@ -106,6 +106,7 @@ def make_job(team: Team) -> Callable[..., IndexedJob]:
     return lambda name, **spec: IndexedJob(team, name, **spec)
 
 
+@pytest.mark.long
 def test_an_index_is_replaced_alone_and_waits_for_its_own_failures(
     make_job: Callable[..., IndexedJob],
 ) -> None:
@@ -126,6 +127,7 @@ def test_an_index_is_replaced_alone_and_waits_for_its_own_failures(
     assert "conditions" not in status
 
 
+@pytest.mark.long
 def test_with_one_limit_for_all_each_failure_delays_every_index(
     make_job: Callable[..., IndexedJob],
 ) -> None:
