@@ -92,7 +92,8 @@ IN_PLACE_RESTARTS = Variable(
     JSON,
     (LAUNCHER,),
     'Restarts in the same pods: {"restarts": 3, "exitCodes": [], "signals": []}, with the exit'
-    " codes and signals of spec.reliability.rules. If not set: none.",
+    " codes and signals of spec.reliability.rules. If not set: none. A key replaceSeconds is how"
+    " long the gang waits for a pod that replaces a lost one; the controller does not set it.",
 )
 ROUND = Variable(
     "TORCHRUN_ROUND",

@@ -314,7 +314,8 @@ METADATA_KEYS = (
         "worker",
         _BY_CONTROLLER,
         (CONTROLLER, LAUNCHER),
-        "Attempt whose ranks may start.",
+        "Attempt whose ranks may start. A pod that replaces an earlier one of its index waits for "
+        "`ATTEMPT/COUNT`, with the number of pods before it.",
     ),
     _annotation(
         names.GATE,

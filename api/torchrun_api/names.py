@@ -69,7 +69,9 @@ NODES = f"{GROUP}/nodes"
 CHARGE = f"{GROUP}/charge"
 # Annotation of a child Job: the scheduler of its gang, a value of spec.scheduling.gang.
 GANG_SCHEDULER = f"{GROUP}/gang"
-# Annotation of a worker: the permission to start ranks, set once no older gang can run.
+# Annotation of a worker: the permission to start ranks, set once no older gang can run: the number
+# of the attempt. A launcher whose pod has replaced others of its index waits for their number, too,
+# as in "2/1". The controller does not let the Job controller replace pods, and does not write that.
 START = f"{GROUP}/start"
 # Annotation of a worker: LEADER if the ranks of all nodes start once node 0 has START.
 GATE = f"{GROUP}/gate"

@@ -22,6 +22,7 @@ from .command_end import (
     cause_of_missed_round,
     cause_of_request,
     cause_of_round,
+    describe_stop,
 )
 from .contract import LAUNCH_FAILED, STOPPED
 from .copies import Copy
@@ -31,7 +32,7 @@ from .fencing import GangId, Worker, take_over
 from .gang.leader import Predecessor
 from .gang.messages import StopRound
 from .gang.rounds import Rounds, follow, lead
-from .gate import is_open, pass_gate, read_predecessor
+from .gate import count_predecessors, is_open, pass_gate, read_predecessor
 from .hang import HangWatchdog
 from .memory import OomWatchdog
 from .network import wait_for_names
@@ -128,15 +129,20 @@ def launch(
     def fence_older() -> None:
         fencing.extend(_take_over(settings, []))
 
+    replace_seconds = settings.limits.replace_seconds
+    predecessors = count_predecessors(settings.start_file) if replace_seconds else 0
+    gang = settings.gang._replace(predecessors=predecessors)
+    waits = settings.resolve_wait, replace_seconds
     with _copied_log(settings):
-        if settings.gang.is_leader:
-            rounds = lead(settings.gang, settings.limits, pass_own_gate, reload.announce)
-        elif is_open(settings.start_file, settings.attempt):
+        if gang.is_leader:
+            rounds = lead(gang, settings.limits, pass_own_gate, reload.announce)
+        elif gang.predecessors or is_open(settings.start_file, settings.attempt):
             pass_own_gate()
-            wait_for_names(settings.hosts, settings.resolve_wait)
-            rounds = follow(settings.gang, lambda: None, settings.resolve_wait)
+            if not gang.predecessors:  # the pod of node 0 may be lost, too
+                wait_for_names(settings.hosts, settings.resolve_wait)
+            rounds = follow(gang, lambda: None, *waits)
         else:
-            rounds = follow(settings.gang, fence_older, settings.resolve_wait)
+            rounds = follow(gang, fence_older, *waits)
         try:
             return _run_rounds(settings, environment, argv, fencing, rounds, reload)
         finally:
@@ -177,7 +183,7 @@ def _run_rounds(
         with _interruptible():
             if not has_names:
                 wait_for_names(settings.hosts, settings.resolve_wait)
-                has_names = True
+                has_names = not settings.limits.replace_seconds  # a new pod has another address
             if reload.update(start):
                 _enter_directory(settings)
         if start.round > 0:
@@ -260,8 +266,7 @@ def _run(
         stop, stopped_at = rounds.stop_order(), time.time()
         if stop is None:
             return None
-        why = "a rank on another node has failed" if stop.failed else "there is newer code"
-        say(f"stopping the ranks, because {why}")
+        say(f"stopping the ranks, because {describe_stop(stop)}")
         return min(settings.grace or _ROUND_GRACE, _ROUND_GRACE)
 
     try:

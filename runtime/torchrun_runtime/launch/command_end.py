@@ -28,6 +28,13 @@ def cause_of_end(command_exit: CommandExit, reports: str, out_of_memory: bool) -
     return find_cause(command_exit, read_reports(reports), time.time(), out_of_memory)
 
 
+def describe_stop(stop: StopRound) -> str:
+    """Why the leader has ended a round."""
+    if stop.lost:
+        return "a pod of another node is gone"
+    return "a rank on another node has failed" if stop.failed else "there is newer code"
+
+
 def cause_of_round(stop: StopRound, stopped_at: float, reports: str, out_of_memory: bool) -> Cause:
     """The cause of an end by order of the leader; that of a rank that had failed shortly before.
 
@@ -46,7 +53,7 @@ def cause_of_round(stop: StopRound, stopped_at: float, reports: str, out_of_memo
         if not is_peer_loss(cause):
             return cause
     if stop.failed:
-        message = "The ranks of this node were stopped, because a rank on another node has failed."
+        message = f"The ranks of this node were stopped, because {describe_stop(stop)}."
         return Cause(STOPPED, None, None, PEER_FAILED, message, timestamp())
     message = "The ranks of this node were stopped for newer code, and the gang has ended."
     return Cause(STOPPED, None, signal.SIGTERM, RELOADED, message, timestamp())

@@ -7,14 +7,25 @@ from .errors import LaunchError
 from .fencing import Worker
 from .gang.leader import Predecessor
 from .output import say, wait_until
-from .podinfo import annotation
+from .podinfo import annotation, number
 
+# Annotations of the Job controller, on the pods of a Job with backoffLimitPerIndex
+# (kubernetes/pkg/controller/job/indexed_job_utils.go, addIndexFailureCountAnnotation).
+_FAILURE_COUNTS = (
+    "batch.kubernetes.io/job-index-failure-count",
+    "batch.kubernetes.io/job-index-ignored-failure-count",
+)
 # The job's status shows why the gate is closed. The controller opens it or deletes the pod, so a
 # timeout would only turn a wait into a failure.
 _FOR_EVER = float("inf")
 # Seconds. The kubelet takes 0.1 to 0.3 s to write a patch into the file. If it misses one, the
 # controller's second patch brings it.
 _POLL = 0.05
+
+
+def count_predecessors(start_file: str) -> int:
+    """How many pods of the same index this pod's Job had before it, and has replaced."""
+    return sum(number(start_file, name) for name in _FAILURE_COUNTS)
 
 
 def pass_gate(start_file: str, attempt: str) -> list[Worker]:
@@ -25,7 +36,10 @@ def pass_gate(start_file: str, attempt: str) -> list[Worker]:
     if not start_file:
         return []
     if not _may_start(start_file, attempt):
-        say("waiting at the start gate until all pods of the previous attempt have stopped")
+        older = "all pods of the previous attempt have"
+        if count_predecessors(start_file):
+            older = "the pod before this one has"
+        say(f"waiting at the start gate until {older} stopped")
         wait_until(
             lambda: _may_start(start_file, attempt),
             _FOR_EVER,
@@ -49,7 +63,13 @@ def read_predecessor(start_file: str) -> Predecessor:
 
 
 def _may_start(start_file: str, attempt: str) -> bool:
-    return bool(attempt) and annotation(start_file, START_ANNOTATION) == attempt
+    """Whether the annotation permits the start. All pods of a Job may have that of its first pods.
+
+    A pod that replaces another one needs the number of the pods before it, too, as in "2/1".
+    """
+    predecessors = count_predecessors(start_file)
+    expected = f"{attempt}/{predecessors}" if predecessors else attempt
+    return bool(attempt) and annotation(start_file, START_ANNOTATION) == expected
 
 
 def workers_in(order: str) -> list[Worker]:

@@ -12,13 +12,19 @@ The leader sends all members the same order:
 
     {"order": "open"}                              the gate is open: take part in the fence
     {"order": "start", "round": 0, "revision": 3, "served": ""}   run this code of the workspace
-    {"order": "stop", "round": 0, "failed": true, "edit": false}    end the ranks, and wait
+    {"order": "stop", "round": 0, "failed": true, "edit": false, "lost": false}   end the ranks
     {"order": "exit"}                              end with your own result, once the command ends
 
 Both sides repeat their latest message after a new connection, so a lost, late or repeated message
 does no harm. A round starts once the ranks of the round before are dead on every node. The leader
 takes part in the rounds like a member, without a connection.
 
-`leader` decides and is pure, `policy` decides on restarts, `messages` has the messages, `server`
-and `connection` move them.
+If the controller permits it, the gang waits for a pod that replaces a lost one. A new pod of a
+member gives up the round that the others stop, and all start the next one. A new pod of node 0 is a
+new leader: the members report their state to it once they follow no order of the one before, it
+stops the ranks that run, and goes on with the round after theirs. A new pod passes a gate of its
+own first: the ranks of the pod before it are dead.
+
+`leader` decides and is pure, `policy` decides on restarts, `identity` on which launcher speaks for
+a node, `messages` has the messages, `server` and `connection` move them.
 """

@@ -7,14 +7,14 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import BinaryIO, Callable
+from typing import BinaryIO, Protocol
 
 from ..errors import LaunchError
 from ..state import start_thread
+from .identity import LauncherId, check_leader, read_launcher
 from .leader import Restarts
 from .messages import (
     LONGEST_LINE,
-    NEVER,
     GangOrder,
     InvalidMessageError,
     MemberState,
@@ -31,8 +31,22 @@ _TIMEOUT = 10.0  # of the connect and of the handshake
 _REACH_SECONDS = 300.0
 
 
+class Inbox(Protocol):
+    """Where the orders of the leader go."""
+
+    def put(self, order: GangOrder) -> None:
+        """Replace the order."""
+
+    def change_leader(self) -> int:
+        """Drop the order of the leader before; the number of the new leader. The first is 0."""
+
+
 class LeaderConnection:
-    """Reports the state of this member, and calls `ordered` with each order of the leader."""
+    """Reports the state of this member, and puts each order of the leader into the inbox.
+
+    predecessors: how many pods of this index were there before this one. A state that the node
+    reports while it may still follow an order of the leader before does not reach the next leader.
+    """
 
     def __init__(
         self,
@@ -40,14 +54,16 @@ class LeaderConnection:
         port: int,
         index: int,
         key: str,
-        ordered: Callable[[GangOrder], None],
+        inbox: Inbox,
         reach_wait: float = _REACH_SECONDS,
+        predecessors: int = 0,
     ) -> None:
         self._address = host, port
         self._index = index
         self._key = key
-        self._ordered = ordered
+        self._inbox = inbox
         self._state = MemberState()
+        self._reported_to = self._leader_number = 0
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()  # of the state and the socket
         self._closed = threading.Event()
@@ -55,14 +71,17 @@ class LeaderConnection:
         self._error = ""
         self._reach_wait = reach_wait
         self._unreachable_since: float | None = None
-        self._instance = secrets.token_hex(8)
-        self._leader = ""  # the instance that this node is connected to
+        self._launcher = LauncherId(secrets.token_hex(8), predecessors)
+        self._leader: LauncherId | None = None  # the last one that this node was connected to
         start_thread(self._run)
 
-    def report(self, state: MemberState) -> None:
-        """Send the state, now or with the next connection."""
+    def report(self, state: MemberState, leader: int = 0) -> None:
+        """Send the state, now or with the next connection. leader: whose orders the node follows.
+
+        The number is that of the inbox.
+        """
         with self._lock:
-            self._state = state
+            self._state, self._reported_to = state, leader
             self._send()
 
     def lost_seconds(self) -> float:
@@ -105,7 +124,7 @@ class LeaderConnection:
                     self._socket.shutdown(socket.SHUT_RDWR)
 
     def _send(self) -> None:
-        if self._socket is not None:
+        if self._socket is not None and self._reported_to == self._leader_number:
             with suppress(OSError):  # the reader notices the loss too
                 self._socket.sendall(encode_state(self._state))
 
@@ -136,35 +155,36 @@ class LeaderConnection:
         connection = socket.create_connection(self._address, _TIMEOUT)
         self._unreachable_since = None
         with connection, connection.makefile("rb") as lines:
-            self._greet(connection, lines)
+            leader = self._greet(connection, lines)
             connection.settimeout(None)
             with self._lock:
-                self._socket = connection
+                if self._leader not in (None, leader):
+                    self._leader_number = self._inbox.change_leader()
+                self._leader, self._socket = leader, connection
                 self._send()
             self._lost_at = None
             try:
                 while not self._closed.is_set() and (line := lines.readline(LONGEST_LINE)):
-                    self._ordered(decode_order(line))
+                    self._inbox.put(decode_order(line))
             finally:
                 with self._lock:
                     self._socket = None
 
-    def _greet(self, connection: socket.socket, lines: BinaryIO) -> None:
+    def _greet(self, connection: socket.socket, lines: BinaryIO) -> LauncherId:
         """Prove to be of this attempt, and check that the leader is. Raises OSError, ValueError."""
         keep_alive(connection)
         own = secrets.token_hex(16)
         nonces = (str(decode(lines.readline(LONGEST_LINE)).get("nonce")), own)
         claim = proof(self._key, "member", nonces, self._index)
-        hello = {"index": self._index, "nonce": own, "proof": claim, "instance": self._instance}
-        connection.sendall(encode(hello))
+        hello = {"index": self._index, "nonce": own, "proof": claim}
+        connection.sendall(encode({**hello, **self._launcher._asdict()}))
         answer = decode(lines.readline(LONGEST_LINE))
         expected = proof(self._key, "leader", nonces, self._index)
         if not is_proof(answer.get("proof"), expected):
             raise InvalidMessageError("it is not of this attempt")
-        leader = str(answer.get("instance"))
-        if self._state.round > NEVER and leader != self._leader:
-            raise InvalidMessageError("it is not the launcher that started the ranks")
-        self._leader = leader
+        leader = read_launcher(answer)
+        check_leader(self._state, self._leader, leader)
+        return leader
 
 
 def keep_alive(connection: socket.socket) -> None:

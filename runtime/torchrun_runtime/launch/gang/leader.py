@@ -75,21 +75,35 @@ class GangLeader:
     """The state of the gang as its leader knows it, and the order that follows from it.
 
     `size`: the number of nodes. With `is_head` the gang has succeeded once node 0 has: the other
-    nodes serve its command, and the controller deletes them. Each method with `now`, in seconds of
-    a monotonic clock, may change `order`. The caller sends it to all members, and again to a member
-    that connects.
+    nodes serve its command, and the controller deletes them. `replace_seconds`: how long the others
+    wait for the replacement of a lost pod; 0: its loss ends the gang. Each method with `now`, in
+    seconds of a monotonic clock, may change `order`. The caller sends it to all members, and again
+    to a member that connects.
     """
 
-    def __init__(self, size: int, policy: RestartDecider, *, is_head: bool = False) -> None:
+    def __init__(
+        self,
+        size: int,
+        policy: RestartDecider,
+        *,
+        is_head: bool = False,
+        replace_seconds: float = 0.0,
+    ) -> None:
         self.order: GangOrder | None = None
         self._failed_rounds: list[RestartedRound] = []
         self._predecessor = NO_PREDECESSOR
         self._size = size
         self._policy = policy
         self._is_head = is_head
+        self._replaces_pods = bool(replace_seconds)
+        self._lost_seconds = max(LOST_SECONDS, replace_seconds)
         self._states: dict[int, MemberState] = {}
-        self._lost: dict[int, float] = {}  # index to the time at which its connection was lost
-        self._is_open = False
+        # Index to the time since when its node has no connection, leaves, or is a new pod without a
+        # state.
+        self._lost: dict[int, float] = {}
+        self._has_replaced = False  # a pod, since the last start of a round
+        self._newest_round = NEVER  # of a member, also of one whose pod was replaced
+        self._is_open = self._has_started = False
         self._code = RoundCode()
         self._started_revision = 0
         self._started_at = self._stopped_at = 0.0
@@ -115,8 +129,19 @@ class GangLeader:
 
     def receive(self, index: int, state: MemberState, now: float) -> None:
         """Note the state of a member, which is connected."""
-        self._lost.pop(index, None)
+        if state.state == LEAVING:
+            self._lost.setdefault(index, now)
+        else:
+            self._lost.pop(index, None)
         self._states[index] = state
+        self._newest_round = max(self._newest_round, state.round)
+        self._decide(now)
+
+    def replace(self, index: int, now: float) -> None:
+        """Note that another launcher speaks for a node. The ranks of the one before are dead."""
+        self._states.pop(index, None)
+        self._lost[index] = now
+        self._has_replaced = True
         self._decide(now)
 
     def lose(self, index: int, now: float) -> None:
@@ -133,8 +158,9 @@ class GangLeader:
         return Restarts(self._predecessor.restarts + len(rounds), rounds)
 
     def missing(self) -> list[int]:
-        """The indexes of the members that have not reported yet."""
-        return [index for index in range(self._size) if index not in self._states]
+        """The indexes of the members that have not reported yet, or are lost."""
+        present = self._states.keys() - self._lost.keys()
+        return [index for index in range(self._size) if index not in present]
 
     def _decide(self, now: float) -> None:
         while (order := self._next(now)) != self.order:
@@ -144,33 +170,51 @@ class GangLeader:
             if isinstance(order, StartRound):
                 self._started_revision, self._started_at = order.code.revision, now
                 self._edit_until = self._peer_lost_at = None
+                self._has_started, self._has_replaced = True, False
 
     def _next(self, now: float) -> GangOrder | None:
         if isinstance(self.order, EndGang):
             return self.order
-        if any(state.state == LEAVING for state in self._states.values()):
+        if self._is_leaving() and not self._replaces_pods:
             return EndGang()
+        if not self._has_started:
+            return self._before_start()
         if isinstance(self.order, StartRound):
             return self._while_running(self.order, now)
         if isinstance(self.order, StopRound):
             return self._while_stopping(self.order, now)
-        if self._is_open:
-            first_round = self._start(self._predecessor.first_round)
-            return first_round if self._all_stopped(NEVER) else OpenGate()
-        return None
+        return self.order
+
+    def _before_start(self) -> GangOrder | None:
+        """The order before the first round of this leader: ranks of the one before it must end."""
+        if any(state.state == RUNNING for state in self._states.values()):
+            return StopRound(self._newest_round, lost=True)
+        if not self._is_open:
+            return self.order
+        first_round = self._start(max(self._predecessor.first_round, self._newest_round + 1))
+        return first_round if self._all_stopped(NEVER) else OpenGate()
+
+    def _is_leaving(self) -> bool:
+        return any(state.state == LEAVING for state in self._states.values())
 
     def _while_running(self, start: StartRound, now: float) -> GangOrder:
         states = self._of_round(start.round)
         if self._is_head and self._is_over(start.round, now):
             return EndGang()  # the workers fail because the head has ended
+        if self._is_leaving() or len(self._states) < self._size:
+            return StopRound(start.round, lost=True)
         if self._code.revision > start.code.revision:
             return StopRound(start.round, failed=False)
         causes = [state.cause for state in states if state.cause is not None]
-        if causes and self._policy.is_off and not self._edit_wait:
+        if causes and self._ends_at_once(causes):
             return EndGang()  # the pod that failed ends at once, and the controller ends the others
         if causes:
             return StopRound(start.round) if self._is_cause_known(causes, now) else start
         return EndGang() if self._is_over(start.round, now) else start
+
+    def _ends_at_once(self, causes: Sequence[Cause]) -> bool:
+        may_be_lost_pod = self._replaces_pods and all(is_peer_loss(cause) for cause in causes)
+        return self._policy.is_off and not self._edit_wait and not may_be_lost_pod
 
     def _is_over(self, number: int, now: float) -> bool:
         """Whether all nodes have succeeded, or have started and are gone without a connection.
@@ -188,7 +232,7 @@ class GangLeader:
         gone = {
             node
             for node, since in self._lost.items()
-            if now - since > LOST_SECONDS and self._states[node].round >= number
+            if now - since > self._lost_seconds and self._states[node].round >= number
         }
         return bool(succeeded) and succeeded | gone == set(range(self._size))
 
@@ -201,10 +245,8 @@ class GangLeader:
 
     def _while_stopping(self, stop: StopRound, now: float) -> GangOrder:
         if not self._all_stopped(stop.round):
-            is_lost = any(now - since > LOST_SECONDS for since in self._lost.values())
-            stopped = [s for s in self._of_round(stop.round) if s.state != RUNNING]
-            is_late = len(stopped) < self._size and now - self._stopped_at > STOP_SECONDS
-            return EndGang() if is_lost or is_late else stop
+            is_lost = any(now - since > self._lost_seconds for since in self._lost.values())
+            return EndGang() if is_lost or self._is_late(stop, now) else stop
         causes = {
             node: state.cause
             for node, state in self._states.items()
@@ -212,8 +254,18 @@ class GangLeader:
         }
         return self._after(stop, causes, now)
 
+    def _is_late(self, stop: StopRound, now: float) -> bool:
+        """Whether ranks have not stopped in time, on nodes that no new pod may replace."""
+        stopped = {n for n, s in self._states.items() if s.round >= stop.round}
+        stopped -= {n for n, s in self._states.items() if s.state == RUNNING}
+        if self._replaces_pods:
+            stopped |= self._lost.keys()
+        return len(stopped) < self._size and now - self._stopped_at > STOP_SECONDS
+
     def _after(self, stop: StopRound, causes: Mapping[int, Cause], now: float) -> GangOrder:
-        if not causes or self._code.revision > self._started_revision:
+        # The loss of a pod is the cause of what the others report. The controller counts it.
+        is_lost_pod = self._has_replaced and not stop.edit
+        if not causes or is_lost_pod or self._code.revision > self._started_revision:
             return self._start(stop.round + 1)
         node, cause = first_cause(causes)
         if self._edit_wait:

@@ -51,13 +51,14 @@ class StartRound(NamedTuple):
 class StopRound(NamedTuple):
     """End the ranks of a round and of all rounds before it, and do not start them.
 
-    failed: because a rank has failed, otherwise for newer code. edit: the failed round waits for
-    the next edit, in development mode.
+    failed: because a rank has failed or a pod is gone, otherwise for newer code. edit: the failed
+    round waits for the next edit, in development mode. lost: because a pod is gone.
     """
 
     round: int
     failed: bool = True
     edit: bool = False
+    lost: bool = False
 
 
 class EndGang(NamedTuple):
@@ -125,7 +126,8 @@ def decode_order(line: bytes) -> GangOrder:
             code = RoundCode(int(body["revision"]), str(body["served"]))
             return StartRound(int(body["round"]), code, int(body["restarts"]))
         if name == "stop":
-            return StopRound(int(body["round"]), bool(body["failed"]), bool(body["edit"]))
+            failed, edit, lost = (bool(body.get(name)) for name in ("failed", "edit", "lost"))
+            return StopRound(int(body["round"]), failed, edit, lost)
         if name == "exit":
             return EndGang()
         if name == "open":

@@ -22,11 +22,16 @@ _LASTED_SECONDS = 600.0  # a round without steps that ran for so long has made p
 
 
 class RestartLimits(NamedTuple):
-    """What the controller permits: restarts, and the exit codes and signals that rules name."""
+    """What the controller permits: restarts, and the exit codes and signals that rules name.
+
+    replace_seconds: how long the gang waits for the replacement of a lost pod; 0: not at all, as in
+    a gang with a head.
+    """
 
     restarts: int = 0
     exit_codes: frozenset[int] = frozenset()
     signals: frozenset[int] = frozenset()
+    replace_seconds: float = 0.0
 
 
 def read_limits(text: str) -> RestartLimits:
@@ -36,7 +41,10 @@ def read_limits(text: str) -> RestartLimits:
     try:
         body = json.loads(text)
         return RestartLimits(
-            int(body["restarts"]), frozenset(body["exitCodes"]), frozenset(body["signals"])
+            int(body["restarts"]),
+            frozenset(body["exitCodes"]),
+            frozenset(body["signals"]),
+            float(body.get("replaceSeconds", 0)),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise LaunchError(

@@ -42,7 +42,7 @@ class GangNode(NamedTuple):
     """This node of the gang, by its node rank.
 
     host, port: of the leader; port 0: each node is its own leader. is_head: node 0 is the head of
-    the job.
+    the job. predecessors: how many pods of this node the Job had before this one.
     """
 
     rank: int
@@ -51,6 +51,7 @@ class GangNode(NamedTuple):
     port: int
     key: str
     is_head: bool = False
+    predecessors: int = 0
 
     @property
     def is_leader(self) -> bool:
@@ -61,8 +62,8 @@ class GangNode(NamedTuple):
 class GangLink(Protocol):
     """The way to the leader."""
 
-    def report(self, state: MemberState) -> None:
-        """Report the state of this node."""
+    def report(self, state: MemberState, leader: int) -> None:
+        """Report the state of this node. leader: the number of the one whose orders it follows."""
 
     def lost_seconds(self) -> float:
         """For how long there has been no connection; 0 with one."""
@@ -85,12 +86,27 @@ class OrderInbox:
 
     def __init__(self) -> None:
         self.order: GangOrder | None = None
+        self._leader = 0
         self._changed = threading.Condition()
 
     def put(self, order: GangOrder) -> None:
         """Replace the order, and wake the main thread."""
+        self._replace(order, 0)
+
+    def change_leader(self) -> int:
+        """Drop the order of the leader before; the number of the new leader. The first is 0."""
+        self._replace(None, 1)
+        return self._leader
+
+    def take(self) -> tuple[GangOrder | None, int]:
+        """The newest order of the present leader, and the number of that leader."""
+        with self._changed:
+            return self.order, self._leader
+
+    def _replace(self, order: GangOrder | None, new_leaders: int) -> None:
         with self._changed:
             self.order = order
+            self._leader += new_leaders
             self._changed.notify_all()
         # `supervise` waits for signals, and looks at the order after each.
         os.kill(os.getpid(), signal.SIGCHLD)
@@ -107,13 +123,20 @@ class OwnLink:
 
     def __init__(self, node: GangNode, limits: RestartLimits, inbox: OrderInbox) -> None:
         size = node.size if node.port else 1
-        self._leader = GangLeader(size, RestartPolicy(limits), is_head=node.is_head)
+        self._leader = GangLeader(
+            size,
+            RestartPolicy(limits),
+            is_head=node.is_head,
+            replace_seconds=limits.replace_seconds,
+        )
         self._inbox = inbox
         self._server: GangServer | None = None
         if node.port and node.size > 1:
             from .server import GangServer  # asyncio takes 60 ms to import
 
-            self._server = GangServer(node.port, node.size, node.key, self._leader, inbox.put)
+            self._server = GangServer(
+                node.port, node.size, node.key, self._leader, inbox.put, node.predecessors
+            )
 
     def call(self, function: Callable[[GangLeader, float], None]) -> None:
         """Run a function with the leader and the present time."""
@@ -125,7 +148,7 @@ class OwnLink:
         if order is not None and order != self._inbox.order:
             self._inbox.put(order)
 
-    def report(self, state: MemberState) -> None:
+    def report(self, state: MemberState, leader: int) -> None:
         """Report the state of this node."""
         self.call(lambda leader, now: leader.receive(0, state, now))
 
@@ -172,7 +195,8 @@ class Rounds:
     """Reports what this node does and follows the orders of the leader.
 
     `look` is called often while this node waits, and before each check for a stop. `pass_gate` is
-    called once, when the gate of the leader is open.
+    called once, when the gate of the leader is open. `leaderless_seconds`: how long a node without
+    ranks waits for a leader, once it has started.
     """
 
     def __init__(
@@ -181,8 +205,11 @@ class Rounds:
         inbox: OrderInbox,
         look: Callable[[], None],
         pass_gate: Callable[[], None] | None = None,
+        leaderless_seconds: float = _LEADERLESS_SECONDS,
     ) -> None:
         self._pass_gate = pass_gate
+        self._leaderless_seconds = leaderless_seconds
+        self._leader = 0  # the number of the leader that knows the state of this node
         self._link = link
         self._inbox = inbox
         self._look = look
@@ -199,7 +226,7 @@ class Rounds:
         wait = _WaitLine()
         while True:
             self._look()
-            order = self._inbox.order
+            order = self._take_order()
             if self._pass_gate and order is not None and not isinstance(order, EndGang):
                 pass_gate, self._pass_gate = self._pass_gate, None
                 pass_gate()
@@ -224,7 +251,7 @@ class Rounds:
     def stop_order(self) -> StopRound | None:
         """The order to end the ranks of the present round, if there is one."""
         self._look()
-        return self._member.stop(self._inbox.order)
+        return self._member.stop(self._take_order())
 
     def end(self, cause: Cause | None, step: int | None, *, stopped: bool) -> None:
         """Report the end of the command of this round. stopped: by an order."""
@@ -245,14 +272,22 @@ class Rounds:
         has_failed = self._member.state.state == FAILED
         return has_failed and isinstance(order, StopRound) and order.edit
 
+    def _take_order(self) -> GangOrder | None:
+        """The newest order. A new leader hears of this node once it follows no older order."""
+        order, leader = self._inbox.take()
+        if leader != self._leader:
+            self._leader, self._reported = leader, None
+            self._report()
+        return order
+
     def _report(self) -> None:
         if self._member.state != self._reported:
             self._reported = self._member.state
-            self._link.report(self._reported)
+            self._link.report(self._reported, self._leader)
 
     def _is_leaderless(self) -> bool:
         has_started = self._member.state.round > NEVER
-        if not has_started or self._link.lost_seconds() <= _LEADERLESS_SECONDS:
+        if not has_started or self._link.lost_seconds() <= self._leaderless_seconds:
             return False
         say("the first node of the gang is gone: this node ends")
         return True
@@ -325,11 +360,17 @@ def _make_link(
         time.sleep(_POLL)
 
 
-def follow(node: GangNode, pass_gate: Callable[[], None], reach_wait: float) -> Rounds:
+def follow(
+    node: GangNode, pass_gate: Callable[[], None], reach_wait: float, replace_seconds: float
+) -> Rounds:
     """Follow the leader of the gang. pass_gate: called once its gate is open, in `await_start`.
 
-    reach_wait: seconds for which the network may not reach the pod of the leader.
+    reach_wait: seconds for which the network may not reach the pod of the leader. replace_seconds:
+    how long this node waits for a new pod of the leader.
     """
     inbox = OrderInbox()
-    connection = LeaderConnection(node.host, node.port, node.rank, node.key, inbox.put, reach_wait)
-    return Rounds(connection, inbox, lambda: None, pass_gate)
+    connection = LeaderConnection(
+        node.host, node.port, node.rank, node.key, inbox, reach_wait, node.predecessors
+    )
+    wait = max(_LEADERLESS_SECONDS, replace_seconds)
+    return Rounds(connection, inbox, lambda: None, pass_gate, wait)

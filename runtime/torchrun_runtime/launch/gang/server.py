@@ -14,6 +14,7 @@ from ..errors import LaunchError
 from ..output import say
 from ..state import start_thread
 from .connection import keep_alive
+from .identity import KnownLaunchers, LauncherId, read_launcher
 from .leader import GangLeader
 from .messages import (
     LONGEST_LINE,
@@ -41,7 +42,8 @@ class GangServer:
     """Connects a GangLeader with the members of its gang.
 
     `leader` is only used in the thread of the server; `call` runs a function there. `ordered` is
-    called there with each new order. Raises LaunchError (ChannelFailed) if the port is taken.
+    called there with each new order. `predecessors`: how many pods of node 0 were there before this
+    one. Raises LaunchError (ChannelFailed) if the port is taken.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class GangServer:
         key: str,
         leader: GangLeader,
         ordered: Callable[[GangOrder], None],
+        predecessors: int = 0,
     ) -> None:
         self.leader = leader
         self._size = size
@@ -60,8 +63,8 @@ class GangServer:
         self._writers: dict[int, asyncio.StreamWriter] = {}
         listener = _listen(port)
         self._loop = asyncio.new_event_loop()
-        self._instance = secrets.token_hex(8)
-        self._instances: dict[int, str] = {}  # of the launchers of the members
+        self._launcher = LauncherId(secrets.token_hex(8), predecessors)
+        self._members = KnownLaunchers()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         _raise_descriptor_limit(size + _SPARE_DESCRIPTORS)
         self._thread = start_thread(lambda: self._serve_until_end(listener))
@@ -155,14 +158,13 @@ class GangServer:
             raise InvalidMessageError("not an index of this gang")
         if not is_proof(hello.get("proof"), proof(self._key, "member", nonces, index)):
             raise InvalidMessageError("not of this attempt")
-        instance = str(hello.get("instance"))
-        # Kueue may end the pods of a Job and create others with the same key.
         has_started = isinstance(self.leader.order, (StartRound, StopRound, EndGang))
-        if has_started and self._instances.get(index) != instance:
-            raise InvalidMessageError("another launcher of this node has started")
-        self._instances[index] = instance
+        if self._members.join(index, read_launcher(hello), has_started=has_started):
+            self._writers.pop(index, None)  # what the launcher before has sent arrives no more
+            self.leader.replace(index, time.monotonic())
+            self._send_new_order()
         claim = proof(self._key, "leader", nonces, index)
-        writer.write(encode({"proof": claim, "instance": self._instance}))
+        writer.write(encode({"proof": claim, **self._launcher._asdict()}))
         return index
 
 

@@ -5,19 +5,12 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ports import free_port
-from torchrun_runtime.launch.gang.connection import LeaderConnection
-from torchrun_runtime.launch.gang.leader import GangLeader
-from torchrun_runtime.launch.gang.messages import GangOrder, MemberState, StartRound
-from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy
-from torchrun_runtime.launch.gang.rounds import OrderInbox
-from torchrun_runtime.launch.gang.server import GangServer
 from unit.runtime.launching import FOLDER, PYTHONS, Launched, Launcher, Result
 
 RESTARTS = json.dumps({"restarts": 3, "exitCodes": [42], "signals": []})
@@ -35,9 +28,12 @@ class Gang:
 
     def annotate(self, **annotations: str) -> None:
         """Write the annotations of node 0 as the kubelet does."""
-        file = self.launchers[0].directory / "annotations"
+        self.annotate_pod(0, **{f"torchrun.ai/{k}": v for k, v in annotations.items()})
+
+    def annotate_pod(self, node: int, **annotations: str) -> None:
+        file = self.launchers[node].directory / "annotations"
         new = file.with_suffix(".new")
-        new.write_text("".join(f'torchrun.ai/{k}="{v}"\n' for k, v in annotations.items()))
+        new.write_text("".join(f'{k}="{v}"\n' for k, v in annotations.items()))
         new.rename(file)
 
     def start(self, command: str, nodes: "list[int] | None" = None, **more: str) -> list[Launched]:
@@ -232,6 +228,56 @@ def test_a_pod_that_kubernetes_ends_does_not_disturb_the_others(make_gang: GangF
     assert [(r.exit_code, r.out) for r in results] == [(0, "saved\n")] * 2
 
 
+# The ranks of the first round never end. The others end once all of them run.
+WAITS_FOR_A_NEW_POD = """
+echo "round $TORCHRUN_ROUND"
+touch "$SHARED/$TORCHRUN_ROUND-$NODE_RANK"
+[ "$TORCHRUN_ROUND" = 0 ] && exec sleep 1000
+for node in $(seq 0 $((PET_NNODES - 1))); do
+  while [ ! -e "$SHARED/$TORCHRUN_ROUND-$node" ]; do sleep 0.05; done
+done
+"""
+REPLACES = json.dumps({"restarts": 3, "exitCodes": [], "signals": [], "replaceSeconds": 300})
+FAILURE_COUNT = "batch.kubernetes.io/job-index-failure-count"
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("is_evicted", [True, False])
+def test_a_lost_pod_is_replaced_and_the_others_keep_theirs(
+    make_gang: GangFactory, node: int, is_evicted: bool
+) -> None:
+    gang = make_gang(3)
+    gang.annotate(start="1")
+    running = gang.start(WAITS_FOR_A_NEW_POD, TORCHRUN_IN_PLACE_RESTARTS=REPLACES)
+    for launched in running:
+        assert launched.line() == "round 0"
+    if is_evicted:
+        running[node].stop()
+        assert running[node].end().exit_code == 143
+    else:
+        gang.launchers[node].clear()
+    others = [launched for index, launched in enumerate(running) if index != node]
+    gang.annotate_pod(node, **{FAILURE_COUNT: "1", "torchrun.ai/start": "1"})
+    new = gang.start_node(node, WAITS_FOR_A_NEW_POD, TORCHRUN_IN_PLACE_RESTARTS=REPLACES)
+    await_line(new, "waiting at the start gate until the pod before this one has stopped")
+    assert [launched.process.poll() for launched in others] == [None, None]
+    gang.annotate_pod(node, **{FAILURE_COUNT: "1", "torchrun.ai/start": "1/1"})
+    result = new.end()
+    assert (result.exit_code, result.out) == (0, "round 1\n")
+    for launched in others:
+        result = launched.end()
+        assert (result.exit_code, result.out) == (0, "round 1\n")
+        assert "stopping the ranks, because a pod of another node is gone" in result.err
+
+
+def test_a_new_pod_waits_for_one_of_node_0_that_is_lost_too(make_gang: GangFactory) -> None:
+    gang = make_gang(2)
+    gang.annotate_pod(1, **{FAILURE_COUNT: "1", "torchrun.ai/start": "1/1"})
+    lost = {"PET_MASTER_ADDR": "lost.invalid", "TORCHRUN_RESOLVE_WAIT_SECONDS": "0.1"}
+    new = gang.start_node(1, "true", TORCHRUN_IN_PLACE_RESTARTS=REPLACES, **lost)
+    await_line(new, "waiting for node 0 of the gang at lost.invalid")
+
+
 def test_a_node_ends_when_the_first_node_is_gone(
     make_gang: GangFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,98 +309,3 @@ def test_a_taken_port_ends_the_first_node_with_advice(make_gang: GangFactory) ->
         result = gang.start_node(0, "true").end()
     assert (result.exit_code, result.message["reason"]) == (125, "ChannelFailed")
     assert f"port {gang.port}" in str(result.message["message"])
-
-
-@contextmanager
-def server(size: int, key: str = "uid 1") -> Iterator[tuple[GangServer, int]]:
-    port = free_port()
-    running = GangServer(
-        port, size, key, GangLeader(size, RestartPolicy(RestartLimits())), lambda _: None
-    )
-    try:
-        yield running, port
-    finally:
-        running.close()
-
-
-def await_order(inbox: OrderInbox, expected: GangOrder) -> None:
-    while inbox.order != expected:
-        inbox.wait(inbox.order, 60)
-
-
-def test_a_launcher_of_another_attempt_gets_no_order() -> None:
-    with server(2) as (leader, port), ExitStack() as stack:
-        inboxes = [OrderInbox(), OrderInbox()]
-        for inbox, key in zip(inboxes, ("uid 0", "uid 1"), strict=True):
-            connection = LeaderConnection("127.0.0.1", port, 1, key, inbox.put)
-            stack.callback(connection.close)
-        leader.call(lambda state, now: state.receive(0, MemberState(), now))
-        leader.call(GangLeader.open_gate)
-        await_order(inboxes[1], StartRound(0))
-        assert inboxes[0].order is None
-
-
-def test_garbage_does_not_disturb_the_leader() -> None:
-    with server(2) as (leader, port), ExitStack() as stack:
-        for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b'{"index": "x"}\n', b"x" * 100_000):
-            with socket.create_connection(("127.0.0.1", port)) as connection:
-                connection.settimeout(60)
-                connection.sendall(garbage)
-                connection.shutdown(socket.SHUT_WR)
-                while connection.recv(4096):
-                    pass
-        inbox = OrderInbox()
-        member = LeaderConnection("127.0.0.1", port, 1, "uid 1", inbox.put)
-        stack.callback(member.close)
-        leader.call(lambda state, now: state.receive(0, MemberState(), now))
-        leader.call(GangLeader.open_gate)
-        await_order(inbox, StartRound(0))
-
-
-def test_a_leader_serves_a_large_gang() -> None:
-    size = 400
-    with server(size) as (leader, port), ExitStack() as stack:
-        inboxes = []
-        for index in range(1, size):
-            inboxes.append(OrderInbox())
-            member = LeaderConnection("127.0.0.1", port, index, "uid 1", inboxes[-1].put)
-            stack.callback(member.close)
-        leader.call(lambda state, now: state.receive(0, MemberState(), now))
-        leader.call(GangLeader.open_gate)
-        for inbox in inboxes:
-            await_order(inbox, StartRound(0))
-
-
-def test_a_second_launcher_of_a_node_joins_no_round_that_has_started() -> None:
-    with server(2) as (leader, port), ExitStack() as stack:
-        inboxes = [OrderInbox(), OrderInbox()]
-        first = LeaderConnection("127.0.0.1", port, 1, "uid 1", inboxes[0].put)
-        stack.callback(first.close)
-        leader.call(lambda state, now: state.receive(0, MemberState(), now))
-        leader.call(GangLeader.open_gate)
-        await_order(inboxes[0], StartRound(0))
-        second = LeaderConnection("127.0.0.1", port, 1, "uid 1", inboxes[1].put)
-        stack.callback(second.close)
-        while "not a message" not in second.describe_wait():
-            inboxes[1].wait(None, 0.05)
-        assert inboxes[1].order is None
-
-
-def test_a_node_that_has_started_follows_no_other_leader() -> None:
-    inbox = OrderInbox()
-    with ExitStack() as stack:
-        with server(2) as (leader, port):
-            member = LeaderConnection("127.0.0.1", port, 1, "uid 1", inbox.put)
-            stack.callback(member.close)
-            leader.call(lambda state, now: state.receive(0, MemberState(), now))
-            leader.call(GangLeader.open_gate)
-            await_order(inbox, StartRound(0))
-            member.report(MemberState("running", 0))
-        orders: list[GangOrder] = []
-        another = GangServer(
-            port, 2, "uid 1", GangLeader(2, RestartPolicy(RestartLimits())), orders.append
-        )
-        stack.callback(another.close)
-        while "not the launcher that started" not in member.describe_wait():
-            inbox.wait(inbox.order, 0.05)
-        assert orders == []

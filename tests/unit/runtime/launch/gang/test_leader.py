@@ -34,9 +34,10 @@ def cause(message: str = "ValueError: no", code: int = 1, reason: str = "Excepti
 LOST_PEER = cause("RuntimeError: Connection closed by peer")
 
 
-def gang(size: int = 2, restarts: int = 3) -> GangLeader:
+def gang(size: int = 2, restarts: int = 3, replace_seconds: float = 0.0) -> GangLeader:
     """A gang of which all members are ready, with an open gate: round 0 has started."""
-    leader = GangLeader(size, RestartPolicy(RestartLimits(restarts)))
+    policy = RestartPolicy(RestartLimits(restarts))
+    leader = GangLeader(size, policy, replace_seconds=replace_seconds)
     for index in range(size):
         leader.receive(index, MemberState(), 0)
     leader.open_gate(0)

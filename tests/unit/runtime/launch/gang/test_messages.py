@@ -29,10 +29,22 @@ def test_a_state_arrives_as_it_was_sent(state: MemberState) -> None:
 
 
 @pytest.mark.parametrize(
-    "order", [OpenGate(), StartRound(3, RoundCode(7, "http://a b"), 2), StopRound(3), EndGang()]
+    "order",
+    [
+        OpenGate(),
+        StartRound(3, RoundCode(7, "http://a b"), 2),
+        StopRound(3),
+        StopRound(3, lost=True),
+        EndGang(),
+    ],
 )
 def test_an_order_arrives_as_it_was_sent(order: GangOrder) -> None:
     assert decode_order(encode_order(order)) == order
+
+
+def test_a_stop_of_an_older_launcher_is_understood() -> None:
+    line = b'{"order": "stop", "round": 3, "failed": true, "edit": false}\n'
+    assert decode_order(line) == StopRound(3)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,141 @@
+"""The connections between the leader and the members: who may join, and what each side hears."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from ports import free_port
+from torchrun_runtime.launch.gang.connection import LeaderConnection
+from torchrun_runtime.launch.gang.leader import GangLeader
+from torchrun_runtime.launch.gang.messages import GangOrder, MemberState, StartRound, StopRound
+from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy
+from torchrun_runtime.launch.gang.rounds import OrderInbox
+from torchrun_runtime.launch.gang.server import GangServer
+
+
+@contextmanager
+def server(size: int, key: str = "uid 1") -> Iterator[tuple[GangServer, int]]:
+    port = free_port()
+    running = GangServer(
+        port, size, key, GangLeader(size, RestartPolicy(RestartLimits())), lambda _: None
+    )
+    try:
+        yield running, port
+    finally:
+        running.close()
+
+
+def await_order(inbox: OrderInbox, expected: GangOrder) -> None:
+    while inbox.order != expected:
+        inbox.wait(inbox.order, 60)
+
+
+def test_a_launcher_of_another_attempt_gets_no_order() -> None:
+    with server(2) as (leader, port), ExitStack() as stack:
+        inboxes = [OrderInbox(), OrderInbox()]
+        for inbox, key in zip(inboxes, ("uid 0", "uid 1"), strict=True):
+            connection = LeaderConnection("127.0.0.1", port, 1, key, inbox)
+            stack.callback(connection.close)
+        leader.call(lambda state, now: state.receive(0, MemberState(), now))
+        leader.call(GangLeader.open_gate)
+        await_order(inboxes[1], StartRound(0))
+        assert inboxes[0].order is None
+
+
+def test_garbage_does_not_disturb_the_leader() -> None:
+    with server(2) as (leader, port), ExitStack() as stack:
+        for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b'{"index": "x"}\n', b"x" * 100_000):
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.settimeout(60)
+                connection.sendall(garbage)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(4096):
+                    pass
+        inbox = OrderInbox()
+        member = LeaderConnection("127.0.0.1", port, 1, "uid 1", inbox)
+        stack.callback(member.close)
+        leader.call(lambda state, now: state.receive(0, MemberState(), now))
+        leader.call(GangLeader.open_gate)
+        await_order(inbox, StartRound(0))
+
+
+def test_a_leader_serves_a_large_gang() -> None:
+    size = 400
+    with server(size) as (leader, port), ExitStack() as stack:
+        inboxes = []
+        for index in range(1, size):
+            inboxes.append(OrderInbox())
+            member = LeaderConnection("127.0.0.1", port, index, "uid 1", inboxes[-1])
+            stack.callback(member.close)
+        leader.call(lambda state, now: state.receive(0, MemberState(), now))
+        leader.call(GangLeader.open_gate)
+        for inbox in inboxes:
+            await_order(inbox, StartRound(0))
+
+
+def test_a_second_launcher_of_a_node_joins_no_round_that_has_started() -> None:
+    with server(2) as (leader, port), ExitStack() as stack:
+        inboxes = [OrderInbox(), OrderInbox()]
+        first = LeaderConnection("127.0.0.1", port, 1, "uid 1", inboxes[0])
+        stack.callback(first.close)
+        leader.call(lambda state, now: state.receive(0, MemberState(), now))
+        leader.call(GangLeader.open_gate)
+        await_order(inboxes[0], StartRound(0))
+        second = LeaderConnection("127.0.0.1", port, 1, "uid 1", inboxes[1])
+        stack.callback(second.close)
+        while "not a message" not in second.describe_wait():
+            inboxes[1].wait(None, 0.05)
+        assert inboxes[1].order is None
+
+
+@contextmanager
+def member_of_a_gang_that_has_started(inbox: OrderInbox) -> Iterator[tuple[LeaderConnection, int]]:
+    """A member, and the port of its leader, which has ended."""
+    with ExitStack() as stack:
+        with server(2) as (leader, port):
+            member = LeaderConnection("127.0.0.1", port, 1, "uid 1", inbox)
+            stack.callback(member.close)
+            leader.call(lambda state, now: state.receive(0, MemberState(), now))
+            leader.call(GangLeader.open_gate)
+            await_order(inbox, StartRound(0))
+            member.report(MemberState("running", 0))
+        yield member, port
+
+
+@contextmanager
+def another_server(port: int, predecessors: int) -> Iterator[tuple[GangServer, list[GangOrder]]]:
+    """A leader after the first one, and its orders."""
+    orders: list[GangOrder] = []
+    leader = GangLeader(2, RestartPolicy(RestartLimits()))
+    running = GangServer(port, 2, "uid 1", leader, orders.append, predecessors)
+    try:
+        yield running, orders
+    finally:
+        running.close()
+
+
+def test_a_state_under_the_leader_before_does_not_reach_a_new_one() -> None:
+    inbox = OrderInbox()
+    with (
+        member_of_a_gang_that_has_started(inbox) as (member, port),
+        another_server(port, 1) as (leader, orders),
+    ):
+        while inbox.take()[1] == 0:
+            inbox.wait(inbox.order, 0.05)
+        member.report(MemberState("running", 0), 0)
+        member.report(MemberState("ready", 0), 1)
+        leader.call(lambda state, now: state.receive(0, MemberState(), now))
+        leader.call(GangLeader.open_gate)
+        await_order(inbox, StartRound(1))
+        assert not any(isinstance(order, StopRound) for order in orders)
+
+
+def test_a_node_that_has_started_follows_no_other_leader() -> None:
+    inbox = OrderInbox()
+    with (
+        member_of_a_gang_that_has_started(inbox) as (member, port),
+        another_server(port, 0) as (_, orders),
+    ):
+        while "not the launcher that started" not in member.describe_wait():
+            inbox.wait(inbox.order, 0.05)
+        assert orders == []

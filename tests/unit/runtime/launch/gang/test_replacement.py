@@ -1,0 +1,235 @@
+"""A pod of a gang is lost: the others keep theirs, and wait for the pod that replaces it."""
+
+import pytest
+
+from torchrun_runtime.launch.gang.identity import (
+    KnownLaunchers,
+    LauncherId,
+    check_leader,
+    read_launcher,
+)
+from torchrun_runtime.launch.gang.leader import STOP_SECONDS, GangLeader, Predecessor
+from torchrun_runtime.launch.gang.messages import (
+    FAILED,
+    LEAVING,
+    READY,
+    RUNNING,
+    SUCCEEDED,
+    EndGang,
+    InvalidMessageError,
+    MemberState,
+    OpenGate,
+    RoundCode,
+    StartRound,
+    StopRound,
+)
+from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy
+from unit.runtime.launch.gang.test_leader import LOST_PEER, cause, gang, run
+
+WAIT = 300.0  # seconds for a new pod
+FIRST, SECOND = LauncherId("a", 0), LauncherId("b", 0)
+NEW, NEWER = LauncherId("c", 1), LauncherId("d", 2)
+
+
+def running(size: int = 2, restarts: int = 3) -> GangLeader:
+    leader = gang(size, restarts, WAIT)
+    run(leader, 0, size)
+    return leader
+
+
+def test_a_round_follows_once_the_new_pod_is_there_and_is_no_restart_of_the_ranks() -> None:
+    leader = running()
+    leader.lose(1, 1)
+    leader.tick(100)
+    assert leader.order == StartRound(0), "the others may succeed without the connection"
+    leader.receive(0, MemberState(FAILED, 0, LOST_PEER), 100)
+    leader.tick(110)
+    assert leader.order == StopRound(0)
+    leader.replace(1, 111)
+    assert leader.missing() == [1]
+    leader.receive(1, MemberState(), 112)
+    assert leader.order == StopRound(0), "it may start round 0 until it gives it up"
+    leader.receive(1, MemberState(READY, 0), 112)
+    assert leader.order == StartRound(1)
+    assert leader.restarts().total == 0
+
+
+def test_a_pod_that_leaves_stops_the_others_and_is_waited_for() -> None:
+    leader = running()
+    leader.receive(1, MemberState(LEAVING, 0), 1)
+    assert leader.order == StopRound(0, lost=True)
+    leader.receive(0, MemberState(READY, 0), 2)
+    leader.tick(2 * STOP_SECONDS)
+    assert leader.order == StopRound(0, lost=True), "its ranks may save a checkpoint"
+    leader.lose(1, 61)
+    leader.replace(1, 70)
+    leader.receive(1, MemberState(READY, 0), 71)
+    assert leader.order == StartRound(1)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_the_wait_for_a_new_pod_is_limited(leaves: bool) -> None:
+    leader = running()
+    if leaves:
+        leader.receive(1, MemberState(LEAVING, 0), 1)
+    leader.lose(1, 1)
+    leader.receive(0, MemberState(FAILED, 0, cause()), 1)
+    leader.tick(1 + WAIT)
+    assert isinstance(leader.order, StopRound)
+    leader.tick(2 + WAIT)
+    assert leader.order == EndGang()
+
+
+def test_a_new_pod_that_does_not_report_is_waited_for_no_longer() -> None:
+    leader = running()
+    leader.receive(0, MemberState(FAILED, 0, cause()), 1)
+    leader.replace(1, 1)
+    leader.tick(2 + WAIT)
+    assert leader.order == EndGang()
+
+
+def test_a_new_pod_stops_the_ranks_that_wait_for_those_of_the_lost_one() -> None:
+    leader = running(3)
+    leader.replace(1, 30)
+    assert leader.order == StopRound(0, lost=True)
+    for index in range(3):
+        leader.receive(index, MemberState(READY, 0), 31)
+    assert leader.order == StartRound(1)
+
+
+def test_the_failure_of_a_lost_pod_is_left_to_the_controller() -> None:
+    leader = running(3, restarts=1)
+    for number in range(3):
+        run(leader, number, 3)
+        leader.receive(2, MemberState(FAILED, number, cause("NCCL error")), 1)
+        leader.replace(1, 2)
+        for index in (0, 1):
+            leader.receive(index, MemberState(READY, number), 3)
+        assert leader.order == StartRound(number + 1)
+    run(leader, 3, 3)
+    leader.receive(2, MemberState(FAILED, 3, cause()), 4)
+    for index in (0, 1):
+        leader.receive(index, MemberState(READY, 3), 4)
+    assert leader.order == StartRound(4, restarts=1), "a failure of a rank counts again"
+
+
+def test_ranks_that_do_not_stop_end_the_gang_while_a_pod_is_lost() -> None:
+    leader = running(3)
+    leader.lose(1, 1)
+    leader.receive(0, MemberState(FAILED, 0, cause()), 1)
+    leader.tick(1 + STOP_SECONDS)
+    assert leader.order == StopRound(0)
+    leader.tick(2 + STOP_SECONDS)
+    assert leader.order == EndGang(), "node 2 is connected, and its ranks run"
+
+
+def test_without_restarts_only_the_loss_of_a_pod_is_waited_for() -> None:
+    leader = running(3, restarts=0)
+    leader.receive(0, MemberState(FAILED, 0, LOST_PEER), 1)
+    assert leader.order == StartRound(0)
+    leader.receive(1, MemberState(FAILED, 0, cause()), 2)
+    assert leader.order == EndGang()
+    default = gang(3, restarts=0)
+    run(default, 0, 3)
+    default.receive(0, MemberState(FAILED, 0, LOST_PEER), 1)
+    assert default.order == EndGang()
+
+
+def test_the_others_succeed_again_with_the_new_pod() -> None:
+    leader = running()
+    leader.receive(0, MemberState(SUCCEEDED, 0), 1)
+    leader.lose(1, 1)
+    leader.tick(WAIT)
+    assert leader.order == StartRound(0)
+    leader.replace(1, WAIT)
+    leader.receive(1, MemberState(READY, 0), WAIT)
+    assert leader.order == StartRound(1)
+
+
+def test_a_failed_round_waits_for_the_edit_beside_a_new_pod() -> None:
+    leader = running()
+    leader.announce(RoundCode(0), 3600, 0)
+    leader.receive(0, MemberState(FAILED, 0, cause()), 1)
+    leader.receive(1, MemberState(READY, 0), 1)
+    assert leader.order == StopRound(0, edit=True)
+    leader.replace(1, 50)
+    leader.receive(1, MemberState(READY, 0), 60)
+    assert leader.order == StopRound(0, edit=True)
+    leader.announce(RoundCode(1), 3600, 61)
+    assert leader.order == StartRound(1, RoundCode(1))
+
+
+def test_a_new_leader_stops_the_ranks_of_the_one_before_and_continues_its_rounds() -> None:
+    leader = GangLeader(3, RestartPolicy(RestartLimits(3)), replace_seconds=WAIT)
+    leader.receive(1, MemberState(READY, 4), 0)
+    assert leader.order is None
+    leader.receive(2, MemberState(RUNNING, 5), 0)
+    assert leader.order == StopRound(5, lost=True), "before the gate is open"
+    leader.receive(1, MemberState(READY, 5), 1)
+    leader.receive(2, MemberState(READY, 5), 1)
+    leader.receive(0, MemberState(), 2)
+    assert leader.order == StopRound(5, lost=True), "the ranks of its own node may still run"
+    leader.lose(1, 3)
+    leader.open_gate(4, Predecessor(restarts=2, first_round=3))
+    assert leader.order == OpenGate()
+    leader.receive(1, MemberState(READY, 5), 5)
+    assert leader.order == StartRound(6, restarts=2)
+
+
+def test_a_new_leader_starts_no_round_that_a_member_has_given_up() -> None:
+    leader = GangLeader(2, RestartPolicy(RestartLimits(3)), replace_seconds=WAIT)
+    leader.receive(1, MemberState(RUNNING, 5), 0)
+    assert leader.order == StopRound(5, lost=True)
+    leader.replace(1, 1)
+    leader.receive(1, MemberState(), 2)
+    leader.receive(0, MemberState(), 2)
+    leader.open_gate(2)
+    assert leader.order == StartRound(6), "the new pod has the order to give up round 5"
+
+
+def test_a_pod_joins_a_gang_that_has_started_only_if_it_replaces_the_one_before() -> None:
+    launchers = KnownLaunchers()
+    assert not launchers.join(1, FIRST, has_started=False)
+    assert launchers.join(1, SECOND, has_started=False), "as after a suspension by Kueue"
+    with pytest.raises(InvalidMessageError):
+        launchers.join(1, FIRST, has_started=True)
+    assert not launchers.join(1, SECOND, has_started=True), "the same one connects again"
+    assert launchers.join(1, NEW, has_started=True)
+    assert launchers.join(1, NEWER, has_started=True)
+
+
+@pytest.mark.parametrize("has_started", [True, False])
+def test_a_lost_pod_does_not_join_beside_its_replacement(has_started: bool) -> None:
+    launchers = KnownLaunchers()
+    launchers.join(1, NEW, has_started=False)
+    with pytest.raises(InvalidMessageError, match="a newer pod"):
+        launchers.join(1, FIRST, has_started=has_started)
+
+
+@pytest.mark.parametrize(
+    ("state", "known", "leader", "follows"),
+    [
+        (MemberState(), FIRST, SECOND, True),
+        (MemberState(RUNNING, 0), None, FIRST, True),
+        (MemberState(RUNNING, 0), FIRST, FIRST, True),
+        (MemberState(RUNNING, 0), FIRST, SECOND, False),
+        (MemberState(RUNNING, 0), FIRST, NEW, True),
+        (MemberState(RUNNING, 0), NEWER, NEW, False),
+        (MemberState(LEAVING, 0), FIRST, NEW, False),
+        (MemberState(LEAVING, 0), FIRST, FIRST, True),
+    ],
+)
+def test_a_node_that_has_started_follows_only_the_replacement_of_its_leader(
+    state: MemberState, known: LauncherId | None, leader: LauncherId, follows: bool
+) -> None:
+    if follows:
+        check_leader(state, known, leader)
+        return
+    with pytest.raises(InvalidMessageError):
+        check_leader(state, known, leader)
+
+
+@pytest.mark.parametrize("count", [None, "1", 1.5])
+def test_a_launcher_without_a_number_has_no_predecessors(count: object) -> None:
+    body: dict[str, object] = {"instance": "a", "predecessors": count}
+    assert read_launcher(body) == FIRST
