@@ -7,7 +7,7 @@ from e2e.gpus import assert_never_together
 from e2e.history import History
 from e2e.manifests import job
 from e2e.ranks import ROUNDS, kill_rank, pod_of
-from e2e.space import Space
+from e2e.space import PATIENCE, Space
 from torchrun_api import names
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS
@@ -23,10 +23,13 @@ def more_than_half_a_node(cluster: Cluster) -> JsonObject:
     return {"cpus": f"{int(cpus * 600)}m", "memory": "128Mi"}
 
 
-def assert_a_restart_in_place_keeps_the_nodes(space: Space, queue: str, waits: str) -> None:
+def assert_a_restart_in_place_keeps_the_nodes(
+    space: Space, queue: str, waits: str, seconds: float = PATIENCE
+) -> None:
     """Check that a gang which waits with the reason `waits` gets no node before the first ends.
 
-    A rank of the first gang fails meanwhile, and the ranks restart in the same pods.
+    A rank of the first gang fails meanwhile, and the ranks restart in the same pods. The second
+    gang gets the nodes within so many `seconds`.
     """
     with space.history(PODS) as pods:
         space.apply(job("holder", queue, ROUNDS, NODES))
@@ -36,7 +39,7 @@ def assert_a_restart_in_place_keeps_the_nodes(space: Space, queue: str, waits: s
         workers = {pod_of(space, "holder", index) for index in range(NODES)}
         kill_rank(space, min(workers))
         status = space.wait_phase("holder", "Succeeded")
-        space.wait_phase("rival", "Succeeded")
+        space.wait_phase("rival", "Succeeded", seconds)
         assert_never_together(pods, "holder", "rival")
         placed = _nodes(pods, "holder")
     assert (status.get("attempt", 0), status["restarts"], status["restartsInPlace"]) == (0, 1, 1)
