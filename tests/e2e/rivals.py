@@ -7,7 +7,7 @@ from e2e.gpus import assert_never_together
 from e2e.history import History
 from e2e.manifests import job
 from e2e.ranks import ROUNDS, kill_rank, pod_of
-from e2e.space import PATIENCE, Space
+from e2e.space import Space
 from torchrun_api import names
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS
@@ -23,13 +23,10 @@ def more_than_half_a_node(cluster: Cluster) -> JsonObject:
     return {"cpus": f"{int(cpus * 600)}m", "memory": "128Mi"}
 
 
-def assert_a_restart_in_place_keeps_the_nodes(
-    space: Space, queue: str, waits: str, seconds: float = PATIENCE
-) -> None:
+def assert_a_restart_in_place_keeps_the_nodes(space: Space, queue: str, waits: str) -> None:
     """Check that a gang which waits with the reason `waits` gets no node before the first ends.
 
-    A rank of the first gang fails meanwhile, and the ranks restart in the same pods. The second
-    gang gets the nodes within so many `seconds`.
+    A rank of the first gang fails meanwhile, and the ranks restart in the same pods.
     """
     with space.history(PODS) as pods:
         space.apply(job("holder", queue, ROUNDS, NODES))
@@ -39,7 +36,7 @@ def assert_a_restart_in_place_keeps_the_nodes(
         workers = {pod_of(space, "holder", index) for index in range(NODES)}
         kill_rank(space, min(workers))
         status = space.wait_phase("holder", "Succeeded")
-        space.wait_phase("rival", "Succeeded", seconds)
+        space.wait_phase("rival", "Succeeded")
         assert_never_together(pods, "holder", "rival")
         placed = _nodes(pods, "holder")
     assert (status.get("attempt", 0), status["restarts"], status["restartsInPlace"]) == (0, 1, 1)
