@@ -3,7 +3,7 @@
 import json
 
 from e2e.cluster import Cluster
-from e2e.gpus import assert_never_together
+from e2e.gpus import ROLE, assert_never_together
 from e2e.history import History
 from e2e.manifests import job
 from e2e.ranks import ROUNDS, kill_rank, pod_of
@@ -18,7 +18,8 @@ NODES = 2
 
 def more_than_half_a_node(cluster: Cluster) -> JsonObject:
     """Resources of a worker that leave no room for a second one on any of the real nodes."""
-    listed = json.loads(cluster.kubectl("get", "nodes", "-o", "json").stdout)["items"]
+    real = ("-l", f"!{ROLE}", "-o", "json")
+    listed = json.loads(cluster.kubectl("get", "nodes", *real).stdout)["items"]
     cpus = max(parse(node["status"]["allocatable"]["cpu"]) for node in listed)
     return {"cpus": f"{int(cpus * 600)}m", "memory": "128Mi"}
 
