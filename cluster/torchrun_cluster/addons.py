@@ -1,4 +1,4 @@
-"""Optional parts of a cluster: programs of Volcano, Kueue and KubeRay, as pinned in `go/`.
+"""Optional parts of a cluster: programs of Volcano, Kueue and others, as pinned in `go/`.
 
 Custom resources and access rights are the projects' own manifests, read from their Go modules. The
 programs run beside the cluster's other processes, under the names of the service accounts that
@@ -18,7 +18,7 @@ from typing import Any
 
 from . import binaries, components
 from .api import ApiServer
-from .certificates import Authority, Subject
+from .certificates import SCHEDULER, Authority, Subject
 from .errors import ClusterError
 from .state import State
 
@@ -43,8 +43,8 @@ class Addon:
     """
 
     subjects: Mapping[str, Subject]
-    manifests: str
-    """A file or a folder for kustomize, in the programs' Go module."""
+    manifests: tuple[str, ...]
+    """Files, or folders for kustomize, in the programs' Go module."""
     adapt: Callable[[State, list[dict[str, Any]]], list[dict[str, Any]]]
     is_ready: Callable[[ApiServer], bool]
 
@@ -58,11 +58,9 @@ def find(name: str) -> Addon:
 
 def apply(addon: Addon, name: str, cluster: State, kubectl: Kubectl) -> None:
     """Write the programs' configuration and create all objects that they need."""
-    source = binaries.module_folder(next(iter(addon.subjects))) / addon.manifests
-    text = kubectl("kustomize", str(source)).stdout if source.is_dir() else source.read_text()
-    # There is no YAML in Python's standard library.
-    convert = ("create", "--dry-run=client", "--validate=false", "--output=json", "-f", "-")
-    objects = addon.adapt(cluster, list(_documents(kubectl(*convert, stdin=text).stdout)))
+    module = binaries.module_folder(next(iter(addon.subjects)))
+    source = [each for path in addon.manifests for each in _read(module / path, kubectl)]
+    objects = addon.adapt(cluster, source)
     record = _record(cluster, name)
     record.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
     kubectl("apply", "--server-side", "--force-conflicts", "-f", str(record), timeout=PATIENCE)
@@ -86,6 +84,14 @@ def delete_rest(name: str, cluster: State, kubectl: Kubectl) -> None:
 
 def _record(cluster: State, name: str) -> Path:
     return cluster.folder / f"{name}.objects.json"
+
+
+def _read(manifests: Path, kubectl: Kubectl) -> Iterator[dict[str, Any]]:
+    is_folder = manifests.is_dir()
+    text = kubectl("kustomize", str(manifests)).stdout if is_folder else manifests.read_text()
+    # There is no YAML in Python's standard library.
+    convert = ("create", "--dry-run=client", "--validate=false", "--output=json", "-f", "-")
+    return _documents(kubectl(*convert, stdin=text).stdout)
 
 
 def _documents(text: str) -> Iterator[dict[str, Any]]:
@@ -166,6 +172,38 @@ def _kueue_is_ready(api: ApiServer) -> bool:
     return api.request("POST", path, flavor)[0] == HTTPStatus.CREATED
 
 
+def _coscheduling(cluster: State, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    kubeconfig = cluster.component_kubeconfig("coscheduling-scheduler")
+    plugin = {"enabled": [{"name": "Coscheduling"}]}
+    profile = {
+        "schedulerName": "scheduler-plugins-scheduler",
+        # Pods of one gang must follow each other in the queue.
+        "plugins": {"multiPoint": plugin, "queueSort": {**plugin, "disabled": [{"name": "*"}]}},
+        # As in the project's own configuration.
+        "pluginConfig": [{"name": "Coscheduling", "args": {"permitWaitingTimeSeconds": 10}}],
+    }
+    configuration = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "leaderElection": {"leaderElect": False},
+        "clientConnection": {"kubeconfig": str(kubeconfig)},
+        "profiles": [profile],
+    }
+    components.coscheduling_configuration(cluster).write_text(json.dumps(configuration) + "\n")
+    # The controller only counts pods in the status of their group, which nobody here reads.
+    of_scheduler = "system:kube-scheduler:plugins"
+    return [
+        item
+        for item in objects
+        if item["kind"] == CRD
+        or (item["kind"] in RIGHTS and item["metadata"]["name"] == of_scheduler)
+    ]
+
+
+def _coscheduling_is_ready(api: ApiServer) -> bool:
+    return api.exists("/apis/scheduling.x-k8s.io/v1alpha1/podgroups")
+
+
 def _kuberay(cluster: State, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
     del cluster
     manifests = [item for item in objects if item["kind"] in (CRD, *RIGHTS)]
@@ -201,19 +239,26 @@ ADDONS = {
             name: _account(name, "volcano-system", name)
             for name in ("volcano-controllers", "volcano-scheduler")
         },
-        "installer/volcano-development.yaml",
+        ("installer/volcano-development.yaml",),
         _volcano,
         _volcano_is_ready,
     ),
     "kueue": Addon(
         {"kueue": _account("kueue", KUEUE_NAMESPACE, "kueue-controller-manager")},
-        "config/default",
+        ("config/default",),
         _kueue,
         _kueue_is_ready,
     ),
+    "coscheduling": Addon(
+        # Its manifests extend the rights of kube-scheduler.
+        {"coscheduling-scheduler": Subject("coscheduling-scheduler", SCHEDULER.common_name)},
+        ("manifests/coscheduling/crd.yaml", "manifests/install/all-in-one.yaml"),
+        _coscheduling,
+        _coscheduling_is_ready,
+    ),
     "kuberay": Addon(
         {"kuberay-operator": _account("kuberay-operator", "default", "kuberay-operator")},
-        "config/default",
+        ("config/default",),
         _kuberay,
         _kuberay_is_ready,
     ),

@@ -118,6 +118,11 @@ MODULES = (
     ),
     Module("kueue", "sigs.k8s.io/kueue", {"kueue": "sigs.k8s.io/kueue/cmd/kueue"}),
     Module(
+        "scheduler-plugins",
+        "sigs.k8s.io/scheduler-plugins",
+        {"coscheduling-scheduler": "sigs.k8s.io/scheduler-plugins/cmd/scheduler"},
+    ),
+    Module(
         "kuberay",
         "github.com/ray-project/kuberay/ray-operator",
         {"kuberay-operator": "github.com/ray-project/kuberay/ray-operator"},

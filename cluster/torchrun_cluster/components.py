@@ -39,6 +39,11 @@ def volcano_configuration(state: State) -> Path:
     return state.folder / "volcano-scheduler.conf"
 
 
+def coscheduling_configuration(state: State) -> Path:
+    """The profile of coscheduling's scheduler."""
+    return state.folder / "coscheduling.json"
+
+
 def kueue_configuration(state: State) -> Path:
     """Kueue's configuration file."""
     return state.folder / "kueue.json"
@@ -60,6 +65,7 @@ def command(state: State, component: str, binaries: Mapping[str, Path]) -> list[
         "local-path-provisioner": _local_path,
         "volcano-controllers": _volcano_controllers,
         "volcano-scheduler": _volcano_scheduler,
+        "coscheduling-scheduler": _coscheduling,
         "kueue": _kueue,
         "kuberay-operator": _kuberay,
     }
@@ -208,6 +214,10 @@ def _volcano_scheduler(state: State) -> list[str]:
         "--leader-elect=false",
         "--cache-dumper=false",
     ]
+
+
+def _coscheduling(state: State) -> list[str]:
+    return [f"--config={coscheduling_configuration(state)}", "--secure-port=0"]
 
 
 def _kueue(state: State) -> list[str]:

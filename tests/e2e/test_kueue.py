@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e import gpus
+from e2e import gpus, rivals
 from e2e.cluster import Cluster
 from e2e.history import History
 from e2e.manifests import job, queue
@@ -164,6 +164,17 @@ def test_a_failed_gang_is_admitted_again_after_waiting_ones(space: Space):
         assert space.wait_phase("again", "Succeeded")["restarts"] == 1
         assert len({name for name in gpus.bound(pods, "again") if "-r1-" in name}) == NODES
         gpus.assert_never_together(pods, "again", "waits")
+        assert_written_once(jobs)
+
+
+def test_a_restart_in_place_keeps_the_quota_from_a_gang_that_waits(space: Space):
+    local = kueue("LocalQueue", LOCAL_QUEUE, {"clusterQueue": f"{CLUSTER_QUEUE}-real"})
+    whole = {"cpus": "500m", "memory": "128Mi"}
+    space.apply(
+        local, queue("real", space.cluster.controller, nodeResources=whole, scheduling=KUEUE)
+    )
+    with space.history(JOBS) as jobs:
+        rivals.assert_a_restart_in_place_keeps_the_nodes(space, "real", "WaitingForKueue")
         assert_written_once(jobs)
 
 

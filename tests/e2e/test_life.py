@@ -1,14 +1,13 @@
 """The lifecycle of a job with real pods: restart, suspension, resize, deadline and end."""
 
-import json
 from collections.abc import Callable
 
 import pytest
 
 from e2e.history import assert_gangs_never_overlap
 from e2e.manifests import job, zip_job
+from e2e.ranks import ROUNDS, kill_rank, pod_of
 from e2e.space import Space, until
-from torchrun_api import names
 from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
 
 # Attempt 0 runs until it is stopped. Later attempts succeed at once.
@@ -23,37 +22,6 @@ HANGS = ["python3", "-c", "import time; time.sleep(600)"]
 def running(space: Space, name: str, command: object, nodes: int = 2, **spec: object) -> None:
     space.apply(job(name, "plain", command, nodes, **spec))
     space.wait_phase(name, "Running")
-
-
-def pod_of(space: Space, name: str, index: int) -> str:
-    selector = f"{names.JOB_LABEL}={name},{names.COMPLETION_INDEX_LABEL}={index}"
-    listed = json.loads(space.kubectl("get", "pods", "-l", selector, "-o", "json"))["items"]
-    return str(listed[-1]["metadata"]["name"])
-
-
-def kill_rank(space: Space, pod: str) -> None:
-    """Kill the user's process with SIGKILL from inside its container."""
-    script = (
-        "import os, signal, time\n"
-        "deadline, killed = time.monotonic() + 60, 0\n"
-        # The pod is Running before its launcher has started the command.
-        "while not killed and time.monotonic() < deadline:\n"
-        "    for pid in filter(str.isdigit, os.listdir('/proc')):\n"
-        "        try:\n"
-        "            line = open(f'/proc/{pid}/cmdline').read()\n"
-        "            if 'time.sleep' in line and 'launch' not in line:\n"
-        "                os.kill(int(pid), signal.SIGKILL)\n"
-        "                killed += 1\n"
-        "                print('killed', pid, flush=True)\n"
-        "        except OSError:\n"  # the process has ended meanwhile
-        "            pass\n"
-        "    time.sleep(0 if killed else 0.1)\n"
-    )
-    # By stdin, because the search would match the script in its own command line.
-    inside = ("exec", "-i", pod, "-c", "trainer", "--", "python3", "-")
-    # The container ends with its rank, and with it the exec process.
-    output = space.kubectl(*inside, stdin=script, check=False)
-    assert "killed" in output, output
 
 
 def delete_pod(space: Space, pod: str) -> None:
@@ -109,17 +77,6 @@ def test_a_lost_rank_restarts_the_gang_and_the_job_succeeds(
     assert (status.get("restarts", 0), status.get("disruptions", 0)) == (restarts, disruptions)
     assert status["attempts"][0]["reason"] == reason
     assert status["lastFailure"]["reason"] == reason
-
-
-# The ranks of round 0 hang; one of them is killed. Later rounds find what round 0 left in memory.
-ROUNDS = [
-    "sh",
-    "-c",
-    """echo "round $TORCHRUN_ROUND"
-    if [ "$TORCHRUN_ROUND" -gt 0 ]; then cat /dev/shm/state; sleep 5; exit; fi
-    echo "state of node $NODE_RANK" >/dev/shm/state
-    exec python3 -c 'import time; time.sleep(600)'""",
-]
 
 
 def test_a_killed_rank_restarts_the_ranks_in_the_same_pods(space: Space):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e import gpus
+from e2e import gpus, rivals
 from e2e.cluster import Cluster
 from e2e.manifests import job, queue
 from e2e.space import Space
@@ -98,3 +98,10 @@ def test_real_pods_train_under_volcano(space: Space, tmp_path: Path):
         workers = [s for s in pods.states() if s["metadata"]["name"].startswith("real-0-")]
     assert "sum 2" in run.stdout
     assert {state["spec"]["schedulerName"] for state in workers} == {"volcano"}
+
+
+def test_a_restart_in_place_keeps_the_nodes_from_a_gang_that_waits(space: Space, cluster: Cluster):
+    resources = rivals.more_than_half_a_node(cluster)
+    image = cluster.controller
+    space.apply(queue("real", image, nodeResources=resources, scheduling=VOLCANO))
+    rivals.assert_a_restart_in_place_keeps_the_nodes(space, "real", "Unschedulable")

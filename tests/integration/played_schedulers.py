@@ -1,38 +1,10 @@
-"""Simulated schedulers with their real CRDs, as the programs are not built here.
+"""A simulated scheduler of gangs: KAI is not built here, and no test waits for coscheduling."""
 
-Their CRDs are not in this repository: TORCHRUN_TEST_CRDS names a folder with them (kubectl get crd
--o yaml, or their Helm charts); without it, the folder `shared/fixtures/crds` beside the checkout.
-"""
-
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from integration.controller_process import eventually
 from integration.team import Team
-from torchrun_cluster import LocalCluster
-
-_BESIDE = Path(__file__).parents[3] / "shared" / "fixtures" / "crds"
-CRDS = Path(os.environ.get("TORCHRUN_TEST_CRDS") or _BESIDE)
-KAI_QUEUES = CRDS / "scheduling.run.ai_queues.yaml"
-KAI_GROUPS = CRDS / "scheduling.run.ai_podgroups.yaml"
-COSCHEDULING_GROUPS = CRDS / "scheduling.x-k8s.io_podgroups.yaml"
-
-
-def needs(path: Path) -> pytest.MarkDecorator:
-    """Skip the test with a reason if the CRD is not available."""
-    return pytest.mark.skipif(not path.is_file(), reason=f"no {path.name} in TORCHRUN_TEST_CRDS")
-
-
-def crd(cluster: LocalCluster, path: Path) -> None:
-    """Install a scheduler's CRD, and wait until it is served."""
-    cluster.kubectl("apply", "--server-side", "-f", str(path))
-    group, _, plural = path.stem.partition("_")
-    listed = ("get", f"{plural}.{group}", "--all-namespaces")
-    eventually("it is served", lambda: cluster.kubectl(*listed, check=False).returncode == 0)
 
 
 class Scheduler:

@@ -1,7 +1,7 @@
-"""Gangs under the real kube-scheduler, and under simulated schedulers with their real CRDs.
+"""Gangs under the real kube-scheduler, and under simulated schedulers with the kinds of real ones.
 
 Gang scheduling of Kubernetes is enabled, so it is the default here. Nodes and containers are
-kwok's. KAI and scheduler-plugins are not built here; played_schedulers binds their gangs.
+kwok's. played_schedulers binds the gangs of KAI and coscheduling.
 """
 
 import os
@@ -13,13 +13,8 @@ import pytest
 from integration.controller_process import Api, ControllerProcess, eventually, install_crds
 from integration.kwok import playing
 from integration.native_gangs import GROUP, NATIVE, NativeRelease
-from integration.played_schedulers import (
-    COSCHEDULING_GROUPS,
-    KAI_GROUPS,
-    Scheduler,
-    crd,
-    needs,
-)
+from integration.played_schedulers import Scheduler
+from integration.scheduler_kinds import COSCHEDULING_GROUPS, KAI_GROUPS, install
 from integration.team import Team
 from torchrun_cluster import LocalCluster, Size
 from torchrun_cluster.binaries import wanted_kubernetes
@@ -253,13 +248,12 @@ def with_gang(team: Team, gang: str, **scheduling: object) -> None:
     team.api.patch(f"{team.group}/torchrunqueues/research", spec)
 
 
-@needs(KAI_GROUPS)
 def test_kai(controller: ControllerProcess, cluster: LocalCluster, team: Team) -> None:
     with_gang(team, "kai", topology={"required": "rack", "name": "racks"})
     team.submit("run", numNodes=2)
     status = team.reaches("run", "Pending", "GangSchedulerMissing")
     assert "Install KAI" in status["message"]
-    crd(cluster, KAI_GROUPS)
+    install(cluster, KAI_GROUPS)
     team.workers("run")  # it is discovered without a restart
     kai = Scheduler(team, "kai-scheduler", KAI, ("annotations", "pod-group-name"), NODES)
     group = team.api.get(f"{kai.path}/run")
@@ -286,9 +280,8 @@ def test_kai(controller: ControllerProcess, cluster: LocalCluster, team: Team) -
     team.reaches("late", "Pending", "GangSchedulerMissing")
 
 
-@needs(COSCHEDULING_GROUPS)
 def test_coscheduling(controller: ControllerProcess, cluster: LocalCluster, team: Team) -> None:
-    crd(cluster, COSCHEDULING_GROUPS)
+    install(cluster, COSCHEDULING_GROUPS)
     with_gang(team, "coscheduling")
     team.submit("run", numNodes=2, reliability={"maxRestarts": 1})
     scheduler = Scheduler(
@@ -300,7 +293,7 @@ def test_coscheduling(controller: ControllerProcess, cluster: LocalCluster, team
     )
     scheduler.until("run", "Running")
     group = team.api.get(f"{scheduler.path}/run")
-    assert group["spec"] == {"minMember": 2, "minResources": {"cpu": "2"}}
+    assert group["spec"] == {"minMember": 2}
     first, *_ = team.workers("run")
     team.pod_becomes(first, "Failed", "ValueError")
     eventually("the next attempt's group", lambda: "run-r1" in groups(team, COSCHEDULING))

@@ -14,7 +14,8 @@ import yaml
 
 from integration.controller_process import Api, ControllerProcess, eventually, install_crds
 from integration.kwok import playing
-from integration.played_schedulers import KAI_GROUPS, KAI_QUEUES, Scheduler, crd, needs
+from integration.played_schedulers import Scheduler
+from integration.scheduler_kinds import KAI_GROUPS, KAI_QUEUES, install
 from integration.team import Team
 from torchrun_cluster import LocalCluster, Size
 
@@ -93,7 +94,6 @@ def have_kai_queue(api: Api, name: str) -> None:
         api.create(KAI, body)
 
 
-@needs(KAI_GROUPS)
 @pytest.mark.parametrize(
     ("name", "queue", "nodes"),
     [("training-job", "gpu-training", 2), ("vit-training", "gpu-h100-queue", 4)],
@@ -106,8 +106,7 @@ def test_a_queue_of_kai(
     queue: str,
     nodes: int,
 ) -> None:
-    crd(cluster, KAI_QUEUES)
-    crd(cluster, KAI_GROUPS)
+    install(cluster, KAI_QUEUES, KAI_GROUPS)
     for parent in ("default", "default-parent-queue"):
         have_kai_queue(team.api, parent)
     submitted = job(name)

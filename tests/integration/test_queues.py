@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from integration.controller_process import NO_ELECTION, Api, ControllerProcess, eventually
-from integration.played_schedulers import KAI_QUEUES, needs
+from integration.scheduler_kinds import KAI_QUEUES, install
 from integration.team import Team
 from torchrun_cluster import LocalCluster, Size
 
@@ -233,7 +233,6 @@ def test_invalid_quantities_are_refused_by_the_server(
     assert message in str(refused.value)
 
 
-@needs(KAI_QUEUES)
 class TestKai:
     """The order matters: first without KAI, then with it."""
 
@@ -242,7 +241,7 @@ class TestKai:
         team.make_queue(kaiQueue=name, quota={"gpus": 16, "memory": "1Gi"}, weight=2)
         becomes(team, "KaiQueueReady", "KaiNotInstalled")
         assert queue(team)["status"]["phase"] == "Active"
-        cluster.kubectl("apply", "--server-side", "-f", str(KAI_QUEUES))
+        install(cluster, KAI_QUEUES)
         becomes(team, "KaiQueueReady", "ParentNotFound")
         self.make(team.api, "default-parent-queue")
         becomes(team, "KaiQueueReady", "Synced")

@@ -1,7 +1,6 @@
 """The roles of the manifests grant exactly the permissions that the controller uses.
 
-The audit log of the API server has each request of the controller's ServiceAccount. Missing CRDs of
-schedulers are replaced by kinds without a schema.
+The audit log of the API server has each request of the controller's ServiceAccount.
 """
 
 import json
@@ -14,9 +13,9 @@ import httpx
 import pytest
 import yaml
 
+from integration import scheduler_kinds as kinds
 from integration.controller_process import NO_ELECTION, Api, ControllerProcess, eventually
 from integration.native_gangs import GROUP, NATIVE
-from integration.played_schedulers import COSCHEDULING_GROUPS, CRDS, KAI_GROUPS, KAI_QUEUES
 from integration.rights import NAMESPACE, Audit, controller, denied, grant, used
 from integration.team import WORKSPACE, Team
 from integration.test_progress import Reporter, token
@@ -26,7 +25,6 @@ from torchrun_cluster.binaries import wanted_kubernetes
 
 ACCOUNT = "torchrun-controller"
 MANIFESTS = Path(__file__).parents[2] / "manifests"
-KAI_TOPOLOGIES = CRDS / "kai.scheduler_topologies.yaml"
 NATIVE_RELEASE = NATIVE.get(wanted_kubernetes())
 # Without streamed lists, as in servers before 1.34, both list and watch are used.
 GANG_GATE = ["GenericWorkload=true"] if NATIVE_RELEASE else []
@@ -84,45 +82,13 @@ def team(api: Api) -> Team:
     return Team(api)
 
 
-def install(cluster: LocalCluster, path: Path, stub: tuple[str, str, str, str]) -> None:
-    """Install the kind of a scheduler, with its real CRD if available."""
-    group, version, plural, kind = stub
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    body = {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {
-            "name": f"{plural}.{group}",
-            "annotations": {"api-approved.kubernetes.io": "unapproved, played by a test"},
-        },
-        "spec": {
-            "group": group,
-            "scope": "Cluster" if plural in ("queues", "topologies") else "Namespaced",
-            "names": {"plural": plural, "singular": kind.lower(), "kind": kind},
-            "versions": [
-                {
-                    "name": version,
-                    "served": True,
-                    "storage": True,
-                    "schema": {"openAPIV3Schema": schema},
-                }
-            ],
-        },
-    }
-    stdin = path.read_text() if path.is_file() else json.dumps(body)
-    cluster.kubectl("apply", "--server-side", "-f", "-", stdin=stdin)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _kinds(crds: LocalCluster) -> None:
-    install(crds, KAI_QUEUES, ("scheduling.run.ai", "v2", "queues", "Queue"))
-    install(crds, KAI_TOPOLOGIES, ("kai.scheduler", "v1alpha1", "topologies", "Topology"))
-    install(crds, CRDS / "none", ("kueue.x-k8s.io", "v1beta2", "workloads", "Workload"))
-    paths = {"kai": KAI_GROUPS, "coscheduling": COSCHEDULING_GROUPS}
-    for gang, *names, _ in PLAYED:
-        install(crds, paths.get(gang, CRDS / "none"), tuple(names))  # type: ignore[arg-type]
-    wait = ("wait", "--for=condition=Established", "crd", "--all")
-    eventually("they are served", lambda: crds.kubectl(*wait, check=False).returncode == 0)
+    kinds.install(
+        crds,
+        *(kinds.KAI_QUEUES, kinds.KAI_TOPOLOGIES, kinds.KAI_GROUPS),
+        *(kinds.COSCHEDULING_GROUPS, kinds.VOLCANO_GROUPS, kinds.KUEUE_WORKLOADS),
+    )
 
 
 def condition(team: Team, kind: str) -> dict[str, Any]:

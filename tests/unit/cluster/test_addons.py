@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_cluster import addons, components, state
 from torchrun_cluster.errors import ClusterError
 from torchrun_cluster.state import Size, Spec, State
@@ -57,6 +58,25 @@ def test_volcanos_scheduler_gets_the_configuration_of_its_own_manifests(cluster:
     rights = {"kind": "ClusterRole", "metadata": {"name": "volcano-scheduler"}}
     assert addons.find("volcano").adapt(cluster, [DEPLOYMENT, configuration, rights]) == [rights]
     assert components.volcano_configuration(cluster).read_text() == "actions: allocate"
+
+
+def test_coscheduling_is_a_scheduler_of_its_own_with_the_rights_of_kube_scheduler(
+    cluster: State,
+) -> None:
+    crd = {"kind": addons.CRD, "metadata": {"name": "podgroups.scheduling.x-k8s.io"}}
+    rights = {"kind": "ClusterRole", "metadata": {"name": "system:kube-scheduler:plugins"}}
+    others = {"kind": "ClusterRole", "metadata": {"name": "scheduler-plugins-controller"}}
+    addon = addons.find("coscheduling")
+    assert addon.adapt(cluster, [crd, rights, others, DEPLOYMENT]) == [crd, rights]
+    ((component, subject),) = addon.subjects.items()
+    assert subject.common_name == "system:kube-scheduler"
+    path = components.coscheduling_configuration(cluster)
+    assert f"--config={path}" in components.command(cluster, component, {})
+    configuration = json.loads(path.read_text())
+    kubeconfig = configuration["clientConnection"]["kubeconfig"]
+    assert kubeconfig == str(cluster.component_kubeconfig(component))
+    (profile,) = configuration["profiles"]
+    assert profile["schedulerName"] == GANG_SCHEDULERS["coscheduling"].pod_scheduler
 
 
 def test_the_crds_of_kuberay_are_stripped(cluster: State) -> None:

@@ -80,13 +80,22 @@ def _without_size(why: Reason, updates: Mapping[str, ConditionUpdate]) -> Reason
 def refer(
     why: Reason, updates: Mapping[str, ConditionUpdate], conditions: tuple[Condition, ...]
 ) -> Reason:
-    """Return the reason for Running, with a reference if another condition has the message."""
+    """Return the reason for Running, without what other conditions of the job have in full."""
     scheduled_update, size_update = updates.get(SCHEDULED), updates.get(FULL_SIZE)
     admission = find_condition(conditions, ADMITTED)
-    if scheduled_update is not None and scheduled_update.why == _without_size(why, updates):
-        return Reason(why.reason, "Not all pods are scheduled. See the condition Scheduled.")
-    if size_update is not None and size_update.why == why:
+    if size_update is not None and _contains(size_update.why, why):
         return Reason(why.reason, "All pods are running. See the condition FullSize.")
     if admission is not None and admission.status == "False" and admission.message == why.message:
         return Reason(why.reason, "The job is not admitted. See the condition Admitted.")
-    return why
+    own_why = _without_size(why, updates)
+    if scheduled_update is None:
+        return own_why
+    if scheduled_update.why == own_why:
+        return Reason(why.reason, "Not all pods are scheduled. See the condition Scheduled.")
+    # How many pods have a node is followed by why the others do not run.
+    return Reason(why.reason, own_why.message.removeprefix(f"{scheduled_update.why.message} "))
+
+
+def _contains(whole: Reason, part: Reason) -> bool:
+    """Whether the message of `whole` starts with that of `part`, and the reasons are equal."""
+    return whole.reason == part.reason and whole.message.startswith(part.message)

@@ -11,7 +11,6 @@ from torchrun_api.kinds import Kind
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.affinity import topology_affinity
 from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
-from torchrun_controller.reconcile.spec import pod_requests
 from torchrun_controller.reconcile.spec.merge import merge
 
 COSCHEDULING_POD_GROUPS = Kind(
@@ -26,10 +25,9 @@ def build(gang: Gang) -> GangObjects:
         "apiVersion": COSCHEDULING_POD_GROUPS.api_version,
         "kind": COSCHEDULING_POD_GROUPS.kind,
         "metadata": gang.metadata(),
-        "spec": {
-            "minMember": gang.least,
-            "minResources": pod_requests.total(gang.parts),
-        },
+        # Without minResources: the plugin rejects a gang that lacks them before it looks at nodes,
+        # and a pod that ends does not make the scheduler try such a gang again for 5 minutes.
+        "spec": {"minMember": gang.least},
     }
     return GangObjects(
         groups=(Apply(COSCHEDULING_POD_GROUPS, group),),

@@ -1,0 +1,56 @@
+"""Two gangs with room for one of them, on real nodes."""
+
+import json
+
+from e2e.cluster import Cluster
+from e2e.gpus import ROLE, assert_never_together
+from e2e.history import History
+from e2e.manifests import job
+from e2e.ranks import ROUNDS, kill_rank, pod_of
+from e2e.space import Space
+from torchrun_api import names
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds import PODS
+from torchrun_api.quantity import parse
+
+NODES = 2
+
+
+def more_than_half_a_node(cluster: Cluster) -> JsonObject:
+    """Resources of a worker that leave no room for a second one on any of the real nodes."""
+    real = ("-l", f"!{ROLE}", "-o", "json")
+    listed = json.loads(cluster.kubectl("get", "nodes", *real).stdout)["items"]
+    cpus = max(parse(node["status"]["allocatable"]["cpu"]) for node in listed)
+    return {"cpus": f"{int(cpus * 600)}m", "memory": "128Mi"}
+
+
+def assert_a_restart_in_place_keeps_the_nodes(space: Space, queue: str, waits: str) -> None:
+    """Check that a gang which waits with the reason `waits` gets no node before the first ends.
+
+    A rank of the first gang fails meanwhile, and the ranks restart in the same pods.
+    """
+    with space.history(PODS) as pods:
+        space.apply(job("holder", queue, ROUNDS, NODES))
+        space.wait_phase("holder", "Running")
+        space.apply(job("rival", queue, ["python3", "-c", "pass"], NODES))
+        space.wait_reason("rival", waits)
+        workers = {pod_of(space, "holder", index) for index in range(NODES)}
+        kill_rank(space, min(workers))
+        status = space.wait_phase("holder", "Succeeded")
+        space.wait_phase("rival", "Succeeded")
+        assert_never_together(pods, "holder", "rival")
+        placed = _nodes(pods, "holder")
+    assert (status.get("attempt", 0), status["restarts"], status["restartsInPlace"]) == (0, 1, 1)
+    assert set(placed) == workers
+    assert all(len(nodes) == 1 for nodes in placed.values()), placed
+
+
+def _nodes(pods: History, job: str) -> dict[str, set[str]]:
+    """All nodes that each pod of a job was ever bound to, by the pod's name."""
+    placed: dict[str, set[str]] = {}
+    for state in pods.states():
+        meta = state["metadata"]
+        if meta["labels"].get(names.JOB_LABEL) == job:
+            node = state["spec"].get("nodeName")
+            placed.setdefault(meta["name"], set()).update({node} if node else ())
+    return placed
