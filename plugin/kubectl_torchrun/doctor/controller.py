@@ -1,36 +1,38 @@
 """Checks of doctor for the controller: its Deployment, leader and readiness."""
 
+import re
 from datetime import UTC, datetime
 
-from kubectl_torchrun.cluster.checks import (
+from kubectl_torchrun.cluster.client import Api, ApiError
+from kubectl_torchrun.doctor.findings import (
+    CONTROLLER_QUERY,
     INSTALL,
     Finding,
     Severity,
     field_at,
     items_at,
+    text_at,
     unreadable_finding,
 )
-from kubectl_torchrun.cluster.client import Api, ApiError
+from kubectl_torchrun.doctor.snapshot import ClusterSnapshot
 from kubectl_torchrun.output import duration
+from kubectl_torchrun.version import version
 from torchrun_api.json import JsonObject
 
-_APPS = "/apis/apps/v1"
 _COORDINATION = "/apis/coordination.k8s.io/v1"
 _LEASE = "torchrun-controller"
-_CONTROLLER = {"labelSelector": "app.kubernetes.io/name=torchrun-controller"}
 _LEASE_SECONDS = 60.0  # a leader renews every few seconds
 _PORT = 8080
 _FAILS, _NOTES = "[-] ", "[!] "  # of /readyz
 
 
-async def controller(api: Api) -> list[Finding]:
-    """Whether the controller runs, one of its replicas leads, and it reports no problems."""
-    try:
-        deployments = await _list_objects(api, _APPS, "deployments", _CONTROLLER)
-    except ApiError as error:
-        return [unreadable_finding("controller", error)]
+async def check_controller(api: Api, snapshot: ClusterSnapshot) -> list[Finding]:
+    """Whether the controller runs, one of its replicas leads, and it reports no problems.
+
+    Raises ApiError and Unreachable.
+    """
     findings = []
-    for item in deployments:
+    for item in await _deployments(api, snapshot):
         name, where = (str(field_at(item, "metadata", key)) for key in ("name", "namespace"))
         ready = field_at(item, "status", "readyReplicas") or 0
         replicas = field_at(item, "spec", "replicas")
@@ -43,23 +45,53 @@ async def controller(api: Api) -> list[Finding]:
             fix = f"kubectl describe pods -n {where}; kubectl logs deploy/{name} -n {where}"
             reason = await _waiting_reason(api, where)
             findings.append(Finding("fail", "controller", text + reason, fix))
+        findings += check_skew(item, version())
         findings += await _check_readiness(api, where)
         findings.append(await _check_leader(api, where))
     return findings or [await _check_lease(api)]
 
 
-async def _list_objects(
-    api: Api, root: str, plural: str, query: dict[str, str]
+def check_skew(deployment: JsonObject, plugin: str) -> list[Finding]:
+    """Whether plugin and controller have the same minor version, by image tag or chart label."""
+    containers = items_at(deployment, "spec", "template", "spec", "containers")
+    tags = [
+        text_at(container, "image").partition("@")[0].rpartition(":")[2] for container in containers
+    ]
+    label = text_at(deployment, "metadata", "labels", "app.kubernetes.io/version")
+    ours = _minor(plugin)
+    theirs = next((found for text in (*tags, label) if (found := _minor(text))), None)
+    if ours is None or theirs is None or ours == theirs:
+        return []
+    older = "plugin" if ours < theirs else "controller"
+    text = (
+        f"The plugin has version {plugin}, the controller {theirs[0]}.{theirs[1]}: sync pods can"
+        " refuse uploads of another minor version"
+    )
+    return [Finding("warn", "controller", text, f"Upgrade the {older}")]
+
+
+def _minor(text: str) -> tuple[int, int] | None:
+    """Major and minor of a version such as v0.1.0; None for other texts."""
+    match = re.match(r"v?(\d+)\.(\d+)\.\d+", text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+async def _deployments(api: Api, snapshot: ClusterSnapshot) -> list[JsonObject]:
+    """The Deployments of controllers, or those of the user's namespace if only that is permitted."""
+    try:
+        return items_at(snapshot.read("deployments"), "items")
+    except ApiError as refused:
+        return await _list_namespace(api, "/apis/apps/v1", "deployments", CONTROLLER_QUERY, refused)
+
+
+async def _list_namespace(
+    api: Api, root: str, plural: str, query: dict[str, str], refused: ApiError
 ) -> list[JsonObject]:
-    """Objects of all namespaces, or of the user's namespace if only that is permitted."""
+    """Objects of the user's namespace. Raises the refusal of all namespaces if it is no 403."""
+    if refused.status != 403:
+        raise refused
     try:
-        return items_at(await api.read(f"{root}/{plural}", query), "items")
-    except ApiError as error:
-        if error.status != 403:
-            raise
-        refused = error
-    path = f"{root}/namespaces/{api.namespace}/{plural}"
-    try:
+        path = f"{root}/namespaces/{api.namespace}/{plural}"
         return items_at(await api.read(path, query), "items")
     except ApiError:
         raise refused from None
@@ -67,7 +99,7 @@ async def _list_objects(
 
 async def _pods(api: Api, where: str) -> list[JsonObject]:
     try:
-        pods = await api.read(f"/api/v1/namespaces/{where}/pods", _CONTROLLER)
+        pods = await api.read(f"/api/v1/namespaces/{where}/pods", CONTROLLER_QUERY)
     except ApiError:
         return []
     return items_at(pods, "items")
@@ -124,11 +156,14 @@ async def _check_leader(api: Api, where: str) -> Finding:
 
 async def _check_lease(api: Api) -> Finding:
     """Find a controller without a Deployment, for example of `make run`, by its lease."""
+    selector = {"fieldSelector": f"metadata.name={_LEASE}"}
     try:
-        selector = {"fieldSelector": f"metadata.name={_LEASE}"}
-        leases = await _list_objects(api, _COORDINATION, "leases", selector)
-    except ApiError:
-        leases = []
+        leases = items_at(await api.read(f"{_COORDINATION}/leases", selector), "items")
+    except ApiError as refused:
+        try:
+            leases = await _list_namespace(api, _COORDINATION, "leases", selector, refused)
+        except ApiError:
+            leases = []
     for lease in leases:
         text, age = _lease_holder(lease)
         if text and age <= _LEASE_SECONDS:
