@@ -77,7 +77,7 @@ def _minor(text: str) -> tuple[int, int] | None:
 
 
 async def _deployments(api: Api, snapshot: ClusterSnapshot) -> list[JsonObject]:
-    """The Deployments of controllers, or those of the user's namespace if only that is permitted."""
+    """The Deployments of controllers; those of the namespace if only that is permitted."""
     try:
         return items_at(snapshot.read("deployments"), "items")
     except ApiError as refused:

@@ -2,7 +2,7 @@
 
 import anyio
 
-from kubectl_torchrun.cluster.client import Api
+from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
 from kubectl_torchrun.doctor.findings import Finding, field_at
 from torchrun_api.json import JsonObject
 
@@ -24,14 +24,22 @@ _RIGHTS: tuple[tuple[str, str, str, tuple[str, ...], str, bool], ...] = (
 async def check_permissions(api: Api) -> list[Finding]:
     """A finding for each permission that the user lacks. Raises ApiError and Unreachable."""
     allowed: dict[tuple[str, str, str, str], bool] = {}
+    errors: list[ApiError | Unreachable] = []
 
     async def ask(group: str, resource: str, part: str, verb: str) -> None:
-        allowed[group, resource, part, verb] = await _is_allowed(api, group, resource, part, verb)
+        try:
+            answer = await _is_allowed(api, group, resource, part, verb)
+        except (ApiError, Unreachable) as error:
+            errors.append(error)
+        else:
+            allowed[group, resource, part, verb] = answer
 
     async with anyio.create_task_group() as tasks:
         for group, resource, part, verbs, _, _ in _RIGHTS:
             for verb in verbs:
                 tasks.start_soon(ask, group, resource, part, verb)
+    if errors:
+        raise errors[0]
     missing: list[Finding] = []
     for group, resource, part, verbs, purpose, needed in _RIGHTS:
         name = f"{resource}/{part}" if part else resource

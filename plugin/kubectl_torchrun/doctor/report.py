@@ -75,7 +75,7 @@ def summary(findings: Sequence[Finding], namespace: str) -> str:
     failed, skipped = (
         sum(finding.verdict == verdict for finding in findings) for verdict in ("fail", "skip")
     )
-    unchecked = f" {skipped} could not be checked." if skipped else ""
+    unchecked = f" {skipped} check{'s' * (skipped != 1)} could not be made." if skipped else ""
     if failed:
         return f"{failed} check{'s' * (failed != 1)} failed.{unchecked}"
     if skipped:
