@@ -33,6 +33,7 @@ _GPU_LABELS: Mapping[str, str] = {
     "karpenter.k8s.aws/instance-gpu-count": "",
 }
 _REPELS = ("NoSchedule", "NoExecute")
+_LIFECYCLE = "node.kubernetes.io/"  # taints of nodes that are not ready or cordoned
 _ADMISSION_FIELDS = ("quota", "weight", "cohort")  # a queue that has one waits for admission
 
 
@@ -143,8 +144,21 @@ def _count(nodes: Sequence[JsonObject], autoscaler: str) -> Finding:
         text = f"0 nodes; {autoscaler} adds them when pods are pending"
         return Finding("note", "nodes", text)
     text = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
-    return Finding("ok" if nodes else "fail", "nodes", text,
-                   "" if nodes else "Add nodes: no job can run")  # fmt: skip
+    if not nodes:
+        return Finding("fail", "nodes", text, "Add nodes: no job can run")
+    unusable = [node for node in nodes if not _is_usable(node)]
+    if not unusable:
+        return Finding("ok", "nodes", text)
+    text += f"; {len(unusable)} not ready or cordoned, such as {name_of(unusable[0])}"
+    fix = "kubectl get nodes; gangs start on the others only"
+    return Finding("warn" if len(unusable) == len(nodes) else "note", "nodes", text, fix)
+
+
+def _is_usable(node: JsonObject) -> bool:
+    ready = [c for c in items_at(node, "status", "conditions") if text_at(c, "type") == "Ready"]
+    return field_at(node, "spec", "unschedulable") is not True and all(
+        text_at(condition, "status") == "True" for condition in ready
+    )
 
 
 def _gpu_resources(nodes: Sequence[JsonObject]) -> list[str]:
@@ -198,6 +212,7 @@ def _check_taints(
                 taint
                 for taint in items_at(node, "spec", "taints")
                 if text_at(taint, "effect") in _REPELS
+                and not text_at(taint, "key").startswith(_LIFECYCLE)
                 and not any(_tolerates(t, taint) for t in request.tolerations)
                 # GKE adds the toleration (admission plugin ExtendedResourceToleration).
                 and not (

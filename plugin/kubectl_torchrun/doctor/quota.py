@@ -87,7 +87,8 @@ def _check_size(
             if amount is None or most is None:
                 continue
             free = most - (_quantity(used.get(key)) or 0)
-            text = f"A pod of queue {name_of(queue)} needs {request} {resource}"
+            what = "pod" if resource == "pods" else resource
+            text = f"Each node of queue {name_of(queue)} needs {request} {what}"
             if amount > most:
                 fix = f"Raise {key} of ResourceQuota {name}, or lower nodeResources of the queue"
                 text += f", but ResourceQuota {name} allows {hard[key]}: no job of it can start"

@@ -144,6 +144,33 @@ def test_only_gke_adds_the_toleration_of_the_resource(version: str, warned: bool
     assert ("warn" in verdicts(check_nodes(snapshot))) is warned
 
 
+@pytest.mark.parametrize("effect", ["NoSchedule", "NoExecute"])
+def test_taints_of_the_lifecycle_are_no_fault_of_the_queue(effect: str) -> None:
+    taint: JsonObject = {"key": "node.kubernetes.io/not-ready", "effect": effect}
+    nodes = items(node({"nvidia.com/gpu": "8"}, taint))
+    assert verdicts(check_nodes(play(nodes=nodes, queues=items(GPU_QUEUE)))) == ["ok", "ok"]
+
+
+READY: JsonObject = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+LOST: JsonObject = {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
+CORDONED: JsonObject = {**READY, "spec": {"unschedulable": True}}
+
+
+@pytest.mark.parametrize(
+    ("parts", "verdict"),
+    [
+        ([READY, READY], "ok"),
+        ([READY, LOST], "note"),
+        ([READY, CORDONED], "note"),
+        ([LOST, CORDONED], "warn"),
+    ],
+)
+def test_nodes_that_are_not_ready_are_counted(parts: list[JsonObject], verdict: str) -> None:
+    nodes = items(*(named(f"n-{at}", **part) for at, part in enumerate(parts)))
+    found = check_nodes(play(nodes=nodes))[0]
+    assert (found.subject, found.verdict) == ("nodes", verdict)
+
+
 SHARES = queue("team", quota={"gpus": 8})
 OFF: JsonObject = {"name": "TORCHRUN_ADMIT_BY_NODES", "value": "false"}
 ON: JsonObject = {"name": "TORCHRUN_ADMIT_BY_NODES", "value": "true"}
