@@ -10,7 +10,7 @@ from kubectl_torchrun.doctor.snapshot import ClusterSnapshot
 _PAGE = "docs/environments.md"
 
 
-class Environment(NamedTuple):
+class ClusterEnvironment(NamedTuple):
     """A provider or a distribution, with its own way to get what a job needs."""
 
     title: str  # also the heading of its section in docs/environments.md
@@ -19,43 +19,43 @@ class Environment(NamedTuple):
     policies: str
 
 
-ON_PREMISES = Environment(
+ON_PREMISES = ClusterEnvironment(
     "On-premises",
     "Install a provisioner with ReadWriteMany, such as csi-driver-nfs, CephFS or Longhorn",
     "Install the driver and a device plugin, for example with the NVIDIA GPU Operator",
     "Use a network plugin that enforces them, such as Calico or Cilium",
 )
-GKE = Environment(
+GKE = ClusterEnvironment(
     "GKE",
     "Enable the Filestore CSI driver, and use its class standard-rwx or one of your own",
     "Let the node pool install the driver (gpu-driver-version), which starts the device plugin",
     "Enable Dataplane V2 or network policy enforcement for the cluster",
 )
-EKS = Environment(
+EKS = ClusterEnvironment(
     "EKS",
     "Install the add-on aws-efs-csi-driver, and create a class with the id of a file system",
     "Install the NVIDIA device plugin or the GPU Operator; Bottlerocket and Auto Mode have it",
     "Set enableNetworkPolicy in the add-on vpc-cni",
 )
-AKS = Environment(
+AKS = ClusterEnvironment(
     "AKS",
     "Use a class of file.csi.azure.com with protocol: nfs for storage of several nodes",
     "Install the NVIDIA device plugin or the GPU Operator, unless AKS manages the GPU node pool",
     "Create the cluster with a network policy engine (Cilium, Calico or Azure)",
 )
-OPENSHIFT = Environment(
+OPENSHIFT = ClusterEnvironment(
     "OpenShift",
     "Install OpenShift Data Foundation; its class with CephFS supports ReadWriteMany",
     "Install the Node Feature Discovery and NVIDIA GPU Operators from OperatorHub",
     "OVN-Kubernetes, the default, enforces them",
 )
-K3S = Environment(
+K3S = ClusterEnvironment(
     "k3s",
     "Install Longhorn or csi-driver-nfs: local-path is on one node",
     "Install the NVIDIA container toolkit and the device plugin, and set runtimeClassName: nvidia",
     "Start the servers without --disable-network-policy",
 )
-KIND = Environment(
+KIND = ClusterEnvironment(
     "kind",
     "Code reaches all nodes without it; shared checkpoints need an NFS provisioner",
     "kind has no GPUs: use a queue without GPUs",
@@ -63,17 +63,17 @@ KIND = Environment(
 )
 ENVIRONMENTS = (GKE, EKS, AKS, OPENSHIFT, K3S, KIND, ON_PREMISES)
 
-_VERSIONS: Mapping[str, Environment] = {r"\+k3s": K3S, r"-gke\.": GKE, r"-eks-": EKS}
-_NODE_LABELS: Mapping[str, Environment] = {
+_VERSIONS: Mapping[str, ClusterEnvironment] = {r"\+k3s": K3S, r"-gke\.": GKE, r"-eks-": EKS}
+_NODE_LABELS: Mapping[str, ClusterEnvironment] = {
     "kubernetes.azure.com/cluster": AKS,
     "kubernetes.azure.com/agentpool": AKS,
     "cloud.google.com/gke-nodepool": GKE,
     "eks.amazonaws.com/nodegroup": EKS,
 }
-_PROVIDERS: Mapping[str, Environment] = {"kind": KIND, "k3s": K3S}
+_PROVIDERS: Mapping[str, ClusterEnvironment] = {"kind": KIND, "k3s": K3S}
 
 
-def detect_environment(snapshot: ClusterSnapshot) -> tuple[Environment | None, str]:
+def detect_environment(snapshot: ClusterSnapshot) -> tuple[ClusterEnvironment | None, str]:
     """The environment, and how it was recognized; None if nothing readable says so."""
     if not snapshot.is_unreadable("groups") and "config.openshift.io" in snapshot.groups():
         return OPENSHIFT, "by the API group config.openshift.io"
@@ -94,7 +94,7 @@ def detect_environment(snapshot: ClusterSnapshot) -> tuple[Environment | None, s
     return ON_PREMISES, "no sign of a managed Kubernetes"
 
 
-def environment_of(snapshot: ClusterSnapshot) -> Environment:
+def environment_of(snapshot: ClusterSnapshot) -> ClusterEnvironment:
     """The environment whose advice is given; on-premises if it is not known."""
     return detect_environment(snapshot)[0] or ON_PREMISES
 

@@ -37,7 +37,7 @@ _LIFECYCLE = "node.kubernetes.io/"  # taints of nodes that are not ready or cord
 _ADMISSION_FIELDS = ("quota", "weight", "cohort")  # a queue that has one waits for admission
 
 
-class Request(NamedTuple):
+class QueueRequest(NamedTuple):
     """What the pods of a queue ask of a node."""
 
     queue: str
@@ -126,9 +126,9 @@ def find_autoscaler(snapshot: ClusterSnapshot) -> str:
     return ""
 
 
-def _request_of(queue: JsonObject) -> Request:
+def _request_of(queue: JsonObject) -> QueueRequest:
     resources = object_of(queue, "spec", "nodeResources")
-    return Request(
+    return QueueRequest(
         name_of(queue),
         int(text_at(resources, "gpus") or 0),
         text_at(resources, "gpuResourceName") or "nvidia.com/gpu",
@@ -176,7 +176,7 @@ def _amount(node: JsonObject, resource: str) -> int:
 
 def _missing(
     snapshot: ClusterSnapshot,
-    request: Request,
+    request: QueueRequest,
     largest: int,
     resources: Sequence[str],
     autoscaler: str,
@@ -200,7 +200,7 @@ def _missing(
 
 
 def _check_taints(
-    snapshot: ClusterSnapshot, request: Request, nodes: Sequence[JsonObject]
+    snapshot: ClusterSnapshot, request: QueueRequest, nodes: Sequence[JsonObject]
 ) -> Iterator[Finding]:
     """A finding if each node with enough GPUs has a taint that the queue does not tolerate."""
     repelling = []

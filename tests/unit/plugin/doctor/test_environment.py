@@ -15,7 +15,7 @@ from kubectl_torchrun.doctor.environment import (
     KIND,
     ON_PREMISES,
     OPENSHIFT,
-    Environment,
+    ClusterEnvironment,
     check_environment,
     detect_environment,
     environment_of,
@@ -59,7 +59,9 @@ def node(provider: str = "", **labels: str) -> Answer:
         ({"nodes": FORBIDDEN, "version": {"gitVersion": "v1.34.1+k3s1"}}, K3S),
     ],
 )
-def test_an_environment_is_recognized(answers: dict[str, Answer], environment: Environment) -> None:
+def test_an_environment_is_recognized(
+    answers: dict[str, Answer], environment: ClusterEnvironment
+) -> None:
     snapshot = play(**answers)
     assert detect_environment(snapshot)[0] is environment
     (found,) = check_environment(snapshot)
