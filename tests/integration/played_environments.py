@@ -4,6 +4,7 @@ Names of provisioners, labels and taints are those of the providers' documentati
 from a real cluster.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from torchrun_api.json import JsonObject, JsonValue
@@ -25,7 +26,9 @@ class PlayedEnvironment(NamedTuple):
     autoscaler: str = "None found"
 
 
-def node(name: str, provider: str, *taints: JsonValue, gpus: int = 8, **labels: str) -> JsonObject:
+def node(
+    name: str, provider: str, labels: Mapping[str, str], *taints: JsonValue, gpus: int = 8
+) -> JsonObject:
     """A Ready node of the provider."""
     resources: JsonObject = {"cpu": "96", "memory": "1Ti", "pods": "110"}
     if gpus:
@@ -119,9 +122,9 @@ GKE = PlayedEnvironment(
     "cloud.google.com/gke-nodepool",
     (
         node("gke", "gce://project/zone/gke",
-             {"key": GPU, "value": "present", "effect": "NoSchedule"},
-             **{"cloud.google.com/gke-nodepool": "gpus",
-                "cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}),
+             {"cloud.google.com/gke-nodepool": "gpus",
+              "cloud.google.com/gke-accelerator": "nvidia-h100-80gb"},
+             {"key": GPU, "value": "present", "effect": "NoSchedule"}),
         storage_class("standard-rwo", "pd.csi.storage.gke.io", default=True),
         storage_class("standard-rwx", "filestore.csi.storage.gke.io"),
         daemon_set("anetd"),
@@ -136,7 +139,7 @@ EKS = PlayedEnvironment(
     "EKS",
     "eks.amazonaws.com/nodegroup",
     (
-        node("eks", "aws:///eu-central-1a/i-0", **{"eks.amazonaws.com/nodegroup": "gpus"}),
+        node("eks", "aws:///eu-central-1a/i-0", {"eks.amazonaws.com/nodegroup": "gpus"}),
         storage_class("gp3", "ebs.csi.aws.com", default=True),
         storage_class("efs-sc", "efs.csi.aws.com"),
         daemon_set("aws-node", "--enable-network-policy=false"),
@@ -151,8 +154,9 @@ AKS = PlayedEnvironment(
     "AKS",
     "kubernetes.azure.com/cluster",
     (
-        node("aks", "azure:///subscriptions/0/x", SKU,
-             **{"kubernetes.azure.com/cluster": "MC_x", "kubernetes.azure.com/accelerator": "nvidia"}),
+        node("aks", "azure:///subscriptions/0/x",
+             {"kubernetes.azure.com/cluster": "MC_x", "kubernetes.azure.com/accelerator": "nvidia"},
+             SKU),
         storage_class("default", "disk.csi.azure.com", default=True),
         storage_class("azurefile-csi-premium", "file.csi.azure.com"),
         daemon_set("azure-npm"),
@@ -169,7 +173,7 @@ OPENSHIFT = PlayedEnvironment(
         kind_of("security.openshift.io", "SecurityContextConstraint"),
         kind_of("k8s.ovn.org", "EgressIP"),
         kind_of("autoscaling.openshift.io", "ClusterAutoscaler"),
-        node("ocp", "vsphere://0", **{"nvidia.com/gpu.present": "true"}),
+        node("ocp", "vsphere://0", {"nvidia.com/gpu.present": "true"}),
         storage_class("ocs-storagecluster-ceph-rbd", "openshift-storage.rbd.csi.ceph.com",
                       default=True),
         storage_class("ocs-storagecluster-cephfs", "openshift-storage.cephfs.csi.ceph.com"),
@@ -182,7 +186,7 @@ K3S = PlayedEnvironment(
     "k3s",
     "k3s://",
     (
-        node("k3s", "k3s://k3s"),
+        node("k3s", "k3s://k3s", {}),
         storage_class("local-path", "rancher.io/local-path", default=True),
         storage_class("longhorn", "driver.longhorn.io"),
     ),
@@ -194,7 +198,7 @@ ON_PREMISES = PlayedEnvironment(
     "On-premises",
     "no sign of a managed Kubernetes",
     (
-        node("metal", ""),
+        node("metal", "", {}),
         storage_class("nfs", "nfs.csi.k8s.io", default=True),
         kind_of("crd.projectcalico.org", "FelixConfiguration"),
     ),

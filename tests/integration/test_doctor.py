@@ -138,7 +138,7 @@ def test_service_accounts_on_openshift_need_a_constraint(laptop: Laptop) -> None
 def test_broken_settings_of_a_cluster_are_reported(laptop: Laptop) -> None:
     spec = queue("local-path", isolate=True)
     objects = (
-        node("cpu-only", "k3s://n", gpus=0, **{"nvidia.com/gpu.present": "true"}),
+        node("cpu-only", "k3s://n", {"nvidia.com/gpu.present": "true"}, gpus=0),
         storage_class("local-path", "rancher.io/local-path", default=True),
         daemon_set("kube-flannel-ds"),
         in_namespace(laptop, "v1/ResourceQuota", "small",
