@@ -67,6 +67,8 @@ def test_k3s_enforces_policies_unless_it_is_told_not_to() -> None:
     found = only(check_network(play(**answers)), "note")
     assert "--disable-network-policy" in found.text
     assert only(check_network(play(groups=groups("cilium.io"), **answers)), "ok")
+    answers["daemonsets"] = items(named("kube-flannel-ds"))
+    assert "flannel does not" in only(check_network(play(**answers)), "warn").text
 
 
 def test_daemon_sets_that_cannot_be_read_are_not_checked() -> None:

@@ -65,6 +65,7 @@ def test_an_autoscaler_that_cannot_be_read_leaves_a_doubt() -> None:
         ({"nvidia.com/mig-3g.40gb": "2"}, "nvidia.com/mig-3g.40gb"),
         ({"amd.com/gpu": "8"}, "amd.com/gpu"),
         ({"nvidia.com/gpu": "4"}, "lower nodeResources.gpus"),
+        ({"nvidia.com/gpu": "4", "amd.com/gpu": "8"}, "lower nodeResources.gpus"),
         ({}, "NVIDIA GPU Operator"),
     ],
 )

@@ -46,6 +46,11 @@ def test_a_quota_with_room_is_fine_and_shown() -> None:
     assert "requests.nvidia.com/gpu 8 of 16" in found.text
 
 
+def test_a_quota_of_exactly_one_node_is_enough() -> None:
+    hard: JsonObject = {"requests.nvidia.com/gpu": "8", "limits.memory": "512Gi"}
+    assert verdicts(check_quota(play(resourcequotas=quota(hard), queues=items(QUEUE)))) == ["ok"]
+
+
 def test_a_quota_in_use_makes_jobs_wait() -> None:
     hard: JsonObject = {"requests.nvidia.com/gpu": "16"}
     used: JsonObject = {"requests.nvidia.com/gpu": "12"}
