@@ -31,8 +31,16 @@ async def check_controller(api: Api, snapshot: ClusterSnapshot) -> list[Finding]
 
     Raises ApiError and Unreachable.
     """
+    refused = None
+    try:
+        deployments = items_at(snapshot.read("deployments"), "items")
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        refused = error
+        deployments = await _list_own(api, "/apis/apps/v1", "deployments", CONTROLLER_QUERY)
     findings = []
-    for item in await _deployments(api, snapshot):
+    for item in deployments:
         name, where = (str(field_at(item, "metadata", key)) for key in ("name", "namespace"))
         ready = field_at(item, "status", "readyReplicas") or 0
         replicas = field_at(item, "spec", "replicas")
@@ -48,7 +56,7 @@ async def check_controller(api: Api, snapshot: ClusterSnapshot) -> list[Finding]
         findings += check_skew(item, version())
         findings += await _check_readiness(api, where)
         findings.append(await _check_leader(api, where))
-    return findings or [await _check_lease(api)]
+    return findings or [await _check_lease(api, refused)]
 
 
 def check_skew(deployment: JsonObject, plugin: str) -> list[Finding]:
@@ -76,25 +84,13 @@ def _minor(text: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-async def _deployments(api: Api, snapshot: ClusterSnapshot) -> list[JsonObject]:
-    """The Deployments of controllers; those of the namespace if only that is permitted."""
-    try:
-        return items_at(snapshot.read("deployments"), "items")
-    except ApiError as refused:
-        return await _list_namespace(api, "/apis/apps/v1", "deployments", CONTROLLER_QUERY, refused)
-
-
-async def _list_namespace(
-    api: Api, root: str, plural: str, query: dict[str, str], refused: ApiError
-) -> list[JsonObject]:
-    """Objects of the user's namespace. Raises the refusal of all namespaces if it is no 403."""
-    if refused.status != 403:
-        raise refused
+async def _list_own(api: Api, root: str, plural: str, query: dict[str, str]) -> list[JsonObject]:
+    """Objects of the user's namespace; none if they cannot be read either."""
     try:
         path = f"{root}/namespaces/{api.namespace}/{plural}"
         return items_at(await api.read(path, query), "items")
     except ApiError:
-        raise refused from None
+        return []
 
 
 async def _pods(api: Api, where: str) -> list[JsonObject]:
@@ -154,21 +150,24 @@ async def _check_leader(api: Api, where: str) -> Finding:
     return Finding("ok", "leader", text)
 
 
-async def _check_lease(api: Api) -> Finding:
-    """Find a controller without a Deployment, for example of `make run`, by its lease."""
+async def _check_lease(api: Api, refused: ApiError | None) -> Finding:
+    """Find a controller without a Deployment, for example of `make run`, by its lease.
+
+    Raises the refusal if other namespaces, which may have the controller, cannot be read.
+    """
     selector = {"fieldSelector": f"metadata.name={_LEASE}"}
     try:
         leases = items_at(await api.read(f"{_COORDINATION}/leases", selector), "items")
-    except ApiError as refused:
-        try:
-            leases = await _list_namespace(api, _COORDINATION, "leases", selector, refused)
-        except ApiError:
-            leases = []
+    except ApiError as error:
+        refused = refused or (error if error.status == 403 else None)
+        leases = await _list_own(api, _COORDINATION, "leases", selector)
     for lease in leases:
         text, age = _lease_holder(lease)
         if text and age <= _LEASE_SECONDS:
             where = field_at(lease, "metadata", "namespace")
             return Finding("ok", "controller", f"No Deployment; lease in namespace {where}: {text}")
+    if refused is not None:
+        raise refused
     return Finding("fail", "controller", "The controller is not installed", INSTALL)
 
 

@@ -57,7 +57,7 @@ K3S = ClusterEnvironment(
 )
 KIND = ClusterEnvironment(
     "kind",
-    "Code reaches all nodes without it; shared checkpoints need an NFS provisioner",
+    "Install an NFS provisioner if jobs of several nodes need checkpoints",
     "kind has no GPUs: use a queue without GPUs",
     "Use kind 0.24 or newer, or install Calico",
 )

@@ -58,7 +58,8 @@ def check_nodes(snapshot: ClusterSnapshot) -> list[Finding]:
         largest = max(counts, default=0)
         if largest:
             having = sum(1 for count in counts if count)
-            text = f"{sum(counts)} {resource} on {having} nodes, at most {largest} on one"
+            where = "1 node" if having == 1 else f"{having} nodes"
+            text = f"{sum(counts)} {resource} on {where}, at most {largest} on one"
             findings.append(Finding("ok", "GPUs", text))
         for request in requests:
             if request.resource == resource and request.gpus > largest:
@@ -262,7 +263,7 @@ def _check_plugin(snapshot: ClusterSnapshot, nodes: Sequence[JsonObject]) -> Ite
     if without:
         shown = ", ".join(without[:3]) + (", ..." if len(without) > 3 else "")
         text = (
-            f"{len(without)} nodes have GPUs by their labels, but offer none to pods ({shown}): no"
+            f"Nodes with GPUs by their labels offer none to pods ({len(without)}: {shown}): no"
             " device plugin runs there, or the driver does not work"
         )
         yield Finding("warn", "GPUs", text, environment_of(snapshot).gpus)

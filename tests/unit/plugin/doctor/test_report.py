@@ -233,6 +233,36 @@ def test_a_controller_without_a_deployment_is_found_by_its_lease(laptop: Laptop)
     assert "The controller is not installed" in laptop.run("doctor").stdout
 
 
+def test_a_controller_in_a_namespace_that_cannot_be_read_may_be_installed(laptop: Laptop) -> None:
+    own = "/apis/apps/v1/namespaces/ns/deployments"
+
+    def answer(request: web.Request) -> web.Response | None:
+        if request.path == own:
+            return web.json_response({"items": []})
+        return refusal(403, "no leases") if request.path.endswith("/leases") else None
+
+    play_cluster(laptop, deployments=403)
+    laptop.server.hooks.append(answer)
+    result = laptop.run("doctor", "-o", "json")
+    assert result.exit_code == 0
+    (found,) = [f for f in json.loads(result.stdout)["findings"] if f["subject"] == "controller"]
+    assert (found["verdict"], "you may not" in found["text"]) == ("skip", True)
+    # Deployments can be read and there are none, but the lease of another process cannot.
+    laptop.server.hooks.clear()
+    play_cluster(laptop, deployments={"items": []})
+    laptop.server.hooks.append(answer)
+    assert "Not checked, no permission to read it: no leases" in laptop.run("doctor").stdout
+
+
+def test_a_controller_of_the_own_namespace_is_found(laptop: Laptop) -> None:
+    own = "/apis/apps/v1/namespaces/ns/deployments"
+    play_cluster(laptop, deployments=403)
+    laptop.server.hooks.append(
+        lambda request: web.json_response({"items": [DEPLOYMENT]}) if request.path == own else None
+    )
+    assert "1 of 1 ready, image c:1" in laptop.run("doctor").stdout
+
+
 def leases(lease: dict[str, object]) -> Hook:
     def answer(request: web.Request) -> web.Response | None:
         path = "/apis/coordination.k8s.io/v1/leases"
