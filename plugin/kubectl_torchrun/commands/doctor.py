@@ -11,10 +11,13 @@ from kubectl_torchrun.terminal import Terminal
 @output_option("yaml", "json")
 @cluster_options
 def command(output: str, target: Target) -> None:
-    """Diagnose cluster problems: CRDs, controller, queues, storage, GPUs, schedulers, permissions
-    and Pod Security.
+    """Diagnose cluster problems: version, CRDs, controller, queues, storage, GPUs, autoscalers,
+    schedulers, network, quota, admission and permissions.
 
-    The exit code is 1 if a check fails. Warnings do not count.
+    It recognizes GKE, EKS, AKS, OpenShift, k3s and kind, and gives the advice for them. It changes
+    nothing. What you may not read is reported as not checked ("skip").
+
+    The exit code is 1 if a check fails ("fail"). Warnings do not count.
 
     \b
     Examples:
@@ -23,7 +26,7 @@ def command(output: str, target: Target) -> None:
     """
 
     def work(terminal: Terminal) -> int:
-        from kubectl_torchrun.cluster.doctor import print_findings
+        from kubectl_torchrun.doctor.report import print_findings
 
         return print_findings(target, output, terminal)
 

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from aiohttp import web
 
-from kubectl_torchrun.cluster import checks
-from kubectl_torchrun.cluster.checks import Finding
-from kubectl_torchrun.cluster.doctor import report
+from kubectl_torchrun.doctor import installation
+from kubectl_torchrun.doctor.findings import Finding, Severity
+from kubectl_torchrun.doctor.report import report, summary
 from torchrun_api.gang_schedulers import GangSchedulerApi
 
 from ..api_server import Hook, refusal
@@ -45,6 +45,7 @@ HEALTHY: dict[str, object] = {
     "/api/v1/nodes": {
         "items": [{"status": {"allocatable": {"nvidia.com/gpu": str(n)}}} for n in (0, 8, 4)]
     },
+    "/apis/apps/v1/daemonsets": {"items": [{"metadata": {"name": "calico-node"}}]},
     "/apis": {"groups": [{"name": "scheduling.volcano.sh"}, {"name": "apps"}]},
     "/api/v1/namespaces/ns": {"metadata": {"name": "ns"}},
 }
@@ -64,6 +65,8 @@ def play_cluster(laptop: Laptop, *, forbidden: tuple[str, ...] = (), **changed: 
         body = changed.get(word, HEALTHY[request.path])
         if body == 403:
             return refusal(403, "you may not")
+        if isinstance(body, str):
+            return web.Response(text=body)
         return refusal(404, "not found") if body is None else web.json_response(body)
 
     laptop.server.hooks.append(answer)
@@ -128,7 +131,7 @@ def test_an_own_scheduler_without_an_api_group_may_be_installed(
     own = GangSchedulerApi(
         name="native", title="Own", pod_scheduler="own", pods_scheduled_by="itself"
     )
-    monkeypatch.setattr(checks, "GANG_SCHEDULERS", {"native": own})
+    monkeypatch.setattr(installation, "GANG_SCHEDULERS", {"native": own})
     play_cluster(laptop, apis={"groups": []})
     spec = {"image": "i", "scheduling": {"scheduler": "own"}}
     laptop.server.put("torchrunqueues", "q", spec=spec)
@@ -179,7 +182,7 @@ def test_a_controller_with_a_wrong_setting_is_quoted(
         ({"v1alpha1": {"resources": []}}, 1, "fail", "does not serve torchrunjobs"),
         ({"deployments": {"items": []}}, 1, "fail", "The controller is not installed"),
         ({"deployments": {"items": [DEAD]}}, 1, "fail", "0 of 1 ready"),
-        ({"deployments": 403}, 0, "note", "No permission to read it: you may not"),
+        ({"deployments": 403}, 0, "skip", "no permission to read it: you may not"),
         ({"lease": STALE}, 1, "fail", " ago"),
         ({"lease": None}, 0, "note", "No lease in namespace torchrun-system"),
         ({"lease": {"spec": {}}}, 0, "warn", "No replica holds the lease"),
@@ -190,7 +193,7 @@ def test_a_controller_with_a_wrong_setting_is_quoted(
             "warn",
             "No storage class is known to support ReadWriteMany",
         ),
-        ({"storageclasses": 403}, 0, "note", "No permission to read it"),
+        ({"storageclasses": 403}, 0, "skip", "no permission to read it"),
         ({"nodes": {"items": []}}, 1, "fail", "0 nodes"),
         (
             {"nodes": {"items": [{}]}},
@@ -198,11 +201,11 @@ def test_a_controller_with_a_wrong_setting_is_quoted(
             "fail",
             "requests 8 nvidia.com/gpu for a node, but no node has more than 0",
         ),
-        ({"nodes": 403}, 0, "note", "No permission to read it"),
+        ({"nodes": 403}, 0, "skip", "no permission to read it"),
         ({"apis": {"groups": []}}, 1, "fail", "Scheduler volcano of a queue is not installed"),
         ({"ns": RESTRICTED}, 0, "note", "cannot run as root"),
         ({"ns": None}, 1, "fail", "Namespace ns does not exist"),
-        ({"ns": 403}, 0, "note", "No permission to read it"),
+        ({"ns": 403}, 0, "skip", "no permission to read it"),
     ],
 )
 def test_each_problem_is_reported(
@@ -228,6 +231,36 @@ def test_a_controller_without_a_deployment_is_found_by_its_lease(laptop: Laptop)
     assert "No Deployment; lease in namespace default: my-machine_1" in result.stdout
     laptop.server.hooks[-1] = leases({**lease, **STALE})
     assert "The controller is not installed" in laptop.run("doctor").stdout
+
+
+def test_a_controller_in_a_namespace_that_cannot_be_read_may_be_installed(laptop: Laptop) -> None:
+    own = "/apis/apps/v1/namespaces/ns/deployments"
+
+    def answer(request: web.Request) -> web.Response | None:
+        if request.path == own:
+            return web.json_response({"items": []})
+        return refusal(403, "no leases") if request.path.endswith("/leases") else None
+
+    play_cluster(laptop, deployments=403)
+    laptop.server.hooks.append(answer)
+    result = laptop.run("doctor", "-o", "json")
+    assert result.exit_code == 0
+    (found,) = [f for f in json.loads(result.stdout)["findings"] if f["subject"] == "controller"]
+    assert (found["verdict"], "you may not" in found["text"]) == ("skip", True)
+    # Deployments can be read and there are none, but the lease of another process cannot.
+    laptop.server.hooks.clear()
+    play_cluster(laptop, deployments={"items": []})
+    laptop.server.hooks.append(answer)
+    assert "Not checked, no permission to read it: no leases" in laptop.run("doctor").stdout
+
+
+def test_a_controller_of_the_own_namespace_is_found(laptop: Laptop) -> None:
+    own = "/apis/apps/v1/namespaces/ns/deployments"
+    play_cluster(laptop, deployments=403)
+    laptop.server.hooks.append(
+        lambda request: web.json_response({"items": [DEPLOYMENT]}) if request.path == own else None
+    )
+    assert "1 of 1 ready, image c:1" in laptop.run("doctor").stdout
 
 
 def leases(lease: dict[str, object]) -> Hook:
@@ -263,7 +296,7 @@ def test_missing_permissions_of_the_controller(laptop: Laptop) -> None:
     )
     result = laptop.run("doctor")
     assert result.exit_code == 0
-    assert "No permission to read it: no proxy for you" in result.stdout
+    assert "no permission to read it: no proxy for you" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -302,6 +335,70 @@ def test_a_terminating_queue_shows_how_to_release_it(laptop: Laptop) -> None:
     assert (found["verdict"], found["text"].split()[:2]) == ("warn", ["Queue", "old"])
     patch = """kubectl patch trq old --type=merge -p '{"metadata":{"finalizers":[]}}'"""
     assert found["fix"].endswith(patch)
+
+
+@pytest.mark.parametrize("word", ["apis", "daemonsets", "storageclasses", "nodes", "deployments"])
+@pytest.mark.parametrize("broken", [403, "not JSON"])
+def test_a_request_that_fails_costs_only_the_checks_that_need_it(
+    laptop: Laptop, word: str, broken: object
+) -> None:
+    whole = subjects(laptop)
+    laptop.server.hooks.clear()
+    play_cluster(laptop, **{word: broken})
+    result = laptop.run("doctor", "-o", "json")
+    findings = json.loads(result.stdout)["findings"]
+    skipped = {f["subject"] for f in findings if f["verdict"] == "skip"}
+    assert skipped, findings
+    assert {f["subject"] for f in findings} >= whole - {"GPUs", "shared", "leader"} - skipped
+    assert all(f["text"].startswith("Not checked") for f in findings if f["verdict"] == "skip")
+    assert "Jobs can run" not in result.stderr
+    assert "could not be made" in result.stderr
+
+
+def subjects(laptop: Laptop) -> set[str]:
+    """The subjects of the findings of a healthy cluster."""
+    play_cluster(laptop)
+    findings = json.loads(laptop.run("doctor", "-o", "json").stdout)["findings"]
+    assert not [f for f in findings if f["verdict"] == "skip"]
+    return {f["subject"] for f in findings}
+
+
+def test_reviews_that_are_refused_are_not_permissions(laptop: Laptop) -> None:
+    play_cluster(laptop)
+    laptop.server.hooks.append(
+        lambda request: (
+            refusal(403, "no reviews")
+            if request.path.endswith("/selfsubjectaccessreviews")
+            else None
+        )
+    )
+    result = laptop.run("doctor", "-o", "json")
+    (found,) = [f for f in json.loads(result.stdout)["findings"] if f["subject"] == "permissions"]
+    assert (found["verdict"], found["text"][:11]) == ("skip", "Not checked")
+
+
+def test_requests_are_few(laptop: Laptop) -> None:
+    play_cluster(laptop)
+    laptop.run("doctor")
+    reads = [line for line in laptop.server.requests if line.startswith("GET ")]
+    reads.remove("GET /version")  # the session's, which sees whether the cluster answers
+    assert len(reads) == len(set(reads)) <= 20, sorted(reads)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "line"),
+    [
+        (("ok", "note", "warn"), "Jobs can run in namespace ns."),
+        (("ok", "skip"), "No check failed in namespace ns. 1 check could not be made."),
+        (("skip", "skip"), "No check failed in namespace ns. 2 checks could not be made."),
+        (("fail", "skip"), "1 check failed. 1 check could not be made."),
+        (("fail", "fail"), "2 checks failed."),
+    ],
+)
+def test_the_last_line_does_not_promise_what_was_not_checked(
+    verdicts: tuple[Severity, ...], line: str
+) -> None:
+    assert summary([Finding(verdict, "s", "t") for verdict in verdicts], "ns") == line
 
 
 def test_a_report_fits_on_the_screen() -> None:

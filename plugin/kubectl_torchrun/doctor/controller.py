@@ -1,34 +1,44 @@
 """Checks of doctor for the controller: its Deployment, leader and readiness."""
 
+import re
 from datetime import UTC, datetime
 
-from kubectl_torchrun.cluster.checks import (
+from kubectl_torchrun.cluster.client import Api, ApiError
+from kubectl_torchrun.doctor.findings import (
+    CONTROLLER_QUERY,
     INSTALL,
     Finding,
     Severity,
     field_at,
     items_at,
+    text_at,
     unreadable_finding,
 )
-from kubectl_torchrun.cluster.client import Api, ApiError
+from kubectl_torchrun.doctor.snapshot import ClusterSnapshot
 from kubectl_torchrun.output import duration
+from kubectl_torchrun.version import version
 from torchrun_api.json import JsonObject
 
-_APPS = "/apis/apps/v1"
 _COORDINATION = "/apis/coordination.k8s.io/v1"
 _LEASE = "torchrun-controller"
-_CONTROLLER = {"labelSelector": "app.kubernetes.io/name=torchrun-controller"}
 _LEASE_SECONDS = 60.0  # a leader renews every few seconds
 _PORT = 8080
 _FAILS, _NOTES = "[-] ", "[!] "  # of /readyz
 
 
-async def controller(api: Api) -> list[Finding]:
-    """Whether the controller runs, one of its replicas leads, and it reports no problems."""
+async def check_controller(api: Api, snapshot: ClusterSnapshot) -> list[Finding]:
+    """Whether the controller runs, one of its replicas leads, and it reports no problems.
+
+    Raises ApiError and Unreachable.
+    """
+    refused = None
     try:
-        deployments = await _list_objects(api, _APPS, "deployments", _CONTROLLER)
+        deployments = items_at(snapshot.read("deployments"), "items")
     except ApiError as error:
-        return [unreadable_finding("controller", error)]
+        if error.status != 403:
+            raise
+        refused = error
+        deployments = await _list_own(api, "/apis/apps/v1", "deployments", CONTROLLER_QUERY)
     findings = []
     for item in deployments:
         name, where = (str(field_at(item, "metadata", key)) for key in ("name", "namespace"))
@@ -43,31 +53,49 @@ async def controller(api: Api) -> list[Finding]:
             fix = f"kubectl describe pods -n {where}; kubectl logs deploy/{name} -n {where}"
             reason = await _waiting_reason(api, where)
             findings.append(Finding("fail", "controller", text + reason, fix))
+        findings += check_skew(item, version())
         findings += await _check_readiness(api, where)
         findings.append(await _check_leader(api, where))
-    return findings or [await _check_lease(api)]
+    return findings or [await _check_lease(api, refused)]
 
 
-async def _list_objects(
-    api: Api, root: str, plural: str, query: dict[str, str]
-) -> list[JsonObject]:
-    """Objects of all namespaces, or of the user's namespace if only that is permitted."""
+def check_skew(deployment: JsonObject, plugin: str) -> list[Finding]:
+    """Whether plugin and controller have the same minor version, by image tag or chart label."""
+    containers = items_at(deployment, "spec", "template", "spec", "containers")
+    tags = [
+        text_at(container, "image").partition("@")[0].rpartition(":")[2] for container in containers
+    ]
+    label = text_at(deployment, "metadata", "labels", "app.kubernetes.io/version")
+    ours = _minor(plugin)
+    theirs = next((found for text in (*tags, label) if (found := _minor(text))), None)
+    if ours is None or theirs is None or ours == theirs:
+        return []
+    older = "plugin" if ours < theirs else "controller"
+    text = (
+        f"The plugin has version {plugin}, the controller {theirs[0]}.{theirs[1]}: sync pods can"
+        " refuse uploads of another minor version"
+    )
+    return [Finding("warn", "controller", text, f"Upgrade the {older}")]
+
+
+def _minor(text: str) -> tuple[int, int] | None:
+    """Major and minor of a version such as v0.1.0; None for other texts."""
+    match = re.match(r"v?(\d+)\.(\d+)\.\d+", text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+async def _list_own(api: Api, root: str, plural: str, query: dict[str, str]) -> list[JsonObject]:
+    """Objects of the user's namespace; none if they cannot be read either."""
     try:
-        return items_at(await api.read(f"{root}/{plural}", query), "items")
-    except ApiError as error:
-        if error.status != 403:
-            raise
-        refused = error
-    path = f"{root}/namespaces/{api.namespace}/{plural}"
-    try:
+        path = f"{root}/namespaces/{api.namespace}/{plural}"
         return items_at(await api.read(path, query), "items")
     except ApiError:
-        raise refused from None
+        return []
 
 
 async def _pods(api: Api, where: str) -> list[JsonObject]:
     try:
-        pods = await api.read(f"/api/v1/namespaces/{where}/pods", _CONTROLLER)
+        pods = await api.read(f"/api/v1/namespaces/{where}/pods", CONTROLLER_QUERY)
     except ApiError:
         return []
     return items_at(pods, "items")
@@ -122,18 +150,24 @@ async def _check_leader(api: Api, where: str) -> Finding:
     return Finding("ok", "leader", text)
 
 
-async def _check_lease(api: Api) -> Finding:
-    """Find a controller without a Deployment, for example of `make run`, by its lease."""
+async def _check_lease(api: Api, refused: ApiError | None) -> Finding:
+    """Find a controller without a Deployment, for example of `make run`, by its lease.
+
+    Raises the refusal if other namespaces, which may have the controller, cannot be read.
+    """
+    selector = {"fieldSelector": f"metadata.name={_LEASE}"}
     try:
-        selector = {"fieldSelector": f"metadata.name={_LEASE}"}
-        leases = await _list_objects(api, _COORDINATION, "leases", selector)
-    except ApiError:
-        leases = []
+        leases = items_at(await api.read(f"{_COORDINATION}/leases", selector), "items")
+    except ApiError as error:
+        refused = refused or (error if error.status == 403 else None)
+        leases = await _list_own(api, _COORDINATION, "leases", selector)
     for lease in leases:
         text, age = _lease_holder(lease)
         if text and age <= _LEASE_SECONDS:
             where = field_at(lease, "metadata", "namespace")
             return Finding("ok", "controller", f"No Deployment; lease in namespace {where}: {text}")
+    if refused is not None:
+        raise refused
     return Finding("fail", "controller", "The controller is not installed", INSTALL)
 
 

@@ -1,0 +1,1 @@
+"""`doctor`: a snapshot of the cluster, checks of it, and their report."""
