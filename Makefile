@@ -10,6 +10,8 @@ CLUSTER_CLI := PYTHONPATH=cluster $(PYTHON) -m torchrun_cluster
 CODE := api controller runtime plugin sdk cluster bench docs examples manifests tests
 # Parallel test processes. Each process of the integration tests has its own control plane.
 WORKERS ?= 2
+# The same for unit tests, on two cores: many of them wait for processes.
+UNIT_WORKERS ?= 4
 # The same for e2e, with one node each; 0 runs the tests in turn, for which their timeouts are set.
 E2E_WORKERS ?= 0
 # Versions for `make matrix`, in addition to Kubernetes 1.35, which all other targets use.
@@ -50,7 +52,7 @@ docs: $(VENV)/.docs ## Build the site in build/site; fails on broken links and a
 	@echo "build/site/index.html"
 
 unit: $(VENV)/.ready ## No cluster, no network; the pure core at 100% of its branches
-	$(BIN)/pytest tests/unit -n $(WORKERS) --dist worksteal --cov --cov-report=
+	$(BIN)/pytest tests/unit -n $(UNIT_WORKERS) --dist worksteal --cov --cov-report=
 	$(BIN)/coverage report --include='controller/torchrun_controller/reconcile/*' --fail-under=100
 	$(BIN)/coverage report --fail-under=90
 

@@ -190,10 +190,13 @@ async def test_a_refusal_has_status_and_message(
 
     app = web.Application()
     app.router.add_get("/apis/torchrun.ai/v1alpha1/namespaces/ns/torchrunqueues", handle)
-    async with api_server(app) as url, proxy_to(url, tmp_path) as socket:
-        async with connect(socket, "ns") as api:
-            with pytest.raises(ApiError, match="not you") as caught:
-                await api.list(QUEUES)
+    async with (
+        api_server(app) as url,
+        proxy_to(url, tmp_path) as socket,
+        connect(socket, "ns") as api,
+    ):
+        with pytest.raises(ApiError, match="not you") as caught:
+            await api.list(QUEUES)
     assert (caught.value.status, caught.value.reason) == (403, "Forbidden")
 
 
@@ -235,12 +238,15 @@ async def test_the_pod_proxy_accepts_ranges_and_a_busy_server_is_retried(tmp_pat
         "Content-Length": "8388608",
         "X-Torchrun-Sha256": "ab",
     }
-    async with api_server(app) as url, proxy_to(url, tmp_path) as socket:
-        async with connect(socket, "ns", HASTY) as api:
-            answer = await api.ask_pod("p", "PUT", "/v1/upload", headers=headers, content=blocks())
-            assert answer == (409, b'{"offset": 8388608}')
-            assert received == b"x" * 8388608
-            assert [queue.metadata.name for queue in (await api.list(QUEUES)).items] == ["q"]
+    async with (
+        api_server(app) as url,
+        proxy_to(url, tmp_path) as socket,
+        connect(socket, "ns", HASTY) as api,
+    ):
+        answer = await api.ask_pod("p", "PUT", "/v1/upload", headers=headers, content=blocks())
+        assert answer == (409, b'{"offset": 8388608}')
+        assert received == b"x" * 8388608
+        assert [queue.metadata.name for queue in (await api.list(QUEUES)).items] == ["q"]
 
 
 async def test_log_lines_arrive_without_delay(tmp_path: Path) -> None:
@@ -259,9 +265,13 @@ async def test_log_lines_arrive_without_delay(tmp_path: Path) -> None:
     app = web.Application()
     app.router.add_get("/api/v1/namespaces/ns/pods/p/log", log)
     lines = []
-    async with api_server(app) as url, proxy_to(url, tmp_path) as socket:
-        async with connect(socket, "ns") as api, api.log("p", "trainer", {}) as stream:
-            async for line in stream:
-                lines.append(line)
-                read.set()
+    async with (
+        api_server(app) as url,
+        proxy_to(url, tmp_path) as socket,
+        connect(socket, "ns") as api,
+        api.log("p", "trainer", {}) as stream,
+    ):
+        async for line in stream:
+            lines.append(line)
+            read.set()
     assert lines == [b"one\n", b"two\r\xe2\x80\xa8three\n"]
