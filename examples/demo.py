@@ -61,6 +61,7 @@ def kubectl(*arguments: str, stdin: str | None = None) -> str:
 
 def build_images() -> int:
     """Build the images of the controller and the trainer, and print their archives."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback where the cluster has failed
     controller = ("build", "--tag", f"docker.io/library/{CONTROLLER}")
     print(cluster("image", *controller, *(f"--input={part}" for part in INPUTS)))
     print(cluster("image", "torch"))
