@@ -10,6 +10,8 @@ CLUSTER_CLI := PYTHONPATH=cluster $(PYTHON) -m torchrun_cluster
 CODE := api controller runtime plugin sdk cluster bench docs examples manifests tests
 # Parallel test processes. Each process of the integration tests has its own control plane.
 WORKERS ?= 2
+# The same for unit tests, on two cores: many of them wait for processes.
+UNIT_WORKERS ?= 4
 # The same for e2e, with one node each; 0 runs the tests in turn, for which their timeouts are set.
 E2E_WORKERS ?= 0
 # Versions for `make matrix`, in addition to Kubernetes 1.35, which all other targets use.
@@ -18,7 +20,7 @@ RELEASES ?= 1.33 1.36 1.37
 export PYTHONDONTWRITEBYTECODE := 1
 CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit("missing: Python 3.11 or later (PYTHON=...)" if sys.version_info < (3, 11) else 0)'
 
-##@ The two commands
+##@ The commands
 
 demo: ## A real two-node PyTorch run from a local directory, from nothing to Succeeded
 	@$(CHECK_PYTHON)
@@ -27,6 +29,10 @@ demo: ## A real two-node PyTorch run from a local directory, from nothing to Suc
 	$(PYTHON) examples/demo.py
 
 test: lint types walls docs unit integration e2e ## All checks that a change must pass
+
+# Goes on after a failure, and continues after Ctrl-C. make all ONLY="faults matrix-*", ARGS=--list, ARGS=--again
+all: $(VENV)/.ready ## Every suite there is, the long ones too, for hours; results in build/all
+	@PYTHONPATH=tests $(BIN)/python -m everything --pythons $(PYTHONS) --releases $(RELEASES) $(if $(ONLY),--only $(foreach name,$(ONLY),'$(name)')) $(ARGS)
 
 ##@ Parts of the test
 
@@ -46,9 +52,13 @@ docs: $(VENV)/.docs ## Build the site in build/site; fails on broken links and a
 	@echo "build/site/index.html"
 
 unit: $(VENV)/.ready ## No cluster, no network; the pure core at 100% of its branches
-	$(BIN)/pytest tests/unit -n $(WORKERS) --dist worksteal --cov --cov-report=
+	$(BIN)/pytest tests/unit -n $(UNIT_WORKERS) --dist worksteal --cov --cov-report=
 	$(BIN)/coverage report --include='controller/torchrun_controller/reconcile/*' --fail-under=100
 	$(BIN)/coverage report --fail-under=90
+
+# In turn: some of them measure times.
+unit-long: $(VENV)/.ready ## The long unit tests only
+	$(BIN)/pytest tests/unit -m long --long
 
 test-of: $(VENV)/.ready ## FILE=...: the unit tests of one source file, in seconds (ARGS="-k deadline")
 	$(BIN)/python tests/mirrors.py $(FILE) $(ARGS)
@@ -285,7 +295,7 @@ $(BIN)/.controller: $(VENV)/.ready
 	$(VENV)/controller/bin/pip install --quiet --editable .
 	touch $@
 
-.PHONY: demo test lint types walls docs unit test-of thorough programs integration ha e2e e2e-all e2e-kind recipes restart-times image sbom version release matrix monitoring venv \
+.PHONY: demo test all lint types walls docs unit unit-long test-of thorough programs integration ha e2e e2e-all e2e-kind recipes restart-times image sbom version release matrix monitoring venv \
 	format generate pictures run debug record replay hooks faults faults-pairs faults-time-travel faults-page faults-proxied mutants mutants-page mutants-random \
 	hostile soak bench bench-page flames \
 	cluster-up cluster-status cluster-down clean help

@@ -5,10 +5,11 @@ the nodes can pull. KEEP=1 leaves everything running.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +19,7 @@ PLUGIN = ROOT / ".venv" / "plugin" / "bin"
 NAMESPACE = "torchrun-demo"
 CONTROLLER = "torchrun-controller:0.1.0"
 TORCH = "localhost/torchrun-torch:latest"  # what examples/gpt/queue.yaml names
+INPUTS = ("pyproject.toml", "README.md", "LICENSE", "requirements", "api", "controller", "runtime")
 COMMAND = "python train.py --steps 60 --log-every 5"
 CURRENT = os.environ.get("CLUSTER") == "current"
 STAGES = 7
@@ -57,29 +59,44 @@ def kubectl(*arguments: str, stdin: str | None = None) -> str:
     return run("kubectl", *arguments, stdin=stdin)
 
 
-def images() -> tuple[str, str]:
-    """Return the images of the controller and the trainer, and load them into the cluster."""
-    if CURRENT:
+def build_images() -> int:
+    """Build the images of the controller and the trainer, and print their archives."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback where the cluster has failed
+    controller = ("build", "--tag", f"docker.io/library/{CONTROLLER}")
+    print(cluster("image", *controller, *(f"--input={part}" for part in INPUTS)))
+    print(cluster("image", "torch"))
+    return 0
+
+
+@contextmanager
+def image_builds() -> Iterator[subprocess.Popen[str]]:
+    """Run `build_images` meanwhile: a first cluster is built for minutes."""
+    command = [sys.executable, __file__, "--images"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as builds:
         try:
-            return os.environ["CONTROLLER_IMAGE"], os.environ["TRAINER_IMAGE"]
-        except KeyError as error:
-            raise SystemExit(f"CLUSTER=current needs {error} (see examples/demo.py)") from None
-    inputs = (
-        "pyproject.toml",
-        "README.md",
-        "LICENSE",
-        "requirements",
-        "api",
-        "controller",
-        "runtime",
-    )
-    controller = cluster(
-        "image", "build", "--tag", f"docker.io/library/{CONTROLLER}",
-        *(f"--input={part}" for part in inputs),
-    )  # fmt: skip
-    torch = cluster("image", "torch")
-    cluster("load", controller, torch)
+            yield builds
+        finally:
+            if builds.poll() is None:
+                os.killpg(builds.pid, signal.SIGINT)
+
+
+def images(builds: subprocess.Popen[str]) -> tuple[str, str]:
+    """Return the images of the controller and the trainer, and load them into the cluster."""
+    archives, _ = builds.communicate()
+    if builds.returncode:
+        raise SystemExit(f"the image builds failed with {builds.returncode}")
+    cluster("load", *archives.split())
     return CONTROLLER, TORCH
+
+
+def given_images() -> tuple[str, str]:
+    """Return the images that the user names for the current cluster."""
+    try:
+        return os.environ["CONTROLLER_IMAGE"], os.environ["TRAINER_IMAGE"]
+    except KeyError as error:
+        raise SystemExit(f"CLUSTER=current needs {error} (see examples/demo.py)") from None
 
 
 def install(image: str) -> None:
@@ -133,6 +150,16 @@ def main() -> int:
     os.environ["PYTHONPATH"] = str(ROOT / "cluster")
     if sys.argv[1:] == ["--plan"]:
         return announce()
+    if sys.argv[1:] == ["--images"]:
+        return build_images()
+    if CURRENT:
+        return demo(given_images)
+    with image_builds() as builds:
+        return demo(lambda: images(builds))
+
+
+def demo(find_images: Callable[[], tuple[str, str]]) -> int:
+    """Run all stages; `find_images` returns the images of the controller and the trainer."""
     with stage("a Kubernetes cluster"):
         cluster("up", "--name", "demo")
         os.environ["KUBECONFIG"] = cluster("kubeconfig", "--name", "demo")
@@ -142,7 +169,7 @@ def main() -> int:
         os.environ["PATH"] = f"{PLUGIN}:{os.environ['PATH']}"
     try:
         with stage("images of the controller and PyTorch, loaded into the node"):
-            controller, torch = images()
+            controller, torch = find_images()
         with stage("CRDs and controller"):
             install(controller)
         with stage("a namespace and a queue for CPU jobs"):

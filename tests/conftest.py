@@ -1,5 +1,6 @@
 """Options of all test suites."""
 
+import os
 import signal
 
 import pytest
@@ -20,11 +21,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="takes minutes: run with --long"))
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugin that writes JUnit files reads its option
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker `long`, and restore SIGINT and SIGHUP.
+    """Declare the marker `long`, restore SIGINT and SIGHUP, and write JUnit files for `make all`.
 
-    nohup and background jobs of a shell ignore them, and children inherit that.
+    nohup and background jobs of a shell ignore these signals, and children inherit that.
     """
+    # Not for any pytest that a test starts. A target may run pytest several times.
+    if folder := os.environ.pop("TORCHRUN_TEST_JUNIT", ""):
+        config.option.xmlpath = f"{folder}/{os.getpid()}.xml"
     config.addinivalue_line("markers", "long: takes minutes; runs with --long only")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from . import artefacts
 from .errors import ClusterError
+from .places import cache_home
 from .progress import step
 
 SEARCH_PATH = ":".join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin", "/usr/lib/cni"))
@@ -56,6 +58,14 @@ def ensure(needed: Mapping[str, str]) -> None:
     line = f"apt-get install -y --no-install-recommends {' '.join(absent)}"
     if os.geteuid() != 0 or find("apt-get") is None:
         raise ClusterError(f"missing packages; as root, run: {line}")
+    # A second apt-get would fail at once while another one runs.
+    with artefacts.locked(cache_home() / "apt"):
+        _install(needed, missing(needed))
+
+
+def _install(needed: Mapping[str, str], absent: Sequence[str]) -> None:
+    if not absent:
+        return
     with step(f"installing {' '.join(absent)}"), _services_kept_off():
         if not _apt("install", absent, check=False):
             # A machine's package lists may be missing or too old.

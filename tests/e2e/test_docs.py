@@ -29,7 +29,10 @@ FOUND = {
     if (found := [block for block in blocks(page) if (block.mark, block.argument) == RUN])
 }
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(60 * MINUTES, func_only=True)]
+QUICK = "docs/quickstart.md"
+"""The page that `make test` runs, too."""
+
+pytestmark = pytest.mark.timeout(60 * MINUTES, func_only=True)
 
 
 def script(found: list[Block], namespace: str) -> str:
@@ -60,7 +63,10 @@ def gpus(space: Space) -> None:
         space.cluster.kubectl("patch", name, *words)
 
 
-@pytest.mark.parametrize("page", FOUND)
+@pytest.mark.parametrize(
+    "page",
+    [QUICK, *(pytest.param(page, marks=pytest.mark.long) for page in FOUND if page != QUICK)],
+)
 def test_a_page(space: Space, gpus: None, tmp_path: Path, page: str) -> None:
     image = space.cluster.trainer
     one = {"backend": "gloo", "nprocPerNode": 1}

@@ -25,8 +25,6 @@ GPT = ROOT / "examples" / "gpt"
 NAME = "torchrun-controller"
 SBOM = "/opt/torchrun/sbom.cdx.json"
 
-pytestmark = pytest.mark.long
-
 
 class Release:
     """The chart in the namespace of a test, for this namespace only."""
@@ -100,6 +98,7 @@ def uids(space: Space) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 def test_install_by_kustomize_for_the_whole_cluster(space: Space) -> None:
     restricted(space)
     runs_the_example(space)
@@ -115,6 +114,7 @@ def test_install_by_helm_for_one_namespace(space: Space) -> None:
         ).stdout
 
 
+@pytest.mark.long
 def test_an_upgrade_does_not_affect_a_running_job(space: Space) -> None:
     with helm_alone(space) as release:
         sleep = ["python3", "-c", "import time; time.sleep(45)"]
@@ -139,6 +139,7 @@ def applied(space: Space, image: str) -> None:
     assert container["image"] == image
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_another_image_does_not_affect_a_running_job(space: Space) -> None:
     cluster, again = space.cluster, f"{CONTROLLER_IMAGE}-again"
@@ -175,6 +176,7 @@ def test_another_image_does_not_affect_a_running_job(space: Space) -> None:
         applied(space, cluster.controller)
 
 
+@pytest.mark.long
 def test_a_wrong_setting_is_in_the_pod_status_and_has_no_effect(space: Space) -> None:
     with helm_alone(space) as release:
         release.upgrade("--set=settings.leaseDuration=5s")
@@ -203,6 +205,7 @@ def ended_with(space: Space, seconds: float = 60) -> str:
     raise AssertionError("no controller has ended")
 
 
+@pytest.mark.long
 def test_uninstalling_keeps_the_objects_of_users(space: Space) -> None:
     with helm_alone(space) as release:
         space.apply(job("runs", "plain", ["true"]))
@@ -218,6 +221,7 @@ def test_uninstalling_keeps_the_objects_of_users(space: Space) -> None:
         space.kubectl("wait", "trq/plain", "--for=delete", "--timeout=180s")
 
 
+@pytest.mark.long
 def test_the_image_adds_little_to_its_base(space: Space) -> None:
     if space.cluster.local is None:
         pytest.skip("Docker's archives are not compressed, and say nothing of what a node pulls")
@@ -228,6 +232,7 @@ def test_the_image_adds_little_to_its_base(space: Space) -> None:
     assert own < 60e6
 
 
+@pytest.mark.long
 def test_the_image_has_a_bill_of_materials(space: Space) -> None:
     read = ["python3", "-c", f"print(open('{SBOM}').read())"]
     space.apply(job("reads", "plain", read))

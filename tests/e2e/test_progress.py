@@ -63,7 +63,6 @@ dist.barrier()
 """
 
 
-@pytest.mark.long
 def test_a_blocked_rank_restarts_the_ranks_once(space: Space, tmp_path: Path):
     reliability = {"hangTimeoutSeconds": 10, "maxRestarts": 1}
     torch = queue("torch", space.cluster.trainer, nodeResources=RESOURCES, reliability=reliability)
@@ -72,6 +71,7 @@ def test_a_blocked_rank_restarts_the_ranks_once(space: Space, tmp_path: Path):
     run = space.submit(tmp_path, "python train.py", *OPTIONS)
     assert run.returncode == 0
     status = space.get(TORCHRUN_JOBS, "run")["status"]
+    assert (status["progress"]["step"], status["progress"]["totalSteps"]) == (10, 10)
     (first,) = status["attempts"]
     assert (first["reason"], first["counted"]) == ("Hung", True)
     assert (status.get("attempt", 0), first["round"], status["restarts"]) == (0, 0, 1)

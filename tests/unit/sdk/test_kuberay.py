@@ -109,6 +109,7 @@ def test_nothing_is_created_without_kuberay(cluster: Path) -> None:
 
 
 def test_a_failed_creation_leaves_no_objects(cluster: Path) -> None:
+    (cluster / "slow").touch()  # pods would get a copy of the checkout with its environments
     (cluster / "refuse").write_text("create:rayjobs.ray.io is forbidden")
     with pytest.raises(kt.ClusterError, match="is forbidden"):
         kt.fn(work).to(kt.Compute(image="ray:1")).distribute("ray", operator="kuberay")()

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -56,6 +56,13 @@ async def api_server(app: web.Application) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def proxy_to(url: str, directory: Path) -> AsyncIterator[Path]:
+    """Started in a thread: kubectl waits for the server, which this event loop has to run."""
+    with ExitStack() as stack:
+        yield await asyncio.to_thread(stack.enter_context, proxy(kubeconfig(directory, url)))
 
 
 def running(socket: Path) -> bool:
@@ -183,11 +190,13 @@ async def test_a_refusal_has_status_and_message(
 
     app = web.Application()
     app.router.add_get("/apis/torchrun.ai/v1alpha1/namespaces/ns/torchrunqueues", handle)
-    async with api_server(app) as url:
-        with proxy(kubeconfig(tmp_path, url)) as socket:
-            async with connect(socket, "ns") as api:
-                with pytest.raises(ApiError, match="not you") as caught:
-                    await api.list(QUEUES)
+    async with (
+        api_server(app) as url,
+        proxy_to(url, tmp_path) as socket,
+        connect(socket, "ns") as api,
+    ):
+        with pytest.raises(ApiError, match="not you") as caught:
+            await api.list(QUEUES)
     assert (caught.value.status, caught.value.reason) == (403, "Forbidden")
 
 
@@ -229,15 +238,15 @@ async def test_the_pod_proxy_accepts_ranges_and_a_busy_server_is_retried(tmp_pat
         "Content-Length": "8388608",
         "X-Torchrun-Sha256": "ab",
     }
-    async with api_server(app) as url:
-        with proxy(kubeconfig(tmp_path, url)) as socket:
-            async with connect(socket, "ns", HASTY) as api:
-                answer = await api.ask_pod(
-                    "p", "PUT", "/v1/upload", headers=headers, content=blocks()
-                )
-                assert answer == (409, b'{"offset": 8388608}')
-                assert received == b"x" * 8388608
-                assert [queue.metadata.name for queue in (await api.list(QUEUES)).items] == ["q"]
+    async with (
+        api_server(app) as url,
+        proxy_to(url, tmp_path) as socket,
+        connect(socket, "ns", HASTY) as api,
+    ):
+        answer = await api.ask_pod("p", "PUT", "/v1/upload", headers=headers, content=blocks())
+        assert answer == (409, b'{"offset": 8388608}')
+        assert received == b"x" * 8388608
+        assert [queue.metadata.name for queue in (await api.list(QUEUES)).items] == ["q"]
 
 
 async def test_log_lines_arrive_without_delay(tmp_path: Path) -> None:
@@ -256,10 +265,13 @@ async def test_log_lines_arrive_without_delay(tmp_path: Path) -> None:
     app = web.Application()
     app.router.add_get("/api/v1/namespaces/ns/pods/p/log", log)
     lines = []
-    async with api_server(app) as url:
-        with proxy(kubeconfig(tmp_path, url)) as socket:
-            async with connect(socket, "ns") as api, api.log("p", "trainer", {}) as stream:
-                async for line in stream:
-                    lines.append(line)
-                    read.set()
+    async with (
+        api_server(app) as url,
+        proxy_to(url, tmp_path) as socket,
+        connect(socket, "ns") as api,
+        api.log("p", "trainer", {}) as stream,
+    ):
+        async for line in stream:
+            lines.append(line)
+            read.set()
     assert lines == [b"one\n", b"two\r\xe2\x80\xa8three\n"]

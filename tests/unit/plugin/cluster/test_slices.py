@@ -22,6 +22,7 @@ from torchrun_api.kind import Kind
 
 from ..laptop import Laptop
 
+HELLO = "2026-01-01T00:00:00.000000000Z hello\n"
 BAD = {"phase": "Failed", "attempts": [{"number": "first"}]}
 
 words = st.text(max_size=6) | st.sampled_from(["Running", "True", "Admitted", "4", "1e999", "x"])
@@ -140,15 +141,20 @@ def test_an_unreadable_job_names_the_field(laptop: Laptop, words: list[str]) -> 
     assert "older than the controller's CRDs" in result.stderr
 
 
+def ends(laptop: Laptop) -> None:
+    """Its pod first: `logs --follow` waits for the last lines of a pod that runs."""
+    laptop.worker("run", 0, 0, HELLO, terminated={"exitCode": 0})
+    laptop.job("run", status={"phase": "Succeeded"})
+
+
 def test_an_unreadable_pod_stops_nothing(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
-    laptop.worker("run", 0, 0, "2026-01-01T00:00:00.000000000Z hello\n")
+    laptop.worker("run", 0, 0, HELLO)
     labels = {"torchrun-job-name": "run", "app.kubernetes.io/component": "worker"}
     laptop.server.put("pods", "odd", metadata={"labels": labels}, status={"phase": "Odd"})
     assert "run-r0-0" in laptop.run("status", "run", "--no-watch").stdout
     assert "hello" in laptop.run("logs", "run").stdout
-    ended = {"phase": "Succeeded"}
-    laptop.once_watched(lambda: laptop.job("run", status=ended))
+    laptop.once_watched(lambda: ends(laptop))
     assert laptop.run("logs", "run", "-f").exit_code == 0
 
 

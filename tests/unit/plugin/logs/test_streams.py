@@ -201,6 +201,12 @@ def test_the_timestamp_stays_before_a_line_with_carriage_returns() -> None:
     assert line_format.format(b"", b"no time") == b"no time"
 
 
+def ends(laptop: Laptop) -> None:
+    """Its pod first: `logs --follow` waits for the last lines of a pod that runs."""
+    laptop.worker("run", 0, 1, LINES[0], LINES[1], LINES[2], terminated={"exitCode": 0})
+    laptop.job("run", status={"phase": "Succeeded"})
+
+
 def test_line_flags_apply_with_and_without_follow(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
     laptop.worker("run", 0, 1, LINES[0], LINES[1], LINES[2])
@@ -208,7 +214,7 @@ def test_line_flags_apply_with_and_without_follow(laptop: Laptop) -> None:
     expected = LINES[0] + LINES[2]
     assert laptop.run("logs", "run", *words).stdout == expected
     assert laptop.run("logs", "run", "--include", "2").stdout == "[0] line 2\n"
-    laptop.once_watched(lambda: laptop.job("run", status={"phase": "Succeeded"}))
+    laptop.once_watched(lambda: ends(laptop))
     followed = laptop.run("logs", "run", "--follow", *words)
     assert (followed.exit_code, followed.stdout) == (0, expected)
     refused = laptop.run("logs", "run", "--exclude", "(")
