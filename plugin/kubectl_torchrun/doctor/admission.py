@@ -48,7 +48,7 @@ def check_policies(snapshot: ClusterSnapshot) -> list[Finding]:
         f"{' and '.join(engines)} can refuse or change the pods of jobs. A refusal is in the status"
         " of the job (PodsRefused, Rejected); the policies are not checked here"
     )
-    fix = "Exempt pods with the label app.kubernetes.io/managed-by: torchrun-controller if needed"
+    fix = "If needed, exempt the pods of jobs by one of their labels (docs/labels.md)"
     return [Finding("note", "policies", text, fix)]
 
 
