@@ -105,7 +105,7 @@ METADATA_KEYS = (
         names.MANAGED_BY_LABEL,
         "all objects of a job, objects of a queue, KAI queue",
         _BY_CONTROLLER,
-        (),
+        (PLUGIN,),
         f"Always `{names.MANAGED_BY}`.",
     ),
     _label(
