@@ -95,7 +95,7 @@ _KAI = {
     KAI_GROUPS: _definition(KAI_GROUPS, "PodGroup", "v2alpha2", _GROUP),
     KAI_TOPOLOGIES: _definition(KAI_TOPOLOGIES, "Topology", "v1alpha1", _TOPOLOGY, "Cluster"),
 }
-# Whoever uses them tries access to the objects, not their content.
+# Tests that use them try access to the objects, not their content.
 _WITHOUT_SCHEMA = {
     VOLCANO_GROUPS: _definition(VOLCANO_GROUPS, "PodGroup", "v1beta1", _FREE),
     KUEUE_WORKLOADS: _definition(KUEUE_WORKLOADS, "Workload", "v1beta2", _FREE),
