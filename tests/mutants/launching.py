@@ -57,7 +57,7 @@ LAUNCHING = (
     LAUNCHER(
         "the-gate-opens-for-any-attempt",
         "launch/gate.py",
-        "return bool(attempt) and annotation(start_file, START_ANNOTATION) == attempt",
+        "return bool(attempt) and annotation(start_file, START_ANNOTATION) == expected",
         "return bool(annotation(start_file, START_ANNOTATION))",
         "a pod starts its ranks by the go-ahead of another gang",
         (*FENCING, *GATE),
