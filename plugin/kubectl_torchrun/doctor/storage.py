@@ -145,7 +145,8 @@ def _check_checkpoints(queue: str, storage_class: JsonObject) -> Iterator[Findin
     if sharing_of(provisioner) == "no":
         text = (
             f"Queue {queue} has its checkpoints in class {name_of(storage_class)} ({provisioner}),"
-            " which does not support ReadWriteMany: jobs of several nodes wait (ClaimPending)"
+            " which does not support ReadWriteMany by itself: jobs of several nodes can wait"
+            " (ClaimPending)"
         )
         fix = "Set spec.storage.checkpoints.storageClassName to a class with ReadWriteMany"
         yield Finding("warn", "storage", text, fix)
