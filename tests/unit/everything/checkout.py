@@ -15,7 +15,7 @@ TESTS = Path(__file__).parents[2]
 MAKEFILE = """
 RAN = echo $@ >> ran
 good bad: ; @$(RAN) && test $@ = good
-fickle: ; @$(RAN) && test -e mended
+fickle: ; @$(RAN) && test -e repaired
 variable: ; @$(RAN) && test "$(WORD)" = right && test -z "$(ONLY)$(ARGS)"
 slow stubborn: ; @$(RAN) && exec $(PYTHON) $@.py
 tested skipping failing silent: ; @$(RAN) && { cp $@.xml "$$TORCHRUN_TEST_JUNIT" || true; }
@@ -68,7 +68,7 @@ class Checkout:
     def make(cls, root: Path) -> "Checkout":
         checkout = cls(root)
         (root / "Makefile").write_text(MAKEFILE)
-        (root / ".gitignore").write_text("build/\nran\npid\nmended\n")
+        (root / ".gitignore").write_text("build/\nran\npid\nrepaired\n")
         for name, text in PROGRAMS.items():
             (root / name).write_text(text)
         for name, cases in CASES.items():

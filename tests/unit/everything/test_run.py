@@ -29,7 +29,7 @@ def test_suites_run_in_order_and_a_failure_does_not_stop_them(checkout: Checkout
 
 def test_what_has_passed_is_not_run_again_until_asked(checkout: Checkout) -> None:
     assert checkout.run("good", "fickle")[0] == 1
-    (checkout.root / "mended").touch()
+    (checkout.root / "repaired").touch()
     code, output = checkout.run("good", "fickle")
     assert code == 0
     assert "good: has passed on this commit" in output
