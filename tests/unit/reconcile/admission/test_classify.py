@@ -150,6 +150,10 @@ class TestInLine:
     def test_jobs_without_a_decision_have_no_status(self):
         assert status_update(submitted()) is None
 
+    def test_one_node_is_an_admission(self):
+        world = submitted(numNodes=1)
+        assert deliver(world, grants=(Grant(uid="uid-train", nodes=1),)) is Stage.ADMIT
+
     def test_the_admission(self):
         world = submitted()
         deliver(world, pending=pending())
