@@ -154,6 +154,12 @@ class TestInLine:
         world = submitted(numNodes=1)
         assert deliver(world, grants=(Grant(uid="uid-train", nodes=1),)) is Stage.ADMIT
 
+    def test_a_job_without_an_admission_has_none_to_release(self):
+        world = submitted()
+        world.settle()
+        assert world.job.status.reason == "WaitingForAdmission"
+        assert classify_world(world).outdated == ""
+
     def test_the_admission(self):
         world = submitted()
         deliver(world, pending=pending())
