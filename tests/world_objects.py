@@ -255,6 +255,7 @@ class WorldObjects:
                     "name": name,
                     "namespace": "ml",
                     "uid": f"uid-{next(self._uids)}",
+                    "creationTimestamp": self.now.isoformat(),
                     "labels": {**labels, names.COMPLETION_INDEX_LABEL: str(index)},
                     "annotations": template.get("annotations", {}),
                     "ownerReferences": [

@@ -33,15 +33,13 @@ class Streams:
         self.ends = {STDOUT: out[1], STDERR: err[1]}
         self._thread = start_thread(self._pass_on)
 
-    def started(self) -> None:
-        """Close the launcher's copies of the command's ends, so that the pipes can end."""
+    def close(self) -> None:
+        """Wait for a bounded time until all output is copied.
+
+        The pipes end once the launcher's copies of the command's ends are closed, too.
+        """
         for descriptor in self.ends.values():
             os.close(descriptor)
-        self.ends = {}
-
-    def close(self) -> None:
-        """Wait for a bounded time until all output is copied."""
-        self.started()
         self._thread.join(_CLOSE_SECONDS)
 
     def _pass_on(self) -> None:

@@ -76,9 +76,9 @@ class CommandExit(NamedTuple):
     exit_code: int
     signal: int | None
     stopped_by: int | None
-    stop_request: StopRequest | None = None
-    for_next_round: bool = False
-    has_survivors: bool = False
+    stop_request: StopRequest | None
+    for_next_round: bool
+    has_survivors: bool
 
 
 def supervise(
@@ -115,7 +115,7 @@ def supervise(
         status = _reap(child)
         if status is not None:
             has_survivors = not _clear()
-            return _command_exit(status, stop, stop_request)._replace(has_survivors=has_survivors)
+            return _command_exit(status, stop, stop_request, has_survivors)
         if stop:
             stop.advance()
         elif stop_request is None and end_of_round and (round_grace := end_of_round()) is not None:
@@ -148,14 +148,17 @@ def _stop_signal(seconds: float, signals: frozenset[signal.Signals]) -> int:
 
 
 def _command_exit(
-    status: int, stop: _GracefulStop | None, stop_request: StopRequest | None
+    status: int,
+    stop: _GracefulStop | None,
+    stop_request: StopRequest | None,
+    has_survivors: bool,
 ) -> CommandExit:
     """status: of waitpid(2)."""
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     code = os.WEXITSTATUS(status) if number is None else 128 + number
     for_next_round = stop is not None and stop.for_next_round
     stopped_by = stop.number if stop and not for_next_round else None
-    return CommandExit(code, number, stopped_by, stop_request, for_next_round)
+    return CommandExit(code, number, stopped_by, stop_request, for_next_round, has_survivors)
 
 
 def _first_stop_request(watchdogs: Sequence[Watchdog]) -> StopRequest | None:
@@ -258,9 +261,6 @@ def _start(argv: list[str], environment: Mapping[str, str], streams: Streams | N
     except OSError as error:
         message = f"Cannot start {argv[0]}: {error.strerror}."
         raise LaunchError("CommandNotExecutable", message, exit_code=NOT_EXECUTABLE) from error
-    finally:
-        if streams:
-            streams.started()
 
 
 def _clear() -> bool:

@@ -55,11 +55,11 @@ class RunningGang(Struct, frozen=True, kw_only=True):
     `pods_by_node` counts running pods, `heads_by_node` the head pods among them.
     """
 
-    nodes: int = 0
-    created_nodes: int = 0
-    since: datetime | None = None
-    pods_by_node: dict[str, int] = {}
-    heads_by_node: dict[str, int] = {}
+    nodes: int
+    created_nodes: int
+    since: datetime | None
+    pods_by_node: dict[str, int]
+    heads_by_node: dict[str, int]
 
 
 def classify_job(

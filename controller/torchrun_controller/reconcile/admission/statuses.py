@@ -104,7 +104,7 @@ class JobUpdates:
             after = replace(after, admission=replace(after.admission, limit=limit))
         if after == before or (pending and _is_close(before, after)):
             return None
-        rank = after.position if after.position is not None else 0
+        rank = after.position or 0
         return StatusUpdate(
             owner=job, status=_status(job, after, now), stage=_stage(before, after), rank=rank
         )
@@ -182,7 +182,7 @@ def _admitted_condition(
 ) -> ConditionUpdate:
     """Return the condition of an admission; `pending` is why the workload may not grow."""
     message = f"Admitted for {count_of(nodes, 'node')}."
-    if pending is not None and workload.nodes > nodes:
+    if pending is not None:
         message = f"Admitted for {nodes} of {workload.nodes} nodes. {pending.message}"
     return ConditionUpdate(ADMITTED, "True", Reason("Admitted", message))
 

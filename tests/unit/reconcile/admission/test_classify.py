@@ -150,6 +150,16 @@ class TestInLine:
     def test_jobs_without_a_decision_have_no_status(self):
         assert status_update(submitted()) is None
 
+    def test_one_node_is_an_admission(self):
+        world = submitted(numNodes=1)
+        assert deliver(world, grants=(Grant(uid="uid-train", nodes=1),)) is Stage.ADMIT
+
+    def test_a_job_without_an_admission_has_none_to_release(self):
+        world = submitted()
+        world.settle()
+        assert world.job.status.reason == "WaitingForAdmission"
+        assert classify_world(world).outdated == ""
+
     def test_the_admission(self):
         world = submitted()
         deliver(world, pending=pending())

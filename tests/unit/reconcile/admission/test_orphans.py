@@ -39,3 +39,18 @@ def test_an_orphaned_gang_is_as_old_as_its_job_or_as_its_pods(
 
 def test_a_gang_of_the_present_job_is_no_orphan():
     assert orphaned_workloads("uid-gone", (CHILD_JOB,), (POD,), frozenset()) == ()
+
+
+def test_a_charge_that_cannot_be_read_is_no_workload():
+    charge = {"job": "uid-gone", "admission": {"queue": "gpu", "nodes": 1, "gpus": -1}}
+    meta = _meta("train", JOB_CREATED) | {
+        "annotations": {names.CHARGE: msgspec.json.encode(charge).decode()}
+    }
+    child = msgspec.convert({"metadata": meta, "spec": {}}, Job)
+    assert orphaned_workloads("uid-new", (child,), (POD,), frozenset()) == ()
+
+
+def test_a_gang_without_running_pods_is_no_workload():
+    meta = _meta("train-0-x", POD_CREATED)
+    ended = msgspec.convert({"metadata": meta, "status": {"phase": "Failed"}}, Pod)
+    assert orphaned_workloads("uid-new", (), (ended,), frozenset()) == ()

@@ -30,6 +30,17 @@ def test_lower_priorities_of_the_queue_are_preempted_youngest_first():
     )
 
 
+def test_a_job_that_need_not_give_way_is_charged_once():
+    """The youngest is not enough; the next one alone is."""
+    running = [
+        admitted_workload("large", "a", 2, admitted_for=300),
+        admitted_workload("small", "a", 1, admitted_for=100),
+    ]
+    decisions = decide(nodes(3), [queue("a")], *running, request("vip", "a", 2, priority=9))
+    assert preempted(decisions) == [("large", "vip")]
+    assert decisions.queues[0].used.nodes == 3 + 2, "of those that run, and of the nominated job"
+
+
 def test_no_preemption_if_it_is_not_enough():
     running = [admitted_workload("low", "a"), admitted_workload("other", "b", 3)]
     decisions = decide(

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
+from torchrun_api.core import Node, NodeMeta
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition, OwnerReference
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
@@ -66,6 +67,7 @@ def test_pods_that_vanish_with_their_node_prove_nothing():
 
 def test_the_garbage_collector_proves_nothing():
     world = running()
+    world.pass_time(minutes=1)
     assert world.nodes is not None
     del world.nodes["node-1"]
     collected(world, "train-1-abcde")
@@ -134,6 +136,13 @@ def test_a_pod_deleted_by_force_before_its_node_counts_as_lost_may_still_run(wor
     world.settle()
     assert [(w.attempt, w.index, w.node) for w in world.job.status.unfenced] == [(0, 1, "node-1")]
     assert world.job.status.reason == "WaitingForFence"
+
+
+def test_a_node_that_has_not_reported_yet_is_not_silent():
+    world = running()
+    world.nodes = (world.nodes or {}) | {"node-1": Node(metadata=NodeMeta(name="node-1"))}
+    world.settle()
+    assert world.job.status.unfenced == ()
 
 
 def test_a_short_silence_of_a_node_is_soon_forgotten():

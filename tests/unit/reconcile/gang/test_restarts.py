@@ -8,6 +8,7 @@ from torchrun_api import names
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
 from torchrun_api.status import MOST_GANGS
+from torchrun_controller.reconcile.gang.gang import has_ended
 from unit.reconcile.failing import disrupt, fail, running
 from world import START
 
@@ -235,3 +236,12 @@ def test_a_gang_starts_by_annotation_only():
         assert set(apply.body["metadata"]) == {"name", "namespace", "annotations"}
         annotations = {names.START: "1", names.NOTIFICATION_TIME: "2026-01-02T03:04:05Z"}
         assert apply.body["metadata"]["annotations"] == annotations
+
+
+def test_a_gang_has_ended_once_every_pod_is_seen_to_have_ended():
+    world = running()
+    assert not has_ended(world.job, world.observed().gang)
+    world.all_workers("Failed")
+    assert has_ended(world.job, world.observed().gang), "its Job may report it later"
+    world.vanish("train-1-abcde")
+    assert not has_ended(world.job, world.observed().gang), "the cache of pods may lag behind"

@@ -9,7 +9,19 @@ from torchrun_runtime.launch.failure import Cause, Failed, Report, find_cause, r
 from torchrun_runtime.launch.memory import OomWatchdog, oom_kills
 from torchrun_runtime.launch.supervise import CommandExit
 
-FAILED = CommandExit(1, None, None)
+
+def exit_of(code: int, signal: int | None = None) -> CommandExit:
+    return CommandExit(
+        exit_code=code,
+        signal=signal,
+        stopped_by=None,
+        stop_request=None,
+        for_next_round=False,
+        has_survivors=False,
+    )
+
+
+FAILED = exit_of(1)
 CLOSED = "RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:4711"
 
 
@@ -60,7 +72,7 @@ def test_noticing_a_dead_peer_is_not_the_cause(message: str) -> None:
 
 
 def test_a_shell_whose_program_exceeded_the_memory_reports_it_by_its_exit_code() -> None:
-    for ended in (CommandExit(137, None, None), CommandExit(1, None, None)):
+    for ended in (exit_of(137), exit_of(1)):
         reports = () if ended.exit_code == 137 else (agent(failed(1, 137, 10)),)
         root_cause = cause(*reports, ended=ended, out_of_memory=True)
         assert (root_cause.reason, root_cause.signal) == ("OOMKilled", 9)
@@ -101,16 +113,16 @@ def test_a_signal_with_an_oom_kill_is_out_of_memory() -> None:
 
 
 def test_the_exit_code_is_that_of_the_command() -> None:
-    root_cause = cause(agent(failed(1, 9, 10)), ended=CommandExit(42, None, None))
+    root_cause = cause(agent(failed(1, 9, 10)), ended=exit_of(42))
     assert root_cause.exit_code == 42
 
 
 def test_a_command_without_ranks() -> None:
-    assert cause(ended=CommandExit(3, None, None)).exit_code == 3
-    assert cause(ended=CommandExit(139, 11, None)).signal == 11
+    assert cause(ended=exit_of(3)).exit_code == 3
+    assert cause(ended=exit_of(139, 11)).signal == 11
     report = Report(7, 10.0, None, "ValueError", "ValueError: x", [])
     assert cause(report).message == "ValueError: x"
-    assert "not found" in cause(ended=CommandExit(127, None, None)).message
+    assert "not found" in cause(ended=exit_of(127)).message
 
 
 def test_unreadable_reports_are_ignored(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import stat
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -19,6 +21,7 @@ from unit.runtime.launching import Launcher
 
 OLD, NEW = GangId("uid", 1), GangId("uid", 2)
 HUGE = 1000.0
+RUNTIME = Path(fencing.__file__).parents[2]
 
 
 class Ends:
@@ -339,3 +342,24 @@ def test_the_launcher_does_not_start_a_replaced_gang(launcher: Launcher) -> None
     result = launcher.run("echo runs", TORCHRUN_STATE_DIR=str(state), **gang)
     assert (result.exit_code, result.out) == (125, "")
     assert result.message["reason"] == "Fenced"
+
+
+RESTING = """
+import sys, time
+sys.path.insert(0, {runtime!r})
+from torchrun_runtime.launch.fencing import FencingWatchdog, GangId
+
+FencingWatchdog({state!r}, GangId("uid", 1), print, poll=0.5)
+start, used = time.monotonic(), time.process_time()
+time.sleep(1.0)
+print((time.process_time() - used) / (time.monotonic() - start) < 0.2)
+"""
+
+
+def test_the_watchdog_rests_between_reads(state: str) -> None:
+    """Busy threads would take a core from the ranks."""
+    script = RESTING.format(runtime=str(RUNTIME), state=state)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True\n"

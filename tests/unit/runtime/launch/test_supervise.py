@@ -215,6 +215,7 @@ def test_the_end_of_a_round_does_not_replace_the_request_of_a_watchdog() -> None
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout == "Hung False\n"
+    assert "killing the command: " in done.stderr
 
 
 ROUND = """
