@@ -14,6 +14,8 @@ WORKERS ?= 2
 UNIT_WORKERS ?= 4
 # The same for e2e, with one node each; 0 runs the tests in turn, for which their timeouts are set.
 E2E_WORKERS ?= 0
+# Both print the tests, and the fixtures, that take longest.
+SLOWEST := --durations=25 --durations-min=1
 # Versions for `make matrix`, in addition to Kubernetes 1.35, which all other targets use.
 PYTHONS ?= 3.11 3.12 3.13
 RELEASES ?= 1.33 1.36 1.37
@@ -72,19 +74,19 @@ programs: ## Build the programs of a cluster once, in the cache
 	$(CLUSTER_CLI) binaries actionlint helm kwok versitygw
 
 integration: $(VENV)/.ready programs ## A real API server, no pods
-	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile $(SLOWEST) $(ARGS)
 
 integration-all: $(VENV)/.ready programs ## The long integration tests as well
-	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile --long
+	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile --long $(SLOWEST) $(ARGS)
 
 ha: $(VENV)/.ready programs ## Replicas: 50 kills of the leader under 200 running jobs, take-overs measured
 	$(BIN)/pytest tests/integration/test_high_availability.py tests/integration/test_many_kills.py --long -rP
 
 e2e: $(VENV)/.ready $(BIN)/.plugin ## Real pods and real torch
-	$(BIN)/pytest tests/e2e -n $(E2E_WORKERS) --dist loadfile
+	$(BIN)/pytest tests/e2e -n $(E2E_WORKERS) --dist loadfile $(SLOWEST) $(ARGS)
 
 e2e-all: $(VENV)/.ready $(BIN)/.plugin ## The long end-to-end suite as well
-	$(BIN)/pytest tests/e2e -n $(E2E_WORKERS) --dist loadfile --long
+	$(BIN)/pytest tests/e2e -n $(E2E_WORKERS) --dist loadfile --long $(SLOWEST) $(ARGS)
 
 # With the Docker engine that answers, or as root with one that is started for it and needs no registry.
 KIND_E2E := tests/e2e/test_run.py tests/e2e/test_life.py tests/e2e/test_sync.py
