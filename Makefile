@@ -183,7 +183,7 @@ pictures: $(VENV)/.ready $(BIN)/.plugin ## Record the terminal and the dashboard
 run: $(VENV)/.ready ## The controller on this machine against the current cluster (RUNTIME_IMAGE=...)
 	$(BIN)/torchrun-controller --runtime-image $${RUNTIME_IMAGE:?set RUNTIME_IMAGE to an image of this project that the cluster can pull}
 
-debug: $(BIN)/.plugin ## The controller on this machine on a local cluster: breakpoint() opens pdb, or DEBUGPY=5678
+debug: $(VENV)/.ready $(BIN)/.plugin ## The controller on this machine on a local cluster: breakpoint() opens pdb, or DEBUGPY=5678
 	$(BIN)/python examples/debug.py
 
 record: $(VENV)/.ready ## FILE=...: keep what the controller would read of the current cluster, until Ctrl-C (ARGS=--redact)
@@ -286,9 +286,11 @@ $(VENV)/.docs: $(VENV)/.ready
 	touch $@
 
 # The plugin as users have it: in an environment of its own, with a kubectl-torchrun to put on PATH.
-$(BIN)/.plugin: $(VENV)/.ready $(shell find plugin api -name '*.py' -o -name pyproject.toml)
+# It does not need the development environment, so make demo creates only this one.
+$(BIN)/.plugin: $(shell find plugin api -name '*.py' -o -name pyproject.toml)
 	$(PYTHON) -m venv $(VENV)/plugin
 	$(VENV)/plugin/bin/pip install --quiet ./plugin
+	mkdir -p $(BIN)
 	touch $@
 
 # The controller as its image has it: without what its developers need.
