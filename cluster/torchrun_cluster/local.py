@@ -224,6 +224,8 @@ class LocalCluster:
     def power_off(self, name: str) -> None:
         """SIGKILL everything on a node but the first, containers included, as if it lost power."""
         further = self._further_node(name)
+        # First, because the kernel would close the connections of the processes that it ends.
+        node.disconnect(further)
         for part in (*state.NODE_COMPONENTS, "namespaces"):
             processes.end(further.cluster.folder, further.component(part))
 
