@@ -107,7 +107,7 @@ def connect(node: Node) -> None:
 
 
 def disconnect(node: Node) -> None:
-    """Let no packet of the node reach another one, until `connect`."""
+    """Let no packet of the node reach another, not even for connections that the kernel closes."""
     _in_network(node.cluster.nodes[0], _unplug(node))
 
 
