@@ -14,6 +14,8 @@ WORKERS ?= 2
 UNIT_WORKERS ?= 4
 # The same for e2e, with one node each; 0 runs the tests in turn, for which their timeouts are set.
 E2E_WORKERS ?= 0
+# Both print the tests, and the fixtures, that take longest.
+SLOWEST := --durations=25 --durations-min=1
 # Versions for `make matrix`, in addition to Kubernetes 1.35, which all other targets use.
 PYTHONS ?= 3.11 3.12 3.13
 RELEASES ?= 1.33 1.36 1.37
@@ -72,19 +74,19 @@ programs: ## Build the programs of a cluster once, in the cache
 	$(CLUSTER_CLI) binaries actionlint helm kwok versitygw
 
 integration: $(VENV)/.ready programs ## A real API server, no pods
-	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile $(SLOWEST) $(ARGS)
 
 integration-all: $(VENV)/.ready programs ## The long integration tests as well
-	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile --long
+	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile --long $(SLOWEST) $(ARGS)
 
 ha: $(VENV)/.ready programs ## Replicas: 50 kills of the leader under 200 running jobs, take-overs measured
 	$(BIN)/pytest tests/integration/test_high_availability.py tests/integration/test_many_kills.py --long -rP
 
 e2e: $(VENV)/.ready $(BIN)/.plugin ## Real pods and real torch
-	$(BIN)/pytest tests/e2e -n $(E2E_WORKERS) --dist loadfile
+	$(BIN)/pytest tests/e2e -n $(E2E_WORKERS) --dist loadfile $(SLOWEST) $(ARGS)
 
 e2e-all: $(VENV)/.ready $(BIN)/.plugin ## The long end-to-end suite as well
-	$(BIN)/pytest tests/e2e -n $(E2E_WORKERS) --dist loadfile --long
+	$(BIN)/pytest tests/e2e -n $(E2E_WORKERS) --dist loadfile --long $(SLOWEST) $(ARGS)
 
 # With the Docker engine that answers, or as root with one that is started for it and needs no registry.
 KIND_E2E := tests/e2e/test_run.py tests/e2e/test_life.py tests/e2e/test_sync.py
@@ -181,7 +183,7 @@ pictures: $(VENV)/.ready $(BIN)/.plugin ## Record the terminal and the dashboard
 run: $(VENV)/.ready ## The controller on this machine against the current cluster (RUNTIME_IMAGE=...)
 	$(BIN)/torchrun-controller --runtime-image $${RUNTIME_IMAGE:?set RUNTIME_IMAGE to an image of this project that the cluster can pull}
 
-debug: $(BIN)/.plugin ## The controller on this machine on a local cluster: breakpoint() opens pdb, or DEBUGPY=5678
+debug: $(VENV)/.ready $(BIN)/.plugin ## The controller on this machine on a local cluster: breakpoint() opens pdb, or DEBUGPY=5678
 	$(BIN)/python examples/debug.py
 
 record: $(VENV)/.ready ## FILE=...: keep what the controller would read of the current cluster, until Ctrl-C (ARGS=--redact)
@@ -284,9 +286,11 @@ $(VENV)/.docs: $(VENV)/.ready
 	touch $@
 
 # The plugin as users have it: in an environment of its own, with a kubectl-torchrun to put on PATH.
-$(BIN)/.plugin: $(VENV)/.ready $(shell find plugin api -name '*.py' -o -name pyproject.toml)
+# It does not need the development environment, so make demo creates only this one.
+$(BIN)/.plugin: $(shell find plugin api -name '*.py' -o -name pyproject.toml)
 	$(PYTHON) -m venv $(VENV)/plugin
 	$(VENV)/plugin/bin/pip install --quiet ./plugin
+	mkdir -p $(BIN)
 	touch $@
 
 # The controller as its image has it: without what its developers need.

@@ -138,7 +138,7 @@ def announce() -> int:
     """Print what the demo does, how long it takes and what is missing; 1 if anything is."""
     print("make demo starts a cluster, runs a two-node PyTorch job on it and removes it again:")
     if not (PLUGIN / "kubectl-torchrun").exists():
-        print("  Python     two environments in .venv, about 2 min")
+        print("  Python     an environment for kubectl torchrun, in .venv/plugin, about 1 min")
     sys.stdout.flush()
     return subprocess.run(
         [sys.executable, "-m", "torchrun_cluster", "plan"], check=False

@@ -65,7 +65,7 @@ OTHER_KUBERNETES: Mapping[str, Module] = {
 
 MODULES = (
     _kubernetes("kubernetes", {"etcd": "go.etcd.io/etcd/server/v3"}),
-    Module("coredns", "github.com/coredns/coredns", {"coredns": "github.com/coredns/coredns"}),
+    Module("coredns", "github.com/coredns/coredns", {"coredns": "."}),
     Module(
         "local-path",
         "github.com/rancher/local-path-provisioner",

@@ -224,6 +224,7 @@ class LocalCluster:
     def power_off(self, name: str) -> None:
         """SIGKILL everything on a node but the first, containers included, as if it lost power."""
         further = self._further_node(name)
+        node.disconnect(further)
         for part in (*state.NODE_COMPONENTS, "namespaces"):
             processes.end(further.cluster.folder, further.component(part))
 
@@ -332,8 +333,7 @@ class LocalCluster:
         if self._spec.size is Size.NODE:
             with step("node"):
                 api.create("/apis/storage.k8s.io/v1/storageclasses", node.storage_class())
-                count = self._spec.nodes
-                self._wait(lambda: api.nodes_are_ready(count), "the nodes' readiness")
+                self._wait(lambda: api.nodes_are_ready(self._spec.nodes), "the nodes' readiness")
 
     def _start_nodes(self, programs: Mapping[str, Path]) -> None:
         cluster = self._up_state

@@ -51,12 +51,16 @@ def start_namespaces(node: Node) -> None:
     cgroups.create(node.cgroup)
     ready = node.folder / "namespaces.ready"
     ready.unlink(missing_ok=True)
+    # Each start is a reboot to the kubelet.
+    boot = node.folder / "boot-id"
     for name in ("var-lib", "var-log"):
         (node.folder / name).mkdir(parents=True, exist_ok=True)
     script = f"""set -e
 {cgroups.enter_script(node.cgroup)}
 mount --make-rshared /
 mount -t proc proc /proc
+cat /proc/sys/kernel/random/uuid > '{boot}'
+mount --bind '{boot}' /proc/sys/kernel/random/boot_id
 mount -t tmpfs -o mode=755 tmpfs /run
 mount --bind '{node.folder}/var-lib' /var/lib
 mount --bind '{node.folder}/var-log' /var/log
@@ -93,12 +97,23 @@ def connect(node: Node) -> None:
         first,
         f"ip link show {bridge} 2>/dev/null || ip link add {bridge} type bridge",
         f"ip link set {bridge} up",
+        _unplug(node),
         f"ip link add {node.name} type veth peer name {uplink} netns {anchor_pid(node)}",
         f"ip link set {node.name} master {bridge} up",
         *_routes(first, node, bridge),
     )
     to_others = [_routes(node, other, uplink) for other in nodes if other != node]
     _in_network(node, f"ip link set {uplink} up", *(line for lines in to_others for line in lines))
+
+
+def disconnect(node: Node) -> None:
+    """Let no packet of the node reach another, not even for connections that the kernel closes."""
+    _in_network(node.cluster.nodes[0], _unplug(node))
+
+
+def _unplug(node: Node) -> str:
+    # A device can outlive its node for minutes: open connections keep the network namespace.
+    return f"! ip link show {node.name} 2>/dev/null || ip link delete {node.name}"
 
 
 def _routes(node: Node, to: Node, device: str) -> tuple[str, str]:

@@ -14,6 +14,10 @@ from torchrun_controller.reconcile.model.observed import ReportedFailure
 SIGKILL, SIGTERM = 9, 15
 # Reasons of the pod's status. They win over the message of its container.
 POD_VERDICTS = frozenset({"Evicted", "OOMKilled", "DeadlineExceeded", "NodeLost", "Preempting"})
+# Reasons of a container without an exit status, by containerd and by the kubelet: its node has
+# restarted, or the runtime has lost it. The exit codes are invented: 255 and 137.
+NO_EXIT_STATUS = frozenset({"Unknown", "ContainerStatusUnknown"})
+CONTAINER_GONE = "ContainerStatusUnknown"
 # Reasons of the pod condition DisruptionTarget (kubernetes.io, "Pod disruption conditions").
 DISRUPTIONS = frozenset(
     {
@@ -77,7 +81,7 @@ def find_root_cause(
 
 def precedence(failure: LastFailure) -> tuple[int, datetime]:
     """Return the sort key of failures: the smallest is the root cause."""
-    if failure.reason in POD_VERDICTS or failure.reason in DISRUPTIONS:
+    if failure.reason in (CONTAINER_GONE, *POD_VERDICTS, *DISRUPTIONS):
         grade = 0
     elif failure.reason == HUNG:
         grade = 1
@@ -113,7 +117,10 @@ def _failure_of(pod: Pod) -> Failure | None:
             details = _pod_failure(pod, POD_DELETED, message, deletion_time)
     if details is None:
         return None
-    is_disruption = disruption is not None or details.reason in (POD_DELETED, *LAUNCHER_DISRUPTIONS)
+    is_disruption = disruption is not None or details.reason in (
+        *(POD_DELETED, CONTAINER_GONE),
+        *LAUNCHER_DISRUPTIONS,
+    )
     return Failure(details=details, disruption=is_disruption, conditions=tuple(true_conditions))
 
 
@@ -140,6 +147,12 @@ def read_failure(pod: Pod) -> LastFailure:
     """Return the failure from the status of a failed pod and the messages of its containers."""
     terminated = _terminated(pod)
     launcher = _launcher_message(terminated.message)
+    if terminated.reason in NO_EXIT_STATUS and not launcher.reason:
+        message = (
+            f"Pod {pod.metadata.name}: The container is gone without an exit status: its node"
+            " restarted, or its container runtime lost it."
+        )
+        return _pod_failure(pod, CONTAINER_GONE, message, terminated.finished_at)
     exit_code = terminated.exit_code if launcher.exit_code is None else launcher.exit_code
     signal = (
         launcher.signal or terminated.signal or (exit_code - 128 if 128 < exit_code < 192 else None)

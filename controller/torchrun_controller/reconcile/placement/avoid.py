@@ -6,13 +6,14 @@ from torchrun_api.status import Attempt
 from torchrun_controller.reconcile.model.attempts import order_of
 
 MOST_FAILURES = 1  # of a node that is not avoided
-# Failures that the machine may have caused: the node was lost, its kubelet ended the pod, storage
-# did not answer, or a signal ended the rank (as when a GPU has fallen off the bus).
+# Failures that the machine may have caused: the node was lost or restarted, its kubelet ended the
+# pod, storage did not answer, or a signal ended the rank (as when a GPU has fallen off the bus).
 # An exception, an exit code and the job's own memory limit would occur on any node. Preemption,
 # drain and deletion have other causes than the machine.
 NODE_FAILURES = frozenset(
     {
         "NodeLost",
+        "ContainerStatusUnknown",
         "Evicted",
         "TerminationByKubelet",
         "DeletionByTaintManager",

@@ -88,6 +88,34 @@ def test_a_survivor_that_is_killed_after_its_deletion_is_no_cause(
     assert (world.phase, world.job.status.last_failure.rank) == ("Failed", rank)
 
 
+@pytest.mark.parametrize(
+    ("reason", "exit_code"),
+    [("Unknown", 255), ("ContainerStatusUnknown", 137)],
+    ids=["containerd", "kubelet"],
+)
+def test_a_container_without_an_exit_status_is_a_disruption(reason: str, exit_code: int) -> None:
+    world = World(make_job(numNodes=3, reliability={"maxRestarts": 0}), make_queue())
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    fail(world, 0, message=verdict(0, "ValueError: of no rank of the restarted node", 1.0))
+    fail(world, 1, exit_code=exit_code, reason=reason, message="the end of the log")
+    world.settle()
+    status = world.job.status
+    end = status.attempts[0]
+    assert (end.reason, end.counted, end.node) == ("ContainerStatusUnknown", False, "node-1")
+    assert "its node restarted" in end.message
+    assert (status.restarts, status.disruptions, world.phase) == (0, 1, "Queued")
+    assert (status.last_failure.exit_code, status.last_failure.signal) == (None, None)
+
+
+def test_the_report_of_a_launcher_counts_without_an_exit_status(world):
+    message = verdict(1, "ValueError: bad batch", 1.0, reason="Exception")
+    fail(world, 1, exit_code=255, reason="Unknown", message=message)
+    world.settle()
+    assert (world.job.status.reason, world.phase) == ("Exception", "Failed")
+
+
 def test_an_evicted_pod_has_a_reason(world):
     world.pod("train-1-abcde", phase="Failed", reason="Evicted", message="low on memory")
     world.settle()
