@@ -13,7 +13,7 @@ from torchrun_bench.bodies import QUEUE, torchrun_job
 from torchrun_controller.reconcile import Defaults, Observed, Plan, reconcile
 
 _HERE = "{namespace}", "{name}"
-_AS_BARE = "?fieldManager=bare"
+_AS_BARE = "?fieldManager=bare&fieldValidation=Strict"
 
 
 def decided(nodes: int = 1) -> Plan:
@@ -27,7 +27,7 @@ def decided(nodes: int = 1) -> Plan:
 
 
 def same_writes(nodes: int = 1) -> bytes:
-    """The server-side applies of the controller: children at once, then the status.
+    """The writes of the controller: children at once, then the status.
 
     For a failed gang: the status, the deletion of the old Job, and the Job of the next attempt.
     """
@@ -43,12 +43,13 @@ def same_writes(nodes: int = 1) -> bytes:
             }
         ),
     )
-    applies = [
-        Write(apply.kind.path(*_HERE) + _AS_BARE, _raw(apply.body)) for apply in plan.applies
+    creations = [
+        Write(apply.kind.path(_HERE[0]) + _AS_BARE, _raw(apply.body), "POST")
+        for apply in plan.applies
     ]
     delete = Write(JOBS.path(*_HERE), _raw({"propagationPolicy": "Background"}), "DELETE")
-    following = Write(JOBS.path(_HERE[0], f"{_HERE[1]}-r1") + _AS_BARE, _raw(_next(plan)))
-    return msgspec.json.encode(Writes([applies, [status]], [[status], [delete], [following]]))
+    following = Write(JOBS.path(_HERE[0]) + _AS_BARE, _raw(_next(plan)), "POST")
+    return msgspec.json.encode(Writes([creations, [status]], [[status], [delete], [following]]))
 
 
 def only_the_job(nodes: int = 1) -> bytes:

@@ -47,7 +47,7 @@ CASES = {
     ),
     "a refusal by a policy is retried": (
         "success",
-        "write PATCH services/train",
+        "write POST services",
         "422",
     ),
 }

@@ -229,7 +229,12 @@ def _throttle(api: Api) -> None:
     rule = {
         "subjects": [{"kind": "ServiceAccount", "serviceAccount": account}],
         "resourceRules": [
-            {"verbs": ["patch"], "apiGroups": ["batch"], "resources": ["jobs"], "namespaces": ["*"]}
+            {
+                "verbs": ["create"],
+                "apiGroups": ["batch"],
+                "resources": ["jobs"],
+                "namespaces": ["*"],
+            }
         ],
     }
     spec = {

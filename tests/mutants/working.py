@@ -155,8 +155,8 @@ WORKING = (
     Mutant(
         "writes-without-the-lease",
         "client/apply.py",
-        'query["dryRun"] = "All"\n        self._leader.check()',
-        'query["dryRun"] = "All"',
+        "path = intent.kind.path(_namespace(intent))\n        self._leader.check()",
+        "path = intent.kind.path(_namespace(intent))",
         "a leader that was cut off writes beside its successor",
         APPLY,
     ),
@@ -179,9 +179,8 @@ WORKING = (
     Mutant(
         "creations-merge-into-strangers",
         "client/apply.py",
-        'body = {**intent.body, "metadata": {**meta, "resourceVersion": ABSENT}}\n'
-        "        try:\n            response",
-        'body = {**intent.body, "metadata": {**meta}}\n        try:\n            response',
+        "self._apply_new(intent) if intent.is_updatable else self._post(intent)",
+        "self._patch(_path(intent), intent.body, FIELD_MANAGER, force=True)",
         "a Service of somebody else with the job's name is changed",
         APPLY,
     ),

@@ -12,15 +12,17 @@ from torchrun_api.status import TorchrunJobStatus
 
 
 class Apply(Struct, frozen=True):
-    """Server-side apply of one object. Without a UID the object must not exist yet.
+    """Creation of one object without a UID, server-side apply of the object with this UID.
 
-    With `with_next` it is sent at the same time as the next one, which may exist without it.
+    An object that a later Plan may update must be created with `is_updatable`. With `with_next` it
+    is sent at the same time as the next one, which may exist without it.
     """
 
     kind: Kind[Any]
     body: JsonObject
     uid: str = ""
     with_next: bool = False
+    is_updatable: bool = False
 
     @property
     def name(self) -> str:
