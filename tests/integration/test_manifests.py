@@ -102,29 +102,33 @@ def test_the_controllers_pod_is_admitted_under_restricted_pod_security(
     eventually(lambda: "pod/torchrun-controller-" in installed.kubectl(*pods).stdout, "a pod")
 
 
-def apply_as(
-    cluster: LocalCluster, user: str, kind: str, name: str
+def write_as(
+    cluster: LocalCluster, user: str, kind: str, name: str, *command: str
 ) -> subprocess.CompletedProcess[str]:
     body = {**CHILDREN[kind], "metadata": {"name": name, "namespace": NAMESPACE}}
     return cluster.kubectl(
-        *("apply", "--server-side", f"--as={user}", "--validate=ignore", "-f", "-"),
+        *(*command, f"--as={user}", "--validate=ignore", "-f", "-"),
         stdin=json.dumps(body),
         check=False,
     )
 
 
+APPLY = ("apply", "--server-side")
+
+
 @pytest.mark.parametrize("kind", CHILDREN)
 def test_the_controller_can_create_its_children(installed: LocalCluster, kind: str) -> None:
     eventually(
-        lambda: apply_as(installed, CONTROLLER, kind, "child").returncode == 0, f"apply a {kind}"
+        lambda: write_as(installed, CONTROLLER, kind, "child", "create").returncode == 0,
+        f"create a {kind}",
     )
-    again = apply_as(installed, CONTROLLER, kind, "child")
-    assert again.returncode == 0, again.stderr
+    again = write_as(installed, CONTROLLER, kind, "child", "create")
+    assert "already exists" in again.stderr
     installed.kubectl("delete", kind, "child", "-n", NAMESPACE, "--now")
 
 
 def test_server_side_apply_of_a_missing_object_needs_create(installed: LocalCluster) -> None:
-    """Why the role has the verb create in addition to patch."""
+    """Why the role has the verb create in addition to patch for objects of queues."""
     installed.kubectl(
         *("create", "clusterrole", "patch-services", "--verb=get,patch", "--resource=services")
     )
@@ -133,7 +137,7 @@ def test_server_side_apply_of_a_missing_object_needs_create(installed: LocalClus
         "--user=patcher",
     )
     eventually(lambda: can_i(installed, "patcher", "patch", "services"), "the binding")
-    answer = apply_as(installed, "patcher", "service", "absent")
+    answer = write_as(installed, "patcher", "service", "absent", *APPLY)
     assert 'cannot create resource "services"' in answer.stderr
 
 
@@ -164,7 +168,9 @@ def test_server_side_apply_of_a_missing_object_needs_create(installed: LocalClus
         (("create", "serviceaccounts", "--subresource=token"), False),
         (("watch", "nodes"), True),
         (("get", "nodes", "-A"), False),
-        (("patch", "networkpolicies.networking.k8s.io"), True),
+        (("patch", "networkpolicies.networking.k8s.io"), False),
+        (("patch", "jobs.batch"), False),
+        (("patch", "services"), False),
         (("delete", "networkpolicies.networking.k8s.io"), False),
         (("patch", "nodes"), False),
     ],

@@ -8,12 +8,12 @@ import pytest
 from torchrun_bench import api_requests, bodies, page, plans, shapes
 from torchrun_bench.bare import Writes
 from torchrun_bench.competitors import (
-    WRITES,
     COMPETITORS,
     CONTROLLER,
     JOBSET_ALONE,
     JOBSET_SERVICE,
     POST,
+    WRITES,
     configuration,
 )
 from torchrun_bench.options import QUICK, Options
