@@ -27,7 +27,7 @@ def decided(nodes: int = 1) -> Plan:
 
 
 def same_writes(nodes: int = 1) -> bytes:
-    """The writes of the controller: children at once, then the status.
+    """The writes of the controller, one after the other: children, then the status.
 
     For a failed gang: the status, the deletion of the old Job, and the Job of the next attempt.
     """
@@ -49,7 +49,8 @@ def same_writes(nodes: int = 1) -> bytes:
     ]
     delete = Write(JOBS.path(*_HERE), _raw({"propagationPolicy": "Background"}), "DELETE")
     following = Write(JOBS.path(_HERE[0]) + _AS_BARE, _raw(_next(plan)), "POST")
-    return msgspec.json.encode(Writes([creations, [status]], [[status], [delete], [following]]))
+    created = [[write] for write in (*creations, status)]
+    return msgspec.json.encode(Writes(created, [[status], [delete], [following]]))
 
 
 def only_the_job(nodes: int = 1) -> bytes:
