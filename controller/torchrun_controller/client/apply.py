@@ -1,11 +1,11 @@
 """Creations, server-side apply of objects and status, and deletes with preconditions.
 
 A new object is created by POST: the API server answers 409 if the name is taken, so no object of
-another client is changed. A POST takes much less of the API server's CPU than an apply. An object that the
-controller updates later is created by an apply instead, so that the fields that a later apply omits
-are removed. This apply has a resourceVersion that no object can have, and answers 409, too, if the
-name is taken. A known object is applied by force with its UID; a replacement of it also answers
-409. Every write first checks the leadership.
+another client is changed. A POST takes much less of the API server's CPU than an apply. An object
+that the controller updates later is created by an apply instead, so that the fields that a later
+apply omits are removed. This apply has a resourceVersion that no object can have, and answers 409,
+too, if the name is taken. A known object is applied by force with its UID; a replacement of it also
+answers 409. Every write first checks the leadership.
 """
 
 from typing import Any, Protocol, TypeAlias
