@@ -52,9 +52,13 @@ Decide: TypeAlias = Callable[[Observed, datetime], Plan]
 
 
 class _WriteRecord(Struct):
-    """The successful writes of one attempt, and the errors of the refused ones."""
+    """The successful writes of one attempt, and the errors of the refused ones.
+
+    `is_incomplete`: an object of the last Plan was not created.
+    """
 
     successful_writes: set[Identity] = field(default_factory=set)
+    is_incomplete: bool = False
     has_created: bool = False
     refusal_errors: list[Exception] = field(default_factory=list)
 
@@ -149,10 +153,9 @@ class JobReconciler:
             # Events describe the change in the status, so they are delayed with it.
             for event in plan.events:
                 self._events.record(current.job, event)
-            if plan.status_before_deletes and not await self._delete(
-                key, current, plan.deletes, record, fields
-            ):
-                waits.append(STATUS_INTERVAL)  # the next status reports the refusal
+        deletes = _deletes_after_status(plan, record, is_status_written=delay is None)
+        if not await self._delete(key, current, deletes, record, fields):
+            waits.append(STATUS_INTERVAL)  # the next status reports the refusal
         waits.append(self._refusals.next_retry(key))
         seconds = min((wait for wait in waits if wait is not None), default=None)
         if record.permanent is not None:
@@ -181,10 +184,11 @@ class JobReconciler:
             is_complete = is_complete and (is_written or bool(intent.uid))
         if len(record.refusal_errors) > refusals_before:
             return False
+        record.is_incomplete = not is_complete
         if not is_complete:  # the Plan repeats a refused write
             return True
         return plan.status_before_deletes or await self._delete(
-            key, observed, plan.deletes, record, fields
+            key, observed, _single_deletes(plan), record, fields
         )
 
     async def _delete(
@@ -253,6 +257,25 @@ class JobReconciler:
         self._refusals.forget(key)
         self._writes.forget(key)
         self._throttle.forget(key)
+
+
+def _single_deletes(plan: Plan) -> tuple[Delete, ...]:
+    return tuple(delete for delete in plan.deletes if not delete.collection)
+
+
+def _deletes_after_status(
+    plan: Plan, record: _WriteRecord, *, is_status_written: bool
+) -> tuple[Delete, ...]:
+    """Return the deletes that come after the status.
+
+    The API server deletes a collection one pod after the other, and answers at the end: for a gang
+    of 1,000 after many seconds, in which the status would not show the failure.
+    """
+    if plan.status_before_deletes:
+        return plan.deletes if is_status_written else ()
+    if record.is_incomplete:
+        return ()
+    return tuple(delete for delete in plan.deletes if delete.collection)
 
 
 def _log_status(job: TorchrunJob, status: TorchrunJobStatus) -> None:

@@ -78,7 +78,7 @@ class Event(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """The writes, in this order: applies, deletes, status, events.
+    """The writes, in this order: applies, deletes of objects, status, events, other deletes.
 
     With `status_before_deletes` the status comes before the deletes, because only the status then
     records what they delete. `status` is None if the present one is up to date. `requeue_after` is
