@@ -121,8 +121,8 @@ def _as_jobset_alone(name: str, nodes: int) -> JsonObject:
 CONTROLLER = Competitor(
     "controller", "the controller", _TORCHRUN_JOBS, bodies.torchrun_job, _controller
 )
-WRITES = Competitor(
-    "bare writes", "a bare client with the writes of the controller",
+APPLY = Competitor(
+    "bare apply", "a bare client with the same server-side applies",
     _TORCHRUN_JOBS, bodies.torchrun_job, _applies, restarts=False,
 )  # fmt: skip
 POST = Competitor(
@@ -137,7 +137,7 @@ JOBSET_ALONE = Competitor(
     "JobSet, no Service", "JobSet without its headless Service",
     _JOBSETS, _as_jobset_alone, _jobset, _CHILD,
 )  # fmt: skip
-COMPETITORS = (CONTROLLER, WRITES, POST, JOBSET_SERVICE, JOBSET_ALONE)
+COMPETITORS = (CONTROLLER, APPLY, POST, JOBSET_SERVICE, JOBSET_ALONE)
 
 
 def available(site: Site) -> tuple[Competitor, ...]:

@@ -13,7 +13,7 @@ from torchrun_bench.bodies import QUEUE, torchrun_job
 from torchrun_controller.reconcile import Defaults, Observed, Plan, reconcile
 
 _HERE = "{namespace}", "{name}"
-_AS_BARE = "?fieldManager=bare&fieldValidation=Strict"
+_AS_BARE = "?fieldManager=bare"
 
 
 def decided(nodes: int = 1) -> Plan:
@@ -27,7 +27,7 @@ def decided(nodes: int = 1) -> Plan:
 
 
 def same_writes(nodes: int = 1) -> bytes:
-    """The writes of the controller, one after the other: children, then the status.
+    """The server-side applies of the controller, one after the other: children, then the status.
 
     For a failed gang: the status, the deletion of the old Job, and the Job of the next attempt.
     """
@@ -43,13 +43,12 @@ def same_writes(nodes: int = 1) -> bytes:
             }
         ),
     )
-    creations = [
-        Write(apply.kind.path(_HERE[0]) + _AS_BARE, _raw(apply.body), "POST")
-        for apply in plan.applies
+    applies = [
+        Write(apply.kind.path(*_HERE) + _AS_BARE, _raw(apply.body)) for apply in plan.applies
     ]
     delete = Write(JOBS.path(*_HERE), _raw({"propagationPolicy": "Background"}), "DELETE")
-    following = Write(JOBS.path(_HERE[0]) + _AS_BARE, _raw(_next(plan)), "POST")
-    created = [[write] for write in (*creations, status)]
+    following = Write(JOBS.path(_HERE[0], f"{_HERE[1]}-r1") + _AS_BARE, _raw(_next(plan)))
+    created = [[write] for write in (*applies, status)]
     return msgspec.json.encode(Writes(created, [[status], [delete], [following]]))
 
 

@@ -128,15 +128,15 @@ async def _send(client: Client, variant: Variant, name: str) -> float:
 
 
 def rows(costs: dict[str, Cost]) -> list[Row]:
-    """The writes of a job, beside an apply of the same object or the Job that a user writes."""
+    """The writes of a job, beside a POST of the same object or the Job that a user writes."""
     return list(_rows(costs))
 
 
 def _rows(costs: dict[str, Cost]) -> Iterator[Row]:
     for name, other, beside in (
-        ("child Job, POST", "child Job, apply", "an apply"),
+        ("child Job, apply", "child Job, POST", "a POST"),
         ("child Job, POST", "plain Job, POST", "that of a plain Job"),
-        ("Service, POST", "Service, apply", "an apply"),
+        ("Service, apply", "Service, POST", "a POST"),
         ("TorchrunJob, POST", "", ""),
         ("status, apply", "", ""),
     ):

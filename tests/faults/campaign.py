@@ -1,6 +1,6 @@
 """Runs with faults, each compared with the same scenario without faults.
 
-    python -m faults.campaign restart "write POST jobs #2" dropped
+    python -m faults.campaign restart "write PATCH jobs/train-r1 #1" dropped
 
 with `tests` on the path plays one of them and prints its trace (see docs/faults.md).
 """

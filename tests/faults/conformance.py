@@ -11,7 +11,7 @@ from bodies import Body
 from faults.conformance_api import Api, eventually, next_change, refused, version
 from torchrun_api.kinds import CONFIG_MAPS, JOBS, PODS, TORCHRUN_JOBS
 from torchrun_api.names import CONTROLLER_UID_LABEL
-from torchrun_controller.client.apply import ABSENT
+from torchrun_controller.client.apply import ABSENT, APPLY_PATCH
 from torchrun_controller.leader import LEASES
 
 
@@ -35,13 +35,6 @@ async def an_apply_with_a_uid_applies_to_that_object_only(api: Api) -> None:
     assert (error.status, {cause.field for cause in error.causes}) == (422, {"metadata.uid"})
     own = {"uid": created["metadata"]["uid"]}
     assert (await api.apply(CONFIG_MAPS, "a", metadata=own, data={"k": "2"}))["data"] == {"k": "2"}
-
-
-async def a_post_creates_or_is_refused(api: Api) -> None:
-    created = await api.create(CONFIG_MAPS, "a", data={"k": "1"})
-    error = await refused(api.create(CONFIG_MAPS, "a", data={"k": "2"}))
-    assert (error.status, error.reason) == (409, "AlreadyExists")
-    assert (await api.send("GET", CONFIG_MAPS, "a")) == created
 
 
 async def an_apply_of_the_same_changes_nothing(api: Api) -> None:
@@ -76,8 +69,10 @@ async def a_plain_write_takes_over_a_field(api: Api) -> None:
 
 
 async def a_dry_run_stores_nothing(api: Api) -> None:
-    body = api.body(CONFIG_MAPS, "a")
-    await api.send("POST", CONFIG_MAPS, body=body, fieldManager="one", dryRun="All")
+    body = api.body(CONFIG_MAPS, "a", metadata={"resourceVersion": ABSENT})
+    await api.send(
+        "PATCH", CONFIG_MAPS, "a", body, "", APPLY_PATCH, fieldManager="one", dryRun="All"
+    )
     assert (await refused(api.send("GET", CONFIG_MAPS, "a"))).status == 404
 
 
@@ -319,7 +314,6 @@ CHECKS: dict[str, Callable[[Api], Awaitable[None]]] = {
     for check in (
         an_apply_that_requires_absence_creates_or_is_refused,
         an_apply_with_a_uid_applies_to_that_object_only,
-        a_post_creates_or_is_refused,
         an_apply_of_the_same_changes_nothing,
         a_manager_removes_only_its_own_fields,
         a_conflict_is_refused_without_force,

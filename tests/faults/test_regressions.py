@@ -47,7 +47,7 @@ CASES = {
     ),
     "a refusal by a policy is retried": (
         "success",
-        "write POST services",
+        "write PATCH services/train",
         "422",
     ),
 }

@@ -38,7 +38,7 @@ class Journey(Struct, frozen=True):
 # Journeys that found bugs of the controller.
 REGRESSIONS = (
     # The serve pod of a gang without a status was replaced as if its workers mounted the PVC.
-    Journey("direct", Point("write POST jobs", 1), 10, 3.0),
+    Journey("direct", Point("write PATCH jobs/train", 1), 10, 3.0),
 )
 
 

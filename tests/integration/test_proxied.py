@@ -24,8 +24,8 @@ from torchrun_cluster import LocalCluster, Size
 PLAYED = ("success", "restart", "suspend", "scale", "delete", "queue", "leader")
 SAMPLE = int(os.environ.get("TORCHRUN_PROXIED", "12"))
 FEW = (
-    ("success", Point("write POST jobs", 1), "dropped"),
-    ("restart", Point("write POST jobs", 2), "crash-after-commit"),
+    ("success", Point("write PATCH jobs/train", 1), "dropped"),
+    ("restart", Point("write PATCH jobs/train-r1", 1), "crash-after-commit"),
 )
 
 
@@ -98,7 +98,7 @@ async def head(world: Simulation) -> None:
 @pytest.mark.parametrize("step", ["before", "after-commit"])
 def test_a_crash_between_the_two_jobs_of_a_gang(stage: Stage, step: str) -> None:
     """The Job of the workers exists, and the process dies before or after it creates the head's."""
-    at = Point("write POST jobs", 2)  # that of the workers is the first
+    at = Point("write PATCH jobs/train", 1)
     found = stage.play(Scenario("head", head, well), at=at, kind=f"crash-{step}")
     assert found.struck
     assert found.wrong == []

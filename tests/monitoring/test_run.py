@@ -229,12 +229,7 @@ def _throttle(api: Api) -> None:
     rule = {
         "subjects": [{"kind": "ServiceAccount", "serviceAccount": account}],
         "resourceRules": [
-            {
-                "verbs": ["create"],
-                "apiGroups": ["batch"],
-                "resources": ["jobs"],
-                "namespaces": ["*"],
-            }
+            {"verbs": ["patch"], "apiGroups": ["batch"], "resources": ["jobs"], "namespaces": ["*"]}
         ],
     }
     spec = {

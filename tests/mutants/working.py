@@ -155,8 +155,8 @@ WORKING = (
     Mutant(
         "writes-without-the-lease",
         "client/apply.py",
-        "path = intent.kind.path(_namespace(intent))\n        self._leader.check()",
-        "path = intent.kind.path(_namespace(intent))",
+        'query["dryRun"] = "All"\n        self._leader.check()',
+        'query["dryRun"] = "All"',
         "a leader that was cut off writes beside its successor",
         APPLY,
     ),
@@ -179,8 +179,9 @@ WORKING = (
     Mutant(
         "creations-merge-into-strangers",
         "client/apply.py",
-        "self._apply_new(intent) if intent.is_updatable else self._post(intent)",
-        "self._patch(_path(intent), intent.body, FIELD_MANAGER, force=True)",
+        'body = {**intent.body, "metadata": {**meta, "resourceVersion": ABSENT}}\n'
+        "        try:\n            response",
+        'body = {**intent.body, "metadata": {**meta}}\n        try:\n            response',
         "a Service of somebody else with the job's name is changed",
         APPLY,
     ),

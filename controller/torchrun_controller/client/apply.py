@@ -1,11 +1,9 @@
-"""Creations, server-side apply of objects and status, and deletes with preconditions.
+"""Server-side apply of objects and status, and deletes with preconditions.
 
-A new object is created by POST: the API server answers 409 if the name is taken, so no object of
-another client is changed. A POST takes much less of the API server's CPU than an apply. An object
-that the controller updates later is created by an apply instead, so that the fields that a later
-apply omits are removed. This apply has a resourceVersion that no object can have, and answers 409,
-too, if the name is taken. A known object is applied by force with its UID; a replacement of it also
-answers 409. Every write first checks the leadership.
+An object that must not exist yet is applied with a resourceVersion that no object can have. The API
+server creates it if the name is free and answers 409 otherwise, so nothing foreign is ever merged.
+A known object is applied by force with its UID; a replacement of it also answers 409. Every write
+first checks the leadership.
 """
 
 from typing import Any, Protocol, TypeAlias
@@ -40,9 +38,6 @@ APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML
 
 # etcd's first revision is the empty store, so no object has it.
 ABSENT = "1"
-
-# A POST drops unknown fields by default. An apply always refuses them.
-STRICT = {"fieldValidation": "Strict"}
 
 # Start of the API server's message, with status 500, for an object whose fields have wrong types
 # (from structured-merge-diff and the conversion after it; observed with 1.35).
@@ -154,8 +149,9 @@ class Applier:
 
         Raises as `apply` does; NameConflictError if the name is taken.
         """
+        body = {**intent.body, "metadata": {**_metadata(intent), "resourceVersion": ABSENT}}
         try:
-            await self._post(intent, dry_run=True)
+            await self._patch(_path(intent), body, FIELD_MANAGER, force=False, dry_run=True)
         except ApiError as error:
             raise _convert_error(error, intent) from error
         except Disconnected as error:
@@ -291,10 +287,10 @@ class Applier:
             raise SupersededError(message) from error
 
     async def _create(self, intent: Apply) -> WriteResult:
+        meta = _metadata(intent)
+        body = {**intent.body, "metadata": {**meta, "resourceVersion": ABSENT}}
         try:
-            response = await (
-                self._apply_new(intent) if intent.is_updatable else self._post(intent)
-            )
+            response = await self._patch(_path(intent), body, FIELD_MANAGER, force=False)
         except ApiError as error:
             if error.status != 409:
                 raise
@@ -302,28 +298,20 @@ class Applier:
         result = _write_result(intent.kind, intent.name, response.read(read_object))
         return replace(result, created=True)
 
-    async def _post(self, intent: Apply, *, dry_run: bool = False) -> Response:
-        query = {"fieldManager": FIELD_MANAGER, **STRICT}
-        if dry_run:
-            query["dryRun"] = "All"
-        path = intent.kind.path(_namespace(intent))
-        self._leader.check()
-        return await self._transport.request("POST", path, query=query, body=_encode(intent.body))
-
-    async def _apply_new(self, intent: Apply) -> Response:
-        body = {**intent.body, "metadata": {**_metadata(intent), "resourceVersion": ABSENT}}
-        return await self._patch(_path(intent), body, FIELD_MANAGER, force=False)
-
     async def _update(self, intent: Apply) -> WriteResult:
         meta = _metadata(intent)
         body = {**intent.body, "metadata": {**meta, "uid": intent.uid}}
         response = await self._patch(_path(intent), body, FIELD_MANAGER, force=True)
         return _write_result(intent.kind, intent.name, response.read(read_object))
 
-    async def _patch(self, path: str, body: JsonObject, manager: str, *, force: bool) -> Response:
+    async def _patch(
+        self, path: str, body: JsonObject, manager: str, *, force: bool, dry_run: bool = False
+    ) -> Response:
         query = {"fieldManager": manager}
         if force:
             query["force"] = "true"
+        if dry_run:
+            query["dryRun"] = "All"
         self._leader.check()
         return await self._transport.request(
             "PATCH", path, query=query, body=_encode(body), content_type=APPLY_PATCH
@@ -357,11 +345,7 @@ def _metadata(intent: Apply) -> JsonObject:
 
 
 def _path(intent: Apply) -> str:
-    return intent.kind.path(_namespace(intent), intent.name)
-
-
-def _namespace(intent: Apply) -> str:
-    return str(_metadata(intent).get("namespace", ""))
+    return intent.kind.path(str(_metadata(intent).get("namespace", "")), intent.name)
 
 
 def _write_result(kind: Kind[Any], name: str, meta: Meta) -> WriteResult:

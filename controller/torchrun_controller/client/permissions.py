@@ -38,8 +38,7 @@ CHECK_SECONDS = 10.0  # between two checks of the missing permissions, and after
 CHECKS = 30  # checks of the missing permissions until all are checked again
 START_SECONDS = 2.0  # delay of the first check: nothing waits for it, and the start is busy
 
-_MANAGED_VERBS = ("get", "list", "watch", "create", "delete")
-_UPDATED_VERBS = ("get", "list", "watch", "create", "patch", "delete")
+_MANAGED_VERBS = ("get", "list", "watch", "create", "patch", "delete")
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _RULES = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
 # The rules of a namespace without RoleBindings are those of all namespaces. It need not exist.
@@ -87,16 +86,16 @@ PERMISSIONS = (
     Permission(TORCHRUN_QUEUES.resource, ("list", "watch", "patch")),
     Permission(f"{TORCHRUN_JOBS.resource}/status", ("patch",)),
     Permission(f"{TORCHRUN_QUEUES.resource}/status", ("patch",)),
-    Permission(PODS.resource, (*_UPDATED_VERBS, "deletecollection")),
-    Permission(SERVICES.resource, ("get", "list", "watch", "create")),
-    Permission(CLAIMS.resource, _UPDATED_VERBS),
+    Permission(PODS.resource, (*_MANAGED_VERBS, "deletecollection")),
+    Permission(SERVICES.resource, ("get", "list", "watch", "create", "patch")),
+    Permission(CLAIMS.resource, _MANAGED_VERBS),
     Permission(JOBS.resource, _MANAGED_VERBS),
     Permission(
         NETWORK_POLICIES.resource,
-        ("get", "create"),
+        ("get", "create", "patch"),
         "jobs of queues with networking.isolate do not start",
     ),
-    Permission(CONFIG_MAPS.resource, _UPDATED_VERBS, _WITHOUT_QUEUE_OBJECTS),
+    Permission(CONFIG_MAPS.resource, _MANAGED_VERBS, _WITHOUT_QUEUE_OBJECTS),
     Permission(
         EVENTS.resource,
         ("list", "watch"),
@@ -107,7 +106,7 @@ PERMISSIONS = (
     Permission(NODES.resource, ("list", "watch"), "lost nodes are not detected", cluster=True),
     Permission(
         KAI_QUEUES.resource,
-        _UPDATED_VERBS,
+        _MANAGED_VERBS,
         "KAI queues are not maintained",
         cluster=True,
         addon=True,

@@ -8,12 +8,12 @@ import pytest
 from torchrun_bench import api_requests, bodies, page, plans, shapes
 from torchrun_bench.bare import Writes
 from torchrun_bench.competitors import (
+    APPLY,
     COMPETITORS,
     CONTROLLER,
     JOBSET_ALONE,
     JOBSET_SERVICE,
     POST,
-    WRITES,
     configuration,
 )
 from torchrun_bench.options import QUICK, Options
@@ -117,7 +117,7 @@ def test_a_ratio_is_the_median_of_the_rounds_and_not_of_the_figures():
         a_turn("controller", nodes=8, round=0, rate=1),
     ]
     assert shapes.ratio(turns, "rate", 2, POST) == pytest.approx(0.8)
-    assert shapes.ratio(turns, "rate", 2, WRITES) is None
+    assert shapes.ratio(turns, "rate", 2, APPLY) is None
     assert shapes.ratio(turns, "rate", 8, POST) is None
     assert shapes.median(turns, "rate", 2, CONTROLLER) == 100
 
@@ -128,7 +128,7 @@ def test_a_ratio_is_the_median_of_the_rounds_and_not_of_the_figures():
         ({}, []),
         ({"p50": 14.1}, ["beside bare POST", "beside JobSet"]),
         ({"p50": 10.1}, ["beside JobSet"]),
-        ({"rate": 89.0}, ["beside bare writes"]),
+        ({"rate": 89.0}, ["beside bare apply"]),
         ({"cpu_ms": 0.7}, ["beside JobSet, no Service"]),
         ({"peak_mib": 75.5}, ["peak memory"]),
     ],
@@ -136,7 +136,7 @@ def test_a_ratio_is_the_median_of_the_rounds_and_not_of_the_figures():
 def test_the_targets_are_those_of_two_nodes(fields: dict[str, float], missed: list[str]):
     turns = [
         a_turn("controller", **({"cpu_ms": 0.5} | fields)),
-        a_turn("bare writes"),
+        a_turn("bare apply"),
         a_turn("bare POST"),
         a_turn("JobSet"),
         a_turn("JobSet, no Service", rate=35.0),

@@ -30,6 +30,6 @@ def test_each_write_has_its_own_target_and_body() -> None:
 def test_a_write_is_compared_with_another_way_to_do_the_same() -> None:
     costs = {name: Cost(float(n), n / 2) for n, name in enumerate(single_writes.variants(), 1)}
     made = {row.what: (row.controller, row.bare) for row in single_writes.rows(costs)}
-    assert made["child Job, POST, beside an apply: p50"] == (2.0, 3.0)
+    assert made["child Job, apply, beside a POST: p50"] == (3.0, 2.0)
     assert made["child Job, POST, beside that of a plain Job: API server's CPU"] == (1.0, 0.5)
     assert made["status, apply: p50"] == (7.0, None)

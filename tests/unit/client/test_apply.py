@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 
 import pytest
-from msgspec.structs import replace
 
 from garbled import GARBLED
 from torchrun_api.job import TorchrunJob
@@ -113,12 +112,9 @@ async def test_a_dry_run_creates_nothing_on_the_server() -> None:
     wire = Wire(answer())
     await Applier(wire, Open()).dry_run(intent())
     (request,) = wire.requests
-    assert (request.method, request.path) == ("POST", "/api/v1/namespaces/team/services")
-    assert request.query == {
-        "fieldManager": FIELD_MANAGER,
-        "fieldValidation": "Strict",
-        "dryRun": "All",
-    }
+    assert request.method == "PATCH"
+    assert request.query == {"fieldManager": FIELD_MANAGER, "dryRun": "All"}
+    assert request.body["metadata"]["resourceVersion"] == ABSENT
 
 
 @pytest.mark.parametrize("error", [Disconnected("reset"), refusal(503, "reset")])
@@ -137,33 +133,19 @@ async def test_a_taken_name_with_an_unreadable_owner_is_retried() -> None:
     wire = Wire(refusal(409), refusal(503))
     with pytest.raises(UnavailableError):
         await Applier(wire, Open()).apply(intent())
-    assert [request.method for request in wire.requests] == ["POST", "GET"]
+    assert [request.method for request in wire.requests] == ["PATCH", "GET"]
 
 
-async def test_a_new_object_is_posted_and_unknown_fields_are_refused() -> None:
+async def test_creation_requires_absence_and_does_not_force() -> None:
     wire = Wire(answer())
     wish = intent()
-    written = await Applier(wire, Open()).apply(wish)
-    (request,) = wire.requests
-    assert (request.method, request.path) == ("POST", "/api/v1/namespaces/team/services")
-    assert request.query == {"fieldManager": "torchrun-controller", "fieldValidation": "Strict"}
-    assert wire.content_types == ["application/json"]
-    assert request.body == wish.body
-    assert (written.kind, written.name, written.uid) == (SERVICES, "run", "u")
-    assert written.resource_version == "7"
-    assert written.created
-
-
-async def test_an_updatable_object_is_applied_from_the_start() -> None:
-    wire = Wire(answer())
-    wish = replace(intent(), is_updatable=True)
     before = json.dumps(wish.body)
     written = await Applier(wire, Open()).apply(wish)
     (request,) = wire.requests
     assert (request.method, request.path) == ("PATCH", "/api/v1/namespaces/team/services/run")
     assert request.query == {"fieldManager": "torchrun-controller"}
     assert wire.content_types == [APPLY_PATCH]
-    assert request.body["metadata"]["resourceVersion"] == ABSENT
+    assert request.body["metadata"]["resourceVersion"] == "1"
     assert request.body["spec"] == {"clusterIP": "None"}
     assert json.dumps(wish.body) == before, "a write must not change the Plan"
     assert (written.kind, written.name, written.uid) == (SERVICES, "run", "u")
@@ -300,8 +282,6 @@ async def test_nothing_is_written_without_leadership() -> None:
     for write in (
         applier.apply(intent()),
         applier.apply(intent("u")),
-        applier.apply(replace(intent(), is_updatable=True)),
-        applier.dry_run(intent()),
         applier.apply_status(JOB, TorchrunJobStatus()),
         applier.delete(Delete(kind=JOBS, namespace="n", name="x", uid="u")),
         applier.delete(PODS_OF_A_JOB),
@@ -401,7 +381,7 @@ async def test_another_owner_is_named_and_left_alone(held: JsonObject, whose: st
     assert (conflict.resource, conflict.name) == ("services", "run")
     assert str(caught.value) == conflict.message
     assert conflict.message.startswith(f"Service 'run' already exists and {whose}. Delete")
-    assert [request.method for request in wire.requests] == ["POST", "GET"]
+    assert [request.method for request in wire.requests] == ["PATCH", "GET"]
 
 
 @pytest.mark.parametrize(

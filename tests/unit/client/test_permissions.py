@@ -71,12 +71,12 @@ def test_the_role_has_exactly_the_permissions_of_the_controller() -> None:
 async def test_missing_permissions_are_named_by_verb_and_resource() -> None:
     rights = Permissions(lease_namespace="system", progress=True)
     reviewer = Reviewer(
-        *(("create", "jobs.batch"), ("delete", "jobs.batch"), ("watch", LEASE.resource)),
+        *(("create", "jobs.batch"), ("patch", "jobs.batch"), ("watch", LEASE.resource)),
         *(("list", "nodes"), ("create", "events.events.k8s.io"), ("create", PROGRESS.resource)),
     )
     await rights.check(reviewer, ())
     assert rights.missing() == (
-        "grant the controller's role create, delete jobs.batch;"
+        "grant the controller's role create, patch jobs.batch;"
         " watch leases.coordination.k8s.io in system"
     )
     assert rights.shortcoming() == (

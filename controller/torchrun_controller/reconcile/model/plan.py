@@ -11,15 +11,13 @@ from torchrun_api.status import TorchrunJobStatus
 
 
 class Apply(Struct, frozen=True):
-    """Creation of one object without a UID, server-side apply of the object with this UID.
+    """Server-side apply of one object. Without a UID the object must not exist yet.
 
-    An object that a later Plan may update must be created with `is_updatable`.
     """
 
     kind: Kind[Any]
     body: JsonObject
     uid: str = ""
-    is_updatable: bool = False
 
     @property
     def name(self) -> str:

@@ -144,9 +144,7 @@ def _plan_named(
     uid = kai_queue.metadata.uid if kai_queue is not None else ""
     return KaiQueuePlan(
         condition=_ready_condition(observed, name, kai_queues),
-        apply=None
-        if up_to_date
-        else Apply(KAI_QUEUES, _body(queue, name, spec), uid, is_updatable=True),
+        apply=None if up_to_date else Apply(KAI_QUEUES, _body(queue, name, spec), uid),
     )
 
 

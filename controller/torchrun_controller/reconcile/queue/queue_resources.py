@@ -126,7 +126,7 @@ def _plan_object(
         return None, _not_ready(entry, object_ref, rejection)
     body = _body(observed.queue, entry, name)
     if extra is None:
-        return Apply(kind, body, is_updatable=True), _not_ready(entry, object_ref, MAKING)
+        return Apply(kind, body), _not_ready(entry, object_ref, MAKING)
     if _is_terminating(extra):
         return None, _not_ready(entry, object_ref, REMAKING)
     if entry.immutable:
