@@ -97,7 +97,7 @@ def test_the_bare_client_creates_the_job_then_its_service_and_sends_the_status_l
     requests = [write for (write,) in writes.created]
     kinds = [msgspec.json.decode(write.body)["kind"] for write in requests]
     assert kinds == ["Job", "Service", "TorchrunJob"]
-    assert [write.method for write in requests] == ["POST", "POST", "PATCH"]
+    assert [write.method for write in requests] == ["PATCH"] * 3
     assert "/status?" in requests[-1].path
     ((post,),) = msgspec.json.decode(plans.only_the_job(2), type=Writes).created
     assert (post.method, msgspec.json.decode(post.body)["spec"]["parallelism"]) == ("POST", 2)

@@ -11,9 +11,7 @@ from torchrun_api.status import TorchrunJobStatus
 
 
 class Apply(Struct, frozen=True):
-    """Server-side apply of one object. Without a UID the object must not exist yet.
-
-    """
+    """Server-side apply of one object. Without a UID the object must not exist yet."""
 
     kind: Kind[Any]
     body: JsonObject
