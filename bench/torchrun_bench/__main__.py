@@ -21,6 +21,7 @@ from torchrun_bench.results import Results, save
 
 ABOUT = {
     "shapes": "gangs of 1 to 256 nodes, beside bare clients and JobSet: latency, burst, restart",
+    "writes": "one write at a time: latency and the API server's CPU of each kind",
     "steady": "a minute with 1,000 and 10,000 running jobs and nothing to do: writes, CPU",
     "cold": "start with 10,000 jobs and 100,000 pods: time to synced, memory, writes",
     "hour": "an hour of 50 pod events a second beside 100,000 pods: CPU, growth of memory",
@@ -45,9 +46,11 @@ def _measures() -> dict[str, Callable[[Options], list[Row]]]:
     from torchrun_bench.large import large
     from torchrun_bench.proof import planted
     from torchrun_bench.restarts import lives, restarts
+    from torchrun_bench.single_writes import single_writes
     from torchrun_bench.standing import resume
 
     return {
+        "writes": single_writes,
         "churn": churn,
         "restart": restarts,
         "large": large,

@@ -2,7 +2,8 @@
 
 Nodes and pods are kwok's; API server, Job controller, scheduler and controller are real. Each gang
 is restarted once. For the Job controller alone, the bench deletes the failed Job and creates the
-next one as soon as it sees the first failed pod.
+next one as soon as it sees the first failed pod. It does so with plain pods, and with the pods of
+the controller, which are larger: the API server and all watches read them at each change.
 """
 
 import asyncio
@@ -15,7 +16,8 @@ import uvloop
 
 from torchrun_api import names
 from torchrun_api.json import JsonObject
-from torchrun_bench import bodies, kwok
+from torchrun_api.kinds import JOBS
+from torchrun_bench import bare, bodies, kwok, plans
 from torchrun_bench.control_plane import cluster, prepare
 from torchrun_bench.gangs import FAILED, Gangs
 from torchrun_bench.http import JSON, Server, send
@@ -71,22 +73,24 @@ def _measure(pods: int) -> list[Row]:
         server, port = prepare(on), free_port()
         # The pods of the failed attempt end while those of the next one start.
         with kwok.playing(on, max(2 * pods // _CPUS, 1) + 1):
-            alone = uvloop.run(_alone(server, pods))
+            alone = uvloop.run(_alone(server, pods, labelled_job))
             say(f"large: {pods} pods, the Job controller alone: {alone}")
+            same = uvloop.run(_alone(server, pods, same_job))
+            say(f"large: {pods} pods, the Job controller alone with the same pods: {same}")
             with controller(on.kubeconfig, port) as process:
                 ours, cost = uvloop.run(_ours(server, pods, process.pid, port))
             say(f"large: {pods} pods, the controller: {ours}")
-    return rows(pods, ours, alone, cost)
+    return rows(pods, ours, alone, same, cost)
 
 
-async def _alone(server: Server, pods: int) -> Steps:
+async def _alone(server: Server, pods: int, job_of: Callable[[int, int], JsonObject]) -> Steps:
     async with server.session() as session:
         gangs = Gangs(session, BARE_NAMESPACE, MOST_SECONDS)
         path = f"/apis/batch/v1/namespaces/{BARE_NAMESPACE}/jobs"
         async with gangs.following():
 
             async def start(attempt: int) -> None:
-                body = msgspec.json.encode(labelled_job(pods, attempt))
+                body = msgspec.json.encode(job_of(pods, attempt))
                 await send(session, "POST", path, body, JSON)
 
             async def again() -> None:
@@ -106,14 +110,30 @@ async def _alone(server: Server, pods: int) -> Steps:
 
 def labelled_job(pods: int, attempt: int) -> JsonObject:
     """A plain Job whose pods have the labels by which `Gangs` knows them."""
-    body = bodies.plain_job(f"{GANG}-{attempt}", BARE_NAMESPACE, "", pods)
+    return _as_attempt(bodies.plain_job("", BARE_NAMESPACE, "", pods), attempt)
+
+
+def same_job(pods: int, attempt: int) -> JsonObject:
+    """The Job of the controller."""
+    (job,) = (apply.body for apply in plans.decided(pods).applies if apply.kind is JOBS)
+    text = msgspec.json.encode(job).replace(bare.NAMESPACE, BARE_NAMESPACE.encode())
+    text = text.replace(bare.NAME, GANG.encode())
+    return _as_attempt(msgspec.json.decode(text, type=JsonObject), attempt)
+
+
+def _as_attempt(body: JsonObject, attempt: int) -> JsonObject:
     metadata, spec = body["metadata"], body["spec"]
     assert isinstance(metadata, dict)
     assert isinstance(spec, dict)
     del metadata["ownerReferences"]
+    metadata["name"] = f"{GANG}-{attempt}"
     template = spec["template"]
     assert isinstance(template, dict)
-    template["metadata"] = {"labels": {names.JOB_LABEL: GANG, names.ATTEMPT_LABEL: str(attempt)}}
+    meta = template.setdefault("metadata", {})
+    assert isinstance(meta, dict)
+    labels = meta.setdefault("labels", {})
+    assert isinstance(labels, dict)
+    labels |= {names.JOB_LABEL: GANG, names.ATTEMPT_LABEL: str(attempt)}
     return body
 
 
@@ -175,7 +195,7 @@ async def _until_gone(session: aiohttp.ClientSession, namespace: str) -> None:
             await asyncio.sleep(0.5)
 
 
-def rows(pods: int, ours: Steps, alone: Steps, cost: Cost) -> list[Row]:
+def rows(pods: int, ours: Steps, alone: Steps, same: Steps, cost: Cost) -> list[Row]:
     """The figures of one size; those of TARGET_PODS have targets."""
     of = f"gang of {pods:,}"
     bound = ("<=", 1.5) if pods == TARGET_PODS else None
@@ -184,10 +204,14 @@ def rows(pods: int, ours: Steps, alone: Steps, cost: Cost) -> list[Row]:
         say(f"{of}, {what}: {request_counts.writes_by_kind()}")
     return [
         row(f"{of}: created to all pods created", "s", ours.pods_created, alone.pods_created),
+        row(f"{of}: created to all pods created, beside the same pods", "s", ours.pods_created,
+            same.pods_created),
         row(f"{of}: created to all pods running", "s", ours.pods_running, alone.pods_running),
         row(f"{of}: created to the phase Running", "s", cost.phase_running),
         row(f"{of}: first failed pod to all new pods created", "s", ours.pods_again,
             alone.pods_again, ratio=bound),
+        row(f"{of}: first failed pod to all new pods created, beside the same pods", "s",
+            ours.pods_again, same.pods_again),
         row(f"{of}: first failed pod to the phase Running", "s", cost.phase_again),
         row(f"{of}: writes for the start", "", cost.started.writes, most=most),
         row(f"{of}: writes for the restart", "", cost.restarted.writes, most=most),

@@ -11,6 +11,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     idle: int = 100  # jobs, one every 50 ms
     burst: int = 1000  # jobs; a quarter of them with 256 nodes
     rounds: int = 3  # turns of each competitor
+    writes: int = 150  # of each kind in a turn of `writes`
     restarts: int = 100  # gangs
     large: tuple[int, ...] = (1000, 5000)  # pods of a gang
     lives: int = 50  # jobs from creation to success
@@ -31,6 +32,7 @@ QUICK = Options(
     idle=10,
     burst=40,
     rounds=1,
+    writes=3,
     restarts=2,
     large=(50,),
     lives=2,

@@ -27,7 +27,7 @@ def decided(nodes: int = 1) -> Plan:
 
 
 def same_writes(nodes: int = 1) -> bytes:
-    """The server-side applies of the controller: children at once, then the status.
+    """The server-side applies of the controller, one after the other: children, then the status.
 
     For a failed gang: the status, the deletion of the old Job, and the Job of the next attempt.
     """
@@ -48,7 +48,8 @@ def same_writes(nodes: int = 1) -> bytes:
     ]
     delete = Write(JOBS.path(*_HERE), _raw({"propagationPolicy": "Background"}), "DELETE")
     following = Write(JOBS.path(_HERE[0], f"{_HERE[1]}-r1") + _AS_BARE, _raw(_next(plan)))
-    return msgspec.json.encode(Writes([applies, [status]], [[status], [delete], [following]]))
+    created = [[write] for write in (*applies, status)]
+    return msgspec.json.encode(Writes(created, [[status], [delete], [following]]))
 
 
 def only_the_job(nodes: int = 1) -> bytes:

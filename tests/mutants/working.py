@@ -260,8 +260,8 @@ WORKING = (
     Mutant(
         "a-gang-without-its-policy",
         "controllers/job.py",
-        "if is_complete or intent.uid]",
-        "if is_complete or intent]",
+        "if not (is_complete or intent.uid):",
+        "if not intent:",
         "the Job of a gang is created although its NetworkPolicy was refused",
         REFUSALS,
     ),

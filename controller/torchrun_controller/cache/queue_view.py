@@ -29,8 +29,9 @@ from torchrun_controller.reconcile.queue.model import Extra
 from torchrun_controller.workqueue import INITIAL, WorkQueue
 
 OWNER_INDEX = "owner"
-# Seconds. A count reads all jobs of a queue, so a burst of changes causes one count.
-COUNT_SECONDS = 0.5
+# Seconds, on average. A count reads all jobs of a queue, so a burst of changes causes one count. It
+# comes at a random time, because the writes of many queues at once would delay those of jobs.
+COUNT_SECONDS = 1.0
 _CHECK_SECONDS = 1.0
 _POLL_SECONDS = 0.01
 
@@ -185,10 +186,11 @@ class QueueView:
                 yield other
 
     def _job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
-        """Add the queue if its counts may change, at most every COUNT_SECONDS."""
+        """Add the queue if its counts may change, after about COUNT_SECONDS."""
         if initial or _counted_state(change.old) != _counted_state(change.new):
             job = change.object
-            self._work.add_after((job.metadata.namespace, job.spec.job_queue), COUNT_SECONDS)
+            delay = COUNT_SECONDS * (0.5 + self._factory.clock.jitter())
+            self._work.add_after((job.metadata.namespace, job.spec.job_queue), delay)
 
     def _queue_changed(self, change: Change[TorchrunQueue], initial: bool) -> None:
         """Add the queue and those that share a KAI queue with it."""

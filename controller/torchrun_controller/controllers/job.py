@@ -4,9 +4,8 @@ A refused object becomes a condition of its job and is retried later; the rest o
 carried out.
 """
 
-import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import TypeAlias
@@ -34,7 +33,7 @@ from torchrun_controller.metrics.changes import record_status
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.job.refusals import Identity, identity
 from torchrun_controller.reconcile.model.observed import Observed
-from torchrun_controller.reconcile.model.plan import Apply, Delete, Event, Plan, batches_of
+from torchrun_controller.reconcile.model.plan import Apply, Delete, Event, Plan
 
 # Most Plans in one attempt. Each round but the last has a new refusal.
 MAX_ROUNDS = 8
@@ -53,9 +52,13 @@ Decide: TypeAlias = Callable[[Observed, datetime], Plan]
 
 
 class _WriteRecord(Struct):
-    """The successful writes of one attempt, and the errors of the refused ones."""
+    """The successful writes of one attempt, and the errors of the refused ones.
+
+    `is_incomplete`: an object of the last Plan was not created.
+    """
 
     successful_writes: set[Identity] = field(default_factory=set)
+    is_incomplete: bool = False
     has_created: bool = False
     refusal_errors: list[Exception] = field(default_factory=list)
 
@@ -150,10 +153,9 @@ class JobReconciler:
             # Events describe the change in the status, so they are delayed with it.
             for event in plan.events:
                 self._events.record(current.job, event)
-            if plan.status_before_deletes and not await self._delete(
-                key, current, plan.deletes, record, fields
-            ):
-                waits.append(STATUS_INTERVAL)  # the next status reports the refusal
+        deletes = _deletes_after_status(plan, record, is_status_written=delay is None)
+        if not await self._delete(key, current, deletes, record, fields):
+            waits.append(STATUS_INTERVAL)  # the next status reports the refusal
         waits.append(self._refusals.next_retry(key))
         seconds = min((wait for wait in waits if wait is not None), default=None)
         if record.permanent is not None:
@@ -170,25 +172,23 @@ class JobReconciler:
     ) -> bool:
         """Apply and delete; False if something was refused for the first time.
 
-        Objects are created in the Plan's order, each only if the earlier batches exist: the Job of
-        a gang comes after the objects that it needs. Existing objects are updated even after a
+        Objects are created in the Plan's order, each only if the earlier ones exist: the Job of a
+        gang comes after the objects that it needs. Existing objects are updated even after a
         refusal. Deletes come last, so that a gang is not deleted for a replacement that is refused.
         """
         refusals_before, is_complete = len(record.refusal_errors), True
-        for batch in batches_of(plan.applies):
-            intents = [intent for intent in batch if is_complete or intent.uid]
-            are_written = await self._write_batch(key, observed, intents, record, fields)
-            if not all(
-                is_written or intent.uid
-                for intent, is_written in zip(intents, are_written, strict=True)
-            ):
-                is_complete = False
+        for intent in plan.applies:
+            if not (is_complete or intent.uid):
+                continue
+            is_written = await self._write_object(key, observed, intent, record, fields)
+            is_complete = is_complete and (is_written or bool(intent.uid))
         if len(record.refusal_errors) > refusals_before:
             return False
+        record.is_incomplete = not is_complete
         if not is_complete:  # the Plan repeats a refused write
             return True
         return plan.status_before_deletes or await self._delete(
-            key, observed, plan.deletes, record, fields
+            key, observed, _single_deletes(plan), record, fields
         )
 
     async def _delete(
@@ -204,27 +204,6 @@ class JobReconciler:
         for delete in deletes:
             await self._write_object(key, observed, delete, record, fields)
         return len(record.refusal_errors) == refusals_before
-
-    async def _write_batch(
-        self,
-        key: Key,
-        observed: Observed,
-        intents: Sequence[Apply],
-        record: _WriteRecord,
-        fields: Mapping[str, str],
-    ) -> list[bool]:
-        """Write objects at the same time; return for each whether it was not refused.
-
-        An error is raised once all writes have ended, so that none of them goes on unseen.
-        """
-        writes = [self._write_object(key, observed, intent, record, fields) for intent in intents]
-        if len(writes) == 1:
-            return [await writes[0]]
-        results = await asyncio.gather(*writes, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return [result is True for result in results]
 
     async def _write_object(
         self,
@@ -278,6 +257,25 @@ class JobReconciler:
         self._refusals.forget(key)
         self._writes.forget(key)
         self._throttle.forget(key)
+
+
+def _single_deletes(plan: Plan) -> tuple[Delete, ...]:
+    return tuple(delete for delete in plan.deletes if not delete.collection)
+
+
+def _deletes_after_status(
+    plan: Plan, record: _WriteRecord, *, is_status_written: bool
+) -> tuple[Delete, ...]:
+    """Return the deletes that come after the status.
+
+    The API server deletes a collection one pod after the other, and answers at the end: for a gang
+    of 1,000 after many seconds, in which the status would not show the failure.
+    """
+    if plan.status_before_deletes:
+        return plan.deletes if is_status_written else ()
+    if record.is_incomplete:
+        return ()
+    return tuple(delete for delete in plan.deletes if delete.collection)
 
 
 def _log_status(job: TorchrunJob, status: TorchrunJobStatus) -> None:

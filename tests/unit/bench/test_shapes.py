@@ -92,19 +92,22 @@ def test_the_configuration_of_jobset_has_free_ports(tmp_path: Path):
     assert written["webhook"]["port"] != 4711
 
 
-def test_the_bare_client_sends_the_objects_of_a_gang_at_once_and_then_the_status():
+def test_the_bare_client_creates_the_job_then_its_service_and_sends_the_status_last():
     writes = msgspec.json.decode(plans.same_writes(2), type=Writes)
-    objects, status = writes.created
-    kinds = [msgspec.json.decode(write.body)["kind"] for write in objects]
-    assert sorted(kinds) == ["Job", "Service"]
-    assert "/status?" in status[0].path
+    requests = [write for (write,) in writes.created]
+    kinds = [msgspec.json.decode(write.body)["kind"] for write in requests]
+    assert kinds == ["Job", "Service", "TorchrunJob"]
+    assert [write.method for write in requests] == ["PATCH"] * 3
+    assert "/status?" in requests[-1].path
     ((post,),) = msgspec.json.decode(plans.only_the_job(2), type=Writes).created
     assert (post.method, msgspec.json.decode(post.body)["spec"]["parallelism"]) == ("POST", 2)
 
 
 def test_a_service_is_not_written_for_one_node():
-    (objects, _) = msgspec.json.decode(plans.same_writes(1), type=Writes).created
-    assert len(objects) == 1
+    requests = [
+        write for (write,) in msgspec.json.decode(plans.same_writes(1), type=Writes).created
+    ]
+    assert [msgspec.json.decode(write.body)["kind"] for write in requests] == ["Job", "TorchrunJob"]
 
 
 def test_a_ratio_is_the_median_of_the_rounds_and_not_of_the_figures():

@@ -14,6 +14,7 @@ from torchrun_api.kinds import KAI_QUEUES
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.queue_view import QueueView
 from torchrun_controller.cache.read_errors import ReadErrors
+from torchrun_controller.clock import Clock
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.workqueue import WorkQueue
@@ -30,7 +31,9 @@ class World:
         self.time = 0.0
         self.work: WorkQueue[tuple[str, str]] = WorkQueue(lambda: self.time)
         others: WorkQueue[tuple[str, str]] = WorkQueue(lambda: 0.0)
-        self.factory = InformerFactory(NEVER_SENT, self.answers, others, namespaces)
+        self.jitter = 0.0
+        clock = Clock(jitter=lambda: self.jitter)
+        self.factory = InformerFactory(NEVER_SENT, self.answers, others, namespaces, clock)
         self.watch = QueueView(NEVER_SENT, self.factory.observer, self.factory, self.work)
 
     def change(self, obj: Any, *, initial: bool = False) -> None:
@@ -54,8 +57,8 @@ class World:
         self.factory.discovery._update(KAI)
 
     def keys(self) -> list[str]:
-        """Take the keys of the next second."""
-        self.time += 1
+        """Take the keys of the next seconds: a count comes after 1.5 s at the latest."""
+        self.time += 2
         taken = list(iter(self.work.get, None))
         for key in taken:
             self.work.done(key)
@@ -76,6 +79,13 @@ def settings(owner: str = "uid-ml-gpu") -> ConfigMap:
 def test_a_queue_wakes_itself(world: World) -> None:
     world.change(make_trq())
     assert world.keys() == ["ml/gpu"]
+
+
+@pytest.mark.parametrize(("jitter", "seconds"), [(0.0, 0.5), (0.5, 1.0), (0.99, 1.49)])
+def test_queues_are_counted_at_random_times(world: World, jitter: float, seconds: float) -> None:
+    world.jitter = jitter
+    world.change(a_job("run"))
+    assert world.work.next_ready() == pytest.approx(seconds)
 
 
 def test_a_job_wakes_its_queue_when_its_phase_changes(world: World) -> None:

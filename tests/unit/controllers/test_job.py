@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds import PODS
 from torchrun_api.meta import ObjectMeta
 from torchrun_api.status import Phase, TorchrunJobStatus
 from torchrun_controller.cache.expectations import EXPECTATION_TIMEOUT
@@ -23,7 +24,7 @@ from torchrun_controller.controllers.controller import (
 )
 from torchrun_controller.controllers.refusals import CONFLICT_RETRY, REJECTED_RETRY
 from torchrun_controller.reconcile.model.observed import Conflict, Observed
-from torchrun_controller.reconcile.model.plan import Event, Plan
+from torchrun_controller.reconcile.model.plan import Delete, Event, Plan
 from unit.controllers.neighbours import (
     GONE,
     KEY,
@@ -93,6 +94,38 @@ async def test_a_status_before_deletes_is_written_first(world: World) -> None:
     )
     assert await world.reconciler.attempt(KEY) == Done()
     assert world.log == [status("Suspended"), GONE]
+
+
+PODS_OF_THE_GANG = Delete(
+    kind=PODS, namespace="ml", name="train", uid="uid-gang", grace_seconds=5, collection=True
+)
+
+
+async def test_a_collection_is_deleted_after_the_status(world: World) -> None:
+    world.plan = lambda _: Plan(deletes=(PODS_OF_THE_GANG, GONE), status=status("Queued"))
+    assert await world.reconciler.attempt(KEY) == Done()
+    assert world.log == [GONE, status("Queued"), PODS_OF_THE_GANG]
+
+
+async def test_a_collection_is_deleted_although_the_status_waits(world: World) -> None:
+    world.present[KEY] = observed("Queued")
+    world.cache.resource_version = 100
+    world.plan = lambda _: Plan(status=status("Queued", "1/2 ready"))
+    await world.reconciler.attempt(KEY)
+    world.plan = lambda _: Plan(deletes=(PODS_OF_THE_GANG,), status=status("Queued"))
+    assert isinstance(await world.reconciler.attempt(KEY), RequeueAfter)
+    assert world.log[-1] == PODS_OF_THE_GANG
+
+
+async def test_a_gang_is_not_deleted_for_a_replacement_that_is_refused(world: World) -> None:
+    world.failures = [RejectedError(REJECTION, permanent=True)]
+    world.plan = lambda _: Plan(
+        applies=(SERVICE,), deletes=(PODS_OF_THE_GANG, GONE), status=status("Pending")
+    )
+    await world.reconciler.attempt(KEY)
+    assert PODS_OF_THE_GANG not in world.log
+    assert GONE not in world.log
+    assert status("Pending") in world.log
 
 
 class TestStatus:

@@ -183,13 +183,13 @@ async def test_a_first_gang_waits_for_its_service() -> None:
     assert world.condition("Running").status == "False"
     assert world.job.status.start_time is None, "no rank runs"
     assert world.job.status.workers.running == 2
-    assert cluster.requests == [SERVICE, ("Job", "train")], "the refused write is not repeated"
+    assert cluster.requests == [("Job", "train"), SERVICE], "the refused write is not repeated"
     cluster.refuses = set()
     world.pass_time(minutes=1)
     await cluster.attempt()
     await cluster.attempt()
     assert world.phase == "Running"
-    assert cluster.requests == [SERVICE, ("Job", "train"), SERVICE]
+    assert cluster.requests == [("Job", "train"), SERVICE, SERVICE]
     assert (world.job.status.attempt, world.job.status.attempts) == (0, ())
 
 

@@ -14,7 +14,7 @@ from world import START, ZIP, World, make_job, make_queue
 def test_a_job_without_a_workspace_succeeds():
     world = World(make_job(numNodes=2), make_queue())
     world.settle()
-    assert world.created == [(SERVICES.plural, "train"), (JOBS.plural, "train")]
+    assert world.created == [(JOBS.plural, "train"), (SERVICES.plural, "train")]
     assert world.phase == "Queued"
     world.all_workers("Running")
     world.settle()

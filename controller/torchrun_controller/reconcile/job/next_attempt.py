@@ -282,9 +282,9 @@ def _with_service(
 ) -> tuple[Apply, ...]:
     """Return the objects of a gang, which end with its Jobs, and its Service if that is missing.
 
-    Pods need the Service only when they run. So the first gang is created at the same time; if the
-    Service is refused, that gang waits for it (`running.service_refused`). A gang of two Jobs would
-    lose the first one then, and a later gang usually has a Service.
+    Pods need the Service only when they run. So the first gang is created before it; if the Service
+    is refused, that gang waits for it (`running.service_refused`). A gang of two Jobs would lose
+    the first one then, and a later gang usually has a Service.
     """
     job, present = observed.job, observed.gang
     if present.service is not None or not network.needs_service(spec):
@@ -292,7 +292,7 @@ def _with_service(
     service = network.service(job)
     if len(jobs) > 1 or gang.was_created(job, present):
         return (service, *objects)
-    return (*objects[:-1], replace(service, with_next=True), objects[-1])
+    return (*objects, service)
 
 
 def _decide_ready(

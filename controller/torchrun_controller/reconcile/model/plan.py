@@ -1,6 +1,5 @@
 """The output of reconcile: data that can be printed, compared, and stored as a golden file."""
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -12,15 +11,11 @@ from torchrun_api.status import TorchrunJobStatus
 
 
 class Apply(Struct, frozen=True):
-    """Server-side apply of one object. Without a UID the object must not exist yet.
-
-    With `with_next` it is sent at the same time as the next one, which may exist without it.
-    """
+    """Server-side apply of one object. Without a UID the object must not exist yet."""
 
     kind: Kind[Any]
     body: JsonObject
     uid: str = ""
-    with_next: bool = False
 
     @property
     def name(self) -> str:
@@ -79,9 +74,7 @@ class Event(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """The writes, in this order: applies, deletes, status, events.
-
-    Applies are sent one after the other, except for those with `with_next`.
+    """The writes, in this order: applies, deletes of objects, status, events, other deletes.
 
     With `status_before_deletes` the status comes before the deletes, because only the status then
     records what they delete. `status` is None if the present one is up to date. `requeue_after` is
@@ -94,12 +87,3 @@ class Plan(Struct, frozen=True, kw_only=True):
     status: TorchrunJobStatus | None = None
     events: tuple[Event, ...] = ()
     requeue_after: float | None = None
-
-
-def batches_of(applies: tuple[Apply, ...]) -> Iterator[tuple[Apply, ...]]:
-    """Yield the applies in their order, those that are sent at the same time together."""
-    start = 0
-    for end, apply in enumerate(applies, 1):
-        if not apply.with_next or end == len(applies):
-            yield applies[start:end]
-            start = end

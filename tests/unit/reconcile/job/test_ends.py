@@ -29,7 +29,7 @@ def test_a_job_that_is_created_suspended_creates_nothing():
     assert world.phase == "Syncing"
     world.sync_done()
     world.settle()
-    assert world.created[-1] == (JOBS.plural, "train")
+    assert world.created[-2:] == [(JOBS.plural, "train"), (SERVICES.plural, "train")]
     assert world.condition("Suspended").status == "False"
 
 
