@@ -22,9 +22,9 @@ from faults.cluster import (
     TORCHRUN_QUEUES,
     GarbageCollector,
     Hands,
-    JobController,
 )
 from faults.faults import FaultPlan, Planned, Point
+from faults.job_controller import JobController
 from faults.launchers import Launchers
 from faults.nodes import End, Nodes, Script
 from faults.oracle import EVENTS, LEASES, Oracle

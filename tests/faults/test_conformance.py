@@ -7,10 +7,11 @@ import pytest
 
 import virtual_time
 from faults.api_server import ApiServer
-from faults.cluster import GarbageCollector, JobController
+from faults.cluster import GarbageCollector
 from faults.conformance import CHECKS
 from faults.conformance_api import Api
 from faults.faults import FaultPlan
+from faults.job_controller import JobController
 from faults.network import Client
 
 
