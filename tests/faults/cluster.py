@@ -22,6 +22,7 @@ TORCHRUN_JOBS: Resource = ("torchrun.ai/v1alpha1", "torchrunjobs")
 TORCHRUN_QUEUES: Resource = ("torchrun.ai/v1alpha1", "torchrunqueues")
 
 COLLECTS, COUNTS = 0.5, 0.1  # reaction time of each in seconds
+COLLECTS_PODS = 20.0  # gcCheckPeriod of gc_controller.go
 
 
 class Hands:
@@ -101,6 +102,23 @@ class GarbageCollector(Actor):
             uids = owners(body)
             if uids and not uids & present and "deletionTimestamp" not in body["metadata"]:
                 self.hands.delete(resource, body)
+
+
+class PodCollector(Actor):
+    """Ends pods that were deleted before they had a node, as gcUnscheduledTerminating of its source.
+
+    A pod that its finalizer keeps would stay for ever: no kubelet ends it.
+    """
+
+    def changed(self, change: Change) -> None:
+        meta = change.body["metadata"]
+        if change.resource == PODS and "deletionTimestamp" in meta and change.verb != "DELETED":
+            self.soon(COLLECTS_PODS, self.collect, meta["uid"])
+
+    def collect(self, uid: str) -> None:
+        pod = self.find(PODS, uid)
+        if pod is not None and not pod["spec"].get("nodeName") and not is_over(pod):
+            self.hands.patch(PODS, pod, {"status": {"phase": "Failed"}}, "status")
 
 
 def owners(body: Body) -> set[str]:

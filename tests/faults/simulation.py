@@ -22,6 +22,7 @@ from faults.cluster import (
     TORCHRUN_QUEUES,
     GarbageCollector,
     Hands,
+    PodCollector,
 )
 from faults.faults import FaultPlan, Planned, Point
 from faults.job_controller import JobController
@@ -29,6 +30,7 @@ from faults.launchers import Launchers
 from faults.nodes import End, Nodes, Script
 from faults.oracle import EVENTS, LEASES, Oracle
 from faults.replica import Process, Replica
+from faults.rounds import is_replaced
 from faults.store import Change, Resource
 from gates import may_train
 from torchrun_api import names
@@ -103,8 +105,10 @@ class Simulation:
         ]
         GarbageCollector(self.server, self.now, "garbage-collector")
         JobController(self.server, self.now)
+        PodCollector(self.server, self.now, "pod-garbage-collector")
         self.nodes = Nodes(self.server, self.now, scenario.script)
         self.launchers = Launchers(self.store, self.now, self._leader)
+        self.nodes.report = self.oracle.wrong.append
         self.oracle.unseen = lambda: self.nodes.unseen
         self._scenario = scenario
         self._wanted = wanted
@@ -251,10 +255,12 @@ class Simulation:
             for pod in self.store.bodies(PODS, NAMESPACE)
             if labels.items() <= pod["metadata"].get("labels", {}).items()
         ]
+        pods = [pod for pod in pods if not is_replaced(pod, pods)]
         started = (
             pod["status"]["phase"] == "Running"
             and may_train(pod, pods)
             and self.nodes.finds_leader(pod)
+            and self.nodes.trains(pod)
             for pod in pods
         )
         return pods if all(started) else []
