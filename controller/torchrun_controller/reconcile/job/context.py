@@ -13,6 +13,7 @@ from torchrun_controller.reconcile.gang.elastic import Outlook
 from torchrun_controller.reconcile.gang.failures import Failure
 from torchrun_controller.reconcile.gang.gang import GangState
 from torchrun_controller.reconcile.gang.in_place import NewRestarts
+from torchrun_controller.reconcile.gang.replaceable import find_obstacle
 from torchrun_controller.reconcile.gang.restarts import (
     NO_FAILURES,
     FailureAction,
@@ -99,6 +100,16 @@ class Context:
         if self.gang is None:
             return self.observed.job.status.attempt
         return attempt_of(self.observed.gang.current_job)
+
+    @cached_property
+    def replacement_obstacle(self) -> str | None:
+        """Why podReplacement Pod has no effect on the next gang; None if it has, or is not set."""
+        return find_obstacle(self.observed, self.reliability, self.defaults)
+
+    @property
+    def replaces_pods(self) -> bool:
+        """Whether lost pods of the next gang are replaced alone, if others are there."""
+        return self.reliability.replaces_pods and self.replacement_obstacle is None
 
     @cached_property
     def unfenced(self) -> tuple[UnfencedWorker, ...]:

@@ -91,8 +91,13 @@ def compose(
     row: Row,
     unfenced: tuple[UnfencedWorker, ...],
     now: datetime,
+    *,
+    replacement_obstacle: str | None,
 ) -> TorchrunJobStatus:
-    """Return the status that explains the decision."""
+    """Return the status that explains the decision.
+
+    `replacement_obstacle` is why the next gang does not replace single pods, if that is requested.
+    """
     job, last_status = observed.job, observed.job.status
     phase = row.phase or last_status.phase
     nodes, workers = _workers(job, observed.gang, decision)
@@ -114,7 +119,7 @@ def compose(
         conditions=_by_type(
             update(
                 last_status.conditions,
-                _conditions(observed, decision, row, nodes or 0),
+                _conditions(observed, decision, row, nodes or 0, replacement_obstacle),
                 job.metadata.generation,
                 now,
             )
@@ -234,7 +239,7 @@ def _by_type(conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
 
 
 def _conditions(
-    observed: Observed, decision: Decision, row: Row, nodes: int
+    observed: Observed, decision: Decision, row: Row, nodes: int, replacement_obstacle: str | None
 ) -> list[ConditionUpdate]:
     """Return the conditions of the decision over those of the status; `nodes` is the gang's size.
 
@@ -245,7 +250,7 @@ def _conditions(
     if observed.gang.child_jobs or decision.state is State.READY:
         updates["Scheduled"] = scheduled.build_condition(observed.gang, decision, nodes, updates)
     _set_phase_conditions(updates, observed.job.status.conditions, decision, row)
-    for warning in _warnings(observed, decision, nodes):
+    for warning in _warnings(observed, decision, nodes, replacement_obstacle):
         updates[warning.type] = warning
     return list(updates.values())
 
@@ -283,7 +288,9 @@ def _set_phase_conditions(
     updates[row.condition] = ConditionUpdate(row.condition, row.status, why)
 
 
-def _warnings(observed: Observed, decision: Decision, nodes: int) -> list[ConditionUpdate]:
+def _warnings(
+    observed: Observed, decision: Decision, nodes: int, replacement_obstacle: str | None
+) -> list[ConditionUpdate]:
     """Return the warnings of refused writes, of a PVC for one node, and of unsupported fields."""
     job, warnings = observed.job, []
     refused = refusals.build_condition(observed.refused, decision.writes.applies)
@@ -295,6 +302,8 @@ def _warnings(observed: Observed, decision: Decision, nodes: int) -> list[Condit
         warnings.append(_build("StorageShared", holds=False, why=access_problem))
     template = observed.queue.spec if observed.queue else TorchrunQueueSpec()
     fields = not_yet_supported(job.spec, template)
+    if replacement_obstacle is not None:
+        fields = (*fields, replacement_obstacle)
     if fields:
         why = Reason("FieldsNotHonored", " ".join(sentence(field) for field in fields))
         warnings.append(_build("NotYetSupported", holds=True, why=why))

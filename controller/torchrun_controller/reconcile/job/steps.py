@@ -125,7 +125,14 @@ def plan(context: Context, decision: Decision, last_status: TorchrunJobStatus) -
     """
     observed, now, reliability = context.observed, context.now, context.reliability
     writes = decision.writes
-    composed = status.compose(observed, decision, ROWS[decision.state], context.unfenced, now)
+    composed = status.compose(
+        observed,
+        decision,
+        ROWS[decision.state],
+        context.unfenced,
+        now,
+        replacement_obstacle=context.replacement_obstacle,
+    )
     deletes = (
         *writes.deletes,
         *elastic.delete_leftovers(observed.job, observed.gang, decision.probes, writes.deletes),
