@@ -5,9 +5,6 @@ from collections.abc import Iterable
 from bodies import Body
 from torchrun_api import names
 
-# Of the Job controller, on the pods of a Job with backoffLimitPerIndex.
-FAILURE_COUNT = "batch.kubernetes.io/job-index-failure-count"
-
 
 def gang_of(pod: Body) -> tuple[str, str, str]:
     """Namespace, job and attempt of a worker; other pods have no attempt."""
@@ -19,7 +16,7 @@ def gang_of(pod: Body) -> tuple[str, str, str]:
 
 def failures_before(pod: Body) -> int:
     """How many pods of the same index the pod's Job has replaced before this one."""
-    return int(pod["metadata"].get("annotations", {}).get(FAILURE_COUNT, "0"))
+    return int(pod["metadata"].get("annotations", {}).get(names.FAILURE_COUNT, "0"))
 
 
 def has_start(pod: Body) -> bool:

@@ -5,9 +5,8 @@ from datetime import datetime
 
 from bodies import Body
 from faults.conformance_api import CONTAINER, Api, eventually
-from gates import FAILURE_COUNT
 from torchrun_api.kinds import JOBS, PODS
-from torchrun_api.names import CONTROLLER_UID_LABEL
+from torchrun_api.names import CONTROLLER_UID_LABEL, FAILURE_COUNT
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 
@@ -187,6 +186,37 @@ async def pods_of_a_deleted_job_are_not_kept(api: Api) -> None:
     await eventually(none)
 
 
+async def a_job_fails_once_its_limit_is_below_its_failures(api: Api) -> None:
+    _, (first, lost) = await _gang(api, replaces=True, nodeName="nowhere")
+    await _fails(api, lost)
+    await api.until(JOBS, "gang", _counts_no_active_pod)
+    await api.send("PATCH", JOBS, "gang", {"spec": {"backoffLimit": 0}})
+    name = first["metadata"]["name"]
+    await api.until(PODS, name, lambda pod: pod["metadata"].get("deletionTimestamp"))
+    assert not _has_condition("Failed")(await api.send("GET", JOBS, "gang"))
+    await _fails(api, first)
+    failed = await api.until(JOBS, "gang", _has_condition("Failed"))
+    assert failed["status"]["failed"] == 2
+    await api.send("DELETE", PODS, name, {"gracePeriodSeconds": 0})
+
+    async def only_the_lost_one() -> bool:
+        left = (await api.send("GET", PODS, labelSelector="g=1"))["items"]
+        return [pod["metadata"]["uid"] for pod in left] == [lost["metadata"]["uid"]]
+
+    await eventually(only_the_lost_one)
+    kept = await api.send("GET", PODS, lost["metadata"]["name"])
+    assert not kept["metadata"].get("finalizers")
+
+
+async def a_limit_of_zero_alone_does_not_end_a_job(api: Api) -> None:
+    _, (_, lost) = await _gang(api, replaces=True, nodeName="nowhere")
+    await api.send("PATCH", JOBS, "gang", {"spec": {"backoffLimit": 0}})
+    await api.until(JOBS, "gang", lambda job: job["status"].get("active") == 2)
+    await _fails(api, lost)
+    other = (await _next_pod(api, 0))["metadata"]["name"]
+    await api.until(PODS, other, lambda pod: pod["metadata"].get("deletionTimestamp"))
+
+
 async def a_pod_without_a_node_that_is_kept_fails_once_it_is_deleted(api: Api) -> None:
     _, pods = await _gang(api, replaces=True)
     name = pods[1]["metadata"]["name"]
@@ -203,5 +233,7 @@ CHECKS_OF_JOBS: tuple[Callable[[Api], Awaitable[None]], ...] = (
     a_pod_that_terminates_is_not_replaced_before_it_has_failed,
     a_job_that_resumes_creates_its_first_pods_again,
     pods_of_a_deleted_job_are_not_kept,
+    a_job_fails_once_its_limit_is_below_its_failures,
+    a_limit_of_zero_alone_does_not_end_a_job,
     a_pod_without_a_node_that_is_kept_fails_once_it_is_deleted,
 )

@@ -10,19 +10,21 @@ from bodies import Body
 from faults.api_server import ApiServer
 from faults.cluster import COUNTS, JOBS, PODS, Actor, index_of, is_over, owners
 from faults.store import Change
-from gates import FAILURE_COUNT, failures_before
+from gates import failures_before
 from torchrun_api import names
 
 FINALIZER = "batch.kubernetes.io/job-tracking"
 # DefaultJobPodFailureBackOff and MaxJobPodFailureBackOff of job_controller.go
 BACKOFF, LONGEST_BACKOFF = timedelta(seconds=10), timedelta(minutes=10)
+NO_LIMIT = 2**31 - 1  # the default of backoffLimit with backoffLimitPerIndex
 
 
 class JobController(Actor):
     """Indexed Jobs: one pod for each index.
 
     With backoffLimit 0 the first failure ends the Job. With backoffLimitPerIndex a failed pod is
-    replaced after a delay, and its finalizer keeps it until then. No limit is ever reached.
+    replaced after a delay, and its finalizer keeps it until then. Both limits end the Job together:
+    a user may set backoffLimit later. The limit of an index is never reached.
     """
 
     def __init__(self, server: ApiServer, now: Callable[[], datetime]) -> None:
@@ -44,7 +46,7 @@ class JobController(Actor):
             for pod in list(self._pods_of(uid)):
                 self._release(pod)
         elif "backoffLimitPerIndex" in job["spec"]:
-            self._look_per_index(job)
+            self._look_at_each(job)
         else:
             self._look_at_all(job)
 
@@ -66,9 +68,10 @@ class JobController(Actor):
                     indexes.add(index)
                     self.hands.create(PODS, self._pod(job, index))
                     alive.append(index)
-        self._write_status(job, len(alive), ended.count("Succeeded"), failed)
+        have_ended = bool(failed) and not alive
+        self._write_status(job, len(alive), ended.count("Succeeded"), failed, have_ended)
 
-    def _look_per_index(self, job: Body) -> None:
+    def _look_at_each(self, job: Body) -> None:
         """Sync a Job that replaces single pods."""
         uid = job["metadata"]["uid"]
         pods = sorted(self._pods_of(uid), key=failures_before)
@@ -78,28 +81,33 @@ class JobController(Actor):
         failed = self._failed.setdefault(uid, set())
         failed |= {p["metadata"]["uid"] for p in pods if p["status"]["phase"] == "Failed"}
         active = [pod for pod in newest.values() if not is_over(pod) and not _terminates(pod)]
-        if job["spec"].get("suspend"):
+        fails = len(failed) > job["spec"].get("backoffLimit", NO_LIMIT)
+        kept = set(newest) - succeeded  # indexes whose newest pod has its finalizer
+        if fails or job["spec"].get("suspend"):
             for pod in active:
                 self.hands.delete(PODS, pod)
-            active = []
-            replaced = set(newest)
-        else:
-            waits = self._waits(job, newest, succeeded)
+            active, kept = [], set()
+        elif waits := self._waits(job, newest, succeeded):
             due = {index for index, wait in waits.items() if wait <= timedelta()}
-            for index in sorted(due, key=int):
-                failures = failures_before(newest[index]) + 1 if index in newest else 0
-                active.append(self.hands.create(PODS, self._pod(job, index, failures)))
-            if waits and not due:
-                active = []  # manageJob of job_controller.go returns 0 while it waits
-                self.soon(min(waits.values()).total_seconds(), self._look_later, uid)
-            replaced = due
+            active = [*active, *self._create_pods(job, due, newest)] if due else []
+            kept -= due
+            if due != set(waits):
+                left = min(wait for index, wait in waits.items() if index not in due)
+                self.soon(left.total_seconds(), self._look_later, uid)
         for pod in pods:
-            is_newest = newest[index_of(pod)] is pod
-            if is_over(pod) and (
-                not is_newest or index_of(pod) in replaced or index_of(pod) in succeeded
-            ):
+            if is_over(pod) and (newest[index_of(pod)] is not pod or index_of(pod) not in kept):
                 self._release(pod)
-        self._write_status(job, len(active), len(succeeded), len(failed))
+        have_ended = fails and all(map(is_over, newest.values()))
+        self._write_status(job, len(active), len(succeeded), len(failed), have_ended)
+
+    def _create_pods(self, job: Body, due: set[str], newest: dict[str, Body]) -> list[Body]:
+        failures = {
+            index: failures_before(newest[index]) + 1 if index in newest else 0 for index in due
+        }
+        return [
+            self.hands.create(PODS, self._pod(job, index, failures[index]))
+            for index in sorted(due, key=int)
+        ]
 
     def _waits(
         self, job: Body, newest: dict[str, Body], succeeded: set[str]
@@ -126,13 +134,16 @@ class JobController(Actor):
         if pod["metadata"].get("finalizers"):
             self.hands.patch(PODS, pod, {"metadata": {"finalizers": None}})
 
-    def _write_status(self, job: Body, active: int, succeeded: int, failed: int) -> None:
+    def _write_status(
+        self, job: Body, active: int, succeeded: int, failed: int, have_ended: bool
+    ) -> None:
+        """Write the status. have_ended: the Job has failed, and none of its pods is left."""
         status: Body = {"active": active, "succeeded": succeeded, "failed": failed}
         status["startTime"] = job.get("status", {}).get("startTime", self.time())
         if succeeded == job["spec"]["completions"]:
             status["conditions"] = [self._condition("Complete", "CompletionsReached")]
             status["completionTime"] = self.time()
-        elif failed and not active and "backoffLimitPerIndex" not in job["spec"]:
+        elif have_ended:
             status["conditions"] = [self._condition("Failed", "BackoffLimitExceeded")]
         if status != job.get("status"):
             self.hands.patch(JOBS, job, {"status": status}, "status")
@@ -158,7 +169,7 @@ class JobController(Actor):
         annotated = {**template_meta.get("annotations", {}), names.COMPLETION_INDEX_LABEL: index}
         tracked = {}
         if failures is not None:
-            annotated[FAILURE_COUNT] = str(failures)
+            annotated[names.FAILURE_COUNT] = str(failures)
             tracked["finalizers"] = [FINALIZER]
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
         return {
