@@ -106,24 +106,30 @@ def _seconds_after(earlier: Body, later: Body) -> float:
     return (created[1] - created[0]).total_seconds()
 
 
-def _counts_no_active_pod(job: Body) -> bool:
-    """While a Job waits for the creation of a pod, it counts none as active, although others run."""
-    status: Body = job["status"]
-    return bool(status.get("failed")) and not status.get("active")
+async def _loses(api: Api, pod: Body) -> Body:
+    """Fail a pod, and return the Job while it waits.
+
+    It counts the lost pod later, and no pod as active, although others run.
+    """
+    await api.until(JOBS, "gang", lambda job: job["status"].get("active") == 2)
+    await _fails(api, pod)
+    waits = await api.until(JOBS, "gang", lambda job: not job["status"].get("active"))
+    assert not waits["status"].get("failed")
+    return waits
 
 
 async def a_job_with_a_limit_for_each_index_replaces_a_pod_alone(api: Api) -> None:
     _, (first, lost) = await _gang(api, replaces=True, nodeName="nowhere")
     assert [p["metadata"]["annotations"][FAILURE_COUNT] for p in (first, lost)] == ["0", "0"]
-    await _fails(api, lost)
-    await api.send("DELETE", PODS, lost["metadata"]["name"], {"gracePeriodSeconds": 0})
-    waits = await api.until(JOBS, "gang", _counts_no_active_pod)
+    waits = await _loses(api, lost)
     assert "conditions" not in waits["status"]
+    await api.send("DELETE", PODS, lost["metadata"]["name"], {"gracePeriodSeconds": 0})
     assert (await _next_pod(api, 1))["metadata"]["uid"] == lost["metadata"]["uid"], "it is kept"
     second = await _next_pod(api, 1, lost)
     assert 9 <= _seconds_after(lost, second) < 19
     assert second["metadata"]["annotations"][FAILURE_COUNT] == "1"
     assert (await _next_pod(api, 0))["metadata"]["uid"] == first["metadata"]["uid"]
+    await api.until(JOBS, "gang", lambda job: job["status"].get("failed") == 1)
     for pod in (first, second):
         await _becomes(api, pod, "Succeeded")
     await api.until(JOBS, "gang", _has_condition("Complete"))
@@ -188,8 +194,7 @@ async def pods_of_a_deleted_job_are_not_kept(api: Api) -> None:
 
 async def a_job_fails_once_its_limit_is_below_its_failures(api: Api) -> None:
     _, (first, lost) = await _gang(api, replaces=True, nodeName="nowhere")
-    await _fails(api, lost)
-    await api.until(JOBS, "gang", _counts_no_active_pod)
+    await _loses(api, lost)
     await api.send("PATCH", JOBS, "gang", {"spec": {"backoffLimit": 0}})
     name = first["metadata"]["name"]
     await api.until(PODS, name, lambda pod: pod["metadata"].get("deletionTimestamp"))

@@ -94,11 +94,13 @@ class JobController(Actor):
             if due != set(waits):
                 left = min(wait for index, wait in waits.items() if index not in due)
                 self.soon(left.total_seconds(), self._look_later, uid)
+        waiting = [pod for pod in newest.values() if is_over(pod) and index_of(pod) in kept]
         for pod in pods:
-            if is_over(pod) and (newest[index_of(pod)] is not pod or index_of(pod) not in kept):
+            if is_over(pod) and pod not in waiting:
                 self._release(pod)
         have_ended = fails and all(map(is_over, newest.values()))
-        self._write_status(job, len(active), len(succeeded), len(failed), have_ended)
+        counted = len(failed) - len(waiting)  # a pod counts once its finalizer is removed
+        self._write_status(job, len(active), len(succeeded), counted, have_ended)
 
     def _create_pods(self, job: Body, due: set[str], newest: dict[str, Body]) -> list[Body]:
         failures = {
