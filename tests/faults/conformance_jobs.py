@@ -119,7 +119,8 @@ async def _loses(api: Api, pod: Body) -> Body:
 
 
 async def a_job_with_a_limit_for_each_index_replaces_a_pod_alone(api: Api) -> None:
-    _, (first, lost) = await _gang(api, replaces=True, nodeName="nowhere")
+    job, (first, lost) = await _gang(api, replaces=True, nodeName="nowhere")
+    assert job["spec"]["backoffLimit"] == 2**31 - 1
     assert [p["metadata"]["annotations"][FAILURE_COUNT] for p in (first, lost)] == ["0", "0"]
     waits = await _loses(api, lost)
     assert "conditions" not in waits["status"]

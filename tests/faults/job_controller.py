@@ -16,7 +16,6 @@ from torchrun_api import names
 FINALIZER = "batch.kubernetes.io/job-tracking"
 # DefaultJobPodFailureBackOff and MaxJobPodFailureBackOff of job_controller.go
 BACKOFF, LONGEST_BACKOFF = timedelta(seconds=10), timedelta(minutes=10)
-NO_LIMIT = 2**31 - 1  # the default of backoffLimit with backoffLimitPerIndex
 
 
 class JobController(Actor):
@@ -81,7 +80,7 @@ class JobController(Actor):
         failed = self._failed.setdefault(uid, set())
         failed |= {p["metadata"]["uid"] for p in pods if p["status"]["phase"] == "Failed"}
         active = [pod for pod in newest.values() if not is_over(pod) and not _terminates(pod)]
-        fails = len(failed) > job["spec"].get("backoffLimit", NO_LIMIT)
+        fails = len(failed) > job["spec"]["backoffLimit"]
         kept = set(newest) - succeeded  # indexes whose newest pod has its finalizer
         if fails or job["spec"].get("suspend"):
             for pod in active:

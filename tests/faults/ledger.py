@@ -110,7 +110,7 @@ class Ledger:
             return
         is_terminating = "deletionTimestamp" in meta
         failed = self._failed_while_terminating if is_terminating else self._failed
-        ends = [each["state"].get("terminated", {}) for each in status["containerStatuses"]]
+        ends = [each["state"].get("terminated", {}) for each in status.get("containerStatuses", ())]
         if any(end.get("exitCode") for end in ends):
             child = next((c for c in self._children() if c["metadata"]["uid"] in owners(pod)), None)
             for uid in owners(child) if child else ():

@@ -64,8 +64,8 @@ class Nodes(Actor):
         self.unseen: list[Body] = []
         self._script = script
         self._working: set[str] = set()  # UIDs of pods whose containers have started their work
-        # Called with each violation: ranks of two rounds run at once.
-        self.report: Callable[[str], None] = lambda what: None
+        # Called when a round starts, with its pods, and pods of older rounds whose ranks may run.
+        self.starts: Callable[[list[Body], list[Body]], None] = lambda members, others: None
         self._rounds = Rounds(self._start_ranks, self._stop_ranks, self._give_up)
         self._silent: set[str] = set()  # nodes with a silent kubelet
         self._missed: list[
@@ -271,7 +271,7 @@ class Nodes(Actor):
         had_round = all(map(self._rounds.runs, pods))
         self._rounds.look(pods, job["spec"]["completions"], self._may_run)
         if not had_round and self._rounds.runs(pods[0]):
-            self._check_alone(pods)
+            self.starts(pods, self._other_ranks(pods))
 
     def _may_run(self, pod: Body) -> bool:
         """Whether ranks may run in the pod, as far as the launchers of its gang know."""
@@ -283,14 +283,12 @@ class Nodes(Actor):
             and self.finds_leader(pod)
         )
 
-    def _check_alone(self, members: list[Body]) -> None:
-        """Report ranks of another round that may still run when a round starts."""
+    def _other_ranks(self, members: list[Body]) -> list[Body]:
+        """The pods of a gang beside those of its round, in which ranks may run."""
         uids = {pod["metadata"]["uid"] for pod in members}
         others = (pod for pod in self._gang(members[0]) if pod["metadata"]["uid"] not in uids)
         at_work = [pod for pod in others if self._has_ranks(pod)]
-        at_work += [pod for pod in self.unseen if gang_of(pod) == gang_of(members[0])]
-        for pod in at_work:
-            self.report(f"a new round starts beside ranks of {pod['metadata']['name']}")
+        return at_work + [pod for pod in self.unseen if gang_of(pod) == gang_of(members[0])]
 
     def _has_ranks(self, pod: Body) -> bool:
         return pod["metadata"]["uid"] in self._working and not is_over(pod)
@@ -340,6 +338,15 @@ class Nodes(Actor):
         pod = self.find(PODS, uid)
         if pod is not None:
             self.hands.delete(PODS, pod, grace=0)
+
+    def evict(self, pod: Body) -> None:
+        """The kubelet evicts a pod, because the node lacks memory."""
+        terminated = {"exitCode": 137, "finishedAt": self.time()}
+        target = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
+        why = {"message": "The node was low on memory.", "lastTransitionTime": self.time()}
+        conditions = [*pod["status"].get("conditions", ()), {**target, **why}]
+        state = {"terminated": terminated}
+        self._write_status(pod, "Failed", state, conditions=conditions, reason="Evicted")
 
     def _write_status(
         self,

@@ -108,7 +108,7 @@ class Simulation:
         PodCollector(self.server, self.now, "pod-garbage-collector")
         self.nodes = Nodes(self.server, self.now, scenario.script)
         self.launchers = Launchers(self.store, self.now, self._leader)
-        self.nodes.report = self.oracle.wrong.append
+        self.nodes.starts = self.oracle.starts_round
         self.oracle.unseen = lambda: self.nodes.unseen
         self._scenario = scenario
         self._wanted = wanted
@@ -249,13 +249,7 @@ class Simulation:
 
     def _workers(self, name: str) -> list[Body]:
         """The pods of its gang, if all run, have their start annotation, and find each other."""
-        labels = {names.JOB_LABEL: name, names.COMPONENT_LABEL: names.WORKER}
-        pods = [
-            pod
-            for pod in self.store.bodies(PODS, NAMESPACE)
-            if labels.items() <= pod["metadata"].get("labels", {}).items()
-        ]
-        pods = [pod for pod in pods if not is_replaced(pod, pods)]
+        pods = self.workers(name)
         started = (
             pod["status"]["phase"] == "Running"
             and may_train(pod, pods)
@@ -264,6 +258,16 @@ class Simulation:
             for pod in pods
         )
         return pods if all(started) else []
+
+    def workers(self, name: str = "train") -> list[Body]:
+        """The pods of all gangs of a job, without those that a newer pod replaces."""
+        labels = {names.JOB_LABEL: name, names.COMPONENT_LABEL: names.WORKER}
+        pods = [
+            pod
+            for pod in self.store.bodies(PODS, NAMESPACE)
+            if labels.items() <= pod["metadata"].get("labels", {}).items()
+        ]
+        return [pod for pod in pods if not is_replaced(pod, pods)]
 
     async def until(self, what: str, holds: Callable[[], bool]) -> None:
         """Wait until a condition holds. Raises Stuck."""
