@@ -106,7 +106,7 @@ class Ledger:
         The failure of a worker that is being deleted may count as one, or as its deletion.
         """
         meta, status = pod["metadata"], pod["status"]
-        if status["phase"] != "Failed" or not is_worker(pod):
+        if status["phase"] != "Failed" or status.get("reason") == "Evicted" or not is_worker(pod):
             return
         is_terminating = "deletionTimestamp" in meta
         failed = self._failed_while_terminating if is_terminating else self._failed
