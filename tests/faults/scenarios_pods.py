@@ -6,8 +6,9 @@ from msgspec import Struct
 
 from bodies import Body
 from faults.cluster import PODS, index_of
-from faults.scripts import first_gang_stays, well
+from faults.scripts import first_gang_stays, stays
 from faults.simulation import Scenario, Simulation
+from gates import gang_of
 from torchrun_api import names
 
 REPLACES: dict[str, Any] = {"reliability": {"podReplacement": "Pod"}}
@@ -36,19 +37,26 @@ def _pod(world: Simulation, node: int) -> Body:
 
 def _places(world: Simulation) -> dict[str, Place]:
     return {
-        index_of(pod): Place(pod["metadata"]["uid"], pod["spec"]["nodeName"])
+        index_of(pod): Place(pod["metadata"]["uid"], pod["spec"].get("nodeName", ""))
         for pod in world.workers()
     }
 
 
-async def _replaced(world: Simulation, before: dict[str, Place], *lost: int) -> dict[str, Place]:
-    """Wait for the next round, and check that only the lost pods are other ones."""
+async def _replaced(world: Simulation, before: dict[str, Place], *lost: int) -> None:
+    """Wait for the next round. If no new gang has followed, only the lost pods are other ones."""
+    indexes = set(map(str, lost))
+
+    def is_new() -> bool:
+        places = _places(world)
+        return before.keys() == places.keys() and all(before[i] != places[i] for i in indexes)
+
+    await world.until(f"other pods for {lost}", is_new)
     await world.trains(nodes=len(before))
-    after = _places(world)
-    moved = {int(index) for index, place in after.items() if place != before[index]}
-    if moved != set(lost):
-        world.oracle.wrong.append(f"the pods of nodes {moved} are new, lost were {lost}")
-    return after
+    places = _places(world)
+    moved = {index for index, place in places.items() if place != before[index]}
+    has_moved = any(gang_of(pod)[2] != "0" for pod in world.workers())
+    if not has_moved and moved != indexes:
+        world.oracle.wrong.append(f"the pods of nodes {moved} are new, and {indexes} were lost")
 
 
 async def pod_replaced(world: Simulation) -> None:
@@ -56,8 +64,8 @@ async def pod_replaced(world: Simulation) -> None:
     places = await _start(world)
     world.hands.delete(PODS, _pod(world, 1))
     await _replaced(world, places, 1)
+    await world.finish(nodes=3)
     await world.reaches("Succeeded", disruptions=1)
-    _stays(world)
 
 
 async def leader_replaced(world: Simulation) -> None:
@@ -67,9 +75,11 @@ async def leader_replaced(world: Simulation) -> None:
     await world.reaches("Running", restarts=1)
     _evict(world, 0)
     await _replaced(world, places, 0)
+    await world.reaches("Running", disruptions=1)
     world.restart_in_place(0)
+    await world.reaches("Running", restarts=2)
+    await world.finish(nodes=2)
     await world.reaches("Succeeded", restarts=2, disruptions=1)
-    _stays(world)
 
 
 async def pods_replaced(world: Simulation) -> None:
@@ -80,8 +90,8 @@ async def pods_replaced(world: Simulation) -> None:
     await world.until("a new pod waits", lambda: _count(world, 2) == 1)
     world.hands.delete(PODS, _pod(world, 2))
     await _replaced(world, places, 1, 2)
+    await world.finish(nodes=3)
     await world.reaches("Succeeded")
-    _stays(world)
 
 
 async def no_controller(world: Simulation) -> None:
@@ -92,8 +102,8 @@ async def no_controller(world: Simulation) -> None:
     await world.until("a new pod exists", lambda: _count(world, 1) == 1)
     (await world.leader()).client.kill()
     await _replaced(world, places, 1)
+    await world.finish(nodes=3)
     await world.reaches("Succeeded", disruptions=1)
-    _stays(world)
 
 
 async def no_room(world: Simulation) -> None:
@@ -153,18 +163,12 @@ def _count(world: Simulation, node: int) -> int:
     return max(map(int, counts))
 
 
-def _stays(world: Simulation) -> None:
-    """Check that no gang followed the first one."""
-    if attempt := world.status().get("attempt", 0):
-        world.oracle.wrong.append(f"attempt {attempt} has followed")
-
-
 SCENARIOS = (
-    Scenario("pod replaced", pod_replaced, well),
-    Scenario("leader replaced", leader_replaced, well),
-    Scenario("pods replaced", pods_replaced, well),
-    Scenario("no controller", no_controller, well, replicas=2),
-    Scenario("no room", no_room, well),
-    Scenario("less room", less_room, well),
+    Scenario("pod replaced", pod_replaced, stays, doubtful=True),
+    Scenario("leader replaced", leader_replaced, stays, doubtful=True),
+    Scenario("pods replaced", pods_replaced, stays, doubtful=True),
+    Scenario("no controller", no_controller, stays, replicas=2, doubtful=True),
+    Scenario("no room", no_room, first_gang_stays),
+    Scenario("less room", less_room, first_gang_stays),
     Scenario("machine off", machine_off, first_gang_stays),
 )

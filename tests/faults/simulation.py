@@ -32,7 +32,7 @@ from faults.oracle import EVENTS, LEASES, Oracle
 from faults.replica import Process, Replica
 from faults.rounds import is_replaced
 from faults.store import Change, Resource
-from gates import may_train
+from gates import gang_of, may_train
 from torchrun_api import names
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -52,7 +52,7 @@ class Scenario(Struct, frozen=True):
     """The actions of users, and the behaviour of their pods. `installed`: kinds of gang schedulers.
 
     `renumbered`: a fault may cause another replacement of a gang, so the last one has another
-    number.
+    number. `doubtful`: so may a fault that lasts, because in doubt the controller ends the gang.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Scenario(Struct, frozen=True):
     replicas: int = 1
     installed: tuple[Resource, ...] = ()
     renumbered: bool = False
+    doubtful: bool = False
     varies: tuple[
         str, ...
     ] = ()  # fields of spec or status, and conditions, that a fault may change
@@ -260,13 +261,15 @@ class Simulation:
         return pods if all(started) else []
 
     def workers(self, name: str = "train") -> list[Body]:
-        """The pods of all gangs of a job, without those that a newer pod replaces."""
+        """The pods of the latest gang of a job, without those that a newer pod replaces."""
         labels = {names.JOB_LABEL: name, names.COMPONENT_LABEL: names.WORKER}
         pods = [
             pod
             for pod in self.store.bodies(PODS, NAMESPACE)
             if labels.items() <= pod["metadata"].get("labels", {}).items()
         ]
+        latest = max((int(gang_of(pod)[2]) for pod in pods), default=0)
+        pods = [pod for pod in pods if gang_of(pod)[2] == str(latest)]
         return [pod for pod in pods if not is_replaced(pod, pods)]
 
     async def until(self, what: str, holds: Callable[[], bool]) -> None:
