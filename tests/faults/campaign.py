@@ -27,10 +27,24 @@ LADDER = 13
 KEYS = 4  # that fail at the same time during a lasting fault, or all objects of the end state
 STRIDE = 5
 SELDOM = (*LASTING, *CLOCKS, "401", "503")
-# Faults after which the controller cannot tell whether a lost pod has stopped, or may have missed it.
-SLOW = (*LASTING, *CLOCKS, "late", "watch-delayed", "watch-unseen", "watches-lag")
+# Faults after which the controller may not see the end of a lost pod: the Job controller removes the
+# pod 10 s later. A leader that dies is replaced after 15 s, and a refused write is sent again after
+# five minutes.
+SLOW = (
+    *LASTING,
+    *CLOCKS,
+    "crash-before",
+    "crash-after-commit",
+    "crash-after-answer",
+    "422",
+    "timeout",
+    "late",
+    "watch-delayed",
+    "watch-unseen",
+    "watches-lag",
+)
 # Fields of the status that say which gang a job has, and why.
-_OF_GANGS = ("attempts", "restartsInPlace", "lastFailure")
+_OF_GANGS = ("attempts", "restartsInPlace", "lastFailure", "NotYetSupported")
 # Where end states have the cause of a failure.
 _CAUSE_PATHS = (
     "torchrun.ai/cause",

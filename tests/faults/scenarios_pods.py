@@ -1,5 +1,6 @@
 """Scenarios of gangs whose lost pods are replaced alone, and of gangs that end instead."""
 
+import asyncio
 from typing import Any
 
 from msgspec import Struct
@@ -9,8 +10,8 @@ from faults.cluster import PODS, index_of
 from faults.scripts import first_gang_stays, stays
 from faults.simulation import Scenario, Simulation
 from gates import gang_of
-from torchrun_api import names
 
+READS_NODES = 100.0  # seconds, also after a fault
 REPLACES: dict[str, Any] = {"reliability": {"podReplacement": "Pod"}}
 
 
@@ -22,8 +23,12 @@ class Place(Struct, frozen=True):
 
 
 async def _start(world: Simulation, nodes: int = 3, **spec: Any) -> dict[str, Place]:
-    """Start a gang whose pods are replaced alone. Returns its places."""
+    """Start a gang whose pods are replaced alone. Returns its places.
+
+    A controller that has not read the nodes yet would replace the whole gang.
+    """
     world.make_queue()
+    await asyncio.sleep(READS_NODES)
     world.submit(numNodes=nodes, **REPLACES, **spec)
     await world.reaches("Running")
     await world.trains(nodes=nodes)
@@ -44,19 +49,24 @@ def _places(world: Simulation) -> dict[str, Place]:
 
 async def _replaced(world: Simulation, before: dict[str, Place], *lost: int) -> None:
     """Wait for the next round. If no new gang has followed, only the lost pods are other ones."""
-    indexes = set(map(str, lost))
-
-    def is_new() -> bool:
-        places = _places(world)
-        return before.keys() == places.keys() and all(before[i] != places[i] for i in indexes)
-
-    await world.until(f"other pods for {lost}", is_new)
+    await _new_pods(world, before, *lost)
     await world.trains(nodes=len(before))
     places = _places(world)
-    moved = {index for index, place in places.items() if place != before[index]}
-    has_moved = any(gang_of(pod)[2] != "0" for pod in world.workers())
-    if not has_moved and moved != indexes:
-        world.oracle.wrong.append(f"the pods of nodes {moved} are new, and {indexes} were lost")
+    moved = {int(index) for index, place in places.items() if place != before[index]}
+    is_same_gang = all(gang_of(pod)[2] == "0" for pod in world.workers())
+    if is_same_gang and moved != set(lost):
+        world.oracle.wrong.append(f"the pods of nodes {moved} are new, and {lost} were lost")
+
+
+async def _new_pods(world: Simulation, before: dict[str, Place], *lost: int) -> None:
+    """Wait for other pods on the places of the lost ones."""
+
+    def exist() -> bool:
+        places = _places(world)
+        are_new = (places[str(node)].uid != before[str(node)].uid for node in lost)
+        return before.keys() == places.keys() and all(are_new)
+
+    await world.until(f"new pods of nodes {lost}", exist)
 
 
 async def pod_replaced(world: Simulation) -> None:
@@ -87,7 +97,7 @@ async def pods_replaced(world: Simulation) -> None:
     places = await _start(world)
     for node in (1, 2):
         world.hands.delete(PODS, _pod(world, node))
-    await world.until("a new pod waits", lambda: _count(world, 2) == 1)
+    await _new_pods(world, places, 2)
     world.hands.delete(PODS, _pod(world, 2))
     await _replaced(world, places, 1, 2)
     await world.finish(nodes=3)
@@ -99,7 +109,7 @@ async def no_controller(world: Simulation) -> None:
     places = await _start(world)
     world.nodes.evict(_pod(world, 1))
     (await world.leader()).client.kill()
-    await world.until("a new pod exists", lambda: _count(world, 1) == 1)
+    await _new_pods(world, places, 1)
     (await world.leader()).client.kill()
     await _replaced(world, places, 1)
     await world.finish(nodes=3)
@@ -150,17 +160,6 @@ def _evict(world: Simulation, node: int) -> None:
     conditions = [*pod["status"]["conditions"], condition]
     world.hands.patch(PODS, pod, {"status": {"conditions": conditions}}, "status")
     world.hands.delete(PODS, pod)
-
-
-def _count(world: Simulation, node: int) -> int:
-    """How many pods of a node were lost and have a newer one."""
-    pods = world.store.bodies(PODS)
-    counts = (
-        p["metadata"]["annotations"].get(names.FAILURE_COUNT, "0")
-        for p in pods
-        if index_of(p) == str(node)
-    )
-    return max(map(int, counts))
 
 
 SCENARIOS = (
