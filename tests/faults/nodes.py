@@ -112,6 +112,16 @@ class Nodes(Actor):
                     self.hands.patch(PODS, pod, {"status": {"phase": "Failed"}}, "status")
                 self.hands.delete(PODS, pod, grace=0)
 
+    def remove(self, name: str) -> None:
+        """Somebody deletes the Node object. Its kubelet and its containers are unseen from now on."""
+        self._silent.add(name)
+        self.hands.delete(NODES, {"metadata": {"name": name}})
+        self._look_at_rounds()
+
+    def power_off(self, name: str) -> None:
+        """The machine of a node without an object is off, and its containers have ended."""
+        self._forget_unseen(name)
+
     def cordon(self, name: str, *, closed: bool = True) -> None:
         """Cordon or uncordon a node."""
         self._patch(name, {"spec": {"unschedulable": closed}})
@@ -151,6 +161,8 @@ class Nodes(Actor):
         elif change.body["status"]["phase"] == "Running":
             for pod in self._gang(change.body):
                 self._work(pod)
+        elif change.body["spec"]["nodeName"] in self._silent:
+            self._removed(change.body)  # the pod garbage collector has set its phase
         else:
             self._retry()
 
@@ -164,6 +176,7 @@ class Nodes(Actor):
         uid = pod["metadata"]["uid"]
         self._unbound.discard(uid)
         if pod["spec"].get("nodeName") in self._silent and uid in self._working:
+            self._working.discard(uid)
             self.unseen.append(pod)
         self._retry()
 

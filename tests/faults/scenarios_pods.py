@@ -11,6 +11,7 @@ from faults.scripts import first_gang_stays, stays
 from faults.simulation import Scenario, Simulation
 from gates import gang_of
 
+REPLACED = 60.0  # seconds, longer than until the Job controller replaces a failed pod
 READS_NODES = 100.0  # seconds, also after a fault
 REPLACES: dict[str, Any] = {"reliability": {"podReplacement": "Pod"}}
 
@@ -147,6 +148,17 @@ async def machine_off(world: Simulation) -> None:
     await world.reaches("Succeeded", attempt=1, disruptions=1)
 
 
+async def node_deleted(world: Simulation) -> None:
+    """A Node object is deleted. Its pod fails, although its ranks go on until the machine is off."""
+    await _start(world, 2)
+    world.nodes.remove("node-1")
+    await world.reaches("Queued", reason="WaitingForFence")
+    await asyncio.sleep(REPLACED)
+    world.nodes.power_off("node-1")
+    world.annotate(machines_off="0/node-1")
+    await world.reaches("Succeeded", attempt=1, disruptions=1)
+
+
 def _evict(world: Simulation, node: int) -> None:
     """The eviction API deletes the pod of a node, as a drain does."""
     pod = _pod(world, node)
@@ -170,4 +182,5 @@ SCENARIOS = (
     Scenario("no room", no_room, first_gang_stays),
     Scenario("less room", less_room, first_gang_stays),
     Scenario("machine off", machine_off, first_gang_stays),
+    Scenario("node deleted", node_deleted, first_gang_stays),
 )
