@@ -12,7 +12,7 @@ from torchrun_api.status import TERMINAL, Attempt, TorchrunJobStatus
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.gang.gang import RESIZES
 from torchrun_controller.reconcile.gang.restarts import NO_FAILURES
-from torchrun_controller.reconcile.model.attempts import order_of
+from torchrun_controller.reconcile.model.attempts import identity_of
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.workspace.sync_results import read_result
 
@@ -98,11 +98,11 @@ def _followed_attempts(before: TorchrunJobStatus, after: TorchrunJobStatus) -> l
 
     Suspensions do not count.
     """
-    recorded = set(map(order_of, before.attempts))
+    recorded = set(map(identity_of, before.attempts))
     return [
         attempt
         for attempt in after.attempts
-        if order_of(attempt) not in recorded
+        if identity_of(attempt) not in recorded
         and (attempt.reason in RESIZES or attempt.reason not in NO_FAILURES)
         and (attempt.round is not None or after.phase not in TERMINAL)
     ]

@@ -19,7 +19,7 @@ from torchrun_api.status import Attempt, LastFailure, TorchrunJobStatus
 from torchrun_controller.reconcile.gang import replacement
 from torchrun_controller.reconcile.gang.failures import read_restarts
 from torchrun_controller.reconcile.gang.restarts import Counts
-from torchrun_controller.reconcile.model.attempts import order_of
+from torchrun_controller.reconcile.model.attempts import identity_of
 from torchrun_controller.reconcile.model.messages import count_of, sentence
 from torchrun_controller.reconcile.model.observed import (
     FailedRound,
@@ -122,7 +122,7 @@ def describe_restarts(job: TorchrunJob, gang: ObservedGang, restarts: NewRestart
 
 def restart_events(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> tuple[Event, ...]:
     """Return an event for each round that the new status records as failed."""
-    known = {order_of(end) for end in before.attempts}
+    known = {identity_of(end) for end in before.attempts}
     return tuple(
         Event(
             "Warning",
@@ -131,7 +131,7 @@ def restart_events(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> tu
             f" pods. {sentence(end.message)}",
         )
         for end in composed.attempts
-        if end.round is not None and order_of(end) not in known
+        if end.round is not None and identity_of(end) not in known
     )
 
 

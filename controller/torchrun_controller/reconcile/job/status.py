@@ -18,7 +18,7 @@ from torchrun_api.status import (
     WorkersStatus,
 )
 from torchrun_api.unsupported import not_yet_supported
-from torchrun_controller.reconcile.gang import fence, in_place
+from torchrun_controller.reconcile.gang import fence, in_place, losses, replacement
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.failures import find_root_cause, precedence
 from torchrun_controller.reconcile.gang.gang import (
@@ -27,7 +27,7 @@ from torchrun_controller.reconcile.gang.gang import (
     find_completed_job,
 )
 from torchrun_controller.reconcile.job import dependencies, progress, refusals, scheduled
-from torchrun_controller.reconcile.model.attempts import order_of, whole_attempts
+from torchrun_controller.reconcile.model.attempts import identity_of, order_of, whole_attempts
 from torchrun_controller.reconcile.model.conditions import (
     ADMITTED,
     ConditionUpdate,
@@ -102,7 +102,7 @@ def compose(
     phase = row.phase or last_status.phase
     nodes, workers = _workers(job, observed.gang, decision)
     is_terminal = phase in TERMINAL
-    attempts = _attempts(last_status.attempts, decision.history.ends)
+    attempts = _attempts(last_status.attempts, decision.history.ends, observed.gang)
     counts = decision.history.counts
     completed_job = find_completed_job(observed.gang)
     if decision.state is State.GANG_SUCCEEDED and completed_job is not None:
@@ -216,11 +216,18 @@ def _count_beside_head(gang: ObservedGang) -> WorkersStatus:
 
 
 def _attempts(
-    recorded_ends: tuple[Attempt, ...], new_ends: tuple[Attempt, ...]
+    recorded_ends: tuple[Attempt, ...], new_ends: tuple[Attempt, ...], gang: ObservedGang
 ) -> tuple[Attempt, ...]:
-    """Return the last attempts and rounds that ended, each as it was first recorded."""
-    by_order = {order_of(end): end for end in (*new_ends, *recorded_ends)}
-    return tuple(by_order[order] for order in sorted(by_order))[-KEPT_ATTEMPTS:]
+    """Return the last attempts and rounds that ended, each as it was first recorded.
+
+    The ends of lost pods stay until the pods that replace them may start.
+    """
+    by_identity = {identity_of(end): end for end in (*new_ends, *recorded_ends)}
+    ends = sorted(by_identity.values(), key=order_of)
+    kept = replacement.find_open_records(gang, ends)
+    others = [end for end in ends if end not in kept]
+    newest = others[-(KEPT_ATTEMPTS - len(kept)) :]
+    return tuple(sorted((*kept, *newest), key=order_of))
 
 
 def own_part(status: TorchrunJobStatus) -> TorchrunJobStatus:
@@ -388,6 +395,7 @@ def events(
         *_change_events(before, decision, row),
         *_warning_events(before, composed),
         *in_place.restart_events(before, composed),
+        *losses.loss_events(before, composed),
     )
 
 

@@ -14,13 +14,15 @@ from torchrun_api.status import TorchrunJobStatus
 class Apply(Struct, frozen=True):
     """Server-side apply of one object. Without a UID the object must not exist yet.
 
-    With `with_next` it is sent at the same time as the next one, which may exist without it.
+    With `with_next` it is sent at the same time as the next one, which may exist without it. With a
+    field `manager` of its own it leaves alone what the controller has applied before.
     """
 
     kind: Kind[Any]
     body: JsonObject
     uid: str = ""
     with_next: bool = False
+    manager: str = ""
 
     @property
     def name(self) -> str:
