@@ -231,7 +231,7 @@ def _judge(
         return _FINE
     if not is_proven(pod, records):
         return _judge_predecessor(pod, observed.gang, records)
-    if pod.status.phase == "Running" and has_own_start(pod):
+    if pod.status.phase in ("Running", "Succeeded") and has_own_start(pod):
         return _FINE
     return _wait_until_running(pod, _record_before(pod, records), now, may_shrink=may_shrink)
 
