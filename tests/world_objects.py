@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import msgspec
@@ -49,6 +49,7 @@ from torchrun_controller.reconcile.pods.lifecycle import alive, index_of, predec
 
 T = TypeVar("T", bound=Object)
 _NO_LIMIT = 2**31 - 1  # the default backoffLimit of a Job with backoffLimitPerIndex
+_LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 _BACKOFF = 10  # seconds, doubled for each pod of an index: DefaultJobPodFailureBackOff
 
 TYPES: dict[str, type[Any]] = {
@@ -323,7 +324,7 @@ class WorldObjects:
                 continue
             failures = predecessors_of(pod) + 1
             ends = (status.state.terminated for status in pod.status.container_statuses)
-            end_time = max((e.finished_at for e in ends if e and e.finished_at), default=self.now)
+            end_time = max((e.finished_at for e in ends if e and e.finished_at), default=_LONG_AGO)
             if self.now < end_time + timedelta(seconds=_BACKOFF * 2 ** (failures - 1)):
                 continue
             self._spawn_pod(child, index_of(pod), f"new{failures}", failures)

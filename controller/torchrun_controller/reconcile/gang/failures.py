@@ -111,7 +111,8 @@ def failure_of(pod: Pod) -> Failure | None:
         details = _pod_failure(pod, reason, message, disruption.last_transition_time)
     elif end_of_grace is not None:
         deletion_time = end_of_grace - timedelta(seconds=pod.metadata.deletion_grace_period_seconds)
-        if details is None or _is_end_by_deletion(details, deletion_time):
+        never_ran = not pod.spec.node_name
+        if details is None or never_ran or _is_end_by_deletion(details, deletion_time):
             message = f"Pod {pod.metadata.name} was deleted."
             details = _pod_failure(pod, POD_DELETED, message, deletion_time)
     if details is None:
