@@ -6,7 +6,8 @@ from typing import Any
 from msgspec import Struct
 
 from bodies import Body
-from faults.cluster import PODS, index_of
+from faults.cluster import PODS, index_of, is_over
+from faults.nodes import NODE_COUNT
 from faults.scripts import first_gang_stays, stays
 from faults.simulation import Scenario, Simulation
 from gates import gang_of
@@ -119,24 +120,34 @@ async def no_controller(world: Simulation) -> None:
 
 async def no_room(world: Simulation) -> None:
     """The new pod finds no node, so a new gang follows."""
-    await _lose_room(world)
-    await world.until("a new gang", lambda: world.status().get("attempt") == 1)
-    world.nodes.cordon("node-1", closed=False)
+    await _start(world, 2)
+    _lose_room(world, 4)
+    await world.until("a new gang waits", lambda: _waits(world))
+    for name in ("node-0", "node-1"):
+        world.nodes.cordon(name, closed=False)
     await world.reaches("Succeeded", attempt=1, disruptions=1)
 
 
 async def less_room(world: Simulation) -> None:
     """The new pod of an elastic job finds no node, so a smaller gang follows."""
-    await _lose_room(world, elastic={"minNodes": 1, "maxNodes": 2})
+    world.nodes.alone = True
+    await _start(world, 2, elastic={"minNodes": 1, "maxNodes": 2})
+    _lose_room(world, 3)
     await world.reaches("Succeeded", numNodes=1, attempt=1)
 
 
-async def _lose_room(world: Simulation, **spec: Any) -> None:
-    world.nodes.alone = True
-    await _start(world, 2, **spec)
-    for name in ("node-1", "node-2", "node-3"):
-        world.nodes.cordon(name)
+def _lose_room(world: Simulation, nodes: int) -> None:
+    """Cordon the last nodes, and delete the pod of node 1."""
+    for number in range(NODE_COUNT - nodes, NODE_COUNT):
+        world.nodes.cordon(f"node-{number}")
     world.hands.delete(PODS, _pod(world, 1))
+
+
+def _waits(world: Simulation) -> bool:
+    """Whether only pods of the second gang are left, and none has a node."""
+    pods = [pod for pod in world.store.bodies(PODS) if not is_over(pod)]
+    waiting = [pod for pod in pods if gang_of(pod)[2] == "1" and "nodeName" not in pod["spec"]]
+    return len(waiting) == len(pods) == 2
 
 
 async def machine_off(world: Simulation) -> None:
