@@ -64,13 +64,18 @@ class Trial(Struct, frozen=True):
         return f"{self.scenario}: " + " and ".join(f"{kind} at {p}" for p, kind in self.planned)
 
 
-@functools.cache
 def without_faults(scenario: str, *, is_slow: bool = False) -> Outcome:
     """The outcome without faults. `is_slow`: what it has in common with a run with a slow fault."""
-    return simulate(_scenario(scenario, is_slow=is_slow))
+    return _without_faults(scenario, is_slow=is_slow and SCENARIOS[scenario].doubtful)
 
 
-def _scenario(name: str, *, is_slow: bool) -> Scenario:
+@functools.cache
+def _without_faults(scenario: str, *, is_slow: bool) -> Outcome:
+    return simulate(scenario_for(scenario, is_slow=is_slow))
+
+
+def scenario_for(name: str, *, is_slow: bool) -> Scenario:
+    """The scenario, with what a run with a slow fault or another one is compared by."""
     scenario = SCENARIOS[name]
     if not (scenario.doubtful and is_slow):
         return scenario
@@ -128,7 +133,7 @@ def judge(trial: Trial) -> list[str]:
     kinds = [kind for _, kind in trial.planned]
     is_slow = any(kind in SLOW for kind in kinds)
     usual = without_faults(trial.scenario, is_slow=is_slow)
-    scenario = _scenario(trial.scenario, is_slow=is_slow)
+    scenario = scenario_for(trial.scenario, is_slow=is_slow)
     outcome = simulate(scenario, dict(trial.planned), usual.state)
     wrong = [*outcome.wrong, *differences(usual.state, outcome.state)]
     lasting = sum(kind in LASTING for kind in kinds)
