@@ -65,6 +65,8 @@ def _attempt_ended(attempt: Attempt, after: TorchrunJobStatus) -> Line:
         return Line(
             "restarted in place", {"attempt": attempt.number, "round": attempt.round, **fields}
         )
+    if attempt.lost_pod is not None:
+        return Line("pod lost", {**fields, "index": attempt.lost_pod.index})
     return Line("attempt ended", fields)
 
 

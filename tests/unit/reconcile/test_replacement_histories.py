@@ -14,6 +14,7 @@ from torchrun_api.status import TERMINAL
 from torchrun_controller.reconcile.pods.lifecycle import (
     alive,
     attempt_of,
+    follows_leader,
     has_own_start,
     index_of,
     predecessors_of,
@@ -29,7 +30,8 @@ A_NODE = st.sampled_from(NODES)
 class Cluster:
     """Containers, which run on while their kubelet is silent, and the controllers of Kubernetes.
 
-    running: the pods whose containers run, by UID. losses: how many pods something else than the
+    running: the pods whose containers run, by UID. started: UIDs of pods that may have started their
+    ranks. losses: how many pods something else than the
     controller or its user has ended.
     """
 
@@ -38,6 +40,7 @@ class Cluster:
         for name in NODES:
             self.world.node(name)
         self.running: dict[str, Pod] = {}
+        self.started: set[str] = set()
         self.losses = 0
 
     def pods(self) -> list[Pod]:
@@ -64,10 +67,14 @@ class Cluster:
                 self.running[pod.metadata.uid] = pod
                 self.world.pod(pod.metadata.name, phase="Running")
         self.world.containers_stop()
-        uids = {pod.metadata.uid for pod in self.pods()}
+        self.end_unknown()
+
+    def end_unknown(self) -> None:
+        """A kubelet that is back ends the containers of pods that have ended in the API."""
+        alive_uids = {pod.metadata.uid for pod in self.pods() if alive(pod)}
         for uid, pod in list(self.running.items()):
-            if uid not in uids and self.world.is_ready(pod.spec.node_name):
-                del self.running[uid]  # the kubelet ends what the API does not have
+            if uid not in alive_uids and self.world.is_ready(pod.spec.node_name):
+                del self.running[uid]
 
     def jobs(self) -> None:
         """The Job controller replaces pods, or ends a Job that has reached its limit."""
@@ -92,6 +99,14 @@ class Cluster:
         self.world.pass_time(seconds=5)
         self.world.step()
 
+    def training(self) -> list[Pod]:
+        """The pods whose containers run, and whose gate or whose leader's gate was opened."""
+        pods = self.pods()
+        self.started |= {pod.metadata.uid for pod in pods if has_own_start(pod)}
+        led = {attempt_of(p) for p in pods if index_of(p) == 0 and p.metadata.uid in self.started}
+        self.started |= {p.metadata.uid for p in pods if follows_leader(p) and attempt_of(p) in led}
+        return [pod for uid, pod in self.running.items() if uid in self.started]
+
     def worker(self, index: int) -> Pod | None:
         """A pod of the newest gang whose containers run, on a node that is not silent."""
         workers = self.world.workers()
@@ -106,7 +121,7 @@ class Replacements(RuleBasedStateMachine):
 
     @initialize(nodes=st.integers(2, 4), max_restarts=st.integers(0, 2))
     def submit(self, nodes, max_restarts):
-        self.max_restarts = max_restarts
+        self.max_restarts, self.opened = max_restarts, set()
         self.cluster = Cluster(nodes, max_restarts)
         self.world = self.cluster.world
         for _ in range(3):
@@ -118,6 +133,7 @@ class Replacements(RuleBasedStateMachine):
         for _ in range(times):
             self.cluster.go_on()
             self.no_gate_opens_beside_ranks()
+            self.the_status_has_the_end_before_a_gate_opens()
 
     @rule()
     def reconcile(self):
@@ -142,6 +158,7 @@ class Replacements(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1, 10, 30, 60, 300]))
     def time_passes(self, seconds):
         self.world.pass_time(seconds=seconds)
+        self.cluster.end_unknown()
 
     @rule(index=AN_INDEX)
     def pod_is_deleted(self, index):
@@ -188,21 +205,46 @@ class Replacements(RuleBasedStateMachine):
             if pod.spec.node_name == name and alive(pod):
                 self.world.pod(pod.metadata.name, phase="Failed", conditions=(gone,))
 
+    @rule(index=AN_INDEX, by_collector=st.booleans())
+    def pod_is_replaced_unseen(self, index, by_collector):
+        """Nothing but the new pod shows the loss to the controller. Single rules seldom do this."""
+        pod = self.cluster.worker(index)
+        if pod is None:
+            return
+        if by_collector:
+            self.node_is_deleted_and_its_pods_are_collected(pod.spec.node_name)
+        else:
+            self.pod_is_deleted(index)
+            self.cluster.kubelets()
+        self.world.pass_time(seconds=40)
+        self.cluster.jobs()
+        self.cluster.schedule()
+
     @rule(suspend=st.booleans())
     def user_pauses_or_resumes(self, suspend):
         self.world.spec(suspend=suspend)
 
     @invariant()
     def no_gate_opens_beside_ranks(self):
-        """A pod may start only if no container of an earlier pod of its place runs."""
+        """A pod may start only if no ranks of an earlier pod of its place may run."""
+        training = self.cluster.training()
         for pod in self.cluster.pods():
             if not alive(pod) or not has_own_start(pod):
                 continue
-            for earlier in self.cluster.running.values():
+            for earlier in training:
                 if attempt_of(earlier) < attempt_of(pod):
                     raise AssertionError(f"{pod.metadata.name} beside {earlier.metadata.name}")
                 if attempt_of(earlier) == attempt_of(pod) and index_of(earlier) == index_of(pod):
                     assert predecessors_of(earlier) >= predecessors_of(pod), pod.metadata.name
+
+    @invariant()
+    def the_status_has_the_end_before_a_gate_opens(self):
+        ends = [end.lost_pod for end in self.world.job.status.attempts if end.lost_pod is not None]
+        places = {(end.index, end.replaced) for end in ends}
+        for pod in self.cluster.pods():
+            if predecessors_of(pod) and has_own_start(pod) and pod.metadata.uid not in self.opened:
+                assert (index_of(pod), predecessors_of(pod) - 1) in places
+                self.opened.add(pod.metadata.uid)
 
     @invariant()
     def each_end_counts_once(self):

@@ -256,9 +256,8 @@ def _judge_failure(
 def _judge_predecessor(pod: Pod, gang: ObservedGang, records: tuple[Attempt, ...]) -> _Verdict:
     """Judge a new pod by the pod that it replaces, which the status does not have."""
     place = index_of(pod), predecessors_of(pod) - 1
-    for predecessor in gang.replaced_pods:
-        if (index_of(predecessor), predecessors_of(predecessor)) != place:
-            continue
+    predecessors = (p for p in gang.replaced_pods if (index_of(p), predecessors_of(p)) == place)
+    for predecessor in predecessors:
         failure = failure_of(predecessor)
         loss = None if failure is None else _to_loss(predecessor, failure, records)
         if loss is not None:

@@ -133,6 +133,24 @@ def test_a_pod_without_its_end_in_the_status_is_recorded_later():
     assert counts(world) == (0, 0, 1)
 
 
+def test_only_the_pod_before_a_new_one_matters():
+    world = running()
+    for _ in range(2):
+        world.pass_time(seconds=60)
+        evict(world, 1)
+        world.settle()
+        replace_lost(world, 20)
+        run(world)
+    world.pass_time(seconds=60)
+    evict(world, 1)
+    world.pass_time(seconds=40)
+    world.replace_pods()
+    assert len(world.observed().gang.replaced_pods) == 3
+    world.settle()
+    assert start(world, 1) == "0/3"
+    assert counts(world) == (0, 0, 3)
+
+
 def test_pods_that_are_lost_together_count_once():
     world = running(nodes=4)
     delete(world, 1)
@@ -336,6 +354,17 @@ def test_a_replaced_pod_that_may_still_run_blocks_the_next_gang():
     world.settle()
     assert counts(world) == (1, 0, 1)
     assert [(w.index, w.node) for w in world.job.status.unfenced] == [(1, "node-1")]
+
+
+def test_a_launcher_that_the_fence_has_ended_leads_to_a_new_gang():
+    world = running()
+    name = world.workers()[1].metadata.name
+    message = '{"exitCode": 125, "reason": "Fenced", "message": "The storage is gone."}'
+    end = {"exit_code": 125, "message": message, "finished_at": world.now}
+    world.end_container(name, "trainer", **end)
+    world.settle()
+    assert counts(world) == (1, 0, 1)
+    assert reasons(world) == [(0, "Fenced")]
 
 
 def test_a_failure_of_the_command_leads_to_a_new_gang():
