@@ -99,7 +99,8 @@ def check_reports(space: Space) -> None:
     until(lambda: len(losses(space)) == 2, "an event for each lost pod")
     shown = space.cluster.kubectl("torchrun", "status", "train", "-n", space.name).stdout
     print(shown)
-    assert "was deleted" in shown
+    for index in (1, 0):
+        assert f"attempt 0, pod of index {index}" in shown
 
 
 def losses(space: Space) -> list[Body]:
