@@ -321,7 +321,7 @@ METADATA_KEYS = (
         names.FAILURE_COUNT,
         "worker",
         (KUBERNETES,),
-        (CONTROLLER, LAUNCHER),
+        (CONTROLLER, LAUNCHER, PLUGIN),
         "How many pods of its index its Job has replaced before it.",
     ),
     _annotation(
