@@ -45,5 +45,15 @@ def may_train(pod: Body, pods: Iterable[Body]) -> bool:
     if has_start(pod):
         return True
     return follows_leader(pod) and any(
-        gang_of(other) == gang_of(pod) and _is_leader(other) and has_start(other) for other in pods
+        gang_of(other) == gang_of(pod)
+        and _is_leader(other)
+        and has_start(other)
+        and (_job_of(other) == _job_of(pod) or names.ROLE_LABEL in pod["metadata"]["labels"])
+        for other in pods
     )
+
+
+def _job_of(pod: Body) -> str:
+    """The UID of the pod's Job. An earlier job of the same name had others, and a head has its own."""
+    owners: list[Body] = pod["metadata"].get("ownerReferences", [])
+    return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")
