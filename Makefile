@@ -104,7 +104,7 @@ recipes: $(VENV)/.ready ## The scripts of examples/recipes and the launcher, und
 restart-times: export TORCHRUN_RESTART_RUNS = $(or $(RUNS),30)
 restart-times: $(VENV)/.ready $(BIN)/.plugin ## Restarts in the same pods beside new gangs, with real torch, into docs/design.md
 	$(BIN)/pytest tests/e2e/test_restart_times.py --long -rP
-	PYTHONPATH=tests $(BIN)/python -m e2e.restart_times
+	PYTHONPATH=cluster:tests $(BIN)/python -m e2e.restart_times
 
 monitoring: $(VENV)/.ready ## Every panel and alert, by a real Prometheus that scrapes real controllers
 	$(CLUSTER_CLI) binaries kwok prometheus promtool

@@ -14,18 +14,30 @@ def gang_of(pod: Body) -> tuple[str, str, str]:
     return meta.get("namespace", ""), job, attempt
 
 
+def failures_before(pod: Body) -> int:
+    """How many pods of the same index the pod's Job has replaced before this one."""
+    return int(pod["metadata"].get("annotations", {}).get(names.FAILURE_COUNT, "0"))
+
+
 def has_start(pod: Body) -> bool:
-    """Whether the pod itself has the start annotation."""
-    return names.START in pod["metadata"].get("annotations", {})
+    """Whether the pod itself has the start annotation, which names a pod that replaces another."""
+    start: str = pod["metadata"].get("annotations", {}).get(names.START, "")
+    count = failures_before(pod)
+    return start.endswith(f"/{count}") if count else bool(start)
 
 
 def follows_leader(pod: Body) -> bool:
     """Whether the worker starts its ranks with those of node 0."""
-    meta = pod["metadata"]
-    is_leader = meta["labels"].get(names.COMPLETION_INDEX_LABEL) == "0" and (
-        meta["labels"].get(names.ROLE_LABEL) != names.WORKER
-    )
-    return meta.get("annotations", {}).get(names.GATE) == names.LEADER and not is_leader
+    if failures_before(pod) or _is_leader(pod):
+        return False
+    annotations: Body = pod["metadata"].get("annotations", {})
+    return annotations.get(names.GATE) == names.LEADER
+
+
+def _is_leader(pod: Body) -> bool:
+    labels: Body = pod["metadata"].get("labels", {})
+    is_first = labels.get(names.COMPLETION_INDEX_LABEL) == "0"
+    return is_first and labels.get(names.ROLE_LABEL) != names.WORKER
 
 
 def may_train(pod: Body, pods: Iterable[Body]) -> bool:
@@ -33,6 +45,15 @@ def may_train(pod: Body, pods: Iterable[Body]) -> bool:
     if has_start(pod):
         return True
     return follows_leader(pod) and any(
-        gang_of(other) == gang_of(pod) and not follows_leader(other) and has_start(other)
+        gang_of(other) == gang_of(pod)
+        and _is_leader(other)
+        and has_start(other)
+        and (_job_of(other) == _job_of(pod) or names.ROLE_LABEL in pod["metadata"]["labels"])
         for other in pods
     )
+
+
+def _job_of(pod: Body) -> str:
+    """The UID of the pod's Job. An earlier job of the same name had others, and a head has its own."""
+    owners: list[Body] = pod["metadata"].get("ownerReferences", [])
+    return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")

@@ -93,7 +93,7 @@ IN_PLACE_RESTARTS = Variable(
     (LAUNCHER,),
     'Restarts in the same pods: {"restarts": 3, "exitCodes": [], "signals": []}, with the exit'
     " codes and signals of spec.reliability.rules. If not set: none. A key replaceSeconds is how"
-    " long the gang waits for a pod that replaces a lost one; the controller does not set it.",
+    " long the gang waits for a pod that replaces a lost one. Without it, the gang ends.",
 )
 ROUND = Variable(
     "TORCHRUN_ROUND",

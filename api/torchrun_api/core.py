@@ -81,11 +81,12 @@ class Pod(Wire, frozen=True, kw_only=True):
 
 
 class JobSpec(Wire, frozen=True, kw_only=True):
-    """The size of an Indexed Job."""
+    """The size of an Indexed Job. With backoffLimit 0 it ends once a pod has failed."""
 
     parallelism: int = 1
     completions: int | None = None
     suspend: bool = False
+    backoff_limit: int = 0
 
 
 class JobStatus(Wire, frozen=True, kw_only=True):

@@ -310,6 +310,28 @@ METADATA_KEYS = (
         "The [gang scheduler](schedulers.md) of the attempt.",
     ),
     _annotation(
+        names.POD_REPLACEMENT,
+        "child Job",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "`Pod` if lost pods of the attempt are replaced one by one. See [lost "
+        "pods](failures.md#lost-pods).",
+    ),
+    _annotation(
+        names.FAILURE_COUNT,
+        "worker",
+        (KUBERNETES,),
+        (CONTROLLER, LAUNCHER, PLUGIN),
+        "How many pods of its index its Job has replaced before it.",
+    ),
+    _annotation(
+        names.IGNORED_FAILURE_COUNT,
+        "worker",
+        (KUBERNETES,),
+        (CONTROLLER, LAUNCHER),
+        "The same for pods that a `podFailurePolicy` of the Job ignores.",
+    ),
+    _annotation(
         names.START,
         "worker",
         _BY_CONTROLLER,

@@ -69,9 +69,13 @@ NODES = f"{GROUP}/nodes"
 CHARGE = f"{GROUP}/charge"
 # Annotation of a child Job: the scheduler of its gang, a value of spec.scheduling.gang.
 GANG_SCHEDULER = f"{GROUP}/gang"
+# Annotation of a child Job: POD if the Job controller replaces its lost pods one by one, until the
+# controller ends the gang with spec.backoffLimit 0.
+POD_REPLACEMENT = f"{GROUP}/pod-replacement"
+POD = "Pod"
 # Annotation of a worker: the permission to start ranks, set once no older gang can run: the number
-# of the attempt. A launcher whose pod has replaced others of its index waits for their number, too,
-# as in "2/1". The controller does not let the Job controller replace pods, and does not write that.
+# of the attempt. A worker that has replaced others of its index needs their number, too, as in
+# "2/1". It gets that once the status has the end of the pod before it.
 START = f"{GROUP}/start"
 # Annotation of a worker: LEADER if the ranks of all nodes start once node 0 has START.
 GATE = f"{GROUP}/gate"
@@ -92,8 +96,9 @@ SERVED = f"{GROUP}/served"
 # starts ranks. The time of the order, then attempts with indexes of workers, as in
 # "2026-01-02T03:04:05Z 0:1 1:0-3,7".
 FENCE = f"{GROUP}/fence"
-# Annotation of the worker of node 0, set with START if its Job had another one before, as after a
-# suspension: the restarts in the same pods so far, and the number of the first round, as in "2 3".
+# Annotation of the worker of node 0, set with START if its Job had another one before, which was
+# lost or suspended: the restarts in the same pods so far, and the number of the first round, as in
+# "2 3".
 IN_PLACE = f"{GROUP}/restarts-in-place"
 # Annotation of a worker: when the controller last changed one of those above.
 NOTIFICATION_TIME = f"{GROUP}/notification-time"
@@ -118,6 +123,10 @@ SDK_LABEL = f"{GROUP}/sdk"
 SDK_GANG_LABEL = f"{GROUP}/sdk-gang"
 SDK_RAY_LABEL = f"{GROUP}/sdk-ray"
 COMPLETION_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+# Annotations of a pod of a Job with backoffLimitPerIndex: how many pods of the same index the Job
+# has replaced before it. A podFailurePolicy can move some of them to the second one.
+FAILURE_COUNT = "batch.kubernetes.io/job-index-failure-count"
+IGNORED_FAILURE_COUNT = "batch.kubernetes.io/job-index-ignored-failure-count"
 CONTROLLER_UID_LABEL = "batch.kubernetes.io/controller-uid"
 
 TRAINER_CONTAINER = "trainer"

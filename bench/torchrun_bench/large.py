@@ -3,7 +3,8 @@
 Nodes and pods are kwok's; API server, Job controller, scheduler and controller are real. Each gang
 is restarted once. For the Job controller alone, the bench deletes the failed Job and creates the
 next one as soon as it sees the first failed pod. It does so with plain pods, and with the pods of
-the controller, which are larger: the API server and all watches read them at each change.
+the controller, which are larger: the API server and all watches read them at each change. Then a
+gang loses a pod that is replaced alone.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ from torchrun_bench.processes import (
 )
 from torchrun_bench.report import Row, row, say
 
-GANG = "gang"
+GANG, KEPT = "gang", "kept"  # KEPT has its pods replaced alone
 FAILING = 3  # index of the pod that fails
 MOST_SECONDS = 1200.0  # for each step
 TARGET_PODS = 1000  # the size with targets
@@ -62,6 +63,14 @@ class Cost(msgspec.Struct, frozen=True):
     used: Usage
 
 
+class Loss(msgspec.Struct, frozen=True):
+    """The replacement of one pod. `seconds`: from its deletion until all pods run again."""
+
+    seconds: float
+    requests: Requests
+    new_pods: int
+
+
 def large(options: Options) -> list[Row]:
     """One gang of each size."""
     return [row for pods in options.large for row in _measure(pods)]
@@ -80,7 +89,11 @@ def _measure(pods: int) -> list[Row]:
             with controller(on.kubeconfig, port) as process:
                 ours, cost = uvloop.run(_ours(server, pods, process.pid, port))
             say(f"large: {pods} pods, the controller: {ours}")
-    return rows(pods, ours, alone, same, cost)
+            # Workers that report to it, which the replacement of single pods needs.
+            reports = ("--progress-url", f"http://127.0.0.1:{free_port()}", "--progress-port", "0")
+            with controller(on.kubeconfig, port, options=reports) as process:
+                loss = uvloop.run(_lose_pod(server, pods, process.pid, port))
+    return [*rows(pods, ours, alone, same, cost), *rows_of_loss(pods, loss)]
 
 
 async def _alone(server: Server, pods: int, job_of: Callable[[int, int], JsonObject]) -> Steps:
@@ -185,6 +198,30 @@ async def _ours(server: Server, pods: int, pid: int, port: int) -> tuple[Steps, 
             )
 
 
+async def _lose_pod(server: Server, pods: int, pid: int, port: int) -> Loss:
+    """Delete one pod of a gang whose lost pods are replaced alone."""
+    await ready(port)
+    async with server.session() as session:
+        gangs = Gangs(session, CONTROLLER_NAMESPACE, MOST_SECONDS)
+        async with gangs.following():
+            await gangs.delete(GANG)
+            await _until_gone(session, CONTROLLER_NAMESPACE)
+            reliability: JsonObject = {"podReplacement": "Pod"}
+            await create(session, CONTROLLER_NAMESPACE, KEPT, pods, reliability=reliability)
+            await gangs.until(lambda: (KEPT, 0) in gangs.running)
+            await asyncio.to_thread(settled, pid)
+            before, start_time = requests(port), time.monotonic()
+            lost = sorted(gangs.pods[KEPT, "0"])[FAILING]
+            path = f"/api/v1/namespaces/{CONTROLLER_NAMESPACE}/pods/{lost}"
+            await send(session, "DELETE", path, b"", JSON)
+            await gangs.until(lambda: gangs.phases[KEPT] == "Queued")
+            await gangs.until(lambda: gangs.phases[KEPT] == "Running")
+            seconds = time.monotonic() - start_time
+            await asyncio.to_thread(settled, pid)
+            new_pods = sum(len(of_gang) for (job, _), of_gang in gangs.pods.items() if job == KEPT)
+            return Loss(seconds, requests(port).since(before), new_pods - pods)
+
+
 async def _until_gone(session: aiohttp.ClientSession, namespace: str) -> None:
     """Wait until the namespace has no pods."""
     async with asyncio.timeout(MOST_SECONDS):
@@ -220,6 +257,18 @@ def rows(pods: int, ours: Steps, alone: Steps, same: Steps, cost: Cost) -> list[
         row(f"{of}: CPU", "s", cost.used.cpu_seconds),
         row(f"{of}: peak memory", "MiB", cost.used.peak_mib),
     ]  # fmt: skip
+
+
+def rows_of_loss(pods: int, loss: Loss) -> list[Row]:
+    """The figures of a lost pod that is replaced alone."""
+    of = f"gang of {pods:,}"
+    say(f"{of}, lost pod: {loss.requests.writes_by_kind()}")
+    most = 20.0 if pods == TARGET_PODS else None
+    return [
+        row(f"{of}: one pod deleted, to all pods running", "s", loss.seconds),
+        row(f"{of}: writes for one lost pod", "", loss.requests.writes, most=most),
+        row(f"{of}: new pods for one lost pod", "", loss.new_pods, most=1.0),
+    ]
 
 
 def _events(request_counts: Requests) -> int:

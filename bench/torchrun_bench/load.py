@@ -6,6 +6,7 @@ import time
 import aiohttp
 import msgspec
 
+from torchrun_api.json import JsonObject
 from torchrun_bench.bodies import torchrun_job
 from torchrun_bench.http import send, watch
 
@@ -13,10 +14,12 @@ MOST_SECONDS = 300
 WARM_UP = 5
 
 
-async def create(session: aiohttp.ClientSession, namespace: str, name: str, nodes: int = 1) -> None:
-    """POST a job."""
+async def create(
+    session: aiohttp.ClientSession, namespace: str, name: str, nodes: int = 1, **spec: JsonObject
+) -> None:
+    """POST a job. spec: further fields."""
     path = f"/apis/torchrun.ai/v1alpha1/namespaces/{namespace}/torchrunjobs"
-    body = msgspec.json.encode(torchrun_job(name, nodes))
+    body = msgspec.json.encode(torchrun_job(name, nodes, **spec))
     await send(session, "POST", path, body, "application/json")
 
 

@@ -3,13 +3,16 @@
     RUNS=30 make restart-times     measures, in turns, with real pods and real torch
     python -m e2e.restart_times    stores the last measurement, and writes the table in docs/design.md
 
-Both times are printed by the script itself, in pods of one machine: the failing rank just before it
-fails, and rank 0 after the first collective operation of the new processes.
+All times are by the clock of one machine: the failing rank prints it just before it fails, the test
+reads it before it deletes a pod or cuts off a node, and rank 0 prints it after the first collective
+operation of the new processes.
 """
 
 import statistics
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -17,17 +20,30 @@ import msgspec
 
 from e2e.cluster import ROOT
 from e2e.manifests import job
-from e2e.space import Space
+from e2e.nodes import apart, one_to_lose, placed, silent
+from e2e.space import Space, until
 from torchrun_api import names
 from torchrun_api.json import JsonObject
+from torchrun_api.kinds import PODS
+from torchrun_cluster import LocalCluster
 
+# InPlace: the gang keeps its pods, or those that are not lost. Gang: a new gang follows.
 Scope = Literal["InPlace", "Gang"]
-Failure = Literal["SIGKILL", "exception"]
+Failure = Literal["SIGKILL", "exception", "hang", "pod deleted", "node cut off"]
 SCOPES: tuple[Scope, ...] = ("InPlace", "Gang")
+_SLEEP = "time.sleep(1000)"
+# What rank 1 does. The last two failures come from outside.
 FAILURES: dict[Failure, str] = {
     "SIGKILL": "os.kill(os.getpid(), signal.SIGKILL)",
     "exception": "raise ValueError('loss is nan')",
+    "hang": _SLEEP,
+    "pod deleted": _SLEEP,
+    "node cut off": _SLEEP,
 }
+# It takes minutes until a node counts as lost, so fewer turns have it.
+RARE: Failure = "node cut off"
+TURNS_FOR_ONE = 10
+HANG_SECONDS = 10
 LATEST = ROOT / "build" / "restart-times.json"
 KEPT = ROOT / "bench" / "results" / "restart-times.json"
 PAGE = ROOT / "docs" / "design.md"
@@ -83,32 +99,77 @@ class Measurement(msgspec.Struct, frozen=True):
     kubelet: list[float]
 
 
-def measure(space: Space, scope: Scope, failure: Failure, name: str) -> Sample:
+def measure(space: Space, local: LocalCluster, scope: Scope, failure: Failure, name: str) -> Sample:
     """Run a job of two nodes that fails once, and read the times from its logs."""
     script = _SCRIPT.format(fail=FAILURES[failure])
-    reliability: JsonObject = {"restartScope": scope}
-    space.apply(
-        job(
-            name,
-            "torch",
-            ["python3", "-c", script],
-            2,
-            launcher="torchrun",
-            reliability=reliability,
-        )
-    )
-    status = space.wait_phase(name, "Succeeded")
-    is_in_place = (status.get("attempt", 0), status.get("restartsInPlace", 0)) == (0, 1)
-    assert (status["restarts"], is_in_place) == (1, scope == "InPlace")
-    pods = f"{names.JOB_LABEL}={name},{names.COMPONENT_LABEL}={names.WORKER}"
-    log = space.kubectl("logs", "-l", pods, "-c", "trainer", "--tail=-1")
-    lines = [line.split() for line in log.splitlines()]
-    failed = next(float(words[1]) for words in lines if words[:1] == ["fails"])
-    continued, imported = next(
-        map(float, words[2:]) for words in lines if words[:2] == ["continues", "0"]
-    )
+    template = apart() if failure == RARE else {}
+    reliability = _reliability(scope, failure)
+    spec: JsonObject = {"launcher": "torchrun", "reliability": reliability, "podTemplate": template}
+    space.apply(job(name, "torch", ["python3", "-c", script], 2, **spec))
+    failed_at: float | None = None
+    if FAILURES[failure] == _SLEEP:
+        until(lambda: "fails" in _log(space, name, "0", 1), f"rank 1 of {name} trains")
+    if failure == "pod deleted":
+        failed_at = _delete_pod(space, name)
+        status = space.wait_phase(name, "Succeeded")
+    elif failure == RARE:
+        with _cut_off(space, local, name) as failed_at:
+            status = space.wait_phase(name, "Succeeded")
+    else:
+        status = space.wait_phase(name, "Succeeded")
+    keeps_pods = scope == "InPlace" and failure != RARE
+    attempt = status.get("attempt", 0)
+    assert attempt == (0 if keeps_pods else 1)
+    is_disruption = failure in ("pod deleted", RARE)
+    assert status.get("disruptions" if is_disruption else "restarts") == 1
+    if failed_at is None:
+        failed_at = next(float(words[1]) for words in _words(space, name, "0", 1, "fails"))
+    _, _, continued_at, imported = next(_words(space, name, str(attempt), 0, "continues"))
     space.kubectl("delete", "torchrunjob", name)
-    return Sample(scope, failure, continued - failed, imported)
+    return Sample(scope, failure, float(continued_at) - failed_at, float(imported))
+
+
+def _reliability(scope: Scope, failure: Failure) -> JsonObject:
+    if failure in ("pod deleted", RARE):
+        replacement = "Pod" if scope == "InPlace" else "Gang"
+        return {"podReplacement": replacement, "allowUnfencedRestart": failure == RARE}
+    hang: JsonObject = {"hangTimeoutSeconds": HANG_SECONDS} if failure == "hang" else {}
+    return {"restartScope": scope, **hang}
+
+
+def _log(space: Space, name: str, attempt: str, index: int) -> str:
+    """The output of a node in an attempt; "" before it exists."""
+    labels = {names.JOB_LABEL: name, names.ATTEMPT_LABEL: attempt}
+    selector = ",".join(f"{key}={value}" for key, value in labels.items())
+    pods = f"{selector},{names.COMPLETION_INDEX_LABEL}={index}"
+    return space.kubectl("logs", "-l", pods, "-c", "trainer", "--tail=-1", check=False)
+
+
+def _words(space: Space, name: str, attempt: str, index: int, word: str) -> Iterator[list[str]]:
+    lines = (line.split() for line in _log(space, name, attempt, index).splitlines())
+    return (words for words in lines if words[:1] == [word])
+
+
+def _delete_pod(space: Space, name: str) -> float:
+    """Delete the pod of node 1. Returns the time before."""
+    selector = f"{names.JOB_LABEL}={name},{names.COMPLETION_INDEX_LABEL}=1"
+    listed = space.api.get(PODS.path(space.name), params={"labelSelector": selector}).json()
+    (pod,) = listed["items"]
+    deleted_at = time.time()
+    space.api.delete(PODS.path(space.name, pod["metadata"]["name"])).raise_for_status()
+    return deleted_at
+
+
+@contextmanager
+def _cut_off(space: Space, local: LocalCluster, name: str) -> Iterator[float]:
+    """Cut off the node of a worker until the end of the block. Yields the time before."""
+    _, lost = one_to_lose(local, placed(space, name))
+    cut_at = time.time()
+    with silent(local, lost, "network"):
+        yield cut_at
+    space.wait(f"node/{lost}", "condition=Ready")
+    left = f"--field-selector=spec.nodeName={lost}"
+    until(lambda: not space.kubectl("get", "pods", left, "-o", "name"), f"no pod is on {lost}")
 
 
 def measure_kubelet(space: Space, restarts: int = 3) -> list[float]:
@@ -147,7 +208,7 @@ def store(samples: list[Sample], kubelet: list[float]) -> None:
 
 def table(measurement: Measurement) -> str:
     """The table of the page: medians and worst times by failure, in seconds."""
-    head = ("failure", "in the same pods: median (worst)", "new gang: median (worst)", "ratio")
+    head = ("failure", "times", "pods kept: median (worst)", "new gang: median (worst)", "ratio")
     rows = [head, ("---",) * len(head)]
     for failure in FAILURES:
         times = {
@@ -156,25 +217,44 @@ def table(measurement: Measurement) -> str:
             ]
             for scope in SCOPES
         }
+        if not all(times.values()):
+            continue
         medians = {scope: statistics.median(times[scope]) for scope in SCOPES}
         cells = (f"{medians[scope]:.1f} s ({max(times[scope]):.1f} s)" for scope in SCOPES)
-        rows.append((failure, *cells, f"{medians['InPlace'] / medians['Gang']:.2f}"))
+        ratio = f"{medians['InPlace'] / medians['Gang']:.2f}"
+        rows.append((failure, str(len(times["Gang"])), *cells, ratio))
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     waits = ", ".join(f"{seconds:.0f} s" for seconds in measurement.kubelet)
     kubelet = (
         f"The kubelet waited {waits} before its first restarts of a container that failed at once."
     )
-    return "\n".join([*lines, "", _note(measurement.samples, measurement.date), "", kubelet])
+    return "\n".join([*lines, "", _note(measurement), "", kubelet])
 
 
-def _note(samples: Sequence[Sample], date: str) -> str:
+def _note(measurement: Measurement) -> str:
+    samples = measurement.samples
     imported = statistics.median(sample.imported for sample in samples)
-    each = len(samples) // (len(SCOPES) * len(FAILURES))
-    return (
-        f"Seconds from the failure of a rank to the first step after it, {each} times each and in"
-        f" turns,\non two nodes of one machine with two cores. The import of torch takes"
-        f" {imported:.1f} s of each\n({date}, `RUNS={each} make restart-times`)."
-    )
+    failures = {sample.failure for sample in samples}
+    runs = max(sum(s.failure == failure for s in samples) for failure in failures) // len(SCOPES)
+    lines = [
+        "Seconds from the failure to the first step after it, in turns, for two workers on one machine"
+        " with two cores.",
+        f"The import of torch takes {imported:.1f} s of each ({measurement.date},"
+        f" `RUNS={runs} make restart-times`).",
+    ]
+    if "hang" in failures:
+        lines.append(f"A hang is noticed after {HANG_SECONDS} s (`hangTimeoutSeconds`).")
+    if "pod deleted" in failures:
+        lines.append(
+            "The Job controller creates the pod that replaces a single one 10 s after the end of the"
+            " lost pod."
+        )
+    if RARE in failures:
+        lines.append(
+            "A node that is cut off always leads to a new gang, after the node counts as lost"
+            " (with `allowUnfencedRestart`)."
+        )
+    return "\n".join(lines)
 
 
 def write_page(page: str, measurement: Measurement) -> str:

@@ -1,7 +1,7 @@
 """A simulated API server in memory, synchronous and without a network.
 
-The conformance tests compare it with a real one. It has no schemas, defaults, admission,
-authorization and other verbs and media types, because no test depends on them.
+The conformance tests compare it with a real one. It has no schemas, admission, authorization and
+other verbs and media types, and few defaults, because no test depends on them.
 Source: kubernetes.io, "API Concepts" and "Server-Side Apply".
 """
 
@@ -22,6 +22,7 @@ from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import APPLY_PATCH
 
 DEFAULT_GRACE = 30
+NO_LIMIT = 2**31 - 1  # backoffLimit of a Job with backoffLimitPerIndex
 _FINISHED = ("Succeeded", "Failed")
 # Stored once and served by two groups.
 _ALIASES: dict[Resource, Resource] = {("events.k8s.io/v1", "events"): ("v1", "events")}
@@ -166,6 +167,8 @@ class ApiServer:
                 meta["generation"] = 1
             if body["kind"] in _BEGIN_PENDING:
                 body = {**body, "status": {"phase": "Pending"}}
+            if "backoffLimitPerIndex" in body.get("spec", {}):
+                body = {**body, "spec": {"backoffLimit": NO_LIMIT, **body["spec"]}}
         else:
             if body == stored.body and owners == stored.owners:
                 return stored.body

@@ -1,4 +1,4 @@
-"""Simulated garbage collector and Job controller.
+"""The base of the simulated actors of a cluster, and its garbage collector.
 
 They act on the current state, shortly after each change, without faults and stale caches.
 """
@@ -22,6 +22,7 @@ TORCHRUN_JOBS: Resource = ("torchrun.ai/v1alpha1", "torchrunjobs")
 TORCHRUN_QUEUES: Resource = ("torchrun.ai/v1alpha1", "torchrunqueues")
 
 COLLECTS, COUNTS = 0.5, 0.1  # reaction time of each in seconds
+COLLECTS_PODS, QUARANTINE = 20.0, 40.0  # gcCheckPeriod, quarantineTime of gc_controller.go
 
 
 class Hands:
@@ -103,88 +104,43 @@ class GarbageCollector(Actor):
                 self.hands.delete(resource, body)
 
 
-class JobController(Actor):
-    """Indexed Jobs with backoffLimit 0: one pod for each index, and the first failure ends the Job."""
+class PodCollector(Actor):
+    """Ends pods without a node that were deleted, and pods whose Node object is gone.
 
-    def __init__(self, server: ApiServer, now: Callable[[], datetime]) -> None:
-        super().__init__(server, now, "kube-controller-manager")
-        self._made: dict[str, set[str]] = {}  # indexes by the Job's UID
+    As gcUnscheduledTerminating and gcOrphaned of gc_controller.go. A pod that its finalizer keeps
+    would stay for ever: no kubelet ends it.
+    """
 
     def changed(self, change: Change) -> None:
-        if change.resource == JOBS:
-            self.soon(COUNTS, self.look, change.body["metadata"]["uid"])
-        elif change.resource == PODS:
-            for uid in owners(change.body):
-                self.soon(COUNTS, self.look, uid)
+        if change.resource == NODES and change.verb == "DELETED":
+            for pod in self.store.bodies(PODS):
+                self.soon(QUARANTINE, self.collect_orphan, pod["metadata"]["uid"])
+        meta = change.body["metadata"]
+        if change.resource == PODS and "deletionTimestamp" in meta and change.verb != "DELETED":
+            self.soon(COLLECTS_PODS, self.collect, meta["uid"])
 
-    def look(self, uid: str) -> None:
-        job = self.find(JOBS, uid)
-        if job is None or "deletionTimestamp" in job["metadata"] or _finished(job):
+    def collect(self, uid: str) -> None:
+        pod = self.find(PODS, uid)
+        if pod is not None and not pod["spec"].get("nodeName") and not is_over(pod):
+            self.hands.patch(PODS, pod, {"status": {"phase": "Failed"}}, "status")
+
+    def collect_orphan(self, uid: str) -> None:
+        pod = self.find(PODS, uid)
+        name = pod["spec"].get("nodeName") if pod is not None else None
+        if pod is None or name is None or self.store.get(NODES, ("", name)) is not None:
             return
-        pods = {index_of(b): b for b in self.store.bodies(PODS) if uid in owners(b)}
-        indexes = self._made.setdefault(uid, set())
-        ended = [pods[i]["status"]["phase"] if i in pods else "Failed" for i in indexes]
-        alive = [i for i in indexes if i in pods and not is_over(pods[i])]
-        failed = ended.count("Failed")
-        if failed:
-            for index in alive:
-                if "deletionTimestamp" not in pods[index]["metadata"]:
-                    self.hands.delete(PODS, pods[index])
-        elif not job["spec"].get("suspend"):
-            for index in map(str, range(job["spec"]["completions"])):
-                if index not in indexes:
-                    indexes.add(index)
-                    self.hands.create(PODS, self._pod(job, index))
-                    alive.append(index)
-        self._write_status(job, len(alive), ended.count("Succeeded"), failed)
-
-    def _write_status(self, job: Body, active: int, succeeded: int, failed: int) -> None:
-        status: Body = {"active": active, "succeeded": succeeded, "failed": failed}
-        status["startTime"] = job.get("status", {}).get("startTime", self.time())
-        if succeeded == job["spec"]["completions"]:
-            status["conditions"] = [self._condition("Complete", "CompletionsReached")]
-            status["completionTime"] = self.time()
-        elif failed and not active:
-            status["conditions"] = [self._condition("Failed", "BackoffLimitExceeded")]
-        if status != job.get("status"):
-            self.hands.patch(JOBS, job, {"status": status}, "status")
-
-    def _condition(self, kind: str, reason: str) -> Body:
-        return {
-            "type": kind,
+        condition = {
+            "type": "DisruptionTarget",
             "status": "True",
-            "reason": reason,
-            "message": "terminated",
+            "reason": "DeletionByPodGC",
+            "message": "PodGC: node no longer exists",
             "lastTransitionTime": self.time(),
         }
-
-    def _pod(self, job: Body, index: str) -> Body:
-        meta, template = job["metadata"], job["spec"]["template"]
-        template_meta = template["metadata"]
-        labelled = {
-            **template_meta["labels"],
-            names.COMPLETION_INDEX_LABEL: index,
-            names.CONTROLLER_UID_LABEL: meta["uid"],
-        }
-        annotated = {**template_meta.get("annotations", {}), names.COMPLETION_INDEX_LABEL: index}
-        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
-        return {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": self._free_name(meta["namespace"], f"{meta['name']}-{index}"),
-                "namespace": meta["namespace"],
-                "labels": labelled,
-                "annotations": annotated,
-                "ownerReferences": [{**owner, "controller": True}],
-            },
-            "spec": template["spec"],
-        }
-
-    def _free_name(self, namespace: str, prefix: str) -> str:
-        """A pod name without random letters, so that runs are reproducible."""
-        names = (f"{prefix}-{letters}" for letters in ("abcde", "bcdef", "cdefg", "defgh"))
-        return next(n for n in names if self.store.get(PODS, (namespace, n)) is None)
+        if not is_over(pod):
+            conditions = [*pod["status"].get("conditions", ()), condition]
+            status = {"phase": "Failed", "conditions": conditions}
+            self.hands.patch(PODS, pod, {"status": status}, "status")
+        self.hands.delete(PODS, pod, grace=0)
 
 
 def owners(body: Body) -> set[str]:
@@ -207,11 +163,6 @@ def is_worker(pod: Body) -> bool:
 
 def is_over(pod: Body) -> bool:
     return pod["status"]["phase"] in ("Succeeded", "Failed")
-
-
-def _finished(job: Body) -> bool:
-    conditions = job.get("status", {}).get("conditions", ())
-    return any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in conditions)
 
 
 def _target(resource: Resource, of: Body, subresource: str = "") -> Target:

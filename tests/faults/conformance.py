@@ -8,9 +8,9 @@ has its own namespace.
 from collections.abc import Awaitable, Callable
 
 from bodies import Body
-from faults.conformance_api import Api, eventually, next_change, refused, version
-from torchrun_api.kinds import CONFIG_MAPS, JOBS, PODS, TORCHRUN_JOBS
-from torchrun_api.names import CONTROLLER_UID_LABEL
+from faults.conformance_api import CONTAINER, Api, eventually, next_change, refused, version
+from faults.conformance_jobs import CHECKS_OF_JOBS
+from torchrun_api.kinds import CONFIG_MAPS, PODS, TORCHRUN_JOBS
 from torchrun_controller.client.apply import ABSENT, APPLY_PATCH
 from torchrun_controller.leader import LEASES
 
@@ -198,9 +198,6 @@ async def a_list_has_a_version_and_the_selected_objects(api: Api) -> None:
     assert int(version(listed)) > 0
 
 
-CONTAINER = {"name": "trainer", "image": "i"}
-
-
 async def a_pod_without_a_node_is_deleted_at_once_and_others_terminate(api: Api) -> None:
     spec = {"containers": [CONTAINER], "restartPolicy": "Never"}
     await api.create(PODS, "a", spec=spec)
@@ -243,72 +240,6 @@ async def objects_of_a_deleted_owner_are_collected(api: Api) -> None:
     await eventually(is_collected)
 
 
-async def _gang(api: Api, **spec_of_pods: str) -> tuple[Body, list[Body]]:
-    template = {
-        "metadata": {"labels": {"g": "1"}},
-        "spec": {"containers": [CONTAINER], "restartPolicy": "Never", **spec_of_pods},
-    }
-    size = {"completions": 2, "parallelism": 2, "completionMode": "Indexed", "backoffLimit": 0}
-    spec = {**size, "podReplacementPolicy": "Failed", "template": template}
-    job = await api.apply(JOBS, "gang", spec=spec)
-
-    async def both() -> list[Body] | None:
-        listed: list[Body] = (await api.send("GET", PODS, labelSelector="g=1"))["items"]
-        return listed if len(listed) == 2 else None
-
-    pods = await eventually(both)
-    return job, sorted(pods, key=lambda pod: pod["metadata"]["name"])
-
-
-async def _becomes(api: Api, pod: Body, phase: str) -> None:
-    await api.send("PATCH", PODS, pod["metadata"]["name"], {"status": {"phase": phase}}, "status")
-
-
-def _has_condition(kind: str) -> Callable[[Body], bool]:
-    def has_condition(job: Body) -> bool:
-        conditions = job.get("status", {}).get("conditions", ())
-        return any(c["type"] == kind and c["status"] == "True" for c in conditions)
-
-    return has_condition
-
-
-async def a_job_creates_a_pod_for_each_index_and_completes_with_all(api: Api) -> None:
-    job, pods = await _gang(api)
-    for index, pod in enumerate(pods):
-        meta = pod["metadata"]
-        assert meta["name"].startswith(f"gang-{index}-")
-        assert meta["labels"]["batch.kubernetes.io/job-completion-index"] == str(index)
-        assert meta["labels"][CONTROLLER_UID_LABEL] == job["metadata"]["uid"]
-        (owner,) = meta["ownerReferences"]
-        assert (owner["uid"], owner["controller"]) == (job["metadata"]["uid"], True)
-        await _becomes(api, pod, "Succeeded")
-    done = await api.until(JOBS, "gang", _has_condition("Complete"))
-    assert done["status"]["succeeded"] == 2
-
-
-async def a_job_fails_with_the_first_failure_and_deletes_the_others(api: Api) -> None:
-    _, pods = await _gang(api)
-    await _becomes(api, pods[1], "Failed")
-    await api.until(JOBS, "gang", _has_condition("Failed"))
-
-    async def alone() -> bool:
-        left = (await api.send("GET", PODS, labelSelector="g=1"))["items"]
-        return [pod["metadata"]["name"] for pod in left] == [pods[1]["metadata"]["name"]]
-
-    await eventually(alone)
-
-
-async def a_job_has_not_failed_before_its_pods_have_ended(api: Api) -> None:
-    _, pods = await _gang(api, nodeName="nowhere")
-    names = [pod["metadata"]["name"] for pod in pods]
-    await _becomes(api, pods[1], "Failed")
-    await api.until(PODS, names[0], lambda pod: pod["metadata"].get("deletionTimestamp"))
-    ending = await api.until(JOBS, "gang", lambda job: job["status"].get("failed"))
-    assert not _has_condition("Failed")(ending)
-    await api.send("DELETE", PODS, names[0], {"gracePeriodSeconds": 0})
-    await api.until(JOBS, "gang", _has_condition("Failed"))
-
-
 CHECKS: dict[str, Callable[[Api], Awaitable[None]]] = {
     check.__name__: check
     for check in (
@@ -332,8 +263,6 @@ CHECKS: dict[str, Callable[[Api], Awaitable[None]]] = {
         a_pod_without_a_node_is_deleted_at_once_and_others_terminate,
         a_collection_of_selected_pods_is_deleted,
         objects_of_a_deleted_owner_are_collected,
-        a_job_creates_a_pod_for_each_index_and_completes_with_all,
-        a_job_fails_with_the_first_failure_and_deletes_the_others,
-        a_job_has_not_failed_before_its_pods_have_ended,
+        *CHECKS_OF_JOBS,
     )
 }

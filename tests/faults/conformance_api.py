@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 MERGE = "application/merge-patch+json"
 PATIENCE = 30.0
+CONTAINER = {"name": "trainer", "image": "i"}
 
 
 class Api:

@@ -45,6 +45,7 @@ SHAPES = (
     {"elastic": {"minNodes": 1, "maxNodes": 3}},
     {"numNodes": 3, "head": {"nodeResources": {"cpus": 1}}},
 )
+REPLACES_PODS = (0, 2)  # values of `which` with an elastic job
 Strikes: TypeAlias = dict[int, int]  # kinds of faults by the number of the request or event
 
 
@@ -125,7 +126,9 @@ class _History:
         match step.action:
             case "submit" if job is None:
                 spec = {"volumes": ZIP} if step.which % 3 == 0 else {}
-                world.submit(name, reliability={"maxRestarts": 2}, **SHAPES[step.which % 2], **spec)
+                replacement = "Pod" if step.which in REPLACES_PODS else "Gang"
+                reliability = {"maxRestarts": 2, "podReplacement": replacement}
+                world.submit(name, reliability=reliability, **SHAPES[step.which % 2], **spec)
             case "delete" if job is not None:
                 world.delete(name)
             case "suspend" | "resume" if job is not None:

@@ -12,6 +12,7 @@ from bodies import Body
 from faults.cluster import PODS, index_of, is_over
 from faults.replica import Process
 from faults.store import Store, key_of
+from torchrun_api import names
 from torchrun_controller.reconcile.model.observed import FailedRound, RestartsInPlace
 
 REPEAT = 10.0  # seconds between two reports, as in launch.reporting
@@ -31,11 +32,12 @@ class Launchers:
 
     def restart_in_place(self, workers: list[Body], node: int) -> None:
         """A rank on this node fails, and all ranks start again in the same pods."""
-        uid = next(pod["metadata"]["uid"] for pod in workers if index_of(pod) == "0")
+        leader = next(pod for pod in workers if index_of(pod) == "0")
+        uid = leader["metadata"]["uid"]
         rounds = self._rounds.setdefault(uid, [])
         rounds.append(
             FailedRound(
-                round=len(rounds),
+                round=_predecessor(leader)[1] + len(rounds),
                 node=node,
                 seconds=5.0,
                 rank=node,
@@ -59,6 +61,14 @@ class Launchers:
         components, rounds = process.components, self._rounds[uid]
         worker = components.factory.worker(*key_of(pod), uid)
         if worker is not None:
-            restarts = RestartsInPlace(count=len(rounds), last=tuple(rounds[-LAST_ROUNDS:]))
+            count = _predecessor(pod)[0] + len(rounds)
+            restarts = RestartsInPlace(count=count, last=tuple(rounds[-LAST_ROUNDS:]))
             components.factory.reports.put_restarts(worker.job, worker.child_uid, restarts)
             components.queues["job"].add(worker.job)
+
+
+def _predecessor(leader: Body) -> tuple[int, int]:
+    """The restarts in place before this pod of node 0, and the number of its first round."""
+    value: str = leader["metadata"].get("annotations", {}).get(names.IN_PLACE, "0 0")
+    restarts, first_round = value.split()
+    return int(restarts), int(first_round)

@@ -106,11 +106,11 @@ class Ledger:
         The failure of a worker that is being deleted may count as one, or as its deletion.
         """
         meta, status = pod["metadata"], pod["status"]
-        if status["phase"] != "Failed" or not is_worker(pod):
+        if status["phase"] != "Failed" or status.get("reason") == "Evicted" or not is_worker(pod):
             return
         is_terminating = "deletionTimestamp" in meta
         failed = self._failed_while_terminating if is_terminating else self._failed
-        ends = [each["state"].get("terminated", {}) for each in status["containerStatuses"]]
+        ends = [each["state"].get("terminated", {}) for each in status.get("containerStatuses", ())]
         if any(end.get("exitCode") for end in ends):
             child = next((c for c in self._children() if c["metadata"]["uid"] in owners(pod)), None)
             for uid in owners(child) if child else ():

@@ -9,7 +9,15 @@ from typing import Any
 import msgspec
 
 from bodies import Body
-from faults.cluster import JOBS, PODS, SERVICES, TORCHRUN_JOBS, TORCHRUN_QUEUES, owners
+from faults.cluster import (
+    JOBS,
+    PODS,
+    SERVICES,
+    TORCHRUN_JOBS,
+    TORCHRUN_QUEUES,
+    index_of,
+    owners,
+)
 from faults.ledger import Ledger
 from faults.store import Change, Resource, Store
 from gates import has_start, may_train
@@ -54,6 +62,7 @@ class Oracle:
         # By UID of the job, attempt and role
         self._gangs: Counter[tuple[str, str, str | None]] = Counter()
         self._prepared: set[str] = set()  # UIDs of jobs whose sync pod has succeeded
+        self._ended: set[str] = set()  # UIDs of Jobs whose workers the controller has deleted
         store.subscribe(self._changed)
 
     def _changed(self, change: Change) -> None:
@@ -83,6 +92,14 @@ class Oracle:
             root = self._root(change.old or change.body)
             if root not in (TORCHRUN_JOBS, TORCHRUN_QUEUES):
                 self._report(f"{change.writer} writes {change.name}, which is not ours")
+
+    def starts_round(self, members: list[Body], others: list[Body]) -> None:
+        """Check a round when it starts. others: pods of older rounds whose ranks may still run."""
+        name = members[0]["metadata"]["name"]
+        for pod in others:
+            self._report(f"the round of {name} starts beside ranks of {pod['metadata']['name']}")
+        for uid in owners(members[0]) & self._ended:
+            self._report(f"the gang of {name} goes on, although pods of {uid} were deleted")
 
     def _root(self, body: Body) -> Resource | None:
         """The kind of the top-level owner of an object, which may be deleted."""
@@ -119,6 +136,8 @@ class Oracle:
     def _pod(self, change: Change) -> None:
         labels = change.body["metadata"].get("labels", {})
         component = labels.get(names.COMPONENT_LABEL)
+        if component == names.WORKER and self._is_ours(change.writer) and _is_deleted(change):
+            self._ended |= owners(change.body)
         if component == names.SYNC:
             if change.body.get("status", {}).get("phase") == "Succeeded":
                 self._prepared |= owners(change.body)
@@ -132,6 +151,7 @@ class Oracle:
             fenced = {worker for pod in leaders for worker in _fenced_by(pod)}
             unfenced = [pod for pod in training if _worker(pod) not in fenced]
             self._at_most_one("gang that trains", unfenced, _attempt)
+            self._at_most_one_of_node(training)
 
     def _at_most_one(self, what: str, pods: list[Body], part: Callable[[Body], str]) -> None:
         """Check each job."""
@@ -143,6 +163,13 @@ class Oracle:
         for job, several in values.items():
             if len(several) > 1:
                 self._report(f"job {job} has more than one {what}: {sorted(several)}")
+
+    def _at_most_one_of_node(self, training: list[Body]) -> None:
+        """Check that no pod may start ranks while an earlier one of its node may run."""
+        found = Counter((*owners(pod), index_of(pod)) for pod in training)
+        for (uid, index), count in found.items():
+            if count > 1:
+                self._report(f"Job {uid} has {count} pods of node {index} that may train")
 
     def _absorbs(self, old: Body, new: Body) -> None:
         before = old.get("status", {}).get("phase")
@@ -162,6 +189,12 @@ class Oracle:
 
     def _report(self, what: str) -> None:
         self.wrong.append(what)
+
+
+def _is_deleted(change: Change) -> bool:
+    was_deleted = "deletionTimestamp" in (change.old or change.body)["metadata"]
+    is_deleted = change.verb == "DELETED" or "deletionTimestamp" in change.body["metadata"]
+    return is_deleted and not was_deleted
 
 
 def _is_ours(job: Body) -> bool:

@@ -15,7 +15,11 @@ from torchrun_controller.manager import Components, Manager, Sessions, assemble
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.settings import Settings, parse
 
-ARGUMENTS = ["--runtime-image=runtime:1", "--lease-namespace=system"]
+ARGUMENTS = [
+    "--runtime-image=runtime:1",
+    "--lease-namespace=system",
+    "--progress-url=http://controller",
+]
 SETTINGS: Settings = parse(ARGUMENTS, {})
 RESTART = 1.0  # seconds until an ended process is restarted
 

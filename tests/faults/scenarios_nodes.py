@@ -1,8 +1,6 @@
 """Scenarios of lost nodes, and of too few nodes for an elastic job."""
 
-from bodies import Body
-from faults.nodes import End
-from faults.scripts import first_gang_stays
+from faults.scripts import first_gang_stays, stays
 from faults.simulation import Scenario, Simulation
 
 # Seconds, longer than the minimum age for growth (5 min) and than an allowed overcharge.
@@ -53,11 +51,6 @@ async def elastic(world: Simulation) -> None:
     world.nodes.cordon("node-2", closed=False)
     await world.finish(nodes=3)
     await world.reaches("Succeeded")
-
-
-def stays(pod: Body) -> End | None:
-    """The pod runs until it gets SIGTERM."""
-    return None
 
 
 SCENARIOS = (

@@ -21,6 +21,11 @@ def serves(pod: Body) -> End | None:
     return None if pod["metadata"]["labels"].get(names.ROLE_LABEL) == names.WORKER else well(pod)
 
 
+def stays(pod: Body) -> End | None:
+    """The pod runs until it gets SIGTERM, or until the scenario ends it."""
+    return None
+
+
 def first_gang_stays(pod: Body) -> End | None:
     """The first gang runs until SIGTERM."""
     return None if pod["metadata"]["labels"].get(names.ATTEMPT_LABEL) == "0" else well(pod)

@@ -22,15 +22,17 @@ from faults.cluster import (
     TORCHRUN_QUEUES,
     GarbageCollector,
     Hands,
-    JobController,
+    PodCollector,
 )
 from faults.faults import FaultPlan, Planned, Point
+from faults.job_controller import JobController
 from faults.launchers import Launchers
 from faults.nodes import End, Nodes, Script
 from faults.oracle import EVENTS, LEASES, Oracle
 from faults.replica import Process, Replica
+from faults.rounds import is_replaced
 from faults.store import Change, Resource
-from gates import may_train
+from gates import gang_of, may_train
 from torchrun_api import names
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -50,7 +52,7 @@ class Scenario(Struct, frozen=True):
     """The actions of users, and the behaviour of their pods. `installed`: kinds of gang schedulers.
 
     `renumbered`: a fault may cause another replacement of a gang, so the last one has another
-    number.
+    number. `doubtful`: so may a fault that lasts, because in doubt the controller ends the gang.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Scenario(Struct, frozen=True):
     replicas: int = 1
     installed: tuple[Resource, ...] = ()
     renumbered: bool = False
+    doubtful: bool = False
     varies: tuple[
         str, ...
     ] = ()  # fields of spec or status, and conditions, that a fault may change
@@ -103,8 +106,10 @@ class Simulation:
         ]
         GarbageCollector(self.server, self.now, "garbage-collector")
         JobController(self.server, self.now)
+        PodCollector(self.server, self.now, "pod-garbage-collector")
         self.nodes = Nodes(self.server, self.now, scenario.script)
         self.launchers = Launchers(self.store, self.now, self._leader)
+        self.nodes.starts = self.oracle.starts_round
         self.oracle.unseen = lambda: self.nodes.unseen
         self._scenario = scenario
         self._wanted = wanted
@@ -245,19 +250,27 @@ class Simulation:
 
     def _workers(self, name: str) -> list[Body]:
         """The pods of its gang, if all run, have their start annotation, and find each other."""
+        pods = self.workers(name)
+        started = (
+            pod["status"]["phase"] == "Running"
+            and may_train(pod, pods)
+            and self.nodes.finds_leader(pod)
+            and self.nodes.trains(pod)
+            for pod in pods
+        )
+        return pods if all(started) else []
+
+    def workers(self, name: str = "train") -> list[Body]:
+        """The pods of the latest gang of a job, without those that a newer pod replaces."""
         labels = {names.JOB_LABEL: name, names.COMPONENT_LABEL: names.WORKER}
         pods = [
             pod
             for pod in self.store.bodies(PODS, NAMESPACE)
             if labels.items() <= pod["metadata"].get("labels", {}).items()
         ]
-        started = (
-            pod["status"]["phase"] == "Running"
-            and may_train(pod, pods)
-            and self.nodes.finds_leader(pod)
-            for pod in pods
-        )
-        return pods if all(started) else []
+        latest = max((int(gang_of(pod)[2]) for pod in pods), default=0)
+        pods = [pod for pod in pods if gang_of(pod)[2] == str(latest)]
+        return [pod for pod in pods if not is_replaced(pod, pods)]
 
     async def until(self, what: str, holds: Callable[[], bool]) -> None:
         """Wait until a condition holds. Raises Stuck."""

@@ -7,10 +7,11 @@ import pytest
 
 import virtual_time
 from faults.api_server import ApiServer
-from faults.cluster import GarbageCollector, JobController
+from faults.cluster import GarbageCollector, PodCollector
 from faults.conformance import CHECKS
 from faults.conformance_api import Api
 from faults.faults import FaultPlan
+from faults.job_controller import JobController
 from faults.network import Client
 
 
@@ -25,6 +26,7 @@ def test_the_simulation_passes_the_checks(check: str) -> None:
         server = ApiServer(now)
         GarbageCollector(server, now, "garbage-collector")
         JobController(server, now)
+        PodCollector(server, now, "pod-garbage-collector")
         transport = Client("test", server, FaultPlan()).session("test")
         await CHECKS[check](Api(transport, "team"))
 

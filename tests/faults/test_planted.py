@@ -6,16 +6,21 @@ Each is a bug that a change could introduce, and a few faults of one kind must r
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from faults import campaign
 from torchrun_api.meta import ChildMeta
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.controllers import live_reads
 from torchrun_controller.reconcile.admission.quota import QueueQuota
+from torchrun_controller.reconcile.gang import fence, replacement
+from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.restarts import Counts
-from torchrun_controller.reconcile.job import dependencies, steps
+from torchrun_controller.reconcile.job import dependencies, running, steps
+from torchrun_controller.reconcile.job.context import Context
 from torchrun_controller.reconcile.job.running import service_refused
 from torchrun_controller.reconcile.model.conditions import Reason
+from torchrun_controller.reconcile.pods.lifecycle import alive, delete_pod
 from torchrun_controller.reconcile.workspace import preparation
 from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace
 from torchrun_controller.watch.watcher import Watcher
@@ -73,6 +78,26 @@ def gangs_run_without_their_service(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(steps, "STEPS", tuple(others))
 
 
+def lost_nodes_are_trusted(plant: pytest.MonkeyPatch) -> None:
+    none = fence.BlockingPods()
+    plant.setattr(fence, "unproven_loss", lambda *_: None)
+    plant.setattr(fence, "blocking_pods", lambda *_: none)
+    plant.setattr(replacement, "stopped", lambda pod: not alive(pod))
+
+
+def others_lose_their_places(plant: pytest.MonkeyPatch) -> None:
+    original = running.keep_running
+
+    def keep_running(context: Context) -> Decision:
+        decision = original(context)
+        if context.losses is None or not context.losses.new or len(context.losses.pending) > 1:
+            return decision
+        other = next(pod for pod in context.observed.gang.workers if alive(pod))
+        return replace(decision, writes=decision.writes.and_also(deletes=(delete_pod(other),)))
+
+    plant.setattr(running, "keep_running", keep_running)
+
+
 PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
     (owner_check_is_dropped, "success", "dropped"),
     (requeue_is_forgotten, "success", "500"),
@@ -83,11 +108,15 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
     (a_wait_names_no_way_out, "waiting", "dropped"),
     (failures_are_not_counted, "restart", "dropped"),
     (gangs_run_without_their_service, "service taken", "dropped"),
+    (lost_nodes_are_trusted, "node deleted", "dropped"),
+    (others_lose_their_places, "pod replaced", "dropped"),
 ]
 # Part of the report, where another difference alone would be reported as well.
 REPORTED = {
     a_wait_names_no_way_out: "waits without a way out",
     gangs_run_without_their_service: "is Running without its Service",
+    lost_nodes_are_trusted: "starts beside ranks of",
+    others_lose_their_places: "goes on, although",
 }
 
 

@@ -10,11 +10,11 @@ import random
 from msgspec import Struct
 
 import virtual_time
-from faults.campaign import points, without_faults
+from faults.campaign import points, scenario_for, without_faults
 from faults.faults import NO_REQUEST_FAULT, CrashAfterCommit, FaultPlan, Point
 from faults.network import Call, RequestFault
 from faults.oracle import differences
-from faults.scenarios import SCENARIOS, SOUND
+from faults.scenarios import SOUND
 from faults.simulation import Outcome, Simulation, quiet
 
 # The number of changes in the past, and the delay in seconds.
@@ -40,6 +40,8 @@ REGRESSIONS = (
     # The serve pod of a gang without a status was replaced as if its workers mounted the PVC.
     Journey("direct", Point("write PATCH jobs/train", 1), 10, 3.0),
 )
+# See the known gaps of docs/faults.md. Other journeys of this scenario are not drawn.
+KNOWN_GAP = Journey("node deleted", Point("write PATCH torchrunjobs/train/status", 1), 10, 100.0)
 
 
 class TravelPlan(FaultPlan):
@@ -84,6 +86,7 @@ def journeys(count: int, seed: str) -> list[Journey]:
     everywhere = [
         Journey(name, point, *lag)
         for name in sorted(SOUND)
+        if name != KNOWN_GAP.scenario
         for point in points(name)
         if not point.is_event and not point.what.startswith(_NOT_STRUCK)
         for lag in LAGS
@@ -93,10 +96,10 @@ def journeys(count: int, seed: str) -> list[Journey]:
 
 def travel(journey: Journey) -> Outcome:
     """Play it."""
-    wanted = without_faults(journey.scenario).state
+    wanted = without_faults(journey.scenario, is_slow=True).state
 
     async def play() -> Outcome:
-        scenario = SCENARIOS[journey.scenario]
+        scenario = scenario_for(journey.scenario, is_slow=True)
         simulation = Simulation(scenario, TravelPlan(journey), wanted)
         await simulation.run()
         return simulation.outcome()
@@ -108,7 +111,10 @@ def travel(journey: Journey) -> Outcome:
 def judge(journey: Journey) -> list[str]:
     """All violations of the run."""
     problems = travel(journey)
-    wrong = [*problems.wrong, *differences(without_faults(journey.scenario).state, problems.state)]
+    wrong = [
+        *problems.wrong,
+        *differences(without_faults(journey.scenario, is_slow=True).state, problems.state),
+    ]
     if not problems.struck:
         wrong.append("no fault struck")
     return wrong

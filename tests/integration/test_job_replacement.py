@@ -163,6 +163,22 @@ def test_a_pod_that_terminates_is_replaced_only_when_it_has_failed(
     assert still["deletionTimestamp"]
 
 
+def test_a_job_ends_once_its_limit_for_all_indexes_is_0(
+    make_job: Callable[..., IndexedJob], team: Team
+) -> None:
+    """So the controller ends a gang: the Job creates no new pods, and ends the others."""
+    job = make_job("ended", backoffLimitPerIndex=1000)
+    path = f"{team.batch}/jobs/ended"
+    assert team.api.get(path)["spec"]["backoffLimit"] == 2**31 - 1
+    job.set(job.first[1], "Failed")
+    eventually("the failure counts", lambda: job.status().get("failed") == 1)
+    assert "conditions" not in job.status()
+    team.api.patch(path, {"spec": {"backoffLimit": 0}})
+    conditions = eventually("the Job ends", lambda: job.status().get("conditions"))
+    assert conditions[0]["reason"] == "BackoffLimitExceeded"
+    eventually("the others terminate", lambda: job.status().get("terminating") == SIZE - 1)
+
+
 def test_pods_of_a_job_that_resumes_replace_none(
     make_job: Callable[..., IndexedJob], team: Team
 ) -> None:

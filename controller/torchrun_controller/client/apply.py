@@ -301,7 +301,8 @@ class Applier:
     async def _update(self, intent: Apply) -> WriteResult:
         meta = _metadata(intent)
         body = {**intent.body, "metadata": {**meta, "uid": intent.uid}}
-        response = await self._patch(_path(intent), body, FIELD_MANAGER, force=True)
+        manager = intent.manager or FIELD_MANAGER
+        response = await self._patch(_path(intent), body, manager, force=True)
         return _write_result(intent.kind, intent.name, response.read(read_object))
 
     async def _patch(

@@ -11,8 +11,9 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.status import TERMINAL, Attempt, TorchrunJobStatus
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.gang.gang import RESIZES
+from torchrun_controller.reconcile.gang.replacement import NOT_REPLACED
 from torchrun_controller.reconcile.gang.restarts import NO_FAILURES
-from torchrun_controller.reconcile.model.attempts import order_of
+from torchrun_controller.reconcile.model.attempts import identity_of
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.workspace.sync_results import read_result
 
@@ -93,17 +94,21 @@ def _observe_start(
         metrics.gang_start_seconds.labels(attempt).observe(_seconds_between(created, now), exemplar)
 
 
+# Ends that are no failures, and that a new gang follows.
+FOLLOWED = RESIZES | {NOT_REPLACED}
+
+
 def _followed_attempts(before: TorchrunJobStatus, after: TorchrunJobStatus) -> list[Attempt]:
-    """Return the attempts and rounds that ended now, if another one follows.
+    """Return the attempts, rounds and lost pods that ended now, if another one follows.
 
     Suspensions do not count.
     """
-    recorded = set(map(order_of, before.attempts))
+    recorded = set(map(identity_of, before.attempts))
     return [
         attempt
         for attempt in after.attempts
-        if order_of(attempt) not in recorded
-        and (attempt.reason in RESIZES or attempt.reason not in NO_FAILURES)
+        if identity_of(attempt) not in recorded
+        and (attempt.reason in FOLLOWED or attempt.reason not in NO_FAILURES)
         and (attempt.round is not None or after.phase not in TERMINAL)
     ]
 
@@ -111,6 +116,8 @@ def _followed_attempts(before: TorchrunJobStatus, after: TorchrunJobStatus) -> l
 def _kind(attempt: Attempt) -> str:
     if attempt.round is not None:
         return "in-place"
+    if attempt.lost_pod is not None:
+        return "pod"
     if attempt.reason in RESIZES:
         return "resize"
     return "failure" if attempt.counted else "disruption"

@@ -48,7 +48,7 @@ from torchrun_controller.metrics.buckets import (
 from torchrun_controller.metrics.labels import MAX_LENGTH, OTHERS, QueueLabels, Reasons
 from torchrun_controller.metrics.snapshot import Snapshot
 
-RESTART_KINDS = ("failure", "disruption", "resize", "in-place")
+RESTART_KINDS = ("failure", "disruption", "resize", "in-place", "pod")
 
 
 class Metrics:
@@ -262,8 +262,8 @@ class Metrics:
         self.restarts = self._counter(
             "torchrun_restarts",
             "Restarts, by reason. Kind is failure (a new gang, counted by maxRestarts), disruption "
-            "(a new gang, not counted), resize (a new gang), or in-place (the ranks start again in "
-            "the same pods, counted by maxRestarts).",
+            "(a new gang, not counted), resize (a new gang), in-place (the ranks start again in "
+            "the same pods, counted by maxRestarts), or pod (a lost pod is replaced alone).",
             "kind",
             "reason",
         )

@@ -7,9 +7,13 @@ from torchrun_api.core import Pod, StateTerminated
 
 
 async def list_workers(api: Api, job: Job) -> list[Pod]:
-    """The workers of all attempts that still exist. Raises ApiError."""
+    """The workers of all attempts that still exist. Raises ApiError.
+
+    Of the pods of one index, the one that replaces the others comes last.
+    """
     selector = f"{names.JOB_LABEL}={job.metadata.name},{names.COMPONENT_LABEL}={names.WORKER}"
-    return list((await api.list(PODS, {"labelSelector": selector})).items)
+    pods = (await api.list(PODS, {"labelSelector": selector})).items
+    return sorted(pods, key=lambda pod: names.number_in(pod.metadata.annotations.failure_count))
 
 
 def attempt_of(pod: Pod) -> int:

@@ -26,8 +26,10 @@ def status_lines(job: Job) -> list[str]:
 
 
 def _name(attempt: AttemptSlice) -> str:
-    in_round = "" if attempt.round is None else f", round {attempt.round}"
-    return f"attempt {attempt.number}{in_round}"
+    part = "" if attempt.round is None else f", round {attempt.round}"
+    if attempt.lost_pod is not None:
+        part = f", pod of index {attempt.lost_pod.index}"
+    return f"attempt {attempt.number}{part}"
 
 
 def node_count(job: Job) -> str:

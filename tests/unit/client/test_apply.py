@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 
 import pytest
+from msgspec.structs import replace
 
 from garbled import GARBLED
 from torchrun_api.job import TorchrunJob
@@ -160,6 +161,13 @@ async def test_a_known_object_is_forced_by_its_uid() -> None:
     assert request.query == {"fieldManager": "torchrun-controller", "force": "true"}
     assert request.body["metadata"]["uid"] == "known"
     assert "resourceVersion" not in request.body["metadata"]
+
+
+async def test_an_apply_with_its_own_manager_keeps_the_fields_of_the_others() -> None:
+    wire = Wire(answer())
+    await Applier(wire, Open()).apply(replace(intent(uid="known"), manager="mine"))
+    (request,) = wire.requests
+    assert request.query == {"fieldManager": "mine", "force": "true"}
 
 
 async def test_status_has_its_own_field_manager_and_preconditions() -> None:

@@ -7,7 +7,7 @@ from metrics_world import NOW, ago, job
 from torchrun_api.core import ContainerState, ContainerStatus, Job, Pod, PodStatus, StateTerminated
 from torchrun_api.job import TorchrunJob, TorchrunJobSpec, Volumes
 from torchrun_api.meta import ChildMeta, Condition
-from torchrun_api.status import Attempt, Phase
+from torchrun_api.status import Attempt, LostPod, Phase
 from torchrun_api.workspace import WorkspaceVolume
 from torchrun_controller.metrics.changes import phase_since, record_status
 from torchrun_controller.metrics.registry import Metrics
@@ -56,6 +56,15 @@ def test_a_restart_counts_with_the_status_write_that_records_it(world: World) ->
     }
     labels = {"job_namespace": "team", "queue": "gpu"}
     assert world.value("torchrun_queue_restarts_total", **labels, kind="failure") == 1
+
+
+def test_lost_pods_count_apart_from_new_gangs(world: World) -> None:
+    before = Observed(job=job("a", "Running"))
+    lost = [
+        replace(ended(0, "PodDeleted"), lost_pod=LostPod(uid=uid, index=1)) for uid in ("a", "b")
+    ]
+    world.wrote(before, phase="Queued", attempts=(*lost, ended(0, "NotReplaced")))
+    assert restarts(world) == {("pod", "PodDeleted"): 2, ("disruption", "NotReplaced"): 1}
 
 
 def test_recorded_attempts_are_never_counted_again(world: World) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from torchrun_controller.reconcile import Plan
-from world import ZIP, World, make_job, make_queue
+from world import DEFAULTS, ZIP, World, make_job, make_queue
 
 GOLDEN = Path(__file__).parent / "golden"
 FULL_QUEUE = {
@@ -51,6 +52,7 @@ FULL_QUEUE = {
         },
     },
 }
+REPLACED = "replaced-pods"
 CASES = {
     "one-cpu-node": (make_job(numNodes=1), make_queue()),
     "two-nodes-zip": (make_job(numNodes=2, volumes=ZIP), make_queue()),
@@ -201,6 +203,10 @@ CASES = {
             storage={"checkpoints": {"size": "1Gi"}},
         ),
     ),
+    REPLACED: (
+        make_job(numNodes=2, reliability={"podReplacement": "Pod", "maxRestarts": 1}),
+        make_queue(),
+    ),
     "etcd-endpoint-shared-checkpoints": (
         make_job(
             numNodes=2,
@@ -210,6 +216,15 @@ CASES = {
         make_queue(),
     ),
 }
+
+
+def world_of(name: str) -> World:
+    """The world of a case. Pods are replaced only if nodes and reports of workers are read."""
+    world = World(*CASES[name])
+    if name == REPLACED:
+        world.nodes = {}
+        world.defaults = replace(DEFAULTS, progress_url="http://controller:8082")
+    return world
 
 
 def plans_until_the_gang(world: World) -> list[Plan]:
@@ -224,7 +239,7 @@ def plans_until_the_gang(world: World) -> list[Plan]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_objects_of_a_run(name, request):
-    plans = plans_until_the_gang(World(*CASES[name]))
+    plans = plans_until_the_gang(world_of(name))
     text = yaml.safe_dump_all(
         [
             {"applies": [msgspec.to_builtins(apply.body) for apply in plan.applies]}
@@ -241,7 +256,7 @@ def test_the_objects_of_a_run(name, request):
 
 @pytest.mark.parametrize("name", CASES)
 def test_names_in_merged_lists_are_unique(name):
-    plans = plans_until_the_gang(World(*CASES[name]))
+    plans = plans_until_the_gang(world_of(name))
     jobs = [a.body for plan in plans for a in plan.applies if a.body["kind"] == "Job"]
     for container in jobs[0]["spec"]["template"]["spec"]["containers"]:
         names = [variable["name"] for variable in container.get("env", [])]

@@ -8,7 +8,7 @@ checkpoint. It counts neither as a restart nor as a disruption.
 """
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from torchrun_api.meta import ConditionStatus
 from torchrun_controller.reconcile.gang.cleanup import resized_jobs
 from torchrun_controller.reconcile.gang.gang import BY_THE_USER, GROWING, SHRINKING
 from torchrun_controller.reconcile.gang.probe import missing_probes
+from torchrun_controller.reconcile.gang.replacement import SCHEDULE_WITHIN
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason, find_condition
 from torchrun_controller.reconcile.model.messages import count_of, pods_are, sentence
 from torchrun_controller.reconcile.model.observed import Defaults, Observed, ObservedGang
@@ -31,15 +32,17 @@ from torchrun_controller.reconcile.pods.lifecycle import (
     count_scheduled,
     delete_job,
     delete_pod,
+    predecessors_of,
 )
 from torchrun_controller.reconcile.pods.nodes import find_loss
 from torchrun_controller.reconcile.spec import admission_status
 
 # Time for the scheduler to find nodes for a whole gang, before a smaller one is created.
-SHRINK_AFTER = timedelta(seconds=30)
+SHRINK_AFTER = SCHEDULE_WITHIN
 # Time after the first probe finds room: nodes that come back together are used together.
 SETTLE = timedelta(seconds=10)
 MOST_PROBES = 16
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
 class Outlook(Struct, frozen=True, kw_only=True):
@@ -175,14 +178,26 @@ def _evaluate_starting(
 
 
 def _scheduling_since(job: TorchrunJob, gang: ObservedGang, now: datetime) -> datetime:
-    """Return when the last pod of an older gang left its node, according to the condition."""
-    creation_time = gang.current_job.metadata.creation_timestamp or now
+    """Return when the last pod of an older gang left its node, according to the condition.
+
+    A pod that replaces another one is new.
+    """
+    creation_time = max(
+        gang.current_job.metadata.creation_timestamp or now,
+        *(_replaced_at(pod) for pod in gang.workers),
+    )
     full_size = find_condition(job.status.conditions, admission_status.FULL_SIZE)
     if full_size is None or full_size.status == "True" or full_size.last_transition_time is None:
         return creation_time
     return (
         now if full_size.status == "Unknown" else max(creation_time, full_size.last_transition_time)
     )
+
+
+def _replaced_at(pod: Pod) -> datetime:
+    """Return the creation of a pod that replaces another one and has no node."""
+    is_new = predecessors_of(pod) > 0 and not pod.spec.node_name
+    return (pod.metadata.creation_timestamp if is_new else None) or _EARLIEST
 
 
 def _evaluate_growth(

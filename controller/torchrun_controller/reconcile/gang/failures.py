@@ -48,11 +48,13 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """The failure of one pod of a gang.
 
     `disruption`: the job is not the cause. `conditions` are the types of the pod's true conditions.
+    `is_counted`: the status has counted it, as the loss of a pod that was to be replaced alone.
     """
 
     details: LastFailure
     disruption: bool = False
     conditions: tuple[str, ...] = ()
+    is_counted: bool = False
 
 
 class Cause(Attempt, frozen=True, kw_only=True):
@@ -74,7 +76,7 @@ def find_root_cause(
     """
     failures = [
         *other_failures,
-        *(failure for pod in pods if (failure := _failure_of(pod)) is not None),
+        *(failure for pod in pods if (failure := failure_of(pod)) is not None),
     ]
     return min(failures, key=lambda failure: precedence(failure.details), default=None)
 
@@ -98,7 +100,8 @@ def precedence(failure: LastFailure) -> tuple[int, datetime]:
     return grade, failure.time or _LATEST
 
 
-def _failure_of(pod: Pod) -> Failure | None:
+def failure_of(pod: Pod) -> Failure | None:
+    """Return the failure or the deletion of the pod; None if it runs or has succeeded."""
     true_conditions = {c.type: c for c in pod.status.conditions if c.status == "True"}
     has_failed = pod.status.phase == "Failed"
     details = read_failure(pod) if has_failed else None
@@ -112,7 +115,8 @@ def _failure_of(pod: Pod) -> Failure | None:
         details = _pod_failure(pod, reason, message, disruption.last_transition_time)
     elif end_of_grace is not None:
         deletion_time = end_of_grace - timedelta(seconds=pod.metadata.deletion_grace_period_seconds)
-        if details is None or _is_end_by_deletion(details, deletion_time):
+        never_ran = not pod.spec.node_name
+        if details is None or never_ran or _is_end_by_deletion(details, deletion_time):
             message = f"Pod {pod.metadata.name} was deleted."
             details = _pod_failure(pod, POD_DELETED, message, deletion_time)
     if details is None:

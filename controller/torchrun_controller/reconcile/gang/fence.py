@@ -235,7 +235,13 @@ def _vanished_workers(
     if cluster_nodes is None:
         return
     pods = (*gang.workers, *gang.stale_pods)
-    present_indexes = {index_of(pod) for pod in pods if attempt_of(pod) == status.attempt}
+    # The status has the node of the pod before a new one, until that one may train.
+    new_pods = {pod.metadata.uid for pod in pods if lifecycle.waits_for_predecessor(pod)}
+    present_indexes = {
+        index_of(pod)
+        for pod in pods
+        if attempt_of(pod) == status.attempt and pod.metadata.uid not in new_pods
+    }
     for index, name in enumerate(status.worker_nodes):
         node = cluster_nodes.get(name)
         if name and index not in present_indexes and (node is None or not nodes.is_ready(node)):
@@ -290,7 +296,7 @@ def _closed_gates(job: TorchrunJob, gang: ObservedGang) -> frozenset[_Gate]:
     A suspended Job that resumes may have two leaders of one attempt: an old one and a new one.
     """
     leaders = [pod for pod in (*gang.workers, *gang.stale_pods) if index_of(pod) == 0]
-    started = {_gate_of(job, gang, pod) for pod in leaders if lifecycle.has_own_start(pod)}
+    started = {_gate_of(job, gang, pod) for pod in leaders if lifecycle.may_have_led(pod)}
     return frozenset({_gate_of(job, gang, pod) for pod in leaders} - started)
 
 

@@ -158,14 +158,18 @@ def is_complete(child: Job) -> bool:
 
 
 def evaluate_state(
-    observed: Observed, unfenced: tuple[UnfencedWorker, ...], now: datetime
+    observed: Observed,
+    unfenced: tuple[UnfencedWorker, ...],
+    now: datetime,
+    recorded_losses: frozenset[str] = frozenset(),
 ) -> GangState:
     """Return the state of the gang of the present attempt; `unfenced` may keep its gate closed.
 
     The condition of the Job decides on success: some succeeded pods prove nothing about the others.
     Where a head has a Job of its own, the Job of the workers matters only for failures. A failure
     counts from the first failed pod on, well before the Job is Failed. A pod that lost a peer waits
-    a moment for the failure of that peer, a deleted pod for Kueue's suspension of the Job.
+    a moment for the failure of that peer, a deleted pod for Kueue's suspension of the Job. The pods
+    with the UIDs `recorded_losses` are replaced, so they no longer fail the gang.
     """
     job, gang, nodes = observed.job, observed.gang, observed.cluster.nodes
     completed_job = find_completed_job(gang)
@@ -183,7 +187,7 @@ def evaluate_state(
     if child.spec.suspend and failed_job is None and deletion_failure is None:
         # The Job controller deletes the pods, which is not a failure.
         return GangState(*_suspension(job, gang))
-    failure = _pod_failure(gang, nodes, now)
+    failure = _pod_failure(gang, nodes, now, recorded_losses)
     if deletion_failure is not None and (
         failure is None or deletion.precedes(deletion_failure, failure)
     ):
@@ -244,10 +248,14 @@ def _cause_wait_left(gang: ObservedGang, failure: LastFailure, now: datetime) ->
 
 
 def _pod_failure(
-    gang: ObservedGang, nodes: Mapping[str, Node] | None, now: datetime
+    gang: ObservedGang,
+    nodes: Mapping[str, Node] | None,
+    now: datetime,
+    recorded_losses: frozenset[str],
 ) -> Failure | None:
     """Return the root cause. On a lost node, the loss counts and not the status of the pod."""
     pods = _pods_since_resumption(gang)
+    pods = tuple(pod for pod in pods if pod.metadata.uid not in recorded_losses)
     losses = {pod.metadata.uid: fence.unproven_loss(nodes, pod, now) for pod in pods}
     node_failures = tuple(
         node_failure(pod, loss.message, loss.since)

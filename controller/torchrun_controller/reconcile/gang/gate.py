@@ -12,7 +12,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS
 from torchrun_api.status import UnfencedWorker
-from torchrun_controller.reconcile.gang import fence, in_place
+from torchrun_controller.reconcile.gang import fence, in_place, replacement
 from torchrun_controller.reconcile.gang.fence import BlockingPods
 from torchrun_controller.reconcile.gang.in_place import NewRestarts
 from torchrun_controller.reconcile.gang.orphans import find_orphans, orphan_advice
@@ -30,6 +30,8 @@ from torchrun_controller.reconcile.pods.lifecycle import (
     attempt_of,
     follows_leader,
     has_started,
+    is_follower,
+    start_of,
 )
 from torchrun_controller.reconcile.pods.nodes import OUT_OF_SERVICE
 from torchrun_controller.reconcile.workspace import reload
@@ -53,24 +55,24 @@ def instruct_launchers(
     """Return the annotations that the workers lack, or that are to be written a second time.
 
     The start, if the gang may start; the workspace's revision, if all workers can change together.
-    Workers that follow their leader get neither, except for the address of newer served code.
+    Workers that follow their leader get neither, except for the address of newer served code, and
+    the start if they replace another one. That is written only after the end of the other one is in
+    the status.
     """
     child = gang.current_job
     is_safe = not blocking_pods.pods and _can_fence(child, blocking_pods.unfenced)
     may_open = is_safe and head_and_workers.is_whole(gang)
-    start: JsonObject = {
-        names.START: str(attempt_of(child)),
-        **in_place.predecessor_annotation(job, gang, restarts),
-    }
+    start = in_place.predecessor_annotation(job, gang, restarts)
+    records = replacement.find_records(job, gang)
     if may_open and blocking_pods.unfenced:
         start[names.FENCE] = fence.fence_annotation(blocking_pods.unfenced, now)
     all_alive = all(alive(pod) for pod in gang.workers)
     code = reload.build_annotations(job, workspace) if all_alive else {}
     applies = []
     for pod in filter(alive, gang.workers):
-        follows = follows_leader(pod)
-        code_of_pod = {} if follows and names.SERVED not in code else code
-        start_of_pod = start if may_open and not follows else {}
+        code_of_pod = {} if is_follower(pod) and names.SERVED not in code else code
+        may_start = may_open and not follows_leader(pod) and replacement.is_proven(pod, records)
+        start_of_pod = {names.START: start_of(pod), **start} if may_start else {}
         applies.append(_annotate(pod, start_of_pod, code_of_pod, now))
     return tuple(apply for apply in applies if apply is not None)
 

@@ -18,7 +18,10 @@ from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 FIRST_DELAY = timedelta(seconds=10)
 LONGEST_DELAY = timedelta(minutes=5)
 EARLY = timedelta(minutes=10)  # running time below which a failure is early
-NO_FAILURES = frozenset({"Suspended", "Preempted", "Resizing", "Shrinking", "Growing"})
+# NotReplaced: the status counts the loss of the pod, and not that it was not replaced.
+NO_FAILURES = frozenset(
+    {"Suspended", "Preempted", "Resizing", "Shrinking", "Growing", "NotReplaced"}
+)
 
 
 class FailureAction(Enum):

@@ -7,14 +7,27 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrun_api.status import Attempt, LastFailure, UnfencedWorker
-from torchrun_controller.reconcile.gang import cleanup, deletion, elastic, fence, gang, in_place
+from torchrun_controller.reconcile.gang import (
+    cleanup,
+    deletion,
+    elastic,
+    fence,
+    gang,
+    in_place,
+    losses,
+    replacement,
+)
 from torchrun_controller.reconcile.gang.decision import History
 from torchrun_controller.reconcile.gang.elastic import Outlook
 from torchrun_controller.reconcile.gang.failures import Failure
 from torchrun_controller.reconcile.gang.gang import GangState
 from torchrun_controller.reconcile.gang.in_place import NewRestarts
+from torchrun_controller.reconcile.gang.losses import CountedLosses
+from torchrun_controller.reconcile.gang.replaceable import find_obstacle
+from torchrun_controller.reconcile.gang.replacement import Losses
 from torchrun_controller.reconcile.gang.restarts import (
     NO_FAILURES,
+    Counts,
     FailureAction,
     RestartDelay,
     evaluate_failure_policy,
@@ -85,13 +98,35 @@ class Context:
         """The state of the gang of the present attempt; None if its Job does not exist."""
         if not gang.exists(self.observed.job, self.observed.gang):
             return None
-        state = gang.evaluate_state(self.observed, self.unfenced, self.now)
+        job, observed_gang = self.observed.job, self.observed.gang
+        state = losses.review_recorded(self._state_of_pods, job, observed_gang)
+        fails_job = self.counted_losses.fails_job
+        state = losses.review(state, self.losses, fails_job=fails_job, now=self.now)
         if state.state is not State.GANG_RUNNING:
             return state
-        restarts = in_place.describe_restarts(
-            self.observed.job, self.observed.gang, self.new_restarts
-        )
+        restarts = in_place.describe_restarts(job, observed_gang, self.new_restarts)
         return replace(state, why=Reason(state.why.reason, state.why.message + restarts))
+
+    @cached_property
+    def _state_of_pods(self) -> GangState:
+        """The state of the gang, as if no further pod was replaced."""
+        uids = replacement.recorded_uids(self.observed.job, self.observed.gang)
+        return gang.evaluate_state(self.observed, self.unfenced, self.now, uids)
+
+    @cached_property
+    def losses(self) -> Losses | None:
+        """The lost pods of a gang that replaces them; None if the gang does not."""
+        return replacement.find_losses(self.observed, self.now)
+
+    @cached_property
+    def counted_losses(self) -> CountedLosses:
+        """What the status is to record of them, if the gang goes on."""
+        job, observed_gang = self.observed.job, self.observed.gang
+        if self.losses is None:
+            return CountedLosses(counts=self._counts)
+        return losses.count_losses(
+            job, observed_gang, self.losses, self.reliability, self._counts, self.now
+        )
 
     @property
     def attempt(self) -> int:
@@ -99,6 +134,16 @@ class Context:
         if self.gang is None:
             return self.observed.job.status.attempt
         return attempt_of(self.observed.gang.current_job)
+
+    @cached_property
+    def replacement_obstacle(self) -> str | None:
+        """Why podReplacement Pod has no effect on the next gang; None if it has, or is not set."""
+        return find_obstacle(self.observed, self.reliability, self.defaults)
+
+    @property
+    def replaces_pods(self) -> bool:
+        """Whether lost pods of the next gang are replaced alone, if others are there."""
+        return self.reliability.replaces_pods and self.replacement_obstacle is None
 
     @cached_property
     def unfenced(self) -> tuple[UnfencedWorker, ...]:
@@ -109,19 +154,39 @@ class Context:
         )
 
     @cached_property
+    def _counts(self) -> Counts:
+        """The counts with the new restarts in place."""
+        counts = gang.current_counts(self.observed.job, self.observed.gang)
+        return counts.after_rounds(self.new_restarts.new)
+
+    @cached_property
     def history(self) -> History:
         """The counts, and the failures and earlier ends that the status has not recorded yet."""
         job, observed_gang = self.observed.job, self.observed.gang
-        counts = gang.current_counts(job, observed_gang)
         if self.gang is None:
+            counts = gang.current_counts(job, observed_gang)
             return History(counts=counts, restarts_in_place=job.status.restarts_in_place)
-        restarts = self.new_restarts
-        failure = self.gang.failure.details if self.gang.failure is not None else restarts.failure
+        restarts, end = self.new_restarts, self.gang.failure
+        is_new = end is not None and not end.is_counted
+        failure = end.details if end is not None and is_new else restarts.failure
         return History(
-            counts=counts.after_rounds(restarts.new),
+            counts=self._counts,
             restarts_in_place=restarts.total,
             ends=(*gang.unrecorded_ends(job, observed_gang), *restarts.ends),
             failure=failure or gang.unrecorded_failure(job, observed_gang),
+        )
+
+    @cached_property
+    def history_of_kept_gang(self) -> History:
+        """The history of a gang that goes on, with the lost pods that are replaced."""
+        if self._state_of_pods.seconds_left is not None:
+            return self.history  # another cause may follow, such as a suspension of the Job
+        counted = self.counted_losses
+        return replace(
+            self.history,
+            counts=counted.counts,
+            ends=(*self.history.ends, *counted.ends),
+            failure=counted.failure or self.history.failure,
         )
 
     @cached_property
@@ -166,6 +231,9 @@ class Context:
         attempt = gang.record_end(
             observed.job, observed.gang, why, self.now, counted=False, node=node
         )
+        if failure.is_counted:
+            history = replace(self.history, ends=(*self.history.ends, attempt))
+            return GangEnd(why=why, fails_job=False, attempt=attempt, history=history)
         return self._build_end(why, action, failure.details, attempt)
 
     def _build_end(

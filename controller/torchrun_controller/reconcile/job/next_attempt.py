@@ -187,8 +187,13 @@ def create_gang(context: Context) -> Decision:
     # Without reports, the controller could not count the restarts.
     has_reports = bool(context.defaults.progress_url)
     counts = next_attempt.history.counts
-    limits = in_place.restart_limits(context.reliability, counts) if has_reports else None
-    spec = replace(spec, restart_limits=limits)
+    replaces_pods = context.replaces_pods and spec.size.nodes > 1
+    limits = (
+        in_place.restart_limits(context.reliability, counts, replaces_pods=replaces_pods)
+        if has_reports
+        else None
+    )
+    spec = replace(spec, restart_limits=limits, replaces_pods=replaces_pods)
     causes = () if next_attempt.cause is None else (next_attempt.cause,)
     new_ends = (*next_attempt.history.ends, *causes)
     avoided_nodes = avoid.nodes_to_avoid((*observed.job.status.attempts, *new_ends))
@@ -203,7 +208,9 @@ def create_gang(context: Context) -> Decision:
         context.defaults,
         counts=counts,
         previous_end=_cause(next_attempt),
-        may_start=may_start and not (limits and _may_be_resumed(context)),
+        may_start=may_start
+        and not spec.replaces_pods
+        and not (limits and _may_be_resumed(context)),
         environment=context.preparation.environment,
         avoided_hostnames=hostnames(observed.cluster.nodes, avoided_nodes),
     )

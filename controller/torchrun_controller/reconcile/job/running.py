@@ -172,6 +172,7 @@ def keep_running(context: Context) -> Decision:
         ),
     )
     accepted_claims = refusals.accepted_applies(observed.refused, missing_claims)
+    decision = replace(decision, history=context.history_of_kept_gang)
     problem = claims.check_mounted(delivery.mounted_claims(job, workspace), accepted_claims)
     if problem is None:
         return decision

@@ -18,7 +18,7 @@ from torchrun_api.status import (
     WorkersStatus,
 )
 from torchrun_api.unsupported import not_yet_supported
-from torchrun_controller.reconcile.gang import fence, in_place
+from torchrun_controller.reconcile.gang import fence, in_place, losses, replacement
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.failures import find_root_cause, precedence
 from torchrun_controller.reconcile.gang.gang import (
@@ -27,7 +27,7 @@ from torchrun_controller.reconcile.gang.gang import (
     find_completed_job,
 )
 from torchrun_controller.reconcile.job import dependencies, progress, refusals, scheduled
-from torchrun_controller.reconcile.model.attempts import order_of, whole_attempts
+from torchrun_controller.reconcile.model.attempts import identity_of, order_of, whole_attempts
 from torchrun_controller.reconcile.model.conditions import (
     ADMITTED,
     ConditionUpdate,
@@ -91,13 +91,18 @@ def compose(
     row: Row,
     unfenced: tuple[UnfencedWorker, ...],
     now: datetime,
+    *,
+    replacement_obstacle: str | None,
 ) -> TorchrunJobStatus:
-    """Return the status that explains the decision."""
+    """Return the status that explains the decision.
+
+    `replacement_obstacle` is why the next gang does not replace single pods, if that is requested.
+    """
     job, last_status = observed.job, observed.job.status
     phase = row.phase or last_status.phase
     nodes, workers = _workers(job, observed.gang, decision)
     is_terminal = phase in TERMINAL
-    attempts = _attempts(last_status.attempts, decision.history.ends)
+    attempts = _attempts(last_status.attempts, decision.history.ends, observed.gang)
     counts = decision.history.counts
     completed_job = find_completed_job(observed.gang)
     if decision.state is State.GANG_SUCCEEDED and completed_job is not None:
@@ -114,7 +119,7 @@ def compose(
         conditions=_by_type(
             update(
                 last_status.conditions,
-                _conditions(observed, decision, row, nodes or 0),
+                _conditions(observed, decision, row, nodes or 0, replacement_obstacle),
                 job.metadata.generation,
                 now,
             )
@@ -211,11 +216,18 @@ def _count_beside_head(gang: ObservedGang) -> WorkersStatus:
 
 
 def _attempts(
-    recorded_ends: tuple[Attempt, ...], new_ends: tuple[Attempt, ...]
+    recorded_ends: tuple[Attempt, ...], new_ends: tuple[Attempt, ...], gang: ObservedGang
 ) -> tuple[Attempt, ...]:
-    """Return the last attempts and rounds that ended, each as it was first recorded."""
-    by_order = {order_of(end): end for end in (*new_ends, *recorded_ends)}
-    return tuple(by_order[order] for order in sorted(by_order))[-KEPT_ATTEMPTS:]
+    """Return the last attempts and rounds that ended, each as it was first recorded.
+
+    The ends of lost pods stay until the pods that replace them may start.
+    """
+    by_identity = {identity_of(end): end for end in (*new_ends, *recorded_ends)}
+    ends = sorted(by_identity.values(), key=order_of)
+    kept = replacement.find_open_records(gang, ends)
+    others = [end for end in ends if end not in kept]
+    newest = others[-(KEPT_ATTEMPTS - len(kept)) :]
+    return tuple(sorted((*kept, *newest), key=order_of))
 
 
 def own_part(status: TorchrunJobStatus) -> TorchrunJobStatus:
@@ -234,7 +246,7 @@ def _by_type(conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
 
 
 def _conditions(
-    observed: Observed, decision: Decision, row: Row, nodes: int
+    observed: Observed, decision: Decision, row: Row, nodes: int, replacement_obstacle: str | None
 ) -> list[ConditionUpdate]:
     """Return the conditions of the decision over those of the status; `nodes` is the gang's size.
 
@@ -245,7 +257,7 @@ def _conditions(
     if observed.gang.child_jobs or decision.state is State.READY:
         updates["Scheduled"] = scheduled.build_condition(observed.gang, decision, nodes, updates)
     _set_phase_conditions(updates, observed.job.status.conditions, decision, row)
-    for warning in _warnings(observed, decision, nodes):
+    for warning in _warnings(observed, decision, nodes, replacement_obstacle):
         updates[warning.type] = warning
     return list(updates.values())
 
@@ -283,7 +295,9 @@ def _set_phase_conditions(
     updates[row.condition] = ConditionUpdate(row.condition, row.status, why)
 
 
-def _warnings(observed: Observed, decision: Decision, nodes: int) -> list[ConditionUpdate]:
+def _warnings(
+    observed: Observed, decision: Decision, nodes: int, replacement_obstacle: str | None
+) -> list[ConditionUpdate]:
     """Return the warnings of refused writes, of a PVC for one node, and of unsupported fields."""
     job, warnings = observed.job, []
     refused = refusals.build_condition(observed.refused, decision.writes.applies)
@@ -295,6 +309,8 @@ def _warnings(observed: Observed, decision: Decision, nodes: int) -> list[Condit
         warnings.append(_build("StorageShared", holds=False, why=access_problem))
     template = observed.queue.spec if observed.queue else TorchrunQueueSpec()
     fields = not_yet_supported(job.spec, template)
+    if replacement_obstacle is not None:
+        fields = (*fields, replacement_obstacle)
     if fields:
         why = Reason("FieldsNotHonored", " ".join(sentence(field) for field in fields))
         warnings.append(_build("NotYetSupported", holds=True, why=why))
@@ -379,6 +395,7 @@ def events(
         *_change_events(before, decision, row),
         *_warning_events(before, composed),
         *in_place.restart_events(before, composed),
+        *losses.loss_events(before, composed),
     )
 
 

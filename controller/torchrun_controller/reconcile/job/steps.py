@@ -125,7 +125,14 @@ def plan(context: Context, decision: Decision, last_status: TorchrunJobStatus) -
     """
     observed, now, reliability = context.observed, context.now, context.reliability
     writes = decision.writes
-    composed = status.compose(observed, decision, ROWS[decision.state], context.unfenced, now)
+    composed = status.compose(
+        observed,
+        decision,
+        ROWS[decision.state],
+        context.unfenced,
+        now,
+        replacement_obstacle=context.replacement_obstacle,
+    )
     deletes = (
         *writes.deletes,
         *elastic.delete_leftovers(observed.job, observed.gang, decision.probes, writes.deletes),
@@ -133,8 +140,11 @@ def plan(context: Context, decision: Decision, last_status: TorchrunJobStatus) -
         *cleanup.delete_headless_jobs(observed.gang),
     )
     watched_pods = _watched_pods(observed.gang, observed.workspace)
+    deleted = {delete.uid for delete in deletes}
+    ended = cleanup.end_replacement(observed.job, observed.gang)
+    applies = (*writes.applies, *(apply for apply in ended if apply.uid not in deleted))
     return Plan(
-        applies=refusals.accepted_applies(observed.refused, writes.applies),
+        applies=refusals.accepted_applies(observed.refused, applies),
         deletes=refusals.accepted_deletes(observed.refused, deletes),
         status_before_deletes=writes.status_before_deletes,
         status=None if composed == status.own_part(last_status) else composed,
@@ -163,7 +173,9 @@ def plan_finished(observed: Observed, now: datetime) -> Plan:
     )
     deletes += cleanup.delete_headless_jobs(observed.gang)
     composed = status.compose_finished(observed.job, observed.gang, observed.refused, now)
+    ended = cleanup.end_replacement(observed.job, observed.gang)
     return Plan(
+        applies=refusals.accepted_applies(observed.refused, ended),
         deletes=refusals.accepted_deletes(observed.refused, deletes),
         status=None if composed == status.own_part(observed.job.status) else composed,
         requeue_after=seconds_left,

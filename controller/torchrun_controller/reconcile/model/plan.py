@@ -11,11 +11,15 @@ from torchrun_api.status import TorchrunJobStatus
 
 
 class Apply(Struct, frozen=True):
-    """Server-side apply of one object. Without a UID the object must not exist yet."""
+    """Server-side apply of one object. Without a UID the object must not exist yet.
+
+    With a field `manager` of its own it leaves alone what the controller has applied before.
+    """
 
     kind: Kind[Any]
     body: JsonObject
     uid: str = ""
+    manager: str = ""
 
     @property
     def name(self) -> str:

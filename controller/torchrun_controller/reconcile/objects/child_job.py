@@ -30,6 +30,9 @@ from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 
 # Seconds at the end of the grace period in which the launcher reports how its ranks ended.
 REPORT_SECONDS = 5
+# More than any index needs: the controller ends the gang long before. Up to the limit a finalizer
+# keeps each lost pod until the next one exists.
+PODS_OF_AN_INDEX = 1000
 LAUNCHER_RESOURCES: JsonObject = {"cpu": "100m", "memory": "64Mi"}
 
 
@@ -43,9 +46,10 @@ def child_job(
 ) -> Apply:
     """Return the Indexed Job of the gang, or the Job of its head or its workers, by `role`.
 
-    A gang that loses a pod is replaced, because torchrun does not recover from the death of an
-    agent. So the Job never retries: backoffLimit 0, restartPolicy Never and no podFailurePolicy.
-    `run` and the v1 PodTemplateSpec `template` are those of the pods of this role.
+    The Job never retries, because torchrun does not recover from the death of an agent:
+    backoffLimit 0, restartPolicy Never and no podFailurePolicy. If `run` replaces lost pods, the
+    Job creates new pods, and the launchers start new agents. `run` and the v1 PodTemplateSpec
+    `template` are those of the pods of this role.
     """
     name_of = names.workers_job if role == names.WORKER else names.child_job
     meta = metadata(job, name_of(job.metadata.name, attempt), names.WORKER)
@@ -54,8 +58,13 @@ def child_job(
         annotations = {**annotations, names.STATE: "true"}
     if role == names.HEAD:
         annotations = {**annotations, names.NODES: str(run.size.nodes)}
+    if run.replaces_pods:
+        annotations = {**annotations, names.POD_REPLACEMENT: names.POD}
     if annotations:
         meta["annotations"] = annotations
+    limit: JsonObject = {"backoffLimit": 0}
+    if run.replaces_pods:
+        limit = {"backoffLimitPerIndex": PODS_OF_AN_INDEX}
     pods = {names.HEAD: 1, names.WORKER: run.size.nodes - 1}.get(role, run.size.nodes)
     body: JsonObject = {
         "apiVersion": "batch/v1",
@@ -65,7 +74,7 @@ def child_job(
             "completionMode": "Indexed",
             "completions": pods,
             "parallelism": pods,
-            "backoffLimit": 0,
+            **limit,
             "podReplacementPolicy": "Failed",
             "template": template,
         },

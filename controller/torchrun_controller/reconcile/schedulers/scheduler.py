@@ -105,3 +105,5 @@ class GangScheduler(Struct, frozen=True, kw_only=True):
     check_queue: Callable[[TorchrunQueue], None] = accept_queue
     waiting_reason: str = ""
     probe_obstacle: str = ""
+    # Whether it is proven to place a new pod beside the others of its gang, which keep their nodes.
+    places_single_pods: bool = False

@@ -83,5 +83,6 @@ VOLCANO = GangScheduler(
     build=build,
     kinds=(VOLCANO_POD_GROUPS,),
     install_hint="Install Volcano",
+    places_single_pods=True,
     refusals=(("Unschedulable", "True"),),
 )

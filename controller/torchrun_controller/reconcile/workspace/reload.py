@@ -27,7 +27,7 @@ from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.objects import workspace_source
 from torchrun_controller.reconcile.objects.serve_pod import Store, serve_pod
 from torchrun_controller.reconcile.objects.sync_pod import sync_pod
-from torchrun_controller.reconcile.pods.lifecycle import alive, delete_pod, follows_leader
+from torchrun_controller.reconcile.pods.lifecycle import alive, delete_pod, is_follower
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.resolve import VolumeSource, resolve_spec
 from torchrun_controller.reconcile.workspace import claims, delivery, preparation, sync_results
@@ -185,7 +185,7 @@ def find_running_revision(job: TorchrunJob, gang: ObservedGang) -> int:
     revisions = [
         pod.metadata.annotations.revision
         for pod in gang.workers
-        if not follows_leader(pod) or pod.metadata.annotations.served
+        if not is_follower(pod) or pod.metadata.annotations.served
     ]
     recorded_revision = job.status.workspace_revision
     if not gang.child_jobs or not revisions:

@@ -1,0 +1,150 @@
+"""Whether a gang goes on without its lost pods, and what the status records of them."""
+
+from datetime import datetime
+
+from msgspec import Struct
+
+from torchrun_api.job import TorchrunJob
+from torchrun_api.status import Attempt, LastFailure, TorchrunJobStatus
+from torchrun_controller.reconcile.gang import peer_loss
+from torchrun_controller.reconcile.gang.failures import Failure, precedence
+from torchrun_controller.reconcile.gang.gang import STARTING, GangState, failure_reason
+from torchrun_controller.reconcile.gang.replacement import (
+    Losses,
+    find_open_records,
+    find_records,
+    to_record,
+)
+from torchrun_controller.reconcile.gang.restarts import (
+    Counts,
+    FailureAction,
+    evaluate_failure_policy,
+)
+from torchrun_controller.reconcile.model.attempts import find_end, identity_of
+from torchrun_controller.reconcile.model.conditions import Reason
+from torchrun_controller.reconcile.model.messages import list_names, sentence
+from torchrun_controller.reconcile.model.observed import ObservedGang
+from torchrun_controller.reconcile.model.phases import State
+from torchrun_controller.reconcile.model.plan import Event
+from torchrun_controller.reconcile.model.times import seconds_of_gang
+from torchrun_controller.reconcile.pods.lifecycle import attempt_of
+from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
+
+REPLACING = "ReplacingPods"
+_GOING_ON = frozenset({State.GANG_STARTING, State.GANG_RUNNING})
+
+
+class CountedLosses(Struct, frozen=True, kw_only=True):
+    """The ends of lost pods that the status does not have, with the new counts.
+
+    `failure` is the root cause among them. `fails_job`: the failure policy allows no restart.
+    """
+
+    ends: tuple[Attempt, ...] = ()
+    counts: Counts = Counts()
+    failure: LastFailure | None = None
+    fails_job: bool = False
+
+
+def count_losses(
+    job: TorchrunJob,
+    gang: ObservedGang,
+    losses: Losses,
+    policy: ResolvedReliability,
+    counts: Counts,
+    now: datetime,
+) -> CountedLosses:
+    """Return the new ends of lost pods, each with the action of the failure policy.
+
+    Pods that are lost before the next round starts count once together, as those of a gang do.
+    """
+    open_records = find_open_records(gang, find_records(job, gang))
+    is_first = not open_records
+    is_uncounted = not any(end.counted for end in open_records)
+    seconds, ends = seconds_of_gang(job.status, now), []
+    new = sorted(losses.new, key=lambda loss: precedence(loss.failure.details))
+    for loss in new:
+        # A restart that counts already may be the last one.
+        left = counts if is_uncounted else Counts(counts.restarts - 1, counts.disruptions)
+        action = evaluate_failure_policy(loss.failure, policy, left)
+        if action is FailureAction.FAIL:
+            return CountedLosses(counts=counts, fails_job=True)
+        counted = action is FailureAction.RESTART and is_uncounted
+        if counted or is_first:
+            counts = counts.after(action)
+        is_first, is_uncounted = False, is_uncounted and not counted
+        ends.append(to_record(loss, now, seconds, counted=counted))
+    failure = new[0].failure.details if new else None
+    return CountedLosses(ends=tuple(ends), counts=counts, failure=failure)
+
+
+def review(state: GangState, losses: Losses | None, *, fails_job: bool, now: datetime) -> GangState:
+    """Return the state of a gang that replaces pods; `state` is the state without replacement.
+
+    `fails_job`: the failure policy allows no restart after the loss of a pod.
+    """
+    may_go_on = state.state in _GOING_ON or state.state is State.GANG_FAILED
+    if losses is None or not may_go_on:
+        return state
+    if not losses.goes_on or fails_job:
+        return _end(state, losses)
+    if not losses.pending or state.seconds_left is not None:
+        return state
+    deadline = losses.deadline
+    seconds_left = None if deadline is None else (deadline - now).total_seconds()
+    return GangState(State.GANG_STARTING, _why(state, losses), seconds_left=seconds_left)
+
+
+def _end(state: GangState, losses: Losses) -> GangState:
+    """Return the state of a gang that ends. Where pods have lost their peers, the loss is why."""
+    failure = state.failure
+    if failure is None and state.seconds_left is None:
+        failure = losses.problem or losses.peer_cause
+    elif failure is not None and peer_loss.is_secondary(failure.details):
+        failure = losses.peer_cause or failure
+    if failure is None:
+        return state
+    return GangState(State.GANG_FAILED, failure_reason(failure.details), failure)
+
+
+def _why(state: GangState, losses: Losses) -> Reason:
+    """Return why the gang waits: what its new pods wait for, else that lost pods are replaced."""
+    pod_names = list_names(pod.metadata.name for pod in losses.pending)
+    message = f"The other pods wait for the replacement of lost pods: {pod_names}."
+    if losses.peer_cause is not None and not losses.peer_cause.is_counted:
+        message += f" {sentence(losses.peer_cause.details.message)}"
+    if state.state is not State.GANG_STARTING:
+        return Reason(REPLACING, message)
+    is_usual = state.why.reason in (STARTING, "Restarting")
+    return Reason(
+        REPLACING if is_usual else state.why.reason, f"{sentence(state.why.message)} {message}"
+    )
+
+
+def review_recorded(state: GangState, job: TorchrunJob, gang: ObservedGang) -> GangState:
+    """Return the state of a gang whose end the status has: it stays ended.
+
+    New pods of its Job may run before the Job controller stops them.
+    """
+    child = gang.current_job
+    end = find_end(job.status.attempts, attempt_of(child))
+    is_over = end is not None and bool(child.metadata.annotations.pod_replacement)
+    if end is None or not is_over or state.state not in _GOING_ON:
+        return state
+    details = LastFailure(node=end.node, reason=end.reason, message=end.message, time=end.end_time)
+    failure = Failure(details=details, disruption=True, is_counted=True)
+    return GangState(State.GANG_FAILED, Reason(end.reason, end.message), failure)
+
+
+def loss_events(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> tuple[Event, ...]:
+    """Return an event for each pod that the new status records as lost."""
+    known = {identity_of(end) for end in before.attempts}
+    return tuple(
+        Event(
+            "Warning",
+            "PodLost",
+            f"A pod of attempt {end.number} is replaced alone. {sentence(end.message)}",
+        )
+        for end in composed.attempts
+        if end.lost_pod is not None and identity_of(end) not in known
+    )

@@ -1,0 +1,645 @@
+"""A lost pod is replaced alone: it is recorded and counted once, and then its gate opens."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from torchrun_api.core import Pod
+from torchrun_api.kinds import JOBS, PODS
+from torchrun_api.meta import Condition
+from unit.reconcile.replacing import (
+    delete,
+    evict,
+    gangs,
+    kill_by_memory,
+    limit,
+    replace_lost,
+    run,
+    running,
+    stop,
+    submitted,
+)
+from world import World
+
+
+def counts(world: World) -> tuple[int, int, int]:
+    """Attempt, restarts and disruptions."""
+    status = world.job.status
+    return status.attempt, status.restarts, status.disruptions
+
+
+def reasons(world: World) -> list[tuple[int, str]]:
+    return [(end.number, end.reason) for end in world.job.status.attempts]
+
+
+def start(world: World, index: int) -> str:
+    return world.workers()[index].metadata.annotations.start
+
+
+def set_creation(world: World, name: str, creation: Any) -> None:
+    pod: Pod = world.objects[PODS.plural, name]
+    meta = replace(pod.metadata, creation_timestamp=creation)
+    world.objects[PODS.plural, name] = replace(pod, metadata=meta)
+
+
+def test_a_deleted_pod_is_replaced_and_the_others_keep_theirs():
+    world = running()
+    before = {pod.metadata.uid for pod in world.workers()}
+    delete(world, 1)
+    assert (world.phase, world.job.status.reason) == ("Queued", "ReplacingPods")
+    assert world.job.status.attempts == (), "its end is not proven yet"
+    lost = world.workers()[1].metadata
+    world.containers_stop()
+    world.settle()
+    (end,) = world.job.status.attempts
+    assert end.lost_pod is not None
+    assert (end.lost_pod.uid, end.lost_pod.index, end.lost_pod.replaced) == (lost.uid, 1, 0)
+    assert (end.number, end.reason, end.counted) == (0, "PodDeleted", False)
+    assert [event.reason for plan in world.plans for event in plan.events].count("PodLost") == 1
+    (new,) = replace_lost(world)
+    assert new.metadata.annotations.start == "0/1", "the status has the end of the pod before it"
+    run(world)
+    assert (world.phase, counts(world)) == ("Running", (0, 0, 1))
+    assert len(before & {pod.metadata.uid for pod in world.workers()}) == 2
+    assert gangs(world) == 1
+    assert limit(world) > 0
+
+
+def test_the_template_opens_no_gate():
+    world = submitted()
+    assert not any(pod.metadata.annotations.start for pod in world.workers()[1:])
+    template = world.templates[world.observed().gang.current_job.metadata.uid]
+    assert "torchrun.ai/start" not in template["metadata"]["annotations"]
+    assert start(world, 0) == "0"
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_no_gate_opens_before_the_status_has_the_end(index):
+    world = running()
+    world.pass_time(seconds=60)
+    evict(world, index)
+    plan = world.step(writes=99)  # the process dies before it writes the status
+    assert plan.status is not None
+    world.pass_time(seconds=10)
+    world.replace_pods()
+    plan = world.plan()
+    assert not any(a.uid == world.workers()[index].metadata.uid for a in plan.applies)
+    world.settle()
+    assert start(world, index) == "0/1"
+    assert counts(world) == (0, 0, 1)
+
+
+def test_a_controller_that_starts_again_opens_the_gate_by_the_status():
+    world = running()
+    stop(world, 1)
+    world.pass_time(seconds=10)
+    lost = world.workers()[1].metadata.uid
+    world.replace_pods()
+    assert not any(pod.metadata.uid == lost for pod in world.observed().gang.replaced_pods)
+    world.settle()  # only the status has the proof now
+    assert start(world, 1) == "0/1"
+    assert counts(world) == (0, 0, 1)
+
+
+def test_a_pod_whose_end_nobody_observed_ends_the_gang():
+    world = running()
+    lost = world.workers()[1].metadata.name
+    world._ending((PODS.plural, lost), 30)
+    world.containers_stop()
+    world.pass_time(seconds=10)
+    world.replace_pods()
+    world.settle()
+    assert counts(world) == (1, 0, 1)
+    assert reasons(world) == [(0, "PodDeleted")]
+    assert "was not observed" in world.job.status.attempts[0].message
+    assert limit(world, "train") == 0, "its Job creates no more pods"
+    assert gangs(world) == 2
+
+
+def test_a_pod_without_its_end_in_the_status_is_recorded_later():
+    """The controller sees a lost pod and its replacement at the same time."""
+    world = running()
+    world.pass_time(seconds=60)
+    evict(world, 1)
+    world.pass_time(seconds=10)
+    (name,) = world.replace_pods()
+    assert [pod.metadata.name for pod in world.observed().gang.replaced_pods]
+    assert world.observed().gang.stale_pods == (), "it has stopped"
+    world.step()
+    assert world.objects[PODS.plural, name].metadata.annotations.start == ""
+    world.settle()
+    assert start(world, 1) == "0/1"
+    assert counts(world) == (0, 0, 1)
+
+
+def test_only_the_pod_before_a_new_one_matters():
+    world = running()
+    for _ in range(2):
+        world.pass_time(seconds=60)
+        evict(world, 1)
+        world.settle()
+        replace_lost(world, 20)
+        run(world)
+    world.pass_time(seconds=60)
+    evict(world, 1)
+    world.pass_time(seconds=40)
+    world.replace_pods()
+    assert len(world.observed().gang.replaced_pods) == 3
+    world.settle()
+    assert start(world, 1) == "0/3"
+    assert counts(world) == (0, 0, 3)
+
+
+def test_pods_that_are_lost_together_count_once():
+    world = running(nodes=4)
+    delete(world, 1)
+    stop(world, 2)
+    assert len(world.job.status.attempts) == 2
+    assert counts(world) == (0, 0, 1)
+    new_pods = replace_lost(world)
+    assert [pod.metadata.annotations.start for pod in new_pods] == ["0/1", "0/1"]
+    run(world)
+    assert (world.phase, gangs(world)) == ("Running", 1)
+    stop(world, 2)
+    assert counts(world) == (0, 0, 2), "a new loss after they have joined"
+
+
+def test_a_memory_kill_beside_a_drain_counts_as_a_restart():
+    world = running(nodes=4, reliability={"maxRestarts": 1})
+    stop(world, 1)
+    kill_by_memory(world, 2)
+    world.settle()
+    kill_by_memory(world, 3)
+    world.settle()
+    assert counts(world) == (0, 1, 1)
+    assert [end.counted for end in world.job.status.attempts] == [False, True, False]
+    replace_lost(world)
+    run(world)
+    kill_by_memory(world, 3)
+    world.settle()
+    assert (world.phase, world.job.status.restarts) == ("Failed", 1)
+
+
+def test_too_many_lost_pods_are_a_lost_gang():
+    world = running(nodes=8)
+    delete(world, *range(6))
+    assert counts(world) == (1, 0, 1)
+    assert limit(world) == 0
+
+
+def test_a_gang_without_any_other_pod_has_nothing_to_keep():
+    world = running(nodes=2)
+    delete(world, 0, 1)
+    assert counts(world) == (1, 0, 1)
+    assert gangs(world) == 2
+
+
+def test_a_new_pod_that_is_lost_before_it_joins_is_replaced():
+    world = running()
+    stop(world, 1)
+    (first,) = replace_lost(world)
+    world.place(first.metadata.name, "node-1")
+    stop(world, 1)
+    (second,) = replace_lost(world, 20)
+    assert second.metadata.annotations.start == "0/2"
+    run(world)
+    assert (world.phase, counts(world)) == ("Running", (0, 0, 2))
+
+
+def test_a_new_pod_that_never_had_a_node_is_replaced():
+    world = running()
+    stop(world, 1)
+    (first,) = replace_lost(world)
+    world._ending((PODS.plural, first.metadata.name), 30)
+    pod: Pod = world.objects[PODS.plural, first.metadata.name]
+    status = replace(pod.status, phase="Failed")
+    world.objects[PODS.plural, first.metadata.name] = replace(pod, status=status)
+    world.settle()
+    assert counts(world) == (0, 0, 2)
+    assert gangs(world) == 1
+
+
+def test_an_index_that_is_lost_too_often_leads_to_a_new_gang():
+    world = running()
+    for loss in range(3):
+        stop(world, 1)
+        replace_lost(world, 10 * 2**loss)
+        run(world)
+    assert counts(world) == (0, 0, 3)
+    stop(world, 1)
+    assert (world.job.status.reason, counts(world)) == ("BackingOff", (0, 0, 4))
+    assert reasons(world)[-1] == (0, "PodDeleted")
+    assert world.job.status.attempts[-1].lost_pod is None, "the end of the gang"
+    assert limit(world) == 0
+
+
+def test_the_status_keeps_an_end_that_a_gate_needs():
+    world = running(nodes=4)
+    stop(world, 1)
+    ends = [replace(world.job.status.attempts[0], number=0, round=None)]
+    later = [
+        replace(
+            ends[0],
+            lost_pod=replace(ends[0].lost_pod, uid=f"later-{n}", index=3, replaced=n),
+            end_time=world.now,
+        )
+        for n in range(10)
+    ]
+    first = ends[0].lost_pod.uid
+    world.pass_time(seconds=5)
+    world.job = replace(world.job, status=replace(world.job.status, attempts=(*ends, *later[:9])))
+    stop(world, 2)
+    uids = [end.lost_pod.uid for end in world.job.status.attempts if end.lost_pod]
+    assert len(uids) == 10
+    assert first in uids
+    new_pods = replace_lost(world)
+    assert [pod.metadata.annotations.start for pod in new_pods] == ["0/1", "0/1"]
+
+
+# Restarts in place, node 0
+
+
+def test_a_restart_in_place_and_a_loss_at_once_count_once_each():
+    world = running()
+    world.restart_in_place(node=2)
+    stop(world, 1)
+    assert counts(world) == (0, 1, 1)
+    assert world.job.status.restarts_in_place == 1
+    assert [end.round for end in world.job.status.attempts] == [0, None]
+    world.restart_in_place(node=2, round=2)
+    world.settle()
+    assert counts(world) == (0, 2, 1)
+
+
+def test_a_new_pod_of_node_0_continues_the_rounds():
+    world = running()
+    world.restart_in_place(node=1)
+    world.settle()
+    stop(world, 0)
+    replace_lost(world)
+    leader = world.workers()[0].metadata.annotations
+    assert (leader.start, leader.restarts_in_place) == ("0/1", "1 1")
+    run(world)
+    assert world.phase == "Running"
+    assert counts(world) == (0, 1, 1)
+
+
+def test_the_fence_remembers_the_ranks_while_node_0_is_replaced():
+    world = running()
+    stop(world, 0)
+    replace_lost(world)
+    world.node("node-2", False)
+    world.settle()
+    assert [worker.index for worker in world.job.status.unfenced] == [2]
+
+
+# Why a gang does not go on
+
+
+def test_a_lost_node_leads_to_a_new_gang():
+    world = running()
+    world.node("node-1", False)
+    world.settle()
+    world.pass_time(seconds=40)
+    world.settle()
+    assert counts(world) == (1, 0, 1)
+    assert reasons(world) == [(0, "NodeLost")]
+    assert limit(world) == 0
+
+
+def test_a_pod_on_a_node_that_is_lost_while_it_terminates_ends_the_gang():
+    world = running()
+    delete(world, 1)
+    world.node("node-1", False)
+    world.settle()
+    world.pass_time(seconds=40)
+    world.settle()
+    assert counts(world) == (1, 0, 1)
+
+
+def test_a_pod_that_the_garbage_collector_failed_ends_the_gang():
+    world = running()
+    world.nodes = {name: node for name, node in (world.nodes or {}).items() if name != "node-1"}
+    gone = Condition(type="DisruptionTarget", status="True", reason="DeletionByPodGC")
+    world.pod(world.workers()[1].metadata.name, phase="Failed", conditions=(gone,))
+    world.settle()
+    assert counts(world) == (1, 0, 1)
+    assert [worker.node for worker in world.job.status.unfenced] == ["node-1"]
+    world.job = replace(world.job)  # its Job has replaced the pod meanwhile
+    assert not any(pod.metadata.annotations.start for pod in world.workers())
+
+
+def test_a_worker_whose_pod_was_replaced_unseen_is_fenced():
+    """Its node and its pod are gone, and the Job controller has created a new one."""
+    world = running()
+    lost = world.workers()[1].metadata.name
+    world.nodes = {name: node for name, node in (world.nodes or {}).items() if name != "node-1"}
+    world.pod(lost, phase="Failed", conditions=())
+    assert world.replace_pods()
+    world.vanish(lost)
+    world.settle()
+    assert counts(world) == (1, 0, 1)
+    assert [(w.index, w.node) for w in world.job.status.unfenced] == [(1, "node-1")]
+
+
+def test_a_replaced_pod_that_may_still_run_blocks_the_next_gang():
+    world = running()
+    world.nodes = {name: node for name, node in (world.nodes or {}).items() if name != "node-1"}
+    gone = Condition(type="DisruptionTarget", status="True", reason="DeletionByPodGC")
+    world.pod(world.workers()[1].metadata.name, phase="Failed", conditions=(gone,))
+    world.pass_time(seconds=10)
+    world.replace_pods()
+    assert len(world.observed().gang.stale_pods) == 1
+    world.settle()
+    assert counts(world) == (1, 0, 1)
+    assert [(w.index, w.node) for w in world.job.status.unfenced] == [(1, "node-1")]
+
+
+def test_a_launcher_that_the_fence_has_ended_leads_to_a_new_gang():
+    world = running()
+    name = world.workers()[1].metadata.name
+    message = '{"exitCode": 125, "reason": "Fenced", "message": "The storage is gone."}'
+    end = {"exit_code": 125, "message": message, "finished_at": world.now}
+    world.end_container(name, "trainer", **end)
+    world.settle()
+    assert counts(world) == (1, 0, 1)
+    assert reasons(world) == [(0, "Fenced")]
+
+
+def test_a_failure_of_the_command_leads_to_a_new_gang():
+    world = running(reliability={"maxRestarts": 1})
+    stop(world, 1)
+    name = world.workers()[2].metadata.name
+    message = '{"exitCode": 1, "reason": "Exception", "message": "KeyError: 1"}'
+    end = {"exit_code": 1, "message": message, "finished_at": world.now}
+    world.end_container(name, "trainer", **end)
+    world.settle()
+    assert (world.job.status.reason, counts(world)) == ("BackingOff", (0, 1, 1))
+    assert reasons(world) == [(0, "PodDeleted"), (0, "Exception")]
+    assert limit(world) == 0
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_pods_that_did_not_wait_for_the_new_pod_have_no_failure_of_their_own(recorded):
+    """As with launchers of an image that does not know the replacement of pods."""
+    world = running()
+    delete(world, 1)
+    if recorded:
+        world.containers_stop()
+        world.settle()
+    message = '{"exitCode": 1, "reason": "PeerFailed", "message": "The gang has ended."}'
+    for index in (0, 2):
+        name = world.workers()[index].metadata.name
+        end = {"exit_code": 1, "message": message, "finished_at": world.now}
+        world.end_container(name, "trainer", **end)
+    world.settle()
+    world.pass_time(seconds=10)
+    world.settle()
+    assert counts(world) == (1, 0, 1), "the loss is the cause, and it counts once"
+    assert world.job.status.last_failure is not None
+    assert world.job.status.last_failure.reason == "PodDeleted"
+
+
+def test_a_pod_that_has_succeeded_cannot_start_again():
+    world = running()
+    stop(world, 1)
+    world.pod(world.workers()[2].metadata.name, phase="Succeeded")
+    world.settle()
+    assert counts(world) == (1, 0, 1)
+    assert reasons(world) == [(0, "PodDeleted"), (0, "NotReplaced")]
+
+
+def test_a_pod_that_does_not_end_leads_to_a_new_gang():
+    world = running()
+    delete(world, 1)
+    plan = world.plan()
+    assert plan.requeue_after == 90
+    world.pass_time(seconds=89)
+    world.settle()
+    assert gangs(world) == 1
+    world.pass_time(seconds=1)
+    world.settle()
+    assert counts(world) == (1, 0, 1)
+
+
+def test_without_nodes_the_gang_ends():
+    world = running()
+    world.nodes = None
+    stop(world, 1)
+    assert counts(world) == (1, 0, 1)
+
+
+def test_a_job_of_an_older_controller_keeps_its_behavior():
+    world = submitted(reliability={"podReplacement": "Gang"})
+    run(world)
+    world.spec(reliability=replace(world.job.spec.reliability, pod_replacement="Pod"))
+    stop(world, 1)
+    assert counts(world) == (1, 0, 1)
+    assert limit(world, "train-r1") > 0, "the next gang replaces pods"
+
+
+def test_a_job_whose_limit_a_user_sets_replaces_none():
+    world = running()
+    child = world.objects[JOBS.plural, "train"]
+    spec = replace(child.spec, backoff_limit=0)
+    world.objects[JOBS.plural, "train"] = replace(child, spec=spec)
+    stop(world, 1)
+    assert counts(world) == (1, 0, 1)
+
+
+# The failure policy
+
+
+def test_a_disruption_is_replaced_without_any_restart_left():
+    world = running(reliability={"maxRestarts": 0})
+    evict(world, 1)
+    world.settle()
+    assert (world.phase, counts(world)) == ("Queued", (0, 0, 1))
+    replace_lost(world)
+    run(world)
+    assert world.phase == "Running"
+
+
+def test_a_memory_kill_without_any_restart_left_fails_the_job():
+    world = running(reliability={"maxRestarts": 0})
+    kill_by_memory(world, 1)
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Failed", "OOMKilled")
+    assert limit(world) == 0
+
+
+@pytest.mark.parametrize(
+    ("action", "phase", "expected"),
+    [
+        ("fail", "Failed", (0, 0, 0)),
+        ("restart", "Queued", (0, 1, 0)),
+        ("ignore", "Queued", (0, 0, 1)),
+    ],
+)
+def test_rules_decide_on_lost_pods(action, phase, expected):
+    rules = [{"podConditions": ["DisruptionTarget"], "action": action}]
+    world = running(reliability={"rules": rules})
+    evict(world, 1)
+    world.settle()
+    assert (world.phase, counts(world)) == (phase, expected)
+    assert gangs(world) == 1
+
+
+def test_a_rule_that_fails_the_job_holds_for_a_pod_that_was_replaced_already():
+    rules = [{"podConditions": ["DisruptionTarget"], "action": "fail"}]
+    world = running(reliability={"rules": rules})
+    evict(world, 1)
+    world.pass_time(seconds=10)
+    world.replace_pods()
+    world.settle()
+    assert world.phase == "Failed"
+
+
+# Waits
+
+
+def test_a_pod_without_a_node_leads_to_a_new_gang_that_does_not_count():
+    world = running()
+    stop(world, 1)
+    replace_lost(world)
+    world.not_placed("0/2 nodes are available: 2 Insufficient cpu.", 1)
+    plan = world.settle()
+    assert world.job.status.reason == "Unschedulable"
+    assert plan.requeue_after is not None
+    assert plan.requeue_after <= 30
+    world.pass_time(seconds=30)
+    world.settle()
+    assert counts(world) == (1, 0, 1)
+    assert reasons(world) == [(0, "PodDeleted"), (0, "NotReplaced")]
+    assert world.job.status.last_failure.reason == "PodDeleted"
+    assert limit(world) == 0
+
+
+def test_a_job_controller_that_creates_no_pod_is_not_waited_for():
+    world = running()
+    stop(world, 1)
+    world.pass_time(seconds=240)
+    world.settle()
+    assert counts(world) == (1, 0, 1)
+
+
+def test_a_pod_that_does_not_run_is_not_waited_for():
+    world = running()
+    stop(world, 1)
+    (new,) = replace_lost(world)
+    world.place(new.metadata.name, "node-1")
+    world.container_waits(new.metadata.name, "ErrImagePull", "no such image")
+    world.settle()
+    assert world.job.status.reason == "ImagePullFailed"
+    world.pass_time(seconds=230)
+    world.settle()
+    assert counts(world) == (1, 0, 1)
+
+
+def test_the_launchers_wait_longer_than_the_controller():
+    from torchrun_controller.reconcile.gang import replacement
+
+    longest = replacement.END_WITHIN + replacement.REPLACE_WITHIN
+    assert replacement.launcher_seconds(30) > 30 + longest.total_seconds()
+
+
+# Other reasons for the end of a gang
+
+
+def test_a_suspension_ends_a_gang_that_waits_for_a_pod():
+    world = running()
+    delete(world, 1)
+    world.suspend()
+    world.settle()
+    assert (world.phase, counts(world)) == ("Suspended", (0, 0, 0))
+    assert reasons(world) == [(0, "Suspended")]
+    world.resume()
+    assert (gangs(world), world.job.status.attempt) == (2, 1)
+
+
+def test_the_deadline_ends_a_gang_that_loses_a_pod():
+    world = running(reliability={"activeDeadlineSeconds": 100})
+    world.pass_time(seconds=100)
+    evict(world, 1)
+    world.settle()
+    assert world.phase == "TimedOut"
+    assert limit(world) == 0
+    assert world.job.status.disruptions == 0
+
+
+def test_waiting_for_a_pod_is_no_running_time():
+    world = running(reliability={"activeDeadlineSeconds": 100})
+    world.pass_time(seconds=40)
+    stop(world, 1)
+    replace_lost(world, 100)
+    run(world)
+    assert world.phase == "Running"
+    assert world.job.status.running_seconds == 44
+    world.pass_time(seconds=50)
+    assert world.settle().requeue_after == 2
+
+
+def test_a_deleted_child_job_is_a_new_gang():
+    world = running()
+    stop(world, 1)
+    world.delete_child_job()
+    world.settle()
+    assert counts(world) == (0, 0, 2), "the pod, and then the gang"
+    world.pass_time(seconds=10)
+    world.settle()
+    assert (counts(world), gangs(world)) == ((1, 0, 2), 2)
+
+
+def test_a_preemption_ends_a_gang_that_waits_for_a_pod():
+    world = running()
+    world.admit(3)
+    stop(world, 1)
+    assert counts(world) == (0, 0, 1)
+    world.preempt()
+    world.settle()
+    assert world.phase == "Preempted"
+    assert reasons(world) == [(0, "PodDeleted"), (0, "Preempted")]
+    world.pass_time(seconds=10)
+    assert world.replace_pods() == [], "its Job is gone"
+
+
+def test_a_finished_job_replaces_no_more_pods():
+    world = running()
+    stop(world, 1)
+    replace_lost(world)
+    run(world)
+    world.job_condition("Complete")
+    for pod in world.workers():
+        world.pod(pod.metadata.name, phase="Succeeded")
+    world.settle()
+    assert (world.phase, counts(world)) == ("Succeeded", (0, 0, 1))
+
+
+# Elastic jobs
+
+
+def test_an_elastic_gang_shrinks_if_the_new_pod_finds_no_node():
+    world = running(elastic={"minNodes": 2, "maxNodes": 3})
+    world.pass_time(hours=1)
+    stop(world, 1)
+    replace_lost(world)
+    assert gangs(world) == 1, "the new pod has just been created"
+    world.pass_time(seconds=29)
+    world.settle()
+    assert gangs(world) == 1
+    world.pass_time(seconds=1)
+    world.settle()
+    assert (gangs(world), world.job.status.num_nodes) == (2, 2)
+    assert counts(world) == (1, 0, 1)
+    assert reasons(world) == [(0, "PodDeleted"), (0, "Shrinking")]
+
+
+def test_an_elastic_gang_that_cannot_shrink_is_replaced():
+    world = running(elastic={"minNodes": 3, "maxNodes": 3})
+    stop(world, 1)
+    replace_lost(world)
+    world.pass_time(seconds=30)
+    world.settle()
+    assert (gangs(world), world.job.status.num_nodes) == (2, 3)
+    assert reasons(world)[-1] == (0, "NotReplaced")
