@@ -53,6 +53,8 @@ _RESERVE = timedelta(seconds=30)
 MOST_OF_INDEX = 3
 # Pods that are replaced at the same time. The status must not lose one of their ends.
 MOST_AT_ONCE = 5
+# Of an Indexed Job. A user can set the label to any number.
+_LARGEST_INDEX = 10_000
 
 
 class Loss(Struct, frozen=True):
@@ -277,7 +279,11 @@ def _to_loss(pod: Pod, failure: Failure, records: tuple[Attempt, ...]) -> Loss |
     A pod that never had a node never ran.
     """
     has_stopped = stopped(pod) or (not pod.spec.node_name and not alive(pod))
-    may_be_replaced = predecessors_of(pod) < MOST_OF_INDEX and is_proven(pod, records)
+    may_be_replaced = (
+        predecessors_of(pod) < MOST_OF_INDEX
+        and index_of(pod) <= _LARGEST_INDEX
+        and is_proven(pod, records)
+    )
     if has_stopped and may_be_replaced and _is_loss(failure):
         return Loss(pod, failure)
     return None

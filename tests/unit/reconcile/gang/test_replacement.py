@@ -234,6 +234,17 @@ def test_an_index_that_is_lost_too_often_leads_to_a_new_gang():
     assert limit(world) == 0
 
 
+def test_an_index_that_no_status_can_have_leads_to_a_new_gang():
+    world = running()
+    pod = world.workers()[2]
+    labels = replace(pod.metadata.labels, completion_index="99999")
+    pod = replace(pod, metadata=replace(pod.metadata, labels=labels))
+    world.objects[PODS.plural, pod.metadata.name] = pod
+    evict(world, 2)
+    world.settle()
+    assert counts(world) == (1, 0, 1)
+
+
 def test_the_status_keeps_an_end_that_a_gate_needs():
     world = running(nodes=4)
     stop(world, 1)
@@ -614,6 +625,7 @@ def test_a_finished_job_replaces_no_more_pods():
         world.pod(pod.metadata.name, phase="Succeeded")
     world.settle()
     assert (world.phase, counts(world)) == ("Succeeded", (0, 0, 1))
+    assert limit(world) > 0, "a Job that is complete needs no change"
 
 
 # Elastic jobs
