@@ -23,7 +23,7 @@ from torchrun_controller.reconcile.gang.failures import (
     failure_of,
     precedence,
 )
-from torchrun_controller.reconcile.model.attempts import find_end
+from torchrun_controller.reconcile.model.attempts import find_end, order_of
 from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
 from torchrun_controller.reconcile.pods import head_and_workers
@@ -135,13 +135,14 @@ def is_proven(pod: Pod, records: Iterable[Attempt]) -> bool:
 
 
 def _record_before(pod: Pod, records: Iterable[Attempt]) -> Attempt | None:
-    """Return the record of the pod that this one replaces."""
-    before = index_of(pod), predecessors_of(pod) - 1
-    return next((end for end in records if _place_of(end) == before), None)
+    """Return the record of the pod that this one replaces, the newest of its place."""
+    before = attempt_of(pod), index_of(pod), predecessors_of(pod) - 1
+    return max((end for end in records if _place_of(end) == before), key=order_of, default=None)
 
 
-def _place_of(end: Attempt) -> tuple[int, int] | None:
-    return None if end.lost_pod is None else (end.lost_pod.index, end.lost_pod.replaced)
+def _place_of(end: Attempt) -> tuple[int, int, int] | None:
+    pod = end.lost_pod
+    return None if pod is None else (end.number, pod.index, pod.replaced)
 
 
 def find_open_records(gang: ObservedGang, records: Iterable[Attempt]) -> tuple[Attempt, ...]:

@@ -234,6 +234,29 @@ def test_an_index_that_is_lost_too_often_leads_to_a_new_gang():
     assert limit(world) == 0
 
 
+def test_the_end_of_a_pod_of_an_earlier_gang_proves_nothing():
+    world = running()
+    stop(world, 1)
+    replace_lost(world)
+    run(world)
+    world.pass_time(seconds=600)
+    end = {"exit_code": 1, "finished_at": world.now}
+    world.end_container(world.workers()[2].metadata.name, "trainer", **end)
+    world.settle()
+    world.containers_stop()
+    run(world)
+    assert (world.phase, counts(world)) == ("Running", (1, 1, 1))
+    lost = world.workers()[1].metadata.name
+    world._ending((PODS.plural, lost), 30)
+    world.containers_stop()
+    world.pass_time(seconds=10)
+    world.replace_pods()
+    world.step()
+    assert not any("/" in pod.metadata.annotations.start for pod in world.workers())
+    assert world.job.status.attempts[-1].number == 1
+    assert world.job.status.attempts[-1].lost_pod is None
+
+
 def test_an_index_that_no_status_can_have_leads_to_a_new_gang():
     world = running()
     pod = world.workers()[2]
