@@ -20,7 +20,7 @@ from unit.reconcile.replacing import (
     stop,
     submitted,
 )
-from world import World
+from world import World, make_queue
 
 
 def counts(world: World) -> tuple[int, int, int]:
@@ -649,6 +649,26 @@ def test_a_finished_job_replaces_no_more_pods():
     world.settle()
     assert (world.phase, counts(world)) == ("Succeeded", (0, 0, 1))
     assert limit(world) > 0, "a Job that is complete needs no change"
+
+
+def test_a_queue_and_parents_that_are_gone_do_not_matter():
+    world = running(dependsOn=[{"name": "data", "condition": "Succeeded"}], parents=True)
+    stop(world, 1)
+    world.queue, world.neighbours = None, []
+    replace_lost(world)
+    assert start(world, 1) == "0/1"
+    run(world)
+    assert (world.phase, counts(world)) == ("Running", (0, 0, 1))
+
+
+def test_an_edit_of_resources_does_not_end_a_gang_that_waits_for_a_pod():
+    world = running()
+    world.admit(3)
+    stop(world, 1)
+    world.queue = make_queue(nodeResources={"cpus": 8}, limits={"maxNodesPerJob": 2})
+    replace_lost(world)
+    run(world)
+    assert (world.phase, gangs(world)) == ("Running", 1)
 
 
 # Elastic jobs
