@@ -52,7 +52,8 @@ class TestOtherRequests:
         assert charged(world.job) == 4, "a fitting gang may be in creation"
         assert classify_world(world).requeued is False
         world.settle()
-        assert classify_world(world).requeued
+        requeued = classify_world(world)
+        assert (requeued.requeued, requeued.takes_part) == (True, True)
         assert deliver(world) is Stage.RELEASE
         world.settle()
         request = classify_world(world).workload

@@ -49,6 +49,14 @@ def test_a_queue_of_another_namespace_lends_nothing(shared):
     assert decided(wide, shared=shared).pending["wide"].reason == "ExceedsQuota"
 
 
+def test_a_queue_that_borrows_has_nothing_free():
+    summaries = [one for one in decided().queues if one.namespace == "prod"]
+    assert [(one.name, one.free.gpus, one.borrowed.gpus) for one in summaries] == [
+        ("a", 0, 32),
+        ("b", 32, 0),
+    ]
+
+
 def test_an_administrator_may_let_namespaces_share_their_cohorts():
     grab = replace(request("grab", "a", 4), namespace="other")
     decisions = decided(grab, shared=("other", "prod"))
