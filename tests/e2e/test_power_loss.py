@@ -10,7 +10,7 @@ import pytest
 
 from bodies import Body
 from e2e.manifests import job, queue
-from e2e.nodes import apart, placed
+from e2e.nodes import HOSTNAME, apart, placed
 from e2e.space import Space, until
 from e2e.test_nodes import RESOURCES, submit
 from torchrun_api import names
@@ -121,8 +121,8 @@ def assert_node_is_back(space: Space, local: LocalCluster, lost: str, pod: Body)
     assert container not in containers(local, lost)
     reboots = space.kubectl("events", "-n", "default", "--for", f"node/{lost}")
     assert "Rebooted" in reboots
-    ends = job("next", "plain", ["python3", "-c", "print('ends')"], podTemplate=apart(lost))
-    space.apply(ends)
+    there = {"spec": {"nodeSelector": {HOSTNAME: lost}}}
+    space.apply(job("next", "plain", ["python3", "-c", "print('ends')"], podTemplate=there))
     space.wait_phase("next", "Succeeded")
 
 
@@ -160,9 +160,9 @@ def test_the_gang_of_a_node_without_power_trains_on_others(
         # No kubelet has confirmed the end of the old pod.
         assert workers(space, 0)[index]["metadata"]["uid"] == pod["metadata"]["uid"]
     space.wait(f"pod/{pod['metadata']['name']}", "delete")
-    assert_node_is_back(space, local, lost, pod)
     assert_gangs_follow_each_other(space, f"0-{index}", off)
     status = finish(space)
+    assert_node_is_back(space, local, lost, pod)
     assert [one["reason"] for one in status["attempts"]] == ["NodeLost"]
     assert (status["attempt"], status.get("restarts", 0), status["disruptions"]) == (1, 0, 1)
 
@@ -180,8 +180,8 @@ def test_a_node_that_restarts_before_it_is_lost_costs_no_restart(
     wait_training(space, 1)
     # It stays, as every pod that has failed, and is not started again.
     assert workers(space, 0)[index]["status"]["phase"] == "Failed"
-    assert_node_is_back(space, local, lost, pod)
     assert_gangs_follow_each_other(space, f"0-{index}", off)
     status = finish(space)
+    assert_node_is_back(space, local, lost, pod)
     assert [one["reason"] for one in status["attempts"]] == ["ContainerStatusUnknown"]
     assert (status["attempt"], status.get("restarts", 0), status["disruptions"]) == (1, 0, 1)

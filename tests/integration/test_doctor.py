@@ -52,7 +52,8 @@ def present(cluster: LocalCluster, *objects: JsonObject) -> Iterator[None]:
         eventually("the groups to be served", lambda: groups <= served_groups(cluster) or None)
         yield
     finally:
-        cluster.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=listed)
+        # The API server may hold a CRD for more than a minute on a busy machine.
+        cluster.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=listed, timeout=200)
         eventually("the groups to be gone", lambda: not groups & served_groups(cluster) or None)
 
 
