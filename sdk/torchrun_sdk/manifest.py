@@ -64,9 +64,11 @@ def build(name: str, compute: Compute, key: str = "") -> dict[str, Any]:
     if key:
         labels[GANG] = key
     spec["launcher"] = "auto" if compute.distribution.framework == "pytorch" else "none"
+    # Processes of a call that starts again in the same pods would repeat earlier calls. Without
+    # restarts, only the replacement of a lost pod could start them again.
+    spec["reliability"]["podReplacement"] = "Gang"
     if compute.max_restarts:
         spec["reliability"]["rules"] = [{"exitCodes": [RAISED], "action": "fail"}]
-        # Processes of a call that starts again in the same pods would repeat earlier calls.
         spec["reliability"]["restartScope"] = "Gang"
     return body
 

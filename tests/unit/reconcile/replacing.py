@@ -7,17 +7,27 @@ from msgspec.structs import replace
 from torchrun_api.core import ContainerState, ContainerStatus, Pod, StateTerminated
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
+from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile.pods.lifecycle import index_of
 from world import DEFAULTS, World, make_job, make_queue
 
 REPORTING = replace(DEFAULTS, progress_url="http://controller:8082")
 
 
-def submitted(nodes: int = 3, queue: dict[str, Any] | None = None, **spec: Any) -> World:
-    """A job that asks for the replacement of single pods, on a cluster with enough nodes."""
+def submitted(
+    nodes: int = 3, queue: dict[str, Any] | None = None, *, parents: bool = False, **spec: Any
+) -> World:
+    """A job that asks for the replacement of single pods, on a cluster with enough nodes.
+
+    parents: the job `data`, which has succeeded, exists.
+    """
     reliability = {"podReplacement": "Pod", **spec.pop("reliability", {})}
     job = make_job(**{"numNodes": nodes, "reliability": reliability, **spec})
     world = World(job, make_queue(**(queue or {})))
+    if parents:
+        status = TorchrunJobStatus(phase="Succeeded")
+        meta = replace(job.metadata, name="data", uid="uid-data")
+        world.neighbours = [replace(job, metadata=meta, status=status, spec=make_job().spec)]
     world.defaults = REPORTING
     for index in range(nodes + 2):
         world.node(f"node-{index}")

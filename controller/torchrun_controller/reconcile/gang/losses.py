@@ -20,7 +20,7 @@ from torchrun_controller.reconcile.gang.restarts import (
     FailureAction,
     evaluate_failure_policy,
 )
-from torchrun_controller.reconcile.model.attempts import find_end, identity_of
+from torchrun_controller.reconcile.model.attempts import find_end, identity_of, order_of
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import list_names, sentence
 from torchrun_controller.reconcile.model.observed import ObservedGang
@@ -148,3 +148,17 @@ def loss_events(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> tuple
         for end in composed.attempts
         if end.lost_pod is not None and identity_of(end) not in known
     )
+
+
+def keep_ends(
+    recorded_ends: tuple[Attempt, ...], new_ends: tuple[Attempt, ...], gang: ObservedGang, most: int
+) -> tuple[Attempt, ...]:
+    """Return the last ends of attempts, rounds and lost pods, each as it was first recorded.
+
+    At most `most` are kept. Those of lost pods stay until the pods that replace them may start.
+    """
+    by_identity = {identity_of(end): end for end in (*new_ends, *recorded_ends)}
+    ends = sorted(by_identity.values(), key=order_of)
+    needed = find_open_records(gang, ends)
+    others = [end for end in ends if end not in needed]
+    return tuple(sorted((*needed, *others[-(most - len(needed)) :]), key=order_of))

@@ -23,7 +23,7 @@ from torchrun_controller.reconcile.gang.failures import (
     failure_of,
     precedence,
 )
-from torchrun_controller.reconcile.model.attempts import find_end
+from torchrun_controller.reconcile.model.attempts import find_end, order_of
 from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
 from torchrun_controller.reconcile.pods import head_and_workers
@@ -53,6 +53,8 @@ _RESERVE = timedelta(seconds=30)
 MOST_OF_INDEX = 3
 # Pods that are replaced at the same time. The status must not lose one of their ends.
 MOST_AT_ONCE = 5
+# Of an Indexed Job. A user can set the label to any number.
+_LARGEST_INDEX = 10_000
 
 
 class Loss(Struct, frozen=True):
@@ -133,13 +135,14 @@ def is_proven(pod: Pod, records: Iterable[Attempt]) -> bool:
 
 
 def _record_before(pod: Pod, records: Iterable[Attempt]) -> Attempt | None:
-    """Return the record of the pod that this one replaces."""
-    before = index_of(pod), predecessors_of(pod) - 1
-    return next((end for end in records if _place_of(end) == before), None)
+    """Return the record of the pod that this one replaces, the newest of its place."""
+    before = attempt_of(pod), index_of(pod), predecessors_of(pod) - 1
+    return max((end for end in records if _place_of(end) == before), key=order_of, default=None)
 
 
-def _place_of(end: Attempt) -> tuple[int, int] | None:
-    return None if end.lost_pod is None else (end.lost_pod.index, end.lost_pod.replaced)
+def _place_of(end: Attempt) -> tuple[int, int, int] | None:
+    pod = end.lost_pod
+    return None if pod is None else (end.number, pod.index, pod.replaced)
 
 
 def find_open_records(gang: ObservedGang, records: Iterable[Attempt]) -> tuple[Attempt, ...]:
@@ -277,7 +280,11 @@ def _to_loss(pod: Pod, failure: Failure, records: tuple[Attempt, ...]) -> Loss |
     A pod that never had a node never ran.
     """
     has_stopped = stopped(pod) or (not pod.spec.node_name and not alive(pod))
-    may_be_replaced = predecessors_of(pod) < MOST_OF_INDEX and is_proven(pod, records)
+    may_be_replaced = (
+        predecessors_of(pod) < MOST_OF_INDEX
+        and index_of(pod) <= _LARGEST_INDEX
+        and is_proven(pod, records)
+    )
     if has_stopped and may_be_replaced and _is_loss(failure):
         return Loss(pod, failure)
     return None

@@ -12,13 +12,12 @@ from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
 from torchrun_api.reliability import QueuePolicy
 from torchrun_api.status import (
     TERMINAL,
-    Attempt,
     TorchrunJobStatus,
     UnfencedWorker,
     WorkersStatus,
 )
 from torchrun_api.unsupported import not_yet_supported
-from torchrun_controller.reconcile.gang import fence, in_place, losses, replacement
+from torchrun_controller.reconcile.gang import fence, in_place, losses
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.failures import find_root_cause, precedence
 from torchrun_controller.reconcile.gang.gang import (
@@ -27,7 +26,7 @@ from torchrun_controller.reconcile.gang.gang import (
     find_completed_job,
 )
 from torchrun_controller.reconcile.job import dependencies, progress, refusals, scheduled
-from torchrun_controller.reconcile.model.attempts import identity_of, order_of, whole_attempts
+from torchrun_controller.reconcile.model.attempts import whole_attempts
 from torchrun_controller.reconcile.model.conditions import (
     ADMITTED,
     ConditionUpdate,
@@ -102,7 +101,9 @@ def compose(
     phase = row.phase or last_status.phase
     nodes, workers = _workers(job, observed.gang, decision)
     is_terminal = phase in TERMINAL
-    attempts = _attempts(last_status.attempts, decision.history.ends, observed.gang)
+    attempts = losses.keep_ends(
+        last_status.attempts, decision.history.ends, observed.gang, KEPT_ATTEMPTS
+    )
     counts = decision.history.counts
     completed_job = find_completed_job(observed.gang)
     if decision.state is State.GANG_SUCCEEDED and completed_job is not None:
@@ -213,21 +214,6 @@ def _count_beside_head(gang: ObservedGang) -> WorkersStatus:
     """
     pods = tuple(p for p in gang.workers if alive(p) or not p.metadata.terminating)
     return count_workers(pods, 0)
-
-
-def _attempts(
-    recorded_ends: tuple[Attempt, ...], new_ends: tuple[Attempt, ...], gang: ObservedGang
-) -> tuple[Attempt, ...]:
-    """Return the last attempts and rounds that ended, each as it was first recorded.
-
-    The ends of lost pods stay until the pods that replace them may start.
-    """
-    by_identity = {identity_of(end): end for end in (*new_ends, *recorded_ends)}
-    ends = sorted(by_identity.values(), key=order_of)
-    kept = replacement.find_open_records(gang, ends)
-    others = [end for end in ends if end not in kept]
-    newest = others[-(KEPT_ATTEMPTS - len(kept)) :]
-    return tuple(sorted((*kept, *newest), key=order_of))
 
 
 def own_part(status: TorchrunJobStatus) -> TorchrunJobStatus:

@@ -31,7 +31,7 @@ def delete_unused(
     """
     needed_names = {apply.name for apply in applies if apply.kind is JOBS}
     latest = gang.child_jobs[-1:]
-    needed_names |= {child.metadata.name for child in latest if not _is_finished(child)}
+    needed_names |= {child.metadata.name for child in latest if not is_finished(child)}
     running_attempts = {
         pod.metadata.labels.attempt for pod in (*gang.workers, *gang.stale_pods) if alive(pod)
     }
@@ -47,11 +47,11 @@ def delete_unused(
     suspended_jobs = (child for child in gang.child_jobs[:-1] if child.spec.suspend)
     return (
         *group_deletes,
-        *(delete_job(child) for child in suspended_jobs if not _is_finished(child)),
+        *(delete_job(child) for child in suspended_jobs if not is_finished(child)),
     )
 
 
-def _is_finished(child: Job) -> bool:
+def is_finished(child: Job) -> bool:
     """Whether the Job creates no more pods."""
     verdicts = {c.type for c in child.status.conditions if c.status == "True"}
     return child.metadata.terminating or bool(verdicts & {"Complete", "Failed"})

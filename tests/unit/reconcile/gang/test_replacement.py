@@ -20,7 +20,7 @@ from unit.reconcile.replacing import (
     stop,
     submitted,
 )
-from world import World
+from world import World, make_queue
 
 
 def counts(world: World) -> tuple[int, int, int]:
@@ -232,6 +232,40 @@ def test_an_index_that_is_lost_too_often_leads_to_a_new_gang():
     assert reasons(world)[-1] == (0, "PodDeleted")
     assert world.job.status.attempts[-1].lost_pod is None, "the end of the gang"
     assert limit(world) == 0
+
+
+def test_the_end_of_a_pod_of_an_earlier_gang_proves_nothing():
+    world = running()
+    stop(world, 1)
+    replace_lost(world)
+    run(world)
+    world.pass_time(seconds=600)
+    end = {"exit_code": 1, "finished_at": world.now}
+    world.end_container(world.workers()[2].metadata.name, "trainer", **end)
+    world.settle()
+    world.containers_stop()
+    run(world)
+    assert (world.phase, counts(world)) == ("Running", (1, 1, 1))
+    lost = world.workers()[1].metadata.name
+    world._ending((PODS.plural, lost), 30)
+    world.containers_stop()
+    world.pass_time(seconds=10)
+    world.replace_pods()
+    world.step()
+    assert not any("/" in pod.metadata.annotations.start for pod in world.workers())
+    assert world.job.status.attempts[-1].number == 1
+    assert world.job.status.attempts[-1].lost_pod is None
+
+
+def test_an_index_that_no_status_can_have_leads_to_a_new_gang():
+    world = running()
+    pod = world.workers()[2]
+    labels = replace(pod.metadata.labels, completion_index="99999")
+    pod = replace(pod, metadata=replace(pod.metadata, labels=labels))
+    world.objects[PODS.plural, pod.metadata.name] = pod
+    evict(world, 2)
+    world.settle()
+    assert counts(world) == (1, 0, 1)
 
 
 def test_the_status_keeps_an_end_that_a_gate_needs():
@@ -614,6 +648,27 @@ def test_a_finished_job_replaces_no_more_pods():
         world.pod(pod.metadata.name, phase="Succeeded")
     world.settle()
     assert (world.phase, counts(world)) == ("Succeeded", (0, 0, 1))
+    assert limit(world) > 0, "a Job that is complete needs no change"
+
+
+def test_a_queue_and_parents_that_are_gone_do_not_matter():
+    world = running(dependsOn=[{"name": "data", "condition": "Succeeded"}], parents=True)
+    stop(world, 1)
+    world.queue, world.neighbours = None, []
+    replace_lost(world)
+    assert start(world, 1) == "0/1"
+    run(world)
+    assert (world.phase, counts(world)) == ("Running", (0, 0, 1))
+
+
+def test_an_edit_of_resources_does_not_end_a_gang_that_waits_for_a_pod():
+    world = running()
+    world.admit(3)
+    stop(world, 1)
+    world.queue = make_queue(nodeResources={"cpus": 8}, limits={"maxNodesPerJob": 2})
+    replace_lost(world)
+    run(world)
+    assert (world.phase, gangs(world)) == ("Running", 1)
 
 
 # Elastic jobs
