@@ -8,6 +8,7 @@ ATTEMPTS = (f"{_CORE}/gang", f"{_CORE}/test_regressions.py")
 WORKSPACE = (f"{_CORE}/workspace", f"{_CORE}/test_life.py")
 QUEUES = (f"{_CORE}/queue",)
 ADMISSION = (f"{_CORE}/admission",)
+REPLACED = (f"{_CORE}/gang/test_replacement.py", f"{_CORE}/gang/test_replaceable.py")
 HEAD_AND_WORKERS = (f"{_CORE}/pods/test_head_and_workers.py",)
 
 DECIDING = (
@@ -215,10 +216,58 @@ DECIDING = (
     Mutant(
         "kubernetes-restarts-pods",
         "reconcile/objects/child_job.py",
-        '"backoffLimit": 0,',
-        '"backoffLimit": 6,',
+        '"backoffLimit": 0}',
+        '"backoffLimit": 6}',
         "single ranks come back into a gang that is lost",
         (f"{_CORE}/test_plans.py", *LIFE),
+    ),
+    Mutant(
+        "a-replaced-pod-needs-no-proof",
+        "reconcile/gang/replacement.py",
+        "return not waits_for_predecessor(pod) or _record_before(pod, records) is not None",
+        "return True",
+        "a new pod starts its ranks although the end of the one before is not recorded",
+        REPLACED,
+    ),
+    Mutant(
+        "the-kubelet-is-not-asked",
+        "reconcile/gang/replacement.py",
+        "has_stopped = stopped(pod) or (not pod.spec.node_name and not alive(pod))",
+        "has_stopped = True",
+        "a pod is replaced whose containers may still run",
+        REPLACED,
+    ),
+    Mutant(
+        "an-older-record-opens-the-gate",
+        "reconcile/gang/replacement.py",
+        "if since is None or (end.start_time is not None and end.start_time >= since)",
+        "if True",
+        "after a suspension, the record of an earlier pod stands for the end of a later one",
+        REPLACED,
+    ),
+    Mutant(
+        "an-ended-gang-is-filled-up",
+        "reconcile/gang/cleanup.py",
+        '"spec": {"backoffLimit": 0},',
+        '"spec": {"backoffLimit": 1000},',
+        "the Job of a gang that has ended goes on to create pods, which keep nodes",
+        REPLACED,
+    ),
+    Mutant(
+        "lost-pods-count-one-by-one",
+        "reconcile/gang/losses.py",
+        "if counted or is_first:",
+        "if True:",
+        "a drain of two pods counts twice",
+        REPLACED,
+    ),
+    Mutant(
+        "a-new-leader-proves-that-none-has-led",
+        "reconcile/pods/lifecycle.py",
+        "return has_own_start(pod) or predecessors_of(pod) > 0",
+        "return has_own_start(pod)",
+        "workers whose leader is replaced are not fenced",
+        REPLACED,
     ),
     Mutant(
         "the-finalizer-stays",

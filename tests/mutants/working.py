@@ -308,8 +308,8 @@ WORKING = (
     Mutant(
         "phases-are-held-back",
         "controllers/writes.py",
-        "if status.phase == owner.status.phase:",
-        "if True:",
+        "if status.phase == owner.status.phase and",
+        "if",
         "Running is shown a second late",
         WORKER,
     ),

@@ -1,4 +1,4 @@
-"""The Indexed Job of one attempt. The controller never changes it."""
+"""The Indexed Job of one attempt. The controller does not change it while its gang runs."""
 
 from torchrun_api import contract, names
 from torchrun_api.job import TorchrunJob

@@ -322,9 +322,10 @@ def test_a_new_pod_of_node_0_continues_the_rounds():
 def test_the_fence_remembers_the_ranks_while_node_0_is_replaced():
     world = running()
     stop(world, 0)
-    replace_lost(world)
+    world.pass_time(seconds=10)
+    world.replace_pods()
     world.node("node-2", False)
-    world.settle()
+    world.step()  # the gate of the new pod of node 0 is still closed
     assert [worker.index for worker in world.job.status.unfenced] == [2]
 
 
