@@ -228,7 +228,7 @@ WORKING = (
     Mutant(
         "strangers-are-taken-for-ours",
         "client/apply.py",
-        "if not _is_ours(holder, owner, meta):",
+        "if not is_ours(holder, owner, meta):",
         "if not holder.uid:",
         "a Job of somebody else with the job's name is taken for its gang",
         APPLY,

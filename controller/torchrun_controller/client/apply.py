@@ -14,13 +14,18 @@ from msgspec.structs import replace
 
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind, UserObject, kind_of
-from torchrun_api.meta import OwnerReference, find_controller
-from torchrun_api.names import CONTROLLER_UID_LABEL, RETAINED_LABEL
+from torchrun_api.meta import find_controller
+from torchrun_api.names import CONTROLLER_UID_LABEL
 from torchrun_api.queue import TorchrunQueueStatus
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.client import ApiError, Disconnected, Requests, Response
+from torchrun_controller.client.holder import (
+    describe_conflict,
+    is_ours,
+    is_predecessor,
+    read_controller,
+)
 from torchrun_controller.client.responses import (
-    HolderMeta,
     Meta,
     read_deleted,
     read_holder,
@@ -331,11 +336,11 @@ class Applier:
                 ) from error
             raise
         holder = response.read(read_holder)
-        owner = _read_controller(meta.get("ownerReferences"))
-        if holder.deletion_timestamp is not None or _is_predecessor(holder, owner):
+        owner = read_controller(meta.get("ownerReferences"))
+        if holder.deletion_timestamp is not None or is_predecessor(holder, owner):
             raise SupersededError(f"an older {intent.kind.kind} {name!r} is being deleted")
-        if not _is_ours(holder, owner, meta):
-            raise NameConflictError(_describe_conflict(intent.kind, name, holder))
+        if not is_ours(holder, owner, meta):
+            raise NameConflictError(describe_conflict(intent.kind, name, holder))
         return WriteResult(intent.kind, name, holder.uid, holder.resource_version)
 
 
@@ -351,45 +356,6 @@ def _path(intent: Apply) -> str:
 
 def _write_result(kind: Kind[Any], name: str, meta: Meta) -> WriteResult:
     return WriteResult(kind, name, meta.uid, meta.resource_version)
-
-
-def _read_controller(references: object) -> OwnerReference | None:
-    return find_controller(msgspec.convert(references or (), tuple[OwnerReference, ...]))
-
-
-def _is_ours(holder: HolderMeta, owner: OwnerReference | None, meta: JsonObject) -> bool:
-    if owner is not None:
-        controller = find_controller(holder.owner_references)
-        return controller is not None and controller.uid == owner.uid
-    labels = meta.get("labels")
-    retained_from = labels.get(RETAINED_LABEL) if isinstance(labels, dict) else None
-    return retained_from is not None and holder.labels.get(RETAINED_LABEL) == retained_from
-
-
-def _is_predecessor(holder: HolderMeta, owner: OwnerReference | None) -> bool:
-    """Whether the controller is a deleted job of the same name, so garbage collection is due."""
-    controller = find_controller(holder.owner_references)
-    return (
-        owner is not None
-        and controller is not None
-        and (controller.kind, controller.name) == (owner.kind, owner.name)
-        and controller.api_version.partition("/")[0] == owner.api_version.partition("/")[0]
-        and controller.uid != owner.uid
-    )
-
-
-def _describe_conflict(kind: Kind[Any], name: str, holder: HolderMeta) -> Conflict:
-    controller = find_controller(holder.owner_references)
-    if controller is not None:
-        ownership = f"belongs to {controller.kind} {controller.name!r}"
-    else:
-        ownership = f"was created by {', '.join(holder.managers) or 'another client'}"
-    return Conflict(
-        resource=kind.resource,
-        name=name,
-        message=f"{kind.kind} {name!r} already exists and {ownership}. "
-        "Delete it or choose another name.",
-    )
 
 
 def _is_uid_mismatch(error: ApiError) -> bool:
