@@ -49,7 +49,7 @@ def record_status(
     queue = metrics.queue_labels.of((job.metadata.namespace, job.spec.job_queue))
     for attempt in _followed_attempts(before, after):
         metrics.restarts.labels(_kind(attempt), metrics.restart_reasons.of(attempt.reason)).inc()
-        metrics.queue_restarts.labels(*queue, _kind(attempt)).inc()
+        metrics.queue_restarts.labels(*queue, _kind_of_queue(attempt)).inc()
     if after.phase == before.phase:
         return
     labels = {"torchrun_job": f"{job.metadata.namespace}/{job.metadata.name}"}
@@ -114,10 +114,13 @@ def _followed_attempts(before: TorchrunJobStatus, after: TorchrunJobStatus) -> l
 
 
 def _kind(attempt: Attempt) -> str:
+    return "pod" if attempt.lost_pod is not None else _kind_of_queue(attempt)
+
+
+def _kind_of_queue(attempt: Attempt) -> str:
+    """Return the kind for the series of a queue. More kinds would make a scrape too large."""
     if attempt.round is not None:
         return "in-place"
-    if attempt.lost_pod is not None:
-        return "pod"
     if attempt.reason in RESIZES:
         return "resize"
     return "failure" if attempt.counted else "disruption"

@@ -48,7 +48,7 @@ from torchrun_controller.metrics.buckets import (
 from torchrun_controller.metrics.labels import MAX_LENGTH, OTHERS, QueueLabels, Reasons
 from torchrun_controller.metrics.snapshot import Snapshot
 
-RESTART_KINDS = ("failure", "disruption", "resize", "in-place", "pod")
+RESTART_KINDS = ("failure", "disruption", "resize", "in-place")  # of a queue
 
 
 class Metrics:
@@ -269,7 +269,8 @@ class Metrics:
         )
         self.queue_restarts = self._counter(
             "torchrun_queue_restarts",
-            "Restarts by queue and kind. The first 100 queues; all others are (others).",
+            "Restarts by queue and kind. The first 100 queues; all others are (others). A lost pod "
+            "that is replaced alone counts as failure or disruption.",
             "job_namespace",
             "queue",
             "kind",

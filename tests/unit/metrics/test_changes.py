@@ -65,6 +65,8 @@ def test_lost_pods_count_apart_from_new_gangs(world: World) -> None:
     ]
     world.wrote(before, phase="Queued", attempts=(*lost, ended(0, "NotReplaced")))
     assert restarts(world) == {("pod", "PodDeleted"): 2, ("disruption", "NotReplaced"): 1}
+    labels = {"job_namespace": "team", "queue": "gpu"}
+    assert world.value("torchrun_queue_restarts_total", **labels, kind="disruption") == 3
 
 
 def test_recorded_attempts_are_never_counted_again(world: World) -> None:
