@@ -131,6 +131,11 @@ class TestInLine:
         assert classify_world(world).workload.nominated
         assert deliver(world, pending=pending()) is Stage.RELEASE, "the nodes are free again"
 
+    def test_the_first_of_a_queue_are_reported_first(self):
+        update = status_update(submitted(), pending=pending(position=7))
+        assert update is not None
+        assert update.rank == 7
+
     def test_a_late_position_may_be_imprecise_by_a_quarter(self):
         world = submitted()
         deliver(world, pending=pending(position=1000))

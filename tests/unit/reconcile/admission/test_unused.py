@@ -173,3 +173,9 @@ def test_only_as_many_gangs_release_nodes_as_needed():
     leaving = replace(SHRUNK, preempted_for="x")
     decisions = decide(None, queues, leaving, other, request("j", "a", 2, 8))
     assert [one.uid for one in decisions.releases] == ["other"]
+
+
+def test_no_nodes_are_released_for_a_job_that_waits_for_the_end_of_another():
+    queues = [queue("a", quota={"jobs": 1})]
+    decisions = decide(nodes(8), queues, SHRUNK, request("j", "a"))
+    assert (admitted(decisions), decisions.releases) == ([], ())
