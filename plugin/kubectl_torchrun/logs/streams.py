@@ -124,7 +124,9 @@ class Cursor:
             async for line in lines:
                 stamp, _, text = line.partition(b" ")
                 whole = has_ended or line.endswith(b"\n")
-                if whole and stamp > behind:  # sinceTime counts in whole seconds
+                # sinceTime counts in whole seconds. Lines of the kubelet have no time, such as
+                # "unable to retrieve container logs" for a container that is removed meanwhile.
+                if whole and stamp[:1].isdigit() and stamp > behind:
                     self.stamp = stamp
                     yield text.removesuffix(b"\n")
 

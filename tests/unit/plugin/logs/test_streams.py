@@ -233,6 +233,14 @@ async def test_a_cut_line_is_read_again_completely() -> None:
         assert [line async for line in cursor.read(follow=True, has_ended=True)] == [b"no line end"]
 
 
+async def test_lines_of_the_kubelet_are_not_lines_of_the_container() -> None:
+    kubelet = Kubelet(p=[LINES[0], "unable to retrieve container logs for containerd://f0dc\n"])
+    async with kubelet.serve() as api:
+        cursor = Cursor(api, "p")
+        assert [line async for line in cursor.read(follow=True, has_ended=True)] == TEXTS[:1]
+    assert cursor.stamp == LINES[0].encode().partition(b" ")[0]
+
+
 async def test_lines_are_split_at_line_feeds_only_and_bounded() -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for chunk in (b"a\rb\x0b", b"c\n\nd", b"e\n", b"x" * (1 << 20), b"yz", b"y\nlast"):
