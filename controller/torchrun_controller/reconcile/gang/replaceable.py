@@ -26,8 +26,8 @@ def find_obstacle(
         return f"{_NO_EFFECT} on a job with spec.head. Remove podReplacement."
     if observed.cluster.nodes is None:
         return (
-            f"{_NO_EFFECT}, because the controller may not read nodes. Install it with a"
-            " ClusterRole, or remove podReplacement."
+            f"{_NO_EFFECT}, because the controller has not read the nodes. It may not read them"
+            " without a ClusterRole. Install one, or remove podReplacement."
         )
     if not defaults.progress_url:
         return (

@@ -103,7 +103,7 @@ def test_without_nodes_or_reports_of_workers_the_gang_is_replaced():
     world = world_of()
     world.nodes = None
     assert not replaces_pods(world)
-    assert "may not read nodes" in warning(world)
+    assert "has not read the nodes" in warning(world)
     world = world_of()
     world.defaults = replace(REPORTING, progress_url="")
     assert not replaces_pods(world)
