@@ -56,12 +56,20 @@ def post(team: Team, body: JsonObject) -> int:
 
 
 def _full(value: Any) -> Any:
-    """The object without empty lists, which break server-side apply on the server."""
+    """The object without what the server accepts in a status and then refuses in every apply.
+
+    These are empty lists, and lists in place of times: the server does not check the type of a
+    string that has a format.
+    """
     if isinstance(value, list):
         return [_full(each) for each in value]
     if not isinstance(value, dict):
         return value
-    return {name: _full(each) for name, each in value.items() if each not in ([], {})}
+    return {
+        name: _full(each)
+        for name, each in value.items()
+        if each not in ([], {}) and not (name.endswith("Time") and isinstance(each, list))
+    }
 
 
 def play(team: Team, controller: ControllerProcess, bodies: list[JsonObject]) -> None:
