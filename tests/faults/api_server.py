@@ -167,7 +167,7 @@ class ApiServer:
                 meta["generation"] = 1
             if body["kind"] in _BEGIN_PENDING:
                 body = {**body, "status": {"phase": "Pending"}}
-            if "backoffLimitPerIndex" in body.get("spec", {}):
+            if body["kind"] == "Job" and "backoffLimitPerIndex" in body["spec"]:
                 body = {**body, "spec": {"backoffLimit": NO_LIMIT, **body["spec"]}}
         else:
             if body == stored.body and owners == stored.owners:
