@@ -56,6 +56,7 @@ import torch, torch.distributed as dist
 imported = time.time() - began
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
+print("trains", flush=True)  # a hang is noticed after the first output of rank 0
 if os.environ["TORCHRUN_ATTEMPT"] == os.environ["TORCHRUN_ROUND"] == "0":
     if os.environ["RANK"] == "1":
         print("fails", time.time(), flush=True)
