@@ -110,6 +110,7 @@ def measure(space: Space, local: LocalCluster, scope: Scope, failure: Failure, n
     failed_at: float | None = None
     if FAILURES[failure] == _SLEEP:
         until(lambda: "fails" in _log(space, name, "0", 1), f"rank 1 of {name} trains")
+        failed_at = _printed_failure(space, name)  # a new gang deletes this pod with its log
     if failure == "pod deleted":
         failed_at = _delete_pod(space, name)
         status = space.wait_phase(name, "Succeeded")
@@ -124,10 +125,15 @@ def measure(space: Space, local: LocalCluster, scope: Scope, failure: Failure, n
     is_disruption = failure in ("pod deleted", RARE)
     assert status.get("disruptions" if is_disruption else "restarts") == 1
     if failed_at is None:
-        failed_at = next(float(words[1]) for words in _words(space, name, "0", 1, "fails"))
+        failed_at = _printed_failure(space, name)
     _, _, continued_at, imported = next(_words(space, name, str(attempt), 0, "continues"))
     space.kubectl("delete", "torchrunjob", name)
     return Sample(scope, failure, float(continued_at) - failed_at, float(imported))
+
+
+def _printed_failure(space: Space, name: str) -> float:
+    """The time at which rank 1 fails, by its log."""
+    return next(float(words[1]) for words in _words(space, name, "0", 1, "fails"))
 
 
 def _reliability(scope: Scope, failure: Failure) -> JsonObject:
