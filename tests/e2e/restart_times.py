@@ -175,8 +175,8 @@ def _cut_off(space: Space, local: LocalCluster, name: str) -> Iterator[float]:
     with silent(local, lost, "network"):
         yield cut_at
     space.wait(f"node/{lost}", "condition=Ready")
-    left = f"--field-selector=spec.nodeName={lost}"
-    until(lambda: not space.kubectl("get", "pods", left, "-o", "name"), f"no pod is on {lost}")
+    left = (f"--selector={names.JOB_LABEL}={name}", f"--field-selector=spec.nodeName={lost}")
+    until(lambda: not space.kubectl("get", "pods", *left, "-o", "name"), f"no pod is on {lost}")
 
 
 def measure_kubelet(space: Space, restarts: int = 3) -> list[float]:
