@@ -126,14 +126,14 @@ def measure(space: Space, local: LocalCluster, scope: Scope, failure: Failure, n
     assert status.get("disruptions" if is_disruption else "restarts") == 1
     if failed_at is None:
         failed_at = _printed_failure(space, name)
-    _, _, continued_at, imported = next(_words(space, name, str(attempt), 0, "continues"))
+    _, _, continued_at, imported = next(_split_lines(space, name, str(attempt), 0, "continues"))
     space.kubectl("delete", "torchrunjob", name)
     return Sample(scope, failure, float(continued_at) - failed_at, float(imported))
 
 
 def _printed_failure(space: Space, name: str) -> float:
     """The time at which rank 1 fails, by its log."""
-    return next(float(words[1]) for words in _words(space, name, "0", 1, "fails"))
+    return next(float(words[1]) for words in _split_lines(space, name, "0", 1, "fails"))
 
 
 def _reliability(scope: Scope, failure: Failure) -> JsonObject:
@@ -152,7 +152,9 @@ def _log(space: Space, name: str, attempt: str, index: int) -> str:
     return space.kubectl("logs", "-l", pods, "-c", "trainer", "--tail=-1", check=False)
 
 
-def _words(space: Space, name: str, attempt: str, index: int, word: str) -> Iterator[list[str]]:
+def _split_lines(
+    space: Space, name: str, attempt: str, index: int, word: str
+) -> Iterator[list[str]]:
     lines = (line.split() for line in _log(space, name, attempt, index).splitlines())
     return (words for words in lines if words[:1] == [word])
 
