@@ -8,7 +8,15 @@ has its own namespace.
 from collections.abc import Awaitable, Callable
 
 from bodies import Body
-from faults.conformance_api import CONTAINER, Api, eventually, next_change, refused, version
+from faults.conformance_api import (
+    CONTAINER,
+    NODE,
+    Api,
+    eventually,
+    next_change,
+    refused,
+    version,
+)
 from faults.conformance_jobs import CHECKS_OF_JOBS
 from torchrun_api.kinds import CONFIG_MAPS, PODS, TORCHRUN_JOBS
 from torchrun_controller.client.apply import ABSENT, APPLY_PATCH
@@ -203,7 +211,7 @@ async def a_pod_without_a_node_is_deleted_at_once_and_others_terminate(api: Api)
     await api.create(PODS, "a", spec=spec)
     await api.send("DELETE", PODS, "a", {})
     assert (await refused(api.send("GET", PODS, "a"))).status == 404
-    await api.create(PODS, "b", spec={**spec, "nodeName": "nowhere"})
+    await api.create(PODS, "b", spec={**spec, "nodeName": NODE})
     await api.send("DELETE", PODS, "b", {"gracePeriodSeconds": 20})
     meta = (await api.send("GET", PODS, "b"))["metadata"]
     assert (bool(meta["deletionTimestamp"]), meta["deletionGracePeriodSeconds"]) == (True, 20)
@@ -212,7 +220,7 @@ async def a_pod_without_a_node_is_deleted_at_once_and_others_terminate(api: Api)
 
 
 async def a_collection_of_selected_pods_is_deleted(api: Api) -> None:
-    spec = {"containers": [CONTAINER], "restartPolicy": "Never", "nodeName": "nowhere"}
+    spec = {"containers": [CONTAINER], "restartPolicy": "Never", "nodeName": NODE}
     for name, label in (("a", "1"), ("b", "1"), ("c", "2"), ("ended", "1")):
         await api.create(PODS, name, metadata={"labels": {"g": label}}, spec=spec)
     await api.send("PATCH", PODS, "ended", {"status": {"phase": "Failed"}}, "status")

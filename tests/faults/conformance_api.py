@@ -17,6 +17,8 @@ T = TypeVar("T")
 MERGE = "application/merge-patch+json"
 PATIENCE = 30.0
 CONTAINER = {"name": "trainer", "image": "i"}
+# It exists, as the pod garbage collector ends the pods of a node that does not.
+NODE = "without-kubelet"
 
 
 class Api:

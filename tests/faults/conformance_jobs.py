@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 
 from bodies import Body
-from faults.conformance_api import CONTAINER, Api, eventually
+from faults.conformance_api import CONTAINER, NODE, Api, eventually
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.names import CONTROLLER_UID_LABEL, FAILURE_COUNT
 
@@ -71,7 +71,7 @@ async def a_job_fails_with_the_first_failure_and_deletes_the_others(api: Api) ->
 
 
 async def a_job_has_not_failed_before_its_pods_have_ended(api: Api) -> None:
-    _, pods = await _gang(api, nodeName="nowhere")
+    _, pods = await _gang(api, nodeName=NODE)
     names = [pod["metadata"]["name"] for pod in pods]
     await _becomes(api, pods[1], "Failed")
     await api.until(PODS, names[0], lambda pod: pod["metadata"].get("deletionTimestamp"))
@@ -119,7 +119,7 @@ async def _loses(api: Api, pod: Body) -> Body:
 
 
 async def a_job_with_a_limit_for_each_index_replaces_a_pod_alone(api: Api) -> None:
-    job, (first, lost) = await _gang(api, replaces=True, nodeName="nowhere")
+    job, (first, lost) = await _gang(api, replaces=True, nodeName=NODE)
     assert job["spec"]["backoffLimit"] == 2**31 - 1
     assert [p["metadata"]["annotations"][FAILURE_COUNT] for p in (first, lost)] == ["0", "0"]
     waits = await _loses(api, lost)
@@ -139,7 +139,7 @@ async def a_job_with_a_limit_for_each_index_replaces_a_pod_alone(api: Api) -> No
 
 
 async def each_replacement_of_an_index_doubles_the_delay(api: Api) -> None:
-    _, (_, first) = await _gang(api, replaces=True, nodeName="nowhere")
+    _, (_, first) = await _gang(api, replaces=True, nodeName=NODE)
     await _fails(api, first)
     second = await _next_pod(api, 1, first)
     await _fails(api, second)
@@ -149,7 +149,7 @@ async def each_replacement_of_an_index_doubles_the_delay(api: Api) -> None:
 
 
 async def a_pod_that_terminates_is_not_replaced_before_it_has_failed(api: Api) -> None:
-    _, pods = await _gang(api, replaces=True, nodeName="nowhere")
+    _, pods = await _gang(api, replaces=True, nodeName=NODE)
     for pod, grace in zip(pods, (0, 600), strict=True):
         await api.send("DELETE", PODS, pod["metadata"]["name"], {"gracePeriodSeconds": grace})
     await _fails(api, pods[1])
@@ -160,7 +160,7 @@ async def a_pod_that_terminates_is_not_replaced_before_it_has_failed(api: Api) -
 
 
 async def a_job_that_resumes_creates_its_first_pods_again(api: Api) -> None:
-    _, pods = await _gang(api, replaces=True, nodeName="nowhere")
+    _, pods = await _gang(api, replaces=True, nodeName=NODE)
     await api.send("PATCH", JOBS, "gang", {"spec": {"suspend": True}})
     for pod in pods:
         name = pod["metadata"]["name"]
@@ -179,7 +179,7 @@ async def a_job_that_resumes_creates_its_first_pods_again(api: Api) -> None:
 
 
 async def pods_of_a_deleted_job_are_not_kept(api: Api) -> None:
-    _, pods = await _gang(api, replaces=True, nodeName="nowhere")
+    _, pods = await _gang(api, replaces=True, nodeName=NODE)
     await _fails(api, pods[1])
     await api.send("DELETE", JOBS, "gang", {"propagationPolicy": "Background"})
     await api.until(
@@ -194,7 +194,7 @@ async def pods_of_a_deleted_job_are_not_kept(api: Api) -> None:
 
 
 async def a_job_fails_once_its_limit_is_below_its_failures(api: Api) -> None:
-    _, (first, lost) = await _gang(api, replaces=True, nodeName="nowhere")
+    _, (first, lost) = await _gang(api, replaces=True, nodeName=NODE)
     await _loses(api, lost)
     await api.send("PATCH", JOBS, "gang", {"spec": {"backoffLimit": 0}})
     name = first["metadata"]["name"]
@@ -215,7 +215,7 @@ async def a_job_fails_once_its_limit_is_below_its_failures(api: Api) -> None:
 
 
 async def a_limit_of_zero_alone_does_not_end_a_job(api: Api) -> None:
-    _, (_, lost) = await _gang(api, replaces=True, nodeName="nowhere")
+    _, (_, lost) = await _gang(api, replaces=True, nodeName=NODE)
     await api.send("PATCH", JOBS, "gang", {"spec": {"backoffLimit": 0}})
     await api.until(JOBS, "gang", lambda job: job["status"].get("active") == 2)
     await _fails(api, lost)
