@@ -6,7 +6,6 @@ No controller runs, which an administrator sees as a failure.
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,27 +33,23 @@ Findings = list[dict[str, str]]
 SCC = "security.openshift.io"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def crds() -> Iterator[LocalCluster]:
-    """A control plane for this module: its nodes, webhooks and CRDs concern all namespaces."""
+    """A control plane for each test: its nodes, webhooks and CRDs concern all namespaces.
+
+    An API server may need minutes to delete a CRD whose storage is not ready yet.
+    """
     with LocalCluster(name=f"test-doctor-{os.getpid()}", size=Size.CONTROL_PLANE) as cluster:
         install_crds(cluster)
         yield cluster
 
 
-@contextmanager
-def present(cluster: LocalCluster, *objects: JsonObject) -> Iterator[None]:
-    """Create the objects; delete them at the end."""
+def apply(cluster: LocalCluster, *objects: JsonObject) -> None:
+    """Create or change the objects, and wait for the kinds among them."""
     groups = {text_at(item, "spec", "group") for item in objects if "Custom" in str(item["kind"])}
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
-    try:
-        cluster.kubectl("create", "-f", "-", stdin=listed)
-        eventually("the groups to be served", lambda: groups <= served_groups(cluster) or None)
-        yield
-    finally:
-        # The API server may hold a CRD for more than a minute on a busy machine.
-        cluster.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=listed, timeout=200)
-        eventually("the groups to be gone", lambda: not groups & served_groups(cluster) or None)
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=listed)
+    eventually("the groups to be served", lambda: groups <= served_groups(cluster) or None)
 
 
 def served_groups(cluster: LocalCluster) -> set[str]:
@@ -91,8 +86,8 @@ def of(findings: Findings, subject: str) -> Findings:
 def test_an_environment_is_recognized_and_its_queue_fits(
     laptop: Laptop, played: PlayedEnvironment
 ) -> None:
-    with present(laptop.cluster, *played.objects, a_queue(laptop, played.queue)):
-        findings = doctor(laptop)
+    apply(laptop.cluster, *played.objects, a_queue(laptop, played.queue))
+    findings = doctor(laptop)
     (environment,) = of(findings, "environment")
     assert environment["text"].startswith(played.title)
     assert played.sign in environment["text"]
@@ -131,11 +126,10 @@ def test_service_accounts_on_openshift_need_a_constraint(laptop: Laptop) -> None
         },
         subjects=[{"kind": "ServiceAccount", "name": "default", "namespace": laptop.namespace}],
     )
-    spec = {**OPENSHIFT.queue}
-    with present(laptop.cluster, *OPENSHIFT.objects, a_queue(laptop, spec)):
-        (refused,) = of(doctor(laptop), "admission")
-        with present(laptop.cluster, role, binding):
-            (accepted,) = of(doctor(laptop), "admission")
+    apply(laptop.cluster, *OPENSHIFT.objects, a_queue(laptop, OPENSHIFT.queue))
+    (refused,) = of(doctor(laptop), "admission")
+    apply(laptop.cluster, role, binding)
+    (accepted,) = of(doctor(laptop), "admission")
     assert (refused["verdict"], accepted["verdict"]) == ("fail", "note")
     assert f"add-scc-to-user nonroot-v2 -z default -n {laptop.namespace}" in refused["fix"]
     assert "may use nonroot-v2" in accepted["text"]
@@ -153,8 +147,8 @@ def test_broken_settings_of_a_cluster_are_reported(laptop: Laptop) -> None:
                      spec={"limits": [{"type": "Container", "max": {"memory": "512Gi"}}]}),
         a_queue(laptop, spec),
     )  # fmt: skip
-    with present(laptop.cluster, *objects):
-        findings = doctor(laptop)
+    apply(laptop.cluster, *objects)
+    findings = doctor(laptop)
     problems = {
         f"{f['subject']}: {f['text']}" for f in findings if f["verdict"] in ("warn", "fail")
     }
@@ -213,14 +207,12 @@ def test_a_webhook_without_endpoints_is_a_failure(laptop: Laptop) -> None:
     )
     slices["metadata"]["labels"] = {"kubernetes.io/service-name": "policies"}  # type: ignore[index,call-overload]
     hook = webhook(laptop.namespace, service="policies")
-    with present(laptop.cluster, *K3S.objects, a_queue(laptop, K3S.queue), service, hook):
-        without = of(doctor(laptop), "webhooks")
-        with present(laptop.cluster, slices):
-            having = of(doctor(laptop), "webhooks")
-        elsewhere = webhook("kube-system", service="policies")
-        laptop.cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-",
-                               stdin=json.dumps(elsewhere))  # fmt: skip
-        other = of(doctor(laptop), "webhooks")
+    apply(laptop.cluster, *K3S.objects, a_queue(laptop, K3S.queue), service, hook)
+    without = of(doctor(laptop), "webhooks")
+    apply(laptop.cluster, slices)
+    having = of(doctor(laptop), "webhooks")
+    apply(laptop.cluster, webhook("kube-system", service="policies"))
+    other = of(doctor(laptop), "webhooks")
     assert [f["verdict"] for f in without] == ["note", "fail"]
     assert "no ready endpoint" in without[1]["text"]
     assert [f["verdict"] for f in having] == ["note"]
@@ -230,11 +222,11 @@ def test_a_webhook_without_endpoints_is_a_failure(laptop: Laptop) -> None:
 def test_the_levels_of_pod_security(laptop: Laptop) -> None:
     level = "pod-security.kubernetes.io/enforce=restricted"
     laptop.cluster.kubectl("label", "namespace", laptop.namespace, level)
-    with present(laptop.cluster, *K3S.objects, a_queue(laptop, K3S.queue)):
-        refused = of(doctor(laptop), "security")
+    apply(laptop.cluster, *K3S.objects, a_queue(laptop, K3S.queue))
+    refused = of(doctor(laptop), "security")
     restricted: JsonObject = {**K3S.queue, "podSecurity": "restricted"}
-    with present(laptop.cluster, *K3S.objects, a_queue(laptop, restricted)):
-        accepted = of(doctor(laptop), "security")
+    apply(laptop.cluster, a_queue(laptop, restricted))
+    accepted = of(doctor(laptop), "security")
     assert [f["verdict"] for f in refused] == ["note", "warn"]
     assert [f["verdict"] for f in accepted] == ["note"]
 
@@ -252,10 +244,10 @@ def test_what_a_user_may_not_read_is_not_checked(laptop: Laptop) -> None:
         user["user"]["as"] = "anna"
     kubeconfig = laptop.project / "anna.json"
     kubeconfig.write_text(json.dumps(config))
-    with present(cluster, *EKS.objects, a_queue(laptop, EKS.queue)):
-        whole = {f["subject"] for f in doctor(laptop)}
-        laptop.kubeconfig = str(Path(kubeconfig))
-        findings = doctor(laptop, controller="skip")
+    apply(cluster, *EKS.objects, a_queue(laptop, EKS.queue))
+    whole = {f["subject"] for f in doctor(laptop)}
+    laptop.kubeconfig = str(Path(kubeconfig))
+    findings = doctor(laptop, controller="skip")
     skipped = {f["subject"] for f in findings if f["verdict"] == "skip"}
     assert skipped == {"environment", "storage", "nodes", "network", "webhooks"}
     # Karpenter is known by its API group, which every user may list.
