@@ -65,7 +65,8 @@ GRACE_SECONDS = Variable(
     "TORCHRUN_GRACE_SECONDS",
     SECONDS,
     (LAUNCHER,),
-    "Time between SIGTERM and SIGKILL for the ranks. If not set: the limit of the kubelet.",
+    "Time between SIGTERM and SIGKILL for the ranks: 5 s less than the grace period of the pod. If"
+    " not set: the limit of the kubelet.",
 )
 HANG_TIMEOUT_SECONDS = Variable(
     "TORCHRUN_HANG_TIMEOUT_SECONDS",

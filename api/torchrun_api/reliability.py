@@ -243,8 +243,9 @@ class Reliability(Wire, frozen=True, kw_only=True):
         Annotated[
             SecondsOrNone,
             Meta(
-                description="Time between SIGTERM and SIGKILL, for a last checkpoint. If "
-                "podTemplate sets it too, the longer time applies. Default: 30."
+                description="Grace period of the pods. Ranks have 5 s less between SIGTERM and "
+                "SIGKILL, for a last checkpoint. If podTemplate sets it too, the longer time "
+                "applies. Default: 30."
             ),
         ]
         | None
