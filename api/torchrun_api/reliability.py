@@ -130,8 +130,8 @@ class Reliability(Wire, frozen=True, kw_only=True):
             RestartCount,
             Meta(
                 description="Maximum number of restarts after failures, in the same pods or in new "
-                "ones. Disruptions (preemption, drain, eviction, node loss) do not count. Default: "
-                "3."
+                "ones. Disruptions (preemption, drain, node pressure, node loss) do not count. "
+                "Default: 3."
             ),
         ]
         | None
