@@ -42,7 +42,10 @@ ROLE = Variable(
     "`head` or `worker` if the job has a head, else not set.",
 )
 BACKEND = Variable(
-    "TORCHRUN_BACKEND", TEXT, (USER,), "Backend for `init_process_group`: nccl or gloo."
+    "TORCHRUN_BACKEND",
+    TEXT,
+    (USER,),
+    "Backend for `init_process_group`, by default nccl with GPUs and gloo without.",
 )
 
 # Workers: the command.
@@ -65,7 +68,8 @@ GRACE_SECONDS = Variable(
     "TORCHRUN_GRACE_SECONDS",
     SECONDS,
     (LAUNCHER,),
-    "Time between SIGTERM and SIGKILL for the ranks. If not set: the limit of the kubelet.",
+    "Time between SIGTERM and SIGKILL for the ranks: 5 s less than the grace period of the pod. If"
+    " not set: the limit of the kubelet.",
 )
 HANG_TIMEOUT_SECONDS = Variable(
     "TORCHRUN_HANG_TIMEOUT_SECONDS",
@@ -223,7 +227,7 @@ _RENDEZVOUS = (TORCHRUN, LAUNCHER)
 PET_NNODES = Variable("PET_NNODES", COUNT, _RENDEZVOUS, "Number of nodes in the gang.")
 PET_NPROC_PER_NODE = Variable("PET_NPROC_PER_NODE", COUNT, (TORCHRUN,), "Number of ranks per node.")
 PET_RDZV_BACKEND = Variable(
-    "PET_RDZV_BACKEND", TEXT, (TORCHRUN,), "Rendezvous backend: c10d or static."
+    "PET_RDZV_BACKEND", TEXT, (TORCHRUN,), "Rendezvous backend: static, c10d, etcd or etcd-v2."
 )
 PET_RDZV_ENDPOINT = Variable(
     "PET_RDZV_ENDPOINT", TEXT, _RENDEZVOUS, "Rendezvous address, host:port."

@@ -26,9 +26,9 @@ The controller interprets the end of workers as follows:
   [head](jobs.md#a-head-and-its-workers) does.
 - **First failure:** if several workers failed, [one of them](failures.md#the-first-failure)
   decides.
-- **Counted:** whether `maxRestarts` counts the failure. A preempted, evicted or drained pod, a
-  deleted pod that ended by SIGTERM, and a lost node are disruptions and are not counted, whatever
-  the exit code.
+- **Counted:** whether `maxRestarts` counts the failure. A preempted or drained pod, a pod
+  that was evicted because its node was low on memory or disk, a deleted pod that ended by SIGTERM,
+  and a lost node are disruptions and are not counted, whatever the exit code.
 - **Rules:** `exitCodes` of [`reliability.rules`](failures.md#rules) match the exit code of the
   first failure, and `signals` its signal. The first rule that matches replaces the column
   "counted".

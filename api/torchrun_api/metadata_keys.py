@@ -84,8 +84,9 @@ METADATA_KEYS = (
         "all objects of a job, objects of a queue",
         _BY_CONTROLLER,
         (CONTROLLER, PLUGIN),
-        "Purpose of the object: `worker`, `sync`, `setup`, `probe`, `workspace`, `checkpoints`, "
-        "`network`, `gang` or `queue-resource`.",
+        "Purpose of the object: `worker`, `sync` (sync and serve pods), `setup`, `probe`, "
+        "`workspace`, `checkpoints`, `network`, `gang`, `queue-resource`, or `log-reader` (by the "
+        "plugin).",
     ),
     _label(
         names.NAME_LABEL,

@@ -130,8 +130,8 @@ class Reliability(Wire, frozen=True, kw_only=True):
             RestartCount,
             Meta(
                 description="Maximum number of restarts after failures, in the same pods or in new "
-                "ones. Disruptions (preemption, drain, eviction, node loss) do not count. Default: "
-                "3."
+                "ones. Disruptions (preemption, drain, node pressure, node loss) do not count. "
+                "Default: 3."
             ),
         ]
         | None
@@ -243,8 +243,9 @@ class Reliability(Wire, frozen=True, kw_only=True):
         Annotated[
             SecondsOrNone,
             Meta(
-                description="Time between SIGTERM and SIGKILL, for a last checkpoint. If "
-                "podTemplate sets it too, the longer time applies. Default: 30."
+                description="Grace period of the pods. Ranks have 5 s less between SIGTERM and "
+                "SIGKILL, for a last checkpoint. If podTemplate sets it too, the longer time "
+                "applies. Default: 30."
             ),
         ]
         | None

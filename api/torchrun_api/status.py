@@ -218,7 +218,10 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
     ] = ()
     avoided_nodes: Annotated[
         tuple[str, ...],
-        Meta(description="Nodes that failed twice. The next gang avoids them if possible."),
+        Meta(
+            description="Nodes on which two attempts ended because of the node, or by a signal. "
+            "The next gang avoids them if possible."
+        ),
     ] = ()
     checkpoint_nodes: Annotated[
         tuple[str, ...],

@@ -250,8 +250,9 @@ OPTIONS: Final = (
         base_url,
         "a URL such as http://torchrun-controller.torchrun-system.svc:8081",
         "",
-        "URL at which workers report their progress. Empty: they do not report, and no port is "
-        "opened. A change affects later attempts only.",
+        "URL at which workers report progress and restarts in the same pods. Empty: they do not "
+        "report, each failure starts a new gang, and no port is opened. A change affects later "
+        "attempts only.",
     ),
     Option(
         _PROGRESS,

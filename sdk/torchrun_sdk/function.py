@@ -111,7 +111,7 @@ class Remote:
     async def acall(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function in the pods, for `await`.
 
-        Cancelling it ends the call, and deletes the job if it was created for this call. Warm pods
+        Canceling it ends the call, and deletes the job if it was created for this call. Warm pods
         of an earlier call stay.
         """
         cancellation = Cancellation()

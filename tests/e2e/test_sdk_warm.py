@@ -88,7 +88,7 @@ FAILS = """
 def test_pods_stay_after_a_failed_call(laptop: Laptop) -> None:  # noqa: F811
     out = laptop.run(FAILS)
     found = re.findall(r"RETURNED (.*)|CAUGHT (.*)", out)
-    ports = [29500, 0, 29500 + 16 + 2, 0, 29500 + 16 + 4]
+    ports = [29500, 0, 29500 + 17 + 2, 0, 29500 + 17 + 4]
     assert [first or second for first, second in found] == [
         f"[[2.0, '{ports[0]}'], [2.0, '{ports[0]}']]",
         "RemoteException 1",

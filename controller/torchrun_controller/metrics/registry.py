@@ -269,8 +269,9 @@ class Metrics:
         )
         self.queue_restarts = self._counter(
             "torchrun_queue_restarts",
-            "Restarts by queue and kind. The first 100 queues; all others are (others). A lost pod "
-            "that is replaced alone counts as failure or disruption.",
+            "Restarts by queue and kind: failure, disruption, resize or in-place. The first 100 "
+            "queues; all others are (others). A lost pod that is replaced alone counts as failure "
+            "or disruption.",
             "job_namespace",
             "queue",
             "kind",

@@ -34,8 +34,9 @@ _KILL_SECONDS = 5.0
 _END_SECONDS = 60.0  # time limit for Python to end after the function has returned
 _COPY_SECONDS = 2.0  # time limit for its last output
 _LOG_BYTES = 64 << 20  # of the output of a call that its client gets
-# Above the ports that the launcher uses for revisions of the workspace.
-_FIRST_PORT, _PORTS = 16, 16
+# Above the ports of the launchers: 16 for their rounds in turns, and the next one, on which the
+# launcher of node 0 listens.
+_FIRST_PORT, _PORTS = 17, 16
 _STOPPED = 128 + signal.SIGTERM
 # Files of cgroup v2 and v1, as mounted in a container.
 _MEMORY = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 import torchrun_runtime.launch
+from torchrun_controller.reconcile.objects.network import ROUND_PORTS
+from torchrun_runtime.launch import rendezvous
 from torchrun_sdk.serialization import pack, unpack
 from torchrun_sdk.spec import (
     BUSY,
@@ -308,8 +310,16 @@ def test_each_later_call_has_a_port_of_its_own() -> None:
     given = {"MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     assert environment(given, 0) == given
     made = environment(given, 3)
-    assert made == {"MASTER_PORT": "29519", "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    assert made == {"MASTER_PORT": "29520", "TORCHELASTIC_USE_AGENT_STORE": "False"}
     assert environment({}, 3) == {}
+
+
+def test_no_call_uses_a_port_of_the_launchers() -> None:
+    assert rendezvous.PORTS == ROUND_PORTS
+    first_port, gang_port = 29500, 29500 + ROUND_PORTS
+    given = {"MASTER_PORT": str(first_port)}
+    ports = {int(environment(given, number)["MASTER_PORT"]) for number in range(1, 100)}
+    assert ports == set(range(gang_port + 1, gang_port + 17))
 
 
 def test_two_clients_never_share_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
