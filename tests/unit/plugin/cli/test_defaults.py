@@ -69,6 +69,11 @@ def test_a_file_in_the_home_directory_makes_no_project(
     assert defaults.project() == tmp_path / "work"
 
 
+def test_a_timeout_of_the_file_applies_to_commands_that_wait(laptop: Laptop) -> None:
+    toml('queue = "gpu"\ntimeout = "5m"\n')
+    assert dry(laptop, "echo")["jobQueue"] == "gpu"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
