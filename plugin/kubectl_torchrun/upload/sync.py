@@ -75,7 +75,8 @@ def _fetch_again(cluster: Cluster, job: Job, terminal: Terminal) -> int:
     """Request a new fetch of the workspace from git or s3; the exit code."""
     name = job.metadata.name
     if job.status.phase == "Running":
-        return cluster.run(lambda api: refetch.refetch(api, job, terminal, _FETCH_SECONDS))
+        why = cluster.command(f"torchrun why {name}")
+        return cluster.run(lambda api: refetch.refetch(api, job, terminal, _FETCH_SECONDS, why))
     cluster.run(lambda api: refetch.request(api, name))
     when = "for its next pods" if job.workspace_ready else "now"
     terminal.note(f"Job {name} fetches its workspace from {_source(job)} again {when}.")

@@ -2,7 +2,9 @@
 
 import pytest
 
-from ..laptop import Laptop
+from kubectl_torchrun.upload import sync
+
+from ..laptop import READY, Laptop
 from .test_reload import play_controller
 from .test_submission import interrupt_at
 
@@ -25,6 +27,18 @@ def test_a_new_fetch_is_followed_by_the_wait(laptop: Laptop) -> None:
     result = laptop.run("sync", "run", "--wait=Succeeded", "--timeout", "0.2s")
     assert result.exit_code == 5, result.output
     assert "Job run fetches its workspace from git again now." in result.stderr
+
+
+def test_a_fetch_without_a_result_is_reported(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "_FETCH_SECONDS", 0.2)
+    laptop.job("run", spec=GIT, status={"phase": "Running", "conditions": READY})
+    result = laptop.run("sync", "run")
+    assert result.exit_code == 3, result.output
+    assert "did not finish within 0 s and continues. See: kubectl torchrun why run -n ns" in (
+        result.stderr
+    )
 
 
 def test_ctrl_c_ends_the_wait(laptop: Laptop) -> None:
