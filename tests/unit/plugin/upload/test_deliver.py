@@ -2,6 +2,7 @@
 
 import io
 import json
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -232,6 +233,17 @@ async def test_the_wait_for_a_listening_pod_is_bounded(pod: SyncPod, workspace: 
             await deliver(
                 api, job_watch, terminal(), workspace, pod_wait=60, token="t", backoff=impatient
             )
+
+
+async def test_a_full_temporary_directory_is_named(pod: SyncPod, workspace: Workspace) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    async with within_reach(pod, workspace) as (api, job_watch, _):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+        try:
+            with pytest.raises(UploadProblem, match=r"File too large.* set TMPDIR"):
+                await deliver(api, job_watch, terminal(), workspace, pod_wait=60, token="t")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 async def test_a_timeout_shows_the_message_of_the_job(pod: SyncPod, workspace: Workspace) -> None:
