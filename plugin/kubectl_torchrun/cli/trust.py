@@ -19,6 +19,7 @@ import click
 from click.core import ParameterSource
 
 from kubectl_torchrun.cli import defaults
+from kubectl_torchrun.home import home
 
 if TYPE_CHECKING:
     from kubectl_torchrun.terminal import Terminal
@@ -54,7 +55,7 @@ def check(ctx: click.Context, terminal: "Terminal") -> None:
     Raises UsageProblem without it.
     """
     path = defaults.find()
-    if path is None or path.parent == Path.home().resolve():  # the user's file for all projects
+    if path is None or path.parent == home().resolve():  # the user's file for all projects
         return
     content = defaults.read(path)
     settings = _relevant_settings(path, content)
@@ -148,7 +149,7 @@ def _digest(path: Path, settings: dict[str, object]) -> str:
 
 
 def _record_path(path: Path) -> Path:
-    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    config = os.environ.get("XDG_CONFIG_HOME") or home() / ".config"
     name = hashlib.sha256(os.fsencode(path)).hexdigest()[:24]
     return Path(config) / "kubectl-torchrun" / "trusted" / name
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from kubectl_torchrun.cluster.kubectl import ClusterNamespace
+from kubectl_torchrun.home import home
 from kubectl_torchrun.upload.tree import File, Tree, unreadable
 from torchrun_api.contents import Entry, Manifest, ManifestError, parse
 
@@ -108,7 +109,7 @@ def _digest(file: File, cached: CachedDigest | None) -> tuple[int, str, os.stat_
 
 def state_folder() -> Path:
     """The plugin's folder for this user's state."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    state = os.environ.get("XDG_STATE_HOME") or home() / ".local" / "state"
     return Path(state) / "kubectl-torchrun"
 
 

@@ -82,6 +82,8 @@ def test_a_timeout_of_the_file_applies_to_commands_that_wait(laptop: Laptop) -> 
         ('[list]\nimage = "x"', "[list]: Unknown key image. Valid keys:"),
         ('kubeconfig = "/x"', "kubeconfig cannot be set here. Use --kubeconfig or KUBECONFIG"),
         ("queue = ", "Cannot read "),
+        ("after = " + "[" * 5000, "Cannot read "),
+        ("nodes = 1" + "0" * 5000, "Cannot read "),
         ("[sumbit]\nqueue = 'x'", "Unknown key sumbit."),
     ],
 )

@@ -30,6 +30,7 @@ def toml(text: str) -> None:
         ('[submit]\nenv = {PYTHONPATH = "evil"}', (*DRY, "x")),
         ('[submit]\nimage = "evil"', (*DRY, "x")),
         ('context = "c"', ("list",)),
+        ("image = 2024-01-01", (*DRY, "x")),
         ('namespace = "theirs"', ("list",)),
         ('filename = "job.yaml"', DRY),
         ('directory = "/etc"', (*DRY, "x")),
