@@ -163,6 +163,7 @@ class Upload:
             return
         if not base:
             self.on_failure(response.message, now)
+            return
         self._base = ""
         self._then(PutManifest(""))
 
