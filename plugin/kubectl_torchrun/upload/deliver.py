@@ -158,8 +158,10 @@ class _Delivery:
     def _pack(self, entries: tuple[int, ...]) -> Archive:
         self._file.seek(0)
         self._file.truncate()
-        manifest = self._workspace.manifest
-        total = sum(manifest.entries[index].size for index in entries)
+        known = self._workspace.manifest.entries
+        if any(index >= len(known) or known[index].mode == "dir" for index in entries):
+            raise UploadProblem("The pod requests files that the workspace does not have.")
+        total = sum(known[index].size for index in entries)
         with self._terminal.bar("Packing", total) as bar:
             done = 0
 
