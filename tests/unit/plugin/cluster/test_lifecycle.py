@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from kubectl_torchrun.cluster import lifecycle
-from kubectl_torchrun.cluster.slices import Job
+from kubectl_torchrun.cluster.slices import Job, JobStatusSlice
 from kubectl_torchrun.cluster.wait import check, met
 from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.upload import submission
@@ -182,6 +182,9 @@ def test_which_values_are_conditions() -> None:
     assert met(None, "Deleted")
     assert not met(None, "Running")
     assert not met(job, "Deleted")
+    for phase, has_run in (("Succeeded", True), ("Failed", False), ("Suspended", False)):
+        assert met(Job(status=JobStatusSlice(phase=phase)), "Running") == has_run
+    assert not met(Job(status=JobStatusSlice(phase="Running")), "Succeeded")
     assert check("workspaceready") == "WorkspaceReady"
     with pytest.raises(UsageProblem, match="Valid values: Pending"):
         check("x")
