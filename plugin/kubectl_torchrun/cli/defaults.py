@@ -128,4 +128,11 @@ def _plain(path: Path, name: str, value: object) -> object:
         return [str(part) for part in value] if isinstance(value, list) else [str(value)]
     if name in ("directory", "overlay"):
         return str(path.parent / str(value))
-    return value
+    return _exact(value)
+
+
+def _exact(value: object) -> object:
+    """The value for click, whose integers would cut off the decimals of a float."""
+    if isinstance(value, list):
+        return [_exact(part) for part in value]
+    return str(value) if isinstance(value, float) else value

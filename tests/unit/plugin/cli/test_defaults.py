@@ -99,11 +99,19 @@ def test_mistakes_are_named_with_their_file(
     assert CliRunner().invoke(cli, ["submit", "--help"]).exit_code == 0
 
 
-def test_a_value_of_the_wrong_type_names_its_flag(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ('nodes = "many"', ["submit", "x"], "'many' is not a valid integer"),
+        ("nodes = 1.5", ["submit", "x"], "'1.5' is not a valid integer"),
+        ("node = [0, 1.5]", ["logs", "x"], "'1.5' is not a valid integer"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    toml('nodes = "many"')
-    result = CliRunner().invoke(cli, ["submit", "x"])
+    toml(text)
+    result = CliRunner().invoke(cli, words)
     assert result.exit_code == 2
-    assert "'many' is not a valid integer" in result.output
+    assert message in result.output
