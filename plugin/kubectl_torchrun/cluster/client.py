@@ -24,6 +24,7 @@ _BUSY_SECONDS = 20.0
 _POD_SECONDS = (
     60.0  # seconds of silence; the response to the last range follows a digest of all bytes
 )
+_POD_BYTES = 16 << 20
 _LONGEST_LINE = 1 << 20
 
 
@@ -207,13 +208,19 @@ class Api:
     ) -> tuple[int, bytes]:
         """A request to a pod's port through the API server: status and body of the pod.
 
+        The body is cut after 16 MiB, which no pod of ours sends.
         An error of the API server itself (pod deleted or unreachable, forbidden) is an ApiError.
         """
         where = namespace or self.namespace
         proxied = f"/api/v1/namespaces/{where}/pods/{pod}:{port}/proxy{path}"
         with _unreachable():
             response = await self._client.request(
-                method, proxied, headers=headers, content=content, seconds=_POD_SECONDS
+                method,
+                proxied,
+                headers=headers,
+                content=content,
+                seconds=_POD_SECONDS,
+                most=_POD_BYTES,
             )
         if response.status >= 400:
             _raise_for_server(response.status, response.content)
