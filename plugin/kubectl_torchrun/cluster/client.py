@@ -20,12 +20,14 @@ V = TypeVar("V")
 
 _WATCH_SECONDS = 240
 _WATCH_SILENCE = 120.0  # seconds; bookmarks arrive about every minute
+_WATCH_OPEN = 5.0  # seconds; a watch without events that was open for so long has not failed
 _BUSY_SECONDS = 20.0
 _POD_SECONDS = (
     60.0  # seconds of silence; the response to the last range follows a digest of all bytes
 )
 _POD_BYTES = 16 << 20
 _LONGEST_LINE = 1 << 20
+_LONGEST_EVENT = 16 << 20  # an object of etcd has at most 1.5 MiB, in a shorter format than JSON
 
 
 class ApiError(Exception):
@@ -134,21 +136,25 @@ class Api:
         """The objects that match the selectors of the query, by name: now, and after every change.
 
         A pod that cannot be read is omitted; for other kinds Unreadable is raised. It survives
-        lost connections and restarts of the API server, for `backoff.give_up` seconds.
+        lost connections and restarts of the API server, for `backoff.give_up` seconds. A watch that
+        ends at once, as behind some gateways, is repeated with back-off.
         """
         failures, well_at = 0, anyio.current_time()
         while True:
+            answers = 0  # the list and each event
             try:
                 async for objects in self._list_and_watch(kind, query):
-                    failures, well_at = 0, anyio.current_time()
+                    answers, well_at = answers + 1, anyio.current_time()
                     yield objects
             except (Unreachable, ApiError) as error:
                 expired = isinstance(error, ApiError) and error.status == 410
                 retriable = isinstance(error, Unreachable) or error.retriable or expired
                 if not retriable or anyio.current_time() - well_at > self.backoff.give_up:
                     raise
-                failures += 1
-                await anyio.sleep(self.backoff.delay(failures))
+            was_open = anyio.current_time() - well_at >= _WATCH_OPEN
+            is_healthy = answers > 1 or (answers == 1 and was_open)
+            failures = 1 if is_healthy else failures + 1
+            await anyio.sleep(self.backoff.delay(failures))
 
     async def _list_and_watch(
         self, kind: Kind[T], query: Mapping[str, str]
@@ -166,7 +172,9 @@ class Api:
             "timeoutSeconds": str(_WATCH_SECONDS),
         }
         path = kind.path(self.namespace)
-        async with self._stream(path, watching, silence=_WATCH_SILENCE) as lines:
+        async with self._stream(
+            path, watching, silence=_WATCH_SILENCE, longest=_LONGEST_EVENT
+        ) as lines:
             async for line in lines:
                 event = _decode(line, WatchEvent)
                 if event.type == "BOOKMARK":
@@ -270,7 +278,12 @@ class Api:
 
     @asynccontextmanager
     async def _stream(
-        self, path: str, query: Mapping[str, str], *, silence: float | None
+        self,
+        path: str,
+        query: Mapping[str, str],
+        *,
+        silence: float | None,
+        longest: int = _LONGEST_LINE,
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         with _unreachable():
             async with self._client.stream(path, query=query, silence=silence) as response:
@@ -278,7 +291,7 @@ class Api:
                     refusal = await response.read()
                     _raise_for_server(refusal.status, refusal.content)
                     raise ApiError(refusal.status, Status(message=refusal.text[:500]))
-                yield split_lines(response.chunks())
+                yield split_lines(response.chunks(), longest)
 
 
 @asynccontextmanager
@@ -288,10 +301,12 @@ async def connect(socket: Path, namespace: str, backoff: Backoff = PATIENT) -> A
         yield Api(client, namespace, backoff)
 
 
-async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+async def split_lines(
+    chunks: AsyncIterable[bytes], longest: int = _LONGEST_LINE
+) -> AsyncIterator[bytes]:
     """Lines with their `\\n`; the last has none if the stream ends within it.
 
-    A line longer than 1 MiB is cut and ends with `\\n`.
+    A line of more bytes than `longest` is cut and ends with `\\n`.
     """
     rest, skipping = b"", False
     async for chunk in chunks:
@@ -300,9 +315,9 @@ async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
             if not skipping:
                 yield line + b"\n"
             skipping = False
-        if len(rest) > _LONGEST_LINE:
+        if len(rest) > longest:
             if not skipping:
-                yield rest[:_LONGEST_LINE] + b"\n"
+                yield rest[:longest] + b"\n"
             rest, skipping = b"", True
     if rest and not skipping:
         yield rest
