@@ -68,7 +68,7 @@ PLUGIN = (
     ExitStatus(
         _only(RUN_FAILED),
         "The run failed, exceeded its deadline, cannot run as specified, or was deleted. `doctor`: "
-        "a check failed. `cancel`: a job does not exist.",
+        "a check failed. `cancel`: some of the jobs do not exist.",
     ),
     ExitStatus(
         _only(USAGE),
@@ -89,7 +89,8 @@ PLUGIN = (
     ),
     ExitStatus(
         _only(DETACHED),
-        "Interrupted by Ctrl-C. The job continues, unless a second Ctrl-C of `run` deleted it.",
+        "Interrupted by Ctrl-C, or `cancel` was not confirmed. The job continues, unless a second "
+        "Ctrl-C of `run` deleted it.",
     ),
     ExitStatus(_only(CLOSED_PIPE), "The reader of the output closed the pipe, for example `head`."),
 )

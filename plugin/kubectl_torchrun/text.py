@@ -19,6 +19,8 @@ _SEQUENCE = re.compile(
     r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: titles, links, the clipboard
     r"|\x1b.?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
+# SGR without the private parameters of `ESC[>4;2m`, which changes what the keyboard sends.
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _RESET = "\x1b[0m"
 
 
@@ -69,7 +71,7 @@ def echo(
 
 
 def _colour(sequence: str) -> str:
-    return sequence if sequence.startswith("\x1b[") and sequence.endswith("m") else ""
+    return sequence if _COLOUR.fullmatch(sequence) else ""
 
 
 def files_of(count: int) -> str:

@@ -117,6 +117,10 @@ def test_the_examples_that_need_pods_work_unchanged(space: Space, tmp_path: Path
     run("", "exec")  # a shell ends with its input
     assert "first True" in run("logs/0/node-0.log", "state-files")
     assert "logs/0/node-1.log" in run("", "state-files")
+    assert "logs/0/node-1.log\n" in run("-o name", "state-files")
+    with example(space, tmp_path, take("--container setup")) as process:  # this job has no setup
+        _, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, "has no pod whose setup container has started" in err) == (2, True)
     assert run("--node 1 -- nvidia-smi") == "a GPU of node 1\n"
     assert run("--rank 3 -- py-spy dump --subprocesses --pid 1") == (
         "dump --subprocesses --pid 1 on node 1\n"

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import urllib.request
@@ -58,10 +59,8 @@ def test_previous_logs_come_from_a_worker_and_later_from_the_claim(
     code, out, err = plugin(space, tmp_path, "logs", "run", "--attempt", "0", "--node", "0")
     assert code == 0, err
     assert out == "[0] first words of node 0\n" or "[0] first words of node 0" in out
-    assert "with pod run-log-reader" in err
-    until(
-        lambda: space.api.get(PODS.path(space.name, "run-log-reader")).status_code == 404, "its end"
-    )
+    (reader,) = re.findall(r"with pod (run-log-reader-\w+)\.", err)
+    until(lambda: space.api.get(PODS.path(space.name, reader)).status_code == 404, "its end")
     code, _, err = plugin(space, tmp_path, "exec", "run")
     assert code == 2
     assert "is not running. The job is Succeeded." in err

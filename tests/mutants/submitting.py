@@ -62,8 +62,8 @@ SUBMITTING = (
     PLUGIN(
         "a-file-that-changes-is-sent",
         "upload/pack.py",
-        "if not unchanged:",
-        "if False:",
+        "if _add(archive, entry, source, advance) != entry.sha256:",
+        "if not _add(archive, entry, source, advance):",
         "half an edit is trained, and the manifest says another digest",
         PACK,
     ),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from kubectl_torchrun.home import home
 from kubectl_torchrun.text import escape
 
 FILE = "torchrun.toml"
@@ -39,7 +40,7 @@ def project() -> Path:
     project.
     """
     file = find()
-    if file is None or file.parent in (Path.home().resolve(), Path(file.anchor)):
+    if file is None or file.parent in (home().resolve(), Path(file.anchor)):
         return Path.cwd()
     return file.parent
 
@@ -84,7 +85,7 @@ def read(path: Path) -> dict[str, object]:
 
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _error(f"Cannot read {path}: {error}") from error
 
 
@@ -127,4 +128,11 @@ def _plain(path: Path, name: str, value: object) -> object:
         return [str(part) for part in value] if isinstance(value, list) else [str(value)]
     if name in ("directory", "overlay"):
         return str(path.parent / str(value))
-    return value
+    return _exact(value)
+
+
+def _exact(value: object) -> object:
+    """The value for click, whose integers would cut off the decimals of a float."""
+    if isinstance(value, list):
+        return [_exact(part) for part in value]
+    return str(value) if isinstance(value, float) else value

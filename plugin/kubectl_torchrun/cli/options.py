@@ -217,16 +217,26 @@ DURATION = Duration()
 
 
 def wait_options(bare: str) -> Callable[[Function], Function]:
-    """--wait[=CONDITION] and --timeout. bare: the condition of --wait without a value."""
+    """--wait[=CONDITION] and --timeout. bare: the condition of --wait without a value.
 
-    def add(command: Function) -> Function:
+    Raises click.UsageError for --timeout without --wait; one of torchrun.toml has no effect then.
+    """
+
+    def add(inner: Function) -> Function:
+        @functools.wraps(inner)
+        def wrapped(**values: object) -> None:
+            source = click.get_current_context().get_parameter_source("timeout")
+            if source == ParameterSource.COMMANDLINE and not values["wait"]:
+                raise click.UsageError("--timeout limits --wait. Add --wait.")
+            inner(**values)
+
         command = click.option(
             "--timeout",
             type=DURATION,
             default=None,
             metavar="DURATION",
             help="Time limit of --wait, for example 90s or 1h30m. Default: no timeout.",
-        )(command)
+        )(wrapped)
         return click.option(
             "--wait",
             cls=OptionalValue,

@@ -2,6 +2,9 @@
 
 Keys that choose what runs, where it runs, or what is uploaded need consent once: an answer at a
 terminal, or --trust. It is recorded for the file's path and the values of these keys.
+
+In a file of another local user, all keys need consent, and so does the upload of its directory:
+anybody can create a file in a directory above that all users may write to.
 """
 
 import hashlib
@@ -16,16 +19,18 @@ import click
 from click.core import ParameterSource
 
 from kubectl_torchrun.cli import defaults
+from kubectl_torchrun.home import home
 
 if TYPE_CHECKING:
     from kubectl_torchrun.terminal import Terminal
 
 FLAG = "--trust"
 # Other keys only affect amounts, times and output, in the cluster that the user has selected.
-_KEYS = frozenset({"address", "command", "context", "filename", "image", "namespace", "yes"})
+# A variable such as PYTHONPATH or LD_PRELOAD chooses what runs, and no list of them is complete.
+_KEYS = frozenset({"address", "command", "context", "env", "filename", "image", "namespace", "yes"})
 _DIRECTORIES = frozenset({"directory", "overlay"})
 # Keys that the file of --filename replaces.
-_OF_JOBS = frozenset({"command", "image"})
+_OF_JOBS = frozenset({"command", "env", "image"})
 _TRUST_KEY = "torchrun.trust"  # in the meta of a context
 
 
@@ -50,30 +55,34 @@ def check(ctx: click.Context, terminal: "Terminal") -> None:
     Raises UsageProblem without it.
     """
     path = defaults.find()
-    if path is None or path.parent == Path.home().resolve():  # the user's file for all projects
+    if path is None or path.parent == home().resolve():  # the user's file for all projects
         return
-    settings = _relevant_settings(path, defaults.read(path))
+    content = defaults.read(path)
+    settings = _relevant_settings(path, content)
+    owner = _foreign_owner(path)
+    if owner is not None:
+        settings = {"directory": str(path.parent), **content, **settings}
     record = _record_path(path)
     if ctx.meta.get(_TRUST_KEY):
         _write_record(record, path, settings)
         return
-    used = {key: value for key, value in settings.items() if _is_used(ctx, key)}
+    used = {key: value for key, value in settings.items() if owner or _is_used(ctx, key)}
     if not used or _is_trusted(record, path, settings):
         return
-    keys = "".join(f"\n  {key} = {json.dumps(value)}" for key, value in used.items())
+    keys = "".join(f"\n  {key} = {json.dumps(value, default=str)}" for key, value in used.items())
+    origin = f"belongs to user {owner}" if owner else "may come from a repository"
+    instead = f"a {defaults.FILE} of your own here" if owner else "these flags on the command line"
     why = (
         f"{path} sets{keys}\nThese settings control what runs, where it runs or what is uploaded,"
-        " and the file may come from a repository. They need your confirmation."
+        f" and the file {origin}. They need your confirmation."
     )
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        _refuse_file(
-            f"{why} Review the file and add {FLAG} once, or set these flags on the command line."
-        )
+        _refuse_file(f"{why} Review the file and add {FLAG} once, or use {instead}.")
     from kubectl_torchrun.terminal import ask
 
     terminal.note(why)
     if ask("Trust these settings until they change? [y/N]:").lower() not in ("y", "yes"):
-        _refuse_file("Settings are not trusted. Set these flags on the command line instead.")
+        _refuse_file(f"Settings are not trusted. Use {instead}.")
     _write_record(record, path, settings)
 
 
@@ -81,6 +90,20 @@ def _refuse_file(why: str) -> None:
     from kubectl_torchrun.errors import UsageProblem
 
     raise UsageProblem(why)
+
+
+def _foreign_owner(path: Path) -> str | None:
+    """Another user than root who can replace the file; None if there is none."""
+    owners = {path.lstat().st_uid, path.stat().st_uid, path.parent.stat().st_uid}
+    others = owners - {os.getuid(), 0}
+    if not others:
+        return None
+    import pwd
+
+    try:
+        return pwd.getpwuid(min(others)).pw_name
+    except KeyError:
+        return str(min(others))
 
 
 def _relevant_settings(path: Path, content: dict[str, object]) -> dict[str, object]:
@@ -126,7 +149,7 @@ def _digest(path: Path, settings: dict[str, object]) -> str:
 
 
 def _record_path(path: Path) -> Path:
-    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    config = os.environ.get("XDG_CONFIG_HOME") or home() / ".config"
     name = hashlib.sha256(os.fsencode(path)).hexdigest()[:24]
     return Path(config) / "kubectl-torchrun" / "trusted" / name
 

@@ -20,11 +20,14 @@ V = TypeVar("V")
 
 _WATCH_SECONDS = 240
 _WATCH_SILENCE = 120.0  # seconds; bookmarks arrive about every minute
+_WATCH_OPEN = 5.0  # seconds; a watch without events that was open for so long has not failed
 _BUSY_SECONDS = 20.0
 _POD_SECONDS = (
     60.0  # seconds of silence; the response to the last range follows a digest of all bytes
 )
+_POD_BYTES = 16 << 20
 _LONGEST_LINE = 1 << 20
+_LONGEST_EVENT = 16 << 20  # an object of etcd has at most 1.5 MiB, in a shorter format than JSON
 
 
 class ApiError(Exception):
@@ -133,21 +136,25 @@ class Api:
         """The objects that match the selectors of the query, by name: now, and after every change.
 
         A pod that cannot be read is omitted; for other kinds Unreadable is raised. It survives
-        lost connections and restarts of the API server, for `backoff.give_up` seconds.
+        lost connections and restarts of the API server, for `backoff.give_up` seconds. A watch that
+        ends at once, as behind some gateways, is repeated with back-off.
         """
         failures, well_at = 0, anyio.current_time()
         while True:
+            answers = 0  # the list and each event
             try:
                 async for objects in self._list_and_watch(kind, query):
-                    failures, well_at = 0, anyio.current_time()
+                    answers, well_at = answers + 1, anyio.current_time()
                     yield objects
             except (Unreachable, ApiError) as error:
                 expired = isinstance(error, ApiError) and error.status == 410
                 retriable = isinstance(error, Unreachable) or error.retriable or expired
                 if not retriable or anyio.current_time() - well_at > self.backoff.give_up:
                     raise
-                failures += 1
-                await anyio.sleep(self.backoff.delay(failures))
+            was_open = anyio.current_time() - well_at >= _WATCH_OPEN
+            is_healthy = answers > 1 or (answers == 1 and was_open)
+            failures = 1 if is_healthy else failures + 1
+            await anyio.sleep(self.backoff.delay(failures))
 
     async def _list_and_watch(
         self, kind: Kind[T], query: Mapping[str, str]
@@ -165,7 +172,9 @@ class Api:
             "timeoutSeconds": str(_WATCH_SECONDS),
         }
         path = kind.path(self.namespace)
-        async with self._stream(path, watching, silence=_WATCH_SILENCE) as lines:
+        async with self._stream(
+            path, watching, silence=_WATCH_SILENCE, longest=_LONGEST_EVENT
+        ) as lines:
             async for line in lines:
                 event = _decode(line, WatchEvent)
                 if event.type == "BOOKMARK":
@@ -207,13 +216,19 @@ class Api:
     ) -> tuple[int, bytes]:
         """A request to a pod's port through the API server: status and body of the pod.
 
+        The body is cut after 16 MiB, which no pod of ours sends.
         An error of the API server itself (pod deleted or unreachable, forbidden) is an ApiError.
         """
         where = namespace or self.namespace
         proxied = f"/api/v1/namespaces/{where}/pods/{pod}:{port}/proxy{path}"
         with _unreachable():
             response = await self._client.request(
-                method, proxied, headers=headers, content=content, seconds=_POD_SECONDS
+                method,
+                proxied,
+                headers=headers,
+                content=content,
+                seconds=_POD_SECONDS,
+                most=_POD_BYTES,
             )
         if response.status >= 400:
             _raise_for_server(response.status, response.content)
@@ -263,7 +278,12 @@ class Api:
 
     @asynccontextmanager
     async def _stream(
-        self, path: str, query: Mapping[str, str], *, silence: float | None
+        self,
+        path: str,
+        query: Mapping[str, str],
+        *,
+        silence: float | None,
+        longest: int = _LONGEST_LINE,
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         with _unreachable():
             async with self._client.stream(path, query=query, silence=silence) as response:
@@ -271,7 +291,7 @@ class Api:
                     refusal = await response.read()
                     _raise_for_server(refusal.status, refusal.content)
                     raise ApiError(refusal.status, Status(message=refusal.text[:500]))
-                yield split_lines(response.chunks())
+                yield split_lines(response.chunks(), longest)
 
 
 @asynccontextmanager
@@ -281,10 +301,12 @@ async def connect(socket: Path, namespace: str, backoff: Backoff = PATIENT) -> A
         yield Api(client, namespace, backoff)
 
 
-async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+async def split_lines(
+    chunks: AsyncIterable[bytes], longest: int = _LONGEST_LINE
+) -> AsyncIterator[bytes]:
     """Lines with their `\\n`; the last has none if the stream ends within it.
 
-    A line longer than 1 MiB is cut and ends with `\\n`.
+    A line of more bytes than `longest` is cut and ends with `\\n`.
     """
     rest, skipping = b"", False
     async for chunk in chunks:
@@ -293,9 +315,9 @@ async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
             if not skipping:
                 yield line + b"\n"
             skipping = False
-        if len(rest) > _LONGEST_LINE:
+        if len(rest) > longest:
             if not skipping:
-                yield rest[:_LONGEST_LINE] + b"\n"
+                yield rest[:longest] + b"\n"
             rest, skipping = b"", True
     if rest and not skipping:
         yield rest

@@ -90,16 +90,25 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         content: bytes | AsyncIterator[bytes] | None = None,
         seconds: float = _TIMEOUT_SECONDS,
+        most: int | None = None,
     ) -> CompleteResponse:
-        """Send a request, and read the response. seconds: of silence, for each step of it."""
-        response = await self._pool.request(
+        """Send a request, and read the response.
+
+        seconds: of silence, for each step of it. most: bytes of the content; the rest is not read.
+        """
+        body = bytearray()
+        async with self._pool.stream(
             method,
             self._target(path, query),
             headers=[*_HEADERS, *(headers or {}).items()],
             content=content,
             extensions={"timeout": _timeouts(seconds)},
-        )
-        return CompleteResponse(response.status, response.content)
+        ) as response:
+            async for chunk in response.aiter_stream():
+                body += chunk
+                if most is not None and len(body) > most:
+                    break
+        return CompleteResponse(response.status, bytes(body[:most]))
 
     @asynccontextmanager
     async def stream(

@@ -20,6 +20,7 @@ from kubectl_torchrun.errors import ClusterProblem
 from kubectl_torchrun.text import echo
 
 _START_SECONDS = 15.0
+_LONGEST_ERROR = 1 << 14  # bytes of a line of stderr
 _SERVING = re.compile(rb"Starting to serve on (.+)\n")
 _LOG_LINE = re.compile(r"[IWEF]\d{4} ")
 _SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -83,13 +84,14 @@ def starting_proxy(target: Target) -> Iterator[Callable[[], Path]]:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        stderr = _StderrLog(process.stderr)
+        stderr = LastLines(process.stderr, _print_prompt)
         stdout = process.stdout
 
         def wait_for_socket() -> Path:
             socket = _SERVING.search(_first_output(stdout))
             if socket is None:
-                raise ClusterProblem(f"kubectl proxy failed to start: {stderr.after_end()}")
+                why = " ".join(stderr.after_end()) or "no error message"
+                raise ClusterProblem(f"kubectl proxy failed to start: {why}")
             return Path(os.fsdecode(socket[1]))
 
         try:
@@ -152,28 +154,46 @@ def _first_output(stdout: IO[bytes]) -> bytes:
     return os.read(stdout.fileno(), 4096) if ready else b""
 
 
-class _StderrLog:
-    """The stderr of kubectl: recorded for error messages; all but log lines is also printed.
+class LastLines:
+    """The last lines of a pipe. A thread reads all of it, so that its program never waits.
 
-    Login helpers use stderr to ask for a page to open or a code to enter during the first request.
+    show: is called with each line.
     """
 
-    def __init__(self, stderr: IO[bytes]) -> None:
+    def __init__(self, pipe: IO[bytes], show: Callable[[str], None] = lambda _: None) -> None:
         self._lines: deque[str] = deque(maxlen=20)
+        self._show = show
         # A duplicate, because Popen may close the original during a read of the thread.
-        self._stderr = open(os.dup(stderr.fileno()), "rb")  # noqa: SIM115
+        self._pipe = open(os.dup(pipe.fileno()), "rb")  # noqa: SIM115
         self._thread = threading.Thread(target=self._read, name="kubectl-stderr", daemon=True)
         self._thread.start()
 
-    def after_end(self) -> str:
-        """The last lines, after kubectl has exited."""
+    def after_end(self) -> list[str]:
+        """The last lines that are not empty, after the program has exited."""
         self._thread.join(timeout=1)
-        return " ".join(self._lines) or "no error message"
+        return [line for line in self._lines if line]
 
     def _read(self) -> None:
-        with self._stderr:
-            for line in self._stderr:
+        with self._pipe:
+            for line in bounded_lines(self._pipe, _LONGEST_ERROR):
                 text = line.decode(errors="replace").rstrip()
                 self._lines.append(text)
-                if not _LOG_LINE.match(text) and not text.lower().startswith("error:"):
-                    echo(text, file=sys.stderr)
+                self._show(text)
+
+
+def bounded_lines(pipe: IO[bytes], longest: int = 1 << 20) -> Iterator[bytes]:
+    """The lines of a pipe without their newlines. Of a line of more bytes, only the start."""
+    starts = True
+    while part := pipe.readline(longest):
+        if starts:
+            yield part.removesuffix(b"\n")
+        starts = part.endswith(b"\n")
+
+
+def _print_prompt(line: str) -> None:
+    """Print all but log lines of kubectl.
+
+    Login helpers use stderr to ask for a page to open or a code to enter during the first request.
+    """
+    if not _LOG_LINE.match(line) and not line.lower().startswith("error:"):
+        echo(line, file=sys.stderr)

@@ -108,17 +108,16 @@ def cancel(
     with session(target) as cluster:
         existing = cluster.run(lambda api: _find_jobs(api, jobs))
         missing = [name for name in jobs if name not in existing]
-        not_found = f"Job {', '.join(missing)} not found in namespace {cluster.namespace}."
         if not existing:
             see = cluster.command("torchrun list")
-            raise UsageProblem(f"{not_found} Nothing was deleted. See: {see}")
+            raise UsageProblem(f"{_not_found(cluster, missing)} Nothing was deleted. See: {see}")
         if missing:
-            terminal.note(not_found)
+            terminal.note(_not_found(cluster, missing))
         exception = cluster.run(lambda api: _retained_pvcs(api, existing))
         if options.dry_run == "client":
             terminal.note(f"Would delete {', '.join(existing)} with pods and PVCs{exception}")
         elif sure or options.dry_run == "server" or _confirm(existing, exception):
-            _delete(cluster, existing, exception, options, terminal)
+            missing += _delete(cluster, existing, exception, options, terminal)
         else:
             terminal.note("Nothing was deleted.")
             return DETACHED
@@ -131,24 +130,49 @@ def _delete(
     exception: str,
     options: ChangeOptions,
     terminal: Terminal,
-) -> None:
+) -> list[str]:
+    """Delete the jobs. Returns those that are gone, for example since the confirmation."""
     dry = options.dry_run == "server"
+    deleted: list[str] = []
     for name in jobs:
-        cluster.run(lambda api, name=name: api.delete(JOBS, name, dry_run=dry))  # type: ignore[misc]
+        if not cluster.run(lambda api, name=name: _delete_job(api, name, dry_run=dry)):  # type: ignore[misc]
+            terminal.note(_not_found(cluster, [name]))
+            continue
+        deleted.append(name)
         if options.form:
             echo(f"torchrunjob.torchrun.ai/{name}")
         word = "Would delete" if dry else "Deleted"
         terminal.note(f"{word} torchrunjob.torchrun.ai/{name}")
-    if dry:
-        return
-    whose = "Its" if len(jobs) == 1 else "Their"
-    terminal.note(f"{whose} pods get a grace period. {whose} PVCs are deleted{exception}.")
-    for name in jobs if options.wait else ():
+    if deleted and not dry:
+        whose = "Its" if len(deleted) == 1 else "Their"
+        terminal.note(f"{whose} pods get a grace period. {whose} PVCs are deleted{exception}.")
+    for name in deleted if options.wait and not dry else ():
         cluster.run(
             lambda api, name=name: wait.wait(  # type: ignore[misc]
                 api, name, terminal, wait.DELETED, options.timeout
             )
         )
+    return [name for name in jobs if name not in deleted]
+
+
+async def _delete_job(api: Api, name: str, *, dry_run: bool) -> bool:
+    """Delete a job; whether it existed."""
+    try:
+        await api.delete(JOBS, name, dry_run=dry_run)
+    except ApiError as error:
+        if not _is_missing(error):
+            raise
+        return False
+    return True
+
+
+def _is_missing(error: ApiError) -> bool:
+    """Whether the job does not exist, and not its kind."""
+    return error.status == 404 and bool(error.details.name)
+
+
+def _not_found(cluster: Cluster, jobs: Sequence[str]) -> str:
+    return f"Job {', '.join(jobs)} not found in namespace {cluster.namespace}."
 
 
 async def _find_jobs(api: Api, jobs: Sequence[str]) -> list[str]:
@@ -158,7 +182,7 @@ async def _find_jobs(api: Api, jobs: Sequence[str]) -> list[str]:
         try:
             await api.get(JOBS, name)
         except ApiError as error:
-            if error.status != 404 or not error.details.name:
+            if not _is_missing(error):
                 raise
         else:
             existing.append(name)

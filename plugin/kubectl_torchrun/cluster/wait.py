@@ -27,10 +27,12 @@ def check(condition: str) -> str:
 
 
 def met(job: Job | None, condition: str) -> bool:
-    """Whether the job meets the condition now."""
+    """Whether the job meets the condition now. A job that has succeeded has been Running."""
     if job is None or condition == DELETED:
         return job is None and condition == DELETED
-    return job.status.phase == condition or any(
+    phase = job.status.phase
+    phases = (phase, "Running") if phase == "Succeeded" else (phase,)
+    return condition in phases or any(
         c.type == condition and c.status == "True" for c in job.status.conditions
     )
 

@@ -3,20 +3,25 @@
 import re
 import subprocess
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
 from kubectl_torchrun.cli.options import Command, cluster_options, job_argument, run_command
-from kubectl_torchrun.cluster.kubectl import Target
+from kubectl_torchrun.cluster.kubectl import LastLines, Target
 from kubectl_torchrun.errors import SUCCEEDED, ClusterProblem, UsageProblem
 from kubectl_torchrun.terminal import Terminal
 
 if TYPE_CHECKING:
     from kubectl_torchrun.cluster.exec_forward import Worker
 
-_PORTS = re.compile(r"(\d*:)?\d+")
+_PORTS = re.compile(r"(?:(\d{0,5}):)?(\d{1,5})")
+_HIGHEST_PORT = 65535
 TENSORBOARD_PORT = 6006
+# Where to connect to, for addresses to listen on.
+_LOOPBACK = {"localhost": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+_EXEC_END = "command terminated with exit code"  # of kubectl
 _ANSWER_SECONDS = 60.0
 _END_SECONDS = 5.0
 _HAS_TENSORBOARD = (
@@ -67,10 +72,13 @@ def command(
       kubectl torchrun port-forward my-project-x7k2p --tensorboard /app/runs 6007:6006
     """
     for port in ports:
-        if not _PORTS.fullmatch(port):
+        match = _PORTS.fullmatch(port)
+        if match is None or any(int(part or 0) > _HIGHEST_PORT for part in match.groups()):
             raise click.UsageError(
                 f"Invalid port {port!r}. Use PORT or LOCAL:PORT, for example 9000:8000."
             )
+        if tensorboard is not None and port.startswith((":", "0")):
+            raise click.UsageError(f"--tensorboard needs a local port, but {port!r} has none.")
     if tensorboard is None and not ports:
         raise click.UsageError("No port given. Add PORT, LOCAL:PORT or --tensorboard DIR.")
     if tensorboard is not None and len(ports) > 1:
@@ -95,7 +103,9 @@ def _tensorboard(
     """Run TensorBoard in the pod until Ctrl-C, and forward it; the exit code. Raises Problem."""
     local, _, remote = port.partition(":")
     remote = remote or local
-    _check_port(local)
+    first = address.partition(",")[0]  # kubectl listens on each of these
+    host = _LOOPBACK.get(first, first)
+    _check_port(host, local)
     _check_tensorboard(worker)
     words = ["sh", "-c", _TENSORBOARD, "sh", f"--logdir={directory}", f"--port={remote}",
              "--host=127.0.0.1"]  # fmt: skip
@@ -106,18 +116,24 @@ def _tensorboard(
         stderr=subprocess.PIPE,
         process_group=0,  # Ctrl-C must reach only this program, which then stops TensorBoard
     )
+    assert server.stderr is not None
+    stderr = LastLines(server.stderr)
     command = worker.kubectl(
         "port-forward", f"--address={address}", f"pod/{worker.pod}", f"{local}:{remote}"
     )
     forwards = [_forward(command)]
     try:
-        _wait_for_answer(server, forwards, command, local)
-        at = f"http://localhost:{local}/"
+        _wait_for_answer(
+            forwards, command, host, local, lambda: _check_server(server, stderr, worker)
+        )
+        name = "localhost" if first in _LOOPBACK else f"[{host}]" if ":" in host else host
+        at = f"http://{name}:{local}/"
         terminal.note(
             f"TensorBoard serves {directory} of pod {worker.pod} at {at}. Press Ctrl-C to stop."
         )
         while server.poll() is None and forwards[-1].poll() is None:
             time.sleep(0.2)
+        _check_server(server, stderr, worker)
         raise ClusterProblem(f"Lost connection to pod {worker.pod}. Check that it still runs.")
     except KeyboardInterrupt:
         terminal.interrupted()
@@ -139,14 +155,17 @@ def _tensorboard(
 
 
 def _check_tensorboard(worker: "Worker") -> None:
-    result = subprocess.run(
+    with subprocess.Popen(
         worker.exec_command(["sh", "-c", _HAS_TENSORBOARD]),
-        stdin=subprocess.DEVNULL, capture_output=True, text=True,
-    )  # fmt: skip
-    if result.returncode == 0:
-        return
-    if "command terminated" not in result.stderr and result.stderr.strip():
-        raise ClusterProblem(f"kubectl exec failed: {result.stderr.strip().splitlines()[-1]}")
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        stderr = LastLines(process.stderr)
+        if process.wait() == 0:
+            return
+        lines = stderr.after_end()
+    if lines and not any(_EXEC_END in line for line in lines):
+        raise ClusterProblem(f"kubectl exec failed: {lines[-1]}")
     install = " ".join(worker.exec_command(["pip", "install", "tensorboard"])[1:])
     raise UsageProblem(
         "The image of the job does not contain TensorBoard. Install it in the image, or for this"
@@ -154,16 +173,16 @@ def _check_tensorboard(worker: "Worker") -> None:
     )
 
 
-def _check_port(port: str) -> None:
+def _check_port(host: str, port: str) -> None:
     import socket
 
-    with socket.socket() as listener:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind(("127.0.0.1", int(port)))
+            listener.bind((host, int(port)))
         except OSError as error:
             raise UsageProblem(
-                f"Cannot listen on local port {port}: {error.strerror}. Use another port, for"
+                f"Cannot listen on port {port} of {host}: {error.strerror}. Use another port, for"
                 f" example {int(port) + 1}:{TENSORBOARD_PORT}."
             ) from error
 
@@ -178,24 +197,34 @@ def _forward(command: list[str]) -> subprocess.Popen[bytes]:
     )
 
 
+def _check_server(server: subprocess.Popen[bytes], stderr: LastLines, worker: "Worker") -> None:
+    """Raises ClusterProblem with the last line of TensorBoard if it has ended."""
+    if server.poll() is None:
+        return
+    lines = [line for line in stderr.after_end() if not line.startswith(_EXEC_END)]
+    why = lines[-1] if lines else "no output"
+    raise ClusterProblem(f"TensorBoard in pod {worker.pod} has ended: {why}")
+
+
 def _wait_for_answer(
-    server: subprocess.Popen[bytes],
     forwards: list[subprocess.Popen[bytes]],
     command: list[str],
+    host: str,
     port: str,
+    check: Callable[[], None],
 ) -> None:
-    """Wait for a response of TensorBoard; restart a port-forward that has exited."""
+    """Wait for a response of TensorBoard; restart a port-forward that has exited.
+
+    check: raises ClusterProblem if TensorBoard has ended.
+    """
     import http.client
 
     until = time.monotonic() + _ANSWER_SECONDS
     while time.monotonic() < until:
-        if server.poll() is not None:
-            assert server.stderr is not None
-            lines = server.stderr.read().decode(errors="replace").strip().splitlines()
-            raise ClusterProblem(f"TensorBoard exited: {lines[-1] if lines else 'no output'}")
+        check()
         if forwards[-1].poll() is not None:
             forwards.append(_forward(command))
-        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=2)
+        connection = http.client.HTTPConnection(host, int(port), timeout=2)
         try:
             connection.request("HEAD", "/")
             connection.getresponse()

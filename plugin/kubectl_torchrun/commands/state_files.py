@@ -1,7 +1,7 @@
 """`state-files`: the files of a job's state directory, even after its pods are deleted."""
 
-import subprocess
 import sys
+from typing import IO
 
 import click
 
@@ -13,7 +13,7 @@ from kubectl_torchrun.cli.options import (
     run_command,
 )
 from kubectl_torchrun.cluster.kubectl import Target
-from kubectl_torchrun.errors import ClusterProblem, UsageProblem
+from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.terminal import Terminal, has_colour
 from kubectl_torchrun.text import echo, log_text
 
@@ -28,6 +28,7 @@ cd "$0" && [ -e "$1" ] || exit 3
 find "$1" -type f ! -name '.*' | sort | while read -r file; do echo "${file#./}"; done
 """
 _NOT_THERE = 3
+_CHUNK = 1 << 16
 
 
 @click.command("state-files", cls=Command)
@@ -53,7 +54,6 @@ def command(job: str, path: str, output: str, target: Target) -> None:
 
 
 def _print_files(target: Target, name: str, path: str, script: str, terminal: Terminal) -> int:
-    from kubectl_torchrun import output
     from kubectl_torchrun.cluster.pods import list_workers
     from kubectl_torchrun.cluster.session import session
     from kubectl_torchrun.cluster.slices import JOBS
@@ -67,16 +67,26 @@ def _print_files(target: Target, name: str, path: str, script: str, terminal: Te
         job = cluster.run(lambda api: api.get(JOBS, name))
         pods = cluster.run(lambda api: list_workers(api, job))
         with copies.place(cluster, job, pods, terminal) as place:
-            command = place.command("sh", "-c", script, place.root, path)
-            result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
-    if result.returncode == _NOT_THERE:
-        raise UsageProblem(f"Job {name} has no files at {path} in its state directory.")
-    if result.returncode:
-        lines = result.stderr.decode(errors="replace").strip().splitlines()
-        raise ClusterProblem(f"kubectl exec failed: {lines[-1] if lines else 'no error message'}")
+            try:
+                with place.output("sh", "-c", script, place.root, path) as content:
+                    _print_content(content)
+            except copies.CommandFailed as error:
+                if error.code != _NOT_THERE:
+                    raise
+                raise UsageProblem(
+                    f"Job {name} has no files at {path} in its state directory."
+                ) from None
+    return 0
+
+
+def _print_content(content: IO[bytes]) -> None:
+    """Print it as it arrives: it may be larger than the memory."""
+    from kubectl_torchrun import output
+    from kubectl_torchrun.cluster.kubectl import bounded_lines
+
     if sys.stdout.isatty():
-        for line in result.stdout.splitlines():
+        for line in bounded_lines(content):
             echo(log_text(line, colour=has_colour(sys.stdout)))
     else:
-        output.put_bytes(result.stdout)
-    return 0
+        while chunk := content.read(_CHUNK):
+            output.put_bytes(chunk)

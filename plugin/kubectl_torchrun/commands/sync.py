@@ -53,6 +53,8 @@ def command(
       kubectl torchrun sync my-project-x7k2p . --wait
       kubectl torchrun sync my-project-x7k2p --watch
     """
+    if watch and wait:
+        raise click.UsageError("--watch cannot be combined with --wait.")
 
     def work(terminal: Terminal) -> int:
         from kubectl_torchrun.cluster.wait import check

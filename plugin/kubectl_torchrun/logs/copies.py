@@ -6,6 +6,7 @@ CRI format: time, stream, F, text. Older launchers wrote only the text.
 """
 
 import re
+import secrets
 import subprocess
 import tempfile
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -16,13 +17,14 @@ from typing import IO, NamedTuple
 import anyio
 
 from kubectl_torchrun.cluster.client import Api, ApiError
-from kubectl_torchrun.cluster.kubectl import find_kubectl
+from kubectl_torchrun.cluster.kubectl import LastLines, bounded_lines, find_kubectl
 from kubectl_torchrun.cluster.pods import has_started, trouble
 from kubectl_torchrun.cluster.session import Cluster
 from kubectl_torchrun.cluster.slices import PODS, Job
 from kubectl_torchrun.errors import ClusterProblem, Problem
 from kubectl_torchrun.logs.streams import View
 from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.text import human
 from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject, JsonValue
@@ -34,8 +36,12 @@ _READY_SECONDS = 60.0
 _LIFETIME_SECONDS = 900  # the pod stops by itself if the plugin was killed
 _USER = 65532  # any user but root: all users can read the files
 _SPOOL_BYTES = 4 << 20
+# Processes of the job may change the files. A launcher writes at most 64 MiB for a node.
+_COPY_BYTES = 128 << 20
+_LISTING_BYTES = 16 << 20
 _MARK = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) std(?:out|err) F ")
-_NAME = re.compile(r"node-(\d+)\.log")
+_NUMBER = re.compile(r"\d{1,9}")
+_NAME = re.compile(r"node-(\d{1,9})\.log")
 # The attempts in one line, then the files of the selected attempt.
 _LIST = 'cd "$0/logs" 2>/dev/null && echo * && cd "$1" 2>/dev/null && ls -1; true'
 _SHOW = 'cat "$0.1" "$0" 2>/dev/null; true'
@@ -56,15 +62,36 @@ class Place(NamedTuple):
         where = ["-n", self.cluster.namespace, self.pod, "-c", self.container]
         return [find_kubectl(), *flags, "exec", *where, "--", *words]
 
+    @contextmanager
+    def output(self, *words: str) -> Iterator[IO[bytes]]:
+        """The output of a command in the container, to read from. Raises CommandFailed at its end.
+
+        If it was not read to its end, the command is stopped.
+        """
+        with subprocess.Popen(
+            self.command(*words),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            stderr = LastLines(process.stderr)
+            try:
+                yield process.stdout
+                if not process.stdout.read(1) and process.wait():
+                    raise CommandFailed(process.returncode, stderr.after_end())
+            finally:
+                process.terminate()
+
     def listing(self, attempt: int) -> tuple[list[int], list[int]]:
         """The attempts with copies, and the nodes of this attempt. Raises ClusterProblem."""
-        command = self.command("sh", "-c", _LIST, self.root, str(attempt))
-        result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        if result.returncode:
-            raise ClusterProblem(_exec_error(result.stderr))
-        listed, _, files = result.stdout.partition("\n")
+        with self.output("sh", "-c", _LIST, self.root, str(attempt)) as output:
+            text = output.read(_LISTING_BYTES).decode(errors="replace")
+        listed, _, files = text.partition("\n")
+        attempts = [int(word) for word in listed.split() if _NUMBER.fullmatch(word)]
         nodes = [int(match[1]) for name in files.split() if (match := _NAME.fullmatch(name))]
-        return sorted(int(word) for word in listed.split() if word.isdecimal()), sorted(nodes)
+        return sorted(attempts), sorted(nodes)
 
     def lines(self, attempt: int, node: int, tail: int | None) -> Iterator[bytes]:
         """A node's copy without times. tail: only the last lines. Raises ClusterProblem."""
@@ -83,23 +110,22 @@ class Place(NamedTuple):
         """The lines of the copy with their times. Raises ClusterProblem."""
         path = f"{self.root}/logs/{attempt}/node-{node}.log"
         words = ["sh", "-c", _SHOW, path] if tail is None else ["sh", "-c", _TAIL, path, str(tail)]
-        with subprocess.Popen(
-            self.command(*words),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        ) as process:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            try:
-                for line in process.stdout:
-                    yield line.removesuffix(b"\n")
-                if process.wait():
-                    raise ClusterProblem(
-                        _exec_error(process.stderr.read().decode(errors="replace"))
-                    )
-            finally:
-                process.terminate()
+        size = 0
+        with self.output(*words) as output:
+            for line in bounded_lines(output):
+                size += len(line)
+                if size > _COPY_BYTES:
+                    yield f"(the copy is longer than {human(_COPY_BYTES)}; it ends here)".encode()
+                    break
+                yield line
+
+
+class CommandFailed(ClusterProblem):
+    """A command in a container has failed, or could not be started. code: of kubectl exec."""
+
+    def __init__(self, code: int, stderr: Sequence[str]) -> None:
+        super().__init__(f"kubectl exec failed: {stderr[-1] if stderr else 'no error message'}")
+        self.code = code
 
 
 def split(line: bytes) -> tuple[bytes, bytes]:
@@ -133,11 +159,6 @@ class LogCopy:
                 yield text
 
 
-def _exec_error(text: str) -> str:
-    lines = text.strip().splitlines()
-    return f"kubectl exec failed: {lines[-1] if lines else 'no error message'}"
-
-
 @contextmanager
 def place(
     cluster: Cluster, job: Job, workers: Sequence[Pod], terminal: Terminal
@@ -157,7 +178,8 @@ def place(
             f"Job {name} has no logs: its pods are deleted, and it has no workspace PVC with"
             " copies."
         )
-    reader = f"{name}-log-reader"
+    # A name of its own, because the reader of another command ends with that command.
+    reader = f"{name}-log-reader-{secrets.token_hex(3)}"
     terminal.note(f"No pod of job {name} is running. Reading its PVC with pod {reader}.")
     try:
         cluster.run(lambda api: _start_reader(api, job, reader))
@@ -186,17 +208,20 @@ def _delete_reader(cluster: Cluster, reader: str, terminal: Terminal) -> None:
 
 async def _start_reader(api: Api, job: Job, reader: str) -> None:
     claim = names.workspace_claim(job.metadata.name)
-    image, secrets = await _find_image(api, job)
+    image, pull_secrets = await _find_image(api, job)
     try:
-        await api.create(PODS, reader_pod(job, reader, claim, image, secrets))
+        await api.create(PODS, reader_pod(job, reader, claim, image, pull_secrets))
     except ApiError as error:
-        if error.status != 409:  # the pod of another plugin process: share it
-            raise ClusterProblem(f"Cannot create a pod to read PVC {claim}: {error}") from error
+        raise ClusterProblem(f"Cannot create a pod to read PVC {claim}: {error}") from error
     why = f"it did not start within {_READY_SECONDS:.0f} s"
     with anyio.move_on_after(_READY_SECONDS):
         while True:
-            pod = await api.get(PODS, reader)
-            if pod.status.phase == "Running":
+            try:
+                pod = await api.get(PODS, reader)
+            except ApiError as error:
+                why = str(error)
+                break
+            if pod.status.phase == "Running" and pod.metadata.deletion_timestamp is None:
                 return
             why = trouble(pod) or why
             if pod.status.phase == "Failed":
@@ -246,7 +271,9 @@ def _containers(pods: JsonObject) -> Iterator[JsonObject]:
             )
 
 
-def reader_pod(job: Job, name: str, claim: str, image: str, secrets: list[JsonValue]) -> JsonObject:
+def reader_pod(
+    job: Job, name: str, claim: str, image: str, pull_secrets: list[JsonValue]
+) -> JsonObject:
     """A pod that mounts the PVC read-only and sleeps. Meets Pod Security restricted."""
     container: JsonObject = {
         "name": _CONTAINER,
@@ -286,7 +313,7 @@ def reader_pod(job: Job, name: str, claim: str, image: str, secrets: list[JsonVa
             "terminationGracePeriodSeconds": 1,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "imagePullSecrets": secrets,
+            "imagePullSecrets": pull_secrets,
             "securityContext": {
                 "runAsNonRoot": True,
                 "runAsUser": _USER,

@@ -3,12 +3,13 @@
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import anyio
 
 from kubectl_torchrun import output
-from kubectl_torchrun.cluster.client import Api
+from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.narrator import Narrator
@@ -125,7 +126,8 @@ async def _redraw(api: Api, cluster: Cluster, name: str, terminal: Terminal) -> 
                 drawing.update(picture(), refresh=True)
                 await job_watch.next_change(_TICK_SECONDS)
             if job_watch.job is not None:
-                await job_watch.refresh_pods()
+                with suppress(ApiError, Unreachable):  # else show the pods of the watch
+                    await job_watch.refresh_pods()
                 drawing.update(picture(), refresh=True)
             tasks.cancel_scope.cancel()
     return _exit_code(job_watch, terminal)

@@ -220,22 +220,37 @@ class Window:
 
     def __init__(self, show: Callable[[int, bytes], None]) -> None:
         self._show = show
-        self._waiting: list[tuple[bytes, int, int, bytes, float]] = []
+        self._waiting: list[tuple[bytes, int, int, bytes]] = []
         self._count = itertools.count()
+        # When each waiting line was added, and its number; also of lines that are printed already.
+        self._arrivals: deque[tuple[float, int]] = deque()
+        self._printed: set[int] = set()
 
     def add(self, stamp: bytes, node: int, line: bytes) -> None:
         """Add a line with its time."""
-        entry = (stamp, next(self._count), node, line, anyio.current_time())
-        heapq.heappush(self._waiting, entry)
+        number = next(self._count)
+        self._arrivals.append((anyio.current_time(), number))
+        heapq.heappush(self._waiting, (stamp, number, node, line))
         if len(self._waiting) > _MOST_WAITING:
             self.flush(0)
 
     def flush(self, delay: float = _DELAY_SECONDS) -> None:
-        """Print the lines that have waited long enough."""
+        """Print the lines that have waited long enough, and the lines before them.
+
+        A node whose clock is late would otherwise delay the others while it prints.
+        """
         until = anyio.current_time() - delay
-        while self._waiting and self._waiting[0][4] <= until:
-            _, _, node, line, _ = heapq.heappop(self._waiting)
-            self._show(node, line)
+        while self._arrivals:
+            added, number = self._arrivals[0]
+            if number in self._printed:
+                self._printed.remove(number)
+                self._arrivals.popleft()
+            elif added > until:
+                return
+            else:
+                _, first, node, line = heapq.heappop(self._waiting)
+                self._printed.add(first)
+                self._show(node, line)
 
     async def run(self) -> None:
         """Run until cancelled; then print all remaining lines."""

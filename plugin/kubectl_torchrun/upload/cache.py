@@ -15,8 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 from kubectl_torchrun.cluster.kubectl import ClusterNamespace
-from kubectl_torchrun.errors import UsageProblem
-from kubectl_torchrun.upload.tree import TORCHRUNIGNORE, File, Tree
+from kubectl_torchrun.home import home
+from kubectl_torchrun.upload.tree import File, Tree, unreadable
 from torchrun_api.contents import Entry, Manifest, ManifestError, parse
 
 # Nanoseconds. A younger file may change again within the resolution of its time stamp.
@@ -103,17 +103,13 @@ def _digest(file: File, cached: CachedDigest | None) -> tuple[int, str, os.stat_
                 digest.update(block)
                 size += len(block)
             return size, digest.hexdigest(), status
-    except FileNotFoundError:
-        raise UsageProblem(f"{file.source} was deleted while being read. Try again.") from None
-    except PermissionError:
-        raise UsageProblem(
-            f"Cannot read {file.source}. Change its permissions, or add it to {TORCHRUNIGNORE}."
-        ) from None
+    except OSError as error:
+        raise unreadable(file.source, error) from None
 
 
 def state_folder() -> Path:
     """The plugin's folder for this user's state."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    state = os.environ.get("XDG_STATE_HOME") or home() / ".local" / "state"
     return Path(state) / "kubectl-torchrun"
 
 

@@ -76,13 +76,25 @@ async def deliver(
 ) -> Delivered:
     """Upload missing files, until the pod has the workspace. token: the upload token of the job.
 
-    Raises UploadProblem: no sync pod for `pod_wait` seconds, a rejected archive, or no progress for
-    `backoff.give_up` seconds. UsageProblem: a file changed or cannot be read. RunProblem: the job
-    has ended or was deleted. ApiError: the API server forbids the upload.
+    Raises UploadProblem: no sync pod for `pod_wait` seconds, a rejected archive, no room for the
+    archive on this machine, or no progress for `backoff.give_up` seconds. UsageProblem: a file
+    changed or cannot be read. RunProblem: the job has ended or was deleted. ApiError: the API
+    server forbids the upload.
     """
-    with tempfile.TemporaryFile() as file:
-        delivery = _Delivery(api, job_watch, terminal, workspace, file, pod_wait, token, backoff)
-        return await delivery.run()
+    try:
+        with tempfile.TemporaryFile() as file:
+            delivery = _Delivery(
+                api, job_watch, terminal, workspace, file, pod_wait, token, backoff
+            )
+            return await delivery.run()
+    except BrokenPipeError:  # of stderr
+        raise
+    except OSError as error:
+        where = f" in {tempfile.tempdir}" if tempfile.tempdir else ""
+        raise UploadProblem(
+            f"Cannot store the archive in a temporary file{where}: {error.strerror}. Free space"
+            " there, or set TMPDIR to another directory."
+        ) from error
 
 
 class _Delivery:
@@ -146,8 +158,10 @@ class _Delivery:
     def _pack(self, entries: tuple[int, ...]) -> Archive:
         self._file.seek(0)
         self._file.truncate()
-        manifest = self._workspace.manifest
-        total = sum(manifest.entries[index].size for index in entries)
+        known = self._workspace.manifest.entries
+        if any(index >= len(known) or known[index].mode == "dir" for index in entries):
+            raise UploadProblem("The pod requests files that the workspace does not have.")
+        total = sum(known[index].size for index in entries)
         with self._terminal.bar("Packing", total) as bar:
             done = 0
 

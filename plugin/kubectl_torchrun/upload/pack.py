@@ -5,15 +5,16 @@ import os
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import BufferedRandom
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.text import human
 from kubectl_torchrun.upload.cache import Workspace
-from kubectl_torchrun.upload.tree import MOST_COPIES, TORCHRUNIGNORE, Tree
+from kubectl_torchrun.upload.tree import MOST_COPIES, TORCHRUNIGNORE, Tree, unreadable
 from torchrun_api.contents import Entry
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time in a zip archive
@@ -84,7 +85,7 @@ def write(
 
     entries: indexes of entries of the manifest. Raises UsageProblem if a file cannot be read or has
     changed since the manifest was written, or if the sync pod would reject the archive as a
-    decompression bomb.
+    decompression bomb. OSError: `file` cannot be written.
     """
     sources = {member.path: member.source for member in workspace.tree.files}
     unpacked = 0
@@ -93,15 +94,7 @@ def write(
             entry = workspace.manifest.entries[index]
             source = sources[entry.path]
             unpacked += entry.size
-            try:
-                unchanged = _add(archive, entry, source, advance) == entry.sha256
-            except FileNotFoundError:
-                unchanged = False
-            except PermissionError:
-                raise UsageProblem(
-                    f"Cannot read {source}. Change its permissions, or add it to {TORCHRUNIGNORE}."
-                ) from None
-            if not unchanged:
+            if _add(archive, entry, source, advance) != entry.sha256:
                 raise UsageProblem(f"{source} changed during the upload. Try again.")
     size = file.tell()
     if unpacked > limits.ratio_floor and unpacked > size * limits.ratio:
@@ -117,21 +110,37 @@ def write(
 def _add(
     archive: zipfile.ZipFile, entry: Entry, place: Path, advance: Callable[[int], None]
 ) -> str:
-    """Add one file; the digest of its content."""
+    """Add one file; the digest of its content, of the first part if it has grown."""
     info = _info(entry.path, 0o100755 if entry.mode == "755" else 0o100644)
     info.file_size = entry.size  # selects the zip64 format above 4 GiB
     digest = hashlib.sha256()
-    with place.open("rb") as source:
-        block = source.read(_BLOCK)
-        if _is_worth_compressing(block[:_SAMPLE]):
-            info.compress_type = zipfile.ZIP_DEFLATED
-        with archive.open(info, "w") as target:
-            while block:
-                digest.update(block)
-                target.write(block)
-                advance(len(block))
-                block = source.read(_BLOCK)
+    blocks = _blocks(place, entry.size)
+    first = next(blocks, b"")
+    if _is_worth_compressing(first[:_SAMPLE]):
+        info.compress_type = zipfile.ZIP_DEFLATED
+    with archive.open(info, "w") as target:
+        for block in chain([first], blocks):
+            digest.update(block)
+            target.write(block)
+            advance(len(block))
     return digest.hexdigest()
+
+
+def _blocks(place: Path, size: int) -> Iterator[bytes]:
+    """The content of a file. If it has grown beyond `size`, it ends at most a block later.
+
+    A longer content may not fit in the zip format that `size` has selected. Raises UsageProblem.
+    """
+    done = 0
+    try:
+        with place.open("rb") as source:
+            while done <= size and (block := source.read(_BLOCK)):
+                yield block
+                done += len(block)
+    except FileNotFoundError:  # it has other content than the manifest
+        return
+    except OSError as error:
+        raise unreadable(place, error) from None
 
 
 def _is_worth_compressing(sample: bytes) -> bool:

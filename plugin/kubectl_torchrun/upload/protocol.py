@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 from msgspec import Struct
 
 from kubectl_torchrun.cluster.backoff import PATIENT, Backoff
+from kubectl_torchrun.upload.tree import MOST_COPIES
 
 CHUNK = 8 << 20
 _POLL = 0.05
@@ -163,6 +164,7 @@ class Upload:
             return
         if not base:
             self.on_failure(response.message, now)
+            return
         self._base = ""
         self._then(PutManifest(""))
 
@@ -199,6 +201,9 @@ class Upload:
                 self._then(Refused(response.reason, response.message))
             case "failed":
                 self._put_manifest(response)
+            case "waiting" | "receiving" if not _are_possible(response.missing):
+                message = "the pod requests files that no workspace has"
+                self._then(Refused("InvalidResponse", message))
             case "waiting" | "receiving" if (
                 response.missing != self._packed_ranges or not self.sha256
             ):
@@ -253,6 +258,12 @@ class Upload:
 
     def _then(self, *steps: Step) -> None:
         self._steps = list(steps)
+
+
+def _are_possible(ranges: Ranges) -> bool:
+    """Whether they are ranges of entries of a workspace within its limits."""
+    total = sum(last - first + 1 for first, last in ranges)
+    return total <= MOST_COPIES and all(0 <= first <= last for first, last in ranges)
 
 
 def _numbers(ranges: Ranges) -> tuple[int, ...]:

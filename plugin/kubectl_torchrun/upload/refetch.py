@@ -20,11 +20,11 @@ async def request(api: Api, name: str) -> None:
     await api.annotate(JOBS, name, {names.SYNC_REQUESTED: now})
 
 
-async def refetch(api: Api, job: Job, terminal: Terminal, seconds: float) -> int:
-    """Request a fetch and wait for its result; the exit code.
+async def refetch(api: Api, job: Job, terminal: Terminal, seconds: float, why: str) -> int:
+    """Request a fetch and wait for its result; the exit code. why: a command for the user.
 
-    Raises UploadProblem: the fetch failed. RunProblem: the job has ended, or there was no result
-    within `seconds`.
+    Raises UploadProblem: the fetch failed, or had no result within `seconds`. RunProblem: the job
+    has ended.
     """
     name, before = job.metadata.name, job.status.workspace_revision
     job_watch = JobWatch(api, name, reloads=True)
@@ -36,9 +36,8 @@ async def refetch(api: Api, job: Job, terminal: Terminal, seconds: float) -> int
             with anyio.fail_after(seconds):
                 changed = await _wait_for_result(job_watch, before)
         except TimeoutError:
-            raise RunProblem(
-                f"The fetch did not finish within {seconds:.0f} s and continues."
-                f" See: kubectl torchrun why {name}"
+            raise UploadProblem(
+                f"The fetch did not finish within {seconds:.0f} s and continues. See: {why}"
             ) from None
         tasks.cancel_scope.cancel()
     status = changed.status

@@ -10,7 +10,7 @@ import anyio.from_thread
 import anyio.to_thread
 import msgspec
 
-from kubectl_torchrun.cluster.client import Api
+from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.session import Cluster
 from kubectl_torchrun.cluster.slices import JOBS
@@ -27,6 +27,10 @@ _WORKERS_SECONDS = 60.0
 # The pause between two scans: at least this, and four times the duration of a scan.
 _SCAN_SECONDS = 0.3
 _SCAN_SHARE = 4
+
+
+class _PodsBehind(UploadProblem):
+    """The workspace has the upload, but not all pods do."""
 
 
 class Reload:
@@ -61,6 +65,8 @@ class Reload:
         send = partial(self._send, workspace=workspace)
         try:
             return self._run(send, f"Stopped. {self._next_step()}")
+        except _PodsBehind:
+            raise
         except UploadProblem as problem:
             raise UploadProblem(f"{problem}\n{self._next_step()}") from problem
 
@@ -101,28 +107,36 @@ class Reload:
         }
         await api.merge(JOBS, self._job, msgspec.json.encode(development))
         self._terminal.note(f"Watching {self._directory.resolve()}. Press Ctrl-C to stop.")
-        uploaded = ""
-        previous = ""
+        uploaded = previous = last_note = ""
+        failures = 0
         while not (job_watch.job and job_watch.job.has_ended):
-            started = time.monotonic()
+            started, note, delay = time.monotonic(), "", 0.0
             try:
                 workspace = await anyio.to_thread.run_sync(self._scan, _check_cancelled)
                 sha256 = workspace.manifest.sha256
                 # Upload only after two equal scans: an editor may still be writing.
                 if sha256 != uploaded and sha256 == previous:
                     await self._send(api, job_watch, workspace)
-                    uploaded = sha256
+                    uploaded, failures = sha256, 0
                 previous = sha256
             except UsageProblem as problem:
-                self._terminal.note(str(problem))
+                note = str(problem)
             except UploadProblem as problem:
-                self._terminal.note(str(problem))
-                uploaded = previous
+                note, uploaded = str(problem), previous
             except RunProblem as problem:
                 if job_watch.job is None or not job_watch.job.has_ended:
                     raise
-                self._terminal.note(str(problem))
-            await anyio.sleep(max(_SCAN_SECONDS, _SCAN_SHARE * (time.monotonic() - started)))
+                note = str(problem)
+            except (Unreachable, ApiError) as error:  # the watch of the job limits the time
+                if isinstance(error, ApiError) and not error.retriable:
+                    raise
+                failures += 1
+                note, delay = f"{error}. The upload is repeated.", api.backoff.delay(failures)
+            if note not in ("", last_note):
+                self._terminal.note(note)
+            last_note = note
+            scans = _SCAN_SHARE * (time.monotonic() - started)
+            await anyio.sleep(delay or max(_SCAN_SECONDS, scans))
 
     def _scan(self, advance: Callable[[int], None] = lambda _: None) -> Workspace:
         files = tree.scan(self._directory, self._overlay)
@@ -145,10 +159,11 @@ class Reload:
         done = await deliver(
             api, job_watch, self._terminal, workspace, pod_wait=self._pod_wait, token=self._token
         )
-        self._cache.record(LastUpload(self._job, workspace.manifest))
         if done.revision:
             revision = str(done.revision)
             await api.annotate(JOBS, self._job, {names.WORKSPACE_REVISION: revision})
+        # Only now: a recorded upload of the same content is not repeated.
+        self._cache.record(LastUpload(self._job, workspace.manifest))
         await self._wait_for_workers(job_watch, done.revision)
         self._terminal.note(
             f"Revision {done.revision}: {files_of(done.files)}, {human(done.sent_bytes)} uploaded;"
@@ -162,16 +177,20 @@ class Reload:
         return last is not None and (last.job, last.manifest.sha256) == (self._job, sha256)
 
     async def _wait_for_workers(self, job_watch: JobWatch, revision: int) -> None:
-        """Wait until the status shows that all pods have the revision. Raises RunProblem."""
+        """Wait until the status shows that all pods have the revision.
+
+        Raises RunProblem: the job has ended. _PodsBehind: not within _WORKERS_SECONDS.
+        """
         with anyio.move_on_after(_WORKERS_SECONDS):
             while job_watch.job is None or job_watch.job.status.workspace_revision < revision:
                 if job_watch.job is not None and job_watch.job.has_ended:
                     raise RunProblem(f"The job is {job_watch.job.status.phase}.")
                 await job_watch.next_change(_WORKERS_SECONDS)
             return
-        raise RunProblem(
+        raise _PodsBehind(
             f"Revision {revision} is in the workspace, but not all pods got it within"
-            f" {_WORKERS_SECONDS:.0f} s. If a pod has ended, the next attempt runs the revision."
+            f" {_WORKERS_SECONDS:.0f} s. If a pod has ended, the next attempt runs the revision.\n"
+            f"See: {self._cluster.command(f'torchrun status {self._job}')}"
         )
 
 

@@ -30,11 +30,14 @@ from kubectl_torchrun.upload import job_manifest, pack, tree, upload_token
 from kubectl_torchrun.upload.cache import LastUpload, UploadCache, Workspace
 from kubectl_torchrun.upload.deliver import deliver
 from kubectl_torchrun.upload.job_manifest import Request
+from torchrun_api import names
 from torchrun_api.json import JsonObject
 
 ASK_SECONDS = 5.0  # for a second Ctrl-C
 _CREATE_SECONDS = 60.0
 _MOST_SKIPPED = 8  # paths that are printed
+# That `job_manifest.build` sets: together they identify one call of this command.
+_OWN_ANNOTATIONS = (names.WORKSPACE_SHA256, names.UPLOAD_TOKEN_SHA256, names.WORKSPACE_BASE)
 
 
 class SubmitOptions(NamedTuple):
@@ -137,26 +140,31 @@ async def _select_queue(api: Api, flag: str) -> str:
 
 
 async def _create(api: Api, body: JsonObject) -> None:
-    """Create the job. After a lost response, retry; 409 is then success if the job is the same."""
+    """Create the job. After an unknown result, retry; 409 is then success if the job is ours."""
     metadata = body["metadata"]
     assert isinstance(metadata, dict)
+    annotations = metadata["annotations"]
+    assert isinstance(annotations, dict)
+    # A webhook may change other annotations.
+    ours = {key: annotations.get(key) for key in _OWN_ANNOTATIONS}
     name = str(metadata["name"])
     failures = 0
     until = anyio.current_time() + _CREATE_SECONDS
-    response_lost = False
+    may_exist = False
     while True:
         try:
             await api.create(JOBS, body)
         except (Unreachable, ApiError) as error:
-            if response_lost and isinstance(error, ApiError) and error.status == 409:
-                job = await api.get(JOBS, name)
-                if job.metadata.annotations == metadata["annotations"]:
+            if may_exist and isinstance(error, ApiError) and error.status == 409:
+                existing = (await api.get(JOBS, name)).metadata.annotations
+                if {key: existing.get(key) for key in _OWN_ANNOTATIONS} == ours:
                     return
                 raise
             retriable = isinstance(error, Unreachable) or error.retriable
             if not retriable or anyio.current_time() > until:
                 raise
-            response_lost = response_lost or isinstance(error, Unreachable)
+            # After 500 or 504 the object may be stored. 429 comes before any work.
+            may_exist = may_exist or isinstance(error, Unreachable) or error.status != 429
             failures += 1
             await anyio.sleep(api.backoff.delay(failures))
         else:

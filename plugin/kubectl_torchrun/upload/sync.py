@@ -1,9 +1,10 @@
 """Upload a directory to an existing job, or request a new fetch of its workspace."""
 
+from kubectl_torchrun.cluster import wait
 from kubectl_torchrun.cluster.kubectl import Target, resolve, starting_proxy
 from kubectl_torchrun.cluster.session import Cluster
 from kubectl_torchrun.cluster.slices import JOBS, Job
-from kubectl_torchrun.errors import UsageProblem
+from kubectl_torchrun.errors import DETACHED, SUCCEEDED, UsageProblem
 from kubectl_torchrun.terminal import Terminal
 from kubectl_torchrun.upload import pack, refetch, tree, upload_token
 from kubectl_torchrun.upload.cache import UploadCache
@@ -33,7 +34,7 @@ def sync(
         job = cluster.run(lambda api: api.get(JOBS, name))
         _check_source(job, cluster)
         if _source(job) in FETCHED_SOURCES:
-            return _fetch_again(cluster, job, terminal)
+            return _fetch_again(cluster, job, terminal) or _wait(cluster, name, options, terminal)
         cache = UploadCache(namespace, options.directory)
         token = upload_token.upload_token(namespace, name)
         if job.workspace_ready or watch:
@@ -47,7 +48,9 @@ def sync(
                 token,
                 options.overlay,
             )
-            return reload.watch() if watch else reload.once()
+            if watch:
+                return reload.watch()
+            return reload.once() or _wait(cluster, name, options, terminal)
         files = tree.scan(options.directory, options.overlay)
         pack.check(files)
         note_skipped(files, terminal)
@@ -72,11 +75,26 @@ def _fetch_again(cluster: Cluster, job: Job, terminal: Terminal) -> int:
     """Request a new fetch of the workspace from git or s3; the exit code."""
     name = job.metadata.name
     if job.status.phase == "Running":
-        return cluster.run(lambda api: refetch.refetch(api, job, terminal, _FETCH_SECONDS))
+        why = cluster.command(f"torchrun why {name}")
+        return cluster.run(lambda api: refetch.refetch(api, job, terminal, _FETCH_SECONDS, why))
     cluster.run(lambda api: refetch.request(api, name))
     when = "for its next pods" if job.workspace_ready else "now"
     terminal.note(f"Job {name} fetches its workspace from {_source(job)} again {when}.")
     return 0
+
+
+def _wait(cluster: Cluster, name: str, options: SubmitOptions, terminal: Terminal) -> int:
+    """Wait for the condition of --wait, if there is one; the exit code."""
+    if not options.wait:
+        return SUCCEEDED
+    try:
+        return cluster.run(
+            lambda api: wait.wait(api, name, terminal, options.wait, options.timeout)
+        )
+    except KeyboardInterrupt:
+        terminal.interrupted()
+        terminal.note(f"Job {name} continues. {cluster.command(f'torchrun status {name}')}")
+        return DETACHED
 
 
 def _source(job: Job) -> str:

@@ -56,7 +56,9 @@ class _Scope(NamedTuple):
 
 
 def scan(root: Path, overlay: Path | None = None) -> Tree:
-    """The workspace of this directory. Raises UsageProblem for paths that cannot be part of it.
+    """The workspace of this directory.
+
+    Raises UsageProblem for paths that cannot be read or cannot be part of it.
 
     The files of `overlay`, which obeys the same rules, replace those of the same path.
 
@@ -66,12 +68,26 @@ def scan(root: Path, overlay: Path | None = None) -> Tree:
     target if the target is part of the workspace. UsageProblem is raised for a link that leads out
     of the workspace or to a directory that contains it, and for more than MOST_COPIES copies.
     """
-    walk = _Walk(root.resolve())
-    walk.run()
-    copies = _Copies(walk)
-    copies.make()
+    try:
+        walk = _Walk(root.resolve())
+        walk.run()
+        copies = _Copies(walk)
+        copies.make()
+    except OSError as error:
+        raise unreadable(error.filename or root, error) from None
     tree = copies.tree()
     return tree if overlay is None else _overlaid(tree, scan(overlay))
+
+
+def unreadable(path: Path | str, error: OSError) -> UsageProblem:
+    """The problem of a file or directory that cannot be read."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return UsageProblem(f"{path} was deleted while being read. Try again.")
+    if isinstance(error, PermissionError):
+        return UsageProblem(
+            f"Cannot read {path}. Change its permissions, or add it to {TORCHRUNIGNORE}."
+        )
+    return UsageProblem(f"Cannot read {path}: {error.strerror}.")
 
 
 def _overlaid(below: Tree, above: Tree) -> Tree:
@@ -129,10 +145,8 @@ class _Walk:
         try:
             with os.scandir(place) as entries:
                 return sorted(entries, key=lambda entry: entry.name)
-        except PermissionError:
-            raise UsageProblem(
-                f"Cannot read {place}. Change its permissions, or add it to {TORCHRUNIGNORE}."
-            ) from None
+        except (FileNotFoundError, NotADirectoryError):  # deleted since its parent was read
+            return []
 
     def _is_ignored(self, path: str, scopes: tuple[_Scope, ...], *, directory: bool) -> bool:
         name = path.rpartition("/")[2]

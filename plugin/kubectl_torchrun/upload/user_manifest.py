@@ -8,6 +8,8 @@ from kubectl_torchrun.errors import UsageProblem
 from torchrun_api.json import JsonObject
 
 _VERSION, _KIND = "torchrun.ai/v1alpha1", "TorchrunJob"
+# That PyYAML raises for the values of some scalars, and the encoder for keys and circles.
+_INVALID_VALUES = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 def read(file: str) -> JsonObject:
@@ -15,12 +17,17 @@ def read(file: str) -> JsonObject:
 
     Raises UsageProblem for other content.
     """
+    import msgspec
     import yaml
 
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-        documents = [each for each in yaml.safe_load_all(text) if each is not None]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        documents = [
+            msgspec.json.decode(msgspec.json.encode(each))  # what JSON cannot express is an error
+            for each in yaml.safe_load_all(text)
+            if each is not None
+        ]
+    except (OSError, yaml.YAMLError, *_INVALID_VALUES) as error:
         raise UsageProblem(f"Cannot read --filename {file}: {error}") from error
     if len(documents) != 1:
         raise UsageProblem(f"--filename {file} has {len(documents)} objects. Use exactly one.")
@@ -30,7 +37,6 @@ def read(file: str) -> JsonObject:
         _KIND,
     ):
         raise UsageProblem(f"--filename {file} is not a {_KIND} of {_VERSION}.")
-    body = copy.deepcopy(body)
     for part in ("metadata", "spec"):
         if not isinstance(body.setdefault(part, {}), dict):
             raise UsageProblem(f"--filename {file}: {part} is not an object.")

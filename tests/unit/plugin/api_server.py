@@ -198,7 +198,10 @@ class ApiServer:
 
     async def _create_core(self, request: web.Request) -> web.Response:
         body = await request.json()
-        self.put(request.match_info["plural"], str(body["metadata"]["name"]), **body)
+        plural, name = request.match_info["plural"], str(body["metadata"]["name"])
+        if (plural, name) in self.objects:
+            return refusal(409, f'{plural} "{name}" already exists', name=name)
+        self.put(plural, name, **body)
         return web.json_response(body, status=201)
 
     async def _delete(self, request: web.Request) -> web.Response:

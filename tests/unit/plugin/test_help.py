@@ -141,6 +141,9 @@ def test_an_option_without_its_value_consumes_no_argument() -> None:
         "cancel",
         "scale j",
         "scale j --nodes 0",
+        "sync j --watch --wait",
+        "submit --timeout 5m x",
+        "suspend j --timeout 5m",
     ],
 )
 def test_wrong_arguments_send_no_request(line: str) -> None:

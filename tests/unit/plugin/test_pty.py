@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from aiohttp import web
 
+from .api_server import refusal
 from .laptop import Laptop, play_controller
 from .logs.test_status_view import a_job
 from .upload.test_submission import play_repeated_failure
@@ -120,6 +122,22 @@ def test_the_live_view_redraws_and_ends_with_the_run(laptop: Laptop) -> None:
         screen.until(b"Succeeded")
         assert screen.end() == 0
     assert COLOUR.search(screen.seen)
+
+
+def test_an_error_after_the_end_of_a_run_does_not_change_its_result(laptop: Laptop) -> None:
+    a_job(laptop)
+
+    def fail(request: web.Request) -> web.Response | None:
+        ended = "Succeeded" in str(laptop.server.objects["torchrunjobs", "run"])
+        lists_pods = request.path.endswith("/pods") and not request.query.get("watch")
+        return refusal(403, "the token has expired") if ended and lists_pods else None
+
+    laptop.server.hooks.append(fail)
+    with terminal(laptop, "status", "run") as screen:
+        screen.until(b"1/2 ready")
+        laptop.job("run", status={"phase": "Succeeded", "reason": "Completed"})
+        assert screen.end() == 0
+    assert "Succeeded" in screen.text()
 
 
 def test_the_live_view_shows_an_edit_that_broke_the_run(laptop: Laptop) -> None:

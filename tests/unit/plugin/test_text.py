@@ -86,6 +86,13 @@ def test_the_spinner_prints_text_only(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b]" not in err.getvalue()
 
 
+@pytest.mark.parametrize("sequence", ["[>4;2m", "[?4m", "[=1m", "[<m", "[1 m", "[2J"])
+def test_logs_change_no_mode_of_the_terminal(sequence: str) -> None:
+    line = f"\x1b{sequence}x\x1b[38:5:1;4mred".encode()
+    assert text.log_text(line, colour=True) == "x\x1b[38:5:1;4mred\x1b[0m"
+    assert text.log_text(line, colour=False) == "xred"
+
+
 def test_objects_are_escaped_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

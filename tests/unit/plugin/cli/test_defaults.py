@@ -69,6 +69,11 @@ def test_a_file_in_the_home_directory_makes_no_project(
     assert defaults.project() == tmp_path / "work"
 
 
+def test_a_timeout_of_the_file_applies_to_commands_that_wait(laptop: Laptop) -> None:
+    toml('queue = "gpu"\ntimeout = "5m"\n')
+    assert dry(laptop, "echo")["jobQueue"] == "gpu"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -77,6 +82,8 @@ def test_a_file_in_the_home_directory_makes_no_project(
         ('[list]\nimage = "x"', "[list]: Unknown key image. Valid keys:"),
         ('kubeconfig = "/x"', "kubeconfig cannot be set here. Use --kubeconfig or KUBECONFIG"),
         ("queue = ", "Cannot read "),
+        ("after = " + "[" * 5000, "Cannot read "),
+        ("nodes = 1" + "0" * 5000, "Cannot read "),
         ("[sumbit]\nqueue = 'x'", "Unknown key sumbit."),
     ],
 )
@@ -92,11 +99,19 @@ def test_mistakes_are_named_with_their_file(
     assert CliRunner().invoke(cli, ["submit", "--help"]).exit_code == 0
 
 
-def test_a_value_of_the_wrong_type_names_its_flag(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ('nodes = "many"', ["submit", "x"], "'many' is not a valid integer"),
+        ("nodes = 1.5", ["submit", "x"], "'1.5' is not a valid integer"),
+        ("node = [0, 1.5]", ["logs", "x"], "'1.5' is not a valid integer"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    toml('nodes = "many"')
-    result = CliRunner().invoke(cli, ["submit", "x"])
+    toml(text)
+    result = CliRunner().invoke(cli, words)
     assert result.exit_code == 2
-    assert "'many' is not a valid integer" in result.output
+    assert message in result.output

@@ -1,5 +1,6 @@
 """torchrun.toml of a repository: which values it may set, and the confirmation by the user."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -25,8 +26,11 @@ def toml(text: str) -> None:
     [
         ('command = "rm -rf /"', DRY),
         ('image = "evil"', (*DRY, "x")),
+        ('env = {PYTHONPATH = "evil"}', (*DRY, "x")),
+        ('[submit]\nenv = {PYTHONPATH = "evil"}', (*DRY, "x")),
         ('[submit]\nimage = "evil"', (*DRY, "x")),
         ('context = "c"', ("list",)),
+        ("image = 2024-01-01", (*DRY, "x")),
         ('namespace = "theirs"', ("list",)),
         ('filename = "job.yaml"', DRY),
         ('directory = "/etc"', (*DRY, "x")),
@@ -51,7 +55,7 @@ def test_values_of_a_file_need_one_confirmation(
     assert refused.exit_code == 2, refused.output
     key, _, value = text.rpartition("\n")[2].partition(" = ")
     assert f"{key} = " in refused.stderr
-    assert value.strip('"') in refused.stderr
+    assert value.rpartition(" = ")[2].strip('"}') in refused.stderr
     assert "--trust" in refused.stderr
     assert len(laptop.server.requests) == before
     assert ("torchrunjobs", "run") in laptop.server.objects
@@ -99,7 +103,7 @@ def test_a_link_with_a_new_target_needs_a_new_confirmation(laptop: Laptop, tmp_p
         ('command = "x"', ("list",)),
         ('[logs]\ncontext = "x"', ("list",)),
         ('directory = "sub"', (*DRY, "y")),
-        ('queue = "q"\nnodes = 2\n[env]\nA = "1"', (*DRY, "y")),
+        ('queue = "q"\nnodes = 2\nafter = ["one"]', (*DRY, "y")),
     ],
 )
 def test_harmless_values_need_no_confirmation(
@@ -113,7 +117,7 @@ def test_harmless_values_need_no_confirmation(
 
 
 def test_a_job_file_overrides_the_command_of_the_project(laptop: Laptop) -> None:
-    toml('command = "evil"\nimage = "evil"')
+    toml('command = "evil"\nimage = "evil"\nenv = {A = "evil"}')
     body = {"apiVersion": "torchrun.ai/v1alpha1", "kind": "TorchrunJob", "spec": {"command": "x"}}
     Path("job.yaml").write_text(yaml.safe_dump(body))
     result = laptop.run(*DRY, "-f", "job.yaml")
@@ -127,6 +131,47 @@ def test_the_file_in_the_home_directory_is_trusted(
     toml('command = "x"')
     monkeypatch.setenv("HOME", str(Path.cwd()))
     assert laptop.run(*DRY).exit_code == 0
+
+
+def as_another_user(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
+    """Make these files those of another user; as root, only these."""
+    if os.getuid() == 0:
+        for path in paths:
+            os.chown(path, 54321, -1, follow_symlinks=False)
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: 54321)
+
+
+@pytest.mark.parametrize("words", [(*DRY, "x"), ("list",)])
+@pytest.mark.parametrize("owned", ["torchrun.toml", ".", "link"])
+@pytest.mark.parametrize("text", ["", "nodes = 3"])
+def test_the_file_of_another_user_needs_a_confirmation(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch, owned: str, words: tuple[str, ...], text: str
+) -> None:
+    """One that is created in a directory for all users, such as /tmp."""
+    if owned == "link":
+        Path("file").write_text(text)
+        Path("torchrun.toml").symlink_to("file")
+        owned = "torchrun.toml"
+    else:
+        toml(text)
+    as_another_user(monkeypatch, Path(owned))
+    below = Path("below")
+    below.mkdir()
+    (below / "train.py").touch()
+    shared = Path.cwd()
+    monkeypatch.chdir(below)
+    refused = laptop.run(*words)
+    assert refused.exit_code == 2, refused.output
+    assert f'directory = "{shared}"' in refused.stderr
+    assert "the file belongs to user " in refused.stderr
+    assert "or use a torchrun.toml of your own here." in refused.stderr
+    assert ("nodes = 3" in refused.stderr) == bool(text)
+    assert not laptop.server.requests
+    assert laptop.run(*words, "--trust").exit_code == 0
+    assert laptop.run(*words).exit_code == 0
+    (shared / defaults.FILE).write_text(f"{text}\ntail = 2")
+    assert laptop.run(*words).exit_code == 2
 
 
 def test_a_read_only_home_directory_asks_again(
@@ -171,7 +216,7 @@ def test_every_flag_is_classified() -> None:
     """A new flag may choose what runs and where. Add it to _KEYS, or here if it does not."""
     harmless = {
         "after", "all-namespaces", "attempt", "color", "container", "detach", "dev", "dry-run",
-        "env", "exclude", "follow", "gpus", "include", "name", "node", "nodes", "output", "phase",
+        "exclude", "follow", "gpus", "include", "name", "node", "nodes", "output", "phase",
         "prefix", "previous", "queue", "rank", "raw", "selector", "since", "stdin",
         "stop-on-repeated-failure", "tail", "tensorboard", "timeout", "timestamps", "tty",
         "upload-timeout", "wait", "watch",

@@ -1,6 +1,7 @@
 """Requests to the API server through kubectl."""
 
 import asyncio
+import io
 import json
 import os
 import shutil
@@ -18,7 +19,14 @@ from aiohttp import web
 
 from kubectl_torchrun.cluster.backoff import Backoff
 from kubectl_torchrun.cluster.client import ApiError, Unreachable, connect
-from kubectl_torchrun.cluster.kubectl import Target, namespace, proxy, resolve
+from kubectl_torchrun.cluster.kubectl import (
+    LastLines,
+    Target,
+    bounded_lines,
+    namespace,
+    proxy,
+    resolve,
+)
 from kubectl_torchrun.cluster.slices import QUEUES
 from kubectl_torchrun.errors import ClusterProblem
 from kubectl_torchrun.upload.cache import LastUpload, UploadCache
@@ -139,6 +147,21 @@ def test_a_kubectl_with_endless_output_does_not_block(
     for _ in range(20):
         with proxy(Target()):
             pass
+
+
+def test_lines_of_a_pipe_are_bounded() -> None:
+    pipe = io.BytesIO(b"a\n" + b"x" * (3 << 20) + b"\n\nb\n" + b"y" * (1 << 20))
+    assert [*bounded_lines(pipe)] == [b"a", b"x" * (1 << 20), b"", b"b", b"y" * (1 << 20)]
+
+
+def test_the_last_lines_of_a_program_are_kept() -> None:
+    command = ["sh", "-c", "seq 100000 >&2; printf 'last\\n\\n' >&2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        lines = LastLines(process.stderr)
+        process.wait(60)
+        assert lines.after_end()[-2:] == ["100000", "last"]
+        assert len(lines.after_end()) == 19
 
 
 def test_a_missing_kubectl_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from kubectl_torchrun.cluster import lifecycle
-from kubectl_torchrun.cluster.slices import Job
+from kubectl_torchrun.cluster.slices import Job, JobStatusSlice
 from kubectl_torchrun.cluster.wait import check, met
 from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.upload import submission
@@ -99,6 +99,24 @@ def test_a_wrong_name_does_not_affect_the_others(laptop: Laptop) -> None:
     assert "Job rum, run not found in namespace ns. Nothing was deleted." in result.stderr
 
 
+def test_a_job_that_is_gone_after_the_question_does_not_affect_the_others(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laptop.job("one")
+    laptop.job("other")
+
+    def confirm(jobs: list[str], exception: str) -> bool:
+        laptop.server.delete("torchrunjobs", "one")
+        return True
+
+    monkeypatch.setattr(lifecycle, "_confirm", confirm)
+    result = laptop.run("cancel", "one", "other", "--wait", "-o", "name")
+    assert (result.exit_code, result.stdout) == (1, "torchrunjob.torchrun.ai/other\n")
+    assert result.stderr.startswith("Job one not found in namespace ns.\nDeleted torchrunjob")
+    assert "Its pods get a grace period." in result.stderr
+    assert ("torchrunjobs", "other") not in laptop.server.objects
+
+
 def test_one_node_is_not_many(laptop: Laptop) -> None:
     laptop.job("run", spec=ELASTIC, status={"phase": "Running"})
     assert "from 2 to 1 node." in laptop.run("scale", "run", "--nodes", "1").stderr
@@ -164,6 +182,9 @@ def test_which_values_are_conditions() -> None:
     assert met(None, "Deleted")
     assert not met(None, "Running")
     assert not met(job, "Deleted")
+    for phase, has_run in (("Succeeded", True), ("Failed", False), ("Suspended", False)):
+        assert met(Job(status=JobStatusSlice(phase=phase)), "Running") == has_run
+    assert not met(Job(status=JobStatusSlice(phase="Running")), "Succeeded")
     assert check("workspaceready") == "WorkspaceReady"
     with pytest.raises(UsageProblem, match="Valid values: Pending"):
         check("x")

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from kubectl_torchrun import output
 from kubectl_torchrun.__main__ import cli
 
 from ..laptop import Laptop
@@ -40,6 +41,23 @@ def test_without_a_path_all_files_are_printed(laptop: Laptop, state_folder: Path
     stdout = laptop.run("state-files", "run").stdout_bytes
     assert stdout.startswith(b"==> sdk/c1/0.left <==\n")
     assert stdout.endswith(b"==> top <==\n\xff\n\n")
+
+
+def test_files_are_printed_in_parts(
+    laptop: Laptop, state_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be larger than the memory."""
+    (state_folder / "sdk/c1/0.left").write_bytes(b"x" * (1 << 20))
+    put_bytes, sizes = output.put_bytes, []
+
+    def put(content: bytes) -> None:
+        sizes.append(len(content))
+        put_bytes(content)
+
+    monkeypatch.setattr(output, "put_bytes", put)
+    assert laptop.run("state-files", "run", "sdk/c1/0.left").exit_code == 0
+    assert sum(sizes) > 1 << 20
+    assert max(sizes) <= 1 << 16
 
 
 def test_names_of_files(laptop: Laptop, state_folder: Path) -> None:

@@ -1,9 +1,13 @@
 """Logs of earlier attempts."""
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+
+from kubectl_torchrun.logs import copies
 
 from ..laptop import Laptop
 
@@ -96,13 +100,17 @@ def play_kubelet(laptop: Laptop, **status: object) -> list[dict[str, object]]:
     put = laptop.server.put
 
     def create(plural: str, name: str, **parts: object) -> None:
-        if plural == "pods" and name == "run-log-reader":
+        if plural == "pods" and name.startswith("run-log-reader-") and "spec" in parts:
             reader_pods.append(parts)
             parts["status"] = status
         put(plural, name, **parts)
 
     laptop.server.put = create  # type: ignore[method-assign]
     return reader_pods
+
+
+def remaining_readers(laptop: Laptop) -> list[str]:
+    return [name for _, name in laptop.server.objects if "log-reader" in name]
 
 
 def test_the_claim_of_a_finished_job_is_read_by_a_temporary_pod(
@@ -116,8 +124,8 @@ def test_the_claim_of_a_finished_job_is_read_by_a_temporary_pod(
     result = laptop.run("logs", "run", "--previous")
     assert result.exit_code == 0, result.output
     assert result.stdout == "[0] last words\n"
-    assert "Reading its PVC with pod run-log-reader" in result.stderr
-    assert ("pods", "run-log-reader") not in laptop.server.objects
+    assert "Reading its PVC with pod run-log-reader-" in result.stderr
+    assert not remaining_readers(laptop)
     (pod,) = reader_pods
     body = pod["spec"]
     assert isinstance(body, dict)
@@ -150,7 +158,7 @@ def test_the_sync_pods_image_is_preferred(laptop: Laptop, claim: Path) -> None:
         (
             {},
             {"phase": "Failed", "message": "Evicted"},
-            "Pod run-log-reader cannot read PVC run-workspace: Evicted",
+            " cannot read PVC run-workspace: Evicted",
         ),
         ({"spec": {"jobQueue": "none"}, "x": 1}, {}, "it has no workspace PVC"),
     ],
@@ -164,7 +172,73 @@ def test_missing_logs_are_reported_with_the_reason(
     result = laptop.run("logs", "run", "--previous")
     assert result.exit_code == 4
     assert message in result.stderr
-    assert ("pods", "run-log-reader") not in laptop.server.objects
+    assert not remaining_readers(laptop)
+
+
+def test_a_reader_that_is_still_terminating_is_not_used_again(laptop: Laptop, claim: Path) -> None:
+    laptop.job("run", status=ENDED)
+    laptop.server.put("torchrunqueues", "q", spec={"image": "image"})
+    write(claim, 0, "last words")
+    reader_pods = play_kubelet(laptop, phase="Running")
+
+    def terminate(request: web.Request) -> web.Response | None:
+        if request.method != "DELETE":
+            return None
+        terminating = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+        laptop.server.put("pods", request.path.rpartition("/")[2], metadata=terminating)
+        return web.json_response({"kind": "Status", "status": "Success"})
+
+    laptop.server.hooks.append(terminate)
+    for _ in range(2):
+        assert laptop.run("logs", "run", "-p").stdout == "[0] last words\n"
+    assert len(reader_pods) == len(remaining_readers(laptop)) == 2
+
+
+def test_a_reader_that_is_deleted_during_its_start_is_reported(laptop: Laptop, claim: Path) -> None:
+    laptop.job("run", status=ENDED)
+    laptop.server.put("torchrunqueues", "q", spec={"image": "image"})
+    play_kubelet(laptop, phase="Pending")
+
+    def delete(request: web.Request) -> None:
+        for name in remaining_readers(laptop):
+            laptop.server.delete("pods", name)
+
+    laptop.server.hooks.append(delete)
+    result = laptop.run("logs", "run", "-p")
+    assert result.exit_code == 4
+    assert "cannot read PVC run-workspace: pods" in result.stderr
+
+
+def test_a_copy_that_is_too_long_ends_with_a_note(
+    laptop: Laptop, claim: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "_COPY_BYTES", 2048)
+    laptop.job("run", status={**ENDED, "phase": "Running"})
+    laptop.worker("run", 0, 1)
+    write(claim, 0, *["x" * 1000] * 1000)
+    result = laptop.run("logs", "run", "-p")
+    assert result.exit_code == 0, result.output
+    end = "[0] (the copy is longer than 2.0 KiB; it ends here)"
+    assert result.stdout.splitlines() == [f"[0] {'x' * 1000}", f"[0] {'x' * 1000}", end]
+
+
+def test_names_of_copies_may_be_any_bytes(laptop: Laptop, claim: Path) -> None:
+    laptop.job("run", status={**ENDED, "phase": "Running"})
+    laptop.worker("run", 0, 1)
+    write(claim, 0, "words")
+    for name in (b"\xff", b"node-" + b"9" * 200 + b".log"):
+        (claim / "logs/0" / os.fsdecode(name)).touch()
+    assert laptop.run("logs", "run", "-p").stdout == "[0] words\n"
+
+
+def test_a_command_in_a_pod_may_print_many_errors(laptop: Laptop, claim: Path) -> None:
+    laptop.job("run", status={**ENDED, "phase": "Running"})
+    laptop.worker("run", 0, 1)
+    write(claim, 0, "words")
+    program = claim.parents[1] / "bin" / "tail"
+    program.write_text("#!/bin/sh\nyes error | head -n 100000 >&2\necho text\n")
+    program.chmod(0o755)
+    assert laptop.run("logs", "run", "-p", "--tail", "5").stdout == "[0] text\n"
 
 
 def test_missing_attempts(laptop: Laptop, claim: Path) -> None:

@@ -5,6 +5,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import anyio
 import msgspec
 import pytest
 from aiohttp import web
@@ -16,7 +17,7 @@ from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.slices import Job
 from kubectl_torchrun.logs.follow import follow
-from kubectl_torchrun.logs.streams import Cursor, LineFormat, View, merged
+from kubectl_torchrun.logs.streams import Cursor, LineFormat, View, Window, merged
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject
@@ -248,3 +249,22 @@ async def test_lines_are_split_at_line_feeds_only_and_bounded() -> None:
 
     lines = [line async for line in split_lines(chunks())]
     assert lines == [b"a\rb\x0bc\n", b"\n", b"de\n", b"x" * (1 << 20) + b"\n", b"last"]
+
+
+def test_a_late_clock_delays_no_other_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(anyio, "current_time", lambda: now)
+    shown: list[bytes] = []
+    window = Window(lambda node, line: shown.append(line))
+    window.add(b"8", 0, b"of node 0")
+    for at in (1, 2, 3):
+        now = at / 10
+        window.add(b"%d" % at, 1, b"of node 1")
+    window.flush()
+    assert shown == [b"of node 1"] * 3 + [b"of node 0"]
+    window.add(b"9", 0, b"next")
+    window.flush()
+    assert shown[4:] == []
+    now = 1.0
+    window.flush()
+    assert shown[4:] == [b"next"]

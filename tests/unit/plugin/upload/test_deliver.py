@@ -2,6 +2,7 @@
 
 import io
 import json
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from random import Random
 import anyio
 import msgspec
 import pytest
+from aiohttp import web
 from msgspec import structs
 
 from kubectl_torchrun.cluster.backoff import Backoff
@@ -27,6 +29,7 @@ from kubectl_torchrun.upload.upload_token import token_sha256
 from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject
 
+from ..laptop import Laptop, play_controller
 from ..pod_proxy import PodProxy, SyncPod
 
 HERE = ClusterNamespace("https://cluster", "ns")
@@ -232,6 +235,38 @@ async def test_the_wait_for_a_listening_pod_is_bounded(pod: SyncPod, workspace: 
             await deliver(
                 api, job_watch, terminal(), workspace, pod_wait=60, token="t", backoff=impatient
             )
+
+
+async def test_a_full_temporary_directory_is_named(pod: SyncPod, workspace: Workspace) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    async with within_reach(pod, workspace) as (api, job_watch, _):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+        try:
+            with pytest.raises(UploadProblem, match=r"File too large.* set TMPDIR"):
+                await deliver(api, job_watch, terminal(), workspace, pod_wait=60, token="t")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("missing", [(0, 10**12), (-1, 0), (1, 0), (2, 2), (0, 0)])
+def test_a_pod_may_request_only_files_of_the_workspace(
+    laptop: Laptop, missing: tuple[int, int]
+) -> None:
+    """Entry 0 is a directory, entry 1 is train.py."""
+    Path("empty").mkdir()
+    play_controller(laptop.server)
+
+    def request_files(request: web.Request) -> web.Response | None:
+        if laptop.server.announced is None or not request.path.endswith("/v1/upload"):
+            return None
+        sha256 = laptop.server.announced.sha256
+        return web.json_response({"state": "waiting", "workspace": sha256, "missing": [missing]})
+
+    laptop.server.hooks.append(request_files)
+    result = laptop.run("submit", "--name", "run", "x")
+    assert result.exit_code == 3, result.output
+    assert "the pod requests files that" in result.stderr.lower()
+    assert "kubectl torchrun sync run" in result.stderr
 
 
 async def test_a_timeout_shows_the_message_of_the_job(pod: SyncPod, workspace: Workspace) -> None:

@@ -207,6 +207,35 @@ def test_a_file_that_changes_or_disappears_is_named(tmp_path: Path) -> None:
         UploadCache(ClusterNamespace("https://cluster.example", "ns"), tmp_path).digest(tree)
 
 
+def test_a_file_that_becomes_a_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("1")
+    tree = scan(tmp_path)
+    workspace = listed(tmp_path)
+    (tmp_path / "x.py").unlink()
+    (tmp_path / "x.py").mkdir()
+    named = pytest.raises(UsageProblem, match=r"Cannot read .*x\.py: Is a directory")
+    with named:
+        UploadCache(ClusterNamespace("https://cluster.example", "ns"), tmp_path).digest(tree)
+    with tempfile.TemporaryFile() as file, named:
+        pack.write(workspace, [0], file)
+
+
+def test_a_file_that_outgrows_the_zip_format_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its size selects the format of its entry, which has a limit without zip64."""
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 8 << 20)
+    (tmp_path / "x.bin").write_bytes(os.urandom(1 << 20))
+    workspace = listed(tmp_path)
+    with (tmp_path / "x.bin").open("ab") as growing:
+        growing.write(os.urandom(16 << 20))
+    with (
+        tempfile.TemporaryFile() as file,
+        pytest.raises(UsageProblem, match=r"x\.bin changed during the upload"),
+    ):
+        pack.write(workspace, [0], file)
+
+
 def test_data_that_looks_like_a_zip_bomb_is_refused(tmp_path: Path) -> None:
     (tmp_path / "zeros").write_bytes(bytes(100_000))
     limits = Limits(ratio=10, ratio_floor=1000)

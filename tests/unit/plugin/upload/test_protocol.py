@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubectl_torchrun.cluster.backoff import Backoff
+from kubectl_torchrun.cluster.backoff import PATIENT, Backoff
 from kubectl_torchrun.upload.protocol import (
     CHUNK,
     BuildArchive,
@@ -115,6 +115,19 @@ TABLE: list[tuple[str, list[tuple[int, Response]], Step]] = [
 )
 def test_what_comes_next(answers: list[tuple[int, Response]], step: Step) -> None:
     assert after(*answers) == step
+
+
+def test_a_whole_manifest_that_is_refused_is_sent_again_after_a_pause() -> None:
+    upload = started()
+    upload.on_response(*NEW, 0.0)
+    for _ in range(2):
+        assert upload.next_step(0.0) == PutManifest("")
+        upload.on_response(409, Response(reason="ManifestNeeded", message="m"), 0.0)
+        assert isinstance(upload.next_step(0.0), Sleep)
+        assert upload.next_step(0.0) == GetState()
+        upload.on_response(*NEW, 0.0)
+    upload.on_response(409, Response(reason="ManifestNeeded", message="m"), 0.0)
+    assert isinstance(upload.next_step(PATIENT.give_up + 1), Refused)
 
 
 @pytest.mark.parametrize("state", ["comparing", "extracting", "done"])

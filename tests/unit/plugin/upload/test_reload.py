@@ -1,5 +1,6 @@
 """Edits of a running job, from the command until its workers use the new revision."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,10 +10,12 @@ from aiohttp import web
 
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.kubectl import ClusterNamespace
-from kubectl_torchrun.upload import tree
+from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.upload import reload, tree
 from kubectl_torchrun.upload.cache import UploadCache
 from torchrun_api.json import JsonObject
 
+from ..api_server import refusal
 from ..laptop import READY, Laptop
 
 TOKEN = "torchrun.ai/upload-token-sha256"
@@ -125,6 +128,88 @@ def test_the_end_of_the_job_ends_the_watch(laptop: Laptop) -> None:
     result = laptop.run("sync", "run", "--watch")
     assert result.exit_code == 0, result.output
     assert "Succeeded" in result.stderr
+
+
+def end_at_note(laptop: Laptop, monkeypatch: pytest.MonkeyPatch, pattern: str) -> list[str]:
+    """End the job at the first note that matches. Returns the notes."""
+    notes: list[str] = []
+
+    def note(_: Terminal, text: str) -> None:
+        notes.append(text)
+        if re.search(pattern, text):
+            ended = {"phase": "Succeeded", "conditions": READY, "workspaceRevision": 1}
+            laptop.server.put("torchrunjobs", "run", status=ended)
+
+    monkeypatch.setattr(Terminal, "note", note)
+    return notes
+
+
+@pytest.fixture
+def behind_pods(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A running job whose pods do not get the upload."""
+    monkeypatch.setattr(reload, "_WORKERS_SECONDS", 0.2)
+    play_controller(laptop, tells=False)
+    laptop.server.on_upload = lambda: None
+
+
+@pytest.mark.usefixtures("behind_pods")
+def test_pods_that_do_not_get_the_edit_are_reported(laptop: Laptop) -> None:
+    result = laptop.run("sync", "run")
+    assert result.exit_code == 3, result.output
+    assert "Revision 1 is in the workspace, but not all pods got it within 0 s." in result.stderr
+    assert "See: kubectl torchrun status run -n ns" in result.stderr
+    assert "torchrun sync" not in result.stderr
+
+
+@pytest.mark.usefixtures("behind_pods")
+def test_pods_that_do_not_get_the_edit_do_not_end_the_watch(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = end_at_note(laptop, monkeypatch, "not all pods got it")
+    assert laptop.run("sync", "run", "--watch").exit_code == 0
+    assert len(notes) == 2
+
+
+@pytest.mark.parametrize("failing", [2, 3], ids=["the announcement", "the revision"])
+def test_a_change_that_fails_does_not_end_the_watch(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    play_controller(laptop)
+    notes = end_at_note(laptop, monkeypatch, "Revision 1: |already has")
+    changes: list[str] = []
+
+    def fail(request: web.Request) -> web.Response | None:
+        if request.method == "PATCH":
+            changes.append(request.path)
+            if len(changes) == failing:
+                return refusal(503, "the server is shutting down")
+        return None
+
+    laptop.server.hooks.append(fail)
+    assert laptop.run("sync", "run", "--watch").exit_code == 0
+    assert "the server is shutting down. The upload is repeated." in notes
+    annotations = laptop.server.objects["torchrunjobs", "run"]["metadata"]["annotations"]  # type: ignore[index,call-overload]
+    assert annotations["torchrun.ai/workspace-revision"] == "1"  # type: ignore[index,call-overload]
+
+
+def test_a_problem_that_stays_is_printed_once(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play_controller(laptop)
+    Path("loop").symlink_to("..")
+    scans: list[Path] = []
+    scan = tree.scan
+
+    def scan_and_repair(root: Path, overlay: Path | None) -> tree.Tree:
+        scans.append(root)
+        if len(scans) == 4:
+            Path("loop").unlink()
+        return scan(root, overlay)
+
+    monkeypatch.setattr(tree, "scan", scan_and_repair)
+    notes = end_at_note(laptop, monkeypatch, "Revision 1: ")
+    assert laptop.run("sync", "run", "--watch").exit_code == 0
+    assert len([note for note in notes if "point outside the directory" in note]) == 1
 
 
 @pytest.fixture

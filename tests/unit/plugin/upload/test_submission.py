@@ -10,7 +10,7 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from kubectl_torchrun.__main__ import cli
-from torchrun_api.json import JsonObject
+from torchrun_api.json import JsonObject, object_at
 
 from ..api_server import ApiServer, refusal
 from ..laptop import LABELS, READY, Laptop, play_controller
@@ -121,6 +121,55 @@ def test_a_lost_response_creates_no_second_job(laptop: Laptop) -> None:
     assert lost == ["run"]
     assert result.exit_code == 0, result.output
     assert sum(request.startswith("POST") for request in laptop.server.requests) == 2
+
+
+@pytest.mark.parametrize(("status", "code"), [(500, 0), (504, 0), (429, 2)])
+def test_a_job_that_is_stored_in_spite_of_an_error_is_no_conflict(
+    laptop: Laptop, status: int, code: int
+) -> None:
+    """A webhook adds an annotation. After 429 nothing is stored, so the job is that of another."""
+    play_controller(laptop.server)
+    created = laptop.server.on_create
+
+    def store_and_fail(name: str) -> None:
+        laptop.server.on_create = created
+        job = laptop.server.objects["torchrunjobs", name]
+        annotations = object_at(object_at(job, "metadata"), "annotations")
+        more = {"annotations": {**annotations, "webhook": "x"}}
+        laptop.server.put("torchrunjobs", name, metadata=more)
+        created(name)
+        raise Failure(status)
+
+    laptop.server.on_create = store_and_fail
+    result = laptop.run("submit", "--name", "run", "python train.py")
+    assert result.exit_code == code, result.output
+    assert ("already exists" in result.stderr) == (code == 2)
+
+
+class Failure(web.HTTPException):
+    """An error of the API server."""
+
+    def __init__(self, status: int) -> None:
+        self.status_code = status
+        body = {"kind": "Status", "code": status, "message": "request did not complete"}
+        super().__init__(text=json.dumps(body), content_type="application/json")
+
+
+def test_the_job_of_another_command_is_a_conflict(laptop: Laptop) -> None:
+    play_controller(laptop.server)
+    assert laptop.run("submit", "--name", "run", "python train.py").exit_code == 0
+    failed: list[str] = []
+
+    def fail(request: web.Request) -> web.Response | None:
+        if request.method != "POST" or failed:
+            return None
+        failed.append(request.path)
+        return refusal(504, "request did not complete")
+
+    laptop.server.hooks.append(fail)
+    result = laptop.run("submit", "--name", "run", "python other.py")
+    assert result.exit_code == 2
+    assert "already exists" in result.stderr
 
 
 GONE: JsonObject = {"kind": "Status", "code": 410, "message": "too old resource version"}

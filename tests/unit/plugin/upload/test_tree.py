@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,32 @@ def test_special_files_are_skipped(tmp_path: Path) -> None:
         listener.bind(os.path.relpath(tmp_path / "socket"))
         assert paths(tmp_path) == ["x.py"]
         assert set(skipped(tmp_path)) == {"pipe", "socket"}
+
+
+@pytest.mark.parametrize("replace", [Path.mkdir, Path.touch, lambda place: None])
+def test_a_directory_may_disappear_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replace: Callable[[Path], None]
+) -> None:
+    make(tmp_path, "gone/a.py", "x.py")
+    scandir = os.scandir
+
+    def remove_and_scan(place: Path) -> Iterator[os.DirEntry[str]]:
+        if place.name == "gone":
+            (place / "a.py").unlink()
+            place.rmdir()
+            replace(place)
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", remove_and_scan)
+    assert paths(tmp_path) == ["x.py"]
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    make(tmp_path, "x.py")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/.gitignore").symlink_to(".gitignore")
+    with pytest.raises(UsageProblem, match=r"Cannot read .*sub/\.gitignore: Too many levels"):
+        scan(tmp_path)
 
 
 PLACES = st.sampled_from(["", "a", "a/b", "c"])

@@ -63,11 +63,25 @@ def test_fields_of_the_file_stay_and_the_upload_is_named(tmp_path: Path) -> None
         (JOB.replace("TorchrunJob", "Job"), "is not a TorchrunJob"),
         (JOB.replace("{size: 1Gi}", "{source: git, url: 'https://x/y'}"), "kubectl create -f"),
         ("apiVersion: torchrun.ai/v1alpha1\nkind: TorchrunJob\nspec: []", "spec is not an object"),
+        (JOB.replace("mine", "2024-02-30"), "Cannot read --filename"),
+        (JOB.replace("mine", "0x_"), "Cannot read --filename"),
+        (JOB.replace("mine", "!!int ''"), "Cannot read --filename"),
+        (JOB.replace("mine", "!!bool x"), "Cannot read --filename"),
+        (JOB.replace("mine", "!!timestamp x"), "Cannot read --filename"),
+        (JOB.replace("{note: mine}", "{null: 1}"), "Cannot read --filename"),
+        (JOB.replace("mine", "&a [*a]"), "Cannot read --filename"),
+        (JOB.replace("mine", "[" * 5000), "Cannot read --filename"),
     ],
 )
 def test_a_file_without_a_valid_job_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageProblem, match=message):
         read(tmp_path, text)
+
+
+def test_dates_are_text(tmp_path: Path) -> None:
+    manifest = read(tmp_path, JOB.replace("mine", "2024-02-28")).manifest
+    assert manifest
+    assert manifest["metadata"]["annotations"] == {"note": "2024-02-28"}  # type: ignore[index,call-overload]
 
 
 def test_another_namespace_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+"""Watches of the API server in memory."""
+
+import io
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+from aiohttp import web
+
+from kubectl_torchrun.cluster import client
+from kubectl_torchrun.cluster.backoff import Backoff
+from kubectl_torchrun.cluster.client import Api
+from kubectl_torchrun.cluster.http_client import HttpClient
+from kubectl_torchrun.cluster.slices import JOBS
+
+from ..api_server import ApiServer, refusal
+
+
+class Recorder(Backoff):
+    """A back-off without delays. `counts`: the failures of each call."""
+
+    counts: list[int] = []  # noqa: RUF012
+
+    def delay(self, failures: int, chance: Callable[[], float] = lambda: 0.0) -> float:
+        self.counts.append(failures)
+        return 0.0
+
+
+def event(annotation: str) -> web.Response:
+    body = {"metadata": {"name": "run", "annotations": {"note": annotation}}}
+    line = json.dumps({"type": "MODIFIED", "object": body}) + "\n"
+    return web.Response(body=io.BytesIO(line.encode()))
+
+
+def answer_watches(server: ApiServer, answers: Iterator[web.Response]) -> None:
+    def hook(request: web.Request) -> web.Response | None:
+        return next(answers) if request.query.get("watch") else None
+
+    server.hooks.append(hook)
+
+
+@pytest.mark.parametrize("open_seconds", [1000.0, 0.0])
+async def test_a_watch_that_ends_at_once_is_repeated_with_back_off(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, open_seconds: float
+) -> None:
+    """With 0 s, every watch counts as one that was open."""
+    monkeypatch.setattr(client, "_WATCH_OPEN", open_seconds)
+    monkeypatch.setattr(Recorder, "counts", [])
+    server.put("torchrunjobs", "run")
+    ends = [web.Response(), refusal(503, "x"), event("e"), web.Response(), web.Response()]
+    answer_watches(server, iter(ends))
+    async with HttpClient(server.url) as http:
+        seen = 0
+        async for objects in Api(http, "ns", Recorder()).watch(JOBS, {}):
+            assert set(objects) == {"run"}
+            seen += 1
+            if seen == 7:  # six lists and an event
+                break
+    assert Recorder.counts == ([1, 2, 1, 2, 3] if open_seconds else [1] * 5)
+
+
+async def test_an_event_may_be_large(server: ApiServer) -> None:
+    large = "x" * (3 << 20)
+    answer_watches(server, iter([event(large)]))
+    async with HttpClient(server.url) as http:
+        async for objects in Api(http, "ns", Backoff()).watch(JOBS, {}):
+            if objects:
+                assert objects["run"].metadata.annotations == {"note": large}
+                return

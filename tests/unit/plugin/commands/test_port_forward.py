@@ -1,0 +1,81 @@
+"""`port-forward`: its arguments, and TensorBoard in a pod.
+
+Commands in the pod run on this machine, and a web server plays kubectl port-forward.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kubectl_torchrun.__main__ import cli
+from kubectl_torchrun.terminal import Terminal
+from ports import free_port
+
+from ..laptop import Laptop
+
+SHIM = """#!/bin/sh
+for word in "$@"; do
+  case "$word" in
+    --address=localhost) address=127.0.0.1;;
+    --address=*) address=${{word#*=}};;
+    exec) while [ "$1" != -- ]; do shift; done; shift; exec "$@";;
+    *:{port}) exec python3 -m http.server {port} --bind "$address";;
+  esac
+done
+exec {kubectl} "$@"
+"""
+BOARD = """#!/bin/sh
+yes warning | head -n 100000 >&2
+while [ ! -e {flag} ]; do sleep 0.05; done
+echo "no such directory" >&2
+echo "command terminated with exit code 3" >&2
+exit 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"), [("localhost", "localhost"), ("127.0.0.2", "127.0.0.2")]
+)
+def test_the_end_of_tensorboard_is_reported_with_its_last_line(
+    laptop: Laptop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, shown: str
+) -> None:
+    laptop.job("run", status={"phase": "Running"})
+    pod = laptop.worker("run", 0)
+    port, flag, programs = free_port(), tmp_path / "flag", tmp_path / "bin"
+    programs.mkdir()
+    shim = SHIM.format(port=port, kubectl=shutil.which("kubectl"))
+    for name, text in (("kubectl", shim), ("tensorboard", BOARD.format(flag=flag))):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    notes: list[str] = []
+
+    def note(_: Terminal, text: str) -> None:
+        notes.append(text)
+        flag.touch()
+
+    monkeypatch.setattr(Terminal, "note", note)
+    words = ["--tensorboard", "/runs", "--address", address, str(port)]
+    result = laptop.run("port-forward", "run", *words)
+    assert result.exit_code == 4
+    assert result.stderr == f"Error: TensorBoard in pod {pod} has ended: no such directory\n"
+    assert [f"http://{shown}:{port}/" in text for text in notes] == [True]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["70000"], "Invalid port '70000'"),
+        (["80:70000"], "Invalid port '80:70000'"),
+        (["99999999999999999999"], "Invalid port"),
+        (["--tensorboard", "/runs", ":6006"], "needs a local port"),
+        (["--tensorboard", "/runs", "0"], "needs a local port"),
+    ],
+)
+def test_wrong_ports_are_refused(words: list[str], message: str) -> None:
+    result = CliRunner().invoke(cli, ["port-forward", "run", *words])
+    assert result.exit_code == 2
+    assert message in result.stderr
