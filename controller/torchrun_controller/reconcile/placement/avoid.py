@@ -8,13 +8,12 @@ from torchrun_controller.reconcile.model.attempts import identity_of
 MOST_FAILURES = 1  # of a node that is not avoided
 # Failures that the machine may have caused: the node was lost or restarted, its kubelet ended the
 # pod, storage did not answer, or a signal ended the rank (as when a GPU has fallen off the bus).
-# An exception, an exit code and the job's own memory limit would occur on any node. Preemption,
-# drain and deletion have other causes than the machine.
+# An exception, an exit code and the job's own limits of memory and storage (Evicted without a
+# disruption) would occur on any node. Preemption, drain and deletion have other causes.
 NODE_FAILURES = frozenset(
     {
         "NodeLost",
         "ContainerStatusUnknown",
-        "Evicted",
         "TerminationByKubelet",
         "DeletionByTaintManager",
         "Fenced",

@@ -8,6 +8,8 @@ from torchrun_controller.reconcile.placement import avoid
 from torchrun_controller.reconcile.placement.affinity import hostnames
 from world import World, make_job, make_queue
 
+OF_THE_JOB = ("Exception", "ExitCode", "OOMKilled", "Evicted", "PodDeleted")
+
 
 def attempts(*reasons: str, node: str = "node-1") -> tuple[Attempt, ...]:
     return tuple(Attempt(number=n, node=node, reason=r) for n, r in enumerate(reasons))
@@ -18,11 +20,11 @@ def attempts(*reasons: str, node: str = "node-1") -> tuple[Attempt, ...]:
     [
         (attempts("NodeLost", "Signaled"), ("node-1",)),
         (attempts("NodeLost"), ()),
-        (attempts("Exception", "ExitCode", "OOMKilled", "PodDeleted"), ()),
-        (attempts("Evicted", "Evicted", node=""), ()),
+        *((attempts(reason, reason), ()) for reason in OF_THE_JOB),
+        (attempts("NodeLost", "NodeLost", node=""), ()),
         (attempts("NodeLost") * 2, ()),
     ],
-    ids=["twice", "once", "the job's own", "nowhere", "the same attempt"],
+    ids=["twice", "once", *OF_THE_JOB, "nowhere", "the same attempt"],
 )
 def test_which_nodes_are_avoided(ended, nodes):
     assert avoid.nodes_to_avoid(ended) == nodes
