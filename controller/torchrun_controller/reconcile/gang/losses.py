@@ -1,5 +1,6 @@
 """Whether a gang goes on without its lost pods, and what the status records of them."""
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from msgspec import Struct
@@ -54,28 +55,49 @@ def count_losses(
     counts: Counts,
     now: datetime,
 ) -> CountedLosses:
-    """Return the new ends of lost pods, each with the action of the failure policy.
-
-    Pods that are lost before the next round starts count once together, as those of a gang do.
-    """
-    open_records = find_open_records(gang, find_records(job, gang))
-    is_first = not open_records
-    is_uncounted = not any(end.counted for end in open_records)
-    seconds, ends = seconds_of_gang(job.status, now), []
+    """Return the new ends of lost pods, each with the action of the failure policy."""
+    seconds = seconds_of_gang(job.status, now)
+    together = list(find_open_records(gang, find_records(job, gang)))
     new = sorted(losses.new, key=lambda loss: precedence(loss.failure.details))
+    ends = []
     for loss in new:
-        # A restart that counts already may be the last one.
-        left = counts if is_uncounted else Counts(counts.restarts - 1, counts.disruptions)
-        action = evaluate_failure_policy(loss.failure, policy, left)
-        if action is FailureAction.FAIL:
+        counted = count_once(loss.failure, policy, counts, together)
+        if counted.fails_job:
             return CountedLosses(counts=counts, fails_job=True)
-        counted = action is FailureAction.RESTART and is_uncounted
-        if counted or is_first:
-            counts = counts.after(action)
-        is_first, is_uncounted = False, is_uncounted and not counted
-        ends.append(to_record(loss, now, seconds, counted=counted))
+        counts = counted.counts
+        ends.append(to_record(loss, now, seconds, counted=counted.is_restart))
+        together.append(ends[-1])
     failure = new[0].failure.details if new else None
     return CountedLosses(ends=tuple(ends), counts=counts, failure=failure)
+
+
+class CountedFailure(Struct, frozen=True, kw_only=True):
+    """The new counts after a failure, and whether it adds a restart.
+
+    `fails_job`: the failure policy allows no restart; the counts are those of before.
+    """
+
+    counts: Counts
+    is_restart: bool = False
+    fails_job: bool = False
+
+
+def count_once(
+    failure: Failure, policy: ResolvedReliability, counts: Counts, together: Sequence[Attempt]
+) -> CountedFailure:
+    """Count a failure, given the recorded losses since the last start of a round.
+
+    These losses and the failure count once together, as the failures of the pods of a gang do.
+    """
+    is_counted = any(end.counted for end in together)
+    # The restart that counts already may be the last one.
+    before = Counts(counts.restarts - 1, counts.disruptions) if is_counted else counts
+    action = evaluate_failure_policy(failure, policy, before)
+    if action is FailureAction.FAIL:
+        return CountedFailure(counts=counts, fails_job=True)
+    is_restart = action is FailureAction.RESTART and not is_counted
+    adds = is_restart or not together
+    return CountedFailure(counts=counts.after(action) if adds else counts, is_restart=is_restart)
 
 
 def review(state: GangState, losses: Losses | None, *, fails_job: bool, now: datetime) -> GangState:

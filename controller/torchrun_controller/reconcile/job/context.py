@@ -1,12 +1,13 @@
 """The values that the steps of one reconcile share. Each is computed at its first use."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from functools import cached_property
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from torchrun_api.status import Attempt, LastFailure, UnfencedWorker
+from torchrun_api.status import Attempt, UnfencedWorker
 from torchrun_controller.reconcile.gang import (
     cleanup,
     deletion,
@@ -28,9 +29,7 @@ from torchrun_controller.reconcile.gang.replacement import Losses
 from torchrun_controller.reconcile.gang.restarts import (
     NO_FAILURES,
     Counts,
-    FailureAction,
     RestartDelay,
-    evaluate_failure_policy,
     find_backoff,
 )
 from torchrun_controller.reconcile.job.dependencies import UnmetDependencies, find_unmet
@@ -204,9 +203,8 @@ class Context:
         vanished = deletion.find_vanished_gang(observed.job, now)
         if vanished is not None:
             failure, attempt = vanished
-            action = evaluate_failure_policy(failure, self.reliability, self.history.counts)
             why = gang.failure_reason(failure.details)
-            return self._build_end(why, action, failure.details, attempt)
+            return self._build_end(why, failure, attempt)
         status = observed.job.status
         recorded_end = find_end(status.attempts, status.attempt)
         if recorded_end is None:
@@ -226,7 +224,6 @@ class Context:
                 attempt=recorded_end,
                 history=replace(self.history, ends=(*self.history.ends, recorded_end)),
             )
-        action = evaluate_failure_policy(failure, self.reliability, self.history.counts)
         node = failure.details.node
         attempt = gang.record_end(
             observed.job, observed.gang, why, self.now, counted=False, node=node
@@ -234,26 +231,23 @@ class Context:
         if failure.is_counted:
             history = replace(self.history, ends=(*self.history.ends, attempt))
             return GangEnd(why=why, fails_job=False, attempt=attempt, history=history)
-        return self._build_end(why, action, failure.details, attempt)
+        records = replacement.find_records(observed.job, observed.gang)
+        open_records = replacement.find_open_records(observed.gang, records)
+        return self._build_end(why, failure, attempt, open_records)
 
     def _build_end(
-        self,
-        why: Reason,
-        action: FailureAction,
-        failure: LastFailure,
-        attempt: Attempt,
+        self, why: Reason, failure: Failure, attempt: Attempt, together: Sequence[Attempt] = ()
     ) -> GangEnd:
-        """Return the end with its history; the counts of a job that fails stay as they are."""
-        history = replace(self.history, failure=failure)
-        if action is not FailureAction.FAIL:
-            attempt = replace(attempt, counted=action is FailureAction.RESTART)
-            history = replace(
-                history,
-                counts=history.counts.after(action),
-                ends=(*history.ends, attempt),
-            )
-        fails_job = action is FailureAction.FAIL
-        return GangEnd(why=why, fails_job=fails_job, attempt=attempt, history=history)
+        """Return the end with its history; the counts of a job that fails stay as they are.
+
+        It counts once with the recorded losses `together` with it: since the last start of a round.
+        """
+        counted = losses.count_once(failure, self.reliability, self.history.counts, together)
+        history = replace(self.history, failure=failure.details, counts=counted.counts)
+        if not counted.fails_job:
+            attempt = replace(attempt, counted=counted.is_restart)
+            history = replace(history, ends=(*history.ends, attempt))
+        return GangEnd(why=why, fails_job=counted.fails_job, attempt=attempt, history=history)
 
     @cached_property
     def survivors(self) -> tuple[Delete, ...]:

@@ -181,6 +181,29 @@ def test_a_memory_kill_beside_a_drain_counts_as_a_restart():
     assert (world.phase, world.job.status.restarts) == ("Failed", 1)
 
 
+@pytest.mark.parametrize(("nodes", "first"), [(2, (0,)), (8, (0, 1, 2, 3, 4))])
+def test_a_gang_that_loses_too_many_pods_counts_once_with_those_before(nodes, first):
+    world = running(nodes=nodes, reliability={"maxRestarts": 1})
+    for index in first:
+        kill_by_memory(world, index)
+    world.settle()
+    assert counts(world) == (0, 1, 0)
+    kill_by_memory(world, len(first))
+    world.settle()
+    world.pass_time(seconds=20)
+    world.settle()
+    assert (gangs(world), counts(world)) == (2, (1, 1, 0))
+    assert [end.counted for end in world.job.status.attempts].count(True) == 1
+
+
+def test_a_memory_kill_that_ends_a_gang_counts_beside_a_drain():
+    world = running(nodes=2)
+    stop(world, 1)
+    kill_by_memory(world, 0)
+    world.settle()
+    assert counts(world) == (0, 1, 1)
+
+
 def test_too_many_lost_pods_are_a_lost_gang():
     world = running(nodes=8)
     delete(world, *range(6))
