@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from itertools import pairwise
 from enum import Enum
 
 from msgspec import Struct
@@ -127,7 +128,11 @@ def restart_delay(earlier_attempts: tuple[Attempt, ...], end: Attempt) -> timede
     if end.reason in NO_FAILURES or _lasted(end):
         return timedelta()
     early_failures = 0
+    pairs = pairwise(earlier_attempts)
+    later_losses = [later for earlier, later in pairs if _are_lost_together(earlier, later)]
     for attempt in reversed(earlier_attempts):
+        if attempt in later_losses:
+            continue
         if _lasted(attempt):
             break
         early_failures += attempt.reason not in NO_FAILURES
@@ -135,6 +140,14 @@ def restart_delay(earlier_attempts: tuple[Attempt, ...], end: Attempt) -> timede
         return timedelta()
     doublings = min(early_failures - 1, 10)
     return min(FIRST_DELAY * (1 << doublings), LONGEST_DELAY)
+
+
+def _are_lost_together(earlier: Attempt, later: Attempt) -> bool:
+    """Whether both are lost pods, and no round started between their losses."""
+    are_pods = earlier.lost_pod is not None and later.lost_pod is not None
+    is_same_gang = earlier.number == later.number
+    # A gang that waits for a pod has no running time.
+    return are_pods and is_same_gang and later.running_seconds in (0, earlier.running_seconds)
 
 
 def _lasted(attempt: Attempt) -> bool:
