@@ -155,7 +155,7 @@ def _evaluate_starting(
     if any(find_loss(cluster_nodes, pod, now) is None for pod in gang.stale_pods):
         message = "Waiting for pods of the previous attempt to release their nodes."
         return Outlook(condition=_condition("Unknown", "WaitingForOldGang", message))
-    scheduled_count = count_scheduled(gang.workers)
+    scheduled_count = count_scheduled(head_and_workers.alive_workers(gang))
     if scheduled_count < min_nodes:
         message = f"The gang needs at least {count_of(min_nodes, 'node')} (elastic.minNodes)."
         return Outlook(condition=_condition("False", "NodesMissing", message))

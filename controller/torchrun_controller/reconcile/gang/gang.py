@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from torchrun_api import names
-from torchrun_api.core import Job, Node, Pod
+from torchrun_api.core import Job, Node
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import JOBS
 from torchrun_api.meta import Condition
@@ -22,7 +22,7 @@ from torchrun_controller.reconcile.gang.failures import (
 from torchrun_controller.reconcile.gang.restarts import NO_FAILURES, Counts
 from torchrun_controller.reconcile.model import decode
 from torchrun_controller.reconcile.model.attempts import whole_attempts
-from torchrun_controller.reconcile.model.conditions import Reason, find_condition
+from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import count_of, pods_are, sentence
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang, RefusedWrites
 from torchrun_controller.reconcile.model.phases import State
@@ -182,7 +182,7 @@ def evaluate_state(
     child = gang.current_job
     deletion_failure = deletion.find_deletion(job, gang)
     if head_and_workers.head_has_succeeded(gang) and not child.metadata.terminating:
-        return GangState(*_progress(observed, unfenced, now))
+        return GangState(*_progress(observed, unfenced, now, recorded_losses))
     failed_job = head_and_workers.find_failed_job(gang)
     if child.spec.suspend and failed_job is None and deletion_failure is None:
         # The Job controller deletes the pods, which is not a failure.
@@ -202,7 +202,9 @@ def evaluate_state(
         failure = _job_failure(gang, *failed_job)
         seconds_left = _watch_lag_left(job, gang, failed_job[0], failure.details, now)
     if failure is None or seconds_left is not None:
-        return GangState(*_progress(observed, unfenced, now), seconds_left=seconds_left)
+        return GangState(
+            *_progress(observed, unfenced, now, recorded_losses), seconds_left=seconds_left
+        )
     return GangState(State.GANG_FAILED, failure_reason(failure.details), failure)
 
 
@@ -254,7 +256,7 @@ def _pod_failure(
     recorded_losses: frozenset[str],
 ) -> Failure | None:
     """Return the root cause. On a lost node, the loss counts and not the status of the pod."""
-    pods = _pods_since_resumption(gang)
+    pods = head_and_workers.pods_since_resumption(gang)
     pods = tuple(pod for pod in pods if pod.metadata.uid not in recorded_losses)
     losses = {pod.metadata.uid: fence.unproven_loss(nodes, pod, now) for pod in pods}
     node_failures = tuple(
@@ -265,34 +267,11 @@ def _pod_failure(
     return find_root_cause(tuple(p for p in pods if losses[p.metadata.uid] is None), node_failures)
 
 
-def _pods_since_resumption(gang: ObservedGang) -> tuple[Pod, ...]:
-    """Return the workers without those that a suspension of the child Job deletes.
-
-    The Job controller does not count these as failed either.
-    """
-    suspended_condition = find_condition(gang.current_job.status.conditions, "Suspended")
-    resumption_time = (
-        suspended_condition.last_transition_time if suspended_condition is not None else None
-    )
-    if resumption_time is None:
-        return gang.workers
-
-    def is_from_before(pod: Pod) -> bool:
-        creation_time, deletion_time = (
-            pod.metadata.creation_timestamp,
-            pod.metadata.deletion_timestamp,
-        )
-        return (
-            deletion_time is not None
-            and creation_time is not None
-            and creation_time < resumption_time
-        )
-
-    return tuple(pod for pod in gang.workers if not is_from_before(pod))
-
-
 def _progress(
-    observed: Observed, unfenced: tuple[UnfencedWorker, ...], now: datetime
+    observed: Observed,
+    unfenced: tuple[UnfencedWorker, ...],
+    now: datetime,
+    recorded_losses: frozenset[str],
 ) -> tuple[State, Reason]:
     """Return whether a gang without failures runs, or why it does not."""
     gang = observed.gang
@@ -300,7 +279,8 @@ def _progress(
     counts = count_workers(gang.workers, nodes)
     claims = delivery.mounted_claims(observed.job, observed.workspace)
     jobs = head_and_workers.jobs_of(gang)
-    why = waiting.gang_reason(jobs, nodes, gang.workers, claims, observed.cluster.warnings)
+    present = tuple(pod for pod in gang.workers if pod.metadata.uid not in recorded_losses)
+    why = waiting.gang_reason(jobs, nodes, present, claims, observed.cluster.warnings)
     if why is None and count_scheduled(gang.workers) < nodes:
         why = groups.waiting_reason(gang)
     why = why or gate.closed_reason(observed, unfenced, now)

@@ -189,13 +189,14 @@ def find_losses(observed: Observed, now: datetime) -> Losses | None:
         return None
     records = find_records(job, gang)
     may_shrink = _may_shrink(job, gang)
+    workers = head_and_workers.pods_since_resumption(gang)
     verdicts = {
         pod.metadata.uid: _judge(pod, observed, records, now, may_shrink=may_shrink)
-        for pod in gang.workers
+        for pod in workers
     }
-    pending = tuple(pod for pod in gang.workers if verdicts[pod.metadata.uid].is_pending)
+    pending = tuple(pod for pod in workers if verdicts[pod.metadata.uid].is_pending)
     problems = [each.problem for each in verdicts.values() if each.problem is not None]
-    has_succeeded = any(pod.status.phase == "Succeeded" for pod in gang.workers)
+    has_succeeded = any(pod.status.phase == "Succeeded" for pod in workers)
     most = min(MOST_AT_ONCE, head_and_workers.nodes_of(child) - 1)
     ends = any(each.ends_gang for each in verdicts.values()) or nodes is None
     return Losses(
@@ -211,7 +212,10 @@ def find_losses(observed: Observed, now: datetime) -> Losses | None:
 def _may_shrink(job: TorchrunJob, gang: ObservedGang) -> bool:
     """Whether the gang becomes smaller if a new pod finds no node."""
     elastic = job.spec.elastic
-    return elastic is not None and count_scheduled(gang.workers) >= elastic.min_nodes
+    return (
+        elastic is not None
+        and count_scheduled(head_and_workers.alive_workers(gang)) >= elastic.min_nodes
+    )
 
 
 def _judge(

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from itertools import pairwise
 from enum import Enum
+from itertools import pairwise
 
 from msgspec import Struct
 

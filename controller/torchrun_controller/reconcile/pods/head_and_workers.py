@@ -7,11 +7,12 @@ a Job that never ran a rank.
 """
 
 from torchrun_api import names
-from torchrun_api.core import Job
+from torchrun_api.core import Job, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import Condition
+from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.model.observed import ObservedGang
-from torchrun_controller.reconcile.pods.lifecycle import attempt_of
+from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
 
 
 def nodes_of(child: Job) -> int:
@@ -54,6 +55,28 @@ def find_deleted_job(job: TorchrunJob, gang: ObservedGang) -> str:
     if is_whole(gang):
         return ""
     return names.workers_job(job.metadata.name, attempt_of(child))
+
+
+def alive_workers(gang: ObservedGang) -> tuple[Pod, ...]:
+    """Return the workers that have not ended."""
+    return tuple(pod for pod in gang.workers if alive(pod))
+
+
+def pods_since_resumption(gang: ObservedGang) -> tuple[Pod, ...]:
+    """Return the workers without those that a suspension of the child Job deletes.
+
+    The Job controller does not count these as failed either.
+    """
+    suspended = find_condition(gang.current_job.status.conditions, "Suspended")
+    resumed_at = suspended.last_transition_time if suspended is not None else None
+    if resumed_at is None:
+        return gang.workers
+
+    def is_from_before(pod: Pod) -> bool:
+        created_at = pod.metadata.creation_timestamp
+        return pod.metadata.terminating and created_at is not None and created_at < resumed_at
+
+    return tuple(pod for pod in gang.workers if not is_from_before(pod))
 
 
 def find_failed_job(gang: ObservedGang) -> tuple[Job, Condition] | None:

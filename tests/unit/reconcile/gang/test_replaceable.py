@@ -144,18 +144,24 @@ def admitted() -> World:
 
 
 def resume(world: World) -> None:
-    """Kueue admits the child Job, and the Job controller sets its condition."""
-    world.resume_child("train")
+    """Kueue admits the child Job, and the Job controller creates its pods."""
     for pod in world.workers():
         meta = replace(pod.metadata, creation_timestamp=world.now)
         world.objects["pods", pod.metadata.name] = replace(pod, metadata=meta)
-    child = world.objects["jobs", "train"]
-    resumed = Condition(type="Suspended", status="False", last_transition_time=world.now)
-    status = replace(child.status, conditions=(resumed,))
-    world.objects["jobs", "train"] = replace(child, status=status)
-    world.settle()
+    world.resume_child("train")
+    admit(world)
     run(world)
     assert world.phase == "Running"
+
+
+def admit(world: World) -> None:
+    """Kueue admits the child Job, and the Job controller sets its condition."""
+    child = world.objects["jobs", "train"]
+    spec = replace(child.spec, suspend=False)
+    resumed = Condition(type="Suspended", status="False", last_transition_time=world.now)
+    status = replace(child.status, conditions=(resumed,))
+    world.objects["jobs", "train"] = replace(child, spec=spec, status=status)
+    world.settle()
 
 
 def suspend(world: World) -> None:
@@ -182,6 +188,24 @@ def test_a_suspension_by_kueue_replaces_no_pod():
     suspend(world)
     world.settle()
     assert (world.job.status.attempts, world.job.status.disruptions) == ((), 0)
+
+
+@pytest.mark.parametrize("ended", [0, 2])
+def test_pods_that_a_suspension_deletes_are_not_lost(ended):
+    """Kueue admits the Job again while all of its pods, or the last one, save a checkpoint."""
+    world = admitted()
+    suspend(world)
+    for pod in world.workers():
+        world._ending(("pods", pod.metadata.name), 300)
+    world.settle()
+    world.pass_time(seconds=20)
+    for pod in world.workers()[:ended]:
+        del world.objects["pods", pod.metadata.name]
+    admit(world)
+    world.pass_time(seconds=5)
+    world.settle()
+    status = world.job.status
+    assert (len(world.gangs), status.attempts, status.disruptions) == (1, (), 0)
 
 
 def test_a_resumed_job_starts_to_count_again():

@@ -582,6 +582,17 @@ def test_a_job_controller_that_creates_no_pod_is_not_waited_for():
     assert counts(world) == (1, 0, 1)
 
 
+def test_the_status_says_why_the_job_controller_creates_no_pod():
+    world = running()
+    stop(world, 1)
+    quota = "exceeded quota: small, requested: cpu=8, used: cpu=16, limited: cpu=16"
+    world.warn(JOBS, "train", "FailedCreate", f'Error creating: pods "x" is forbidden: {quota}')
+    world.settle()
+    status = world.job.status
+    assert (status.phase, status.reason) == ("Queued", "QuotaExceeded")
+    assert "small" in status.message
+
+
 def test_a_pod_that_does_not_run_is_not_waited_for():
     world = running()
     stop(world, 1)
@@ -712,6 +723,19 @@ def test_an_elastic_gang_shrinks_if_the_new_pod_finds_no_node():
     assert (gangs(world), world.job.status.num_nodes) == (2, 2)
     assert counts(world) == (1, 0, 1)
     assert reasons(world) == [(0, "PodDeleted"), (0, "Shrinking")]
+
+
+def test_an_elastic_gang_shrinks_to_the_pods_that_have_not_ended():
+    world = running(nodes=4, elastic={"minNodes": 2, "maxNodes": 4})
+    world.pass_time(hours=1)
+    stop(world, 1)
+    replace_lost(world)
+    world.pass_time(seconds=25)
+    evict(world, 2)
+    world.settle()
+    world.pass_time(seconds=5)
+    world.settle()
+    assert (gangs(world), world.job.status.num_nodes) == (2, 2)
 
 
 def test_an_elastic_gang_that_cannot_shrink_is_replaced():
