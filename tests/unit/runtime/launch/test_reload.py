@@ -207,6 +207,15 @@ def test_only_changed_files_are_copied(tmp_path: Path) -> None:
     assert int((app / "a.py").stat().st_mtime) > int(before)
 
 
+def test_a_file_and_an_empty_directory_may_take_the_place_of_each_other(tmp_path: Path) -> None:
+    claim, app = Claim(tmp_path / "claim"), tmp_path / "app"
+    claim.incoming.mkdir(parents=True)
+    workspace = SharedWorkspace(str(claim.directory), str(app))
+    for name in ("x", "x/", "x"):
+        workspace.update(taken(claim, {"a.py": b"1", name: b""}))
+        assert (app / "x").is_dir() == name.endswith("/")
+
+
 def test_a_removed_revision_is_replaced_by_the_newest(tmp_path: Path) -> None:
     claim = Claim(tmp_path / "claim")
     claim.incoming.mkdir(parents=True)
