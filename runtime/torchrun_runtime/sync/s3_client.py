@@ -50,7 +50,7 @@ class Object:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a bucket is. deadline: by time.monotonic()."""
+    """Where a bucket is. deadline: by time.monotonic(). scrub: removes secrets from messages."""
 
     location: Location
     addresses: tuple[str, ...]
@@ -58,6 +58,7 @@ class Endpoint:
     credentials: Credentials | None
     tls: ssl.SSLContext | None
     deadline: float
+    scrub: Callable[[str], str] = str
 
     @property
     def host(self) -> str:
@@ -205,7 +206,7 @@ class Bucket:
             if response.status in (200, 206):
                 return response
             with response:
-                body = response.read(_LONGEST_ERROR).decode(errors="replace")
+                body = endpoint.scrub(response.read(_LONGEST_ERROR).decode(errors="replace"))
         except SSLError as error:
             reason = error.args[0] if error.args else error
             if not isinstance(reason, ssl.SSLCertVerificationError):

@@ -363,6 +363,21 @@ def test_refusals_of_a_gateway(
     assert error.message.isprintable()
 
 
+def test_the_message_of_a_gateway_is_printed_without_the_secret(
+    settings: Settings, gateway: Gateway, tmp_path: Path
+):
+    (tmp_path / "keys").mkdir()
+    keys = {"AWS_ACCESS_KEY_ID": "AKIAPLANTED", "AWS_SECRET_ACCESS_KEY": "planted-secret"}
+    for name, value in keys.items():
+        (tmp_path / "keys" / name).write_text(value)
+    (tmp_path / "keys" / "AWS_REGION").write_text("eu-north-1")
+    text = "AKIAPLANTED and planted-secret are not of eu-north-1"
+    body = f"<Error><Code>Denied</Code><Message>{text}</Message></Error>".encode()
+    gateway.answer = lambda _: Reply(body, 403)
+    error = failure(replace(settings, secret="keys", secret_directory=tmp_path / "keys"))
+    assert "*** and *** are not of eu-north-1" in error.message
+
+
 def test_the_pinned_content_or_an_error(settings: Settings, gateway: Gateway):
     first = fetch(replace(settings, digest="1"))
     assert fetch(replace(settings, digest="1", commit=first.commit)) == first
