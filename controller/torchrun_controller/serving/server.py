@@ -100,7 +100,7 @@ class Server:
         try:
             level = (await request.text()).strip()
             logs.set_level(level)
-        except ValueError as error:
+        except (ValueError, LookupError) as error:  # of the level, or of an unknown charset
             return web.Response(status=400, text=f"{error}\n")
         return web.Response(text=f"{level}\n")
 
