@@ -184,7 +184,7 @@ class Bucket:
             raise SyncError("FetchFailed", message, permanent=False)
         try:
             root = ElementTree.fromstring(body)  # noqa: S314  # no DOCTYPE, so no entities
-        except ElementTree.ParseError as error:
+        except (ElementTree.ParseError, ValueError, LookupError) as error:  # also of its encoding
             raise _RetryableError(f"its list cannot be read: {error}") from error
         for element in root.iter():
             element.tag = element.tag.rpartition("}")[2]

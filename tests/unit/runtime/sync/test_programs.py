@@ -22,7 +22,7 @@ def test_output_is_printed_without_secrets(
         scrub=lambda text: text.replace(SECRET, "***"),
     )
     end = "x" * 495 + SECRET  # a part of it would remain if the line was cut first
-    script = f"printf 'remote: 50%% of {SECRET}\\rno {SECRET}\\n{end}' >&2; exit 3"
+    script = f"printf 'remote: 50%% of {SECRET}\\rno {SECRET}\\n{end}\\n' >&2; exit 3"
     result = ran.run("sh", "-c", script)
     assert (result.exit_code, result.output) == (3, "no ***\n" + "x" * 495 + "***")
     assert json.loads(capsys.readouterr().out)["progress"] == "50% of ***"

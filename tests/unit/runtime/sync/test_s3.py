@@ -201,6 +201,13 @@ def test_pages_without_end(settings: Settings, gateway: Gateway):
     assert failure(replace(settings, fetch_timeout=0.5)).reason == "FetchFailed"
 
 
+@pytest.mark.parametrize("encoding", ["utf-32", "none", "cp932"])
+def test_a_list_in_another_encoding(settings: Settings, gateway: Gateway, encoding: str):
+    page = f'<?xml version="1.0" encoding="{encoding}"?><ListBucketResult/>'
+    gateway.answer = lambda _: Reply(page.encode())
+    assert failure(settings).reason == "FetchFailed"
+
+
 def test_more_objects_than_a_workspace_may_have(settings: Settings):
     assert failure(replace(settings, limits=Limits(entries=2))).reason == "WorkspaceTooLarge"
     assert failure(replace(settings, limits=Limits(bytes=100))).reason == "WorkspaceTooLarge"
