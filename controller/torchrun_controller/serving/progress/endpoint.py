@@ -137,10 +137,11 @@ class ProgressServer:
             await self._accept_report(request)
         except ReportRefused as refusal:
             self._metrics.progress_reports.labels(refusal.status).inc()
-            headers = {"Connection": "close"}
+            response = web.Response(status=refusal.status, text=f"{refusal}\n")
+            response.force_close()
             if refusal.retry_after:
-                headers["Retry-After"] = str(refusal.retry_after)
-            return web.Response(status=refusal.status, text=f"{refusal}\n", headers=headers)
+                response.headers["Retry-After"] = str(refusal.retry_after)
+            return response
         self._metrics.progress_reports.labels(204).inc()
         return web.Response(status=204)
 
