@@ -58,16 +58,18 @@ class App:
 
     def deploy(self) -> str:
         """Upload the directory and create the job; its name. Raises UsageError, ClusterError."""
+        return self._deploy(Kubectl(self.compute.namespace))
+
+    def _deploy(self, kubectl: Kubectl) -> str:
         name = job_name(self.name)
-        kubectl = Kubectl(self.compute.namespace)
         words = ["submit", "--filename", "-", "--no-follow", "--directory", str(self._directory)]
         kubectl.run_plugin(*words, stdin=json.dumps(self.manifest(name)))
         return name
 
     def run(self) -> int:
         """Deploy and follow until the run ends; its exit code."""
-        name = self.deploy()
-        command = Kubectl(self.compute.namespace).plugin("logs", name, "--follow")
+        kubectl = Kubectl(self.compute.namespace)
+        command = kubectl.plugin("logs", self._deploy(kubectl), "--follow")
         return subprocess.run(command, check=False).returncode
 
 

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Callable
 
@@ -22,19 +23,29 @@ from torchrun_sdk.cancel import Cancellation
 from torchrun_sdk.errors import ClusterError
 
 _PAUSE = 1.0  # between two watches
+_SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _CHANGES = ("ADDED", "MODIFIED", "DELETED")
 
 
 class Kubectl:
-    """One namespace of kubectl's current cluster; "" for kubectl's current namespace."""
+    """One namespace of one cluster: by default those that kubectl selects at the first command."""
 
     def __init__(self, namespace: str = "") -> None:
-        self._flags = [f"--namespace={namespace}"] if namespace else []
+        self._namespace = namespace
+
+    @cached_property
+    def _flags(self) -> list[str]:
+        """The flags that select cluster and namespace, for every command.
+
+        Without them the plugin could use others: those of a torchrun.toml, which only it reads.
+        """
+        context, namespace = _current()
+        selected = {"context": context, "namespace": self._namespace or namespace}
+        return [f"--{name}={value}" for name, value in selected.items() if value]
 
     def command(self, *words: str) -> list[str]:
         """A command line of kubectl."""
-        kubectl = _find("kubectl", "https://kubernetes.io/docs/tasks/tools/")
-        return [kubectl, *self._flags, *words]
+        return [_find_kubectl(), *self._flags, *words]
 
     def plugin(self, *words: str) -> list[str]:
         """A command line of the plugin."""
@@ -50,6 +61,22 @@ class Kubectl:
     ) -> str:
         """Run the plugin and return its stdout. Also raises Cancelled, after ending the plugin."""
         return _run(self.plugin(*words), stdin, cancellation)
+
+
+def _current() -> tuple[str, str]:
+    """The context and the namespace that kubectl selects; "" where unknown."""
+    try:
+        text = _run([_find_kubectl(), "config", "view", "--minify", "--output=json"], None)
+        config = json.loads(text)
+        context = str(config["current-context"])
+        body = config["contexts"][0]["context"]
+        return context, str(body.get("namespace") or "default")
+    except ClusterError:  # in a pod without a kubeconfig
+        with suppress(OSError):
+            return "", _SERVICE_ACCOUNT_NAMESPACE.read_text(encoding="utf-8").strip()
+    except (ValueError, LookupError, TypeError, AttributeError):
+        pass
+    return "", ""
 
 
 def _run(command: list[str], stdin: str | None, cancellation: Cancellation | None = None) -> str:
@@ -75,6 +102,10 @@ def _run(command: list[str], stdin: str | None, cancellation: Cancellation | Non
         message = stderr.strip().removeprefix("Error: ")
         raise ClusterError(message or f"{command[0]} exited with code {process.returncode}")
     return stdout
+
+
+def _find_kubectl() -> str:
+    return _find("kubectl", "https://kubernetes.io/docs/tasks/tools/")
 
 
 def _find(program: str, install: str) -> str:

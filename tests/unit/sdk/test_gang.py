@@ -98,6 +98,44 @@ def test_a_call_returns_and_its_log_is_printed(
     assert capsys.readouterr().out == "42\n"
 
 
+@pytest.mark.parametrize(
+    ("namespace", "own", "expected"),
+    [("team-b", "", "team-b"), ("", "", "default"), ("team-b", "team-c", "team-c")],
+)
+def test_every_command_selects_the_same_cluster_and_namespace(
+    cluster: Path, user: ModuleType, namespace: str, own: str, expected: str
+) -> None:
+    """The plugin would use those of torchrun.toml, in which the user has no other commands."""
+    context = {"name": "lab", "context": {"cluster": "c", "namespace": namespace}}
+    config = {"current-context": "lab", "contexts": [context]}
+    (cluster / "kubeconfig").write_text(json.dumps(config))
+    assert kt.fn(user.add).to(kt.Compute(namespace=own))(1) == 2
+    (cluster / "slow").touch()
+    kt.App("a", "true", compute=kt.Compute(namespace=own), directory=cluster).deploy()
+    lines = [line for line in asked(cluster).splitlines() if "config view" not in line]
+    assert {line.split()[0] for line in lines} == {"kubectl", "kubectl-torchrun"}
+    assert {tuple(line.split()[1:3]) for line in lines} == {
+        ("--context=lab", f"--namespace={expected}")
+    }
+
+
+@pytest.mark.parametrize("config", ["", "{}", "no JSON", '{"contexts": []}'])
+def test_commands_work_without_a_context(cluster: Path, config: str) -> None:
+    (cluster / "kubeconfig").write_text(config)
+    Kubectl().run("get", "pods")
+    assert asked(cluster).splitlines()[-1] == "kubectl get pods"
+
+
+def test_in_a_pod_commands_select_the_namespace_of_its_service_account(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "namespace").write_text("team-a\n")
+    file = "torchrun_sdk.kubectl._SERVICE_ACCOUNT_NAMESPACE"
+    monkeypatch.setattr(file, tmp_path / "namespace")
+    Kubectl().run("get", "pods")
+    assert asked(cluster).splitlines()[-1] == "kubectl --namespace=team-a get pods"
+
+
 @pytest.mark.long
 def test_results_of_all_ranks_or_of_the_head(cluster: Path, user: ModuleType) -> None:
     remote = kt.fn(user.ranks).to(kt.Compute()).distribute(workers=2)
