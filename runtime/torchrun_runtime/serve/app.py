@@ -121,7 +121,9 @@ class _Handlers:
             try:
                 await self._verifier.check(token.strip() if scheme == "Bearer" else "")
             except DeniedError as error:
-                self._log_denied("refused", "warning", peer=request.remote or "", message=str(error))
+                self._log_denied(
+                    "refused", "warning", peer=request.remote or "", message=str(error)
+                )
                 return _refusal(401, "Denied", str(error))
             except KeysUnavailableError as error:
                 return _refusal(

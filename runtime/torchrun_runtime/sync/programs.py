@@ -120,9 +120,7 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _follow(
-    stream: IO[bytes], command: Sequence[str], scrub: Callable[[str], str]
-) -> list[str]:
+def _follow(stream: IO[bytes], command: Sequence[str], scrub: Callable[[str], str]) -> list[str]:
     """The last lines. Progress lines, which overwrite themselves, are logged from time to time."""
     last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
     rest, last_log = b"", time.monotonic()

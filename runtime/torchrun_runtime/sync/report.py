@@ -39,6 +39,7 @@ class RareLog:
         self._last = -math.inf
 
     def __call__(self, event: str, level: str = "info", /, **fields: "JsonValue") -> None:
+        """Print the object, unless there was one within the last minute."""
         if self._clock() - self._last >= _RARE_SECONDS:
             self._last = self._clock()
             log(event, level, **fields)

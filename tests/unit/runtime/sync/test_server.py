@@ -345,7 +345,7 @@ def test_a_request_without_the_token_gets_and_changes_nothing(
 
 @pytest.mark.parametrize("token", ["", digest(TOKEN.encode())], ids=["no token", "token"])
 def test_a_digest_that_is_not_ascii_is_refused(tmp_path: Path, token: str) -> None:
-    request = "GET /v1/upload HTTP/1.1\r\nHost: x\r\nConnection: close\r\n".encode()
+    request = b"GET /v1/upload HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     with pod(settings(tmp_path / "claim", sha256=digest(CODE), token_sha256=token)) as server:
         for name in ("X-Torchrun-Sha256", TOKEN_HEADER):
             for value in ("\u00e9".encode(), b"\xff"):
@@ -353,9 +353,7 @@ def test_a_digest_that_is_not_ascii_is_refused(tmp_path: Path, token: str) -> No
                 assert b" 403 " in raw(server.port, request + header + b"\r\n\r\n")
 
 
-def test_strangers_do_not_fill_the_log(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_strangers_do_not_fill_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pod(settings(tmp_path / "claim")) as server:
         stranger = Client(server.port, proof={})
         for _ in range(5):

@@ -15,7 +15,6 @@ from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy
 from torchrun_runtime.launch.gang.rounds import OrderInbox
 from torchrun_runtime.launch.gang.server import GangServer
 
-
 GARBAGE = (
     *(b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b'{"index": "x"}\n'),
     *(b"x" * 100_000, b"[" * 60_000 + b"\n"),
