@@ -145,7 +145,13 @@ def plugin(arguments: list[str]) -> int:
             with locked():
                 _write(JOB, json.dumps(job))
             where = dict(itertools.pairwise(arguments))
-            command = [sys.executable, __file__, "gang", where["--directory"], where.get("--overlay", "")]
+            command = [
+                sys.executable,
+                __file__,
+                "gang",
+                where["--directory"],
+                where.get("--overlay", ""),
+            ]
             if not (ROOT / "slow").exists():
                 prepare(job, Path(where["--directory"]), Path(where["--overlay"]))
                 with (ROOT / "kubelet").open("a") as out:
