@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from torchrun_sdk import function_source, import_guard
 from torchrun_sdk.compute import Compute
 from torchrun_sdk.errors import UsageError
-from torchrun_sdk.kubectl import Kubectl
+from torchrun_sdk.kubectl import Kubectl, run_attached
 from torchrun_sdk.manifest import for_command, job_name
 
 # Set by `kt run`: an app is started as soon as it is defined.
@@ -70,7 +69,7 @@ class App:
         """Deploy and follow until the run ends; its exit code."""
         kubectl = Kubectl(self.compute.namespace)
         command = kubectl.plugin("logs", self._deploy(kubectl), "--follow")
-        return subprocess.run(command, check=False).returncode
+        return run_attached(command)
 
 
 def app(name: str, cli_command: str, **rest: Any) -> App:
