@@ -279,7 +279,10 @@ def test_bytes_that_are_no_manifest(data: bytes) -> None:
 
 
 def test_paths_to_drop_may_be_anything() -> None:
-    assert unpack(packed(drop=[[], {}, 1, None]), {}).entries == ()
+    base = listed(FILES)
+    data = packed(base=base.sha256, drop=[[], {}, 1, None, "train.py"])
+    left = {entry.path for entry in unpack(data, {base.sha256: base}).entries}
+    assert left == FILES.keys() - {"train.py"}
 
 
 @given(st.sets(st.integers(0, 50)))
