@@ -81,7 +81,7 @@ def unpack(data: bytes, bases: Mapping[str, Manifest]) -> Manifest:
     try:
         decompress = zlib.decompressobj()
         body = json.loads(decompress.decompress(data, LARGEST_TEXT))
-        base_sha256, drop, add = str(body["base"]), list(body["drop"]), list(body["add"])
+        base_sha256, drop, add = str(body["base"]), map(str, body["drop"]), list(body["add"])
     except (zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ManifestError(f"The data is not a manifest: {error}.") from error
     if decompress.unconsumed_tail or not decompress.eof:
@@ -94,7 +94,10 @@ def unpack(data: bytes, bases: Mapping[str, Manifest]) -> Manifest:
     for line in add:
         entry = _entry(line)
         lines[entry.path] = entry.line
-    return Manifest(_entry(line) for line in lines.values())
+    try:
+        return Manifest(_entry(line) for line in lines.values())
+    except UnicodeEncodeError as error:
+        raise ManifestError(f"The manifest has a path that is not UTF-8: {error}.") from error
 
 
 def _lines(manifest: Manifest) -> dict[str, str]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from torchrun_sdk import function_source, import_guard
 from torchrun_sdk.compute import Compute
 from torchrun_sdk.errors import UsageError
-from torchrun_sdk.kubectl import Kubectl
+from torchrun_sdk.kubectl import Kubectl, run_attached
 from torchrun_sdk.manifest import for_command, job_name
 
 # Set by `kt run`: an app is started as soon as it is defined.
@@ -58,17 +57,19 @@ class App:
 
     def deploy(self) -> str:
         """Upload the directory and create the job; its name. Raises UsageError, ClusterError."""
+        return self._deploy(Kubectl(self.compute.namespace))
+
+    def _deploy(self, kubectl: Kubectl) -> str:
         name = job_name(self.name)
-        kubectl = Kubectl(self.compute.namespace)
         words = ["submit", "--filename", "-", "--no-follow", "--directory", str(self._directory)]
         kubectl.run_plugin(*words, stdin=json.dumps(self.manifest(name)))
         return name
 
     def run(self) -> int:
         """Deploy and follow until the run ends; its exit code."""
-        name = self.deploy()
-        command = Kubectl(self.compute.namespace).plugin("logs", name, "--follow")
-        return subprocess.run(command, check=False).returncode
+        kubectl = Kubectl(self.compute.namespace)
+        command = kubectl.plugin("logs", self._deploy(kubectl), "--follow")
+        return run_attached(command)
 
 
 def app(name: str, cli_command: str, **rest: Any) -> App:

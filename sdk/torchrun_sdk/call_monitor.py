@@ -11,8 +11,8 @@ from torchrun_sdk.call_log import CallLog, JobLog
 from torchrun_sdk.call_state import CallState, Wait
 from torchrun_sdk.cancel import Cancellation, Cancelled
 from torchrun_sdk.connections import CallDelivery, Connections, MonitorEvent
-from torchrun_sdk.errors import CallError, ProtocolError
-from torchrun_sdk.kubectl import Kubectl, Watch
+from torchrun_sdk.errors import CallError, ClusterError, ProtocolError
+from torchrun_sdk.kubectl import Kubectl, Trouble, Watch
 from torchrun_sdk.manifest import TERMINAL_PHASES, workers_of
 from torchrun_sdk.spec import Result
 
@@ -111,11 +111,13 @@ class CallMonitor:
                 self._kubectl,
                 ["torchrunjob", name],
                 lambda kind, job: events.put(("deleted" if kind == "DELETED" else "job", job)),
+                lambda why: events.put(("trouble", why)),
             ),
             Watch(
                 self._kubectl,
                 ["pods", "--selector", workers_of(name)],
                 lambda kind, pod: events.put(("gone" if kind == "DELETED" else "pod", pod)),
+                lambda why: events.put(("trouble", why)),
             ),
         ]
 
@@ -169,6 +171,9 @@ class CallMonitor:
             raise Cancelled
         if what == "failed":
             raise value
+        if what == "trouble":
+            self._trouble(value)
+            return
         if what == "unreadable":
             name, (pod, why) = self._state.name, value
             raise ProtocolError(
@@ -187,6 +192,17 @@ class CallMonitor:
         if sum(number == attempt for number, _ in self._pods_ready) == self._nodes:
             self._delivered = True
             self._pods.go(attempt)
+
+    def _trouble(self, trouble: Trouble) -> None:
+        """Note what fails for long; raises ClusterError if the cluster refuses it."""
+        text = f"{self._state.name}: {trouble.text}"
+        if not trouble.is_refused:
+            self._note(text)
+            return
+        raise ClusterError(
+            f"{text}\nThe job was not changed. With the permission, read its results: kt results"
+            f" {self._state.name}"
+        )
 
     def _time(self, what: str) -> None:
         self._times[what] = time.monotonic() - self._start

@@ -6,16 +6,15 @@ import argparse
 import json
 import os
 import runpy
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from torchrun_sdk.apps import RUN, App
-from torchrun_sdk.errors import CallError, ClusterError, Detached, SdkError, UsageError
+from torchrun_sdk.errors import CallError, ClusterError, SdkError, UsageError
 from torchrun_sdk.function import Remote, attach
 from torchrun_sdk.import_guard import CallInImport, importing
-from torchrun_sdk.kubectl import Kubectl
+from torchrun_sdk.kubectl import Kubectl, run_attached
 from torchrun_sdk.manifest import LABEL
 from torchrun_sdk.spec import SCRIPT_NAME
 
@@ -40,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["TORCHRUN_NAMESPACE"] = namespace
     try:
         code: int = options.work(options, Kubectl(namespace))
-    except Detached:
+    except KeyboardInterrupt:  # or Detached
         return 130
     except CallError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -90,8 +89,10 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace, kubectl: Kubectl) -> int:
     if not options.command:
         raise UsageError("No command given. Example: kt run python my_script.py")
-    environment = {**os.environ, RUN: "1"}
-    return subprocess.run(options.command, env=environment, check=False).returncode
+    try:
+        return run_attached(options.command, {**os.environ, RUN: "1"})
+    except OSError as error:
+        raise UsageError(f"Cannot run {options.command[0]}: {error.strerror}.") from error
 
 
 def _deploy(options: argparse.Namespace, kubectl: Kubectl) -> int:
@@ -107,7 +108,12 @@ def _deploy(options: argparse.Namespace, kubectl: Kubectl) -> int:
 
 
 def deployable(script: Path) -> list[App | Remote]:
-    """The remote functions and apps that a file defines, each once. Its calls are not made."""
+    """The remote functions and apps that a file defines, each once. Its calls are not made.
+
+    Raises UsageError without the file, and exceptions of the file.
+    """
+    if not script.is_file():
+        raise UsageError(f"{script} is not a file.")
     sys.path.insert(0, str(script.resolve().parent))
     with importing(""):
         try:
@@ -119,12 +125,16 @@ def deployable(script: Path) -> list[App | Remote]:
 
 
 def _logs(options: argparse.Namespace, kubectl: Kubectl) -> int:
-    return subprocess.run(kubectl.plugin("logs", options.job, "--follow"), check=False).returncode
+    return run_attached(kubectl.plugin("logs", options.job, "--follow"))
 
 
 def _results(options: argparse.Namespace, kubectl: Kubectl) -> int:
     results = attach(options.job, stream_logs=False, trust=options.trust)
-    print(json.dumps(results, default=repr))
+    try:
+        text = json.dumps(results, default=repr)
+    except (TypeError, ValueError, RecursionError):  # of a pickle: keys that are no text, cycles
+        text = json.dumps(repr(results))
+    print(text)
     return 0
 
 
@@ -138,7 +148,7 @@ def _down(options: argparse.Namespace, kubectl: Kubectl) -> int:
 
 def _kubectl(command: list[str]) -> int:
     """Run kubectl, which prints its errors; the exit code."""
-    return _CLUSTER if subprocess.run(command, check=False).returncode else 0
+    return _CLUSTER if run_attached(command) else 0
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from torchrun_sdk.errors import ClusterError, SdkError
-from torchrun_sdk.kubectl import Child, Kubectl
+from torchrun_sdk.kubectl import LONGEST_LINE, Child, Failures, Kubectl
 from torchrun_sdk.manifest import ATTEMPT, CONTAINER, node_of
 from torchrun_sdk.spec import (
     ENTRY,
@@ -37,13 +37,15 @@ from torchrun_sdk.spec import (
 
 _AGAIN = 0.5  # between two attempts to connect to a pod
 _LAST_WORDS = 2.0  # to send the last messages
+_LONGEST_BACKLOG = 64 << 20  # characters of messages that the call has not handled yet
+_BACKLOG_POLL = 0.02
 _PIECE = 256 << 10  # bytes of a file in one line
 # Its stderr stays connected: containerd 1.6 ends an exec whose stderr is closed.
 _COLLECT = f'exec python3 -S "$TORCHRUN_WORKSPACE_TARGET/{FOLDER}/{ENTRY}" collect "$0"'
 
 # Kind and value: "frame" (attempt, frame), "lines" (attempt, node's index, Lines), "here" and
-# "ready" (attempt, pod), "refused" (state), "unreadable" (pod, why), "failed" (an exception of the
-# client).
+# "ready" (attempt, pod), "refused" (state), "unreadable" (pod, why), "trouble" (a Trouble),
+# "failed" (an exception of the client).
 MonitorEvent = tuple[str, Any]
 
 
@@ -113,6 +115,8 @@ class Connections:
         self._delivery = delivery
         self._closed = threading.Event()
         self._pods: dict[str, _Pod] = {}
+        self._backlog = 0
+        self._backlog_lock = threading.Lock()
 
     def pod(self, pod: dict[str, Any], *, is_deleted: bool) -> None:
         """Handle a changed pod. Pods without a Job only have the labels of a worker."""
@@ -160,10 +164,17 @@ class Connections:
             "exec", "--stdin", pod.name, f"--container={CONTAINER}", "--",
             "/bin/sh", "-c", _COLLECT, self._call,
         )  # fmt: skip
+        failures = Failures(
+            f"kubectl exec {pod.name}", lambda why: self._events.put(("trouble", why))
+        )
         while not (self._closed.is_set() or pod.is_over.is_set()):
             # The next connection repeats a line that was cut by the end of the previous one.
             child = pod.child = Child(command, lambda line: self._line(line, pod), whole=True)
+            if self._closed.is_set():  # `close` has ended only the connection before
+                child.close()
+                return
             child.wait()
+            failures.ended(child)
             child.close()
             self._closed.wait(_AGAIN)
 
@@ -174,15 +185,29 @@ class Connections:
         """
         if not line.startswith("{"):  # the heartbeat of the connection
             return None
+        self._wait_for_room(len(line))
         try:
+            if len(line) >= LONGEST_LINE:
+                raise FrameError(f"it has more than {LONGEST_LINE} characters")
             return self._take(decode(line), pod)
-        except (SdkError, OSError) as error:
+        except SdkError as error:
             self._events.put(("failed", error))
+        except OSError as error:
+            message = f"Cannot read a file that the pods need: {error}. Call again."
+            self._events.put(("failed", ClusterError(message)))
         except FrameError as error:
             self._events.put(("unreadable", (pod.name, str(error))))
         except Exception as error:
             self._events.put(("unreadable", (pod.name, repr(error))))
         return None
+
+    def _wait_for_room(self, size: int) -> None:
+        """Wait while there is too much to handle: a pod may print faster than a terminal."""
+        while self._events.qsize() and self._backlog > _LONGEST_BACKLOG:
+            if self._closed.wait(_BACKLOG_POLL):
+                return
+        with self._backlog_lock:
+            self._backlog = size + (self._backlog if self._events.qsize() else 0)
 
     def _take(self, message: Message | None, pod: _Pod) -> str | None:
         if isinstance(message, (Started, Result, Raised, Exited)):

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,7 @@ from torchrun_sdk import import_guard, own_jobs, reattach
 from torchrun_sdk.call_monitor import UnavailableError
 from torchrun_sdk.cancel import Cancellation
 from torchrun_sdk.compute import Compute, Seconds, cpu_only, seconds
-from torchrun_sdk.errors import UsageError
+from torchrun_sdk.errors import ClusterError, UsageError
 from torchrun_sdk.function_source import locate
 from torchrun_sdk.gang import Gang
 from torchrun_sdk.kubectl import Kubectl, quiet
@@ -28,6 +29,8 @@ from torchrun_sdk.spec import ALL, HEAD, Call, Result
 from torchrun_sdk.text import escape
 
 Function = Callable[..., Any]
+# Protects the gangs of all functions. Copies of a function share them.
+_GANGS = threading.Lock()
 
 
 class Options(NamedTuple):
@@ -153,7 +156,10 @@ class Remote:
                 _note(f"{gang.name}: {error}. Trying other pods.")
             finally:
                 gang.busy.release()
-                self._gangs[:] = [each for each in self._gangs if each.is_warm]
+                with _GANGS:
+                    self._gangs[:] = [
+                        each for each in self._gangs if each.is_warm or each.busy.locked()
+                    ]
         return self._open_results(results, gang.name)
 
     def deploy(self, *args: Any, **kwargs: Any) -> str:
@@ -190,10 +196,18 @@ class Remote:
         )
 
     def down(self) -> None:
-        """Delete the pods that wait for another call."""
-        for gang in self._gangs:
-            gang.down()
-        self._gangs.clear()
+        """Delete the pods that wait for another call. Raises ClusterError, after trying all."""
+        errors = []
+        for gang in [*self._gangs]:
+            try:
+                gang.down()
+            except ClusterError as error:
+                errors.append(error)
+                continue
+            with _GANGS:
+                self._gangs[:] = [each for each in self._gangs if each is not gang]
+        if errors:
+            raise errors[0]
 
     def _resolved_compute(self) -> Compute:
         if self._compute is None:
@@ -207,16 +221,18 @@ class Remote:
 
     def _take_gang(self, compute: Compute, root: Path, call: Call) -> Gang:
         """A gang whose `busy` lock this call holds: a free warm gang, else a new one."""
-        for gang in self._gangs:
-            if gang.is_warm and gang.busy.acquire(blocking=False):
-                return gang
+        with _GANGS:
+            for gang in self._gangs:
+                if gang.is_warm and gang.busy.acquire(blocking=False):
+                    return gang
         key = gang_key(compute, call.function, root) if compute.idle_time else ""
         name, uid = self._find_warm_job(compute, key) if key else ("", "")
         created = bool(name)
         name = name or job_name(self._name)
         gang = Gang(name, compute, root, _note, key=key, created=created, uid=uid)
         gang.busy.acquire()
-        self._gangs.append(gang)
+        with _GANGS:
+            self._gangs.append(gang)
         return gang
 
     def _find_warm_job(self, compute: Compute, key: str) -> tuple[str, str]:

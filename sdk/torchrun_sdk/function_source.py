@@ -54,7 +54,10 @@ def locate(function: Callable[..., Any], root: Path | None = None) -> Project:
 
 def project(start: Path) -> Path:
     """The nearest directory at or above with one of MARKERS, below home; else this one."""
-    home = Path.home().resolve()
+    try:
+        home = Path.home().resolve()
+    except RuntimeError:  # a container with a UID that has no name
+        home = Path(start.anchor)
     for here in (start, *start.parents):
         if here in (home, Path(here.anchor)):
             break

@@ -131,7 +131,7 @@ class Gang:
             raise
         except Cancelled:
             if first or not stays:
-                self.down()
+                self._abandon()
             raise
         except CallError as error:
             return self._kept_results_after(error, call, state)
@@ -154,7 +154,7 @@ class Gang:
         """
         if isinstance(error, _ABANDONED):
             error = self._with_operator_reason(error)
-            self.down()
+            self._abandon()
         if isinstance(error, JobFailed) and error.reason == MISSING:
             return kept_results(self.name, self._kubectl, state.status, call.id)
         raise error
@@ -207,7 +207,6 @@ class Gang:
         body = build(self.name, self._compute, self._key)
         words = ["submit", "--filename", "-", "--no-follow"]
         words += ["--directory", str(self._root), "--overlay", str(overlay)]
-        self._created = True
         try:
             self._kubectl.run_plugin(*words, stdin=json.dumps(body), cancellation=cancellation)
             get = ("get", "torchrunjob", self.name, "--output=jsonpath={.metadata.uid}")
@@ -215,11 +214,19 @@ class Gang:
             if self._compute.distribution.operator:
                 rayjob = kuberay.build(self.name, self._uid, self._compute, call.secret)
                 self._kubectl.run("create", "-f", "-", stdin=json.dumps(rayjob))
-        except (ClusterError, Cancelled):
-            self.down()  # it may exist and wait for its upload
+        except (ClusterError, Cancelled, KeyboardInterrupt):
+            self._abandon()
             raise
+        self._created = True
         own_jobs.record(self._uid, call.arguments.format)
         self._note(f"{self.name}: requested {self._compute.distribution.workers} worker(s)")
+
+    def _abandon(self) -> None:
+        """Delete the job, which no client waits for, after an error that matters more."""
+        try:
+            self.down()
+        except ClusterError as error:
+            self._note(f"Job {self.name} may still exist: {error}\n  kt down {self.name}")
 
     def _create_pvcs(self) -> None:
         for volume in self._compute.volumes:

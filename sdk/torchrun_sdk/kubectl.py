@@ -13,28 +13,50 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Callable
+from typing import IO, Any, Callable, NamedTuple
 
 from torchrun_sdk.cancel import Cancellation
 from torchrun_sdk.errors import ClusterError
+from torchrun_sdk.serialization import LARGEST
 
 _PAUSE = 1.0  # between two watches
+# Failures in a row: of a request that the cluster refuses, until it is an error; of another one,
+# until it is reported.
+_REFUSALS, _FAILURES = 5, 20
+_REFUSED = ("(Forbidden)", "(Unauthorized)")
+# Characters. A pod may print anything: a longer line is split, more output is an error. JSON
+# escapes each quote of a value.
+LONGEST_LINE = 2 * LARGEST + (1 << 20)
+_LONGEST_OUTPUT = 2 * LONGEST_LINE
+_LONGEST_ERROR_LINE, _ERROR_LINES = 1 << 16, 100
+_SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _CHANGES = ("ADDED", "MODIFIED", "DELETED")
 
 
 class Kubectl:
-    """One namespace of kubectl's current cluster; "" for kubectl's current namespace."""
+    """One namespace of one cluster: by default those that kubectl selects at the first command."""
 
     def __init__(self, namespace: str = "") -> None:
-        self._flags = [f"--namespace={namespace}"] if namespace else []
+        self._namespace = namespace
+
+    @cached_property
+    def _flags(self) -> list[str]:
+        """The flags that select cluster and namespace, for every command.
+
+        Without them the plugin could use others: those of a torchrun.toml, which only it reads.
+        """
+        context, namespace = _current()
+        selected = {"context": context, "namespace": self._namespace or namespace}
+        return [f"--{name}={value}" for name, value in selected.items() if value]
 
     def command(self, *words: str) -> list[str]:
         """A command line of kubectl."""
-        kubectl = _find("kubectl", "https://kubernetes.io/docs/tasks/tools/")
-        return [kubectl, *self._flags, *words]
+        return [_find_kubectl(), *self._flags, *words]
 
     def plugin(self, *words: str) -> list[str]:
         """A command line of the plugin."""
@@ -52,6 +74,22 @@ class Kubectl:
         return _run(self.plugin(*words), stdin, cancellation)
 
 
+def _current() -> tuple[str, str]:
+    """The context and the namespace that kubectl selects; "" where unknown."""
+    try:
+        text = _run([_find_kubectl(), "config", "view", "--minify", "--output=json"], None)
+        config = json.loads(text)
+        context = str(config["current-context"])
+        body = config["contexts"][0]["context"]
+        return context, str(body.get("namespace") or "default")
+    except ClusterError:  # in a pod without a kubeconfig
+        with suppress(OSError):
+            return "", _SERVICE_ACCOUNT_NAMESPACE.read_text(encoding="utf-8").strip()
+    except (ValueError, LookupError, TypeError, AttributeError):
+        pass
+    return "", ""
+
+
 def _run(command: list[str], stdin: str | None, cancellation: Cancellation | None = None) -> str:
     with (
         subprocess.Popen(
@@ -65,7 +103,16 @@ def _run(command: list[str], stdin: str | None, cancellation: Cancellation | Non
         cancellation.waking(process.terminate) if cancellation else nullcontext(),
     ):
         try:
-            stdout, stderr = process.communicate(stdin)
+            errors = _Errors(process.stderr)
+            if process.stdin is not None:
+                with suppress(OSError), process.stdin:  # it may end without reading
+                    process.stdin.write(stdin or "")
+            assert process.stdout is not None
+            stdout = process.stdout.read(_LONGEST_OUTPUT + 1)
+            if len(stdout) > _LONGEST_OUTPUT:
+                raise ClusterError(f"{command[0]} printed more than {_LONGEST_OUTPUT} characters")
+            process.wait()
+            stderr = errors.text()
         except BaseException:
             process.kill()
             raise
@@ -77,6 +124,10 @@ def _run(command: list[str], stdin: str | None, cancellation: Cancellation | Non
     return stdout
 
 
+def _find_kubectl() -> str:
+    return _find("kubectl", "https://kubernetes.io/docs/tasks/tools/")
+
+
 def _find(program: str, install: str) -> str:
     beside = str(Path(sys.executable).parent)
     path = shutil.which(program) or shutil.which(program, path=beside)
@@ -85,16 +136,37 @@ def _find(program: str, install: str) -> str:
     return path
 
 
+class _Errors:
+    """The last lines of the stderr of a program, which a thread reads."""
+
+    def __init__(self, stream: IO[str] | None) -> None:
+        self._stream = stream
+        self._lines: deque[str] = deque(maxlen=_ERROR_LINES)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def text(self, lines: int = _ERROR_LINES) -> str:
+        """The last lines, after the end of the program."""
+        self._thread.join(1)
+        return "\n".join([*self._lines][-lines:])
+
+    def _read(self) -> None:
+        for text in _lines(self._stream, _LONGEST_ERROR_LINE):
+            self._lines.append(text.rstrip())
+
+
 class Child:
     """A program. A thread passes the lines of its stdout to `line`, until it ends or is closed.
 
-    The return value of `line` is written to its stdin as a line. whole: skip a last line without
-    newline, because it is incomplete.
+    A line of more than LONGEST_LINE characters is passed in pieces. The return value of `line` is
+    written to the stdin of the program as a line. whole: skip a last line without newline, because
+    it is incomplete. has_output: whether there was a line.
     """
 
     def __init__(
         self, command: list[str], line: Callable[[str], str | None], *, whole: bool = False
     ) -> None:
+        self.has_output = False
         self._line = line
         self._whole = whole
         self._process = subprocess.Popen(
@@ -107,11 +179,9 @@ class Child:
             bufsize=1,
             start_new_session=True,  # Ctrl-C must reach only this program
         )
-        self._stderr_lines: list[str] = []
         self._stdin_lock = threading.Lock()
-        self._errors = threading.Thread(target=self._read_stderr, daemon=True)
+        self._errors = _Errors(self._process.stderr)
         self._reader = threading.Thread(target=self._read, daemon=True)
-        self._errors.start()
         self._reader.start()
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -134,8 +204,7 @@ class Child:
 
     def stderr_tail(self) -> str:
         """The end of its stderr."""
-        self._errors.join(1)
-        return "\n".join(self._stderr_lines[-5:])
+        return self._errors.text(5)
 
     def close(self) -> None:
         """End it."""
@@ -146,21 +215,20 @@ class Child:
             _close(stream)
 
     def _read(self) -> None:
-        for text in _lines(self._process.stdout):
-            if self._whole and not text.endswith("\n"):
+        for text in _lines(self._process.stdout, LONGEST_LINE):
+            if self._whole and not text.endswith("\n") and len(text) < LONGEST_LINE:
                 continue
+            self.has_output = True
             answer = self._line(text.rstrip("\n"))
             if answer is not None:
                 self.send(answer)
 
-    def _read_stderr(self) -> None:
-        for text in _lines(self._process.stderr):
-            self._stderr_lines.append(text.rstrip())
 
-
-def _lines(stream: IO[str] | None) -> Iterator[str]:
+def _lines(stream: IO[str] | None, longest: int) -> Iterator[str]:
+    """Yield lines, and those of more than `longest` characters in pieces."""
     try:
-        yield from stream or ()
+        while stream is not None and (text := stream.readline(longest)):
+            yield text
     except (ValueError, OSError):  # closed during a read
         return
 
@@ -171,15 +239,54 @@ def _close(stream: IO[str] | None) -> None:
             stream.close()
 
 
+class Trouble(NamedTuple):
+    """Why a program fails each time. is_refused: the cluster refuses the request."""
+
+    text: str
+    is_refused: bool
+
+
+class Failures:
+    """Counts the failures in a row of a program that is started again after each end.
+
+    what: the subject of the message. report: called if another attempt will not help, and once if
+    the program fails for long.
+    """
+
+    def __init__(self, what: str, report: Callable[[Trouble], object]) -> None:
+        self._what = what
+        self._report = report
+        self._count = 0
+
+    def ended(self, child: Child) -> None:
+        """Count an end of the program, which is a failure if it printed nothing but an error."""
+        error = child.stderr_tail()
+        if child.has_output or not error:
+            self._count = 0
+            return
+        self._count += 1
+        text = f"{self._what} failed {self._count} times in a row: {error}"
+        if self._count >= _REFUSALS and any(word in error for word in _REFUSED):
+            self._report(Trouble(text, is_refused=True))
+        elif self._count == _FAILURES:
+            self._report(Trouble(text, is_refused=False))
+
+
 class Watch:
     """Changes of objects, from `kubectl get --watch`, which is restarted until `close`.
 
-    `changed` gets the kind of change (ADDED, MODIFIED, DELETED) and the object.
+    `changed` gets the kind of change (ADDED, MODIFIED, DELETED) and the object. report: see
+    `Failures`.
     """
 
     def __init__(
-        self, kubectl: Kubectl, words: list[str], changed: Callable[[str, dict[str, Any]], None]
+        self,
+        kubectl: Kubectl,
+        words: list[str],
+        changed: Callable[[str, dict[str, Any]], None],
+        report: Callable[[Trouble], object] = lambda _: None,
     ) -> None:
+        self._failures = Failures(f"kubectl get {' '.join(words)} --watch", report)
         self._command = kubectl.command(
             "get", *words, "--watch", "--output-watch-events", "--output=json"
         )
@@ -197,11 +304,16 @@ class Watch:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            self._child = Child(self._command, self._event, whole=True)
-            self._child.wait()
-            if "NotFound" in self._child.stderr_tail() and not self._closed.is_set():
+            child = self._child = Child(self._command, self._event, whole=True)
+            if self._closed.is_set():  # `close` has ended only the program before
+                child.close()
+                return
+            child.wait()
+            if "NotFound" in child.stderr_tail() and not self._closed.is_set():
                 self._changed("DELETED", {})
-            self._child.close()
+            else:
+                self._failures.ended(child)
+            child.close()
             self._closed.wait(_PAUSE)
 
     def _event(self, line: str) -> None:
@@ -216,6 +328,19 @@ class Watch:
         body = event.get("object") if isinstance(event, dict) else None
         if isinstance(body, dict) and event.get("type") in _CHANGES:
             self._changed(event["type"], body)
+
+
+def run_attached(command: list[str], environment: dict[str, str] | None = None) -> int:
+    """Run a program at the terminal; its exit code, 128 + number for a signal.
+
+    Ctrl-C reaches the program, which ends by itself: it may detach from a job first.
+    Raises OSError.
+    """
+    with subprocess.Popen(command, env=environment) as process:
+        while True:
+            with suppress(KeyboardInterrupt):
+                code = process.wait()
+                return code if code >= 0 else 128 - code
 
 
 def quiet() -> bool:

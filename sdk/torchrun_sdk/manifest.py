@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import hashlib
 import json
+import os
 import re
 import secrets
 from collections.abc import Sequence
@@ -80,11 +81,18 @@ def gang_key(compute: Compute, function: Reference, root: Path) -> str:
         kuberay.build("", "", compute, "") if compute.distribution.operator else None,
         function._replace(cell=""),
         str(root),
-        getpass.getuser(),
+        _user(),
         _version(),
     ]
     text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container with a UID that has no name
+        return str(os.getuid())
 
 
 def _version() -> str:

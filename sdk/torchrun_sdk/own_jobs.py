@@ -44,9 +44,17 @@ def accepted(uid: str) -> tuple[str, ...]:
 
 
 def _path(uid: str) -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     name = hashlib.sha256(uid.encode()).hexdigest()[:32]
-    return Path(state) / "torchrun-sdk" / "jobs" / name
+    return _state() / "torchrun-sdk" / "jobs" / name
+
+
+def _state() -> Path:
+    if state := os.environ.get("XDG_STATE_HOME"):
+        return Path(state)
+    try:
+        return Path.home() / ".local" / "state"
+    except RuntimeError:  # a container with a UID that has no name: nothing can be written there
+        return Path(os.devnull)
 
 
 def _read(path: Path) -> str:
@@ -59,5 +67,6 @@ def _read(path: Path) -> str:
 def _forget_old(folder: Path) -> None:
     now = time.time()
     for path in folder.iterdir():
-        if now - path.stat().st_mtime > _KEPT_SECONDS:
-            path.unlink()
+        with suppress(OSError):  # another process renames its temporary file, or removes it
+            if now - path.stat().st_mtime > _KEPT_SECONDS:
+                path.unlink()

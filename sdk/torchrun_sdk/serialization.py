@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 JSON = "json"
 PICKLE = "pickle"
 FORMATS = (JSON, PICKLE)
+LARGEST = 256 << 20  # characters of a value as text: the client keeps all of it in memory
 
 
 class Packed(NamedTuple):
@@ -57,6 +58,11 @@ def pack(value: Any, format: str, what: str) -> Packed:
             else ""
         )
         raise Unpackable(f"Cannot serialize {what} as {format}: {error}.{hint}") from error
+    if len(data) > LARGEST:
+        raise Unpackable(
+            f"Cannot serialize {what} as {format}: it has {len(data)} characters, and the limit is"
+            f" {LARGEST}. Write it to a volume, and pass its path."
+        )
     return Packed(format, here(), data)
 
 

@@ -145,7 +145,8 @@ class Applier:
         try:
             return await (self._update(intent) if intent.uid else self._create(intent))
         except ApiError as error:
-            raise _convert_error(error, intent) from error
+            _raise_converted(error, intent)
+            raise
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
 
@@ -158,7 +159,8 @@ class Applier:
         try:
             await self._patch(_path(intent), body, FIELD_MANAGER, force=False, dry_run=True)
         except ApiError as error:
-            raise _convert_error(error, intent) from error
+            _raise_converted(error, intent)
+            raise
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
 
@@ -175,7 +177,8 @@ class Applier:
         except ApiError as error:
             if error.status == 404:
                 return None
-            raise _convert_unavailable(error) or error from error
+            _raise_if_unavailable(error)
+            raise
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
         controller = find_controller(meta.owner_references)
@@ -218,7 +221,8 @@ class Applier:
                 return None
             if error.status == 409:
                 raise SupersededError(f"{kind.kind} {meta.name!r} has changed meanwhile") from error
-            raise _convert_unavailable(error) or error from error
+            _raise_if_unavailable(error)
+            raise
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
 
@@ -260,7 +264,8 @@ class Applier:
                 return None
             if error.status == 404 or _is_uid_mismatch(error):
                 return None
-            raise _convert_unavailable(error) or error from error
+            _raise_if_unavailable(error)
+            raise
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
 
@@ -364,18 +369,19 @@ def _is_uid_mismatch(error: ApiError) -> bool:
     return error.status == 409 or any(field == "metadata.uid" for field, _ in error.causes)
 
 
-def _convert_unavailable(error: ApiError) -> UnavailableError | None:
+def _raise_if_unavailable(error: ApiError) -> None:
     if error.status == 429 or error.status >= 500:
-        return UnavailableError(error.message, error.retry_after)
-    return None
+        raise UnavailableError(error.message, error.retry_after) from error
 
 
-def _convert_error(error: ApiError, intent: Apply) -> Exception:
+def _raise_converted(error: ApiError, intent: Apply) -> None:
+    """Raise the error of this module for a refused intent, if there is one for it."""
     kind, name = intent.kind, intent.name
     if _is_uid_mismatch(error):
-        return SupersededError(f"{kind.kind} {name!r} was deleted or replaced meanwhile")
+        message = f"{kind.kind} {name!r} was deleted or replaced meanwhile"
+        raise SupersededError(message) from error
     malformed = error.status == 500 and error.message.startswith(MALFORMED)
     if malformed or error.status in (400, 403, 422):
         rejection = Rejection(kind.resource, name, error.message)
-        return RejectedError(rejection, permanent=error.status != 403)
-    return _convert_unavailable(error) or error
+        raise RejectedError(rejection, permanent=error.status != 403) from error
+    _raise_if_unavailable(error)

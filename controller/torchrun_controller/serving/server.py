@@ -11,9 +11,11 @@ Health and readiness consist of named checks; each response lists all of them wi
     [!] nodes: lost nodes are not detected: grant the controller's role the verb list on nodes
     [-] lease: cannot patch lease torchrun-system/torchrun-controller: 403 Forbidden: ...
 
-The event loop needs no check: each response shows that it runs.
+The event loop needs no check: each response shows that it runs. Each response ends its connection,
+and the number and duration of connections are limited (`connections`).
 """
 
+import asyncio  # only for create_server, which aiohttp's handlers need
 import ipaddress
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -27,6 +29,7 @@ from aiohttp import web
 from torchrun_controller import logs
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.serving.checks import Check
+from torchrun_controller.serving.connections import SERVER_LOG, ConnectionLimit
 
 
 class Server:
@@ -62,14 +65,20 @@ class Server:
         app.router.add_get("/healthz", self._show_health)
         app.router.add_get("/readyz", self._show_readiness)
         app.router.add_put("/loglevel", self._set_log_level)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+        app.on_response_prepare.append(_end_connection)
+        runner = web.AppRunner(app, access_log=None, logger=SERVER_LOG, shutdown_timeout=1)
         listening = listen(self._address, self.port)
         self.port = listening.getsockname()[1]
         await runner.setup()
+        assert runner.server is not None
+        limit = ConnectionLimit(runner.server)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(limit.new_protocol, sock=listening)
         try:
-            await web.SockSite(runner, listening).start()
             yield
         finally:
+            server.close()
+            limit.close()
             await runner.cleanup()
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
@@ -91,9 +100,15 @@ class Server:
         try:
             level = (await request.text()).strip()
             logs.set_level(level)
-        except ValueError as error:
+        except (ValueError, LookupError) as error:  # of the level, or of an unknown charset
             return web.Response(status=400, text=f"{error}\n")
         return web.Response(text=f"{level}\n")
+
+
+async def _end_connection(request: web.Request, response: web.StreamResponse) -> None:
+    """Close the connection after the response, so that its time limit cuts no later one."""
+    response.headers["Connection"] = "close"
+    response.force_close()
 
 
 def _result(

@@ -22,7 +22,7 @@ from .contract import LARGEST_MANIFEST
 from .errors import LaunchError
 from .manifest import Entry, parse
 from .output import counted, say, wait_until
-from .workspace import modified, remove, show_as_newer
+from .workspace import modified, outdated, remove, show_as_newer
 
 T = TypeVar("T")
 
@@ -55,31 +55,30 @@ def fetch(
     server: Server,
     target: str,
     seconds: float,
-    copied: set[str] | None = None,
+    copied: dict[str, Entry] | None = None,
     replaced: Callable[[], bool] = lambda: False,
 ) -> None:
     """Fetch the workspace into `target`; gives up after `seconds` without progress.
 
-    copied: paths of the previous workspace, updated in place; paths that are not in the new one are
-    removed. replaced: whether another server has replaced this one.
+    copied: entries of the previous workspace by path, updated in place; those that are not in the
+    new one are removed first. replaced: whether another server has replaced this one.
 
     Raises LaunchError: WorkspaceNotReady, WorkspaceCopyFailed if `target` cannot be written.
     ReplacedError.
     """
     start = time.monotonic()
-    copied = set() if copied is None else copied
+    copied = {} if copied is None else copied
     try:
         entries = _retry(partial(_manifest, server), seconds, replaced)
-        paths = {entry.path for entry in entries}
-        removed = copied - paths
-        copied |= paths
+        by_path = {entry.path: entry for entry in entries}
+        remove(target, outdated(copied, by_path))
+        copied.clear()
+        copied.update(by_path)
         _make_directories(target, entries)
         missing = _missing(target, entries)
         while missing:
             request = partial(_fetch_files, server, target, entries, missing)
             missing = _retry(request, seconds, replaced)
-        remove(target, removed)
-        copied -= removed
     except OSError as error:
         message = f"Cannot write the workspace to {target}: {error}."
         raise LaunchError("WorkspaceCopyFailed", message) from error

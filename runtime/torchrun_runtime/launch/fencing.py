@@ -198,7 +198,7 @@ def read(state: str, name: str) -> GangId | None:
     try:
         body = json.loads(text)
         return GangId(str(body["job"]), int(body["attempt"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

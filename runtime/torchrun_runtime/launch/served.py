@@ -10,6 +10,7 @@ from . import podinfo
 from .contract import REVISION_ANNOTATION, SERVED_ANNOTATION
 from .delivery import ReplacedError, Server, fetch
 from .errors import LaunchError
+from .manifest import Entry
 from .output import wait_until
 
 # Wait for the annotation with another server, after the current one has failed.
@@ -25,7 +26,7 @@ class ServedWorkspace:
         self._podinfo = podinfo
         self._target = target
         self._seconds = seconds
-        self._paths: set[str] = set()
+        self._copied: dict[str, Entry] = {}
         self._manifest = ""
         self._ordered = (0, "")  # revision and address in the order of the leader
 
@@ -59,7 +60,11 @@ class ServedWorkspace:
 
     def _fetch(self, server: Server) -> None:
         fetch(
-            server, self._target, self._seconds, self._paths, lambda: self._is_replaced(server, 0.0)
+            server,
+            self._target,
+            self._seconds,
+            self._copied,
+            lambda: self._is_replaced(server, 0.0),
         )
 
     def _is_replaced(self, server: Server, seconds: float) -> bool:

@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
-from typing import Iterable, Iterator, NamedTuple, Protocol
+from typing import Iterable, Iterator, Mapping, NamedTuple, Protocol
 
 from .contract import MARKER, SYNC_WAIT_SECONDS
 from .errors import LaunchError
@@ -127,7 +127,7 @@ class SharedWorkspace:
         if not (self._copied and manifest):
             copied = copy_tree(tree, self._target)
         else:
-            removed = [path for path in self._copied if path not in manifest]
+            removed = outdated(self._copied, manifest)
             changed = [path for path, entry in manifest.items() if self._copied.get(path) != entry]
             self._copied = {}  # unknown until the copy is complete
             remove(self._target, removed)
@@ -145,6 +145,18 @@ class SharedWorkspace:
 
     def _revision(self, number: int) -> str:
         return os.path.join(self._source, "revisions", str(number))
+
+
+def outdated(copied: Mapping[str, Entry], manifest: Mapping[str, Entry]) -> list[str]:
+    """The copied paths that the manifest does not have, or has as an entry of another kind.
+
+    They have to be removed first: a file cannot replace a directory, nor a directory a file.
+    """
+    return [
+        path
+        for path, entry in copied.items()
+        if path not in manifest or manifest[path].is_file != entry.is_file
+    ]
 
 
 def remove(target: str, paths: Iterable[str]) -> None:

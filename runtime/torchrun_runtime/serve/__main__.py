@@ -6,12 +6,10 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from aiohttp import web
-
 from torchrun_api.contract_reference import usage
 from torchrun_api.exit_codes import SERVE_FAILED
 from torchrun_api.variable import SERVE
-from torchrun_runtime.serve.app import application
+from torchrun_runtime.serve.app import serving
 from torchrun_runtime.serve.keys import ApiServer, Keys
 from torchrun_runtime.serve.settings import Settings, from_environment
 from torchrun_runtime.serve.tokens import Verifier
@@ -28,7 +26,6 @@ complete.
 Environment (default):
 {usage(SERVE)}
 """
-_GRACE_SECONDS = 2.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,16 +49,10 @@ async def serve(settings: Settings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with ApiServer(settings.api_server, settings.api_dir) as api:
         verifier = Verifier(settings.namespace, settings.job, Keys(api.signing_keys))
-        app = application(Tree(settings.directory), verifier)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=_GRACE_SECONDS)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, settings.host or None, settings.port).start()
-            port = runner.addresses[0][1]
+        tree = Tree(settings.directory)
+        async with serving(tree, verifier, settings.host or None, settings.port) as port:
             log("listening", port=port, job=f"{settings.namespace}/{settings.job}")
             await stop.wait()
-        finally:
-            await runner.cleanup()
 
 
 if __name__ == "__main__":

@@ -12,26 +12,45 @@ large gang at a time, with the full bandwidth, while the others wait.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import TypeVar
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from torchrun_runtime.serve.keys import KeysUnavailableError
 from torchrun_runtime.serve.tokens import DeniedError, Verifier
 from torchrun_runtime.serve.tree import NotThereError, Tree
-from torchrun_runtime.sync.report import log
+from torchrun_runtime.sync.connections import Connections, Handler
+from torchrun_runtime.sync.report import RareLog, log
 
 STREAMS = 8
+# More than the workers of a job, each of which has a connection while it waits for its turn.
+_CONNECTIONS = 4096
+_IDLE_SECONDS = 30.0  # of a connection without a request
+_BACKLOG = 128
+_GRACE_SECONDS = 2.0
 _LARGEST_REQUEST = 8 << 20  # ranges of 200,000 single entries
 # A client that reads nothing for this time is disconnected, and the next one is served.
 _SEND_SECONDS = 60.0
 
 T = TypeVar("T")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _is_our_error(record: logging.LogRecord) -> bool:
+    """Whether a record is about an error of this program, and not about a request that is none."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError)
+
+
+# Any pod of the cluster could fill the log with requests that are not HTTP.
+_SERVER_LOG = logging.getLogger("torchrun-serve")
+_SERVER_LOG.addFilter(_is_our_error)
 
 
 class EntryRanges(msgspec.Struct, frozen=True):
@@ -41,10 +60,37 @@ class EntryRanges(msgspec.Struct, frozen=True):
     entries: list[tuple[int, int]]
 
 
-def application(tree: Tree, verifier: Verifier) -> web.Application:
+@asynccontextmanager
+async def serving(
+    tree: Tree, verifier: Verifier, host: str | None, port: int
+) -> AsyncIterator[int]:
+    """Serve on this address; yields the port in use. host: None for all addresses."""
+    connections = Connections(_CONNECTIONS, _IDLE_SECONDS)
+    runner = web.AppRunner(
+        _application(tree, verifier, connections),
+        access_log=None,
+        logger=_SERVER_LOG,
+        shutdown_timeout=_GRACE_SECONDS,
+    )
+    await runner.setup()
+    try:
+        handler = runner.server
+        assert handler is not None
+        listener = await asyncio.get_running_loop().create_server(
+            lambda: connections.protocol(handler), host, port, backlog=_BACKLOG
+        )
+        try:
+            yield int(listener.sockets[0].getsockname()[1])
+        finally:
+            listener.close()
+    finally:
+        await runner.cleanup()
+
+
+def _application(tree: Tree, verifier: Verifier, connections: Connections) -> web.Application:
     """The HTTP application. `tree` is read in separate threads."""
     handlers = _Handlers(tree, verifier)
-    app = web.Application(client_max_size=_LARGEST_REQUEST)
+    app = web.Application(client_max_size=_LARGEST_REQUEST, middlewares=[connections.track])
     app.add_routes(
         [
             web.get("/readyz", handlers.ready),
@@ -60,6 +106,7 @@ class _Handlers:
     def __init__(self, tree: Tree, verifier: Verifier) -> None:
         self._tree = tree
         self._verifier = verifier
+        self._log_denied = RareLog()
         self._turns = asyncio.Semaphore(STREAMS)
         self._threads = ThreadPoolExecutor(STREAMS, thread_name_prefix="files")
 
@@ -74,7 +121,9 @@ class _Handlers:
             try:
                 await self._verifier.check(token.strip() if scheme == "Bearer" else "")
             except DeniedError as error:
-                log("refused", "warning", peer=request.remote or "", message=str(error))
+                self._log_denied(
+                    "refused", "warning", peer=request.remote or "", message=str(error)
+                )
                 return _refusal(401, "Denied", str(error))
             except KeysUnavailableError as error:
                 return _refusal(

@@ -38,19 +38,27 @@ class Keys:
         self._clock = clock
         self._keys: dict[str | None, jwt.PyJWK] = {}
         self._fetched_at = float("-inf")
-        self._lock = asyncio.Lock()
+        self._request: asyncio.Task[None] | None = None
 
     async def get(self, key_id: str | None) -> jwt.PyJWK | None:
         """The key; None if the cluster does not have it. Raises KeysUnavailableError."""
         if key_id in self._keys:
             return self._keys[key_id]
-        async with self._lock:
-            if key_id not in self._keys and self._clock() - self._fetched_at >= _AGAIN_SECONDS:
-                key_set = await self._fetch()
-                # Set after the request, so that a failed request is repeated at once.
-                self._fetched_at = self._clock()
-                self._keys = {key.key_id: key for key in key_set.keys}
+        # All that wait share one request and its failure: the time limits do not add up.
+        if self._request is None and self._clock() - self._fetched_at >= _AGAIN_SECONDS:
+            self._request = asyncio.create_task(self._renew())
+        if self._request is not None:
+            await asyncio.shield(self._request)
         return self._keys.get(key_id)
+
+    async def _renew(self) -> None:
+        try:
+            key_set = await self._fetch()
+            # Set after the request, so that a failed request is repeated at once.
+            self._fetched_at = self._clock()
+            self._keys = {key.key_id: key for key in key_set.keys}
+        finally:
+            self._request = None
 
 
 class ApiServer:

@@ -31,7 +31,7 @@ class Verifier:
 
     async def check(self, token: str) -> str:
         """The name of the worker's pod. Raises DeniedError, KeysUnavailableError."""
-        if not token or len(token) > _LONGEST:
+        if not token or not token.isascii() or len(token) > _LONGEST:
             raise DeniedError("The request has no valid header 'Authorization: Bearer TOKEN'.")
         try:
             key = await self._keys.get(jwt.get_unverified_header(token).get("kid"))

@@ -36,8 +36,10 @@ class Authorization:
         token_sha256 = hashlib.sha256(token.encode(errors="replace")).hexdigest()
         if token and self.token_sha256 and hmac.compare_digest(token_sha256, self.token_sha256):
             return
-        required = self.required_digest
-        if required and any(hmac.compare_digest(digest, required) for digest in digests):
+        required = self.required_digest.encode()
+        # As bytes: compare_digest refuses text that is not ASCII.
+        shown = [digest.encode(errors="replace") for digest in digests]
+        if required and any(hmac.compare_digest(digest, required) for digest in shown):
             return
         if not (self.token_sha256 or required):
             message = (

@@ -1,14 +1,17 @@
-"""Limits of the connections of the sync pod's server: their number and their idle time.
+"""Limits of the connections of a server of sync and serve pods: their number and their idle time.
 
 Any pod of the cluster can connect. An idle connection is closed after a timeout, and at once if a
 new one needs its place. So clients that only keep connections open do not block others.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
+from aiohttp import web
+
 Factory = Callable[[], asyncio.Protocol]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Connections:
@@ -28,9 +31,14 @@ class Connections:
         """Create a protocol with the factory, and count its connection."""
         return _Counted(factory(), self)
 
+    @web.middleware
+    async def track(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """A middleware: a connection is not idle while its request is handled."""
+        with self._serving(request.transport):
+            return await handler(request)
+
     @contextmanager
-    def serving(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
-        """A connection is not idle while a request is served."""
+    def _serving(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
         if not isinstance(transport, asyncio.Transport) or transport not in self._idle:
             yield
             return

@@ -17,6 +17,16 @@ from torchrun_runtime.sync.zip_central_directory import count_entries, not_a_zip
 from torchrun_runtime.sync.zip_entries import Member, accept
 
 _PIECE = 1 << 20
+# ValueError: a name in a local header that is not UTF-8, although its flag says so.
+_FAULTS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    OverflowError,
+)
 
 
 def extract(archive: Path, tree: Path, limits: Limits) -> Manifest:
@@ -66,7 +76,7 @@ def _pieces(zip_file: zipfile.ZipFile, member: Member) -> Iterator[bytes]:
         with zip_file.open(member.info) as source:
             while piece := source.read(_PIECE):
                 yield piece
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except _FAULTS as error:
         message = f"Entry {member.name} is damaged: {error or 'it ends too early'}."
         raise ArchiveError("InvalidArchive", message) from error
 

@@ -148,8 +148,9 @@ def _from_git(settings: Settings, work: Path, tree: Path) -> FetchResult:
             git_login.environment(Path(home), location.scheme, proxy) | extra_env,
             deadline=time.monotonic() + settings.fetch_timeout,
             largest=settings.limits.bytes,
+            scrub=secret.scrub,
         )
-        git = Git(checkout, programs, work / "repository", secret, configuration)
+        git = Git(checkout, programs, work / "repository", configuration)
         commit = git.fetch()
         log("fetched", source=checkout.display_name, commit=commit)
         repository = git.list(commit, settings.limits)

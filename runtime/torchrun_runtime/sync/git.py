@@ -22,7 +22,6 @@ from torchrun_runtime.sync.git_tree import Blob, Repository
 from torchrun_runtime.sync.paths import Place
 from torchrun_runtime.sync.programs import Programs
 from torchrun_runtime.sync.report import log
-from torchrun_runtime.sync.secret import Secret
 from torchrun_runtime.sync.settings import Limits
 from torchrun_runtime.sync.tree import Tree, check_places
 
@@ -98,12 +97,10 @@ class Git:
         checkout: Checkout,
         programs: Programs,
         directory: Path,
-        secret: Secret,
         configuration: dict[str, str],
     ) -> None:
         self._checkout = checkout
         self._programs = programs
-        self._secret = secret
         options = [f"{name}={value}" for name, value in (CONFIGURATION | configuration).items()]
         self._git = (
             "git",
@@ -196,7 +193,7 @@ class Git:
             # The unpacking process got SIGXFSZ, which git does not report.
             message = f"{self._checkout.display_name} has more than {self._programs.largest} bytes."
             return SyncError("WorkspaceTooLarge", message, permanent=False)
-        return explain(self._secret.scrub(stderr), self._checkout.display_name)
+        return explain(stderr, self._checkout.display_name)
 
     def list(self, commit: str, limits: Limits) -> Repository:
         """The files of the commit's subPath. Raises ArchiveError, SyncError."""
@@ -229,14 +226,17 @@ class Git:
             files = list(repository.files(self._programs.check_time))
             check_places([_place(path, blob) for path, blob in files], limits)
             result = Tree(tree)
+            pointers: list[str] = []
             for path, blob in files:
                 result.add_file(_place(path, blob), objects.pieces(blob))
-        for count, what in (
-            (len(repository.submodules), "submodules are skipped"),
-            (objects.pointers, "files are pointers of Git LFS, whose content is not fetched"),
+                if objects.is_pointer:
+                    pointers.append("/".join(path))
+        for paths, what in (
+            (repository.submodules, "submodules are skipped"),
+            (pointers, "files are pointers of Git LFS, whose content is not fetched"),
         ):
-            if count:
-                log(what, "warning", count=count, first=", ".join(repository.submodules[:3]))
+            if paths:
+                log(what, "warning", count=len(paths), first=", ".join(paths[:3]))
         return result
 
 
@@ -261,7 +261,7 @@ class _Objects:
     def __init__(self, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         self._stdin = stdin
         self._stdout = stdout
-        self.pointers = 0
+        self.is_pointer = False  # whether the last object is one of Git LFS
 
     def read(self, blob: Blob) -> bytes:
         """The content of a small object."""
@@ -269,6 +269,7 @@ class _Objects:
 
     def pieces(self, blob: Blob) -> Iterator[bytes]:
         """The content; read it to its end. Raises ArchiveError if the object is missing."""
+        self.is_pointer = False
         try:
             self._stdin.write(blob.name.encode() + b"\n")
             self._stdin.flush()
@@ -284,8 +285,8 @@ class _Objects:
             if not piece:
                 message = f"Object {blob.name} of the repository ends too early."
                 raise ArchiveError("InvalidArchive", message)
-            if remaining == blob.size < 1024 and piece.startswith(_LFS_POINTER):
-                self.pointers += 1
+            if remaining == blob.size < 1024:
+                self.is_pointer = piece.startswith(_LFS_POINTER)
             remaining -= len(piece)
             yield piece
         self._stdout.read(1)

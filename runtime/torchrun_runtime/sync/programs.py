@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
@@ -34,19 +34,27 @@ class ProgramResult:
 class Programs:
     """Settings of all programs of one sync.
 
-    deadline: of time.monotonic(); largest: maximum size of a file that a program writes, in bytes.
+    deadline: of time.monotonic(); largest: maximum size of a file that a program writes, in bytes;
+    scrub: removes secrets from output.
     """
 
-    def __init__(self, environment: Mapping[str, str], deadline: float, largest: int) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        deadline: float,
+        largest: int,
+        scrub: Callable[[str], str] = str,
+    ) -> None:
         self._environment = dict(environment)
         self._deadline = deadline
+        self._scrub = scrub
         self.largest = largest
 
     def run(self, *command: str) -> ProgramResult:
         """Run to the end and keep its stderr. Raises SyncError (FetchFailed)."""
         with self._started(command, subprocess.DEVNULL) as process:
             assert process.stderr
-            lines = _follow(process.stderr, command)
+            lines = _follow(process.stderr, command, self._scrub)
             return ProgramResult(process.wait(), "\n".join(lines))
 
     @contextmanager
@@ -112,7 +120,7 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _follow(stream: IO[bytes], command: Sequence[str]) -> list[str]:
+def _follow(stream: IO[bytes], command: Sequence[str], scrub: Callable[[str], str]) -> list[str]:
     """The last lines. Progress lines, which overwrite themselves, are logged from time to time."""
     last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
     rest, last_log = b"", time.monotonic()
@@ -125,12 +133,12 @@ def _follow(stream: IO[bytes], command: Sequence[str]) -> list[str]:
                 last_lines.append(text)
             elif text and time.monotonic() - last_log > _PROGRESS_SECONDS:
                 last_log = time.monotonic()
-                log("fetching", program=command[0], progress=text)
+                log("fetching", program=command[0], progress=scrub(text)[:_LONGEST_LINE])
     if text := _printable(rest):
         last_lines.append(text)
-    return list(last_lines)
+    return [scrub(text)[:_LONGEST_LINE] for text in last_lines]
 
 
 def _printable(line: bytes) -> str:
-    text = line[:_LONGEST_LINE].decode(errors="replace").removeprefix("remote:").strip()
+    text = line.decode(errors="replace").removeprefix("remote:").strip()
     return "".join(c if c.isprintable() else " " for c in text)

@@ -1,8 +1,11 @@
 """The output of sync and serve pods: JSON lines on stdout, one termination message at the end."""
 
 import json
+import math
 import os
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
 
 # The kubelet keeps 4096 bytes of a termination message; escaping may double a character's size.
 _MESSAGE_CHARACTERS = 1500
+_RARE_SECONDS = 60.0
 
 
 def now() -> str:
@@ -25,6 +29,20 @@ def log(event: str, level: str = "info", /, **fields: "JsonValue") -> None:
     line = json.dumps({"time": now(), "level": level, "event": event, **fields})
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+class RareLog:
+    """`log` at most once a minute, for what any pod of the cluster can cause."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = -math.inf
+
+    def __call__(self, event: str, level: str = "info", /, **fields: "JsonValue") -> None:
+        """Print the object, unless there was one within the last minute."""
+        if self._clock() - self._last >= _RARE_SECONDS:
+            self._last = self._clock()
+            log(event, level, **fields)
 
 
 def terminate_with(path: Path, message: "JsonObject") -> None:

@@ -49,6 +49,7 @@ def open_bucket(url: str, secret: Secret, deadline: float) -> tuple[Bucket, str]
         credentials=_credentials(secret, region),
         tls=_tls(location, secret),
         deadline=deadline,
+        scrub=secret.scrub,
     )
     return Bucket(endpoint), key
 

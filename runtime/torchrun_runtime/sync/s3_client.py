@@ -50,7 +50,7 @@ class Object:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a bucket is. deadline: by time.monotonic()."""
+    """Where a bucket is. deadline: by time.monotonic(). scrub: removes secrets from messages."""
 
     location: Location
     addresses: tuple[str, ...]
@@ -58,6 +58,7 @@ class Endpoint:
     credentials: Credentials | None
     tls: ssl.SSLContext | None
     deadline: float
+    scrub: Callable[[str], str] = str
 
     @property
     def host(self) -> str:
@@ -183,7 +184,7 @@ class Bucket:
             raise SyncError("FetchFailed", message, permanent=False)
         try:
             root = ElementTree.fromstring(body)  # noqa: S314  # no DOCTYPE, so no entities
-        except ElementTree.ParseError as error:
+        except (ElementTree.ParseError, ValueError, LookupError) as error:  # also of its encoding
             raise _RetryableError(f"its list cannot be read: {error}") from error
         for element in root.iter():
             element.tag = element.tag.rpartition("}")[2]
@@ -205,7 +206,7 @@ class Bucket:
             if response.status in (200, 206):
                 return response
             with response:
-                body = response.read(_LONGEST_ERROR).decode(errors="replace")
+                body = endpoint.scrub(response.read(_LONGEST_ERROR).decode(errors="replace"))
         except SSLError as error:
             reason = error.args[0] if error.args else error
             if not isinstance(reason, ssl.SSLCertVerificationError):

@@ -6,6 +6,8 @@ from pathlib import Path
 from torchrun_runtime.sync.errors import SyncError
 
 _LONGEST = 1 << 20  # bytes; the API server accepts no larger Secret
+# Not secret: messages about them help.
+_PUBLIC = ("ca.crt", "known_hosts", "username", "AWS_REGION", "AWS_ENDPOINT_URL")
 _SHORTEST_SECRET = (
     4  # characters; a shorter text is not a secret, and scrubbing it would ruin every log line
 )
@@ -86,7 +88,7 @@ class Secret:
     def scrub(self, text: str) -> str:
         """The text without lines of values, and without users in URLs."""
         for key in self.keys():
-            if key not in ("ca.crt", "known_hosts", "username"):
+            if key not in _PUBLIC:
                 path = self.path(key)
                 value = path.read_bytes().decode(errors="replace") if path else ""
                 for line in value.splitlines():

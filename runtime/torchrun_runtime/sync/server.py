@@ -11,7 +11,7 @@ import re
 import socket
 import threading
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -20,9 +20,9 @@ from aiohttp import ClientError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from torchrun_runtime.sync.authorization import TOKEN_HEADER, Authorization
-from torchrun_runtime.sync.connections import Connections
+from torchrun_runtime.sync.connections import Connections, Handler
 from torchrun_runtime.sync.errors import UploadError
-from torchrun_runtime.sync.report import log
+from torchrun_runtime.sync.report import RareLog, log
 from torchrun_runtime.sync.settings import SHA256
 from torchrun_runtime.sync.upload import Identity
 from torchrun_runtime.sync.workflow import Workflow
@@ -37,8 +37,8 @@ _BUFFER = 1 << 18
 _CONNECTIONS = 64
 _GRACE_SECONDS = 1.0  # for unfinished responses at the end
 _BACKLOG = 128
-
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+# The statuses of refusals that need no authorization.
+_UNPROVEN = (400, 403, 404, 405, 411)
 
 # aiohttp would log the data of clients. Errors of the server itself are logged with `report`.
 _NO_LOG = logging.Logger("torchrun-sync", level=logging.CRITICAL + 1)
@@ -85,7 +85,7 @@ class Server:
         self._loop.close()
 
     async def _start(self) -> None:
-        app = web.Application(middlewares=[self._track])
+        app = web.Application(middlewares=[self._connections.track])
         app.router.add_route("*", "/{path:.*}", self._handlers.answer)
         app.on_response_prepare.append(_set_server_header)
         self._runner = web.AppRunner(
@@ -109,11 +109,6 @@ class Server:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    @web.middleware
-    async def _track(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        with self._connections.serving(request.transport):
-            return await handler(request)
-
 
 class _Handlers:
     """The handlers of requests. Code that reads or writes the PVC runs in threads."""
@@ -124,7 +119,8 @@ class _Handlers:
         self._workflow = workflow
         self._read_timeout = read_timeout
         self._authorization = authorization
-        self._routes: dict[tuple[str, str], _Handler] = {
+        self._log_unproven = RareLog()
+        self._routes: dict[tuple[str, str], Handler] = {
             ("GET", "/readyz"): self._ready,
             ("GET", "/v1/upload"): self._describe,
             ("PUT", "/v1/upload"): self._take_archive,
@@ -136,7 +132,7 @@ class _Handlers:
         try:
             return await self._route(request)(request)
         except UploadError as error:
-            return _refusal(error)
+            return self._refuse(error)
         except (ConnectionError, TimeoutError, ClientError, HttpProcessingError) as error:
             offset = self._workflow.upload.offset
             log("upload interrupted", "warning", cause=str(error) or repr(error), offset=offset)
@@ -146,13 +142,22 @@ class _Handlers:
             return web.Response(status=408)
         except OSError as error:
             message = f"Cannot write to the workspace PVC: {error.strerror}."
-            return _refusal(UploadError(500, "WorkspaceNotWritable", message))
+            return self._refuse(UploadError(500, "WorkspaceNotWritable", message))
         except Exception as error:
             traceback.print_exc()
             message = f"The sync pod has a bug: {error!r}. See its log."
-            return _refusal(UploadError(500, "SyncFailed", message))
+            return self._refuse(UploadError(500, "SyncFailed", message))
 
-    def _route(self, request: web.Request) -> _Handler:
+    def _refuse(self, error: UploadError) -> web.Response:
+        body: JsonObject = {"reason": error.reason, "message": error.message}
+        if error.offset is not None:
+            body["offset"] = error.offset
+        if error.status != 409:
+            write = self._log_unproven if error.status in _UNPROVEN else log
+            write("upload refused", "warning", status=error.status, **body)
+        return web.json_response(body, status=error.status)
+
+    def _route(self, request: web.Request) -> Handler:
         if request.method == "GET" and request.can_read_body:
             raise UploadError(400, "BadRequest", "A GET request must not have a body.")
         route = self._routes.get((request.method, request.path))
@@ -251,15 +256,6 @@ def _identity_and_start(request: web.Request, length: int) -> tuple[Identity, in
         message = f"Content-Length must be {last - first + 1}, the length of the range."
         raise UploadError(400, "BadRequest", message)
     return Identity(sha256, total, workspace), first
-
-
-def _refusal(error: UploadError) -> web.Response:
-    body: JsonObject = {"reason": error.reason, "message": error.message}
-    if error.offset is not None:
-        body["offset"] = error.offset
-    if error.status != 409:
-        log("upload refused", "warning", status=error.status, **body)
-    return web.json_response(body, status=error.status)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -157,6 +157,8 @@ def _write(tar_file: tarfile.TarFile, places: list[Place], tree: Path, limits: L
         place = next(remaining)
         if member.isreg():
             result.add_file(place, _pieces(tar_file, member))
+        elif place.path:
+            result.add_directory(place)
     return result.manifest
 
 

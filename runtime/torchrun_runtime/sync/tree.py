@@ -93,7 +93,7 @@ def _write_all(descriptor: int, piece: bytes) -> None:
 
 def check_places(places: list[Place], limits: Limits) -> None:
     """Raises ArchiveError if these files cannot form a workspace."""
-    if not places:
+    if all(place.directory for place in places):
         raise ArchiveError(
             "EmptyWorkspace", "The workspace has no files. Check volumes.workspace.url and subPath."
         )

@@ -54,14 +54,23 @@ class Receiver:
         self._open: dict[int, hashlib._Hash] = {}
 
     def wants(self, packed: str) -> list[int]:
-        """The numbers of the lines whose contents are missing. Raises OSError, ValueError."""
+        """The numbers of the lines whose contents are missing. Raises OSError, ValueError.
+
+        Removes files that were deleted from the directory, but not files that the run wrote.
+        """
         text = zlib.decompress(base64.b64decode(packed)).decode()
         self._lines = parse(text)
+        # First, because a file may take the place of a directory, and a directory that of a file.
+        for path in self._before() - {line.path for line in self._lines}:
+            if path.split("/", 1)[0] != FOLDER:
+                self._remove(path)
         digests = self._read_digests()
         fresh = {}
         missing = []
         for number, line in enumerate(self._lines):
             place = self._root / line.path
+            if place.is_dir() != (line.mode == "dir"):
+                self._remove(line.path)
             if line.mode == "dir":
                 place.mkdir(parents=True, exist_ok=True)
                 continue
@@ -99,13 +108,17 @@ class Receiver:
         _put(new, place, int(line.mode, 8) | 0o200)
 
     def finish(self) -> None:
-        """Remove files that were deleted from the directory, but not files that the run wrote."""
-        listed = {line.path for line in self._lines}
-        for path in self._before() - listed:
-            if path.split("/", 1)[0] != FOLDER:
-                with suppress(OSError):
-                    (self._root / path).unlink()
-        self._contents.write_text("\n".join(sorted(listed)), encoding="utf-8")
+        """Record the paths of this delivery for the next one."""
+        listed = sorted({line.path for line in self._lines})
+        self._contents.write_text("\n".join(listed), encoding="utf-8")
+
+    def _remove(self, path: str) -> None:
+        """Remove a file or an empty directory, and directories that become empty."""
+        with suppress(OSError):
+            place = self._root / path
+            place.rmdir() if place.is_dir() else place.unlink()
+            while path := os.path.dirname(path):
+                (self._root / path).rmdir()
 
     def _before(self) -> set[str]:
         """The paths of the last delivery of the directory."""

@@ -353,6 +353,7 @@ async def test_other_errors_are_raised_unchanged() -> None:
     with pytest.raises(ApiError) as caught:
         await Applier(Wire(refusal(404)), Open()).apply(intent())
     assert caught.value.status == 404
+    assert caught.value.__cause__ is None
 
 
 @pytest.mark.parametrize("error", [refusal(409), OTHER_UID])

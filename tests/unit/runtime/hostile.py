@@ -92,6 +92,15 @@ def rename_raw(replacement: bytes, flags: int = 0) -> Callable[[bytes], bytes]:
     return patch
 
 
+def rename_inside(archive: bytes) -> bytes:
+    """Give the member PLACEHOLDER a name in its local header alone. It claims to be UTF-8."""
+    at = archive.rfind(LOCAL)
+    changed = bytearray(archive)
+    struct.pack_into("<H", changed, at + 6, 0x800)
+    changed[at + 30 : at + 32] = b"\xff\xfe"
+    return bytes(changed)
+
+
 def share_bytes(archive: bytes) -> bytes:
     """Repeat the last central header under another name; both point to the same member."""
     at = archive.rfind(CENTRAL)
@@ -168,6 +177,7 @@ HOSTILE: dict[str, Hostile] = {
         placeholder,
         lambda data: data.replace(b"PLACEHOLDER", b"PLACEHOLDEX", 1),
     ),
+    "another name inside that is not UTF-8": Hostile(DAMAGED, placeholder, rename_inside),
     "future version": Hostile(NOT_A_ZIP, placeholder, patched(6, "<H", lambda v: 99)),
     "damaged directory": Hostile(NOT_A_ZIP, placeholder, patched(0, "<L", lambda v: v ^ 1)),
     "directory longer than itself": Hostile(

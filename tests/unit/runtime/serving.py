@@ -5,15 +5,14 @@ import hashlib
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import jwt
-from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from torchrun_api.contents import Entry, Manifest
-from torchrun_runtime.serve.app import application
+from torchrun_runtime.serve.app import serving
 from torchrun_runtime.serve.keys import Keys
 from torchrun_runtime.serve.tokens import Verifier
 from torchrun_runtime.serve.tree import Tree
@@ -85,20 +84,17 @@ def running(directory: Path) -> Iterator[str]:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
-    async def start() -> tuple[web.AppRunner, str]:
+    async def start() -> tuple[AsyncExitStack, str]:
         verifier = Verifier("ml", "train", Keys(fetched))
-        runner = web.AppRunner(
-            application(Tree(directory), verifier), access_log=None, shutdown_timeout=0.1
-        )
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
+        stack = AsyncExitStack()
+        server = serving(Tree(directory), verifier, "127.0.0.1", 0)
+        return stack, f"http://127.0.0.1:{await stack.enter_async_context(server)}"
 
-    runner, url = asyncio.run_coroutine_threadsafe(start(), loop).result(120)
+    stack, url = asyncio.run_coroutine_threadsafe(start(), loop).result(120)
     try:
         yield url
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(120)
+        asyncio.run_coroutine_threadsafe(stack.aclose(), loop).result(120)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

@@ -9,6 +9,7 @@ Run under one of the two names, it executes the commands of the SDK:
     state               the job's state directory
     rayjobs.ray.io.json its RayJob, and pods.json a list of Pods, as `kubectl get` prints them
     commands            the commands that were run, a line each
+    kubeconfig          if there: the output of `kubectl config view --minify --output=json`
     lock                held by each change of job.json
     refuse              if there: beginnings of commands that fail, with their messages
     slow                if there: no pod starts
@@ -49,7 +50,8 @@ def locked(root: Path = ROOT) -> Iterator[None]:
 def main(program: str, arguments: list[str]) -> int:
     with (ROOT / "commands").open("a") as log:
         log.write(f"{program} {' '.join(arguments)}\n")
-    arguments = [argument for argument in arguments if not argument.startswith("--namespace")]
+    selects = ("--namespace", "--context")
+    arguments = [argument for argument in arguments if not argument.startswith(selects)]
     for line in _text(ROOT / "refuse").splitlines():
         prefix, _, answer = line.partition(":")
         if " ".join(arguments).startswith(prefix):
@@ -65,6 +67,9 @@ def kubectl(arguments: list[str]) -> int:
                 return watch(lambda: {"job": JOB})
             selector = arguments[arguments.index("--selector") + 1]
             return watch(lambda: selected_pods(selector))
+        case "config":
+            print(_text(ROOT / "kubeconfig"))
+            return 0 if (ROOT / "kubeconfig").exists() else 1
         case "get" if arguments[1] == "torchrunjobs":
             job = json.loads(_text(JOB) or "null")
             key, _, value = arguments[arguments.index("--selector") + 1].partition("=")
@@ -140,7 +145,13 @@ def plugin(arguments: list[str]) -> int:
             with locked():
                 _write(JOB, json.dumps(job))
             where = dict(itertools.pairwise(arguments))
-            command = [sys.executable, __file__, "gang", where["--directory"], where["--overlay"]]
+            command = [
+                sys.executable,
+                __file__,
+                "gang",
+                where["--directory"],
+                where.get("--overlay", ""),
+            ]
             if not (ROOT / "slow").exists():
                 prepare(job, Path(where["--directory"]), Path(where["--overlay"]))
                 with (ROOT / "kubelet").open("a") as out:

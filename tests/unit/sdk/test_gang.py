@@ -11,13 +11,15 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import torchrun_sdk as kt
-from torchrun_sdk import call_log, call_monitor, cli, reattach
+from torchrun_sdk import call_log, call_monitor, cli, kubectl, reattach
+from torchrun_sdk.gang import Gang
 from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import Exited, Result, Started, encode
@@ -96,6 +98,44 @@ def test_a_call_returns_and_its_log_is_printed(
     assert kt.attach(job["metadata"]["name"], namespace="ml") == 42
     assert cli.main(["results", job["metadata"]["name"]]) == 0
     assert capsys.readouterr().out == "42\n"
+
+
+@pytest.mark.parametrize(
+    ("namespace", "own", "expected"),
+    [("team-b", "", "team-b"), ("", "", "default"), ("team-b", "team-c", "team-c")],
+)
+def test_every_command_selects_the_same_cluster_and_namespace(
+    cluster: Path, user: ModuleType, namespace: str, own: str, expected: str
+) -> None:
+    """The plugin would use those of torchrun.toml, in which the user has no other commands."""
+    context = {"name": "lab", "context": {"cluster": "c", "namespace": namespace}}
+    config = {"current-context": "lab", "contexts": [context]}
+    (cluster / "kubeconfig").write_text(json.dumps(config))
+    assert kt.fn(user.add).to(kt.Compute(namespace=own))(1) == 2
+    (cluster / "slow").touch()
+    kt.App("a", "true", compute=kt.Compute(namespace=own), directory=cluster).deploy()
+    lines = [line for line in asked(cluster).splitlines() if "config view" not in line]
+    assert {line.split()[0] for line in lines} == {"kubectl", "kubectl-torchrun"}
+    assert {tuple(line.split()[1:3]) for line in lines} == {
+        ("--context=lab", f"--namespace={expected}")
+    }
+
+
+@pytest.mark.parametrize("config", ["", "{}", "no JSON", '{"contexts": []}'])
+def test_commands_work_without_a_context(cluster: Path, config: str) -> None:
+    (cluster / "kubeconfig").write_text(config)
+    Kubectl().run("get", "pods")
+    assert asked(cluster).splitlines()[-1] == "kubectl get pods"
+
+
+def test_in_a_pod_commands_select_the_namespace_of_its_service_account(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "namespace").write_text("team-a\n")
+    file = "torchrun_sdk.kubectl._SERVICE_ACCOUNT_NAMESPACE"
+    monkeypatch.setattr(file, tmp_path / "namespace")
+    Kubectl().run("get", "pods")
+    assert asked(cluster).splitlines()[-1] == "kubectl --namespace=team-a get pods"
 
 
 @pytest.mark.long
@@ -199,6 +239,54 @@ def test_a_failed_submission_leaves_no_objects(cluster: Path, user: ModuleType) 
     assert "delete torchrunjob" in asked(cluster)
 
 
+def test_a_failed_deletion_does_not_hide_the_first_error(
+    cluster: Path, user: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (cluster / "refuse").write_text("submit:no such queue\ndelete:no route")
+    with pytest.raises(kt.ClusterError, match="no such queue"):
+        kt.fn(user.add).to(kt.Compute())(1)
+    assert "may still exist: error: no route" in capsys.readouterr().err
+
+
+def test_pods_of_a_call_that_starts_are_deleted_later(cluster: Path, user: ModuleType) -> None:
+    remote = kt.fn(user.add).to(FAST)
+    (cluster / "hangs").touch()
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(remote, 1)
+        until(lambda: (cluster / "commands").exists() and " submit " in asked(cluster))
+        (cluster / "refuse").write_text("submit:no such queue")
+        with pytest.raises(kt.ClusterError, match="no such queue"):
+            remote(2)
+        (cluster / "hangs").unlink()
+        assert first.result(SECONDS) == 2
+    remote.down()
+    assert not (cluster / "job.json").exists()
+
+
+def test_down_tries_to_delete_all_pods(cluster: Path, user: ModuleType) -> None:
+    remote = kt.fn(user.add).to(FAST)
+    for name in ("a-1", "b-1"):
+        remote._gangs.append(Gang(name, FAST, cluster, print, created=True))
+    (cluster / "refuse").write_text("delete torchrunjob a-1:no route")
+    with pytest.raises(kt.ClusterError, match="no route"):
+        remote.down()
+    assert "delete torchrunjob b-1" in asked(cluster)
+    (cluster / "refuse").unlink()
+    remote.down()
+    assert asked(cluster).count("delete torchrunjob b-1") == 1
+    assert remote._gangs == []
+
+
+def test_a_call_without_permission_to_watch_its_pods_ends(
+    cluster: Path, user: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubectl, "_PAUSE", 0.01)
+    (cluster / "refuse").write_text("get pods:(Forbidden) pods is forbidden")
+    with pytest.raises(kt.ClusterError, match="pods is forbidden\nThe job was not changed"):
+        kt.fn(user.sleeps).to(kt.Compute())(600)
+    assert (cluster / "job.json").exists()
+
+
 def test_deploy_and_reattach(cluster: Path, user: ModuleType) -> None:
     (cluster / "state").mkdir()
     name = kt.fn(user.sleeps).to(kt.Compute()).deploy(1)
@@ -245,24 +333,42 @@ def test_ctrl_c_detaches_and_prints_how_to_reattach(cluster: Path, tmp_path: Pat
     assert kt.attach(job) == "done"
 
 
+def test_ctrl_c_during_the_upload_deletes_the_job(cluster: Path, tmp_path: Path) -> None:
+    """The job has no code, so it cannot continue."""
+    (cluster / "hangs").touch()
+    script = tmp_path / "project" / "script.py"
+    script.parent.mkdir()
+    script.write_text(textwrap.dedent(SCRIPT))
+    sdk = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "sdk")}
+    process = subprocess.Popen(
+        [sys.executable, str(script), "x"], env=sdk, text=True, stderr=subprocess.PIPE
+    )
+    until(lambda: (cluster / "commands").exists() and " submit " in asked(cluster))
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=SECONDS)
+    assert "delete torchrunjob" in asked(cluster)
+    assert "KeyboardInterrupt" in err
+    assert "Detached" not in err
+
+
 def test_stored_results_decide_the_outcome_of_a_job(cluster: Path) -> None:
     folder = cluster / "state" / "sdk" / "c1"
     folder.mkdir(parents=True)
     (folder / "0.started").write_text(encode(Started(0, 2, "a", 1, 1.0)))
     (folder / "0.left").write_text(encode(Result(0, "a", pack(1, "json", "x"))))
     (folder / "1.started").write_text(encode(Started(1, 2, "b", 1, 1.0)))
-    kubectl = Kubectl()
+    plain = Kubectl()
     succeeded, failed = {"phase": "Succeeded"}, {"phase": "Failed", "reason": "Error"}
     with pytest.raises(kt.JobFailed, match="1 of 2 results"):
-        reattach.kept_results("j", kubectl, succeeded)
+        reattach.kept_results("j", plain, succeeded)
     (folder / "1.left").write_text(encode(Exited(1, "b", 2.0, 137, True)))
     with pytest.raises(kt.OutOfMemory, match="rank 1 on b was killed by signal 9"):
-        reattach.kept_results("j", kubectl, failed)
+        reattach.kept_results("j", plain, failed)
     shutil.rmtree(cluster / "state")
     with pytest.raises(kt.JobFailed, match="has no files at"):
-        reattach.kept_results("j", kubectl, succeeded)
+        reattach.kept_results("j", plain, succeeded)
     with pytest.raises(kt.JobFailed, match="Error"):
-        reattach.kept_results("j", kubectl, failed)
+        reattach.kept_results("j", plain, failed)
 
 
 def test_missing_programs_show_how_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 import torchrun_sdk as kt
 from torchrun_sdk import cli, own_jobs
 from torchrun_sdk.call_log import CallLog
+from torchrun_sdk.function_source import project
 from torchrun_sdk.kubectl import Child, Kubectl, Watch
+from torchrun_sdk.manifest import gang_key
 from torchrun_sdk.serialization import pack
-from torchrun_sdk.spec import FrameError, Lines, Raised, Result, Started, decode, encode
+from torchrun_sdk.spec import FrameError, Lines, Raised, Reference, Result, Started, decode, encode
 
 from .pods import replace_text
 from .test_gang import FAST, asked, until, user  # noqa: F401  a fixture
@@ -142,6 +144,34 @@ def test_a_read_only_home_directory_only_asks(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     own_jobs.record("u1", "pickle")
     assert own_jobs.accepted("u1") == ("json",)
+
+
+def test_a_file_that_disappears_does_not_prevent_the_record(tmp_path: Path, cluster: Path) -> None:
+    own_jobs.record("u1", "pickle")
+    (folder,) = (tmp_path / "home").glob("*/jobs")
+    (folder / "temporary.1").symlink_to(folder / "gone")
+    own_jobs.record("u2", "pickle")
+    assert own_jobs.is_own("u2")
+
+
+def test_a_user_without_a_name_or_a_home(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: object) -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    def unnamed() -> None:
+        raise KeyError("getpwuid(): uid not found: 1000800000")
+
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr(Path, "home", unknown)
+    monkeypatch.setattr("getpass.getuser", unnamed)
+    own_jobs.record("u1", "pickle")
+    assert not own_jobs.is_own("u1")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "pkg").mkdir()
+    assert project(tmp_path / "pkg") == tmp_path
+    assert gang_key(kt.Compute(), Reference("f"), tmp_path)
 
 
 def test_warm_pods_of_another_owner_get_no_pickles(cluster: Path, theirs: ModuleType) -> None:
@@ -333,3 +363,21 @@ def test_exit_codes_of_kt(cluster: Path, keep: Callable[..., None]) -> None:
     assert cli.main(["list"]) == 4
     assert cli.main(["down", "j"]) == 4
     assert cli.main(["run"]) == 2
+    assert cli.main(["run", "no-such-program"]) == 2
+    assert cli.main(["deploy", "no-such.py"]) == 2
+
+
+def test_every_result_is_printed(
+    keep: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep({(1, 2): "x"}, "pickle")
+    assert cli.main(["results", "--trust", "j"]) == 0
+    assert json.loads(capsys.readouterr().out) == "{(1, 2): 'x'}"
+
+
+def test_ctrl_c_ends_kt_without_a_traceback(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Kubectl, "run", interrupted)
+    assert cli.main(["results", "j"]) == 130

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchrun_sdk import serialization
 from torchrun_sdk.serialization import OtherPython, Packed, Unpackable, UnwantedFormat, pack, unpack
 
 plain = st.recursive(
@@ -56,3 +57,11 @@ def test_only_requested_formats_are_read(formats: list[str]) -> None:
 def test_unreadable_values_raise_one_error(format: str, data: str) -> None:
     with pytest.raises(Unpackable):
         unpack(pack(1, format, "x")._replace(data=data), [format])
+
+
+@pytest.mark.parametrize("format", ["json", "pickle"])
+def test_a_value_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch, format: str) -> None:
+    monkeypatch.setattr(serialization, "LARGEST", 100)
+    assert pack("x" * 10, format, "x")
+    with pytest.raises(Unpackable, match=r"an argument .* characters, and the limit is 100"):
+        pack("x" * 100, format, "an argument")

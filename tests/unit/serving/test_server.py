@@ -135,6 +135,8 @@ async def test_the_log_level_is_set_from_localhost(root_level: logging.Logger) -
         assert status == 400
         assert "must be one of debug, info, warning, error" in text
         assert (await fetch(subject, "/loglevel", **put, data=b"\xff"))[0] == 400
+        charset = {"Content-Type": "text/plain; charset=none"}
+        assert (await fetch(subject, "/loglevel", **put, data="debug", headers=charset))[0] == 400
         assert (await fetch(subject, "/loglevel", **put, data="x" * 2000))[0] == 413
         assert (await fetch(subject, "/loglevel"))[0] == 405
         proxied = {"X-Forwarded-For": "1.2.3.4"}

@@ -14,7 +14,7 @@ Node 0 also reports restarts of the ranks in the same pods: how many, and the la
 
 The server has its own port, because pods of jobs may reach only this one. A standby refuses a
 report and does not forward it: the next connection goes through the Service to any replica. Any pod
-of a job may open connections, so their number and duration are limited (`connection_limit`).
+of a job may open connections, so their number and duration are limited (`connections`).
 """
 
 import asyncio  # only for create_server, which aiohttp's handlers need
@@ -36,7 +36,7 @@ from torchrun_api.status import Progress
 from torchrun_controller.cache.progress_reports import Key, Reports, Worker
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.observed import RestartsInPlace
-from torchrun_controller.serving.progress.connection_limit import ConnectionLimit
+from torchrun_controller.serving.connections import SERVER_LOG, ConnectionLimit
 from torchrun_controller.serving.progress.tokens import BusyError, PodIdentity, Tokens
 from torchrun_controller.serving.server import listen
 
@@ -122,13 +122,14 @@ class ProgressServer:
         """Serve. Raises OSError, which names address and port, if they are taken."""
         listening = listen(self._address, self.port)
         self.port = listening.getsockname()[1]
-        handler = web.Server(self._handle, access_log=None)
+        handler = web.Server(self._handle, access_log=None, logger=SERVER_LOG)
         limit = ConnectionLimit(handler)
         server = await asyncio.get_running_loop().create_server(limit.new_protocol, sock=listening)
         try:
             yield
         finally:
             server.close()
+            limit.close()
             await handler.shutdown(1)
 
     async def _handle(self, request: web.BaseRequest) -> web.Response:
@@ -136,10 +137,11 @@ class ProgressServer:
             await self._accept_report(request)
         except ReportRefused as refusal:
             self._metrics.progress_reports.labels(refusal.status).inc()
-            headers = {"Connection": "close"}
+            response = web.Response(status=refusal.status, text=f"{refusal}\n")
+            response.force_close()
             if refusal.retry_after:
-                headers["Retry-After"] = str(refusal.retry_after)
-            return web.Response(status=refusal.status, text=f"{refusal}\n", headers=headers)
+                response.headers["Retry-After"] = str(refusal.retry_after)
+            return response
         self._metrics.progress_reports.labels(204).inc()
         return web.Response(status=204)
 

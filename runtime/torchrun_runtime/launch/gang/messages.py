@@ -146,7 +146,7 @@ def decode(line: bytes) -> dict[str, Any]:
     """The message of a complete line. Raises InvalidMessageError."""
     try:
         body = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
         raise InvalidMessageError(f"not a message: {line[:80]!r}")

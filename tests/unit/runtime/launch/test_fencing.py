@@ -234,6 +234,12 @@ def test_a_silence_as_long_as_the_fence_is_not_yet_the_end(
     assert not ends.called.wait(0.3)
 
 
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"job": 1, "attempt": "x"}', b"[" * 4096])
+def test_an_incomplete_file_names_no_gang(state: str, content: bytes) -> None:
+    Path(state, "epoch").write_bytes(content)
+    assert fencing.read(state, "epoch") is None
+
+
 def test_reading_and_writing_leave_no_file_open(state: str) -> None:
     opened = len(os.listdir("/proc/self/fd"))
     for _ in range(200):

@@ -16,6 +16,7 @@ from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.settings import Limits
 from unit.runtime.launching import PYTHONS, Launched, Launcher
+from unit.runtime.serving import publish
 from unit.runtime.syncing import archive
 
 WAITS = """
@@ -205,6 +206,16 @@ def test_only_changed_files_are_copied(tmp_path: Path) -> None:
     }  # fmt: skip
     assert not (app / "gone").exists()
     assert int((app / "a.py").stat().st_mtime) > int(before)
+
+
+def test_a_file_and_an_empty_directory_may_take_the_place_of_each_other(tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    workspace = SharedWorkspace(str(tmp_path / "claim"), str(app))
+    for number, empty in enumerate(((), ("x",), ()), start=1):
+        files = {"a.py": b"1"} if empty else {"a.py": b"1", "x": b"2"}
+        publish(tmp_path / "claim", files, *empty)
+        workspace.update(number)
+        assert (app / "x").is_dir() == bool(empty)
 
 
 def test_a_removed_revision_is_replaced_by_the_newest(tmp_path: Path) -> None:

@@ -41,10 +41,10 @@ class Cluster:
         self._stack = ExitStack()
         (directory / "token").write_text(token())
 
-    def serve(self, files: dict[str, bytes]) -> Manifest:
-        """Start another serve pod."""
+    def serve(self, files: dict[str, bytes], *empty: str) -> Manifest:
+        """Start another serve pod. empty: empty directories."""
         claim = self.directory / f"claim-{len(self.urls)}"
-        manifest = publish(claim, files)
+        manifest = publish(claim, files, *empty)
         self.urls.append(self._stack.enter_context(running(claim)))
         return manifest
 
@@ -163,6 +163,27 @@ def test_partial_downloads_are_removed(cluster: Cluster) -> None:
     served.update(2)
     assert cluster.files() == {"a": b"2"}
     assert not (cluster.directory / "app" / "gone").exists()
+
+
+def test_a_file_and_a_directory_may_take_the_place_of_each_other(cluster: Cluster) -> None:
+    programs = ({"x": b"1"}, {"x/y": b"2", "x/z/w": b"3"}, {"x": b"4"})
+    served = cluster.served(cluster.serve(programs[0]))
+    served.update(1)
+    for revision, files in enumerate(programs[1:], start=2):
+        cluster.tell(revision, cluster.serve(files))
+        served.update(revision)
+        assert cluster.files() == files
+
+
+def test_a_file_and_an_empty_directory_may_take_the_place_of_each_other(cluster: Cluster) -> None:
+    served = cluster.served(cluster.serve({"a": b"1", "x": b"1"}))
+    served.update(1)
+    cluster.tell(2, cluster.serve({"a": b"1"}, "x"))
+    served.update(2)
+    assert (cluster.directory / "app" / "x").is_dir()
+    cluster.tell(3, cluster.serve({"a": b"1", "x": b"2"}))
+    served.update(3)
+    assert cluster.files() == {"a": b"1", "x": b"2"}
 
 
 def test_the_order_of_the_leader_may_be_ahead_of_the_annotation(cluster: Cluster) -> None:

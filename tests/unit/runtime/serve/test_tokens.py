@@ -1,5 +1,6 @@
 """Only workers of the job are served. They prove it with a token for this audience."""
 
+import asyncio
 import base64
 import datetime
 import hashlib
@@ -83,6 +84,7 @@ async def test_workers_of_every_gang_are_served(
     [
         ("", "no valid header"),
         ("a.b", "not valid"),
+        ("\udcff", "no valid header"),  # as aiohttp decodes a byte that is not UTF-8
         ("x" * 20_000, "no valid header"),
         (unsigned(), "not valid"),
         (signed_with_the_public_key(), "not valid"),
@@ -119,6 +121,7 @@ class Api:
 
     async def fetch(self) -> jwt.PyJWKSet:
         self.requests += 1
+        await asyncio.sleep(0)
         if self.down:
             raise KeysUnavailableError("down")
         return self.keys
@@ -148,6 +151,15 @@ async def test_a_failed_fetch_of_keys_is_retried() -> None:
     assert await keys.get("rsa") is not None
     api.down = True
     assert await keys.get("rsa") is not None, "known keys need no request"
+
+
+async def test_all_that_wait_share_a_failed_fetch_of_keys() -> None:
+    api = Api()
+    api.down = True
+    keys = Keys(api.fetch, lambda: api.now)
+    results = await asyncio.gather(*(keys.get("rsa") for _ in range(5)), return_exceptions=True)
+    assert [type(result) for result in results] == [KeysUnavailableError] * 5
+    assert api.requests == 1
 
 
 def certificate(directory: Path) -> ssl.SSLContext:

@@ -1,5 +1,6 @@
 """Which entries of a git tree become files of the workspace, and which are refused."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -84,9 +85,12 @@ def test_submodules_and_lfs_files_are_skipped_with_a_warning(
     marker = fetch(git_settings)
     assert read_tree(git_settings, marker)["model.bin"] == pointer
     assert "sub" not in read_tree(git_settings, marker)
-    output = capsys.readouterr().out
-    assert "submodules are skipped" in output
-    assert "pointers of Git LFS" in output
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    first = {line["event"]: line["first"] for line in lines if "first" in line}
+    assert first == {
+        "submodules are skipped": "sub",
+        "files are pointers of Git LFS, whose content is not fetched": "model.bin",
+    }
 
 
 @pytest.mark.parametrize(

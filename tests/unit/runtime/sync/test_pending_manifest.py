@@ -265,10 +265,24 @@ def test_a_manifest_arrives_as_it_was(before: dict[str, bytes], after: dict[str,
     assert parse(manifest.text).entries == manifest.entries
 
 
-@pytest.mark.parametrize("data", [b"", b"x", pack(listed(FILES))[:-5]])
+def packed(**changes: object) -> bytes:
+    return zlib.compress(json.dumps({"base": "", "drop": [], "add": [], **changes}).encode())
+
+
+NOT_UTF8 = packed(add=["0" * 64 + " 0 644 \ud800"])
+
+
+@pytest.mark.parametrize("data", [b"", b"x", pack(listed(FILES))[:-5], packed(drop=1), NOT_UTF8])
 def test_bytes_that_are_no_manifest(data: bytes) -> None:
     with pytest.raises(ManifestError):
         unpack(data, {})
+
+
+def test_paths_to_drop_may_be_anything() -> None:
+    base = listed(FILES)
+    data = packed(base=base.sha256, drop=[[], {}, 1, None, "train.py"])
+    left = {entry.path for entry in unpack(data, {base.sha256: base}).entries}
+    assert left == FILES.keys() - {"train.py"}
 
 
 @given(st.sets(st.integers(0, 50)))

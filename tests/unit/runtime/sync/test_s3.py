@@ -201,6 +201,13 @@ def test_pages_without_end(settings: Settings, gateway: Gateway):
     assert failure(replace(settings, fetch_timeout=0.5)).reason == "FetchFailed"
 
 
+@pytest.mark.parametrize("encoding", ["utf-32", "none", "cp932"])
+def test_a_list_in_another_encoding(settings: Settings, gateway: Gateway, encoding: str):
+    page = f'<?xml version="1.0" encoding="{encoding}"?><ListBucketResult/>'
+    gateway.answer = lambda _: Reply(page.encode())
+    assert failure(settings).reason == "FetchFailed"
+
+
 def test_more_objects_than_a_workspace_may_have(settings: Settings):
     assert failure(replace(settings, limits=Limits(entries=2))).reason == "WorkspaceTooLarge"
     assert failure(replace(settings, limits=Limits(bytes=100))).reason == "WorkspaceTooLarge"
@@ -361,6 +368,21 @@ def test_refusals_of_a_gateway(
     error = failure(settings)
     assert (error.reason, error.permanent) == (reason, False)
     assert error.message.isprintable()
+
+
+def test_the_message_of_a_gateway_is_printed_without_the_secret(
+    settings: Settings, gateway: Gateway, tmp_path: Path
+):
+    (tmp_path / "keys").mkdir()
+    keys = {"AWS_ACCESS_KEY_ID": "AKIAPLANTED", "AWS_SECRET_ACCESS_KEY": "planted-secret"}
+    for name, value in keys.items():
+        (tmp_path / "keys" / name).write_text(value)
+    (tmp_path / "keys" / "AWS_REGION").write_text("eu-north-1")
+    text = "AKIAPLANTED and planted-secret are not of eu-north-1"
+    body = f"<Error><Code>Denied</Code><Message>{text}</Message></Error>".encode()
+    gateway.answer = lambda _: Reply(body, 403)
+    error = failure(replace(settings, secret="keys", secret_directory=tmp_path / "keys"))
+    assert "*** and *** are not of eu-north-1" in error.message
 
 
 def test_the_pinned_content_or_an_error(settings: Settings, gateway: Gateway):

@@ -1,5 +1,6 @@
 """The upload protocol over real connections: complete, cut, slow, invalid and concurrent."""
 
+import json
 import os
 import random
 import socket
@@ -340,6 +341,29 @@ def test_a_request_without_the_token_gets_and_changes_nothing(
         if wanted or token:
             assert owner.put(CODE, 1000)[0] == 202, "the upload keeps its offset"
             assert finished(server).sha256 == digest(CODE)
+
+
+@pytest.mark.parametrize("token", ["", digest(TOKEN.encode())], ids=["no token", "token"])
+def test_a_digest_that_is_not_ascii_is_refused(tmp_path: Path, token: str) -> None:
+    request = b"GET /v1/upload HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    with pod(settings(tmp_path / "claim", sha256=digest(CODE), token_sha256=token)) as server:
+        for name in ("X-Torchrun-Sha256", TOKEN_HEADER):
+            for value in ("\u00e9".encode(), b"\xff"):
+                header = name.encode() + b": " + value
+                assert b" 403 " in raw(server.port, request + header + b"\r\n\r\n")
+
+
+def test_strangers_do_not_fill_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pod(settings(tmp_path / "claim")) as server:
+        stranger = Client(server.port, proof={})
+        for _ in range(5):
+            assert stranger.request("GET", "/v1/upload")[0] == 403
+            assert stranger.request("GET", "/elsewhere")[0] == 404
+        for _ in range(2):
+            assert server.put(CODE, sha256=digest(b"other"))[0] == 422
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    refused = [line["status"] for line in lines if line["event"] == "upload refused"]
+    assert refused == [403, 422, 422]
 
 
 @pytest.mark.parametrize(

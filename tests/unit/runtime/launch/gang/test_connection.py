@@ -2,15 +2,23 @@
 
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
 
 from ports import free_port
+from torchrun_runtime.launch.gang import connection
 from torchrun_runtime.launch.gang.connection import LeaderConnection
 from torchrun_runtime.launch.gang.leader import GangLeader
 from torchrun_runtime.launch.gang.messages import GangOrder, MemberState, StartRound, StopRound
 from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy
 from torchrun_runtime.launch.gang.rounds import OrderInbox
 from torchrun_runtime.launch.gang.server import GangServer
+
+GARBAGE = (
+    *(b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b'{"index": "x"}\n'),
+    *(b"x" * 100_000, b"[" * 60_000 + b"\n"),
+)
 
 
 @contextmanager
@@ -34,8 +42,8 @@ def test_a_launcher_of_another_attempt_gets_no_order() -> None:
     with server(2) as (leader, port), ExitStack() as stack:
         inboxes = [OrderInbox(), OrderInbox()]
         for inbox, key in zip(inboxes, ("uid 0", "uid 1"), strict=True):
-            connection = LeaderConnection("127.0.0.1", port, 1, key, inbox)
-            stack.callback(connection.close)
+            member = LeaderConnection("127.0.0.1", port, 1, key, inbox)
+            stack.callback(member.close)
         leader.call(lambda state, now: state.receive(0, MemberState(), now))
         leader.call(GangLeader.open_gate)
         await_order(inboxes[1], StartRound(0))
@@ -44,12 +52,12 @@ def test_a_launcher_of_another_attempt_gets_no_order() -> None:
 
 def test_garbage_does_not_disturb_the_leader() -> None:
     with server(2) as (leader, port), ExitStack() as stack:
-        for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b'{"index": "x"}\n', b"x" * 100_000):
-            with socket.create_connection(("127.0.0.1", port)) as connection:
-                connection.settimeout(60)
-                connection.sendall(garbage)
-                connection.shutdown(socket.SHUT_WR)
-                while connection.recv(4096):
+        for garbage in GARBAGE:
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.settimeout(60)
+                stranger.sendall(garbage)
+                stranger.shutdown(socket.SHUT_WR)
+                while stranger.recv(4096):
                     pass
         inbox = OrderInbox()
         member = LeaderConnection("127.0.0.1", port, 1, "uid 1", inbox)
@@ -57,6 +65,22 @@ def test_garbage_does_not_disturb_the_leader() -> None:
         leader.call(lambda state, now: state.receive(0, MemberState(), now))
         leader.call(GangLeader.open_gate)
         await_order(inbox, StartRound(0))
+
+
+def test_a_member_connects_again_after_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_RETRY_SECONDS", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        stranger.settimeout(60)
+        port = stranger.getsockname()[1]
+        member = LeaderConnection("127.0.0.1", port, 1, "uid 1", OrderInbox())
+        try:
+            for garbage in GARBAGE:
+                accepted = stranger.accept()[0]
+                with accepted, suppress(OSError):
+                    accepted.sendall(garbage)
+            stranger.accept()[0].close()
+        finally:
+            member.close()
 
 
 def test_a_leader_serves_a_large_gang() -> None:

@@ -13,6 +13,7 @@ from torchrun_runtime.launch.gang.messages import (
     RoundCode,
     StartRound,
     StopRound,
+    decode,
     decode_order,
     decode_state,
     encode,
@@ -55,3 +56,9 @@ def test_a_cause_of_other_types_is_refused(wrong: dict[str, object]) -> None:
     body = {"state": FAILED, "round": 0, "cause": {**CAUSE._asdict(), **wrong}}
     with pytest.raises(InvalidMessageError):
         decode_state(encode(body))
+
+
+@pytest.mark.parametrize("line", [b"", b"{}", b"[]\n", b"\xff\n", b"[" * 60_000 + b"\n"])
+def test_a_line_that_is_no_object_is_refused(line: bytes) -> None:
+    with pytest.raises(InvalidMessageError):
+        decode(line)

@@ -1,0 +1,143 @@
+"""Programs that the client runs: their output has limits, and none outlives its use."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import torchrun_sdk as kt
+from torchrun_sdk import kubectl
+from torchrun_sdk.kubectl import Child, Failures, Kubectl, Trouble, Watch, run_attached
+
+from .pods import SECONDS
+from .test_gang import until
+
+
+def program(text: str) -> list[str]:
+    return [sys.executable, "-c", text]
+
+
+def test_the_output_of_a_command_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubectl, "_LONGEST_OUTPUT", 1000)
+    assert len(kubectl._run(program("print('x' * 999)"), None)) == 1000
+    with pytest.raises(kt.ClusterError, match="more than 1000 characters"):
+        kubectl._run(program("while True: print('x' * 10000)"), None)
+
+
+def test_a_command_may_end_without_reading_its_input() -> None:
+    assert kubectl._run(program("print('done')"), "x" * (1 << 20)) == "done\n"
+    assert kubectl._run(program("print(len(input()))"), "x" * (1 << 20)) == f"{1 << 20}\n"
+
+
+def test_the_error_of_a_command_is_its_end() -> None:
+    text = "import sys; [print(n, file=sys.stderr) for n in range(100_000)]; sys.exit(1)"
+    with pytest.raises(kt.ClusterError, match=r"99998\n99999$") as failed:
+        kubectl._run(program(text), None)
+    assert str(failed.value).count("\n") < 200
+
+
+def test_a_long_line_of_a_child_is_passed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubectl, "LONGEST_LINE", 10)
+    lines: list[str] = []
+    child = Child(program("print('x' * 25); print('end', end='')"), lines.append, whole=True)
+    assert child.wait(SECONDS)
+    child.close()
+    assert lines == ["x" * 10, "x" * 10, "x" * 5]
+
+
+def test_the_errors_of_a_child_are_limited() -> None:
+    text = "import sys; [print(n, file=sys.stderr) for n in range(100_000)]; print('done')"
+    child = Child(program(text), lambda line: None)
+    assert child.wait(SECONDS)
+    assert child.stderr_tail() == "99995\n99996\n99997\n99998\n99999"
+    child.close()
+    assert len(child._errors._lines) <= 100
+
+
+FAILS = "import sys; sys.exit({!r})"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (FAILS.format("Error from server (Forbidden): no"), [True]),
+        (FAILS.format("error: You must be logged in to the server (Unauthorized)"), [True]),
+        (FAILS.format("Unable to connect to the server"), [False]),
+        ("print('ADDED'); " + FAILS.format("Error from server (Forbidden): no"), []),
+        ("pass", []),
+    ],
+)
+def test_failures_in_a_row_are_reported(
+    monkeypatch: pytest.MonkeyPatch, text: str, expected: list[bool]
+) -> None:
+    monkeypatch.setattr(kubectl, "_REFUSALS", 3)
+    monkeypatch.setattr(kubectl, "_FAILURES", 3)
+    reported: list[Trouble] = []
+    failures = Failures("it", reported.append)
+    for _ in range(3):
+        assert reported == []
+        child = Child(program(text), lambda line: None)
+        child.wait(SECONDS)
+        failures.ended(child)
+        child.close()
+    assert [trouble.is_refused for trouble in reported] == expected
+    assert all(trouble.text.startswith("it failed 3 times in a row: ") for trouble in reported)
+
+
+def test_a_watch_that_is_closed_while_it_starts_leaves_no_program(
+    tmp_path: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubectl, "_PAUSE", 0.01)
+    mark = tmp_path / "second"
+    script = f"#!/bin/sh\ntest -e {mark} && exec sleep 1000\ntouch {mark}\n"
+    started: list[Child] = []
+    watches: list[Watch] = []
+
+    class ClosedWhileItStarts(Child):
+        def __init__(self, *arguments: object, **options: object) -> None:
+            super().__init__(*arguments, **options)  # type: ignore[arg-type]
+            started.append(self)
+            if len(started) == 2:
+                until(lambda: watches)
+                watches[0].close()
+
+    watched = Kubectl()
+    watched.command()  # selects the namespace with the kubectl of the test
+    (tmp_path / "bin" / "kubectl").write_text(script)
+    monkeypatch.setattr(kubectl, "Child", ClosedWhileItStarts)
+    watches.append(Watch(watched, ["pods"], lambda kind, body: None))
+    until(lambda: len(started) == 2 and started[1]._process.poll() is not None)
+
+
+@pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 15)", 143)])
+def test_the_exit_code_of_an_attached_program(end: str, code: int) -> None:
+    assert run_attached(program(f"import os, sys; {end}")) == code
+
+
+def test_an_attached_program_handles_ctrl_c_itself(tmp_path: Path) -> None:
+    """It gets the time that it needs, for example to detach from a job."""
+    text = """
+import signal, sys, time
+def interrupted(*_):
+    time.sleep(1)
+    sys.exit(7)
+signal.signal(signal.SIGINT, interrupted)
+print("runs", flush=True)
+time.sleep(1000)
+"""
+    (tmp_path / "script.py").write_text(text)
+    call = f"main(['run', sys.executable, {str(tmp_path / 'script.py')!r}])"
+    process = subprocess.Popen(
+        program(f"import sys; from torchrun_sdk.cli import main; sys.exit({call})"),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "runs\n"
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(SECONDS) == 7
