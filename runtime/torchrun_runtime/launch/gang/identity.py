@@ -23,20 +23,27 @@ class KnownLaunchers:
     def __init__(self) -> None:
         self._of_node: dict[int, LauncherId] = {}
 
-    def join(self, index: int, launcher: LauncherId, *, has_started: bool) -> bool:
-        """Note the launcher of a node that connects. Whether it takes the place of another one.
+    def check(
+        self, index: int, launcher: LauncherId, *, has_started: bool, is_stopping: bool
+    ) -> None:
+        """Raise InvalidMessageError if the launcher of a node may not join.
 
         A pod that replaces another one waits until the ranks of that one are dead before it
-        connects. Without that proof, a gang that has started takes no other launcher of a node.
-        Raises InvalidMessageError if the launcher may not join.
+        connects. Without that proof, a gang that has started takes no other launcher of a node, and
+        no other one than that it knows while ranks of an earlier leader stop.
         """
         known = self._of_node.get(index)
         if known is not None and launcher.predecessors < known.predecessors:
             raise InvalidMessageError("a newer pod of this node has joined")
         is_newer = launcher.predecessors > (known.predecessors if known else 0)
-        if has_started and launcher != known and not is_newer:
+        is_closed = has_started or (is_stopping and known is not None)
+        if is_closed and launcher != known and not is_newer:
             # Kueue may end the pods of a Job and create others with the same key.
             raise InvalidMessageError("another launcher of this node has started")
+
+    def join(self, index: int, launcher: LauncherId) -> bool:
+        """Note the launcher of a node, after `check`. Whether it takes the place of another one."""
+        known = self._of_node.get(index)
         self._of_node[index] = launcher
         return known is not None and launcher != known
 

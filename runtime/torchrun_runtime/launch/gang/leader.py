@@ -111,6 +111,11 @@ class GangLeader:
         self._edit_until: float | None = None  # a failed round waits for an edit until then
         self._peer_lost_at: float | None = None  # since when the only failures are lost peers
 
+    @property
+    def has_started(self) -> bool:
+        """Whether this leader has started a round, or ended the gang."""
+        return self._has_started or isinstance(self.order, EndGang)
+
     def open_gate(self, now: float, predecessor: Predecessor = NO_PREDECESSOR) -> None:
         """Allow the first round: no rank of an older gang runs any more."""
         self._is_open = True

@@ -18,10 +18,8 @@ from .identity import KnownLaunchers, LauncherId, read_launcher
 from .leader import GangLeader
 from .messages import (
     LONGEST_LINE,
-    EndGang,
     GangOrder,
     InvalidMessageError,
-    StartRound,
     StopRound,
     decode,
     decode_state,
@@ -128,15 +126,16 @@ class GangServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         index = -1
         try:
-            index = await asyncio.wait_for(self._greet(reader, writer), _HANDSHAKE_SECONDS)
-            self._writers[index] = writer
-            if self.leader.order is not None:
-                writer.write(encode_order(self.leader.order))
-            while line := await reader.readline():
-                if self._writers.get(index) is not writer:
-                    break
-                self.leader.receive(index, decode_state(line), time.monotonic())
+            node, launcher = await asyncio.wait_for(self._greet(reader, writer), _HANDSHAKE_SECONDS)
+            # A launcher that refuses this leader closes the connection instead.
+            state = await reader.readline()
+            if state:
+                self._join(node, launcher, writer)
+                index = node
+            while state and self._writers.get(index) is writer:
+                self.leader.receive(index, decode_state(state), time.monotonic())
                 self._send_new_order()
+                state = await reader.readline()
         except (OSError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
             if index >= 0:
                 say(f"lost the connection to node {index}: {error}")
@@ -147,8 +146,27 @@ class GangServer:
                 self._left.set()
             writer.close()
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
-        """Check that the other side belongs to this attempt; its index."""
+    def _join(self, index: int, launcher: LauncherId, writer: asyncio.StreamWriter) -> None:
+        """Let a launcher speak for its node. Raises InvalidMessageError if it may not."""
+        self._check(index, launcher)
+        self._writers[index] = writer  # what the launcher before has sent arrives no more
+        if self._members.join(index, launcher):
+            self.leader.replace(index, time.monotonic())
+            self._send_new_order()
+        if self.leader.order is not None:
+            writer.write(encode_order(self.leader.order))
+
+    def _check(self, index: int, launcher: LauncherId) -> None:
+        leader = self.leader
+        is_stopping = isinstance(leader.order, StopRound)
+        self._members.check(
+            index, launcher, has_started=leader.has_started, is_stopping=is_stopping
+        )
+
+    async def _greet(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[int, LauncherId]:
+        """Check that the other side belongs to this attempt; its index and launcher."""
         keep_alive(writer.get_extra_info("socket"))
         own = secrets.token_hex(16)
         writer.write(encode({"nonce": own}))
@@ -158,14 +176,11 @@ class GangServer:
             raise InvalidMessageError("not an index of this gang")
         if not is_proof(hello.get("proof"), proof(self._key, "member", nonces, index)):
             raise InvalidMessageError("not of this attempt")
-        has_started = isinstance(self.leader.order, (StartRound, StopRound, EndGang))
-        if self._members.join(index, read_launcher(hello), has_started=has_started):
-            self._writers.pop(index, None)  # what the launcher before has sent arrives no more
-            self.leader.replace(index, time.monotonic())
-            self._send_new_order()
+        launcher = read_launcher(hello)
+        self._check(index, launcher)
         claim = proof(self._key, "leader", nonces, index)
         writer.write(encode({"proof": claim, **self._launcher._asdict()}))
-        return index
+        return index, launcher
 
 
 def _listen(port: int) -> socket.socket:

@@ -113,11 +113,15 @@ def test_a_second_launcher_of_a_node_joins_no_round_that_has_started() -> None:
 
 
 @contextmanager
-def member_of_a_gang_that_has_started(inbox: OrderInbox) -> Iterator[tuple[LeaderConnection, int]]:
+def member_of_a_gang_that_has_started(
+    inbox: OrderInbox, predecessors: int = 0
+) -> Iterator[tuple[LeaderConnection, int]]:
     """A member, and the port of its leader, which has ended."""
     with ExitStack() as stack:
         with server(2) as (leader, port):
-            member = LeaderConnection("127.0.0.1", port, 1, "uid 1", inbox)
+            member = LeaderConnection(
+                "127.0.0.1", port, 1, "uid 1", inbox, predecessors=predecessors
+            )
             stack.callback(member.close)
             leader.call(lambda state, now: state.receive(0, MemberState(), now))
             leader.call(GangLeader.open_gate)
@@ -127,11 +131,13 @@ def member_of_a_gang_that_has_started(inbox: OrderInbox) -> Iterator[tuple[Leade
 
 
 @contextmanager
-def another_server(port: int, predecessors: int) -> Iterator[tuple[GangServer, list[GangOrder]]]:
+def another_server(
+    port: int, predecessors: int, size: int = 2
+) -> Iterator[tuple[GangServer, list[GangOrder]]]:
     """A leader after the first one, and its orders."""
     orders: list[GangOrder] = []
-    leader = GangLeader(2, RestartPolicy(RestartLimits()))
-    running = GangServer(port, 2, "uid 1", leader, orders.append, predecessors)
+    leader = GangLeader(size, RestartPolicy(RestartLimits()))
+    running = GangServer(port, size, "uid 1", leader, orders.append, predecessors)
     try:
         yield running, orders
     finally:
@@ -163,3 +169,37 @@ def test_a_node_that_has_started_follows_no_other_leader() -> None:
         while "not the launcher that started" not in member.describe_wait():
             inbox.wait(inbox.order, 0.05)
         assert orders == []
+
+
+def test_a_launcher_that_refuses_the_leader_does_not_keep_others_from_its_node() -> None:
+    """As a pod that a suspension of the Job deletes: the counts of the next pods start at 0."""
+    inbox = OrderInbox()
+    with (
+        member_of_a_gang_that_has_started(OrderInbox(), predecessors=1) as (old, port),
+        another_server(port, 0) as (leader, _),
+        ExitStack() as stack,
+    ):
+        while "not the launcher that started" not in old.describe_wait():
+            inbox.wait(inbox.order, 0.05)
+        new = LeaderConnection("127.0.0.1", port, 1, "uid 1", inbox)
+        stack.callback(new.close)
+        leader.call(lambda state, now: state.receive(0, MemberState(), now))
+        leader.call(GangLeader.open_gate)
+        while inbox.order != StartRound(0):
+            assert "not a message" not in new.describe_wait()
+            inbox.wait(inbox.order, 0.05)
+
+
+def test_a_new_leader_stops_all_nodes_at_once() -> None:
+    """The second one joins after the first one has the order to stop."""
+    stop = StopRound(0, lost=True)
+    port = free_port()
+    with another_server(port, 1, size=3), ExitStack() as stack:
+        for index in (1, 2):
+            inbox = OrderInbox()
+            member = LeaderConnection("127.0.0.1", port, index, "uid 1", inbox)
+            stack.callback(member.close)
+            member.report(MemberState("running", 0))
+            while inbox.order != stop:
+                assert "not a message" not in member.describe_wait()
+                inbox.wait(inbox.order, 0.05)

@@ -187,23 +187,43 @@ def test_a_new_leader_starts_no_round_that_a_member_has_given_up() -> None:
     assert leader.order == StartRound(6), "the new pod has the order to give up round 5"
 
 
-def test_a_pod_joins_a_gang_that_has_started_only_if_it_replaces_the_one_before() -> None:
+def join(launchers: KnownLaunchers, launcher: LauncherId, when: str = "") -> bool:
+    launchers.check(
+        1, launcher, has_started=when == "has started", is_stopping=when == "is stopping"
+    )
+    return launchers.join(1, launcher)
+
+
+@pytest.mark.parametrize("when", ["has started", "is stopping"])
+def test_a_pod_joins_a_gang_that_has_ranks_only_if_it_replaces_the_one_before(when: str) -> None:
     launchers = KnownLaunchers()
-    assert not launchers.join(1, FIRST, has_started=False)
-    assert launchers.join(1, SECOND, has_started=False), "as after a suspension by Kueue"
+    assert not join(launchers, FIRST)
+    assert join(launchers, SECOND), "as after a suspension by Kueue"
     with pytest.raises(InvalidMessageError):
-        launchers.join(1, FIRST, has_started=True)
-    assert not launchers.join(1, SECOND, has_started=True), "the same one connects again"
-    assert launchers.join(1, NEW, has_started=True)
-    assert launchers.join(1, NEWER, has_started=True)
+        join(launchers, FIRST, when)
+    assert not join(launchers, SECOND, when), "the same one connects again"
+    assert join(launchers, NEW, when)
+    assert join(launchers, NEWER, when)
 
 
-@pytest.mark.parametrize("has_started", [True, False])
-def test_a_lost_pod_does_not_join_beside_its_replacement(has_started: bool) -> None:
+def test_a_new_leader_accepts_nodes_that_it_does_not_know_while_others_stop() -> None:
+    assert not join(KnownLaunchers(), FIRST, "is stopping")
+    with pytest.raises(InvalidMessageError):
+        join(KnownLaunchers(), FIRST, "has started")
+
+
+@pytest.mark.parametrize("when", ["has started", "is stopping", ""])
+def test_a_lost_pod_does_not_join_beside_its_replacement(when: str) -> None:
     launchers = KnownLaunchers()
-    launchers.join(1, NEW, has_started=False)
+    join(launchers, NEW)
     with pytest.raises(InvalidMessageError, match="a newer pod"):
-        launchers.join(1, FIRST, has_started=has_started)
+        join(launchers, FIRST, when)
+
+
+def test_a_launcher_that_is_only_checked_does_not_speak_for_its_node() -> None:
+    launchers = KnownLaunchers()
+    launchers.check(1, NEW, has_started=False, is_stopping=False)
+    assert not join(launchers, FIRST)
 
 
 @pytest.mark.parametrize(

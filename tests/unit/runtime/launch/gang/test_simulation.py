@@ -157,10 +157,16 @@ class Simulation:
         try:
             if lead is None:
                 raise InvalidMessageError("the leader is gone")
-            has_started = isinstance(lead.leader.order, (StartRound, StopRound, EndGang))
-            if node.index and lead.launchers.join(node.index, node.id, has_started=has_started):
-                self._call(lambda leader, now: leader.replace(node.index, now))
+            if node.index:
+                lead.launchers.check(
+                    node.index,
+                    node.id,
+                    has_started=lead.leader.has_started,
+                    is_stopping=isinstance(lead.leader.order, StopRound),
+                )
             check_leader(node.member.state, node.leader, lead.id)
+            if node.index and lead.launchers.join(node.index, node.id):
+                self._call(lambda leader, now: leader.replace(node.index, now))
         except InvalidMessageError:
             self._later(self.random.uniform(0.5, 3), lambda: self._connect(node))
             return
