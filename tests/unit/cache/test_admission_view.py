@@ -9,8 +9,9 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
-from torchrun_api.core import Job, Node, NodeSpec, Pod, Taint
+from torchrun_api.core import Job, JobStatus, Node, NodeSpec, Pod, Taint
 from torchrun_api.job import TorchrunJob
+from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.admission_view import (
     ADMISSION,
@@ -296,10 +297,13 @@ def test_a_gang_without_running_pods_is_not_charged(world: World) -> None:
     assert world.seen().state.workloads == ()
 
 
-def test_pods_on_lost_nodes_do_not_block_admission(world: World) -> None:
+@pytest.mark.parametrize("verdict", ["Failed", "FailureTarget"])
+def test_pods_on_lost_nodes_do_not_block_admission(world: World, verdict: str) -> None:
     world.change(a_queue(quota={"nodes": 4}))
     world.change(a_node(ready="Unknown"))
     world.change(a_job(**{**ADMITTED_STATUS, "phase": "Failed"}))
+    ending = JobStatus(conditions=(Condition(type=verdict, status="True"),))
+    world.change(replace(a_gang(), status=ending))
     world.change(a_pod(0))
     seen = world.seen()
     assert seen.next_lost_node == 35

@@ -49,14 +49,21 @@ class Classification(Struct, frozen=True, kw_only=True):
     deadline: timedelta | None = None
 
 
+# Conditions of a Job whose end is certain. The first two come before its pods have ended.
+_VERDICTS = frozenset({"FailureTarget", "SuccessCriteriaMet", "Complete", "Failed"})
+
+
 class RunningGang(Struct, frozen=True, kw_only=True):
     """What runs of a job, of any attempt. `created_nodes` is that of the present Job.
 
+    `pod_nodes` is the largest number of pods of an attempt that run, without those still to come.
     `pods_by_node` counts running pods, `heads_by_node` the head pods among them.
     """
 
     nodes: int
+    pod_nodes: int
     created_nodes: int
+    may_create_pods: bool
     since: datetime | None
     pods_by_node: dict[str, int]
     heads_by_node: dict[str, int]
@@ -106,9 +113,12 @@ def running_gang(
     created_nodes = sum(
         head_and_workers.nodes_of(child) for child in child_jobs[-1:] if not _is_finished(child)
     )
+    pod_nodes = max(sizes.values(), default=0)
     return RunningGang(
-        nodes=max([*sizes.values(), created_nodes]),
+        nodes=max(pod_nodes, created_nodes),
+        pod_nodes=pod_nodes,
         created_nodes=created_nodes,
+        may_create_pods=any(not _is_ending(child) for child in child_jobs[-1:]),
         since=child_jobs[-1].metadata.creation_timestamp if child_jobs else None,
         pods_by_node=dict(pods_by_node),
         heads_by_node=dict(heads_by_node),
@@ -121,11 +131,17 @@ def _is_finished(child: Job) -> bool:
     )
 
 
+def _is_ending(child: Job) -> bool:
+    """Whether the Job creates no more pods. A pod on a lost node can keep it from its end."""
+    verdicts = {c.type for c in child.status.conditions if c.status == "True"}
+    return child.metadata.terminating or bool(verdicts & _VERDICTS)
+
+
 def _is_over(job: TorchrunJob, gang: RunningGang) -> bool:
     """Whether the job has finished, or is suspended, and nothing of it runs."""
     status = job.status
     if status.phase in TERMINAL:
-        return not gang.nodes
+        return not (gang.nodes if gang.may_create_pods else gang.pod_nodes)
     is_observed = status.observed_generation == job.metadata.generation
     return job.spec.suspend and is_observed and status.phase == "Suspended"
 
