@@ -17,7 +17,8 @@ from msgspec import Struct
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import UserObject, kind_of
 from torchrun_controller.cache.admission_view import ObservedAdmission
-from torchrun_controller.client.apply import SupersededError, UnavailableError
+from torchrun_controller.client import ApiError
+from torchrun_controller.client.apply import RejectedError, SupersededError, UnavailableError
 from torchrun_controller.controllers.controller import (
     Behind,
     Done,
@@ -157,15 +158,26 @@ class AdmissionReconciler:
                 await self._send(write.update)
 
     async def _write_stages(self, updates: list[StatusUpdate]) -> bool:
-        """Write stage by stage; return whether reports are left over. Raises the first error."""
+        """Write stage by stage; return whether reports are left over. Raises the first error.
+
+        A refused write repeats: it stops the decisions after it, but no queue's counts and no job's
+        reason. Other errors stop all, as no later write may succeed either.
+        """
+        refusals: list[Exception] = []
         for stage in Stage:
+            if refusals and stage <= Stage.ADMIT:
+                continue
             batch = [update for update in updates if update.stage is stage]
             if stage is Stage.REPORT:
                 batch = sorted(batch, key=lambda update: update.rank)[:MAX_REPORTS]
             errors = await self._send_all(batch)
             # An error with an unknown result precedes a conflict, which is retried at once.
             for error in sorted(errors, key=lambda e: isinstance(e, SupersededError)):
-                raise error
+                if not isinstance(error, ApiError | RejectedError):
+                    raise error
+                refusals.append(error)
+        if refusals:
+            raise refusals[0]
         return sum(update.stage is Stage.REPORT for update in updates) > MAX_REPORTS
 
     async def _send_all(self, updates: Sequence[StatusUpdate]) -> list[Exception]:
