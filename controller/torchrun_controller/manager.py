@@ -190,6 +190,7 @@ class Manager:
         await self._factory.synced()
         await self._factory.discovery.first_poll.wait()
         await self._queue_view.wait_until_known()
+        await self._factory.nodes.wait_until_known()
         async with anyio.create_task_group() as standby:
             standby.start_soon(self._drop_deleted_keys)
             await self._leader.elected.wait()

@@ -54,6 +54,8 @@ class Process:
         self.reconciled.set()
         self.written.set()
         self.ends, self.working = anyio.Event(), anyio.Event()
+        self.nodes_known = anyio.Event()
+        self.nodes_known.set()
         self.memory = Memory(self.log)
         self.jobs: Store[TorchrunJob] = Store()
         self.queues: dict[str, AsyncWorkQueue[tuple[str, str]]] = {}
@@ -65,7 +67,9 @@ class Process:
             informers=[],
             status_informers=[self.memory],
             caches=lambda namespace: SimpleNamespace(jobs=self.jobs),
-            nodes=SimpleNamespace(follow=anyio.sleep_forever),
+            nodes=SimpleNamespace(
+                follow=anyio.sleep_forever, wait_until_known=self.nodes_known.wait
+            ),
             discovery=SimpleNamespace(run=anyio.sleep_forever, first_poll=first_poll),
             groups=SimpleNamespace(run=anyio.sleep_forever),
             synced=anyio.lowlevel.checkpoint,
@@ -178,6 +182,18 @@ async def test_a_new_leader_waits_for_its_caches(process: Process) -> None:
         "cannot determine whether a cache is current",
         "waiting for a stale cache",
     ]
+
+
+async def test_the_controllers_wait_for_nodes(process: Process) -> None:
+    process.nodes_known = anyio.Event()
+    process.elected.set()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(process.run)
+        await settled()
+        assert process.log == [], "a gang without nodes would replace no lost pods"
+        process.nodes_known.set()
+        await process.working.wait()
+        process.terminated.set()
 
 
 async def test_the_only_replica_does_not_wait_for_its_caches(process: Process) -> None:

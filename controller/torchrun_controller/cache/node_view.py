@@ -23,6 +23,8 @@ from torchrun_controller.reconcile.pods import nodes
 # noticed after 90 s.
 STALE_SECONDS = 120.0
 _CHECK_SECONDS = 5.0
+_FIRST_LIST_SECONDS = 10.0
+_POLL_SECONDS = 0.1
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -86,6 +88,16 @@ class NodeView:
         if self.is_awaited:
             text += ", and admission by nodes waits"
         return f"{text}: {why}"
+
+    async def wait_until_known(self) -> None:
+        """Wait until the cache has its first list, or the list has failed; 10 s at most.
+
+        A gang without nodes would replace no lost pods.
+        """
+        with anyio.move_on_after(_FIRST_LIST_SECONDS):
+            while self._is_starting:
+                with anyio.move_on_after(_POLL_SECONDS):
+                    await self.informer.synced.wait()
 
     async def follow(self) -> NoReturn:
         """Check every few seconds whether nodes are known; call `on_known`, or log a warning."""

@@ -9,6 +9,7 @@ import structlog
 
 from torchrun_api.core import Node, Pod
 from torchrun_api.job import TorchrunJob
+from torchrun_controller.cache import node_view
 from torchrun_controller.cache.store import Change
 from unit.cache.test_informer_factory import World, readiness
 
@@ -114,6 +115,19 @@ def test_readiness_does_not_wait_for_nodes(world):
             informer.synced.set()
     assert world.factory.is_synced
     assert readiness(world) == ""
+
+
+@pytest.mark.parametrize("result", ["listed", "refused", "late"])
+async def test_the_first_list_is_waited_for(world, monkeypatch, result):
+    monkeypatch.setattr(node_view, "_FIRST_LIST_SECONDS", 0.01 if result == "late" else 60.0)
+    waiting = asyncio.ensure_future(world.factory.nodes.wait_until_known())
+    done, _ = await asyncio.wait([waiting], timeout=0)
+    assert not done
+    if result == "listed":
+        synced(world)
+    if result == "refused":
+        world.factory.read_errors.observe("list", "nodes", 403, 0.1)
+    await waiting
 
 
 async def test_forbidden_nodes_are_logged(world):
