@@ -8,7 +8,10 @@ ATTEMPTS = (f"{_CORE}/gang", f"{_CORE}/test_regressions.py")
 WORKSPACE = (f"{_CORE}/workspace", f"{_CORE}/test_life.py")
 QUEUES = (f"{_CORE}/queue",)
 ADMISSION = (f"{_CORE}/admission",)
-REPLACED = (f"{_CORE}/gang/test_replacement.py", f"{_CORE}/gang/test_replaceable.py")
+REPLACED = tuple(
+    f"{_CORE}/gang/test_{name}.py"
+    for name in ("replacement", "replacement_ends", "replacement_waits", "replaceable")
+)
 HEAD_AND_WORKERS = (f"{_CORE}/pods/test_head_and_workers.py",)
 
 DECIDING = (
@@ -256,8 +259,8 @@ DECIDING = (
     Mutant(
         "lost-pods-count-one-by-one",
         "reconcile/gang/losses.py",
-        "if counted or is_first:",
-        "if True:",
+        "adds = is_restart or not together",
+        "adds = True",
         "a drain of two pods counts twice",
         REPLACED,
     ),

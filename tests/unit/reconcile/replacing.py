@@ -99,3 +99,23 @@ def limit(world: World, name: str = "train") -> int:
     """The backoffLimit of a child Job."""
     limit: int = world.objects[JOBS.plural, name].spec.backoff_limit
     return limit
+
+
+def counts(world: World) -> tuple[int, int, int]:
+    """Attempt, restarts and disruptions."""
+    status = world.job.status
+    return status.attempt, status.restarts, status.disruptions
+
+
+def reasons(world: World) -> list[tuple[int, str]]:
+    return [(end.number, end.reason) for end in world.job.status.attempts]
+
+
+def start(world: World, index: int) -> str:
+    return world.workers()[index].metadata.annotations.start
+
+
+def set_creation(world: World, name: str, creation: Any) -> None:
+    pod: Pod = world.objects[PODS.plural, name]
+    meta = replace(pod.metadata, creation_timestamp=creation)
+    world.objects[PODS.plural, name] = replace(pod, metadata=meta)
