@@ -22,7 +22,7 @@ LEFT_OUT = {RUNTIME / "sync" / "git_login.py", CONTROLLER / "reconcile" / "objec
 REASON = re.compile(r"([A-Z][a-z]+)([A-Z][A-Za-z]*)*|OOMKilled")
 OTHER_WORDS = """
 AccessKey AdmissionRequested Always Authorization Background Bearer Bound Cc Cf ClusterFirstWithHostNet Code
-Complete ContainerCreating Contents Cs DirectoryOrCreate DisruptionTarget ErrImageNeverPull
+Complete ContainerCreating Contents Cs DirectoryOrCreate DisruptionTarget ErrImageNeverPull FailureTarget
 ErrImagePull Error Exact Exists FailedAttachVolume FailedCreate FailedMount
 FallbackToLogsOnError False Finished FullSize Gang Gone IfNotPresent ImageInspectError
 ImagePullBackOff In Indexed Ingress InvalidImageName IsTruncated Job KaiQueueReady Key Lost
@@ -33,7 +33,7 @@ PodGroup PodGroupInitiallyScheduled PodGroupScheduled PodInitializing PodReadyTo
 PodScheduled QueueReady QuotaReserved ReadOnlyMany ReadWriteMany ReadWriteOnce
 ReadWriteOncePod StorageReady
 Refused RegistryUnavailable RequestTimeTooSkewed ResourcesReady Running RuntimeDefault Scheduled Server
-Service SigCgt SigIgn Size Succeeded TemplateValid True Unknown UnschedulableOnNodePool Updating
+Service SigCgt SigIgn Size Succeeded SuccessCriteriaMet TemplateValid True Unknown UnschedulableOnNodePool Updating
 Warning Workload WorkspaceReady WritesAccepted Written
 """
 NO_REASONS = frozenset(OTHER_WORDS.split())
