@@ -95,7 +95,10 @@ def write(
             source = sources[entry.path]
             unpacked += entry.size
             if _add(archive, entry, source, advance) != entry.sha256:
-                raise UsageProblem(f"{source} changed during the upload. Try again.")
+                raise UsageProblem(
+                    f"{source} changed during the upload. Try again, or add it to {TORCHRUNIGNORE}"
+                    " if a program writes to it."
+                )
     size = file.tell()
     if unpacked > limits.ratio_floor and unpacked > size * limits.ratio:
         raise UsageProblem(

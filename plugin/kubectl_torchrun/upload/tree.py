@@ -3,6 +3,7 @@
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,9 +65,10 @@ def scan(root: Path, overlay: Path | None = None) -> Tree:
 
     Excluded: `.git`, matches of .gitignore and .torchrunignore files (including those above the
     directory, up to the top of its git repository), secrets (see `sensitive`), virtual
-    environments, caches, and all but files, directories and links. A link becomes a copy of its
-    target if the target is part of the workspace. UsageProblem is raised for a link that leads out
-    of the workspace or to a directory that contains it, and for more than MOST_COPIES copies.
+    environments, caches, a file to which this process writes its output, and all but files,
+    directories and links. A link becomes a copy of its target if the target is part of the
+    workspace. UsageProblem is raised for a link that leads out of the workspace or to a directory
+    that contains it, and for more than MOST_COPIES copies.
     """
     try:
         walk = _Walk(root.resolve())
@@ -122,6 +124,7 @@ class _Walk:
         self.directories: dict[str, list[str]] = {}  # each with the names of its entries
         self.links: dict[str, Path] = {}
         self.skipped: list[Skipped] = []
+        self._outputs = _output_files()
 
     def run(self) -> None:
         pending = [("", self.root, self.outer)]
@@ -177,6 +180,10 @@ class _Walk:
             return False
         if not stat.S_ISREG(status.st_mode):
             self.skipped.append(Skipped(path, "not a file, directory or link"))
+            return False
+        if (status.st_dev, status.st_ino) in self._outputs:
+            # It changes with each line that is printed during the upload.
+            self.skipped.append(Skipped(path, "this command writes its output to it"))
             return False
         executable = bool(status.st_mode & stat.S_IXUSR)
         self.files[path] = File(path, Path(entry.path), status.st_size, executable)
@@ -274,6 +281,17 @@ class _Copies:
 
     def _shown_target(self, link: str) -> str:
         return os.readlink(self._walk.links[link])
+
+
+def _output_files() -> set[tuple[int, int]]:
+    """The device and inode of each file to which this process writes stdout or stderr."""
+    files = set()
+    for descriptor in (1, 2):
+        with suppress(OSError):  # closed
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode):
+                files.add((status.st_dev, status.st_ino))
+    return files
 
 
 def _parents(path: str) -> Iterator[str]:

@@ -50,6 +50,22 @@ def test_caches_of_tools_are_not_sent(tmp_path: Path) -> None:
     assert list(skipped(tmp_path)) == ["venv"]
 
 
+@pytest.mark.parametrize("descriptor", [1, 2])
+def test_the_file_of_the_own_output_is_not_sent(tmp_path: Path, descriptor: int) -> None:
+    make(tmp_path, "x.py", "run.log")
+    saved = os.dup(descriptor)
+    try:
+        with (tmp_path / "run.log").open("a") as log:
+            os.dup2(log.fileno(), descriptor)
+            tree = scan(tmp_path)
+    finally:
+        os.dup2(saved, descriptor)
+        os.close(saved)
+    assert [file.path for file in tree.files] == ["x.py"]
+    assert tree.skipped == (("run.log", "this command writes its output to it"),)
+    assert paths(tmp_path) == ["run.log", "x.py"]
+
+
 @pytest.mark.parametrize("name", [".env", ".env.local", "tls.pem", "id_rsa", "sub/.netrc"])
 def test_likely_secrets_are_skipped_and_named(tmp_path: Path, name: str) -> None:
     make(tmp_path, "x.py", name, ".env.example")
