@@ -43,7 +43,8 @@ def test_sync_watch_delivers_each_edit(space: Space, tmp_path: Path) -> None:
         write(tmp_path, 2)
         until(everywhere(space, pods, "new code: 2 "), "the edit")
         (tmp_path / "train.py").write_text(BROKEN)
-        until(everywhere(space, pods, "waits for the next edit"), "the broken edit")
+        # A node whose ranks are stopped before they fail waits for newer code.
+        until(everywhere(space, pods, "development mode: the pod waits for"), "the broken edit")
         output = ended(plugin(space, tmp_path, "why", "run"))
         assert "waits for the next edit" in output
         assert "SyntaxError" in output

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 _POLL = 0.05  # seconds between two looks at the annotations of the leader
 _LINE_SECONDS = 10.0  # between two lines about a wait
+# On a node whose command failed, and on the others.
+FAILED_EDIT = "the next edit"
+OTHER_EDIT = "newer code after the failure of another node"
 _NAMED_NODES = 8  # in a line
 _PORT_SECONDS = 10.0  # for another process to release the port
 # How long a node without ranks waits for the leader of its earlier rounds, if it is gone.
@@ -240,7 +243,7 @@ class Rounds:
                 self.leave()
                 return None
             self._link.check_reachable()
-            wait.write(self._link, for_edit=self._waits_for_edit(order))
+            wait.write(self._link, self._awaited_edit(order))
             self._inbox.wait(order, _POLL)
 
     @property
@@ -268,9 +271,11 @@ class Rounds:
         self._member.leave()
         self._report()
 
-    def _waits_for_edit(self, order: GangOrder | None) -> bool:
-        has_failed = self._member.state.state == FAILED
-        return has_failed and isinstance(order, StopRound) and order.edit
+    def _awaited_edit(self, order: GangOrder | None) -> str:
+        """What a failed gang waits for in development mode; "" if it does not."""
+        if not (isinstance(order, StopRound) and order.edit):
+            return ""
+        return FAILED_EDIT if self._member.state.state == FAILED else OTHER_EDIT
 
     def _take_order(self) -> GangOrder | None:
         """The newest order. A new leader hears of this node once it follows no older order."""
@@ -298,21 +303,21 @@ class Rounds:
 
 
 class _WaitLine:
-    """The lines about a wait, one every _LINE_SECONDS. The plugin recognises those of an edit."""
+    """The lines about a wait, one every _LINE_SECONDS. The plugin recognises FAILED_EDIT."""
 
     def __init__(self) -> None:
         self._start = self._last_line = time.monotonic()
         self._for_edit = False
 
-    def write(self, link: GangLink, *, for_edit: bool) -> None:
-        """Write the line, if it is time."""
+    def write(self, link: GangLink, edit: str) -> None:
+        """Write the line, if it is time. edit: what the gang waits for, "" for other nodes."""
         now = time.monotonic()
-        if for_edit and not self._for_edit:
+        if edit and not self._for_edit:
             self._for_edit, self._start, self._last_line = True, now, now
-            say("development mode: the pod waits for the next edit")
+            say(f"development mode: the pod waits for {edit}")
         if now - self._last_line >= _LINE_SECONDS:
             self._last_line = now
-            what = "the next edit: kubectl torchrun sync" if for_edit else link.describe_wait()
+            what = f"{edit}: kubectl torchrun sync" if edit else link.describe_wait()
             say(f"waiting for {what} ({now - self._start:.0f} s)")
 
 
