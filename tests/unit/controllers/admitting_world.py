@@ -42,6 +42,7 @@ class World:
         self.server: dict[str, UserObject] = {"q": QUEUE}
         self.cached: dict[str, UserObject] = {}
         self.held: dict[str, int] = defaultdict(int)
+        self.state = ClusterState()
         self.decisions = Decisions()
         self.decided = 0
         self.log: list[str] = []
@@ -64,10 +65,10 @@ class World:
             now=lambda: NOW,
         )
 
-    def job(self, name: str, *, held: int = 0) -> None:
+    def job(self, name: str, *, held: int = 0, queue: str = "lab") -> None:
         admission = Admission(nodes=held, time=NOW) if held else None
         meta = ObjectMeta(name=name, namespace="t", uid=name, resource_version=str(self._next()))
-        job = TorchrunJob(metadata=meta, spec=TorchrunJobSpec(job_queue="lab"))
+        job = TorchrunJob(metadata=meta, spec=TorchrunJobSpec(job_queue=queue))
         status = replace(job.status, admission=admission)
         self.server[name] = replace(job, status=status)
         self.held[name] = held
@@ -87,7 +88,7 @@ class World:
         queues = [o for o in self.cached.values() if isinstance(o, TorchrunQueue)]
         entries = (ClassifiedJob(job, self.classification(job)) for job in jobs)
         return ObservedAdmission(
-            state=ClusterState(),
+            state=self.state,
             entries=tuple(entries),
             queues=tuple(queues),
             next_lost_node=self.next_lost_node,
@@ -100,7 +101,7 @@ class World:
             namespace="t",
             name=meta.name,
             uid=meta.uid,
-            queue="lab",
+            queue=job.spec.job_queue,
             created=NOW,
             nodes=max(held, 2),
             admitted=held,
@@ -134,7 +135,7 @@ class World:
         written = self.server[uid].metadata.resource_version
         return WriteResult(kind_of(owner), owner.metadata.name, uid, written)
 
-    def record(self, job: TorchrunJob, event: Event) -> None:
+    def record(self, regarding: UserObject, event: Event) -> None:
         self.events.append(event)
 
     def _next(self) -> int:

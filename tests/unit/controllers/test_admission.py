@@ -8,7 +8,7 @@ import pytest
 import structlog
 from msgspec.structs import replace
 
-from torchrun_controller.client import ApiError, apply
+from torchrun_controller.client import apply
 from torchrun_controller.client.apply import SupersededError, UnavailableError
 from torchrun_controller.controllers.admission import (
     BEHIND_RETRY,
@@ -184,31 +184,6 @@ async def test_a_conflict_stops_the_admissions_after_it(
     world.catch_up()
     assert await world.reconciler.attempt(KEY) == Done()
     assert world.log == ["smaller", "new"]
-
-
-async def test_a_refused_write_is_not_expected_in_the_cache(world: World) -> None:
-    world.job("a")
-    world.decisions = admit("a")
-    world.failures["a"] = [(ApiError(403, "Forbidden", "no"), False)]
-    with pytest.raises(ApiError):
-        await world.reconciler.attempt(KEY)
-    assert await world.reconciler.attempt(KEY) == Done()
-    assert world.log == ["a"]
-
-
-@pytest.mark.parametrize("refused", ["a", "q"])
-async def test_a_refused_write_does_not_silence_other_jobs(world: World, refused: str) -> None:
-    for name in ("a", "b"):
-        world.job(name)
-    turns = RoundRobinState(weight=1, current=0)
-    summary = QueueSummary(namespace="t", name="lab", round_robin=turns, admitted=1)
-    waits = {"b": PendingStatus("BehindInQueue", "wait", 1)}
-    world.decisions = Decisions(queues=(summary,), grants=admit("a").grants, pending=waits)
-    world.failures[refused] = [(ApiError(403, "Forbidden", "no"), False)]
-    with pytest.raises(ApiError):
-        await world.reconciler.attempt(KEY)
-    assert world.log[-1] == "b"
-    assert refused not in world.log
 
 
 async def test_a_write_to_a_deleted_job_is_no_failure(world: World) -> None:
