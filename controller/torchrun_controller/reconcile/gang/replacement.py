@@ -47,7 +47,8 @@ END_WITHIN = timedelta(seconds=60)
 REPLACE_WITHIN = timedelta(seconds=240)
 # For the scheduler to find a node for the new pod, before a new gang may find one on other nodes.
 SCHEDULE_WITHIN = timedelta(seconds=30)
-# The launchers wait for longer, so that the controller decides.
+# For the delays between the waits above. A controller that is down for longer does not decide: the
+# launchers end the gang.
 _RESERVE = timedelta(seconds=30)
 # Losses of one index in a gang. After the next one the Job controller would wait for 80 s.
 MOST_OF_INDEX = 3
