@@ -8,8 +8,10 @@ WORKER = tuple(
 )
 REFUSALS = ("tests/unit/controllers/test_refusals.py", "tests/unit/controllers/test_queue.py")
 OWN_WRITES = ("tests/unit/cache/test_expectations.py", "tests/unit/controllers")
-APPLY = ("tests/unit/client/test_apply.py",)
-ADMISSION = ("tests/unit/controllers/test_admission.py",)
+APPLY = ("tests/unit/client/test_apply.py", "tests/unit/client/test_apply_deletes.py")
+ADMISSION = tuple(
+    f"tests/unit/controllers/test_{name}.py" for name in ("admission", "admission_refusals")
+)
 DOUBT = ("tests/unit/controllers/test_live_reads.py",)
 LEADER = ("tests/unit/leader",)
 EVENTS = ("tests/unit/client/test_events.py",)
