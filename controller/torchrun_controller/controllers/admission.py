@@ -205,6 +205,7 @@ class AdmissionReconciler:
     async def _send(self, update: StatusUpdate) -> None:
         owner = update.owner
         resource, uid = kind_of(owner).resource, owner.metadata.uid
+        is_repeated = uid in self._unconfirmed
         write = self._unconfirmed.setdefault(uid, _UnconfirmedWrite(update, self._clock()))
         try:
             result = await self._applier.apply_status(owner, update.status, FIELD_MANAGER)
@@ -213,7 +214,8 @@ class AdmissionReconciler:
             self._metrics.applies.labels(resource, outcome).inc()
             if isinstance(error, SupersededError):
                 write.has_result = True
-            elif not isinstance(error, UnavailableError):
+            elif not (is_repeated or isinstance(error, UnavailableError)):
+                # A refused repetition says nothing about the write without a response.
                 del self._unconfirmed[uid]
             raise
         self._metrics.applies.labels(resource, "Gone" if result is None else "Written").inc()

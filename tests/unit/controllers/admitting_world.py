@@ -12,6 +12,7 @@ from torchrun_api.kinds import UserObject, kind_of
 from torchrun_api.meta import ObjectMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.admission_view import ObservedAdmission
+from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import Status, SupersededError, WriteResult
 from torchrun_controller.controllers.admission import (
     FIELD_MANAGER,
@@ -120,6 +121,8 @@ class World:
         uid = owner.metadata.uid
         failures = self.failures[uid]
         error, carried_out = failures.pop(0) if failures else (None, True)
+        if isinstance(error, ApiError):
+            raise error  # authorization precedes everything else
         present = self.server.get(uid)
         if present is None:
             return None

@@ -5,8 +5,9 @@ from msgspec.structs import replace
 
 from torchrun_api.admission import Admission
 from torchrun_controller.client import ApiError
-from torchrun_controller.client.apply import UnavailableError
-from torchrun_controller.controllers.controller import Done
+from torchrun_controller.client.apply import SupersededError, UnavailableError
+from torchrun_controller.controllers.admission import BEHIND_RETRY
+from torchrun_controller.controllers.controller import Behind, Done
 from torchrun_controller.reconcile.admission.model import (
     ClusterState,
     Decisions,
@@ -136,3 +137,31 @@ async def test_a_release_without_a_response_delays_every_admission(
     with pytest.raises(UnavailableError):
         await world.reconciler.attempt(KEY)
     assert "of-other" not in world.log
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+async def test_a_refused_repetition_does_not_show_what_the_first_write_did(
+    world: World, carried_out: bool
+) -> None:
+    """An API server that starts again may forbid requests for a moment."""
+    world.job("a")
+    world.decisions = admit("a")
+    forbidden = ApiError(403, "Forbidden", "no")
+    world.failures["a"] = [
+        (UnavailableError("no answer"), carried_out),
+        *[(forbidden, False), (forbidden, False)],
+    ]
+    with pytest.raises(UnavailableError):
+        await world.reconciler.attempt(KEY)
+    for _ in range(2):
+        with pytest.raises(ApiError):
+            await world.reconciler.attempt(KEY)
+    if carried_out:
+        with pytest.raises(SupersededError):
+            await world.reconciler.attempt(KEY)
+    else:
+        assert await world.reconciler.attempt(KEY) == Behind(BEHIND_RETRY)
+    assert (world.decided, world.log) == (1, ["a"])
+    world.catch_up()
+    await world.reconciler.attempt(KEY)
+    assert world.decided == 2
