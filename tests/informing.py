@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -141,7 +142,7 @@ class Harness:
 
 
 @asynccontextmanager
-async def running(informer: Informer[Pod]) -> AsyncIterator[None]:
+async def running(informer: Informer[Any]) -> AsyncIterator[None]:
     task = asyncio.create_task(informer.run())
     try:
         yield

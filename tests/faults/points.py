@@ -32,7 +32,7 @@ POINTS = {
     "queue deleted": 123,
     "waiting": 84,
     "volcano": 105,
-    "kai queue": 95,
+    "kai queue": 94,
     "setup": 122,
     "direct": 116,
     "reload": 90,

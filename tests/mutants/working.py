@@ -1,4 +1,4 @@
-"""Bugs between a key and a write: work queue, workers, controllers, applies and the lease."""
+"""Bugs between a key and a write: work queue, workers, controllers and applies."""
 
 from mutants.mutant import Mutant
 
@@ -8,10 +8,8 @@ WORKER = tuple(
 )
 REFUSALS = ("tests/unit/controllers/test_refusals.py", "tests/unit/controllers/test_queue.py")
 OWN_WRITES = ("tests/unit/cache/test_expectations.py", "tests/unit/controllers")
-APPLY = ("tests/unit/client/test_apply.py",)
-ADMISSION = ("tests/unit/controllers/test_admission.py",)
+APPLY = ("tests/unit/client/test_apply.py", "tests/unit/client/test_apply_deletes.py")
 DOUBT = ("tests/unit/controllers/test_live_reads.py",)
-LEADER = ("tests/unit/leader",)
 EVENTS = ("tests/unit/client/test_events.py",)
 
 WORKING = (
@@ -336,70 +334,6 @@ WORKING = (
         "if True:",
         "a new leader whose cache lags makes a gang beside a gang",
         DOUBT,
-    ),
-    Mutant(
-        "room-is-promised-twice",
-        "controllers/admission.py",
-        "if self._unconfirmed:\n            return Behind(BEHIND_RETRY)",
-        "",
-        "two jobs are admitted for the same nodes",
-        ADMISSION,
-    ),
-    Mutant(
-        "admission-takes-the-status-over",
-        "controllers/admission.py",
-        'FIELD_MANAGER = "torchrun-controller-admission"',
-        'FIELD_MANAGER = "torchrun-controller-status"',
-        "each decision wipes the rest of the status, and the status wipes the decision",
-        ADMISSION,
-    ),
-    Mutant(
-        "a-lease-is-taken-early",
-        "leader/election.py",
-        "return self._changed_at + (",
-        "return self._changed_at + 0 * (",
-        "two leaders at once",
-        LEADER,
-    ),
-    Mutant(
-        "writes-go-on-to-the-end",
-        "leader/election.py",
-        "return self._renewed_at + self.durations.renew_deadline\n\n    def unsure",
-        "return self._renewed_at + self.durations.lease\n\n    def unsure",
-        "a write of the old leader arrives in the time of the new one",
-        LEADER,
-    ),
-    Mutant(
-        "renewals-count-from-their-answer",
-        "leader/election.py",
-        "self._renewed_at = sent_at\n",
-        "self._renewed_at = now\n",
-        "behind a slow network two leaders at once",
-        LEADER,
-    ),
-    Mutant(
-        "a-lost-lease-is-not-noticed",
-        "leader/election.py",
-        "if self.holder != self.identity:\n                return LeaseLost",
-        "if not self.holder:\n                return LeaseLost",
-        "the process goes on without the right to write, and nobody starts it again",
-        LEADER,
-    ),
-    Mutant(
-        "the-lease-is-taken-unseen",
-        "leader/elector.py",
-        '{"metadata": {"resourceVersion": version}, "spec": spec}',
-        '{"metadata": {}, "spec": spec}',
-        "two standbys take the lease in the same moment",
-        LEADER,
-    ),
-    Mutant(
-        "a-deleted-lease-is-a-release",
-        "leader/election.py",
-        "self._version, self._present, self._current = version, False, True",
-        "self._version, self._present, self._record = version, False, LeaseSpec(); self._current = True",
-        "who deletes the lease gets two leaders",
-        LEADER,
     ),
     Mutant(
         "events-have-no-bound",

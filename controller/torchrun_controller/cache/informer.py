@@ -115,6 +115,8 @@ class Informer(Generic[T]):
         self.store = store
         # Set when the first list is reported and the following watch is open.
         self.synced = anyio.Event()
+        # Set with `synced`, or when the first list fails.
+        self.first_result = anyio.Event()
         # The time on `clock` when the server last sent a byte or opened a watch.
         self.last_seen = clock()
         self._last_action = self.last_seen  # the time of the last step of `run`
@@ -251,6 +253,7 @@ class Informer(Generic[T]):
     def _update_synced(self) -> None:
         if self._watcher.state is State.WATCHING:
             self.synced.set()
+            self.first_result.set()
 
     def _report_change(self, change: Change[T]) -> None:
         self._observer.changed(self.kind.resource)
@@ -282,6 +285,8 @@ class Informer(Generic[T]):
         )
 
     def _report_interruption(self, interrupted: Interrupted) -> None:
+        if interrupted.delay:  # else another way to list follows at once
+            self.first_result.set()
         self._observer.interrupted(self.kind.resource, interrupted.reason, interrupted.relist)
         write_line = log.debug if interrupted.reason == Interrupted.SILENT else log.warning
         write_line(

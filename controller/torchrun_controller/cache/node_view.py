@@ -24,7 +24,6 @@ from torchrun_controller.reconcile.pods import nodes
 STALE_SECONDS = 120.0
 _CHECK_SECONDS = 5.0
 _FIRST_LIST_SECONDS = 10.0
-_POLL_SECONDS = 0.1
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -74,11 +73,6 @@ class NodeView:
         """Whether nodes are unknown although the controller may read them: a temporary failure."""
         return self.view is None and not self._read_errors.refused(NODES.resource)
 
-    @property
-    def _is_starting(self) -> bool:
-        """Whether the first list is in progress and no request for it has failed."""
-        return not self.informer.synced.is_set() and not self._read_errors.problem(NODES.resource)
-
     def shortcoming(self) -> str:
         """Return what does not work without nodes, and why; "" if nodes are known."""
         if self.view is not None:
@@ -95,9 +89,7 @@ class NodeView:
         A gang without nodes would replace no lost pods.
         """
         with anyio.move_on_after(_FIRST_LIST_SECONDS):
-            while self._is_starting:
-                with anyio.move_on_after(_POLL_SECONDS):
-                    await self.informer.synced.wait()
+            await self.informer.first_result.wait()
 
     async def follow(self) -> NoReturn:
         """Check every few seconds whether nodes are known; call `on_known`, or log a warning."""
@@ -112,7 +104,7 @@ class NodeView:
                     log.info("nodes are readable", nodes=len(self.informer.store))
                     self._on_known()
                     has_warned = False
-            if not (is_known or has_warned or self._is_starting):
+            if not (is_known or has_warned) and self.informer.first_result.is_set():
                 has_warned = True
                 log.warning("nodes are not readable", why=shortcoming)
             await anyio.sleep(_CHECK_SECONDS)

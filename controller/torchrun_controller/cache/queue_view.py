@@ -33,7 +33,6 @@ OWNER_INDEX = "owner"
 # comes at a random time, because the writes of many queues at once would delay those of jobs.
 COUNT_SECONDS = 1.0
 _CHECK_SECONDS = 1.0
-_POLL_SECONDS = 0.01
 
 
 class _Scope(Struct, frozen=True):
@@ -100,11 +99,12 @@ class QueueView:
         self._add_all()
 
     async def wait_until_known(self) -> None:
-        """Wait until each cache has its first list, or the reason of the failure is known."""
-        while True:
-            if not self._is_filling():
-                return
-            await anyio.sleep(_POLL_SECONDS)
+        """Wait until the first list of each cache has succeeded or failed.
+
+        It fails at the latest by the timeout of its requests.
+        """
+        for informer in (*self.informers, *self._kai_if_installed()):
+            await informer.first_result.wait()
 
     async def follow(self) -> NoReturn:
         """Add every queue when a cache is filled, or the reason of a failure changes."""
@@ -168,11 +168,6 @@ class QueueView:
         unsynced = [informer.kind.resource for informer in needed if not informer.synced.is_set()]
         problems = self._factory.read_errors
         return {r: problems.problem(r) or "the cache is not synced yet" for r in unsynced}
-
-    def _is_filling(self) -> bool:
-        problem = self._factory.read_errors.problem
-        informers = (*self.informers, *self._kai_if_installed())
-        return any(not i.synced.is_set() and not problem(i.kind.resource) for i in informers)
 
     def _kai_if_installed(self) -> list[Informer[KaiQueue]]:
         return [self._kai] if self._kai_installed.is_set() else []

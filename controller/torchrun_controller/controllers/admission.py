@@ -28,6 +28,7 @@ from torchrun_controller.controllers.controller import (
 )
 from torchrun_controller.controllers.writes import EventSink, StatusWriter
 from torchrun_controller.metrics.registry import Metrics
+from torchrun_controller.reconcile.admission.cohorts import CohortKey, Cohorts
 from torchrun_controller.reconcile.admission.model import (
     ClusterState,
     Decisions,
@@ -133,7 +134,7 @@ class AdmissionReconciler:
         self._account(decisions.queues)
         self._preemptions = {preemption.uid: preemption for preemption in decisions.preemptions}
         try:
-            has_more = await self._write_stages(updates)
+            has_more = await self._write_stages(updates, Cohorts(observed.state))
         except SupersededError:
             # An object has changed since the decision; its cache event wakes the key.
             return Behind(BEHIND_RETRY)
@@ -157,31 +158,36 @@ class AdmissionReconciler:
             elif not write.has_result:
                 await self._send(write.update)
 
-    async def _write_stages(self, updates: list[StatusUpdate]) -> bool:
+    async def _write_stages(self, updates: list[StatusUpdate], cohorts: Cohorts) -> bool:
         """Write stage by stage; return whether reports are left over. Raises the first error.
 
-        A refused write repeats: it stops the decisions after it, but no queue's counts and no job's
-        reason. Other errors stop all, as no later write may succeed either.
+        A refused write repeats: it stops the later decisions of its cohort, whose quota they share,
+        but no other cohort, no queue's counts and no job's reason. Other errors stop all, as no
+        later write may succeed either, or the write may have happened.
         """
         refusals: list[Exception] = []
+        delayed: set[CohortKey] = set()
         for stage in Stage:
-            if refusals and stage <= Stage.ADMIT:
-                continue
             batch = [update for update in updates if update.stage is stage]
+            if delayed and stage <= Stage.ADMIT:
+                batch = [u for u in batch if delayed.isdisjoint(_cohorts_of(u, cohorts))]
             if stage is Stage.REPORT:
                 batch = sorted(batch, key=lambda update: update.rank)[:MAX_REPORTS]
-            errors = await self._send_all(batch)
+            failures = await self._send_all(batch)
             # An error with an unknown result precedes a conflict, which is retried at once.
-            for error in sorted(errors, key=lambda e: isinstance(e, SupersededError)):
+            for update, error in sorted(failures, key=lambda f: isinstance(f[1], SupersededError)):
                 if not isinstance(error, ApiError | RejectedError):
                     raise error
                 refusals.append(error)
+                delayed |= _cohorts_of(update, cohorts)
         if refusals:
             raise refusals[0]
         return sum(update.stage is Stage.REPORT for update in updates) > MAX_REPORTS
 
-    async def _send_all(self, updates: Sequence[StatusUpdate]) -> list[Exception]:
-        errors: list[Exception] = []
+    async def _send_all(
+        self, updates: Sequence[StatusUpdate]
+    ) -> list[tuple[StatusUpdate, Exception]]:
+        failures: list[tuple[StatusUpdate, Exception]] = []
         remaining_updates = iter(updates)
 
         async def send() -> None:
@@ -189,16 +195,17 @@ class AdmissionReconciler:
                 try:
                     await self._send(update)
                 except Exception as error:  # raised after the other writes
-                    errors.append(error)
+                    failures.append((update, error))
 
         async with anyio.create_task_group() as tasks:
             for _ in range(min(len(updates), MAX_CONCURRENT_WRITES)):
                 tasks.start_soon(send)
-        return errors
+        return failures
 
     async def _send(self, update: StatusUpdate) -> None:
         owner = update.owner
         resource, uid = kind_of(owner).resource, owner.metadata.uid
+        is_repeated = uid in self._unconfirmed
         write = self._unconfirmed.setdefault(uid, _UnconfirmedWrite(update, self._clock()))
         try:
             result = await self._applier.apply_status(owner, update.status, FIELD_MANAGER)
@@ -207,7 +214,8 @@ class AdmissionReconciler:
             self._metrics.applies.labels(resource, outcome).inc()
             if isinstance(error, SupersededError):
                 write.has_result = True
-            elif not isinstance(error, UnavailableError):
+            elif not (is_repeated or isinstance(error, UnavailableError)):
+                # A refused repetition says nothing about the write without a response.
                 del self._unconfirmed[uid]
             raise
         self._metrics.applies.labels(resource, "Gone" if result is None else "Written").inc()
@@ -240,6 +248,11 @@ class AdmissionReconciler:
         if charged(job) == 0:
             seconds = (self._now() - since).total_seconds() if since is not None else 0.0
             self._metrics.admission_seconds.observe(max(seconds, 0.0))
+
+
+def _cohorts_of(update: StatusUpdate, cohorts: Cohorts) -> frozenset[CohortKey]:
+    owner = update.owner
+    return cohorts.of_job(owner) if isinstance(owner, TorchrunJob) else frozenset()
 
 
 def _build_updates(

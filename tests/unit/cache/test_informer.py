@@ -259,6 +259,33 @@ class TestMisbehavingServer:
                 await informer.synced.wait()
 
 
+class TestFirstResult:
+    async def test_a_list_that_succeeds(self) -> None:
+        async with informing(sends(bookmark(9, end=True))) as harness:
+            assert not harness.informer.first_result.is_set()
+            async with asyncio.timeout(PATIENCE):
+                await harness.informer.first_result.wait()
+            assert harness.informer.synced.is_set()
+
+    async def test_a_list_that_is_refused(self) -> None:
+        async with informing(refuses(403, "Forbidden")) as harness:
+            async with asyncio.timeout(PATIENCE):
+                await harness.informer.first_result.wait()
+            assert not harness.informer.synced.is_set()
+
+    async def test_a_server_without_streamed_lists_has_not_failed(self) -> None:
+        go = asyncio.Event()
+
+        async def pages(request: web.BaseRequest) -> web.StreamResponse:
+            go.set()
+            await harness.server.hang()
+            raise AssertionError
+
+        async with informing(sends(bookmark(9)), pages) as harness:
+            await go.wait()
+            assert not harness.informer.first_result.is_set()
+
+
 class TestWaitFor:
     async def test_a_version_that_is_present(self) -> None:
         async with informing(sends(bookmark(9, end=True))) as harness:

@@ -1,16 +1,28 @@
 """Which changes of a node wake which jobs, and what is logged without access to nodes."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import pytest
 import structlog
+from aiohttp import web
 
+from frames import page
+from informing import PATIENCE, Play, Step, gives, refuses, running
+from scripted_server import connection, serving
 from torchrun_api.core import Node, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_controller.cache import node_view
+from torchrun_controller.cache.informer_factory import InformerFactory
+from torchrun_controller.cache.node_view import NodeView
+from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.cache.store import Change
+from torchrun_controller.clock import Clock
+from torchrun_controller.watch import Interrupted
+from torchrun_controller.workqueue import WorkQueue
 from unit.cache.test_informer_factory import World, readiness
 
 LABELS = {
@@ -46,6 +58,18 @@ def change(world: World, old: Node | None, new: Node | None, *, initial: bool = 
 
 def synced(world: World) -> None:
     world.factory.nodes.informer.synced.set()
+
+
+@asynccontextmanager
+async def listing(first_list: Step) -> AsyncIterator[NodeView]:
+    """Nodes whose informer runs, on an API server with this answer to the first list."""
+    play = Play(first_list)
+    async with serving(play) as server, connection(server.url).session("watch") as transport:
+        play.server = server
+        work: WorkQueue[tuple[str, str]] = WorkQueue(lambda: 0.0)
+        nodes = InformerFactory(transport, ReadErrors(), work, (), Clock()).nodes
+        async with running(nodes.informer):
+            yield nodes
 
 
 @pytest.mark.parametrize(
@@ -117,17 +141,37 @@ def test_readiness_does_not_wait_for_nodes(world):
     assert readiness(world) == ""
 
 
-@pytest.mark.parametrize("result", ["listed", "refused", "late"])
-async def test_the_first_list_is_waited_for(world, monkeypatch, result):
-    monkeypatch.setattr(node_view, "_FIRST_LIST_SECONDS", 0.01 if result == "late" else 60.0)
-    waiting = asyncio.ensure_future(world.factory.nodes.wait_until_known())
-    done, _ = await asyncio.wait([waiting], timeout=0)
-    assert not done
-    if result == "listed":
-        synced(world)
-    if result == "refused":
-        world.factory.read_errors.observe("list", "nodes", 403, 0.1)
-    await waiting
+@pytest.mark.parametrize(
+    ("answer", "is_listed"),
+    [(gives(page([], 9)), True), (refuses(403, "Forbidden"), False)],
+    ids=["listed", "refused"],
+)
+async def test_the_first_list_is_waited_for(monkeypatch, answer, is_listed):
+    monkeypatch.setattr(node_view, "_FIRST_LIST_SECONDS", 10 * PATIENCE)
+
+    async def first_list(request: web.BaseRequest) -> web.StreamResponse:
+        assert not waiting.done()
+        return await answer(request)
+
+    async with listing(first_list) as nodes, asyncio.timeout(PATIENCE):
+        waiting = asyncio.ensure_future(nodes.wait_until_known())
+        await waiting
+        assert (nodes.view is not None) is is_listed
+
+
+async def test_a_late_list_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(node_view, "_FIRST_LIST_SECONDS", 0.0)
+
+    async def first_list(request: web.BaseRequest) -> web.StreamResponse:
+        await late.wait()
+        return await gives(page([], 9))(request)
+
+    late = asyncio.Event()
+    async with listing(first_list) as nodes, asyncio.timeout(PATIENCE):
+        await nodes.wait_until_known()
+        assert nodes.view is None
+        late.set()
+        await nodes.informer.synced.wait()
 
 
 async def test_forbidden_nodes_are_logged(world):
@@ -137,10 +181,11 @@ async def test_forbidden_nodes_are_logged(world):
         task.cancel()
         assert lines == [], "the first list is still running"
         world.answers.observe("list", "nodes", 403, 0.1)
+        await world.factory.nodes.informer.take([Interrupted("Forbidden", "no", 1.0, relist=True)])
         task = asyncio.create_task(world.factory.nodes.follow())
         await asyncio.sleep(0)
         task.cancel()
-    (line,) = lines
+    (line,) = (line for line in lines if line["event"] == "nodes are not readable")
     assert line["log_level"] == "warning"
     assert "grant the controller's role" in line["why"]
 

@@ -17,6 +17,7 @@ from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.clock import Clock
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.watch import Interrupted
 from torchrun_controller.workqueue import WorkQueue
 from world import START
 
@@ -199,13 +200,20 @@ def test_caches_by_namespace() -> None:
 
 async def test_work_starts_when_every_kind_is_listed_or_forbidden(world: World) -> None:
     world.install_kai()
-    for resource in ("configmaps", "persistentvolumeclaims"):
-        world.answers.observe("list", resource, 403, 0)
+    config_maps, claims = world.watch.informers
+    ready: list[str] = []
+
+    async def wait() -> None:
+        await world.watch.wait_until_known()
+        ready.append("all")
+
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(world.watch.wait_until_known)
-            await anyio.lowlevel.checkpoint()
-            world.watch._kai.synced.set()
+            tasks.start_soon(wait)
+            for informer in (claims, world.watch._kai, config_maps):
+                await anyio.wait_all_tasks_blocked()
+                assert ready == []
+                await informer.take([Interrupted("Forbidden", "no", 1.0, relist=True)])
 
 
 async def test_a_change_of_discovery_wakes_every_queue(world: World) -> None:

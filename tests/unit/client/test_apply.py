@@ -1,18 +1,15 @@
 """The requests of each write, and the errors for each refusal."""
 
 import json
-from collections.abc import Mapping
 
 import pytest
 from msgspec.structs import replace
 
 from garbled import GARBLED
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import JOBS, PODS, SERVICES
-from torchrun_api.meta import ObjectMeta
+from torchrun_api.kinds import JOBS, SERVICES
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.client import ApiError, Cause, Disconnected, Response
+from torchrun_controller.client import ApiError, Disconnected
 from torchrun_controller.client.apply import (
     ABSENT,
     APPLY_PATCH,
@@ -24,57 +21,17 @@ from torchrun_controller.client.apply import (
     UnavailableError,
 )
 from torchrun_controller.reconcile.model.plan import Apply, Delete
-
-JOB = TorchrunJob(
-    metadata=ObjectMeta(name="run", namespace="team", uid="job-uid", resource_version="41")
+from unit.client.wire import (
+    JOB,
+    OTHER_UID,
+    OWNER,
+    PODS_OF_A_JOB,
+    Open,
+    Wire,
+    answer,
+    intent,
+    refusal,
 )
-OWNER: JsonObject = {
-    "apiVersion": "torchrun.ai/v1alpha1",
-    "kind": "TorchrunJob",
-    "name": "run",
-    "uid": "job-uid",
-    "controller": True,
-}
-
-
-class Request:
-    def __init__(
-        self, method: str, path: str, query: Mapping[str, str], body: bytes | None
-    ) -> None:
-        self.method, self.path, self.query = method, path, dict(query)
-        self.body = json.loads(body or b"{}")
-
-
-class Wire:
-    """Returns the given responses in order, and records the requests."""
-
-    def __init__(self, *answers: JsonObject | bytes | Exception) -> None:
-        self.answers = list(answers)
-        self.requests: list[Request] = []
-        self.content_types: list[str] = []
-
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = {},
-        body: bytes | None = None,
-        content_type: str = "application/json",
-        headers: Mapping[str, str] = {},
-        timeout: float = 30.0,  # noqa: ASYNC109 as in Transport.request
-    ) -> Response:
-        self.requests.append(Request(method, path, query, body))
-        self.content_types.append(content_type)
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return Response(200, answer if isinstance(answer, bytes) else json.dumps(answer).encode())
-
-
-class Open:
-    def check(self) -> None:
-        pass
 
 
 class LostError(Exception):
@@ -84,29 +41,6 @@ class LostError(Exception):
 class Closed:
     def check(self) -> None:
         raise LostError
-
-
-def refusal(status: int, message: str = "no", retry_after: float | None = None) -> ApiError:
-    return ApiError(status, "Reason", message, retry_after, ())
-
-
-OTHER_UID = ApiError(
-    422, "Invalid", "is invalid", None, (Cause("metadata.uid", "field is immutable"),)
-)
-
-
-def answer(uid: str = "u", version: str = "7", **meta: object) -> JsonObject:
-    return {"metadata": {"uid": uid, "resourceVersion": version, **meta}}  # type: ignore[dict-item]
-
-
-def intent(uid: str = "") -> Apply:
-    body: JsonObject = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "run", "namespace": "team", "ownerReferences": [OWNER]},
-        "spec": {"clusterIP": "None"},
-    }
-    return Apply(SERVICES, body, uid)
 
 
 async def test_a_dry_run_creates_nothing_on_the_server() -> None:
@@ -190,69 +124,6 @@ async def test_status_has_its_own_field_manager_and_preconditions() -> None:
     }
 
 
-async def test_delete_carries_its_preconditions() -> None:
-    wire = Wire(answer())
-    delete = Delete(kind=JOBS, namespace="team", name="run", uid="u", resource_version="5")
-    deleted = await Applier(wire, Open()).delete(delete)
-    assert deleted is not None
-    assert (deleted.name, deleted.uid, deleted.resource_version) == ("run", "u", "7")
-    (request,) = wire.requests
-    assert (request.method, request.path) == ("DELETE", "/apis/batch/v1/namespaces/team/jobs/run")
-    assert request.body == {
-        "preconditions": {"uid": "u", "resourceVersion": "5"},
-        "propagationPolicy": "Background",
-    }
-
-
-PODS_OF_A_JOB = Delete(
-    kind=PODS, namespace="team", name="run", uid="u", grace_seconds=5, collection=True
-)
-
-
-async def test_the_pods_of_a_job_are_selected_by_its_uid() -> None:
-    wire = Wire({"kind": "PartialObjectMetadataList", "items": []})
-    assert await Applier(wire, Open()).delete(PODS_OF_A_JOB) is None
-    (request,) = wire.requests
-    assert (request.method, request.path) == ("DELETE", "/api/v1/namespaces/team/pods")
-    assert request.query == {
-        "labelSelector": "batch.kubernetes.io/controller-uid=u",
-        "fieldSelector": "status.phase!=Succeeded,status.phase!=Failed",
-    }
-    assert request.body == {"propagationPolicy": "Background", "gracePeriodSeconds": 5}
-
-
-@pytest.mark.parametrize("error", [refusal(504), refusal(429), refusal(409), Disconnected("reset")])
-async def test_a_collection_that_is_deleted_in_part_is_retried(error: Exception) -> None:
-    # No object has the name of the Job among the pods.
-    with pytest.raises(UnavailableError):
-        await Applier(Wire(error, refusal(404)), Open()).delete(PODS_OF_A_JOB)
-
-
-@pytest.mark.parametrize("present", [answer(uid="another"), refusal(404)])
-async def test_a_conflict_means_gone_if_the_object_is_gone_or_replaced(
-    present: JsonObject | ApiError,
-) -> None:
-    wire = Wire(refusal(409), present)
-    delete = Delete(kind=JOBS, namespace="n", name="x", uid="u", resource_version="5")
-    assert await Applier(wire, Open()).delete(delete) is None
-    assert [request.method for request in wire.requests] == ["DELETE", "GET"]
-
-
-@pytest.mark.parametrize("version", ["", "5"])
-async def test_a_conflict_over_the_same_object_is_reconciled_again(version: str) -> None:
-    """The object has changed since it was observed. For example, a Job has completed."""
-    wire = Wire(refusal(409), answer(uid="u"))
-    delete = Delete(kind=JOBS, namespace="n", name="x", uid="u", resource_version=version)
-    with pytest.raises(SupersededError, match="Job 'x' has changed"):
-        await Applier(wire, Open()).delete(delete)
-
-
-async def test_a_conflict_with_an_unreadable_object_is_retried() -> None:
-    wire = Wire(refusal(409), Disconnected("reset"))
-    with pytest.raises(UnavailableError, match="reset"):
-        await Applier(wire, Open()).delete(Delete(kind=JOBS, namespace="n", name="x", uid="u"))
-
-
 @pytest.mark.parametrize(
     ("error", "raised"),
     [
@@ -267,12 +138,6 @@ async def test_an_object_that_cannot_be_read_is_not_absent(
     with pytest.raises(raised):
         await Applier(Wire(error), Open()).find(JOBS, "team", "run")
     assert await Applier(Wire(refusal(404)), Open()).find(JOBS, "team", "run") is None
-
-
-@pytest.mark.parametrize("error", [refusal(404), OTHER_UID])
-async def test_a_deleted_object_needs_no_delete(error: ApiError) -> None:
-    applier = Applier(Wire(error), Open())
-    assert await applier.delete(Delete(kind=JOBS, namespace="n", name="x", uid="u")) is None
 
 
 async def test_a_deleted_object_needs_no_status() -> None:

@@ -23,7 +23,12 @@ CONTROLLER = "controller/torchrun_controller"
         ),
         (
             f"{CONTROLLER}/workqueue.py",
-            ["workqueue/test_async.py", "workqueue/test_core.py", "workqueue/test_invariants.py"],
+            [
+                "workqueue/test_async.py",
+                "workqueue/test_core.py",
+                "workqueue/test_invariants.py",
+                "workqueue/test_retries.py",
+            ],
         ),
         # test_git_errors.py and others are tests of the modules git_*.py beside git.py.
         (

@@ -20,7 +20,12 @@ from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import TERMINAL
 from torchrun_controller.reconcile.admission.model import Workload
 from torchrun_controller.reconcile.pods import head_and_workers
-from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
+from torchrun_controller.reconcile.pods.lifecycle import (
+    alive,
+    attempt_of,
+    has_finished,
+    may_create_pods,
+)
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability
@@ -49,21 +54,16 @@ class Classification(Struct, frozen=True, kw_only=True):
     deadline: timedelta | None = None
 
 
-# Conditions of a Job whose end is certain. The first two come before its pods have ended.
-_VERDICTS = frozenset({"FailureTarget", "SuccessCriteriaMet", "Complete", "Failed"})
-
-
 class RunningGang(Struct, frozen=True, kw_only=True):
     """What runs of a job, of any attempt. `created_nodes` is that of the present Job.
 
-    `pod_nodes` is the largest number of pods of an attempt that run, without those still to come.
-    `pods_by_node` counts running pods, `heads_by_node` the head pods among them.
+    `may_run`: a pod runs, or the present Job may create one. `pods_by_node` counts running pods,
+    `heads_by_node` the head pods among them.
     """
 
     nodes: int
-    pod_nodes: int
     created_nodes: int
-    may_create_pods: bool
+    may_run: bool
     since: datetime | None
     pods_by_node: dict[str, int]
     heads_by_node: dict[str, int]
@@ -111,37 +111,23 @@ def running_gang(
         pod.spec.node_name for pod in with_node if pod.metadata.labels.role == names.HEAD
     )
     created_nodes = sum(
-        head_and_workers.nodes_of(child) for child in child_jobs[-1:] if not _is_finished(child)
+        head_and_workers.nodes_of(child) for child in child_jobs[-1:] if not has_finished(child)
     )
-    pod_nodes = max(sizes.values(), default=0)
     return RunningGang(
-        nodes=max(pod_nodes, created_nodes),
-        pod_nodes=pod_nodes,
+        nodes=max((created_nodes, *sizes.values())),
         created_nodes=created_nodes,
-        may_create_pods=any(not _is_ending(child) for child in child_jobs[-1:]),
+        may_run=bool(live_pods) or any(map(may_create_pods, child_jobs[-1:])),
         since=child_jobs[-1].metadata.creation_timestamp if child_jobs else None,
         pods_by_node=dict(pods_by_node),
         heads_by_node=dict(heads_by_node),
     )
 
 
-def _is_finished(child: Job) -> bool:
-    return any(
-        c.type in ("Complete", "Failed") and c.status == "True" for c in child.status.conditions
-    )
-
-
-def _is_ending(child: Job) -> bool:
-    """Whether the Job creates no more pods. A pod on a lost node can keep it from its end."""
-    verdicts = {c.type for c in child.status.conditions if c.status == "True"}
-    return child.metadata.terminating or bool(verdicts & _VERDICTS)
-
-
 def _is_over(job: TorchrunJob, gang: RunningGang) -> bool:
     """Whether the job has finished, or is suspended, and nothing of it runs."""
     status = job.status
     if status.phase in TERMINAL:
-        return not (gang.nodes if gang.may_create_pods else gang.pod_nodes)
+        return not gang.may_run
     is_observed = status.observed_generation == job.metadata.generation
     return job.spec.suspend and is_observed and status.phase == "Suspended"
 

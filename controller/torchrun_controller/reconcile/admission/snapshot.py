@@ -1,7 +1,9 @@
 """The state of one decision: queues with their workloads, quotas, and free nodes."""
 
+from collections import defaultdict
 from math import inf
 
+from torchrun_controller.reconcile.admission.cohorts import CohortKey, Cohorts
 from torchrun_controller.reconcile.admission.model import (
     ClusterState,
     Grant,
@@ -203,11 +205,9 @@ def _seconds_left(workload: Workload) -> float:
 
 def _queues(state: ClusterState) -> list[QueueSnapshot]:
     sorted_queues = sorted(state.queues, key=lambda queue: (queue.namespace, queue.name))
-    cohorts: dict[tuple[str, str], Cohort] = {}
+    keys, cohorts = Cohorts(state), defaultdict[CohortKey, Cohort](Cohort)
     queues = []
     for queue, turn in zip(sorted_queues, initial_states(sorted_queues), strict=True):
-        shares_cohorts = queue.namespace in state.cohort_namespaces
-        key = "" if shares_cohorts else queue.namespace, queue.cohort
-        cohort = cohorts.setdefault(key, Cohort()) if queue.cohort else Cohort()
+        cohort = cohorts[keys.key(queue)]
         queues.append(QueueSnapshot(queue, QueueQuota(queue.quota, cohort), turn))
     return queues

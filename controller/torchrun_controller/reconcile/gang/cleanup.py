@@ -21,8 +21,13 @@ from torchrun_controller.reconcile.model.attempts import find_end, whole_attempt
 from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.pods import head_and_workers
-from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, delete_job, delete_pod
-from torchrun_controller.reconcile.schedulers.groups import is_finished
+from torchrun_controller.reconcile.pods.lifecycle import (
+    alive,
+    attempt_of,
+    delete_job,
+    delete_pod,
+    may_create_pods,
+)
 
 # Seconds for the survivors of a failed gang: their peers are gone, so there is nothing to save.
 SURVIVOR_GRACE = 5
@@ -115,7 +120,7 @@ def end_replacement(job: TorchrunJob, gang: ObservedGang) -> tuple[Apply, ...]:
     return tuple(
         _end_by_first_failure(child)
         for child in gang.child_jobs
-        if is_replacing(child) and not is_finished(child) and _is_over(job, gang, child)
+        if is_replacing(child) and may_create_pods(child) and _is_over(job, gang, child)
     )
 
 

@@ -66,8 +66,8 @@ def find_new_restarts(job: TorchrunJob, gang: ObservedGang) -> NewRestarts:
 
 
 def _count_in_message(gang: ObservedGang) -> int:
-    """Return the restarts that the first pods to end wrote; each knows those before its round."""
-    return max(map(read_restarts, gang.workers), default=0)
+    """Return the most restarts that a pod of the gang wrote at its end; each knows those before."""
+    return max(map(read_restarts, (*gang.workers, *gang.replaced_pods)), default=0)
 
 
 def _failure(failed_round: FailedRound, workers: Iterable[Pod]) -> LastFailure:

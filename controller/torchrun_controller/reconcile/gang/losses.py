@@ -13,7 +13,7 @@ from torchrun_controller.reconcile.gang.gang import STARTING, GangState, failure
 from torchrun_controller.reconcile.gang.replacement import (
     Losses,
     find_open_records,
-    find_records,
+    select_open_records,
     to_record,
 )
 from torchrun_controller.reconcile.gang.restarts import (
@@ -57,7 +57,7 @@ def count_losses(
 ) -> CountedLosses:
     """Return the new ends of lost pods, each with the action of the failure policy."""
     seconds = seconds_of_gang(job.status, now)
-    together = list(find_open_records(gang, find_records(job, gang)))
+    together = list(find_open_records(job, gang))
     new = sorted(losses.new, key=lambda loss: precedence(loss.failure.details))
     ends = []
     for loss in new:
@@ -181,6 +181,6 @@ def keep_ends(
     """
     by_identity = {identity_of(end): end for end in (*new_ends, *recorded_ends)}
     ends = sorted(by_identity.values(), key=order_of)
-    needed = find_open_records(gang, ends)
+    needed = select_open_records(gang, ends)
     others = [end for end in ends if end not in needed]
     return tuple(sorted((*needed, *others[-(most - len(needed)) :]), key=order_of))

@@ -47,7 +47,8 @@ END_WITHIN = timedelta(seconds=60)
 REPLACE_WITHIN = timedelta(seconds=240)
 # For the scheduler to find a node for the new pod, before a new gang may find one on other nodes.
 SCHEDULE_WITHIN = timedelta(seconds=30)
-# The launchers wait for longer, so that the controller decides.
+# For the delays between the waits above. A controller that is down for longer does not decide: the
+# launchers end the gang.
 _RESERVE = timedelta(seconds=30)
 # Losses of one index in a gang. After the next one the Job controller would wait for 80 s.
 MOST_OF_INDEX = 3
@@ -145,11 +146,16 @@ def _place_of(end: Attempt) -> tuple[int, int, int] | None:
     return None if pod is None else (end.number, pod.index, pod.replaced)
 
 
-def find_open_records(gang: ObservedGang, records: Iterable[Attempt]) -> tuple[Attempt, ...]:
-    """Return the record of each index that has no pod yet that may start.
+def find_open_records(job: TorchrunJob, gang: ObservedGang) -> tuple[Attempt, ...]:
+    """Return the recorded losses since the last start of a round.
 
-    The status keeps them. The losses among them count once together, as the pods of a gang do.
+    They count once together, as the failures of the pods of a gang do.
     """
+    return select_open_records(gang, find_records(job, gang))
+
+
+def select_open_records(gang: ObservedGang, records: Iterable[Attempt]) -> tuple[Attempt, ...]:
+    """Return the record of each index that has no pod yet that may start. The status keeps them."""
     records = tuple(records)
     uids = {_uid_of(end): end for end in records}
     open_records = []

@@ -231,8 +231,7 @@ class Context:
         if failure.is_counted:
             history = replace(self.history, ends=(*self.history.ends, attempt))
             return GangEnd(why=why, fails_job=False, attempt=attempt, history=history)
-        records = replacement.find_records(observed.job, observed.gang)
-        open_records = replacement.find_open_records(observed.gang, records)
+        open_records = replacement.find_open_records(observed.job, observed.gang)
         return self._build_end(why, failure, attempt, open_records)
 
     def _build_end(

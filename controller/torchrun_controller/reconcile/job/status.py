@@ -5,7 +5,6 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
@@ -17,14 +16,9 @@ from torchrun_api.status import (
     WorkersStatus,
 )
 from torchrun_api.unsupported import not_yet_supported
-from torchrun_controller.reconcile.gang import fence, in_place, losses
+from torchrun_controller.reconcile.gang import fence, losses
 from torchrun_controller.reconcile.gang.decision import Decision
-from torchrun_controller.reconcile.gang.failures import find_root_cause, precedence
-from torchrun_controller.reconcile.gang.gang import (
-    STARTING,
-    failure_reason,
-    find_completed_job,
-)
+from torchrun_controller.reconcile.gang.gang import find_completed_job
 from torchrun_controller.reconcile.job import dependencies, progress, refusals, scheduled
 from torchrun_controller.reconcile.model.attempts import whole_attempts
 from torchrun_controller.reconcile.model.conditions import (
@@ -34,17 +28,12 @@ from torchrun_controller.reconcile.model.conditions import (
     update,
 )
 from torchrun_controller.reconcile.model.messages import sentence
-from torchrun_controller.reconcile.model.observed import Observed, ObservedGang, RefusedWrites
+from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
 from torchrun_controller.reconcile.model.phases import Row, State
-from torchrun_controller.reconcile.model.plan import Event
 from torchrun_controller.reconcile.model.times import seconds_run, sync_start
 from torchrun_controller.reconcile.placement import avoid, local
 from torchrun_controller.reconcile.pods import head_and_workers
-from torchrun_controller.reconcile.pods.lifecycle import (
-    alive,
-    attempt_of,
-    count_workers,
-)
+from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, count_workers
 from torchrun_controller.reconcile.spec.admission_status import FULL_SIZE, REQUESTED
 from torchrun_controller.reconcile.spec.reliability import queue_policy
 from torchrun_controller.reconcile.workspace import claims as job_claims
@@ -60,28 +49,8 @@ WARNINGS = frozenset(
         *(names.UP_TO_DATE, refusals.CONDITION, REQUESTED, FULL_SIZE),
     }
 )
-ALREADY_FINISHED = Reason(
-    "AlreadyFinished", "The job has already finished. spec.suspend has no effect."
-)
 NOT_RUNNING = Reason("NotRunning", "No pod is running.")
 NOT_SUSPENDED = Reason("NotSuspended", "spec.suspend is false.")
-
-# States, and reasons of a waiting gang, that need an action of a user or an administrator.
-TROUBLE = frozenset(
-    {
-        State.GANG_FAILED,
-        State.BACKING_OFF,
-        State.DEADLINE_EXCEEDED,
-        State.SYNC_TIMED_OUT,
-        State.QUEUE_MISSING,
-        State.SPEC_INVALID,
-        State.DEPENDENCY_FAILED,
-        State.SCHEDULER_MISSING,
-        State.NAME_TAKEN,
-        State.REJECTED,
-        State.WORKSPACE_REFUSED,
-    }
-)
 
 
 def compose(
@@ -198,7 +167,7 @@ def _workers(
         nodes = head_and_workers.nodes_of(child)
         if decision.state is State.GANG_SUCCEEDED:
             if head_and_workers.has_head(child):
-                return nodes, _count_beside_head(gang)
+                return nodes, count_beside_head(gang)
             # The Job decides: the cache of its pods may be older.
             return nodes, WorkersStatus(succeeded=nodes)
         return nodes, count_workers(gang.workers, nodes)
@@ -207,7 +176,7 @@ def _workers(
     return (decision.spec.size.nodes if decision.spec else job.status.num_nodes), no_workers
 
 
-def _count_beside_head(gang: ObservedGang) -> WorkersStatus:
+def count_beside_head(gang: ObservedGang) -> WorkersStatus:
     """Count the workers of a head that has succeeded; nothing waits for missing ones.
 
     A worker that was deleted together with the head counts as running until its pod terminates.
@@ -305,103 +274,3 @@ def _warnings(
 
 def _build(kind: str, *, holds: bool, why: Reason) -> ConditionUpdate:
     return ConditionUpdate(kind, "True" if holds else "False", why)
-
-
-def compose_finished(
-    job: TorchrunJob, gang: ObservedGang, refused: RefusedWrites, now: datetime
-) -> TorchrunJobStatus:
-    """Return the status of a finished job: with a better root cause, or a late suspension."""
-    status = _recount_workers(_refine_failure(job.status, gang.workers), gang)
-    late_suspension = (
-        ConditionUpdate("Suspended", "False", ALREADY_FINISHED) if job.spec.suspend else None
-    )
-    warning = refusals.build_condition(refused, ())
-    updates = [condition for condition in (late_suspension, warning) if condition is not None]
-    replaced_types = {refusals.CONDITION, *(condition.type for condition in updates)}
-    conditions = [
-        *(
-            c
-            for c in status.conditions
-            if c.type not in replaced_types and c.reason != ALREADY_FINISHED.reason
-        ),
-        *update(status.conditions, updates, job.metadata.generation, now),
-    ]
-    return own_part(replace(status, conditions=tuple(conditions)))
-
-
-def _recount_workers(status: TorchrunJobStatus, gang: ObservedGang) -> TorchrunJobStatus:
-    """Return the status with the workers that still run after their head has succeeded.
-
-    The cache of the pods may be older than that of the Jobs, and lack the head's success.
-    """
-    counts, gangs = status.workers, gang.child_jobs
-    is_settled = (
-        status.phase != "Succeeded"
-        or counts is None
-        or (counts.succeeded > 0 and not counts.running)
-    )
-    if is_settled or not gangs or not head_and_workers.has_head(gangs[-1]):
-        return status
-    workers = _count_beside_head(gang)
-    summary = f"{workers.ready}/{head_and_workers.nodes_of(gangs[-1])} ready"
-    return replace(status, workers=workers, workers_status=summary)
-
-
-def _refine_failure(status: TorchrunJobStatus, workers: tuple[Pod, ...]) -> TorchrunJobStatus:
-    """Return the status with a better root cause, if a pod that ended later shows one."""
-    failure = find_root_cause(workers) if status.phase == "Failed" else None
-    recorded_failure = status.last_failure
-    if failure is None:
-        return status
-    if recorded_failure is not None and precedence(recorded_failure) <= precedence(failure.details):
-        return status
-    why = failure_reason(failure.details)
-    conditions = tuple(
-        replace(c, reason=why.reason, message=why.message) if c.type == "Failed" else c
-        for c in status.conditions
-    )
-    return replace(
-        status,
-        last_failure=failure.details,
-        reason=why.reason,
-        message=why.message,
-        conditions=conditions,
-    )
-
-
-def events(
-    before: TorchrunJobStatus, composed: TorchrunJobStatus, decision: Decision, row: Row
-) -> tuple[Event, ...]:
-    """Return one event for each change of phase or reason, new warning, and restart in place.
-
-    The usual start of pods has none. Neither has a change of the message alone: counts in it change
-    with each scheduling attempt.
-    """
-    return (
-        *_change_events(before, decision, row),
-        *_warning_events(before, composed),
-        *in_place.restart_events(before, composed),
-        *losses.loss_events(before, composed),
-    )
-
-
-def _warning_events(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> list[Event]:
-    kinds = {"StorageShared", "StorageReady", names.UP_TO_DATE, refusals.CONDITION}
-    old = {(condition.type, condition.reason) for condition in before.conditions}
-    return [
-        Event("Warning", condition.reason, condition.message)
-        for condition in composed.conditions
-        if condition.type in kinds and condition.status == "False"
-        if (condition.type, condition.reason) not in old
-    ]
-
-
-def _change_events(before: TorchrunJobStatus, decision: Decision, row: Row) -> list[Event]:
-    why, state = decision.why, decision.state
-    if before.phase == row.phase and before.reason == why.reason:
-        return []
-    is_trouble = state in TROUBLE or why.reason in scheduled.TROUBLE_REASONS
-    event = Event("Warning" if is_trouble else "Normal", why.reason, why.message)
-    # The child Job and its pods have events of their own for a usual start.
-    events = [event] if why.reason != STARTING or is_trouble else []
-    return events if decision.warning is None else [*events, decision.warning]

@@ -9,7 +9,7 @@ from torchrun_api.core import Pod
 from torchrun_api.status import TERMINAL, Phase, TorchrunJobStatus
 from torchrun_controller.reconcile.gang import cleanup, elastic, fence
 from torchrun_controller.reconcile.gang.decision import Decision, soonest
-from torchrun_controller.reconcile.job import progress, refusals, status
+from torchrun_controller.reconcile.job import events, finished, progress, refusals, status
 from torchrun_controller.reconcile.job.context import Context
 from torchrun_controller.reconcile.job.endings import (
     clean_up,
@@ -148,7 +148,7 @@ def plan(context: Context, decision: Decision, last_status: TorchrunJobStatus) -
         deletes=refusals.accepted_deletes(observed.refused, deletes),
         status_before_deletes=writes.status_before_deletes,
         status=None if composed == status.own_part(last_status) else composed,
-        events=status.events(last_status, composed, decision, ROWS[decision.state]),
+        events=events.list_events(last_status, composed, decision, ROWS[decision.state]),
         requeue_after=soonest(
             writes.requeue_after,
             nodes.next_loss(observed.cluster.nodes, watched_pods, now),
@@ -172,7 +172,7 @@ def plan_finished(observed: Observed, now: datetime) -> Plan:
         *groups.delete_unused(observed.job, observed.gang, ()),
     )
     deletes += cleanup.delete_headless_jobs(observed.gang)
-    composed = status.compose_finished(observed.job, observed.gang, observed.refused, now)
+    composed = finished.compose_finished(observed.job, observed.gang, observed.refused, now)
     ended = cleanup.end_replacement(observed.job, observed.gang)
     return Plan(
         applies=refusals.accepted_applies(observed.refused, ended),

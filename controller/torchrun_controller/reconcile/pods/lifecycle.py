@@ -9,6 +9,10 @@ from torchrun_api.status import WorkersStatus
 from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.model.plan import Delete
 
+_FINISHED = frozenset({"Complete", "Failed"})
+# Conditions of a Job whose end is certain. The first two come before its pods have ended.
+_VERDICTS = frozenset({"FailureTarget", "SuccessCriteriaMet", *_FINISHED})
+
 
 def count_workers(pods: tuple[Pod, ...], nodes: int) -> WorkersStatus:
     """Count the workers by state. A worker without a pod counts as pending."""
@@ -106,6 +110,20 @@ def delete_job(job: Job) -> Delete:
     The delete carries the resource version: a Job that has succeeded meanwhile is not deleted.
     """
     return Delete.of(JOBS, job.metadata, resource_version=job.metadata.resource_version)
+
+
+def has_finished(job: Job) -> bool:
+    """Whether the Job is complete or has failed, and all its pods have ended."""
+    return not _FINISHED.isdisjoint(_true_conditions(job))
+
+
+def may_create_pods(job: Job) -> bool:
+    """Whether the end of the Job is open. A pod on a lost node delays its end, not the verdict."""
+    return not job.metadata.terminating and _VERDICTS.isdisjoint(_true_conditions(job))
+
+
+def _true_conditions(job: Job) -> set[str]:
+    return {c.type for c in job.status.conditions if c.status == "True"}
 
 
 def alive(pod: Pod) -> bool:

@@ -7,7 +7,7 @@ from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.model.plan import Apply, Delete
-from torchrun_controller.reconcile.pods.lifecycle import alive, delete_job
+from torchrun_controller.reconcile.pods.lifecycle import alive, delete_job, may_create_pods
 from torchrun_controller.reconcile.schedulers.scheduler import GangScheduler
 from torchrun_controller.reconcile.schedulers.table import SCHEDULERS
 
@@ -26,12 +26,12 @@ def delete_unused(
 ) -> tuple[Delete, ...]:
     """Delete groups of finished gangs, which would still reserve capacity in their scheduler.
 
-    A group is kept while a pod of its attempt may run, while its child Job has not finished, and if
+    A group is kept while a pod of its attempt may run, while its child Job may create pods, and if
     `applies` creates that Job. Older suspended Jobs are deleted too: Kueue would resume them.
     """
     needed_names = {apply.name for apply in applies if apply.kind is JOBS}
     latest = gang.child_jobs[-1:]
-    needed_names |= {child.metadata.name for child in latest if not is_finished(child)}
+    needed_names |= {child.metadata.name for child in latest if may_create_pods(child)}
     running_attempts = {
         pod.metadata.labels.attempt for pod in (*gang.workers, *gang.stale_pods) if alive(pod)
     }
@@ -47,14 +47,8 @@ def delete_unused(
     suspended_jobs = (child for child in gang.child_jobs[:-1] if child.spec.suspend)
     return (
         *group_deletes,
-        *(delete_job(child) for child in suspended_jobs if not is_finished(child)),
+        *(delete_job(child) for child in suspended_jobs if may_create_pods(child)),
     )
-
-
-def is_finished(child: Job) -> bool:
-    """Whether the Job creates no more pods."""
-    verdicts = {c.type for c in child.status.conditions if c.status == "True"}
-    return child.metadata.terminating or bool(verdicts & {"Complete", "Failed"})
 
 
 def waiting_reason(gang: ObservedGang) -> Reason | None:

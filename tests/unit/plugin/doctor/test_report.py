@@ -13,64 +13,9 @@ from torchrun_api.gang_schedulers import GangSchedulerApi
 
 from ..api_server import Hook, refusal
 from ..laptop import Laptop
+from .healthy import DEPLOYMENT, FRESH, play_cluster
 
-POD = "/api/v1/namespaces/torchrun-system/pods/c-1"
-FRESH = "2999-01-01T00:00:00+00:00"  # independent of the time of earlier tests
 HOUR_AGO = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
-DEPLOYMENT = {
-    "metadata": {"name": "torchrun-controller", "namespace": "torchrun-system"},
-    "spec": {"replicas": 1, "template": {"spec": {"containers": [{"image": "c:1"}]}}},
-    "status": {"readyReplicas": 1},
-}
-DEFAULT = {"storageclass.kubernetes.io/is-default-class": "true"}
-HEALTHY: dict[str, object] = {
-    "/version": {"gitVersion": "v1.35.0"},
-    "/apis/torchrun.ai": {"versions": [{"version": "v1alpha1"}]},
-    "/apis/torchrun.ai/v1alpha1": {
-        "resources": [
-            {"name": name} for name in ("torchrunjobs", "torchrunqueues", "torchrunjobs/status")
-        ]
-    },
-    "/apis/apps/v1/deployments": {"items": [DEPLOYMENT]},
-    "/apis/coordination.k8s.io/v1/namespaces/torchrun-system/leases/torchrun-controller": {
-        "spec": {"holderIdentity": "pod-1", "renewTime": FRESH}
-    },
-    "/apis/storage.k8s.io/v1/storageclasses": {
-        "items": [
-            {"metadata": {"name": "fast", "annotations": DEFAULT}, "provisioner": "ebs"},
-            {"metadata": {"name": "shared"}, "provisioner": "nfs.csi.k8s.io"},
-        ]
-    },
-    "/api/v1/namespaces/torchrun-system/pods": {"items": []},
-    "/api/v1/nodes": {
-        "items": [{"status": {"allocatable": {"nvidia.com/gpu": str(n)}}} for n in (0, 8, 4)]
-    },
-    "/apis/apps/v1/daemonsets": {"items": [{"metadata": {"name": "calico-node"}}]},
-    "/apis": {"groups": [{"name": "scheduling.volcano.sh"}, {"name": "apps"}]},
-    "/api/v1/namespaces/ns": {"metadata": {"name": "ns"}},
-}
-
-
-def play_cluster(laptop: Laptop, *, forbidden: tuple[str, ...] = (), **changed: object) -> None:
-    """A healthy cluster with other responses for some paths, by their last part. None: not found."""
-    queue = {"image": "i", "nodeResources": {"gpus": 8}, "scheduling": {"scheduler": "volcano"}}
-    laptop.server.put("torchrunqueues", "q", spec=queue)
-
-    def answer(request: web.Request) -> web.Response | None:
-        if request.path.endswith("/selfsubjectaccessreviews"):
-            return None  # a POST: the body is read below
-        if request.path not in HEALTHY:
-            return None
-        word = request.path.rpartition("/")[2].replace("torchrun-controller", "lease")
-        body = changed.get(word, HEALTHY[request.path])
-        if body == 403:
-            return refusal(403, "you may not")
-        if isinstance(body, str):
-            return web.Response(text=body)
-        return refusal(404, "not found") if body is None else web.json_response(body)
-
-    laptop.server.hooks.append(answer)
-    laptop.server.forbidden = frozenset(forbidden)
 
 
 def test_a_healthy_cluster(laptop: Laptop) -> None:
@@ -271,49 +216,6 @@ def leases(lease: dict[str, object]) -> Hook:
     return answer
 
 
-def test_missing_permissions_of_the_controller(laptop: Laptop) -> None:
-    lines = (
-        "[+] lease ok\n[-] permissions: grant the controller's role create jobs.batch\n"
-        "[!] nodes: lost nodes are not detected\n"
-    )
-    readyz = f"{POD}:8080/proxy/readyz"
-
-    def answer(request: web.Request) -> web.Response | None:
-        if request.path == readyz:
-            return web.Response(status=503, text=lines)
-        return None
-
-    replica = {"metadata": {"name": "c-1"}, "status": {"phase": "Running"}}
-    starting = {"metadata": {"name": "c-2"}, "status": {"phase": "Pending"}}
-    play_cluster(laptop, pods={"items": [replica, starting]})
-    laptop.server.hooks.append(answer)
-    result = laptop.run("doctor")
-    assert result.exit_code == 1
-    assert "permissions: grant the controller's role create jobs.batch" in result.stdout
-    assert "nodes: lost nodes are not detected" in result.stdout
-    laptop.server.hooks[-1] = lambda request: (
-        refusal(403, "no proxy for you") if request.path == readyz else None
-    )
-    result = laptop.run("doctor")
-    assert result.exit_code == 0
-    assert "no permission to read it: no proxy for you" in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("forbidden", "code", "text"),
-    [
-        ("torchrunjobs create", 1, "No permission to create torchrunjobs (needed for: submit)"),
-        ("pods/exec create", 0, "No permission to create pods/exec (needed for: exec"),
-    ],
-)
-def test_each_permission_is_checked(laptop: Laptop, forbidden: str, code: int, text: str) -> None:
-    play_cluster(laptop, forbidden=(forbidden,))
-    result = laptop.run("doctor")
-    assert result.exit_code == code
-    assert text in result.stdout
-    assert "the role edit in namespace ns" in result.stdout
-
-
 def test_missing_queues_and_queues_without_an_image(laptop: Laptop) -> None:
     play_cluster(laptop)
     laptop.server.put("torchrunqueues", "q", spec={})
@@ -335,46 +237,6 @@ def test_a_terminating_queue_shows_how_to_release_it(laptop: Laptop) -> None:
     assert (found["verdict"], found["text"].split()[:2]) == ("warn", ["Queue", "old"])
     patch = """kubectl patch trq old --type=merge -p '{"metadata":{"finalizers":[]}}'"""
     assert found["fix"].endswith(patch)
-
-
-@pytest.mark.parametrize("word", ["apis", "daemonsets", "storageclasses", "nodes", "deployments"])
-@pytest.mark.parametrize("broken", [403, "not JSON"])
-def test_a_request_that_fails_costs_only_the_checks_that_need_it(
-    laptop: Laptop, word: str, broken: object
-) -> None:
-    whole = subjects(laptop)
-    laptop.server.hooks.clear()
-    play_cluster(laptop, **{word: broken})
-    result = laptop.run("doctor", "-o", "json")
-    findings = json.loads(result.stdout)["findings"]
-    skipped = {f["subject"] for f in findings if f["verdict"] == "skip"}
-    assert skipped, findings
-    assert {f["subject"] for f in findings} >= whole - {"GPUs", "shared", "leader"} - skipped
-    assert all(f["text"].startswith("Not checked") for f in findings if f["verdict"] == "skip")
-    assert "Jobs can run" not in result.stderr
-    assert "could not be made" in result.stderr
-
-
-def subjects(laptop: Laptop) -> set[str]:
-    """The subjects of the findings of a healthy cluster."""
-    play_cluster(laptop)
-    findings = json.loads(laptop.run("doctor", "-o", "json").stdout)["findings"]
-    assert not [f for f in findings if f["verdict"] == "skip"]
-    return {f["subject"] for f in findings}
-
-
-def test_reviews_that_are_refused_are_not_permissions(laptop: Laptop) -> None:
-    play_cluster(laptop)
-    laptop.server.hooks.append(
-        lambda request: (
-            refusal(403, "no reviews")
-            if request.path.endswith("/selfsubjectaccessreviews")
-            else None
-        )
-    )
-    result = laptop.run("doctor", "-o", "json")
-    (found,) = [f for f in json.loads(result.stdout)["findings"] if f["subject"] == "permissions"]
-    assert (found["verdict"], found["text"][:11]) == ("skip", "Not checked")
 
 
 def test_requests_are_few(laptop: Laptop) -> None:

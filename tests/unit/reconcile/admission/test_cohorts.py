@@ -4,8 +4,11 @@ import pytest
 from msgspec.structs import replace
 
 from queueing import NOW, admitted, admitted_workload, decide, nodes, queue, request
+from torchrun_api.admission import Admission
+from torchrun_controller.reconcile.admission.cohorts import Cohorts
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.model import ClusterState, Decisions, Workload
+from world import make_job
 
 PROD = (
     replace(queue("a", quota={"gpus": 32}, cohort="lab"), namespace="prod"),
@@ -86,3 +89,28 @@ def test_priorities_of_different_queues_are_not_compared():
     assert [one.uid for one in decisions.preemptions] == ["a-young"]
     decisions = decide(nodes(4), queues, *running, request("mine", "c", 2))
     assert sorted(one.uid for one in decisions.preemptions) == ["a-young", "b-young"]
+
+
+@pytest.mark.parametrize(
+    ("named", "charged", "expected"),
+    [
+        ("a", None, {("prod", "lab", "")}),
+        ("a", "b", {("prod", "lab", "")}),
+        ("a", "gone", {("prod", "lab", ""), ("prod", "", "gone")}),
+        ("gone", "", {("prod", "", "gone")}),
+    ],
+)
+def test_a_job_belongs_to_the_cohorts_of_its_queue_and_of_its_charge(named, charged, expected):
+    job = make_job(jobQueue=named)
+    admission = None if charged is None else Admission(nodes=1, queue=charged)
+    job = replace(
+        job,
+        metadata=replace(job.metadata, namespace="prod"),
+        status=replace(job.status, admission=admission),
+    )
+    assert Cohorts(ClusterState(queues=(*PROD, OTHER))).of_job(job) == expected
+
+
+def test_queues_of_namespaces_that_share_cohorts_are_in_one():
+    cohorts = Cohorts(ClusterState(cohort_namespaces=("prod", "other")))
+    assert {cohorts.key(queue) for queue in (*PROD, OTHER)} == {("", "lab", "")}

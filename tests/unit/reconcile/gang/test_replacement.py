@@ -1,9 +1,11 @@
 """A lost pod is replaced alone: it is recorded and counted once, and then its gate opens."""
 
+import json
+
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.core import Pod
+from torchrun_api.core import ContainerState, ContainerStatus, Pod, StateTerminated
 from torchrun_api.kinds import PODS
 from unit.reconcile.replacing import (
     counts,
@@ -110,6 +112,20 @@ def test_a_pod_without_its_end_in_the_status_is_recorded_later():
     world.settle()
     assert start(world, 1) == "0/1"
     assert counts(world) == (0, 0, 1)
+
+
+def test_the_message_of_a_replaced_pod_has_restarts_that_no_report_brought():
+    world = running()
+    world.pass_time(seconds=60)
+    message = json.dumps({"reason": "Terminated", "restartsInPlace": 2})
+    end = StateTerminated(exit_code=143, finished_at=world.now, message=message)
+    state = ContainerState(terminated=end)
+    evict(world, 1, container_statuses=(ContainerStatus(name="trainer", state=state),))
+    world.pass_time(seconds=10)
+    world.replace_pods()
+    world.settle()
+    assert world.job.status.restarts_in_place == 2
+    assert counts(world) == (0, 2, 1)
 
 
 def test_only_the_pod_before_a_new_one_matters():

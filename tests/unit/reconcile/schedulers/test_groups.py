@@ -72,6 +72,19 @@ def test_a_finished_job_has_no_group():
     assert not groups(world)
 
 
+def test_a_job_whose_failure_is_certain_has_no_group():
+    world = world_of(reliability={"maxRestarts": 0})
+    world.all_workers("Running")
+    world.settle()
+    world.end_container("train-0-abcde", "trainer", exit_code=1)
+    world.job_condition("FailureTarget")
+    world.settle()
+    assert (world.phase, groups(world)) == ("Failed", ["train"]), "a worker has not ended yet"
+    world.containers_stop()
+    world.settle()
+    assert not groups(world)
+
+
 def test_a_suspension_deletes_the_group_after_the_workers():
     world = world_of()
     world.all_workers("Running")

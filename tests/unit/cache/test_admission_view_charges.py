@@ -1,0 +1,122 @@
+"""What pods use that run without their job, or on lost nodes."""
+
+from datetime import timedelta
+
+import pytest
+from msgspec.structs import replace
+
+from torchrun_api.core import JobStatus, NodeSpec, Taint
+from torchrun_api.meta import Condition
+from torchrun_controller.reconcile.pods.nodes import OUT_OF_SERVICE
+from unit.cache.admission_caches import (
+    ADMITTED_STATUS,
+    GPU,
+    NOW,
+    World,
+    a_gang,
+    a_job,
+    a_node,
+    a_pod,
+    a_queue,
+    charged,
+)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_pods_of_a_deleted_job_are_charged_until_they_end(world: World) -> None:
+    world.change(a_queue(quota={"nodes": 4}))
+    world.change(a_job(**ADMITTED_STATUS))
+    world.change(charged(a_gang()))
+    world.change(charged(a_pod(0)))
+    (request,) = world.seen().state.workloads
+    assert (request.uid, request.is_deleted) == ("uid-run", False)
+    world.change(a_job(**ADMITTED_STATUS), gone=True)
+    world.change(charged(a_gang()), gone=True)
+    (request,) = world.seen().state.workloads
+    assert (request.name, request.admitted, request.gpus, request.is_deleted) == ("run", 2, 8, True)
+    other = a_job(version=9)  # a waiting job with the same name
+    world.change(replace(other, metadata=replace(other.metadata, uid="uid-other")))
+    assert [r.admitted for r in world.seen().state.workloads] == [2, 0]
+    world.change(charged(a_pod(0)), gone=True)
+    (request,) = world.seen().state.workloads
+    assert request.admitted == 0
+
+
+@pytest.mark.parametrize("left", ["the child Job", "a pod"])
+def test_a_restarted_controller_charges_pods_of_deleted_jobs(world: World, left: str) -> None:
+    """The new process never saw the job."""
+    world.change(a_queue(quota={"nodes": 4}))
+    world.change(charged(a_gang() if left == "the child Job" else a_pod(1, node="n")))
+    (request,) = world.seen().state.workloads
+    assert (request.queue, request.admitted, request.uid) == ("lab", 2, "uid-run")
+    assert request.pod == {"pods": 1, GPU: 8}
+    assert request.pods_by_node == ({} if left == "the child Job" else {"n": 1})
+
+
+def test_pods_of_a_deleted_job_do_not_belong_to_a_new_one_of_its_name(world: World) -> None:
+    world.change(a_queue(quota={"nodes": 4}))
+    other = a_job(version=9, **ADMITTED_STATUS)
+    world.change(replace(other, metadata=replace(other.metadata, uid="uid-other")))
+    world.change(charged(a_pod(0, node="n")))
+    state = world.seen().state
+    assert {r.uid: r.pods_by_node for r in state.workloads} == {
+        "uid-run": {"n": 1},
+        "uid-other": {},
+    }
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"job": "x"}',
+        '{"job": "x", "admission": {"nodes": 1, "queue": "lab", "gpus": -8}}',
+        '{"job": "x", "admission": {"nodes": 1, "queue": "lab", "requests": {"cpu": "-1"}}}',
+        '{"job": "x", "admission": {"queue": "lab", "head": {"gpus": -1}}}',
+    ],
+)
+def test_an_invalid_charge_is_ignored(world: World, value: str) -> None:
+    world.change(a_queue(quota={"nodes": 4}))
+    world.change(charged(a_pod(0), value))
+    assert world.seen().state.workloads == ()
+
+
+def test_a_gang_without_running_pods_is_not_charged(world: World) -> None:
+    world.change(a_queue(quota={"nodes": 4}))
+    world.change(charged(a_pod(0, phase="Succeeded")))
+    assert world.seen().state.workloads == ()
+
+
+@pytest.mark.parametrize("verdict", ["Failed", "FailureTarget"])
+def test_pods_on_lost_nodes_do_not_block_admission(world: World, verdict: str) -> None:
+    world.change(a_queue(quota={"nodes": 4}))
+    world.change(a_node(ready="Unknown"))
+    world.change(a_job(**{**ADMITTED_STATUS, "phase": "Failed"}))
+    ending = JobStatus(conditions=(Condition(type=verdict, status="True"),))
+    world.change(replace(a_gang(), status=ending))
+    world.change(a_pod(0))
+    seen = world.seen()
+    assert seen.next_lost_node == 35
+    assert [r.admitted for r in seen.state.workloads] == [2]
+    later = world.seen(NOW + timedelta(seconds=36))
+    assert later.state.workloads == ()
+    assert later.next_lost_node is None
+
+
+def test_pods_on_nodes_that_are_out_of_service_do_not_block_admission(world: World) -> None:
+    world.change(a_queue(quota={"nodes": 4}))
+    world.change(a_job(**{**ADMITTED_STATUS, "phase": "Failed"}))
+    world.change(a_pod(0))
+    world.change(a_node())
+    assert [r.admitted for r in world.seen().state.workloads] == [2]
+    taint = Taint(key=OUT_OF_SERVICE, value="nodeshutdown", effect="NoExecute")
+    world.change(replace(a_node(), spec=NodeSpec(taints=(taint,))))
+    seen = world.seen()
+    assert seen.state.workloads == ()
+    assert seen.next_lost_node is None
