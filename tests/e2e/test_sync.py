@@ -57,6 +57,7 @@ def test_sync_watch_delivers_each_edit(space: Space, tmp_path: Path) -> None:
         assert_ends_clean(watching)
     finally:
         watching.kill()
+        watching.communicate()
     assert workers(space) == pods
     status = space.get(TORCHRUN_JOBS, "run")["status"]
     assert (status["phase"], status.get("restarts", 0)) == ("Running", 0)
