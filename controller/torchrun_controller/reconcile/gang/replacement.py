@@ -129,6 +129,20 @@ def recorded_uids(job: TorchrunJob, gang: ObservedGang) -> frozenset[str]:
     return frozenset(map(_uid_of, find_records(job, gang)))
 
 
+def find_awaited(job: TorchrunJob, gang: ObservedGang) -> tuple[Pod, ...]:
+    """Return the pods of the present gang whose end, replacement or start it may wait for."""
+    if not gang.child_jobs or not is_replacing(gang.current_job):
+        return ()
+    lost = recorded_uids(job, gang)
+    return tuple(pod for pod in gang.workers if pod.metadata.uid in lost or _is_awaited(pod))
+
+
+def _is_awaited(pod: Pod) -> bool:
+    is_new = predecessors_of(pod) > 0
+    runs = pod.status.phase == "Running" and has_own_start(pod)
+    return alive(pod) and (pod.metadata.terminating or (is_new and not runs))
+
+
 def is_proven(pod: Pod, records: Iterable[Attempt]) -> bool:
     """Whether no rank of an earlier pod of this index may run, by the pod's gate or the records."""
     return not waits_for_predecessor(pod) or _record_before(pod, records) is not None
