@@ -177,7 +177,7 @@ class Context:
 
     @cached_property
     def history_of_kept_gang(self) -> History:
-        """The history of a gang that goes on, with the lost pods that are replaced."""
+        """The history of a gang that goes on or is resized, with the lost pods."""
         if self._state_of_pods.seconds_left is not None:
             return self.history  # another cause may follow, such as a suspension of the Job
         counted = self.counted_losses
@@ -295,8 +295,9 @@ class Context:
         assert outlook.why is not None
         job, observed_gang = self.observed.job, self.observed.gang
         end = gang.record_end(job, observed_gang, outlook.why, self.now, counted=False)
+        history = self.history_of_kept_gang
         return NextAttempt(
-            history=replace(self.history, ends=(*self.history.ends, end), failure=None),
+            history=replace(history, ends=(*history.ends, end)),
             cause=end,
             nodes=outlook.nodes,
             resize=outlook.why,

@@ -155,6 +155,24 @@ def test_an_elastic_gang_shrinks_to_the_pods_that_have_not_ended():
     assert (gangs(world), world.job.status.num_nodes) == (2, 2)
 
 
+@pytest.mark.parametrize(
+    ("lose", "reason", "expected"),
+    [(evict, "EvictionByEvictionAPI", (1, 0, 2)), (kill_by_memory, "OOMKilled", (1, 1, 1))],
+)
+def test_a_pod_that_is_lost_at_the_moment_of_a_shrink_is_recorded(lose, reason, expected):
+    world = running(nodes=4, elastic={"minNodes": 2, "maxNodes": 4})
+    stop(world, 1)
+    replace_lost(world)
+    world.pass_time(seconds=30)
+    lose(world, 2)
+    world.settle()
+    assert (gangs(world), world.job.status.num_nodes) == (2, 2)
+    assert reasons(world) == [(0, "PodDeleted"), (0, reason), (0, "Shrinking")]
+    assert counts(world) == expected
+    assert world.job.status.last_failure is not None
+    assert world.job.status.last_failure.reason == reason
+
+
 def test_an_elastic_gang_that_cannot_shrink_is_replaced():
     world = running(elastic={"minNodes": 3, "maxNodes": 3})
     stop(world, 1)
