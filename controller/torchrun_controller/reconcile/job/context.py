@@ -27,7 +27,7 @@ from torchrun_controller.reconcile.gang.losses import CountedLosses
 from torchrun_controller.reconcile.gang.replaceable import find_obstacle
 from torchrun_controller.reconcile.gang.replacement import Losses
 from torchrun_controller.reconcile.gang.restarts import (
-    NO_FAILURES,
+    INTENDED_ENDS,
     Counts,
     RestartDelay,
     find_backoff,
@@ -284,7 +284,7 @@ class Context:
         end = self.end.attempt
         return NextAttempt(
             history=self.end.history,
-            cause=end if self.gang is not None or end.reason not in NO_FAILURES else None,
+            cause=end if self.gang is not None or end.reason not in INTENDED_ENDS else None,
             nodes=None
             if self.gang is None
             else elastic.nodes_after_failure(self.observed.job, self.observed.gang),
