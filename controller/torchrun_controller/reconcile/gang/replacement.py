@@ -82,7 +82,10 @@ class Losses(Struct, frozen=True, kw_only=True):
 
 
 class _Verdict(Struct, frozen=True, kw_only=True):
-    """What the newest pod of an index means for its gang; see `Losses`."""
+    """What the newest pod of an index means for its gang; see `Losses`.
+
+    `failure` is why a pod was lost that the status does not have.
+    """
 
     loss: Loss | None = None
     failure: Failure | None = None
@@ -264,14 +267,14 @@ def _uid_of(end: Attempt) -> str:
 def _judge_failure(
     pod: Pod, failure: Failure, records: tuple[Attempt, ...], now: datetime
 ) -> _Verdict:
+    # A pod that was lost is why its peers fail, also if it ends the gang.
+    end = _Verdict(ends_gang=True, failure=failure if _is_loss(failure) else None)
     if not alive(pod):
         loss = _to_loss(pod, failure, records)
-        return _END if loss is None else _Verdict(is_pending=True, failure=failure, loss=loss)
+        return end if loss is None else _Verdict(is_pending=True, failure=failure, loss=loss)
     # It terminates. Its deletion timestamp is the end of its grace period.
     deadline = (pod.metadata.deletion_timestamp or now) + END_WITHIN
-    return (
-        _END if deadline <= now else _Verdict(is_pending=True, failure=failure, deadline=deadline)
-    )
+    return end if deadline <= now else _Verdict(is_pending=True, failure=failure, deadline=deadline)
 
 
 def _judge_predecessor(pod: Pod, gang: ObservedGang, records: tuple[Attempt, ...]) -> _Verdict:
@@ -353,7 +356,7 @@ def _counted_failure(pod: Pod, message: str) -> Failure:
 
 def _peer_cause(verdicts: tuple[_Verdict, ...], pending: tuple[Pod, ...]) -> Failure | None:
     """Return the loss for which other pods lose their peers; None if no pod is lost."""
-    new_failures = [v.failure for v in verdicts if v.is_pending and v.failure is not None]
+    new_failures = [v.failure for v in verdicts if v.failure is not None]
     if new_failures:
         return min(new_failures, key=lambda failure: precedence(failure.details))
     if not pending:

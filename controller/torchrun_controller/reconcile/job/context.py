@@ -218,12 +218,12 @@ class Context:
         number = attempt_of(observed.gang.current_job)
         recorded_end = find_end(observed.job.status.attempts, number)
         if recorded_end is not None:
-            return GangEnd(
-                why=why,
-                fails_job=False,
-                attempt=recorded_end,
-                history=replace(self.history, ends=(*self.history.ends, recorded_end)),
-            )
+            history = replace(self.history, ends=(*self.history.ends, recorded_end))
+            if not failure.is_counted:
+                recorded_cause = observed.job.status.last_failure
+                cause = losses.choose_cause(recorded_cause, failure.details)
+                history = replace(history, failure=cause)
+            return GangEnd(why=why, fails_job=False, attempt=recorded_end, history=history)
         node = failure.details.node
         attempt = gang.record_end(
             observed.job, observed.gang, why, self.now, counted=False, node=node
