@@ -29,7 +29,7 @@ from torchrun_api.core import Node, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.status import TorchrunJobStatus, UnfencedWorker
 from torchrun_controller.reconcile.gang.failures import UNPROVEN, read_failure
-from torchrun_controller.reconcile.model.observed import ObservedGang
+from torchrun_controller.reconcile.model.observed import ObservedCluster, ObservedGang
 from torchrun_controller.reconcile.pods import lifecycle, nodes
 from torchrun_controller.reconcile.pods.lifecycle import (
     alive,
@@ -111,12 +111,20 @@ def has_unrecorded(job: TorchrunJob, unfenced: tuple[UnfencedWorker, ...]) -> bo
 
 
 def worker_nodes(
-    job: TorchrunJob, gang: ObservedGang, attempt: int, unfenced: tuple[UnfencedWorker, ...]
+    job: TorchrunJob,
+    gang: ObservedGang,
+    cluster: ObservedCluster,
+    attempt: int,
+    unfenced: tuple[UnfencedWorker, ...],
 ) -> tuple[str, ...]:
     """Return the nodes of the workers of an attempt that may run ranks, by index; "" for none.
 
-    The `unfenced` workers are left out: the status has them already.
+    The `unfenced` workers are left out: the status has them already. While nodes are awaited, the
+    status keeps its nodes: a pod that vanishes meanwhile may be on a lost one.
     """
+    if cluster.nodes is None:
+        is_kept = cluster.nodes_awaited and attempt == job.status.attempt
+        return job.status.worker_nodes if is_kept else ()
     recorded_identities = {_identity(worker) for worker in unfenced}
     closed_gates = _closed_gates(job, gang)
     node_names = {

@@ -197,7 +197,7 @@ def to_record(loss: Loss, now: datetime, running_seconds: float, *, counted: boo
 
 def find_losses(observed: Observed, now: datetime) -> Losses | None:
     """Return the lost pods of the present gang; None if it does not replace pods, or has ended."""
-    job, gang, nodes = observed.job, observed.gang, observed.cluster.nodes
+    job, gang, cluster = observed.job, observed.gang, observed.cluster
     child = gang.current_job
     is_stopped = child.spec.suspend or child.metadata.terminating
     if is_stopped or not is_replacing(child) or head_and_workers.find_failed_job(gang) is not None:
@@ -215,7 +215,9 @@ def find_losses(observed: Observed, now: datetime) -> Losses | None:
     problems = [each.problem for each in verdicts.values() if each.problem is not None]
     has_succeeded = any(pod.status.phase == "Succeeded" for pod in workers)
     most = min(MOST_AT_ONCE, head_and_workers.nodes_of(child) - 1)
-    ends = any(each.ends_gang for each in verdicts.values()) or nodes is None
+    ends = any(each.ends_gang for each in verdicts.values())
+    # A pod is lost by the report of its kubelet alone, so nodes that are read soon are awaited.
+    ends = ends or (cluster.nodes is None and not cluster.nodes_awaited)
     return Losses(
         new=tuple(each.loss for each in verdicts.values() if each.loss is not None),
         pending=pending,

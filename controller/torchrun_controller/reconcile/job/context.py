@@ -24,7 +24,7 @@ from torchrun_controller.reconcile.gang.failures import Failure
 from torchrun_controller.reconcile.gang.gang import GangState
 from torchrun_controller.reconcile.gang.in_place import NewRestarts
 from torchrun_controller.reconcile.gang.losses import CountedLosses
-from torchrun_controller.reconcile.gang.replaceable import find_obstacle
+from torchrun_controller.reconcile.gang.replaceable import describe_present, find_obstacle
 from torchrun_controller.reconcile.gang.replacement import Losses
 from torchrun_controller.reconcile.gang.restarts import (
     INTENDED_ENDS,
@@ -45,6 +45,9 @@ from torchrun_controller.reconcile.spec.reliability import resolve_reliability
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve_spec
 from torchrun_controller.reconcile.workspace import preparation, setup
 from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace
+
+# States of a gang that goes on.
+_PRESENT = frozenset({State.GANG_STARTING, State.GANG_RUNNING, State.GANG_SUSPENDED})
 
 
 class GangEnd(Struct, frozen=True, kw_only=True):
@@ -138,6 +141,26 @@ class Context:
     def replacement_obstacle(self) -> str | None:
         """Why podReplacement Pod has no effect on the next gang; None if it has, or is not set."""
         return find_obstacle(self.observed, self.reliability, self.defaults)
+
+    def find_replacement_warning(self, state: State) -> str | None:
+        """Return why podReplacement Pod has no effect on the present gang or the next one."""
+        if self.replacement_obstacle is not None or state not in _PRESENT:
+            return self.replacement_obstacle
+        return describe_present(self.observed.gang, self.reliability)
+
+    @property
+    def awaits_nodes(self) -> bool:
+        """Whether the next gang needs the nodes, which the controller does not know yet.
+
+        Without them it sees neither workers of earlier gangs that may still run on lost nodes, nor
+        whether a lost pod may be replaced.
+        """
+        job, observed_gang = self.observed.job, self.observed.gang
+        if not self.observed.cluster.nodes_awaited:
+            return False
+        fences = not self.reliability.allow_unfenced_restart
+        may_fence = fences and gang.was_created(job, observed_gang)
+        return may_fence or (self.replaces_pods and self.spec.size.nodes > 1)
 
     @property
     def replaces_pods(self) -> bool:

@@ -134,13 +134,15 @@ class ObservedCluster(Struct, frozen=True, kw_only=True):
     """Nodes, installed schedulers and warning events.
 
     `nodes` has the nodes of the job's pods, of unfenced workers and of earlier failures, if they
-    exist; all nodes if checkpoints stay on nodes; None without the permission to read nodes.
-    `promised` has the bytes on each node that checkpoints of workers there may take. `installed` is
-    None until the API server has answered. `warnings` are events on the PVCs, the latest child Job
-    and the pods of that Job, in the order of time.
+    exist; all nodes if checkpoints stay on nodes; None while they are unknown. `nodes_awaited`:
+    they are unknown although the controller may read them. `promised` has the bytes on each node
+    that checkpoints of workers there may take. `installed` is None until the API server has
+    answered. `warnings` are events on the PVCs, the latest child Job and the pods of that Job, in
+    the order of time.
     """
 
     nodes: dict[str, Node] | None = None
+    nodes_awaited: bool = False
     promised: dict[str, int] = field(default_factory=dict)
     installed: Installed | None = None
     warnings: tuple[CoreEvent, ...] = ()
