@@ -18,8 +18,8 @@ With a shared state directory, the launchers of a new gang can fence such a work
 kills its ranks. The worker stays in the status, at no cost for later gangs.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,6 +29,7 @@ from torchrun_api.core import Node, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.status import TorchrunJobStatus, UnfencedWorker
 from torchrun_controller.reconcile.gang.failures import UNPROVEN, read_failure
+from torchrun_controller.reconcile.gang.fence_order import parse_time
 from torchrun_controller.reconcile.model.observed import ObservedCluster, ObservedGang
 from torchrun_controller.reconcile.pods import lifecycle, nodes
 from torchrun_controller.reconcile.pods.lifecycle import (
@@ -177,43 +178,6 @@ def fencing_since(gang: ObservedGang) -> datetime | None:
     annotations = (pod.metadata.annotations.fence.partition(" ") for pod in gang.workers)
     times = [parse_time(time) for time, _, who in annotations if f" {previous}:" in f" {who}"]
     return max((time for time in times if time is not None), default=None)
-
-
-def fence_annotation(workers: tuple[UnfencedWorker, ...], now: datetime) -> str:
-    """Return the annotation for the launchers: the time, and the workers that are to be fenced.
-
-    Ranges of indexes keep it below 32 KiB for any workers of one attempt.
-    """
-    indexes: dict[int, set[int]] = {}
-    for worker in workers:
-        assert worker.attempt is not None, "launchers cannot fence an earlier job"
-        indexes.setdefault(worker.attempt, set()).add(worker.index)
-    attempts = (f"{attempt}:{_format_ranges(indexes[attempt])}" for attempt in sorted(indexes))
-    return " ".join([format_time(now), *attempts])
-
-
-def _format_ranges(indexes: Iterable[int]) -> str:
-    """Return the indexes as 0-3,7."""
-    ranges: list[tuple[int, int]] = []
-    for index in sorted(indexes):
-        if ranges and ranges[-1][1] == index - 1:
-            ranges[-1] = ranges[-1][0], index
-        else:
-            ranges.append((index, index))
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
-
-
-def format_time(time: datetime) -> str:
-    """Return the time as in annotations."""
-    return f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
-
-
-def parse_time(text: str) -> datetime | None:
-    """Return the time of an annotation, None if it is not a time."""
-    try:
-        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-    except ValueError:
-        return None
 
 
 def _recorded_workers(job: TorchrunJob, gang: ObservedGang) -> tuple[UnfencedWorker, ...]:

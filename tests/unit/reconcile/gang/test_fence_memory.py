@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.status import TorchrunJobStatus, UnfencedWorker
-from torchrun_controller.reconcile.gang import fence
+from torchrun_controller.reconcile.gang.fence_order import fence_annotation
 from torchrun_runtime.launch.gate import workers_in
 from unit.reconcile.losing import OUT_OF_SERVICE, begin, replaced, running, started
 from world import START, World, make_job, make_queue
@@ -238,7 +238,7 @@ MOST = 10_000  # nodes of one job
 )
 def test_the_fence_annotation_is_bounded(indexes: Iterable[int], longest: int):
     workers = unfenced_workers(indexes)
-    order = fence.fence_annotation(workers, START)
+    order = fence_annotation(workers, START)
     assert len(order) <= longest
     assert [(w.attempt, w.completion_index) for w in workers_in(order)] == [
         (1, index) for index in indexes
@@ -249,7 +249,7 @@ def test_the_fence_annotation_is_bounded(indexes: Iterable[int], longest: int):
 @given(st.sets(st.tuples(st.integers(0, 5), st.integers(0, 40))))
 def test_the_launcher_reads_the_fence_annotation(workers: set[tuple[int, int]]):
     unfenced = tuple(UnfencedWorker(attempt=attempt, index=index) for attempt, index in workers)
-    assert workers_in(fence.fence_annotation(unfenced, START)) == sorted(workers)
+    assert workers_in(fence_annotation(unfenced, START)) == sorted(workers)
 
 
 def test_unfenced_workers_of_a_lost_cluster_fit_into_etcd():
