@@ -170,12 +170,14 @@ def next_release(
 def fencing_since(gang: ObservedGang) -> datetime | None:
     """Return when the present gang began to fence the gang before it; None if it need not.
 
-    Older gangs were fenced by the gang before, or its launchers report that they were not.
+    Older gangs were fenced by the gang before, or its launchers report that they were not. A pod that
+    replaces another one waits at most for what is left of the fence of its gang.
     """
     if not gang.child_jobs:
         return None
     previous = attempt_of(gang.current_job) - 1
-    annotations = (pod.metadata.annotations.fence.partition(" ") for pod in gang.workers)
+    pods = (pod for pod in gang.workers if not lifecycle.predecessors_of(pod))
+    annotations = (pod.metadata.annotations.fence.partition(" ") for pod in pods)
     times = [parse_time(time) for time, _, who in annotations if f" {previous}:" in f" {who}"]
     return max((time for time in times if time is not None), default=None)
 
