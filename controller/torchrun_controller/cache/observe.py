@@ -197,6 +197,7 @@ def observe(
             service=next(iter(services), None),
             progress=reports.of((namespace, name), latest),
             restarts=reports.restarts_of((namespace, name), latest),
+            has_reported=reports.has_any((namespace, name), latest),
         ),
         workspace=ObservedWorkspace(
             claims=tuple(claims),

@@ -8,6 +8,7 @@ worker from the start of NotReady on, until one of these holds:
 - its Node object is gone, and an annotation of the TorchrunJob says that the machine is off;
 - its node is Ready again and has the pod: from now on the kubelet reports its end;
 - its node has been Ready again for longer than a kubelet takes to end a deleted pod;
+- a newer gang that had to fence it reports that its ranks have started;
 - the user allows an unfenced restart.
 
 No gang is created before the status has all of them. `status.workerNodes` has the nodes of the
@@ -15,7 +16,8 @@ present gang: it shows workers whose pods vanished while no controller ran.
 
 With a shared state directory, the launchers of a new gang can fence such a worker
 (torchrun_runtime.launch.fencing): its launcher has proved that it watches for newer gangs, and
-kills its ranks. The worker stays in the status, at no cost for later gangs.
+kills its ranks. The worker stays in the status until they report that their ranks have started,
+which they do after the fence. Launchers of later gangs know of the fence from the directory.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,7 +31,7 @@ from torchrun_api.core import Node, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.status import TorchrunJobStatus, UnfencedWorker
 from torchrun_controller.reconcile.gang.failures import UNPROVEN, read_failure
-from torchrun_controller.reconcile.gang.fence_order import parse_time
+from torchrun_controller.reconcile.gang.fence_order import has_worker, parse_time
 from torchrun_controller.reconcile.model.observed import ObservedCluster, ObservedGang
 from torchrun_controller.reconcile.pods import lifecycle, nodes
 from torchrun_controller.reconcile.pods.lifecycle import (
@@ -102,6 +104,7 @@ def unfenced_workers(
         worker
         for worker in (*recorded, *sorted(unrecorded, key=_order))
         if not _is_released(gang, cluster_nodes, worker, now, release_delay, machines_off)
+        if not _is_fenced(gang, worker)
     )
 
 
@@ -170,8 +173,8 @@ def next_release(
 def fencing_since(gang: ObservedGang) -> datetime | None:
     """Return when the present gang began to fence the gang before it; None if it need not.
 
-    Older gangs were fenced by the gang before, or its launchers report that they were not. A pod that
-    replaces another one waits at most for what is left of the fence of its gang.
+    Older gangs were fenced by the gang before, or its launchers report that they were not. Pods
+    that replace others come after the fence, unless a pod is lost while it lasts.
     """
     if not gang.child_jobs:
         return None
@@ -308,6 +311,12 @@ def _is_released(
         return True
     since = _ready_since(cluster_nodes, worker)
     return since is not None and (_has_pod(gang, worker) or now - since >= release_delay)
+
+
+def _is_fenced(gang: ObservedGang, worker: UnfencedWorker) -> bool:
+    """Whether the ranks of the present gang run, whose launchers had to fence the worker first."""
+    orders = (pod.metadata.annotations.fence for pod in gang.workers)
+    return gang.has_reported and any(has_worker(order, worker) for order in orders)
 
 
 def _release_delay(policy: ResolvedReliability) -> timedelta:

@@ -19,6 +19,21 @@ def fence_annotation(workers: tuple[UnfencedWorker, ...], now: datetime) -> str:
     return " ".join([format_time(now), *attempts])
 
 
+def has_worker(order: str, worker: UnfencedWorker) -> bool:
+    """Whether the annotation orders to fence the worker."""
+    for word in order.split()[1:]:
+        attempt, _, ranges = word.partition(":")
+        if attempt == str(worker.attempt):
+            return any(_covers(each, worker.index) for each in ranges.split(","))
+    return False
+
+
+def _covers(text: str, index: int) -> bool:
+    first, _, last = text.partition("-")
+    ends = first, last or first
+    return all(end.isdecimal() for end in ends) and int(ends[0]) <= index <= int(ends[1])
+
+
 def _format_ranges(indexes: Iterable[int]) -> str:
     """Return the indexes as 0-3,7."""
     ranges: list[tuple[int, int]] = []

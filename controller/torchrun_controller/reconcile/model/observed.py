@@ -92,7 +92,7 @@ class ObservedGang(Struct, frozen=True, kw_only=True):
     that may still run: those of other gangs, of an earlier job of that name, those that are already
     deleted, and replaced ones. `groups` are those of the job and of its latest child Job, if they
     are readable. `progress` and `restarts` are the last reports that this process got from the
-    latest child Job.
+    latest child Job; `has_reported`: there was one, so ranks of that Job have started.
     """
 
     child_jobs: tuple[Job, ...] = ()
@@ -105,6 +105,7 @@ class ObservedGang(Struct, frozen=True, kw_only=True):
     service: Service | None = None
     progress: Progress | None = None
     restarts: RestartsInPlace = RestartsInPlace()
+    has_reported: bool = False
 
     @property
     def current_job(self) -> Job:
