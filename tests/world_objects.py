@@ -83,6 +83,7 @@ class WorldObjects:
         self.rejections: tuple[Rejection, ...] = ()
         self.warnings: list[CoreEvent] = []
         self.nodes: dict[str, Node] | None = None
+        self.nodes_awaited = False
         self.installed: Installed | None = Installed()
         self.kinds: dict[str, Kind[SchedulingGroup]] = {}  # of groups, by their plurals
         self.created: list[tuple[str, str]] = []
@@ -98,6 +99,7 @@ class WorldObjects:
             self.job.metadata.namespace,
             self.job.metadata.name,
             nodes=None if self.nodes is None else _filled(Store(), self.nodes.values()),
+            nodes_awaited=self.nodes_awaited,
             conflicts=self.conflicts,
             rejections=self.rejections,
             reports=self.reports,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchrun_api import contents, contract, exit_codes, names, workspace_contract
+from torchrun_api import contents, contract, exit_codes, names, peer_loss, workspace_contract
 from torchrun_api.variable import LAUNCHER, RANK, SERVE, SYNC, TORCHRUN, USER, Variable
 
 # In the order of their declarations, by the name of the constant.
@@ -20,7 +20,7 @@ VARIABLES: dict[str, Variable[str] | Variable[int] | Variable[object]] = {
 
 _MODULE = '''"""The contract with the controller and the sync pod: names that both sides know.
 
-Generated from torchrun_api (contract, names, exit_codes, contents) by `make generate`.
+Generated from torchrun_api (contract, names, exit_codes, contents, peer_loss) by `make generate`.
 """
 '''
 _ANNOTATIONS = ("START", "FENCE", "IN_PLACE", "REVISION", "SERVED", "DEVELOPMENT")
@@ -79,6 +79,8 @@ def launcher_module() -> str:
     lines += [f"{name} = {getattr(exit_codes, name)}" for name in exit_codes.LAUNCHER_CONSTANTS]
     lines += ["", "# Of a workspace: its marker, and the most bytes that its manifest may have."]
     lines += [f'MARKER = "{contents.MARKER}"', f"LARGEST_MANIFEST = {contents.LARGEST_TEXT}"]
+    lines += ["", "# Of the message of a rank that lost its peer, without regard to case."]
+    lines += ["PEER_LOSS = (", *(f'    r"{text}",' for text in peer_loss.PEER_LOSS), ")"]
     return "\n".join(lines) + "\n"
 
 

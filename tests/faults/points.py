@@ -17,7 +17,7 @@ POINTS = {
     "leader replaced": 105,
     "pods replaced": 139,
     "no controller": 161,
-    "no room": 150,
+    "no room": 153,
     "less room": 133,
     "machine off": 124,
     "node deleted": 121,

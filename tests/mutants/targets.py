@@ -47,6 +47,7 @@ TARGETS = (
         "core",
         (
             "torchrun_controller/reconcile/gang/fence.py",
+            "torchrun_controller/reconcile/gang/fence_order.py",
             "torchrun_controller/reconcile/gang/gang.py",
             "torchrun_controller/reconcile/gang/gate.py",
             "torchrun_controller/reconcile/admission/*.py",

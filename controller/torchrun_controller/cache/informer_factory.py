@@ -169,6 +169,7 @@ class InformerFactory:
             namespace,
             name,
             nodes=self.nodes.view,
+            nodes_awaited=self.nodes.is_awaited,
             reports=self.reports,
             installed=self.discovery.installed,
             groups=partial(self.groups.owned_by, namespace),

@@ -125,6 +125,7 @@ def observe(
     name: str,
     *,
     nodes: Store[Node] | None = None,
+    nodes_awaited: bool = False,
     conflicts: tuple[Conflict, ...] = (),
     rejections: tuple[Rejection, ...] = (),
     reports: Reports | None = None,
@@ -133,11 +134,11 @@ def observe(
 ) -> Observed | None:
     """Return the input of reconcile for one job, from the caches; None if the job is not cached.
 
-    The caches are those of the job's namespace. `nodes` is None while nodes are unknown.
-    `conflicts` and `rejections` are refused writes to report; conflicts with cached objects are
-    added. `groups` returns the scheduling groups that the object with a UID controls. Child Jobs
-    are sorted by attempt, worker pods by name, helper pods by number, warnings by time. Does not
-    raise.
+    The caches are those of the job's namespace. `nodes` is None while nodes are unknown, and
+    `nodes_awaited` if that is temporary. `conflicts` and `rejections` are refused writes to report;
+    conflicts with cached objects are added. `groups` returns the scheduling groups that the object
+    with a UID controls. Child Jobs are sorted by attempt, worker pods by name, helper pods by
+    number, warnings by time. Does not raise.
     """
     job = caches.jobs.get(namespace, name)
     if job is None:
@@ -196,6 +197,7 @@ def observe(
             service=next(iter(services), None),
             progress=reports.of((namespace, name), latest),
             restarts=reports.restarts_of((namespace, name), latest),
+            has_reported=reports.has_any((namespace, name), latest),
         ),
         workspace=ObservedWorkspace(
             claims=tuple(claims),
@@ -205,6 +207,7 @@ def observe(
         ),
         cluster=ObservedCluster(
             nodes=None if nodes is None else _select_nodes(nodes, relevant_nodes | all_nodes),
+            nodes_awaited=nodes_awaited,
             promised=caches.pods.sums(PROMISED) if all_nodes else {},
             installed=installed,
             warnings=_warnings(caches, objects_with_warnings),

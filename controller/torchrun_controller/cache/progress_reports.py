@@ -76,6 +76,11 @@ class Reports:
             return RestartsInPlace()
         return report.restarts
 
+    def has_any(self, job: Key, child_uid: str) -> bool:
+        """Return whether workers of this child Job have reported."""
+        reports = (self._newest.get(job), self._restarts.get(job))
+        return any(report is not None and report.child_uid == child_uid for report in reports)
+
     def newest(self, job: Key) -> Progress | None:
         """Return the last progress of the job, of any attempt."""
         report = self._newest.get(job)

@@ -9,13 +9,20 @@ start, and a restart after an observed failure, need no read.
 An elastic gang shrinks when some pods have no node for a while. When a dead watch of pods is
 replaced, the cache shows the node of one pod before that of the next. So pods without a node are
 read, too.
+
+A gang that replaces lost pods waits for each of them to end, and for the new one to run, for a
+limited time. A dead watch shows neither. So the awaited pods are read before such a gang fails. The
+Job controller changes a lost pod once it has replaced it: it removes its finalizer.
 """
 
 from typing import Any, Protocol
 
 from torchrun_api import names
+from torchrun_api.core import Pod
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, TORCHRUN_JOBS, Kind
 from torchrun_controller.client.apply import LiveObject, SupersededError
+from torchrun_controller.reconcile.gang.replacement import MOST_AT_ONCE, find_awaited
+from torchrun_controller.reconcile.gang.restarts import INTENDED_ENDS
 from torchrun_controller.reconcile.model.attempts import find_end
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.plan import Plan
@@ -36,6 +43,8 @@ async def verify(finder: Finder, observed: Observed, plan: Plan) -> None:
     """
     if observed.job.spec.elastic is not None and _creates_gang(plan):
         await _verify_unscheduled(finder, observed)
+    if _fails_gang(observed, plan):
+        await _verify_awaited(finder, observed)
     if not _is_replacement(observed, plan):
         return
     meta = observed.job.metadata
@@ -53,11 +62,24 @@ async def verify(finder: Finder, observed: Observed, plan: Plan) -> None:
 async def _verify_unscheduled(finder: Finder, observed: Observed) -> None:
     """Raise SupersededError if a pod without a node has changed since it was cached."""
     for pod in observed.gang.workers:
-        if pod.spec.node_name or not alive(pod):
-            continue
-        live_pod = await finder.find(PODS, pod.metadata.namespace, pod.metadata.name)
-        if live_pod is None or live_pod.version != pod.metadata.resource_version:
-            raise SupersededError(f"pod {pod.metadata.name!r} has changed since it was seen")
+        if not pod.spec.node_name and alive(pod):
+            await _verify_unchanged(finder, pod)
+
+
+async def _verify_awaited(finder: Finder, observed: Observed) -> None:
+    """Raise SupersededError if an awaited pod has changed since it was cached.
+
+    A gang with more lost pods than are replaced at once ends whatever becomes of them.
+    """
+    awaited = find_awaited(observed.job, observed.gang)
+    for pod in awaited if len(awaited) <= MOST_AT_ONCE else ():
+        await _verify_unchanged(finder, pod)
+
+
+async def _verify_unchanged(finder: Finder, pod: Pod) -> None:
+    live_pod = await finder.find(PODS, pod.metadata.namespace, pod.metadata.name)
+    if live_pod is None or live_pod.version != pod.metadata.resource_version:
+        raise SupersededError(f"pod {pod.metadata.name!r} has changed since it was seen")
 
 
 def _creates_gang(plan: Plan) -> bool:
@@ -82,6 +104,18 @@ def _ends_attempt(observed: Observed, plan: Plan) -> bool:
     is_recorded = find_end(status.attempts, number) is not None
     is_ended = find_end(plan.status.attempts, number) is not None
     return plan.status.phase == "Failed" or (is_ended and not is_recorded)
+
+
+def _fails_gang(observed: Observed, plan: Plan) -> bool:
+    """Whether the new status records a failure of the latest gang, or a failed job."""
+    if plan.status is None or not observed.gang.child_jobs:
+        return False
+    if plan.status.phase == "Failed":
+        return True
+    number = attempt_of(observed.gang.current_job)
+    end = find_end(plan.status.attempts, number)
+    is_recorded = find_end(observed.job.status.attempts, number) is not None
+    return end is not None and not is_recorded and end.reason not in INTENDED_ENDS
 
 
 def _has_current_gang(observed: Observed) -> bool:

@@ -10,11 +10,13 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any, Final
 
 import anyio
 from msgspec import Struct
 
+from torchrun_api.kinds import NODES
 from torchrun_controller.cache.informer import Informer
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.observe import Key
@@ -81,6 +83,8 @@ class Player:
         clock = Clock(lambda: self._now, self._now_utc, lambda: 0.0)
         self._queue: WorkQueue[Key] = WorkQueue(clock.monotonic)
         read_errors = ReadErrors()
+        # A recording has no refusals. Nodes that it does not have are not awaited.
+        read_errors.observe("list", NODES.resource, HTTPStatus.FORBIDDEN, 0.0)
         self._factory = InformerFactory(
             self._transport, read_errors, self._queue, namespaces, clock
         )

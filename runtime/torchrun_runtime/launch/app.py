@@ -32,7 +32,7 @@ from .fencing import GangId, Worker, take_over
 from .gang.leader import Predecessor
 from .gang.messages import StopRound
 from .gang.rounds import Rounds, follow, lead
-from .gate import count_predecessors, is_open, pass_gate, read_predecessor
+from .gate import count_predecessors, has_fence_order, is_open, pass_gate, read_predecessor
 from .hang import HangWatchdog
 from .memory import OomWatchdog
 from .network import wait_for_names
@@ -289,7 +289,8 @@ def _run(
 def _reporter(settings: Settings, reports: str, rounds: Rounds) -> Reporter | None:
     if not (settings.progress_url and reports):
         return None
-    restarts = describe_restarts(rounds.restarts())
+    has_fenced = settings.gang.is_leader and has_fence_order(settings.start_file)
+    restarts = describe_restarts(rounds.restarts(), has_fenced)
     return Reporter(settings.progress_url, settings.progress_token_file, reports, restarts)
 
 

@@ -1,6 +1,6 @@
 """The contract with the controller and the sync pod: names that both sides know.
 
-Generated from torchrun_api (contract, names, exit_codes, contents) by `make generate`.
+Generated from torchrun_api (contract, names, exit_codes, contents, peer_loss) by `make generate`.
 """
 
 JOB_UID = "TORCHRUN_JOB_UID"  # text
@@ -72,3 +72,16 @@ STOPPED = 143
 # Of a workspace: its marker, and the most bytes that its manifest may have.
 MARKER = ".sync_success"
 LARGEST_MANIFEST = 134217728
+
+# Of the message of a rank that lost its peer, without regard to case.
+PEER_LOSS = (
+    r"connection (was )?(closed|reset|refused|aborted)",
+    r"by peer\b",
+    r"broken pipe",
+    r"ncclRemoteError",
+    r"remote process exited",
+    r"socket timeout",
+    r"timed out waiting \d+ms",
+    r"read error \[",
+    r"writeAny",
+)

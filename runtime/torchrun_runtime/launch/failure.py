@@ -13,17 +13,12 @@ import re
 from contextlib import suppress
 from typing import Mapping, NamedTuple
 
-from .contract import NOT_FOUND
+from .contract import NOT_FOUND, PEER_LOSS
 from .output import timestamp
 from .processes import signal_name
 from .supervise import CommandExit
 
-# Messages of gloo and NCCL in a rank that lost a peer.
-_PEER_LOSS = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|by peer\b|broken pipe|ncclRemoteError"
-    r"|remote process exited|socket timeout|timed out waiting \d+ms|read error \[|writeAny",
-    re.IGNORECASE,
-)
+_PEER_LOSS = re.compile("|".join(PEER_LOSS), re.IGNORECASE)
 _SIGTERM, _SIGKILL = 15, 9
 _TORCHRUN_FAILED = 1  # torchrun's exit code for any failing rank
 

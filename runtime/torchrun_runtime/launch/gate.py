@@ -50,6 +50,11 @@ def pass_gate(start_file: str, attempt: str) -> list[Worker]:
     return workers_in(annotation(start_file, FENCE_ANNOTATION))
 
 
+def has_fence_order(start_file: str) -> bool:
+    """Whether the pod itself had to fence workers of older gangs."""
+    return bool(start_file and annotation(start_file, FENCE_ANNOTATION))
+
+
 def is_open(start_file: str, attempt: str) -> bool:
     """Whether the pod itself has the permission of the controller."""
     return not start_file or _may_start(start_file, attempt)

@@ -43,9 +43,13 @@ def newest_step(folder: str) -> int | None:
         return None
 
 
-def describe_restarts(restarts: Restarts) -> bytes:
-    """The report of restarts in place; empty without restarts."""
-    if not restarts.total:
+def describe_restarts(restarts: Restarts, has_fenced: bool = False) -> bytes:
+    """The report of restarts in place; empty without restarts.
+
+    has_fenced: workers of older gangs were fenced. The controller remembers them until a report
+    shows that the ranks of this gang run, so there is one without restarts, too.
+    """
+    if not (restarts.total or has_fenced):
         return b""
     last = [
         {

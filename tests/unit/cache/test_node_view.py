@@ -133,6 +133,22 @@ def test_nodes_are_known_once_listed_until_their_watch_is_silent(world):
     assert watch.view is None
 
 
+def test_jobs_await_nodes_that_the_controller_may_read(world):
+    world.change(msgspec.convert({"metadata": {"name": "run", "namespace": "team"}}, TorchrunJob))
+
+    def is_awaited() -> bool:
+        observed = world.factory.observe("team", "run")
+        assert observed is not None
+        assert observed.cluster.nodes is None or not observed.cluster.nodes_awaited
+        return observed.cluster.nodes_awaited
+
+    assert is_awaited()
+    world.answers.observe("list", "nodes", 403, 0.1)
+    assert not is_awaited()
+    synced(world)
+    assert not is_awaited()
+
+
 def test_readiness_does_not_wait_for_nodes(world):
     for informer in world.factory.informers:
         if informer is not world.factory.nodes.informer:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from torchrun_api.kinds import JOBS, NODES, PODS, TORCHRUN_JOBS
 from torchrun_controller.reconcile import reconcile
@@ -32,6 +33,18 @@ async def test_a_new_job_gets_the_plan_of_reconcile() -> None:
     assert decision.plan == reconcile(observed, decision.time, defaults=DEFAULTS)
     assert "jobs.batch/train" in applied(decision)
     assert decision.cause == "services"  # the last required list
+
+
+async def test_a_recording_without_nodes_does_not_wait_for_them() -> None:
+    """As one of a controller that may not read nodes."""
+    film = Film().starts(job(numNodes=2, reliability={"podReplacement": "Pod"}), queue())
+    del film.lines[-2:]  # the list of nodes is the last one
+    player = Player(replace(DEFAULTS, progress_url="http://controller:8082"))
+    (decision,) = await film.decisions(player)
+    observed = player._factory.observe("ml", "train")
+    assert observed is not None
+    assert observed.cluster.nodes is None
+    assert "jobs.batch/train" in applied(decision)
 
 
 async def test_no_decision_before_every_cache_is_filled() -> None:

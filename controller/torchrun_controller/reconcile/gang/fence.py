@@ -8,6 +8,7 @@ worker from the start of NotReady on, until one of these holds:
 - its Node object is gone, and an annotation of the TorchrunJob says that the machine is off;
 - its node is Ready again and has the pod: from now on the kubelet reports its end;
 - its node has been Ready again for longer than a kubelet takes to end a deleted pod;
+- a newer gang that had to fence it reports that its ranks have started;
 - the user allows an unfenced restart.
 
 No gang is created before the status has all of them. `status.workerNodes` has the nodes of the
@@ -15,11 +16,12 @@ present gang: it shows workers whose pods vanished while no controller ran.
 
 With a shared state directory, the launchers of a new gang can fence such a worker
 (torchrun_runtime.launch.fencing): its launcher has proved that it watches for newer gangs, and
-kills its ranks. The worker stays in the status, at no cost for later gangs.
+kills its ranks. The worker stays in the status until they report that their ranks have started,
+which they do after the fence. Launchers of later gangs know of the fence from the directory.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,7 +31,8 @@ from torchrun_api.core import Node, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.status import TorchrunJobStatus, UnfencedWorker
 from torchrun_controller.reconcile.gang.failures import UNPROVEN, read_failure
-from torchrun_controller.reconcile.model.observed import ObservedGang
+from torchrun_controller.reconcile.gang.fence_order import has_worker, parse_time
+from torchrun_controller.reconcile.model.observed import ObservedCluster, ObservedGang
 from torchrun_controller.reconcile.pods import lifecycle, nodes
 from torchrun_controller.reconcile.pods.lifecycle import (
     alive,
@@ -101,6 +104,7 @@ def unfenced_workers(
         worker
         for worker in (*recorded, *sorted(unrecorded, key=_order))
         if not _is_released(gang, cluster_nodes, worker, now, release_delay, machines_off)
+        if not _is_fenced(gang, worker)
     )
 
 
@@ -111,12 +115,20 @@ def has_unrecorded(job: TorchrunJob, unfenced: tuple[UnfencedWorker, ...]) -> bo
 
 
 def worker_nodes(
-    job: TorchrunJob, gang: ObservedGang, attempt: int, unfenced: tuple[UnfencedWorker, ...]
+    job: TorchrunJob,
+    gang: ObservedGang,
+    cluster: ObservedCluster,
+    attempt: int,
+    unfenced: tuple[UnfencedWorker, ...],
 ) -> tuple[str, ...]:
     """Return the nodes of the workers of an attempt that may run ranks, by index; "" for none.
 
-    The `unfenced` workers are left out: the status has them already.
+    The `unfenced` workers are left out: the status has them already. While nodes are awaited, the
+    status keeps its nodes: a pod that vanishes meanwhile may be on a lost one.
     """
+    if cluster.nodes is None:
+        is_kept = cluster.nodes_awaited and attempt == job.status.attempt
+        return job.status.worker_nodes if is_kept else ()
     recorded_identities = {_identity(worker) for worker in unfenced}
     closed_gates = _closed_gates(job, gang)
     node_names = {
@@ -161,51 +173,16 @@ def next_release(
 def fencing_since(gang: ObservedGang) -> datetime | None:
     """Return when the present gang began to fence the gang before it; None if it need not.
 
-    Older gangs were fenced by the gang before, or its launchers report that they were not.
+    Older gangs were fenced by the gang before, or its launchers report that they were not. Pods
+    that replace others come after the fence, unless a pod is lost while it lasts.
     """
     if not gang.child_jobs:
         return None
     previous = attempt_of(gang.current_job) - 1
-    annotations = (pod.metadata.annotations.fence.partition(" ") for pod in gang.workers)
+    pods = (pod for pod in gang.workers if not lifecycle.predecessors_of(pod))
+    annotations = (pod.metadata.annotations.fence.partition(" ") for pod in pods)
     times = [parse_time(time) for time, _, who in annotations if f" {previous}:" in f" {who}"]
     return max((time for time in times if time is not None), default=None)
-
-
-def fence_annotation(workers: tuple[UnfencedWorker, ...], now: datetime) -> str:
-    """Return the annotation for the launchers: the time, and the workers that are to be fenced.
-
-    Ranges of indexes keep it below 32 KiB for any workers of one attempt.
-    """
-    indexes: dict[int, set[int]] = {}
-    for worker in workers:
-        assert worker.attempt is not None, "launchers cannot fence an earlier job"
-        indexes.setdefault(worker.attempt, set()).add(worker.index)
-    attempts = (f"{attempt}:{_format_ranges(indexes[attempt])}" for attempt in sorted(indexes))
-    return " ".join([format_time(now), *attempts])
-
-
-def _format_ranges(indexes: Iterable[int]) -> str:
-    """Return the indexes as 0-3,7."""
-    ranges: list[tuple[int, int]] = []
-    for index in sorted(indexes):
-        if ranges and ranges[-1][1] == index - 1:
-            ranges[-1] = ranges[-1][0], index
-        else:
-            ranges.append((index, index))
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
-
-
-def format_time(time: datetime) -> str:
-    """Return the time as in annotations."""
-    return f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
-
-
-def parse_time(text: str) -> datetime | None:
-    """Return the time of an annotation, None if it is not a time."""
-    try:
-        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-    except ValueError:
-        return None
 
 
 def _recorded_workers(job: TorchrunJob, gang: ObservedGang) -> tuple[UnfencedWorker, ...]:
@@ -334,6 +311,12 @@ def _is_released(
         return True
     since = _ready_since(cluster_nodes, worker)
     return since is not None and (_has_pod(gang, worker) or now - since >= release_delay)
+
+
+def _is_fenced(gang: ObservedGang, worker: UnfencedWorker) -> bool:
+    """Whether the ranks of the present gang run, whose launchers had to fence the worker first."""
+    orders = (pod.metadata.annotations.fence for pod in gang.workers)
+    return gang.has_reported and any(has_worker(order, worker) for order in orders)
 
 
 def _release_delay(policy: ResolvedReliability) -> timedelta:

@@ -19,7 +19,7 @@ from torchrun_controller.reconcile.gang.failures import (
     find_root_cause,
     node_failure,
 )
-from torchrun_controller.reconcile.gang.restarts import NO_FAILURES, Counts
+from torchrun_controller.reconcile.gang.restarts import INTENDED_ENDS, Counts
 from torchrun_controller.reconcile.model import decode
 from torchrun_controller.reconcile.model.attempts import whole_attempts
 from torchrun_controller.reconcile.model.conditions import Reason
@@ -303,7 +303,7 @@ def _restart_cause(job: TorchrunJob, gang: ObservedGang) -> Attempt | None:
     ends = whole_attempts(job.status.attempts)
     earlier_attempts = [attempt for attempt in ends if attempt.number < number]
     last_attempt = max(earlier_attempts, key=lambda attempt: attempt.number, default=None)
-    return None if last_attempt is None or last_attempt.reason in NO_FAILURES else last_attempt
+    return None if last_attempt is None or last_attempt.reason in INTENDED_ENDS else last_attempt
 
 
 def _suspension(job: TorchrunJob, gang: ObservedGang) -> tuple[State, Reason]:

@@ -14,6 +14,11 @@ from torchrun_api.kinds import PODS
 from torchrun_api.status import UnfencedWorker
 from torchrun_controller.reconcile.gang import fence, in_place, replacement
 from torchrun_controller.reconcile.gang.fence import BlockingPods
+from torchrun_controller.reconcile.gang.fence_order import (
+    fence_annotation,
+    format_time,
+    parse_time,
+)
 from torchrun_controller.reconcile.gang.in_place import NewRestarts
 from torchrun_controller.reconcile.gang.orphans import find_orphans, orphan_advice
 from torchrun_controller.reconcile.model.conditions import Reason
@@ -65,7 +70,7 @@ def instruct_launchers(
     start = in_place.predecessor_annotation(job, gang, restarts)
     records = replacement.find_records(job, gang)
     if may_open and blocking_pods.unfenced:
-        start[names.FENCE] = fence.fence_annotation(blocking_pods.unfenced, now)
+        start[names.FENCE] = fence_annotation(blocking_pods.unfenced, now)
     all_alive = all(alive(pod) for pod in gang.workers)
     code = reload.build_annotations(job, workspace) if all_alive else {}
     applies = []
@@ -90,7 +95,7 @@ def _repeat_left(pod: Pod, now: datetime) -> float | None:
     """
     if not pod.metadata.annotations.notification_time:
         return None
-    notified_at = fence.parse_time(pod.metadata.annotations.notification_time)
+    notified_at = parse_time(pod.metadata.annotations.notification_time)
     age = (now - notified_at).total_seconds() if notified_at else REPEAT_SECONDS
     return REPEAT_SECONDS - age if 0 <= age < REPEAT_SECONDS else 0
 
@@ -115,7 +120,7 @@ def _annotate(pod: Pod, start: JsonObject, code: JsonObject, now: datetime) -> A
     if code and names.DEVELOPMENT not in code:
         after.pop(names.DEVELOPMENT, None)
     if after != before:
-        after[names.NOTIFICATION_TIME] = fence.format_time(now)
+        after[names.NOTIFICATION_TIME] = format_time(now)
     elif _repeat_left(pod, now) != 0:
         return None
     metadata: JsonObject = {

@@ -8,11 +8,12 @@ from msgspec import Struct
 from torchrun_api.job import TorchrunJob
 from torchrun_api.status import Attempt, LastFailure, TorchrunJobStatus
 from torchrun_controller.reconcile.gang import peer_loss
-from torchrun_controller.reconcile.gang.failures import Failure, precedence
+from torchrun_controller.reconcile.gang.failures import Failure, find_root_cause, precedence
 from torchrun_controller.reconcile.gang.gang import STARTING, GangState, failure_reason
 from torchrun_controller.reconcile.gang.replacement import (
     Losses,
     find_open_records,
+    recorded_uids,
     select_open_records,
     to_record,
 )
@@ -156,6 +157,27 @@ def review_recorded(state: GangState, job: TorchrunJob, gang: ObservedGang) -> G
     details = LastFailure(node=end.node, reason=end.reason, message=end.message, time=end.end_time)
     failure = Failure(details=details, disruption=True, is_counted=True)
     return GangState(State.GANG_FAILED, Reason(end.reason, end.message), failure)
+
+
+def choose_cause(recorded: LastFailure | None, later: LastFailure) -> LastFailure:
+    """Return the later failure of a gang that has ended, if it is a better root cause.
+
+    The loss of a peer never is.
+    """
+    if recorded is None:
+        return later
+    is_better = precedence(later) < precedence(recorded)
+    return later if is_better and not peer_loss.is_secondary(later) else recorded
+
+
+def find_late_cause(job: TorchrunJob, gang: ObservedGang) -> LastFailure | None:
+    """Return the root cause that the pods of a gang show which has ended; None for none.
+
+    The pods that the status has as lost are no cause: their loss has not ended the gang.
+    """
+    lost = recorded_uids(job, gang) if gang.child_jobs else frozenset()
+    failure = find_root_cause(tuple(pod for pod in gang.workers if pod.metadata.uid not in lost))
+    return None if failure is None else choose_cause(job.status.last_failure, failure.details)
 
 
 def loss_events(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> tuple[Event, ...]:

@@ -1,21 +1,15 @@
 """A rank that lost its peer is not the cause: the failure of the peer is, and may show up later."""
 
+import re
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from torchrun_api.core import Pod
+from torchrun_api.peer_loss import PEER_LOSS
 from torchrun_api.status import LastFailure
 from torchrun_controller.reconcile.pods.lifecycle import alive
 
-# Error texts of gloo, NCCL and sockets when the other end is gone.
-PEER_LOSS_TEXTS = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "connection refused",
-    "broken pipe",
-    "remote process exited",
-    "socket timeout",
-)
+_PEER_LOSS = re.compile("|".join(PEER_LOSS), re.IGNORECASE)
 # A launcher exits within a second of its rank, and its kubelet reports that within another.
 CAUSE_WAIT = timedelta(seconds=3)
 # Overloaded nodes took more than three seconds (at a load of 20). A restart that is some seconds
@@ -29,8 +23,7 @@ PEER_FAILED = "PeerFailed"
 
 def is_secondary(failure: LastFailure) -> bool:
     """Whether the failure is the loss of a peer, by its reason or its message."""
-    message = failure.message.lower()
-    return failure.reason == PEER_FAILED or any(text in message for text in PEER_LOSS_TEXTS)
+    return failure.reason == PEER_FAILED or bool(_PEER_LOSS.search(failure.message))
 
 
 def peer_wait_left(failure: LastFailure, pods: Iterable[Pod], now: datetime) -> float | None:

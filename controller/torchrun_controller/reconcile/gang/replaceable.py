@@ -1,6 +1,8 @@
 """Whether the lost pods of the next gang are replaced alone, and why not if that is requested."""
 
-from torchrun_controller.reconcile.model.observed import Defaults, Observed
+from torchrun_controller.reconcile.gang.replacement import is_replacing
+from torchrun_controller.reconcile.model.observed import Defaults, Observed, ObservedGang
+from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.schedulers.choice import choose
 from torchrun_controller.reconcile.schedulers.table import SCHEDULERS
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
@@ -24,7 +26,7 @@ def find_obstacle(
         return f"{_NO_EFFECT} with reliability.restartScope Gang. Remove one of the two."
     if observed.job.spec.head is not None:
         return f"{_NO_EFFECT} on a job with spec.head. Remove podReplacement."
-    if observed.cluster.nodes is None:
+    if observed.cluster.nodes is None and not observed.cluster.nodes_awaited:
         return (
             f"{_NO_EFFECT}, because the controller has not read the nodes. It may not read them"
             " without a ClusterRole. Install one, or remove podReplacement."
@@ -35,6 +37,21 @@ def find_obstacle(
             " the whole cluster, or remove podReplacement."
         )
     return _scheduler_obstacle(observed)
+
+
+def describe_present(gang: ObservedGang, policy: ResolvedReliability) -> str | None:
+    """Return that podReplacement Pod has no effect on the present gang; None if it has.
+
+    The Job of a gang has the answer that the controller gave when it created the gang.
+    """
+    child = gang.current_job
+    has_others = head_and_workers.nodes_of(child) > 1
+    if not (policy.replaces_pods and has_others) or is_replacing(child):
+        return None
+    return (
+        f"{_NO_EFFECT} on the present gang, whose Job does not replace single pods. The next gang"
+        " replaces them."
+    )
 
 
 def _scheduler_obstacle(observed: Observed) -> str | None:

@@ -83,7 +83,10 @@ class Losses(Struct, frozen=True, kw_only=True):
 
 
 class _Verdict(Struct, frozen=True, kw_only=True):
-    """What the newest pod of an index means for its gang; see `Losses`."""
+    """What the newest pod of an index means for its gang; see `Losses`.
+
+    `failure` is why a pod was lost that the status does not have.
+    """
 
     loss: Loss | None = None
     failure: Failure | None = None
@@ -128,6 +131,20 @@ def find_records(job: TorchrunJob, gang: ObservedGang) -> tuple[Attempt, ...]:
 def recorded_uids(job: TorchrunJob, gang: ObservedGang) -> frozenset[str]:
     """Return the UIDs of the lost pods of the present gang that the status has."""
     return frozenset(map(_uid_of, find_records(job, gang)))
+
+
+def find_awaited(job: TorchrunJob, gang: ObservedGang) -> tuple[Pod, ...]:
+    """Return the pods of the present gang whose end, replacement or start it may wait for."""
+    if not gang.child_jobs or not is_replacing(gang.current_job):
+        return ()
+    lost = recorded_uids(job, gang)
+    return tuple(pod for pod in gang.workers if pod.metadata.uid in lost or _is_awaited(pod))
+
+
+def _is_awaited(pod: Pod) -> bool:
+    is_new = predecessors_of(pod) > 0
+    runs = pod.status.phase == "Running" and has_own_start(pod)
+    return alive(pod) and (pod.metadata.terminating or (is_new and not runs))
 
 
 def is_proven(pod: Pod, records: Iterable[Attempt]) -> bool:
@@ -186,7 +203,7 @@ def to_record(loss: Loss, now: datetime, running_seconds: float, *, counted: boo
 
 def find_losses(observed: Observed, now: datetime) -> Losses | None:
     """Return the lost pods of the present gang; None if it does not replace pods, or has ended."""
-    job, gang, nodes = observed.job, observed.gang, observed.cluster.nodes
+    job, gang, cluster = observed.job, observed.gang, observed.cluster
     child = gang.current_job
     is_stopped = child.spec.suspend or child.metadata.terminating
     if is_stopped or not is_replacing(child) or head_and_workers.find_failed_job(gang) is not None:
@@ -204,7 +221,9 @@ def find_losses(observed: Observed, now: datetime) -> Losses | None:
     problems = [each.problem for each in verdicts.values() if each.problem is not None]
     has_succeeded = any(pod.status.phase == "Succeeded" for pod in workers)
     most = min(MOST_AT_ONCE, head_and_workers.nodes_of(child) - 1)
-    ends = any(each.ends_gang for each in verdicts.values()) or nodes is None
+    ends = any(each.ends_gang for each in verdicts.values())
+    # A pod is lost by the report of its kubelet alone, so nodes that are read soon are awaited.
+    ends = ends or (cluster.nodes is None and not cluster.nodes_awaited)
     return Losses(
         new=tuple(each.loss for each in verdicts.values() if each.loss is not None),
         pending=pending,
@@ -256,14 +275,14 @@ def _uid_of(end: Attempt) -> str:
 def _judge_failure(
     pod: Pod, failure: Failure, records: tuple[Attempt, ...], now: datetime
 ) -> _Verdict:
+    # A pod that was lost is why its peers fail, also if it ends the gang.
+    end = _Verdict(ends_gang=True, failure=failure if _is_loss(failure) else None)
     if not alive(pod):
         loss = _to_loss(pod, failure, records)
-        return _END if loss is None else _Verdict(is_pending=True, failure=failure, loss=loss)
+        return end if loss is None else _Verdict(is_pending=True, failure=failure, loss=loss)
     # It terminates. Its deletion timestamp is the end of its grace period.
     deadline = (pod.metadata.deletion_timestamp or now) + END_WITHIN
-    return (
-        _END if deadline <= now else _Verdict(is_pending=True, failure=failure, deadline=deadline)
-    )
+    return end if deadline <= now else _Verdict(is_pending=True, failure=failure, deadline=deadline)
 
 
 def _judge_predecessor(pod: Pod, gang: ObservedGang, records: tuple[Attempt, ...]) -> _Verdict:
@@ -345,7 +364,7 @@ def _counted_failure(pod: Pod, message: str) -> Failure:
 
 def _peer_cause(verdicts: tuple[_Verdict, ...], pending: tuple[Pod, ...]) -> Failure | None:
     """Return the loss for which other pods lose their peers; None if no pod is lost."""
-    new_failures = [v.failure for v in verdicts if v.is_pending and v.failure is not None]
+    new_failures = [v.failure for v in verdicts if v.failure is not None]
     if new_failures:
         return min(new_failures, key=lambda failure: precedence(failure.details))
     if not pending:

@@ -19,10 +19,10 @@ from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 FIRST_DELAY = timedelta(seconds=10)
 LONGEST_DELAY = timedelta(minutes=5)
 EARLY = timedelta(minutes=10)  # running time below which a failure is early
+# Ends that a user, the queue or a change of the size asks for.
+INTENDED_ENDS = frozenset({"Suspended", "Preempted", "Resizing", "Shrinking", "Growing"})
 # NotReplaced: the status counts the loss of the pod, and not that it was not replaced.
-NO_FAILURES = frozenset(
-    {"Suspended", "Preempted", "Resizing", "Shrinking", "Growing", "NotReplaced"}
-)
+NO_FAILURES = INTENDED_ENDS | {"NotReplaced"}
 
 
 class FailureAction(Enum):

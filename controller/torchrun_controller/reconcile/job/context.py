@@ -24,10 +24,10 @@ from torchrun_controller.reconcile.gang.failures import Failure
 from torchrun_controller.reconcile.gang.gang import GangState
 from torchrun_controller.reconcile.gang.in_place import NewRestarts
 from torchrun_controller.reconcile.gang.losses import CountedLosses
-from torchrun_controller.reconcile.gang.replaceable import find_obstacle
+from torchrun_controller.reconcile.gang.replaceable import describe_present, find_obstacle
 from torchrun_controller.reconcile.gang.replacement import Losses
 from torchrun_controller.reconcile.gang.restarts import (
-    NO_FAILURES,
+    INTENDED_ENDS,
     Counts,
     RestartDelay,
     find_backoff,
@@ -45,6 +45,9 @@ from torchrun_controller.reconcile.spec.reliability import resolve_reliability
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve_spec
 from torchrun_controller.reconcile.workspace import preparation, setup
 from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace
+
+# States of a gang that goes on.
+_PRESENT = frozenset({State.GANG_STARTING, State.GANG_RUNNING, State.GANG_SUSPENDED})
 
 
 class GangEnd(Struct, frozen=True, kw_only=True):
@@ -139,6 +142,26 @@ class Context:
         """Why podReplacement Pod has no effect on the next gang; None if it has, or is not set."""
         return find_obstacle(self.observed, self.reliability, self.defaults)
 
+    def find_replacement_warning(self, state: State) -> str | None:
+        """Return why podReplacement Pod has no effect on the present gang or the next one."""
+        if self.replacement_obstacle is not None or state not in _PRESENT:
+            return self.replacement_obstacle
+        return describe_present(self.observed.gang, self.reliability)
+
+    @property
+    def awaits_nodes(self) -> bool:
+        """Whether the next gang needs the nodes, which the controller does not know yet.
+
+        Without them it sees neither workers of earlier gangs that may still run on lost nodes, nor
+        whether a lost pod may be replaced.
+        """
+        job, observed_gang = self.observed.job, self.observed.gang
+        if not self.observed.cluster.nodes_awaited:
+            return False
+        fences = not self.reliability.allow_unfenced_restart
+        may_fence = fences and gang.was_created(job, observed_gang)
+        return may_fence or (self.replaces_pods and self.spec.size.nodes > 1)
+
     @property
     def replaces_pods(self) -> bool:
         """Whether lost pods of the next gang are replaced alone, if others are there."""
@@ -177,7 +200,7 @@ class Context:
 
     @cached_property
     def history_of_kept_gang(self) -> History:
-        """The history of a gang that goes on, with the lost pods that are replaced."""
+        """The history of a gang that goes on or is resized, with the lost pods."""
         if self._state_of_pods.seconds_left is not None:
             return self.history  # another cause may follow, such as a suspension of the Job
         counted = self.counted_losses
@@ -218,12 +241,12 @@ class Context:
         number = attempt_of(observed.gang.current_job)
         recorded_end = find_end(observed.job.status.attempts, number)
         if recorded_end is not None:
-            return GangEnd(
-                why=why,
-                fails_job=False,
-                attempt=recorded_end,
-                history=replace(self.history, ends=(*self.history.ends, recorded_end)),
-            )
+            history = replace(self.history, ends=(*self.history.ends, recorded_end))
+            if not failure.is_counted:
+                recorded_cause = observed.job.status.last_failure
+                cause = losses.choose_cause(recorded_cause, failure.details)
+                history = replace(history, failure=cause)
+            return GangEnd(why=why, fails_job=False, attempt=recorded_end, history=history)
         node = failure.details.node
         attempt = gang.record_end(
             observed.job, observed.gang, why, self.now, counted=False, node=node
@@ -283,7 +306,7 @@ class Context:
         end = self.end.attempt
         return NextAttempt(
             history=self.end.history,
-            cause=end if self.gang is not None or end.reason not in NO_FAILURES else None,
+            cause=end if self.gang is not None or end.reason not in INTENDED_ENDS else None,
             nodes=None
             if self.gang is None
             else elastic.nodes_after_failure(self.observed.job, self.observed.gang),
@@ -294,8 +317,9 @@ class Context:
         assert outlook.why is not None
         job, observed_gang = self.observed.job, self.observed.gang
         end = gang.record_end(job, observed_gang, outlook.why, self.now, counted=False)
+        history = self.history_of_kept_gang
         return NextAttempt(
-            history=replace(self.history, ends=(*self.history.ends, end), failure=None),
+            history=replace(history, ends=(*history.ends, end)),
             cause=end,
             nodes=outlook.nodes,
             resize=outlook.why,

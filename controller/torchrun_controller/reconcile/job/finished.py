@@ -4,10 +4,9 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.reconcile.gang.failures import find_root_cause, precedence
+from torchrun_controller.reconcile.gang import losses
 from torchrun_controller.reconcile.gang.gang import failure_reason
 from torchrun_controller.reconcile.job import refusals
 from torchrun_controller.reconcile.job.status import count_beside_head, own_part
@@ -24,7 +23,7 @@ def compose_finished(
     job: TorchrunJob, gang: ObservedGang, refused: RefusedWrites, now: datetime
 ) -> TorchrunJobStatus:
     """Return the status of a finished job: with a better root cause, or a late suspension."""
-    status = _recount_workers(_refine_failure(job.status, gang.workers), gang)
+    status = _recount_workers(_refine_failure(job, gang), gang)
     late_suspension = (
         ConditionUpdate("Suspended", "False", ALREADY_FINISHED) if job.spec.suspend else None
     )
@@ -60,22 +59,20 @@ def _recount_workers(status: TorchrunJobStatus, gang: ObservedGang) -> TorchrunJ
     return replace(status, workers=workers, workers_status=summary)
 
 
-def _refine_failure(status: TorchrunJobStatus, workers: tuple[Pod, ...]) -> TorchrunJobStatus:
+def _refine_failure(job: TorchrunJob, gang: ObservedGang) -> TorchrunJobStatus:
     """Return the status with a better root cause, if a pod that ended later shows one."""
-    failure = find_root_cause(workers) if status.phase == "Failed" else None
-    recorded_failure = status.last_failure
-    if failure is None:
+    status = job.status
+    failure = losses.find_late_cause(job, gang) if status.phase == "Failed" else None
+    if failure is None or failure == status.last_failure:
         return status
-    if recorded_failure is not None and precedence(recorded_failure) <= precedence(failure.details):
-        return status
-    why = failure_reason(failure.details)
+    why = failure_reason(failure)
     conditions = tuple(
         replace(c, reason=why.reason, message=why.message) if c.type == "Failed" else c
         for c in status.conditions
     )
     return replace(
         status,
-        last_failure=failure.details,
+        last_failure=failure,
         reason=why.reason,
         message=why.message,
         conditions=conditions,

@@ -39,6 +39,9 @@ from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 from torchrun_controller.reconcile.workspace import claims
 from torchrun_controller.reconcile.workspace.helper_pods import SyncState
 
+# Seconds. The permission to read nodes may be missing: no change of a node wakes the job then.
+NODES_RETRY = 10.0
+
 
 def job_invalid(context: Context) -> Decision | None:
     """Refuse a job that violates its schema."""
@@ -166,6 +169,15 @@ def not_admitted(context: Context) -> Decision | None:
     state = State.PREEMPTED_WAITING if waits_again else State.ADMISSION_WAITING
     request_reason = Reason(why.reason, "The job requests admission. See the condition Admitted.")
     return _decide_ready(context, state, why, ConditionUpdate(REQUESTED, "True", request_reason))
+
+
+def nodes_not_read(context: Context) -> Decision | None:
+    """Wait for the nodes before a gang whose start or replacement of pods depends on them."""
+    if not context.awaits_nodes:
+        return None
+    message = "The controller has not read the nodes yet. The gang is created once it has."
+    decision = _decide_ready(context, State.NODES_AWAITED, Reason("NodesNotRead", message))
+    return replace(decision, writes=decision.writes.and_also(requeue_after=NODES_RETRY))
 
 
 def unfenced_not_recorded(context: Context) -> Decision | None:

@@ -60,11 +60,11 @@ def compose(
     unfenced: tuple[UnfencedWorker, ...],
     now: datetime,
     *,
-    replacement_obstacle: str | None,
+    replacement_warning: str | None,
 ) -> TorchrunJobStatus:
     """Return the status that explains the decision.
 
-    `replacement_obstacle` is why the next gang does not replace single pods, if that is requested.
+    `replacement_warning` is which gang does not replace single pods, and why, if that is requested.
     """
     job, last_status = observed.job, observed.job.status
     phase = row.phase or last_status.phase
@@ -89,7 +89,7 @@ def compose(
         conditions=_by_type(
             update(
                 last_status.conditions,
-                _conditions(observed, decision, row, nodes or 0, replacement_obstacle),
+                _conditions(observed, decision, row, nodes or 0, replacement_warning),
                 job.metadata.generation,
                 now,
             )
@@ -117,8 +117,8 @@ def compose(
         completion_time=now if is_terminal else None,
         unfenced=unfenced,
         worker_nodes=()
-        if is_terminal or observed.cluster.nodes is None
-        else fence.worker_nodes(job, observed.gang, decision.attempt, unfenced),
+        if is_terminal
+        else fence.worker_nodes(job, observed.gang, observed.cluster, decision.attempt, unfenced),
         avoided_nodes=avoid.nodes_to_avoid(attempts),
         checkpoint_nodes=local.nodes_with_checkpoints(job, observed.gang)[:MOST_NODES],
         last_failure=decision.history.failure or last_status.last_failure,
@@ -201,7 +201,7 @@ def _by_type(conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
 
 
 def _conditions(
-    observed: Observed, decision: Decision, row: Row, nodes: int, replacement_obstacle: str | None
+    observed: Observed, decision: Decision, row: Row, nodes: int, replacement_warning: str | None
 ) -> list[ConditionUpdate]:
     """Return the conditions of the decision over those of the status; `nodes` is the gang's size.
 
@@ -212,7 +212,7 @@ def _conditions(
     if observed.gang.child_jobs or decision.state is State.READY:
         updates["Scheduled"] = scheduled.build_condition(observed.gang, decision, nodes, updates)
     _set_phase_conditions(updates, observed.job.status.conditions, decision, row)
-    for warning in _warnings(observed, decision, nodes, replacement_obstacle):
+    for warning in _warnings(observed, decision, nodes, replacement_warning):
         updates[warning.type] = warning
     return list(updates.values())
 
@@ -251,7 +251,7 @@ def _set_phase_conditions(
 
 
 def _warnings(
-    observed: Observed, decision: Decision, nodes: int, replacement_obstacle: str | None
+    observed: Observed, decision: Decision, nodes: int, replacement_warning: str | None
 ) -> list[ConditionUpdate]:
     """Return the warnings of refused writes, of a PVC for one node, and of unsupported fields."""
     job, warnings = observed.job, []
@@ -264,8 +264,8 @@ def _warnings(
         warnings.append(_build("StorageShared", holds=False, why=access_problem))
     template = observed.queue.spec if observed.queue else TorchrunQueueSpec()
     fields = not_yet_supported(job.spec, template)
-    if replacement_obstacle is not None:
-        fields = (*fields, replacement_obstacle)
+    if replacement_warning is not None:
+        fields = (*fields, replacement_warning)
     if fields:
         why = Reason("FieldsNotHonored", " ".join(sentence(field) for field in fields))
         warnings.append(_build("NotYetSupported", holds=True, why=why))

@@ -23,6 +23,7 @@ from torchrun_controller.reconcile.job.next_attempt import (
     dependencies_not_met,
     dependency_failed,
     job_invalid,
+    nodes_not_read,
     not_admitted,
     queue_missing,
     refuse,
@@ -90,6 +91,7 @@ STEPS: tuple[Step, ...] = (
     Step(dependencies_not_met, ("Queued",)),
     Step(checkpoints_terminating, ("Queued",)),
     Step(not_admitted, ("Queued", "Preempted")),
+    Step(nodes_not_read, ("Queued",)),
     Step(unfenced_not_recorded, ("Queued",)),
     Step(create_gang, ("Queued", "Pending")),
 )
@@ -131,7 +133,7 @@ def plan(context: Context, decision: Decision, last_status: TorchrunJobStatus) -
         ROWS[decision.state],
         context.unfenced,
         now,
-        replacement_obstacle=context.replacement_obstacle,
+        replacement_warning=context.find_replacement_warning(decision.state),
     )
     deletes = (
         *writes.deletes,

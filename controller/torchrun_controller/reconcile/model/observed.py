@@ -92,7 +92,7 @@ class ObservedGang(Struct, frozen=True, kw_only=True):
     that may still run: those of other gangs, of an earlier job of that name, those that are already
     deleted, and replaced ones. `groups` are those of the job and of its latest child Job, if they
     are readable. `progress` and `restarts` are the last reports that this process got from the
-    latest child Job.
+    latest child Job; `has_reported`: there was one, so ranks of that Job have started.
     """
 
     child_jobs: tuple[Job, ...] = ()
@@ -105,6 +105,7 @@ class ObservedGang(Struct, frozen=True, kw_only=True):
     service: Service | None = None
     progress: Progress | None = None
     restarts: RestartsInPlace = RestartsInPlace()
+    has_reported: bool = False
 
     @property
     def current_job(self) -> Job:
@@ -134,13 +135,15 @@ class ObservedCluster(Struct, frozen=True, kw_only=True):
     """Nodes, installed schedulers and warning events.
 
     `nodes` has the nodes of the job's pods, of unfenced workers and of earlier failures, if they
-    exist; all nodes if checkpoints stay on nodes; None without the permission to read nodes.
-    `promised` has the bytes on each node that checkpoints of workers there may take. `installed` is
-    None until the API server has answered. `warnings` are events on the PVCs, the latest child Job
-    and the pods of that Job, in the order of time.
+    exist; all nodes if checkpoints stay on nodes; None while they are unknown. `nodes_awaited`:
+    they are unknown although the controller may read them. `promised` has the bytes on each node
+    that checkpoints of workers there may take. `installed` is None until the API server has
+    answered. `warnings` are events on the PVCs, the latest child Job and the pods of that Job, in
+    the order of time.
     """
 
     nodes: dict[str, Node] | None = None
+    nodes_awaited: bool = False
     promised: dict[str, int] = field(default_factory=dict)
     installed: Installed | None = None
     warnings: tuple[CoreEvent, ...] = ()

@@ -40,6 +40,7 @@ class State(Enum):
     PREEMPTED_WAITING = "the job was preempted and waits for admission again"
     ADMISSION_WAITING = "the job waits for admission by its queue"
     RECORDING_UNFENCED = "the status records pods that may still run, before the gang is created"
+    NODES_AWAITED = "the nodes are not read yet, so a lost node would not be noticed"
     READY = "everything is ready and the gang is being created"
 
 
@@ -77,6 +78,7 @@ ROWS: dict[State, Row] = {
     State.PREEMPTED_WAITING: Row("Preempted", "Running", "False"),
     State.ADMISSION_WAITING: Row("Queued", "Running", "False"),
     State.RECORDING_UNFENCED: Row("Queued", "Running", "False"),
+    State.NODES_AWAITED: Row("Queued", "Running", "False"),
     State.READY: Row("Queued", "Running", "False"),
 }
 

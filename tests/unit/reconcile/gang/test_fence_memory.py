@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.status import TorchrunJobStatus, UnfencedWorker
-from torchrun_controller.reconcile.gang import fence
+from torchrun_controller.reconcile.gang.fence_order import fence_annotation, has_worker
+from torchrun_controller.reconcile.model.observed import RestartsInPlace
 from torchrun_runtime.launch.gate import workers_in
-from unit.reconcile.losing import OUT_OF_SERVICE, begin, replaced, running, started
+from unit.reconcile.losing import OUT_OF_SERVICE, begin, lose, replaced, running, started
 from world import START, World, make_job, make_queue
 
 # Pods and Nodes that vanish between two reconciles
@@ -238,7 +239,7 @@ MOST = 10_000  # nodes of one job
 )
 def test_the_fence_annotation_is_bounded(indexes: Iterable[int], longest: int):
     workers = unfenced_workers(indexes)
-    order = fence.fence_annotation(workers, START)
+    order = fence_annotation(workers, START)
     assert len(order) <= longest
     assert [(w.attempt, w.completion_index) for w in workers_in(order)] == [
         (1, index) for index in indexes
@@ -249,7 +250,7 @@ def test_the_fence_annotation_is_bounded(indexes: Iterable[int], longest: int):
 @given(st.sets(st.tuples(st.integers(0, 5), st.integers(0, 40))))
 def test_the_launcher_reads_the_fence_annotation(workers: set[tuple[int, int]]):
     unfenced = tuple(UnfencedWorker(attempt=attempt, index=index) for attempt, index in workers)
-    assert workers_in(fence.fence_annotation(unfenced, START)) == sorted(workers)
+    assert workers_in(fence_annotation(unfenced, START)) == sorted(workers)
 
 
 def test_unfenced_workers_of_a_lost_cluster_fit_into_etcd():
@@ -260,3 +261,100 @@ def test_unfenced_workers_of_a_lost_cluster_fit_into_etcd():
     assert len(msgspec.json.encode(works)) < len(msgspec.json.encode(lost))
     world = replaced()
     assert world.job.status.worker_nodes == ()
+
+
+# Workers that the launchers have fenced
+
+
+def report(world: World) -> None:
+    """The launcher of node 0 reports that the ranks of the present gang have started."""
+    child = world.observed().gang.current_job.metadata.uid
+    world.reports.put_restarts(("ml", "train"), child, RestartsInPlace())
+
+
+def unfenced_of(world: World) -> list[tuple[int | None, int, str]]:
+    return [(w.attempt, w.index, w.node) for w in world.job.status.unfenced]
+
+
+def lose_machine(world: World, index: int) -> None:
+    """The machine of a worker is gone, with its Node and its pod. The next gang runs elsewhere."""
+    world.pass_time(minutes=10)  # without back-off
+    attempt = world.job.status.attempt
+    name = world.workers()[index].spec.node_name
+    lose(world, name)
+    assert world.nodes is not None
+    del world.nodes[name]
+    world.vanish(*(p.metadata.name for p in world.observed().gang.stale_pods))
+    world.containers_stop()
+    for number, pod in enumerate(world.workers()):
+        node = f"node-{attempt + 1}{number}"
+        world.node(node)
+        world.place(pod.metadata.name, node)
+    world.all_workers("Running")
+    world.settle_twice()
+    world.pass_time(seconds=50)
+    world.settle()
+
+
+def test_machines_that_were_fenced_are_forgotten_once_the_ranks_of_the_next_gang_run():
+    world = running(zipped=True)
+    for attempt in range(1, 5):
+        lose_machine(world, 1)
+        assert (world.phase, world.job.status.attempt) == ("Running", attempt)
+        assert [(a, i) for a, i, _ in unfenced_of(world)] == [(attempt - 1, 1)]
+        report(world)
+        world.settle()
+        assert unfenced_of(world) == []
+        assert world.phase == "Running"
+
+
+def test_without_a_report_a_fenced_machine_stays():
+    """A launcher may still wait at its gate although its pod runs."""
+    world = running(zipped=True)
+    lose_machine(world, 1)
+    lose_machine(world, 1)
+    assert [(a, i) for a, i, _ in unfenced_of(world)] == [(0, 1), (1, 1)]
+    orders = [pod.metadata.annotations.fence for pod in world.leaders()]
+    assert [order.partition(" ")[2] for order in orders] == ["0:1 1:1"]
+    report(world)
+    world.settle()
+    assert unfenced_of(world) == []
+
+
+def test_a_report_of_an_earlier_gang_proves_nothing():
+    world = running(zipped=True)
+    report(world)
+    lose_machine(world, 1)
+    assert [(a, i) for a, i, _ in unfenced_of(world)] == [(0, 1)]
+
+
+def test_a_machine_that_the_gang_did_not_fence_stays():
+    world = running(zipped=True)
+    lose_machine(world, 1)
+    others = (
+        UnfencedWorker(attempt=0, index=0, node="other"),
+        UnfencedWorker(attempt=None, index=1, node="other"),
+    )
+    status = world.job.status
+    world.job = replace(world.job, status=replace(status, unfenced=(*status.unfenced, *others)))
+    report(world)
+    world.settle()
+    assert unfenced_of(world) == [(0, 0, "other"), (None, 1, "other")]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), max_size=20),
+    st.tuples(st.integers(0, 3), st.integers(0, 30)),
+)
+@settings(deadline=None)
+def test_an_order_has_exactly_its_workers(ordered, asked):
+    order = fence_annotation(
+        tuple(UnfencedWorker(attempt=a, index=i, node="n") for a, i in ordered), START
+    )
+    worker = UnfencedWorker(attempt=asked[0], index=asked[1], node="n")
+    assert has_worker(order, worker) is (asked in ordered)
+
+
+@pytest.mark.parametrize("order", ["", "2026-01-02T03:04:05Z", "x 0:a", "x 0:1-", "x 0:", "x 0"])
+def test_an_order_of_others_has_no_worker(order):
+    assert not has_worker(order, UnfencedWorker(attempt=0, index=2, node="n"))

@@ -1,5 +1,11 @@
 """A peer loss is not the root cause if the peer reports its own failure."""
 
+import json
+
+import pytest
+
+from torchrun_runtime.launch.failure import Report, find_cause
+from torchrun_runtime.launch.supervise import CommandExit
 from unit.reconcile.failing import fail, running
 
 PEER = '{"rank": 0, "exitCode": 1, "message": "RuntimeError: Connection closed by peer [10.0.0.2]"}'
@@ -16,6 +22,33 @@ def test_a_peer_loss_waits_for_the_failure_of_the_peer():
     world.step()
     assert world.phase == "Failed"
     assert world.job.status.last_failure.rank == 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "RuntimeError: Connection reset by peer",
+        "RuntimeError: Connection was aborted",
+        "RuntimeError: Timed out waiting 1800000ms for recv operation to complete",
+        "RuntimeError: Read error [10.0.0.2]:41: Software caused connection abort",
+        "DistBackendError: ncclRemoteError: A call failed possibly due to a network error",
+        "RuntimeError: [gloo/transport/tcp/pair.cc] writeAny: Bad file descriptor",
+    ],
+)
+def test_what_a_launcher_takes_for_a_peer_loss_waits_for_the_failure_of_the_peer(message):
+    root_cause = find_cause(
+        CommandExit(1, None, None, None, for_next_round=False, has_survivors=False),
+        [
+            Report(7, 1.0, 0, "RuntimeError", message, []),
+            Report(8, 2.0, 1, "ValueError", "ValueError: bad batch", []),
+        ],
+        3.0,
+        out_of_memory=False,
+    )
+    assert root_cause.rank == 1
+    world = running()
+    fail(world, 0, message=json.dumps({"rank": 0, "exitCode": 1, "message": message}))
+    assert (world.step().applies, world.phase) == ((), "Running")
 
 
 def test_a_peer_loss_alone_is_the_cause():

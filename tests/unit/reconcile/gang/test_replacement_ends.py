@@ -175,6 +175,41 @@ def test_a_job_whose_limit_a_user_sets_replaces_none():
     assert counts(world) == (1, 0, 1)
 
 
+# Why the next gang was created
+
+
+@pytest.mark.parametrize("writes", [None, 1], ids=["", "the controller dies before the status"])
+def test_the_next_gang_says_which_pod_was_not_replaced(writes):
+    world = running()
+    stop(world, 1)
+    replace_lost(world)
+    world.pass_time(seconds=30)
+    world.step(writes)
+    world.vanish(*(pod.metadata.name for pod in world.observed().gang.stale_pods))
+    world.settle()
+    assert counts(world) == (1, 0, 1)
+    assert reasons(world) == [(0, "PodDeleted"), (0, "NotReplaced")]
+    assert world.job.status.reason == "Restarting"
+    assert "found no node within 30 s" in world.job.status.message
+
+
+def test_a_gang_whose_job_is_gone_says_which_pod_was_not_replaced():
+    world = running()
+    stop(world, 1)
+    replace_lost(world)
+    world.queue = None
+    world.pass_time(seconds=30)
+    world.settle()
+    assert reasons(world)[-1] == (0, "NotReplaced")
+    world.delete_child_job()
+    world.vanish(*(pod.metadata.name for pod in world.observed().gang.stale_pods))
+    world.queue = make_queue()
+    plan = world.plan()
+    assert plan.status is not None
+    assert plan.status.reason == "Restarting"
+    assert "found no node within 30 s" in plan.status.message
+
+
 # Other reasons for the end of a gang
 
 

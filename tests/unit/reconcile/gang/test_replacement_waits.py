@@ -2,9 +2,12 @@
 
 import pytest
 
-from torchrun_api.kinds import JOBS
+from torchrun_api.kinds import JOBS, PODS
+from torchrun_controller.reconcile.gang import replacement
+from torchrun_controller.reconcile.model.observed import ObservedGang
 from unit.reconcile.replacing import (
     counts,
+    delete,
     evict,
     gangs,
     kill_by_memory,
@@ -14,6 +17,7 @@ from unit.reconcile.replacing import (
     run,
     running,
     stop,
+    submitted,
 )
 
 # The failure policy
@@ -116,9 +120,35 @@ def test_a_pod_that_does_not_run_is_not_waited_for():
     assert counts(world) == (1, 0, 1)
 
 
-def test_the_launchers_wait_longer_than_the_controller():
-    from torchrun_controller.reconcile.gang import replacement
+def test_a_gang_awaits_lost_pods_and_new_ones_until_they_run():
+    def awaited() -> list[str]:
+        pods = replacement.find_awaited(world.job, world.observed().gang)
+        return [pod.metadata.name for pod in pods]
 
+    world = submitted()
+    assert replacement.find_awaited(world.job, ObservedGang()) == ()
+    run(world)
+    lost = world.workers()[1].metadata.name
+    assert awaited() == []
+    delete(world, 1)
+    assert awaited() == [lost], "it terminates"
+    world.containers_stop()
+    world.settle()
+    assert awaited() == [lost], "it is not replaced yet"
+    (new,) = replace_lost(world)
+    assert awaited() == [new.metadata.name], "it does not run yet"
+    run(world)
+    assert awaited() == []
+
+
+def test_a_gang_that_is_replaced_as_a_whole_awaits_no_pods():
+    world = submitted(reliability={"podReplacement": "Gang"})
+    run(world)
+    world._ending((PODS.plural, world.workers()[1].metadata.name), 30)
+    assert replacement.find_awaited(world.job, world.observed().gang) == ()
+
+
+def test_the_launchers_wait_longer_than_the_controller():
     longest = replacement.END_WITHIN + replacement.REPLACE_WITHIN
     assert replacement.launcher_seconds(30) > 30 + longest.total_seconds()
 
@@ -153,6 +183,24 @@ def test_an_elastic_gang_shrinks_to_the_pods_that_have_not_ended():
     world.pass_time(seconds=5)
     world.settle()
     assert (gangs(world), world.job.status.num_nodes) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("lose", "reason", "expected"),
+    [(evict, "EvictionByEvictionAPI", (1, 0, 2)), (kill_by_memory, "OOMKilled", (1, 1, 1))],
+)
+def test_a_pod_that_is_lost_at_the_moment_of_a_shrink_is_recorded(lose, reason, expected):
+    world = running(nodes=4, elastic={"minNodes": 2, "maxNodes": 4})
+    stop(world, 1)
+    replace_lost(world)
+    world.pass_time(seconds=30)
+    lose(world, 2)
+    world.settle()
+    assert (gangs(world), world.job.status.num_nodes) == (2, 2)
+    assert reasons(world) == [(0, "PodDeleted"), (0, reason), (0, "Shrinking")]
+    assert counts(world) == expected
+    assert world.job.status.last_failure is not None
+    assert world.job.status.last_failure.reason == reason
 
 
 def test_an_elastic_gang_that_cannot_shrink_is_replaced():

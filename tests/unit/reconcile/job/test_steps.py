@@ -152,6 +152,12 @@ def with_lost_nodes() -> World:
     return world
 
 
+def with_unread_nodes() -> World:
+    world = failed(max_restarts=1)
+    world.nodes_awaited = True
+    return world
+
+
 HISTORIES: dict[Pair, Callable[[], World]] = {
     ("gang_succeeded", "Succeeded"): succeeded,
     ("deadline_exceeded", "TimedOut"): past_the_deadline,
@@ -179,6 +185,7 @@ HISTORIES: dict[Pair, Callable[[], World]] = {
     ("checkpoints_terminating", "Queued"): with_terminating_checkpoints,
     ("not_admitted", "Queued"): lambda: submitted(QUOTA),
     ("not_admitted", "Preempted"): preempted_and_released,
+    ("nodes_not_read", "Queued"): with_unread_nodes,
     ("unfenced_not_recorded", "Queued"): with_lost_nodes,
     ("create_gang", "Queued"): submitted,
     ("create_gang", "Pending"): lambda: blocked_by(SERVICES.resource, "train"),

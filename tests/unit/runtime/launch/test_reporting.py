@@ -224,3 +224,29 @@ def restarts_of(body: dict[str, object]) -> dict[str, Any]:
     restarts = body.get("restartsInPlace", {})
     assert isinstance(restarts, dict)
     return restarts
+
+
+def test_a_gang_that_had_to_fence_older_workers_reports_its_start(
+    launcher: Launcher, controller: Controller, go: Path
+) -> None:
+    state = launcher.directory / "state"
+    state.mkdir()
+    # An earlier pod of this gang has waited until the older workers were fenced.
+    (state / "passed").write_text(json.dumps({"attempt": 2, "job": "uid"}))
+    file = launcher.directory / "annotations"
+    order = 'torchrun.ai/fence="2026-01-02T03:04:05Z 1:0-3"'
+    file.write_text(f'torchrun.ai/start="2"\n{order}\n')
+    secret = launcher.directory / "token"
+    secret.write_text("secret\n")
+    result = launcher.run(
+        "until test -e go; do sleep 0.01; done",
+        TORCHRUN_LAUNCHER="none",
+        TORCHRUN_JOB_UID="uid",
+        TORCHRUN_ATTEMPT="2",
+        TORCHRUN_START_FILE=str(file),
+        TORCHRUN_STATE_DIR=str(state),
+        TORCHRUN_PROGRESS_URL=controller.url,
+        TORCHRUN_PROGRESS_TOKEN_FILE=str(secret),
+    )
+    assert result.exit_code == 0
+    assert [restarts_of(body) for _, _, body in controller.taken] == [{"count": 0, "last": []}]
