@@ -17,6 +17,7 @@ from .messages import (
     RoundCode,
     StartRound,
     StopRound,
+    Streak,
 )
 
 # How long a member may be without a connection when the others wait for it.
@@ -43,7 +44,7 @@ class RestartedRound(NamedTuple):
 class Restarts(NamedTuple):
     """The restarts in place of a gang, those of an earlier pod of node 0 included.
 
-    last: the newest of them, without those of the earlier pod.
+    last: the newest of them, without those that an earlier pod decided.
     """
 
     total: int = 0
@@ -61,7 +62,12 @@ NO_PREDECESSOR = Predecessor()
 
 
 class RestartDecider(Protocol):
-    """Decides whether a failed round is followed by another one."""
+    """Decides whether a failed round is followed by another one.
+
+    streak: of the failures until now. Another leader continues it.
+    """
+
+    streak: Streak
 
     @property
     def is_off(self) -> bool:
@@ -90,8 +96,9 @@ class GangLeader:
         replace_seconds: float = 0.0,
     ) -> None:
         self.order: GangOrder | None = None
-        self._failed_rounds: list[RestartedRound] = []
-        self._predecessor = NO_PREDECESSOR
+        self._restarts = 0  # of all leaders
+        self._failed_rounds: list[RestartedRound] = []  # of this leader
+        self._first_round = 0
         self._size = size
         self._policy = policy
         self._is_head = is_head
@@ -119,7 +126,8 @@ class GangLeader:
     def open_gate(self, now: float, predecessor: Predecessor = NO_PREDECESSOR) -> None:
         """Allow the first round: no rank of an older gang runs any more."""
         self._is_open = True
-        self._predecessor = predecessor
+        self._first_round = predecessor.first_round
+        self._restarts = max(self._restarts, predecessor.restarts)
         self._decide(now)
 
     def announce(self, code: RoundCode, edit_wait: float, now: float) -> None:
@@ -140,6 +148,9 @@ class GangLeader:
             self._lost.pop(index, None)
         self._states[index] = state
         self._newest_round = max(self._newest_round, state.round)
+        if state.restarts > self._restarts:  # under an earlier leader
+            self._restarts = state.restarts
+            self._policy.streak = state.streak
         self._decide(now)
 
     def replace(self, index: int, now: float) -> None:
@@ -159,8 +170,7 @@ class GangLeader:
 
     def restarts(self) -> Restarts:
         """The failures that were followed by another round in the same pods."""
-        rounds = tuple(self._failed_rounds)
-        return Restarts(self._predecessor.restarts + len(rounds), rounds)
+        return Restarts(self._restarts, tuple(self._failed_rounds))
 
     def missing(self) -> list[int]:
         """The indexes of the members that have not reported yet, or are lost."""
@@ -196,7 +206,7 @@ class GangLeader:
             return StopRound(self._newest_round, lost=True)
         if not self._is_open:
             return self.order
-        first_round = self._start(max(self._predecessor.first_round, self._newest_round + 1))
+        first_round = self._start(max(self._first_round, self._newest_round + 1))
         return first_round if self._all_stopped(NEVER) else OpenGate()
 
     def _is_leaving(self) -> bool:
@@ -279,13 +289,14 @@ class GangLeader:
             return stop._replace(edit=True) if now < self._edit_until else EndGang()
         step = max((s.step for s in self._states.values() if s.step is not None), default=None)
         seconds = self._stopped_at - self._started_at
-        if not self._policy.allows(cause, step, seconds, self.restarts().total):
+        if not self._policy.allows(cause, step, seconds, self._restarts):
             return EndGang()
+        self._restarts += 1
         self._failed_rounds.append(RestartedRound(stop.round, node, seconds, cause))
         return self._start(stop.round + 1)
 
     def _start(self, number: int) -> StartRound:
-        return StartRound(number, self._code, self.restarts().total)
+        return StartRound(number, self._code, self._restarts, self._policy.streak)
 
     def _all_stopped(self, number: int) -> bool:
         """Whether every member is connected, and no rank of this round or before runs."""

@@ -33,10 +33,12 @@ class GangMember:
         if isinstance(order, EndGang):
             return order if self.state.round > NEVER else None
         if isinstance(order, StartRound) and order.round > self.state.round:
-            self.state = MemberState(RUNNING, order.round)
+            self.state = MemberState(
+                RUNNING, order.round, restarts=order.restarts, streak=order.streak
+            )
             return order
         if isinstance(order, StopRound) and order.round > self.state.round:
-            self.state = MemberState(READY, order.round)
+            self._change(READY, order.round)
         return None
 
     def stop(self, order: GangOrder | None) -> StopRound | None:
@@ -46,8 +48,13 @@ class GangMember:
     def end(self, cause: Cause | None, step: int | None, *, stopped: bool) -> None:
         """Note that the command has ended and that its ranks are dead. stopped: by an order."""
         name = READY if stopped else FAILED if cause else SUCCEEDED
-        self.state = MemberState(name, self.state.round, cause if name == FAILED else None, step)
+        self._change(name, self.state.round, cause if name == FAILED else None, step)
 
     def leave(self) -> None:
         """Note that Kubernetes ends this pod."""
-        self.state = MemberState(LEAVING, self.state.round)
+        self._change(LEAVING, self.state.round)
+
+    def _change(
+        self, name: str, number: int, cause: Cause | None = None, step: int | None = None
+    ) -> None:
+        self.state = self.state._replace(state=name, round=number, cause=cause, step=step)

@@ -9,6 +9,7 @@ from torchrun_runtime.launch.gang.identity import (
     read_launcher,
 )
 from torchrun_runtime.launch.gang.leader import STOP_SECONDS, GangLeader, Predecessor
+from torchrun_runtime.launch.gang.member import GangMember
 from torchrun_runtime.launch.gang.messages import (
     FAILED,
     LEAVING,
@@ -22,9 +23,13 @@ from torchrun_runtime.launch.gang.messages import (
     RoundCode,
     StartRound,
     StopRound,
+    decode_order,
+    decode_state,
+    encode_order,
+    encode_state,
 )
 from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy
-from unit.runtime.launch.gang.test_leader import LOST_PEER, cause, gang, run
+from unit.runtime.launch.gang.test_leader import LOST_PEER, cause, gang, restarted, run
 
 WAIT = 300.0  # seconds for a new pod
 FIRST, SECOND = LauncherId("a", 0), LauncherId("b", 0)
@@ -110,7 +115,7 @@ def test_the_failure_of_a_lost_pod_is_left_to_the_controller() -> None:
     leader.receive(2, MemberState(FAILED, 3, cause()), 4)
     for index in (0, 1):
         leader.receive(index, MemberState(READY, 3), 4)
-    assert leader.order == StartRound(4, restarts=1), "a failure of a rank counts again"
+    assert restarted(leader) == StartRound(4, restarts=1), "a failure of a rank counts again"
 
 
 def test_ranks_that_do_not_stop_end_the_gang_while_a_pod_is_lost() -> None:
@@ -185,6 +190,53 @@ def test_a_new_leader_starts_no_round_that_a_member_has_given_up() -> None:
     leader.receive(0, MemberState(), 2)
     leader.open_gate(2)
     assert leader.order == StartRound(6), "the new pod has the order to give up round 5"
+
+
+def fail(leader: GangLeader, member: GangMember, code: int = 1) -> None:
+    """The ranks of the present round fail on node 0, those of node 1 are stopped."""
+    order = leader.order
+    assert isinstance(order, StartRound)
+    assert member.follow(decode_order(encode_order(order)))
+    run(leader, order.round)
+    leader.receive(0, MemberState(FAILED, order.round, cause(code=code), step=7), 1)
+    member.end(None, None, stopped=True)
+    leader.receive(1, decode_state(encode_state(member.state)), 1)
+
+
+def lead_again(member: GangMember, restarts: int, predecessor: Predecessor) -> GangLeader:
+    """A new leader that a member has reported to."""
+    leader = GangLeader(2, RestartPolicy(RestartLimits(restarts)), replace_seconds=WAIT)
+    leader.receive(1, decode_state(encode_state(member.state)), 2)
+    leader.receive(0, MemberState(), 2)
+    leader.open_gate(2, predecessor)
+    for index in range(2):
+        leader.receive(index, member.state._replace(state=READY), 2)
+    return leader
+
+
+@pytest.mark.parametrize("known", [0, 1, 2])
+def test_a_new_leader_continues_the_count_of_restarts(known: int) -> None:
+    """The controller may not have the last report of the leader before."""
+    leader, member = gang(2, 3, WAIT), GangMember()
+    for code in (1, 2):
+        fail(leader, member, code)
+    assert member.follow(leader.order)
+    new = lead_again(member, 3, Predecessor(restarts=known, first_round=known))
+    assert restarted(new) == StartRound(3, restarts=2)
+    fail(new, member, 3)
+    assert new.restarts().total == 3
+    fail(new, member, 4)
+    assert new.order == EndGang(), "the controller permits three restarts"
+
+
+def test_a_new_leader_continues_the_count_of_failures_of_one_kind() -> None:
+    leader, member = gang(2, 9, WAIT), GangMember()
+    fail(leader, member)
+    fail(leader, member)
+    assert member.follow(leader.order)
+    new = lead_again(member, 9, Predecessor())
+    fail(new, member)
+    assert new.order == EndGang(), "the third failure of one kind without a newer step"
 
 
 def join(launchers: KnownLaunchers, launcher: LauncherId, when: str = "") -> bool:
