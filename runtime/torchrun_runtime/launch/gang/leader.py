@@ -108,6 +108,7 @@ class GangLeader:
         # Index to the time since when its node has no connection, leaves, or is a new pod without a
         # state.
         self._lost: dict[int, float] = {}
+        self._connected_at: dict[int, float] = {}
         self._has_replaced = False  # a pod, since the last start of a round
         self._newest_round = NEVER  # of a member, also of one whose pod was replaced
         self._is_open = self._has_started = False
@@ -142,11 +143,17 @@ class GangLeader:
 
     def receive(self, index: int, state: MemberState, now: float) -> None:
         """Note the state of a member, which is connected."""
+        if index in self._lost or index not in self._states:
+            self._connected_at[index] = now
         if state.state == LEAVING:
             self._lost.setdefault(index, now)
         else:
             self._lost.pop(index, None)
         self._states[index] = state
+        if state.round > NEVER and not self._has_started:
+            # An earlier leader had the other nodes, too: they connect again, or are lost.
+            for missing in self.missing():
+                self._lost.setdefault(missing, now)
         self._newest_round = max(self._newest_round, state.round)
         if state.restarts > self._restarts:  # under an earlier leader
             self._restarts = state.restarts
@@ -193,15 +200,17 @@ class GangLeader:
         if self._is_leaving() and not self._replaces_pods:
             return EndGang()
         if not self._has_started:
-            return self._before_start()
+            return self._before_start(now)
         if isinstance(self.order, StartRound):
             return self._while_running(self.order, now)
         if isinstance(self.order, StopRound):
             return self._while_stopping(self.order, now)
         return self.order
 
-    def _before_start(self) -> GangOrder | None:
+    def _before_start(self, now: float) -> GangOrder | None:
         """The order before the first round of this leader: ranks of the one before it must end."""
+        if self._newest_round > NEVER and self._is_late(NEVER, now):
+            return EndGang()
         if any(state.state == RUNNING for state in self._states.values()):
             return StopRound(self._newest_round, lost=True)
         if not self._is_open:
@@ -260,8 +269,7 @@ class GangLeader:
 
     def _while_stopping(self, stop: StopRound, now: float) -> GangOrder:
         if not self._all_stopped(stop.round):
-            is_lost = any(now - since > self._lost_seconds for since in self._lost.values())
-            return EndGang() if is_lost or self._is_late(stop, now) else stop
+            return EndGang() if self._is_late(stop.round, now) else stop
         causes = {
             node: state.cause
             for node, state in self._states.items()
@@ -269,13 +277,15 @@ class GangLeader:
         }
         return self._after(stop, causes, now)
 
-    def _is_late(self, stop: StopRound, now: float) -> bool:
-        """Whether ranks have not stopped in time, on nodes that no new pod may replace."""
-        stopped = {n for n, s in self._states.items() if s.round >= stop.round}
-        stopped -= {n for n, s in self._states.items() if s.state == RUNNING}
-        if self._replaces_pods:
-            stopped |= self._lost.keys()
-        return len(stopped) < self._size and now - self._stopped_at > STOP_SECONDS
+    def _is_late(self, number: int, now: float) -> bool:
+        """Whether a node is lost for too long, or has not given up this round in time."""
+        if any(now - since > self._lost_seconds for since in self._lost.values()):
+            return True
+        return any(
+            now - max(self._stopped_at, self._connected_at[node]) > STOP_SECONDS
+            for node, state in self._states.items()
+            if node not in self._lost and (state.round < number or state.state == RUNNING)
+        )
 
     def _after(self, stop: StopRound, causes: Mapping[int, Cause], now: float) -> GangOrder:
         # The loss of a pod is the cause of what the others report. The controller counts it.

@@ -19,19 +19,24 @@ from .messages import (
 
 
 class GangMember:
-    """The state of this node, which the caller reports to the leader after each change."""
+    """The state of this node, which the caller reports to the leader after each change.
 
-    def __init__(self) -> None:
+    replaces_leader: this node leads with a pod that replaces another one.
+    """
+
+    def __init__(self, *, replaces_leader: bool = False) -> None:
         self.state = MemberState()
+        self._replaces_leader = replaces_leader
 
     def follow(self, order: GangOrder | None) -> StartRound | EndGang | None:
         """While no ranks run: start those of a round, end, or wait.
 
         A round that was stopped before it started here never starts. A node that has never started
-        does not end with the gang: the leader may be one that ends, and its successor comes.
+        does not end with the gang: the leader may be one that ends, and its successor comes. The
+        pod of such a successor does, because it has not brought the gang together again in time.
         """
         if isinstance(order, EndGang):
-            return order if self.state.round > NEVER else None
+            return order if self.state.round > NEVER or self._replaces_leader else None
         if isinstance(order, StartRound) and order.round > self.state.round:
             self.state = MemberState(
                 RUNNING, order.round, restarts=order.restarts, streak=order.streak

@@ -24,7 +24,7 @@ class Streak(NamedTuple):
 
     reason: str = ""
     exit_code: int = 0
-    count: int = 0
+    failures: int = 0
     step: int = -1
 
 
@@ -52,7 +52,12 @@ class RoundCode(NamedTuple):
 
 
 class OpenGate(NamedTuple):
-    """No rank of an older gang runs any more, but some nodes of this one are not ready yet."""
+    """No rank of an older gang runs any more, but some nodes of this one are not ready yet.
+
+    name: without a field, this order would be equal to the other one without numbers.
+    """
+
+    name: str = "open"
 
 
 class StartRound(NamedTuple):
@@ -82,6 +87,8 @@ class StopRound(NamedTuple):
 
 class EndGang(NamedTuple):
     """There is no further round: end with your own result. Ranks that run are not disturbed."""
+
+    name: str = "exit"
 
 
 GangOrder = Union[OpenGate, StartRound, StopRound, EndGang]
@@ -136,10 +143,10 @@ def _encode_restarts(restarts: int, streak: Streak) -> dict[str, object]:
 
 def _decode_restarts(body: dict[str, Any]) -> tuple[int, Streak]:
     """The restarts in a message; an older launcher sends no streak, and none in a state."""
-    reason, exit_code, count, step = body.get("streak", Streak())
+    reason, exit_code, failures, step = body.get("streak", Streak())
     if not isinstance(reason, str):
         raise TypeError("a text is expected")
-    return int(body.get("restarts", 0)), Streak(reason, int(exit_code), int(count), int(step))
+    return int(body.get("restarts", 0)), Streak(reason, int(exit_code), int(failures), int(step))
 
 
 def encode_order(order: GangOrder) -> bytes:
@@ -150,7 +157,7 @@ def encode_order(order: GangOrder) -> bytes:
         return encode({**body, **order.code._asdict()})
     if isinstance(order, StopRound):
         return encode({"order": "stop", **order._asdict()})
-    return encode({"order": "open" if isinstance(order, OpenGate) else "exit"})
+    return encode({"order": order.name})
 
 
 def decode_order(line: bytes) -> GangOrder:

@@ -73,7 +73,7 @@ class RestartPolicy:
         step: the newest step of the failed round, None without reports. restarts: before this one.
         """
         self._count(cause, step, ran_seconds)
-        if cause.reason not in _IN_PLACE or self.streak.count >= _SAME_KIND:
+        if cause.reason not in _IN_PLACE or self.streak.failures >= _SAME_KIND:
             return False
         # As the controller does: a shell reports the signal of its program by its exit code.
         signal = cause.signal or (cause.exit_code - 128 if 128 < cause.exit_code < 192 else None)
@@ -87,4 +87,4 @@ class RestartPolicy:
         has_progress = ran_seconds >= _LASTED_SECONDS if step is None else step > before.step
         is_other = has_progress or kind != (before.reason, before.exit_code)
         newest = before.step if step is None else max(before.step, step)
-        self.streak = Streak(*kind, 1 if is_other else before.count + 1, newest)
+        self.streak = Streak(*kind, 1 if is_other else before.failures + 1, newest)

@@ -70,6 +70,14 @@ def test_the_first_round_waits_for_the_gate_and_for_every_member() -> None:
     assert closed.order is None
 
 
+def test_a_pod_that_leaves_before_the_start_ends_the_gang_also_once_the_gate_is_open() -> None:
+    leader = GangLeader(2, RestartPolicy(RestartLimits()))
+    leader.receive(0, MemberState(), 0)
+    leader.open_gate(0)
+    leader.receive(1, MemberState(LEAVING), 1)
+    assert isinstance(leader.order, EndGang)
+
+
 def test_a_failed_round_is_followed_by_another_once_all_ranks_are_dead() -> None:
     leader = gang()
     run(leader, 0)

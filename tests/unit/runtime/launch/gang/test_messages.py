@@ -52,6 +52,10 @@ def test_an_order_arrives_as_it_was_sent(order: GangOrder) -> None:
     assert decode_order(encode_order(order)) == order
 
 
+def test_orders_without_a_round_differ() -> None:
+    assert OpenGate() != EndGang()
+
+
 def test_restarts_of_an_older_launcher_are_understood() -> None:
     start = b'{"order": "start", "round": 3, "revision": 0, "served": "", "restarts": 2}\n'
     assert decode_order(start) == StartRound(3, restarts=2)

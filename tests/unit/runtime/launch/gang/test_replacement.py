@@ -181,6 +181,53 @@ def test_a_new_leader_stops_the_ranks_of_the_one_before_and_continues_its_rounds
     assert leader.order == StartRound(6, restarts=2)
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_new_leader_waits_for_a_node_that_it_never_hears_of_as_long_as_for_a_new_pod(
+    is_open: bool,
+) -> None:
+    leader = GangLeader(3, RestartPolicy(RestartLimits(3)), replace_seconds=WAIT)
+    leader.receive(1, MemberState(RUNNING, 5), 10)
+    leader.receive(1, MemberState(READY, 5), 11)
+    if is_open:
+        leader.receive(0, MemberState(), 12)
+        leader.open_gate(12)
+    leader.tick(10 + WAIT)
+    assert leader.order == (OpenGate() if is_open else StopRound(5, lost=True))
+    leader.tick(11 + WAIT)
+    assert leader.order == EndGang(), "the ranks of node 2 may run"
+
+
+def test_the_first_leader_waits_for_its_nodes_without_a_limit() -> None:
+    leader = GangLeader(2, RestartPolicy(RestartLimits(3)), replace_seconds=WAIT)
+    leader.receive(0, MemberState(), 0)
+    leader.open_gate(0)
+    leader.tick(100 * WAIT)
+    assert leader.order == OpenGate(), "a pod may wait for its node or its image"
+
+
+def test_ranks_that_a_new_leader_cannot_stop_end_the_gang() -> None:
+    leader = GangLeader(3, RestartPolicy(RestartLimits(3)), replace_seconds=WAIT)
+    leader.receive(1, MemberState(RUNNING, 5), 10)
+    leader.receive(1, MemberState(READY, 5), 11)
+    leader.receive(2, MemberState(RUNNING, 5), 100)
+    leader.tick(100 + STOP_SECONDS)
+    assert leader.order == StopRound(5, lost=True), "node 2 has the order since its connection"
+    leader.tick(101 + STOP_SECONDS)
+    assert leader.order == EndGang()
+
+
+def test_a_node_that_connects_again_has_the_time_to_stop() -> None:
+    leader = running(3)
+    leader.lose(1, 1)
+    leader.receive(0, MemberState(FAILED, 0, cause()), 1)
+    leader.receive(2, MemberState(READY, 0), 2)
+    leader.receive(1, MemberState(RUNNING, 0), 100)
+    leader.tick(100 + STOP_SECONDS)
+    assert leader.order == StopRound(0)
+    leader.receive(1, MemberState(READY, 0), 100 + STOP_SECONDS)
+    assert restarted(leader) == StartRound(1, restarts=1)
+
+
 def test_a_new_leader_starts_no_round_that_a_member_has_given_up() -> None:
     leader = GangLeader(2, RestartPolicy(RestartLimits(3)), replace_seconds=WAIT)
     leader.receive(1, MemberState(RUNNING, 5), 0)
