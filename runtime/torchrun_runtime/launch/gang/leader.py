@@ -109,6 +109,7 @@ class GangLeader:
         # state.
         self._lost: dict[int, float] = {}
         self._connected_at: dict[int, float] = {}
+        self.has_succeeded = False  # the ranks of the last round, not only those of a head
         self._has_replaced = False  # a pod, since the last start of a round
         self._newest_round = NEVER  # of a member, also of one whose pod was replaced
         self._is_open = self._has_started = False
@@ -234,7 +235,10 @@ class GangLeader:
             return EndGang()  # the pod that failed ends at once, and the controller ends the others
         if causes:
             return StopRound(start.round) if self._is_cause_known(causes, now) else start
-        return EndGang() if self._is_over(start.round, now) else start
+        if self._is_over(start.round, now):
+            self.has_succeeded = True
+            return EndGang()
+        return start
 
     def _ends_at_once(self, causes: Sequence[Cause]) -> bool:
         may_be_lost_pod = self._replaces_pods and all(is_peer_loss(cause) for cause in causes)

@@ -286,9 +286,15 @@ def test_a_new_leader_continues_the_count_of_failures_of_one_kind() -> None:
     assert new.order == EndGang(), "the third failure of one kind without a newer step"
 
 
-def join(launchers: KnownLaunchers, launcher: LauncherId, when: str = "") -> bool:
+def join(
+    launchers: KnownLaunchers, launcher: LauncherId, when: str = "", *, is_connected: bool = True
+) -> bool:
     launchers.check(
-        1, launcher, has_started=when == "has started", is_stopping=when == "is stopping"
+        1,
+        launcher,
+        has_started=when == "has started",
+        is_stopping=when == "is stopping",
+        is_connected=is_connected,
     )
     return launchers.join(1, launcher)
 
@@ -317,6 +323,22 @@ def test_a_lost_pod_does_not_join_beside_its_replacement(when: str) -> None:
     join(launchers, NEW)
     with pytest.raises(InvalidMessageError, match="a newer pod"):
         join(launchers, FIRST, when)
+
+
+def test_a_pod_of_a_resumed_job_joins_once_one_from_before_the_suspension_is_gone() -> None:
+    launchers = KnownLaunchers()
+    join(launchers, NEW)
+    with pytest.raises(InvalidMessageError, match="a newer pod"):
+        join(launchers, FIRST)
+    assert join(launchers, FIRST, is_connected=False)
+
+
+@pytest.mark.parametrize("when", ["has started", "is stopping"])
+def test_a_pod_that_counts_less_joins_no_ranks(when: str) -> None:
+    launchers = KnownLaunchers()
+    join(launchers, NEW)
+    with pytest.raises(InvalidMessageError):
+        join(launchers, FIRST, when, is_connected=False)
 
 
 def test_a_launcher_that_is_only_checked_does_not_speak_for_its_node() -> None:
