@@ -31,5 +31,5 @@ first: the ranks of the pod before it are dead.
 After a success, the leader stays for some seconds, for members that connect again.
 
 `leader` decides and is pure, `policy` decides on restarts, `identity` on which launcher speaks for
-a node, `messages` has the messages, `server` and `connection` move them.
+a node, `messages` has the messages, `clock` compares clocks, `server` and `connection` move them.
 """

@@ -14,6 +14,7 @@ from ..errors import LaunchError
 from ..output import say
 from ..state import start_thread
 from ..supervise import is_stopping
+from .clock import skew_of, with_time_of_leader
 from .connection import keep_alive
 from .identity import KnownLaunchers, LauncherId, read_launcher
 from .leader import GangLeader
@@ -142,14 +143,17 @@ class GangServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         index = -1
         try:
-            node, launcher = await asyncio.wait_for(self._greet(reader, writer), _HANDSHAKE_SECONDS)
+            node, launcher, skew = await asyncio.wait_for(
+                self._greet(reader, writer), _HANDSHAKE_SECONDS
+            )
             # A launcher that refuses this leader closes the connection instead.
             state = await reader.readline()
             if state:
                 self._join(node, launcher, writer)
                 index = node
             while state and self._writers.get(index) is writer:
-                self.leader.receive(index, decode_state(state), time.monotonic())
+                received = with_time_of_leader(decode_state(state), skew)
+                self.leader.receive(index, received, time.monotonic())
                 self._send_new_order()
                 state = await reader.readline()
             is_current = self._writers.get(index) is writer
@@ -189,12 +193,16 @@ class GangServer:
 
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> tuple[int, LauncherId]:
-        """Check that the other side belongs to this attempt; its index and launcher."""
+    ) -> tuple[int, LauncherId, float]:
+        """Check that the other side belongs to this attempt.
+
+        Its index, its launcher, and by how much its clock differs from that of this node.
+        """
         keep_alive(writer.get_extra_info("socket"))
-        own = secrets.token_hex(16)
+        own, sent = secrets.token_hex(16), time.time()
         writer.write(encode({"nonce": own}))
         hello = decode(await reader.readline())
+        skew = skew_of(hello.get("time"), sent, time.time())
         index, nonces = hello.get("index"), (own, str(hello.get("nonce")))
         if not isinstance(index, int) or not 0 < index < self._size:
             raise InvalidMessageError("not an index of this gang")
@@ -204,7 +212,7 @@ class GangServer:
         self._check(index, launcher)
         claim = proof(self._key, "leader", nonces, index)
         writer.write(encode({"proof": claim, **self._launcher._asdict()}))
-        return index, launcher
+        return index, launcher, skew
 
 
 def _listen(port: int) -> socket.socket:
