@@ -228,6 +228,29 @@ def test_a_node_that_connects_again_has_the_time_to_stop() -> None:
     assert restarted(leader) == StartRound(1, restarts=1)
 
 
+def test_a_new_pod_has_the_time_to_give_up_a_round_that_stopped_long_ago() -> None:
+    leader = running()
+    leader.receive(1, MemberState(LEAVING, 0), 1)
+    leader.receive(0, MemberState(READY, 0), 2)
+    leader.replace(1, 70)
+    leader.receive(1, MemberState(), 71)
+    assert leader.order == StopRound(0, lost=True)
+    leader.receive(1, MemberState(READY, 0), 72)
+    assert leader.order == StartRound(1)
+
+
+def test_ranks_whose_node_connects_again_and_again_end_the_gang() -> None:
+    leader = running(3)
+    leader.receive(0, MemberState(FAILED, 0, cause()), 1)
+    leader.receive(2, MemberState(READY, 0), 1)
+    for now in range(2, int(STOP_SECONDS)):
+        leader.lose(1, now)
+        leader.receive(1, MemberState(RUNNING, 0), now)
+        assert leader.order == StopRound(0)
+    leader.tick(2 + STOP_SECONDS)
+    assert leader.order == EndGang()
+
+
 def test_a_new_leader_starts_no_round_that_a_member_has_given_up() -> None:
     leader = GangLeader(2, RestartPolicy(RestartLimits(3)), replace_seconds=WAIT)
     leader.receive(1, MemberState(RUNNING, 5), 0)
