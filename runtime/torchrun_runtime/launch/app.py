@@ -170,7 +170,7 @@ def _run_rounds(
     reload: Reload,
 ) -> Cause | None:
     """Run the command in each round of the gang. The cause of its end on this node."""
-    cause: Cause | None = None
+    cause: Cause | None = cause_of_missed_round()
     leave = _LeaveNotice(rounds)
     has_names = False
     last_round = rounds.newest_round

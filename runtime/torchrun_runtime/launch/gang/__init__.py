@@ -8,10 +8,12 @@ The launcher of node 0 is the leader. The others, the members, connect to it and
     {"state": "failed", "round": 0, "cause": {}}   why: see launch.failure.Cause
     {"state": "leaving", "round": 0}               Kubernetes has asked the pod to end
 
+A state also has "restarts" and "streak" of the newest start, see `messages`, if there are any.
+
 The leader sends all members the same order:
 
     {"order": "open"}                              the gate is open: take part in the fence
-    {"order": "start", "round": 0, "revision": 3, "served": ""}   run this code of the workspace
+    {"order": "start", "round": 0, "restarts": 0, "revision": 3, "served": ""}   run this code
     {"order": "stop", "round": 0, "failed": true, "edit": false, "lost": false}   end the ranks
     {"order": "exit"}                              end with your own result, once the command ends
 
@@ -22,9 +24,12 @@ takes part in the rounds like a member, without a connection.
 If the controller permits it, the gang waits for a pod that replaces a lost one. A new pod of a
 member gives up the round that the others stop, and all start the next one. A new pod of node 0 is a
 new leader: the members report their state to it once they follow no order of the one before, it
-stops the ranks that run, and goes on with the round after theirs. A new pod passes a gate of its
-own first: the ranks of the pod before it are dead.
+stops the ranks that run, and goes on with the round after theirs and the restarts that they report.
+If not all members come and stop in time, it ends the gang. A new pod passes a gate of its own
+first: the ranks of the pod before it are dead.
+
+After a success, the leader stays for some seconds, for members that connect again.
 
 `leader` decides and is pure, `policy` decides on restarts, `identity` on which launcher speaks for
-a node, `messages` has the messages, `server` and `connection` move them.
+a node, `messages` has the messages, `clock` compares clocks, `server` and `connection` move them.
 """

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from time import time as wall_time
 from typing import BinaryIO, Protocol
 
 from ..errors import LaunchError
@@ -176,7 +177,7 @@ class LeaderConnection:
         own = secrets.token_hex(16)
         nonces = (str(decode(lines.readline(LONGEST_LINE)).get("nonce")), own)
         claim = proof(self._key, "member", nonces, self._index)
-        hello = {"index": self._index, "nonce": own, "proof": claim}
+        hello = {"index": self._index, "nonce": own, "proof": claim, "time": wall_time()}
         connection.sendall(encode({**hello, **self._launcher._asdict()}))
         answer = decode(lines.readline(LONGEST_LINE))
         expected = proof(self._key, "leader", nonces, self._index)

@@ -24,16 +24,26 @@ class KnownLaunchers:
         self._of_node: dict[int, LauncherId] = {}
 
     def check(
-        self, index: int, launcher: LauncherId, *, has_started: bool, is_stopping: bool
+        self,
+        index: int,
+        launcher: LauncherId,
+        *,
+        has_started: bool,
+        is_stopping: bool,
+        is_connected: bool = True,
     ) -> None:
         """Raise InvalidMessageError if the launcher of a node may not join.
 
         A pod that replaces another one waits until the ranks of that one are dead before it
         connects. Without that proof, a gang that has started takes no other launcher of a node, and
         no other one than that it knows while ranks of an earlier leader stop.
+
+        Before that, no rank runs. A launcher then takes the place of one whose pod has replaced
+        more pods only after the end of its connection (`is_connected`): a Job that is suspended
+        and resumes counts from 0 again, and one of its earlier pods may have joined and ended late.
         """
         known = self._of_node.get(index)
-        if known is not None and launcher.predecessors < known.predecessors:
+        if known is not None and launcher.predecessors < known.predecessors and is_connected:
             raise InvalidMessageError("a newer pod of this node has joined")
         is_newer = launcher.predecessors > (known.predecessors if known else 0)
         is_closed = has_started or (is_stopping and known is not None)

@@ -17,6 +17,7 @@ from .messages import (
     RoundCode,
     StartRound,
     StopRound,
+    Streak,
 )
 
 # How long a member may be without a connection when the others wait for it.
@@ -43,7 +44,7 @@ class RestartedRound(NamedTuple):
 class Restarts(NamedTuple):
     """The restarts in place of a gang, those of an earlier pod of node 0 included.
 
-    last: the newest of them, without those of the earlier pod.
+    last: the newest of them, without those that an earlier pod decided.
     """
 
     total: int = 0
@@ -61,7 +62,12 @@ NO_PREDECESSOR = Predecessor()
 
 
 class RestartDecider(Protocol):
-    """Decides whether a failed round is followed by another one."""
+    """Decides whether a failed round is followed by another one.
+
+    streak: of the failures until now. Another leader continues it.
+    """
+
+    streak: Streak
 
     @property
     def is_off(self) -> bool:
@@ -90,8 +96,9 @@ class GangLeader:
         replace_seconds: float = 0.0,
     ) -> None:
         self.order: GangOrder | None = None
-        self._failed_rounds: list[RestartedRound] = []
-        self._predecessor = NO_PREDECESSOR
+        self._restarts = 0  # of all leaders
+        self._failed_rounds: list[RestartedRound] = []  # of this leader
+        self._first_round = 0
         self._size = size
         self._policy = policy
         self._is_head = is_head
@@ -101,6 +108,9 @@ class GangLeader:
         # Index to the time since when its node has no connection, leaves, or is a new pod without a
         # state.
         self._lost: dict[int, float] = {}
+        # Index to the time since when the launcher of its node can have the order to stop.
+        self._told_at: dict[int, float] = {}
+        self.has_succeeded = False  # the ranks of the last round, not only those of a head
         self._has_replaced = False  # a pod, since the last start of a round
         self._newest_round = NEVER  # of a member, also of one whose pod was replaced
         self._is_open = self._has_started = False
@@ -119,7 +129,8 @@ class GangLeader:
     def open_gate(self, now: float, predecessor: Predecessor = NO_PREDECESSOR) -> None:
         """Allow the first round: no rank of an older gang runs any more."""
         self._is_open = True
-        self._predecessor = predecessor
+        self._first_round = predecessor.first_round
+        self._restarts = max(self._restarts, predecessor.restarts)
         self._decide(now)
 
     def announce(self, code: RoundCode, edit_wait: float, now: float) -> None:
@@ -134,17 +145,26 @@ class GangLeader:
 
     def receive(self, index: int, state: MemberState, now: float) -> None:
         """Note the state of a member, which is connected."""
+        self._told_at.setdefault(index, now)
         if state.state == LEAVING:
             self._lost.setdefault(index, now)
         else:
             self._lost.pop(index, None)
         self._states[index] = state
+        if state.round > NEVER and not self._has_started:
+            # An earlier leader had the other nodes, too: they connect again, or are lost.
+            for missing in self.missing():
+                self._lost.setdefault(missing, now)
         self._newest_round = max(self._newest_round, state.round)
+        if state.restarts > self._restarts:  # under an earlier leader
+            self._restarts = state.restarts
+            self._policy.streak = state.streak
         self._decide(now)
 
     def replace(self, index: int, now: float) -> None:
         """Note that another launcher speaks for a node. The ranks of the one before are dead."""
         self._states.pop(index, None)
+        self._told_at.pop(index, None)
         self._lost[index] = now
         self._has_replaced = True
         self._decide(now)
@@ -159,8 +179,7 @@ class GangLeader:
 
     def restarts(self) -> Restarts:
         """The failures that were followed by another round in the same pods."""
-        rounds = tuple(self._failed_rounds)
-        return Restarts(self._predecessor.restarts + len(rounds), rounds)
+        return Restarts(self._restarts, tuple(self._failed_rounds))
 
     def missing(self) -> list[int]:
         """The indexes of the members that have not reported yet, or are lost."""
@@ -172,6 +191,7 @@ class GangLeader:
             self.order = order
             if isinstance(order, StopRound) and not order.edit:
                 self._stopped_at = now
+                self._told_at = {node: now for node in self._states if node not in self._lost}
             if isinstance(order, StartRound):
                 self._started_revision, self._started_at = order.code.revision, now
                 self._edit_until = self._peer_lost_at = None
@@ -183,20 +203,22 @@ class GangLeader:
         if self._is_leaving() and not self._replaces_pods:
             return EndGang()
         if not self._has_started:
-            return self._before_start()
+            return self._before_start(now)
         if isinstance(self.order, StartRound):
             return self._while_running(self.order, now)
         if isinstance(self.order, StopRound):
             return self._while_stopping(self.order, now)
         return self.order
 
-    def _before_start(self) -> GangOrder | None:
+    def _before_start(self, now: float) -> GangOrder | None:
         """The order before the first round of this leader: ranks of the one before it must end."""
+        if self._newest_round > NEVER and self._is_late(NEVER, now):
+            return EndGang()
         if any(state.state == RUNNING for state in self._states.values()):
             return StopRound(self._newest_round, lost=True)
         if not self._is_open:
             return self.order
-        first_round = self._start(max(self._predecessor.first_round, self._newest_round + 1))
+        first_round = self._start(max(self._first_round, self._newest_round + 1))
         return first_round if self._all_stopped(NEVER) else OpenGate()
 
     def _is_leaving(self) -> bool:
@@ -215,7 +237,10 @@ class GangLeader:
             return EndGang()  # the pod that failed ends at once, and the controller ends the others
         if causes:
             return StopRound(start.round) if self._is_cause_known(causes, now) else start
-        return EndGang() if self._is_over(start.round, now) else start
+        if self._is_over(start.round, now):
+            self.has_succeeded = True
+            return EndGang()
+        return start
 
     def _ends_at_once(self, causes: Sequence[Cause]) -> bool:
         may_be_lost_pod = self._replaces_pods and all(is_peer_loss(cause) for cause in causes)
@@ -250,8 +275,7 @@ class GangLeader:
 
     def _while_stopping(self, stop: StopRound, now: float) -> GangOrder:
         if not self._all_stopped(stop.round):
-            is_lost = any(now - since > self._lost_seconds for since in self._lost.values())
-            return EndGang() if is_lost or self._is_late(stop, now) else stop
+            return EndGang() if self._is_late(stop.round, now) else stop
         causes = {
             node: state.cause
             for node, state in self._states.items()
@@ -259,13 +283,15 @@ class GangLeader:
         }
         return self._after(stop, causes, now)
 
-    def _is_late(self, stop: StopRound, now: float) -> bool:
-        """Whether ranks have not stopped in time, on nodes that no new pod may replace."""
-        stopped = {n for n, s in self._states.items() if s.round >= stop.round}
-        stopped -= {n for n, s in self._states.items() if s.state == RUNNING}
-        if self._replaces_pods:
-            stopped |= self._lost.keys()
-        return len(stopped) < self._size and now - self._stopped_at > STOP_SECONDS
+    def _is_late(self, number: int, now: float) -> bool:
+        """Whether a node is lost for too long, or has not given up this round in time."""
+        if any(now - since > self._lost_seconds for since in self._lost.values()):
+            return True
+        return any(
+            now - self._told_at[node] > STOP_SECONDS
+            for node, state in self._states.items()
+            if node not in self._lost and (state.round < number or state.state == RUNNING)
+        )
 
     def _after(self, stop: StopRound, causes: Mapping[int, Cause], now: float) -> GangOrder:
         # The loss of a pod is the cause of what the others report. The controller counts it.
@@ -279,13 +305,14 @@ class GangLeader:
             return stop._replace(edit=True) if now < self._edit_until else EndGang()
         step = max((s.step for s in self._states.values() if s.step is not None), default=None)
         seconds = self._stopped_at - self._started_at
-        if not self._policy.allows(cause, step, seconds, self.restarts().total):
+        if not self._policy.allows(cause, step, seconds, self._restarts):
             return EndGang()
+        self._restarts += 1
         self._failed_rounds.append(RestartedRound(stop.round, node, seconds, cause))
         return self._start(stop.round + 1)
 
     def _start(self, number: int) -> StartRound:
-        return StartRound(number, self._code, self.restarts().total)
+        return StartRound(number, self._code, self._restarts, self._policy.streak)
 
     def _all_stopped(self, number: int) -> bool:
         """Whether every member is connected, and no rank of this round or before runs."""

@@ -16,17 +16,32 @@ READY, RUNNING, SUCCEEDED, FAILED, LEAVING = "ready", "running", "succeeded", "f
 _STATES = (READY, RUNNING, SUCCEEDED, FAILED, LEAVING)
 
 
+class Streak(NamedTuple):
+    """The failures of one kind in a row that the ranks were restarted after.
+
+    step: the newest one of all rounds that failed, -1 for none.
+    """
+
+    reason: str = ""
+    exit_code: int = 0
+    failures: int = 0
+    step: int = -1
+
+
 class MemberState(NamedTuple):
     """The state of one member.
 
     round: the newest that it started or will not start any more. cause: of a failed round. step:
-    the newest one that rank 0 reported, if it ran on this node.
+    the newest one that rank 0 reported, if it ran on this node. restarts, streak: those of the
+    newest start, for the next leader.
     """
 
     state: str = READY
     round: int = NEVER
     cause: Cause | None = None
     step: int | None = None
+    restarts: int = 0
+    streak: Streak = Streak()
 
 
 class RoundCode(NamedTuple):
@@ -37,15 +52,24 @@ class RoundCode(NamedTuple):
 
 
 class OpenGate(NamedTuple):
-    """No rank of an older gang runs any more, but some nodes of this one are not ready yet."""
+    """No rank of an older gang runs any more, but some nodes of this one are not ready yet.
+
+    name: without a field, this order would be equal to the other one without numbers.
+    """
+
+    name: str = "open"
 
 
 class StartRound(NamedTuple):
-    """Start the ranks of a round. restarts: how many of the gang's rounds failed before it."""
+    """Start the ranks of a round.
+
+    restarts: how many of the gang's rounds failed before it. streak: the last of these failures.
+    """
 
     round: int
     code: RoundCode = RoundCode()
     restarts: int = 0
+    streak: Streak = Streak()
 
 
 class StopRound(NamedTuple):
@@ -64,6 +88,8 @@ class StopRound(NamedTuple):
 class EndGang(NamedTuple):
     """There is no further round: end with your own result. Ranks that run are not disturbed."""
 
+    name: str = "exit"
+
 
 GangOrder = Union[OpenGate, StartRound, StopRound, EndGang]
 
@@ -79,7 +105,7 @@ def encode_state(state: MemberState) -> bytes:
         body["cause"] = state.cause._asdict()
     if state.step is not None:
         body["step"] = state.step
-    return encode(body)
+    return encode({**body, **_encode_restarts(state.restarts, state.streak)})
 
 
 def decode_state(line: bytes) -> MemberState:
@@ -91,7 +117,11 @@ def decode_state(line: bytes) -> MemberState:
         cause = _decode_cause(body["cause"]) if body["state"] == FAILED else None
         step = body.get("step")
         return MemberState(
-            body["state"], int(body["round"]), cause, None if step is None else int(step)
+            body["state"],
+            int(body["round"]),
+            cause,
+            None if step is None else int(step),
+            *_decode_restarts(body),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidMessageError(f"not a state: {line[:80]!r}") from error
@@ -107,14 +137,27 @@ def _decode_cause(body: dict[str, Any]) -> Cause:
     return cause
 
 
+def _encode_restarts(restarts: int, streak: Streak) -> dict[str, object]:
+    return {"restarts": restarts, "streak": list(streak)} if restarts else {}
+
+
+def _decode_restarts(body: dict[str, Any]) -> tuple[int, Streak]:
+    """The restarts in a message; an older launcher sends no streak, and none in a state."""
+    reason, exit_code, failures, step = body.get("streak", Streak())
+    if not isinstance(reason, str):
+        raise TypeError("a text is expected")
+    return int(body.get("restarts", 0)), Streak(reason, int(exit_code), int(failures), int(step))
+
+
 def encode_order(order: GangOrder) -> bytes:
     """The line of an order."""
     if isinstance(order, StartRound):
-        body = {"order": "start", "round": order.round, "restarts": order.restarts}
+        body: dict[str, object] = {"order": "start", "round": order.round, "restarts": 0}
+        body.update(_encode_restarts(order.restarts, order.streak))
         return encode({**body, **order.code._asdict()})
     if isinstance(order, StopRound):
         return encode({"order": "stop", **order._asdict()})
-    return encode({"order": "open" if isinstance(order, OpenGate) else "exit"})
+    return encode({"order": order.name})
 
 
 def decode_order(line: bytes) -> GangOrder:
@@ -124,7 +167,7 @@ def decode_order(line: bytes) -> GangOrder:
         name = body["order"]
         if name == "start":
             code = RoundCode(int(body["revision"]), str(body["served"]))
-            return StartRound(int(body["round"]), code, int(body["restarts"]))
+            return StartRound(int(body["round"]), code, *_decode_restarts(body))
         if name == "stop":
             failed, edit, lost = (bool(body.get(name)) for name in ("failed", "edit", "lost"))
             return StopRound(int(body["round"]), failed, edit, lost)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ..contract import IN_PLACE_RESTARTS
 from ..errors import LaunchError
 from ..failure import Cause
+from .messages import Streak
 
 # Failures of the training itself. After any other one, such as dead storage, the pod must go.
 _IN_PLACE = frozenset({"Exception", "ExitCode", "Signaled", "Hung"})
@@ -59,9 +60,7 @@ class RestartPolicy:
 
     def __init__(self, limits: RestartLimits) -> None:
         self._limits = limits
-        self._step = -1  # the newest step of all rounds
-        self._kind: tuple[str, int] | None = None
-        self._of_kind = 0
+        self.streak = Streak()  # of the failures until now
 
     @property
     def is_off(self) -> bool:
@@ -73,8 +72,8 @@ class RestartPolicy:
 
         step: the newest step of the failed round, None without reports. restarts: before this one.
         """
-        self._count_kind(cause, step, ran_seconds)
-        if cause.reason not in _IN_PLACE or self._of_kind >= _SAME_KIND:
+        self._count(cause, step, ran_seconds)
+        if cause.reason not in _IN_PLACE or self.streak.failures >= _SAME_KIND:
             return False
         # As the controller does: a shell reports the signal of its program by its exit code.
         signal = cause.signal or (cause.exit_code - 128 if 128 < cause.exit_code < 192 else None)
@@ -82,10 +81,10 @@ class RestartPolicy:
             return False
         return restarts < self._limits.restarts
 
-    def _count_kind(self, cause: Cause, step: int | None, ran_seconds: float) -> None:
+    def _count(self, cause: Cause, step: int | None, ran_seconds: float) -> None:
+        before = self.streak
         kind = (cause.reason, cause.exit_code)
-        has_progress = ran_seconds >= _LASTED_SECONDS if step is None else step > self._step
-        if step is not None:
-            self._step = max(self._step, step)
-        self._of_kind = 1 if has_progress or kind != self._kind else self._of_kind + 1
-        self._kind = kind
+        has_progress = ran_seconds >= _LASTED_SECONDS if step is None else step > before.step
+        is_other = has_progress or kind != (before.reason, before.exit_code)
+        newest = before.step if step is None else max(before.step, step)
+        self.streak = Streak(*kind, 1 if is_other else before.failures + 1, newest)

@@ -199,7 +199,7 @@ class Rounds:
 
     `look` is called often while this node waits, and before each check for a stop. `pass_gate` is
     called once, when the gate of the leader is open. `leaderless_seconds`: how long a node without
-    ranks waits for a leader, once it has started.
+    ranks waits for a leader, once it has started. `replaces_leader`: see GangMember.
     """
 
     def __init__(
@@ -209,6 +209,8 @@ class Rounds:
         look: Callable[[], None],
         pass_gate: Callable[[], None] | None = None,
         leaderless_seconds: float = _LEADERLESS_SECONDS,
+        *,
+        replaces_leader: bool = False,
     ) -> None:
         self._pass_gate = pass_gate
         self._leaderless_seconds = leaderless_seconds
@@ -216,7 +218,7 @@ class Rounds:
         self._link = link
         self._inbox = inbox
         self._look = look
-        self._member = GangMember()
+        self._member = GangMember(replaces_leader=replaces_leader)
         self._reported: MemberState | None = None
         self._report()
 
@@ -346,7 +348,7 @@ def lead(
         look(own)
         own.tick()
 
-    return Rounds(own, inbox, look_and_tick)
+    return Rounds(own, inbox, look_and_tick, replaces_leader=node.predecessors > 0)
 
 
 def _make_link(

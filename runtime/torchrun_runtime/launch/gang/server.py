@@ -13,11 +13,14 @@ from typing import Callable
 from ..errors import LaunchError
 from ..output import say
 from ..state import start_thread
+from ..supervise import is_stopping
+from .clock import skew_of, with_time_of_leader
 from .connection import keep_alive
 from .identity import KnownLaunchers, LauncherId, read_launcher
 from .leader import GangLeader
 from .messages import (
     LONGEST_LINE,
+    EndGang,
     GangOrder,
     InvalidMessageError,
     StopRound,
@@ -32,6 +35,10 @@ from .messages import (
 _TICK_SECONDS = 0.5
 _HANDSHAKE_SECONDS = 10.0
 _CLOSE_SECONDS = 0.5  # for the last order to arrive; a node without it ends a little later
+# For the nodes of a gang that has succeeded to connect again and get the last order. They wait for
+# a new pod of this node otherwise.
+_LINGER_SECONDS = 15.0
+_JOIN_SECONDS = 0.1  # between two looks for a signal
 _SPARE_DESCRIPTORS = 256
 _BACKLOG = 4096
 
@@ -63,6 +70,7 @@ class GangServer:
         self._loop = asyncio.new_event_loop()
         self._launcher = LauncherId(secrets.token_hex(8), predecessors)
         self._members = KnownLaunchers()
+        self._ended_members: set[int] = set()  # that have closed after the last order
         self._ended: asyncio.Future[None] = self._loop.create_future()
         _raise_descriptor_limit(size + _SPARE_DESCRIPTORS)
         self._thread = start_thread(lambda: self._serve_until_end(listener))
@@ -77,9 +85,15 @@ class GangServer:
         self._loop.call_soon_threadsafe(run)
 
     def close(self) -> None:
-        """End once the members have closed, which have the last order; within _CLOSE_SECONDS."""
+        """End once the members have closed, which have the last order; within _CLOSE_SECONDS.
+
+        If the gang has succeeded, within _LINGER_SECONDS, or until a signal asks this pod to end.
+        """
         self._loop.call_soon_threadsafe(self._end)
         self._thread.join(4 * _CLOSE_SECONDS)
+        until = time.monotonic() + _LINGER_SECONDS
+        while self._thread.is_alive() and time.monotonic() < until and not is_stopping():
+            self._thread.join(_JOIN_SECONDS)
 
     def _end(self) -> None:
         if not self._ended.done():
@@ -100,8 +114,9 @@ class GangServer:
             self.leader.tick(time.monotonic())
             self._send_new_order()
             await asyncio.wait([self._ended], timeout=_TICK_SECONDS)
+        seconds = _LINGER_SECONDS if self.leader.has_succeeded else _CLOSE_SECONDS
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._wait_for_ends(), _CLOSE_SECONDS)
+            await asyncio.wait_for(self._wait_for_ends(), seconds)
         server.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
@@ -109,7 +124,9 @@ class GangServer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _wait_for_ends(self) -> None:
-        while self._writers:
+        """Return once the members have closed; all of them, if the gang has succeeded."""
+        ends = self._size - 1 if self.leader.has_succeeded else 0
+        while self._writers or len(self._ended_members) < ends:
             self._left.clear()
             await self._left.wait()
 
@@ -126,16 +143,22 @@ class GangServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         index = -1
         try:
-            node, launcher = await asyncio.wait_for(self._greet(reader, writer), _HANDSHAKE_SECONDS)
+            node, launcher, skew = await asyncio.wait_for(
+                self._greet(reader, writer), _HANDSHAKE_SECONDS
+            )
             # A launcher that refuses this leader closes the connection instead.
             state = await reader.readline()
             if state:
                 self._join(node, launcher, writer)
                 index = node
             while state and self._writers.get(index) is writer:
-                self.leader.receive(index, decode_state(state), time.monotonic())
+                received = with_time_of_leader(decode_state(state), skew)
+                self.leader.receive(index, received, time.monotonic())
                 self._send_new_order()
                 state = await reader.readline()
+            is_current = self._writers.get(index) is writer
+            if is_current and not state and isinstance(self.leader.order, EndGang):
+                self._ended_members.add(index)
         except (OSError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
             if index >= 0:
                 say(f"lost the connection to node {index}: {error}")
@@ -149,6 +172,8 @@ class GangServer:
     def _join(self, index: int, launcher: LauncherId, writer: asyncio.StreamWriter) -> None:
         """Let a launcher speak for its node. Raises InvalidMessageError if it may not."""
         self._check(index, launcher)
+        if index in self._writers:
+            self._writers[index].close()  # it would get no order any more
         self._writers[index] = writer  # what the launcher before has sent arrives no more
         if self._members.join(index, launcher):
             self.leader.replace(index, time.monotonic())
@@ -158,19 +183,26 @@ class GangServer:
 
     def _check(self, index: int, launcher: LauncherId) -> None:
         leader = self.leader
-        is_stopping = isinstance(leader.order, StopRound)
         self._members.check(
-            index, launcher, has_started=leader.has_started, is_stopping=is_stopping
+            index,
+            launcher,
+            has_started=leader.has_started,
+            is_stopping=isinstance(leader.order, StopRound),
+            is_connected=index in self._writers,
         )
 
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> tuple[int, LauncherId]:
-        """Check that the other side belongs to this attempt; its index and launcher."""
+    ) -> tuple[int, LauncherId, float]:
+        """Check that the other side belongs to this attempt.
+
+        Its index, its launcher, and by how much its clock differs from that of this node.
+        """
         keep_alive(writer.get_extra_info("socket"))
-        own = secrets.token_hex(16)
+        own, sent = secrets.token_hex(16), time.time()
         writer.write(encode({"nonce": own}))
         hello = decode(await reader.readline())
+        skew = skew_of(hello.get("time"), sent, time.time())
         index, nonces = hello.get("index"), (own, str(hello.get("nonce")))
         if not isinstance(index, int) or not 0 < index < self._size:
             raise InvalidMessageError("not an index of this gang")
@@ -180,7 +212,7 @@ class GangServer:
         self._check(index, launcher)
         claim = proof(self._key, "leader", nonces, index)
         writer.write(encode({"proof": claim, **self._launcher._asdict()}))
-        return index, launcher
+        return index, launcher, skew
 
 
 def _listen(port: int) -> socket.socket:

@@ -1,6 +1,8 @@
 """The connections between the leader and the members: who may join, and what each side hears."""
 
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -10,7 +12,13 @@ from ports import free_port
 from torchrun_runtime.launch.gang import connection
 from torchrun_runtime.launch.gang.connection import LeaderConnection
 from torchrun_runtime.launch.gang.leader import GangLeader
-from torchrun_runtime.launch.gang.messages import GangOrder, MemberState, StartRound, StopRound
+from torchrun_runtime.launch.gang.messages import (
+    EndGang,
+    GangOrder,
+    MemberState,
+    StartRound,
+    StopRound,
+)
 from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy
 from torchrun_runtime.launch.gang.rounds import OrderInbox
 from torchrun_runtime.launch.gang.server import GangServer
@@ -34,8 +42,10 @@ def server(size: int, key: str = "uid 1") -> Iterator[tuple[GangServer, int]]:
 
 
 def await_order(inbox: OrderInbox, expected: GangOrder) -> None:
-    while inbox.order != expected:
-        inbox.wait(inbox.order, 60)
+    until = time.monotonic() + 60
+    while inbox.order != expected and time.monotonic() < until:
+        inbox.wait(inbox.order, 1)
+    assert inbox.order == expected
 
 
 def test_a_launcher_of_another_attempt_gets_no_order() -> None:
@@ -188,6 +198,69 @@ def test_a_launcher_that_refuses_the_leader_does_not_keep_others_from_its_node()
         while inbox.order != StartRound(0):
             assert "not a message" not in new.describe_wait()
             inbox.wait(inbox.order, 0.05)
+
+
+def test_a_launcher_that_never_met_a_leader_and_ends_late_keeps_no_other_from_its_node() -> None:
+    """As a pod that replaced another one, and that a suspension of the Job deletes."""
+    inbox = OrderInbox()
+    with server(2) as (leader, port), ExitStack() as stack:
+        old = LeaderConnection("127.0.0.1", port, 1, "uid 1", OrderInbox(), predecessors=1)
+        stack.callback(old.close)
+        while leader.leader.missing() != [0]:
+            inbox.wait(None, 0.05)
+        new = LeaderConnection("127.0.0.1", port, 1, "uid 1", inbox)
+        stack.callback(new.close)
+        while "not a message" not in new.describe_wait():
+            inbox.wait(None, 0.05)
+        old.close()
+        while leader.leader.missing() != [0, 1]:
+            inbox.wait(None, 0.05)
+        leader.call(lambda state, now: state.receive(0, MemberState(), now))
+        leader.call(GangLeader.open_gate)
+        await_order(inbox, StartRound(0))
+
+
+def test_a_launcher_whose_place_another_one_takes_connects_again() -> None:
+    inbox = OrderInbox()
+    with server(2) as (leader, port), ExitStack() as stack:
+        launchers = []
+        for count in (0, 1):
+            launchers.append(
+                LeaderConnection("127.0.0.1", port, 1, "uid 1", OrderInbox(), predecessors=count)
+            )
+            stack.callback(launchers[-1].close)
+            while leader.leader.missing() != [0] or launchers[-1].lost_seconds():
+                inbox.wait(None, 0.05)
+        while not launchers[0].lost_seconds():
+            inbox.wait(None, 0.05)
+
+
+def test_a_leader_waits_for_a_node_that_does_not_know_of_the_success_of_the_gang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "_RETRY_SECONDS", 2.0)
+    inbox = OrderInbox()
+    with ExitStack() as stack, server(2) as (leader, port):
+        member = LeaderConnection("127.0.0.1", port, 1, "uid 1", inbox)
+        stack.callback(member.close)
+        leader.call(lambda state, now: state.receive(0, MemberState(), now))
+        leader.call(GangLeader.open_gate)
+        await_order(inbox, StartRound(0))
+        member.report(MemberState("succeeded", 0))
+        assert member._socket
+        member._socket.shutdown(socket.SHUT_RDWR)
+        while leader.leader.missing() != [1]:
+            inbox.wait(StartRound(0), 0.05)
+        leader.call(lambda state, now: state.receive(0, MemberState("succeeded", 0), now))
+
+        def end() -> None:
+            await_order(inbox, EndGang())
+            member.close()
+
+        ending = threading.Thread(target=end)
+        stack.callback(ending.join)
+        ending.start()
+    assert inbox.order == EndGang()
 
 
 def test_a_new_leader_stops_all_nodes_at_once() -> None:

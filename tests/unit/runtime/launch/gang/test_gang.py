@@ -298,6 +298,38 @@ def test_a_lost_pod_is_replaced_and_the_others_keep_theirs(
         assert "stopping the ranks, because a pod of another node is gone" in result.err
 
 
+# Node 1 fails in the rounds 0 and 2, once all nodes run. Round 1 never ends.
+FAILS_BEFORE_AND_AFTER_A_LOSS = """
+echo "round $TORCHRUN_ROUND"
+touch "$SHARED/$TORCHRUN_ROUND-$NODE_RANK"
+[ "$TORCHRUN_ROUND" = 1 ] || [ "$NODE_RANK" = 1 ] || exec sleep 1000
+[ "$TORCHRUN_ROUND" = 1 ] && exec sleep 1000
+while [ ! -e "$SHARED/$TORCHRUN_ROUND-0" ]; do sleep 0.05; done
+exit 3
+"""
+
+
+def test_a_new_pod_of_node_0_knows_the_restarts_before_it(make_gang: GangFactory) -> None:
+    once = json.dumps({"restarts": 1, "exitCodes": [], "signals": [], "replaceSeconds": 300})
+    variables = {"TORCHRUN_IN_PLACE_RESTARTS": once}
+    gang = make_gang(2)
+    gang.annotate(start="1")
+    running = gang.start(FAILS_BEFORE_AND_AFTER_A_LOSS, **variables)
+    for number in (0, 1):
+        for launched in running:
+            assert launched.line() == f"round {number}"
+    gang.launchers[0].clear()
+    gang.annotate_pod(0, **{FAILURE_COUNT: "1", "torchrun.ai/start": "1/1"})
+    running[0] = gang.start_node(0, FAILS_BEFORE_AND_AFTER_A_LOSS, **variables)
+    results = ends(running)
+    assert [r.message["restartsInPlace"] for r in results] == [1, 1]
+    assert [(r.exit_code, r.message["reason"]) for r in results] == [
+        (143, "PeerFailed"),
+        (3, "ExitCode"),
+    ]
+    assert results[0].out == "round 2\n"
+
+
 def test_a_new_pod_waits_for_one_of_node_0_that_is_lost_too(make_gang: GangFactory) -> None:
     gang = make_gang(2)
     gang.annotate_pod(1, **{FAILURE_COUNT: "1", "torchrun.ai/start": "1/1"})

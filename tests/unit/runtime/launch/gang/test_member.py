@@ -35,6 +35,10 @@ def test_a_node_that_never_started_does_not_end_with_the_gang_before() -> None:
     assert member.follow(EndGang()) == EndGang()
 
 
+def test_a_new_pod_of_node_0_ends_with_the_gang_that_it_did_not_bring_together() -> None:
+    assert GangMember(replaces_leader=True).follow(EndGang()) == EndGang()
+
+
 class Leaderless:
     """A link without a connection for ever."""
 

@@ -13,6 +13,7 @@ from torchrun_runtime.launch.gang.messages import (
     RoundCode,
     StartRound,
     StopRound,
+    Streak,
     decode,
     decode_order,
     decode_state,
@@ -24,7 +25,14 @@ from torchrun_runtime.launch.gang.messages import (
 CAUSE = Cause(137, 3, 9, "Signaled", "Rank 3 was killed by SIGKILL.", "2026-01-01T00:00:00Z")
 
 
-@pytest.mark.parametrize("state", [MemberState(), MemberState(FAILED, 4, CAUSE, 120)])
+@pytest.mark.parametrize(
+    "state",
+    [
+        MemberState(),
+        MemberState(FAILED, 4, CAUSE, 120),
+        MemberState(restarts=2, streak=Streak("ExitCode", 3, 1, 9)),
+    ],
+)
 def test_a_state_arrives_as_it_was_sent(state: MemberState) -> None:
     assert decode_state(encode_state(state)) == state
 
@@ -34,6 +42,7 @@ def test_a_state_arrives_as_it_was_sent(state: MemberState) -> None:
     [
         OpenGate(),
         StartRound(3, RoundCode(7, "http://a b"), 2),
+        StartRound(3, restarts=2, streak=Streak("ExitCode", 3, 1, 9)),
         StopRound(3),
         StopRound(3, lost=True),
         EndGang(),
@@ -41,6 +50,22 @@ def test_a_state_arrives_as_it_was_sent(state: MemberState) -> None:
 )
 def test_an_order_arrives_as_it_was_sent(order: GangOrder) -> None:
     assert decode_order(encode_order(order)) == order
+
+
+def test_orders_without_a_round_differ() -> None:
+    assert OpenGate() != EndGang()
+
+
+def test_restarts_of_an_older_launcher_are_understood() -> None:
+    start = b'{"order": "start", "round": 3, "revision": 0, "served": "", "restarts": 2}\n'
+    assert decode_order(start) == StartRound(3, restarts=2)
+    assert decode_state(b'{"state": "ready", "round": 3}\n') == MemberState("ready", 3)
+
+
+@pytest.mark.parametrize("streak", [[], ["x"], [1, 2, 3, 4], ["x", 1, 2, "y"], 3, None])
+def test_a_streak_of_other_types_is_refused(streak: object) -> None:
+    with pytest.raises(InvalidMessageError):
+        decode_state(encode({"state": "ready", "round": 0, "restarts": 1, "streak": streak}))
 
 
 def test_a_stop_of_an_older_launcher_is_understood() -> None:

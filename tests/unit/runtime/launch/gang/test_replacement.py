@@ -9,6 +9,7 @@ from torchrun_runtime.launch.gang.identity import (
     read_launcher,
 )
 from torchrun_runtime.launch.gang.leader import STOP_SECONDS, GangLeader, Predecessor
+from torchrun_runtime.launch.gang.member import GangMember
 from torchrun_runtime.launch.gang.messages import (
     FAILED,
     LEAVING,
@@ -22,9 +23,13 @@ from torchrun_runtime.launch.gang.messages import (
     RoundCode,
     StartRound,
     StopRound,
+    decode_order,
+    decode_state,
+    encode_order,
+    encode_state,
 )
 from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy
-from unit.runtime.launch.gang.test_leader import LOST_PEER, cause, gang, run
+from unit.runtime.launch.gang.test_leader import LOST_PEER, cause, gang, restarted, run
 
 WAIT = 300.0  # seconds for a new pod
 FIRST, SECOND = LauncherId("a", 0), LauncherId("b", 0)
@@ -110,7 +115,7 @@ def test_the_failure_of_a_lost_pod_is_left_to_the_controller() -> None:
     leader.receive(2, MemberState(FAILED, 3, cause()), 4)
     for index in (0, 1):
         leader.receive(index, MemberState(READY, 3), 4)
-    assert leader.order == StartRound(4, restarts=1), "a failure of a rank counts again"
+    assert restarted(leader) == StartRound(4, restarts=1), "a failure of a rank counts again"
 
 
 def test_ranks_that_do_not_stop_end_the_gang_while_a_pod_is_lost() -> None:
@@ -176,6 +181,76 @@ def test_a_new_leader_stops_the_ranks_of_the_one_before_and_continues_its_rounds
     assert leader.order == StartRound(6, restarts=2)
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_new_leader_waits_for_a_node_that_it_never_hears_of_as_long_as_for_a_new_pod(
+    is_open: bool,
+) -> None:
+    leader = GangLeader(3, RestartPolicy(RestartLimits(3)), replace_seconds=WAIT)
+    leader.receive(1, MemberState(RUNNING, 5), 10)
+    leader.receive(1, MemberState(READY, 5), 11)
+    if is_open:
+        leader.receive(0, MemberState(), 12)
+        leader.open_gate(12)
+    leader.tick(10 + WAIT)
+    assert leader.order == (OpenGate() if is_open else StopRound(5, lost=True))
+    leader.tick(11 + WAIT)
+    assert leader.order == EndGang(), "the ranks of node 2 may run"
+
+
+def test_the_first_leader_waits_for_its_nodes_without_a_limit() -> None:
+    leader = GangLeader(2, RestartPolicy(RestartLimits(3)), replace_seconds=WAIT)
+    leader.receive(0, MemberState(), 0)
+    leader.open_gate(0)
+    leader.tick(100 * WAIT)
+    assert leader.order == OpenGate(), "a pod may wait for its node or its image"
+
+
+def test_ranks_that_a_new_leader_cannot_stop_end_the_gang() -> None:
+    leader = GangLeader(3, RestartPolicy(RestartLimits(3)), replace_seconds=WAIT)
+    leader.receive(1, MemberState(RUNNING, 5), 10)
+    leader.receive(1, MemberState(READY, 5), 11)
+    leader.receive(2, MemberState(RUNNING, 5), 100)
+    leader.tick(100 + STOP_SECONDS)
+    assert leader.order == StopRound(5, lost=True), "node 2 has the order since its connection"
+    leader.tick(101 + STOP_SECONDS)
+    assert leader.order == EndGang()
+
+
+def test_a_node_that_connects_again_has_the_time_to_stop() -> None:
+    leader = running(3)
+    leader.lose(1, 1)
+    leader.receive(0, MemberState(FAILED, 0, cause()), 1)
+    leader.receive(2, MemberState(READY, 0), 2)
+    leader.receive(1, MemberState(RUNNING, 0), 100)
+    leader.tick(100 + STOP_SECONDS)
+    assert leader.order == StopRound(0)
+    leader.receive(1, MemberState(READY, 0), 100 + STOP_SECONDS)
+    assert restarted(leader) == StartRound(1, restarts=1)
+
+
+def test_a_new_pod_has_the_time_to_give_up_a_round_that_stopped_long_ago() -> None:
+    leader = running()
+    leader.receive(1, MemberState(LEAVING, 0), 1)
+    leader.receive(0, MemberState(READY, 0), 2)
+    leader.replace(1, 70)
+    leader.receive(1, MemberState(), 71)
+    assert leader.order == StopRound(0, lost=True)
+    leader.receive(1, MemberState(READY, 0), 72)
+    assert leader.order == StartRound(1)
+
+
+def test_ranks_whose_node_connects_again_and_again_end_the_gang() -> None:
+    leader = running(3)
+    leader.receive(0, MemberState(FAILED, 0, cause()), 1)
+    leader.receive(2, MemberState(READY, 0), 1)
+    for now in range(2, int(STOP_SECONDS)):
+        leader.lose(1, now)
+        leader.receive(1, MemberState(RUNNING, 0), now)
+        assert leader.order == StopRound(0)
+    leader.tick(2 + STOP_SECONDS)
+    assert leader.order == EndGang()
+
+
 def test_a_new_leader_starts_no_round_that_a_member_has_given_up() -> None:
     leader = GangLeader(2, RestartPolicy(RestartLimits(3)), replace_seconds=WAIT)
     leader.receive(1, MemberState(RUNNING, 5), 0)
@@ -187,9 +262,62 @@ def test_a_new_leader_starts_no_round_that_a_member_has_given_up() -> None:
     assert leader.order == StartRound(6), "the new pod has the order to give up round 5"
 
 
-def join(launchers: KnownLaunchers, launcher: LauncherId, when: str = "") -> bool:
+def fail(leader: GangLeader, member: GangMember, code: int = 1) -> None:
+    """The ranks of the present round fail on node 0, those of node 1 are stopped."""
+    order = leader.order
+    assert isinstance(order, StartRound)
+    assert member.follow(decode_order(encode_order(order)))
+    run(leader, order.round)
+    leader.receive(0, MemberState(FAILED, order.round, cause(code=code), step=7), 1)
+    member.end(None, None, stopped=True)
+    leader.receive(1, decode_state(encode_state(member.state)), 1)
+
+
+def lead_again(member: GangMember, restarts: int, predecessor: Predecessor) -> GangLeader:
+    """A new leader that a member has reported to."""
+    leader = GangLeader(2, RestartPolicy(RestartLimits(restarts)), replace_seconds=WAIT)
+    leader.receive(1, decode_state(encode_state(member.state)), 2)
+    leader.receive(0, MemberState(), 2)
+    leader.open_gate(2, predecessor)
+    for index in range(2):
+        leader.receive(index, member.state._replace(state=READY), 2)
+    return leader
+
+
+@pytest.mark.parametrize("known", [0, 1, 2])
+def test_a_new_leader_continues_the_count_of_restarts(known: int) -> None:
+    """The controller may not have the last report of the leader before."""
+    leader, member = gang(2, 3, WAIT), GangMember()
+    for code in (1, 2):
+        fail(leader, member, code)
+    assert member.follow(leader.order)
+    new = lead_again(member, 3, Predecessor(restarts=known, first_round=known))
+    assert restarted(new) == StartRound(3, restarts=2)
+    fail(new, member, 3)
+    assert new.restarts().total == 3
+    fail(new, member, 4)
+    assert new.order == EndGang(), "the controller permits three restarts"
+
+
+def test_a_new_leader_continues_the_count_of_failures_of_one_kind() -> None:
+    leader, member = gang(2, 9, WAIT), GangMember()
+    fail(leader, member)
+    fail(leader, member)
+    assert member.follow(leader.order)
+    new = lead_again(member, 9, Predecessor())
+    fail(new, member)
+    assert new.order == EndGang(), "the third failure of one kind without a newer step"
+
+
+def join(
+    launchers: KnownLaunchers, launcher: LauncherId, when: str = "", *, is_connected: bool = True
+) -> bool:
     launchers.check(
-        1, launcher, has_started=when == "has started", is_stopping=when == "is stopping"
+        1,
+        launcher,
+        has_started=when == "has started",
+        is_stopping=when == "is stopping",
+        is_connected=is_connected,
     )
     return launchers.join(1, launcher)
 
@@ -218,6 +346,22 @@ def test_a_lost_pod_does_not_join_beside_its_replacement(when: str) -> None:
     join(launchers, NEW)
     with pytest.raises(InvalidMessageError, match="a newer pod"):
         join(launchers, FIRST, when)
+
+
+def test_a_pod_of_a_resumed_job_joins_once_one_from_before_the_suspension_is_gone() -> None:
+    launchers = KnownLaunchers()
+    join(launchers, NEW)
+    with pytest.raises(InvalidMessageError, match="a newer pod"):
+        join(launchers, FIRST)
+    assert join(launchers, FIRST, is_connected=False)
+
+
+@pytest.mark.parametrize("when", ["has started", "is stopping"])
+def test_a_pod_that_counts_less_joins_no_ranks(when: str) -> None:
+    launchers = KnownLaunchers()
+    join(launchers, NEW)
+    with pytest.raises(InvalidMessageError):
+        join(launchers, FIRST, when, is_connected=False)
 
 
 def test_a_launcher_that_is_only_checked_does_not_speak_for_its_node() -> None:

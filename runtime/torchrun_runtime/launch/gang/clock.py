@@ -1,0 +1,32 @@
+"""The difference between the clocks of two nodes, as far as a greeting proves it. Pure."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timedelta
+
+from .messages import MemberState
+
+_FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"  # of launch.output.timestamp
+
+
+def skew_of(claimed: object, sent: float, received: float) -> float:
+    """How many seconds the clock of a member is ahead at least; negative if it is behind.
+
+    claimed: its time, which it has read between the two times of the leader. Without it: 0, as with
+    an older launcher.
+    """
+    if not isinstance(claimed, (int, float)) or not math.isfinite(claimed):
+        return 0.0
+    return max(claimed - received, 0.0) + min(claimed - sent, 0.0)
+
+
+def with_time_of_leader(state: MemberState, skew: float) -> MemberState:
+    """The state with the time of its cause by the clock of the leader, which compares causes."""
+    if state.cause is None or not skew:
+        return state
+    try:
+        moment = datetime.strptime(state.cause.time, _FORMAT) - timedelta(seconds=skew)
+    except (ValueError, OverflowError):
+        return state
+    return state._replace(cause=state.cause._replace(time=moment.strftime(_FORMAT)))
