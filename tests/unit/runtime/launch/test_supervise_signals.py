@@ -70,7 +70,8 @@ def test_signals_the_ranks_first_and_their_parent_after_them(launcher: Launcher)
     assert result.exit_code == 143
 
 
-# Like torchrun: when a rank fails, the others get SIGTERM, and SIGKILL later.
+# Like torchrun: when a rank fails, the others get SIGTERM, and SIGKILL later. It acts a second after
+# it has noticed, so that the launcher is first on a busy machine, too.
 HASTY_AGENT = """
     import os, signal, subprocess, sys, time
     programs = [("rank.py", 0), ("other.py", 1)]
@@ -79,7 +80,8 @@ HASTY_AGENT = """
         for name, n in programs
     ]
     while not any(rank.poll() for rank in ranks):
-        time.sleep(0.5)
+        time.sleep(0.1)
+    time.sleep(1)
     for rank in ranks:
         if rank.poll() is None:
             rank.terminate()
