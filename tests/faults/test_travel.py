@@ -32,7 +32,6 @@ def test_regressions(journey: travel.Journey) -> None:
     assert travel.judge(journey) == []
 
 
-@pytest.mark.xfail(reason="a stale Node object counts as Ready", strict=True)
 def test_a_deleted_node_that_a_late_watch_still_shows_is_fenced() -> None:
     assert not [line for line in travel.judge(travel.KNOWN_GAP) if "more than one gang" in line]
 
