@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, TORCHRUN_JOBS, Kind
+from torchrun_api.status import Attempt, TorchrunJobStatus
 from torchrun_controller.client.apply import LiveObject, SupersededError
 from torchrun_controller.reconcile.gang.replacement import MOST_AT_ONCE, find_awaited
 from torchrun_controller.reconcile.gang.restarts import INTENDED_ENDS
@@ -72,7 +73,9 @@ async def _verify_awaited(finder: Finder, observed: Observed) -> None:
     A gang with more lost pods than are replaced at once ends whatever becomes of them.
     """
     awaited = find_awaited(observed.job, observed.gang)
-    for pod in awaited if len(awaited) <= MOST_AT_ONCE else ():
+    if len(awaited) > MOST_AT_ONCE:
+        return
+    for pod in awaited:
         await _verify_unchanged(finder, pod)
 
 
@@ -100,10 +103,8 @@ def _ends_attempt(observed: Observed, plan: Plan) -> bool:
     """Whether the new status records the end of the current attempt, or a failed job."""
     if plan.status is None:
         return False
-    status, number = observed.job.status, observed.job.status.attempt
-    is_recorded = find_end(status.attempts, number) is not None
-    is_ended = find_end(plan.status.attempts, number) is not None
-    return plan.status.phase == "Failed" or (is_ended and not is_recorded)
+    end = _find_new_end(observed, plan.status, observed.job.status.attempt)
+    return plan.status.phase == "Failed" or end is not None
 
 
 def _fails_gang(observed: Observed, plan: Plan) -> bool:
@@ -112,10 +113,17 @@ def _fails_gang(observed: Observed, plan: Plan) -> bool:
         return False
     if plan.status.phase == "Failed":
         return True
-    number = attempt_of(observed.gang.current_job)
-    end = find_end(plan.status.attempts, number)
-    is_recorded = find_end(observed.job.status.attempts, number) is not None
-    return end is not None and not is_recorded and end.reason not in INTENDED_ENDS
+    end = _find_new_end(observed, plan.status, attempt_of(observed.gang.current_job))
+    return end is not None and end.reason not in INTENDED_ENDS
+
+
+def _find_new_end(
+    observed: Observed, new_status: TorchrunJobStatus, attempt: int
+) -> Attempt | None:
+    """Return the end of the attempt that the new status records first; None without one."""
+    if find_end(observed.job.status.attempts, attempt) is not None:
+        return None
+    return find_end(new_status.attempts, attempt)
 
 
 def _has_current_gang(observed: Observed) -> bool:
