@@ -100,11 +100,12 @@ def unfenced_workers(
         worker for identity, worker in new_workers.items() if identity not in recorded_identities
     ]
     release_delay, machines_off = _release_delay(policy), _machines_off(job)
+    executed_orders = _executed_orders(gang)
     return tuple(
         worker
         for worker in (*recorded, *sorted(unrecorded, key=_order))
         if not _is_released(gang, cluster_nodes, worker, now, release_delay, machines_off)
-        if not _is_fenced(gang, worker)
+        if not any(has_worker(order, worker) for order in executed_orders)
     )
 
 
@@ -313,10 +314,10 @@ def _is_released(
     return since is not None and (_has_pod(gang, worker) or now - since >= release_delay)
 
 
-def _is_fenced(gang: ObservedGang, worker: UnfencedWorker) -> bool:
-    """Whether the ranks of the present gang run, whose launchers had to fence the worker first."""
-    orders = (pod.metadata.annotations.fence for pod in gang.workers)
-    return gang.has_reported and any(has_worker(order, worker) for order in orders)
+def _executed_orders(gang: ObservedGang) -> set[str]:
+    """Return the orders to fence that came before the ranks of the present gang, if they run."""
+    orders = {pod.metadata.annotations.fence for pod in gang.workers}
+    return orders - {""} if gang.has_reported else set()
 
 
 def _release_delay(policy: ResolvedReliability) -> timedelta:
