@@ -13,7 +13,7 @@ from typing import Callable
 _MESSAGE_CHARACTERS = 600
 # How often the ranks were started again after a failure, for the termination message.
 restarts_in_place = 0
-
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"  # RFC 3339 in UTC with microseconds
 
 STDERR = 2
 # Called with the stream and the bytes of all output of the launcher.
@@ -44,9 +44,9 @@ def write_log(data: bytes, *, copied: bool = True) -> None:
 
 
 def timestamp(seconds: float | None = None) -> str:
-    """RFC 3339 in UTC with microseconds. Default: now."""
+    """A time as in TIME_FORMAT. Default: now."""
     moment = datetime.fromtimestamp(time.time() if seconds is None else seconds, timezone.utc)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return moment.strftime(TIME_FORMAT)
 
 
 def write_termination_message(path: str, body: dict[str, object]) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from datetime import datetime, timedelta
 
+from ..output import TIME_FORMAT
 from .messages import MemberState
-
-_FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"  # of launch.output.timestamp
 
 
 def skew_of(claimed: object, sent: float, received: float) -> float:
@@ -26,7 +25,7 @@ def with_time_of_leader(state: MemberState, skew: float) -> MemberState:
     if state.cause is None or not skew:
         return state
     try:
-        moment = datetime.strptime(state.cause.time, _FORMAT) - timedelta(seconds=skew)
+        moment = datetime.strptime(state.cause.time, TIME_FORMAT) - timedelta(seconds=skew)
     except (ValueError, OverflowError):
         return state
-    return state._replace(cause=state.cause._replace(time=moment.strftime(_FORMAT)))
+    return state._replace(cause=state.cause._replace(time=moment.strftime(TIME_FORMAT)))
