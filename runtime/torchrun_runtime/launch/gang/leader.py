@@ -108,8 +108,9 @@ class GangLeader:
         # Index to the time since when its node has no connection, leaves, or is a new pod without a
         # state.
         self._lost: dict[int, float] = {}
-        # Index to the time since when the launcher of its node can have the order to stop.
-        self._told_at: dict[int, float] = {}
+        # Index to the time since when the launcher of its node can have the order to stop. Before
+        # there is one: since when it has a connection.
+        self._stop_sent_at: dict[int, float] = {}
         self.has_succeeded = False  # the ranks of the last round, not only those of a head
         self._has_replaced = False  # a pod, since the last start of a round
         self._newest_round = NEVER  # of a member, also of one whose pod was replaced
@@ -145,7 +146,7 @@ class GangLeader:
 
     def receive(self, index: int, state: MemberState, now: float) -> None:
         """Note the state of a member, which is connected."""
-        self._told_at.setdefault(index, now)
+        self._stop_sent_at.setdefault(index, now)
         if state.state == LEAVING:
             self._lost.setdefault(index, now)
         else:
@@ -164,7 +165,7 @@ class GangLeader:
     def replace(self, index: int, now: float) -> None:
         """Note that another launcher speaks for a node. The ranks of the one before are dead."""
         self._states.pop(index, None)
-        self._told_at.pop(index, None)
+        self._stop_sent_at.pop(index, None)
         self._lost[index] = now
         self._has_replaced = True
         self._decide(now)
@@ -191,7 +192,7 @@ class GangLeader:
             self.order = order
             if isinstance(order, StopRound) and not order.edit:
                 self._stopped_at = now
-                self._told_at = {node: now for node in self._states if node not in self._lost}
+                self._stop_sent_at = {node: now for node in self._states if node not in self._lost}
             if isinstance(order, StartRound):
                 self._started_revision, self._started_at = order.code.revision, now
                 self._edit_until = self._peer_lost_at = None
@@ -288,7 +289,7 @@ class GangLeader:
         if any(now - since > self._lost_seconds for since in self._lost.values()):
             return True
         return any(
-            now - self._told_at[node] > STOP_SECONDS
+            now - self._stop_sent_at[node] > STOP_SECONDS
             for node, state in self._states.items()
             if node not in self._lost and (state.round < number or state.state == RUNNING)
         )
