@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _POLL = 0.05  # seconds between two looks at the annotations of the leader
 _LINE_SECONDS = 10.0  # between two lines about a wait
 # On a node whose command failed, and on the others.
-FAILED_EDIT = "the next edit"
-OTHER_EDIT = "newer code after the failure of another node"
+_FAILED_EDIT = "the next edit"
+_OTHER_EDIT = "newer code after the failure of another node"
 _NAMED_NODES = 8  # in a line
 _PORT_SECONDS = 10.0  # for another process to release the port
 # How long a node without ranks waits for the leader of its earlier rounds, if it is gone.
@@ -277,7 +277,7 @@ class Rounds:
         """What a failed gang waits for in development mode; "" if it does not."""
         if not (isinstance(order, StopRound) and order.edit):
             return ""
-        return FAILED_EDIT if self._member.state.state == FAILED else OTHER_EDIT
+        return _FAILED_EDIT if self._member.state.state == FAILED else _OTHER_EDIT
 
     def _take_order(self) -> GangOrder | None:
         """The newest order. A new leader hears of this node once it follows no older order."""
@@ -305,7 +305,7 @@ class Rounds:
 
 
 class _WaitLine:
-    """The lines about a wait, one every _LINE_SECONDS. The plugin recognises FAILED_EDIT."""
+    """The lines about a wait, one every _LINE_SECONDS. The plugin recognises _FAILED_EDIT."""
 
     def __init__(self) -> None:
         self._start = self._last_line = time.monotonic()
