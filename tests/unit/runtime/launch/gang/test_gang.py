@@ -11,11 +11,8 @@ from pathlib import Path
 import pytest
 
 from ports import free_port
-from torchrun_runtime.sync.claim import Claim
-from torchrun_runtime.sync.extract import extract
-from torchrun_runtime.sync.settings import Limits
 from unit.runtime.launching import FOLDER, PYTHONS, Launched, Launcher, Result
-from unit.runtime.syncing import archive
+from unit.runtime.serving import publish
 
 RESTARTS = json.dumps({"restarts": 3, "exitCodes": [42], "signals": []})
 
@@ -145,17 +142,14 @@ def test_a_failure_restarts_the_ranks_of_all_nodes_in_the_same_pods(make_gang: G
 
 def test_in_development_each_node_says_that_it_waits_for_an_edit(make_gang: GangFactory) -> None:
     gang = make_gang(2)
-    claim = Claim(gang.launchers[0].directory / "claim")
-    claim.incoming.mkdir(parents=True)
-    zipped = claim.incoming / "archive.zip"
-    zipped.write_bytes(archive({"train.sh": b'[ "$NODE_RANK" = 1 ] && exit 3; exec sleep 1000'}))
-    revision = claim.publish(extract(zipped, claim.new, Limits())).revision
-    gang.annotate(start="1", revision=str(revision), development="true")
+    claim = gang.launchers[0].directory / "claim"
+    publish(claim, {"train.sh": b'[ "$NODE_RANK" = 1 ] && exit 3; exec sleep 1000'})
+    gang.annotate(start="1", revision="1", development="true")
     running = [
         gang.start_node(
             node,
             "exec sh train.sh",
-            TORCHRUN_WORKSPACE_SOURCE=str(claim.directory),
+            TORCHRUN_WORKSPACE_SOURCE=str(claim),
             TORCHRUN_WORKSPACE_TARGET=str(gang.launchers[node].directory / "app"),
         )
         for node in range(2)
