@@ -134,7 +134,7 @@ def test_an_error_after_the_end_of_a_run_does_not_change_its_result(laptop: Lapt
 
     laptop.server.hooks.append(fail)
     with terminal(laptop, "status", "run") as screen:
-        screen.until(b"1/2 ready")
+        screen.until(b"run-r1-0")  # the pods have been listed
         laptop.job("run", status={"phase": "Succeeded", "reason": "Completed"})
         assert screen.end() == 0
     assert "Succeeded" in screen.text()
