@@ -105,3 +105,10 @@ def test_a_restart_in_place_keeps_the_nodes_from_a_gang_that_waits(space: Space,
     image = cluster.controller
     space.apply(queue("real", image, nodeResources=resources, scheduling=VOLCANO))
     rivals.assert_a_restart_in_place_keeps_the_nodes(space, "real", "Unschedulable")
+
+
+def test_a_replaced_pod_keeps_the_nodes_from_a_gang_that_waits(space: Space, cluster: Cluster):
+    resources = rivals.more_than_half_a_node(cluster)
+    image = cluster.controller
+    space.apply(queue("real", image, nodeResources=resources, scheduling=VOLCANO))
+    rivals.assert_a_replaced_pod_keeps_the_nodes(space, "real", "Unschedulable", rivals.NODES)
