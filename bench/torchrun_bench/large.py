@@ -3,8 +3,10 @@
 Nodes and pods are kwok's; API server, Job controller, scheduler and controller are real. Each gang
 is restarted once. For the Job controller alone, the bench deletes the failed Job and creates the
 next one as soon as it sees the first failed pod. It does so with plain pods, and with the pods of
-the controller, which are larger: the API server and all watches read them at each change. Then a
-gang loses a pod that is replaced alone.
+the controller, which are larger: the API server and all watches read them at each change. Once more
+it ends the survivors as the controller does, with a short grace period, beside the creation of the
+next Job: the difference to the controller is the cost of its decisions. Then a gang loses a pod
+that is replaced alone.
 """
 
 import asyncio
@@ -17,7 +19,7 @@ import uvloop
 
 from torchrun_api import names
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import JOBS
+from torchrun_api.kinds import JOBS, PODS
 from torchrun_bench import bare, bodies, kwok, plans
 from torchrun_bench.control_plane import cluster, prepare
 from torchrun_bench.gangs import FAILED, Gangs
@@ -36,6 +38,7 @@ from torchrun_bench.processes import (
     settled,
 )
 from torchrun_bench.report import Row, row, say
+from torchrun_controller.reconcile.gang.cleanup import SURVIVOR_GRACE
 
 GANG, KEPT = "gang", "kept"  # KEPT has its pods replaced alone
 FAILING = 3  # index of the pod that fails
@@ -49,7 +52,9 @@ class Steps(msgspec.Struct, frozen=True):
 
     pods_created: float
     pods_running: float
-    pods_again: float  # from the first failed pod to all pods of the next attempt
+    # From the first failed pod to all pods of the next attempt, and until they run.
+    pods_again: float
+    running_again: float
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -82,10 +87,12 @@ def _measure(pods: int) -> list[Row]:
         server, port = prepare(on), free_port()
         # The pods of the failed attempt end while those of the next one start.
         with kwok.playing(on, max(2 * pods // _CPUS, 1) + 1):
-            alone = uvloop.run(_alone(server, pods, labelled_job))
+            alone = uvloop.run(_alone(server, pods, labelled_job, _delete_job))
             say(f"large: {pods} pods, the Job controller alone: {alone}")
-            same = uvloop.run(_alone(server, pods, same_job))
+            same = uvloop.run(_alone(server, pods, same_job, _delete_job))
             say(f"large: {pods} pods, the Job controller alone with the same pods: {same}")
+            quick = uvloop.run(_alone(server, pods, same_job, _end_survivors))
+            say(f"large: {pods} pods, the same with a short grace period: {quick}")
             with controller(on.kubeconfig, port) as process:
                 ours, cost = uvloop.run(_ours(server, pods, process.pid, port))
             say(f"large: {pods} pods, the controller: {ours}")
@@ -93,32 +100,51 @@ def _measure(pods: int) -> list[Row]:
             reports = ("--progress-url", f"http://127.0.0.1:{free_port()}", "--progress-port", "0")
             with controller(on.kubeconfig, port, options=reports) as process:
                 loss = uvloop.run(_lose_pod(server, pods, process.pid, port))
-    return [*rows(pods, ours, alone, same, cost), *rows_of_loss(pods, loss)]
+    return [*rows(pods, ours, alone, same, quick, cost), *rows_of_loss(pods, loss)]
 
 
-async def _alone(server: Server, pods: int, job_of: Callable[[int, int], JsonObject]) -> Steps:
+async def _alone(
+    server: Server,
+    pods: int,
+    job_of: Callable[[int, int], JsonObject],
+    end: Callable[[aiohttp.ClientSession], Awaitable[None]],
+) -> Steps:
+    """A gang of the Job controller alone. `end` ends what is left of the first attempt."""
     async with server.session() as session:
         gangs = Gangs(session, BARE_NAMESPACE, MOST_SECONDS)
-        path = f"/apis/batch/v1/namespaces/{BARE_NAMESPACE}/jobs"
         async with gangs.following():
 
             async def start(attempt: int) -> None:
                 body = msgspec.json.encode(job_of(pods, attempt))
-                await send(session, "POST", path, body, JSON)
+                await send(session, "POST", JOBS.path(BARE_NAMESPACE), body, JSON)
 
             async def again() -> None:
-                options = msgspec.json.encode({"propagationPolicy": "Background"})
-                await send(session, "DELETE", f"{path}/{GANG}-0", options, JSON)
-                await start(1)
+                await asyncio.gather(end(session), start(1))
 
             start_time = time.monotonic()
             await start(0)
             steps = await _steps(gangs, pods, start_time, again)
-            await send(
-                session, "DELETE", f"{path}/{GANG}-1?propagationPolicy=Background", b"", JSON
-            )
+            # One of the two ends leaves the Job of the first attempt.
+            path = f"{JOBS.path(BARE_NAMESPACE)}?propagationPolicy=Background"
+            await send(session, "DELETE", path, b"", JSON)
             await _until_gone(session, BARE_NAMESPACE)
             return steps
+
+
+async def _delete_job(session: aiohttp.ClientSession) -> None:
+    """Delete the Job of the first attempt. The grace period of its pods is that of the template."""
+    options = msgspec.json.encode({"propagationPolicy": "Background"})
+    await send(session, "DELETE", JOBS.path(BARE_NAMESPACE, f"{GANG}-0"), options, JSON)
+
+
+async def _end_survivors(session: aiohttp.ClientSession) -> None:
+    """Delete the pods of the first attempt that run, with the request of the controller."""
+    selector = f"{names.ATTEMPT_LABEL}=0&fieldSelector=status.phase!=Succeeded,status.phase!=Failed"
+    path = f"{PODS.path(BARE_NAMESPACE)}?labelSelector={selector}"
+    options = msgspec.json.encode(
+        {"propagationPolicy": "Background", "gracePeriodSeconds": SURVIVOR_GRACE}
+    )
+    await send(session, "DELETE", path, options, JSON)
 
 
 def labelled_job(pods: int, attempt: int) -> JsonObject:
@@ -165,11 +191,12 @@ async def _steps(
     await gangs.until(lambda: GANG in gangs.failed)
     if again is not None:
         await again()
-    await gangs.until(lambda: len(gangs.pods.get((GANG, "1"), ())) == pods)
+    await gangs.until(lambda: len(gangs.up.get((GANG, "1"), ())) == pods)
     return Steps(
         pods_created=max(gangs.pods[GANG, "0"].values()) - start_time,
         pods_running=max(gangs.up[GANG, "0"].values()) - start_time,
         pods_again=max(gangs.pods[GANG, "1"].values()) - gangs.failed[GANG],
+        running_again=max(gangs.up[GANG, "1"].values()) - gangs.failed[GANG],
     )
 
 
@@ -232,8 +259,12 @@ async def _until_gone(session: aiohttp.ClientSession, namespace: str) -> None:
             await asyncio.sleep(0.5)
 
 
-def rows(pods: int, ours: Steps, alone: Steps, same: Steps, cost: Cost) -> list[Row]:
-    """The figures of one size; those of TARGET_PODS have targets."""
+def rows(pods: int, ours: Steps, alone: Steps, same: Steps, quick: Steps, cost: Cost) -> list[Row]:
+    """The figures of one size; those of TARGET_PODS have targets.
+
+    alone, same, quick: the Job controller alone with plain pods, with the pods of the controller,
+    and with those if the survivors end as soon as those of the controller.
+    """
     of = f"gang of {pods:,}"
     bound = ("<=", 1.5) if pods == TARGET_PODS else None
     most = 20.0 if pods == TARGET_PODS else None
@@ -249,6 +280,14 @@ def rows(pods: int, ours: Steps, alone: Steps, same: Steps, cost: Cost) -> list[
             alone.pods_again, ratio=bound),
         row(f"{of}: first failed pod to all new pods created, beside the same pods", "s",
             ours.pods_again, same.pods_again),
+        row(f"{of}: first failed pod to all new pods created, beside the same pods and grace "
+            "period", "s", ours.pods_again, quick.pods_again),
+        row(f"{of}: first failed pod to all new pods running", "s", ours.running_again,
+            alone.running_again),
+        row(f"{of}: first failed pod to all new pods running, beside the same pods", "s",
+            ours.running_again, same.running_again),
+        row(f"{of}: first failed pod to all new pods running, beside the same pods and grace "
+            "period", "s", ours.running_again, quick.running_again),
         row(f"{of}: first failed pod to the phase Running", "s", cost.phase_again),
         row(f"{of}: writes for the start", "", cost.started.writes, most=most),
         row(f"{of}: writes for the restart", "", cost.restarted.writes, most=most),

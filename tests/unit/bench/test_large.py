@@ -28,11 +28,11 @@ def test_the_same_pods_are_those_of_the_controller():
 
 
 def test_only_the_gang_of_a_thousand_has_targets():
-    steps = large.Steps(1.0, 2.0, 3.1)
+    steps = large.Steps(1.0, 2.0, 3.1, 4.0)
     started = Requests({("patch", "jobs.batch"): 1, ("post", "events.events.k8s.io"): 2})
     restarted = Requests({("delete", "pods"): 21, ("post", "events.events.k8s.io"): 1})
     cost = large.Cost(2.5, 3.5, started, restarted, 1868, Usage(1.0, 70.0, 65.0))
-    made = large.rows(1000, steps, large.Steps(1.0, 2.0, 2.0), steps, cost)
+    made = large.rows(1000, steps, large.Steps(1.0, 2.0, 2.0, 4.0), steps, steps, cost)
     missed = [row.what for row in made if not row.met]
     assert missed == [
         "gang of 1,000: first failed pod to all new pods created",
@@ -40,4 +40,4 @@ def test_only_the_gang_of_a_thousand_has_targets():
     ]
     (events,) = [row.controller for row in made if row.what.endswith("events")]
     assert events == 3
-    assert all(row.met for row in large.rows(5000, steps, steps, steps, cost))
+    assert all(row.met for row in large.rows(5000, steps, steps, steps, steps, cost))
