@@ -43,6 +43,30 @@ def sources(path: Path) -> set[str]:
     return {line["source"] for line in map(json.loads, changes)}
 
 
+def await_line(path: Path, *parts: bytes) -> None:
+    """Wait until one line of the recording has all parts."""
+    eventually(
+        f"{parts} in the recording",
+        lambda: any(all(part in line for part in parts) for line in path_lines(path)),
+    )
+
+
+@contextmanager
+def recorded_before_the_reaction(
+    controller: ControllerProcess, path: Path, *parts: bytes
+) -> Iterator[None]:
+    """Pause the controller until the recording has what the block changes.
+
+    Each kind has its own watch, so the recording may have the reaction first.
+    """
+    controller.send(signal.SIGSTOP)
+    try:
+        yield
+        await_line(path, *parts)
+    finally:
+        controller.send(signal.SIGCONT)
+
+
 def replay(path: Path, **environ: str) -> list[dict[str, Any]]:
     answer = subprocess.run(
         [*REPLAY, "plans", str(path), "--json", "--runtime-image", IMAGE],
@@ -70,18 +94,22 @@ def test_a_replay_repeats_the_recorded_decisions(
 ) -> None:
     tape = tmp_path / "run"
     with recording(crds, team, tape):
-        team.submit("train", volumes=WORKSPACE)
+        with recorded_before_the_reaction(team_controller, tape, b"torchrunjobs", b'"train"'):
+            team.submit("train", volumes=WORKSPACE)
         team.reaches("train", "Syncing")
         team.has(f"{team.core}/pods/train-sync-0")
-        team.pod_becomes("train-sync-0", "Succeeded")
+        succeeded = (b'"train-sync-0"', b'"phase":"Succeeded"')
+        with recorded_before_the_reaction(team_controller, tape, *succeeded):
+            team.pod_becomes("train-sync-0", "Succeeded")
         workers = team.workers("train")
+        await_line(tape, b"jobs.batch", b'"train"')
         for worker in workers:
             team.pod_becomes(worker, "Running")
         team.reaches("train", "Running")
         for worker in workers:
             team.pod_becomes(worker, "Succeeded")
         final = team.reaches("train", "Succeeded")
-        eventually("the end in the recording", lambda: has_ended(tape))
+        await_line(tape, b"torchrunjobs", b'"phase":"Succeeded"')
     decisions = replay(tape)
     assert decisions == replay(tape, PYTHONHASHSEED="7")
 
@@ -108,8 +136,3 @@ def test_a_replay_repeats_the_recorded_decisions(
     assert [status[name] for name in STATUS_FIELDS] == [final[name] for name in STATUS_FIELDS]
     assert "apply" not in decisions[-1]
     assert "status" not in decisions[-1]
-
-
-def has_ended(path: Path) -> bool:
-    ended = b'"phase":"Succeeded"'
-    return any(b"torchrunjobs" in line and ended in line for line in path_lines(path))
