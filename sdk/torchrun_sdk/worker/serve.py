@@ -66,8 +66,11 @@ class _Server:
         self._stopped_by = 0
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM: exit at once if no call runs, else forward it to the function."""
-        if self._child is None or self._child.returncode is not None:
+        """Handle SIGTERM: exit at once if no call runs, else forward it to the function.
+
+        The process exits after the last output of the function.
+        """
+        if self._child is None:
             os._exit(_STOPPED)
         self._stopped_by = number
 
@@ -122,6 +125,9 @@ class _Server:
         end = time.monotonic()
         self._clear(child)
         copying.join(_COPY_SECONDS)
+        self._child = None
+        if self._stopped_by:
+            os._exit(_STOPPED)
         code = child.returncode if child.returncode >= 0 else 128 - child.returncode
         if not (files.has_outcome or files.is_ended):
             out_of_memory = _oom_kills() > kills
@@ -147,8 +153,6 @@ class _Server:
                 with suppress(subprocess.TimeoutExpired):
                     child.wait(_KILL_SECONDS)
                 break
-        if self._stopped_by:
-            os._exit(_STOPPED)
 
     def _clear(self, child: subprocess.Popen[bytes]) -> None:
         """Kill the processes that the function started."""

@@ -242,13 +242,13 @@ def test_a_new_gang_waits_for_its_client(make) -> None:
     assert unpack(frames(client, Result)[-1].value) == 1
 
 
-def test_a_stop_reaches_the_function_first(make) -> None:
+def test_a_stop_reaches_the_function_first_and_its_last_output_is_kept(make) -> None:
     script = """
     import signal, sys, time
 
     def f():
         def stopped(*_):
-            print("checkpoint", flush=True)
+            print("saving\\n" * 20_000 + "saved", flush=True)
             sys.exit(0)
         signal.signal(signal.SIGTERM, stopped)
         print("ready", flush=True)
@@ -261,7 +261,7 @@ def test_a_stop_reaches_the_function_first(make) -> None:
         pass
     rank.terminate()
     out, _ = rank.communicate(timeout=SECONDS)
-    assert "checkpoint" in out
+    assert "saving\nsaved\n" in out
     assert rank.returncode == 128 + signal.SIGTERM
 
 
