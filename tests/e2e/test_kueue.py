@@ -167,23 +167,23 @@ def test_a_failed_gang_is_admitted_again_after_waiting_ones(space: Space):
         assert_written_once(jobs)
 
 
-def test_a_restart_in_place_keeps_the_quota_from_a_gang_that_waits(space: Space):
+def apply_real_queue(space: Space) -> None:
+    """A queue on the real nodes, whose quota a gang of two nodes uses up."""
     local = kueue("LocalQueue", LOCAL_QUEUE, {"clusterQueue": f"{CLUSTER_QUEUE}-real"})
-    whole = {"cpus": "500m", "memory": "128Mi"}
-    space.apply(
-        local, queue("real", space.cluster.controller, nodeResources=whole, scheduling=KUEUE)
-    )
+    half = {"cpus": "500m", "memory": "128Mi"}
+    image = space.cluster.controller
+    space.apply(local, queue("real", image, nodeResources=half, scheduling=KUEUE))
+
+
+def test_a_restart_in_place_keeps_the_quota_from_a_gang_that_waits(space: Space):
+    apply_real_queue(space)
     with space.history(JOBS) as jobs:
         rivals.assert_a_restart_in_place_keeps_the_nodes(space, "real", "WaitingForKueue")
         assert_written_once(jobs)
 
 
 def test_a_replaced_pod_keeps_the_quota_from_a_smaller_gang_that_waits(space: Space):
-    local = kueue("LocalQueue", LOCAL_QUEUE, {"clusterQueue": f"{CLUSTER_QUEUE}-real"})
-    whole = {"cpus": "500m", "memory": "128Mi"}
-    space.apply(
-        local, queue("real", space.cluster.controller, nodeResources=whole, scheduling=KUEUE)
-    )
+    apply_real_queue(space)
     with space.history(JOBS) as jobs:
         rivals.assert_a_replaced_pod_keeps_the_nodes(space, "real", "WaitingForKueue", 1)
         assert_written_once(jobs)
