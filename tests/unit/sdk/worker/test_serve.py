@@ -248,7 +248,7 @@ def test_a_stop_reaches_the_function_first_and_its_last_output_is_kept(make) -> 
 
     def f():
         def stopped(*_):
-            print("saving\\n" * 20_000 + "saved", flush=True)
+            print("saving\\n" * 10_000 + "saved", flush=True)
             sys.exit(0)
         signal.signal(signal.SIGTERM, stopped)
         print("ready", flush=True)
