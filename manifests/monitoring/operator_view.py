@@ -71,8 +71,8 @@ RECONCILES = Row(
     (
         Panel(
             "Outcomes",
-            "Done and RequeueAfter are healthy. Behind waits for the cache, Retry failed, Terminal "
-            "waits for the user.",
+            "Done and RequeueAfter are healthy. Behind waits for the cache, Postponed for an "
+            "interval or a Retry-After. Retry failed, Terminal waits for the user.",
             ((rate("torchrun_reconcile_total", "controller, outcome"),
               "{{controller}} {{outcome}}"),),
             unit="ops",

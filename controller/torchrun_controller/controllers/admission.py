@@ -23,6 +23,7 @@ from torchrun_controller.controllers.controller import (
     Behind,
     Done,
     Outcome,
+    Postponed,
     RequeueAfter,
     log_fields,
 )
@@ -122,7 +123,7 @@ class AdmissionReconciler:
             return Behind(BEHIND_RETRY)
         delay = self._not_before - self._clock()
         if delay > 0:
-            return RequeueAfter(delay)
+            return Postponed(delay)
         start, now = self._clock(), self._now()
         observed = self._view.observe(now)
         if observed is None:

@@ -21,6 +21,7 @@ from torchrun_controller.client.apply import (
     SupersededError,
     UnavailableError,
 )
+from torchrun_controller.controllers.throttle import Throttle
 from torchrun_controller.leader import NotLeader
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.workqueue import AsyncWorkQueue, ShutDownError
@@ -46,8 +47,14 @@ class Behind(Struct, frozen=True):
     seconds: float
 
 
+class Postponed(Struct, frozen=True):
+    """Not due yet, so not tried. Retry after this many seconds. Earlier failures still count."""
+
+    seconds: float
+
+
 class Retry(Struct, frozen=True):
-    """Failed. Retry with back-off, and not before `after` seconds (Retry-After)."""
+    """Failed. Retry with back-off, and not before `after` seconds unless something changes."""
 
     error: Exception
     after: float | None = None
@@ -60,7 +67,7 @@ class Terminal(Struct, frozen=True):
     after: float | None = None
 
 
-Outcome = Done | RequeueAfter | Behind | Retry | Terminal
+Outcome = Done | RequeueAfter | Behind | Postponed | Retry | Terminal
 
 
 K = TypeVar("K", bound=Hashable)
@@ -96,6 +103,8 @@ class Controller(Generic[K]):
         self._reconciler = reconciler
         self._metrics = metrics
         self._clock = clock
+        # Keys with a Retry-After of the server: changes do not wake them earlier.
+        self._server_throttle: Throttle[K] = Throttle(clock)
         # Create each series at 0: Prometheus misses the increase of a series that starts with 1.
         self._counts = {
             outcome: metrics.reconciles.labels(name, outcome.__name__)
@@ -124,7 +133,8 @@ class Controller(Generic[K]):
         """Turn an outcome into a queue operation, a metric and a log line."""
         result = type(outcome)
         self._counts[result].inc()
-        self._metrics.reconcile_seconds.labels(self.name, result.__name__).observe(seconds)
+        if result is not Postponed:
+            self._metrics.reconcile_seconds.labels(self.name, result.__name__).observe(seconds)
         queue = self._queue
         match outcome:
             case Done():
@@ -134,6 +144,8 @@ class Controller(Generic[K]):
                 queue.add_after(key, after)
             case Behind(after):
                 self._metrics.stale_sync_skips.inc()
+                queue.add_after(key, after)
+            case Postponed(after):
                 queue.add_after(key, after)
             case Retry(error, wait):
                 queue.add_rate_limited(key, at_least=wait)
@@ -149,9 +161,14 @@ class Controller(Generic[K]):
                 assert_never(outcome)
 
     async def _outcome(self, key: K) -> Outcome:
+        delay = self._server_throttle.delay(key)
+        if delay is not None:
+            return Postponed(delay)
         try:
             return await self._reconciler.attempt(key)
         except UnavailableError as error:
+            if error.retry_after is not None:
+                self._server_throttle.record(key, error.retry_after)
             return Retry(error, error.retry_after)
         except (NameConflictError, RejectedError) as error:
             # The next Plan may repeat the refused write, so a short delay would be a hot loop.

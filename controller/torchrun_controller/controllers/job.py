@@ -22,6 +22,7 @@ from torchrun_controller.controllers import audit_log, live_reads
 from torchrun_controller.controllers.controller import (
     Done,
     Outcome,
+    Postponed,
     RequeueAfter,
     Terminal,
     log_fields,
@@ -108,7 +109,7 @@ class JobReconciler:
             return behind
         delay = self._throttle.delay(key)
         if delay is not None:
-            return RequeueAfter(delay)
+            return Postponed(delay)
         observed = self._observe(*key)
         if observed is None:
             self._forget(key)

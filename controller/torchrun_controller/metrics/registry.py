@@ -84,8 +84,9 @@ class Metrics:
         self.reconciles = self._counter(
             "torchrun_reconcile",
             "Reconciles by controller and outcome. Done and RequeueAfter are healthy. Behind "
-            "waits for the cache to show the controller's own writes. Retry failed and is retried "
-            "with back-off. Terminal was refused and waits for a change.",
+            "waits for the cache to show the controller's own writes. Postponed waits for the "
+            "interval of a large gang or for a Retry-After. Retry failed and is retried with "
+            "back-off. Terminal was refused and waits for a change.",
             "controller",
             "outcome",
         )

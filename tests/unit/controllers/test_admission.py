@@ -17,7 +17,7 @@ from torchrun_controller.controllers.admission import (
     MAX_REPORTS,
     MIN_DELAY,
 )
-from torchrun_controller.controllers.controller import Behind, Done, RequeueAfter
+from torchrun_controller.controllers.controller import Behind, Done, Postponed, RequeueAfter
 from torchrun_controller.reconcile.admission.model import (
     ClusterState,
     Decisions,
@@ -228,4 +228,4 @@ async def test_decisions_take_a_limited_share_of_the_time(world: World) -> None:
 
     world.reconciler._decide = slow
     await world.reconciler.attempt(KEY)
-    assert await world.reconciler.attempt(KEY) == RequeueAfter(10)
+    assert await world.reconciler.attempt(KEY) == Postponed(10)

@@ -96,6 +96,32 @@ class TestSettling:
         assert world.queue.next_ready() == 3
         assert world.queue.failures(KEY) == 1
 
+    async def test_a_change_does_not_shorten_a_retry_after(self, world: World) -> None:
+        world.plan = lambda _: Plan(applies=(SERVICE,))
+        world.failures = [UnavailableError("429", retry_after=3)]
+        world.queue.add(KEY)
+        await world.attempts()
+        world.time += 1
+        world.queue.add(KEY)
+        await world.attempts()
+        assert SERVICE not in world.log
+        assert world.queue.next_ready() == 2
+        assert world.queue.failures(KEY) == 1
+        assert world.value("torchrun_reconcile_total", controller="job", outcome="Postponed") == 1
+        world.time += 2
+        await world.attempts()
+        assert SERVICE in world.log
+
+    async def test_a_retry_after_delays_its_own_job_only(self, world: World) -> None:
+        neighbour = ("team", "neighbour")
+        world.present[neighbour] = observed("Running")
+        world.plan = lambda _: Plan(applies=(SERVICE,))
+        world.failures = [UnavailableError("429", retry_after=3)]
+        world.queue.add(KEY)
+        world.queue.add(neighbour)
+        await world.attempts(2)
+        assert SERVICE in world.log
+
     async def test_a_repeated_retry_after_backs_off(self, world: World) -> None:
         world.plan = lambda _: Plan(applies=(SERVICE,))
         world.queue.add(KEY)

@@ -116,6 +116,7 @@ class Crowded(World):
         for controller in ("job", "queue", "admission"):
             QueueObserver(self.metrics, controller)
             watch_queue(self.metrics, controller, WorkQueue(time.monotonic))
+            self.metrics.reconciles.labels(controller, "Postponed").inc()
             for outcome in ("Done", "RequeueAfter", "Behind", "Retry", "Terminal"):
                 self.metrics.reconciles.labels(controller, outcome).inc()
                 self.metrics.reconcile_seconds.labels(controller, outcome).observe(1 / 3)
