@@ -238,6 +238,20 @@ def test_the_package_has_all_linked_files(tmp_path: Path) -> None:
     assert template(chart=packed) == template()
 
 
+def test_without_election_one_replica_writes_at_a_time() -> None:
+    off = "--set=settings.leaderElection=false"
+    for replicas in (0, 1):
+        spec = deployment(template(off, f"--set=replicas={replicas}"))["spec"]
+        # Also during a rollout: the old pod ends before the new one starts.
+        assert spec["strategy"] == {"type": "Recreate"}
+    ended = helm("template", RELEASE, str(CHART), f"--kube-version={KUBERNETES}", off)
+    assert ended.returncode != 0
+    assert "settings.leaderElection=false needs replicas=1, not 2" in ended.stderr
+    for election in ((), ("--set=settings.leaderElection=true",)):
+        assert "strategy" not in deployment(template(*election))["spec"]
+
+
 def test_lint() -> None:
-    ended = helm("lint", "--strict", str(CHART))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for values in ((), ("--set=settings.leaderElection=false,replicas=1",)):
+        ended = helm("lint", "--strict", str(CHART), *values)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
