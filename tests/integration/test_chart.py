@@ -190,7 +190,9 @@ def test_values_reach_their_fields(tmp_path: Path) -> None:
     monitor = chart_objects["PodMonitor", NAMESPACE, "runs"]
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     policy = yaml.safe_load((MANIFESTS / "network-policies" / "controller.yaml").read_text())
-    assert chart_objects["NetworkPolicy", NAMESPACE, "runs"]["spec"] == policy["spec"]
+    made_policy = without_helms_own(chart_objects["NetworkPolicy", NAMESPACE, "runs"])
+    assert isinstance(made_policy, dict)
+    assert made_policy["spec"] == policy["spec"]
     budget = chart_objects["PodDisruptionBudget", NAMESPACE, "runs"]
     assert budget["spec"]["maxUnavailable"] == "50%"
     subjects = [o["subjects"] for key, o in chart_objects.items() if key[0].endswith("RoleBinding")]
@@ -214,6 +216,8 @@ def test_values_reach_their_fields(tmp_path: Path) -> None:
         ("settings.growAfter=soon", "/settings/growAfter"),
         ("progress=maybe", "/progress"),
         ("crds.keep=1", "/crds/keep"),
+        ("networkPolicy.metricsNamespace=a.b", "/networkPolicy/metricsNamespace"),
+        ("networkPolicy.metricsNamespace=", "/networkPolicy/metricsNamespace"),
         ("tolerations=all", "/tolerations"),
         ("fullnameOverride=Mine", "/fullnameOverride"),
     ],
@@ -249,6 +253,16 @@ def test_without_election_one_replica_writes_at_a_time() -> None:
     assert "settings.leaderElection=false needs replicas=1, not 2" in ended.stderr
     for election in ((), ("--set=settings.leaderElection=true",)):
         assert "strategy" not in deployment(template(*election))["spec"]
+
+
+@pytest.mark.parametrize("namespace", ["monitoring", "observability"])
+def test_the_namespace_of_prometheus_can_be_named(namespace: str) -> None:
+    values = f"--set=networkPolicy.enabled=true,networkPolicy.metricsNamespace={namespace}"
+    policy = template(values)["NetworkPolicy", NAMESPACE, RELEASE]
+    metrics, progress = policy["spec"]["ingress"]
+    (source,) = metrics["from"]
+    assert source["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": namespace}
+    assert "from" not in progress
 
 
 def test_lint() -> None:
