@@ -265,6 +265,34 @@ def test_the_namespace_of_prometheus_can_be_named(namespace: str) -> None:
     assert "from" not in progress
 
 
+def selectors(rendered: Objects) -> dict[str, dict[str, str]]:
+    """The labels that each object of a release selects pods by, without the Deployment."""
+    found = {}
+    for (kind, _, _), item in rendered.items():
+        spec = item.get("spec", {})
+        chosen = spec.get("podSelector" if kind == "NetworkPolicy" else "selector")
+        if chosen is not None and kind != "Deployment":
+            found[kind] = chosen.get("matchLabels", chosen)
+    return found
+
+
+def test_two_releases_in_a_namespace_do_not_select_each_others_pods() -> None:
+    """The eviction API refuses a pod with two budgets, and a Service balances over all it finds."""
+    all_on = "--set=networkPolicy.enabled=true,monitoring.podMonitor=true"
+    ours, theirs = template(all_on), template(all_on, release="other")
+    chosen = selectors(ours)
+    assert set(chosen) == {"PodDisruptionBudget", "Service", "NetworkPolicy", "PodMonitor"}
+    own, foreign = (
+        deployment(objects)["spec"]["template"]["metadata"]["labels"] for objects in (ours, theirs)
+    )
+    for kind, labels in chosen.items():
+        assert labels.items() <= own.items(), kind
+        assert not labels.items() <= foreign.items(), kind
+    # A Deployment's selector cannot change.
+    plain = deployment(kustomize("."))["spec"]["selector"]
+    assert deployment(ours)["spec"]["selector"] == plain
+
+
 def test_lint() -> None:
     for values in ((), ("--set=settings.leaderElection=false,replicas=1",)):
         ended = helm("lint", "--strict", str(CHART), *values)

@@ -118,3 +118,22 @@ def test_an_overlay_turns_the_election_off(cluster: LocalCluster, tmp_path: Path
     )
     cluster.kubectl(*apply)
     assert strategy(cluster) == {"type": "Recreate"}
+
+
+def test_two_releases_in_a_namespace_do_not_share_pods(cluster: LocalCluster) -> None:
+    """Although their Deployments have the same selector."""
+    adopt = ("upgrade", "--install", "--take-ownership", "--create-namespace", "--reset-values")
+    run(cluster, *adopt, RELEASE, str(CHART))
+    run(cluster, "install", "other", str(CHART), "--set=crds.install=false,replicas=3")
+    wanted = {RELEASE: 2, f"other-{RELEASE}": 3}
+    for name, replicas in wanted.items():
+        ready = f"--for=jsonpath={{.status.replicas}}={replicas}"
+        cluster.kubectl("wait", ready, "-n", NAMESPACE, f"deployment/{name}", "--timeout=60s")
+    listed = json.loads(cluster.kubectl("get", "rs", "-n", NAMESPACE, "-o", "json").stdout)["items"]
+    owned = [
+        (item["metadata"]["ownerReferences"][0]["name"], item["status"]["replicas"])
+        for item in listed
+        if item["spec"]["replicas"]
+    ]
+    assert sorted(owned) == sorted(wanted.items())
+    run(cluster, "uninstall", "other")
