@@ -183,7 +183,7 @@ def test_values_reach_their_fields(tmp_path: Path) -> None:
     assert main["resources"] == {**VALUES["resources"], "limits": {"memory": "1Gi"}}
     meta = made["spec"]["template"]["metadata"]
     assert meta["labels"]["team"] == "ml"
-    assert meta["annotations"] == {**VALUES["podAnnotations"], "example.com/a": "b"}
+    assert meta["annotations"] == {"example.com/a": "b"}  # the PodMonitor replaces the defaults
     account = chart_objects["ServiceAccount", NAMESPACE, "runner"]
     assert account["metadata"]["annotations"] == {"example.com/role": "runner"}
     assert pod["serviceAccountName"] == "runner"
@@ -291,6 +291,15 @@ def test_two_releases_in_a_namespace_do_not_select_each_others_pods() -> None:
     # A Deployment's selector cannot change.
     plain = deployment(kustomize("."))["spec"]["selector"]
     assert deployment(ours)["spec"]["selector"] == plain
+
+
+def test_prometheus_finds_the_pods_in_one_way_only() -> None:
+    by_annotations = VALUES["podAnnotations"]
+    assert set(by_annotations) == {f"prometheus.io/{n}" for n in ("scrape", "port", "path")}
+    pods = deployment(template())["spec"]["template"]["metadata"]
+    assert pods["annotations"] == by_annotations
+    pods = deployment(template("--set=monitoring.podMonitor=true"))["spec"]["template"]["metadata"]
+    assert "annotations" not in pods
 
 
 def test_lint() -> None:
