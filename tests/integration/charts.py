@@ -35,10 +35,15 @@ def helm(*arguments: str, kubeconfig: Path | None = None) -> subprocess.Complete
     )
 
 
-def template(*arguments: str, namespace: str = "torchrun-system", chart: Path = CHART) -> Objects:
+def template(
+    *arguments: str,
+    namespace: str = "torchrun-system",
+    chart: Path = CHART,
+    release: str = RELEASE,
+) -> Objects:
     """The rendered chart. Fails the test with the output of helm."""
     version = f"--kube-version={KUBERNETES}"
-    ended = helm("template", RELEASE, str(chart), "-n", namespace, version, *arguments)
+    ended = helm("template", release, str(chart), "-n", namespace, version, *arguments)
     assert ended.returncode == 0, ended.stderr
     return objects(ended.stdout)
 

@@ -183,14 +183,16 @@ def test_values_reach_their_fields(tmp_path: Path) -> None:
     assert main["resources"] == {**VALUES["resources"], "limits": {"memory": "1Gi"}}
     meta = made["spec"]["template"]["metadata"]
     assert meta["labels"]["team"] == "ml"
-    assert meta["annotations"] == {**VALUES["podAnnotations"], "example.com/a": "b"}
+    assert meta["annotations"] == {"example.com/a": "b"}  # the PodMonitor replaces the defaults
     account = chart_objects["ServiceAccount", NAMESPACE, "runner"]
     assert account["metadata"]["annotations"] == {"example.com/role": "runner"}
     assert pod["serviceAccountName"] == "runner"
     monitor = chart_objects["PodMonitor", NAMESPACE, "runs"]
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     policy = yaml.safe_load((MANIFESTS / "network-policies" / "controller.yaml").read_text())
-    assert chart_objects["NetworkPolicy", NAMESPACE, "runs"]["spec"] == policy["spec"]
+    made_policy = without_helms_own(chart_objects["NetworkPolicy", NAMESPACE, "runs"])
+    assert isinstance(made_policy, dict)
+    assert made_policy["spec"] == policy["spec"]
     budget = chart_objects["PodDisruptionBudget", NAMESPACE, "runs"]
     assert budget["spec"]["maxUnavailable"] == "50%"
     subjects = [o["subjects"] for key, o in chart_objects.items() if key[0].endswith("RoleBinding")]
@@ -214,6 +216,8 @@ def test_values_reach_their_fields(tmp_path: Path) -> None:
         ("settings.growAfter=soon", "/settings/growAfter"),
         ("progress=maybe", "/progress"),
         ("crds.keep=1", "/crds/keep"),
+        ("networkPolicy.metricsNamespace=a.b", "/networkPolicy/metricsNamespace"),
+        ("networkPolicy.metricsNamespace=", "/networkPolicy/metricsNamespace"),
         ("tolerations=all", "/tolerations"),
         ("fullnameOverride=Mine", "/fullnameOverride"),
     ],
@@ -238,6 +242,67 @@ def test_the_package_has_all_linked_files(tmp_path: Path) -> None:
     assert template(chart=packed) == template()
 
 
+def test_without_election_one_replica_writes_at_a_time() -> None:
+    off = "--set=settings.leaderElection=false"
+    for replicas in (0, 1):
+        spec = deployment(template(off, f"--set=replicas={replicas}"))["spec"]
+        # Also during a rollout: the old pod ends before the new one starts.
+        assert spec["strategy"] == {"type": "Recreate"}
+    ended = helm("template", RELEASE, str(CHART), f"--kube-version={KUBERNETES}", off)
+    assert ended.returncode != 0
+    assert "settings.leaderElection=false needs replicas=1, not 2" in ended.stderr
+    for election in ((), ("--set=settings.leaderElection=true",)):
+        assert "strategy" not in deployment(template(*election))["spec"]
+
+
+@pytest.mark.parametrize("namespace", ["monitoring", "observability"])
+def test_the_namespace_of_prometheus_can_be_named(namespace: str) -> None:
+    values = f"--set=networkPolicy.enabled=true,networkPolicy.metricsNamespace={namespace}"
+    policy = template(values)["NetworkPolicy", NAMESPACE, RELEASE]
+    metrics, progress = policy["spec"]["ingress"]
+    (source,) = metrics["from"]
+    assert source["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": namespace}
+    assert "from" not in progress
+
+
+def selectors(rendered: Objects) -> dict[str, dict[str, str]]:
+    """The labels that each object of a release selects pods by, without the Deployment."""
+    found = {}
+    for (kind, _, _), item in rendered.items():
+        spec = item.get("spec", {})
+        chosen = spec.get("podSelector" if kind == "NetworkPolicy" else "selector")
+        if chosen is not None and kind != "Deployment":
+            found[kind] = chosen.get("matchLabels", chosen)
+    return found
+
+
+def test_two_releases_in_a_namespace_do_not_select_each_others_pods() -> None:
+    """The eviction API refuses a pod with two budgets, and a Service balances over all it finds."""
+    all_on = "--set=networkPolicy.enabled=true,monitoring.podMonitor=true"
+    ours, theirs = template(all_on), template(all_on, release="other")
+    chosen = selectors(ours)
+    assert set(chosen) == {"PodDisruptionBudget", "Service", "NetworkPolicy", "PodMonitor"}
+    own, foreign = (
+        deployment(objects)["spec"]["template"]["metadata"]["labels"] for objects in (ours, theirs)
+    )
+    for kind, labels in chosen.items():
+        assert labels.items() <= own.items(), kind
+        assert not labels.items() <= foreign.items(), kind
+    # A Deployment's selector cannot change.
+    plain = deployment(kustomize("."))["spec"]["selector"]
+    assert deployment(ours)["spec"]["selector"] == plain
+
+
+def test_prometheus_finds_the_pods_in_one_way_only() -> None:
+    by_annotations = VALUES["podAnnotations"]
+    assert set(by_annotations) == {f"prometheus.io/{n}" for n in ("scrape", "port", "path")}
+    pods = deployment(template())["spec"]["template"]["metadata"]
+    assert pods["annotations"] == by_annotations
+    pods = deployment(template("--set=monitoring.podMonitor=true"))["spec"]["template"]["metadata"]
+    assert "annotations" not in pods
+
+
 def test_lint() -> None:
-    ended = helm("lint", "--strict", str(CHART))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for values in ((), ("--set=settings.leaderElection=false,replicas=1",)):
+        ended = helm("lint", "--strict", str(CHART), *values)
+        assert ended.returncode == 0, ended.stdout + ended.stderr

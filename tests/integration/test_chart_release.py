@@ -81,3 +81,59 @@ def test_helm_adopts_objects_of_kubectl_apply(cluster: LocalCluster) -> None:
     before = cluster.kubectl(*uid).stdout
     run(cluster, "upgrade", "--install", "--take-ownership", RELEASE, str(CHART))
     assert cluster.kubectl(*uid).stdout == before
+
+
+def strategy(cluster: LocalCluster) -> dict[str, object]:
+    read = ("get", "deployment", "-n", NAMESPACE, RELEASE, "-o", "jsonpath={.spec.strategy}")
+    return json.loads(cluster.kubectl(*read).stdout)  # type: ignore[no-any-return]
+
+
+def test_a_release_turns_its_election_off_and_on(cluster: LocalCluster) -> None:
+    off = ("--set=settings.leaderElection=false", "--set=replicas=1")
+    adopt = ("upgrade", "--install", "--take-ownership", "--create-namespace")
+    run(cluster, *adopt, RELEASE, str(CHART))
+    assert strategy(cluster)["type"] == "RollingUpdate"
+    run(cluster, "upgrade", RELEASE, str(CHART), *off)
+    assert strategy(cluster) == {"type": "Recreate"}
+    run(cluster, "upgrade", RELEASE, str(CHART), "--reset-values")
+    assert strategy(cluster)["type"] == "RollingUpdate"
+
+
+def test_an_overlay_turns_the_election_off(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Server-side apply keeps the default rollingUpdate, which is invalid beside Recreate."""
+    cluster.kubectl("delete", "deployment", "-n", NAMESPACE, "--all")
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(MANIFESTS))
+    where = os.path.relpath(MANIFESTS, tmp_path)
+    change = {"spec": {"replicas": 1, "strategy": {"type": "Recreate"}}}
+    named = {"name": RELEASE, "namespace": NAMESPACE}
+    patch = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": named, **change}
+    overlay = {"resources": [where], "patches": [{"patch": json.dumps(patch)}]}
+    (tmp_path / "kustomization.yaml").write_text(json.dumps(overlay))
+    apply = ("apply", "--server-side", "-k", str(tmp_path))
+    assert "rollingUpdate: Forbidden" in cluster.kubectl(*apply, check=False).stderr
+    change["spec"]["strategy"] = {"type": "Recreate", "rollingUpdate": None}
+    cluster.kubectl(
+        *("patch", "deployment", "-n", NAMESPACE, RELEASE, "--type=merge"),
+        *("--field-manager=kubectl", f"--patch={json.dumps(change)}"),
+    )
+    cluster.kubectl(*apply)
+    assert strategy(cluster) == {"type": "Recreate"}
+
+
+def test_two_releases_in_a_namespace_do_not_share_pods(cluster: LocalCluster) -> None:
+    """Although their Deployments have the same selector."""
+    adopt = ("upgrade", "--install", "--take-ownership", "--create-namespace", "--reset-values")
+    run(cluster, *adopt, RELEASE, str(CHART))
+    run(cluster, "install", "other", str(CHART), "--set=crds.install=false,replicas=3")
+    wanted = {RELEASE: 2, f"other-{RELEASE}": 3}
+    for name, replicas in wanted.items():
+        ready = f"--for=jsonpath={{.status.replicas}}={replicas}"
+        cluster.kubectl("wait", ready, "-n", NAMESPACE, f"deployment/{name}", "--timeout=60s")
+    listed = json.loads(cluster.kubectl("get", "rs", "-n", NAMESPACE, "-o", "json").stdout)["items"]
+    owned = [
+        (item["metadata"]["ownerReferences"][0]["name"], item["status"]["replicas"])
+        for item in listed
+        if item["spec"]["replicas"]
+    ]
+    assert sorted(owned) == sorted(wanted.items())
+    run(cluster, "uninstall", "other")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -79,8 +80,12 @@ def test_kustomize_applies_the_same(installed: LocalCluster) -> None:
 
 def test_an_overlay_can_add_the_network_policies(installed: LocalCluster, tmp_path: Path) -> None:
     where = os.path.relpath(MANIFESTS, tmp_path)
-    overlay = f"resources: [{where}]\ncomponents: [{where}/network-policies]\n"
-    (tmp_path / "kustomization.yaml").write_text(overlay)
+    page = (MANIFESTS.parent / "docs" / "security.md").read_text()
+    (overlay,) = re.findall(r"```yaml\n(# kustomization\.yaml.*?)```", page, re.DOTALL)
+    (tmp_path / "kustomization.yaml").write_text(overlay.replace("../../manifests", where))
+    rendered = installed.kubectl("kustomize", str(tmp_path)).stdout
+    assert "kubernetes.io/metadata.name: observability\n" in rendered
+    assert "kubernetes.io/metadata.name: monitoring\n" not in rendered
     dry = ("apply", "-k", str(tmp_path), "--dry-run=server")
     assert "networkpolicy.networking.k8s.io/torchrun-controller created" in (
         installed.kubectl(*dry).stdout

@@ -18,3 +18,14 @@ def test_the_policy_selects_the_pods_and_ports_of_the_controller() -> None:
     (container,) = template["spec"]["containers"]
     named = {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
     assert named == {port["name"] for port in container["ports"]}
+
+
+def test_workers_in_the_host_network_can_report() -> None:
+    """Their address is that of a node, which no selector of pods or namespaces matches."""
+    policy = yaml.safe_load((MANIFESTS / "network-policies" / "controller.yaml").read_text())
+    (rule,) = (
+        rule
+        for rule in policy["spec"]["ingress"]
+        if "progress" in {port["port"] for port in rule["ports"]}
+    )
+    assert "from" not in rule

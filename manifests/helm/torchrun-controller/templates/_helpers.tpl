@@ -9,15 +9,22 @@
 {{- end -}}
 
 {{- /*
-That of the plain manifests, so that Helm can take over what they installed: a selector never changes.
+Of the Deployment, whose selector never changes: that of the plain manifests, so that Helm can take over
+what they installed. The Deployments of two releases in one namespace do not interfere: each owns its
+ReplicaSets, and these select by pod-template-hash.
 */ -}}
 {{- define "torchrun.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 {{- end -}}
 
-{{- define "torchrun.labels" -}}
+{{- /* Of everything else that selects pods: those of this release only. */ -}}
+{{- define "torchrun.pods" -}}
 {{ include "torchrun.selector" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "torchrun.labels" -}}
+{{ include "torchrun.pods" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
