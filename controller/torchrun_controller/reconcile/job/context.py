@@ -17,6 +17,7 @@ from torchrun_controller.reconcile.gang import (
     in_place,
     losses,
     replacement,
+    suspension,
 )
 from torchrun_controller.reconcile.gang.decision import History
 from torchrun_controller.reconcile.gang.elastic import Outlook
@@ -117,7 +118,13 @@ class Context:
 
     @cached_property
     def losses(self) -> Losses | None:
-        """The lost pods of a gang that replaces them; None if the gang does not."""
+        """The lost pods of a gang that replaces them; None if the gang does not.
+
+        No replacement keeps a gang that a worker from before its suspension ends.
+        """
+        job, observed_gang = self.observed.job, self.observed.gang
+        if suspension.find_loss(job, observed_gang, self.unfenced, self.now)[0] is not None:
+            return None
         return replacement.find_losses(self.observed, self.now)
 
     @cached_property
