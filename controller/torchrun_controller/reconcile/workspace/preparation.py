@@ -313,7 +313,7 @@ def _base_seconds_left(pod: Pod, now: datetime) -> float | None:
 def _ready(job: TorchrunJob, pod: Pod, route: Route) -> Workspace:
     result = sync_results.read_result(pod)
     content = (
-        workspace_source.upload_digest(job)
+        pod.metadata.annotations.workspace_sha256
         or result.commit
         or job.status.workspace_commit
         or result.sha256
