@@ -356,12 +356,7 @@ class Context:
     def preparation(self) -> Preparation:
         """The next step towards a ready workspace. Raises InvalidSpecError as `spec` does."""
         observed, now, spec = self.observed, self.now, self.spec
-        step = preparation.prepare(observed, spec.workspace, now, self.defaults)
-        if step.failed and spec.workspace is not None:
-            reused_step = preparation.reuse_last_workspace(
-                observed.job, observed.workspace, observed.cluster, spec.workspace, now
-            )
-            step = reused_step or step
+        step = preparation.prepare_next_gang(observed, spec.workspace, now, self.defaults)
         if step.served is not None:
             assert spec.workspace is not None
             spec = replace(spec, workspace=replace(spec.workspace, served=step.served))
