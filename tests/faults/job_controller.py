@@ -57,13 +57,19 @@ class JobController(Actor):
         ended = [pods[i]["status"]["phase"] if i in pods else "Failed" for i in indexes]
         alive = [i for i in indexes if i in pods and not is_over(pods[i])]
         failed = ended.count("Failed")
+        if job["spec"].get("suspend") and not failed:
+            for index in alive:
+                self.hands.delete(PODS, pods[index])
+            indexes.clear()  # their deletion is no failure
+            self._write_status(job, 0, 0, 0, have_ended=False)
+            return
         if failed:
             for index in alive:
                 if "deletionTimestamp" not in pods[index]["metadata"]:
                     self.hands.delete(PODS, pods[index])
         elif not job["spec"].get("suspend"):
             for index in map(str, range(job["spec"]["completions"])):
-                if index not in indexes:
+                if index not in indexes and index not in pods:
                     indexes.add(index)
                     self.hands.create(PODS, self._pod(job, index))
                     alive.append(index)
@@ -141,6 +147,8 @@ class JobController(Actor):
         """Write the status. have_ended: the Job has failed, and none of its pods is left."""
         status: Body = {"active": active, "succeeded": succeeded, "failed": failed}
         status["startTime"] = job.get("status", {}).get("startTime", self.time())
+        if suspension := self._suspension(job):
+            status["conditions"] = [suspension]
         if succeeded == job["spec"]["completions"]:
             status["conditions"] = [self._condition("Complete", "CompletionsReached")]
             status["completionTime"] = self.time()
@@ -148,6 +156,19 @@ class JobController(Actor):
             status["conditions"] = [self._condition("Failed", "BackoffLimitExceeded")]
         if status != job.get("status"):
             self.hands.patch(JOBS, job, {"status": status}, "status")
+
+    def _suspension(self, job: Body) -> Body | None:
+        """The condition of a Job that is suspended, or has resumed."""
+        conditions = job.get("status", {}).get("conditions", ())
+        before: Body | None = next((c for c in conditions if c["type"] == "Suspended"), None)
+        if job["spec"].get("suspend"):
+            after = self._condition("Suspended", "JobSuspended")
+        elif before is not None:
+            after = {**self._condition("Suspended", "JobResumed"), "status": "False"}
+        else:
+            return None
+        same = before is not None and before["status"] == after["status"]
+        return before if same else after
 
     def _condition(self, kind: str, reason: str) -> Body:
         return {

@@ -12,6 +12,7 @@ POINTS = {
     "node returns": 113,
     "node off": 109,
     "fence": 117,
+    "suspended": 146,
     "elastic": 171,
     "pod replaced": 102,
     "leader replaced": 105,

@@ -1,10 +1,18 @@
 """Scenarios of lost nodes, and of too few nodes for an elastic job."""
 
+import asyncio
+from collections.abc import Iterator
+
+from bodies import Body
+from faults.cluster import JOBS, PODS, index_of, owners
 from faults.scripts import first_gang_stays, stays
-from faults.simulation import Scenario, Simulation
+from faults.simulation import NAMESPACE, Scenario, Simulation
+from faults.store import Resource
 
 # Seconds, longer than the minimum age for growth (5 min) and than an allowed overcharge.
 LONG = 330.0
+ADMITTED = 10.0  # until Kueue has admitted a Job
+KUEUE: tuple[Resource, ...] = (("kueue.x-k8s.io/v1beta2", "workloads"),)
 ZIP = {"workspace": {"source": "zip", "delivery": "shared"}}
 
 
@@ -40,6 +48,44 @@ async def fence(world: Simulation) -> None:
     await world.reaches("Succeeded")
 
 
+async def suspended(world: Simulation) -> None:
+    """Kueue suspends and resumes a gang with a worker on a lost node, whose Node is deleted."""
+    world.make_queue(scheduling={"gang": "kueue"})
+    world.submit()
+    kueue = asyncio.create_task(_admit(world))
+    await world.trains()
+    await asyncio.sleep(5.0)
+    lost = next(pod["metadata"]["uid"] for pod in world.workers() if index_of(pod) == "1")
+    world.nodes.lose("node-1")
+    _suspend(world, next(_jobs(world)))
+    await asyncio.sleep(2 * ADMITTED)
+    world.nodes.remove("node-1")
+    await world.until("its pod is removed", lambda: world.nodes.find(PODS, lost) is None)
+    await world.reaches("Queued", reason="WaitingForFence")
+    world.nodes.power_off("node-1")
+    world.annotate(machines_off="0/node-1")
+    await world.reaches("Succeeded")
+    kueue.cancel()
+
+
+async def _admit(world: Simulation) -> None:
+    """Kueue resumes each suspended Job after a while."""
+    while True:
+        await asyncio.sleep(ADMITTED)
+        for job in list(_jobs(world)):
+            if job["spec"].get("suspend"):
+                _suspend(world, job, suspended=False)
+
+
+def _jobs(world: Simulation) -> Iterator[Body]:
+    """The child Jobs, without those of strangers."""
+    return (job for job in world.store.bodies(JOBS, NAMESPACE) if owners(job))
+
+
+def _suspend(world: Simulation, job: Body, *, suspended: bool = True) -> None:
+    world.hands.patch(JOBS, job, {"spec": {"suspend": suspended}})
+
+
 async def elastic(world: Simulation) -> None:
     """With one node too few, a smaller gang follows, and a larger one after the node has returned."""
     world.nodes.alone = True
@@ -57,6 +103,16 @@ SCENARIOS = (
     Scenario("node returns", node_returns, first_gang_stays),
     Scenario("node off", node_off, first_gang_stays),
     Scenario("fence", fence, first_gang_stays),
+    # The attempt ends before its Job resumes, which deletes the Job, or after that. If the watch of
+    # Jobs is late, the deletion of the pods is the cause.
+    Scenario(
+        "suspended",
+        suspended,
+        first_gang_stays,
+        installed=KUEUE,
+        renumbered=True,
+        varies=("attempts", "lastFailure"),
+    ),
     # A late cache may cause another resize.
     Scenario("elastic", elastic, stays, renumbered=True, varies=("attempts",)),
 )

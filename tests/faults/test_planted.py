@@ -13,7 +13,7 @@ from torchrun_api.meta import ChildMeta
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.controllers import live_reads
 from torchrun_controller.reconcile.admission.quota import QueueQuota
-from torchrun_controller.reconcile.gang import fence, replacement
+from torchrun_controller.reconcile.gang import fence, replacement, suspension
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.restarts import Counts
 from torchrun_controller.reconcile.job import dependencies, running, steps
@@ -85,6 +85,10 @@ def lost_nodes_are_trusted(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(replacement, "stopped", lambda pod: not alive(pod))
 
 
+def suspensions_are_trusted(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(suspension, "find_loss", lambda *_: (None, None))
+
+
 def others_lose_their_places(plant: pytest.MonkeyPatch) -> None:
     original = running.keep_running
 
@@ -109,6 +113,7 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
     (failures_are_not_counted, "restart", "dropped"),
     (gangs_run_without_their_service, "service taken", "dropped"),
     (lost_nodes_are_trusted, "node deleted", "dropped"),
+    (suspensions_are_trusted, "suspended", "dropped"),
     (others_lose_their_places, "pod replaced", "dropped"),
 ]
 # Part of the report, where another difference alone would be reported as well.
@@ -116,6 +121,7 @@ REPORTED = {
     a_wait_names_no_way_out: "waits without a way out",
     gangs_run_without_their_service: "is Running without its Service",
     lost_nodes_are_trusted: "starts beside ranks of",
+    suspensions_are_trusted: "pods of node 1 that may train",
     others_lose_their_places: "goes on, although",
 }
 

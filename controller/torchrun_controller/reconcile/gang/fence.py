@@ -29,11 +29,11 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.core import Node, Pod
 from torchrun_api.job import TorchrunJob
-from torchrun_api.status import TorchrunJobStatus, UnfencedWorker
+from torchrun_api.status import UnfencedWorker
 from torchrun_controller.reconcile.gang.failures import UNPROVEN, read_failure
 from torchrun_controller.reconcile.gang.fence_order import has_worker, parse_time
 from torchrun_controller.reconcile.model.observed import ObservedCluster, ObservedGang
-from torchrun_controller.reconcile.pods import lifecycle, nodes
+from torchrun_controller.reconcile.pods import head_and_workers, lifecycle, nodes
 from torchrun_controller.reconcile.pods.lifecycle import (
     alive,
     attempt_of,
@@ -70,6 +70,9 @@ def blocking_pods(
     older_pods = [pod for pod in gang.stale_pods if alive(pod)]
     if not gang.child_jobs or attempt_of(gang.current_job) < attempt:
         older_pods += [pod for pod in gang.workers if alive(pod)]
+    else:
+        new_pods = head_and_workers.pods_since_resumption(gang)
+        older_pods += [pod for pod in gang.workers if alive(pod) and pod not in new_pods]
     return BlockingPods(
         tuple(pod for pod in older_pods if nodes.find_loss(cluster_nodes, pod, now) is None),
         tuple(worker for worker in unfenced if worker.attempt is None or worker.attempt < attempt),
@@ -92,7 +95,7 @@ def unfenced_workers(
     recorded = _recorded_workers(job, gang)
     recorded_identities = {_identity(worker) for worker in recorded}
     candidates = (
-        *_vanished_workers(job.status, gang, cluster_nodes, now),
+        *_vanished_workers(job, gang, cluster_nodes, now),
         *_silent_workers(job, gang, cluster_nodes, now),
     )
     new_workers = {_identity(worker): worker for worker in candidates}
@@ -201,7 +204,7 @@ def _recorded_workers(job: TorchrunJob, gang: ObservedGang) -> tuple[UnfencedWor
 
 
 def _vanished_workers(
-    status: TorchrunJobStatus,
+    job: TorchrunJob,
     gang: ObservedGang,
     cluster_nodes: Mapping[str, Node] | None,
     now: datetime,
@@ -212,13 +215,12 @@ def _vanished_workers(
     """
     if cluster_nodes is None:
         return
-    pods = (*gang.workers, *gang.stale_pods)
+    status, closed_gates = job.status, _closed_gates(job, gang)
     # The status has the node of the pod before a new one, until that one may train.
-    new_pods = {pod.metadata.uid for pod in pods if lifecycle.waits_for_predecessor(pod)}
     present_indexes = {
         index_of(pod)
-        for pod in pods
-        if attempt_of(pod) == status.attempt and pod.metadata.uid not in new_pods
+        for pod in (*gang.workers, *gang.stale_pods)
+        if attempt_of(pod) == status.attempt and _may_train(job, gang, pod, closed_gates)
     }
     for index, name in enumerate(status.worker_nodes):
         node = cluster_nodes.get(name)
@@ -250,8 +252,9 @@ def _silent_workers(
         )
 
 
-# An attempt, and whether it is of an earlier job of the same name.
-_Gate = tuple[int, bool]
+# An attempt, whether it is of an earlier job of the same name, and whether its pods are from before
+# a suspension of their Job.
+_Gate = tuple[int, bool, bool]
 
 
 def _may_train(
@@ -269,17 +272,16 @@ def _may_train(
 
 
 def _closed_gates(job: TorchrunJob, gang: ObservedGang) -> frozenset[_Gate]:
-    """Return the gates of the leaders that have not been started.
-
-    A suspended Job that resumes may have two leaders of one attempt: an old one and a new one.
-    """
+    """Return the gates of the leaders that have not been started."""
     leaders = [pod for pod in (*gang.workers, *gang.stale_pods) if index_of(pod) == 0]
     started = {_gate_of(job, gang, pod) for pod in leaders if lifecycle.may_have_led(pod)}
     return frozenset({_gate_of(job, gang, pod) for pod in leaders} - started)
 
 
 def _gate_of(job: TorchrunJob, gang: ObservedGang, pod: Pod) -> _Gate:
-    return attempt_of(pod), of_earlier_job(job, gang, pod)
+    """A suspended Job that resumes may have two leaders of one attempt, each with its own gate."""
+    is_from_before = head_and_workers.is_from_before_suspension(gang, pod)
+    return attempt_of(pod), of_earlier_job(job, gang, pod), is_from_before
 
 
 def of_earlier_job(job: TorchrunJob, gang: ObservedGang, pod: Pod) -> bool:

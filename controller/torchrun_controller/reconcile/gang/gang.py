@@ -11,7 +11,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import JOBS
 from torchrun_api.meta import Condition
 from torchrun_api.status import Attempt, LastFailure, UnfencedWorker
-from torchrun_controller.reconcile.gang import deletion, fence, gate, peer_loss
+from torchrun_controller.reconcile.gang import deletion, fence, gate, peer_loss, suspension
 from torchrun_controller.reconcile.gang.failures import (
     POD_DELETED,
     Cause,
@@ -184,9 +184,13 @@ def evaluate_state(
     if head_and_workers.head_has_succeeded(gang) and not child.metadata.terminating:
         return GangState(*_progress(observed, unfenced, now, recorded_losses))
     failed_job = head_and_workers.find_failed_job(gang)
-    if child.spec.suspend and failed_job is None and deletion_failure is None:
-        # The Job controller deletes the pods, which is not a failure.
-        return GangState(*_suspension(job, gang))
+    if failed_job is None and deletion_failure is None:
+        loss, seconds_left = suspension.find_loss(job, gang, unfenced, now)
+        if loss is not None:
+            return GangState(State.GANG_FAILED, failure_reason(loss.details), loss)
+        if child.spec.suspend:
+            # The Job controller deletes the pods, which is not a failure.
+            return GangState(*_suspension(job, gang), seconds_left=seconds_left)
     failure = _pod_failure(gang, nodes, now, recorded_losses)
     if deletion_failure is not None and (
         failure is None or deletion.precedes(deletion_failure, failure)

@@ -151,7 +151,7 @@ def closed_reason(
     if blocking_pods.pods:
         pod_names = list_names(pod.metadata.name for pod in blocking_pods.pods)
         message = (
-            f"Waiting for {count_of(len(blocking_pods.pods), 'pod')} of the previous attempt to"
+            f"Waiting for {count_of(len(blocking_pods.pods), 'pod')} of the previous gang to"
             f" terminate: {pod_names}."
         )
         orphans = tuple(

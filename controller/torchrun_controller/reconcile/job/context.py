@@ -17,6 +17,7 @@ from torchrun_controller.reconcile.gang import (
     in_place,
     losses,
     replacement,
+    suspension,
 )
 from torchrun_controller.reconcile.gang.decision import History
 from torchrun_controller.reconcile.gang.elastic import Outlook
@@ -117,7 +118,13 @@ class Context:
 
     @cached_property
     def losses(self) -> Losses | None:
-        """The lost pods of a gang that replaces them; None if the gang does not."""
+        """The lost pods of a gang that replaces them; None if the gang does not.
+
+        No replacement keeps a gang that a worker from before its suspension ends.
+        """
+        job, observed_gang = self.observed.job, self.observed.gang
+        if suspension.find_loss(job, observed_gang, self.unfenced, self.now)[0] is not None:
+            return None
         return replacement.find_losses(self.observed, self.now)
 
     @cached_property
@@ -349,12 +356,7 @@ class Context:
     def preparation(self) -> Preparation:
         """The next step towards a ready workspace. Raises InvalidSpecError as `spec` does."""
         observed, now, spec = self.observed, self.now, self.spec
-        step = preparation.prepare(observed, spec.workspace, now, self.defaults)
-        if step.failed and spec.workspace is not None:
-            reused_step = preparation.reuse_last_workspace(
-                observed.job, observed.workspace, observed.cluster, spec.workspace, now
-            )
-            step = reused_step or step
+        step = preparation.prepare_next_gang(observed, spec.workspace, now, self.defaults)
         if step.served is not None:
             assert spec.workspace is not None
             spec = replace(spec, workspace=replace(spec.workspace, served=step.served))

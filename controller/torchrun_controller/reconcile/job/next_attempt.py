@@ -220,9 +220,7 @@ def create_gang(context: Context) -> Decision:
         context.defaults,
         counts=counts,
         previous_end=_cause(next_attempt),
-        may_start=may_start
-        and not spec.replaces_pods
-        and not (limits and _may_be_resumed(context)),
+        may_start=may_start and not spec.replaces_pods and not _may_be_resumed(context),
         environment=context.preparation.environment,
         avoided_hostnames=hostnames(observed.cluster.nodes, avoided_nodes),
     )
@@ -257,7 +255,7 @@ def create_gang(context: Context) -> Decision:
 
 
 def _may_be_resumed(context: Context) -> bool:
-    """Whether one Job may have several gangs of pods, with the restarts of the earlier ones."""
+    """Whether one Job may have several gangs of pods, which wait for the end of earlier ones."""
     queue = context.observed.queue
     assert queue is not None
     chosen = choose(queue, context.observed.cluster.installed, context.observed.job)

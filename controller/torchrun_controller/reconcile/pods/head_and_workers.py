@@ -67,16 +67,19 @@ def pods_since_resumption(gang: ObservedGang) -> tuple[Pod, ...]:
 
     The Job controller does not count these as failed either.
     """
-    suspended = find_condition(gang.current_job.status.conditions, "Suspended")
-    resumed_at = suspended.last_transition_time if suspended is not None else None
-    if resumed_at is None:
-        return gang.workers
+    return tuple(pod for pod in gang.workers if not is_from_before_suspension(gang, pod))
 
-    def is_from_before(pod: Pod) -> bool:
-        created_at = pod.metadata.creation_timestamp
-        return pod.metadata.terminating and created_at is not None and created_at < resumed_at
 
-    return tuple(pod for pod in gang.workers if not is_from_before(pod))
+def is_from_before_suspension(gang: ObservedGang, pod: Pod) -> bool:
+    """Whether a suspension of the present child Job deletes the pod, which the Job has created."""
+    if not gang.child_jobs or not pod.metadata.terminating:
+        return False
+    child, created_at = gang.current_job, pod.metadata.creation_timestamp
+    suspended = find_condition(child.status.conditions, "Suspended")
+    changed_at = suspended.last_transition_time if suspended is not None else None
+    if changed_at is None or created_at is None:
+        return False
+    return attempt_of(pod) == attempt_of(child) and created_at < changed_at
 
 
 def find_failed_job(gang: ObservedGang) -> tuple[Job, Condition] | None:

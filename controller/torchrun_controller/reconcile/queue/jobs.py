@@ -16,12 +16,15 @@ JobState: TypeAlias = Literal["pending", "admitted", "running", "ended"]
 def needs_queue(job: TorchrunJob) -> bool:
     """Whether the job has a gang, or waits for its next one: both need the queue.
 
-    A gang whose Service is refused is Pending.
+    Newer code or a new environment for the next gang is Syncing. A gang whose Service is refused is
+    Pending.
     """
     phase, workers = job.status.phase, job.status.workers
     if workers is None:
         return False
-    return phase in GANG_PHASES or (phase == "Pending" and workers.pending + workers.running > 0)
+    if phase in GANG_PHASES or phase == "Syncing":
+        return True
+    return phase == "Pending" and workers.pending + workers.running > 0
 
 
 def state_of(job: TorchrunJob) -> JobState:

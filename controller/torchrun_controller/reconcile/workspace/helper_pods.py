@@ -41,7 +41,8 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     """How far the workspace is, and what to create or delete now.
 
     `commit` is the commit of a ready workspace, where its sync pod reported one. `content`
-    identifies the content, "" where nothing does. `failed`: a pod failed.
+    identifies the content, "" where nothing does. `failed`: a pod failed. `late_after` are the
+    seconds until a gang that restarts no longer waits for the newer code; None where it waits.
     """
 
     state: SyncState
@@ -50,6 +51,7 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     content: str = ""
     served: WorkspaceDownload | None = None
     failed: bool = False
+    late_after: float | None = None
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
     status_before_deletes: bool = False  # see Plan

@@ -47,6 +47,8 @@ from torchrun_controller.reconcile.workspace.retry import (
 )
 
 BASE_TIMEOUT = timedelta(seconds=20)  # for a pod that mounts a base to start
+# From the creation of a sync pod for newer code until a gang that restarts uses the previous code.
+UPDATE_TIMEOUT = timedelta(seconds=30)
 KEPT_SYNC_PODS = 3
 NO_WORKSPACE = Reason("NoWorkspace", "The code is in the image.")
 SYNCED = Reason("Synced", "The workspace is in its PVC.")
@@ -175,6 +177,8 @@ class SyncPods(msgspec.Struct, frozen=True):
         step = waiting_step(self._why_syncing(pod))
         if base_seconds is not None:
             return replace(step, requeue_after=base_seconds)
+        late_after = seconds_left(UPDATE_TIMEOUT, pod.metadata.creation_timestamp, self.now)
+        step = replace(step, late_after=late_after)
         return replace(self._lost_upload(pod) or step, requeue_after=self.route.binding_seconds)
 
     def _after_container_failure(self, pod: Pod, message: SyncMessage) -> Workspace:
@@ -270,14 +274,27 @@ def _is_available(cluster: ObservedCluster, pod: Pod, now: datetime) -> bool:
     return delivery.is_serving(pod) and nodes.find_loss(cluster.nodes, pod, now) is None
 
 
-def reuse_last_workspace(
-    job: TorchrunJob,
-    workspace: ObservedWorkspace,
-    cluster: ObservedCluster,
-    source: VolumeSource,
-    now: datetime,
-) -> Workspace | None:
-    """Return the workspace of the last gang, for a next one whose newer code failed to sync."""
+def prepare_next_gang(
+    observed: Observed, source: VolumeSource | None, now: datetime, defaults: Defaults
+) -> Workspace:
+    """Decide the next step, or return the workspace of the last gang: newer code failed or is late.
+
+    A hot reload brings the newer code when it is complete. An upload may have been interrupted.
+    """
+    step = prepare(observed, source, now, defaults)
+    late_after = 0.0 if step.failed else step.late_after
+    if source is None or late_after is None:
+        return step
+    last_step = _last_workspace(observed, source, now)
+    if last_step is None:
+        return step
+    if late_after <= 0:
+        return last_step
+    return replace(step, requeue_after=min(step.requeue_after or late_after, late_after))
+
+
+def _last_workspace(observed: Observed, source: VolumeSource, now: datetime) -> Workspace | None:
+    job, workspace, cluster = observed.job, observed.workspace, observed.cluster
     if job.status.workers is None:
         return None
     route = choose_route(job, workspace, cluster, source, now)
@@ -313,7 +330,7 @@ def _base_seconds_left(pod: Pod, now: datetime) -> float | None:
 def _ready(job: TorchrunJob, pod: Pod, route: Route) -> Workspace:
     result = sync_results.read_result(pod)
     content = (
-        workspace_source.upload_digest(job)
+        pod.metadata.annotations.workspace_sha256
         or result.commit
         or job.status.workspace_commit
         or result.sha256

@@ -77,7 +77,7 @@ def test_orphaned_workers_block_the_next_gang_and_the_message_says_how_to_delete
     assert not plan.deletes
     status = world.job.status
     assert (world.phase, status.reason) == ("Queued", "OrphanedWorkers")
-    assert "Waiting for 2 pods of the previous attempt to terminate" in status.message
+    assert "Waiting for 2 pods of the previous gang to terminate" in status.message
     assert "kubectl delete pod -n ml train-0-abcde train-1-abcde" in status.message
     assert {pod.metadata.annotations.start for pod in world.workers()} == {""}
     events = [(e.type, e.reason) for plan in world.plans for e in plan.events]

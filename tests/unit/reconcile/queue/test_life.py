@@ -250,7 +250,7 @@ class TestDeletion:
         world.settle()
         assert world.queue is None
 
-    @pytest.mark.parametrize("phase", ["Queued", "Running", "Preempted"])
+    @pytest.mark.parametrize("phase", ["Queued", "Syncing", "Running", "Preempted"])
     def test_deletion_waits_for_a_job_between_two_gangs(self, phase):
         world = QueueWorld(make_trq())
         world.settle()

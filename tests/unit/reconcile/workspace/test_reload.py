@@ -311,3 +311,77 @@ def test_a_pod_that_cannot_mount_its_base_is_replaced_without_it() -> None:
     assert syncing(world) == ["train-sync-0"]
     assert "TORCHRUN_SYNC_BASE" not in variables(body(world, PODS, "train-sync-0")["spec"])
     assert world.settle().requeue_after is None
+
+
+def fails(world: World) -> None:
+    """The command of the gang fails."""
+    world.end_container(world.workers()[0].metadata.name, "trainer", exit_code=1)
+    world.settle()
+    world.containers_stop()
+
+
+def is_created(world: World, name: str) -> bool:
+    return (JOBS.plural, name) in world.created
+
+
+def test_a_gang_does_not_wait_for_an_interrupted_upload() -> None:
+    world = running(reliability={"syncTimeoutSeconds": 600})
+    annotate(world, workspace_sha256="b" * 64)
+    world.settle()
+    world.takes_upload()
+    world.pass_time(minutes=5)
+    fails(world)
+    world.settle()
+    assert is_created(world, "train-r1")
+    assert (world.phase, revisions(world)) == ("Queued", {"1"})
+    world.pass_time(hours=12)
+    world.all_workers("Running")
+    world.settle()
+    assert world.phase == "Running"
+    revision_complete(world, 2, "b" * 64)
+    world.settle()
+    assert revisions(world) == {"2"}
+
+
+def test_a_gang_waits_a_moment_for_an_upload() -> None:
+    world = running()
+    annotate(world, workspace_sha256="b" * 64)
+    world.settle()
+    world.takes_upload()
+    fails(world)
+    plan = world.settle()
+    assert (world.phase, world.job.status.reason) == ("Syncing", "WaitingForUpload")
+    assert plan.requeue_after == 30
+    world.pass_time(seconds=29)
+    world.settle()
+    assert not is_created(world, "train-r1")
+    revision_complete(world, 2, "b" * 64)
+    world.settle()
+    assert revisions(world) == {"2"}
+
+
+def test_a_gang_does_not_wait_for_a_sync_pod_without_a_node() -> None:
+    world = running()
+    annotate(world, workspace_sha256="b" * 64)
+    world.settle()
+    world.not_placed("0/4 nodes are available", pod="train-sync-1")
+    fails(world)
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Syncing", "Unschedulable")
+    world.pass_time(seconds=30)
+    world.settle()
+    assert is_created(world, "train-r1")
+
+
+def test_without_a_complete_workspace_the_next_gang_waits_for_the_upload() -> None:
+    world = running()
+    annotate(world, workspace_sha256="b" * 64)
+    world.settle()
+    world.vanish("train-sync-0")
+    world.takes_upload()
+    fails(world)
+    world.settle()
+    world.pass_time(hours=12)
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Syncing", "WaitingForUpload")
+    assert not is_created(world, "train-r1")

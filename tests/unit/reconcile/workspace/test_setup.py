@@ -1,6 +1,7 @@
 """The setup pod: one for each content, before the gang, without a loop of failures."""
 
 import pytest
+from msgspec.structs import replace
 
 from torchrun_api.core import ContainerState, ContainerStatus, StateWaiting
 from torchrun_api.kinds import JOBS, PODS
@@ -330,3 +331,39 @@ def test_variables_of_the_setup_are_reserved():
     world = ready_for_setup(env=[{"name": "TORCHRUN_ENV_DIR", "value": "/mine"}])
     assert world.job.status.reason == "InvalidSpec"
     assert "TORCHRUN_ENV_DIR" in world.job.status.message
+
+
+def announce(world: World, digest: str) -> None:
+    """The user runs `kubectl torchrun sync` with other code."""
+    annotations = {"torchrun.ai/workspace-sha256": digest}
+    world.job = replace(world.job, metadata=replace(world.job.metadata, annotations=annotations))
+    world.settle()
+
+
+def setup_keys(world: World) -> list[str]:
+    pods = world.observed().workspace.setup_pods
+    return [pod.metadata.annotations.setup_key for pod in pods]
+
+
+def test_a_gang_with_the_previous_code_has_the_environment_of_that_code():
+    world = running()
+    announce(world, "cd" * 32)
+    world.end_container("train-sync-1", "sync", exit_code=137, finished_at=world.now)
+    world.settle()
+    world.end_container("train-0-abcde", "trainer", exit_code=1)
+    world.settle()
+    world.pass_time(seconds=60)
+    world.settle()
+    assert (JOBS.plural, "train-r1") in world.created
+    assert setup_pods(world) == ["train-setup-0"]
+    world.all_workers("Running")
+    world.settle()
+    world.sync_done()
+    world.settle()
+    world.end_container("train-r1-0-abcde", "trainer", exit_code=1)
+    world.settle()
+    world.pass_time(seconds=60)
+    world.settle()
+    assert setup_pods(world) == ["train-setup-0", "train-setup-1"]
+    assert len(set(setup_keys(world))) == 2
+    assert (JOBS.plural, "train-r2") not in world.created
