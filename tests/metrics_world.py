@@ -64,13 +64,15 @@ class World:
 
     def __init__(self) -> None:
         self.time = NOW.timestamp()
+        self.clock_step = 0.0  # by which the wall clock was set
         self.leads = True
         self.nodes: list[Node] | None = None
         self.metrics = Metrics(CollectorRegistry())
         self.census = JobMetrics(
             self.metrics.queue_labels,
             leads=lambda: self.leads,
-            now=lambda: self.time,
+            now=lambda: self.time + self.clock_step,
+            monotonic=lambda: self.time,
             nodes=lambda: self.nodes,
             add_queue=self.metrics.add_queue,
             remove_queue=self.metrics.remove_queue,

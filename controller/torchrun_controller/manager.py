@@ -265,6 +265,7 @@ def _register_job_metrics(
         metrics.queue_labels,
         leads=leader.may_write,
         now=lambda: clock.wall().timestamp(),
+        monotonic=clock.monotonic,
         nodes=lambda: factory.nodes.view,
         add_queue=metrics.add_queue,
         remove_queue=metrics.remove_queue,

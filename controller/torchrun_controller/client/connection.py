@@ -156,7 +156,7 @@ class Connection:
                 end.set()
 
     def _update_trust(self) -> None:
-        """Use the current CA for new connections; open ones keep theirs."""
+        """Use the current CA and client certificate for new connections; open ones keep theirs."""
         tls = self._credentials.tls
         if tls is not None and tls is not self.endpoint.tls:
             self.endpoint = replace(self.endpoint, tls=tls)

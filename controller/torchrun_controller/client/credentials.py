@@ -55,32 +55,39 @@ class Credentials(Protocol):
 
 
 class Trust:
-    """A TLS context that follows the file of the cluster's CA."""
+    """A TLS context that follows the files of the cluster's CA and of our client certificate."""
 
     def __init__(self, ca_file: str | None, tls: ssl.SSLContext | None = None) -> None:
         """`tls` is a context that was built from `ca_file` before. Raises ConfigError."""
         self.tls = tls or tls_context(ca_file)
-        self._content = _read_file(ca_file)
+        self._ca = _read_file(ca_file)
+        self._certificate = b""
 
-    def refresh(self, ca_file: str | None) -> None:
-        """Replace the context if the CA has changed; keep it if the new one cannot be read.
+    def refresh(
+        self, ca_file: str | None, cert_file: str | None = None, key_file: str | None = None
+    ) -> None:
+        """Replace the context if a file has changed; keep it if a new file cannot be used.
 
-        A context can only be extended, so it is replaced: open connections keep a removed CA until
-        they end, new ones do not use it.
+        A context can only be extended, so it is replaced: open connections keep a removed CA and an
+        expired certificate until they end, new ones do not use them. Raises OSError if the
+        certificate or its key cannot be loaded.
         """
-        content = _read_file(ca_file)
-        if content == self._content or not content:
+        ca, certificate = _read_file(ca_file) or self._ca, _read_file(cert_file)
+        if (ca, certificate) == (self._ca, self._certificate):
             return
         try:
-            self.tls = tls_context(ca_file)
+            tls = tls_context(ca_file)
         except ConfigError as error:
             log.warning(
                 "cannot load the new CA of the cluster; the previous one remains in use",
                 error=str(error),
             )
             return
-        self._content = content
-        log.info("the new CA of the cluster is in use", file=ca_file)
+        if cert_file:
+            tls.load_cert_chain(cert_file, key_file)
+        if ca != self._ca:
+            log.info("the new CA of the cluster is in use", file=ca_file)
+        self.tls, self._ca, self._certificate = tls, ca, certificate
 
 
 def _read_file(file: str | None) -> bytes:
@@ -199,15 +206,14 @@ class Kubeconfig:
         return value
 
     def _load_client_certificate(self) -> None:
-        # A certificate may be replaced on disk or by a plugin; new connections use the new one.
+        # A certificate may be replaced on disk or by a plugin.
         configuration = self._configuration
         if self._trust is None:
             return
-        self._trust.refresh(configuration.ssl_ca_cert)
-        if not configuration.cert_file:
-            return
         try:
-            self._trust.tls.load_cert_chain(configuration.cert_file, configuration.key_file)
+            self._trust.refresh(
+                configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file
+            )
         except OSError as error:
             raise self._config_error(error) from error
 

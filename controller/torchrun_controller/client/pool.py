@@ -12,6 +12,8 @@ import urllib.parse
 from collections.abc import Callable
 from typing import cast
 
+import aiohappyeyeballs
+
 from torchrun_controller.client.credentials import Endpoint
 from torchrun_controller.client.http1 import (
     HttpError,
@@ -21,6 +23,9 @@ from torchrun_controller.client.http1 import (
 )
 
 CONNECT_SECONDS = 10.0
+# A name may have several addresses. While one does not answer, the next one is tried after this
+# time, as aiohttp does it for watches.
+NEXT_ADDRESS_SECONDS = 0.25
 # Longest pause after which a connection is used again. Go's servers, kube-apiserver among them,
 # close it after 90 s, and a request that is sent at that moment is lost.
 IDLE_SECONDS = 85.0
@@ -99,17 +104,13 @@ class Pool:
         name = None
         if url.scheme == "https":
             tls, name = endpoint.tls or True, endpoint.server_hostname or host
+        if endpoint.proxy is None:
+            sock = await _connect_socket(host, port)
+        else:
+            sock = await _open_tunnel(endpoint.proxy, host, port)
         loop = asyncio.get_running_loop()
         connection = _Connection(loop, endpoint)
-        if endpoint.proxy is None:
-            await loop.create_connection(
-                lambda: connection, host, port, ssl=tls, server_hostname=name
-            )
-        else:
-            tunnel = await _open_tunnel(endpoint.proxy, host, port)
-            await loop.create_connection(
-                lambda: connection, sock=tunnel, ssl=tls, server_hostname=name
-            )
+        await loop.create_connection(lambda: connection, sock=sock, ssl=tls, server_hostname=name)
         if self._tcp_user_timeout:
             connection.set_user_timeout(self._tcp_user_timeout)
         return connection
@@ -205,7 +206,11 @@ async def _open_tunnel(proxy: str, host: str, port: int) -> socket.socket:
     if url.username is not None:
         user = f"{urllib.parse.unquote(url.username)}:{urllib.parse.unquote(url.password or '')}"
         headers["Proxy-Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
-    sock = await _connect_socket(url.hostname or "", url.port or 80)
+    try:
+        sock = await _connect_socket(url.hostname or "", url.port or 80)
+    except OSError as error:
+        place = f"{url.hostname}:{url.port or 80}"
+        raise OSError(f"cannot connect to the proxy {place} ({error})") from error
     try:
         status = await _ask_proxy(sock, encode_request("CONNECT", authority, headers, None))
         if status != 200:
@@ -217,24 +222,12 @@ async def _open_tunnel(proxy: str, host: str, port: int) -> socket.socket:
 
 
 async def _connect_socket(host: str, port: int) -> socket.socket:
+    """Connect to the first address of the name that answers. Raises OSError."""
     loop = asyncio.get_running_loop()
-    failure: OSError | None = None
-    for family, kind, protocol, _, address in await loop.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM
-    ):
-        sock = socket.socket(family, kind, protocol)
-        sock.setblocking(False)
-        try:
-            await loop.sock_connect(sock, address)
-        except OSError as error:
-            failure = error
-            sock.close()
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
-    raise OSError(f"cannot connect to the proxy {host}:{port} ({failure})")
+    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return await aiohappyeyeballs.start_connection(
+        addresses, happy_eyeballs_delay=NEXT_ADDRESS_SECONDS
+    )
 
 
 async def _ask_proxy(sock: socket.socket, request: bytes) -> int:

@@ -93,6 +93,17 @@ class _Request(Struct, frozen=True):
         return f"{self.method} {self.path}"
 
 
+class _Access(Struct, frozen=True):
+    """The credentials of one request. Its endpoint has the client certificate."""
+
+    authorization: str
+    endpoint: Endpoint
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {"Authorization": self.authorization} if self.authorization else _NO_HEADERS
+
+
 class Transport:
     """Sends requests and opens streams. Every failure is an ApiError or Disconnected.
 
@@ -129,16 +140,17 @@ class Transport:
         """Send one request and read the complete response within `timeout` seconds.
 
         Raises ApiError for a status of 300 and above, and Disconnected without a complete response.
-        A request refused with 401 is sent once more if the credentials could be renewed.
+        A request refused with 401 is sent once more if the credentials could be renewed: the
+        Authorization header, or the client certificate, which makes another endpoint.
         """
         if body is not None:
             headers = {**headers, "Content-Type": content_type}
         call = _Request(method.lower(), method, path, query, timeout, body, headers)
-        authorization = await self._authority.authorization()
-        response = await self._exchange(call, authorization)
+        access = await self._access()
+        response = await self._exchange(call, access)
         if response.status == 401:
-            renewed = await self._authority.authorization(refused=authorization)
-            if renewed != authorization:
+            renewed = await self._access(refused=access)
+            if renewed != access:
                 response = await self._exchange(call, renewed)
         with _translate_errors(call):
             content = _decompress(response)
@@ -167,18 +179,20 @@ class Transport:
                 if response.connection is not None and response.connection.transport is not None:
                     response.connection.transport.abort()
 
-    async def _exchange(self, call: _Request, authorization: str) -> HttpResponse:
-        headers = {**self._headers, **call.headers}
-        if authorization:
-            headers["Authorization"] = authorization
+    async def _access(self, refused: "_Access | None" = None) -> "_Access":
+        """Return the present credentials, renewed if they are those that were refused."""
+        value = None if refused is None else refused.authorization
+        return _Access(await self._authority.authorization(value), self._authority.endpoint)
+
+    async def _exchange(self, call: _Request, access: "_Access") -> HttpResponse:
+        headers = {**self._headers, **call.headers, **access.headers}
         target = encode_target(self._prefix + _safe_path(call.path), call.query)
         started = time.monotonic()
         code = 0
         try:
             with _translate_errors(call):
                 request = encode_request(call.method, target, headers, call.body)
-                endpoint = self._authority.endpoint  # may change while the session is open
-                response = await self._pool.exchange(endpoint, request, call.timeout)
+                response = await self._pool.exchange(access.endpoint, request, call.timeout)
             code = response.status
         finally:
             self._observe(call.verb, resource_of(call.path), code, time.monotonic() - started)
@@ -188,25 +202,24 @@ class Transport:
     async def _open(
         self, call: _Request, limits: aiohttp.ClientTimeout
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        authorization = await self._authority.authorization()
+        access = await self._access()
         try:
-            response = await self._start_stream(call, limits, authorization)
+            response = await self._start_stream(call, limits, access)
         except ApiError as error:
             if error.status != 401:
                 raise
-            renewed = await self._authority.authorization(refused=authorization)
-            if renewed == authorization:
+            renewed = await self._access(refused=access)
+            if renewed == access:
                 raise
             response = await self._start_stream(call, limits, renewed)
         async with response:
             yield response
 
     async def _start_stream(
-        self, call: _Request, limits: aiohttp.ClientTimeout, authorization: str
+        self, call: _Request, limits: aiohttp.ClientTimeout, access: "_Access"
     ) -> aiohttp.ClientResponse:
-        endpoint = self._authority.endpoint
+        endpoint = access.endpoint
         url = self._server.with_path(self._server.path.rstrip("/") + _safe_path(call.path))
-        headers = {"Authorization": authorization} if authorization else {}
         started = time.monotonic()
         code = 0
         try:
@@ -214,7 +227,7 @@ class Transport:
                 response = await self._session.request(
                     call.method,
                     url.with_query(dict(call.query)),
-                    headers=headers,
+                    headers=access.headers,
                     timeout=limits,
                     allow_redirects=False,
                     ssl=endpoint.tls or True,

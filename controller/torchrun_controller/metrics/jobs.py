@@ -61,9 +61,10 @@ class _QueueRecord(Struct, frozen=True):
 class JobMetrics(Collector):
     """Collects the metrics of all jobs, queues and nodes.
 
-    `leads` returns whether this process leads; `now` is Unix time in seconds; `nodes` returns the
-    nodes, None if they are unknown. `add_queue` is called with the labels of an existing queue,
-    `remove_queue` with those of a deleted one.
+    `leads` returns whether this process leads; `now` is Unix time in seconds; `monotonic` measures
+    GPU seconds, so setting the clock does not change them. `nodes` returns the nodes, None if they
+    are unknown. `add_queue` is called with the labels of an existing queue, `remove_queue` with
+    those of a deleted one.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class JobMetrics(Collector):
         *,
         leads: Callable[[], bool],
         now: Callable[[], float],
+        monotonic: Callable[[], float],
         nodes: Callable[[], Iterable[Node] | None],
         add_queue: Callable[[Label], None] = lambda queue: None,
         remove_queue: Callable[[Label], None] = lambda queue: None,
@@ -80,13 +82,14 @@ class JobMetrics(Collector):
         self._labels = queues
         self._leads = leads
         self._now = now
+        self._monotonic = monotonic
         self._nodes = nodes
         self._add_queue = add_queue
         self._remove_queue = remove_queue
         self._reasons = Reasons()
         self._jobs: dict[Key, _JobRecord] = {}
         self._queue_records: dict[Key, _QueueRecord] = {}
-        # For each running job, the time until which its GPU seconds are counted.
+        # For each running job, the monotonic time until which its GPU seconds are counted.
         self._counted_until: dict[Key, float] = {}
         self._gpu_seconds: defaultdict[Label, float] = defaultdict(float)
         self._is_leader = False
@@ -95,10 +98,10 @@ class JobMetrics(Collector):
         """Record a change of a job. An informer's `on_change`."""
         meta = change.object.metadata
         key = meta.namespace, meta.name
-        now = self._now()
+        now = self._monotonic()
         self._update_leadership(now)
         self._count_gpus(key, now)
-        record = None if change.new is None else _job_record(change.new, now)
+        record = None if change.new is None else _job_record(change.new, self._now())
         if record is None:
             self._jobs.pop(key, None)
         else:
@@ -134,12 +137,12 @@ class JobMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Return all values if this process leads, else the families without values."""
-        families, now = _Families(), self._now()
+        families, now = _Families(), self._monotonic()
         self._update_leadership(now)
         if self._is_leader:
             for key in self._counted_until:
                 self._count_gpus(key, now)
-            self._add_jobs(families, now)
+            self._add_jobs(families, self._now())
             self._add_queues(families)
             self._add_nodes(families)
         yield from families.all()
@@ -158,7 +161,7 @@ class JobMetrics(Collector):
         self._counted_until[key] = now
         if self._is_leader:
             record = self._jobs[key]
-            self._gpu_seconds[self._labels.of(record.queue)] += record.gpus * max(0.0, now - since)
+            self._gpu_seconds[self._labels.of(record.queue)] += record.gpus * (now - since)
 
     def _add_jobs(self, families: "_Families", now: float) -> None:
         phases = Counter(map(_by_phase, self._jobs.values()))

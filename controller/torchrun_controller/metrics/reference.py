@@ -56,7 +56,13 @@ def families() -> list[Family]:
     """Return every metric of the controller, sorted by name."""
     metrics = Metrics()
     metrics.register(
-        JobMetrics(metrics.queue_labels, leads=lambda: False, now=lambda: 0.0, nodes=lambda: None)
+        JobMetrics(
+            metrics.queue_labels,
+            leads=lambda: False,
+            now=lambda: 0.0,
+            monotonic=lambda: 0.0,
+            nodes=lambda: None,
+        )
     )
     metrics.register(
         PerJobMetrics(

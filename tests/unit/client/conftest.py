@@ -13,7 +13,7 @@ from unit.client.tls_server import Write, make_pki, serving_tls, who
 
 @pytest.fixture(scope="session")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Certificates of a server and a client, by a CA without the extensions of RFC 5280."""
+    """Certificates of a server and a client, an old and a renewed one, by a CA without the extensions of RFC 5280."""
     return make_pki(tmp_path_factory.mktemp("pki"))
 
 

@@ -26,7 +26,7 @@ def make_pki(folder: Path) -> Path:
     (folder / "san.cnf").write_text("subjectAltName=IP:127.0.0.1,DNS:kubernetes.test\n")
     openssl("req", "-x509", *key, "-config", "ca.cnf", "-subj", "/CN=ca", "-keyout", "ca.key",
             "-out", "ca.crt", "-days", "2")  # fmt: skip
-    for name in ("server", "client"):
+    for name in ("server", "client", "renewed"):
         openssl("req", "-new", *key, "-subj", f"/CN={name}", "-keyout", f"{name}.key",
                 "-out", f"{name}.csr")  # fmt: skip
         openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key",

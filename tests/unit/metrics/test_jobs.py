@@ -193,7 +193,13 @@ def test_reasons_are_bounded(world: World) -> None:
     assert len({reason for _, _, reason in waits}) <= 61
 
 
-def test_a_clock_that_is_set_back_lowers_no_counter(world: World) -> None:
+@pytest.mark.parametrize("step", [-3600, 3600])
+def test_gpu_seconds_do_not_change_if_the_clock_is_set(world: World, step: float) -> None:
     world.put(job("a", "Running", gpus=8))
-    world.time -= 100
+    world.clock_step = step
     assert world.values("torchrun_queue_gpu_seconds_total") == {}
+    world.time += 10
+    assert world.values("torchrun_queue_gpu_seconds_total") == {("team", "gpu"): 80}
+    world.clock_step = 0
+    world.put(job("a", "Succeeded", gpus=8))
+    assert world.values("torchrun_queue_gpu_seconds_total") == {("team", "gpu"): 80}
