@@ -34,7 +34,7 @@ OTHERS = {
 }
 TARGET_LABELS = {"instance", "le"}
 WORDS = {
-    *("sum", "max", "min", "count", "by", "on", "group_left", "and", "or"),
+    *("sum", "max", "min", "count", "by", "on", "group_left", "and", "or", "unless"),
     *("rate", "increase", "deriv", "time", "vector", "histogram_quantile", "absent"),
 }
 
@@ -89,6 +89,32 @@ def check(expr: str) -> None:
 @pytest.mark.parametrize(("where", "expr"), EVERY_QUERY, ids=[w for w, _ in EVERY_QUERY])
 def test_every_metric_and_label_exists(where: str, expr: str) -> None:
     check(expr)
+
+
+@pytest.mark.parametrize(("where", "expr"), EVERY_QUERY, ids=[w for w, _ in EVERY_QUERY])
+def test_metrics_with_names_of_client_go_are_those_of_this_controller(
+    where: str, expr: str
+) -> None:
+    selected = re.findall(r"workqueue_\w+(?:\[[^]]*\]\))? and on \(instance\) torchrun_", expr)
+    assert len(selected) == expr.count("workqueue_"), where
+
+
+def test_no_alert_is_for_what_a_controller_of_some_namespaces_may_not_read() -> None:
+    roles = yaml.safe_load_all((ROOT / "manifests/rbac/role.yaml").read_text())
+    (role,) = (
+        r
+        for r in roles
+        if r["metadata"]["name"] == "torchrun-controller-cluster" and r["kind"] == "ClusterRole"
+    )
+    resources = {
+        ".".join(filter(None, (resource, group)))
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    (expr,) = (rule["expr"] for rule in ALERTS if rule["alert"] == "TorchrunApiForbidden")
+    (pattern,) = re.findall(r'unless .*\{resource=~"([^"]*)"\}', expr)
+    assert set(pattern.split("|")) == {re.escape(r).replace("\\", "\\\\") for r in resources}
 
 
 @pytest.mark.parametrize(
