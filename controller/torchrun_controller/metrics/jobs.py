@@ -23,6 +23,7 @@ from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.changes import phase_since
 from torchrun_controller.metrics.labels import OTHERS, QueueLabels, Reasons
 from torchrun_controller.reconcile.admission.model import QueueSummary
+from torchrun_controller.reconcile.model.blocked import BLOCKED_REASONS
 from torchrun_controller.reconcile.pods.nodes import ready_condition
 
 MAX_WAITS = 200  # most series of torchrun_queue_waiting_jobs
@@ -44,6 +45,11 @@ class _JobRecord(Struct, frozen=True, gc=False):
 
 _by_state = attrgetter("queue", "phase", "reason", "gpus")
 _by_phase = attrgetter("phase")
+
+
+def _blocked_first(group: tuple[tuple[Key, Phase, str, int], int]) -> bool:
+    (_, _, reason, _), _ = group
+    return reason not in BLOCKED_REASONS
 
 
 class _QueueRecord(Struct, frozen=True):
@@ -179,7 +185,8 @@ class JobMetrics(Collector):
         gpus: Counter[tuple[Label, str]] = Counter()
         # Equal jobs are counted first: Counter runs in C.
         groups = Counter(map(_by_state, self._jobs.values()))
-        for (queue, phase, reason, size), count in groups.items():
+        # The number of waits is limited: the reasons of alerts come first.
+        for (queue, phase, reason, size), count in sorted(groups.items(), key=_blocked_first):
             label = labels.get(queue) or self._labels.of(queue)
             phases[label, phase] += count
             if phase == "Running":

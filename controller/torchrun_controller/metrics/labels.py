@@ -3,11 +3,16 @@
 import re
 
 from torchrun_controller.cache.observe import Key
+from torchrun_controller.reconcile.model.blocked import BLOCKED_REASONS
 
 MAX_QUEUES = 100
-MAX_REASONS = 60
+MAX_REASONS = 60  # besides those that alerts name
 MAX_LENGTH = 63  # characters of a label's value; a queue's name may have 253
 OTHERS = "(others)"
+# Reasons of queues that are not ready because a user chose it: the alert TorchrunQueueNotReady
+# ignores them.
+CHOSEN_BY_USERS = frozenset({"Paused", "Terminating"})
+_OF_ALERTS = BLOCKED_REASONS | CHOSEN_BY_USERS
 _REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,39}")
 
 
@@ -54,7 +59,7 @@ class Reasons:
     """The first `limit` reasons are label values; all later ones share "(others)".
 
     Most reasons come from the controller, others from kubelets, schedulers and termination
-    messages.
+    messages, so users choose them. Those that alerts name are always label values.
     """
 
     def __init__(self, limit: int = MAX_REASONS) -> None:
@@ -63,7 +68,7 @@ class Reasons:
 
     def of(self, reason: str) -> str:
         """Return the label value of a reason."""
-        if not reason or reason in self._reasons:
+        if not reason or reason in _OF_ALERTS or reason in self._reasons:
             return reason
         if len(self._reasons) >= self._limit or not _REASON.fullmatch(reason):
             return OTHERS

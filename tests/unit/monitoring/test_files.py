@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from torchrun_controller.metrics import reference
+from torchrun_controller.metrics.labels import CHOSEN_BY_USERS
+from torchrun_controller.reconcile.model.blocked import BLOCKED_REASONS
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "manifests" / "monitoring"
@@ -35,7 +37,16 @@ OTHERS = {
 TARGET_LABELS = {"instance", "le"}
 WORDS = {
     *("sum", "max", "min", "count", "by", "on", "group_left", "and", "or", "unless"),
-    *("rate", "increase", "deriv", "time", "vector", "histogram_quantile", "absent"),
+    *(
+        "rate",
+        "increase",
+        "max_over_time",
+        "deriv",
+        "time",
+        "vector",
+        "histogram_quantile",
+        "absent",
+    ),
 }
 
 
@@ -115,6 +126,16 @@ def test_no_alert_is_for_what_a_controller_of_some_namespaces_may_not_read() -> 
     (expr,) = (rule["expr"] for rule in ALERTS if rule["alert"] == "TorchrunApiForbidden")
     (pattern,) = re.findall(r'unless .*\{resource=~"([^"]*)"\}', expr)
     assert set(pattern.split("|")) == {re.escape(r).replace("\\", "\\\\") for r in resources}
+
+
+@pytest.mark.parametrize(
+    ("alert", "reasons"),
+    [("TorchrunJobsBlocked", BLOCKED_REASONS), ("TorchrunQueueNotReady", CHOSEN_BY_USERS)],
+)
+def test_an_alert_names_the_reasons_of_the_controller(alert: str, reasons: frozenset[str]) -> None:
+    (expr,) = (rule["expr"] for rule in ALERTS if rule["alert"] == alert)
+    (pattern,) = re.findall(r'reason(?:=~|!~)"([^"]*)"', expr)
+    assert set(pattern.split("|")) == reasons
 
 
 @pytest.mark.parametrize(
