@@ -158,6 +158,17 @@ def test_every_alert_has_a_severity_and_a_runbook(rule: dict[str, Any]) -> None:
         assert f"- **{part}:**" in section, f"docs/runbooks.md: {name} lacks {part}"
 
 
+def test_every_panel_that_a_runbook_names_exists() -> None:
+    titles = {
+        panel["title"] for board in DASHBOARDS for panel in json.loads(board.read_text())["panels"]
+    }
+    looks = re.findall(r"- \*\*Look:\*\*(.*?)(?=\n- |\n\n|\Z)", RUNBOOKS, re.S)
+    assert len(looks) == len(ALERTS)
+    named = {name for look in looks for name in re.findall(r"\*([^*]+)\*", " ".join(look.split()))}
+    assert named
+    assert not named - titles
+
+
 def test_every_runbook_has_an_alert() -> None:
     assert re.findall(r"^### (\w+)$", RUNBOOKS, re.M) == [rule["alert"] for rule in ALERTS]
 
