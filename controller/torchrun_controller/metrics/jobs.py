@@ -69,7 +69,7 @@ class JobMetrics(Collector):
 
     `leads` returns whether this process leads; `now` is Unix time in seconds; `nodes` returns the
     nodes, None if they are unknown. `add_queue` is called with the labels of an existing queue,
-    `remove_queue` with those of a deleted one.
+    also when it gets labels of its own, `remove_queue` with those of a deleted one.
     """
 
     def __init__(
@@ -125,10 +125,12 @@ class JobMetrics(Collector):
             return
         label = self._labels.of(key)
         self._queue_records.pop(key, None)
-        self._labels.discard(key)
+        promoted_labels = self._labels.discard(key)
         if label[1] != OTHERS:
             self._gpu_seconds.pop(label, None)
             self._remove_queue(label)
+        for promoted_label in promoted_labels:
+            self._add_queue(promoted_label)
 
     def set_admission(self, queues: tuple[QueueSummary, ...]) -> None:
         """Set the coordinator's summaries of the queues, for the next scrapes."""

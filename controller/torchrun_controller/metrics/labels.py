@@ -39,16 +39,17 @@ class QueueLabels:
         else:
             self._waiting[queue] = None
 
-    def discard(self, queue: Key) -> None:
-        """Remove a deleted queue; the first waiting queue gets its labels' place."""
+    def discard(self, queue: Key) -> tuple[tuple[str, str], ...]:
+        """Remove a deleted queue. Returns the labels of the waiting queue that gets its place."""
         self._waiting.pop(queue, None)
         label = self._labels.pop(queue, None)
         if label is None:
-            return
+            return ()
         self._used_labels.discard(label)
         waiting, self._waiting = list(self._waiting), {}
         for waiting_queue in waiting:
             self.add(waiting_queue)
+        return tuple(self._labels[queue] for queue in waiting if queue in self._labels)
 
     def of(self, queue: Key) -> tuple[str, str]:
         """Return the labels of a queue: namespace and name, or the shared ones."""

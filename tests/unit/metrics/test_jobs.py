@@ -176,6 +176,15 @@ def test_a_freed_series_goes_to_the_next_queue(world: World) -> None:
     assert world.values("torchrun_queue_gpu_seconds_total") == spent
 
 
+def test_the_next_queue_starts_its_counters_at_zero(world: World) -> None:
+    world.put(*(queue(f"q{number}") for number in range(MAX_QUEUES + 2)))
+    world.remove(queue("gpu"))
+    value = world.metrics.registry.get_sample_value
+    labels = {"job_namespace": "team", "queue": f"q{MAX_QUEUES - 1}"}
+    assert value("torchrun_queue_restarts_total", {**labels, "kind": "failure"}) == 0
+    assert value("torchrun_queue_jobs_finished_total", {**labels, "phase": "Failed"}) == 0
+
+
 def test_names_that_are_cut_to_the_same_text_share_a_series(world: World) -> None:
     long = "q" * 100
     world.put(queue(long + "a"), queue(long + "b"))
