@@ -238,6 +238,14 @@ def test_the_monitor_finds_the_deployments_port() -> None:
     assert template["metadata"]["annotations"]["prometheus.io/scrape"] == "true"
 
 
+def test_controllers_of_all_namespaces_are_found() -> None:
+    monitor = yaml.safe_load((FOLDER / "pod-monitor.yaml").read_text())
+    assert monitor["spec"]["namespaceSelector"] == {"any": True}
+    config = yaml.safe_load((FOLDER / "prometheus" / "scrape.yaml").read_text())
+    (scrape,) = config["scrape_configs"]
+    assert scrape["kubernetes_sd_configs"] == [{"role": "pod"}]
+
+
 def test_kustomize_takes_every_dashboard() -> None:
     kustomization = yaml.safe_load((FOLDER / "Kustomization").read_text())
     (maps,) = kustomization["configMapGenerator"]
