@@ -238,9 +238,10 @@ def test_the_monitor_finds_the_deployments_port() -> None:
     assert template["metadata"]["annotations"]["prometheus.io/scrape"] == "true"
 
 
-def test_controllers_of_all_namespaces_are_found() -> None:
+def test_the_monitor_is_for_its_namespace_and_the_scrape_for_all() -> None:
+    """The chart creates a monitor for each release: a replica must not be scraped twice."""
     monitor = yaml.safe_load((FOLDER / "pod-monitor.yaml").read_text())
-    assert monitor["spec"]["namespaceSelector"] == {"any": True}
+    assert "namespaceSelector" not in monitor["spec"]
     config = yaml.safe_load((FOLDER / "prometheus" / "scrape.yaml").read_text())
     (scrape,) = config["scrape_configs"]
     assert scrape["kubernetes_sd_configs"] == [{"role": "pod"}]
