@@ -18,8 +18,10 @@ import anyio.abc
 import structlog
 from msgspec import Struct
 
+from torchrun_api.kinds import CONFIG_MAPS, KAI_QUEUES
 from torchrun_controller.cache.admission_view import AdmissionView
 from torchrun_controller.cache.expectations import Expectations
+from torchrun_controller.cache.group_view import select_kinds
 from torchrun_controller.cache.informer import Informer
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.observe import Key
@@ -42,6 +44,7 @@ from torchrun_controller.metrics.watches import WatchObserver
 from torchrun_controller.metrics.work_queues import QueueObserver, watch_queue
 from torchrun_controller.reconcile import reconcile
 from torchrun_controller.reconcile.admission.coordinator import admit
+from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.queue import reconcile_queue
 from torchrun_controller.settings import Settings
@@ -117,7 +120,19 @@ def assemble(
         metrics.watch_store(resource, objects)
     for resource, silence in factory.silence_by_resource().items():
         metrics.watch_age(resource, silence)
+    metrics.watch_age(CONFIG_MAPS.resource, queue_view.config_maps_silence)
+    factory.discovery.subscribe(partial(_watch_optional_kinds, metrics, factory, queue_view))
     return Components(factory, queue_view, leader, events, queues, controllers)
+
+
+def _watch_optional_kinds(
+    metrics: Metrics, factory: InformerFactory, queue_view: QueueView, installed: Installed
+) -> None:
+    """Export the age of the watches of the kinds that are served now."""
+    for kind in select_kinds(installed):
+        metrics.watch_age(kind.resource, partial(factory.groups.silence, kind.resource))
+    if installed.serves(KAI_QUEUES):
+        metrics.watch_age(KAI_QUEUES.resource, queue_view.kai_silence)
 
 
 class Manager:

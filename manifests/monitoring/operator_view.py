@@ -5,15 +5,16 @@ from panels import Panel, Row, dashboard, tile
 SINCE = "[$__rate_interval]"
 
 
-def rate(metric: str, by: str = "") -> str:
-    """The rate of a counter, summed over all replicas."""
-    return f"sum by ({by}) (rate({metric}{SINCE}))" if by else f"sum(rate({metric}{SINCE}))"
+def rate(metric: str, by: str = "", only: str = "") -> str:
+    """The rate of a counter, summed over all replicas that `only` selects."""
+    each = f"rate({metric}{SINCE}){only}"
+    return f"sum by ({by}) ({each})" if by else f"sum({each})"
 
 
-def quantile(part: float, histogram: str, by: str = "") -> str:
+def quantile(part: float, histogram: str, by: str = "", only: str = "") -> str:
     """A quantile of a histogram over all replicas."""
     labels = f"{by}, le" if by else "le"
-    return f"histogram_quantile({part}, sum by ({labels}) (rate({histogram}_bucket{SINCE})))"
+    return f"histogram_quantile({part}, sum by ({labels}) (rate({histogram}_bucket{SINCE}){only}))"
 
 
 def share(metric: str, selected: str) -> str:
@@ -95,6 +96,8 @@ RECONCILES = Row(
     ),
 )  # fmt: skip
 
+# Other controllers use the same names of metrics.
+OWN = " and on (instance) torchrun_build_info"
 LEADS = "torchrun_leader == 1"  # the work queue of a standby grows, because it takes no keys
 
 QUEUES = Row(
@@ -108,34 +111,34 @@ QUEUES = Row(
         Panel(
             "Time in the work queue",
             "Time that a key waits in the queue.",
-            ((quantile(0.5, "workqueue_queue_duration_seconds", "name"), "{{name}} p50"),
-             (quantile(0.99, "workqueue_queue_duration_seconds", "name"), "{{name}} p99")),
+            ((quantile(0.5, "workqueue_queue_duration_seconds", "name", OWN), "{{name}} p50"),
+             (quantile(0.99, "workqueue_queue_duration_seconds", "name", OWN), "{{name}} p99")),
             unit="s",
         ),
         Panel(
             "Time for each key",
             "Time to process a key.",
-            ((quantile(0.99, "workqueue_work_duration_seconds", "name"), "{{name}} p99"),),
+            ((quantile(0.99, "workqueue_work_duration_seconds", "name", OWN), "{{name}} p99"),),
             unit="s",
         ),
         Panel(
             "Adds and retries",
             "Rate-limited adds after a failure.",
-            ((rate("workqueue_adds_total", "name"), "{{name}} adds"),
-             (rate("workqueue_retries_total", "name"), "{{name}} retries")),
+            ((rate("workqueue_adds_total", "name", OWN), "{{name}} adds"),
+             (rate("workqueue_retries_total", "name", OWN), "{{name}} retries")),
             unit="ops",
         ),
         Panel(
             "Longest reconcile",
             "Age of the longest running reconcile. Minutes mean that a reconcile hangs.",
-            (("max by (name) (workqueue_longest_running_processor_seconds)", "{{name}}"),),
+            ((f"max by (name) (workqueue_longest_running_processor_seconds{OWN})", "{{name}}"),),
             unit="s",
         ),
         Panel(
             "Unfinished work",
             "Seconds that all keys in work have taken so far; the slope is the number of workers "
             "that hang.",
-            (("sum by (name) (workqueue_unfinished_work_seconds)", "{{name}}"),),
+            ((f"sum by (name) (workqueue_unfinished_work_seconds{OWN})", "{{name}}"),),
             unit="s",
         ),
     ),

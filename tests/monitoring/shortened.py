@@ -10,9 +10,7 @@ from pathlib import Path
 ALERTS = Path(__file__).parents[2] / "manifests" / "monitoring" / "prometheus" / "alerts.yaml"
 BOUNDS = {
     "torchrun_watch_age_seconds) > 180": "torchrun_watch_age_seconds) > 80",
-    "workqueue_longest_running_processor_seconds) > 300": (
-        "workqueue_longest_running_processor_seconds) > 10"
-    ),
+    "torchrun_build_info) > 300": "torchrun_build_info) > 10",
     '{phase=~"Pending|Syncing"} > 3600': '{phase=~"Pending|Syncing"} > 5',
     '{phase=~"Queued|Preempted"} > 86400': '{phase=~"Queued|Preempted"} > 5',
 }

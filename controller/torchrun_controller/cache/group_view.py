@@ -16,7 +16,7 @@ from msgspec import Struct
 from torchrun_api import names
 from torchrun_api.core import SchedulingGroup
 from torchrun_api.kinds import Kind
-from torchrun_controller.cache.informer import Informer, Observer
+from torchrun_controller.cache.informer import Informer, Observer, longest_silence
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Transport
 from torchrun_controller.clock import SYSTEM, Clock
@@ -89,6 +89,10 @@ class GroupView:
     def informers(self) -> list[Informer[SchedulingGroup]]:
         """The informers of the watched kinds."""
         return [watch.informer for watch in self._watches.values()]
+
+    def silence(self, resource: str) -> float:
+        """Return the seconds since the watches of a kind last delivered a byte; 0 without any."""
+        return longest_silence(i for i in self.informers if i.kind.resource == resource)
 
     async def run(self) -> None:
         """Start and cancel informers until cancelled."""

@@ -11,9 +11,9 @@ import heapq
 import itertools
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
-from typing import Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -302,6 +302,11 @@ class Informer(Generic[T]):
         while self._waiters and self._waiters[0][0] <= self.store.resource_version:
             _, _, event = heapq.heappop(self._waiters)
             event.set()
+
+
+def longest_silence(informers: Iterable[Informer[Any]]) -> float:
+    """Return the seconds since the last delivery; 0 before the first list."""
+    return max((i.silence() for i in informers if i.synced.is_set()), default=0.0)
 
 
 def _convert_error(error: ApiError | Disconnected, resource: str) -> Failure:

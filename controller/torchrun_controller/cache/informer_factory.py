@@ -35,7 +35,7 @@ from torchrun_api.kinds import (
 )
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.group_view import GroupView
-from torchrun_controller.cache.informer import Informer, Observer, Unobserved
+from torchrun_controller.cache.informer import Informer, Observer, Unobserved, longest_silence
 from torchrun_controller.cache.job_keys import (
     CHILD_KINDS,
     RULE_BY_RESOURCE,
@@ -227,9 +227,11 @@ class InformerFactory:
         return {r: partial(_idle, group) for r, group in self._by_resource().items()}
 
     def silence_by_resource(self) -> dict[str, Callable[[], float]]:
-        """For each resource, the seconds since its watches last delivered a byte."""
+        """For each required resource and nodes, the seconds since the last byte of its watches."""
         by_resource = {**self._by_resource(), NODES.resource: [self.nodes.informer]}
-        return {resource: partial(_silence, group) for resource, group in by_resource.items()}
+        return {
+            resource: partial(longest_silence, group) for resource, group in by_resource.items()
+        }
 
     def objects_by_resource(self) -> dict[str, Sized]:
         """For each resource, its caches; `len` is the number of objects."""
@@ -338,11 +340,6 @@ class _Objects(Sized):
 
     def __len__(self) -> int:
         return sum(len(informer.store) for informer in self._informers)
-
-
-def _silence(informers: list[Informer[Any]]) -> float:
-    """Seconds since the last delivery; 0 before the first list."""
-    return max((i.silence() for i in informers if i.synced.is_set()), default=0.0)
 
 
 def _idle(informers: list[Informer[Any]]) -> float:

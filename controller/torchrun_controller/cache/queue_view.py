@@ -18,7 +18,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import CONFIG_MAPS, KAI_QUEUES, QUEUE_CLAIMS, TORCHRUN_QUEUES
 from torchrun_api.meta import ObjectMeta, find_controller
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.cache.informer import Informer, Observer
+from torchrun_controller.cache.informer import Informer, Observer, longest_silence
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.observe import QUEUE_INDEX, Key, index_key
 from torchrun_controller.cache.store import Change, Store
@@ -85,6 +85,16 @@ class QueueView:
     def informers(self) -> list[Informer[Any]]:
         """The informers that run from the start."""
         return [informer for scope in self._scopes.values() for informer in scope.informers]
+
+    def config_maps_silence(self) -> float:
+        """Return the seconds since the watches of ConfigMaps last delivered a byte."""
+        return longest_silence(scope.config_maps for scope in self._scopes.values())
+
+    def kai_silence(self) -> float:
+        """Return the seconds since the watch of KAI's queues delivered a byte; 0 without KAI."""
+        installed = self._factory.discovery.installed
+        is_served = installed is not None and installed.serves(KAI_QUEUES)
+        return longest_silence((self._kai,)) if is_served else 0.0
 
     async def run_kai(self) -> None:
         """Run the informer of KAI's queues once their kind is installed."""

@@ -23,6 +23,7 @@ from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.changes import phase_since
 from torchrun_controller.metrics.labels import OTHERS, QueueLabels, Reasons
 from torchrun_controller.reconcile.admission.model import QueueSummary
+from torchrun_controller.reconcile.model.blocked import BLOCKED_REASONS
 from torchrun_controller.reconcile.pods.nodes import ready_condition
 
 MAX_WAITS = 200  # most series of torchrun_queue_waiting_jobs
@@ -46,6 +47,11 @@ _by_state = attrgetter("queue", "phase", "reason", "gpus")
 _by_phase = attrgetter("phase")
 
 
+def _blocked_first(group: tuple[tuple[Key, Phase, str, int], int]) -> bool:
+    (_, _, reason, _), _ = group
+    return reason not in BLOCKED_REASONS
+
+
 class _QueueRecord(Struct, frozen=True):
     """The exported values of one queue. `ready` is None without the condition Ready.
 
@@ -63,8 +69,8 @@ class JobMetrics(Collector):
 
     `leads` returns whether this process leads; `now` is Unix time in seconds; `monotonic` measures
     GPU seconds, so setting the clock does not change them. `nodes` returns the nodes, None if they
-    are unknown. `add_queue` is called with the labels of an existing queue, `remove_queue` with
-    those of a deleted one.
+    are unknown. `add_queue` is called with the labels of an existing queue, also when it gets labels
+    of its own, `remove_queue` with those of a deleted one.
     """
 
     def __init__(
@@ -122,10 +128,12 @@ class JobMetrics(Collector):
             return
         label = self._labels.of(key)
         self._queue_records.pop(key, None)
-        self._labels.discard(key)
+        promoted_labels = self._labels.discard(key)
         if label[1] != OTHERS:
             self._gpu_seconds.pop(label, None)
             self._remove_queue(label)
+        for promoted_label in promoted_labels:
+            self._add_queue(promoted_label)
 
     def set_admission(self, queues: tuple[QueueSummary, ...]) -> None:
         """Set the coordinator's summaries of the queues, for the next scrapes."""
@@ -182,7 +190,8 @@ class JobMetrics(Collector):
         gpus: Counter[tuple[Label, str]] = Counter()
         # Equal jobs are counted first: Counter runs in C.
         groups = Counter(map(_by_state, self._jobs.values()))
-        for (queue, phase, reason, size), count in groups.items():
+        # The number of waits is limited: the reasons of alerts come first.
+        for (queue, phase, reason, size), count in sorted(groups.items(), key=_blocked_first):
             label = labels.get(queue) or self._labels.of(queue)
             phases[label, phase] += count
             if phase == "Running":

@@ -3,11 +3,16 @@
 import re
 
 from torchrun_controller.cache.observe import Key
+from torchrun_controller.reconcile.model.blocked import BLOCKED_REASONS
 
 MAX_QUEUES = 100
-MAX_REASONS = 60
+MAX_REASONS = 60  # besides those that alerts name
 MAX_LENGTH = 63  # characters of a label's value; a queue's name may have 253
 OTHERS = "(others)"
+# Reasons of queues that are not ready because a user chose it: the alert TorchrunQueueNotReady
+# ignores them.
+CHOSEN_BY_USERS = frozenset({"Paused", "Terminating"})
+_OF_ALERTS = BLOCKED_REASONS | CHOSEN_BY_USERS
 _REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,39}")
 
 
@@ -34,16 +39,17 @@ class QueueLabels:
         else:
             self._waiting[queue] = None
 
-    def discard(self, queue: Key) -> None:
-        """Remove a deleted queue; the first waiting queue gets its labels' place."""
+    def discard(self, queue: Key) -> tuple[tuple[str, str], ...]:
+        """Remove a deleted queue. Returns the labels of the waiting queue that gets its place."""
         self._waiting.pop(queue, None)
         label = self._labels.pop(queue, None)
         if label is None:
-            return
+            return ()
         self._used_labels.discard(label)
         waiting, self._waiting = list(self._waiting), {}
         for waiting_queue in waiting:
             self.add(waiting_queue)
+        return tuple(self._labels[queue] for queue in waiting if queue in self._labels)
 
     def of(self, queue: Key) -> tuple[str, str]:
         """Return the labels of a queue: namespace and name, or the shared ones."""
@@ -54,7 +60,7 @@ class Reasons:
     """The first `limit` reasons are label values; all later ones share "(others)".
 
     Most reasons come from the controller, others from kubelets, schedulers and termination
-    messages.
+    messages, so users choose them. Those that alerts name are always label values.
     """
 
     def __init__(self, limit: int = MAX_REASONS) -> None:
@@ -63,7 +69,7 @@ class Reasons:
 
     def of(self, reason: str) -> str:
         """Return the label value of a reason."""
-        if not reason or reason in self._reasons:
+        if not reason or reason in _OF_ALERTS or reason in self._reasons:
             return reason
         if len(self._reasons) >= self._limit or not _REASON.fullmatch(reason):
             return OTHERS

@@ -59,7 +59,13 @@ T = TypeVar("T", bound=Object)
 _GONE = 410
 _TOO_MANY_REQUESTS = 429
 _NO_ANSWER = 0
-_REASONS = {_NO_ANSWER: "Unreached", _TOO_MANY_REQUESTS: "Throttled", _GONE: "Expired"}
+_FORBIDDEN = 403
+_REASONS = {
+    _NO_ANSWER: "Unreached",
+    _TOO_MANY_REQUESTS: "Throttled",
+    _GONE: "Expired",
+    _FORBIDDEN: "Forbidden",
+}
 # The server ends a streamed list after 1 to 1.25 s without changes (measured with 1.35).
 # A page of 500 pods takes a tenth of that, but a list of many pages costs the server memory.
 PLAIN_PAGES = 4

@@ -78,6 +78,22 @@ async def api() -> AsyncIterator[tuple[Api, str]]:
         yield made, made.server.url
 
 
+async def test_the_silence_of_a_kind_is_the_longest_of_its_watches_while_it_is_served():
+    groups = World("team", "other").factory.groups
+    resource = VOLCANO_POD_GROUPS.resource
+    groups.follow(installed(VOLCANO_POD_GROUPS))
+    groups.adjust(lambda watch: None)
+    assert groups.silence(resource) == 0, "before the first list"
+    informer = groups.informers[1]
+    informer.synced.set()
+    informer.last_seen -= 1000
+    assert groups.silence(resource) >= 1000
+    assert groups.silence(KAI_POD_GROUPS.resource) == 0
+    groups.follow(Installed())
+    groups.adjust(lambda watch: None)
+    assert groups.silence(resource) == 0
+
+
 async def test_kinds_are_watched_as_long_as_they_are_served(api):
     made, url = api
     changes: asyncio.Queue[Change[SchedulingGroup]] = asyncio.Queue()

@@ -9,8 +9,9 @@ from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueSpec, TorchrunQueueStatus
 from torchrun_api.status import Phase
 from torchrun_controller.metrics.jobs import MAX_WAITS
-from torchrun_controller.metrics.labels import MAX_QUEUES
+from torchrun_controller.metrics.labels import MAX_QUEUES, MAX_REASONS
 from torchrun_controller.reconcile.admission.model import Amounts, QueueSummary, RoundRobinState
+from torchrun_controller.reconcile.model.blocked import BLOCKED_REASONS
 
 OTHERS = ("", "(others)")
 
@@ -175,6 +176,15 @@ def test_a_freed_series_goes_to_the_next_queue(world: World) -> None:
     assert world.values("torchrun_queue_gpu_seconds_total") == spent
 
 
+def test_the_next_queue_starts_its_counters_at_zero(world: World) -> None:
+    world.put(*(queue(f"q{number}") for number in range(MAX_QUEUES + 2)))
+    world.remove(queue("gpu"))
+    value = world.metrics.registry.get_sample_value
+    labels = {"job_namespace": "team", "queue": f"q{MAX_QUEUES - 1}"}
+    assert value("torchrun_queue_restarts_total", {**labels, "kind": "failure"}) == 0
+    assert value("torchrun_queue_jobs_finished_total", {**labels, "phase": "Failed"}) == 0
+
+
 def test_names_that_are_cut_to_the_same_text_share_a_series(world: World) -> None:
     long = "q" * 100
     world.put(queue(long + "a"), queue(long + "b"))
@@ -190,7 +200,22 @@ def test_reasons_are_bounded(world: World) -> None:
     waits = world.values("torchrun_queue_waiting_jobs")
     assert sum(waits.values()) == 5000
     assert len(waits) <= MAX_WAITS + MAX_QUEUES + 1
-    assert len({reason for _, _, reason in waits}) <= 61
+    assert len({reason for _, _, reason in waits}) <= MAX_REASONS + 1
+
+
+def test_reasons_of_alerts_are_never_among_the_others(world: World) -> None:
+    paused = Condition(type="Ready", status="False", reason="Paused")
+    world.put(*(queue(f"q{number}") for number in range(20)))
+    for number in range(5000):
+        world.put(job(f"j{number}", "Queued", queue=f"q{number % 20}", reason=f"R{number % 997}"))
+    world.values("torchrun_queue_waiting_jobs")
+    world.put(replace(queue("paused"), status=TorchrunQueueStatus(conditions=(paused,))))
+    for reason in BLOCKED_REASONS:
+        world.put(job(reason.lower(), "Pending", reason=reason))
+    waits = world.values("torchrun_queue_waiting_jobs")
+    assert {reason for _, queue, reason in waits if queue == "gpu"} == BLOCKED_REASONS
+    text = world.metrics.snapshot().render("")[0].decode()
+    assert 'queue="paused",reason="Paused"} 0.0' in text
 
 
 @pytest.mark.parametrize("step", [-3600, 3600])

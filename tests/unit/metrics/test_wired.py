@@ -1,21 +1,27 @@
 from metrics_world import job
-from torchrun_api.kinds import TORCHRUN_JOBS
+from torchrun_api.kinds import CONFIG_MAPS, KAI_QUEUES, TORCHRUN_JOBS
 from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.client import Transport
 from torchrun_controller.clock import SYSTEM
-from torchrun_controller.manager import Sessions, assemble
+from torchrun_controller.manager import Components, Sessions, assemble
 from torchrun_controller.metrics.registry import Metrics
+from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.schedulers.kueue import KUEUE_WORKLOADS
 from torchrun_controller.settings import parse
 
 NEVER_SENT: Transport = None  # type: ignore[assignment]
 FLAGS = ("--runtime-image", "image", "--metrics-jobs", "1", "--namespaces", "team,other")
 
 
+def assembled_components(metrics: Metrics, *flags: str) -> Components:
+    sessions = Sessions(NEVER_SENT, NEVER_SENT, NEVER_SENT, ReadErrors(metrics.observe_request))
+    return assemble(parse([*FLAGS, *flags], {}), sessions, metrics, SYSTEM, "me")
+
+
 def assembled(*flags: str) -> Metrics:
     """The metrics of a controller with one job in its cache."""
     metrics = Metrics()
-    sessions = Sessions(NEVER_SENT, NEVER_SENT, NEVER_SENT, ReadErrors(metrics.observe_request))
-    components = assemble(parse([*FLAGS, *flags], {}), sessions, metrics, SYSTEM, "me")
+    components = assembled_components(metrics, *flags)
     for informer in components.factory.informers:
         if informer.kind is TORCHRUN_JOBS:
             informer._report_change(informer.store.upsert(job("a", "Running"), 1))
@@ -36,3 +42,26 @@ def test_a_standby_exports_that_it_does_not_lead() -> None:
     lease = {"lease": "system/torchrun-controller", "scope": "other,team"}
     assert metrics.registry.get_sample_value("torchrun_leader", lease) == 0
     assert metrics.registry.get_sample_value("torchrun_jobs", {"phase": "Running"}) is None
+
+
+def test_the_watches_of_optional_kinds_have_an_age_once_they_are_served() -> None:
+    metrics = Metrics()
+    components = assembled_components(metrics, "--leader-election=false")
+    value = metrics.registry.get_sample_value
+    workloads = {"resource": KUEUE_WORKLOADS[0].resource}
+    kai_queues = {"resource": KAI_QUEUES.resource}
+    assert value("torchrun_watch_age_seconds", {"resource": CONFIG_MAPS.resource}) == 0
+    assert value("torchrun_watch_age_seconds", workloads) is None
+    assert value("torchrun_watch_age_seconds", kai_queues) is None
+    served = (KUEUE_WORKLOADS[0], KAI_QUEUES)
+    kinds = frozenset((kind.api_version, kind.plural) for kind in served)
+    components.factory.discovery._update(Installed(resources=kinds))
+    for labels in (workloads, kai_queues):
+        assert value("torchrun_watch_age_seconds", labels) == 0
+        assert value("torchrun_watch_skipped_frames_total", labels) == 0
+    kai = components.queue_view._kai
+    kai.synced.set()
+    kai.last_seen -= 1000
+    assert value("torchrun_watch_age_seconds", kai_queues) >= 1000
+    components.factory.discovery._update(Installed())
+    assert value("torchrun_watch_age_seconds", kai_queues) == 0

@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from torchrun_controller.metrics import reference
+from torchrun_controller.metrics.labels import CHOSEN_BY_USERS
+from torchrun_controller.reconcile.model.blocked import BLOCKED_REASONS
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "manifests" / "monitoring"
@@ -34,8 +36,17 @@ OTHERS = {
 }
 TARGET_LABELS = {"instance", "le"}
 WORDS = {
-    *("sum", "max", "min", "count", "by", "on", "group_left", "and", "or"),
-    *("rate", "increase", "deriv", "time", "vector", "histogram_quantile", "absent"),
+    *("sum", "max", "min", "count", "by", "on", "group_left", "and", "or", "unless"),
+    *(
+        "rate",
+        "increase",
+        "max_over_time",
+        "deriv",
+        "time",
+        "vector",
+        "histogram_quantile",
+        "absent",
+    ),
 }
 
 
@@ -91,6 +102,42 @@ def test_every_metric_and_label_exists(where: str, expr: str) -> None:
     check(expr)
 
 
+@pytest.mark.parametrize(("where", "expr"), EVERY_QUERY, ids=[w for w, _ in EVERY_QUERY])
+def test_metrics_with_names_of_client_go_are_those_of_this_controller(
+    where: str, expr: str
+) -> None:
+    selected = re.findall(r"workqueue_\w+(?:\[[^]]*\]\))? and on \(instance\) torchrun_", expr)
+    assert len(selected) == expr.count("workqueue_"), where
+
+
+def test_no_alert_is_for_what_a_controller_of_some_namespaces_may_not_read() -> None:
+    roles = yaml.safe_load_all((ROOT / "manifests/rbac/role.yaml").read_text())
+    (role,) = (
+        r
+        for r in roles
+        if r["metadata"]["name"] == "torchrun-controller-cluster" and r["kind"] == "ClusterRole"
+    )
+    resources = {
+        ".".join(filter(None, (resource, group)))
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    (expr,) = (rule["expr"] for rule in ALERTS if rule["alert"] == "TorchrunApiForbidden")
+    (pattern,) = re.findall(r'unless .*\{resource=~"([^"]*)"\}', expr)
+    assert set(pattern.split("|")) == {re.escape(r).replace("\\", "\\\\") for r in resources}
+
+
+@pytest.mark.parametrize(
+    ("alert", "reasons"),
+    [("TorchrunJobsBlocked", BLOCKED_REASONS), ("TorchrunQueueNotReady", CHOSEN_BY_USERS)],
+)
+def test_an_alert_names_the_reasons_of_the_controller(alert: str, reasons: frozenset[str]) -> None:
+    (expr,) = (rule["expr"] for rule in ALERTS if rule["alert"] == alert)
+    (pattern,) = re.findall(r'reason(?:=~|!~)"([^"]*)"', expr)
+    assert set(pattern.split("|")) == reasons
+
+
 @pytest.mark.parametrize(
     "expr",
     ["sum(torchrun_job)", 'torchrun_jobs{phases="a"}', "sum by (queues) (torchrun_queue_jobs)"],
@@ -109,6 +156,17 @@ def test_every_alert_has_a_severity_and_a_runbook(rule: dict[str, Any]) -> None:
     section = RUNBOOKS.partition(f"\n### {name}\n")[2].partition("\n##")[0]
     for part in ("Meaning", "Impact", "Look", "Do"):
         assert f"- **{part}:**" in section, f"docs/runbooks.md: {name} lacks {part}"
+
+
+def test_every_panel_that_a_runbook_names_exists() -> None:
+    titles = {
+        panel["title"] for board in DASHBOARDS for panel in json.loads(board.read_text())["panels"]
+    }
+    looks = re.findall(r"- \*\*Look:\*\*(.*?)(?=\n- |\n\n|\Z)", RUNBOOKS, re.S)
+    assert len(looks) == len(ALERTS)
+    named = {name for look in looks for name in re.findall(r"\*([^*]+)\*", " ".join(look.split()))}
+    assert named
+    assert not named - titles
 
 
 def test_every_runbook_has_an_alert() -> None:
@@ -178,6 +236,15 @@ def test_the_monitor_finds_the_deployments_port() -> None:
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["port"] in ports
     assert template["metadata"]["annotations"]["prometheus.io/scrape"] == "true"
+
+
+def test_the_monitor_is_for_its_namespace_and_the_scrape_for_all() -> None:
+    """The chart creates a monitor for each release: a replica must not be scraped twice."""
+    monitor = yaml.safe_load((FOLDER / "pod-monitor.yaml").read_text())
+    assert "namespaceSelector" not in monitor["spec"]
+    config = yaml.safe_load((FOLDER / "prometheus" / "scrape.yaml").read_text())
+    (scrape,) = config["scrape_configs"]
+    assert scrape["kubernetes_sd_configs"] == [{"role": "pod"}]
 
 
 def test_kustomize_takes_every_dashboard() -> None:

@@ -272,7 +272,9 @@ class TestWatching:
         assert watch.next(300.5) == Wait(pytest.approx(0.3))
         assert query(watch, 301)["resourceVersion"] == "10"
 
-    @pytest.mark.parametrize(("status", "reason"), [(410, "Expired"), (500, "Refused")])
+    @pytest.mark.parametrize(
+        ("status", "reason"), [(403, "Forbidden"), (410, "Expired"), (500, "Refused")]
+    )
     def test_any_other_refusal_starts_a_new_list(self, status: int, reason: str) -> None:
         watch = watching()
         watch.closed(300)

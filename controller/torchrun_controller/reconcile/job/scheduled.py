@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.gang.decision import Decision
+from torchrun_controller.reconcile.model.blocked import BLOCKED_REASONS
 from torchrun_controller.reconcile.model.conditions import (
     ADMITTED,
     ConditionUpdate,
@@ -18,23 +19,10 @@ from torchrun_controller.reconcile.spec.admission_status import FULL_SIZE
 
 SCHEDULED = "Scheduled"
 # Reasons of a waiting gang that need an action of a user or an administrator.
-TROUBLE_REASONS = frozenset(
-    {
-        *("Unschedulable", "SchedulerError", "ImagePullFailed", "JobSuspended", "Restarting"),
-        *("QuotaExceeded", "PodSecurity", "PodsRefused", "VolumeNotMounted"),
-        *(
-            "GangUnschedulable",
-            "WaitingForFence",
-            "ProvisioningFailed",
-            "NoStorageClass",
-            "ClaimNotFound",
-            "ClaimTerminating",
-            "OrphanedWorkers",
-            "SetupPodLost",
-        ),
-        "DependencyNotFound",
-    }
-)
+TROUBLE_REASONS = BLOCKED_REASONS | {
+    *("Unschedulable", "GangUnschedulable", "QuotaExceeded", "JobSuspended", "Restarting"),
+    *("WaitingForFence", "ClaimTerminating", "SetupPodLost"),
+}
 
 
 def build_condition(

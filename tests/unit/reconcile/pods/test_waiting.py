@@ -80,6 +80,16 @@ def test_an_image_that_cannot_be_pulled_has_one_message_between_tries_and_at_eac
     assert message.endswith(f"{text}.")
 
 
+@pytest.mark.parametrize(
+    "reason", ["CreateContainerConfigError", "CreateContainerError", "RunContainerError"]
+)
+def test_a_container_that_cannot_be_created_is_a_warning(reason):
+    world = gang(1)
+    world.container_waits("train-0-abcde", reason, 'secret "token" not found')
+    events = world.step().events
+    assert [(event.type, event.reason) for event in events] == [("Warning", reason)]
+
+
 def test_a_message_with_changed_counts_is_one_event():
     world = gang(2)
     world.not_placed(NO_GPU, 0, 1)
