@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import anyio
 import pytest
+import structlog
 import uvloop
 
 from torchrun_controller.client.errors import explain_refusal
@@ -51,6 +52,7 @@ def root_level() -> Iterator[logging.Logger]:
     level = root.level
     yield root
     root.setLevel(level)
+    structlog.reset_defaults()  # of the filter that a level sets, for the tests that read lines
 
 
 async def test_checks_run_at_each_probe_and_list_their_reasons() -> None:
