@@ -38,7 +38,7 @@ from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Delete
-from torchrun_controller.reconcile.model.times import without_future
+from torchrun_controller.reconcile.model.times import end_of_running, without_future
 from torchrun_controller.reconcile.objects.environment import Environment, environment_of
 from torchrun_controller.reconcile.pods.lifecycle import attempt_of
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability
@@ -108,6 +108,19 @@ class Context:
             return state
         restarts = in_place.describe_restarts(job, observed_gang, self.new_restarts)
         return replace(state, why=Reason(state.why.reason, state.why.message + restarts))
+
+    @property
+    def ran_until(self) -> datetime:
+        """Until when the last gang has run: when it ended or was suspended, else now.
+
+        The status has the end of a gang whose Job the controller has deleted.
+        """
+        status = self.observed.job.status
+        if self.gang is None:
+            stopped = end_of_running(status, find_end(status.attempts, status.attempt))
+        else:
+            stopped = self.gang.stopped
+        return self.now if stopped is None else min(stopped, self.now)
 
     @cached_property
     def _state_of_pods(self) -> GangState:
@@ -249,7 +262,13 @@ class Context:
             return GangEnd(why=why, fails_job=False, attempt=recorded_end, history=history)
         node = failure.details.node
         attempt = gang.record_end(
-            observed.job, observed.gang, why, self.now, counted=False, node=node
+            observed.job,
+            observed.gang,
+            why,
+            self.now,
+            ran_until=self.ran_until,
+            counted=False,
+            node=node,
         )
         if failure.is_counted:
             history = replace(self.history, ends=(*self.history.ends, attempt))
@@ -316,7 +335,9 @@ class Context:
     def _resize(self, outlook: Outlook) -> NextAttempt:
         assert outlook.why is not None
         job, observed_gang = self.observed.job, self.observed.gang
-        end = gang.record_end(job, observed_gang, outlook.why, self.now, counted=False)
+        end = gang.record_end(
+            job, observed_gang, outlook.why, self.now, ran_until=self.ran_until, counted=False
+        )
         history = self.history_of_kept_gang
         return NextAttempt(
             history=replace(history, ends=(*history.ends, end)),
