@@ -295,7 +295,7 @@ def _progress(
     gang = observed.gang
     nodes = head_and_workers.nodes_of(gang.current_job)
     counts = count_workers(gang.workers, nodes)
-    claims = delivery.mounted_claims(observed.job, observed.workspace)
+    claims = delivery.mounted_claims(observed.job, gang, observed.workspace)
     jobs = head_and_workers.jobs_of(gang)
     present = tuple(pod for pod in gang.workers if pod.metadata.uid not in recorded_losses)
     why = waiting.gang_reason(jobs, nodes, present, claims, observed.cluster.warnings)

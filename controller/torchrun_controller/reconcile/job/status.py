@@ -260,7 +260,7 @@ def _warnings(
     refused = refusals.build_condition(observed.refused, decision.writes.applies)
     if refused is not None:
         warnings.append(refused)
-    mounted_claims = delivery.mounted_claims(job, observed.workspace)
+    mounted_claims = delivery.mounted_claims(job, observed.gang, observed.workspace)
     access_problem = job_claims.check_access_modes(mounted_claims, nodes)
     if access_problem is not None:
         warnings.append(_build("StorageShared", holds=False, why=access_problem))

@@ -39,6 +39,13 @@ def jobs_of(gang: ObservedGang) -> tuple[Job, ...]:
     return (gang.current_job, *(() if workers is None else (workers,)))
 
 
+def claims_of(gang: ObservedGang) -> frozenset[str]:
+    """Return the names of the PVCs that the pods of the present gang mount, whatever the spec."""
+    volumes = (volume for job in jobs_of(gang) for volume in job.spec.template.spec.volumes)
+    sources = (volume.persistent_volume_claim for volume in volumes)
+    return frozenset(source.claim_name for source in sources if source is not None)
+
+
 def is_whole(gang: ObservedGang) -> bool:
     """Whether no Job of the present gang is missing: a user may delete the Job of the workers."""
     if not has_head(gang.current_job):
