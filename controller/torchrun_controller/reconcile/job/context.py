@@ -38,8 +38,13 @@ from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Delete
-from torchrun_controller.reconcile.model.times import end_of_running, without_future
+from torchrun_controller.reconcile.model.times import (
+    end_of_running,
+    since_resumption,
+    without_future,
+)
 from torchrun_controller.reconcile.objects.environment import Environment, environment_of
+from torchrun_controller.reconcile.pods.head_and_workers import resumption_of
 from torchrun_controller.reconcile.pods.lifecycle import attempt_of
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve_spec
@@ -90,7 +95,10 @@ class Context:
     """One job at one moment. `now` is in UTC with whole seconds, as the API keeps times."""
 
     def __init__(self, observed: Observed, now: datetime, defaults: Defaults) -> None:
-        self.observed = replace(observed, job=without_future(observed.job, now))
+        job = without_future(observed.job, now)
+        if gang.exists(job, observed.gang) and not observed.gang.current_job.spec.suspend:
+            job = since_resumption(job, resumption_of(observed.gang), now)
+        self.observed = replace(observed, job=job)
         self.now = now
         self.defaults = defaults
         self.reliability = resolve_reliability(observed.job, observed.queue)

@@ -95,5 +95,20 @@ def without_future(job: TorchrunJob, now: datetime) -> TorchrunJob:
     return job if new_status == status else replace(job, status=new_status)
 
 
+def since_resumption(job: TorchrunJob, resumed_at: datetime | None, now: datetime) -> TorchrunJob:
+    """Let the gang run since its Job was resumed, if no controller has seen the suspension.
+
+    How long it ran before that is unknown, and does not count.
+    """
+    since = running_since(job.status)
+    if since is None or resumed_at is None or not since < resumed_at <= now:
+        return job
+    conditions = tuple(
+        replace(c, last_transition_time=resumed_at) if c.type == "Running" else c
+        for c in job.status.conditions
+    )
+    return replace(job, status=replace(job.status, conditions=conditions))
+
+
 def _past(time: datetime | None, now: datetime) -> datetime | None:
     return time if time is None or time <= now else now

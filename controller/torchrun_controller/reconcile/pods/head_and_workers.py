@@ -6,6 +6,8 @@ launcher passes its gate before it exists. A controller that dies between the tw
 a Job that never ran a rank.
 """
 
+from datetime import datetime
+
 from torchrun_api import names
 from torchrun_api.core import Job, Pod
 from torchrun_api.job import TorchrunJob
@@ -69,13 +71,18 @@ def alive_workers(gang: ObservedGang) -> tuple[Pod, ...]:
     return tuple(pod for pod in gang.workers if alive(pod))
 
 
+def resumption_of(gang: ObservedGang) -> datetime | None:
+    """Return when the child Job was last suspended or resumed; None if it never was."""
+    suspended = find_condition(gang.current_job.status.conditions, "Suspended")
+    return suspended.last_transition_time if suspended is not None else None
+
+
 def pods_since_resumption(gang: ObservedGang) -> tuple[Pod, ...]:
     """Return the workers without those that a suspension of the child Job deletes.
 
     The Job controller does not count these as failed either.
     """
-    suspended = find_condition(gang.current_job.status.conditions, "Suspended")
-    resumed_at = suspended.last_transition_time if suspended is not None else None
+    resumed_at = resumption_of(gang)
     if resumed_at is None:
         return gang.workers
 

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from torchrun_api.kinds import JOBS
+from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.schedulers.kueue import KUEUE_WORKLOADS
@@ -189,3 +190,21 @@ def test_the_grace_period_of_a_suspension_is_no_running_time():
     status = world.job.status
     assert (status.phase, status.running_seconds) == ("Suspended", 3595)
     assert [end.running_seconds for end in status.attempts] == [3595]
+
+
+def test_a_pause_by_kueue_that_no_controller_has_seen_is_no_running_time():
+    world = under_kueue()
+    world.pass_time(hours=2)
+    child = world.objects[JOBS.plural, "train"]
+    resumed = Condition(type="Suspended", status="False", last_transition_time=world.now)
+    status = replace(child.status, conditions=(resumed,))
+    world.objects[JOBS.plural, "train"] = replace(child, status=status)
+    world.resume_child("train")
+    world.all_workers("Running")
+    world.pass_time(seconds=60)
+    world.settle_twice()
+    assert world.phase == "Running"
+    assert world.settle().requeue_after == 3540 - REPEAT_SECONDS
+    world.pass_time(seconds=3540 - REPEAT_SECONDS)
+    world.settle()
+    assert (world.phase, world.job.status.running_seconds) == ("TimedOut", 3600)
