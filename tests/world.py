@@ -315,10 +315,10 @@ class World(WorldObjects):
         )
         return replace(default, **failure)
 
-    def job_condition(self, kind: str, reason: str = "", message: str = "") -> None:
+    def job_condition(self, kind: str, reason: str = "", message: str = "", **fields: Any) -> None:
         """The Job controller sets a condition of the latest child Job."""
         child: Job = self.observed().gang.child_jobs[-1]
-        condition = Condition(type=kind, status="True", reason=reason, message=message)
+        condition = Condition(type=kind, status="True", reason=reason, message=message, **fields)
         status = replace(child.status, conditions=(*child.status.conditions, condition))
         version = str(int(child.metadata.resource_version or 0) + 1)
         meta = replace(child.metadata, resource_version=version)

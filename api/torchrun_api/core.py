@@ -80,6 +80,30 @@ class Pod(Wire, frozen=True, kw_only=True):
     status: PodStatus = PodStatus()
 
 
+class ClaimSource(Wire, frozen=True, kw_only=True):
+    """The PVC of a volume."""
+
+    claim_name: str = ""
+
+
+class JobVolume(Wire, frozen=True, kw_only=True):
+    """A volume of a pod, if it is a PVC."""
+
+    persistent_volume_claim: ClaimSource | None = None
+
+
+class JobTemplateSpec(Wire, frozen=True, kw_only=True):
+    """What the pods of a Job mount."""
+
+    volumes: tuple[JobVolume, ...] = ()
+
+
+class JobTemplate(Wire, frozen=True, kw_only=True):
+    """The template of the pods of a Job."""
+
+    spec: JobTemplateSpec = JobTemplateSpec()
+
+
 class JobSpec(Wire, frozen=True, kw_only=True):
     """The size of an Indexed Job. With backoffLimit 0 it ends once a pod has failed."""
 
@@ -87,6 +111,7 @@ class JobSpec(Wire, frozen=True, kw_only=True):
     completions: int | None = None
     suspend: bool = False
     backoff_limit: int = 0
+    template: JobTemplate = JobTemplate()
 
 
 class JobStatus(Wire, frozen=True, kw_only=True):

@@ -47,12 +47,17 @@ STARTING = "WorkersStarting"  # the reason of a gang without trouble whose pods 
 
 
 class GangState(msgspec.Struct, frozen=True):
-    """The state of a gang. `seconds_left`: until a failure counts without a better cause."""
+    """The state of a gang. `seconds_left`: until a failure counts without a better cause.
+
+    `stopped` is since when not all pods run, although the status may say so: no controller may have
+    seen it.
+    """
 
     state: State
     why: Reason
     failure: Failure | None = None
     seconds_left: float | None = None
+    stopped: datetime | None = None
 
 
 def exists(job: TorchrunJob, gang: ObservedGang) -> bool:
@@ -178,7 +183,8 @@ def evaluate_state(
         message = f"{size} of {count_of(size, 'pod')} succeeded."
         if head_and_workers.has_head(completed_job):
             message = "The head succeeded."
-        return GangState(State.GANG_SUCCEEDED, Reason("Completed", message))
+        stopped = _time_of(completed_job, "Complete")
+        return GangState(State.GANG_SUCCEEDED, Reason("Completed", message), stopped=stopped)
     child = gang.current_job
     deletion_failure = deletion.find_deletion(job, gang)
     if head_and_workers.head_has_succeeded(gang) and not child.metadata.terminating:
@@ -187,17 +193,20 @@ def evaluate_state(
     if failed_job is None and deletion_failure is None:
         loss, seconds_left = suspension.find_loss(job, gang, unfenced, now)
         if loss is not None:
-            return GangState(State.GANG_FAILED, failure_reason(loss.details), loss)
+            why = failure_reason(loss.details)
+            return GangState(State.GANG_FAILED, why, loss, stopped=loss.details.time)
         if child.spec.suspend:
             # The Job controller deletes the pods, which is not a failure.
-            return GangState(*_suspension(job, gang), seconds_left=seconds_left)
+            return GangState(
+                *_suspension(job, gang),
+                stopped=_time_of(child, "Suspended"),
+                seconds_left=seconds_left,
+            )
     failure = _pod_failure(gang, nodes, now, recorded_losses)
     if deletion_failure is not None and (
         failure is None or deletion.precedes(deletion_failure, failure)
     ):
-        return GangState(
-            State.GANG_FAILED, failure_reason(deletion_failure.details), deletion_failure
-        )
+        return failed_state(deletion_failure)
     seconds_left = None
     if failure is not None:
         seconds_left = _cause_wait_left(gang, failure.details, now)
@@ -205,11 +214,25 @@ def evaluate_state(
         # The Job failed and no pod shows why: the pods were removed.
         failure = _job_failure(gang, *failed_job)
         seconds_left = _watch_lag_left(job, gang, failed_job[0], failure.details, now)
-    if failure is None or seconds_left is not None:
-        return GangState(
-            *_progress(observed, unfenced, now, recorded_losses), seconds_left=seconds_left
-        )
-    return GangState(State.GANG_FAILED, failure_reason(failure.details), failure)
+    if failure is not None and seconds_left is None:
+        return failed_state(failure)
+    return GangState(
+        *_progress(observed, unfenced, now, recorded_losses),
+        seconds_left=seconds_left,
+        stopped=None if failure is None else failure.details.time,
+    )
+
+
+def failed_state(failure: Failure) -> GangState:
+    """Return the state of a gang that ends by this failure."""
+    details = failure.details
+    return GangState(State.GANG_FAILED, failure_reason(details), failure, stopped=details.time)
+
+
+def _time_of(child: Job, kind: str) -> datetime | None:
+    """Return since when this condition of the Job is True."""
+    conditions = (c for c in child.status.conditions if (c.type, c.status) == (kind, "True"))
+    return next((c.last_transition_time for c in conditions), None)
 
 
 def _job_failure(gang: ObservedGang, failed_child: Job, condition: Condition) -> Failure:
@@ -281,7 +304,7 @@ def _progress(
     gang = observed.gang
     nodes = head_and_workers.nodes_of(gang.current_job)
     counts = count_workers(gang.workers, nodes)
-    claims = delivery.mounted_claims(observed.job, observed.workspace)
+    claims = delivery.mounted_claims(observed.job, gang, observed.workspace)
     jobs = head_and_workers.jobs_of(gang)
     present = tuple(pod for pod in gang.workers if pod.metadata.uid not in recorded_losses)
     why = waiting.gang_reason(jobs, nodes, present, claims, observed.cluster.warnings)
@@ -334,13 +357,14 @@ def record_end(
     why: Reason,
     now: datetime,
     *,
+    ran_until: datetime,
     counted: bool,
     node: str = "",
 ) -> Attempt:
     """Return the record of the present gang as an ended attempt; `node` is where it failed."""
     child, status = gang.current_job, job.status
     number = attempt_of(child)
-    seconds = seconds_of_gang(status, now) if number == status.attempt else 0.0
+    seconds = seconds_of_gang(status, ran_until) if number == status.attempt else 0.0
     return Attempt(
         number=number,
         node=node,

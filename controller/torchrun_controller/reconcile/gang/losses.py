@@ -9,7 +9,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.status import Attempt, LastFailure, TorchrunJobStatus
 from torchrun_controller.reconcile.gang import peer_loss
 from torchrun_controller.reconcile.gang.failures import Failure, find_root_cause, precedence
-from torchrun_controller.reconcile.gang.gang import STARTING, GangState, failure_reason
+from torchrun_controller.reconcile.gang.gang import STARTING, GangState, failed_state
 from torchrun_controller.reconcile.gang.replacement import (
     Losses,
     find_open_records,
@@ -57,7 +57,7 @@ def count_losses(
     now: datetime,
 ) -> CountedLosses:
     """Return the new ends of lost pods, each with the action of the failure policy."""
-    seconds = seconds_of_gang(job.status, now)
+    seconds = seconds_of_gang(job.status, min(losses.since or now, now))
     together = list(find_open_records(job, gang))
     new = sorted(losses.new, key=lambda loss: precedence(loss.failure.details))
     ends = []
@@ -115,7 +115,8 @@ def review(state: GangState, losses: Losses | None, *, fails_job: bool, now: dat
         return state
     deadline = losses.deadline
     seconds_left = None if deadline is None else (deadline - now).total_seconds()
-    return GangState(State.GANG_STARTING, _why(state, losses), seconds_left=seconds_left)
+    why = _why(state, losses)
+    return GangState(State.GANG_STARTING, why, seconds_left=seconds_left, stopped=losses.since)
 
 
 def _end(state: GangState, losses: Losses) -> GangState:
@@ -127,7 +128,7 @@ def _end(state: GangState, losses: Losses) -> GangState:
         failure = losses.peer_cause or failure
     if failure is None:
         return state
-    return GangState(State.GANG_FAILED, failure_reason(failure.details), failure)
+    return failed_state(failure)
 
 
 def _why(state: GangState, losses: Losses) -> Reason:

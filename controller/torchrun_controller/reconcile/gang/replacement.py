@@ -81,6 +81,12 @@ class Losses(Struct, frozen=True, kw_only=True):
     peer_cause: Failure | None = None
     deadline: datetime | None = None
 
+    @property
+    def since(self) -> datetime | None:
+        """When the first of the new losses happened."""
+        times = (loss.failure.details.time for loss in self.new)
+        return min((time for time in times if time is not None), default=None)
+
 
 class _Verdict(Struct, frozen=True, kw_only=True):
     """What the newest pod of an index means for its gang; see `Losses`.

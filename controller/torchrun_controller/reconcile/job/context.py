@@ -39,8 +39,13 @@ from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Delete
-from torchrun_controller.reconcile.model.times import without_future
+from torchrun_controller.reconcile.model.times import (
+    end_of_running,
+    since_resumption,
+    without_future,
+)
 from torchrun_controller.reconcile.objects.environment import Environment, environment_of
+from torchrun_controller.reconcile.pods.head_and_workers import resumption_of
 from torchrun_controller.reconcile.pods.lifecycle import attempt_of
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve_spec
@@ -91,7 +96,10 @@ class Context:
     """One job at one moment. `now` is in UTC with whole seconds, as the API keeps times."""
 
     def __init__(self, observed: Observed, now: datetime, defaults: Defaults) -> None:
-        self.observed = replace(observed, job=without_future(observed.job, now))
+        job = without_future(observed.job, now)
+        if gang.exists(job, observed.gang) and not observed.gang.current_job.spec.suspend:
+            job = since_resumption(job, resumption_of(observed.gang), now)
+        self.observed = replace(observed, job=job)
         self.now = now
         self.defaults = defaults
         self.reliability = resolve_reliability(observed.job, observed.queue)
@@ -109,6 +117,19 @@ class Context:
             return state
         restarts = in_place.describe_restarts(job, observed_gang, self.new_restarts)
         return replace(state, why=Reason(state.why.reason, state.why.message + restarts))
+
+    @property
+    def ran_until(self) -> datetime:
+        """Until when the last gang has run: when it ended or was suspended, else now.
+
+        The status has the end of a gang whose Job the controller has deleted.
+        """
+        status = self.observed.job.status
+        if self.gang is None:
+            stopped = end_of_running(status, find_end(status.attempts, status.attempt))
+        else:
+            stopped = self.gang.stopped
+        return self.now if stopped is None else min(stopped, self.now)
 
     @cached_property
     def _state_of_pods(self) -> GangState:
@@ -256,7 +277,13 @@ class Context:
             return GangEnd(why=why, fails_job=False, attempt=recorded_end, history=history)
         node = failure.details.node
         attempt = gang.record_end(
-            observed.job, observed.gang, why, self.now, counted=False, node=node
+            observed.job,
+            observed.gang,
+            why,
+            self.now,
+            ran_until=self.ran_until,
+            counted=False,
+            node=node,
         )
         if failure.is_counted:
             history = replace(self.history, ends=(*self.history.ends, attempt))
@@ -323,7 +350,9 @@ class Context:
     def _resize(self, outlook: Outlook) -> NextAttempt:
         assert outlook.why is not None
         job, observed_gang = self.observed.job, self.observed.gang
-        end = gang.record_end(job, observed_gang, outlook.why, self.now, counted=False)
+        end = gang.record_end(
+            job, observed_gang, outlook.why, self.now, ran_until=self.ran_until, counted=False
+        )
         history = self.history_of_kept_gang
         return NextAttempt(
             history=replace(history, ends=(*history.ends, end)),

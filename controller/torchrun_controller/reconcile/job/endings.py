@@ -31,7 +31,7 @@ from torchrun_controller.reconcile.workspace.preparation import end_preparations
 def deadline_exceeded(context: Context) -> Decision | None:
     """Stop a job that has exceeded its deadline."""
     limit = context.reliability.deadline
-    seconds_left = deadline_left(context.observed.job.status, limit, context.now)
+    seconds_left = deadline_left(context.observed.job.status, limit, context.ran_until)
     if limit is None or seconds_left is None or seconds_left > 0:
         return None
     reliability = context.reliability
@@ -167,7 +167,14 @@ def _end_gang(context: Context, stop_decision: Decision, cause: Reason) -> Decis
     )
     if not _is_recorded(context):
         return decision
-    end = gang.record_end(observed.job, observed.gang, cause, context.now, counted=False)
+    end = gang.record_end(
+        observed.job,
+        observed.gang,
+        cause,
+        context.now,
+        ran_until=context.ran_until,
+        counted=False,
+    )
     deletes = tuple(delete_job(job) for job in _live_jobs(observed.gang))
     return replace(
         decision,

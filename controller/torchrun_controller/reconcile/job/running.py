@@ -151,7 +151,7 @@ def keep_running(context: Context) -> Decision:
     observed, now, gang_state = context.observed, context.now, context.gang
     assert gang_state is not None
     job, gang, workspace = observed.job, observed.gang, observed.workspace
-    missing_claims = _missing_checkpoints(job, observed.queue, workspace)
+    missing_claims = _missing_checkpoints(job, observed.queue, gang, workspace)
     attempt = attempt_of(gang.current_job)
     blocking_pods = fence.blocking_pods(
         gang, observed.cluster.nodes, context.unfenced, attempt, now
@@ -173,7 +173,7 @@ def keep_running(context: Context) -> Decision:
     )
     accepted_claims = refusals.accepted_applies(observed.refused, missing_claims)
     decision = replace(decision, history=context.history_of_kept_gang)
-    problem = claims.check_mounted(delivery.mounted_claims(job, workspace), accepted_claims)
+    problem = claims.check_mounted(delivery.mounted_claims(job, gang, workspace), accepted_claims)
     if problem is None:
         return decision
     storage = ConditionUpdate("StorageReady", "False", problem)
@@ -219,16 +219,25 @@ def _spec_of_unrecorded_gang(job: TorchrunJob, queue: TorchrunQueue | None) -> R
 
 
 def _missing_checkpoints(
-    job: TorchrunJob, queue: TorchrunQueue | None, workspace: ObservedWorkspace
+    job: TorchrunJob,
+    queue: TorchrunQueue | None,
+    gang: ObservedGang,
+    workspace: ObservedWorkspace,
 ) -> tuple[Apply, ...]:
-    """Return the missing PVC for checkpoints of a running gang; its pods may not mount it yet."""
+    """Return the missing PVC for checkpoints of a running gang; its pods may not mount it yet.
+
+    A queue that gets checkpoints while the gang runs has them for the next one.
+    """
     if queue is None or not (queue.spec.storage.checkpoints or job.spec.volumes.checkpoints):
         return ()
     try:
         spec = resolve_spec(job, queue)
     except InvalidSpecError:
         return ()
-    return missing_checkpoints(job, workspace, spec)
+    mounted = head_and_workers.claims_of(gang)
+    return tuple(
+        claim for claim in missing_checkpoints(job, workspace, spec) if claim.name in mounted
+    )
 
 
 def missing_checkpoints(

@@ -60,11 +60,13 @@ def compose(
     unfenced: tuple[UnfencedWorker, ...],
     now: datetime,
     *,
+    ran_until: datetime,
     replacement_warning: str | None,
 ) -> TorchrunJobStatus:
     """Return the status that explains the decision.
 
-    `replacement_warning` is which gang does not replace single pods, and why, if that is requested.
+    `ran_until` is when the gang of the last status stopped, or now. `replacement_warning` is which
+    gang does not replace single pods, and why, if that is requested.
     """
     job, last_status = observed.job, observed.job.status
     phase = row.phase or last_status.phase
@@ -103,7 +105,7 @@ def compose(
         restarts=counts.restarts,
         restarts_in_place=decision.history.restarts_in_place,
         disruptions=counts.disruptions,
-        running_seconds=round(seconds_run(last_status, now))
+        running_seconds=round(seconds_run(last_status, ran_until))
         if phase != "Running"
         else last_status.running_seconds,
         attempts=attempts,
@@ -258,7 +260,7 @@ def _warnings(
     refused = refusals.build_condition(observed.refused, decision.writes.applies)
     if refused is not None:
         warnings.append(refused)
-    mounted_claims = delivery.mounted_claims(job, observed.workspace)
+    mounted_claims = delivery.mounted_claims(job, observed.gang, observed.workspace)
     access_problem = job_claims.check_access_modes(mounted_claims, nodes)
     if access_problem is not None:
         warnings.append(_build("StorageShared", holds=False, why=access_problem))

@@ -133,6 +133,7 @@ def plan(context: Context, decision: Decision, last_status: TorchrunJobStatus) -
         ROWS[decision.state],
         context.unfenced,
         now,
+        ran_until=context.ran_until,
         replacement_warning=context.find_replacement_warning(decision.state),
     )
     deletes = (

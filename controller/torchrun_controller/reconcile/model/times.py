@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from msgspec.structs import replace
 
 from torchrun_api.job import TorchrunJob
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.status import Attempt, TorchrunJobStatus
 from torchrun_controller.reconcile.model.conditions import find_condition
 
 
@@ -17,25 +17,33 @@ def running_since(status: TorchrunJobStatus) -> datetime | None:
     return condition.last_transition_time if condition is not None else None
 
 
-def seconds_of_gang(status: TorchrunJobStatus, now: datetime) -> float:
-    """Return how long all workers of the present gang have run."""
+def end_of_running(status: TorchrunJobStatus, end: Attempt | None) -> datetime | None:
+    """Return when the gang stopped running, by its record; None if the status has none."""
     since = running_since(status)
-    seconds = (now - since).total_seconds() if since else 0.0
+    if since is None or end is None:
+        return None
+    return since + timedelta(seconds=end.running_seconds)
+
+
+def seconds_of_gang(status: TorchrunJobStatus, until: datetime) -> float:
+    """Return how long all workers of the present gang have run; `until` its end, or now."""
+    since = running_since(status)
+    seconds = (until - since).total_seconds() if since else 0.0
     return max(seconds, 0.0)
 
 
-def seconds_run(status: TorchrunJobStatus, now: datetime) -> float:
+def seconds_run(status: TorchrunJobStatus, until: datetime) -> float:
     """Return the running time of all gangs, without suspensions and waits, in seconds."""
-    return status.running_seconds + seconds_of_gang(status, now)
+    return status.running_seconds + seconds_of_gang(status, until)
 
 
 def deadline_left(
-    status: TorchrunJobStatus, deadline: timedelta | None, now: datetime
+    status: TorchrunJobStatus, deadline: timedelta | None, until: datetime
 ) -> float | None:
     """Return the seconds until the deadline; None without a deadline or while nothing runs."""
     if deadline is None or running_since(status) is None:
         return None
-    return deadline.total_seconds() - seconds_run(status, now)
+    return deadline.total_seconds() - seconds_run(status, until)
 
 
 def sync_left(status: TorchrunJobStatus, timeout: timedelta | None, now: datetime) -> float | None:
@@ -85,6 +93,21 @@ def without_future(job: TorchrunJob, now: datetime) -> TorchrunJob:
         sync_start_time=_past(status.sync_start_time, now),
     )
     return job if new_status == status else replace(job, status=new_status)
+
+
+def since_resumption(job: TorchrunJob, resumed_at: datetime | None, now: datetime) -> TorchrunJob:
+    """Let the gang run since its Job was resumed, if no controller has seen the suspension.
+
+    How long it ran before that is unknown, and does not count.
+    """
+    since = running_since(job.status)
+    if since is None or resumed_at is None or not since < resumed_at <= now:
+        return job
+    conditions = tuple(
+        replace(c, last_transition_time=resumed_at) if c.type == "Running" else c
+        for c in job.status.conditions
+    )
+    return replace(job, status=replace(job.status, conditions=conditions))
 
 
 def _past(time: datetime | None, now: datetime) -> datetime | None:

@@ -6,6 +6,8 @@ launcher passes its gate before it exists. A controller that dies between the tw
 a Job that never ran a rank.
 """
 
+from datetime import datetime
+
 from torchrun_api import names
 from torchrun_api.core import Job, Pod
 from torchrun_api.job import TorchrunJob
@@ -39,6 +41,13 @@ def jobs_of(gang: ObservedGang) -> tuple[Job, ...]:
     return (gang.current_job, *(() if workers is None else (workers,)))
 
 
+def claims_of(gang: ObservedGang) -> frozenset[str]:
+    """Return the names of the PVCs that the pods of the present gang mount, whatever the spec."""
+    volumes = (volume for job in jobs_of(gang) for volume in job.spec.template.spec.volumes)
+    sources = (volume.persistent_volume_claim for volume in volumes)
+    return frozenset(source.claim_name for source in sources if source is not None)
+
+
 def is_whole(gang: ObservedGang) -> bool:
     """Whether no Job of the present gang is missing: a user may delete the Job of the workers."""
     if not has_head(gang.current_job):
@@ -62,6 +71,12 @@ def alive_workers(gang: ObservedGang) -> tuple[Pod, ...]:
     return tuple(pod for pod in gang.workers if alive(pod))
 
 
+def resumption_of(gang: ObservedGang) -> datetime | None:
+    """Return when the child Job was last suspended or resumed; None if it never was."""
+    suspended = find_condition(gang.current_job.status.conditions, "Suspended")
+    return suspended.last_transition_time if suspended is not None else None
+
+
 def pods_since_resumption(gang: ObservedGang) -> tuple[Pod, ...]:
     """Return the workers without those that a suspension of the child Job deletes.
 
@@ -74,12 +89,10 @@ def is_from_before_suspension(gang: ObservedGang, pod: Pod) -> bool:
     """Whether a suspension of the present child Job deletes the pod, which the Job has created."""
     if not gang.child_jobs or not pod.metadata.terminating:
         return False
-    child, created_at = gang.current_job, pod.metadata.creation_timestamp
-    suspended = find_condition(child.status.conditions, "Suspended")
-    changed_at = suspended.last_transition_time if suspended is not None else None
+    changed_at, created_at = resumption_of(gang), pod.metadata.creation_timestamp
     if changed_at is None or created_at is None:
         return False
-    return attempt_of(pod) == attempt_of(child) and created_at < changed_at
+    return attempt_of(pod) == attempt_of(gang.current_job) and created_at < changed_at
 
 
 def find_failed_job(gang: ObservedGang) -> tuple[Job, Condition] | None:

@@ -3,6 +3,7 @@
 from torchrun_api.core import Job, SchedulingGroup
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import JOBS
+from torchrun_api.status import TERMINAL
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import ObservedGang
@@ -27,7 +28,8 @@ def delete_unused(
     """Delete groups of finished gangs, which would still reserve capacity in their scheduler.
 
     A group is kept while a pod of its attempt may run, while its child Job may create pods, and if
-    `applies` creates that Job. Older suspended Jobs are deleted too: Kueue would resume them.
+    `applies` creates that Job. Suspended Jobs of finished gangs and of a finished job are deleted
+    too: Kueue would resume them.
     """
     needed_names = {apply.name for apply in applies if apply.kind is JOBS}
     latest = gang.child_jobs[-1:]
@@ -44,7 +46,9 @@ def delete_unused(
         and meta.labels.attempt not in running_attempts
         and not meta.terminating
     )
-    suspended_jobs = (child for child in gang.child_jobs[:-1] if child.spec.suspend)
+    is_over = job.status.phase in TERMINAL
+    ended_jobs = (*gang.child_jobs, *gang.worker_jobs) if is_over else gang.child_jobs[:-1]
+    suspended_jobs = (child for child in ended_jobs if child.spec.suspend)
     return (
         *group_deletes,
         *(delete_job(child) for child in suspended_jobs if may_create_pods(child)),

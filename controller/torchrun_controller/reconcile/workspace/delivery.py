@@ -14,9 +14,13 @@ from torchrun_api.core import ContainerStatus, PersistentVolumeClaim, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_controller.reconcile.model.conditions import Reason, find_condition
 from torchrun_controller.reconcile.model.messages import sentence
-from torchrun_controller.reconcile.model.observed import ObservedCluster, ObservedWorkspace
+from torchrun_controller.reconcile.model.observed import (
+    ObservedCluster,
+    ObservedGang,
+    ObservedWorkspace,
+)
 from torchrun_controller.reconcile.objects.serve_pod import Store
-from torchrun_controller.reconcile.pods import waiting
+from torchrun_controller.reconcile.pods import head_and_workers, waiting
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.spec.resolve import VolumeSource
 from torchrun_controller.reconcile.workspace.claims import find_claim
@@ -179,9 +183,15 @@ def describe_unrecorded_delivery(pod: Pod) -> Reason | None:
 
 
 def mounted_claims(
-    job: TorchrunJob, workspace: ObservedWorkspace
+    job: TorchrunJob, gang: ObservedGang, workspace: ObservedWorkspace
 ) -> tuple[PersistentVolumeClaim, ...]:
-    """Return the PVCs that the workers mount: not that of a workspace which is served."""
+    """Return the PVCs that the workers mount; without a gang, those that the next one may mount.
+
+    That is not the PVC of a workspace which is served.
+    """
+    if gang.child_jobs:
+        mounted = head_and_workers.claims_of(gang)
+        return tuple(claim for claim in workspace.claims if claim.metadata.name in mounted)
     latest = workspace.latest_sync_pod
     if latest is None or not is_serve_pod(latest):
         return workspace.claims

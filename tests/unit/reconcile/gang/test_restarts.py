@@ -181,8 +181,8 @@ def test_the_first_cause_stays_while_the_next_gang_waits():
 def test_only_the_last_attempts_and_their_jobs_are_kept():
     world = running(nodes=1, maxRestarts=20)
     for _ in range(12):
-        fail(world)
         world.pass_time(minutes=11)
+        fail(world)
         world.settle()
         world.all_workers("Running")
         world.settle()

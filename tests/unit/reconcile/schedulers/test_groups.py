@@ -17,6 +17,7 @@ from world import World, make_job, make_queue
 KINDS = (VOLCANO_POD_GROUPS, KUEUE_WORKLOADS[0], NATIVE_GROUPS[0])
 INSTALLED = Installed(resources=frozenset((kind.api_version, kind.plural) for kind in KINDS))
 GROUP = VOLCANO_POD_GROUPS.plural
+ELASTIC: Any = {"numNodes": 4, "elastic": {"minNodes": 2, "maxNodes": 4}}
 
 
 def world_of(gang: str = "volcano", **spec: Any) -> World:
@@ -164,10 +165,10 @@ def test_a_positive_condition_of_the_group_is_no_reason():
 # Kueue
 
 
-def suspended(world: World, suspend: bool) -> None:
+def suspended(world: World, suspend: bool, name: str = "train") -> None:
     """Kueue suspends or resumes the child Job."""
-    child = world.objects["jobs", "train"]
-    world.objects["jobs", "train"] = replace(child, spec=replace(child.spec, suspend=suspend))
+    child = world.objects["jobs", name]
+    world.objects["jobs", name] = replace(child, spec=replace(child.spec, suspend=suspend))
 
 
 def kueue_says(world: World, message: str) -> None:
@@ -280,6 +281,56 @@ def test_deleted_workers_are_a_disruption_after_a_delay():
     assert ("jobs", "train-r1") in world.objects
 
 
+@pytest.mark.parametrize("phase", ["TimedOut", "Failed"])
+def test_a_finished_job_leaves_no_job_that_kueue_may_resume(phase):
+    world = world_of("kueue", reliability={"maxRestarts": 0, "activeDeadlineSeconds": 60})
+    suspended(world, False)
+    world.all_workers("Running")
+    world.settle()
+    if phase == "TimedOut":
+        world.pass_time(seconds=60)
+    else:
+        world.end_container("train-0-abcde", "trainer", exit_code=1)
+    world.step()
+    assert (world.phase, ("jobs", "train") in world.objects) == (phase, True)
+    suspended(world, True)  # before the Job controller has seen how its pods end
+    world.settle()
+    world.containers_stop()
+    assert {plural for plural, _ in world.objects} == {"services"}
+
+
+def test_a_success_leaves_no_successor_that_kueue_may_resume():
+    world = world_of("kueue", **ELASTIC)
+    suspended(world, False)
+    world.all_workers("Running")
+    world.settle()
+    world.spec(num_nodes=3)
+    world.settle()
+    world.containers_stop()
+    world.settle()
+    assert ("jobs", "train-r1") in world.objects
+    child = world.gangs[0]
+    complete = Condition(type="Complete", status="True")
+    world.objects["jobs", "train"] = replace(
+        child, status=replace(child.status, conditions=(complete,))
+    )
+    world.settle()
+    assert world.phase == "Succeeded"
+    assert [key for key in world.objects if key[0] == "jobs"] == [("jobs", "train")]
+
+
+def test_a_head_that_has_succeeded_leaves_no_workers_that_a_user_may_resume():
+    world = world_of("none", head={})
+    world.all_workers("Running")
+    world.settle()
+    assert world.phase == "Running"
+    suspended(world, True, "train-w")
+    world.job_condition("Complete")
+    world.settle()
+    assert world.phase == "Succeeded"
+    assert [key for key in world.objects if key[0] == "jobs"] == [("jobs", "train")]
+
+
 def test_a_suspended_child_job_is_preempted():
     world = world_of("none")
     suspended(world, True)
@@ -291,12 +342,6 @@ def test_a_suspended_child_job_is_preempted():
 
 
 # Elastic jobs
-
-
-ELASTIC: Any = {
-    "numNodes": 4,
-    "elastic": {"minNodes": 2, "maxNodes": 4},
-}
 
 
 def grown(gang: str) -> World:

@@ -126,6 +126,40 @@ def test_deleted_checkpoints_are_recreated_during_a_gang():
     assert storage_ready(world) is None
 
 
+@pytest.mark.parametrize("head", [None, {}], ids=["one-job", "two-jobs"])
+def test_checkpoints_that_the_queue_gets_later_are_for_the_next_gang(head):
+    spec = {} if head is None else {"head": head}
+    world = World(make_job(numNodes=2, **spec), make_queue())
+    world.settle()
+    world.all_workers("Running")
+    world.settle_twice()
+    world.queue = make_queue(storage={"checkpoints": {"size": "1Gi"}})
+    plan = world.settle()
+    assert (world.phase, plan.events, storage_ready(world)) == ("Running", (), None)
+    assert (CLAIMS.plural, CHECKPOINTS) not in world.objects
+    world.suspend()
+    world.resume()
+    assert (CLAIMS.plural, CHECKPOINTS) in world.objects
+    world.all_workers("Running")
+    world.settle()
+    gone(world, CHECKPOINTS)
+    plan = world.step()
+    assert [(e.type, e.reason) for e in plan.events] == [("Warning", "ClaimDeleted")]
+
+
+def test_a_claim_that_no_pod_of_the_gang_mounts_is_not_reported():
+    """It is of an earlier job with the same name, or the queue had checkpoints then."""
+    world = no_workspace()
+    world.queue = make_queue()
+    world.suspend()
+    world.resume()
+    world.all_workers("Running")
+    world.settle_twice()
+    assert world.phase == "Running"
+    delete(world, CHECKPOINTS)
+    assert (world.settle().events, storage_ready(world)) == ((), None)
+
+
 def test_a_gang_starts_with_its_recreated_claim():
     """The old pods release the PVC only after the new gang was created."""
     world = World(make_job(numNodes=1), make_queue(storage={"checkpoints": {"size": "1Gi"}}))
