@@ -69,8 +69,8 @@ class JobMetrics(Collector):
 
     `leads` returns whether this process leads; `now` is Unix time in seconds; `monotonic` measures
     GPU seconds, so setting the clock does not change them. `nodes` returns the nodes, None if they
-    are unknown. `add_queue` is called with the labels of an existing queue, also when it gets labels
-    of its own, `remove_queue` with those of a deleted one.
+    are unknown. `add_queue` is called with the labels of an existing queue, also when it gets
+    labels of its own, `remove_queue` with those of a deleted one.
     """
 
     def __init__(
