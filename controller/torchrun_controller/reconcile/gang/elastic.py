@@ -178,20 +178,21 @@ def _evaluate_starting(
 
 
 def _scheduling_since(job: TorchrunJob, gang: ObservedGang, now: datetime) -> datetime:
-    """Return when the last pod of an older gang left its node, according to the condition.
+    """Return since when the scheduler could find nodes for the rest of the gang, but did not.
 
-    A pod that replaces another one is new.
+    That is the last time that a pod got a node, or that a pod of an older gang left its node,
+    according to the condition. Before the first pod gets a node, the gang may have waited for long
+    for room, or for Kueue. A pod that replaces another one is new.
     """
-    creation_time = max(
+    since = max(
         gang.current_job.metadata.creation_timestamp or now,
         *(_replaced_at(pod) for pod in gang.workers),
+        *(_placed_at(pod, _EARLIEST) for pod in gang.workers),
     )
     full_size = find_condition(job.status.conditions, admission_status.FULL_SIZE)
     if full_size is None or full_size.status == "True" or full_size.last_transition_time is None:
-        return creation_time
-    return (
-        now if full_size.status == "Unknown" else max(creation_time, full_size.last_transition_time)
-    )
+        return since
+    return now if full_size.status == "Unknown" else max(since, full_size.last_transition_time)
 
 
 def _replaced_at(pod: Pod) -> datetime:
@@ -234,11 +235,12 @@ def _is_usable(pod: Pod) -> bool:
     return alive(pod) and not pod.metadata.terminating
 
 
-def _placed_at(pod: Pod, now: datetime) -> datetime:
-    scheduled_condition = find_condition(pod.status.conditions, "PodScheduled")
-    return (
-        scheduled_condition.last_transition_time if scheduled_condition is not None else None
-    ) or now
+def _placed_at(pod: Pod, default: datetime) -> datetime:
+    """Return when the pod got its node; `default` if it has none, or if the time is unknown."""
+    scheduled = find_condition(pod.status.conditions, "PodScheduled")
+    if scheduled is None or scheduled.status != "True" or scheduled.last_transition_time is None:
+        return default
+    return scheduled.last_transition_time
 
 
 def _until(moment: datetime | None, now: datetime) -> float | None:
