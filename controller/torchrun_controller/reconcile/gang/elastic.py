@@ -46,13 +46,23 @@ _EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
 class Outlook(Struct, frozen=True, kw_only=True):
-    """The decision on the size of a gang: a resize to `nodes`, or a condition and a wait."""
+    """The decision on the size of a gang: a resize to `nodes`, or a condition and a wait.
+
+    A resize has a condition for the time that it has to wait.
+    """
 
     nodes: int | None = None
     why: Reason | None = None  # of the resize
     condition: ConditionUpdate | None = None
     probes: int = 0
     requeue_after: float | None = None
+
+    @property
+    def releases_nodes(self) -> bool:
+        """Whether the condition reports that admitted nodes are not used."""
+        return (
+            self.condition is not None and self.condition.why.reason == admission_status.GIVES_BACK
+        )
 
 
 def evaluate_size(
@@ -65,7 +75,8 @@ def evaluate_size(
     spec = observed.job.spec
     if spec.elastic is None or spec.num_nodes is None:
         return Outlook()
-    return _evaluate_elastic(observed, state, spec.elastic, now, grow_after)
+    outlook = _evaluate_elastic(observed, state, spec.elastic, now, grow_after)
+    return _with_release(outlook, observed, spec.num_nodes)
 
 
 def build_probes(
@@ -88,7 +99,9 @@ def _evaluate_elastic(
     assert num_nodes is not None, "elastic goes with numNodes"
     child = gang.current_job
     nodes = head_and_workers.nodes_of(child)
-    if num_nodes not in (nodes, requested_nodes(child)):
+    admitted_nodes = admission_status.node_limit(job, observed.queue)
+    is_admitted = admitted_nodes is None or num_nodes <= admitted_nodes
+    if is_admitted and num_nodes not in (nodes, requested_nodes(child)):
         message = (
             f"Resizing from {nodes} to {count_of(num_nodes, 'node')}, as spec.numNodes was changed."
             " Training continues from the latest checkpoint."
@@ -100,9 +113,12 @@ def _evaluate_elastic(
         return _evaluate_starting(job, gang, observed.cluster.nodes, nodes, elastic.min_nodes, now)
     if nodes == num_nodes:
         return Outlook(condition=_condition("True", "AllNodes", f"{_size(nodes, num_nodes)}."))
-    admitted_nodes = admission_status.node_limit(job, observed.queue)
     if admitted_nodes is not None and admitted_nodes <= nodes:
-        return Outlook(condition=_not_admitted(job, nodes, num_nodes))
+        message = (
+            f"{_size(nodes, num_nodes)}. Waiting for the queue to admit more. See the condition"
+            " Admitted."
+        )
+        return Outlook(condition=_condition("False", admission_status.WAITING, message))
     if state is State.GANG_RUNNING:
         target = num_nodes if admitted_nodes is None else min(num_nodes, admitted_nodes)
         return _evaluate_growth(gang, nodes, target, now, grow_after)
@@ -110,15 +126,18 @@ def _evaluate_elastic(
     return Outlook(condition=_condition("False", "WaitingForCapacity", message))
 
 
-def _not_admitted(job: TorchrunJob, nodes: int, num_nodes: int) -> ConditionUpdate:
-    """Return the condition of a gang for which the queue has not admitted more nodes."""
-    if admission_status.is_releasing_nodes(job):
-        message = (
-            f"{_size(nodes, num_nodes)}. The other admitted nodes are released to waiting jobs."
-        )
-        return _condition("False", admission_status.GIVES_BACK, message)
-    message = f"{_size(nodes, num_nodes)}. Waiting for the queue to admit more."
-    return _condition("False", admission_status.WAITING, message)
+def _with_release(outlook: Outlook, observed: Observed, num_nodes: int) -> Outlook:
+    """Report that the gang does not use the nodes that the coordinator asks back.
+
+    Other jobs wait for this report, so it comes before everything else about the size.
+    """
+    job, nodes = observed.job, head_and_workers.nodes_of(observed.gang.current_job)
+    limit = admission_status.node_limit(job, observed.queue)
+    if limit is None or nodes > limit or not admission_status.is_releasing_nodes(job):
+        return outlook
+    message = f"{_size(nodes, num_nodes)}. The other admitted nodes are released to waiting jobs."
+    condition = _condition("False", admission_status.GIVES_BACK, message)
+    return replace(outlook, condition=condition)
 
 
 def _size(nodes: int, num_nodes: int) -> str:
@@ -136,11 +155,19 @@ def requested_nodes(child: Job) -> int:
     )
 
 
-def nodes_after_failure(job: TorchrunJob, gang: ObservedGang) -> int | None:
-    """Return the size of the gang after a failure: a smaller gang stays so. None: numNodes."""
-    child, spec = gang.current_job, job.spec
-    is_unchanged = spec.elastic is not None and requested_nodes(child) == spec.num_nodes
-    return head_and_workers.nodes_of(child) if is_unchanged else None
+def nodes_of_next_gang(observed: Observed, last_gang: ObservedGang | None) -> int | None:
+    """Return the nodes of the gang after `last_gang`, if there was one; None: as the spec has them.
+
+    A smaller gang stays so after a failure. Nodes that are not admitted yet are added later.
+    """
+    job, spec = observed.job, observed.job.spec
+    if spec.elastic is None or spec.num_nodes is None:
+        return None
+    nodes = spec.num_nodes
+    if last_gang is not None and requested_nodes(last_gang.current_job) == nodes:
+        nodes = head_and_workers.nodes_of(last_gang.current_job)
+    limit = admission_status.node_limit(job, observed.queue)
+    return nodes if limit is None or limit < spec.elastic.min_nodes else min(nodes, limit)
 
 
 def _evaluate_starting(

@@ -301,15 +301,15 @@ class Context:
         """What the next gang inherits from the last one, if there was one."""
         if self.gang is not None and self.end is None:
             return self._resize(self.outlook)
+        last_gang = None if self.gang is None else self.observed.gang
+        nodes = elastic.nodes_of_next_gang(self.observed, last_gang)
         if self.end is None:
-            return NextAttempt(history=self.history, survivors=self.survivors)
+            return NextAttempt(history=self.history, nodes=nodes, survivors=self.survivors)
         end = self.end.attempt
         return NextAttempt(
             history=self.end.history,
             cause=end if self.gang is not None or end.reason not in INTENDED_ENDS else None,
-            nodes=None
-            if self.gang is None
-            else elastic.nodes_after_failure(self.observed.job, self.observed.gang),
+            nodes=nodes,
             survivors=self.survivors,
         )
 

@@ -377,7 +377,7 @@ def _decide(
 
 def _delay_resize(context: Context, why: Reason, writes: Writes) -> Decision:
     """Return the decision on the running gang, with what its resize waits for."""
-    decision = keep_running(context)
+    decision, condition = keep_running(context), context.outlook.condition
     nodes = context.next_attempt.nodes
     assert nodes is not None, "a resize has a size"
     message = (
@@ -389,6 +389,7 @@ def _delay_resize(context: Context, why: Reason, writes: Writes) -> Decision:
         replace(
             decision,
             why=Reason(decision.why.reason, message),
+            conditions=(*decision.conditions, *((condition,) if condition else ())),
             writes=decision.writes.and_also(
                 applies=writes.applies,
                 deletes=writes.deletes,

@@ -129,7 +129,7 @@ def gang_exists(context: Context) -> Decision | None:
         return None
     outlook = context.outlook
     decision = keep_running(context)
-    if decision.why.reason in (STARTING, "Restarting"):
+    if decision.why.reason in (STARTING, "Restarting") and not outlook.releases_nodes:
         # The scheduler has not decided yet: each gang starts like that.
         outlook = replace(outlook, condition=None)
     if outlook.condition is not None and outlook.condition.status == "False":
