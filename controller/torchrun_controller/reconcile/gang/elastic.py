@@ -48,7 +48,8 @@ _EARLIEST = datetime.min.replace(tzinfo=UTC)
 class Outlook(Struct, frozen=True, kw_only=True):
     """The decision on the size of a gang: a resize to `nodes`, or a condition and a wait.
 
-    A resize has a condition for the time that it has to wait.
+    A resize has a condition for the time that it has to wait. One with `probes` needs room first,
+    for which that many probe pods ask the scheduler.
     """
 
     nodes: int | None = None
@@ -83,6 +84,8 @@ def build_probes(
     observed: Observed, outlook: Outlook, defaults: Defaults
 ) -> tuple[tuple[Apply, ...], ConditionUpdate | None]:
     """Return the missing probe pods, and the condition; it says why there are no probes."""
+    if outlook.probes == 0:
+        return (), outlook.condition
     applies, problem = missing_probes(observed, outlook.probes, defaults)
     condition = outlook.condition
     if problem and condition is not None:
@@ -242,20 +245,24 @@ def _evaluate_growth(
         condition = _condition("False", "WaitingForCapacity", message)
         return Outlook(condition=condition, requeue_after=_until(probe_time, now))
     probes = min(target - nodes, MOST_PROBES)
-    placed_probes = [pod for pod in gang.probes if pod.spec.node_name and _is_usable(pod)]
+    placed = [_placed_at(pod, now) for pod in gang.probes if pod.spec.node_name and _is_usable(pod)]
     message = f"{size_text} Probe pods request {count_of(probes, 'more node')}."
     condition = _condition("False", "WaitingForCapacity", message)
-    if not placed_probes:
-        return Outlook(condition=condition, probes=probes)
-    settle_time = min(_placed_at(pod, now) for pod in placed_probes) + SETTLE
-    if len(placed_probes) < probes and settle_time > now:
-        return Outlook(condition=condition, probes=probes, requeue_after=_until(settle_time, now))
-    new_nodes = nodes + min(len(placed_probes), probes)
+    seconds_left = _until(min(placed) + SETTLE, now) if placed else None
+    if len(placed) < probes and (seconds_left is None or seconds_left > 0):
+        return Outlook(
+            nodes=nodes + probes,
+            why=Reason(GROWING, message),
+            condition=condition,
+            probes=probes,
+            requeue_after=seconds_left,
+        )
+    new_nodes = nodes + min(len(placed), probes)
     message = (
         f"Growing from {nodes} to {count_of(new_nodes, 'node')}."
-        f" Capacity for {count_of(len(placed_probes), 'more node')} is available."
+        f" Capacity for {count_of(len(placed), 'more node')} is available."
     )
-    return Outlook(nodes=new_nodes, why=Reason(GROWING, message))
+    return Outlook(nodes=new_nodes, why=Reason(GROWING, message), condition=condition)
 
 
 def _is_usable(pod: Pod) -> bool:
@@ -270,8 +277,8 @@ def _placed_at(pod: Pod, default: datetime) -> datetime:
     return scheduled.last_transition_time
 
 
-def _until(moment: datetime | None, now: datetime) -> float | None:
-    return None if moment is None else (moment - now).total_seconds()
+def _until(moment: datetime, now: datetime) -> float:
+    return (moment - now).total_seconds()
 
 
 def delete_leftovers(

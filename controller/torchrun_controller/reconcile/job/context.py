@@ -68,7 +68,7 @@ class NextAttempt(Struct, frozen=True, kw_only=True):
 
     `nodes` is None for the size of the spec. `cause` is the end that requires another attempt.
     `survivors` are deleted even while the next attempt waits. `resize` is why a running gang is
-    replaced by one of another size.
+    replaced by one of another size; with `needs_room` once probes have found room for that.
     """
 
     history: History
@@ -76,6 +76,7 @@ class NextAttempt(Struct, frozen=True, kw_only=True):
     nodes: int | None = None
     survivors: tuple[Delete, ...] = ()
     resize: Reason | None = None
+    needs_room: bool = False
 
 
 class Preparation(Struct, frozen=True, kw_only=True):
@@ -323,6 +324,7 @@ class Context:
             cause=end,
             nodes=outlook.nodes,
             resize=outlook.why,
+            needs_room=outlook.probes > 0,
         )
 
     @cached_property
