@@ -161,14 +161,15 @@ def requested_nodes(child: Job) -> int:
 def nodes_of_next_gang(observed: Observed, last_gang: ObservedGang | None) -> int | None:
     """Return the nodes of the gang after `last_gang`, if there was one; None: as the spec has them.
 
-    A smaller gang stays so after a failure. Nodes that are not admitted yet are added later.
+    A smaller gang stays so after a failure, unless minNodes was raised. Nodes that are not admitted
+    yet are added later.
     """
     job, spec = observed.job, observed.job.spec
     if spec.elastic is None or spec.num_nodes is None:
         return None
     nodes = spec.num_nodes
     if last_gang is not None and requested_nodes(last_gang.current_job) == nodes:
-        nodes = head_and_workers.nodes_of(last_gang.current_job)
+        nodes = max(head_and_workers.nodes_of(last_gang.current_job), spec.elastic.min_nodes)
     limit = admission_status.node_limit(job, observed.queue)
     return nodes if limit is None or limit < spec.elastic.min_nodes else min(nodes, limit)
 

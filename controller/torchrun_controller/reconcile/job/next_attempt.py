@@ -157,6 +157,10 @@ def not_admitted(context: Context) -> Decision | None:
     if why is None:
         return None
     charged_nodes = admission_status.charged(observed.job)
+    if context.next_attempt.resize is not None and charged_nodes:
+        # The charge cannot change while the gang runs, and each pod of the next gang exceeds it.
+        advice = "Suspend and resume the job to request a new admission."
+        why = Reason(why.reason, f"{sentence(why.message)} {advice}")
     orphans = find_orphans(observed.gang, observed.refused) if charged_nodes else ()
     if orphans:  # the admission cannot change while they run
         why = Reason("OrphanedWorkers", f"{sentence(why.message)} {orphan_advice(orphans)}")

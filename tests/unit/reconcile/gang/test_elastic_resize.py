@@ -143,3 +143,13 @@ def scale_up(world: World) -> None:
     world.containers_stop()
     world.settle()
     assert world.job.status.num_nodes == 4
+
+
+def test_a_gang_that_fails_has_at_least_min_nodes_next():
+    world = shrunk(nodes=4)
+    world.spec(elastic=replace(world.job.spec.elastic, min_nodes=3))
+    world.settle()
+    assert (world.phase, world.job.status.num_nodes) == ("Running", 2)
+    world.pod(world.workers()[0].metadata.name, phase="Failed")
+    world.settle()
+    assert (world.job.status.attempt, world.job.status.num_nodes) == (2, 3)
