@@ -33,7 +33,7 @@ def missing_probes(
 ) -> tuple[tuple[Apply, ...], str]:
     """Return the probes that are missing of the first `count`, and why there are none, or "".
 
-    The larger gang can be created apart from its room, so there is a queue with its scheduler.
+    The larger gang waits for nothing but room, so there is a queue with its scheduler.
 
     Raises:
         InvalidSpecError: no run is possible with this job and queue.

@@ -334,7 +334,7 @@ def test_no_probes_while_the_larger_gang_is_refused() -> None:
         "The resize to 3 nodes is waiting. The API server refused jobs.batch train-r2: denied by a"
         " policy."
     )
-    world.rejections = ()
+    world.rejections = (other,)  # the gang has its Service
     world.settle()
     assert probes(world) == ["train-probe-0"]
 
