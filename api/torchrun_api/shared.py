@@ -54,8 +54,8 @@ StorageClassName = Annotated[
 ClaimAccessMode = Annotated[
     AccessMode,
     Meta(
-        description="Access mode of the PVC. Default: ReadWriteMany for several nodes, "
-        "ReadWriteOnce for one."
+        description="Access mode of the PVC. Default: ReadWriteMany for several nodes (numNodes, "
+        "or maxNodes of an elastic job), ReadWriteOnce for one."
     ),
 ]
 ClaimSize = Annotated[

@@ -19,7 +19,13 @@ CONTROLLER = "controller/torchrun_controller"
         # More than one file of tests, also in a folder of the module's name.
         (
             f"{CONTROLLER}/reconcile/gang/elastic.py",
-            ["reconcile/gang/test_elastic.py", "reconcile/gang/test_elastic_resize.py"],
+            [
+                "reconcile/gang/test_elastic.py",
+                "reconcile/gang/test_elastic_admission.py",
+                "reconcile/gang/test_elastic_obstacles.py",
+                "reconcile/gang/test_elastic_resize.py",
+                "reconcile/gang/test_elastic_waits.py",
+            ],
         ),
         (
             f"{CONTROLLER}/workqueue.py",

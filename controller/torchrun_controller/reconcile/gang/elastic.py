@@ -46,13 +46,24 @@ _EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
 class Outlook(Struct, frozen=True, kw_only=True):
-    """The decision on the size of a gang: a resize to `nodes`, or a condition and a wait."""
+    """The decision on the size of a gang: a resize to `nodes`, or a condition and a wait.
+
+    A resize has a condition for the time that it has to wait. One with `probes` needs room first,
+    for which that many probe pods ask the scheduler.
+    """
 
     nodes: int | None = None
     why: Reason | None = None  # of the resize
     condition: ConditionUpdate | None = None
     probes: int = 0
     requeue_after: float | None = None
+
+    @property
+    def releases_nodes(self) -> bool:
+        """Whether the condition reports that admitted nodes are not used."""
+        return (
+            self.condition is not None and self.condition.why.reason == admission_status.GIVES_BACK
+        )
 
 
 def evaluate_size(
@@ -65,13 +76,16 @@ def evaluate_size(
     spec = observed.job.spec
     if spec.elastic is None or spec.num_nodes is None:
         return Outlook()
-    return _evaluate_elastic(observed, state, spec.elastic, now, grow_after)
+    outlook = _evaluate_elastic(observed, state, spec.elastic, now, grow_after)
+    return _with_release(outlook, observed, spec.num_nodes)
 
 
 def build_probes(
     observed: Observed, outlook: Outlook, defaults: Defaults
 ) -> tuple[tuple[Apply, ...], ConditionUpdate | None]:
     """Return the missing probe pods, and the condition; it says why there are no probes."""
+    if outlook.probes == 0:
+        return (), outlook.condition
     applies, problem = missing_probes(observed, outlook.probes, defaults)
     condition = outlook.condition
     if problem and condition is not None:
@@ -88,7 +102,9 @@ def _evaluate_elastic(
     assert num_nodes is not None, "elastic goes with numNodes"
     child = gang.current_job
     nodes = head_and_workers.nodes_of(child)
-    if num_nodes not in (nodes, requested_nodes(child)):
+    admitted_nodes = admission_status.node_limit(job, observed.queue)
+    is_admitted = admitted_nodes is None or num_nodes <= admitted_nodes
+    if is_admitted and num_nodes not in (nodes, requested_nodes(child)):
         message = (
             f"Resizing from {nodes} to {count_of(num_nodes, 'node')}, as spec.numNodes was changed."
             " Training continues from the latest checkpoint."
@@ -100,9 +116,12 @@ def _evaluate_elastic(
         return _evaluate_starting(job, gang, observed.cluster.nodes, nodes, elastic.min_nodes, now)
     if nodes == num_nodes:
         return Outlook(condition=_condition("True", "AllNodes", f"{_size(nodes, num_nodes)}."))
-    admitted_nodes = admission_status.node_limit(job, observed.queue)
     if admitted_nodes is not None and admitted_nodes <= nodes:
-        return Outlook(condition=_not_admitted(job, nodes, num_nodes))
+        message = (
+            f"{_size(nodes, num_nodes)}. Waiting for the queue to admit more. See the condition"
+            " Admitted."
+        )
+        return Outlook(condition=_condition("False", admission_status.WAITING, message))
     if state is State.GANG_RUNNING:
         target = num_nodes if admitted_nodes is None else min(num_nodes, admitted_nodes)
         return _evaluate_growth(gang, nodes, target, now, grow_after)
@@ -110,15 +129,18 @@ def _evaluate_elastic(
     return Outlook(condition=_condition("False", "WaitingForCapacity", message))
 
 
-def _not_admitted(job: TorchrunJob, nodes: int, num_nodes: int) -> ConditionUpdate:
-    """Return the condition of a gang for which the queue has not admitted more nodes."""
-    if admission_status.is_releasing_nodes(job):
-        message = (
-            f"{_size(nodes, num_nodes)}. The other admitted nodes are released to waiting jobs."
-        )
-        return _condition("False", admission_status.GIVES_BACK, message)
-    message = f"{_size(nodes, num_nodes)}. Waiting for the queue to admit more."
-    return _condition("False", admission_status.WAITING, message)
+def _with_release(outlook: Outlook, observed: Observed, num_nodes: int) -> Outlook:
+    """Report that the gang does not use the nodes that the coordinator asks back.
+
+    Other jobs wait for this report, so it comes before everything else about the size.
+    """
+    job, nodes = observed.job, head_and_workers.nodes_of(observed.gang.current_job)
+    limit = admission_status.node_limit(job, observed.queue)
+    if limit is None or nodes > limit or not admission_status.is_releasing_nodes(job):
+        return outlook
+    message = f"{_size(nodes, num_nodes)}. The other admitted nodes are released to waiting jobs."
+    condition = _condition("False", admission_status.GIVES_BACK, message)
+    return replace(outlook, condition=condition)
 
 
 def _size(nodes: int, num_nodes: int) -> str:
@@ -136,11 +158,20 @@ def requested_nodes(child: Job) -> int:
     )
 
 
-def nodes_after_failure(job: TorchrunJob, gang: ObservedGang) -> int | None:
-    """Return the size of the gang after a failure: a smaller gang stays so. None: numNodes."""
-    child, spec = gang.current_job, job.spec
-    is_unchanged = spec.elastic is not None and requested_nodes(child) == spec.num_nodes
-    return head_and_workers.nodes_of(child) if is_unchanged else None
+def nodes_of_next_gang(observed: Observed, last_gang: ObservedGang | None) -> int | None:
+    """Return the nodes of the gang after `last_gang`, if there was one; None: as the spec has them.
+
+    A smaller gang stays so after a failure, unless minNodes was raised. Nodes that are not admitted
+    yet are added later.
+    """
+    job, spec = observed.job, observed.job.spec
+    if spec.elastic is None or spec.num_nodes is None:
+        return None
+    nodes = spec.num_nodes
+    if last_gang is not None and requested_nodes(last_gang.current_job) == nodes:
+        nodes = max(head_and_workers.nodes_of(last_gang.current_job), spec.elastic.min_nodes)
+    limit = admission_status.node_limit(job, observed.queue)
+    return nodes if limit is None or limit < spec.elastic.min_nodes else min(nodes, limit)
 
 
 def _evaluate_starting(
@@ -178,20 +209,21 @@ def _evaluate_starting(
 
 
 def _scheduling_since(job: TorchrunJob, gang: ObservedGang, now: datetime) -> datetime:
-    """Return when the last pod of an older gang left its node, according to the condition.
+    """Return since when the scheduler could find nodes for the rest of the gang, but did not.
 
-    A pod that replaces another one is new.
+    That is the last time that a pod got a node, or that a pod of an older gang left its node,
+    according to the condition. Before the first pod gets a node, the gang may have waited for long
+    for room, or for Kueue. A pod that replaces another one is new.
     """
-    creation_time = max(
+    since = max(
         gang.current_job.metadata.creation_timestamp or now,
         *(_replaced_at(pod) for pod in gang.workers),
+        *(_placed_at(pod, _EARLIEST) for pod in gang.workers),
     )
     full_size = find_condition(job.status.conditions, admission_status.FULL_SIZE)
     if full_size is None or full_size.status == "True" or full_size.last_transition_time is None:
-        return creation_time
-    return (
-        now if full_size.status == "Unknown" else max(creation_time, full_size.last_transition_time)
-    )
+        return since
+    return now if full_size.status == "Unknown" else max(since, full_size.last_transition_time)
 
 
 def _replaced_at(pod: Pod) -> datetime:
@@ -214,35 +246,40 @@ def _evaluate_growth(
         condition = _condition("False", "WaitingForCapacity", message)
         return Outlook(condition=condition, requeue_after=_until(probe_time, now))
     probes = min(target - nodes, MOST_PROBES)
-    placed_probes = [pod for pod in gang.probes if pod.spec.node_name and _is_usable(pod)]
+    placed = [_placed_at(pod, now) for pod in gang.probes if pod.spec.node_name and _is_usable(pod)]
     message = f"{size_text} Probe pods request {count_of(probes, 'more node')}."
     condition = _condition("False", "WaitingForCapacity", message)
-    if not placed_probes:
-        return Outlook(condition=condition, probes=probes)
-    settle_time = min(_placed_at(pod, now) for pod in placed_probes) + SETTLE
-    if len(placed_probes) < probes and settle_time > now:
-        return Outlook(condition=condition, probes=probes, requeue_after=_until(settle_time, now))
-    new_nodes = nodes + min(len(placed_probes), probes)
+    seconds_left = _until(min(placed) + SETTLE, now) if placed else None
+    if len(placed) < probes and (seconds_left is None or seconds_left > 0):
+        return Outlook(
+            nodes=nodes + probes,
+            why=Reason(GROWING, message),
+            condition=condition,
+            probes=probes,
+            requeue_after=seconds_left,
+        )
+    new_nodes = nodes + min(len(placed), probes)
     message = (
         f"Growing from {nodes} to {count_of(new_nodes, 'node')}."
-        f" Capacity for {count_of(len(placed_probes), 'more node')} is available."
+        f" Capacity for {count_of(len(placed), 'more node')} is available."
     )
-    return Outlook(nodes=new_nodes, why=Reason(GROWING, message))
+    return Outlook(nodes=new_nodes, why=Reason(GROWING, message), condition=condition)
 
 
 def _is_usable(pod: Pod) -> bool:
     return alive(pod) and not pod.metadata.terminating
 
 
-def _placed_at(pod: Pod, now: datetime) -> datetime:
-    scheduled_condition = find_condition(pod.status.conditions, "PodScheduled")
-    return (
-        scheduled_condition.last_transition_time if scheduled_condition is not None else None
-    ) or now
+def _placed_at(pod: Pod, default: datetime) -> datetime:
+    """Return when the pod got its node; `default` if it has none, or if the time is unknown."""
+    scheduled = find_condition(pod.status.conditions, "PodScheduled")
+    if scheduled is None or scheduled.status != "True" or scheduled.last_transition_time is None:
+        return default
+    return scheduled.last_transition_time
 
 
-def _until(moment: datetime | None, now: datetime) -> float | None:
-    return None if moment is None else (moment - now).total_seconds()
+def _until(moment: datetime, now: datetime) -> float:
+    return (moment - now).total_seconds()
 
 
 def delete_leftovers(

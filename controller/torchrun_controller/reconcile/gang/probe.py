@@ -8,14 +8,8 @@ class.
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
-from torchrun_api.kinds import JOBS, PODS
-from torchrun_controller.reconcile.gang.gang import next_attempt
-from torchrun_controller.reconcile.model.observed import (
-    Defaults,
-    Observed,
-    ObservedGang,
-    RefusedWrites,
-)
+from torchrun_api.kinds import PODS
+from torchrun_controller.reconcile.model.observed import Defaults, Observed
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.base import (
     RESTRICTED_CONTAINER,
@@ -25,7 +19,6 @@ from torchrun_controller.reconcile.objects.base import (
 from torchrun_controller.reconcile.objects.child_job import worker_template
 from torchrun_controller.reconcile.schedulers.choice import choose
 from torchrun_controller.reconcile.schedulers.gang_objects import build_probe, probe_obstacle
-from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.resolve import resolve_spec
 
 # Fields of a worker's PodSpec that decide on the nodes where it may run.
@@ -38,44 +31,32 @@ PLACEMENT_FIELDS = (
 def missing_probes(
     observed: Observed, count: int, defaults: Defaults
 ) -> tuple[tuple[Apply, ...], str]:
-    """Return the probes that are missing of the first `count`, and why there are none, or ""."""
-    if count == 0:
-        return (), ""
+    """Return the probes that are missing of the first `count`, and why there are none, or "".
+
+    The larger gang waits for nothing but room, so there is a queue with its scheduler.
+
+    Raises:
+        InvalidSpecError: no run is possible with this job and queue.
+    """
     job, queue, installed = observed.job, observed.queue, observed.cluster.installed
+    assert queue is not None
     probe_names = [names.probe(job.metadata.name, index) for index in range(count)]
-    next_jobs = _jobs_of_next_gang(job, observed.gang, observed.refused)
     for rejection in observed.refused.rejections:
         if rejection.name in probe_names:
             return (), f"The API server refused pod {rejection.name}: {rejection.message}"
-        if rejection.resource == JOBS.resource and rejection.name in next_jobs:
-            # The larger gang cannot be created yet. Each retry would create and delete probes.
-            return (), f"The API server refused Job {rejection.name}: {rejection.message}"
-    if queue is None:
-        return (), f"TorchrunQueue {job.spec.job_queue} does not exist."
-    try:
-        run = resolve_spec(job, queue)
-        obstacle = probe_obstacle(choose(queue, installed, job))
-        if obstacle:
-            return (), obstacle
-        template = worker_template(job, queue, run, None, 0, "", defaults)
-        bodies = [_probe(job, template, name, defaults) for name in probe_names]
-        probes = [
-            Apply(PODS, build_probe(job, queue, installed, run, template, body)) for body in bodies
-        ]
-    except InvalidSpecError as error:
-        return (), str(error)
+    obstacle = probe_obstacle(choose(queue, installed, job))
+    if obstacle:
+        return (), obstacle
+    run = resolve_spec(job, queue)
+    template = worker_template(job, queue, run, None, 0, "", defaults)
+    bodies = [_probe(job, template, name, defaults) for name in probe_names]
+    probes = [
+        Apply(PODS, build_probe(job, queue, installed, run, template, body)) for body in bodies
+    ]
     taken_names = {pod.metadata.name for pod in observed.gang.probes} | {
         c.name for c in observed.refused.conflicts
     }
     return tuple(probe for probe in probes if probe.name not in taken_names), ""
-
-
-def _jobs_of_next_gang(
-    job: TorchrunJob, gang: ObservedGang, refused: RefusedWrites
-) -> tuple[str, str]:
-    """Return the names of the Jobs that the next gang may have."""
-    name, attempt = job.metadata.name, next_attempt(job, gang, refused)
-    return names.child_job(name, attempt), names.workers_job(name, attempt)
 
 
 def _probe(job: TorchrunJob, template: JsonObject, name: str, defaults: Defaults) -> JsonObject:

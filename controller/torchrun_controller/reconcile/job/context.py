@@ -74,7 +74,7 @@ class NextAttempt(Struct, frozen=True, kw_only=True):
 
     `nodes` is None for the size of the spec. `cause` is the end that requires another attempt.
     `survivors` are deleted even while the next attempt waits. `resize` is why a running gang is
-    replaced by one of another size.
+    replaced by one of another size; with `needs_room` once probes have found room for that.
     """
 
     history: History
@@ -82,6 +82,7 @@ class NextAttempt(Struct, frozen=True, kw_only=True):
     nodes: int | None = None
     survivors: tuple[Delete, ...] = ()
     resize: Reason | None = None
+    needs_room: bool = False
 
 
 class Preparation(Struct, frozen=True, kw_only=True):
@@ -335,15 +336,15 @@ class Context:
         """What the next gang inherits from the last one, if there was one."""
         if self.gang is not None and self.end is None:
             return self._resize(self.outlook)
+        last_gang = None if self.gang is None else self.observed.gang
+        nodes = elastic.nodes_of_next_gang(self.observed, last_gang)
         if self.end is None:
-            return NextAttempt(history=self.history, survivors=self.survivors)
+            return NextAttempt(history=self.history, nodes=nodes, survivors=self.survivors)
         end = self.end.attempt
         return NextAttempt(
             history=self.end.history,
             cause=end if self.gang is not None or end.reason not in INTENDED_ENDS else None,
-            nodes=None
-            if self.gang is None
-            else elastic.nodes_after_failure(self.observed.job, self.observed.gang),
+            nodes=nodes,
             survivors=self.survivors,
         )
 
@@ -359,6 +360,7 @@ class Context:
             cause=end,
             nodes=outlook.nodes,
             resize=outlook.why,
+            needs_room=outlook.probes > 0,
         )
 
     @cached_property

@@ -11,14 +11,10 @@ from torchrun_controller.reconcile.gang.failures import Cause
 from torchrun_controller.reconcile.gang.orphans import find_orphans, orphan_advice
 from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.context import Context, NextAttempt
-from torchrun_controller.reconcile.job.running import (
-    QUEUE_FOUND,
-    add_reload,
-    keep_running,
-    missing_checkpoints,
-)
+from torchrun_controller.reconcile.job.resizing import delay_resize
+from torchrun_controller.reconcile.job.running import QUEUE_FOUND, keep_size, missing_checkpoints
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
-from torchrun_controller.reconcile.model.messages import count_of, pods_are, sentence
+from torchrun_controller.reconcile.model.messages import pods_are, sentence
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Apply, Event
@@ -161,6 +157,10 @@ def not_admitted(context: Context) -> Decision | None:
     if why is None:
         return None
     charged_nodes = admission_status.charged(observed.job)
+    if context.next_attempt.resize is not None and charged_nodes:
+        # The charge cannot change while the gang runs, and each pod of the next gang exceeds it.
+        advice = "Suspend and resume the job to request a new admission."
+        why = Reason(why.reason, f"{sentence(why.message)} {advice}")
     orphans = find_orphans(observed.gang, observed.refused) if charged_nodes else ()
     if orphans:  # the admission cannot change while they run
         why = Reason("OrphanedWorkers", f"{sentence(why.message)} {orphan_advice(orphans)}")
@@ -191,7 +191,7 @@ def unfenced_not_recorded(context: Context) -> Decision | None:
 
 
 def create_gang(context: Context) -> Decision:
-    """Create the gang and its Service, PVCs and policies."""
+    """Create the gang and its Service, PVCs and policies. A larger gang needs room first."""
     observed, next_attempt = context.observed, context.next_attempt
     assert observed.queue is not None
     spec = context.preparation.spec
@@ -235,6 +235,8 @@ def create_gang(context: Context) -> Decision:
     refusal = refusals.find_first(observed.refused, applies)
     if refusal is not None:
         return _decide_ready(context, *refusal)
+    if next_attempt.needs_room:
+        return keep_size(context)
     child = names.child_job(observed.job.metadata.name, attempt)
     why = _why_created(next_attempt, spec, child, avoided_nodes)
     decision = _decide_ready(context, State.READY, why)
@@ -360,7 +362,7 @@ def _decide(
     """Return a decision on the next attempt. A gang that is to be resized keeps running."""
     next_attempt = context.next_attempt
     if next_attempt.resize is not None and state is not State.READY:
-        return _delay_resize(context, why, writes)
+        return delay_resize(context, why, writes)
     return Decision(
         state=state,
         why=why,
@@ -370,27 +372,4 @@ def _decide(
         commit=commit,
         history=next_attempt.history,
         writes=writes.and_also(deletes=next_attempt.survivors),
-    )
-
-
-def _delay_resize(context: Context, why: Reason, writes: Writes) -> Decision:
-    """Return the decision on the running gang, with what its resize waits for."""
-    decision = keep_running(context)
-    nodes = context.next_attempt.nodes
-    assert nodes is not None, "a resize has a size"
-    message = (
-        f"{sentence(decision.why.message)} The resize to {count_of(nodes, 'node')} is waiting."
-        f" {why.message}"
-    )
-    return add_reload(
-        context,
-        replace(
-            decision,
-            why=Reason(decision.why.reason, message),
-            writes=decision.writes.and_also(
-                applies=writes.applies,
-                deletes=writes.deletes,
-                requeue_after=writes.requeue_after,
-            ),
-        ),
     )

@@ -127,9 +127,14 @@ def gang_exists(context: Context) -> Decision | None:
     """Keep the gang running, unless it is being resized."""
     if context.gang is None or context.end is not None or context.outlook.nodes is not None:
         return None
+    return keep_size(context)
+
+
+def keep_size(context: Context) -> Decision:
+    """Return the decision on a gang that keeps its size, with the probes for a larger one."""
     outlook = context.outlook
     decision = keep_running(context)
-    if decision.why.reason in (STARTING, "Restarting"):
+    if decision.why.reason in (STARTING, "Restarting") and not outlook.releases_nodes:
         # The scheduler has not decided yet: each gang starts like that.
         outlook = replace(outlook, condition=None)
     if outlook.condition is not None and outlook.condition.status == "False":

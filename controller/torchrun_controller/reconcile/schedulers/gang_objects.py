@@ -54,8 +54,6 @@ def _patch_job(child: Apply, patches: GangObjects, choice: Choice) -> Apply:
 
 def probe_obstacle(choice: Choice) -> str:
     """Return why probe pods cannot ask the gang's scheduler for room; "" if they can."""
-    if choice.missing is not None:
-        return choice.missing.message
     return SCHEDULERS[choice.gang].probe_obstacle
 
 

@@ -190,8 +190,10 @@ def _claim_size(size: int | str | None, size_per_gpu: int | str | None, gpus: in
     return DEFAULT_CLAIM_SIZE
 
 
-def _shared_access(nodes: int) -> Literal["ReadWriteMany", "ReadWriteOnce"]:
-    return "ReadWriteMany" if nodes > 1 else "ReadWriteOnce"
+def _default_access(spec: TorchrunJobSpec, size: Size) -> Literal["ReadWriteMany", "ReadWriteOnce"]:
+    """Return the access mode for every size of the job, because a PVC keeps its access mode."""
+    most_nodes = size.nodes if spec.elastic is None else spec.elastic.max_nodes
+    return "ReadWriteMany" if most_nodes > 1 else "ReadWriteOnce"
 
 
 def _workspace(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> VolumeSource | None:
@@ -215,7 +217,7 @@ def _workspace(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> Vol
         )
     delivery = volume.delivery or storage.delivery
     # Only the pod that serves the workspace mounts the claim, so it may be ReadWriteOnce.
-    default_access = "ReadWriteOnce" if delivery == "direct" else _shared_access(size.nodes)
+    default_access = "ReadWriteOnce" if delivery == "direct" else _default_access(job.spec, size)
     return VolumeSource(
         name=names.workspace_claim(job.metadata.name),
         delivery=delivery,
@@ -246,7 +248,7 @@ def _checkpoints(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> V
         mount_path=storage.mount_path,
         size=_claim_size(storage.size, storage.size_per_gpu, size.gpus),
         storage_class_name=storage.storage_class_name,
-        access_mode=storage.access_mode or _shared_access(size.nodes),
+        access_mode=storage.access_mode or _default_access(job.spec, size),
         retain=storage.retain,
     )
 

@@ -105,7 +105,7 @@ class TestOtherRequests:
 
     def test_granted_growth_needs_no_new_admission(self):
         world = running(elastic={"minNodes": 1, "maxNodes": 4})
-        world.spec(num_nodes=4)
+        world.spec(num_nodes=4, elastic=replace(world.job.spec.elastic, min_nodes=3))
         world.delete_child_job()
         world.settle()
         assert classify_world(world).outdated == "The job requests 4 nodes."

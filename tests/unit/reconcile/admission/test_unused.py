@@ -22,7 +22,7 @@ class Pair(Lab):
         queue = make_queue(quota={"nodes": QUOTA})
         self.queues: dict[str, TorchrunQueue] = {"gpu": queue}
         self.elastic = World(
-            make_job(numNodes=QUOTA, elastic={"minNodes": 1, "maxNodes": QUOTA}), queue
+            make_job(numNodes=QUOTA, elastic={"minNodes": 1, "maxNodes": 8}), queue
         )
         self.worlds = [self.elastic]
 
@@ -179,3 +179,41 @@ def test_no_nodes_are_released_for_a_job_that_waits_for_the_end_of_another():
     queues = [queue("a", quota={"jobs": 1})]
     decisions = decide(nodes(8), queues, SHRUNK, request("j", "a"))
     assert (admitted(decisions), decisions.releases) == ([], ())
+
+
+def test_a_shrunk_gang_that_asks_for_more_releases_its_unused_nodes():
+    pair = Pair()
+    world = pair.shrink()
+    world.spec(num_nodes=6)
+    pair.rounds()
+    other = pair.submit(3)
+    pair.rounds()
+    assert (charged(world.job), charged(other.job)) == (1, 3)
+    assert len(other.gangs) == 1
+
+
+def test_a_job_with_larger_pods_shrinks_after_a_new_admission():
+    pair = Pair()
+    world = pair.elastic
+    world.settle()
+    pair.rounds(1)
+    world.all_workers("Running")
+    world.settle()
+    world.queue = pair.queues["gpu"] = make_queue(
+        quota={"nodes": QUOTA}, nodeResources={"memory": "32Gi"}
+    )
+    world.spec(num_nodes=2)
+    pair.rounds()
+    assert (world.phase, charged(world.job)) == ("Running", 4)
+    assert world.job.status.message == (
+        "4 of 4 pods are running. The resize to 2 nodes is waiting. The job requests 32Gi of memory"
+        " on each node, but was admitted with 0. Admitted for 4 nodes. Suspend and resume the job"
+        " to request a new admission."
+    )
+    other = pair.submit(2)
+    world.suspend()
+    pair.rounds()
+    world.resume()
+    pair.rounds()
+    assert (charged(world.job), charged(other.job)) == (2, 2)
+    assert world.gangs[-1].spec.completions == 2

@@ -330,8 +330,11 @@ def test_no_probes_while_the_larger_gang_is_refused() -> None:
         world.step()
     assert probes(world) == []
     assert world.phase == "Running"
-    assert "refused Job train-r2: denied by a policy" in world.condition("FullSize").message
-    world.rejections = ()
+    assert world.condition("FullSize").message == (
+        "The resize to 3 nodes is waiting. The API server refused jobs.batch train-r2: denied by a"
+        " policy."
+    )
+    world.rejections = (other,)  # the gang has its Service
     world.settle()
     assert probes(world) == ["train-probe-0"]
 

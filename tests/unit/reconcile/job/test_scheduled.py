@@ -112,9 +112,7 @@ def test_a_shrunk_gang_says_in_one_condition_why_it_does_not_grow(gang: str, rea
     world.queue = make_queue(scheduling={"gang": gang})
     world.settle()
     assert reason in world.condition("FullSize").message
-    assert world.condition("Running").message == (
-        "All pods are running. See the condition FullSize."
-    )
+    assert world.condition("Running").message == "2 of 2 pods are running."
     assert not repeated(world)
 
 

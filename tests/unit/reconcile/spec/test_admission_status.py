@@ -75,7 +75,10 @@ def test_a_larger_gang_needs_a_larger_admission():
     world.settle()
     assert len(world.gangs) == 1
     assert world.phase == "Running", "the current gang continues"
-    assert "The resize to 4 nodes is waiting. The job requests 4 nodes." in world.job.status.message
+    assert world.job.status.message == (
+        "The gang has 2 of 4 nodes. Waiting for the queue to admit more. See the condition"
+        " Admitted."
+    )
     world.admit(4)
     world.settle()
     assert [gang.spec.completions for gang in world.gangs] == [2, 4]

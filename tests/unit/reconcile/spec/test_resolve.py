@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.resolve import resolve_spec
-from world import make_job, make_queue
+from world import ZIP, make_job, make_queue
 
 
 @pytest.mark.parametrize(
@@ -117,3 +117,31 @@ def test_an_image_may_come_from_a_template():
 def test_no_workspace_if_it_is_disabled(source):
     job = make_job(numNodes=1, volumes={"workspace": source})
     assert resolve_spec(job, make_queue()).workspace is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({"numNodes": 1}, "ReadWriteOnce"),
+        ({"numNodes": 2}, "ReadWriteMany"),
+        ({"numNodes": 1, "elastic": {"minNodes": 1, "maxNodes": 1}}, "ReadWriteOnce"),
+        # A PVC keeps its access mode, so it suits the most nodes that the job may have.
+        ({"numNodes": 1, "elastic": {"minNodes": 1, "maxNodes": 8}}, "ReadWriteMany"),
+    ],
+)
+def test_the_default_access_mode_suits_every_size_of_the_job(spec, expected):
+    resolved = resolve_spec(
+        make_job(volumes=ZIP, **spec), make_queue(storage={"checkpoints": {"size": "1Gi"}})
+    )
+    assert resolved.workspace.access_mode == expected
+    assert resolved.checkpoints.access_mode == expected
+
+
+def test_the_access_mode_of_the_spec_comes_before_the_default():
+    volumes = {
+        "workspace": {**ZIP["workspace"], "accessMode": "ReadWriteOnce"},
+        "checkpoints": {"accessMode": "ReadWriteOnce"},
+    }
+    elastic = {"minNodes": 1, "maxNodes": 8}
+    resolved = resolve_spec(make_job(volumes=volumes, numNodes=1, elastic=elastic), make_queue())
+    assert resolved.workspace.access_mode == resolved.checkpoints.access_mode == "ReadWriteOnce"
