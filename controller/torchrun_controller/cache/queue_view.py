@@ -16,7 +16,7 @@ from torchrun_api import names
 from torchrun_api.extras import ConfigMap, KaiQueue, QueueClaim
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import CONFIG_MAPS, KAI_QUEUES, QUEUE_CLAIMS, TORCHRUN_QUEUES
-from torchrun_api.meta import ObjectMeta, find_controller
+from torchrun_api.meta import find_controller
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.informer import Informer, Observer
 from torchrun_controller.cache.informer_factory import InformerFactory
@@ -181,11 +181,13 @@ class QueueView:
                 yield other
 
     def _job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
-        """Add the queue if its counts may change, after about COUNT_SECONDS."""
-        if initial or _counted_state(change.old) != _counted_state(change.new):
-            job = change.object
+        """Add each queue whose counts may change, after about COUNT_SECONDS."""
+        if not initial and _counted_state(change.old) == _counted_state(change.new):
+            return
+        sides = (job for job in (change.old, change.new) if job is not None)
+        for key in sorted({(job.metadata.namespace, job.spec.job_queue) for job in sides}):
             delay = COUNT_SECONDS * (0.5 + self._factory.clock.jitter())
-            self._work.add_after((job.metadata.namespace, job.spec.job_queue), delay)
+            self._work.add_after(key, delay)
 
     def _queue_changed(self, change: Change[TorchrunQueue], initial: bool) -> None:
         """Add the queue and those that share a KAI queue with it."""
@@ -197,10 +199,11 @@ class QueueView:
                     self._add(other.metadata.namespace, other.metadata.name, initial=initial)
 
     def _extra_changed(self, change: Change[Any], initial: bool) -> None:
-        meta: ObjectMeta = change.object.metadata
-        owner = find_controller(meta.owner_references)
-        if owner is not None:
-            self._add(meta.namespace, owner.name, initial=initial)
+        """Add the queue that owns the object, and the one that owned it before."""
+        for extra in (change.old, change.new):
+            owner = find_controller(extra.metadata.owner_references) if extra is not None else None
+            if owner is not None:
+                self._add(extra.metadata.namespace, owner.name, initial=initial)
 
     def _kai_changed(self, change: Change[KaiQueue], initial: bool) -> None:
         """Add every queue after a change of the spec: it may wait for this KAI queue."""
@@ -230,7 +233,7 @@ def _extras(scope: _Scope, uid: str) -> tuple[Extra, ...] | None:
 
 
 def _counted_state(job: TorchrunJob | None) -> object:
-    return None if job is None else jobs.state_of(job)
+    return None if job is None else (job.spec.job_queue, jobs.state_of(job))
 
 
 def _kai_fields(queue: TorchrunQueue | None) -> object:

@@ -105,6 +105,15 @@ def test_a_job_wakes_its_queue_when_its_phase_changes(world: World) -> None:
     assert world.keys() == ["ml/gpu"]
 
 
+@pytest.mark.parametrize("initial", [False, True])
+def test_a_job_that_moves_wakes_both_queues(world: World, initial: bool) -> None:
+    job = a_job("run")
+    world.change(job)
+    world.keys()
+    world.change(replace(job, spec=replace(job.spec, job_queue="other")), initial=initial)
+    assert world.keys() == ["ml/gpu", "ml/other"]
+
+
 def test_counts_of_a_queue_do_not_wake_its_jobs(world: World) -> None:
     heard: list[object] = []
     world.factory.subscribe(jobs=lambda *_: None, queues=lambda change, _: heard.append(change))
@@ -124,8 +133,18 @@ def test_counts_of_a_queue_do_not_wake_its_jobs(world: World) -> None:
 def test_an_object_wakes_the_queue_that_owns_it(world: World) -> None:
     world.change(settings())
     assert world.keys() == ["ml/gpu"]
+
+
+def test_an_object_without_an_owner_wakes_no_queue(world: World) -> None:
     world.change(settings(owner=""))
     assert world.keys() == []
+
+
+def test_an_object_that_loses_its_queue_wakes_the_queue(world: World) -> None:
+    world.change(settings())
+    world.keys()
+    world.change(settings(owner=""))
+    assert world.keys() == ["ml/gpu"]
 
 
 def test_queues_of_one_kai_queue_wake_each_other(world: World) -> None:
