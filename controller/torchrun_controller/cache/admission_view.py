@@ -1,8 +1,8 @@
 """The view of admission: all jobs that use or wait for quota, the queues, and the nodes.
 
 Admission has a single key. The classification of each job is cached and recomputed only when the
-job, its children or its queue changes. While no queue needs admission and no job has an admission
-status, no change adds the key.
+job, its children or its queue changes. While no queue needs admission and no job or queue has an
+admission status, no change adds the key.
 """
 
 from collections.abc import Mapping
@@ -74,6 +74,7 @@ class AdmissionView:
         self._entries: dict[Key, ClassifiedJob] = {}
         self._stale: set[Key] = set()
         self._jobs_with_status: set[Key] = set()
+        # The queues that take part, and those whose status still has an admission to remove.
         self._admission_queues: set[Key] = set()
         # The running gangs of deleted jobs, by the key of the job.
         self._orphans: dict[Key, tuple[Workload, ...]] = {}
@@ -182,9 +183,11 @@ class AdmissionView:
 
     def _queue_changed(self, change: Change[TorchrunQueue], initial: bool) -> None:
         """Add the key after a change of the spec, but not of the status."""
-        meta = change.object.metadata
+        meta, queue = change.object.metadata, change.new
         key = meta.namespace, meta.name
-        if change.new is not None and admission_status.takes_part(change.new.spec):
+        if queue is not None and (
+            admission_status.takes_part(queue.spec) or queue.status.admission is not None
+        ):
             self._admission_queues.add(key)
         else:
             self._admission_queues.discard(key)

@@ -3,7 +3,10 @@
 import anyio
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from torchrun_api.admission import QueueAdmission
+from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
 from unit.cache.admission_caches import (
     ADMITTED_STATUS,
     NOW,
@@ -22,12 +25,22 @@ def world() -> World:
     return World()
 
 
+def reports_admission(queue: TorchrunQueue) -> TorchrunQueue:
+    """The queue with an admission in its status."""
+    return replace(queue, status=TorchrunQueueStatus(admission=QueueAdmission()))
+
+
 def test_nothing_wakes_it_without_a_queue_with_admission(world: World) -> None:
     world.change(a_queue())
     world.change(a_job())
     world.change(a_gang())
     world.change(a_node())
     assert not world.awake()
+
+
+def test_a_restart_wakes_it_for_an_admission_status_without_a_quota(world: World) -> None:
+    world.change(reports_admission(a_queue()))
+    assert world.awake()
 
 
 def test_an_admitted_job_wakes_it_without_a_queue(world: World) -> None:
@@ -71,6 +84,15 @@ class TestWaking:
         assert world.awake()
         world.change(a_queue(generation=2), gone=True)
         assert not world.awake(), "no other queue has admission"
+
+    def test_a_queue_until_its_admission_status_is_gone(self, world: World) -> None:
+        without_quota = a_queue(generation=2)
+        world.change(reports_admission(without_quota))
+        assert world.awake()
+        world.change(without_quota)
+        assert not world.awake(), "the write of admission itself"
+        world.change(a_node(cpu="5"))
+        assert not world.awake(), "no queue is left that needs admission"
 
     def test_nodes_without_their_heartbeats(self, world: World) -> None:
         world.change(a_node(cpu="4"))
