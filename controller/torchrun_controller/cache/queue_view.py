@@ -79,6 +79,7 @@ class QueueView:
         )
         self._kai_installed = anyio.Event()
         factory.subscribe(jobs=self._job_changed, queues=self._queue_changed)
+        factory.scopes.subscribe(lambda scope: self._add_all())
         factory.discovery.subscribe(self._installed_changed)
 
     @property
@@ -117,7 +118,9 @@ class QueueView:
             await anyio.sleep(_CHECK_SECONDS)
 
     def observe(self, namespace: str, name: str) -> ObservedQueue | None:
-        """Return the input of reconcile for one queue; None if the queue is not cached."""
+        """Return the input of reconcile for one queue; None if it is not cached, or left out."""
+        if namespace in self._factory.scopes.left_out:
+            return None
         caches = self._factory.caches(namespace)
         queue = caches.queues.get(namespace, name)
         if queue is None:
@@ -132,7 +135,11 @@ class QueueView:
             kai={q.metadata.name: q for q in kai.store} if kai.synced.is_set() else None,
             unseen=self._explain_unsynced(scope),
             sharing=tuple(self._queues_sharing_kai(queue)),
-            namespaces=self._factory.namespaces,
+            namespaces=tuple(
+                name
+                for name in self._factory.namespaces
+                if name not in self._factory.scopes.left_out
+            ),
         )
 
     def stores(self, key: Key) -> Mapping[str, Store[Any]]:
@@ -165,9 +172,11 @@ class QueueView:
     def _explain_unsynced(self, scope: _Scope) -> dict[str, str]:
         """Return the reason for each resource whose cache has no list yet."""
         needed = [*scope.informers, *self._kai_if_installed()]
-        unsynced = [informer.kind.resource for informer in needed if not informer.synced.is_set()]
-        problems = self._factory.read_errors
-        return {r: problems.problem(r) or "the cache is not synced yet" for r in unsynced}
+        return {
+            informer.kind.resource: informer.last_read.problem or "the cache is not synced yet"
+            for informer in needed
+            if not informer.synced.is_set()
+        }
 
     def _kai_if_installed(self) -> list[Informer[KaiQueue]]:
         return [self._kai] if self._kai_installed.is_set() else []
@@ -200,10 +209,11 @@ class QueueView:
 
     def _extra_changed(self, change: Change[Any], initial: bool) -> None:
         """Add the queue that owns the object, and the one that owned it before."""
+        namespace = change.object.metadata.namespace
         for extra in (change.old, change.new):
             owner = find_controller(extra.metadata.owner_references) if extra is not None else None
             if owner is not None:
-                self._add(extra.metadata.namespace, owner.name, initial=initial)
+                self._add(namespace, owner.name, initial=initial)
 
     def _kai_changed(self, change: Change[KaiQueue], initial: bool) -> None:
         """Add every queue after a change of the spec: it may wait for this KAI queue."""

@@ -128,7 +128,7 @@ def test_the_state_follows_the_caches(world: World) -> None:
 def test_admission_waits_for_nodes_unless_they_are_forbidden(world: World) -> None:
     world.factory.nodes.informer.synced = anyio.Event()
     assert world.watch.observe(NOW) is None
-    world.factory.read_errors.observe("list", "nodes", 403, 0.1)
+    world.factory.nodes.informer.last_read.record("list", 403)
     assert world.seen().state.nodes is None
 
 
@@ -142,7 +142,7 @@ def test_admission_waits_for_nodes_while_the_server_fails(
         world.factory.nodes.informer.last_seen -= 1000
     else:
         world.factory.nodes.informer.synced = anyio.Event()
-    world.factory.read_errors.observe("list", "nodes", code, 0.1)
+    world.factory.nodes.informer.last_read.record("list", code)
     assert world.watch.observe(NOW) is None
     assert "admission by nodes waits" in world.factory.nodes.shortcoming()
 
