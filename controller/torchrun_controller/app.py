@@ -17,7 +17,6 @@ import structlog
 
 from torchrun_api.exit_codes import CRASHED, LOST_LEASE, UNUSABLE
 from torchrun_controller import logs
-from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.client import ConfigError, Connection, Transport
 from torchrun_controller.client.permissions import Permissions
 from torchrun_controller.clock import SYSTEM
@@ -61,7 +60,6 @@ async def run(settings: Settings, signals: Signals) -> int:
     connection = await Connection.load(settings.kubeconfig, settings.context)
     metrics = Metrics()
     permissions = _permissions(settings, metrics)
-    read_errors = ReadErrors(metrics.observe_request)
     # A restarted container has the same hostname, but it is another process.
     identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     session = partial(connection.session, identity=identity)
@@ -74,14 +72,14 @@ async def run(settings: Settings, signals: Signals) -> int:
         components.leader.check()
 
     async with (
-        session("watch", read_errors.observe) as watch,
+        session("watch", metrics.observe_request) as watch,
         session(
             "write", permissions.observe, before_send=check_leader, tcp_user_timeout=grace
         ) as write,
         session("lease", metrics.observe_request) as lease,
         session("review", metrics.observe_request) as review,
     ):
-        sessions = Sessions(watch, write, lease, read_errors)
+        sessions = Sessions(watch, write, lease)
         components = assemble(settings, sessions, metrics, SYSTEM, identity)
         server = _server(settings, components, metrics, permissions)
         progress = _progress_server(settings, review, components, metrics)
@@ -135,11 +133,12 @@ def _server(
         metrics=metrics,
         live={"watches": watches_alive(factory.idle_by_resource())},
         ready={
-            "caches": caches_synced(factory.synced_by_resource(), factory.read_errors.problem),
+            "caches": caches_synced(factory.scopes.unsynced),
             "lease": leads_or_stands_by(components.leader),
             "permissions": permissions.missing,
         },
         notes={
+            "namespaces": factory.scopes.shortcoming,
             "nodes": factory.nodes.shortcoming,
             "schedulers": factory.discovery.shortcoming,
             "permissions": permissions.shortcoming,

@@ -1,7 +1,8 @@
 """The parts of a controller process, and the order in which they start and end.
 
 Start: the informers run at once, also on a standby. Controllers run when every cache is filled,
-this process leads, and the caches show the writes of the previous leader. End: no more keys are
+this process leads, and the caches show the writes of the previous leader. A namespace that the
+controller may not read is left out until its caches are in this state, too. End: no more keys are
 taken, writes in progress finish, events are flushed, the lease is released. Loss of the lease ends
 all tasks at once.
 
@@ -26,7 +27,7 @@ from torchrun_controller.cache.informer import Informer
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.cache.queue_view import QueueView
-from torchrun_controller.cache.read_errors import ReadErrors
+from torchrun_controller.cache.scopes import Scope
 from torchrun_controller.client import ApiError, Disconnected, Transport
 from torchrun_controller.client.apply import Applier
 from torchrun_controller.client.events import EventRecorder
@@ -56,20 +57,17 @@ QUEUE_CONCURRENCY = 2  # queues are few and change seldom
 DROP_SECONDS = 60.0  # between two clean-ups of a standby's work queues
 CATCH_UP_RETRY = 0.5
 CATCH_UP_WARNING = 5.0
+REFUSED_CHECK = 1.0  # between two checks of which namespaces cannot be read
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Sessions(Struct, frozen=True):
-    """Separate sessions, so that neither watches nor writes delay the requests for the lease.
-
-    `read_errors` observes the requests of `watch`.
-    """
+    """Separate sessions, so that neither watches nor writes delay the requests for the lease."""
 
     watch: Transport
     write: Transport
     lease: Transport
-    read_errors: ReadErrors
 
 
 class Components(Struct, frozen=True):
@@ -91,7 +89,6 @@ def assemble(
     queues = {name: _work_queue(name, metrics, clock) for name in ("job", "queue", "admission")}
     factory = InformerFactory(
         sessions.watch,
-        sessions.read_errors,
         queues["job"],
         settings.namespaces,
         clock,
@@ -147,6 +144,9 @@ class Manager:
         self._controllers = components.controllers
         self._wait_for_stop = stop
         self._started = False  # the controllers
+        # The scopes of the factory whose caches are filled and current.
+        self._caught_up: set[str] = set()
+        self._catches_up = anyio.Event()
 
     async def run(self) -> None:
         """Run until `stop` returns, then end in order. Raises NotLeader on loss of the lease."""
@@ -163,6 +163,9 @@ class Manager:
         async with anyio.create_task_group() as background:
             for informer in (*self._factory.informers, *self._queue_view.informers):
                 background.start_soon(informer.run)
+            has_predecessor = not self._leader.elected.is_set()
+            for name, scope in self._factory.scopes.items():
+                background.start_soon(self._catch_up, name, scope, has_predecessor)
             background.start_soon(self._factory.nodes.follow)
             background.start_soon(self._factory.discovery.run)
             background.start_soon(self._queue_view.run_kai)
@@ -201,23 +204,44 @@ class Manager:
         return not (self._started and tasks.cancel_scope.cancelled_caught)
 
     async def _start_controllers(self, tasks: anyio.abc.TaskGroup) -> None:
-        was_leader = self._leader.elected.is_set()
-        await self._factory.synced()
         await self._factory.discovery.first_poll.wait()
         await self._queue_view.wait_until_known()
-        await self._factory.nodes.wait_until_known()
         async with anyio.create_task_group() as standby:
             standby.start_soon(self._drop_deleted_keys)
             await self._leader.elected.wait()
             standby.cancel_scope.cancel()
-        if not was_leader:
-            for informer in self._factory.status_informers:
-                await _wait_until_current(informer)
+        while not self._may_start:
+            with anyio.move_on_after(REFUSED_CHECK):
+                await self._catches_up.wait()
+        await self._factory.nodes.wait_until_known()
+        self._factory.scopes.leave_out(self._factory.scopes.keys() - self._caught_up)
         log.info("controllers started", workers={c.name: c.concurrency for c in self._controllers})
         self._started = True
         for controller in self._controllers:
             for _ in range(controller.concurrency):
                 tasks.start_soon(controller.run)
+
+    @property
+    def _may_start(self) -> bool:
+        """Whether the caches of a namespace are current, and the controller may not read others."""
+        scopes = self._factory.scopes
+        others = (scope for name, scope in scopes.items() if name not in self._caught_up)
+        return bool(self._caught_up) and all(scope.is_refused for scope in others)
+
+    async def _catch_up(self, name: str, scope: Scope, has_predecessor: bool) -> None:
+        """Wait until the caches of a scope are filled and current; take it in if it was left out.
+
+        The process leads then.
+        """
+        await scope.synced()
+        await self._leader.elected.wait()
+        if has_predecessor:
+            for informer in scope.status_informers:
+                await _wait_until_current(informer)
+        self._caught_up.add(name)
+        self._catches_up.set()
+        self._catches_up = anyio.Event()
+        self._factory.scopes.take_in(name)
 
     async def _drop_deleted_keys(self) -> None:
         """Drop keys of deleted objects from the queues of a standby, which takes no keys.

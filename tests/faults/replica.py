@@ -8,7 +8,6 @@ from typing import cast
 
 from faults.api_server import ApiServer
 from faults.network import Client, Faults
-from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.client.session import Observe, Transport
 from torchrun_controller.clock import Clock
 from torchrun_controller.manager import Components, Manager, Sessions, assemble
@@ -32,12 +31,10 @@ class Process:
     ) -> None:
         self.client = Client(name, server, faults)
         self.metrics = Metrics()
-        answers = ReadErrors(self.metrics.observe_request)
         sessions = Sessions(
-            self._session("watch", answers.observe),
+            self._session("watch", self.metrics.observe_request),
             self._session("write", self.metrics.observe_request),
             self._session("lease", self.metrics.observe_request),
-            answers,
         )
         loop = asyncio.get_running_loop()
         clock = Clock(

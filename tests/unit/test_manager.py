@@ -10,6 +10,7 @@ import structlog
 from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import ObjectMeta
 from torchrun_controller import manager
+from torchrun_controller.cache.scopes import Scopes
 from torchrun_controller.cache.store import Store
 from torchrun_controller.client import Disconnected
 from torchrun_controller.leader import NotLeader
@@ -57,6 +58,9 @@ class Process:
         self.nodes_known = anyio.Event()
         self.nodes_known.set()
         self.memory = Memory(self.log)
+        self.scope = SimpleNamespace(
+            status_informers=[self.memory], synced=anyio.lowlevel.checkpoint, is_refused=False
+        )
         self.jobs: Store[TorchrunJob] = Store()
         self.queues: dict[str, AsyncWorkQueue[tuple[str, str]]] = {}
 
@@ -65,14 +69,13 @@ class Process:
         first_poll.set()
         factory = SimpleNamespace(
             informers=[],
-            status_informers=[self.memory],
+            scopes=Scopes(cast("Any", {"": self.scope})),
             caches=lambda namespace: SimpleNamespace(jobs=self.jobs),
             nodes=SimpleNamespace(
                 follow=anyio.sleep_forever, wait_until_known=self.nodes_known.wait
             ),
             discovery=SimpleNamespace(run=anyio.sleep_forever, first_poll=first_poll),
             groups=SimpleNamespace(run=anyio.sleep_forever),
-            synced=anyio.lowlevel.checkpoint,
         )
         watch = SimpleNamespace(
             informers=[],

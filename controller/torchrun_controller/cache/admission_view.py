@@ -1,8 +1,8 @@
 """The view of admission: all jobs that use or wait for quota, the queues, and the nodes.
 
 Admission has a single key. The classification of each job is cached and recomputed only when the
-job, its children or its queue changes. While no queue needs admission and no job has an admission
-status, no change adds the key.
+job, its children or its queue changes. While no queue needs admission and no job or queue has an
+admission status, no change adds the key.
 """
 
 from collections.abc import Mapping
@@ -74,6 +74,7 @@ class AdmissionView:
         self._entries: dict[Key, ClassifiedJob] = {}
         self._stale: set[Key] = set()
         self._jobs_with_status: set[Key] = set()
+        # The queues that take part, and those whose status still has an admission to remove.
         self._admission_queues: set[Key] = set()
         # The running gangs of deleted jobs, by the key of the job.
         self._orphans: dict[Key, tuple[Workload, ...]] = {}
@@ -82,12 +83,14 @@ class AdmissionView:
             jobs=self._job_changed, queues=self._queue_changed, children=self._child_changed
         )
         factory.nodes.subscribe(self._node_changed)
+        factory.scopes.subscribe(lambda scope: self._wake())
 
     def observe(self, now: datetime) -> ObservedAdmission | None:
         """Return the input of a decision; None while nodes are needed and unknown.
 
         Without the permission to read nodes, quota alone decides. Other failures are temporary, and
-        no decision is made until nodes are known.
+        no decision is made until nodes are known. Namespaces that are left out have no part in it,
+        and pause the queues whose cohort they may share.
         """
         if self._by_nodes and self._factory.nodes.is_awaited:
             return None
@@ -100,17 +103,20 @@ class AdmissionView:
         for key in self._stale:
             self._classify(key)
         self._stale.clear()
-        queues = tuple(self._factory.queues())
-        entries = tuple(self._entries.values())
+        left_out = self._factory.scopes.left_out
+        queues = tuple(q for q in self._factory.queues() if q.metadata.namespace not in left_out)
+        entries = tuple(e for key, e in self._entries.items() if key[0] not in left_out)
+        orphans = (found for key, found in self._orphans.items() if key[0] not in left_out)
         return ObservedAdmission(
             state=cluster_state(
                 queues,
                 entries,
-                [request for requests in self._orphans.values() for request in requests],
+                [request for requests in orphans for request in requests],
                 nodes if self._by_nodes else None,
                 now,
                 self._cohort_namespaces,
                 self._node_overhead,
+                left_out,
             ),
             entries=entries,
             queues=queues,
@@ -182,9 +188,11 @@ class AdmissionView:
 
     def _queue_changed(self, change: Change[TorchrunQueue], initial: bool) -> None:
         """Add the key after a change of the spec, but not of the status."""
-        meta = change.object.metadata
+        meta, queue = change.object.metadata, change.new
         key = meta.namespace, meta.name
-        if change.new is not None and admission_status.takes_part(change.new.spec):
+        if queue is not None and (
+            admission_status.takes_part(queue.spec) or queue.status.admission is not None
+        ):
             self._admission_queues.add(key)
         else:
             self._admission_queues.discard(key)

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -20,8 +20,9 @@ import anyio.lowlevel
 import structlog
 
 from torchrun_api.kinds import Kind, Object
+from torchrun_controller.cache.last_read import LastRead
 from torchrun_controller.cache.store import Change, Store
-from torchrun_controller.client import ApiError, Disconnected, Silent, Transport
+from torchrun_controller.client import ApiError, Disconnected, Response, Silent, Transport
 from torchrun_controller.watch import (
     CLIENT_GO,
     PLAIN_PAGES,
@@ -49,6 +50,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 # Changes of a list that are reported without yielding to the event loop: a few milliseconds.
 _BATCH = 500
 _PAGE = 500  # client-go's
+_NO_HEADERS: Mapping[str, str] = {}
 
 
 class Observer(Protocol):
@@ -120,6 +122,7 @@ class Informer(Generic[T]):
         # The time on `clock` when the server last sent a byte or opened a watch.
         self.last_seen = clock()
         self._last_action = self.last_seen  # the time of the last step of `run`
+        self.last_read = LastRead(kind.resource)
         self._transport = transport
         self._on_change = on_change
         self._observer = observer or Unobserved()
@@ -179,20 +182,33 @@ class Informer(Generic[T]):
         """
         newest, query = 0, {"limit": str(_PAGE)}
         while True:
-            response = await self._transport.request(
-                "GET", self.path, query=query, headers=METADATA_ONLY
-            )
+            response = await self._get(query, headers=METADATA_ONLY)
             page = response.read(read_versions)
             newest = max(newest, page.newest)
             if not page.next:
                 return newest
             query = {**query, "continue": page.next}
 
-    async def _fetch(self, fetch: FetchPage) -> None:
+    async def _get(
+        self,
+        query: Mapping[str, str],
+        *,
+        headers: Mapping[str, str] = _NO_HEADERS,
+        timeout: float = 30.0,  # noqa: ASYNC109 see Transport.request
+    ) -> Response:
         try:
             response = await self._transport.request(
-                "GET", self.path, query=fetch.query, timeout=fetch.timeout
+                "GET", self.path, query=query, headers=headers, timeout=timeout
             )
+        except (ApiError, Disconnected) as error:
+            self.last_read.record("list", _code_of(error))
+            raise
+        self.last_read.record("list", response.status)
+        return response
+
+    async def _fetch(self, fetch: FetchPage) -> None:
+        try:
+            response = await self._get(fetch.query, timeout=fetch.timeout)
         except (ApiError, Disconnected) as error:
             events = self._watcher.failed(_convert_error(error, self.kind.resource), self._clock())
         else:
@@ -206,6 +222,7 @@ class Informer(Generic[T]):
                 self.path, query=stream.query, silence=stream.silence, total=stream.total
             ) as chunks:
                 self.last_seen = self._clock()
+                self.last_read.record("watch", HTTPStatus.OK)
                 self._watcher.record_open(self.last_seen)
                 self._update_synced()
                 async for chunk in chunks:
@@ -216,6 +233,7 @@ class Informer(Generic[T]):
                     if events and isinstance(events[-1], Interrupted):
                         return
         except (ApiError, Disconnected) as error:
+            self.last_read.record("watch", _code_of(error))
             events = self._watcher.failed(_convert_error(error, self.kind.resource), self._clock())
         else:
             events = self._watcher.closed(self._clock())
@@ -307,6 +325,10 @@ class Informer(Generic[T]):
 def longest_silence(informers: Iterable[Informer[Any]]) -> float:
     """Return the seconds since the last delivery; 0 before the first list."""
     return max((i.silence() for i in informers if i.synced.is_set()), default=0.0)
+
+
+def _code_of(error: ApiError | Disconnected) -> int:
+    return error.status if isinstance(error, ApiError) else 0
 
 
 def _convert_error(error: ApiError | Disconnected, resource: str) -> Failure:

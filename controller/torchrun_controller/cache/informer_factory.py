@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.core import (
-    CoreEvent,
     Pod,
 )
 from torchrun_api.job import TorchrunJob
@@ -45,7 +43,7 @@ from torchrun_controller.cache.job_keys import (
 from torchrun_controller.cache.node_view import NodeView
 from torchrun_controller.cache.observe import Caches, Child, Key, empty_caches, observe
 from torchrun_controller.cache.progress_reports import Reports, Worker
-from torchrun_controller.cache.read_errors import ReadErrors
+from torchrun_controller.cache.scopes import Scope, Scopes
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Transport
 from torchrun_controller.client.discovery import Discovery
@@ -67,22 +65,12 @@ WARNINGS = "type=Warning,reason!=FailedScheduling,reason!=BackOff,reason!=Unheal
 _EVENT_TIMINGS = replace(CLIENT_GO, silence=2 * CLIENT_GO.watch + CLIENT_GO.grace)
 
 
-class Scope(Struct, frozen=True):
-    """One namespace, or all of them: the caches, and the informers that fill them, by resource."""
-
-    caches: Caches
-    informers: dict[str, Informer[Any]]
-    stores: dict[str, Store[Any]]
-    warnings: Informer[CoreEvent]
-
-
 class InformerFactory:
     """The informers and caches of the cluster. Adds keys of jobs to `queue` by `job_keys`."""
 
     def __init__(
         self,
         transport: Transport,
-        read_errors: ReadErrors,
         queue: WorkQueue[Key],
         namespaces: tuple[str, ...] = (),
         clock: Clock = SYSTEM,
@@ -90,19 +78,17 @@ class InformerFactory:
     ) -> None:
         self.namespaces = namespaces
         self.clock = clock
-        self.read_errors = read_errors
         self._transport = transport
         self._queue = queue
         self._listeners: dict[str, list[Listener[Any]]] = {}  # by resource
         self.observer = observer or Unobserved()
-        self._scopes = {namespace: self._scope(namespace) for namespace in namespaces or ("",)}
-        self._everywhere = self._scopes.get("")
+        self.scopes = Scopes({name: self._scope(name) for name in namespaces or ("",)})
+        self.scopes.subscribe(self._handle_taken_in)
         self.nodes = NodeView(
             transport,
             self.observer,
             partial(self._handle_change, NODES),
             self._handle_nodes_known,
-            read_errors,
             clock,
         )
         self.reports = Reports(clock.monotonic)
@@ -130,40 +116,30 @@ class InformerFactory:
 
     def caches(self, namespace: str) -> Caches:
         """Return the caches of this namespace."""
-        return self._scope_of(namespace).caches
+        return self.scopes.of(namespace).caches
 
     def queues(self) -> Iterator[TorchrunQueue]:
         """Iterate over the queues of all namespaces."""
-        for scope in self._scopes.values():
+        for scope in self.scopes.values():
             yield from scope.caches.queues
 
     @property
     def informers(self) -> list[Informer[Any]]:
         """All informers; each must be run."""
-        scopes = self._scopes.values()
+        scopes = self.scopes.values()
         namespaced = [i for scope in scopes for i in (*scope.informers.values(), scope.warnings)]
         return [*namespaced, self.nodes.informer]
 
     @property
     def is_synced(self) -> bool:
         """Whether every required cache has its first list."""
-        return all(_all_synced(group) for group in self._by_resource().values())
-
-    @property
-    def status_informers(self) -> list[Informer[Any]]:
-        """The informers of jobs and queues, whose status is the only state that leaders share."""
-        kinds = (TORCHRUN_JOBS.resource, TORCHRUN_QUEUES.resource)
-        return [scope.informers[kind] for scope in self._scopes.values() for kind in kinds]
-
-    async def synced(self) -> None:
-        """Wait until every required cache has its first list: forever if a CRD is missing."""
-        for group in self._by_resource().values():
-            for informer in group:
-                await informer.synced.wait()
+        return all(scope.is_synced for scope in self.scopes.values())
 
     def observe(self, namespace: str, name: str) -> Observed | None:
-        """Return the input of reconcile for one job; None if the job is not cached."""
-        caches = self._scope_of(namespace).caches
+        """Return the input of reconcile for one job; None if it is not cached, or left out."""
+        if namespace in self.scopes.left_out:
+            return None
+        caches = self.scopes.of(namespace).caches
         return observe(
             caches,
             namespace,
@@ -206,7 +182,7 @@ class InformerFactory:
         return Worker((namespace, job), child_uid, index_of(cached_pod) == 0)
 
     def _pod(self, namespace: str, name: str, uid: str) -> Pod | None:
-        scope = self._everywhere or self._scopes.get(namespace)
+        scope = self.scopes.get("") or self.scopes.get(namespace)
         cached_pod = scope.caches.pods.get(namespace, name) if scope else None
         return (
             cached_pod
@@ -216,11 +192,7 @@ class InformerFactory:
 
     def stores(self, key: Key) -> Mapping[str, Store[Any]]:
         """Return the caches with the objects of this job, by resource."""
-        return self._scope_of(key[0]).stores
-
-    def synced_by_resource(self) -> dict[str, Callable[[], bool]]:
-        """For each required resource, whether its caches have their first lists."""
-        return {r: partial(_all_synced, group) for r, group in self._by_resource().items()}
+        return self.scopes.of(key[0]).stores
 
     def idle_by_resource(self) -> dict[str, Callable[[], float]]:
         """For each required resource, the seconds since its informers last acted."""
@@ -239,15 +211,12 @@ class InformerFactory:
         return {resource: _Objects(group) for resource, group in by_resource.items()}
 
     def _by_resource(self) -> dict[str, list[Informer[Any]]]:
-        scopes = list(self._scopes.values())
+        scopes = list(self.scopes.values())
         return {r: [scope.informers[r] for scope in scopes] for r in scopes[0].informers}
-
-    def _scope_of(self, namespace: str) -> Scope:
-        return self._everywhere or self._scopes[namespace]
 
     def _scopes_of(self, namespace: str) -> Iterable[Scope]:
         """Return the scope of a namespace; all scopes for "", as of a node."""
-        return (self._scope_of(namespace),) if namespace else self._scopes.values()
+        return (self.scopes.of(namespace),) if namespace else self.scopes.values()
 
     def _scope(self, namespace: str) -> Scope:
         caches = empty_caches()
@@ -328,8 +297,12 @@ class InformerFactory:
     def _handle_nodes_known(self) -> None:
         self._add_initial(all_jobs)
 
+    def _handle_taken_in(self, scope: Scope) -> None:
+        for key in all_jobs(scope.caches):
+            self._queue.add(key, INITIAL)
+
     def _add_initial(self, jobs: Callable[[Caches], Iterable[Key]]) -> None:
-        for scope in self._scopes.values():
+        for scope in self.scopes.values():
             for key in jobs(scope.caches):
                 self._queue.add(key, INITIAL)
 
@@ -344,7 +317,3 @@ class _Objects(Sized):
 
 def _idle(informers: list[Informer[Any]]) -> float:
     return max(informer.idle() for informer in informers)
-
-
-def _all_synced(informers: list[Informer[Any]]) -> bool:
-    return all(informer.synced.is_set() for informer in informers)

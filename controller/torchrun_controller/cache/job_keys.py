@@ -70,14 +70,19 @@ def jobs_of_child(caches: Caches, change: Change[Child], initial: bool) -> Itera
 
 
 def jobs_of_group(caches: Caches, change: Change[SchedulingGroup], initial: bool) -> Iterator[Key]:
-    """The job that the label names, or that of the child Job that controls the group."""
-    meta = change.object.metadata
+    """The job of the group, and the one that it belonged to before."""
+    jobs = (_job_of_group(caches, g) for g in (change.object, change.old) if g is not None)
+    yield from ((change.object.metadata.namespace, job) for job in jobs if job)
+
+
+def _job_of_group(caches: Caches, group: SchedulingGroup) -> str:
+    """Return the job that the label names, or that of the child Job that controls the group."""
+    meta = group.metadata
     job = meta.labels.torchrun_job
     for owner in meta.owner_references if not job else ():
         child = caches.child_jobs.get(meta.namespace, owner.name) if owner.controller else None
         job = child.metadata.labels.torchrun_job if child is not None else job
-    if job:
-        yield meta.namespace, job
+    return job
 
 
 def jobs_of_warning(caches: Caches, change: Change[CoreEvent], initial: bool) -> Iterator[Key]:

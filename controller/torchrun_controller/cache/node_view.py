@@ -13,7 +13,6 @@ import structlog
 from torchrun_api.core import Node
 from torchrun_api.kinds import NODES
 from torchrun_controller.cache.informer import Informer, Observer
-from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Transport
 from torchrun_controller.clock import SYSTEM, Clock
@@ -40,7 +39,6 @@ class NodeView:
         observer: Observer,
         on_change: Callable[[Change[Node], bool], None],
         on_known: Callable[[], None],
-        read_errors: ReadErrors,
         clock: Clock = SYSTEM,
     ) -> None:
         self.informer: Informer[Node] = Informer(
@@ -54,7 +52,6 @@ class NodeView:
         )
         self._on_change = on_change
         self._on_known = on_known
-        self._read_errors = read_errors
         self._listeners: list[Callable[[Change[Node] | None], None]] = []
 
     def subscribe(self, listener: Callable[[Change[Node] | None], None]) -> None:
@@ -71,13 +68,13 @@ class NodeView:
     @property
     def is_awaited(self) -> bool:
         """Whether nodes are unknown although the controller may read them: a temporary failure."""
-        return self.view is None and not self._read_errors.refused(NODES.resource)
+        return self.view is None and not self.informer.last_read.refused
 
     def shortcoming(self) -> str:
         """Return what does not work without nodes, and why; "" if nodes are known."""
         if self.view is not None:
             return ""
-        why = self._read_errors.problem(NODES.resource) or "no response yet"
+        why = self.informer.last_read.problem or "no response yet"
         text = "lost nodes are not detected"
         if self.is_awaited:
             text += ", and admission by nodes waits"

@@ -16,7 +16,7 @@ from torchrun_api import names
 from torchrun_api.extras import ConfigMap, KaiQueue, QueueClaim
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import CONFIG_MAPS, KAI_QUEUES, QUEUE_CLAIMS, TORCHRUN_QUEUES
-from torchrun_api.meta import ObjectMeta, find_controller
+from torchrun_api.meta import find_controller
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.informer import Informer, Observer, longest_silence
 from torchrun_controller.cache.informer_factory import InformerFactory
@@ -79,6 +79,7 @@ class QueueView:
         )
         self._kai_installed = anyio.Event()
         factory.subscribe(jobs=self._job_changed, queues=self._queue_changed)
+        factory.scopes.subscribe(lambda scope: self._add_all())
         factory.discovery.subscribe(self._installed_changed)
 
     @property
@@ -127,7 +128,9 @@ class QueueView:
             await anyio.sleep(_CHECK_SECONDS)
 
     def observe(self, namespace: str, name: str) -> ObservedQueue | None:
-        """Return the input of reconcile for one queue; None if the queue is not cached."""
+        """Return the input of reconcile for one queue; None if it is not cached, or left out."""
+        if namespace in self._factory.scopes.left_out:
+            return None
         caches = self._factory.caches(namespace)
         queue = caches.queues.get(namespace, name)
         if queue is None:
@@ -142,7 +145,11 @@ class QueueView:
             kai={q.metadata.name: q for q in kai.store} if kai.synced.is_set() else None,
             unseen=self._explain_unsynced(scope),
             sharing=tuple(self._queues_sharing_kai(queue)),
-            namespaces=self._factory.namespaces,
+            namespaces=tuple(
+                name
+                for name in self._factory.namespaces
+                if name not in self._factory.scopes.left_out
+            ),
         )
 
     def stores(self, key: Key) -> Mapping[str, Store[Any]]:
@@ -175,9 +182,11 @@ class QueueView:
     def _explain_unsynced(self, scope: _Scope) -> dict[str, str]:
         """Return the reason for each resource whose cache has no list yet."""
         needed = [*scope.informers, *self._kai_if_installed()]
-        unsynced = [informer.kind.resource for informer in needed if not informer.synced.is_set()]
-        problems = self._factory.read_errors
-        return {r: problems.problem(r) or "the cache is not synced yet" for r in unsynced}
+        return {
+            informer.kind.resource: informer.last_read.problem or "the cache is not synced yet"
+            for informer in needed
+            if not informer.synced.is_set()
+        }
 
     def _kai_if_installed(self) -> list[Informer[KaiQueue]]:
         return [self._kai] if self._kai_installed.is_set() else []
@@ -191,11 +200,13 @@ class QueueView:
                 yield other
 
     def _job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
-        """Add the queue if its counts may change, after about COUNT_SECONDS."""
-        if initial or _counted_state(change.old) != _counted_state(change.new):
-            job = change.object
+        """Add each queue whose counts may change, after about COUNT_SECONDS."""
+        if not initial and _counted_state(change.old) == _counted_state(change.new):
+            return
+        sides = (job for job in (change.old, change.new) if job is not None)
+        for key in sorted({(job.metadata.namespace, job.spec.job_queue) for job in sides}):
             delay = COUNT_SECONDS * (0.5 + self._factory.clock.jitter())
-            self._work.add_after((job.metadata.namespace, job.spec.job_queue), delay)
+            self._work.add_after(key, delay)
 
     def _queue_changed(self, change: Change[TorchrunQueue], initial: bool) -> None:
         """Add the queue and those that share a KAI queue with it."""
@@ -207,10 +218,12 @@ class QueueView:
                     self._add(other.metadata.namespace, other.metadata.name, initial=initial)
 
     def _extra_changed(self, change: Change[Any], initial: bool) -> None:
-        meta: ObjectMeta = change.object.metadata
-        owner = find_controller(meta.owner_references)
-        if owner is not None:
-            self._add(meta.namespace, owner.name, initial=initial)
+        """Add the queue that owns the object, and the one that owned it before."""
+        namespace = change.object.metadata.namespace
+        for extra in (change.old, change.new):
+            owner = find_controller(extra.metadata.owner_references) if extra is not None else None
+            if owner is not None:
+                self._add(namespace, owner.name, initial=initial)
 
     def _kai_changed(self, change: Change[KaiQueue], initial: bool) -> None:
         """Add every queue after a change of the spec: it may wait for this KAI queue."""
@@ -240,7 +253,7 @@ def _extras(scope: _Scope, uid: str) -> tuple[Extra, ...] | None:
 
 
 def _counted_state(job: TorchrunJob | None) -> object:
-    return None if job is None else jobs.state_of(job)
+    return None if job is None else (job.spec.job_queue, jobs.state_of(job))
 
 
 def _kai_fields(queue: TorchrunQueue | None) -> object:

@@ -198,17 +198,30 @@ class Permissions:
 
     def missing(self) -> str:
         """Readiness: the missing permissions without which nothing works, "" if none is missing."""
-        return _format_advice([review for review in self._missing if not review.permission.without])
+        left_out = self._left_out()
+        required = (review for review in self._missing if not review.permission.without)
+        return _format_advice([r for r in required if not _concerns_only(r, left_out)])
 
     def shortcoming(self) -> str:
         """The other missing permissions and what does not work without them, "" if none."""
+        left_out = self._left_out()
         reasons: dict[str, list[AccessReview]] = {}
         for review in self._missing:
-            if review.permission.without:
-                reasons.setdefault(review.permission.without, []).append(review)
+            without = review.permission.without
+            if _concerns_only(review, left_out):
+                without = f"no jobs run in namespace {review.namespace}"
+            if without:
+                reasons.setdefault(without, []).append(review)
         return "; ".join(
             f"{without}: {_format_advice(reviews)}" for without, reviews in reasons.items()
         )
+
+    def _left_out(self) -> set[str]:
+        """The namespaces that lack a required permission, such as deleted ones, unless all do."""
+        namespaces = set(self._namespaces)
+        required = (review for review in self._missing if not review.permission.without)
+        left_out = {r.namespace for r in required if _concerns_only(r, namespaces)}
+        return left_out if left_out < namespaces else set()
 
     @asynccontextmanager
     async def running(self, transport: Requests, served: Served) -> AsyncIterator[None]:
@@ -277,9 +290,14 @@ class Permissions:
         if required:
             log.error("required permissions are missing", missing=required)
         if rest:
-            log.warning("optional permissions are missing", missing=rest)
+            log.warning("some permissions are missing", missing=rest)
         if not missing:
             log.info("all permissions are granted")
+
+
+def _concerns_only(review: AccessReview, namespaces: Collection[str]) -> bool:
+    """Whether a missing permission stops the jobs of one of these namespaces, but no others."""
+    return review.namespace in namespaces and review.permission is not LEASE
 
 
 async def _list_rules(transport: Requests, namespace: str) -> tuple[_Rule, ...]:

@@ -16,11 +16,9 @@ from typing import Any, Final
 import anyio
 from msgspec import Struct
 
-from torchrun_api.kinds import NODES
 from torchrun_controller.cache.informer import Informer
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.observe import Key
-from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.client import ApiError, Response, Transport
 from torchrun_controller.clock import Clock
 from torchrun_controller.reconcile import reconcile
@@ -82,12 +80,9 @@ class Player:
         self._transport = _RecordedResponses()
         clock = Clock(lambda: self._now, self._now_utc, lambda: 0.0)
         self._queue: WorkQueue[Key] = WorkQueue(clock.monotonic)
-        read_errors = ReadErrors()
+        self._factory = InformerFactory(self._transport, self._queue, namespaces, clock)
         # A recording has no refusals. Nodes that it does not have are not awaited.
-        read_errors.observe("list", NODES.resource, HTTPStatus.FORBIDDEN, 0.0)
-        self._factory = InformerFactory(
-            self._transport, read_errors, self._queue, namespaces, clock
-        )
+        self._factory.nodes.informer.last_read.record("list", HTTPStatus.FORBIDDEN)
         self._watchers: dict[str, Watcher[Any]] = {}
 
     async def play(self, lines: Iterable[Line], on_decision: Callable[[Decision], None]) -> None:

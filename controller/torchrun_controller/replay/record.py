@@ -9,7 +9,6 @@ import anyio
 
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.observe import Key
-from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.client import Connection, Response, Transport
 from torchrun_controller.replay.tape import Head, Tape, source_of
 from torchrun_controller.watch.lines import LineSplitter, Overlong
@@ -93,12 +92,9 @@ async def record(
     connection = await Connection.load(kubeconfig, context)
     tape = Tape(path, head, limit)
     try:
-        read_errors = ReadErrors()
-        async with connection.session("record", read_errors.observe) as session:
+        async with connection.session("record") as session:
             queue: WorkQueue[Key] = WorkQueue(lambda: 0.0)  # its keys are not taken
-            factory = InformerFactory(
-                RecordingTransport(session, tape), read_errors, queue, head.namespaces
-            )
+            factory = InformerFactory(RecordingTransport(session, tape), queue, head.namespaces)
             await _run(factory, tape)
     finally:
         tape.close()

@@ -1,6 +1,6 @@
 """The health and readiness checks that `server` runs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from torchrun_controller.leader import Leadership
@@ -27,18 +27,12 @@ def watches_alive(idle: Mapping[str, Callable[[], float]], bound: float = STUCK)
     return check
 
 
-def caches_synced(
-    synced: Mapping[str, Callable[[], bool]], problem: Callable[[str], str] = lambda resource: ""
-) -> Check:
-    """Return a readiness check: each cache has its first list; `problem` explains why not."""
+def caches_synced(unsynced: Callable[[], Iterable[str]]) -> Check:
+    """Return a readiness check: no cache is `unsynced`. That returns each one, and why."""
 
     def check() -> str:
-        unsynced = [
-            f"{resource} ({problem(resource) or 'waiting for the first list'})"
-            for resource, is_synced in synced.items()
-            if not is_synced()
-        ]
-        return f"not listed yet: {', '.join(unsynced)}" if unsynced else ""
+        caches = ", ".join(unsynced())
+        return f"not listed yet: {caches}" if caches else ""
 
     return check
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 from msgspec.structs import replace
-from prometheus_client import CollectorRegistry
 
 from torchrun_api.core import Job, Node, Pod
 from torchrun_api.job import TorchrunJob
@@ -17,9 +16,7 @@ from torchrun_controller.cache.admission_view import (
     ObservedAdmission,
 )
 from torchrun_controller.cache.informer_factory import InformerFactory
-from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.clock import Clock
-from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.spec.requests import GangRequests, encode_charge
 from torchrun_controller.workqueue import WorkQueue
 
@@ -32,12 +29,10 @@ THEN = "2026-01-02T03:04:00Z"
 class World:
     def __init__(self, *, by_nodes: bool = True, **options: Any) -> None:
         self.time = 0.0
-        metrics = Metrics(CollectorRegistry())
         keys: WorkQueue[tuple[str, str]] = WorkQueue(lambda: 0.0)
         self.work: WorkQueue[str] = WorkQueue(lambda: self.time)
         still = Clock(monotonic=lambda: 0.0)
-        answers = ReadErrors(metrics.observe_request)
-        self.factory = InformerFactory(NEVER_SENT, answers, keys, clock=still)
+        self.factory = InformerFactory(NEVER_SENT, keys, clock=still)
         self.watch = AdmissionView(self.factory, self.work, by_nodes=by_nodes, **options)
         self.factory.nodes.informer.synced.set()
         self.version = 0

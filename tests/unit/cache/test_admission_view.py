@@ -3,7 +3,10 @@
 import anyio
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from torchrun_api.admission import QueueAdmission
+from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
 from unit.cache.admission_caches import (
     ADMITTED_STATUS,
     NOW,
@@ -22,12 +25,22 @@ def world() -> World:
     return World()
 
 
+def reports_admission(queue: TorchrunQueue) -> TorchrunQueue:
+    """The queue with an admission in its status."""
+    return replace(queue, status=TorchrunQueueStatus(admission=QueueAdmission()))
+
+
 def test_nothing_wakes_it_without_a_queue_with_admission(world: World) -> None:
     world.change(a_queue())
     world.change(a_job())
     world.change(a_gang())
     world.change(a_node())
     assert not world.awake()
+
+
+def test_a_restart_wakes_it_for_an_admission_status_without_a_quota(world: World) -> None:
+    world.change(reports_admission(a_queue()))
+    assert world.awake()
 
 
 def test_an_admitted_job_wakes_it_without_a_queue(world: World) -> None:
@@ -72,6 +85,15 @@ class TestWaking:
         world.change(a_queue(generation=2), gone=True)
         assert not world.awake(), "no other queue has admission"
 
+    def test_a_queue_until_its_admission_status_is_gone(self, world: World) -> None:
+        without_quota = a_queue(generation=2)
+        world.change(reports_admission(without_quota))
+        assert world.awake()
+        world.change(without_quota)
+        assert not world.awake(), "the write of admission itself"
+        world.change(a_node(cpu="5"))
+        assert not world.awake(), "no queue is left that needs admission"
+
     def test_nodes_without_their_heartbeats(self, world: World) -> None:
         world.change(a_node(cpu="4"))
         assert not world.awake()
@@ -106,7 +128,7 @@ def test_the_state_follows_the_caches(world: World) -> None:
 def test_admission_waits_for_nodes_unless_they_are_forbidden(world: World) -> None:
     world.factory.nodes.informer.synced = anyio.Event()
     assert world.watch.observe(NOW) is None
-    world.factory.read_errors.observe("list", "nodes", 403, 0.1)
+    world.factory.nodes.informer.last_read.record("list", 403)
     assert world.seen().state.nodes is None
 
 
@@ -120,7 +142,7 @@ def test_admission_waits_for_nodes_while_the_server_fails(
         world.factory.nodes.informer.last_seen -= 1000
     else:
         world.factory.nodes.informer.synced = anyio.Event()
-    world.factory.read_errors.observe("list", "nodes", code, 0.1)
+    world.factory.nodes.informer.last_read.record("list", code)
     assert world.watch.observe(NOW) is None
     assert "admission by nodes waits" in world.factory.nodes.shortcoming()
 

@@ -143,3 +143,10 @@ def test_a_workload_wakes_the_job_of_its_child_job():
     world.keys()
     assert change(world, a_group("job-run-r1-1a2b3", "run-r1", kind="Job")) == [("team", "run")]
     assert change(world, a_group("job-other-1a2b3", "other", kind="Job")) == []
+
+
+def test_a_changed_label_of_a_group_wakes_both_jobs():
+    world = World()
+    old, new = (msgspec.convert(a_group("g", "g", j), SchedulingGroup) for j in ("run", "next"))
+    world.factory._handle_change(VOLCANO_POD_GROUPS, Change(old, new), False)
+    assert sorted(world.keys()) == [("team", "next"), ("team", "run")]

@@ -15,7 +15,6 @@ from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Progress
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.progress_reports import Worker
-from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.installed import Installed
@@ -26,8 +25,7 @@ NEVER_SENT: Any = None  # without running informers
 
 
 def readiness(world: "World") -> str:
-    factory = world.factory
-    return caches_synced(factory.synced_by_resource(), factory.read_errors.problem)()
+    return caches_synced(world.factory.scopes.unsynced)()
 
 
 def liveness(world: "World") -> str:
@@ -38,8 +36,7 @@ class World:
     def __init__(self, *namespaces: str) -> None:
         self.metrics = Metrics(CollectorRegistry())
         self.queue: WorkQueue[tuple[str, str]] = WorkQueue(lambda: 0.0)
-        self.answers = ReadErrors(self.metrics.observe_request)
-        self.factory = InformerFactory(NEVER_SENT, self.answers, self.queue, namespaces)
+        self.factory = InformerFactory(NEVER_SENT, self.queue, namespaces)
 
     def change(self, obj: Any, *, initial: bool = False) -> None:
         """Update the store, then call the handler, as the informer does."""
@@ -88,8 +85,9 @@ def test_a_new_job_goes_before_running_ones(world: World) -> None:
 
 
 def test_readiness_names_what_is_missing_and_why(world: World) -> None:
-    world.answers.observe("watch", "torchrunjobs.torchrun.ai", 404, 0.1)
-    world.answers.observe("watch", "pods", 403, 0.1)
+    (scope,) = world.factory.scopes.values()
+    scope.informers["torchrunjobs.torchrun.ai"].last_read.record("watch", 404)
+    scope.informers["pods"].last_read.record("watch", 403)
     message = readiness(world)
     assert "install the CustomResourceDefinition of torchrunjobs.torchrun.ai" in message
     assert "grant the controller's role the verb watch on pods" in message

@@ -18,7 +18,6 @@ from torchrun_api.job import TorchrunJob
 from torchrun_controller.cache import node_view
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.node_view import NodeView
-from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.cache.store import Change
 from torchrun_controller.clock import Clock
 from torchrun_controller.watch import Interrupted
@@ -67,7 +66,7 @@ async def listing(first_list: Step) -> AsyncIterator[NodeView]:
     async with serving(play) as server, connection(server.url).session("watch") as transport:
         play.server = server
         work: WorkQueue[tuple[str, str]] = WorkQueue(lambda: 0.0)
-        nodes = InformerFactory(transport, ReadErrors(), work, (), Clock()).nodes
+        nodes = InformerFactory(transport, work, (), Clock()).nodes
         async with running(nodes.informer):
             yield nodes
 
@@ -122,9 +121,9 @@ def test_nodes_are_known_once_listed_until_their_watch_is_silent(world):
     assert watch.view is None
     waits = "lost nodes are not detected, and admission by nodes waits"
     assert watch.shortcoming() == f"{waits}: no response yet"
-    world.answers.observe("list", "nodes", 500, 0.1)
+    world.factory.nodes.informer.last_read.record("list", 500)
     assert watch.shortcoming() == f"{waits}: cannot list nodes: HTTP 500 (HTTP 500)"
-    world.answers.observe("watch", "nodes", 403, 0.1)
+    world.factory.nodes.informer.last_read.record("watch", 403)
     assert "grant the controller's role the verb watch on nodes" in watch.shortcoming()
     synced(world)
     assert watch.view is watch.informer.store
@@ -143,7 +142,7 @@ def test_jobs_await_nodes_that_the_controller_may_read(world):
         return observed.cluster.nodes_awaited
 
     assert is_awaited()
-    world.answers.observe("list", "nodes", 403, 0.1)
+    world.factory.nodes.informer.last_read.record("list", 403)
     assert not is_awaited()
     synced(world)
     assert not is_awaited()
@@ -196,7 +195,7 @@ async def test_forbidden_nodes_are_logged(world):
         await asyncio.sleep(0)
         task.cancel()
         assert lines == [], "the first list is still running"
-        world.answers.observe("list", "nodes", 403, 0.1)
+        world.factory.nodes.informer.last_read.record("list", 403)
         await world.factory.nodes.informer.take([Interrupted("Forbidden", "no", 1.0, relist=True)])
         task = asyncio.create_task(world.factory.nodes.follow())
         await asyncio.sleep(0)

@@ -6,16 +6,13 @@ import anyio
 import msgspec
 import pytest
 from msgspec.structs import replace
-from prometheus_client import CollectorRegistry
 
 from queue_world import a_job, kai_queue, make_trq
 from torchrun_api.extras import ConfigMap
 from torchrun_api.kinds import KAI_QUEUES
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.queue_view import QueueView
-from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.clock import Clock
-from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.watch import Interrupted
 from torchrun_controller.workqueue import WorkQueue
@@ -27,14 +24,12 @@ KAI = Installed(resources=frozenset({(KAI_QUEUES.api_version, KAI_QUEUES.plural)
 
 class World:
     def __init__(self, *namespaces: str) -> None:
-        self.metrics = Metrics(CollectorRegistry())
-        self.answers = ReadErrors(self.metrics.observe_request)
         self.time = 0.0
         self.work: WorkQueue[tuple[str, str]] = WorkQueue(lambda: self.time)
         others: WorkQueue[tuple[str, str]] = WorkQueue(lambda: 0.0)
         self.jitter = 0.0
         clock = Clock(jitter=lambda: self.jitter)
-        self.factory = InformerFactory(NEVER_SENT, self.answers, others, namespaces, clock)
+        self.factory = InformerFactory(NEVER_SENT, others, namespaces, clock)
         self.watch = QueueView(NEVER_SENT, self.factory.observer, self.factory, self.work)
 
     def change(self, obj: Any, *, initial: bool = False) -> None:
@@ -105,6 +100,15 @@ def test_a_job_wakes_its_queue_when_its_phase_changes(world: World) -> None:
     assert world.keys() == ["ml/gpu"]
 
 
+@pytest.mark.parametrize("initial", [False, True])
+def test_a_job_that_moves_wakes_both_queues(world: World, initial: bool) -> None:
+    job = a_job("run")
+    world.change(job)
+    world.keys()
+    world.change(replace(job, spec=replace(job.spec, job_queue="other")), initial=initial)
+    assert world.keys() == ["ml/gpu", "ml/other"]
+
+
 def test_counts_of_a_queue_do_not_wake_its_jobs(world: World) -> None:
     heard: list[object] = []
     world.factory.subscribe(jobs=lambda *_: None, queues=lambda change, _: heard.append(change))
@@ -124,8 +128,18 @@ def test_counts_of_a_queue_do_not_wake_its_jobs(world: World) -> None:
 def test_an_object_wakes_the_queue_that_owns_it(world: World) -> None:
     world.change(settings())
     assert world.keys() == ["ml/gpu"]
+
+
+def test_an_object_without_an_owner_wakes_no_queue(world: World) -> None:
     world.change(settings(owner=""))
     assert world.keys() == []
+
+
+def test_an_object_that_loses_its_queue_wakes_the_queue(world: World) -> None:
+    world.change(settings())
+    world.keys()
+    world.change(settings(owner=""))
+    assert world.keys() == ["ml/gpu"]
 
 
 def test_queues_of_one_kai_queue_wake_each_other(world: World) -> None:
@@ -162,7 +176,7 @@ def test_the_observed_state_of_a_queue(world: World) -> None:
     gone = replace(going, metadata=replace(going.metadata, deletion_timestamp=START))
     for obj in (queue, other, gone, a_job("run"), settings(), kai_queue("a")):
         world.change(obj)
-    world.answers.observe("list", KAI_QUEUES.resource, 403, 0)
+    world.watch._kai.last_read.record("list", 403)
     unknown = world.watch.observe("ml", "gpu")
     assert unknown is not None
     assert (unknown.extras, unknown.kai) == (None, None)

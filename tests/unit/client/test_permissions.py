@@ -27,6 +27,7 @@ class Reviewer:
 
     def __init__(self, *denied: tuple[str, str]) -> None:
         self.denied = set(denied)
+        self.deleted_namespace = "no-namespace"
         self.rules: list[dict[str, list[str]]] | None = None
         self.namespaces: list[str] = []  # those whose rules were listed
         self.reviews: list[tuple[str, str, str]] = []
@@ -52,7 +53,8 @@ class Reviewer:
         part = f"/{attributes['subresource']}" if attributes["subresource"] else ""
         resource = f"{attributes['resource']}{group}{part}"
         self.reviews.append((attributes["verb"], resource, attributes["namespace"]))
-        allowed = (attributes["verb"], resource) not in self.denied
+        is_deleted = attributes["namespace"] == self.deleted_namespace
+        allowed = not is_deleted and (attributes["verb"], resource) not in self.denied
         return Response(201, json.dumps({"status": {"allowed": allowed}}).encode(), "")
 
 
@@ -103,6 +105,20 @@ async def test_permissions_are_checked_in_the_watched_namespaces() -> None:
     assert rights.missing() == (
         "grant the controller's role list pods in team-a; list pods in team-b"
     )
+    assert rights.shortcoming() == ""
+
+
+async def test_a_namespace_without_permissions_does_not_stop_the_others() -> None:
+    reviewer = Reviewer(("watch", LEASE.resource), ("list", "configmaps"))
+    reviewer.deleted_namespace = "team-b"
+    rights = Permissions(("team-a", "team-b"), lease_namespace="system")
+    await rights.check(reviewer, ())
+    assert (
+        rights.missing() == "grant the controller's role watch leases.coordination.k8s.io in system"
+    )
+    shortcoming = rights.shortcoming()
+    assert "no jobs run in namespace team-b: grant the controller's role get, list" in shortcoming
+    assert "not maintained: grant the controller's role list configmaps in team-a" in shortcoming
 
 
 def role(

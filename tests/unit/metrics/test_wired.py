@@ -1,6 +1,5 @@
 from metrics_world import job
 from torchrun_api.kinds import CONFIG_MAPS, KAI_QUEUES, TORCHRUN_JOBS
-from torchrun_controller.cache.read_errors import ReadErrors
 from torchrun_controller.client import Transport
 from torchrun_controller.clock import SYSTEM
 from torchrun_controller.manager import Components, Sessions, assemble
@@ -14,7 +13,7 @@ FLAGS = ("--runtime-image", "image", "--metrics-jobs", "1", "--namespaces", "tea
 
 
 def assembled_components(metrics: Metrics, *flags: str) -> Components:
-    sessions = Sessions(NEVER_SENT, NEVER_SENT, NEVER_SENT, ReadErrors(metrics.observe_request))
+    sessions = Sessions(NEVER_SENT, NEVER_SENT, NEVER_SENT)
     return assemble(parse([*FLAGS, *flags], {}), sessions, metrics, SYSTEM, "me")
 
 
