@@ -60,7 +60,7 @@ def agents(tree: list[Process]) -> list[Process]:
 
 def trapping(tree: list[Process], number: int) -> list[Process]:
     """The shells with a trap for the signal."""
-    return [p for p in tree if p.name in _SHELLS and _has(p.pid, "SigCgt", number)]
+    return [p for p in tree if p.name in _SHELLS and handles(p, number)]
 
 
 def programs(tree: list[Process]) -> list[Process]:
@@ -69,9 +69,14 @@ def programs(tree: list[Process]) -> list[Process]:
     return [p for p in tree if p.name not in _SHELLS or p.pid not in parents]
 
 
+def handles(process: Process, number: int) -> bool:
+    """Whether it has a handler for the signal."""
+    return _has(process.pid, "SigCgt", number)
+
+
 def catches(process: Process, number: int) -> bool:
     """Whether it handles or ignores the signal, so that it does not end at once."""
-    return _has(process.pid, "SigCgt", number) or _has(process.pid, "SigIgn", number)
+    return handles(process, number) or _has(process.pid, "SigIgn", number)
 
 
 def _inside(process: Process, children: dict[int, list[Process]], number: int) -> list[Process]:
@@ -86,7 +91,7 @@ def _inside(process: Process, children: dict[int, list[Process]], number: int) -
     if process.name not in _SHELLS or not inner:
         return [process]
     matches = []
-    if _has(process.pid, "SigCgt", number):
+    if handles(process, number):
         matches = [process]
         inner = [child for child in inner if not _in_background(child)]
     return matches + [deeper for child in inner for deeper in _inside(child, children, number)]
