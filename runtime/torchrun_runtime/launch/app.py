@@ -356,6 +356,7 @@ def _environment_of_command(
     return {
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
+        "SPT_NOENV": "1",  # setproctitle must not overwrite /proc/PID/environ, see processes.ranks
         **environment,
         "PYTHONPATH": os.pathsep.join([hooks, path] if path else [hooks]),
         contract.LAUNCH_REPORTS: reports,
