@@ -119,7 +119,7 @@ def _has(pid: int, field: str, number: int) -> bool:
 
 
 def alive(process: Process) -> bool:
-    """Whether it still runs; a zombie does not."""
+    """Whether any of its threads still runs; a zombie has none."""
     now = _read(process.pid)
     return now is not None and now.started == process.started
 
@@ -179,6 +179,7 @@ def _read(pid: int) -> Process | None:
     # The name is in brackets and may contain any character, also brackets.
     head, _, tail = text.rpartition(")")
     fields = tail.split()
-    if fields[0] in ("Z", "X"):
+    # The state is that of the first thread. Other threads may run on, or end later.
+    if fields[0] in ("Z", "X") and int(fields[17]) <= 1:
         return None
     return Process(pid, int(fields[1]), head.partition("(")[2], int(fields[19]))
