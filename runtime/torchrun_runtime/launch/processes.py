@@ -21,6 +21,13 @@ class Process(NamedTuple):
     started: int
 
 
+class Running(NamedTuple):
+    """All processes and ranks at one time. ranks: also None, while the command runs."""
+
+    pids: frozenset[int] = frozenset()
+    ranks: frozenset[int | None] = frozenset()
+
+
 def descendants(root: int) -> list[Process]:
     """Running processes below `root`, parents before children."""
     children = _children(_all())
@@ -44,6 +51,17 @@ def ranks(tree: list[Process]) -> list[Process]:
     """The ranks of torchrun; empty if no process has LOCAL_RANK."""
     marked = {p.pid for p in tree if variable(p.pid, "LOCAL_RANK") is not None}
     return [process for process in tree if process.pid in marked and process.parent not in marked]
+
+
+def running(root: int) -> Running:
+    """What runs below `root`, whose first child is the command."""
+    tree = descendants(root)
+    numbers: list[int | None] = [None] if tree else []
+    for process in ranks(tree) or tree[:1]:
+        number = variable(process.pid, "RANK")
+        if number and number.isdigit():
+            numbers.append(int(number))
+    return Running(frozenset(process.pid for process in tree), frozenset(numbers))
 
 
 def agents(tree: list[Process]) -> list[Process]:
