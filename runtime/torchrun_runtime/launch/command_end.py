@@ -6,14 +6,7 @@ import signal
 import time
 
 from .contract import STOPPED
-from .failure import (
-    Cause,
-    Report,
-    find_cause,
-    is_peer_loss,
-    out_of_memory_of,
-    read_reports,
-)
+from .failure import Cause, Report, find_cause, is_peer_loss, out_of_memory_of, read_reports
 from .gang.messages import StopRound
 from .output import timestamp
 from .processes import Running, signal_name
@@ -43,16 +36,12 @@ def describe_stop(stop: StopRound) -> str:
 
 
 def cause_of_round(
-    stop: StopRound,
-    stopped_at: float,
-    running: Running,
-    reports: str,
-    out_of_memory: bool,
+    stop: StopRound, stopped_at: float, running: Running, reports: str, out_of_memory: bool
 ) -> Cause:
     """The cause of an end by order of the leader; that of a rank that had failed shortly before.
 
-    running: at the time of the order. out_of_memory: the kernel killed a
-    process of this container within UNNOTICED_SECONDS.
+    running: at the time of the order. out_of_memory: the kernel killed a process of this container
+    within UNNOTICED_SECONDS.
     """
     if stop.failed and out_of_memory:
         return out_of_memory_of(None, stopped_at)

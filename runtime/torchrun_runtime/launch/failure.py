@@ -30,8 +30,8 @@ _RECENT_SECONDS = 3.0
 class Report(NamedTuple):
     """An exception that ended a process.
 
-    failures: those that torchrun lists; else empty. nested: another Python of the same rank
-    is above the process.
+    failures: those that torchrun lists; else empty. nested: another Python of the same rank is
+    above the process.
     """
 
     pid: int
