@@ -226,7 +226,7 @@ OUTER_PYTHON = Variable(
     TEXT,
     (RANK,),
     "Process ID of the outermost Python process of the rank, and RANK.",
-    set_by=(RANK,),
+    set_by=(LAUNCHER,),
 )
 
 # torchrun's options, and variables that other launchers of ranks expect.
