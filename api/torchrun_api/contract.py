@@ -221,6 +221,13 @@ STACK_SIGNAL = Variable(
     "Signal that makes a Python process write its stacks.",
     set_by=(LAUNCHER,),
 )
+OUTER_PYTHON = Variable(
+    "TORCHRUN_OUTER_PYTHON",
+    TEXT,
+    (RANK,),
+    "Process ID of the outermost Python process of the rank, and RANK.",
+    set_by=(LAUNCHER,),
+)
 
 # torchrun's options, and variables that other launchers of ranks expect.
 _RENDEZVOUS = (TORCHRUN, LAUNCHER)

@@ -37,7 +37,7 @@ from .hang import HangWatchdog
 from .memory import OomWatchdog
 from .network import wait_for_names
 from .output import say, timestamp, write_termination_message
-from .processes import descendants, send, signal_name
+from .processes import Running, descendants, running, send, signal_name
 from .reload import Reload
 from .rendezvous import of_round
 from .reporting import Reporter, describe_restarts, newest_step
@@ -260,12 +260,14 @@ def _run(
 
     stop: StopRound | None = None
     stopped_at = 0.0
+    at_stop = Running()
 
     def end_of_round() -> float | None:
-        nonlocal stop, stopped_at
+        nonlocal stop, stopped_at, at_stop
         stop, stopped_at = rounds.stop_order(), time.time()
         if stop is None:
             return None
+        at_stop = running(os.getpid())
         say(f"stopping the ranks, because {describe_stop(stop)}")
         return min(settings.grace or _ROUND_GRACE, _ROUND_GRACE)
 
@@ -275,7 +277,7 @@ def _run(
         if streams:
             streams.close()
         cause = (
-            cause_of_round(stop, stopped_at, reports, memory.has_killed(UNNOTICED_SECONDS))
+            cause_of_round(stop, stopped_at, at_stop, reports, memory.has_killed(UNNOTICED_SECONDS))
             if command_exit.for_next_round and command_exit.stop_request is None and stop
             else cause_of_end(command_exit, reports, memory.has_killed())
         )
@@ -356,6 +358,7 @@ def _environment_of_command(
     return {
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
+        "SPT_NOENV": "1",  # setproctitle must not overwrite /proc/PID/environ, see processes.ranks
         **environment,
         "PYTHONPATH": os.pathsep.join([hooks, path] if path else [hooks]),
         contract.LAUNCH_REPORTS: reports,

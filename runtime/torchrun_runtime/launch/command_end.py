@@ -6,10 +6,10 @@ import signal
 import time
 
 from .contract import STOPPED
-from .failure import Cause, find_cause, is_peer_loss, out_of_memory_of, read_reports
+from .failure import Cause, Report, find_cause, is_peer_loss, out_of_memory_of, read_reports
 from .gang.messages import StopRound
 from .output import timestamp
-from .processes import signal_name
+from .processes import Running, signal_name
 from .supervise import CommandExit, StopRequest
 
 PEER_FAILED, RELOADED = "PeerFailed", "Stopped"
@@ -35,20 +35,23 @@ def describe_stop(stop: StopRound) -> str:
     return "a rank on another node has failed" if stop.failed else "there is newer code"
 
 
-def cause_of_round(stop: StopRound, stopped_at: float, reports: str, out_of_memory: bool) -> Cause:
+def cause_of_round(
+    stop: StopRound, stopped_at: float, running: Running, reports: str, out_of_memory: bool
+) -> Cause:
     """The cause of an end by order of the leader; that of a rank that had failed shortly before.
 
-    out_of_memory: the kernel killed a process of this container within UNNOTICED_SECONDS.
+    running: at the time of the order. out_of_memory: the kernel killed a process of this container
+    within UNNOTICED_SECONDS.
     """
     if stop.failed and out_of_memory:
         return out_of_memory_of(None, stopped_at)
     exceptions = [
         report
         for report in read_reports(reports)
-        if not report.failures and 0 < stopped_at - report.time < UNNOTICED_SECONDS
+        if not report.failures and _had_failed(report, stopped_at, running)
     ]
     if stop.failed and exceptions:
-        first = min(exceptions, key=lambda report: report.time)
+        first = min(exceptions, key=lambda report: (report.nested, report.time))
         cause = Cause(1, first.rank, None, "Exception", first.message, timestamp(first.time))
         if not is_peer_loss(cause):
             return cause
@@ -57,6 +60,15 @@ def cause_of_round(stop: StopRound, stopped_at: float, reports: str, out_of_memo
         return Cause(STOPPED, None, None, PEER_FAILED, message, timestamp())
     message = "The ranks of this node were stopped for newer code, and the gang has ended."
     return Cause(STOPPED, None, signal.SIGTERM, RELOADED, message, timestamp())
+
+
+def _had_failed(report: Report, stopped_at: float, running: Running) -> bool:
+    """Whether the exception had ended a rank, or was just about to: its process had not ended yet.
+
+    A rank that runs on has survived the failure of another process.
+    """
+    is_recent = 0 < stopped_at - report.time < UNNOTICED_SECONDS
+    return is_recent and (report.rank not in running.ranks or report.pid in running.pids)
 
 
 def cause_of_missed_round() -> Cause:

@@ -2,7 +2,8 @@
 
 Precedence: the report of torchrun (rank and exit code), the report of the rank's Python (exception
 and time), the exit code of the command. Among several failed ranks the first one is the cause; a
-rank that only lost a peer is not.
+rank that only lost a peer is not. Other programs write reports, too: a rank may try an import in a
+child process, and go on when it fails.
 """
 
 from __future__ import annotations
@@ -21,10 +22,17 @@ from .supervise import CommandExit
 _PEER_LOSS = re.compile("|".join(PEER_LOSS), re.IGNORECASE)
 _SIGTERM, _SIGKILL = 15, 9
 _TORCHRUN_FAILED = 1  # torchrun's exit code for any failing rank
+_EXCEPTION = 1  # exit code of a Python that an exception ends
+# How long a script may take to end after a program in it has failed, in any other way.
+_RECENT_SECONDS = 3.0
 
 
 class Report(NamedTuple):
-    """An exception that ended a process. failures: those that torchrun lists; else empty."""
+    """An exception that ended a process.
+
+    failures: those that torchrun lists; else empty. nested: another Python of the same rank is
+    above the process.
+    """
 
     pid: int
     time: float
@@ -32,6 +40,7 @@ class Report(NamedTuple):
     type: str
     message: str
     failures: list[Failed]
+    nested: bool = False
 
 
 class Failed(NamedTuple):
@@ -105,7 +114,13 @@ def find_cause(
         return _of_rank(failures, reports, out_of_memory)
     if command_exit.signal is not None:
         return _of_signal(None, command_exit.signal, now, out_of_memory)
-    others = [report for report in reports if not report.failures]
+    failed = {failed.pid for account in accounts for failed in account.failures}
+    others = [
+        report
+        for report in reports
+        if not report.failures
+        and (report.pid in failed or _explains(report, command_exit.exit_code, now))
+    ]
     if others:
         last = max(others, key=lambda report: report.time)
         return Cause(
@@ -116,10 +131,12 @@ def find_cause(
 
 def _of_rank(failures: list[Failed], reports: list[Report], out_of_memory: bool) -> Cause:
     by_pid = {report.pid: report for report in reports}
-    by_rank = {report.rank: report for report in sorted(reports, key=lambda report: report.time)}
+    by_time = sorted(reports, key=lambda report: report.time, reverse=True)
 
     def report_of(failed: Failed) -> Report | None:
-        return by_pid.get(failed.pid) or by_rank.get(failed.rank)
+        of_rank = (report for report in by_time if report.rank == failed.rank)
+        explaining = (r for r in of_rank if _explains(r, failed.exit_code, failed.time))
+        return by_pid.get(failed.pid) or next(explaining, None)
 
     def order(failed: Failed) -> tuple[bool, float]:
         report = report_of(failed)
@@ -138,6 +155,13 @@ def _of_rank(failures: list[Failed], reports: list[Report], out_of_memory: bool)
         moment = timestamp(report.time)
         return Cause(first.exit_code, first.rank, None, "Exception", report.message, moment)
     return _of_exit(first.rank, first.exit_code, first.time, out_of_memory)
+
+
+def _explains(report: Report, exit_code: int, ended_at: float) -> bool:
+    """Whether the exception is why a program around its process ended with the exit code."""
+    if ended_at - report.time < _RECENT_SECONDS:
+        return True
+    return exit_code == _EXCEPTION and not report.nested
 
 
 def _of_signal(rank: int | None, number: int, time: float, out_of_memory: bool) -> Cause:
@@ -197,4 +221,5 @@ def _read_report(path: str) -> Report:
         body["type"],
         body["message"],
         failures,
+        body.get("nested", False),
     )

@@ -21,6 +21,13 @@ class Process(NamedTuple):
     started: int
 
 
+class Running(NamedTuple):
+    """All processes and ranks at one time. ranks: also None, while the command runs."""
+
+    pids: frozenset[int] = frozenset()
+    ranks: frozenset[int | None] = frozenset()
+
+
 def descendants(root: int) -> list[Process]:
     """Running processes below `root`, parents before children."""
     children = _children(_all())
@@ -46,6 +53,17 @@ def ranks(tree: list[Process]) -> list[Process]:
     return [process for process in tree if process.pid in marked and process.parent not in marked]
 
 
+def running(root: int) -> Running:
+    """What runs below `root`, whose first child is the command."""
+    tree = descendants(root)
+    numbers: list[int | None] = [None] if tree else []
+    for process in ranks(tree) or tree[:1]:
+        number = variable(process.pid, "RANK")
+        if number and number.isdigit():
+            numbers.append(int(number))
+    return Running(frozenset(process.pid for process in tree), frozenset(numbers))
+
+
 def agents(tree: list[Process]) -> list[Process]:
     """The processes that started the ranks: their parents and ancestors, without shells."""
     by_pid = {process.pid: process for process in tree}
@@ -60,7 +78,7 @@ def agents(tree: list[Process]) -> list[Process]:
 
 def trapping(tree: list[Process], number: int) -> list[Process]:
     """The shells with a trap for the signal."""
-    return [p for p in tree if p.name in _SHELLS and _has(p.pid, "SigCgt", number)]
+    return [p for p in tree if p.name in _SHELLS and handles(p, number)]
 
 
 def programs(tree: list[Process]) -> list[Process]:
@@ -69,9 +87,14 @@ def programs(tree: list[Process]) -> list[Process]:
     return [p for p in tree if p.name not in _SHELLS or p.pid not in parents]
 
 
+def handles(process: Process, number: int) -> bool:
+    """Whether it has a handler for the signal."""
+    return _has(process.pid, "SigCgt", number)
+
+
 def catches(process: Process, number: int) -> bool:
     """Whether it handles or ignores the signal, so that it does not end at once."""
-    return _has(process.pid, "SigCgt", number) or _has(process.pid, "SigIgn", number)
+    return handles(process, number) or _has(process.pid, "SigIgn", number)
 
 
 def _inside(process: Process, children: dict[int, list[Process]], number: int) -> list[Process]:
@@ -86,7 +109,7 @@ def _inside(process: Process, children: dict[int, list[Process]], number: int) -
     if process.name not in _SHELLS or not inner:
         return [process]
     matches = []
-    if _has(process.pid, "SigCgt", number):
+    if handles(process, number):
         matches = [process]
         inner = [child for child in inner if not _in_background(child)]
     return matches + [deeper for child in inner for deeper in _inside(child, children, number)]
@@ -114,7 +137,7 @@ def _has(pid: int, field: str, number: int) -> bool:
 
 
 def alive(process: Process) -> bool:
-    """Whether it still runs; a zombie does not."""
+    """Whether any of its threads still runs; a zombie has none."""
     now = _read(process.pid)
     return now is not None and now.started == process.started
 
@@ -174,6 +197,7 @@ def _read(pid: int) -> Process | None:
     # The name is in brackets and may contain any character, also brackets.
     head, _, tail = text.rpartition(")")
     fields = tail.split()
-    if fields[0] in ("Z", "X"):
+    # The state is that of the first thread. Other threads may run on, or end later.
+    if fields[0] in ("Z", "X") and int(fields[17]) <= 1:
         return None
     return Process(pid, int(fields[1]), head.partition("(")[2], int(fields[19]))

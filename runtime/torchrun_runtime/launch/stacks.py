@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 
 from .output import say, write_log
-from .processes import Process, descendants, send, state, variable
+from .processes import Process, descendants, handles, send, state, variable
 
 STACK_SIGNAL = signal.SIGRTMAX - 1
 PREFIX = "stack."
@@ -27,7 +27,13 @@ def write_stacks(folder: str) -> None:
     """Make every rank of this pod write its stacks, and log them, rank by rank."""
     paths = {process: _path(folder, process) for process in _processes()}
     before = {process: _size(path) for process, path in paths.items()}
-    registered = [process for process, path in paths.items() if os.path.exists(path)]
+    # A file without a handler: the process executes another program, which the signal would kill.
+    # A handler without a file: a forked child that has not registered its own file yet.
+    registered = [
+        process
+        for process, path in paths.items()
+        if os.path.exists(path) and handles(process, STACK_SIGNAL)
+    ]
     send(registered, STACK_SIGNAL)
     _await([paths[process] for process in registered], [before[process] for process in registered])
     remaining = _MOST

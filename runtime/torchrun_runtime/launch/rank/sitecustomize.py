@@ -17,6 +17,8 @@ from contextlib import suppress
 from types import TracebackType
 
 _FOLDER = os.environ.get("TORCHRUN_LAUNCH_REPORTS", "")
+_OUTER_PYTHON = "TORCHRUN_OUTER_PYTHON"  # pid and RANK
+_nested = False
 _LONGEST = 2000  # characters of a message
 
 
@@ -29,6 +31,7 @@ def _report(kind: type[BaseException], value: BaseException) -> None:
         "pid": os.getpid(),
         "time": time.time(),
         "rank": os.environ.get("RANK"),
+        "nested": _nested,
         "type": kind.__name__,
         "message": traceback.format_exception_only(kind, value)[-1].strip()[:_LONGEST],
         "failures": [
@@ -100,6 +103,16 @@ def _offer_stacks(number: int) -> None:
     os.register_at_fork(after_in_child=after_fork)
 
 
+def _is_nested() -> bool:
+    """Whether a Python of the same rank is above this process; the first one tells the others."""
+    rank = os.environ.get("RANK", "")
+    outer, _, outer_rank = os.environ.get(_OUTER_PYTHON, "").partition(" ")
+    if outer and outer_rank == rank:
+        return outer != str(os.getpid())  # the same if it executes another program
+    os.environ[_OUTER_PYTHON] = f"{os.getpid()} {rank}"
+    return False
+
+
 def _load_shadowed() -> None:
     """Run the sitecustomize of the image, which this module hides."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -117,6 +130,8 @@ def _load_shadowed() -> None:
 
 if _FOLDER and os.path.isdir(_FOLDER):
     _watch_exceptions()
+    with suppress(BaseException):
+        _nested = _is_nested()
     with suppress(BaseException):
         _offer_stacks(int(os.environ["TORCHRUN_STACK_SIGNAL"]))
 _load_shadowed()

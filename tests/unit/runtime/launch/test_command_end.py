@@ -8,17 +8,32 @@ import pytest
 from torchrun_runtime.launch.command_end import cause_of_round
 from torchrun_runtime.launch.failure import Cause
 from torchrun_runtime.launch.gang.messages import StopRound
+from torchrun_runtime.launch.processes import Running
 
 STOPPED_AT = 1000.0
+NOTHING = Running()
 
 
-def report(folder: Path, time: float, message: str = "KeyError: 'x'") -> None:
-    body = {"pid": 7, "time": time, "rank": "3", "type": "KeyError", "message": message}
-    (folder / "7.json").write_text(json.dumps({**body, "failures": []}))
+def report(
+    folder: Path,
+    time: float,
+    message: str = "KeyError: 'x'",
+    rank: str | None = "3",
+    **more: object,
+) -> None:
+    body = {"pid": 7, "time": time, "rank": rank, "type": "KeyError", "message": message}
+    (folder / f"7.{time}.json").write_text(json.dumps({**body, "failures": [], **more}))
 
 
-def cause(folder: Path, *, failed: bool = True, out_of_memory: bool = False) -> Cause:
-    return cause_of_round(StopRound(0, failed=failed), STOPPED_AT, str(folder), out_of_memory)
+def cause(
+    folder: Path,
+    *,
+    failed: bool = True,
+    out_of_memory: bool = False,
+    running: Running = NOTHING,
+) -> Cause:
+    stop = StopRound(0, failed=failed)
+    return cause_of_round(stop, STOPPED_AT, running, str(folder), out_of_memory)
 
 
 def test_a_rank_that_had_failed_shortly_before_is_the_cause(tmp_path: Path) -> None:
@@ -31,6 +46,31 @@ def test_a_rank_that_had_failed_shortly_before_is_the_cause(tmp_path: Path) -> N
 def test_an_old_exception_and_one_of_the_stop_itself_are_not(tmp_path: Path, time: float) -> None:
     report(tmp_path, time)
     assert cause(tmp_path).reason == "PeerFailed"
+
+
+@pytest.mark.parametrize(
+    ("rank", "pids", "ranks", "reason"),
+    [
+        ("3", {5, 6}, {None, 3}, "PeerFailed"),  # a child of the rank has failed
+        (None, {5, 6}, {None, 3}, "PeerFailed"),  # a program that ran before the ranks
+        ("3", {5, 7}, {None, 3}, "Exception"),  # an exception that has not ended its process yet
+        ("3", {5, 6}, {None, 2}, "Exception"),  # torchrun ends the other ranks up to 30 s later
+    ],
+)
+def test_a_rank_that_still_runs_has_not_failed(
+    tmp_path: Path, rank: str | None, pids: set[int], ranks: set[int | None], reason: str
+) -> None:
+    report(tmp_path, STOPPED_AT - 20, rank=rank)
+    running = Running(frozenset(pids), frozenset(ranks))
+    assert cause(tmp_path, running=running).reason == reason
+
+
+def test_the_exception_of_a_rank_is_the_cause_not_an_earlier_one_of_its_child(
+    tmp_path: Path,
+) -> None:
+    report(tmp_path, STOPPED_AT - 30, "ModuleNotFoundError: flash_attn", nested=True)
+    report(tmp_path, STOPPED_AT - 20)
+    assert cause(tmp_path).message == "KeyError: 'x'"
 
 
 def test_a_rank_that_lost_a_peer_is_not(tmp_path: Path) -> None:

@@ -95,6 +95,40 @@ def test_a_rank_behind_a_shell_is_found_by_its_number() -> None:
     assert (root_cause.message, root_cause.exit_code) == ("ValueError: x", 3)
 
 
+def old_report(rank: int | None, *, nested: bool) -> Report:
+    return Report(4711, 10.0, rank, "E", "ModuleNotFoundError: flash_attn", [], nested)
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_an_old_exception_of_another_process_does_not_explain_its_own_exit_code(
+    nested: bool,
+) -> None:
+    report = old_report(None, nested=nested)
+    assert cause(report, ended=exit_of(3)).reason == "ExitCode"
+    of_rank = cause(report._replace(rank=1), agent(failed(1, 3, 1000.0)))
+    assert (of_rank.rank, of_rank.exit_code, of_rank.reason) == (1, 3, "ExitCode")
+
+
+def test_a_shell_may_take_long_to_end_after_an_exception_but_a_rank_may_end_without() -> None:
+    """An exception ends Python with exit code 1."""
+    for nested, reason in ((False, "Exception"), (True, "ExitCode")):
+        report = old_report(None, nested=nested)
+        assert cause(report).reason == reason
+        assert cause(report._replace(rank=1), agent(failed(1, 1, 1000.0))).reason == reason
+
+
+@pytest.mark.parametrize("code", [1, 3])
+def test_a_wrapper_that_ends_after_its_child_keeps_the_message(code: int) -> None:
+    report = old_report(None, nested=True)._replace(time=1998.0)
+    assert cause(report, ended=exit_of(code)).message == "ModuleNotFoundError: flash_attn"
+
+
+def test_a_shell_that_replaces_the_exit_code_of_torchrun_keeps_the_message() -> None:
+    reports = rank(1, 10.0, "ValueError: x"), agent(failed(1, 1, 11), time=40.0)
+    root_cause = cause(*reports, ended=exit_of(42))
+    assert (root_cause.exit_code, root_cause.message) == (42, "ValueError: x")
+
+
 def test_reports_of_an_earlier_try_do_not_count() -> None:
     early = rank(1, 5.0, "ValueError: first try")._replace(pid=55)
     root_cause = cause(early, rank(1, 10.5, "KeyError: last try"), agent(failed(1, 1, 10)))
@@ -128,10 +162,14 @@ def test_a_command_without_ranks() -> None:
 def test_unreadable_reports_are_ignored(tmp_path: Path) -> None:
     good = {"pid": 1, "time": 2.0, "rank": "3", "type": "E", "message": "E: x", "failures": []}
     (tmp_path / "1.json").write_text(json.dumps(good))
+    (tmp_path / "1n.json").write_text(json.dumps({**good, "nested": True}))
     (tmp_path / "2.json").write_text("{")
     (tmp_path / "3.json").write_text("[]")
     (tmp_path / "4.json.tmp").write_text(json.dumps(good))
-    assert read_reports(str(tmp_path)) == [Report(1, 2.0, 3, "E", "E: x", [])]
+    assert read_reports(str(tmp_path)) == [
+        Report(1, 2.0, 3, "E", "E: x", []),
+        Report(1, 2.0, 3, "E", "E: x", [], nested=True),
+    ]
     assert read_reports(str(tmp_path / "none")) == []
 
 

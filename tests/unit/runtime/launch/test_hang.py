@@ -208,6 +208,13 @@ def test_a_rank_that_is_no_python_program_is_reported(launcher: Launcher) -> Non
     assert "S (sleeping)" in result.err
 
 
+def test_a_program_that_replaced_a_python_program_gets_no_signal(launcher: Launcher) -> None:
+    text = "import os; print('ready', flush=True); os.execvp('sleep', ['sleep', '1000'])"
+    result = run(launcher, text)
+    assert (result.exit_code, result.message["reason"]) == (124, "Hung"), "not killed by the signal"
+    assert "no stack of sleep[" in result.err
+
+
 class Clock:
     now = 0.0
 

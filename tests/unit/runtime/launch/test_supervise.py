@@ -98,6 +98,39 @@ def test_reports_the_exception_that_ended_a_python_program(launcher: Launcher) -
     assert "Traceback" in result.err
 
 
+# Prints which of the Pythons of a rank are nested, and of a wrapper without a rank.
+NESTED = """
+import json, os, subprocess, sys
+depth = int(sys.argv[1])
+def run(*argv, **more):
+    subprocess.call([sys.executable, *argv], env={**os.environ, **more}, stderr=-3)
+if depth == 1:
+    run(__file__, "2")  # of the same kind
+    run(__file__, "2", RANK="0")  # a rank, whose parent is torchrun
+if depth == 2:
+    os.execv(sys.executable, [sys.executable, __file__, "3"])
+if depth == 3 and "RANK" in os.environ:
+    run("-c", "raise KeyError('child')")
+if depth > 1:
+    raise KeyError("rank" if "RANK" in os.environ else "script")
+folder = os.environ["TORCHRUN_LAUNCH_REPORTS"]
+reports = [json.load(open(os.path.join(folder, name))) for name in os.listdir(folder)]
+print(*sorted(report["message"] + str(report["nested"]) for report in reports), sep="\\n")
+"""
+
+
+def test_a_report_says_whether_another_python_of_the_rank_started_the_process(
+    launcher: Launcher,
+) -> None:
+    name = script(launcher.directory, NESTED)
+    result = launcher.run([launcher.python, name, "1"], TORCHRUN_LAUNCHER="none")
+    assert result.out.splitlines() == [
+        "KeyError: 'child'True",
+        "KeyError: 'rank'False",
+        "KeyError: 'script'True",
+    ]
+
+
 AGENT = """
 import atexit
 class Failure:

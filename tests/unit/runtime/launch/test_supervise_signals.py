@@ -125,6 +125,12 @@ def test_a_rank_can_finish_its_checkpoint_after_others_died(launcher: Launcher, 
     assert (result.exit_code, result.message["reason"]) == (143, "Stopped")
 
 
+def test_setproctitle_keeps_the_variables_by_which_a_rank_is_found(launcher: Launcher) -> None:
+    """By default it overwrites /proc/PID/environ."""
+    assert launcher.run("echo $SPT_NOENV").out == "1\n"
+    assert launcher.run("echo $SPT_NOENV;", SPT_NOENV="").out == "\n"
+
+
 # Sees the end of a rank at once and terminates the others. Prints when it was stopped.
 PROMPT_AGENT = """
     import os, signal, subprocess, sys

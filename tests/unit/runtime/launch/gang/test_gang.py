@@ -220,6 +220,36 @@ def test_an_exit_code_of_a_rule_is_left_to_the_controller(make_gang: GangFactory
     assert [r.exit_code for r in results] == [143, 42]
 
 
+# Node 0 tries an import first: in a shell, or in a child of its rank. Node 1 fails after that.
+TRIES = "{python} -c 'import flash_attn' || touch $SHARED/tried; "
+TRIES_IN_RANK = """
+import os, subprocess, sys
+if "LOCAL_RANK" not in os.environ:
+    os.environ.update(LOCAL_RANK="0", RANK="0")
+    sys.exit(subprocess.call([sys.executable, __file__]))
+subprocess.call(["sh", "-c", os.environ["TRIES"] + "sleep 1000"])
+"""
+FAILS_AFTER = "while [ ! -e $SHARED/tried ]; do sleep 0.05; done; exit 42"
+
+
+@pytest.mark.parametrize("in_rank", [True, False], ids=["rank", "shell"])
+def test_a_failure_that_a_node_survives_is_not_the_cause(
+    make_gang: GangFactory, in_rank: bool
+) -> None:
+    gang = make_gang(2)
+    gang.annotate(start="1")
+    python = gang.launchers[0].python
+    tries = TRIES.format(python=python)
+    (gang.launchers[0].directory / "rank.py").write_text(TRIES_IN_RANK)
+    first = f"{python} rank.py" if in_rank else f"{tries} exec sleep 1000"
+    results = ends([gang.start_node(0, first, TRIES=tries), gang.start_node(1, FAILS_AFTER)])
+    assert "No module named 'flash_attn'" in results[0].err
+    assert [(r.exit_code, r.message["reason"]) for r in results] == [
+        (143, "PeerFailed"),
+        (42, "ExitCode"),
+    ]
+
+
 def test_a_node_that_has_succeeded_runs_again_after_a_failure(make_gang: GangFactory) -> None:
     gang = make_gang(2)
     gang.annotate(start="1")

@@ -1,0 +1,67 @@
+"""Which processes run, from /proc."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from torchrun_runtime.launch.processes import Process, alive, descendants
+from unit.runtime.launching import Launcher, script
+
+# A zombie by its state, which is that of its first thread. Another thread runs until stdin ends.
+ZOMBIE = """
+    import ctypes, os, sys, threading
+    def goes_on():
+        while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z":
+            pass
+        os.write(1, b"%d\\n" % os.getpid())
+        os.read(0, 1)
+        os._exit(0)
+    threading.Thread(target=goes_on).start()
+    ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def child(pid: int) -> "Process | None":
+    return next((process for process in descendants(os.getpid()) if process.pid == pid), None)
+
+
+def test_a_process_whose_first_thread_has_ended_still_runs(launcher: Launcher) -> None:
+    name = script(launcher.directory, ZOMBIE)
+    with subprocess.Popen(
+        [launcher.python, launcher.directory / name], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as program:
+        assert program.stdin
+        assert program.stdout
+        assert program.stdout.readline() == b"%d\n" % program.pid
+        process = child(program.pid)
+        assert process is not None
+        assert alive(process)
+        program.stdin.close()
+        os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
+        assert not alive(process), "a zombie with no other thread"
+        assert child(program.pid) is None
+
+
+# Its stdin never ends, because it has the other end itself.
+STARTER = """
+    import os, subprocess, sys
+    end, own = os.pipe()
+    zombie = subprocess.Popen(
+        [sys.executable, "zombie.py"], stdin=end, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, pass_fds=[own]
+    )
+    os.write(1, zombie.stdout.readline())
+    os._exit(3)
+"""
+
+
+def test_such_a_process_ends_with_the_command(launcher: Launcher) -> None:
+    script(launcher.directory, ZOMBIE, "zombie.py")
+    starter = script(launcher.directory, STARTER)
+    launched = launcher.start([launcher.python, starter], TORCHRUN_LAUNCHER="none")
+    pid = int(launched.line())
+    assert launched.end().exit_code == 3
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
