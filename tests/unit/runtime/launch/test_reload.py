@@ -230,6 +230,47 @@ def test_a_removed_revision_is_replaced_by_the_newest(tmp_path: Path) -> None:
     assert contents(tmp_path / "app") == {"a.py": b"3"}
 
 
+def test_no_file_stays_of_a_revision_that_is_removed_while_it_is_copied(tmp_path: Path) -> None:
+    claim, app = Claim(tmp_path / "claim"), tmp_path / "app"
+    claim.incoming.mkdir(parents=True)
+    taken(claim, {"a.py": b"1", "platform.py": b"1", "pkg/b.py": b"1"})
+    workspace = SharedWorkspace(str(claim.directory), str(app))
+    workspace.update()
+    (app / "output.txt").write_text("the ranks' own")
+    taken(claim, {"a.py": b"2", "platform.py": b"1", "m.py": b"2", "pkg": b"2", "z.py": b"2"})
+    taken(claim, {"a.py": b"3", "pkg/b.py": b"1"})
+    (claim.tree(2) / "z.py").unlink()  # the sync pod has removed this file, and not yet the others
+    workspace.update(2)
+    assert workspace.revision == 3
+    own = {"output.txt": b"the ranks' own"}
+    assert contents(app) == {"a.py": b"3", "pkg/b.py": b"1", **own}
+    taken(claim, {"a.py": b"4"})
+    workspace.update(4)
+    assert contents(app) == {"a.py": b"4", **own}
+
+
+def test_no_file_stays_of_a_first_revision_whose_copy_fails(tmp_path: Path) -> None:
+    claim, app = Claim(tmp_path / "claim"), tmp_path / "app"
+    claim.incoming.mkdir(parents=True)
+    taken(claim, {**{f"{number}.py": b"1" for number in range(100)}, "z.py": b"1"})
+    taken(claim, {"a.py": b"2"})
+    (app / "z.py").mkdir(parents=True)  # fails the copy of one file, and its batch
+    workspace = SharedWorkspace(str(claim.directory), str(app))
+    workspace.update(1)
+    assert contents(app) == {"a.py": b"2"}
+
+
+def test_a_revision_without_its_manifest_is_one_that_is_being_removed(tmp_path: Path) -> None:
+    claim, app = Claim(tmp_path / "claim"), tmp_path / "app"
+    claim.incoming.mkdir(parents=True)
+    taken(claim, {"a.py": b"1", "gone.py": b"1"})
+    taken(claim, {"a.py": b"2"})
+    (claim.directory / "revisions/1/manifest").unlink()
+    workspace = SharedWorkspace(str(claim.directory), str(app))
+    workspace.update(1)
+    assert (workspace.revision, contents(app)) == (2, {"a.py": b"2"})
+
+
 def test_each_round_has_a_rendezvous_of_its_own() -> None:
     pod = {
         "PET_RDZV_ID": "id", "PET_RDZV_ENDPOINT": "host:29500", "PET_MASTER_ADDR": "host",
