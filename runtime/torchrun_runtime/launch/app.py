@@ -71,7 +71,7 @@ def main() -> int:
         cause = None if setup_only else launch(settings, os.environ, workspace)
     except LaunchError as error:
         say(f"error: {error.message}")
-        cause = Cause(error.exit_code, None, None, error.reason, error.message, timestamp())
+        cause = _cause_of_error(error)
     except Exception as error:
         traceback.print_exc()
         message = f"The launcher has a bug: {error!r}. The log of the pod has the traceback."
@@ -80,6 +80,10 @@ def main() -> int:
         return 0
     write_termination_message(log, cause.body())
     return cause.exit_code
+
+
+def _cause_of_error(error: LaunchError) -> Cause:
+    return Cause(error.exit_code, None, None, error.reason, error.message, timestamp())
 
 
 def prepare(settings: Settings) -> WorkspaceCopy | None:
@@ -180,17 +184,22 @@ def _run_rounds(
             return cause_of_missed_round() if rounds.newest_round > last_round else cause
         output.restarts_in_place = start.restarts
         last_round = start.round
-        with _interruptible():
-            if not has_names:
-                wait_for_names(settings.hosts, settings.resolve_wait)
-                has_names = not settings.limits.replace_seconds  # a new pod has another address
-            if reload.update(start):
-                _enter_directory(settings)
-        if start.round > 0:
-            say(f"starting round {start.round}")
-        variables = of_round(environment, start.round)
-        watchdogs = [*fencing, leave]
-        command_exit, cause, step = _run(settings, variables, argv, watchdogs, rounds)
+        try:
+            with _interruptible():
+                if not has_names:
+                    wait_for_names(settings.hosts, settings.resolve_wait)
+                    has_names = not settings.limits.replace_seconds  # a new pod has another address
+                if reload.update(start):
+                    _enter_directory(settings)
+            if start.round > 0:
+                say(f"starting round {start.round}")
+            variables = of_round(environment, start.round)
+            command_exit, cause, step = _run(settings, variables, argv, [*fencing, leave], rounds)
+        except LaunchError as error:
+            if not error.is_of_command:
+                raise
+            cause, step = _cause_of_error(error), None
+            command_exit = CommandExit(error.exit_code, None, None, None, False, False)
         reason = cause.reason if cause else ""
         was_stopped = command_exit.for_next_round and reason in (PEER_FAILED, RELOADED)
         if not was_stopped:
@@ -273,9 +282,13 @@ def _run(
 
     try:
         variables = _environment_of_command(environment, reports, bool(settings.hang_timeout))
-        command_exit = supervise(argv, variables, settings.grace, watchdogs, streams, end_of_round)
-        if streams:
-            streams.close()
+        try:
+            command_exit = supervise(
+                argv, variables, settings.grace, watchdogs, streams, end_of_round
+            )
+        finally:
+            if streams:
+                streams.close()
         cause = (
             cause_of_round(stop, stopped_at, at_stop, reports, memory.has_killed(UNNOTICED_SECONDS))
             if command_exit.for_next_round and command_exit.stop_request is None and stop

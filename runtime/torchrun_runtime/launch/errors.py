@@ -2,6 +2,9 @@
 
 from .contract import LAUNCH_FAILED
 
+# Of a command that cannot start: an edit of the workspace may be the cause, and the correction.
+_OF_COMMAND = frozenset({"CommandNotFound", "CommandNotExecutable", "WorkingDirMissing"})
+
 
 class LaunchError(Exception):
     """reason: CamelCase; the message says what to do; exit_code: of the container."""
@@ -11,3 +14,8 @@ class LaunchError(Exception):
         self.reason = reason
         self.message = message
         self.exit_code = exit_code
+
+    @property
+    def is_of_command(self) -> bool:
+        """Whether it is a failure of the command in its round."""
+        return self.reason in _OF_COMMAND

@@ -42,7 +42,7 @@ class HangWatchdog:
         self._seconds = seconds
         self._folder = folder
         self._chunks = chunks
-        self._activity = (0, 0)
+        self._activity: tuple[list[_Beat], int] = ([], 0)
         self._last_activity = self._watch_start = time.monotonic()
         self._stacks_at: float | None = None
         self._has_rank_0: bool | None = None
@@ -51,7 +51,8 @@ class HangWatchdog:
         """Request a stop if the node was inactive for too long. Takes up to 2 s to write stacks."""
         now = time.monotonic()
         beats = _read_beats(self._folder)
-        activity = (max((beat.time_ns for beat in beats), default=0), self._chunks())
+        # Each beat, not the newest: the clock of the node may be set back.
+        activity = (beats, self._chunks())
         if activity != self._activity:
             self._activity, self._last_activity = activity, now
         if not self._has_begun(beats):
@@ -110,10 +111,10 @@ class HangWatchdog:
 
 
 def _read_beats(folder: str) -> list[_Beat]:
-    """Heartbeats of the ranks of this node that import torchrun_progress."""
+    """Heartbeats of the ranks of this node that import torchrun_progress, sorted by rank."""
     beats = []
     with suppress(OSError):
-        for name in os.listdir(folder):
+        for name in sorted(os.listdir(folder)):
             if name.startswith(BEAT):
                 with suppress(OSError):
                     status = os.stat(os.path.join(folder, name))

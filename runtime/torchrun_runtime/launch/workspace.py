@@ -21,6 +21,7 @@ from .output import counted, say, wait_until
 # PVCs are often on network file systems, where copies wait for round trips.
 _THREADS = 16
 _SEEN_SECONDS = 30.0
+_UNSURE = -1  # size of an entry that an incomplete copy may have, or may have removed
 _BATCH = 16  # files of one task; 200,000 tasks would need much memory
 
 
@@ -59,7 +60,7 @@ class SharedWorkspace:
         self.revision = 0
         self._source = source
         self._target = target
-        self._copied: dict[str, Entry] = {}  # by path; empty while unknown
+        self._copied: dict[str, Entry] = {}  # by path
 
     def wait(self, seconds: float) -> None:
         """Wait for the first revision. Raises LaunchError (WorkspaceNotReady)."""
@@ -122,26 +123,26 @@ class SharedWorkspace:
         wait_until(is_visible, _SEEN_SECONDS, f"revision {revision} of the workspace")
 
     def _copy_revision(self, revision: int, tree: str) -> CopyStats:
-        """Copy the revision; only differences if the manifests of copy and revision are known."""
+        """Copy the revision; after the first copy only differences."""
         manifest = self._manifest(revision)
-        if not (self._copied and manifest):
-            copied = copy_tree(tree, self._target)
-        else:
-            removed = outdated(self._copied, manifest)
-            changed = [path for path, entry in manifest.items() if self._copied.get(path) != entry]
-            self._copied = {}  # unknown until the copy is complete
-            remove(self._target, removed)
+        removed = outdated(self._copied, manifest)
+        changed = [path for path, entry in manifest.items() if self._copied.get(path) != entry]
+        # The copy fails in the middle if its revision is removed: the next one repeats these paths.
+        either = {**self._copied, **manifest}
+        unsure = {path: either[path]._replace(size=_UNSURE) for path in (*removed, *changed)}
+        self._copied.update(unsure)
+        remove(self._target, removed)
+        if self.revision:
             copied = _copy_changed(tree, self._target, changed)
+        else:
+            copied = copy_tree(tree, self._target)
         self._copied = manifest
         return copied
 
     def _manifest(self, revision: int) -> dict[str, Entry]:
-        """Entries of the revision's manifest by path; empty without a manifest."""
-        try:
-            with open(os.path.join(self._revision(revision), "manifest"), encoding="utf-8") as file:
-                return {entry.path: entry for entry in parse(file.read())}
-        except OSError:
-            return {}
+        """Entries of the revision's manifest by path. Raises OSError: it may have been removed."""
+        with open(os.path.join(self._revision(revision), "manifest"), encoding="utf-8") as file:
+            return {entry.path: entry for entry in parse(file.read())}
 
     def _revision(self, number: int) -> str:
         return os.path.join(self._source, "revisions", str(number))

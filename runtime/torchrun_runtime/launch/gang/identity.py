@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .messages import LEAVING, NEVER, InvalidMessageError, MemberState
+from .messages import DONE, LEAVING, NEVER, InvalidMessageError, MemberState
 
 
 class LauncherId(NamedTuple):
@@ -66,7 +66,7 @@ def check_leader(state: MemberState, known: LauncherId | None, leader: LauncherI
     """
     if known is None or leader == known:
         return
-    if state.state == LEAVING:
+    if state.state in (LEAVING, DONE):
         raise InvalidMessageError("this node ends")
     if state.round > NEVER and leader.predecessors <= known.predecessors:
         raise InvalidMessageError("it is not the launcher that started the ranks")

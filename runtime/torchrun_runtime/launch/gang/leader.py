@@ -6,6 +6,7 @@ from typing import Mapping, NamedTuple, Protocol, Sequence
 
 from ..failure import Cause, first_cause, is_peer_loss
 from .messages import (
+    DONE,
     LEAVING,
     NEVER,
     RUNNING,
@@ -147,7 +148,7 @@ class GangLeader:
     def receive(self, index: int, state: MemberState, now: float) -> None:
         """Note the state of a member, which is connected."""
         self._stop_sent_at.setdefault(index, now)
-        if state.state == LEAVING:
+        if state.state in (LEAVING, DONE):
             self._lost.setdefault(index, now)
         else:
             self._lost.pop(index, None)
@@ -217,18 +218,26 @@ class GangLeader:
             return EndGang()
         if any(state.state == RUNNING for state in self._states.values()):
             return StopRound(self._newest_round, lost=True)
+        if self._is_incomplete():
+            return EndGang()
         if not self._is_open:
             return self.order
         first_round = self._start(max(self._first_round, self._newest_round + 1))
         return first_round if self._all_stopped(NEVER) else OpenGate()
 
     def _is_leaving(self) -> bool:
-        return any(state.state == LEAVING for state in self._states.values())
+        return any(state.state in (LEAVING, DONE) for state in self._states.values())
+
+    def _is_incomplete(self) -> bool:
+        """Whether a node can have no further round, because its pod has succeeded and ends."""
+        return any(state.state == DONE for state in self._states.values())
 
     def _while_running(self, start: StartRound, now: float) -> GangOrder:
         states = self._of_round(start.round)
         if self._is_head and self._is_over(start.round, now):
             return EndGang()  # the workers fail because the head has ended
+        if any(state.state == DONE for state in states):
+            return EndGang()  # no round can follow, and the others may succeed in this one
         if self._is_leaving() or len(self._states) < self._size:
             return StopRound(start.round, lost=True)
         if self._code.revision > start.code.revision:
@@ -275,6 +284,8 @@ class GangLeader:
         return now - self._peer_lost_at >= PEER_SECONDS
 
     def _while_stopping(self, stop: StopRound, now: float) -> GangOrder:
+        if self._is_incomplete() and not self._stopping(stop.round):
+            return EndGang()
         if not self._all_stopped(stop.round):
             return EndGang() if self._is_late(stop.round, now) else stop
         causes = {
@@ -288,11 +299,15 @@ class GangLeader:
         """Whether a node is lost for too long, or has not given up this round in time."""
         if any(now - since > self._lost_seconds for since in self._lost.values()):
             return True
-        return any(
-            now - self._stop_sent_at[node] > STOP_SECONDS
+        return any(now - self._stop_sent_at[node] > STOP_SECONDS for node in self._stopping(number))
+
+    def _stopping(self, number: int) -> list[int]:
+        """The nodes with a connection that have not given up this round."""
+        return [
+            node
             for node, state in self._states.items()
             if node not in self._lost and (state.round < number or state.state == RUNNING)
-        )
+        ]
 
     def _after(self, stop: StopRound, causes: Mapping[int, Cause], now: float) -> GangOrder:
         # The loss of a pod is the cause of what the others report. The controller counts it.

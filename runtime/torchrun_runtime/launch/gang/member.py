@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..failure import Cause
 from .messages import (
+    DONE,
     FAILED,
     LEAVING,
     NEVER,
@@ -57,7 +58,8 @@ class GangMember:
 
     def leave(self) -> None:
         """Note that Kubernetes ends this pod."""
-        self._change(LEAVING, self.state.round)
+        has_succeeded = self.state.state in (SUCCEEDED, DONE)
+        self._change(DONE if has_succeeded else LEAVING, self.state.round)
 
     def _change(
         self, name: str, number: int, cause: Cause | None = None, step: int | None = None

@@ -12,8 +12,10 @@ from ..failure import Cause
 NEVER = -1  # the round of a member that has not started yet
 LONGEST_LINE = 1 << 16  # bytes
 
-READY, RUNNING, SUCCEEDED, FAILED, LEAVING = "ready", "running", "succeeded", "failed", "leaving"
-_STATES = (READY, RUNNING, SUCCEEDED, FAILED, LEAVING)
+READY, RUNNING, SUCCEEDED, FAILED = "ready", "running", "succeeded", "failed"
+# Kubernetes ends the pod. Done: after its command has succeeded, so the pod is not replaced.
+LEAVING, DONE = "leaving", "done"
+_STATES = (READY, RUNNING, SUCCEEDED, FAILED, LEAVING, DONE)
 
 
 class Streak(NamedTuple):

@@ -269,7 +269,7 @@ class Rounds:
         return self._link.restarts()
 
     def leave(self) -> None:
-        """Report that Kubernetes ends this pod. The gang starts no further round."""
+        """Report that Kubernetes ends this pod."""
         self._member.leave()
         self._report()
 

@@ -1,5 +1,6 @@
 """The hang watch with real processes: which ranks hang, and what the message says."""
 
+import os
 import re
 import signal
 import subprocess
@@ -247,3 +248,21 @@ def test_a_rank_that_continues_after_the_stacks_is_not_killed(
     stop_request = watch.check()
     assert stop_request is not None
     assert stop_request.reason == "Hung"
+
+
+def test_a_clock_that_is_set_back_hides_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, dumps = Clock(), []
+    monkeypatch.setattr(hang.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(hang, "write_stacks", dumps.append)
+    watch = HangWatchdog(10, str(tmp_path), lambda: 0)
+    beats = [tmp_path / "beat.0", tmp_path / "beat.1"]
+    for beat in beats:
+        beat.write_text(".")
+        os.utime(beat, (7200, 7200))
+    assert watch.check() is None
+    for clock.now in range(5, 35, 5):  # rank 1 has finished before
+        os.utime(beats[0], (3600 + clock.now, 3600 + clock.now))
+        assert watch.check() is None
+    assert dumps == []

@@ -47,7 +47,10 @@ class Pod:
     def publish(self, files: "dict[str, bytes]") -> int:
         zipped = self.claim.incoming / "archive.zip"
         zipped.write_bytes(archive(files))
-        return self.claim.publish(extract(zipped, self.claim.new, Limits())).revision
+        revision = self.claim.publish(extract(zipped, self.claim.new, Limits())).revision
+        for program in self.claim.tree(revision).rglob("*.sh"):
+            program.chmod(0o755)
+        return revision
 
     def tell(self, revision: int, **more: str) -> None:
         """Change the annotations of the pod as the kubelet would."""
@@ -56,13 +59,17 @@ class Pod:
         temporary.write_text("".join(f'torchrun.ai/{k}="{v}"\n' for k, v in annotations.items()))
         temporary.rename(self._podinfo)
 
-    def start(self, **environment: str) -> Launched:
+    @property
+    def app(self) -> Path:
+        return self._directory / "app"
+
+    def start(self, command: "list[str] | None" = None, **environment: str) -> Launched:
         return self._launcher.start(
-            [self._launcher.python, "train.py"],
+            command or [self._launcher.python, "train.py"],
             TORCHRUN_LAUNCHER="none",
             TORCHRUN_ATTEMPT="0",
             TORCHRUN_WORKSPACE_SOURCE=str(self.claim.directory),
-            TORCHRUN_WORKSPACE_TARGET=str(self._directory / "app"),
+            TORCHRUN_WORKSPACE_TARGET=str(self.app),
             TORCHRUN_START_FILE=str(self._podinfo),
             PET_RDZV_ID="job-0",
             PET_MASTER_PORT="29500",
@@ -133,6 +140,54 @@ def test_in_development_a_broken_edit_keeps_the_pod(pod: Pod) -> None:
     assert launched.line().startswith("three")
     launched.stop()
     assert launched.end().exit_code == 143
+
+
+def await_edit(launched: Launched, error: str) -> None:
+    """Read the log up to the wait for the next edit; it must have the error."""
+    assert launched.process.stderr
+    lines = []
+    for line in launched.process.stderr:
+        lines.append(line)
+        if "waits for the next edit" in line:
+            break
+    assert error in "".join(lines)
+
+
+def test_in_development_a_command_that_cannot_start_keeps_the_pod(pod: Pod) -> None:
+    running = {"pkg/run.sh": b"#!/bin/sh\necho $TORCHRUN_ROUND; exec sleep 1000"}
+    pod.tell(pod.publish({"pkg/other": b""}), development="true")
+    launched = pod.start(["./run.sh"], TORCHRUN_WORKING_DIR=str(pod.app / "pkg"))
+    await_edit(launched, "The image has no program ./run.sh")
+    pod.tell(pod.publish({"pkg/run.sh": b"#!/no/such/shell"}), development="true")
+    await_edit(launched, "The image has no program ./run.sh")
+    pod.tell(pod.publish({"pkg/run.sh/file": b""}), development="true")
+    await_edit(launched, "Cannot start ./run.sh: Permission denied")
+    pod.tell(pod.publish({"other": b""}), development="true")
+    await_edit(launched, "Cannot enter the working directory")
+    pod.tell(pod.publish(running), development="true")
+    assert launched.line() == "4"
+    launched.stop()
+    assert launched.end().exit_code == 143
+
+
+@pytest.mark.parametrize(
+    ("left", "reason", "exit_code"),
+    [("pkg/other", "CommandNotFound", 127), ("other", "WorkingDirMissing", 125)],
+)
+def test_without_development_an_edit_without_the_command_is_a_failure(
+    pod: Pod, left: str, reason: str, exit_code: int
+) -> None:
+    pod.publish({"pkg/run.sh": b"#!/bin/sh\necho up; exec sleep 1000"})
+    launched = pod.start(
+        ["./run.sh"],
+        TORCHRUN_WORKING_DIR=str(pod.app / "pkg"),
+        TORCHRUN_IN_PLACE_RESTARTS='{"restarts": 3, "exitCodes": [], "signals": []}',
+    )
+    assert launched.line() == "up"
+    pod.tell(pod.publish({left: b""}))
+    result = launched.end()
+    assert (result.exit_code, result.message["reason"]) == (exit_code, reason)
+    assert "starting round 2" not in result.err
 
 
 def test_a_pod_that_waits_for_an_edit_ends_on_sigterm(pod: Pod) -> None:
@@ -228,6 +283,47 @@ def test_a_removed_revision_is_replaced_by_the_newest(tmp_path: Path) -> None:
     workspace.update(1)
     assert workspace.revision == 3
     assert contents(tmp_path / "app") == {"a.py": b"3"}
+
+
+def test_no_file_stays_of_a_revision_that_is_removed_while_it_is_copied(tmp_path: Path) -> None:
+    claim, app = Claim(tmp_path / "claim"), tmp_path / "app"
+    claim.incoming.mkdir(parents=True)
+    taken(claim, {"a.py": b"1", "platform.py": b"1", "pkg/b.py": b"1"})
+    workspace = SharedWorkspace(str(claim.directory), str(app))
+    workspace.update()
+    (app / "output.txt").write_text("the ranks' own")
+    taken(claim, {"a.py": b"2", "platform.py": b"1", "m.py": b"2", "pkg": b"2", "z.py": b"2"})
+    taken(claim, {"a.py": b"3", "pkg/b.py": b"1"})
+    (claim.tree(2) / "z.py").unlink()  # the sync pod has removed this file, and not yet the others
+    workspace.update(2)
+    assert workspace.revision == 3
+    own = {"output.txt": b"the ranks' own"}
+    assert contents(app) == {"a.py": b"3", "pkg/b.py": b"1", **own}
+    taken(claim, {"a.py": b"4"})
+    workspace.update(4)
+    assert contents(app) == {"a.py": b"4", **own}
+
+
+def test_no_file_stays_of_a_first_revision_whose_copy_fails(tmp_path: Path) -> None:
+    claim, app = Claim(tmp_path / "claim"), tmp_path / "app"
+    claim.incoming.mkdir(parents=True)
+    taken(claim, {**{f"{number}.py": b"1" for number in range(100)}, "z.py": b"1"})
+    taken(claim, {"a.py": b"2"})
+    (app / "z.py").mkdir(parents=True)  # fails the copy of one file, and its batch
+    workspace = SharedWorkspace(str(claim.directory), str(app))
+    workspace.update(1)
+    assert contents(app) == {"a.py": b"2"}
+
+
+def test_a_revision_without_its_manifest_is_one_that_is_being_removed(tmp_path: Path) -> None:
+    claim, app = Claim(tmp_path / "claim"), tmp_path / "app"
+    claim.incoming.mkdir(parents=True)
+    taken(claim, {"a.py": b"1", "gone.py": b"1"})
+    taken(claim, {"a.py": b"2"})
+    (claim.directory / "revisions/1/manifest").unlink()
+    workspace = SharedWorkspace(str(claim.directory), str(app))
+    workspace.update(1)
+    assert (workspace.revision, contents(app)) == (2, {"a.py": b"2"})
 
 
 def test_each_round_has_a_rendezvous_of_its_own() -> None:

@@ -10,19 +10,21 @@ import pytest
 
 from torchrun_runtime.launch.workspace import copy_tree
 from unit.runtime.launching import Launcher
+from unit.runtime.serving import publish
 
 MARKER = '{"revision": 1}'
 
 
 def workspace(directory: Path, ready: bool = True) -> "dict[str, str]":
     claim = directory / "claim"
-    tree = claim / "revisions/1/tree"
-    (tree / "pkg/empty").mkdir(parents=True)
-    (tree / "train.sh").write_text("#!/bin/sh\necho from $PWD\n")
-    (tree / "train.sh").chmod(0o755)
-    (tree / "pkg/data.bin").write_bytes(os.urandom(3_000_000))
-    if ready:
-        (claim / ".sync_success").write_text(MARKER)
+    files = {
+        "train.sh": b"#!/bin/sh\necho from $PWD\n",
+        "pkg/data.bin": os.urandom(3_000_000),
+    }
+    publish(claim, files, "pkg/empty")
+    (claim / "revisions/1/tree/train.sh").chmod(0o755)
+    if not ready:
+        (claim / ".sync_success").unlink()
     return {
         "TORCHRUN_WORKSPACE_SOURCE": str(claim),
         "TORCHRUN_WORKSPACE_TARGET": str(directory / "app"),

@@ -7,7 +7,9 @@ from torchrun_runtime.launch.failure import Cause
 from torchrun_runtime.launch.gang.identity import LauncherId
 from torchrun_runtime.launch.gang.leader import GangLeader, Predecessor
 from torchrun_runtime.launch.gang.messages import (
+    DONE,
     NEVER,
+    SUCCEEDED,
     EndGang,
     GangOrder,
     RoundCode,
@@ -45,6 +47,7 @@ class Simulation(SimulatedNetwork):
         self.has_succeeded = False  # the gang
         self.has_failed = False  # one of the nodes
         self.ends_without_leader = 0  # of nodes of a gang that has succeeded
+        self.done_rounds: list[int] = []  # of pods that were deleted after their success
         self.violations: list[str] = []
         self._size = size
         self._losses = losses
@@ -64,8 +67,8 @@ class Simulation(SimulatedNetwork):
 
     @property
     def ended(self) -> list[Node]:
-        """The nodes of the present pods that have ended."""
-        return [node for node in self._nodes if node.has_ended]
+        """The nodes of the present pods that have ended by themselves."""
+        return [node for node in self._nodes if node.has_ended and not node.is_leaving]
 
     def run(self) -> None:
         """Run the gang to its end, or to the limit of time."""
@@ -81,15 +84,21 @@ class Simulation(SimulatedNetwork):
         if self._is_suspended:
             self._later(self.random.uniform(0, 90), self._suspend)
         self._tick()
-        while self._queue and not self._is_over() and self.now < LIMIT:
+        while self._queue and not self.is_over and self.now < LIMIT:
             self.now, _, step = heapq.heappop(self._queue)
             step()
 
-    def _is_over(self) -> bool:
+    @property
+    def is_over(self) -> bool:
         """Whether all nodes have ended, or the controller ends the others.
 
         It does that if a node has failed, or ended beside one that is lost.
         """
+        if any(node.member.state.state == DONE for node in self._nodes) and any(
+            node.is_gone or (node.id.predecessors and node.member.state.round == NEVER)
+            for node in self._nodes
+        ):
+            return True
         may_lose = bool(self._losses or self._is_suspended) and self.ended
         return bool(self.have_all_ended or may_lose or (self.has_failed and not self._leads))
 
@@ -115,7 +124,7 @@ class Simulation(SimulatedNetwork):
                 self._call(lead, GangLeader.tick)
         for node in (*self._nodes, *self._old_nodes):
             if node.process.paused_until <= self.now and self._is_leaderless(node):
-                has_succeeded = node.member.state.state == "succeeded"
+                has_succeeded = node.member.state.state == SUCCEEDED
                 self.ends_without_leader += has_succeeded and self.has_succeeded
                 if not self._has_heard_of_success(node):
                     self.has_failed = True  # the others wait for a node that has ended
@@ -153,7 +162,9 @@ class Simulation(SimulatedNetwork):
             return
         before = node.member.state, node.reported_to
         if node.id in self.running:
-            if node.member.stop(order):
+            if (stop := node.member.stop(order)) is not None:
+                if stop.lost and self._losses == 1 and stop.round in self.done_rounds:
+                    self.violations.append(f"{node.id} is stopped for a pod that has succeeded")
                 self._end_ranks_later(node, self._delay(), None, stopped=True)
         else:
             step = node.member.follow(order)
@@ -229,11 +240,12 @@ class Simulation(SimulatedNetwork):
     def _has_heard_of_success(self, node: Node) -> bool:
         """Whether the leader knows that the ranks of the present round have succeeded there."""
         states = [lead.leader._states.get(node.index) for lead in self._leads[-1:]]
-        return node.member.state.state == "succeeded" and node.member.state in states
+        return node.member.state.state == SUCCEEDED and node.member.state in states
 
     def _end_node(self, node: Node) -> None:
         node.has_ended = True
-        self.has_failed |= node.run == self._run and node.member.state.state != "succeeded"
+        has_succeeded = node.member.state.state in (SUCCEEDED, DONE)
+        self.has_failed |= node.run == self._run and not has_succeeded
         self._close(node)
         for lead in self._leads:
             if lead.process is node.process:
@@ -273,9 +285,17 @@ class Simulation(SimulatedNetwork):
 
     def _leave(self, node: Node) -> None:
         if node.follows:
+            has_succeeded = node.member.state.state == SUCCEEDED
+            has_heard = self._has_heard_of_success(node)
             node.member.leave()
             node.is_leaving = True
             self._report(node)
+            if has_succeeded:
+                self.done_rounds.append(node.member.state.round)
+                if not has_heard:
+                    self.has_failed = True  # the others wait for a node that has ended
+                    self._leads.clear()
+                self._end_node(node)  # the Job controller creates no other pod
 
     def _remove_pod(self, node: Node) -> None:
         if node.has_ended or node.is_gone:

@@ -39,6 +39,20 @@ def test_a_new_pod_of_node_0_ends_with_the_gang_that_it_did_not_bring_together()
     assert GangMember(replaces_leader=True).follow(EndGang()) == EndGang()
 
 
+def test_a_node_whose_pod_ends_says_whether_its_command_had_succeeded() -> None:
+    member = GangMember()
+    member.follow(StartRound(0))
+    member.leave()
+    assert member.state == MemberState("leaving", 0)
+    member = GangMember()
+    member.follow(StartRound(0))
+    member.end(None, None, stopped=False)
+    member.leave()
+    assert member.state == MemberState("done", 0)
+    member.leave()
+    assert member.state == MemberState("done", 0)
+
+
 class Leaderless:
     """A link without a connection for ever."""
 

@@ -38,16 +38,18 @@ def test_ranks_of_two_rounds_never_run_at_once_and_every_gang_ends(size: int, pa
 def test_a_gang_goes_on_with_replaced_pods_and_never_runs_two_rounds(
     size: int, losses: int, pauses: int
 ) -> None:
-    replaced = rounds = 0
+    replaced = rounds = done = 0
     for seed in range(SEEDS):
         simulation = Simulation(seed, size, losses, pauses)
         simulation.run()
         assert simulation.violations == [], f"seed {seed}"
-        assert simulation.ended, f"seed {seed}: the gang neither goes on nor ends"
+        assert simulation.is_over, f"seed {seed}: the gang neither goes on nor ends"
         replaced += simulation.replaced
         rounds += simulation.rounds_after_loss
+        done += len(simulation.done_rounds)
     assert replaced > 100
     assert rounds > 100, "no gang goes on after a loss"
+    assert done, "no pod ends after the success of its command"
 
 
 @pytest.mark.parametrize("losses", [0, 3])
@@ -58,6 +60,6 @@ def test_a_job_that_resumes_goes_on_beside_pods_that_end_late(size: int, losses:
         simulation = Simulation(seed, size, losses, pauses=3, is_suspended=True)
         simulation.run()
         assert simulation.violations == [], f"seed {seed}"
-        assert simulation.ended, f"seed {seed}: the gang neither goes on nor ends"
+        assert simulation.is_over, f"seed {seed}: the gang neither goes on nor ends"
         rounds += simulation.rounds_after_resumption
     assert rounds > 100, "no gang goes on after a suspension"
