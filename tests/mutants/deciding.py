@@ -227,7 +227,7 @@ DECIDING = (
     Mutant(
         "a-replaced-pod-needs-no-proof",
         "reconcile/gang/replacement.py",
-        "return not waits_for_predecessor(pod) or _record_before(pod, records) is not None",
+        "return not waits_for_predecessor(pod) or record_before(pod, records) is not None",
         "return True",
         "a new pod starts its ranks although the end of the one before is not recorded",
         REPLACED,
