@@ -128,17 +128,17 @@ def worker_nodes(
 ) -> tuple[str, ...]:
     """Return the nodes of the workers of an attempt that may run ranks, by index; "" for none.
 
-    A pod that replaces another one is there before it may start.
-
-    The `unfenced` workers are left out: the status has them already. While nodes are awaited, the
-    status keeps its nodes: a pod that vanishes meanwhile may be on a lost one.
+    A pod that replaces another one is there before it may start. The `unfenced` workers are left
+    out: the status has them already. While nodes are awaited, the status also keeps its nodes: a
+    pod that vanishes meanwhile may be on a lost one.
     """
-    if cluster.nodes is None:
-        is_kept = cluster.nodes_awaited and attempt == job.status.attempt
-        return job.status.worker_nodes if is_kept else ()
+    if cluster.nodes is None and not cluster.nodes_awaited:
+        return ()
     recorded_identities = {_identity(worker) for worker in unfenced}
     closed_gates = _closed_gates(job, gang)
-    node_names = {
+    is_kept = cluster.nodes is None and attempt == job.status.attempt
+    node_names = dict(enumerate(job.status.worker_nodes if is_kept else ()))
+    node_names |= {
         index_of(pod): pod.spec.node_name
         for pod in (*gang.workers, *gang.stale_pods)
         if attempt_of(pod) == attempt
@@ -150,16 +150,16 @@ def worker_nodes(
     return tuple(node_names.get(index, "") for index in range(max(node_names, default=-1) + 1))
 
 
-def has_recorded_node(job: TorchrunJob, cluster_nodes: Mapping[str, Node] | None, pod: Pod) -> bool:
+def has_recorded_node(job: TorchrunJob, pod: Pod) -> bool:
     """Whether the status has the node of this pod, or need not have it.
 
     A pod that replaces another one may vanish together with its Node object before the controller
-    sees where it ran. The pods of a gang that starts are seen while their images are pulled.
+    sees where it ran. Without permission to read nodes, its gang ends.
     """
-    if cluster_nodes is None or not lifecycle.waits_for_predecessor(pod):
-        return True
     node_names, index = job.status.worker_nodes, index_of(pod)
-    return index < len(node_names) and pod.spec.node_name == node_names[index] != ""
+    recorded_node = node_names[index] if index < len(node_names) else ""
+    is_recorded = recorded_node != "" and recorded_node == pod.spec.node_name
+    return is_recorded or not lifecycle.waits_for_predecessor(pod)
 
 
 def unproven_loss(

@@ -56,7 +56,6 @@ def instruct_launchers(
     workspace: ObservedWorkspace,
     blocking_pods: BlockingPods,
     restarts: NewRestarts,
-    cluster_nodes: Mapping[str, Node] | None,
     now: datetime,
 ) -> tuple[Apply, ...]:
     """Return the annotations that the workers lack, or that are to be written a second time.
@@ -78,8 +77,7 @@ def instruct_launchers(
     applies = []
     for pod in filter(alive, gang.workers):
         code_of_pod = {} if is_follower(pod) and names.SERVED not in code else code
-        is_recorded = fence.has_recorded_node(job, cluster_nodes, pod)
-        is_proven = is_recorded and replacement.is_proven(pod, records)
+        is_proven = replacement.is_proven(pod, records) and fence.has_recorded_node(job, pod)
         may_start = may_open and not follows_leader(pod) and is_proven
         start_of_pod = {names.START: start_of(pod), **start} if may_start else {}
         applies.append(_annotate(pod, start_of_pod, code_of_pod, now))

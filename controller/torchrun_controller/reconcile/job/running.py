@@ -157,7 +157,7 @@ def keep_running(context: Context) -> Decision:
         gang, observed.cluster.nodes, context.unfenced, attempt, now
     )
     instructions = gate.instruct_launchers(
-        job, gang, workspace, blocking_pods, context.new_restarts, observed.cluster.nodes, now
+        job, gang, workspace, blocking_pods, context.new_restarts, now
     )
     writes = Writes(
         applies=(*missing_claims, *_missing_service(job, gang), *instructions),
