@@ -233,6 +233,14 @@ DECIDING = (
         REPLACED,
     ),
     Mutant(
+        "a-replaced-pod-starts-on-any-node",
+        "reconcile/gang/fence.py",
+        "return is_recorded or not lifecycle.waits_for_predecessor(pod)",
+        "return True",
+        "a new pod that vanishes unseen with its node trains on beside the next gang",
+        REPLACED,
+    ),
+    Mutant(
         "the-kubelet-is-not-asked",
         "reconcile/gang/replacement.py",
         "has_stopped = stopped(pod) or (not pod.spec.node_name and not alive(pod))",
@@ -242,7 +250,7 @@ DECIDING = (
     ),
     Mutant(
         "an-older-record-opens-the-gate",
-        "reconcile/gang/replacement.py",
+        "reconcile/gang/lost_pods.py",
         "if since is None or (end.start_time is not None and end.start_time >= since)",
         "if True",
         "after a suspension, the record of an earlier pod stands for the end of a later one",
