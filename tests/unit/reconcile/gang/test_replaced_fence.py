@@ -103,3 +103,18 @@ def test_a_new_pod_that_vanishes_with_its_node_is_fenced():
     del world.nodes["node-3"]
     world.settle()
     assert [(w.index, w.node) for w in world.job.status.unfenced] == [(1, "node-3")]
+
+
+def test_a_new_pod_on_a_silent_node_is_fenced_once_it_may_start():
+    world = running()
+    stop(world, 1)
+    replace_lost(world)
+    world.place(world.workers()[1].metadata.name, "node-3")
+    world.step()
+    assert world.job.status.worker_nodes[1] == "node-3"
+    world.node("node-3", False)
+    world.step()
+    assert world.job.status.unfenced == (), "the pod is there, and had no start"
+    world.settle()
+    assert start(world, 1) == "0/1"
+    assert [(w.index, w.node) for w in world.job.status.unfenced] == [(1, "node-3")]

@@ -66,11 +66,11 @@ def test_no_gate_opens_before_the_status_has_the_end(index):
     plan = world.step(writes=99)  # the process dies before it writes the status
     assert plan.status is not None
     world.pass_time(seconds=10)
-    world.replace_pods()
+    (name,) = world.replace_pods()
+    world.place(name, f"node-{index}")
     plan = world.plan()
     assert not any(a.uid == world.workers()[index].metadata.uid for a in plan.applies)
     world.settle()
-    place(world, index)
     assert start(world, index) == "0/1"
     assert counts(world) == (0, 0, 1)
 
@@ -278,7 +278,8 @@ def test_the_end_of_a_pod_of_an_earlier_gang_proves_nothing():
     world._ending((PODS.plural, lost), 30)
     world.containers_stop()
     world.pass_time(seconds=10)
-    world.replace_pods()
+    (name,) = world.replace_pods()
+    world.place(name, "node-1")
     world.step()
     assert not any("/" in pod.metadata.annotations.start for pod in world.workers())
     assert world.job.status.attempts[-1].number == 1
