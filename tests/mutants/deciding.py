@@ -227,9 +227,17 @@ DECIDING = (
     Mutant(
         "a-replaced-pod-needs-no-proof",
         "reconcile/gang/replacement.py",
-        "return not waits_for_predecessor(pod) or _record_before(pod, records) is not None",
+        "return not waits_for_predecessor(pod) or record_before(pod, records) is not None",
         "return True",
         "a new pod starts its ranks although the end of the one before is not recorded",
+        REPLACED,
+    ),
+    Mutant(
+        "a-replaced-pod-starts-on-any-node",
+        "reconcile/gang/fence.py",
+        "return is_recorded or not lifecycle.waits_for_predecessor(pod)",
+        "return True",
+        "a new pod that vanishes unseen with its node trains on beside the next gang",
         REPLACED,
     ),
     Mutant(
@@ -242,7 +250,7 @@ DECIDING = (
     ),
     Mutant(
         "an-older-record-opens-the-gate",
-        "reconcile/gang/replacement.py",
+        "reconcile/gang/lost_pods.py",
         "if since is None or (end.start_time is not None and end.start_time >= since)",
         "if True",
         "after a suspension, the record of an earlier pod stands for the end of a later one",

@@ -90,6 +90,13 @@ def replace_lost(world: World, seconds: float = 10) -> list[Pod]:
     return [world.objects[PODS.plural, name] for name in new_names]
 
 
+def place(world: World, *indexes: int) -> None:
+    """Pods get the nodes of their indexes, and the controller sees it."""
+    for index in indexes:
+        world.place(world.workers()[index].metadata.name, f"node-{index}")
+    world.settle()
+
+
 def gangs(world: World) -> int:
     """How many gangs there were."""
     return len(world.gangs)

@@ -276,3 +276,21 @@ class Replacements(RuleBasedStateMachine):
 
 Replacements.TestCase.settings = examples(100, stateful_step_count=40, report_multiple_bugs=False)
 TestReplacements = Replacements.TestCase
+
+
+def test_a_pod_that_ran_and_vanished_unseen_with_its_node_is_fenced():
+    """The controller sees neither the node of a pod that replaces another one nor that it ran."""
+    history = Replacements()
+    history.submit(nodes=3, max_restarts=0)
+    history.kubelets_work()
+    history.killed_in_mid_plan(writes=0)
+    history.pod_is_deleted(index=2)
+    history.all_goes_on(times=3)
+    history.pods_are_placed()
+    history.kubelets_work()
+    history.pod_is_deleted(index=2)
+    history.node_is_deleted_and_its_pods_are_collected(name="node-2")
+    history.all_goes_on(times=4)
+    history.a_waiting_job_has_a_message()
+    history.each_end_counts_once()
+    history.teardown()

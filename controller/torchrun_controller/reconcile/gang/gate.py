@@ -20,6 +20,7 @@ from torchrun_controller.reconcile.gang.fence_order import (
     parse_time,
 )
 from torchrun_controller.reconcile.gang.in_place import NewRestarts
+from torchrun_controller.reconcile.gang.lost_pods import find_records
 from torchrun_controller.reconcile.gang.orphans import find_orphans, orphan_advice
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import count_of, list_names
@@ -61,14 +62,14 @@ def instruct_launchers(
 
     The start, if the gang may start; the workspace's revision, if all workers can change together.
     Workers that follow their leader get neither, except for the address of newer served code, and
-    the start if they replace another one. That is written only after the end of the other one is in
-    the status.
+    the start if they replace another one. That is written only after the end of the other one and
+    the node of the new one are in the status.
     """
     child = gang.current_job
     is_safe = not blocking_pods.pods and _can_fence(child, blocking_pods.unfenced)
     may_open = is_safe and head_and_workers.is_whole(gang)
     start = in_place.predecessor_annotation(job, gang, restarts)
-    records = replacement.find_records(job, gang)
+    records = find_records(job, gang)
     if may_open and blocking_pods.unfenced:
         start[names.FENCE] = fence_annotation(blocking_pods.unfenced, now)
     all_alive = all(alive(pod) for pod in gang.workers)
@@ -76,7 +77,8 @@ def instruct_launchers(
     applies = []
     for pod in filter(alive, gang.workers):
         code_of_pod = {} if is_follower(pod) and names.SERVED not in code else code
-        may_start = may_open and not follows_leader(pod) and replacement.is_proven(pod, records)
+        is_proven = replacement.is_proven(pod, records) and fence.has_recorded_node(job, pod)
+        may_start = may_open and not follows_leader(pod) and is_proven
         start_of_pod = {names.START: start_of(pod), **start} if may_start else {}
         applies.append(_annotate(pod, start_of_pod, code_of_pod, now))
     return tuple(apply for apply in applies if apply is not None)

@@ -23,8 +23,8 @@ from torchrun_controller.reconcile.gang.failures import (
     failure_of,
     precedence,
 )
-from torchrun_controller.reconcile.model.attempts import find_end, order_of
-from torchrun_controller.reconcile.model.conditions import find_condition
+from torchrun_controller.reconcile.gang.lost_pods import find_records, record_before
+from torchrun_controller.reconcile.model.attempts import find_end
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import (
@@ -118,22 +118,6 @@ def is_replacing(child: Job) -> bool:
     return asks and child.spec.backoff_limit != 0
 
 
-def find_records(job: TorchrunJob, gang: ObservedGang) -> tuple[Attempt, ...]:
-    """Return the ends of lost pods of the present gang that the status has.
-
-    A Job that resumes after a suspension starts to count again for its new pods.
-    """
-    child = gang.current_job
-    suspended = find_condition(child.status.conditions, "Suspended")
-    since = suspended.last_transition_time if suspended is not None else None
-    return tuple(
-        end
-        for end in job.status.attempts
-        if end.lost_pod is not None and end.number == attempt_of(child)
-        if since is None or (end.start_time is not None and end.start_time >= since)
-    )
-
-
 def recorded_uids(job: TorchrunJob, gang: ObservedGang) -> frozenset[str]:
     """Return the UIDs of the lost pods of the present gang that the status has."""
     return frozenset(map(_uid_of, find_records(job, gang)))
@@ -155,18 +139,7 @@ def _is_awaited(pod: Pod) -> bool:
 
 def is_proven(pod: Pod, records: Iterable[Attempt]) -> bool:
     """Whether no rank of an earlier pod of this index may run, by the pod's gate or the records."""
-    return not waits_for_predecessor(pod) or _record_before(pod, records) is not None
-
-
-def _record_before(pod: Pod, records: Iterable[Attempt]) -> Attempt | None:
-    """Return the record of the pod that this one replaces, the newest of its place."""
-    before = attempt_of(pod), index_of(pod), predecessors_of(pod) - 1
-    return max((end for end in records if _place_of(end) == before), key=order_of, default=None)
-
-
-def _place_of(end: Attempt) -> tuple[int, int, int] | None:
-    pod = end.lost_pod
-    return None if pod is None else (end.number, pod.index, pod.replaced)
+    return not waits_for_predecessor(pod) or record_before(pod, records) is not None
 
 
 def find_open_records(job: TorchrunJob, gang: ObservedGang) -> tuple[Attempt, ...]:
@@ -185,7 +158,7 @@ def select_open_records(gang: ObservedGang, records: Iterable[Attempt]) -> tuple
     for pod in gang.workers:
         record = uids.get(pod.metadata.uid)
         if record is None and waits_for_predecessor(pod):
-            record = _record_before(pod, records)
+            record = record_before(pod, records)
         if record is not None:
             open_records.append(record)
     return tuple(open_records)
@@ -271,7 +244,7 @@ def _judge(
         return _judge_predecessor(pod, observed.gang, records)
     if pod.status.phase in ("Running", "Succeeded") and has_own_start(pod):
         return _FINE
-    return _wait_until_running(pod, _record_before(pod, records), now, may_shrink=may_shrink)
+    return _wait_until_running(pod, record_before(pod, records), now, may_shrink=may_shrink)
 
 
 def _uid_of(end: Attempt) -> str:

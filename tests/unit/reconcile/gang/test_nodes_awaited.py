@@ -4,7 +4,16 @@ import pytest
 
 from torchrun_api.kinds import JOBS
 from unit.reconcile import losing
-from unit.reconcile.replacing import REPORTING, counts, replace_lost, run, running, start, stop
+from unit.reconcile.replacing import (
+    REPORTING,
+    counts,
+    place,
+    replace_lost,
+    run,
+    running,
+    start,
+    stop,
+)
 from world import World, make_job, make_queue
 
 
@@ -52,12 +61,30 @@ def test_a_gang_replaces_pods_while_the_nodes_are_awaited():
     nodes = forget_nodes(world)
     stop(world, 1)
     replace_lost(world)
+    place(world, 1)
     assert start(world, 1) == "0/1"
     run(world)
     assert (world.phase, counts(world)) == ("Running", (0, 0, 1))
     world.nodes, world.nodes_awaited = nodes, False
     world.settle()
     assert (world.phase, counts(world)) == ("Running", (0, 0, 1))
+
+
+def test_the_status_has_the_node_of_a_pod_that_starts_while_the_nodes_are_awaited():
+    world = running()
+    nodes = forget_nodes(world)
+    stop(world, 1)
+    replace_lost(world)
+    world.place(world.workers()[1].metadata.name, "node-3")
+    world.settle()
+    assert start(world, 1) == "0/1"
+    assert world.job.status.worker_nodes == ("node-0", "node-3", "node-2")
+    world.vanish(world.workers()[1].metadata.name)
+    world.settle()
+    del nodes["node-3"]
+    world.nodes, world.nodes_awaited = nodes, False
+    world.settle()
+    assert [(w.index, w.node) for w in world.job.status.unfenced] == [(1, "node-3")]
 
 
 def lose_unseen(world: World) -> dict[str, object]:

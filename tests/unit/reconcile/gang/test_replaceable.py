@@ -224,7 +224,8 @@ def test_a_resumed_job_starts_to_count_again():
     world._ending(("pods", lost), 30)
     world.containers_stop()
     world.pass_time(seconds=10)
-    world.replace_pods()  # the controller has not seen the end of the pod before it
+    (name,) = world.replace_pods()  # the controller has not seen the end of the pod before it
+    world.place(name, "node-1")
     world.settle()
     status = world.job.status
     assert (status.attempt, status.disruptions) == (0, 2)

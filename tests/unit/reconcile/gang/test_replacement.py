@@ -14,6 +14,7 @@ from unit.reconcile.replacing import (
     gangs,
     kill_by_memory,
     limit,
+    place,
     reasons,
     replace_lost,
     run,
@@ -38,8 +39,10 @@ def test_a_deleted_pod_is_replaced_and_the_others_keep_theirs():
     assert (end.lost_pod.uid, end.lost_pod.index, end.lost_pod.replaced) == (lost.uid, 1, 0)
     assert (end.number, end.reason, end.counted) == (0, "PodDeleted", False)
     assert [event.reason for plan in world.plans for event in plan.events].count("PodLost") == 1
-    (new,) = replace_lost(world)
-    assert new.metadata.annotations.start == "0/1", "the status has the end of the pod before it"
+    replace_lost(world)
+    assert start(world, 1) == "", "it has no node yet"
+    place(world, 1)
+    assert start(world, 1) == "0/1", "the status has the end of the pod before it, and its node"
     run(world)
     assert (world.phase, counts(world)) == ("Running", (0, 0, 1))
     assert len(before & {pod.metadata.uid for pod in world.workers()}) == 2
@@ -63,7 +66,8 @@ def test_no_gate_opens_before_the_status_has_the_end(index):
     plan = world.step(writes=99)  # the process dies before it writes the status
     assert plan.status is not None
     world.pass_time(seconds=10)
-    world.replace_pods()
+    (name,) = world.replace_pods()
+    world.place(name, f"node-{index}")
     plan = world.plan()
     assert not any(a.uid == world.workers()[index].metadata.uid for a in plan.applies)
     world.settle()
@@ -79,6 +83,7 @@ def test_a_controller_that_starts_again_opens_the_gate_by_the_status():
     world.replace_pods()
     assert not any(pod.metadata.uid == lost for pod in world.observed().gang.replaced_pods)
     world.settle()  # only the status has the proof now
+    place(world, 1)
     assert start(world, 1) == "0/1"
     assert counts(world) == (0, 0, 1)
 
@@ -107,6 +112,7 @@ def test_a_pod_without_its_end_in_the_status_is_recorded_later():
     (name,) = world.replace_pods()
     assert [pod.metadata.name for pod in world.observed().gang.replaced_pods]
     assert world.observed().gang.stale_pods == (), "it has stopped"
+    world.place(name, "node-1")
     world.step()
     assert world.objects[PODS.plural, name].metadata.annotations.start == ""
     world.settle()
@@ -142,6 +148,7 @@ def test_only_the_pod_before_a_new_one_matters():
     world.replace_pods()
     assert len(world.observed().gang.replaced_pods) == 3
     world.settle()
+    place(world, 1)
     assert start(world, 1) == "0/3"
     assert counts(world) == (0, 0, 3)
 
@@ -152,8 +159,9 @@ def test_pods_that_are_lost_together_count_once():
     stop(world, 2)
     assert len(world.job.status.attempts) == 2
     assert counts(world) == (0, 0, 1)
-    new_pods = replace_lost(world)
-    assert [pod.metadata.annotations.start for pod in new_pods] == ["0/1", "0/1"]
+    replace_lost(world)
+    place(world, 1, 2)
+    assert [start(world, index) for index in (1, 2)] == ["0/1", "0/1"]
     run(world)
     assert (world.phase, gangs(world)) == ("Running", 1)
     stop(world, 2)
@@ -216,11 +224,12 @@ def test_a_gang_without_any_other_pod_has_nothing_to_keep():
 def test_a_new_pod_that_is_lost_before_it_joins_is_replaced():
     world = running()
     stop(world, 1)
-    (first,) = replace_lost(world)
-    world.place(first.metadata.name, "node-1")
+    replace_lost(world)
+    place(world, 1)
     stop(world, 1)
-    (second,) = replace_lost(world, 20)
-    assert second.metadata.annotations.start == "0/2"
+    replace_lost(world, 20)
+    place(world, 1)
+    assert start(world, 1) == "0/2"
     run(world)
     assert (world.phase, counts(world)) == ("Running", (0, 0, 2))
 
@@ -234,7 +243,8 @@ def test_a_new_pod_that_never_had_a_node_is_replaced():
     status = replace(pod.status, phase="Failed")
     world.objects[PODS.plural, first.metadata.name] = replace(pod, status=status)
     world.settle()
-    assert counts(world) == (0, 0, 2)
+    assert counts(world) == (0, 0, 1), "no round started between the two losses"
+    assert len(world.job.status.attempts) == 2
     assert gangs(world) == 1
 
 
@@ -268,7 +278,8 @@ def test_the_end_of_a_pod_of_an_earlier_gang_proves_nothing():
     world._ending((PODS.plural, lost), 30)
     world.containers_stop()
     world.pass_time(seconds=10)
-    world.replace_pods()
+    (name,) = world.replace_pods()
+    world.place(name, "node-1")
     world.step()
     assert not any("/" in pod.metadata.annotations.start for pod in world.workers())
     assert world.job.status.attempts[-1].number == 1
@@ -305,8 +316,9 @@ def test_the_status_keeps_an_end_that_a_gate_needs():
     uids = [end.lost_pod.uid for end in world.job.status.attempts if end.lost_pod]
     assert len(uids) == 10
     assert first in uids
-    new_pods = replace_lost(world)
-    assert [pod.metadata.annotations.start for pod in new_pods] == ["0/1", "0/1"]
+    replace_lost(world)
+    place(world, 1, 2)
+    assert [start(world, index) for index in (1, 2)] == ["0/1", "0/1"]
 
 
 # Restarts in place, node 0
@@ -330,6 +342,7 @@ def test_a_new_pod_of_node_0_continues_the_rounds():
     world.settle()
     stop(world, 0)
     replace_lost(world)
+    place(world, 0)
     leader = world.workers()[0].metadata.annotations
     assert (leader.start, leader.restarts_in_place) == ("0/1", "1 1")
     run(world)

@@ -11,6 +11,7 @@ from unit.reconcile.replacing import (
     evict,
     gangs,
     limit,
+    place,
     reasons,
     replace_lost,
     run,
@@ -288,6 +289,7 @@ def test_a_queue_and_parents_that_are_gone_do_not_matter():
     stop(world, 1)
     world.queue, world.neighbours = None, []
     replace_lost(world)
+    place(world, 1)
     assert start(world, 1) == "0/1"
     run(world)
     assert (world.phase, counts(world)) == ("Running", (0, 0, 1))
