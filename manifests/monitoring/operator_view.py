@@ -17,9 +17,13 @@ def quantile(part: float, histogram: str, by: str = "", only: str = "") -> str:
     return f"histogram_quantile({part}, sum by ({labels}) (rate({histogram}_bucket{SINCE}){only}))"
 
 
-def share(metric: str, selected: str) -> str:
-    """The share of a counter's rate that a selector matches; 0 if it matches nothing."""
-    return f"({rate(metric + '{' + selected + '}')} or vector(0)) / {rate(metric)}"
+def share(metric: str, selected: str, among: str = "") -> str:
+    """The share of a counter's rate that a selector matches; 0 if it matches nothing.
+
+    among: a selector of the whole.
+    """
+    whole = metric + (f"{{{among}}}" if among else "")
+    return f"({rate(metric + '{' + selected + '}')} or vector(0)) / {rate(whole)}"
 
 
 HEALTH = Row(
@@ -48,7 +52,7 @@ HEALTH = Row(
         tile(
             "Failed reconciles",
             "Share of reconciles that end in Retry. The log has the reason of each.",
-            share('torchrun_reconcile_total', 'outcome="Retry"'),
+            share('torchrun_reconcile_total', 'outcome="Retry"', 'outcome!="Postponed"'),
             unit="percentunit", red_above=0.2,
         ),
         tile(
