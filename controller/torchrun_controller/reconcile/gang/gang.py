@@ -194,7 +194,9 @@ def evaluate_state(
         loss, seconds_left = suspension.find_loss(job, gang, unfenced, now)
         if loss is not None:
             why = failure_reason(loss.details)
-            return GangState(State.GANG_FAILED, why, loss, stopped=loss.details.time)
+            times = (loss.details.time, _time_of(child, "Suspended"))
+            stopped = min((time for time in times if time is not None), default=None)
+            return GangState(State.GANG_FAILED, why, loss, stopped=stopped)
         if child.spec.suspend:
             # The Job controller deletes the pods, which is not a failure.
             return GangState(

@@ -6,8 +6,8 @@ from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.status import Attempt
 from torchrun_controller.reconcile.model.attempts import order_of
-from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.model.observed import ObservedGang
+from torchrun_controller.reconcile.pods.head_and_workers import resumption_of
 from torchrun_controller.reconcile.pods.lifecycle import attempt_of, index_of, predecessors_of
 
 
@@ -16,9 +16,7 @@ def find_records(job: TorchrunJob, gang: ObservedGang) -> tuple[Attempt, ...]:
 
     A Job that resumes after a suspension starts to count again for its new pods.
     """
-    child = gang.current_job
-    suspended = find_condition(child.status.conditions, "Suspended")
-    since = suspended.last_transition_time if suspended is not None else None
+    child, since = gang.current_job, resumption_of(gang)
     return tuple(
         end
         for end in job.status.attempts

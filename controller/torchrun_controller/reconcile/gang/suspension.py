@@ -9,7 +9,6 @@ from datetime import datetime
 from torchrun_api.job import TorchrunJob
 from torchrun_api.status import Attempt, LastFailure, UnfencedWorker
 from torchrun_controller.reconcile.gang.failures import Failure
-from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import attempt_of, index_of
@@ -50,7 +49,7 @@ def _left_behind(
     own_workers = tuple(worker for worker in unfenced if worker.attempt == attempt)
     if not own_workers or child.spec.suspend:
         return own_workers
-    if find_condition(child.status.conditions, "Suspended") is None:
+    if head_and_workers.resumption_of(gang) is None:
         return ()
     new_pods = head_and_workers.pods_since_resumption(gang)
     present = {(index_of(pod), pod.spec.node_name) for pod in new_pods}

@@ -4,11 +4,17 @@ from torchrun_api.core import Job, SchedulingGroup
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import JOBS
 from torchrun_api.status import TERMINAL
+from torchrun_controller.reconcile.model.attempts import find_end
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.model.plan import Apply, Delete
-from torchrun_controller.reconcile.pods.lifecycle import alive, delete_job, may_create_pods
+from torchrun_controller.reconcile.pods.lifecycle import (
+    alive,
+    attempt_of,
+    delete_job,
+    may_create_pods,
+)
 from torchrun_controller.reconcile.schedulers.scheduler import GangScheduler
 from torchrun_controller.reconcile.schedulers.table import SCHEDULERS
 
@@ -28,8 +34,8 @@ def delete_unused(
     """Delete groups of finished gangs, which would still reserve capacity in their scheduler.
 
     A group is kept while a pod of its attempt may run, while its child Job may create pods, and if
-    `applies` creates that Job. Suspended Jobs of finished gangs and of a finished job are deleted
-    too: Kueue would resume them.
+    `applies` creates that Job. Suspended Jobs of gangs whose end is recorded and of a finished
+    job are deleted too: Kueue would resume them.
     """
     needed_names = {apply.name for apply in applies if apply.kind is JOBS}
     latest = gang.child_jobs[-1:]
@@ -46,7 +52,9 @@ def delete_unused(
         and meta.labels.attempt not in running_attempts
         and not meta.terminating
     )
-    is_over = job.status.phase in TERMINAL
+    is_over = job.status.phase in TERMINAL or any(
+        find_end(job.status.attempts, attempt_of(child)) for child in latest
+    )
     ended_jobs = (*gang.child_jobs, *gang.worker_jobs) if is_over else gang.child_jobs[:-1]
     suspended_jobs = (child for child in ended_jobs if child.spec.suspend)
     return (

@@ -246,3 +246,38 @@ def test_a_lost_pod_that_is_replaced_alone_does_not_keep_a_gang_beside_an_older_
     evict(world, 0)
     world.settle()
     assert_ended_as_lost(world)
+
+
+def test_an_attempt_that_has_ended_is_not_resumed_while_the_next_one_waits():
+    world = admitted(maxRestarts=0)
+    world.node("node-1", False)
+    world.pass_time(seconds=20)
+    suspend(world)
+    queue, world.queue = world.queue, None
+    world.pass_time(seconds=20)
+    world.settle_twice()
+    assert [end.reason for end in world.job.status.attempts] == ["NodeLost"]
+    assert (JOBS.plural, "train") not in world.objects, "Kueue would resume it"
+    world.node("node-1", True, OUT_OF_SERVICE)
+    world.containers_stop()
+    world.queue = queue
+    world.settle_twice()
+    assert world.job.status.attempt == 1
+
+
+def test_the_running_time_ends_with_the_suspension_and_not_with_a_later_loss():
+    world = admitted()
+    world.pass_time(seconds=600)
+    world.settle()
+    set_suspended(world, True)
+    for pod in world.workers():
+        world._ending((PODS.plural, pod.metadata.name), 300)
+    running_seconds = int(
+        (world.now - world.condition("Running").last_transition_time).total_seconds()
+    )
+    world.pass_time(seconds=100)
+    world.node("node-1", False)
+    world.pass_time(seconds=60)
+    world.settle()
+    assert [end.reason for end in world.job.status.attempts] == ["NodeLost"]
+    assert world.job.status.running_seconds == running_seconds
