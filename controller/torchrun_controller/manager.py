@@ -21,14 +21,13 @@ from msgspec import Struct
 
 from torchrun_api.kinds import CONFIG_MAPS, KAI_QUEUES
 from torchrun_controller.cache.admission_view import AdmissionView
+from torchrun_controller.cache.catch_up import CatchUp
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.cache.group_view import select_kinds
-from torchrun_controller.cache.informer import Informer
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.cache.queue_view import QueueView
-from torchrun_controller.cache.scopes import Scope
-from torchrun_controller.client import ApiError, Disconnected, Transport
+from torchrun_controller.client import Transport
 from torchrun_controller.client.apply import Applier
 from torchrun_controller.client.events import EventRecorder
 from torchrun_controller.clock import Clock
@@ -55,9 +54,6 @@ DRAIN_SECONDS = 10.0  # for running reconciles at the end
 FLUSH_SECONDS = 1.0  # for waiting events at the end
 QUEUE_CONCURRENCY = 2  # queues are few and change seldom
 DROP_SECONDS = 60.0  # between two clean-ups of a standby's work queues
-CATCH_UP_RETRY = 0.5
-CATCH_UP_WARNING = 5.0
-REFUSED_CHECK = 1.0  # between two checks of which namespaces cannot be read
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -144,9 +140,7 @@ class Manager:
         self._controllers = components.controllers
         self._wait_for_stop = stop
         self._started = False  # the controllers
-        # The scopes of the factory whose caches are filled and current.
-        self._caught_up: set[str] = set()
-        self._catches_up = anyio.Event()
+        self._catch_up = CatchUp(self._factory.scopes, self._leader.elected)
 
     async def run(self) -> None:
         """Run until `stop` returns, then end in order. Raises NotLeader on loss of the lease."""
@@ -165,7 +159,7 @@ class Manager:
                 background.start_soon(informer.run)
             has_predecessor = not self._leader.elected.is_set()
             for name, scope in self._factory.scopes.items():
-                background.start_soon(self._catch_up, name, scope, has_predecessor)
+                background.start_soon(self._catch_up.follow, name, scope, has_predecessor)
             background.start_soon(self._factory.nodes.follow)
             background.start_soon(self._factory.discovery.run)
             background.start_soon(self._queue_view.run_kai)
@@ -210,38 +204,14 @@ class Manager:
             standby.start_soon(self._drop_deleted_keys)
             await self._leader.elected.wait()
             standby.cancel_scope.cancel()
-        while not self._may_start:
-            with anyio.move_on_after(REFUSED_CHECK):
-                await self._catches_up.wait()
+        await self._catch_up.wait_until_ready()
         await self._factory.nodes.wait_until_known()
-        self._factory.scopes.leave_out(self._factory.scopes.keys() - self._caught_up)
+        self._catch_up.leave_out_others()
         log.info("controllers started", workers={c.name: c.concurrency for c in self._controllers})
         self._started = True
         for controller in self._controllers:
             for _ in range(controller.concurrency):
                 tasks.start_soon(controller.run)
-
-    @property
-    def _may_start(self) -> bool:
-        """Whether the caches of a namespace are current, and the controller may not read others."""
-        scopes = self._factory.scopes
-        others = (scope for name, scope in scopes.items() if name not in self._caught_up)
-        return bool(self._caught_up) and all(scope.is_refused for scope in others)
-
-    async def _catch_up(self, name: str, scope: Scope, has_predecessor: bool) -> None:
-        """Wait until the caches of a scope are filled and current; take it in if it was left out.
-
-        The process leads then.
-        """
-        await scope.synced()
-        await self._leader.elected.wait()
-        if has_predecessor:
-            for informer in scope.status_informers:
-                await _wait_until_current(informer)
-        self._caught_up.add(name)
-        self._catches_up.set()
-        self._catches_up = anyio.Event()
-        self._factory.scopes.take_in(name)
 
     async def _drop_deleted_keys(self) -> None:
         """Drop keys of deleted objects from the queues of a standby, which takes no keys.
@@ -258,24 +228,6 @@ class Manager:
             for name, keep in present.items():
                 if name in self._queues:
                     self._queues[name].retain(keep)
-
-
-async def _wait_until_current(informer: Informer[Any]) -> None:
-    """Wait until the cache is as new as the server: it includes the previous leader's writes.
-
-    A watch may lag by up to 90 s if its connection is dead. An admission decision from an older
-    state would use the same quota twice. All other writes are safe with a stale cache: their name,
-    UID or resourceVersion prevents a repetition.
-    """
-    while True:
-        try:
-            newest = await informer.newest()
-            break
-        except (ApiError, Disconnected) as error:
-            log.warning("cannot determine whether a cache is current", error=str(error))
-            await anyio.sleep(CATCH_UP_RETRY)
-    while not await informer.wait_for(newest, CATCH_UP_WARNING):
-        log.warning("waiting for a stale cache", resource=informer.kind.resource)
 
 
 def _leader(

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from scripted_server import ScriptedServer, connection, json_response, serving, streamed
-from torchrun_controller import manager
+from torchrun_controller.cache import catch_up
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.queue_view import QueueView
 from torchrun_controller.client import Transport
@@ -85,8 +85,8 @@ async def running(api: Api) -> AsyncIterator[Process]:
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("REFUSED_CHECK", "CATCH_UP_RETRY"):
-        monkeypatch.setattr(manager, name, 0.02)
+    for name in ("REFUSED_CHECK", "RETRY"):
+        monkeypatch.setattr(catch_up, name, 0.02)
 
 
 @pytest.mark.parametrize("has_predecessor", [False, True])

@@ -10,6 +10,7 @@ import structlog
 from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import ObjectMeta
 from torchrun_controller import manager
+from torchrun_controller.cache import catch_up
 from torchrun_controller.cache.scopes import Scopes
 from torchrun_controller.cache.store import Store
 from torchrun_controller.client import Disconnected
@@ -116,8 +117,10 @@ class Process:
 
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Process:
-    for name in ("DRAIN_SECONDS", "FLUSH_SECONDS", "CATCH_UP_RETRY", "CATCH_UP_WARNING"):
+    for name in ("DRAIN_SECONDS", "FLUSH_SECONDS"):
         monkeypatch.setattr(manager, name, 0.02)
+    for name in ("RETRY", "WARNING"):
+        monkeypatch.setattr(catch_up, name, 0.02)
     return Process()
 
 
