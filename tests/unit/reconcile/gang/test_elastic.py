@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from torchrun_api import names
+from torchrun_api.core import Job
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_controller.reconcile import Conflict, Plan, Rejection, reconcile
 from torchrun_controller.reconcile.gang.elastic import SETTLE, SHRINK_AFTER
@@ -37,7 +38,11 @@ def place(world: World, count: int) -> None:
 
 def shrunk(**spec: object) -> World:
     """A running gang of 2 of 3 nodes."""
-    world = elastic(**spec)
+    return shrink(elastic(**spec))
+
+
+def shrink(world: World) -> World:
+    """The gang finds two nodes only, and goes on with these."""
     place(world, 2)
     world.pass_time(seconds=SHRINK_AFTER.total_seconds())
     world.settle()
@@ -47,6 +52,16 @@ def shrunk(**spec: object) -> World:
     world.settle()
     assert (world.phase, world.job.status.num_nodes) == ("Running", 2)
     return world
+
+
+def suspend_for_an_hour(world: World) -> Job:
+    """Another controller suspends the child Job. Returns the Job from before."""
+    child: Job = world.objects[JOBS.plural, "train"]
+    world.objects[JOBS.plural, "train"] = replace(child, spec=replace(child.spec, suspend=True))
+    world.settle()
+    world.pass_time(hours=1)
+    world.settle()
+    return child
 
 
 def grow_time(world: World) -> Plan:
@@ -166,11 +181,7 @@ def test_a_shrunk_gang_can_shrink_again():
 
 def test_a_gang_held_by_another_controller_does_not_shrink():
     world = elastic()
-    child = world.objects[JOBS.plural, "train"]
-    world.objects[JOBS.plural, "train"] = replace(child, spec=replace(child.spec, suspend=True))
-    world.settle()
-    world.pass_time(hours=1)
-    world.settle()
+    suspend_for_an_hour(world)
     assert world.job.status.attempt == 0
     assert all(c.type != "FullSize" for c in world.job.status.conditions)
 

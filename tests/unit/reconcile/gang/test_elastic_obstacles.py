@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from torchrun_api.core import PersistentVolumeClaim
 from torchrun_api.kinds import CLAIMS
-from unit.reconcile.gang.test_elastic import grow_time, place, probe_placed, probes
+from unit.reconcile.gang.test_elastic import grow_time, probe_placed, probes, shrink
 from world import ZIP, World, make_job, make_queue
 
 UPLOADED = {"torchrun.ai/workspace-sha256": "ab" * 32}
@@ -26,15 +26,7 @@ def shrunk(**queue: object) -> World:
     world.settle()
     world.setup_done()
     world.settle()
-    place(world, 2)
-    world.pass_time(seconds=30)
-    world.settle()
-    world.containers_stop()
-    world.settle()
-    world.all_workers("Running")
-    world.settle()
-    assert (world.phase, world.job.status.num_nodes) == ("Running", 2)
-    return world
+    return shrink(world)
 
 
 def test_the_setup_of_a_larger_gang_comes_before_its_probes():

@@ -1,10 +1,8 @@
 """Elastic jobs that have waited for long, such as for Kueue, before their first pod has a node."""
 
-from msgspec.structs import replace
-
 from torchrun_api.kinds import JOBS
 from torchrun_controller.reconcile.gang.elastic import SHRINK_AFTER
-from unit.reconcile.gang.test_elastic import FULL, elastic, place
+from unit.reconcile.gang.test_elastic import FULL, elastic, place, suspend_for_an_hour
 from world import World
 
 
@@ -23,12 +21,7 @@ def assert_shrinks_after_the_delay(world: World, nodes: int) -> None:
 
 def test_the_time_of_a_suspended_job_does_not_count():
     world = elastic()
-    child = world.objects[JOBS.plural, "train"]
-    world.objects[JOBS.plural, "train"] = replace(child, spec=replace(child.spec, suspend=True))
-    world.settle()
-    world.pass_time(hours=1)
-    world.settle()
-    world.objects[JOBS.plural, "train"] = child
+    world.objects[JOBS.plural, "train"] = suspend_for_an_hour(world)
     world.settle()
     place(world, 1)
     assert_shrinks_after_the_delay(world, 1)
