@@ -339,6 +339,16 @@ def test_conditions_keep_the_time_of_their_last_change():
     assert (world.now - since).total_seconds() == 60
 
 
+def test_conditions_have_the_generation_of_the_spec_that_they_describe():
+    world = World(make_job(numNodes=1), make_queue())
+    world.settle()
+    world.spec(priority=5)
+    world.settle()
+    generation = world.job.metadata.generation
+    assert world.job.status.observed_generation == generation
+    assert {c.observed_generation for c in world.job.status.conditions} == {generation}
+
+
 def test_the_order_in_which_the_server_keeps_conditions_does_not_matter():
     world = World(make_job(numNodes=1), make_queue())
     world.settle()
