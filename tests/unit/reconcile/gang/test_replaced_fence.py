@@ -118,3 +118,14 @@ def test_a_new_pod_on_a_silent_node_is_fenced_once_it_may_start():
     world.settle()
     assert start(world, 1) == "0/1"
     assert [(w.index, w.node) for w in world.job.status.unfenced] == [(1, "node-3")]
+
+
+def test_a_worker_is_fenced_although_the_new_leader_waits_for_its_start():
+    """The worker has started with the leader before."""
+    world = running()
+    stop(world, 0)
+    replace_lost(world)
+    assert start(world, 0) == "", "it has no node"
+    world.node("node-1", False)
+    world.settle()
+    assert [(w.index, w.node) for w in world.job.status.unfenced] == [(1, "node-1")]
