@@ -83,8 +83,8 @@ DECIDING = (
     Mutant(
         "the-gate-is-open",
         "reconcile/gang/gate.py",
-        "safe = not blocking_pods.pods and _can_fence(child, blocking_pods.unfenced)",
-        "safe = True",
+        "may_open = not blocking_pods.pods and _can_fence(child, blocking_pods.unfenced)",
+        "may_open = True",
         "two gangs write the same checkpoints",
         ATTEMPTS,
     ),
@@ -194,9 +194,9 @@ DECIDING = (
     ),
     Mutant(
         "half-a-gang-goes-on",
-        "reconcile/gang/gate.py",
-        "may_open = is_safe and head_and_workers.is_whole(gang)",
-        "may_open = is_safe",
+        "reconcile/pods/head_and_workers.py",
+        '    if is_whole(gang):\n        return ""\n',
+        '    if gang.child_jobs:\n        return ""\n',
         "a head whose workers' Job is gone runs the command alone",
         HEAD_AND_WORKERS,
     ),

@@ -66,8 +66,7 @@ def instruct_launchers(
     the node of the new one are in the status.
     """
     child = gang.current_job
-    is_safe = not blocking_pods.pods and _can_fence(child, blocking_pods.unfenced)
-    may_open = is_safe and head_and_workers.is_whole(gang)
+    may_open = not blocking_pods.pods and _can_fence(child, blocking_pods.unfenced)
     start = in_place.predecessor_annotation(job, gang, restarts)
     records = find_records(job, gang)
     if may_open and blocking_pods.unfenced:
