@@ -1,6 +1,5 @@
 """Fetch, check, write and publish workspaces from git and s3."""
 
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -62,13 +61,10 @@ def fetch(settings: Settings) -> Marker:
     if marker and not unchanged:
         settings = replace(settings, commit="")
     claim.prepare()
-    claim.discard_unfinished()
-    work = claim.incoming / "fetched"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
     try:
         check_sub_path(settings)
-        fetched = FETCHERS[settings.source](settings, work, claim.new)
+        claim.work.mkdir()
+        fetched = FETCHERS[settings.source](settings, claim.work, claim.new)
         if marker and fetched.manifest.sha256 == claim.manifest().sha256:
             log("nothing has changed", commit=fetched.commit, revision=marker.revision)
             return claim.confirm(marker, commit=fetched.commit, source=settings.digest)
@@ -80,8 +76,7 @@ def fetch(settings: Settings) -> Marker:
             raise workspace_full(error.strerror or "no space is left") from error
         raise
     finally:
-        claim.discard_unfinished()
-        claim.discard_upload()
+        claim.finish()
 
 
 def check_sub_path(settings: Settings) -> None:

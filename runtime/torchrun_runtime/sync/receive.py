@@ -23,7 +23,7 @@ def receive(settings: Settings) -> Marker:
     if marker and _is_wanted(marker, settings):
         with suppress(OSError):  # the workspace is complete without it
             claim.make_state()
-        claim.discard_upload()
+        claim.finish()
         return marker
     claim.prepare()
     workflow = open_workflow(settings, claim)
@@ -88,7 +88,7 @@ def take_until_good(settings: Settings, claim: Claim, workflow: Workflow) -> Mar
                     raise SyncError(error.reason, error.message, permanent=True) from error
         else:
             workflow.succeed(marker.revision)
-            claim.discard_upload()
+            claim.finish()
             return marker
 
 

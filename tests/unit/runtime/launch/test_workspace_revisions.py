@@ -10,6 +10,13 @@ from unit.runtime.serving import publish
 from unit.runtime.syncing import archive
 
 
+def opened(directory: Path) -> Claim:
+    directory.mkdir()
+    claim = Claim(directory)
+    claim.prepare()
+    return claim
+
+
 def taken(claim: Claim, files: "dict[str, bytes]") -> int:
     zipped = claim.incoming / "archive.zip"
     zipped.write_bytes(archive(files))
@@ -22,8 +29,7 @@ def contents(directory: Path) -> "dict[str, bytes]":
 
 
 def test_only_changed_files_are_copied(tmp_path: Path) -> None:
-    claim, app = Claim(tmp_path / "claim"), tmp_path / "app"
-    claim.incoming.mkdir(parents=True)
+    claim, app = opened(tmp_path / "claim"), tmp_path / "app"
     first = {"a.py": b"1", "pkg/b.py": b"1", "pkg/c.py": b"1", "gone/d.py": b"1"}
     taken(claim, first)
     workspace = SharedWorkspace(str(claim.directory), str(app))
@@ -53,8 +59,7 @@ def test_a_file_and_an_empty_directory_may_take_the_place_of_each_other(tmp_path
 
 
 def test_a_removed_revision_is_replaced_by_the_newest(tmp_path: Path) -> None:
-    claim = Claim(tmp_path / "claim")
-    claim.incoming.mkdir(parents=True)
+    claim = opened(tmp_path / "claim")
     for text in (b"1", b"2", b"3"):
         taken(claim, {"a.py": text})
     claim.prepare()
@@ -65,8 +70,7 @@ def test_a_removed_revision_is_replaced_by_the_newest(tmp_path: Path) -> None:
 
 
 def test_no_file_stays_of_a_revision_that_is_removed_while_it_is_copied(tmp_path: Path) -> None:
-    claim, app = Claim(tmp_path / "claim"), tmp_path / "app"
-    claim.incoming.mkdir(parents=True)
+    claim, app = opened(tmp_path / "claim"), tmp_path / "app"
     taken(claim, {"a.py": b"1", "platform.py": b"1", "pkg/b.py": b"1"})
     workspace = SharedWorkspace(str(claim.directory), str(app))
     workspace.update()
@@ -84,8 +88,7 @@ def test_no_file_stays_of_a_revision_that_is_removed_while_it_is_copied(tmp_path
 
 
 def test_no_file_stays_of_a_first_revision_whose_copy_fails(tmp_path: Path) -> None:
-    claim, app = Claim(tmp_path / "claim"), tmp_path / "app"
-    claim.incoming.mkdir(parents=True)
+    claim, app = opened(tmp_path / "claim"), tmp_path / "app"
     taken(claim, {**{f"{number}.py": b"1" for number in range(100)}, "z.py": b"1"})
     taken(claim, {"a.py": b"2"})
     (app / "z.py").mkdir(parents=True)  # fails the copy of one file, and its batch
@@ -95,8 +98,7 @@ def test_no_file_stays_of_a_first_revision_whose_copy_fails(tmp_path: Path) -> N
 
 
 def test_a_revision_without_its_manifest_is_one_that_is_being_removed(tmp_path: Path) -> None:
-    claim, app = Claim(tmp_path / "claim"), tmp_path / "app"
-    claim.incoming.mkdir(parents=True)
+    claim, app = opened(tmp_path / "claim"), tmp_path / "app"
     taken(claim, {"a.py": b"1", "gone.py": b"1"})
     taken(claim, {"a.py": b"2"})
     (claim.directory / "revisions/1/manifest").unlink()
