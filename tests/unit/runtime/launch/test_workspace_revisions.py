@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from torchrun_runtime.launch.errors import LaunchError
 from torchrun_runtime.launch.workspace import SharedWorkspace
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.extract import extract
@@ -105,3 +108,32 @@ def test_a_revision_without_its_manifest_is_one_that_is_being_removed(tmp_path: 
     workspace = SharedWorkspace(str(claim.directory), str(app))
     workspace.update(1)
     assert (workspace.revision, contents(app)) == (2, {"a.py": b"2"})
+
+
+@pytest.mark.parametrize("damage", ["missing", "short"])
+def test_a_revision_without_a_part_of_its_files_is_not_copied(tmp_path: Path, damage: str) -> None:
+    claim, app = opened(tmp_path / "claim"), tmp_path / "app"
+    files = {"a.py": b"12", "pkg/b.py": b"1"}
+    taken(claim, files)
+    if damage == "missing":
+        (claim.tree(1) / "pkg/b.py").unlink()
+    else:
+        (claim.tree(1) / "a.py").write_bytes(b"1")
+    workspace = SharedWorkspace(str(claim.directory), str(app))
+    with pytest.raises(LaunchError, match="revision 1 is incomplete"):
+        workspace.update()
+    assert workspace.revision == 0
+    taken(claim, files)
+    workspace.update(1)
+    assert (workspace.revision, contents(app)) == (2, files)
+
+
+def test_a_file_that_is_too_short_is_not_copied_by_a_reload(tmp_path: Path) -> None:
+    claim = opened(tmp_path / "claim")
+    taken(claim, {"a.py": b"1"})
+    workspace = SharedWorkspace(str(claim.directory), str(tmp_path / "app"))
+    workspace.update()
+    taken(claim, {"a.py": b"12"})
+    (claim.tree(2) / "a.py").write_bytes(b"1")
+    with pytest.raises(LaunchError, match="revision 2 is incomplete"):
+        workspace.update(2)
