@@ -23,7 +23,7 @@ import os
 import secrets
 import shutil
 import socket
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from torchrun_api.contents import MARKER, Manifest, parse
@@ -48,6 +48,9 @@ class Marker:
     revision: int
     commit: str = ""
     source: str = ""
+
+
+_FIELDS = {field.name for field in fields(Marker)}
 
 
 class Claim:
@@ -92,9 +95,13 @@ class Claim:
             raise SyncError("WorkspaceNotWritable", message, permanent=False) from error
 
     def marker(self) -> Marker | None:
-        """The marker of the published revision, or None."""
+        """The marker of the published revision; None if there is none, or no valid one.
+
+        A later release may have added fields. Raises OSError.
+        """
         try:
-            return Marker(**json.loads((self.directory / MARKER).read_bytes()))
+            content = dict(json.loads((self.directory / MARKER).read_bytes()))
+            return Marker(**{name: content[name] for name in _FIELDS & content.keys()})
         except (FileNotFoundError, ValueError, TypeError):
             return None
 

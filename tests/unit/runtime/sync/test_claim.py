@@ -1,6 +1,7 @@
 """The PVC of a workspace: several pods, kills in the middle of a removal, markers of releases."""
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -183,3 +184,10 @@ def test_nothing_is_removed_without_a_valid_marker(claim: Claim, content: str) -
     assert sorted(os.listdir(claim.directory / "revisions")) == ["1", "2"]
     marker = publish(claim, "next.py")
     assert (marker.revision, files(claim, marker)) == (3, {"next.py"})
+
+
+def test_a_marker_of_a_later_release_is_read(claim: Claim) -> None:
+    marker = publish(claim, "a.py")
+    path = claim.directory / ".sync_success"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "later": 1}))
+    assert claim.marker() == marker
