@@ -43,7 +43,7 @@ class Assembly:
             return
         tree = self._claim.tree(marker.revision)
         contents = {_content(entry) for entry in self.manifest.entries}
-        for entry in self._claim.manifest().entries:
+        for entry in self._claim.manifest(marker).entries:
             if _content(entry) in contents and entry.sha256:
                 with suppress(OSError):
                     if (path := tree / entry.path).stat().st_size == entry.size:
@@ -51,12 +51,12 @@ class Assembly:
 
     def copy_from_base(self, base: Claim) -> int:
         """Copy missing files from another PVC if their digests match; the number of bytes."""
-        marker = base.marker()
-        if marker is None:
+        found = base.base()
+        if found is None:
             return 0
-        tree = base.tree(marker.revision)
+        tree, manifest = found
         missing = {_content(self.manifest.entries[index]) for index in self.missing()}
-        present = {_content(e): e for e in base.manifest().entries if _content(e) in missing}
+        present = {_content(e): e for e in manifest.entries if _content(e) in missing}
         directory = self._claim.work / "base"
         directory.mkdir(parents=True, exist_ok=True)
 

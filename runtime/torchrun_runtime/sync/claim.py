@@ -23,6 +23,7 @@ import os
 import secrets
 import shutil
 import socket
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -109,15 +110,19 @@ class Claim:
         """The directory of a revision's files."""
         return self._revision(revision) / "tree"
 
-    def manifest(self) -> Manifest:
-        """The manifest of the published revision; empty if unknown."""
-        marker = self.marker()
-        if marker is None:
-            return Manifest(())
+    def manifest(self, marker: Marker) -> Manifest:
+        """The manifest of the revision of a marker; empty if it is missing. Raises OSError."""
         try:
             return parse((self._revision(marker.revision) / "manifest").read_text())
-        except (OSError, ValueError):
+        except (FileNotFoundError, ValueError):
             return Manifest(())
+
+    def base(self) -> tuple[Path, Manifest] | None:
+        """The newest tree and its manifest, for another PVC; None if they cannot be read."""
+        with suppress(OSError):
+            if marker := self.marker():
+                return self.tree(marker.revision), self.manifest(marker)
+        return None
 
     def discard_unfinished(self) -> None:
         """Remove the unfinished tree of this pod, and its temporary files."""

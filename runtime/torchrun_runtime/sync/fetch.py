@@ -65,7 +65,7 @@ def fetch(settings: Settings) -> Marker:
         check_sub_path(settings)
         claim.work.mkdir()
         fetched = FETCHERS[settings.source](settings, claim.work, claim.new)
-        if marker and fetched.manifest.sha256 == claim.manifest().sha256:
+        if marker and fetched.manifest.sha256 == claim.manifest(marker).sha256:
             log("nothing has changed", commit=fetched.commit, revision=marker.revision)
             return claim.confirm(marker, commit=fetched.commit, source=settings.digest)
         return claim.publish(fetched.manifest, commit=fetched.commit, source=settings.digest)

@@ -52,12 +52,11 @@ def _is_wanted(marker: Marker, settings: Settings) -> bool:
 
 def open_workflow(settings: Settings, claim: Claim) -> Workflow:
     """The state that an earlier pod has received, and the manifests that differences may use."""
-    bases = [claim, *([Claim(settings.base)] if settings.base else [])]
-    base_manifests = {
-        manifest.sha256: manifest
-        for manifest in (base.manifest() for base in bases)
-        if manifest.entries
-    }
+    marker = claim.marker()
+    manifests = [claim.manifest(marker)] if marker else []
+    if settings.base and (found := Claim(settings.base).base()):
+        manifests.append(found[1])
+    base_manifests = {manifest.sha256: manifest for manifest in manifests if manifest.entries}
     pending = PendingManifest(claim.incoming, settings.limits, base_manifests, settings.sha256)
     return Workflow(Upload(claim.incoming, settings.limits.bytes, settings.sha256), pending)
 

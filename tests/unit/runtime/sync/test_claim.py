@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from torchrun_api.contents import Entry, Manifest
+from torchrun_runtime.serve import tree as serve
 from torchrun_runtime.sync import fetch
+from torchrun_runtime.sync.assemble import Assembly
 from torchrun_runtime.sync.claim import NEW, Claim, Marker
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.fetch import FetchResult
 from torchrun_runtime.sync.paths import Place
-from torchrun_runtime.sync.settings import Settings
+from torchrun_runtime.sync.receive import open_workflow
+from torchrun_runtime.sync.settings import Limits, Settings
 from torchrun_runtime.sync.tree import Tree
 
 Removal = Callable[[Path], None]
@@ -191,3 +195,53 @@ def test_a_marker_of_a_later_release_is_read(claim: Claim) -> None:
     path = claim.directory / ".sync_success"
     path.write_text(json.dumps({**json.loads(path.read_text()), "later": 1}))
     assert claim.marker() == marker
+
+
+def test_a_manifest_that_cannot_be_read_is_no_empty_one(claim: Claim) -> None:
+    marker = publish(claim, "a.py")
+    path = claim.tree(1).with_name("manifest")
+    text = path.read_text()
+    served = serve.Tree(claim.directory)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        claim.manifest(marker)
+    with pytest.raises(IsADirectoryError):
+        served.newest()
+    path.rmdir()
+    path.write_text(text)
+    newest = served.newest()
+    assert newest is not None
+    assert newest.manifest.text == text
+
+
+def test_a_missing_or_invalid_manifest_is_an_empty_one(claim: Claim) -> None:
+    marker = publish(claim, "a.py")
+    path = claim.tree(1).with_name("manifest")
+    path.write_text("invalid\n")
+    assert claim.manifest(marker).entries == ()
+    path.unlink()
+    assert claim.manifest(marker).entries == ()
+
+
+def test_a_manifest_belongs_to_its_marker(claim: Claim) -> None:
+    first = publish(claim, "a.py")
+    second = publish(claim, "b.py", "c.py")
+    assert [claim.manifest(marker).files for marker in (first, second)] == [1, 2]
+
+
+def test_a_base_whose_manifest_cannot_be_read_is_not_used(tmp_path: Path) -> None:
+    base = Claim(tmp_path / "base")
+    base.directory.mkdir()
+    base.prepare()
+    publish(base, "a.py")
+    path = base.tree(1).with_name("manifest")
+    path.unlink()
+    path.mkdir()
+    claim = Claim(tmp_path / "claim")
+    claim.directory.mkdir()
+    claim.prepare()
+    workflow = open_workflow(Settings(base=base.directory), claim)
+    assert workflow.pending.base == ""
+    manifest = Manifest([Entry("a.py", "0" * 64, 4, "644")])
+    assert Assembly(claim, manifest, Limits()).copy_from_base(base) == 0
