@@ -6,7 +6,7 @@
     state/                   the only directory that workers may write to, as any user
     env/                     Python environments of setup pods, which run as the user of workers
     tree.new-<pod>/          what one pod writes or removes; discarded by the next pod
-    .incoming/               unfinished upload; outlives the pod
+    .incoming-<job>/         unfinished upload; outlives the pod
 
 A new revision is written next to the others and shares unchanged files with them. It exists once
 the marker, which is replaced with a rename, names it. If the pod is killed between two steps, the
@@ -33,6 +33,7 @@ from torchrun_runtime.sync.modes import give
 from torchrun_runtime.sync.report import log, now
 
 NEW = "tree.new"
+INCOMING = ".incoming"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Marker:
     """The published revision. bytes: sum of its files' sizes; time: RFC 3339.
 
     sha256: of the upload. commit, source: content and digest of the source of a fetched workspace.
+    job: UID; "" if an earlier release has published it.
     """
 
     sha256: str
@@ -49,6 +51,7 @@ class Marker:
     revision: int
     commit: str = ""
     source: str = ""
+    job: str = ""
 
 
 _FIELDS = {field.name for field in fields(Marker)}
@@ -57,12 +60,13 @@ _FIELDS = {field.name for field in fields(Marker)}
 class Claim:
     """One PVC. Only this pod writes to it, except for a pod that still runs on a lost node.
 
-    after: a revision that already exists, even if the PVC does not show it.
+    after: a revision that already exists, even if the PVC does not show it. job: UID of the job, as
+    a retained PVC may have the revisions of another one; "" if unknown.
     """
 
-    def __init__(self, directory: Path, after: int = 0) -> None:
+    def __init__(self, directory: Path, after: int = 0, job: str = "") -> None:
         self.directory = directory
-        self.incoming = directory / ".incoming"
+        self.incoming = directory / (f"{INCOMING}-{job}" if job else INCOMING)
         # A restarted container has the same host name.
         self._own = directory / f"{NEW}-{socket.gethostname()}-{secrets.token_hex(4)}"
         self.new = self._own / "tree"
@@ -70,6 +74,7 @@ class Claim:
         self._unpublished = self._own / "revision"
         self._discarded = 0
         self._after = after
+        self._job = job
         self.shared = (directory / "state", directory / "env")
 
     def prepare(self) -> None:
@@ -85,8 +90,10 @@ class Claim:
             probe.touch()
             probe.unlink()
             self._own.mkdir(exist_ok=True)
-            others = {*self.directory.glob(f"{NEW}*")} - {self._own}
-            self._discard(*others)
+            unfinished = (
+                path for name in (NEW, INCOMING) for path in self.directory.glob(f"{name}*")
+            )
+            self._discard(*({*unfinished} - {self._own, self.incoming}))
             self._discard_old()
         except OSError as error:
             message = (
@@ -105,6 +112,13 @@ class Claim:
             return Marker(**{name: content[name] for name in _FIELDS & content.keys()})
         except (FileNotFoundError, ValueError, TypeError):
             return None
+
+    def is_of_job(self, marker: Marker, *, has_run: bool) -> bool:
+        """Whether the revision is of this job. Another one is only a base for it.
+
+        has_run: whether this job has had a workspace before, so a marker without a job is its own.
+        """
+        return not self._job or marker.job == self._job or (not marker.job and has_run)
 
     def tree(self, revision: int) -> Path:
         """The directory of a revision's files."""
@@ -181,7 +195,8 @@ class Claim:
         before = self.marker()
         number = max(before.revision if before else 0, self._after, *self._revisions()) + 1
         identity = sha256 or manifest.sha256
-        marker = Marker(identity, manifest.files, manifest.size, now(), number, commit, source)
+        size = manifest.size
+        marker = Marker(identity, manifest.files, size, now(), number, commit, source, self._job)
         self.make_state()
         self._unpublished.mkdir()
         (self._unpublished / "manifest").write_text(manifest.text)
@@ -196,7 +211,7 @@ class Claim:
 
     def confirm(self, marker: Marker, *, commit: str, source: str) -> Marker:
         """Record that the newest revision is the current content of the source. Raises OSError."""
-        confirmed = replace(marker, commit=commit, source=source)
+        confirmed = replace(marker, commit=commit, source=source, job=self._job)
         self._mark(confirmed)
         return confirmed
 

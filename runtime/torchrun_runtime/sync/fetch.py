@@ -46,20 +46,21 @@ class FetchResult:
 
 
 def fetch(settings: Settings) -> Marker:
-    """Fetch the source and publish it, unless it is already published.
+    """Fetch the source and publish it, unless this job has already published it.
 
     A new request for the source is not bound to the commit of the previous one. Unchanged content
     does not create a revision.
 
     Raises SyncError, OSError.
     """
-    claim = Claim(settings.directory, settings.after)
+    claim = Claim(settings.directory, settings.after, settings.job)
     marker = claim.marker()
-    unchanged = marker is not None and settings.digest != "" and settings.digest == marker.source
-    if marker and unchanged and settings.commit in ("", marker.commit):
-        return marker
-    if marker and not unchanged:
-        settings = replace(settings, commit="")
+    if marker and claim.is_of_job(marker, has_run=settings.has_run):
+        unchanged = settings.digest != "" and settings.digest == marker.source
+        if unchanged and settings.commit in ("", marker.commit):
+            return marker
+        if not unchanged:
+            settings = replace(settings, commit="")
     claim.prepare()
     try:
         check_sub_path(settings)

@@ -18,9 +18,9 @@ from torchrun_runtime.sync.workflow import Workflow
 
 def receive(settings: Settings) -> Marker:
     """Wait for an acceptable upload and publish it. Raises SyncError, OSError."""
-    claim = Claim(settings.directory, settings.after)
+    claim = Claim(settings.directory, settings.after, settings.job)
     marker = claim.marker()
-    if marker and _is_wanted(marker, settings):
+    if marker and _is_wanted(marker, settings, claim):
         with suppress(OSError):  # the workspace is complete without it
             claim.make_state()
         claim.finish()
@@ -44,10 +44,11 @@ def receive(settings: Settings) -> Marker:
             workflow.result_read.wait(settings.linger)
 
 
-def _is_wanted(marker: Marker, settings: Settings) -> bool:
+def _is_wanted(marker: Marker, settings: Settings, claim: Claim) -> bool:
     if settings.sha256:
         return settings.sha256 == marker.sha256
-    return marker.revision > settings.after
+    is_new = marker.revision > settings.after
+    return is_new and claim.is_of_job(marker, has_run=settings.has_run)
 
 
 def open_workflow(settings: Settings, claim: Claim) -> Workflow:
