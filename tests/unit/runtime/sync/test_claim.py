@@ -245,3 +245,22 @@ def test_a_base_whose_manifest_cannot_be_read_is_not_used(tmp_path: Path) -> Non
     assert workflow.pending.base == ""
     manifest = Manifest([Entry("a.py", "0" * 64, 4, "644")])
     assert Assembly(claim, manifest, Limits()).copy_from_base(base) == 0
+
+
+def test_a_revision_that_cannot_be_moved_stays_whole(
+    claim: Claim, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on an SMB share, while a launcher has a file of it open."""
+    for number in range(3):
+        publish(claim, f"{number}.py")
+
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(source))
+
+    with monkeypatch.context() as refused:
+        refused.setattr(os, "rename", refuse)
+        claim.prepare()
+    assert (claim.tree(1) / "0.py").exists()
+    assert "not removed yet" in capsys.readouterr().out
+    claim.prepare()
+    assert not claim.tree(1).exists()
