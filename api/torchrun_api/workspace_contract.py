@@ -35,6 +35,12 @@ SYNC_SOURCE_DIGEST = Variable(
     (SYNC,),
     "Digest of the fields of the source, recorded in the marker.",
 )
+SYNC_JOB_UID = Variable(
+    "TORCHRUN_SYNC_JOB_UID",
+    TEXT,
+    (SYNC,),
+    "UID of the job, recorded in the marker: a retained PVC may have the workspace of another job.",
+)
 SYNC_SECRET = Variable("TORCHRUN_SYNC_SECRET", TEXT, (SYNC,), "Name of the Secret of the source.")
 SYNC_SECRET_DIR = Variable(
     "TORCHRUN_SYNC_SECRET_DIR", PATH, (SYNC,), "Directory where this Secret is mounted."

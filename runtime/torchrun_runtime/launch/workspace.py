@@ -134,8 +134,15 @@ class SharedWorkspace:
         remove(self._target, removed)
         if self.revision:
             copied = _copy_changed(tree, self._target, changed)
+            expected = _total(manifest[path] for path in changed)
         else:
             copied = copy_tree(tree, self._target)
+            expected = _total(manifest.values())
+        if copied != expected:  # a directory that is being removed may look empty, and not missing
+            raise OSError(
+                f"revision {revision} is incomplete: {counted(copied.files)} and {copied.bytes}"
+                f" bytes instead of {counted(expected.files)} and {expected.bytes} bytes"
+            )
         self._copied = manifest
         return copied
 
@@ -168,6 +175,11 @@ def remove(target: str, paths: Iterable[str]) -> None:
             os.rmdir(full) if os.path.isdir(full) else os.unlink(full)
             while path := os.path.dirname(path):
                 os.rmdir(os.path.join(target, path))
+
+
+def _total(entries: Iterable[Entry]) -> CopyStats:
+    sizes = [entry.size for entry in entries if entry.is_file]
+    return CopyStats(len(sizes), sum(sizes))
 
 
 def _copy_changed(tree: str, target: str, paths: list[str]) -> CopyStats:

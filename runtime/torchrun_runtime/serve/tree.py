@@ -40,7 +40,7 @@ class Tree:
         if marker is None:
             return None
         if self._revision is None or self._revision.number != marker.revision:
-            manifest = self._claim.manifest()
+            manifest = self._claim.manifest(marker)
             packed = zlib.compress(manifest.text.encode(), 1)
             self._revision = Revision(marker.revision, manifest, packed)
         return self._revision

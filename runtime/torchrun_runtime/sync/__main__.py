@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = from_environment(os.environ)
         _end_at_signal(settings)
         marker = _make_workspace(settings)
+        manifest = Claim(settings.directory).manifest(marker)
     except SyncError as error:
         return _failed(settings, error.reason, error.message, error.permanent)
     except OSError as error:
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "files": marker.files,
             "bytes": marker.bytes,
             "revision": marker.revision,
-            "manifest": Claim(settings.directory).manifest().sha256,
+            "manifest": manifest.sha256,
             **({"commit": marker.commit} if marker.commit else {}),
         },
     )

@@ -43,7 +43,7 @@ class Assembly:
             return
         tree = self._claim.tree(marker.revision)
         contents = {_content(entry) for entry in self.manifest.entries}
-        for entry in self._claim.manifest().entries:
+        for entry in self._claim.manifest(marker).entries:
             if _content(entry) in contents and entry.sha256:
                 with suppress(OSError):
                     if (path := tree / entry.path).stat().st_size == entry.size:
@@ -51,12 +51,12 @@ class Assembly:
 
     def copy_from_base(self, base: Claim) -> int:
         """Copy missing files from another PVC if their digests match; the number of bytes."""
-        marker = base.marker()
-        if marker is None:
+        found = base.base()
+        if found is None:
             return 0
-        tree = base.tree(marker.revision)
+        tree, manifest = found
         missing = {_content(self.manifest.entries[index]) for index in self.missing()}
-        present = {_content(e): e for e in base.manifest().entries if _content(e) in missing}
+        present = {_content(e): e for e in manifest.entries if _content(e) in missing}
         directory = self._claim.work / "base"
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -114,7 +114,7 @@ class Assembly:
                 parts = tuple(entry.path.split("/"))
                 make_directories(tree, parts if entry.mode == "dir" else parts[:-1], directories)
                 if entry.sha256:
-                    _link(self._available[_content(entry)], tree / entry.path)
+                    _link(self._available[_content(entry)], tree / entry.path, _mode(entry))
         except OSError as error:
             if error.errno in FULL:
                 raise workspace_full(error.strerror or "no space") from error
@@ -142,15 +142,21 @@ def _content(entry: Entry) -> Content:
     return entry.sha256, entry.mode
 
 
-def _link(source: Path, target: Path) -> None:
+def _mode(entry: Entry) -> int:
+    return 0o755 if entry.mode == "755" else 0o644
+
+
+def _link(source: Path, target: Path, mode: int) -> None:
     try:
         os.link(source, target)
     except OSError as error:
         if error.errno in FULL:
             raise
         # Some file systems have no links; others limit their number for one file.
-        shutil.copyfile(source, target)
-        shutil.copymode(source, target)
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        with os.fdopen(descriptor, "wb") as writer, source.open("rb") as reader:
+            give(descriptor, mode)
+            shutil.copyfileobj(reader, writer, _PIECE)
 
 
 def _copy_checked(source: Path, target: Path, entry: Entry) -> bool:
@@ -172,5 +178,5 @@ def _copy_checked(source: Path, target: Path, entry: Entry) -> bool:
     if digest.hexdigest() != entry.sha256:
         target.unlink()
         return False
-    give(target, 0o755 if entry.mode == "755" else 0o644)
+    give(target, _mode(entry))
     return True

@@ -5,28 +5,35 @@
     .sync_success            marker, names the complete revision to run
     state/                   the only directory that workers may write to, as any user
     env/                     Python environments of setup pods, which run as the user of workers
-    tree.new-<pod>/          the next revision while it is written; discarded by the next pod
-    .incoming/               unfinished upload; outlives the pod, except work/
+    tree.new-<pod>/          what one pod writes or removes; discarded by the next pod
+    .incoming-<job>/         unfinished upload; outlives the pod
 
 A new revision is written next to the others and shares unchanged files with them. It exists once
 the marker, which is replaced with a rename, names it. If the pod is killed between two steps, the
 next pod finds the marker or repeats the work.
+
+A pod on a lost node may still run. So each pod writes to a directory of its own, and moves there
+what it removes, also the directories of other pods. A pod that still writes then fails at its next
+step, and nobody takes a part of a tree for the whole.
 """
 
 import ctypes
 import json
 import os
+import secrets
 import shutil
 import socket
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from torchrun_api.contents import MARKER, Manifest, parse
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.modes import give
-from torchrun_runtime.sync.report import now
+from torchrun_runtime.sync.report import log, now
 
 NEW = "tree.new"
+INCOMING = ".incoming"
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,7 @@ class Marker:
     """The published revision. bytes: sum of its files' sizes; time: RFC 3339.
 
     sha256: of the upload. commit, source: content and digest of the source of a fetched workspace.
+    job: UID; "" if an earlier release has published it.
     """
 
     sha256: str
@@ -43,24 +51,36 @@ class Marker:
     revision: int
     commit: str = ""
     source: str = ""
+    job: str = ""
+
+
+_FIELDS = {field.name for field in fields(Marker)}
 
 
 class Claim:
     """One PVC. Only this pod writes to it, except for a pod that still runs on a lost node.
 
-    after: a revision that already exists, even if the PVC does not show it.
+    after: a revision that already exists, even if the PVC does not show it. job: UID of the job, as
+    a retained PVC may have the revisions of another one; "" if unknown.
     """
 
-    def __init__(self, directory: Path, after: int = 0) -> None:
+    def __init__(self, directory: Path, after: int = 0, job: str = "") -> None:
         self.directory = directory
-        self.incoming = directory / ".incoming"
-        self.work = self.incoming / "work"
-        self.new = directory / f"{NEW}-{socket.gethostname()}"
+        self.incoming = directory / (f"{INCOMING}-{job}" if job else INCOMING)
+        # A restarted container has the same host name.
+        self._own = directory / f"{NEW}-{socket.gethostname()}-{secrets.token_hex(4)}"
+        self.new = self._own / "tree"
+        self.work = self._own / "work"
+        self._unpublished = self._own / "revision"
+        self._discarded = 0
         self._after = after
+        self._job = job
         self.shared = (directory / "state", directory / "env")
 
     def prepare(self) -> None:
-        """Create the directory of the upload, and remove old revisions.
+        """Create the directories of this pod and of the upload, and remove what is old.
+
+        A pod that still runs cannot publish any more.
 
         Raises SyncError if the PVC is missing or cannot be written.
         """
@@ -69,6 +89,11 @@ class Claim:
             probe = self.incoming / "probe"
             probe.touch()
             probe.unlink()
+            self._own.mkdir(exist_ok=True)
+            unfinished = (
+                path for name in (NEW, INCOMING) for path in self.directory.glob(f"{name}*")
+            )
+            self._discard(*({*unfinished} - {self._own, self.incoming}))
             self._discard_old()
         except OSError as error:
             message = (
@@ -78,36 +103,48 @@ class Claim:
             raise SyncError("WorkspaceNotWritable", message, permanent=False) from error
 
     def marker(self) -> Marker | None:
-        """The marker of the published revision, or None."""
+        """The marker of the published revision; None if there is none, or no valid one.
+
+        A later release may have added fields. Raises OSError.
+        """
         try:
-            return Marker(**json.loads((self.directory / MARKER).read_bytes()))
+            content = dict(json.loads((self.directory / MARKER).read_bytes()))
+            return Marker(**{name: content[name] for name in _FIELDS & content.keys()})
         except (FileNotFoundError, ValueError, TypeError):
             return None
+
+    def is_of_job(self, marker: Marker, *, has_run: bool) -> bool:
+        """Whether the revision is of this job. Another one is only a base for it.
+
+        has_run: whether this job has had a workspace before, so a marker without a job is its own.
+        """
+        return not self._job or marker.job == self._job or (not marker.job and has_run)
 
     def tree(self, revision: int) -> Path:
         """The directory of a revision's files."""
         return self._revision(revision) / "tree"
 
-    def manifest(self) -> Manifest:
-        """The manifest of the published revision; empty if unknown."""
-        marker = self.marker()
-        if marker is None:
-            return Manifest(())
+    def manifest(self, marker: Marker) -> Manifest:
+        """The manifest of the revision of a marker; empty if it is missing. Raises OSError."""
         try:
             return parse((self._revision(marker.revision) / "manifest").read_text())
-        except (OSError, ValueError):
+        except (FileNotFoundError, ValueError):
             return Manifest(())
 
+    def base(self) -> tuple[Path, Manifest] | None:
+        """The newest tree and its manifest, for another PVC; None if they cannot be read."""
+        with suppress(OSError):
+            if marker := self.marker():
+                return self.tree(marker.revision), self.manifest(marker)
+        return None
+
     def discard_unfinished(self) -> None:
-        """Remove the files of an interrupted step."""
-        self.discard_tree()
-        if self.work.exists():
-            shutil.rmtree(self.work)
+        """Remove the unfinished tree of this pod, and its temporary files."""
+        self._discard(self.new, self.work, self._unpublished)
 
     def discard_tree(self) -> None:
-        """Remove unfinished trees."""
-        for tree in self.directory.glob(f"{NEW}*"):
-            shutil.rmtree(tree)
+        """Remove the unfinished tree of this pod."""
+        self._discard(self.new)
 
     def _discard_old(self) -> None:
         """Remove all revisions but the newest two.
@@ -116,10 +153,28 @@ class Claim:
         files removed, and starts again with the newest revision.
         """
         marker = self.marker()
-        newest = marker.revision if marker else 0
-        for number in self._revisions():
-            if not newest - 1 <= number <= newest:
-                shutil.rmtree(self._revision(number))
+        if marker is not None:
+            old = (number for number in self._revisions() if number < marker.revision - 1)
+            self._discard(*map(self._revision, old))
+
+    def _discard(self, *directories: Path) -> None:
+        """Remove those that exist. The next pod tries again with what cannot be removed yet.
+
+        NFS keeps files that another program of the node has open, with their directories.
+        """
+        for directory in directories:
+            self._discarded += 1
+            removed = self._own / f"removed-{self._discarded}"
+            try:
+                directory.rename(removed)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                log("not removed yet", "warning", path=str(directory), cause=str(error))
+                continue
+            shutil.rmtree(removed, ignore_errors=True)
+            if removed.exists():
+                log("not removed yet", "warning", path=str(removed))
 
     def make_state(self) -> None:
         """Create the directories of other pods, writable by any user like /tmp. Raises OSError.
@@ -138,26 +193,31 @@ class Claim:
         manifest: of the tree. sha256: of the upload, by default the manifest's. Raises OSError.
         """
         before = self.marker()
-        number = max(before.revision if before else 0, self._after) + 1
+        number = max(before.revision if before else 0, self._after, *self._revisions()) + 1
         identity = sha256 or manifest.sha256
-        marker = Marker(identity, manifest.files, manifest.size, now(), number, commit, source)
+        size = manifest.size
+        marker = Marker(identity, manifest.files, size, now(), number, commit, source, self._job)
         self.make_state()
-        directory = self._revision(marker.revision)
-        directory.mkdir(parents=True)
-        (directory / "manifest").write_text(manifest.text)
-        self.new.rename(directory / "tree")
-        _sync_filesystem(directory)
+        self._unpublished.mkdir()
+        (self._unpublished / "manifest").write_text(manifest.text)
+        self.new.rename(self._unpublished / "tree")
+        _sync_filesystem(self._unpublished)
+        directory = self._revision(number)
+        directory.parent.mkdir(exist_ok=True)
+        self._unpublished.rename(directory)
+        _sync_directory(directory.parent)
         self._mark(marker)
         return marker
 
     def confirm(self, marker: Marker, *, commit: str, source: str) -> Marker:
         """Record that the newest revision is the current content of the source. Raises OSError."""
-        confirmed = replace(marker, commit=commit, source=source)
+        confirmed = replace(marker, commit=commit, source=source, job=self._job)
         self._mark(confirmed)
         return confirmed
 
     def _mark(self, marker: Marker) -> None:
-        write_durably(self.directory / MARKER, json.dumps(asdict(marker)).encode())
+        content = json.dumps(asdict(marker)).encode()
+        write_durably(self.directory / MARKER, content, self._own / "marker")
 
     def _revision(self, number: int) -> Path:
         return self.directory / "revisions" / str(number)
@@ -169,9 +229,10 @@ class Claim:
             return []
         return [int(name) for name in names if name.isdecimal()]
 
-    def discard_upload(self) -> None:
-        """Delete the upload."""
-        shutil.rmtree(self.incoming, ignore_errors=True)
+    def finish(self) -> None:
+        """Delete the upload and the directory of this pod."""
+        for directory in (self.incoming, self._own):
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def unavailable(directory: Path, error: OSError) -> SyncError:
@@ -180,9 +241,9 @@ def unavailable(directory: Path, error: OSError) -> SyncError:
     return SyncError("WorkspaceNotWritable", message, permanent=False)
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file atomically, also in case of a crash."""
-    temporary = path.with_name(path.name + ".tmp")
+def write_durably(path: Path, content: bytes, temporary: Path | None = None) -> None:
+    """Replace a file atomically, also in case of a crash. temporary: on the same volume."""
+    temporary = temporary or path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
         file.write(content)
         file.flush()

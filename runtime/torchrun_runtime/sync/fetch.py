@@ -1,6 +1,5 @@
 """Fetch, check, write and publish workspaces from git and s3."""
 
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -47,29 +46,27 @@ class FetchResult:
 
 
 def fetch(settings: Settings) -> Marker:
-    """Fetch the source and publish it, unless it is already published.
+    """Fetch the source and publish it, unless this job has already published it.
 
     A new request for the source is not bound to the commit of the previous one. Unchanged content
     does not create a revision.
 
     Raises SyncError, OSError.
     """
-    claim = Claim(settings.directory, settings.after)
+    claim = Claim(settings.directory, settings.after, settings.job)
     marker = claim.marker()
-    unchanged = marker is not None and settings.digest != "" and settings.digest == marker.source
-    if marker and unchanged and settings.commit in ("", marker.commit):
-        return marker
-    if marker and not unchanged:
-        settings = replace(settings, commit="")
+    if marker and claim.is_of_job(marker, has_run=settings.has_run):
+        unchanged = settings.digest != "" and settings.digest == marker.source
+        if unchanged and settings.commit in ("", marker.commit):
+            return marker
+        if not unchanged:
+            settings = replace(settings, commit="")
     claim.prepare()
-    claim.discard_unfinished()
-    work = claim.incoming / "fetched"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
     try:
         check_sub_path(settings)
-        fetched = FETCHERS[settings.source](settings, work, claim.new)
-        if marker and fetched.manifest.sha256 == claim.manifest().sha256:
+        claim.work.mkdir()
+        fetched = FETCHERS[settings.source](settings, claim.work, claim.new)
+        if marker and fetched.manifest.sha256 == claim.manifest(marker).sha256:
             log("nothing has changed", commit=fetched.commit, revision=marker.revision)
             return claim.confirm(marker, commit=fetched.commit, source=settings.digest)
         return claim.publish(fetched.manifest, commit=fetched.commit, source=settings.digest)
@@ -80,8 +77,7 @@ def fetch(settings: Settings) -> Marker:
             raise workspace_full(error.strerror or "no space is left") from error
         raise
     finally:
-        claim.discard_unfinished()
-        claim.discard_upload()
+        claim.finish()
 
 
 def check_sub_path(settings: Settings) -> None:

@@ -18,12 +18,12 @@ from torchrun_runtime.sync.workflow import Workflow
 
 def receive(settings: Settings) -> Marker:
     """Wait for an acceptable upload and publish it. Raises SyncError, OSError."""
-    claim = Claim(settings.directory, settings.after)
+    claim = Claim(settings.directory, settings.after, settings.job)
     marker = claim.marker()
-    if marker and _is_wanted(marker, settings):
+    if marker and _is_wanted(marker, settings, claim):
         with suppress(OSError):  # the workspace is complete without it
             claim.make_state()
-        claim.discard_upload()
+        claim.finish()
         return marker
     claim.prepare()
     workflow = open_workflow(settings, claim)
@@ -44,20 +44,20 @@ def receive(settings: Settings) -> Marker:
             workflow.result_read.wait(settings.linger)
 
 
-def _is_wanted(marker: Marker, settings: Settings) -> bool:
+def _is_wanted(marker: Marker, settings: Settings, claim: Claim) -> bool:
     if settings.sha256:
         return settings.sha256 == marker.sha256
-    return marker.revision > settings.after
+    is_new = marker.revision > settings.after
+    return is_new and claim.is_of_job(marker, has_run=settings.has_run)
 
 
 def open_workflow(settings: Settings, claim: Claim) -> Workflow:
     """The state that an earlier pod has received, and the manifests that differences may use."""
-    bases = [claim, *([Claim(settings.base)] if settings.base else [])]
-    base_manifests = {
-        manifest.sha256: manifest
-        for manifest in (base.manifest() for base in bases)
-        if manifest.entries
-    }
+    marker = claim.marker()
+    manifests = [claim.manifest(marker)] if marker else []
+    if settings.base and (found := Claim(settings.base).base()):
+        manifests.append(found[1])
+    base_manifests = {manifest.sha256: manifest for manifest in manifests if manifest.entries}
     pending = PendingManifest(claim.incoming, settings.limits, base_manifests, settings.sha256)
     return Workflow(Upload(claim.incoming, settings.limits.bytes, settings.sha256), pending)
 
@@ -88,7 +88,7 @@ def take_until_good(settings: Settings, claim: Claim, workflow: Workflow) -> Mar
                     raise SyncError(error.reason, error.message, permanent=True) from error
         else:
             workflow.succeed(marker.revision)
-            claim.discard_upload()
+            claim.finish()
             return marker
 
 

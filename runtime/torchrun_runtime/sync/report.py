@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchrun_api.json import JsonObject, JsonValue
 
-# The kubelet keeps 4096 bytes of a termination message; escaping may double a character's size.
+_KUBELET_BYTES = 4096  # what the kubelet keeps of a termination message
 _MESSAGE_CHARACTERS = 1500
 _RARE_SECONDS = 60.0
 
@@ -50,10 +50,21 @@ def terminate_with(path: Path, message: "JsonObject") -> None:
 
     Without the file there is only the exit code.
     """
-    text = message.get("message")
-    if isinstance(text, str):
-        message = {**message, "message": text[:_MESSAGE_CHARACTERS]}
+    content = _fit(message)
     with suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(message, file, ensure_ascii=False)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+
+
+def _fit(message: "JsonObject") -> bytes:
+    """Return the JSON of the message, with a shorter text if the kubelet would cut it."""
+    text = message.get("message")
+    length = _MESSAGE_CHARACTERS
+    while True:
+        short = {**message, "message": text[:length]} if isinstance(text, str) else message
+        # Names of files may have bytes that are not UTF-8.
+        content = json.dumps(short, ensure_ascii=False).encode("utf-8", "replace")
+        if len(content) <= _KUBELET_BYTES or length <= 0:
+            return content
+        length -= 100

@@ -45,6 +45,7 @@ class Settings:
     sub_path: str = ""
     commit: str = ""
     digest: str = ""
+    job: str = ""
     secret: str = ""
     secret_directory: Path | None = None
     fetch_timeout: float = float(workspace_contract.SYNC_FETCH_TIMEOUT_SECONDS.default)
@@ -60,6 +61,11 @@ class Settings:
     read_timeout: float = float(workspace_contract.SYNC_READ_TIMEOUT_SECONDS.default)
     linger: float = 2.0
 
+    @property
+    def has_run(self) -> bool:
+        """Whether the job has had a workspace before."""
+        return bool(self.commit or self.after)
+
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
     """Raises SyncError (InvalidSetting) with the variable, its value and the accepted values."""
@@ -74,6 +80,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         sub_path=workspace_contract.SYNC_SUB_PATH.read(environment),
         commit=workspace_contract.SYNC_COMMIT.read(environment),
         digest=workspace_contract.SYNC_SOURCE_DIGEST.read(environment),
+        job=workspace_contract.SYNC_JOB_UID.read(environment),
         secret=workspace_contract.SYNC_SECRET.read(environment),
         secret_directory=_path(environment, workspace_contract.SYNC_SECRET_DIR),
         fetch_timeout=_number(environment, workspace_contract.SYNC_FETCH_TIMEOUT_SECONDS),

@@ -135,6 +135,7 @@ def _container(
             *env_vars(
                 workspace_contract.SYNC_DIR.env_var(SYNC_DIR),
                 workspace_contract.SYNC_PORT.env_var(names.SYNC_PORT),
+                workspace_contract.SYNC_JOB_UID.env_var(job.metadata.uid),
                 workspace_contract.SYNC_SHA256.env_var(upload or None),
                 workspace_contract.SYNC_UPLOAD_TOKEN_SHA256.env_var(
                     workspace_source.upload_token(job) or None

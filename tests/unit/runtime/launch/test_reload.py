@@ -39,7 +39,8 @@ class Pod:
         self._directory = launcher.directory
         self._podinfo = launcher.directory / "annotations"
         self.claim = Claim(launcher.directory / "claim")
-        self.claim.incoming.mkdir(parents=True)
+        self.claim.directory.mkdir(parents=True, exist_ok=True)
+        self.claim.prepare()
         self.tell(0)
 
     def publish(self, files: "dict[str, bytes]") -> int:
@@ -273,7 +274,8 @@ def test_two_nodes_of_torchrun_change_together(tmp_path: Path, backend: str) -> 
         launchers.append(Launcher(PYTHON, directory))
         pods.append(Pod(launchers[node]))
         pods[node].claim = claim_of_both
-    claim_of_both.incoming.mkdir(parents=True)
+    claim_of_both.directory.mkdir(parents=True, exist_ok=True)
+    claim_of_both.prepare()
 
     def code(number: int) -> "dict[str, bytes]":
         return {"train.py": textwrap.dedent(RANKS).format(number=number).encode()}

@@ -2,12 +2,22 @@
 
 from pathlib import Path
 
+import pytest
+
+from torchrun_runtime.launch.errors import LaunchError
 from torchrun_runtime.launch.workspace import SharedWorkspace
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.settings import Limits
 from unit.runtime.serving import publish
 from unit.runtime.syncing import archive
+
+
+def opened(directory: Path) -> Claim:
+    directory.mkdir()
+    claim = Claim(directory)
+    claim.prepare()
+    return claim
 
 
 def taken(claim: Claim, files: "dict[str, bytes]") -> int:
@@ -22,8 +32,7 @@ def contents(directory: Path) -> "dict[str, bytes]":
 
 
 def test_only_changed_files_are_copied(tmp_path: Path) -> None:
-    claim, app = Claim(tmp_path / "claim"), tmp_path / "app"
-    claim.incoming.mkdir(parents=True)
+    claim, app = opened(tmp_path / "claim"), tmp_path / "app"
     first = {"a.py": b"1", "pkg/b.py": b"1", "pkg/c.py": b"1", "gone/d.py": b"1"}
     taken(claim, first)
     workspace = SharedWorkspace(str(claim.directory), str(app))
@@ -53,8 +62,7 @@ def test_a_file_and_an_empty_directory_may_take_the_place_of_each_other(tmp_path
 
 
 def test_a_removed_revision_is_replaced_by_the_newest(tmp_path: Path) -> None:
-    claim = Claim(tmp_path / "claim")
-    claim.incoming.mkdir(parents=True)
+    claim = opened(tmp_path / "claim")
     for text in (b"1", b"2", b"3"):
         taken(claim, {"a.py": text})
     claim.prepare()
@@ -65,8 +73,7 @@ def test_a_removed_revision_is_replaced_by_the_newest(tmp_path: Path) -> None:
 
 
 def test_no_file_stays_of_a_revision_that_is_removed_while_it_is_copied(tmp_path: Path) -> None:
-    claim, app = Claim(tmp_path / "claim"), tmp_path / "app"
-    claim.incoming.mkdir(parents=True)
+    claim, app = opened(tmp_path / "claim"), tmp_path / "app"
     taken(claim, {"a.py": b"1", "platform.py": b"1", "pkg/b.py": b"1"})
     workspace = SharedWorkspace(str(claim.directory), str(app))
     workspace.update()
@@ -84,8 +91,7 @@ def test_no_file_stays_of_a_revision_that_is_removed_while_it_is_copied(tmp_path
 
 
 def test_no_file_stays_of_a_first_revision_whose_copy_fails(tmp_path: Path) -> None:
-    claim, app = Claim(tmp_path / "claim"), tmp_path / "app"
-    claim.incoming.mkdir(parents=True)
+    claim, app = opened(tmp_path / "claim"), tmp_path / "app"
     taken(claim, {**{f"{number}.py": b"1" for number in range(100)}, "z.py": b"1"})
     taken(claim, {"a.py": b"2"})
     (app / "z.py").mkdir(parents=True)  # fails the copy of one file, and its batch
@@ -95,11 +101,39 @@ def test_no_file_stays_of_a_first_revision_whose_copy_fails(tmp_path: Path) -> N
 
 
 def test_a_revision_without_its_manifest_is_one_that_is_being_removed(tmp_path: Path) -> None:
-    claim, app = Claim(tmp_path / "claim"), tmp_path / "app"
-    claim.incoming.mkdir(parents=True)
+    claim, app = opened(tmp_path / "claim"), tmp_path / "app"
     taken(claim, {"a.py": b"1", "gone.py": b"1"})
     taken(claim, {"a.py": b"2"})
     (claim.directory / "revisions/1/manifest").unlink()
     workspace = SharedWorkspace(str(claim.directory), str(app))
     workspace.update(1)
     assert (workspace.revision, contents(app)) == (2, {"a.py": b"2"})
+
+
+@pytest.mark.parametrize("damage", ["missing", "short"])
+def test_a_revision_without_a_part_of_its_files_is_not_copied(tmp_path: Path, damage: str) -> None:
+    claim, app = opened(tmp_path / "claim"), tmp_path / "app"
+    files = {"a.py": b"12", "pkg/b.py": b"1"}
+    taken(claim, files)
+    if damage == "missing":
+        (claim.tree(1) / "pkg/b.py").unlink()
+    else:
+        (claim.tree(1) / "a.py").write_bytes(b"1")
+    workspace = SharedWorkspace(str(claim.directory), str(app))
+    with pytest.raises(LaunchError, match="revision 1 is incomplete"):
+        workspace.update()
+    assert workspace.revision == 0
+    taken(claim, files)
+    workspace.update(1)
+    assert (workspace.revision, contents(app)) == (2, files)
+
+
+def test_a_file_that_is_too_short_is_not_copied_by_a_reload(tmp_path: Path) -> None:
+    claim = opened(tmp_path / "claim")
+    taken(claim, {"a.py": b"1"})
+    workspace = SharedWorkspace(str(claim.directory), str(tmp_path / "app"))
+    workspace.update()
+    taken(claim, {"a.py": b"12"})
+    (claim.tree(2) / "a.py").write_bytes(b"1")
+    with pytest.raises(LaunchError, match="revision 2 is incomplete"):
+        workspace.update(2)

@@ -144,3 +144,45 @@ def test_a_claim_that_is_full(
         code, message = running.end()
     assert (code, message["reason"], message["permanent"]) == (1, "WorkspaceFull", False)
     assert "volumes.workspace.size" in str(message["message"])
+
+
+def test_a_later_job_fetches_again_on_a_retained_claim(
+    git_settings: Settings, git_server: GitServer
+):
+    repository(git_server.root / "train", {"a": b"1"})
+    first_job = replace(git_settings, digest="d1", job="first")
+    first = fetch(first_job)
+    newer = commit(git_server.root / "train", {"a": b"2"})
+    assert fetch(first_job) == first
+    second_job = replace(first_job, job="second")
+    second = fetch(second_job)
+    assert (second.commit, second.revision) == (newer, first.revision + 1)
+    assert fetch(second_job) == second
+    third_job = replace(first_job, job="third")
+    third = fetch(third_job)
+    assert (third.commit, third.revision) == (newer, second.revision), "the content is the same"
+    git_server.paths.clear()
+    assert fetch(third_job) == third
+    assert git_server.paths == []
+
+
+def test_a_pin_stays_on_a_claim_with_the_workspace_of_another_job(
+    git_settings: Settings, git_server: GitServer
+):
+    made = repository(git_server.root / "train", {"a": b"1"})
+    commit(git_server.root / "train", {"a": b"2"})
+    fetch(replace(git_settings, digest="d1", job="first"))
+    pinned = fetch(replace(git_settings, digest="d2", job="second", commit=made))
+    assert pinned.commit == made
+
+
+def test_a_marker_of_a_release_that_recorded_no_job(git_settings: Settings, git_server: GitServer):
+    """A job that has run keeps its workspace; a job that has not fetches it."""
+    repository(git_server.root / "train", {"a": b"1"})
+    recorded = fetch(replace(git_settings, digest="d1"))
+    newer = commit(git_server.root / "train", {"a": b"2"})
+    settings = replace(git_settings, digest="d1", job="first")
+    git_server.paths.clear()
+    assert fetch(replace(settings, commit=recorded.commit)) == recorded
+    assert git_server.paths == []
+    assert fetch(settings).commit == newer

@@ -113,7 +113,7 @@ def test_killed_while_extracting_the_next_pod_finishes(claim: Path, files: int) 
 
 
 def _extracted(claim: Path) -> int:
-    return sum(len(names) for _, _, names in os.walk(claim / "tree.new"))
+    return sum(path.is_file() for path in claim.glob("tree.new*/**/*.bin"))
 
 
 def test_killed_while_receiving_the_next_pod_resumes(claim: Path) -> None:
@@ -252,3 +252,44 @@ def test_a_tree_that_does_not_fit_ends_the_pod_but_keeps_the_upload(claim: Path)
         assert state["reason"] == "WorkspaceFull"
         code, message = server.end()
     assert (code, message["reason"], message["permanent"]) == (1, "WorkspaceFull", False)
+
+
+def test_the_upload_of_another_job_on_a_retained_claim_is_not_the_result(claim: Path) -> None:
+    """A token alone accepts any upload, also one that an earlier job of the name has received."""
+    with process(claim.parent, TORCHRUN_SYNC_JOB_UID="first") as started:
+        assert listening(started).put(SMALL)[0] == 202
+        assert started.end()[0] == 0
+    with process(claim.parent, TORCHRUN_SYNC_JOB_UID="first") as again:
+        assert again.end() == (0, FILES)
+    newer = archive({"newer.py": b""})
+    with process(claim.parent, TORCHRUN_SYNC_JOB_UID="second") as other:
+        assert listening(other).put(newer)[0] == 202
+        code, message = other.end()
+    assert (code, message["revision"]) == (0, 2)
+    assert [path.name for path in (claim / "revisions/2/tree").iterdir()] == ["newer.py"]
+
+
+def test_the_unfinished_upload_of_another_job_is_dropped(claim: Path) -> None:
+    with process(claim.parent, TORCHRUN_SYNC_JOB_UID="first") as started:
+        connection = listening(started).begin(MANY, 0, 1000)
+        while started.get()["offset"] != 1000:
+            pass
+        started.kill()
+        connection.close()
+    for job, offset in (("first", 1000), ("second", 0), ("first", 0)):
+        with process(claim.parent, TORCHRUN_SYNC_JOB_UID=job) as again:
+            assert listening(again).get()["offset"] == offset
+
+
+@pytest.mark.parametrize(("after", "revision"), [("1", 2), ("0", 3)])
+def test_a_marker_of_a_release_that_recorded_no_job(claim: Path, after: str, revision: int) -> None:
+    """It is that of this job only if the job has had a workspace before."""
+    for files in (SMALL, archive({"a.py": b""})):
+        with process(claim.parent, TORCHRUN_SYNC_SHA256=digest(files)) as started:
+            assert listening(started).put(files)[0] == 202
+            assert started.end()[0] == 0
+    environment = {"TORCHRUN_SYNC_JOB_UID": "first", "TORCHRUN_SYNC_AFTER": after}
+    with process(claim.parent, **environment) as again:
+        if revision == 3:
+            assert listening(again).put(SMALL)[0] == 202
+        assert again.end()[1]["revision"] == revision

@@ -1,0 +1,45 @@
+"""Trees from files of the PVC, on file systems without links and modes."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from torchrun_api.contents import Entry, Manifest
+from torchrun_runtime.sync.assemble import Assembly
+from torchrun_runtime.sync.claim import Claim
+from torchrun_runtime.sync.extract import extract
+from torchrun_runtime.sync.settings import Limits
+from unit.runtime.syncing import archive
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+@pytest.mark.parametrize("modes", [True, False], ids=["modes", "no modes"])
+def test_files_are_copied_where_links_are_not_supported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modes: bool
+) -> None:
+    """An SMB share may have neither links nor modes: each attempt fails with EPERM."""
+    claim = Claim(tmp_path)
+    claim.prepare()
+    zipped = tmp_path / "archive.zip"
+    zipped.write_bytes(archive({"a.sh": b"true"}))
+    [file] = extract(zipped, claim.new, Limits()).entries
+    program = Entry("b.sh", file.sha256, file.size, "755")
+    claim.publish(Manifest([file, program._replace(path="a.sh")]))
+    (claim.tree(1) / "a.sh").chmod(0o755)
+    monkeypatch.setattr(os, "link", refuse)
+    if not modes:
+        monkeypatch.setattr(os, "chmod", refuse)
+    assembly = Assembly(claim, Manifest([program]), Limits())
+    assembly.reuse_own_files()
+    assert assembly.missing() == []
+    assembly.build()
+    copy = claim.new / "b.sh"
+    assert copy.read_bytes() == b"true"
+    assert not copy.samefile(claim.tree(1) / "a.sh")
+    if modes:
+        assert copy.stat().st_mode & 0o777 == 0o755
