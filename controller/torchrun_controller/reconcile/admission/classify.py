@@ -68,6 +68,11 @@ class RunningGang(Struct, frozen=True, kw_only=True):
     pods_by_node: dict[str, int]
     heads_by_node: dict[str, int]
 
+    def placed_pods(self, head: dict[str, int] | None) -> dict[str, int]:
+        """Return the running pods by node, without those of a smaller `head`: see Workload."""
+        heads = {} if head is None else self.heads_by_node
+        return dict(Counter(self.pods_by_node) - Counter(heads))
+
 
 def classify_job(
     job: TorchrunJob,
@@ -179,9 +184,6 @@ def _classify(
     requests, grant = _requests(job, queue), admission_status.granted_requests(job)
     # The charge is what was admitted; a later edit of the spec does not change it.
     pods = grant or requests or _from_status(job)
-    head = pods.head
-    heads_by_node = {} if head is None else gang.heads_by_node
-    workers_by_node = Counter(gang.pods_by_node) - Counter(heads_by_node)
     nodes = admitted_nodes
     if takes_part:
         nodes = _requested_nodes(job, requests, admitted_nodes, gang)
@@ -200,12 +202,12 @@ def _classify(
             nodes=nodes,
             pod=pods.pod,
             gpus=pods.gpus,
-            head=head,
+            head=pods.head,
             head_gpus=pods.head_gpus,
             priority=_priority(job, queue),
             node_selector=scheduling.node_selector,
             admitted=admitted_nodes,
-            pods_by_node=dict(workers_by_node),
+            pods_by_node=gang.placed_pods(pods.head),
             since=(admission.time or gang.since) if admitted_nodes else None,
             running=status.phase == "Running",
             preempted_for=admission.preempted_for,
