@@ -20,12 +20,7 @@ from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import TERMINAL
 from torchrun_controller.reconcile.admission.model import Workload
 from torchrun_controller.reconcile.pods import head_and_workers
-from torchrun_controller.reconcile.pods.lifecycle import (
-    alive,
-    attempt_of,
-    has_finished,
-    may_create_pods,
-)
+from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, may_create_pods
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability
@@ -57,8 +52,9 @@ class Classification(Struct, frozen=True, kw_only=True):
 class RunningGang(Struct, frozen=True, kw_only=True):
     """What runs of a job, of any attempt. `created_nodes` is that of the present Job.
 
-    `may_run`: a pod runs, or the present Job may create one. `pods_by_node` counts running pods,
-    `heads_by_node` the head pods among them.
+    It is 0 once the Job creates no more pods: only those that run count then. `may_run`: a pod
+    runs, or the present Job may create one. `pods_by_node` counts running pods, `heads_by_node` the
+    head pods among them.
     """
 
     nodes: int
@@ -115,13 +111,12 @@ def running_gang(
     heads_by_node = Counter(
         pod.spec.node_name for pod in with_node if pod.metadata.labels.role == names.HEAD
     )
-    created_nodes = sum(
-        head_and_workers.nodes_of(child) for child in child_jobs[-1:] if not has_finished(child)
-    )
+    may_create = any(map(may_create_pods, child_jobs[-1:]))
+    created_nodes = head_and_workers.nodes_of(child_jobs[-1]) if may_create else 0
     return RunningGang(
         nodes=max((created_nodes, *sizes.values())),
         created_nodes=created_nodes,
-        may_run=bool(live_pods) or any(map(may_create_pods, child_jobs[-1:])),
+        may_run=bool(live_pods) or may_create,
         since=child_jobs[-1].metadata.creation_timestamp if child_jobs else None,
         pods_by_node=dict(pods_by_node),
         heads_by_node=dict(heads_by_node),
@@ -129,9 +124,9 @@ def running_gang(
 
 
 def _is_over(job: TorchrunJob, gang: RunningGang) -> bool:
-    """Whether the job has finished, or is suspended, and nothing of it runs."""
+    """Whether the job has finished, or is suspended or deleted, and nothing of it runs."""
     status = job.status
-    if status.phase in TERMINAL:
+    if status.phase in TERMINAL or job.metadata.terminating:
         return not gang.may_run
     is_observed = status.observed_generation == job.metadata.generation
     return job.spec.suspend and is_observed and status.phase == "Suspended"
@@ -210,8 +205,10 @@ def _classify(
             pods_by_node=gang.placed_pods(pods.head),
             since=(admission.time or gang.since) if admitted_nodes else None,
             running=status.phase == "Running",
-            preempted_for=admission.preempted_for,
+            # Reconcile does not end the gang of a deleted job, so no job waits for its nodes.
+            preempted_for="" if meta.terminating else admission.preempted_for,
             nominated=admission.nominated,
+            is_deleted=meta.terminating,
             shrunk_to=_releasable_size(job, admitted_nodes, gang) if takes_part else None,
         ),
         tolerations=scheduling.tolerations,
