@@ -52,13 +52,15 @@ class Classification(Struct, frozen=True, kw_only=True):
 class RunningGang(Struct, frozen=True, kw_only=True):
     """What runs of a job, of any attempt. `created_nodes` is that of the present Job.
 
-    It is 0 once the Job creates no more pods: only those that run count then. `may_run`: a pod
-    runs, or the present Job may create one. `pods_by_node` counts running pods, `heads_by_node` the
+    It is 0 once the Job creates no more pods: only those that run count then. `requested_nodes` is
+    what the job asked for when the Job was created. `may_run`: a pod runs, or the present Job may
+    create one. `pods_by_node` counts running pods, `heads_by_node` the
     head pods among them.
     """
 
     nodes: int
     created_nodes: int
+    requested_nodes: int
     may_run: bool
     since: datetime | None
     pods_by_node: dict[str, int]
@@ -111,12 +113,13 @@ def running_gang(
     heads_by_node = Counter(
         pod.spec.node_name for pod in with_node if pod.metadata.labels.role == names.HEAD
     )
-    may_create = any(map(may_create_pods, child_jobs[-1:]))
-    created_nodes = head_and_workers.nodes_of(child_jobs[-1]) if may_create else 0
+    present = next((child for child in child_jobs[-1:] if may_create_pods(child)), None)
+    created_nodes = 0 if present is None else head_and_workers.nodes_of(present)
     return RunningGang(
         nodes=max((created_nodes, *sizes.values())),
         created_nodes=created_nodes,
-        may_run=bool(live_pods) or may_create,
+        requested_nodes=0 if present is None else head_and_workers.requested_nodes(present),
+        may_run=bool(live_pods) or present is not None,
         since=child_jobs[-1].metadata.creation_timestamp if child_jobs else None,
         pods_by_node=dict(pods_by_node),
         heads_by_node=dict(heads_by_node),
@@ -147,11 +150,13 @@ def _charge(job: TorchrunJob, gang: RunningGang) -> int:
 def _releasable_size(job: TorchrunJob, admitted_nodes: int, gang: RunningGang) -> int | None:
     """Return the pods of a gang that is smaller than its admission, if the rest may be released.
 
-    None while an older gang of the job terminates, and until reconcile has dropped its last answer.
+    None while an older gang of the job terminates, until reconcile has dropped its last answer, and
+    if nobody answers because the job is deleted. A gang from before its job asked for that many
+    nodes has not shrunk: reconcile is about to replace it by a larger one.
     """
-    is_smaller = (
-        job.spec.elastic is not None and 0 < gang.created_nodes == gang.nodes < admitted_nodes
-    )
+    if job.spec.elastic is None or job.metadata.terminating:
+        return None
+    is_smaller = 0 < gang.created_nodes == gang.nodes < admitted_nodes <= gang.requested_nodes
     is_releasing = admission_status.is_releasing_nodes(job)
     is_reported = admission_status.has_reported_release(job) and not is_releasing
     return gang.created_nodes if is_smaller and not is_reported else None
