@@ -29,6 +29,8 @@ from torchrun_controller.reconcile.spec.scheduling import scheduling_of
 from torchrun_controller.reconcile.spec.size import size_of
 
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+# The components of pods that use the room of a gang. A probe with a node holds it for a worker.
+USE_ROOM = frozenset({names.WORKER, names.PROBE})
 
 
 class Classification(Struct, frozen=True, kw_only=True):
@@ -54,8 +56,8 @@ class RunningGang(Struct, frozen=True, kw_only=True):
 
     It is 0 once the Job creates no more pods: only those that run count then. `requested_nodes` is
     what the job asked for when the Job was created. `may_run`: a pod runs, or the present Job may
-    create one. `pods_by_node` counts running pods, `heads_by_node` the
-    head pods among them.
+    create one. `pods_by_node` counts running pods and probes,
+    `heads_by_node` the head pods among them.
     """
 
     nodes: int
@@ -103,11 +105,12 @@ def running_gang(
     live_pods = [
         pod
         for pod in pods
-        if pod.metadata.labels.component == names.WORKER
+        if pod.metadata.labels.component in USE_ROOM
         and alive(pod)
         and pod.spec.node_name not in lost_nodes
     ]
-    sizes = Counter(attempt_of(pod) for pod in live_pods)
+    workers = [pod for pod in live_pods if pod.metadata.labels.component == names.WORKER]
+    sizes = Counter(attempt_of(pod) for pod in workers)
     with_node = [pod for pod in live_pods if pod.spec.node_name]
     pods_by_node = Counter(pod.spec.node_name for pod in with_node)
     heads_by_node = Counter(
@@ -119,7 +122,7 @@ def running_gang(
         nodes=max((created_nodes, *sizes.values())),
         created_nodes=created_nodes,
         requested_nodes=0 if present is None else head_and_workers.requested_nodes(present),
-        may_run=bool(live_pods) or present is not None,
+        may_run=bool(workers) or present is not None,
         since=child_jobs[-1].metadata.creation_timestamp if child_jobs else None,
         pods_by_node=dict(pods_by_node),
         heads_by_node=dict(heads_by_node),
@@ -150,13 +153,14 @@ def _charge(job: TorchrunJob, gang: RunningGang) -> int:
 def _releasable_size(job: TorchrunJob, admitted_nodes: int, gang: RunningGang) -> int | None:
     """Return the pods of a gang that is smaller than its admission, if the rest may be released.
 
-    None while an older gang of the job terminates, until reconcile has dropped its last answer, and
-    if nobody answers because the job is deleted. A gang from before its job asked for that many
-    nodes has not shrunk: reconcile is about to replace it by a larger one.
+    None while an older gang of the job terminates, and until reconcile has dropped its last answer.
+    A gang from before its job asked for that many nodes has not shrunk: reconcile is about to
+    replace it by a larger one.
     """
-    if job.spec.elastic is None or job.metadata.terminating:
-        return None
-    is_smaller = 0 < gang.created_nodes == gang.nodes < admitted_nodes <= gang.requested_nodes
+    is_smaller = (
+        job.spec.elastic is not None
+        and 0 < gang.created_nodes == gang.nodes < admitted_nodes <= gang.requested_nodes
+    )
     is_releasing = admission_status.is_releasing_nodes(job)
     is_reported = admission_status.has_reported_release(job) and not is_releasing
     return gang.created_nodes if is_smaller and not is_reported else None

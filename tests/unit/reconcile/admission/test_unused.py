@@ -197,11 +197,6 @@ def test_a_gang_that_fails_after_a_release_keeps_its_smaller_size():
 SHRUNK = admitted_workload("shrunk", "a", 4, 8, shrunk_to=1, pods_by_node={"n000": 1})
 
 
-def test_a_shrunk_gang_reserves_no_unused_nodes():
-    queues = [queue("a", quota={"gpus": 32}), queue("b", quota={"gpus": 8})]
-    assert admitted(decide(nodes(2), queues, SHRUNK, request("j", "b"))) == ["j"]
-
-
 def test_unused_nodes_are_released_before_any_preemption():
     low = admitted_workload("low", "a", 1, 8, admitted_for=1)
     vip = request("vip", "a", 1, 8, priority=9)
