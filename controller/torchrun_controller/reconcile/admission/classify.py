@@ -231,13 +231,15 @@ def _describe_excess(
     requests: GangRequests | None,
     gang: RunningGang,
 ) -> str:
-    """Return what the next gang lacks, once reconcile has reported that it waits for that."""
+    """Return what the next gang lacks, once reconcile has reported that it cannot create one."""
     state = admission_status.request(job)
-    is_waiting = state in (admission_status.WAITING, admission_status.OUTDATED)
     is_observed = job.status.observed_generation == job.metadata.generation
-    if queue is None or requests is None or gang.nodes or not (is_waiting and is_observed):
+    if gang.nodes or not is_observed or admission_status.granted_requests(job) is None:
         return ""
-    if admission_status.granted_requests(job) is None:
+    if state == admission_status.UNUSABLE:
+        return "The job can have no pods with its present queue and spec."
+    is_waiting = state in (admission_status.WAITING, admission_status.OUTDATED)
+    if queue is None or requests is None or not is_waiting:
         return ""
     return admission_status.find_excess(job, queue.metadata.name, requests)
 
