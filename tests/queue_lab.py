@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from torchrun_api.core import Pod
+from torchrun_api.core import Node, Pod
 from torchrun_api.status import TERMINAL, TorchrunJobStatus
 from torchrun_controller.reconcile.admission.classify import classify_job, running_gang
 from torchrun_controller.reconcile.admission.coordinator import admit
@@ -35,6 +35,7 @@ class Lab:
             self.queues[name] = replace(queue, metadata=meta)
         self.worlds = [self.world(number) for number in range(jobs)]
         self.preempted: set[str] = set()
+        self.nodes: tuple[Node, ...] | None = None
 
     def world(self, number: int) -> World:
         queue = self.chance.choice(sorted(QUOTAS))
@@ -63,7 +64,7 @@ class Lab:
             queue = self.queues[world.job.spec.job_queue]
             classification = classify_job(world.job, queue, gangs, pods_of(world), frozenset())
             entries.append(ClassifiedJob(world.job, classification))
-        decisions = admit(cluster_state(self.queues.values(), entries, (), None, now), now)
+        decisions = admit(cluster_state(self.queues.values(), entries, (), self.nodes, now), now)
         jobs = JobUpdates(decisions)
         updates = [
             *(jobs.update(entry.job, entry.classification, now) for entry in entries),

@@ -20,7 +20,7 @@ from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.observe import JOB_INDEX, QUEUE_INDEX, Child, Key, index_key
 from torchrun_controller.cache.store import Change
 from torchrun_controller.reconcile.admission import nodes as node_rules
-from torchrun_controller.reconcile.admission.classify import classify_job
+from torchrun_controller.reconcile.admission.classify import USE_ROOM, classify_job
 from torchrun_controller.reconcile.admission.inputs import ClassifiedJob, cluster_state
 from torchrun_controller.reconcile.admission.model import ClusterState, Workload
 from torchrun_controller.reconcile.admission.orphans import foreign_charge, orphaned_workloads
@@ -272,8 +272,8 @@ def _job_name(child: Child | None) -> str:
 
 
 def _placement(child: Child | None) -> object:
-    """Return whether a worker pod runs and its node; None for other objects."""
-    if not isinstance(child, Pod) or child.metadata.labels.component != names.WORKER:
+    """Return whether a worker or a probe runs and its node; None for other objects."""
+    if not isinstance(child, Pod) or child.metadata.labels.component not in USE_ROOM:
         return None
     return alive(child), child.spec.node_name
 

@@ -93,10 +93,16 @@ def a_gang(job: str = "run") -> Job:
     return msgspec.convert(body, Job)
 
 
-def a_pod(index: int = 0, job: str = "run", phase: str = "Running", node: str = "n") -> Pod:
+def a_pod(
+    index: int = 0,
+    job: str = "run",
+    phase: str = "Running",
+    node: str = "n",
+    component: str = "worker",
+) -> Pod:
     labels = {
         "torchrun-job-name": job,
-        "app.kubernetes.io/component": "worker",
+        "app.kubernetes.io/component": component,
         "torchrun.ai/attempt": "0",
     }
     body = {

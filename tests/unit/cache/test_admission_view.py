@@ -77,6 +77,13 @@ class TestWaking:
         world.change(a_gang())
         assert world.awake()
 
+    @pytest.mark.parametrize(("component", "wakes"), [("probe", True), ("sync", False)])
+    def test_probes_that_get_a_node(self, world: World, component: str, wakes: bool) -> None:
+        world.change(a_pod(7, node="", component=component))
+        assert world.awake()
+        world.change(a_pod(7, node="n", component=component))
+        assert world.awake() == wakes
+
     def test_queues_without_their_status(self, world: World) -> None:
         world.change(a_queue(quota={"nodes": 4}))
         assert not world.awake()

@@ -20,12 +20,7 @@ from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import TERMINAL
 from torchrun_controller.reconcile.admission.model import Workload
 from torchrun_controller.reconcile.pods import head_and_workers
-from torchrun_controller.reconcile.pods.lifecycle import (
-    alive,
-    attempt_of,
-    has_finished,
-    may_create_pods,
-)
+from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, may_create_pods
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability
@@ -34,6 +29,8 @@ from torchrun_controller.reconcile.spec.scheduling import scheduling_of
 from torchrun_controller.reconcile.spec.size import size_of
 
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+# The components of pods that use the room of a gang. A probe with a node holds it for a worker.
+USE_ROOM = frozenset({names.WORKER, names.PROBE})
 
 
 class Classification(Struct, frozen=True, kw_only=True):
@@ -57,16 +54,24 @@ class Classification(Struct, frozen=True, kw_only=True):
 class RunningGang(Struct, frozen=True, kw_only=True):
     """What runs of a job, of any attempt. `created_nodes` is that of the present Job.
 
-    `may_run`: a pod runs, or the present Job may create one. `pods_by_node` counts running pods,
+    It is 0 once the Job creates no more pods: only those that run count then. `requested_nodes` is
+    what the job asked for when the Job was created. `may_run`: a pod runs, or the present Job may
+    create one. `pods_by_node` counts running pods and probes,
     `heads_by_node` the head pods among them.
     """
 
     nodes: int
     created_nodes: int
+    requested_nodes: int
     may_run: bool
     since: datetime | None
     pods_by_node: dict[str, int]
     heads_by_node: dict[str, int]
+
+    def placed_pods(self, head: dict[str, int] | None) -> dict[str, int]:
+        """Return the running pods by node, without those of a smaller `head`: see Workload."""
+        heads = {} if head is None else self.heads_by_node
+        return dict(Counter(self.pods_by_node) - Counter(heads))
 
 
 def classify_job(
@@ -100,23 +105,24 @@ def running_gang(
     live_pods = [
         pod
         for pod in pods
-        if pod.metadata.labels.component == names.WORKER
+        if pod.metadata.labels.component in USE_ROOM
         and alive(pod)
         and pod.spec.node_name not in lost_nodes
     ]
-    sizes = Counter(attempt_of(pod) for pod in live_pods)
+    workers = [pod for pod in live_pods if pod.metadata.labels.component == names.WORKER]
+    sizes = Counter(attempt_of(pod) for pod in workers)
     with_node = [pod for pod in live_pods if pod.spec.node_name]
     pods_by_node = Counter(pod.spec.node_name for pod in with_node)
     heads_by_node = Counter(
         pod.spec.node_name for pod in with_node if pod.metadata.labels.role == names.HEAD
     )
-    created_nodes = sum(
-        head_and_workers.nodes_of(child) for child in child_jobs[-1:] if not has_finished(child)
-    )
+    present = next((child for child in child_jobs[-1:] if may_create_pods(child)), None)
+    created_nodes = 0 if present is None else head_and_workers.nodes_of(present)
     return RunningGang(
         nodes=max((created_nodes, *sizes.values())),
         created_nodes=created_nodes,
-        may_run=bool(live_pods) or any(map(may_create_pods, child_jobs[-1:])),
+        requested_nodes=0 if present is None else head_and_workers.requested_nodes(present),
+        may_run=bool(workers) or present is not None,
         since=child_jobs[-1].metadata.creation_timestamp if child_jobs else None,
         pods_by_node=dict(pods_by_node),
         heads_by_node=dict(heads_by_node),
@@ -124,9 +130,9 @@ def running_gang(
 
 
 def _is_over(job: TorchrunJob, gang: RunningGang) -> bool:
-    """Whether the job has finished, or is suspended, and nothing of it runs."""
+    """Whether the job has finished, or is suspended or deleted, and nothing of it runs."""
     status = job.status
-    if status.phase in TERMINAL:
+    if status.phase in TERMINAL or job.metadata.terminating:
         return not gang.may_run
     is_observed = status.observed_generation == job.metadata.generation
     return job.spec.suspend and is_observed and status.phase == "Suspended"
@@ -148,9 +154,12 @@ def _releasable_size(job: TorchrunJob, admitted_nodes: int, gang: RunningGang) -
     """Return the pods of a gang that is smaller than its admission, if the rest may be released.
 
     None while an older gang of the job terminates, and until reconcile has dropped its last answer.
+    A gang from before its job asked for that many nodes has not shrunk: reconcile is about to
+    replace it by a larger one.
     """
     is_smaller = (
-        job.spec.elastic is not None and 0 < gang.created_nodes == gang.nodes < admitted_nodes
+        job.spec.elastic is not None
+        and 0 < gang.created_nodes == gang.nodes < admitted_nodes <= gang.requested_nodes
     )
     is_releasing = admission_status.is_releasing_nodes(job)
     is_reported = admission_status.has_reported_release(job) and not is_releasing
@@ -179,9 +188,6 @@ def _classify(
     requests, grant = _requests(job, queue), admission_status.granted_requests(job)
     # The charge is what was admitted; a later edit of the spec does not change it.
     pods = grant or requests or _from_status(job)
-    head = pods.head
-    heads_by_node = {} if head is None else gang.heads_by_node
-    workers_by_node = Counter(gang.pods_by_node) - Counter(heads_by_node)
     nodes = admitted_nodes
     if takes_part:
         nodes = _requested_nodes(job, requests, admitted_nodes, gang)
@@ -200,16 +206,18 @@ def _classify(
             nodes=nodes,
             pod=pods.pod,
             gpus=pods.gpus,
-            head=head,
+            head=pods.head,
             head_gpus=pods.head_gpus,
             priority=_priority(job, queue),
             node_selector=scheduling.node_selector,
             admitted=admitted_nodes,
-            pods_by_node=dict(workers_by_node),
+            pods_by_node=gang.placed_pods(pods.head),
             since=(admission.time or gang.since) if admitted_nodes else None,
             running=status.phase == "Running",
-            preempted_for=admission.preempted_for,
+            # Reconcile does not end the gang of a deleted job, so no job waits for its nodes.
+            preempted_for="" if meta.terminating else admission.preempted_for,
             nominated=admission.nominated,
+            is_deleted=meta.terminating,
             shrunk_to=_releasable_size(job, admitted_nodes, gang) if takes_part else None,
         ),
         tolerations=scheduling.tolerations,
@@ -223,13 +231,15 @@ def _describe_excess(
     requests: GangRequests | None,
     gang: RunningGang,
 ) -> str:
-    """Return what the next gang lacks, once reconcile has reported that it waits for that."""
+    """Return what the next gang lacks, once reconcile has reported that it cannot create one."""
     state = admission_status.request(job)
-    is_waiting = state in (admission_status.WAITING, admission_status.OUTDATED)
     is_observed = job.status.observed_generation == job.metadata.generation
-    if queue is None or requests is None or gang.nodes or not (is_waiting and is_observed):
+    if gang.nodes or not is_observed or admission_status.granted_requests(job) is None:
         return ""
-    if admission_status.granted_requests(job) is None:
+    if state == admission_status.UNUSABLE:
+        return "The job can have no pods with its present queue and spec."
+    is_waiting = state in (admission_status.WAITING, admission_status.OUTDATED)
+    if queue is None or requests is None or not is_waiting:
         return ""
     return admission_status.find_excess(job, queue.metadata.name, requests)
 

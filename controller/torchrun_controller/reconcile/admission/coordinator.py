@@ -33,6 +33,7 @@ from torchrun_controller.reconcile.admission.model import (
 from torchrun_controller.reconcile.admission.node_capacity import Placement
 from torchrun_controller.reconcile.admission.preemption import PreemptionPlan, plan_preemption
 from torchrun_controller.reconcile.admission.quota import Cohort, Usage, usage_of
+from torchrun_controller.reconcile.admission.releases import releases_beside, releases_of_room
 from torchrun_controller.reconcile.admission.reservation import QuotaReservation, Reservations
 from torchrun_controller.reconcile.admission.snapshot import (
     AdmittedWorkload,
@@ -190,8 +191,8 @@ class Coordinator:
         """Yield the shrunk gangs of a cohort, each with its queue and the nodes that it uses."""
         for queue in self._cohorts[cohort]:
             for admitted in queue.admitted:
-                nodes = admitted.workload.shrunk_to
-                if nodes is not None and not admitted.preempted_for:
+                nodes = admitted.kept_nodes
+                if nodes is not None:
                     yield queue, admitted.workload, nodes
 
     def _backfill(self) -> None:
@@ -245,15 +246,7 @@ class Coordinator:
             if self._may_pass(candidate):
                 self._grant(candidate)
                 continue
-            resource = queue.quota.shortage(candidate.usage)
-            free = self.snapshot.free
-            if resource is not None:
-                status = messages.insufficient_quota(candidate, resource)
-            elif free.capacity(candidate.shape) >= candidate.workers:
-                status = messages.waiting_for_turn(candidate)
-            else:
-                status = messages.waiting_for_nodes(candidate, free)
-            self.pending[workload.uid] = status
+            self.pending[workload.uid] = messages.waiting_to_grow(candidate, self.snapshot.free)
 
     def _first(self, queue: QueueSnapshot) -> PendingWorkload | None:
         """Return the first workload that is not settled, from the queue's position on."""
@@ -337,7 +330,10 @@ class Coordinator:
         return messages.waiting_for_nodes(head, free, latest_start)
 
     def _preempt_or_wait(self, head: PendingWorkload) -> None:
-        plan = plan_preemption(self.snapshot, self.reservations, head)
+        """Let shrunk gangs release room for the head, preempt others for it, or let it wait."""
+        releases = releases_of_room(self.snapshot, self.reservations, head)
+        plan = None if releases else plan_preemption(self.snapshot, self.reservations, head)
+        self.releases.update(releases)
         if plan is None:
             self._wait(head)
         else:
@@ -350,6 +346,7 @@ class Coordinator:
             target.preempt(candidate.workload.uid)
             preempted_workloads.append(target)
             self.preemptions.append(messages.explain_preemption(target, candidate))
+        self.releases.update(releases_beside(self.snapshot, plan.placement))
         self.reservations.promise(candidate, plan.placement, preempted_workloads)
         self._settle(candidate, plan.placement)
         self.pending[candidate.workload.uid] = messages.preempting(candidate, preempted_workloads)

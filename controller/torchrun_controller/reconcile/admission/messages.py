@@ -80,6 +80,16 @@ def waiting_for_nodes(
     return _status(workload, "WaitingForNodes", _room(workload, free) + latest_start)
 
 
+def waiting_to_grow(workload: PendingWorkload, free: FreeCapacity) -> PendingStatus:
+    """Return the status of an admitted workload that asks for more nodes."""
+    resource = workload.queue.quota.shortage(workload.usage)
+    if resource is not None:
+        return insufficient_quota(workload, resource)
+    if free.capacity(workload.shape) >= workload.workers:
+        return waiting_for_turn(workload)
+    return waiting_for_nodes(workload, free)
+
+
 def preempting(
     workload: PendingWorkload, preempted_workloads: list[AdmittedWorkload]
 ) -> PendingStatus:

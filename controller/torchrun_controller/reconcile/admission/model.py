@@ -99,7 +99,8 @@ class Workload(Struct, frozen=True, kw_only=True):
     reserved for it. If `nodes` is smaller, it is granted at once.
 
     `pod` is what each pod requests, in the units of NodeCapacity.allocatable; `gpus` of these are
-    GPUs. `node_selector` is merged from queue and job. `pods_by_node` counts its running pods.
+    GPUs. `node_selector` is merged from queue and job. `pods_by_node` counts its running pods,
+    and the probes that have found room for more of them.
     `since` is when it was admitted, None while it waits. `seconds_left` is the running time until
     its deadline, at least 0, None without one. `preempted_for` is the UID in its Preemption while
     that lasts. `nominated` repeats the last PendingStatus.nominated.

@@ -70,7 +70,7 @@ def _workload(
         head=requests.head,
         head_gpus=requests.head_gpus,
         admitted=nodes,
-        pods_by_node=gang.pods_by_node,
+        pods_by_node=gang.placed_pods(requests.head),
         since=gang.since or meta.creation_timestamp,
         is_deleted=True,
     )

@@ -159,11 +159,18 @@ class CapacitySimulation:
 
     def remove(self, admitted: AdmittedWorkload, times: int = -1) -> None:
         """Remove the workload; `times` 1 restores it."""
-        self._now.take(admitted.shape, admitted.placement, times)
+        self._take(admitted, admitted.placement, times)
+
+    def release(self, admitted: AdmittedWorkload) -> None:
+        """Remove what a shrunk gang does not use."""
+        self._take(admitted, admitted.unused, -1)
+
+    def _take(self, admitted: AdmittedWorkload, placement: Placement, times: int) -> None:
+        self._now.take(admitted.shape, placement, times)
         if self._later is not None:
             if admitted.workload.uid not in self._ended_uids:
-                self._later.take(admitted.shape, admitted.placement, times)
-            for i in admitted.placement:
+                self._later.take(admitted.shape, placement, times)
+            for i in placement:
                 self._both.set(i, tuple(map(min, self._now.free[i], self._later.free[i])))
 
     def fits(self) -> bool:

@@ -41,17 +41,15 @@ class PendingWorkload:
 
 
 class AdmittedWorkload:
-    """What an admitted workload occupies, and in how many seconds it ends at the latest."""
+    """What an admitted workload occupies, and in how many seconds it ends at the latest.
+
+    `unused` is the part of `placement` that a shrunk gang may grow into, and `homeless` how many of
+    its pods would find no room.
+    """
 
     __slots__ = (
-        "placement",
-        "preempted_for",
-        "queue",
-        "seconds",
-        "shape",
-        "since",
-        "usage",
-        "workload",
+        *("homeless", "placement", "preempted_for", "queue", "seconds", "shape", "since"),
+        *("unused", "usage", "workload"),
     )
 
     def __init__(
@@ -67,6 +65,8 @@ class AdmittedWorkload:
         self.workload = workload
         self.shape = shape
         self.placement = placement
+        self.unused: Placement = {}
+        self.homeless = 0
         self.usage = usage
         self.since = since
         self.seconds = _seconds_left(workload)
@@ -78,6 +78,12 @@ class AdmittedWorkload:
         """Preempt the workload: its nodes are free as soon as its pods have stopped."""
         self.preempted_for = for_uid
         self.seconds = 0.0
+
+    @property
+    def kept_nodes(self) -> int | None:
+        """The nodes that a shrunk gang keeps if it is asked to release the rest; None if not."""
+        stays = self.queue is None or self.preempted_for or self.workload.is_deleted
+        return None if stays else self.workload.shrunk_to
 
     @property
     def end_order(self) -> tuple[float, float, str]:
@@ -180,18 +186,34 @@ class Snapshot:
             self.grants.append(Grant(uid=workload.uid, nodes=workload.nodes))
 
     def _place_pending_pods(self) -> None:
-        """Assume a node for each admitted pod that has none, oldest admission first."""
+        """Assume a node for each admitted pod that has none, oldest admission first.
+
+        The pods that shrunk gangs may still add come last, and only where there is room: the nodes
+        that they had may be gone.
+        """
         self.admitted.sort(key=lambda admitted: (admitted.since, admitted.workload.uid))
         for admitted in self.admitted:
             workload = admitted.workload
-            # The part of an admission that a gang does not use occupies no nodes.
             pods = workload.admitted if workload.shrunk_to is None else workload.shrunk_to
             missing_pods = workload.workers(pods) - sum(workload.pods_by_node.values())
             if missing_pods > 0:
-                placement = self.free.place_admitted(admitted.shape, missing_pods)
-                self.free.take(admitted.shape, placement)
-                for i, pods in placement.items():
-                    admitted.placement[i] = admitted.placement.get(i, 0) + pods
+                self._place(admitted, self.free.place_admitted(admitted.shape, missing_pods))
+        for admitted in self.admitted:
+            workload = admitted.workload
+            if workload.shrunk_to is not None:
+                pods = max(
+                    workload.workers(workload.shrunk_to), sum(workload.pods_by_node.values())
+                )
+                unused_pods = max(0, workload.workers(workload.admitted) - pods)
+                room = min(unused_pods, self.free.capacity(admitted.shape))
+                admitted.homeless = unused_pods - room
+                admitted.unused = self.free.place(admitted.shape, room)
+                self._place(admitted, admitted.unused)
+
+    def _place(self, admitted: AdmittedWorkload, placement: Placement) -> None:
+        self.free.take(admitted.shape, placement)
+        for i, pods in placement.items():
+            admitted.placement[i] = admitted.placement.get(i, 0) + pods
 
 
 def queue_order(workload: Workload) -> tuple[int, float, str, str]:

@@ -13,8 +13,7 @@ from datetime import UTC, datetime, timedelta
 from msgspec import Struct
 from msgspec.structs import replace
 
-from torchrun_api import names
-from torchrun_api.core import Job, Node, Pod
+from torchrun_api.core import Node, Pod
 from torchrun_api.job import Elastic, TorchrunJob
 from torchrun_api.meta import ConditionStatus
 from torchrun_controller.reconcile.gang.cleanup import resized_jobs
@@ -104,7 +103,7 @@ def _evaluate_elastic(
     nodes = head_and_workers.nodes_of(child)
     admitted_nodes = admission_status.node_limit(job, observed.queue)
     is_admitted = admitted_nodes is None or num_nodes <= admitted_nodes
-    if is_admitted and num_nodes not in (nodes, requested_nodes(child)):
+    if is_admitted and num_nodes not in (nodes, head_and_workers.requested_nodes(child)):
         message = (
             f"Resizing from {nodes} to {count_of(num_nodes, 'node')}, as spec.numNodes was changed."
             " Training continues from the latest checkpoint."
@@ -151,13 +150,6 @@ def _condition(status: ConditionStatus, reason: str, message: str) -> ConditionU
     return ConditionUpdate(admission_status.FULL_SIZE, status, Reason(reason, message))
 
 
-def requested_nodes(child: Job) -> int:
-    """Return numNodes at the creation of the gang, which may be larger than the gang."""
-    return names.number_in(
-        child.metadata.annotations.wanted_nodes, head_and_workers.nodes_of(child)
-    )
-
-
 def nodes_of_next_gang(observed: Observed, last_gang: ObservedGang | None) -> int | None:
     """Return the nodes of the gang after `last_gang`, if there was one; None: as the spec has them.
 
@@ -168,7 +160,7 @@ def nodes_of_next_gang(observed: Observed, last_gang: ObservedGang | None) -> in
     if spec.elastic is None or spec.num_nodes is None:
         return None
     nodes = spec.num_nodes
-    if last_gang is not None and requested_nodes(last_gang.current_job) == nodes:
+    if last_gang is not None and head_and_workers.requested_nodes(last_gang.current_job) == nodes:
         nodes = max(head_and_workers.nodes_of(last_gang.current_job), spec.elastic.min_nodes)
     limit = admission_status.node_limit(job, observed.queue)
     return nodes if limit is None or limit < spec.elastic.min_nodes else min(nodes, limit)

@@ -4,6 +4,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from torchrun_api import names
+from torchrun_api.job import TorchrunJob
 from torchrun_controller.reconcile.gang import cleanup, fence, gang, in_place
 from torchrun_controller.reconcile.gang.child_jobs import build_child_jobs, roles_of
 from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
@@ -49,21 +50,22 @@ def job_invalid(context: Context) -> Decision | None:
 def queue_missing(context: Context) -> Decision | None:
     """Wait for the queue. A queue that is being deleted accepts no new jobs."""
     job, queue = context.observed.job, context.observed.queue
+    is_fixed = gang.was_created(job, context.observed.gang)
     if queue is None:
+        advice = "it" if is_fixed else "it or choose another queue (kubectl get torchrunqueues)"
         why = Reason(
             "QueueNotFound",
             f"TorchrunQueue {job.spec.job_queue} does not exist in namespace"
-            f" {job.metadata.namespace}. Create it or choose another queue (kubectl get"
-            " torchrunqueues).",
+            f" {job.metadata.namespace}. Create {advice}.",
         )
-        return _decide(context, State.QUEUE_MISSING, why)
-    if queue.metadata.terminating and not gang.was_created(job, context.observed.gang):
+        return _decide(context, State.QUEUE_MISSING, why, *_return_admission(job))
+    if queue.metadata.terminating and not is_fixed:
         why = Reason(
             "QueueTerminating",
             f"TorchrunQueue {queue.metadata.name} is being deleted and accepts no new"
             " jobs. Choose another queue, or create it again.",
         )
-        return _decide(context, State.QUEUE_MISSING, why)
+        return _decide(context, State.QUEUE_MISSING, why, *_return_admission(job))
     return None
 
 
@@ -83,9 +85,21 @@ def spec_invalid(context: Context) -> Decision | None:
 def refuse(context: Context, error: InvalidSpecError) -> Decision:
     """The decision on a job with an invalid spec."""
     conditions = () if context.observed.queue is None else (QUEUE_FOUND,)
-    return _decide(
-        context, State.SPEC_INVALID, Reason("InvalidSpec", sentence(str(error))), *conditions
-    )
+    why = Reason("InvalidSpec", sentence(str(error)))
+    answer = _return_admission(context.observed.job)
+    return _decide(context, State.SPEC_INVALID, why, *conditions, *answer)
+
+
+def _return_admission(job: TorchrunJob) -> tuple[ConditionUpdate, ...]:
+    """Return the condition that returns the admission of a job which can have no gang.
+
+    The coordinator withdraws the admission first, and releases it after the answer to that.
+    """
+    if not admission_status.charged(job):
+        return ()
+    reason = admission_status.withdrawn(job) or admission_status.UNUSABLE
+    why = Reason(reason, "The job has no pods and returns its admission.")
+    return (ConditionUpdate(REQUESTED, "True", why),)
 
 
 def dependency_failed(context: Context) -> Decision | None:

@@ -23,6 +23,11 @@ def nodes_of(child: Job) -> int:
     return annotated_nodes or child.spec.completions or child.spec.parallelism
 
 
+def requested_nodes(child: Job) -> int:
+    """Return numNodes at the creation of the gang, which may be larger than the gang."""
+    return names.number_in(child.metadata.annotations.wanted_nodes, nodes_of(child))
+
+
 def has_head(child: Job) -> bool:
     """Whether the Job is the Job of a head, whose workers are in another Job."""
     return child.metadata.labels.role == names.HEAD

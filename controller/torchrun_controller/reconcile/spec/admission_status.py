@@ -26,6 +26,9 @@ PREEMPTED = "Preempted"
 WAITING = "WaitingForAdmission"
 # The reason of Admitted=False of a job whose next gang does not fit what was admitted.
 OUTDATED = "AdmissionOutdated"
+# What reconcile requests while the queue or the spec permits no gang, so that nobody waits for the
+# nodes of this job.
+UNUSABLE = "AdmissionUnusable"
 # The condition with which reconcile requests admission, and answers its withdrawal.
 REQUESTED = "AdmissionRequested"
 # The condition on the size of an elastic job, and its reason while unused nodes are released.
@@ -34,10 +37,11 @@ GIVES_BACK = "GivesBackNodes"
 
 
 def request(job: TorchrunJob) -> str:
-    """Return what reconcile requests from the coordinator: WAITING, OUTDATED, PREEMPTED or "".
+    """Return what reconcile requests from the coordinator: one of the following, or "".
 
-    WAITING: only the admission is missing for a gang. The other two answer a refusal of the same
-    reason: no gang of the job exists, and none will be created.
+    WAITING: only the admission is missing for a gang. UNUSABLE: the admission is to be withdrawn.
+    OUTDATED and PREEMPTED answer a refusal of the same reason: no gang of the job exists, and none
+    will be created.
     """
     condition = find_condition(job.status.conditions, REQUESTED)
     return condition.reason if condition is not None and condition.status == "True" else ""

@@ -108,10 +108,10 @@ class TestHolding:
             ("Complete", "True", 0),
             ("Failed", "True", 0),
             ("Failed", "False", 2),
-            ("FailureTarget", "True", 2),
+            ("FailureTarget", "True", 0),
         ],
     )
-    def test_a_child_job_counts_until_it_is_finished(self, condition, status, nodes):
+    def test_a_child_job_counts_while_it_may_create_pods(self, condition, status, nodes):
         (child,) = running().gangs
         conditions = (Condition(type=condition, status=status, reason="x"),)
         child = replace(child, status=JobStatus(conditions=conditions))

@@ -173,9 +173,10 @@ def only_unused_nodes_are_released(state, decisions, asked):
         lender = asked[one.uid]
         assert lender.shrunk_to == one.nodes < lender.admitted
         assert not lender.preempted_for
-    assert not decisions.releases or any(
-        wait.reason == "InsufficientQuota" for wait in decisions.pending.values()
-    )
+        assert not lender.is_deleted
+    reasons = {wait.reason for wait in decisions.pending.values()}
+    lacking = {"InsufficientQuota", "WaitingForNodes", "WaitingForTurn", "Preempting"}
+    assert not decisions.releases or reasons & lacking
 
 
 def victims_are_fair_game(state, decisions, asked):

@@ -6,9 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from admitting import running
 from torchrun_api import names
 from torchrun_api.core import Job, Pod
 from torchrun_controller.reconcile.admission.orphans import orphaned_workloads
+from unit.reconcile.admission.classifying import classify_world
 
 JOB_CREATED = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 POD_CREATED = datetime(2026, 1, 1, 12, 5, tzinfo=UTC)
@@ -54,3 +56,18 @@ def test_a_gang_without_running_pods_is_no_workload():
     meta = _meta("train-0-x", POD_CREATED)
     ended = msgspec.convert({"metadata": meta, "status": {"phase": "Failed"}}, Pod)
     assert orphaned_workloads("uid-new", (), (ended,), frozenset()) == ()
+
+
+def test_an_orphaned_gang_uses_the_same_room_as_before():
+    """The head has less than a worker, so its node has room for a worker."""
+    world = running(
+        {"quota": {"nodes": 8}, "nodeResources": {"cpus": "8", "gpus": 8}},
+        numNodes=2,
+        head={"nodeResources": {"gpus": 0, "cpus": "1"}},
+    )
+    for number, pod in enumerate(world.workers()):
+        world.place(pod.metadata.name, f"n{number}")
+    children, pods = world.observed().gang.child_jobs, tuple(world.workers())
+    (orphan,) = orphaned_workloads("", children, pods, frozenset())
+    workload = classify_world(world).workload
+    assert orphan.pods_by_node == workload.pods_by_node == {"n1": 1}

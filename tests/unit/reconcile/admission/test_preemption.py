@@ -166,3 +166,12 @@ def test_gangs_of_deleted_jobs_are_not_preempted():
     decisions = decide(nodes(1), [queue("a")], running, request("vip", "a", priority=9))
     assert preempted(decisions) == []
     assert decisions.pending["vip"].reason == "WaitingForNodes"
+
+
+def test_a_nominated_job_looks_for_others_if_its_victim_is_deleted():
+    deleted = admitted_workload("deleted", "a", is_deleted=True, pods_by_node={"n000": 1})
+    low = admitted_workload("low", "a", pods_by_node={"n001": 1})
+    vip = request("vip", "a", priority=9, nominated=True)
+    decisions = decide(nodes(2), [queue("a")], deleted, low, vip)
+    assert preempted(decisions) == [("low", "vip")]
+    assert decisions.pending["vip"].nominated

@@ -137,6 +137,52 @@ def test_a_growing_gang_keeps_its_admission():
     assert (charged(world.job), charged(other.job)) == (4, 0)
 
 
+def test_a_granted_growth_is_not_asked_back_before_the_larger_gang_exists():
+    pair = Pair()
+    world = pair.elastic
+    world.spec(num_nodes=2)
+    world.settle()
+    pair.rounds(1)
+    world.all_workers("Running")
+    world.spec(num_nodes=4)
+    world.settle()
+    pair.coordinate()
+    assert charged(world.job) == 4
+    other = pair.submit(2)
+    pair.coordinate()
+    assert world.job.status.admission.limit == 0
+    pair.rounds()
+    assert (world.gangs[-1].spec.completions, charged(other.job)) == (4, 0)
+
+
+def test_a_shrunk_gang_that_gets_its_nodes_again_may_release_them_again():
+    """Its new size was requested when the gang was created: it has room for it, or none."""
+    pair = Pair()
+    world = pair.shrink()
+    for _ in range(2):
+        other = pair.submit(3)
+        pair.rounds()
+        assert (charged(world.job), charged(other.job)) == (1, 3)
+        other.all_workers("Succeeded")
+        other.job_condition("Complete")
+        other.settle()
+        pair.rounds()
+        assert (charged(world.job), charged(other.job)) == (4, 0)
+        pair.worlds.remove(other)
+
+
+def test_a_shrunk_gang_of_a_deleted_job_releases_nothing():
+    """Reconcile does not answer for it any more."""
+    pair = Pair()
+    world = pair.shrink()
+    meta = replace(world.job.metadata, deletion_timestamp=world.now)
+    world.job = replace(world.job, metadata=meta)
+    other = pair.submit(3)
+    pair.coordinate()
+    assert world.job.status.admission.limit == 0
+    assert (charged(world.job), charged(other.job)) == (4, 0)
+
+
 def test_a_gang_that_fails_after_a_release_keeps_its_smaller_size():
     pair = Pair()
     world = pair.shrink()
@@ -149,11 +195,6 @@ def test_a_gang_that_fails_after_a_release_keeps_its_smaller_size():
 
 
 SHRUNK = admitted_workload("shrunk", "a", 4, 8, shrunk_to=1, pods_by_node={"n000": 1})
-
-
-def test_a_shrunk_gang_reserves_no_unused_nodes():
-    queues = [queue("a", quota={"gpus": 32}), queue("b", quota={"gpus": 8})]
-    assert admitted(decide(nodes(2), queues, SHRUNK, request("j", "b"))) == ["j"]
 
 
 def test_unused_nodes_are_released_before_any_preemption():
