@@ -291,19 +291,20 @@ class Coordinator:
         )
 
     def _lender(self, candidate: PendingWorkload) -> QueueSnapshot | None:
-        """Return a queue that waits for its own quota, which the workload would borrow.
+        """Return a queue that waits for its own quota of a resource that the workload would borrow.
 
         A queue with a reservation does not count: the reservation protects its head.
         """
         queues = self._cohorts[candidate.queue.quota.cohort]
-        if len(queues) == 1 or not candidate.queue.quota.borrows(candidate.usage):
+        if len(queues) == 1 or not (borrowed := candidate.queue.quota.borrows(candidate.usage)):
             return None
         for queue in queues:
             head = queue.head
             if head is None or queue is candidate.queue or queue.quota.borrows(head.usage):
                 continue
             overlap = self.snapshot.overlap(head.shape, candidate.shape)
-            if overlap and not self.reservations.has(head):
+            lends = not borrowed.isdisjoint(queue.quota.limited(head.usage))
+            if overlap and lends and not self.reservations.has(head):
                 return queue
         return None
 

@@ -60,22 +60,30 @@ class QueueQuota:
 
     def shortage(self, usage: Usage) -> int | None:
         """Return the first resource that falls short, borrowed quota included."""
+        return next(self.shortages(usage), None)
+
+    def shortages(self, usage: Usage) -> Iterator[int]:
+        """Yield each resource that falls short, borrowed quota included."""
         used, limit = self.cohort.used, self.cohort.limit
         for resource in self.limits:
             if usage[resource] and used[resource] + usage[resource] > limit[resource]:
-                return resource
-        return None
+                yield resource
+
+    def limited(self, usage: Usage) -> list[int]:
+        """Return the resources of this usage that the queue limits, and so shares."""
+        return [resource for resource in self.limits if usage[resource]]
 
     def exceeded(self, usage: Usage) -> int | None:
         """Return the first resource that falls short even with nothing in use."""
         return next((r for r in self.limits if usage[r] > self.cohort.limit[r]), None)
 
-    def borrows(self, usage: Usage) -> bool:
-        """Whether the usage exceeds what is left of the queue's own quota."""
-        return any(
-            usage[resource] and self.used[resource] + usage[resource] > limit
+    def borrows(self, usage: Usage) -> set[int]:
+        """Return the resources of which the usage exceeds what is left of the queue's own quota."""
+        return {
+            resource
             for resource, limit in self.limits.items()
-        )
+            if usage[resource] and self.used[resource] + usage[resource] > limit
+        }
 
     def borrowed(self) -> Iterator[tuple[int, int]]:
         """Yield each resource that is used beyond the queue's own quota, and by how much."""
