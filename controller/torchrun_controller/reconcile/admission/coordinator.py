@@ -14,7 +14,6 @@ A workload that does not fit is not tried again: within one decision, free nodes
 shrink.
 """
 
-from collections.abc import Iterator
 from datetime import datetime
 from math import inf
 
@@ -28,11 +27,10 @@ from torchrun_controller.reconcile.admission.model import (
     PendingStatus,
     Preemption,
     Release,
-    Workload,
 )
 from torchrun_controller.reconcile.admission.node_capacity import Placement
 from torchrun_controller.reconcile.admission.preemption import PreemptionPlan, plan_preemption
-from torchrun_controller.reconcile.admission.quota import Cohort, Usage, usage_of
+from torchrun_controller.reconcile.admission.quota import Cohort, usage_of
 from torchrun_controller.reconcile.admission.reservation import QuotaReservation, Reservations
 from torchrun_controller.reconcile.admission.snapshot import (
     AdmittedWorkload,
@@ -41,6 +39,7 @@ from torchrun_controller.reconcile.admission.snapshot import (
     Snapshot,
     queue_order,
 )
+from torchrun_controller.reconcile.admission.unused_quota import releases_of_quota
 from torchrun_controller.reconcile.admission.weighted_round_robin import charge, rank
 
 # Most grants of one decision, so that no decision takes long on an empty cluster.
@@ -73,8 +72,9 @@ class Coordinator:
         # Queues whose head waits, with the quota that is reserved for it.
         self._waiting: dict[QueueSnapshot, QuotaReservation] = {}
         self._cohorts: dict[Cohort, list[QueueSnapshot]] = {}
-        for queue in self.active:
+        for queue in self.snapshot.queues:
             self._cohorts.setdefault(queue.quota.cohort, []).append(queue)
+        for queue in self.active:
             queue.head = self._first(queue)
 
     def decide(self) -> None:
@@ -164,35 +164,17 @@ class Coordinator:
                     self._wait(head)
 
     def _release_unused(self, head: PendingWorkload) -> bool:
-        """Let shrunk gangs of the cohort release the nodes they do not use, if that is enough.
-
-        The quota stays charged until reconcile has released them: it is reduced only to see how
-        many gangs are enough.
-        """
-        quota = head.queue.quota
-        reductions: list[tuple[QueueSnapshot, Usage]] = []
-        releases: dict[str, int] = {}
-        for queue, workload, nodes in self._unused_admissions(quota.cohort):
-            if quota.shortage(head.usage) is None:
-                break
-            unused = usage_of(workload, workload.admitted - nodes, 0)
-            queue.quota.add(unused, -1)
-            reductions.append((queue, unused))
-            releases[workload.uid] = nodes
-        is_enough = quota.shortage(head.usage) is None
-        for queue, unused in reductions:
-            queue.quota.add(unused)
-        if is_enough:
-            self.releases.update(releases)
-        return is_enough
-
-    def _unused_admissions(self, cohort: Cohort) -> Iterator[tuple[QueueSnapshot, Workload, int]]:
-        """Yield the shrunk gangs of a cohort, each with its queue and the nodes that it uses."""
-        for queue in self._cohorts[cohort]:
-            for admitted in queue.admitted:
-                nodes = admitted.workload.shrunk_to
-                if nodes is not None and not admitted.preempted_for:
-                    yield queue, admitted.workload, nodes
+        """Let shrunk gangs of the cohort release nodes, if the head can start with that quota."""
+        releases = releases_of_quota(
+            self._cohorts[head.queue.quota.cohort],
+            head,
+            lambda: (
+                self._may_pass(head)
+                or plan_preemption(self.snapshot, self.reservations, head) is not None
+            ),
+        )
+        self.releases.update(releases)
+        return bool(releases)
 
     def _backfill(self) -> None:
         """Admit every workload that fits without delaying a head."""
