@@ -21,7 +21,11 @@ from torchrun_controller.reconcile.admission.quota import (
     cost_of,
     usage_of,
 )
-from torchrun_controller.reconcile.admission.weighted_round_robin import Peer, initial_states
+from torchrun_controller.reconcile.admission.weighted_round_robin import (
+    Peer,
+    forgive_debts,
+    initial_states,
+)
 
 
 class PendingWorkload:
@@ -153,6 +157,9 @@ class Snapshot:
             queue.pending.sort(key=queue_order)
             if not queue.pending:
                 queue.turn.current = queue.spare.current = 0
+        waiting = [queue for queue in self.queues if queue.pending and not queue.paused_reason]
+        forgive_debts([queue.turn for queue in waiting])
+        forgive_debts([queue.spare for queue in waiting])
 
     def pending(self, queue: QueueSnapshot, workload: Workload) -> PendingWorkload:
         """Return what the workload requests, with its shape."""
