@@ -307,9 +307,13 @@ class Coordinator:
 
     def _head_status(self, head: PendingWorkload, seconds: float) -> PendingStatus:
         """Return what a waiting head lacks. It starts in `seconds` at the latest."""
-        latest_start = messages.describe_latest_start(self.now, seconds)
         resource = head.queue.quota.shortage(head.usage)
         if resource is not None:
+            if seconds < inf:
+                # Others may have got the quota or the nodes since.
+                quota_seconds = QuotaReservation(self.snapshot, head).seconds
+                seconds = max(quota_seconds, self.reservations.seconds_until_free(head))
+            latest_start = messages.describe_latest_start(self.now, seconds)
             return messages.insufficient_quota(head, resource, latest_start)
         lender = self._lender(head)
         if lender is not None:
@@ -317,6 +321,7 @@ class Coordinator:
         reservation, free = self.reservations.overlapping(head), self.snapshot.free
         if reservation is not None and free.capacity(head.shape) >= head.workers:
             return messages.waiting_for_turn(head, reservation.head)
+        latest_start = messages.describe_latest_start(self.now, seconds)
         return messages.waiting_for_nodes(head, free, latest_start)
 
     def _preempt_or_wait(self, head: PendingWorkload) -> None:
