@@ -339,6 +339,7 @@ class Coordinator:
             preempted_workloads.append(target)
             self.preemptions.append(messages.explain_preemption(target, candidate))
         self.reservations.promise(candidate, plan.placement, preempted_workloads)
+        candidate.queue.quota.promise(candidate.usage)
         self._settle(candidate, plan.placement)
         self.pending[candidate.workload.uid] = messages.preempting(candidate, preempted_workloads)
 
@@ -353,12 +354,12 @@ class Coordinator:
         names = {nodes[i].name: pods for i, pods in sorted(placement.items())}
         self.snapshot.grants.append(Grant(uid=workload.uid, nodes=workload.nodes, placement=names))
         candidate.queue.granted += not workload.admitted
+        candidate.queue.quota.add(candidate.usage)
         self._settle(candidate, placement)
 
     def _settle(self, candidate: PendingWorkload, placement: Placement) -> None:
         """Count a workload that is admitted or nominated, and take the next head of its queue."""
         queue, workload = candidate.queue, candidate.workload
-        queue.quota.add(candidate.usage)
         since = self.now.timestamp()
         self.snapshot.admitted.append(
             AdmittedWorkload(queue, workload, candidate.shape, placement, candidate.usage, since)

@@ -144,7 +144,7 @@ class _Search:
 def _borrows(admitted: AdmittedWorkload, resources: Iterable[int]) -> bool:
     """Whether the queue of the workload borrows one of these resources."""
     assert admitted.queue is not None
-    return not {resource for resource, _ in admitted.queue.quota.borrowed()}.isdisjoint(resources)
+    return not admitted.queue.quota.borrowed().isdisjoint(resources)
 
 
 def preemption_order(admitted: AdmittedWorkload) -> tuple[int, float, str]:

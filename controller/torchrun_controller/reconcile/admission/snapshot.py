@@ -17,7 +17,6 @@ from torchrun_controller.reconcile.admission.quota import (
     Cohort,
     QueueQuota,
     Usage,
-    amounts,
     cost_of,
     usage_of,
 )
@@ -116,15 +115,16 @@ class QueueSnapshot:
 
     def summary(self) -> QueueSummary:
         """Return the summary of the queue for its status, after the decision."""
+        used, free, borrowed = self.quota.report()
         return QueueSummary(
             namespace=self.queue.namespace,
             name=self.name,
             round_robin=RoundRobinState(
                 weight=self.weight, current=self.turn.current, spare=self.spare.current
             ),
-            used=amounts(dict(enumerate(self.quota.used))),
-            free=self.quota.free(),
-            borrowed=amounts(dict(self.quota.borrowed())),
+            used=used,
+            free=free,
+            borrowed=borrowed,
             pending=len(self.pending) - self.granted,
             admitted=len(self.admitted) + self.granted,
             running=sum(admitted.workload.running for admitted in self.admitted),
