@@ -249,16 +249,24 @@ class Coordinator:
         return None
 
     def _is_impossible(self, candidate: PendingWorkload) -> bool:
-        """Whether the workload would not fit even on an empty cluster; it then delays no other."""
-        workload = candidate.workload
+        """Whether the workload would not fit even on an empty cluster; it then delays no other.
+
+        One that fits if all nodes are usable keeps its position.
+        """
+        workload, snapshot = candidate.workload, self.snapshot
+        workers = workload.workers(workload.nodes)
         resource = candidate.queue.quota.exceeded(usage_of(workload, workload.nodes))
         if resource is not None:
-            self.pending[workload.uid] = messages.exceeds_quota(candidate, resource)
-        elif self.snapshot.empty.capacity(candidate.shape) < workload.workers(workload.nodes):
-            self.pending[workload.uid] = messages.exceeds_nodes(candidate, self.snapshot.empty)
-        else:
+            status = messages.exceeds_quota(candidate, resource)
+        elif snapshot.empty.capacity(candidate.shape) >= workers:
             return False
-        self.settled_uids.add(workload.uid)
+        elif snapshot.nodes.capacity_of_all(candidate.shape) < workers:
+            status = messages.exceeds_nodes(candidate, snapshot.empty)
+        else:
+            status = messages.waiting_for_unusable_nodes(candidate, snapshot.empty)
+        self.pending[workload.uid] = status
+        if status.reason != "WaitingForNodes":
+            self.settled_uids.add(workload.uid)
         return True
 
     def _may_pass(self, candidate: PendingWorkload) -> bool:
