@@ -22,7 +22,7 @@ POINTS = {
     "less room": 129,
     "machine off": 124,
     "node deleted": 121,
-    "preemption": 178,
+    "preemption": 174,
     "reclaim": 194,
     "deletion under quota": 115,
     "depends": 112,

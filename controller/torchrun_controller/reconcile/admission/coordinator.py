@@ -14,7 +14,6 @@ A workload that does not fit is not tried again: within one decision, free nodes
 shrink.
 """
 
-from collections.abc import Iterator
 from datetime import datetime
 from math import inf
 
@@ -28,11 +27,10 @@ from torchrun_controller.reconcile.admission.model import (
     PendingStatus,
     Preemption,
     Release,
-    Workload,
 )
 from torchrun_controller.reconcile.admission.node_capacity import Placement
 from torchrun_controller.reconcile.admission.preemption import PreemptionPlan, plan_preemption
-from torchrun_controller.reconcile.admission.quota import Cohort, Usage, usage_of
+from torchrun_controller.reconcile.admission.quota import Cohort, usage_of
 from torchrun_controller.reconcile.admission.releases import releases_beside, releases_of_room
 from torchrun_controller.reconcile.admission.reservation import QuotaReservation, Reservations
 from torchrun_controller.reconcile.admission.snapshot import (
@@ -42,6 +40,7 @@ from torchrun_controller.reconcile.admission.snapshot import (
     Snapshot,
     queue_order,
 )
+from torchrun_controller.reconcile.admission.unused_quota import releases_of_quota
 from torchrun_controller.reconcile.admission.weighted_round_robin import charge, rank
 
 # Most grants of one decision, so that no decision takes long on an empty cluster.
@@ -74,8 +73,9 @@ class Coordinator:
         # Queues whose head waits, with the quota that is reserved for it.
         self._waiting: dict[QueueSnapshot, QuotaReservation] = {}
         self._cohorts: dict[Cohort, list[QueueSnapshot]] = {}
-        for queue in self.active:
+        for queue in self.snapshot.queues:
             self._cohorts.setdefault(queue.quota.cohort, []).append(queue)
+        for queue in self.active:
             queue.head = self._first(queue)
 
     def decide(self) -> None:
@@ -165,35 +165,18 @@ class Coordinator:
                     self._wait(head)
 
     def _release_unused(self, head: PendingWorkload) -> bool:
-        """Let shrunk gangs of the cohort release the nodes they do not use, if that is enough.
-
-        The quota stays charged until reconcile has released them: it is reduced only to see how
-        many gangs are enough.
-        """
-        quota = head.queue.quota
-        reductions: list[tuple[QueueSnapshot, Usage]] = []
-        releases: dict[str, int] = {}
-        for queue, workload, nodes in self._unused_admissions(quota.cohort):
-            if quota.shortage(head.usage) is None:
-                break
-            unused = usage_of(workload, workload.admitted - nodes, 0)
-            queue.quota.add(unused, -1)
-            reductions.append((queue, unused))
-            releases[workload.uid] = nodes
-        is_enough = quota.shortage(head.usage) is None
-        for queue, unused in reductions:
-            queue.quota.add(unused)
-        if is_enough:
-            self.releases.update(releases)
-        return is_enough
-
-    def _unused_admissions(self, cohort: Cohort) -> Iterator[tuple[QueueSnapshot, Workload, int]]:
-        """Yield the shrunk gangs of a cohort, each with its queue and the nodes that it uses."""
-        for queue in self._cohorts[cohort]:
-            for admitted in queue.admitted:
-                nodes = admitted.kept_nodes
-                if nodes is not None:
-                    yield queue, admitted.workload, nodes
+        """Let shrunk gangs of the cohort release nodes, if the head can start with that quota."""
+        releases = releases_of_quota(
+            self._cohorts[head.queue.quota.cohort],
+            head,
+            lambda: (
+                self._may_pass(head)
+                or bool(releases_of_room(self.snapshot, self.reservations, head))
+                or plan_preemption(self.snapshot, self.reservations, head) is not None
+            ),
+        )
+        self.releases.update(releases)
+        return bool(releases)
 
     def _backfill(self) -> None:
         """Admit every workload that fits without delaying a head."""
@@ -260,16 +243,24 @@ class Coordinator:
         return None
 
     def _is_impossible(self, candidate: PendingWorkload) -> bool:
-        """Whether the workload would not fit even on an empty cluster; it then delays no other."""
-        workload = candidate.workload
+        """Whether the workload would not fit even on an empty cluster; it then delays no other.
+
+        One that fits if all nodes are usable keeps its position.
+        """
+        workload, snapshot = candidate.workload, self.snapshot
+        workers = workload.workers(workload.nodes)
         resource = candidate.queue.quota.exceeded(usage_of(workload, workload.nodes))
         if resource is not None:
-            self.pending[workload.uid] = messages.exceeds_quota(candidate, resource)
-        elif self.snapshot.empty.capacity(candidate.shape) < workload.workers(workload.nodes):
-            self.pending[workload.uid] = messages.exceeds_nodes(candidate, self.snapshot.empty)
-        else:
+            status = messages.exceeds_quota(candidate, resource)
+        elif snapshot.empty.capacity(candidate.shape) >= workers:
             return False
-        self.settled_uids.add(workload.uid)
+        elif snapshot.nodes.capacity_of_all(candidate.shape) < workers:
+            status = messages.exceeds_nodes(candidate, snapshot.empty)
+        else:
+            status = messages.waiting_for_unusable_nodes(candidate, snapshot.empty)
+        self.pending[workload.uid] = status
+        if status.reason != "WaitingForNodes":
+            self.settled_uids.add(workload.uid)
         return True
 
     def _may_pass(self, candidate: PendingWorkload) -> bool:
@@ -284,19 +275,20 @@ class Coordinator:
         )
 
     def _lender(self, candidate: PendingWorkload) -> QueueSnapshot | None:
-        """Return a queue that waits for its own quota, which the workload would borrow.
+        """Return a queue that waits for its own quota of a resource that the workload would borrow.
 
         A queue with a reservation does not count: the reservation protects its head.
         """
         queues = self._cohorts[candidate.queue.quota.cohort]
-        if len(queues) == 1 or not candidate.queue.quota.borrows(candidate.usage):
+        if len(queues) == 1 or not (borrowed := candidate.queue.quota.borrows(candidate.usage)):
             return None
         for queue in queues:
             head = queue.head
             if head is None or queue is candidate.queue or queue.quota.borrows(head.usage):
                 continue
             overlap = self.snapshot.overlap(head.shape, candidate.shape)
-            if overlap and not self.reservations.has(head):
+            lends = not borrowed.isdisjoint(queue.quota.limited(head.usage))
+            if overlap and lends and not self.reservations.has(head):
                 return queue
         return None
 
@@ -317,9 +309,13 @@ class Coordinator:
 
     def _head_status(self, head: PendingWorkload, seconds: float) -> PendingStatus:
         """Return what a waiting head lacks. It starts in `seconds` at the latest."""
-        latest_start = messages.describe_latest_start(self.now, seconds)
         resource = head.queue.quota.shortage(head.usage)
         if resource is not None:
+            if seconds < inf:
+                # Others may have got the quota or the nodes since.
+                quota_seconds = QuotaReservation(self.snapshot, head).seconds
+                seconds = max(quota_seconds, self.reservations.seconds_until_free(head))
+            latest_start = messages.describe_latest_start(self.now, seconds)
             return messages.insufficient_quota(head, resource, latest_start)
         lender = self._lender(head)
         if lender is not None:
@@ -327,6 +323,7 @@ class Coordinator:
         reservation, free = self.reservations.overlapping(head), self.snapshot.free
         if reservation is not None and free.capacity(head.shape) >= head.workers:
             return messages.waiting_for_turn(head, reservation.head)
+        latest_start = messages.describe_latest_start(self.now, seconds)
         return messages.waiting_for_nodes(head, free, latest_start)
 
     def _preempt_or_wait(self, head: PendingWorkload) -> None:
@@ -348,6 +345,7 @@ class Coordinator:
             self.preemptions.append(messages.explain_preemption(target, candidate))
         self.releases.update(releases_beside(self.snapshot, plan.placement))
         self.reservations.promise(candidate, plan.placement, preempted_workloads)
+        candidate.queue.quota.promise(candidate.usage)
         self._settle(candidate, plan.placement)
         self.pending[candidate.workload.uid] = messages.preempting(candidate, preempted_workloads)
 
@@ -362,12 +360,12 @@ class Coordinator:
         names = {nodes[i].name: pods for i, pods in sorted(placement.items())}
         self.snapshot.grants.append(Grant(uid=workload.uid, nodes=workload.nodes, placement=names))
         candidate.queue.granted += not workload.admitted
+        candidate.queue.quota.add(candidate.usage)
         self._settle(candidate, placement)
 
     def _settle(self, candidate: PendingWorkload, placement: Placement) -> None:
         """Count a workload that is admitted or nominated, and take the next head of its queue."""
         queue, workload = candidate.queue, candidate.workload
-        queue.quota.add(candidate.usage)
         since = self.now.timestamp()
         self.snapshot.admitted.append(
             AdmittedWorkload(queue, workload, candidate.shape, placement, candidate.usage, since)

@@ -46,6 +46,14 @@ def exceeds_nodes(workload: PendingWorkload, empty: FreeCapacity) -> PendingStat
     return _status(workload, "ExceedsNodes", lacks)
 
 
+def waiting_for_unusable_nodes(workload: PendingWorkload, empty: FreeCapacity) -> PendingStatus:
+    """Return the status if the workload fits only on nodes that are not ready or cordoned."""
+    lacks = (
+        f"{_room(workload, empty)} The job waits for other nodes, which are not ready or cordoned."
+    )
+    return _status(workload, "WaitingForNodes", lacks)
+
+
 def insufficient_quota(
     workload: PendingWorkload, resource: int, latest_start: str = ""
 ) -> PendingStatus:

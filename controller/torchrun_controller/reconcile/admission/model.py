@@ -201,7 +201,8 @@ class PendingStatus(Struct, frozen=True):
 
 
 class QueueSummary(Struct, frozen=True, kw_only=True):
-    """A queue after the decision. A preempted workload counts as used until its pods are gone.
+    """A queue after the decision. A preempted workload counts as used until its pods are gone, and
+    the one that is nominated for its nodes from then on.
 
     `free` is what is left of its own quota, None for an unlimited resource; `borrowed` is its use
     beyond its quota. `pending` counts jobs that wait, `admitted` those with an admission and

@@ -16,11 +16,12 @@ Items = tuple[tuple[str, str], ...]
 
 
 class NodePool:
-    """The usable nodes that match one selector, by index."""
+    """The nodes that match one selector, by index; `members` are those that are usable."""
 
-    def __init__(self, number: int, members: frozenset[int]) -> None:
+    def __init__(self, number: int, members: frozenset[int], matching: frozenset[int]) -> None:
         self.number = number
         self.members = members
+        self.matching = matching
 
 
 class PodShape:
@@ -48,6 +49,10 @@ class NodeIndex:
         self.nodes = sorted(nodes or (), key=lambda node: node.name)
         self.index = {node.name: i for i, node in enumerate(self.nodes)}
         self._resources = {name: i for i, name in enumerate(sorted(resources))}
+        self._allocatable: list[Free] = [
+            tuple(node.allocatable.get(name, 0) for name in self._resources) for node in self.nodes
+        ]
+        self._counts_of_all: dict[PodShape, int] = {}
         self._pools: dict[Items, NodePool] = {}
         self._shapes: dict[tuple[tuple[tuple[str, int], ...], Items], PodShape] = {}
         self._by_spelling: dict[tuple[object, ...], PodShape] = {}
@@ -55,9 +60,15 @@ class NodeIndex:
 
     def empty(self) -> "FreeCapacity":
         """Return the capacity of the nodes with no pod on them."""
-        names = self._resources
-        free = [tuple(node.allocatable.get(name, 0) for name in names) for node in self.nodes]
-        return FreeCapacity(self, free)
+        return FreeCapacity(self, list(self._allocatable))
+
+    def capacity_of_all(self, shape: PodShape) -> int:
+        """Return how many pods of the shape would fit if all nodes were usable and empty."""
+        count = self._counts_of_all.get(shape)
+        if count is None:
+            count = sum(shape.fit(self._allocatable[i]) for i in shape.pool.matching)
+            self._counts_of_all[shape] = count
+        return count
 
     def shape(self, workload: Workload) -> PodShape:
         """Return the shape of the pods of a workload: one object for all equal shapes."""
@@ -92,12 +103,11 @@ class NodeIndex:
         pool = self._pools.get(selector)
         if pool is None:
             labels = set(selector)
-            members = frozenset(
-                i
-                for i, node in enumerate(self.nodes)
-                if node.usable and labels <= node.labels.items()
+            matching = frozenset(
+                i for i, node in enumerate(self.nodes) if labels <= node.labels.items()
             )
-            pool = self._pools[selector] = NodePool(len(self._pools), members)
+            members = frozenset(i for i in matching if self.nodes[i].usable)
+            pool = self._pools[selector] = NodePool(len(self._pools), members, matching)
         return pool
 
 

@@ -4,13 +4,14 @@ Within a queue, the lowest priority is preempted first, then the youngest. Prior
 queues are not compared, as the users of each queue set them: there, the youngest comes first.
 
 Candidates are workloads of lower priority in the head's own queue. If the head stays within its
-queue's own quota, workloads of queues that borrow from its cohort are candidates too, as long as
-they borrow. Workloads that are being preempted already count first: nothing new is preempted for
-the nodes that they free.
+queue's own quota, workloads of queues that borrow what it lacks are candidates too, as long as they
+borrow: first the quota that is short, then nodes, from queues that borrow any resource that the
+head requests and its queue limits. Workloads that are being preempted already count first: nothing
+new is preempted for the nodes that they free.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torchrun_controller.reconcile.admission.node_capacity import Placement
 from torchrun_controller.reconcile.admission.reservation import Reservations
@@ -100,19 +101,30 @@ class _Search:
         return targets
 
     def _candidates(self) -> Iterator[AdmittedWorkload]:
-        queue = self.head.queue
-        any_node = queue.quota.shortage(self.head.usage) is not None
-        if not queue.quota.borrows(self.head.usage):
-            for admitted in self._of_cohort():
-                assert admitted.queue is not None
-                if self._is_useful(admitted, any_node) and any(admitted.queue.quota.borrowed()):
-                    yield admitted
+        queue, usage = self.head.queue, self.head.usage
+        any_node = queue.quota.shortage(usage) is not None
+        if not queue.quota.borrows(usage):
+            yield from self._borrowers()
         priority = self.head.workload.priority
         lower_priority = [
             admitted for admitted in queue.admitted if admitted.workload.priority < priority
         ]
         for admitted in sorted(lower_priority, key=preemption_order):
             if self._is_useful(admitted, any_node):
+                yield admitted
+
+    def _borrowers(self) -> Iterator[AdmittedWorkload]:
+        """Yield workloads of queues that borrow what the head lacks when they are yielded."""
+        quota, usage = self.head.queue.quota, self.head.usage
+        for admitted in self._of_cohort():
+            short = quota.shortages(usage)
+            if self._is_useful(admitted, any_node=True) and _borrows(admitted, short):
+                yield admitted
+        shared = quota.limited(usage)
+        for admitted in self._of_cohort():
+            if admitted in self._removed or not self._is_useful(admitted, any_node=False):
+                continue
+            if _borrows(admitted, shared):
                 yield admitted
 
     def _of_cohort(self) -> Iterator[AdmittedWorkload]:
@@ -127,6 +139,12 @@ class _Search:
         members = self.head.shape.pool.members
         stays = admitted.preempted_for or admitted.workload.is_deleted
         return not stays and (any_node or not members.isdisjoint(admitted.placement))
+
+
+def _borrows(admitted: AdmittedWorkload, resources: Iterable[int]) -> bool:
+    """Whether the queue of the workload borrows one of these resources."""
+    assert admitted.queue is not None
+    return not admitted.queue.quota.borrowed().isdisjoint(resources)
 
 
 def preemption_order(admitted: AdmittedWorkload) -> tuple[int, float, str]:

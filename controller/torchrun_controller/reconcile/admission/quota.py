@@ -41,12 +41,16 @@ class Cohort:
 
 
 class QueueQuota:
-    """The use and the limits of one queue, and its cohort."""
+    """The use and the limits of one queue, and its cohort.
+
+    `used` includes what is promised to workloads that wait for the end of preempted ones.
+    """
 
     def __init__(self, limits: QuotaLimits, cohort: Cohort) -> None:
         own_limits = ((resource, getattr(limits, name)) for resource, name in enumerate(RESOURCES))
         self.limits: dict[int, int] = {r: limit for r, limit in own_limits if limit is not None}
         self.used = [0] * len(RESOURCES)
+        self._promised = [0] * len(RESOURCES)
         self.cohort = cohort
         for resource, limit in self.limits.items():
             cohort.limit[resource] += limit
@@ -58,37 +62,47 @@ class QueueQuota:
         for resource in self.limits:
             self.cohort.used[resource] += usage[resource] * times
 
+    def promise(self, usage: Usage) -> None:
+        """Count the usage of a workload that is not admitted yet."""
+        self.add(usage)
+        for resource, amount in enumerate(usage):
+            self._promised[resource] += amount
+
     def shortage(self, usage: Usage) -> int | None:
         """Return the first resource that falls short, borrowed quota included."""
+        return next(self.shortages(usage), None)
+
+    def shortages(self, usage: Usage) -> Iterator[int]:
+        """Yield each resource that falls short, borrowed quota included."""
         used, limit = self.cohort.used, self.cohort.limit
         for resource in self.limits:
             if usage[resource] and used[resource] + usage[resource] > limit[resource]:
-                return resource
-        return None
+                yield resource
+
+    def limited(self, usage: Usage) -> list[int]:
+        """Return the resources of this usage that the queue limits, and so shares."""
+        return [resource for resource in self.limits if usage[resource]]
 
     def exceeded(self, usage: Usage) -> int | None:
         """Return the first resource that falls short even with nothing in use."""
         return next((r for r in self.limits if usage[r] > self.cohort.limit[r]), None)
 
-    def borrows(self, usage: Usage) -> bool:
-        """Whether the usage exceeds what is left of the queue's own quota."""
-        return any(
-            usage[resource] and self.used[resource] + usage[resource] > limit
+    def borrows(self, usage: Usage) -> set[int]:
+        """Return the resources of which the usage exceeds what is left of the queue's own quota."""
+        return {
+            resource
             for resource, limit in self.limits.items()
-        )
+            if usage[resource] and self.used[resource] + usage[resource] > limit
+        }
 
-    def borrowed(self) -> Iterator[tuple[int, int]]:
-        """Yield each resource that is used beyond the queue's own quota, and by how much."""
-        for resource, limit in self.limits.items():
-            if self.used[resource] > limit:
-                yield resource, self.used[resource] - limit
+    def borrowed(self) -> set[int]:
+        """Return the resources that are used beyond the queue's own quota."""
+        return {resource for resource, limit in self.limits.items() if self.used[resource] > limit}
 
-    def free(self) -> QuotaLimits:
-        """Return what is left of the queue's own quota."""
-        unused = {r: max(0, limit - self.used[r]) for r, limit in self.limits.items()}
-        return QuotaLimits(**{RESOURCES[resource]: amount for resource, amount in unused.items()})
-
-
-def amounts(values: dict[int, int]) -> Amounts:
-    """Return Amounts from values by resource."""
-    return Amounts(**{RESOURCES[resource]: value for resource, value in values.items()})
+    def report(self) -> tuple[Amounts, QuotaLimits, Amounts]:
+        """Return what admitted workloads use, leave of the queue's own quota, and borrow."""
+        used = [total - promised for total, promised in zip(self.used, self._promised, strict=True)]
+        free = {RESOURCES[r]: max(0, limit - used[r]) for r, limit in self.limits.items()}
+        borrowed = {RESOURCES[r]: max(0, used[r] - limit) for r, limit in self.limits.items()}
+        in_use = dict(zip(RESOURCES, used, strict=True))
+        return Amounts(**in_use), QuotaLimits(**free), Amounts(**borrowed)

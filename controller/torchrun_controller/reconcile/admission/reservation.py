@@ -56,6 +56,31 @@ class Reservations:
 
         There must be no other reservation on nodes that it could use.
         """
+        later, ending, seconds = self._wait_for_nodes(head)
+        self._ended_uids.update(admitted.workload.uid for admitted in ending)
+        later.take(head.shape, later.place(head.shape, head.workers))
+        self._later = later
+        self._both = self._snapshot.free.least(later)
+        reservation = Reservation(head, seconds)
+        self._reservations.append(reservation)
+        return reservation
+
+    def seconds_until_free(self, head: PendingWorkload) -> float:
+        """Return in how many seconds nodes for the head are free at the latest.
+
+        It is inf if the time is unknown, as on nodes that are reserved for others.
+        """
+        reservation = self.overlapping(head)
+        if reservation is not None and reservation.head is head:
+            return reservation.seconds
+        if self.available(head).capacity(head.shape) >= head.workers:
+            return 0.0
+        return inf if reservation is not None else self._wait_for_nodes(head)[2]
+
+    def _wait_for_nodes(
+        self, head: PendingWorkload
+    ) -> tuple[FreeCapacity, list[AdmittedWorkload], float]:
+        """Return what is free once the head fits, the workloads that end first, and the time."""
         later = (self._later or self._snapshot.free).copy(head.shape)
         members = head.shape.pool.members
         overlapping_workloads = [
@@ -69,19 +94,15 @@ class Reservations:
             for admitted in overlapping_workloads
             if admitted.workload.uid in self._ended_uids
         ]
+        ending: list[AdmittedWorkload] = []
         for admitted in sorted(overlapping_workloads, key=lambda admitted: admitted.end_order):
             if later.capacity(head.shape) >= head.workers:
                 break
             if admitted.workload.uid not in self._ended_uids:
                 later.take(admitted.shape, admitted.placement, -1)
-                self._ended_uids.add(admitted.workload.uid)
+                ending.append(admitted)
                 delays.append(admitted.seconds)
-        later.take(head.shape, later.place(head.shape, head.workers))
-        self._later = later
-        self._both = self._snapshot.free.least(later)
-        reservation = Reservation(head, max(delays, default=inf))
-        self._reservations.append(reservation)
-        return reservation
+        return later, ending, max(delays, default=inf)
 
     def available(self, workload: PendingWorkload) -> FreeCapacity:
         """Return what the workload may use without delaying a head."""

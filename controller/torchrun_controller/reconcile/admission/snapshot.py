@@ -17,11 +17,14 @@ from torchrun_controller.reconcile.admission.quota import (
     Cohort,
     QueueQuota,
     Usage,
-    amounts,
     cost_of,
     usage_of,
 )
-from torchrun_controller.reconcile.admission.weighted_round_robin import Peer, initial_states
+from torchrun_controller.reconcile.admission.weighted_round_robin import (
+    Peer,
+    forgive_debts,
+    initial_states,
+)
 
 
 class PendingWorkload:
@@ -118,15 +121,16 @@ class QueueSnapshot:
 
     def summary(self) -> QueueSummary:
         """Return the summary of the queue for its status, after the decision."""
+        used, free, borrowed = self.quota.report()
         return QueueSummary(
             namespace=self.queue.namespace,
             name=self.name,
             round_robin=RoundRobinState(
                 weight=self.weight, current=self.turn.current, spare=self.spare.current
             ),
-            used=amounts(dict(enumerate(self.quota.used))),
-            free=self.quota.free(),
-            borrowed=amounts(dict(self.quota.borrowed())),
+            used=used,
+            free=free,
+            borrowed=borrowed,
             pending=len(self.pending) - self.granted,
             admitted=len(self.admitted) + self.granted,
             running=sum(admitted.workload.running for admitted in self.admitted),
@@ -159,6 +163,9 @@ class Snapshot:
             queue.pending.sort(key=queue_order)
             if not queue.pending:
                 queue.turn.current = queue.spare.current = 0
+        waiting = [queue for queue in self.queues if queue.pending and not queue.paused_reason]
+        forgive_debts([queue.turn for queue in waiting])
+        forgive_debts([queue.spare for queue in waiting])
 
     def pending(self, queue: QueueSnapshot, workload: Workload) -> PendingWorkload:
         """Return what the workload requests, with its shape."""

@@ -4,9 +4,13 @@ For one unit of cost it is nginx' algorithm: every eligible queue advances by it
 largest comes next (of equal ones the first by name) and pays the sum of the weights. {5,1,1}
 gives a a b a c a a. A cost of c is c such rounds at once: all advance by c x weight, the chosen one
 pays c x sum. The running weights are integers in the status of the queues.
+
+A queue without waiting jobs restarts from 0, and a new one starts from 0. If it had got less than
+its share, the queues that had got more owe it nothing any longer: else they would wait until each
+new queue has got as much. If it had got more, those that have waited keep their credit.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from torchrun_controller.reconcile.admission.model import Queue, RoundRobinState
 
@@ -29,6 +33,18 @@ def initial_states(queues: Sequence[Queue]) -> list[RoundRobinState]:
         RoundRobinState(weight=weight) if state is None or has_changed else state
         for state, weight in pairs
     ]
+
+
+def forgive_debts(waiting: Collection[Peer]) -> None:
+    """Reduce what queues owe to no more than the credit of those that wait.
+
+    A queue that waits no more has left the rest. Their order stays.
+    """
+    credit = sum(peer.current for peer in waiting if peer.current > 0)
+    debt = -sum(peer.current for peer in waiting if peer.current < 0)
+    for peer in waiting:
+        if peer.current < 0 and debt > credit:
+            peer.current = -(-peer.current * credit // debt)
 
 
 def rank(peer: Peer, cost: int) -> int:

@@ -2,7 +2,7 @@
 
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject, JsonValue, objects_at
+from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_api.queue import TorchrunQueue
 
@@ -64,11 +64,6 @@ def metadata(job: TorchrunJob, name: str, component: str) -> JsonObject:
             }
         ],
     }
-
-
-def container_of(pod: JsonObject, kind: str, name: str) -> JsonObject:
-    """Return the container of this name, not a copy; `kind` is "containers" or "initContainers"."""
-    return next(item for item in objects_at(pod, kind) if item.get("name") == name)
 
 
 def pull_secrets(queue: TorchrunQueue) -> JsonValue:

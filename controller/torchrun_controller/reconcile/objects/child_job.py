@@ -14,7 +14,6 @@ from torchrun_controller.reconcile.objects import network, progress_reports, vol
 from torchrun_controller.reconcile.objects.base import (
     DO_NOT_EVICT,
     RESTRICTED_CONTAINER,
-    container_of,
     labels,
     metadata,
     pull_secrets,
@@ -23,6 +22,7 @@ from torchrun_controller.reconcile.objects.environment import Environment
 from torchrun_controller.reconcile.objects.security import apply_security
 from torchrun_controller.reconcile.spec import pod_template
 from torchrun_controller.reconcile.spec.admission_status import takes_part
+from torchrun_controller.reconcile.spec.containers import set_launcher_resources
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.merge import merge
 from torchrun_controller.reconcile.spec.requests import encode_charge, requests_of
@@ -33,7 +33,6 @@ REPORT_SECONDS = 5
 # More than any index needs: the controller ends the gang long before. Up to the limit a finalizer
 # keeps each lost pod until the next one exists.
 PODS_OF_AN_INDEX = 1000
-LAUNCHER_RESOURCES: JsonObject = {"cpu": "100m", "memory": "64Mi"}
 
 
 def child_job(
@@ -147,33 +146,9 @@ def worker_template(
         meta["annotations"] = annotations
     pod = _pod(job, queue, run, environment, defaults)
     pod["containers"] = [_trainer(job, queue, run, environment, attempt, defaults, role)]
-    return apply_security(
-        _set_launcher_resources(merge(template, {"metadata": meta, "spec": pod})), queue
-    )
-
-
-def _set_launcher_resources(template: JsonObject) -> JsonObject:
-    """Give the launcher requests and limits for the same resources as the trainer.
-
-    A ResourceQuota of CPU or memory refuses containers without them. A scheduler with its own
-    quotas (Kueue) refuses resources that it does not know.
-    """
-    spec = object_at(template, "spec")
-    trainer = container_of(spec, "containers", names.TRAINER_CONTAINER)
-    trainer_resources = object_at(trainer, "resources")
-    resources: JsonObject = {}
-    for kind in ("requests", "limits"):
-        quantities: JsonObject = {
-            name: quantity
-            for name, quantity in LAUNCHER_RESOURCES.items()
-            if name in object_at(trainer_resources, kind)
-        }
-        if quantities:
-            resources[kind] = quantities
-    if resources:
-        launcher = container_of(spec, "initContainers", names.LAUNCHER_CONTAINER)
-        launcher.setdefault("resources", resources)
-    return template
+    template = merge(template, {"metadata": meta, "spec": pod})
+    set_launcher_resources(object_at(template, "spec"))
+    return apply_security(template, queue)
 
 
 def _pod(

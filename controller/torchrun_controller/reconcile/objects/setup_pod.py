@@ -9,9 +9,10 @@ from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects import environment, network, volumes
-from torchrun_controller.reconcile.objects.base import container_of, labels, metadata
+from torchrun_controller.reconcile.objects.base import labels, metadata
 from torchrun_controller.reconcile.objects.child_job import worker_template
 from torchrun_controller.reconcile.objects.environment import Environment
+from torchrun_controller.reconcile.spec.containers import container_of
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 from torchrun_controller.reconcile.spec.size import Size
 

@@ -72,16 +72,28 @@ def _of_spec(spec: _PodSpec) -> Amounts:
     for container in spec.containers:
         running = _sum(running, _of_container(container))
     overhead = {name: parse(value) for name, value in spec.overhead.items()}
-    peak_requests = _larger(_larger(peak, running), _requested(spec.resources))
-    return _sum(peak_requests, overhead)
+    containers = _larger(running, peak)
+    return _sum(_larger(containers, _of_pod_level(spec.resources, containers)), overhead)
+
+
+def _of_pod_level(resources: _Resources, containers: Amounts) -> Amounts:
+    """Return the requests of the pod as a whole; the API server refuses less than its containers.
+
+    A limit is the default of a request only if no container requests the resource. Huge pages
+    cannot be overcommitted: there it always is (defaultPodRequests in
+    k8s.io/kubernetes/pkg/apis/core/v1/defaults.go).
+    """
+    defaults = {
+        name: limit
+        for name, limit in resources.limits.items()
+        if name not in containers or name.startswith("hugepages-")
+    }
+    return {name: parse(value) for name, value in (defaults | resources.requests).items()}
 
 
 def _of_container(container: _Container) -> Amounts:
-    return _requested(container.resources)
-
-
-def _requested(resources: _Resources) -> Amounts:
     """Return the requests; the API server uses limits where requests are missing."""
+    resources = container.resources
     return {name: parse(value) for name, value in (resources.limits | resources.requests).items()}
 
 

@@ -19,6 +19,7 @@ from torchrun_api.queue import TorchrunQueue
 from torchrun_api.shared import PodTemplate
 from torchrun_controller.reconcile.model.messages import count_of
 from torchrun_controller.reconcile.spec import pod_requests
+from torchrun_controller.reconcile.spec.containers import set_launcher_resources
 from torchrun_controller.reconcile.spec.merge import merge
 from torchrun_controller.reconcile.spec.size import Size
 
@@ -64,16 +65,18 @@ def requests_of(job: TorchrunJob, queue: TorchrunQueue, size: Size) -> GangReque
 
 
 def _of_pod(size: Size, layers: tuple[PodTemplate, ...]) -> dict[str, int]:
-    """Return the requests of a pod: the trainer and all other containers."""
-    template: JsonObject = {}
+    """Return the requests of a pod: the trainer, the launcher and all other containers."""
+    spec: JsonObject = {}
     for layer in layers:
-        template = merge(template, layer.spec)
+        spec = merge(spec, layer.spec)
     trainer: JsonObject = {
         "name": names.TRAINER_CONTAINER,
         "resources": {"requests": dict(size.requests), "limits": dict(size.limits)},
     }
-    template = merge(template, {"containers": [trainer]})
-    amounts = pod_requests.of_pod({"spec": template})
+    launcher: JsonObject = {"name": names.LAUNCHER_CONTAINER}
+    spec = merge(spec, {"containers": [trainer], "initContainers": [launcher]})
+    set_launcher_resources(spec)
+    amounts = pod_requests.of_pod({"spec": spec})
     return {"pods": 1} | {name: _whole(name, amount) for name, amount in amounts.items()}
 
 

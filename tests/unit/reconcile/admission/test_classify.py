@@ -88,14 +88,14 @@ class TestInLine:
         queue = {
             **QUOTA,
             "priority": 7,
-            "nodeResources": {"gpus": 4, "cpus": "1500m", "memory": "1Ki"},
+            "nodeResources": {"gpus": 4, "cpus": "1500m", "memory": "1Gi"},
             "scheduling": {"nodeSelector": {"zone": "a"}},
         }
         world = submitted(queue, scheduling={"nodeSelector": {"kind": "h100"}})
         request = classify_world(world).workload
         assert request.priority == 7
         assert request.node_selector == {"zone": "a", "kind": "h100"}
-        assert request.pod == {"pods": 1, "cpu": 1500, "memory": 1024, "nvidia.com/gpu": 4}
+        assert request.pod == {"pods": 1, "cpu": 1500, "memory": 1 << 30, "nvidia.com/gpu": 4}
         assert request.gpus == 4
 
     @pytest.mark.parametrize(

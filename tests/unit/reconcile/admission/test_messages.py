@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from queueing import NOW, admitted_workload, decide, nodes, queue, request
+from queueing import NOW, admitted, admitted_workload, decide, node, nodes, queue, request
 from torchrun_controller.reconcile.admission import messages
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.model import ClusterState
@@ -57,3 +57,58 @@ def test_a_head_without_room_in_its_quota_promises_no_time_while_others_stop():
 )
 def test_the_latest_start_is_a_time_to_come(seconds: float, text: str):
     assert messages.describe_latest_start(NOW, seconds) == text
+
+
+KINDS = (node("x0", labels={"kind": "x"}), node("y0", labels={"kind": "y"}))
+# Its end returns the quota of queue a.
+RETURNS = admitted_workload(
+    "returns", "a", pods_by_node={"x0": 1}, node_selector={"kind": "x"}, seconds_left=120.0
+)
+ON_Y = {"pods_by_node": {"y0": 1}, "node_selector": {"kind": "y"}}
+
+
+@pytest.mark.parametrize(
+    ("seconds_left", "text"),
+    [
+        (None, " left."),
+        (60.0, " It starts by 2026-01-01T00:02Z at the latest."),
+        (3600.0, " It starts by 2026-01-01T01:00Z at the latest."),
+    ],
+)
+def test_a_head_that_lacks_quota_starts_when_its_nodes_are_free_too(seconds_left, text):
+    holds = admitted_workload("holds", "b", seconds_left=seconds_left, **ON_Y)
+    head = request("head", "a", node_selector={"kind": "y"})
+    queues = [queue("a", quota={"gpus": 8}), queue("b")]
+    message = decide(KINDS, queues, RETURNS, holds, head).pending["head"].message
+    assert "The quota of queue a has 0 GPUs of 8 GPUs left." in message
+    assert message.endswith(text)
+
+
+def test_a_head_that_lacks_quota_promises_no_time_on_nodes_reserved_for_others():
+    holds = admitted_workload("holds", "b", seconds_left=60.0, **ON_Y)
+    asked = [
+        request("first", "b", node_selector={"kind": "y"}),
+        request("head", "a", node_selector={"kind": "y"}),
+    ]
+    queues = [queue("a", quota={"gpus": 8}), queue("b")]
+    decisions = decide(KINDS, queues, RETURNS, holds, *asked)
+    assert "It starts by 2026-01-01T00:01Z" in decisions.pending["first"].message
+    assert "starts" not in decisions.pending["head"].message
+
+
+SHARES = (("a", 9), ("b", 1))
+
+
+def test_a_head_promises_no_time_if_its_quota_goes_to_another_queue():
+    """Its nodes are reserved, and another queue of the cohort borrows the quota without an end."""
+    queues = [queue(name, weight, quota={"gpus": 8}, cohort="c") for name, weight in SHARES]
+    holds = admitted_workload("holds", "z", seconds_left=60.0, **ON_Y)
+    asked = [
+        request("head", "a", 1, 8, node_selector={"kind": "y"}, age=9),
+        request("other", "b", 2, 8, node_selector={"kind": "x"}),
+    ]
+    machines = (*KINDS, node("x1", labels={"kind": "x"}))
+    decisions = decide(machines, [*queues, queue("z")], holds, *asked)
+    assert admitted(decisions) == ["other"]
+    assert decisions.pending["head"].reason == "InsufficientQuota"
+    assert "starts" not in decisions.pending["head"].message

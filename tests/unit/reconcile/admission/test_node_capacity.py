@@ -102,3 +102,33 @@ def test_the_order_of_requests_has_no_effect():
         replace(request("j1", "a"), pod={"cpu": 1000, GPU: 8}),
     ]
     assert admitted(decide(nodes(2), [queue("a")], *asked)) == ["j0", "j1"]
+
+
+def test_a_job_waits_for_nodes_that_are_not_ready():
+    ready, lost = node("n000"), tuple(node(f"n00{i}", usable=False) for i in (1, 2))
+    asked = [request("wide", "a", 3, age=9), request("next", "a", 1, age=1)]
+    decisions = decide((ready, *lost), [queue("a")], *asked)
+    wait = decisions.pending["wide"]
+    assert (wait.reason, wait.position) == ("WaitingForNodes", 1)
+    assert wait.message == (
+        "The job needs 24 GPUs on 3 nodes. Nodes that are ready have room for 1 of 3 pods. The job"
+        " waits for other nodes, which are not ready or cordoned."
+    )
+    assert admitted(decisions) == ["next"], "it delays no other"
+    assert admitted(decide((ready, *(replace(n, usable=True) for n in lost)), [queue("a")], *asked))
+
+
+def test_a_job_that_exceeds_all_nodes_does_not_wait_for_those_that_are_not_ready():
+    machines = (node("n000"), node("n001", usable=False))
+    wait = decide(machines, [queue("a")], request("wide", "a", 3)).pending["wide"]
+    assert (wait.reason, wait.position) == ("ExceedsNodes", 0)
+    machines = (node("n000"), node("n001", usable=False, labels={"zone": "y"}))
+    for zone, reason in (("y", "WaitingForNodes"), ("x", "ExceedsNodes")):
+        job = request("j", "a", node_selector={"zone": zone})
+        assert decide(machines, [queue("a")], job).pending["j"].reason == reason
+
+
+def test_a_job_that_grows_waits_for_nodes_that_are_not_ready():
+    machines = (node("n000"), node("n001", usable=False))
+    grows = replace(admitted_workload("g", "a", pods_by_node={"n000": 1}), nodes=2)
+    assert decide(machines, [queue("a")], grows).pending["g"].reason == "WaitingForNodes"

@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from queueing import admitted, admitted_workload, decide, nodes, queue, request
+from torchrun_controller.reconcile.admission.model import Amounts
 
 
 def preempted(decisions):
@@ -38,7 +39,19 @@ def test_a_job_that_need_not_give_way_is_charged_once():
     ]
     decisions = decide(nodes(3), [queue("a")], *running, request("vip", "a", 2, priority=9))
     assert preempted(decisions) == [("large", "vip")]
-    assert decisions.queues[0].used.nodes == 3 + 2, "of those that run, and of the nominated job"
+    assert decisions.queues[0].used.nodes == 3, "of those that run"
+
+
+def test_the_status_of_a_queue_counts_admitted_jobs_alone():
+    """Its quota has room for one of both, the preempted job or the nominated one."""
+    low, vip = admitted_workload("low", "a", 2), request("vip", "a", 2, priority=9)
+    for jobs in ((low, vip), (replace(low, preempted_for="vip"), replace(vip, nominated=True))):
+        decisions = decide(nodes(2), [queue("a", quota={"gpus": 24})], *jobs)
+        assert decisions.pending["vip"].nominated
+        (summary,) = decisions.queues
+        assert summary.used == Amounts(nodes=2, gpus=16, jobs=1)
+        assert (summary.free.gpus, summary.borrowed.gpus) == (8, 0)
+        assert (summary.pending, summary.admitted) == (1, 1)
 
 
 def test_no_preemption_if_it_is_not_enough():

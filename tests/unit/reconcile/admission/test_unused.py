@@ -5,7 +5,7 @@ import random
 from msgspec.structs import replace
 
 from queue_lab import Lab, pods_of
-from queueing import admitted, admitted_workload, decide, nodes, queue, request
+from queueing import admitted, admitted_workload, decide, node, nodes, queue, request
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.admission.classify import running_gang
 from torchrun_controller.reconcile.spec.admission_status import charged
@@ -258,3 +258,84 @@ def test_a_job_with_larger_pods_shrinks_after_a_new_admission():
     pair.rounds()
     assert (charged(world.job), charged(other.job)) == (2, 2)
     assert world.gangs[-1].spec.completions == 2
+
+
+def released(decisions):
+    return [(one.uid, one.nodes) for one in decisions.releases]
+
+
+def test_only_what_the_head_lacks_is_released():
+    cpus = admitted_workload("cpus", "a", 8, 0, admitted_for=9, shrunk_to=1)
+    decisions = decide(
+        nodes(9), [queue("a", quota={"gpus": 32})], cpus, SHRUNK, request("j", "a", 1, 8)
+    )
+    assert released(decisions) == [("shrunk", 1)]
+
+
+def test_a_gang_that_need_not_release_keeps_its_admission():
+    """The first is not enough; the next one alone is."""
+    large = admitted_workload("large", "a", 4, 8, admitted_for=200, shrunk_to=1)
+    small = admitted_workload("small", "a", 2, 8, admitted_for=100, shrunk_to=1)
+    queues = [queue("a", quota={"gpus": 48})]
+    decisions = decide(nodes(9), queues, small, large, request("j", "a", 3, 8))
+    assert released(decisions) == [("large", 1)]
+    decisions = decide(nodes(9), queues, small, large, request("j", "a", 4, 8))
+    assert released(decisions) == [("large", 1), ("small", 1)]
+
+
+def test_a_paused_queue_releases_before_any_preemption():
+    """It uses two of its two nodes, and has an admission for four."""
+    running = [
+        admitted_workload("b-1", "b", 3, 8, admitted_for=300, shrunk_to=1),
+        admitted_workload("b-2", "b", 1, 8, admitted_for=100),
+    ]
+    queues = [
+        queue("a", quota={"gpus": 16}, cohort="x"),
+        queue("b", 0, quota={"gpus": 16}, cohort="x"),
+    ]
+    decisions = decide(nodes(9), queues, *running, request("a-1", "a", 2, 8))
+    assert (released(decisions), decisions.preemptions) == ([("b-1", 1)], ())
+
+
+FULL = [queue("a", quota={"gpus": 32}), queue("b")]
+
+
+def test_nothing_is_released_for_a_head_that_lacks_nodes():
+    other = admitted_workload("other", "b", 1, 8, pods_by_node={"n001": 1})
+    decisions = decide(nodes(2), FULL, SHRUNK, other, request("j", "a", 1, 8))
+    assert released(decisions) == []
+    assert decisions.pending["j"].reason == "InsufficientQuota"
+    assert released(decide(nodes(3), FULL, SHRUNK, other, request("j", "a", 1, 8))) == [
+        ("shrunk", 1)
+    ]
+
+
+def test_nodes_of_a_reservation_are_not_free():
+    machines = tuple(node(name, labels={"kind": name[0]}) for name in ("x0", "y0", "y1"))
+    on_y = {"node_selector": {"kind": "y"}}
+    shrunk = replace(SHRUNK, pods_by_node={"x0": 1}, node_selector={"kind": "x"})
+    other = admitted_workload("other", "b", pods_by_node={"y0": 1}, seconds_left=60, **on_y)
+    job, wide = request("j", "a", **on_y), request("wide", "b", 2, **on_y)
+    assert released(decide(machines, FULL, shrunk, other, job)) == [("shrunk", 1)]
+    decisions = decide(machines, FULL, shrunk, other, job, wide)
+    assert decisions.pending["wide"].reason == "WaitingForNodes"
+    assert released(decisions) == []
+
+
+def test_unused_quota_is_released_for_a_head_that_can_preempt_for_nodes():
+    low = admitted_workload("low", "a", 1, 8, admitted_for=1, pods_by_node={"n001": 1})
+    vip = request("vip", "a", 1, 8, priority=9)
+    queues = [queue("a", quota={"gpus": 40})]
+    decisions = decide(nodes(2), queues, SHRUNK, low, vip)
+    assert (released(decisions), decisions.preemptions) == ([("shrunk", 1)], ())
+    after = replace(SHRUNK, nodes=1, admitted=1, shrunk_to=None, priority=1)
+    decisions = decide(nodes(2), queues, after, low, vip)
+    assert [one.uid for one in decisions.preemptions] == ["low"]
+
+
+def test_the_order_of_the_jobs_changes_no_release():
+    gangs = [admitted_workload(name, "a", 4, 8, shrunk_to=2) for name in "xyz"]
+    queues, job = [queue("a", quota={"gpus": 96})], request("j", "a", 2, 8)
+    assert released(decide(None, queues, *gangs, job)) == released(
+        decide(None, queues, *reversed(gangs), job)
+    )

@@ -95,6 +95,72 @@ def test_a_new_weight_resets_the_round_robin():
     assert turns(decide(nodes(1), queues, *asked)) == {"a": -50, "b": 50, "new": 0}
 
 
+def state_of(weight: int, value: int) -> RoundRobinState:
+    return RoundRobinState(weight=weight, current=value, spare=value)
+
+
+def states(decisions):
+    return {summary.name: summary.round_robin for summary in decisions.queues}
+
+
+def test_a_debt_ends_when_its_creditor_stops_to_wait():
+    """Queue a was served while b waited. A new queue does not come before a as often."""
+    queues = [
+        queue("a", round_robin=state_of(1, -4800)),
+        queue("b", round_robin=state_of(1, 4800)),
+        queue("new"),
+    ]
+    asked = [request(f"{name}-{i}", name) for name in ("a", "new") for i in range(4)]
+    assert admitted(decide(nodes(4), queues, *asked)) == ["a-0", "a-1", "new-0", "new-1"]
+    # The same if b is deleted.
+    del queues[1]
+    assert admitted(decide(nodes(4), queues, *asked)) == ["a-0", "a-1", "new-0", "new-1"]
+
+
+def test_queues_owe_no_more_than_others_that_wait_have_not_got():
+    queues = [
+        queue("a", 3, round_robin=state_of(3, -501)),
+        queue("b", 1, round_robin=state_of(1, 501)),
+        queue("c", 1, round_robin=state_of(1, 100)),
+        queue("d", 2, round_robin=state_of(2, -100)),
+        queue("e", 2, paused_reason="It is paused.", round_robin=state_of(2, -900)),
+        queue("f", 2, paused_reason="It is paused.", round_robin=state_of(2, 900)),
+    ]
+    full = admitted_workload("full", "b")
+    asked = [request(f"{name}-1", name) for name in "acdef"]
+    decided = states(decide(nodes(1), queues, full, *asked))
+    assert {name: (state.current, state.spare) for name, state in decided.items()} == {
+        "a": (-83, -83),
+        "b": (0, 0),
+        "c": (100, 100),
+        "d": (-16, -16),
+        "e": (-900, -900),
+        "f": (900, 900),
+    }
+    # Nothing is forgiven while the others wait.
+    decided = states(decide(nodes(1), queues, full, *asked, request("b-1", "b")))
+    assert (decided["a"].current, decided["d"].current) == (-501, -100)
+
+
+def test_a_queue_that_waits_keeps_its_credit_when_its_debtor_leaves():
+    queues = [queue("a", round_robin=state_of(1, -48)), queue("b", round_robin=state_of(1, 48))]
+    full = admitted_workload("full", "a")
+    decisions = decide(nodes(1), queues, full, request("b-1", "b"))
+    assert states(decisions) == {"a": state_of(1, 0), "b": state_of(1, 48)}
+    assert admitted(decide(nodes(1), queues, request("a-1", "a"), request("b-1", "b"))) == ["b-1"]
+
+
+def test_a_queue_that_submits_one_job_at_a_time_starves_no_other():
+    queues, taken = [queue("a"), queue("b")], ""
+    for i in range(6):
+        asked = [request(f"a-{i}", "a"), *(request(f"b-{k}", "b") for k in range(9))]
+        for jobs in (asked, [admitted_workload("full", "z"), *asked[1:]]):
+            decisions = decide(nodes(1), queues, *jobs)
+            queues = [replace(q, round_robin=states(decisions)[q.name]) for q in queues]
+            taken += "".join(uid[0] for uid in admitted(decisions))
+    assert taken == "ab" * 3
+
+
 def test_priority_comes_before_age():
     asked = [request("old", "a", age=9), request("vip", "a", age=1, priority=1)]
     assert admitted(decide(nodes(1), [queue("a")], *asked)) == ["vip"]
