@@ -160,7 +160,7 @@ class Remote:
                     self._gangs[:] = [
                         each for each in self._gangs if each.is_warm or each.busy.locked()
                     ]
-        return self._open_results(results, gang.name)
+        return self._open_results(results, gang)
 
     def deploy(self, *args: Any, **kwargs: Any) -> str:
         """Start the function without waiting; the name of the job. Results are discarded.
@@ -223,7 +223,8 @@ class Remote:
         """A gang whose `busy` lock this call holds: a free warm gang, else a new one."""
         with _GANGS:
             for gang in self._gangs:
-                if gang.is_warm and gang.busy.acquire(blocking=False):
+                usable = gang.is_warm and self._is_trusted(is_own=gang.is_own)
+                if usable and gang.busy.acquire(blocking=False):
                     return gang
         key = gang_key(compute, call.function, root) if compute.idle_time else ""
         name, uid = self._find_warm_job(compute, key) if key else ("", "")
@@ -248,17 +249,23 @@ class Remote:
             is_running = (job.get("status") or {}).get("phase") == "Running"
             is_deleted = "deletionTimestamp" in job["metadata"]
             uid = str(job["metadata"].get("uid") or "")
-            is_trusted = self._options.serialization != PICKLE or own_jobs.is_own(uid)
+            is_trusted = self._is_trusted(is_own=own_jobs.is_own(uid))
             if is_running and not is_deleted and is_trusted and name not in self._tried:
                 self._tried.add(name)
                 return name, uid
         return "", ""
 
-    def _open_results(self, results: list[Result], job: str) -> Any:
+    def _is_trusted(self, *, is_own: bool) -> bool:
+        """Whether this call may open what a job answers: pickles only of the user's own jobs."""
+        return is_own or self._options.serialization != PICKLE
+
+    def _open_results(self, results: list[Result], gang: Gang) -> Any:
         distributed = self._resolved_compute().distribution.framework == "pytorch"
         all_ranks = distributed and self._options.returns == ALL
         selected = results if all_ranks else results[:1]
-        values = open_results(selected, (self._options.serialization,), job)
+        trusted = self._is_trusted(is_own=gang.is_own)
+        formats = (self._options.serialization,) if trusted else (JSON,)
+        values = open_results(selected, formats, gang.name)
         return values if all_ranks else values[0]
 
 

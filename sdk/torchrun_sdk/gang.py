@@ -55,7 +55,7 @@ class Gang:
     """One job. `run` creates it with the first call, and delivers later calls to its pods.
 
     created: the job exists with warm pods; uid: its UID. key: the label by which other programs
-    find the job.
+    find the job. is_own: this user created the job on this machine.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Gang:
         self._kubectl = Kubectl(compute.namespace)
         self._created = created
         self._uid = uid
-        self._is_own = not created or own_jobs.is_own(uid)
+        self.is_own = not created or own_jobs.is_own(uid)
         self._has_ended = False
 
     @property
@@ -107,7 +107,7 @@ class Gang:
                 self.start(call, cancellation)
             elif delivery is not None:
                 delivery.start_listing()
-            if self._is_own:
+            if self.is_own:
                 own_jobs.record(self._uid, call.arguments.format)
             state = self._call_state(timeout, stays=stays)
             monitor = CallMonitor(

@@ -1,0 +1,42 @@
+"""Which pods a call uses, and what it opens."""
+
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import torchrun_sdk as kt
+from torchrun_sdk.gang import Gang
+from torchrun_sdk.serialization import pack
+from torchrun_sdk.spec import Result
+
+from .test_gang import FAST, asked, user  # noqa: F401  a fixture
+from .test_hostile import MARK, Bomb
+
+
+def test_pickle_calls_skip_warm_pods_that_a_json_call_has_borrowed(
+    cluster: Path,
+    user: ModuleType,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    kt.fn(user.add).to(FAST)(1)
+    shutil.rmtree(tmp_path / "home")  # the job is now that of another user
+    borrows = kt.fn(user.add).to(FAST)
+    assert borrows(2) == 3
+    assert asked(cluster).count("submit") == 1
+    assert borrows.options(serialization="pickle")(3) == 4
+    assert asked(cluster).count("submit") == 2
+
+
+def test_a_pickle_of_borrowed_pods_is_not_opened(
+    cluster: Path,
+    user: ModuleType,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    theirs = Gang("theirs-1", FAST, cluster, print, created=True, uid="u9")
+    opens = kt.fn(user.add).to(FAST).options(serialization="pickle")
+    answer = Result(0, "a", pack(Bomb(tmp_path), "pickle", "x"))
+    with pytest.raises(kt.UntrustedPickle, match="theirs-1"):
+        opens._open_results([answer], theirs)
+    assert not (tmp_path / MARK).exists()
