@@ -155,11 +155,12 @@ def _module(reference: Reference, root: Path) -> ModuleType:
 def _raised(error: BaseException, rank: int, start: float) -> Raised:
     """start: time when the rank started, by the monotonic clock."""
     kind, now = type(error), time.monotonic()
+    module = "__main__" if kind.__module__ == SCRIPT_NAME else kind.__module__
     return Raised(
         rank,
         node(),
         time.time(),
-        f"{kind.__module__}.{kind.__qualname__}",
+        f"{module}.{kind.__qualname__}",
         str(error),
         "".join(traceback.format_exception(kind, error, _users(error.__traceback__))),
         isinstance(error, serialization.OtherPython),
