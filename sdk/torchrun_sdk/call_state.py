@@ -158,6 +158,9 @@ class CallState:
             self._results.pop(frame.rank, None)
             self._raised.pop(frame.rank, None)
             self._ended_by_rank.pop(frame.rank, None)
+            self._done_at = None
+            if not self._raised:
+                self._raised_at = None
         self._started[frame.rank] = frame
         self._first_at = self._first_at or now
 
