@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from torchrun_sdk import own_jobs
@@ -33,7 +34,8 @@ from torchrun_sdk.spec import (
     decode,
 )
 
-_FILE = re.compile(rf"==> {STATE_FOLDER}/([^/]+)/[^/]+ <==")
+_NAME = re.compile(rf"{STATE_FOLDER}/(\w+)/\d+\.(started|left)")
+_HEADING = re.compile(r"==> (.+) <==")
 _NO_LIMIT = float("inf")
 _LATER = 1e6  # seconds, later than all events
 
@@ -102,7 +104,7 @@ def kept_results(
     Raises CallError: how the job failed, or that no results were kept.
     """
     try:
-        calls = parse_state_files(kubectl.run_plugin("state-files", job, STATE_FOLDER))
+        frames = _stored_frames(job, kubectl, call)
     except ClusterError as error:
         if status.get("phase") == "Succeeded":
             raise JobFailed(
@@ -110,7 +112,7 @@ def kept_results(
                 reason=MISSING,
                 job=job,
             ) from error
-        calls = {}
+        frames = []
     except FrameError as error:
         raise ProtocolError(
             f"This version of torchrun-sdk cannot decode the results of job {job}: {error}."
@@ -119,7 +121,7 @@ def kept_results(
         ) from error
     state = CallState(job, Limits(_NO_LIMIT, _NO_LIMIT), 0.0, from_storage=True)
     state.job_changed(status, 0.0)
-    for frame in calls.get(call or max(calls, default=""), []):
+    for frame in frames:
         state.add_frame(state.attempt, frame, 0.0)
     decided = state.decide(_LATER)
     if isinstance(decided, CallError):
@@ -128,18 +130,39 @@ def kept_results(
     return decided
 
 
-def parse_state_files(text: str) -> dict[str, list[Frame]]:
-    """The frames in the output of `kubectl torchrun state-files`, by call id. Raises FrameError."""
-    calls: dict[str, list[Frame]] = {}
-    call = ""
-    for line in text.split("\n"):
-        heading = _FILE.fullmatch(line)
+def _stored_frames(job: str, kubectl: Kubectl, call: str) -> list[Frame]:
+    """The frames of a call that its ranks stored. call: "" for the last one.
+
+    Raises ClusterError, FrameError.
+    """
+    call = call or _last_call(kubectl.run_plugin("state-files", job, STATE_FOLDER, "--output=name"))
+    if not call:
+        return []
+    lines = kubectl.plugin_lines("state-files", job, f"{STATE_FOLDER}/{call}")
+    return parse_state_files(lines)
+
+
+def _last_call(names: str) -> str:
+    """The last call of which these files are; "" without one."""
+    files = (_NAME.fullmatch(line) for line in names.split("\n"))
+    return max((file[1] for file in files if file), default="")
+
+
+def parse_state_files(lines: Iterable[str]) -> list[Frame]:
+    """The frames in the output of `kubectl torchrun state-files`. Raises FrameError.
+
+    Other files than the frames of ranks are skipped: a program may end while it writes one.
+    """
+    frames: list[Frame] = []
+    is_frame = False
+    for line in lines:
+        text = line.rstrip("\n")
+        heading = _HEADING.fullmatch(text)
         if heading:
-            call = heading[1]
-        elif line and call:
-            message = decode(line)
+            is_frame = _NAME.fullmatch(heading[1]) is not None
+        elif text and is_frame:
+            message = decode(text)
             if isinstance(message, (Started, Result, Raised, Exited)):
-                calls.setdefault(call, []).append(message)
-    for frames in calls.values():
-        frames.sort(key=lambda frame: not isinstance(frame, Started))
-    return calls
+                frames.append(message)
+    frames.sort(key=lambda frame: not isinstance(frame, Started))
+    return frames

@@ -175,15 +175,17 @@ def plugin(arguments: list[str]) -> int:
                     time.sleep(POLL)
                 print(log.read(), end="", flush=True)
         case "state-files":
-            top = ROOT / "state"
+            top, names = ROOT / "state", "--output=name" in arguments
             if not (top / arguments[2]).exists():
                 sys.stderr.write(
                     f"Error: Job {arguments[1]} has no files at {arguments[2]} in its state directory.\n"
                 )
                 return 2
             for path in sorted(top.rglob("*")):
-                if path.is_file():
-                    print(f"==> {path.relative_to(top)} <==\n{path.read_text()}")
+                name = str(path.relative_to(top))
+                hidden = path.name.startswith(".")
+                if path.is_file() and not hidden and path.is_relative_to(top / arguments[2]):
+                    print(name if names else f"==> {name} <==\n{path.read_text()}\n")
     return 0
 
 
