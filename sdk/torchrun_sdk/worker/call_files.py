@@ -203,7 +203,7 @@ def node() -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file atomically."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    """Write a file atomically. Readers of the folder skip the temporary file, which is hidden."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

@@ -7,6 +7,7 @@ import pytest
 
 from torchrun_sdk.serialization import pack, unpack
 from torchrun_sdk.spec import FOLDER, RAISED, Raised, Result, decode
+from torchrun_sdk.worker.call_files import RankFiles
 
 from ..pods import SECONDS, frames
 
@@ -163,3 +164,19 @@ def test_the_call_file_is_plain_json(make, tmp_path: Path) -> None:
     body = json.loads((tmp_path / FOLDER / "call.json").read_text())
     assert body["function"]["script"] == "script.py"
     assert json.loads(body["arguments"]["data"]) == [[1, 2], {}]
+
+
+def test_temporary_files_are_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`kubectl torchrun state-files` skips hidden files."""
+    renamed: list[Path] = []
+    replace = Path.replace
+
+    def recorded(self: Path, target: Path) -> Path:
+        renamed.append(self)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", recorded)
+    monkeypatch.setenv("TORCHRUN_STATE_DIR", str(tmp_path / "state"))
+    RankFiles(tmp_path / "c1", 0).write_outcome("{}")
+    assert len(renamed) == 2
+    assert all(path.name.startswith(".0.left.") for path in renamed)
