@@ -104,6 +104,14 @@ class CallState:
         return self._deleted
 
     @property
+    def may_have_kept_frames(self) -> bool:
+        """Whether the job ended with results or an exception that did not arrive."""
+        last = self._status.get("lastFailure") or {}
+        stored = self.phase == "Succeeded" or last.get("exitCode") == RAISED
+        has_ended = self.phase in TERMINAL_PHASES and not self._deleted
+        return has_ended and stored and not self._raised
+
+    @property
     def world(self) -> int:
         """The number of ranks, 0 before any has started."""
         return max((frame.world_size for frame in self._started.values()), default=0)

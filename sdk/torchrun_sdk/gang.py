@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torchrun_sdk import kuberay, own_jobs
 from torchrun_sdk.call_monitor import CallMonitor, Line, Note, UnavailableError
-from torchrun_sdk.call_state import MISSING, CallState, Limits
+from torchrun_sdk.call_state import CallState, Limits
 from torchrun_sdk.cancel import Cancellation, Cancelled
 from torchrun_sdk.compute import Compute
 from torchrun_sdk.connections import CallDelivery
@@ -21,13 +21,12 @@ from torchrun_sdk.errors import (
     CallTimeout,
     ClusterError,
     Detached,
-    JobFailed,
     LaunchTimeout,
     QuorumTimeout,
 )
 from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.manifest import TERMINAL_PHASES, build
-from torchrun_sdk.reattach import kept_results
+from torchrun_sdk.reattach import results_after
 from torchrun_sdk.spec import ENTRY, FOLDER, Call, Result, write_call
 
 _ENTRY = """import sys
@@ -148,16 +147,14 @@ class Gang:
                 self._note(f"{self.name}: {monitor.times}")
 
     def _kept_results_after(self, error: CallError, call: Call, state: CallState) -> list[Result]:
-        """The results on the PVC if the job succeeded without sending them; else raises the error.
+        """The results on the PVC if the job ended without sending them; else raises the error.
 
         Deletes the job if no client waits for it any more.
         """
         if isinstance(error, _ABANDONED):
             error = self._with_operator_reason(error)
             self._abandon()
-        if isinstance(error, JobFailed) and error.reason == MISSING:
-            return kept_results(self.name, self._kubectl, state.status, call.id)
-        raise error
+        return results_after(error, state, self._kubectl, call.id)
 
     def _with_operator_reason(self, error: CallError) -> CallError:
         """The error with the reason why the operator's pods do not run."""

@@ -88,12 +88,28 @@ def _results(
     state = CallState(job, limits, time.monotonic(), stays=stays)
     try:
         return CallMonitor(kubectl, state, "", note).run(line)
-    except JobFailed as error:
-        if error.reason != MISSING:
-            raise
-        return kept_results(job, kubectl, state.status)
+    except CallError as error:
+        return results_after(error, state, kubectl)
     except KeyboardInterrupt:
         raise Detached(job) from None
+
+
+def results_after(
+    error: CallError, state: CallState, kubectl: Kubectl, call: str = ""
+) -> list[Result]:
+    """The results on the PVC after an error of a call; call: "" for the last one.
+
+    Raises the exception that a rank stored, or else the error: the client may have been
+    disconnected when the ranks ended.
+    """
+    if not state.may_have_kept_frames or isinstance(error, ProtocolError):
+        raise error
+    try:
+        return kept_results(state.name, kubectl, state.status, call)
+    except ProtocolError:
+        if state.phase == "Succeeded":
+            raise
+        raise error from None
 
 
 def kept_results(
