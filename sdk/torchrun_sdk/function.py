@@ -141,8 +141,7 @@ class Remote:
         return self._run(args, kwargs, Cancellation())
 
     def _run(self, args: Any, kwargs: Any, cancellation: Cancellation) -> Any:
-        function = self.torchrun_function
-        import_guard.check_remote_call(function.__module__, function.__qualname__)
+        self._check_place("call")
         compute = self._resolved_compute()
         root, call = self._prepare_call(compute, args, kwargs)
         line = _print if self._options.stream_logs else None
@@ -167,6 +166,7 @@ class Remote:
 
         Raises UsageError, ClusterError.
         """
+        self._check_place("deploy")
         compute = self._resolved_compute()
         root, call = self._prepare_call(compute, args, kwargs)
         gang = Gang(job_name(self._name), compute, root, _note)
@@ -208,6 +208,11 @@ class Remote:
                 self._gangs[:] = [each for each in self._gangs if each is not gang]
         if errors:
             raise errors[0]
+
+    def _check_place(self, verb: str) -> None:
+        """Raises UsageError in a rank, which would start another job."""
+        name = self.torchrun_function.__qualname__
+        import_guard.check_remote_call(f"{verb} {name} remotely", f"Use {name}.local() there.")
 
     def _resolved_compute(self) -> Compute:
         if self._compute is None:
@@ -309,6 +314,7 @@ def attach(
     code, is opened only if the job was created on this machine by a call with serialization
     "pickle", or with `trust`. Raises as a call, and UntrustedPickle.
     """
+    import_guard.check_remote_call(f"attach to job {job}")
     kubectl = Kubectl(namespace or os.environ.get("TORCHRUN_NAMESPACE", ""))
     limit = None if timeout is None else seconds(timeout, "timeout")
     line = _print if stream_logs else None

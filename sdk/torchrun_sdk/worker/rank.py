@@ -118,7 +118,7 @@ def find(reference: Reference, root: Path) -> Callable[..., Any]:
     """Import the function. Raises ImportError, and exceptions of the import of its module."""
     for entry in reversed([".", *reference.path]):
         sys.path.insert(0, str(root / entry))
-    with importing(reference.qualname):
+    with importing(reference.qualname, reference.module or SCRIPT_NAME):
         try:
             module = _module(reference, root)
         except CallInImport as reached:
