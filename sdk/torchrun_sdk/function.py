@@ -162,15 +162,16 @@ class Remote:
         return self._open_results(results, gang)
 
     def deploy(self, *args: Any, **kwargs: Any) -> str:
-        """Start the function without waiting; the name of the job. Results are discarded.
+        """Start the function without waiting; the name of the job, for `attach`.
 
-        Raises UsageError, ClusterError.
+        The pods end with the function, also with `idle_time`: no other call would find them. Raises
+        UsageError, ClusterError.
         """
         self._check_place("deploy")
         compute = self._resolved_compute()
         root, call = self._prepare_call(compute, args, kwargs)
         gang = Gang(job_name(self._name), compute, root, _note)
-        gang.start(call._replace(linger=0.0))
+        gang.start(call._replace(idle=0.0))
         return gang.name
 
     def _prepare_call(self, compute: Compute, args: Any, kwargs: Any) -> tuple[Path, Call]:

@@ -9,9 +9,9 @@ import pytest
 import torchrun_sdk as kt
 from torchrun_sdk.gang import Gang
 from torchrun_sdk.serialization import pack
-from torchrun_sdk.spec import Result
+from torchrun_sdk.spec import Result, read_call
 
-from .test_gang import FAST, asked, user  # noqa: F401  a fixture
+from .test_gang import FAST, asked, until, user  # noqa: F401  a fixture
 from .test_hostile import MARK, Bomb
 
 
@@ -40,3 +40,16 @@ def test_a_pickle_of_borrowed_pods_is_not_opened(
     with pytest.raises(kt.UntrustedPickle, match="theirs-1"):
         opens._open_results([answer], theirs)
     assert not (tmp_path / MARK).exists()
+
+
+def test_deployed_pods_keep_their_results_and_end(
+    cluster: Path,
+    user: ModuleType,  # noqa: F811
+) -> None:
+    """Without a state directory, as with direct delivery."""
+    name = kt.fn(user.add).to(FAST).options(linger="5m").deploy(1)
+    call = read_call(cluster / "workspace" / f"{name}-pod-0" / ".torchrun-sdk")
+    assert (call.idle, call.linger) == (0, 300)
+    assert "torchrun.ai/sdk-gang" not in (cluster / "job.json").read_text()
+    assert kt.attach(name) == 2
+    until(lambda: '"Succeeded"' in (cluster / "job.json").read_text())
