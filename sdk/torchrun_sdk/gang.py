@@ -224,6 +224,9 @@ class Gang:
             self.down()
         except ClusterError as error:
             self._note(f"Job {self.name} may still exist: {error}\n  kt down {self.name}")
+        except KeyboardInterrupt:
+            self._note(f"Job {self.name} may still exist: interrupted\n  kt down {self.name}")
+            raise
 
     def _create_pvcs(self) -> None:
         for volume in self._compute.volumes:

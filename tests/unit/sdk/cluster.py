@@ -14,6 +14,7 @@ Run under one of the two names, it executes the commands of the SDK:
     refuse              if there: beginnings of commands that fail, with their messages
     slow                if there: no pod starts
     hangs               if there: an upload comes to no end
+    holds               if there: a deletion comes to no end
 """
 
 import fcntl
@@ -85,6 +86,8 @@ def kubectl(arguments: list[str]) -> int:
         case "get":
             print("", end="")
         case "delete":
+            while (ROOT / "holds").exists():
+                time.sleep(POLL)
             with locked():
                 JOB.unlink(missing_ok=True)
         case "exec":

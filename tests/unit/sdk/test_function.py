@@ -1,6 +1,11 @@
 """Which pods a call uses, and what it opens."""
 
+import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -11,7 +16,8 @@ from torchrun_sdk.gang import Gang
 from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import Result, read_call
 
-from .test_gang import FAST, asked, until, user  # noqa: F401  a fixture
+from .pods import SECONDS
+from .test_gang import FAST, SCRIPT, asked, until, user  # noqa: F401  a fixture
 from .test_hostile import MARK, Bomb
 
 
@@ -53,3 +59,27 @@ def test_deployed_pods_keep_their_results_and_end(
     assert "torchrun.ai/sdk-gang" not in (cluster / "job.json").read_text()
     assert kt.attach(name) == 2
     until(lambda: '"Succeeded"' in (cluster / "job.json").read_text())
+
+
+def test_a_second_ctrl_c_during_the_deletion_names_the_job(cluster: Path, tmp_path: Path) -> None:
+    for name in ("hangs", "holds"):
+        (cluster / name).touch()
+    script = tmp_path / "project" / "script.py"
+    script.parent.mkdir()
+    script.write_text(SCRIPT)
+    sdk = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "sdk")}
+    process = subprocess.Popen(
+        [sys.executable, str(script), "x"], env=sdk, text=True, stderr=subprocess.PIPE
+    )
+    for command in (" submit ", " delete "):
+        until(lambda command=command: command in _commands(cluster))
+        process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=SECONDS)
+    (job,) = re.findall(r" delete torchrunjob (\S+)", asked(cluster))
+    assert f"kt down {job}" in err
+    assert "KeyboardInterrupt" in err
+
+
+def _commands(cluster: Path) -> str:
+    file = cluster / "commands"
+    return file.read_text() if file.exists() else ""
