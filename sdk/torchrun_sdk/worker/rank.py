@@ -81,7 +81,8 @@ def _attempt(call: Call, root: Path, files: RankFiles) -> int:
     try:
         outcome: Result | Raised = _call(call, root, files.rank)
     except BaseException as error:
-        traceback.print_exc()
+        with suppress(BaseException):
+            traceback.print_exc()
         outcome = _raised(error, files.rank, start)
     if call.idle:
         print(END_OF_CALL.format(call=call.id))
@@ -161,12 +162,28 @@ def _raised(error: BaseException, rank: int, start: float) -> Raised:
         node(),
         time.time(),
         f"{module}.{kind.__qualname__}",
-        str(error),
-        "".join(traceback.format_exception(kind, error, _users(error.__traceback__))),
+        _text(error),
+        _traceback(error),
         isinstance(error, serialization.OtherPython),
         now - start,
         now,
     )
+
+
+def _text(error: BaseException) -> str:
+    """The message of an exception of the user, whose class may do anything."""
+    try:
+        return str(error)
+    except BaseException as other:
+        return f"<__str__ failed: {type(other).__name__}>"
+
+
+def _traceback(error: BaseException) -> str:
+    frames = _users(error.__traceback__)
+    try:
+        return "".join(traceback.format_exception(type(error), error, frames))
+    except BaseException:  # its message or its causes cannot be read
+        return "".join(traceback.format_tb(frames))
 
 
 def _users(frames: TracebackType | None) -> TracebackType | None:

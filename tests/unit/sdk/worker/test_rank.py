@@ -60,6 +60,28 @@ def test_other_ends_are_reported(make, body: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("def __str__(self): return None", "<__str__ failed: TypeError>"),
+        ("def __str__(self): raise SystemExit", "<__str__ failed: SystemExit>"),
+        ("__cause__ = property(lambda self: 1 / 0)", "bad"),
+    ],
+)
+def test_an_exception_that_cannot_be_printed_is_reported(make, text: str, shown: str) -> None:
+    script = f"""
+    class Bad(Exception):
+        {text}
+
+    def f(): raise Bad("bad")
+    """
+    pod = make(script)
+    rank = pod.rank()
+    raised = frames(pod.collect(), Raised)[-1]
+    assert (raised.type, raised.text) == ("__main__.Bad", shown)
+    assert rank.wait(SECONDS) == RAISED
+
+
+@pytest.mark.parametrize(
     ("script", "text"),
     [("def f(:", "invalid syntax"), ("1/0", "division"), ("x = 1", "no function f")],
 )
