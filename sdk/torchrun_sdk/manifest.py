@@ -20,8 +20,9 @@ from torchrun_sdk.spec import ENTRY, FOLDER, RAISED, Reference
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 _LONGEST = 45  # characters of a job's name: names of its pods are longer
 TTL_SECONDS = 3600  # a finished job is deleted after this time
-# Label of a job: "pytorch", "ray", "function" (one pod) or "app".
+# Label of a job: "pytorch", "ray", "function" (one pod) or APP.
 LABEL = "torchrun.ai/sdk"
+APP = "app"
 # Label of a job with warm pods: a digest of the settings that a call must share with it.
 GANG = "torchrun.ai/sdk-gang"
 CONTAINER = "trainer"
@@ -128,7 +129,7 @@ def for_command(
     return {
         "apiVersion": "torchrun.ai/v1alpha1",
         "kind": "TorchrunJob",
-        "metadata": {"name": name, "labels": {LABEL: "app"}},
+        "metadata": {"name": name, "labels": {LABEL: APP}},
         "spec": spec,
     }
 

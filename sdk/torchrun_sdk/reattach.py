@@ -18,9 +18,10 @@ from torchrun_sdk.errors import (
     JobFailed,
     ProtocolError,
     UntrustedPickle,
+    UsageError,
 )
 from torchrun_sdk.kubectl import Kubectl
-from torchrun_sdk.manifest import GANG, LABEL, TERMINAL_PHASES
+from torchrun_sdk.manifest import APP, GANG, LABEL, TERMINAL_PHASES
 from torchrun_sdk.results import open_results
 from torchrun_sdk.serialization import FORMATS
 from torchrun_sdk.spec import (
@@ -52,12 +53,14 @@ def attach(
     """The results of the last call of a job; waits while the call runs.
 
     trusted: open pickles of any job. Raises CallError as the call itself does,
-    ClusterError, UntrustedPickle, Detached at Ctrl-C.
+    ClusterError, UsageError for an app, UntrustedPickle, Detached at Ctrl-C.
     """
     body = json.loads(kubectl.run("get", "torchrunjob", job, "--output=json"))
     status, labels = body.get("status") or {}, body["metadata"].get("labels") or {}
     if LABEL not in labels:
         raise ClusterError(f"Job {job} was not created by this package. List its jobs: kt list")
+    if labels[LABEL] == APP:
+        raise UsageError(f"Job {job} is an app, which returns no results. Follow it: kt logs {job}")
     results = _results(job, kubectl, status, line, note, timeout, stays=GANG in labels)
     formats = FORMATS if trusted else own_jobs.accepted(str(body["metadata"].get("uid") or ""))
     all_ranks = labels[LABEL] == "pytorch" and not results[0].head

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import torchrun_sdk as kt
-from torchrun_sdk import call_state, kubectl, reattach
+from torchrun_sdk import call_state, cli, kubectl, reattach
 from torchrun_sdk.call_monitor import CallMonitor
 from torchrun_sdk.call_state import CallState, Limits
 from torchrun_sdk.gang import Gang
@@ -159,3 +159,12 @@ def test_the_state_directory_is_read_if_ranks_have_written_to_it(
     if deleted:
         state.job_deleted(2.0)
     assert state.may_have_kept_frames == may
+
+
+def test_an_app_has_no_results_to_wait_for(cluster: Path) -> None:
+    metadata = {"name": "ddp-1", "uid": "u1", "labels": {"torchrun.ai/sdk": "app"}}
+    body = {"metadata": metadata, "status": {"phase": "Running"}}
+    replace_text(cluster / "job.json", json.dumps(body))
+    with pytest.raises(kt.UsageError, match="kt logs ddp-1"):
+        kt.attach("ddp-1")
+    assert cli.main(["results", "ddp-1"]) == 2
