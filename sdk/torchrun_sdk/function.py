@@ -115,7 +115,7 @@ class Remote:
         """Call the function in the pods, for `await`.
 
         Canceling it ends the call, and deletes the job if it was created for this call. Warm pods
-        of an earlier call stay.
+        of an earlier call stay. Ctrl-C under `asyncio.run` cancels it.
         """
         cancellation = Cancellation()
         # A separate thread: those of the loop may be few and busy.
@@ -276,9 +276,14 @@ class Remote:
 
 
 def fn(function: Function, *, name: str = "", directory: str | Path | None = None) -> Remote:
-    """A function to run in pods. name: of its jobs. directory: to upload; default: its project."""
+    """A function to run in pods. name: of its jobs. directory: to upload; default: its project.
+
+    A remote function stays as it is, or is copied with the given name and directory.
+    """
     if isinstance(function, Remote):
-        return function
+        named = {"_name": name} if name else {}
+        located = {} if directory is None else {"_directory": Path(directory)}
+        return function._with(**named, **located) if named or located else function
     return Remote(function, name=name, directory=directory)
 
 

@@ -1,5 +1,6 @@
 """Which pods a call uses, and what it opens."""
 
+import json
 import os
 import re
 import shutil
@@ -78,6 +79,21 @@ def test_a_second_ctrl_c_during_the_deletion_names_the_job(cluster: Path, tmp_pa
     (job,) = re.findall(r" delete torchrunjob (\S+)", asked(cluster))
     assert f"kt down {job}" in err
     assert "KeyboardInterrupt" in err
+
+
+def test_a_remote_function_gets_another_name_and_directory(
+    cluster: Path,
+    user: ModuleType,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    (cluster / "slow").touch()
+    remote = kt.fn(user.add).to(kt.Compute()).distribute(workers=2)
+    assert kt.fn(remote) is remote
+    name = kt.fn(kt.fn(remote, name="sweep"), directory=tmp_path).deploy(1)
+    assert name.startswith("sweep-")
+    assert f"--directory {tmp_path} " in asked(cluster)
+    assert json.loads((cluster / "job.json").read_text())["spec"]["numNodes"] == 2
+    assert remote.deploy(1).startswith("add-")
 
 
 def _commands(cluster: Path) -> str:
