@@ -73,31 +73,6 @@ class Kubectl:
         """Run the plugin and return its stdout. Also raises Cancelled, after ending the plugin."""
         return _run(self.plugin(*words), stdin, cancellation)
 
-    def plugin_lines(self, *words: str) -> Iterator[str]:
-        """Run the plugin and yield the lines of its stdout, which together may be of any size.
-
-        A line of more than LONGEST_LINE characters is yielded in pieces. Raises ClusterError with
-        the plugin's stderr, after the last line.
-        """
-        command = self.plugin(*words)
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",
-        ) as process:
-            try:
-                errors = _Errors(process.stderr)
-                yield from _lines(process.stdout, LONGEST_LINE)
-                process.wait()
-                stderr = errors.text()
-            except BaseException:
-                process.kill()
-                raise
-        _check(command, process.returncode, stderr)
-
 
 def _current() -> tuple[str, str]:
     """The context and the namespace that kubectl selects; "" where unknown."""
@@ -143,15 +118,10 @@ def _run(command: list[str], stdin: str | None, cancellation: Cancellation | Non
             raise
     if cancellation is not None:
         cancellation.check()
-    _check(command, process.returncode, stderr)
-    return stdout
-
-
-def _check(command: list[str], code: int, stderr: str) -> None:
-    """Raise ClusterError if a program failed."""
-    if code:
+    if process.returncode:
         message = stderr.strip().removeprefix("Error: ")
-        raise ClusterError(message or f"{command[0]} exited with code {code}")
+        raise ClusterError(message or f"{command[0]} exited with code {process.returncode}")
+    return stdout
 
 
 def _find_kubectl() -> str:
@@ -371,6 +341,33 @@ def run_attached(command: list[str], environment: dict[str, str] | None = None) 
             with suppress(KeyboardInterrupt):
                 code = process.wait()
                 return code if code >= 0 else 128 - code
+
+
+def output_lines(command: list[str]) -> Iterator[str]:
+    """Run a program and yield the lines of its stdout, which together may be of any size.
+
+    A line of more than LONGEST_LINE characters is yielded in pieces. Raises ClusterError with the
+    program's stderr, after the last line.
+    """
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+    ) as process:
+        try:
+            errors = _Errors(process.stderr)
+            yield from _lines(process.stdout, LONGEST_LINE)
+            process.wait()
+            stderr = errors.text()
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        message = stderr.strip().removeprefix("Error: ")
+        raise ClusterError(message or f"{command[0]} exited with code {process.returncode}")
 
 
 def quiet() -> bool:

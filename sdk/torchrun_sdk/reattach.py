@@ -20,7 +20,7 @@ from torchrun_sdk.errors import (
     UntrustedPickle,
     UsageError,
 )
-from torchrun_sdk.kubectl import Kubectl
+from torchrun_sdk.kubectl import Kubectl, output_lines
 from torchrun_sdk.manifest import APP, GANG, LABEL, TERMINAL_PHASES
 from torchrun_sdk.results import open_results
 from torchrun_sdk.serialization import FORMATS
@@ -157,8 +157,8 @@ def _stored_frames(job: str, kubectl: Kubectl, call: str) -> list[Frame]:
     call = call or _last_call(kubectl.run_plugin("state-files", job, STATE_FOLDER, "--output=name"))
     if not call:
         return []
-    lines = kubectl.plugin_lines("state-files", job, f"{STATE_FOLDER}/{call}")
-    return parse_state_files(lines)
+    command = kubectl.plugin("state-files", job, f"{STATE_FOLDER}/{call}")
+    return parse_state_files(output_lines(command))
 
 
 def _last_call(names: str) -> str:
