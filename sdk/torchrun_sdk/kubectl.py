@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
@@ -343,7 +343,7 @@ def run_attached(command: list[str], environment: dict[str, str] | None = None) 
                 return code if code >= 0 else 128 - code
 
 
-def output_lines(command: list[str]) -> Iterator[str]:
+def output_lines(command: list[str]) -> Generator[str, None, None]:
     """Run a program and yield the lines of its stdout, which together may be of any size.
 
     A line of more than LONGEST_LINE characters is yielded in pieces. Raises ClusterError with the

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterable
+from contextlib import closing
 from typing import Any
 
 from torchrun_sdk import own_jobs
@@ -158,7 +159,8 @@ def _stored_frames(job: str, kubectl: Kubectl, call: str) -> list[Frame]:
     if not call:
         return []
     command = kubectl.plugin("state-files", job, f"{STATE_FOLDER}/{call}")
-    return parse_state_files(output_lines(command))
+    with closing(output_lines(command)) as lines:
+        return parse_state_files(lines)
 
 
 def _last_call(names: str) -> str:
