@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -76,13 +77,17 @@ def build(name: str, compute: Compute, key: str = "") -> dict[str, Any]:
 
 
 def gang_key(compute: Compute, function: Reference, root: Path) -> str:
-    """The label for calls of a function of a directory with these resources and this package."""
+    """The label for calls of a function of a directory with these resources and this package.
+
+    With the host: in containers, as of notebooks, all users often have the same name and path.
+    """
     parts = [
         build("", compute),
         kuberay.build("", "", compute, "") if compute.distribution.operator else None,
         function._replace(cell=""),
         str(root),
         _user(),
+        socket.gethostname(),
         _version(),
     ]
     text = json.dumps(parts, sort_keys=True)
