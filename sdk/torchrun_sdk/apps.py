@@ -60,6 +60,7 @@ class App:
         return self._deploy(Kubectl(self.compute.namespace))
 
     def _deploy(self, kubectl: Kubectl) -> str:
+        import_guard.check_remote_call(f"start the app {self.name}")
         name = job_name(self.name)
         words = ["submit", "--filename", "-", "--no-follow", "--directory", str(self._directory)]
         kubectl.run_plugin(*words, stdin=json.dumps(self.manifest(name)))

@@ -17,6 +17,7 @@ from torchrun_sdk.errors import (
     RemoteException,
 )
 from torchrun_sdk.manifest import TERMINAL_PHASES
+from torchrun_sdk.peer_loss import PEER_WAIT, is_peer_loss
 from torchrun_sdk.spec import RAISED, Exited, Frame, Raised, Result, Started
 
 # Seconds after the first exception: earlier ones of other nodes may still arrive.
@@ -85,6 +86,7 @@ class CallState:
         self._all_at: float | None = None
         self._raised_at: float | None = None
         self._done_at: float | None = None
+        self._has_run = False
 
     @property
     def phase(self) -> str:
@@ -100,6 +102,14 @@ class CallState:
     def is_deleted(self) -> bool:
         """Whether the job was deleted."""
         return self._deleted
+
+    @property
+    def may_have_kept_frames(self) -> bool:
+        """Whether the job ended with results or an exception that did not arrive."""
+        last = self._status.get("lastFailure") or {}
+        stored = self.phase == "Succeeded" or last.get("exitCode") == RAISED
+        has_ended = self.phase in TERMINAL_PHASES and not self._deleted
+        return has_ended and stored and not self._raised
 
     @property
     def world(self) -> int:
@@ -119,6 +129,7 @@ class CallState:
                 if isinstance(frame, (Raised, Exited)):
                     frame = frame._replace(age=frame.age + now - received)
                 self.add_frame(number, frame, now)
+        self._has_run = self._has_run or self.phase == "Running"
         if self.phase in TERMINAL_PHASES and self._ended_at is None:
             self._ended_at = now
 
@@ -155,6 +166,9 @@ class CallState:
             self._results.pop(frame.rank, None)
             self._raised.pop(frame.rank, None)
             self._ended_by_rank.pop(frame.rank, None)
+            self._done_at = None
+            if not self._raised:
+                self._raised_at = None
         self._started[frame.rank] = frame
         self._first_at = self._first_at or now
 
@@ -167,14 +181,33 @@ class CallState:
             if self._ended_at is None:
                 return Wait(self._done_at + _COMPLETE - now)
         if self._raised_at is not None:
-            if now - self._raised_at >= _EARLIER:
-                return self._exception()
-            return Wait(self._raised_at + _EARLIER - now)
+            if self._awaits_next_gang():
+                return self._within_limits(now)
+            cause_at = self._cause_at(self._raised_at)
+            return self._exception() if now >= cause_at else Wait(cause_at - now)
         if self._ended_at is not None:
             if now - self._ended_at >= _LATE:
                 return self._failure()
             return Wait(self._ended_at + _LATE - now)
         return self._within_limits(now)
+
+    def _has_cause(self) -> bool:
+        """Whether a rank has ended by itself, not because it lost a peer."""
+        ends = self._raised.values()
+        return self.world <= 1 or not all(is_peer_loss(end) for end in ends)
+
+    def _awaits_next_gang(self) -> bool:
+        """Whether the job starts a new gang, because a peer was lost without a message."""
+        is_running = self.phase == "Running" or self._ended_at is not None
+        return self._has_run and not is_running and not self._has_cause()
+
+    def _cause_at(self, raised_at: float) -> float:
+        """When the first end of a rank is known. A lost peer may be named by the job, or later."""
+        if self._has_cause():
+            return raised_at + _EARLIER
+        if self._ended_at is not None:
+            return max(raised_at + _EARLIER, self._ended_at + _LATE)
+        return raised_at + PEER_WAIT
 
     def _within_limits(self, now: float) -> Wait | CallError:
         limits = self._limits
@@ -208,6 +241,8 @@ class CallState:
         return f"{reason}: {message}" if reason else "its status says nothing yet"
 
     def _exception(self) -> CallError:
+        if not self._has_cause() and self._names_other_cause():
+            return self._failure()
         first = min(self._raised.values(), key=self._order)
         if isinstance(first, Exited):
             return _exited(self.name, first)
@@ -224,18 +259,24 @@ class CallState:
             node=first.node,
         )
 
-    def _order(self, end: Raised | Exited) -> tuple[bool, float]:
+    def _names_other_cause(self) -> bool:
+        """Whether the job ended because of anything but an exception of these ranks."""
+        last = self._status.get("lastFailure") or {}
+        is_other = last.get("rank") not in self._raised and last.get("exitCode") != RAISED
+        return self._deleted or (self.phase in TERMINAL_PHASES and bool(last) and is_other)
+
+    def _order(self, end: Raised | Exited) -> tuple[bool, bool, float]:
         """The sort key for which rank ended first. The clocks of two nodes are never compared.
 
         Running pods send the time since the end of a rank, which the client subtracts from its
         clock. Of a finished job, the rank that the controller names comes first, then the rank that
-        ran for the shortest time: ranks of a gang start together.
+        ran for the shortest time: ranks of a gang start together. The loss of a peer comes last.
         """
         sooner = _PEER_LOSS if isinstance(end, Exited) else 0.0
         if not self._from_storage:
-            return (False, self._ended_by_rank[end.rank] - sooner)
+            return (False, is_peer_loss(end), self._ended_by_rank[end.rank] - sooner)
         cause = (self._status.get("lastFailure") or {}).get("rank")
-        return (end.rank != cause, end.elapsed - sooner)
+        return (end.rank != cause, is_peer_loss(end), end.elapsed - sooner)
 
     def _failure(self) -> CallError:
         if self._deleted:

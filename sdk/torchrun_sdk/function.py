@@ -115,7 +115,7 @@ class Remote:
         """Call the function in the pods, for `await`.
 
         Canceling it ends the call, and deletes the job if it was created for this call. Warm pods
-        of an earlier call stay.
+        of an earlier call stay. Ctrl-C under `asyncio.run` cancels it.
         """
         cancellation = Cancellation()
         # A separate thread: those of the loop may be few and busy.
@@ -141,8 +141,7 @@ class Remote:
         return self._run(args, kwargs, Cancellation())
 
     def _run(self, args: Any, kwargs: Any, cancellation: Cancellation) -> Any:
-        function = self.torchrun_function
-        import_guard.check_remote_call(function.__module__, function.__qualname__)
+        self._check_place("call")
         compute = self._resolved_compute()
         root, call = self._prepare_call(compute, args, kwargs)
         line = _print if self._options.stream_logs else None
@@ -160,17 +159,19 @@ class Remote:
                     self._gangs[:] = [
                         each for each in self._gangs if each.is_warm or each.busy.locked()
                     ]
-        return self._open_results(results, gang.name)
+        return self._open_results(results, gang)
 
     def deploy(self, *args: Any, **kwargs: Any) -> str:
-        """Start the function without waiting; the name of the job. Results are discarded.
+        """Start the function without waiting; the name of the job, for `attach`.
 
-        Raises UsageError, ClusterError.
+        The pods end with the function, also with `idle_time`: no other call would find them. Raises
+        UsageError, ClusterError.
         """
+        self._check_place("deploy")
         compute = self._resolved_compute()
         root, call = self._prepare_call(compute, args, kwargs)
         gang = Gang(job_name(self._name), compute, root, _note)
-        gang.start(call._replace(linger=0.0))
+        gang.start(call._replace(idle=0.0))
         return gang.name
 
     def _prepare_call(self, compute: Compute, args: Any, kwargs: Any) -> tuple[Path, Call]:
@@ -209,6 +210,11 @@ class Remote:
         if errors:
             raise errors[0]
 
+    def _check_place(self, verb: str) -> None:
+        """Raises UsageError in a rank, which would start another job."""
+        name = self.torchrun_function.__qualname__
+        import_guard.check_remote_call(f"{verb} {name} remotely", f"Use {name}.local() there.")
+
     def _resolved_compute(self) -> Compute:
         if self._compute is None:
             raise UsageError(
@@ -223,7 +229,8 @@ class Remote:
         """A gang whose `busy` lock this call holds: a free warm gang, else a new one."""
         with _GANGS:
             for gang in self._gangs:
-                if gang.is_warm and gang.busy.acquire(blocking=False):
+                usable = gang.is_warm and self._is_trusted(is_own=gang.is_own)
+                if usable and gang.busy.acquire(blocking=False):
                     return gang
         key = gang_key(compute, call.function, root) if compute.idle_time else ""
         name, uid = self._find_warm_job(compute, key) if key else ("", "")
@@ -248,24 +255,35 @@ class Remote:
             is_running = (job.get("status") or {}).get("phase") == "Running"
             is_deleted = "deletionTimestamp" in job["metadata"]
             uid = str(job["metadata"].get("uid") or "")
-            is_trusted = self._options.serialization != PICKLE or own_jobs.is_own(uid)
+            is_trusted = self._is_trusted(is_own=own_jobs.is_own(uid))
             if is_running and not is_deleted and is_trusted and name not in self._tried:
                 self._tried.add(name)
                 return name, uid
         return "", ""
 
-    def _open_results(self, results: list[Result], job: str) -> Any:
+    def _is_trusted(self, *, is_own: bool) -> bool:
+        """Whether this call may open what a job answers: pickles only of the user's own jobs."""
+        return is_own or self._options.serialization != PICKLE
+
+    def _open_results(self, results: list[Result], gang: Gang) -> Any:
         distributed = self._resolved_compute().distribution.framework == "pytorch"
         all_ranks = distributed and self._options.returns == ALL
         selected = results if all_ranks else results[:1]
-        values = open_results(selected, (self._options.serialization,), job)
+        trusted = self._is_trusted(is_own=gang.is_own)
+        formats = (self._options.serialization,) if trusted else (JSON,)
+        values = open_results(selected, formats, gang.name)
         return values if all_ranks else values[0]
 
 
 def fn(function: Function, *, name: str = "", directory: str | Path | None = None) -> Remote:
-    """A function to run in pods. name: of its jobs. directory: to upload; default: its project."""
+    """A function to run in pods. name: of its jobs. directory: to upload; default: its project.
+
+    A remote function stays as it is, or is copied with the given name and directory.
+    """
     if isinstance(function, Remote):
-        return function
+        named = {"_name": name} if name else {}
+        located = {} if directory is None else {"_directory": Path(directory)}
+        return function._with(**named, **located) if named or located else function
     return Remote(function, name=name, directory=directory)
 
 
@@ -302,6 +320,7 @@ def attach(
     code, is opened only if the job was created on this machine by a call with serialization
     "pickle", or with `trust`. Raises as a call, and UntrustedPickle.
     """
+    import_guard.check_remote_call(f"attach to job {job}")
     kubectl = Kubectl(namespace or os.environ.get("TORCHRUN_NAMESPACE", ""))
     limit = None if timeout is None else seconds(timeout, "timeout")
     line = _print if stream_logs else None

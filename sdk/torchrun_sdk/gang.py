@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torchrun_sdk import kuberay, own_jobs
 from torchrun_sdk.call_monitor import CallMonitor, Line, Note, UnavailableError
-from torchrun_sdk.call_state import MISSING, CallState, Limits
+from torchrun_sdk.call_state import CallState, Limits
 from torchrun_sdk.cancel import Cancellation, Cancelled
 from torchrun_sdk.compute import Compute
 from torchrun_sdk.connections import CallDelivery
@@ -21,13 +21,12 @@ from torchrun_sdk.errors import (
     CallTimeout,
     ClusterError,
     Detached,
-    JobFailed,
     LaunchTimeout,
     QuorumTimeout,
 )
 from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.manifest import TERMINAL_PHASES, build
-from torchrun_sdk.reattach import kept_results
+from torchrun_sdk.reattach import results_after
 from torchrun_sdk.spec import ENTRY, FOLDER, Call, Result, write_call
 
 _ENTRY = """import sys
@@ -55,7 +54,7 @@ class Gang:
     """One job. `run` creates it with the first call, and delivers later calls to its pods.
 
     created: the job exists with warm pods; uid: its UID. key: the label by which other programs
-    find the job.
+    find the job. is_own: this user created the job on this machine.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Gang:
         self._kubectl = Kubectl(compute.namespace)
         self._created = created
         self._uid = uid
-        self._is_own = not created or own_jobs.is_own(uid)
+        self.is_own = not created or own_jobs.is_own(uid)
         self._has_ended = False
 
     @property
@@ -107,7 +106,7 @@ class Gang:
                 self.start(call, cancellation)
             elif delivery is not None:
                 delivery.start_listing()
-            if self._is_own:
+            if self.is_own:
                 own_jobs.record(self._uid, call.arguments.format)
             state = self._call_state(timeout, stays=stays)
             monitor = CallMonitor(
@@ -148,16 +147,14 @@ class Gang:
                 self._note(f"{self.name}: {monitor.times}")
 
     def _kept_results_after(self, error: CallError, call: Call, state: CallState) -> list[Result]:
-        """The results on the PVC if the job succeeded without sending them; else raises the error.
+        """The results on the PVC if the job ended without sending them; else raises the error.
 
         Deletes the job if no client waits for it any more.
         """
         if isinstance(error, _ABANDONED):
             error = self._with_operator_reason(error)
             self._abandon()
-        if isinstance(error, JobFailed) and error.reason == MISSING:
-            return kept_results(self.name, self._kubectl, state.status, call.id)
-        raise error
+        return results_after(error, state, self._kubectl, call.id)
 
     def _with_operator_reason(self, error: CallError) -> CallError:
         """The error with the reason why the operator's pods do not run."""
@@ -227,6 +224,9 @@ class Gang:
             self.down()
         except ClusterError as error:
             self._note(f"Job {self.name} may still exist: {error}\n  kt down {self.name}")
+        except KeyboardInterrupt:
+            self._note(f"Job {self.name} may still exist: interrupted\n  kt down {self.name}")
+            raise
 
     def _create_pvcs(self) -> None:
         for volume in self._compute.volumes:

@@ -1,8 +1,8 @@
-"""Stops a remote call that a module makes while a pod imports it.
+"""Stops what a module starts in the cluster while a pod imports it.
 
 A script may make its call at module level, without a guard. In the pod the import reaches the same
 line, with the same names defined as on the client. The import ends there, and the pod calls the
-function instead of creating a second job.
+function instead of creating a second job. The same holds for `deploy` and `attach`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from types import ModuleType
 
 from torchrun_sdk.errors import UsageError
-from torchrun_sdk.spec import IN_CALL
+from torchrun_sdk.spec import IN_CALL, SCRIPT_NAME
 
-_importing: list[str] = []
+# Modules that are imported, and the function that is wanted of each.
+_importing: list[tuple[str, str]] = []
 
 
 class CallInImport(BaseException):
@@ -28,9 +29,9 @@ class CallInImport(BaseException):
 
 
 @contextmanager
-def importing(qualname: str) -> Iterator[None]:
+def importing(qualname: str, module: str = SCRIPT_NAME) -> Iterator[None]:
     """Active while the module of this function is imported; "" to see only what it defines."""
-    _importing.append(qualname)
+    _importing.append((module, qualname))
     try:
         yield
     finally:
@@ -42,23 +43,22 @@ def in_call() -> bool:
     return IN_CALL in os.environ
 
 
-def check_remote_call(module: str, qualname: str) -> None:
-    """Check a remote call of this function before it starts.
+def check_remote_call(action: str, instead: str = "") -> None:
+    """Check that this process may call, deploy or attach. action: a verb and its object.
 
-    Raises CallInImport during the import in a pod, UsageError anywhere else in a pod.
+    instead: what to do inside a call. Raises CallInImport during the import in a pod, UsageError
+    anywhere else in a pod.
     """
     if not (in_call() or _importing):
         return
+    module, qualname = _importing[-1] if _importing else ("", "")
     imported = sys.modules.get(module)
-    if _importing and imported is not None:
-        name = _importing[-1].partition(".")[0]
+    if imported is not None:
+        name = qualname.partition(".")[0]
         if not name or hasattr(imported, name):
             raise CallInImport(imported)
         raise UsageError(
-            f"The import of {module} calls {qualname} remotely before {_importing[-1]} is defined."
-            ' Move the call below if __name__ == "__main__".'
+            f"The import of {module} wants to {action} before {name} is defined."
+            ' Move this below if __name__ == "__main__".'
         )
-    raise UsageError(
-        f"{qualname} is called remotely inside a call, which would start another job. Use"
-        f" {qualname}.local() there."
-    )
+    raise UsageError(f"A rank of a call cannot {action}. {instead or 'Do it after the call.'}")

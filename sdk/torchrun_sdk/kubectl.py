@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
@@ -341,6 +341,33 @@ def run_attached(command: list[str], environment: dict[str, str] | None = None) 
             with suppress(KeyboardInterrupt):
                 code = process.wait()
                 return code if code >= 0 else 128 - code
+
+
+def output_lines(command: list[str]) -> Generator[str, None, None]:
+    """Run a program and yield the lines of its stdout, which together may be of any size.
+
+    A line of more than LONGEST_LINE characters is yielded in pieces. Raises ClusterError with the
+    program's stderr, after the last line.
+    """
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+    ) as process:
+        try:
+            errors = _Errors(process.stderr)
+            yield from _lines(process.stdout, LONGEST_LINE)
+            process.wait()
+            stderr = errors.text()
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        message = stderr.strip().removeprefix("Error: ")
+        raise ClusterError(message or f"{command[0]} exited with code {process.returncode}")
 
 
 def quiet() -> bool:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from torchrun_sdk.spec import ENTRY, FOLDER, RAISED, Reference
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 _LONGEST = 45  # characters of a job's name: names of its pods are longer
 TTL_SECONDS = 3600  # a finished job is deleted after this time
-# Label of a job: "pytorch", "ray", "function" (one pod) or "app".
+# Label of a job: "pytorch", "ray", "function" (one pod) or APP.
 LABEL = "torchrun.ai/sdk"
+APP = "app"
 # Label of a job with warm pods: a digest of the settings that a call must share with it.
 GANG = "torchrun.ai/sdk-gang"
 CONTAINER = "trainer"
@@ -75,13 +77,17 @@ def build(name: str, compute: Compute, key: str = "") -> dict[str, Any]:
 
 
 def gang_key(compute: Compute, function: Reference, root: Path) -> str:
-    """The label for calls of a function of a directory with these resources and this package."""
+    """The label for calls of a function of a directory with these resources and this package.
+
+    With the host: in containers, as of notebooks, all users often have the same name and path.
+    """
     parts = [
         build("", compute),
         kuberay.build("", "", compute, "") if compute.distribution.operator else None,
         function._replace(cell=""),
         str(root),
         _user(),
+        socket.gethostname(),
         _version(),
     ]
     text = json.dumps(parts, sort_keys=True)
@@ -128,7 +134,7 @@ def for_command(
     return {
         "apiVersion": "torchrun.ai/v1alpha1",
         "kind": "TorchrunJob",
-        "metadata": {"name": name, "labels": {LABEL: "app"}},
+        "metadata": {"name": name, "labels": {LABEL: APP}},
         "spec": spec,
     }
 

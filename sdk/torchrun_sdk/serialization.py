@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import pickle
 import sys
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 JSON = "json"
 PICKLE = "pickle"
 FORMATS = (JSON, PICKLE)
+# The module name of a script in a pod: its block under `if __name__ == "__main__"` does not run.
+SCRIPT_NAME = "__torchrun_script__"
 LARGEST = 256 << 20  # characters of a value as text: the client keeps all of it in memory
 
 
@@ -84,9 +87,26 @@ def unpack(packed: Packed, formats: Sequence[str] = (JSON,)) -> Any:
             ' same version, or serialization="json".'
         )
     try:
-        return pickle.loads(base64.b64decode(packed.data))  # noqa: S301 - asked for by the caller
+        return _Unpickler(io.BytesIO(base64.b64decode(packed.data))).load()
+    except Unpackable:
+        raise
     except Exception as error:
         raise Unpackable(f"cannot unpickle it: {error!r}") from error
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds the classes of a script in its module on the client, `__main__`."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module != SCRIPT_NAME:
+            return super().find_class(module, name)
+        try:
+            return super().find_class("__main__", name)
+        except AttributeError as error:
+            raise Unpackable(
+                f"{name} is defined in the script or notebook of the call, and this program does"
+                f" not have it. Define {name} in a module that both import."
+            ) from error
 
 
 def _same(after: Any, before: Any) -> bool:

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from torchrun_sdk.serialization import SCRIPT_NAME as SCRIPT_NAME
 from torchrun_sdk.serialization import Packed
 
 # In the workspace: the package itself, the call, and the files of its ranks.
@@ -19,8 +20,6 @@ ENTRY = "run.py"
 # Folder of the job's state directory, which outlives the pods: results of ranks, by call.
 STATE_FOLDER = "sdk"
 
-# The module name of a script in a pod: its block under `if __name__ == "__main__"` does not run.
-SCRIPT_NAME = "__torchrun_script__"
 # The name of the script for a function that was typed at a prompt.
 CELL = "notebook.py"
 # Exit code of a rank whose function raised: a restart would not change the result.

@@ -39,6 +39,7 @@ class RankFiles:
     def __init__(self, folder: Path, rank: int) -> None:
         self.rank = rank
         self.call = folder.name
+        self._folder = folder
         self._start_file = folder / f"{rank}.started"
         self._outcome_file = folder / f"{rank}.left"
         self._read_mark = folder / f"{rank}.taken"
@@ -71,10 +72,33 @@ class RankFiles:
                     _write(folder / self._start_file.name, start)
                 _write(folder / self._outcome_file.name, line)
                 self._kept_mark.touch()
+                for call in self._read_calls():
+                    self._remove_kept(folder.parent / call)
 
         thread = threading.Thread(target=keep, daemon=True)
         thread.start()
         thread.join(_STORAGE_SECONDS)
+
+    def remove_read(self) -> None:
+        """Remove the large files of earlier calls in this pod whose clients have read them.
+
+        The small ones stay, because a pod starts a call again that it does not know.
+        """
+        for call in self._read_calls():
+            for path in (self._outcome_file, self.log):
+                with suppress(OSError):
+                    (self._folder.parent / call / path.name).unlink()
+
+    def _read_calls(self) -> list[str]:
+        marks = self._folder.parent.glob(f"*/{self._read_mark.name}")
+        return [mark.parent.name for mark in marks if mark.parent != self._folder]
+
+    def _remove_kept(self, folder: Path) -> None:
+        """Remove the files of this rank from the PVC, and the folder after those of all ranks."""
+        with suppress(OSError):
+            for path in (self._start_file, self._outcome_file):
+                (folder / path.name).unlink(missing_ok=True)
+            folder.rmdir()
 
     def wait(self, seconds: float, *, failed: bool) -> bool:
         """Wait until a client has read the last frame or ended the call; False after `seconds`."""
@@ -203,7 +227,7 @@ def node() -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file atomically."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    """Write a file atomically. Readers of the folder skip the temporary file, which is hidden."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

@@ -81,7 +81,8 @@ def _attempt(call: Call, root: Path, files: RankFiles) -> int:
     try:
         outcome: Result | Raised = _call(call, root, files.rank)
     except BaseException as error:
-        traceback.print_exc()
+        with suppress(BaseException):
+            traceback.print_exc()
         outcome = _raised(error, files.rank, start)
     if call.idle:
         print(END_OF_CALL.format(call=call.id))
@@ -118,7 +119,7 @@ def find(reference: Reference, root: Path) -> Callable[..., Any]:
     """Import the function. Raises ImportError, and exceptions of the import of its module."""
     for entry in reversed([".", *reference.path]):
         sys.path.insert(0, str(root / entry))
-    with importing(reference.qualname):
+    with importing(reference.qualname, reference.module or SCRIPT_NAME):
         try:
             module = _module(reference, root)
         except CallInImport as reached:
@@ -155,17 +156,34 @@ def _module(reference: Reference, root: Path) -> ModuleType:
 def _raised(error: BaseException, rank: int, start: float) -> Raised:
     """start: time when the rank started, by the monotonic clock."""
     kind, now = type(error), time.monotonic()
+    module = "__main__" if kind.__module__ == SCRIPT_NAME else kind.__module__
     return Raised(
         rank,
         node(),
         time.time(),
-        f"{kind.__module__}.{kind.__qualname__}",
-        str(error),
-        "".join(traceback.format_exception(kind, error, _users(error.__traceback__))),
+        f"{module}.{kind.__qualname__}",
+        _text(error),
+        _traceback(error),
         isinstance(error, serialization.OtherPython),
         now - start,
         now,
     )
+
+
+def _text(error: BaseException) -> str:
+    """The message of an exception of the user, whose class may do anything."""
+    try:
+        return str(error)
+    except BaseException as other:
+        return f"<__str__ failed: {type(other).__name__}>"
+
+
+def _traceback(error: BaseException) -> str:
+    frames = _users(error.__traceback__)
+    try:
+        return "".join(traceback.format_exception(type(error), error, frames))
+    except BaseException:  # its message or its causes cannot be read
+        return "".join(traceback.format_tb(frames))
 
 
 def _users(frames: TracebackType | None) -> TracebackType | None:

@@ -104,6 +104,7 @@ class _Server:
         """Run one call; an exit code if it failed and no client has the error."""
         files = RankFiles(self._folder / RESULTS / call.id, self._rank)
         files.run(True)
+        files.remove_read()
         try:
             return self._carry_out(call, file, files)
         finally:

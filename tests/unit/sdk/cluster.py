@@ -14,6 +14,7 @@ Run under one of the two names, it executes the commands of the SDK:
     refuse              if there: beginnings of commands that fail, with their messages
     slow                if there: no pod starts
     hangs               if there: an upload comes to no end
+    holds               if there: a deletion comes to no end
 """
 
 import fcntl
@@ -85,6 +86,8 @@ def kubectl(arguments: list[str]) -> int:
         case "get":
             print("", end="")
         case "delete":
+            while (ROOT / "holds").exists():
+                time.sleep(POLL)
             with locked():
                 JOB.unlink(missing_ok=True)
         case "exec":
@@ -175,15 +178,17 @@ def plugin(arguments: list[str]) -> int:
                     time.sleep(POLL)
                 print(log.read(), end="", flush=True)
         case "state-files":
-            top = ROOT / "state"
+            top, names = ROOT / "state", "--output=name" in arguments
             if not (top / arguments[2]).exists():
                 sys.stderr.write(
                     f"Error: Job {arguments[1]} has no files at {arguments[2]} in its state directory.\n"
                 )
                 return 2
             for path in sorted(top.rglob("*")):
-                if path.is_file():
-                    print(f"==> {path.relative_to(top)} <==\n{path.read_text()}")
+                name = str(path.relative_to(top))
+                hidden = path.name.startswith(".")
+                if path.is_file() and not hidden and path.is_relative_to(top / arguments[2]):
+                    print(name if names else f"==> {name} <==\n{path.read_text()}\n")
     return 0
 
 

@@ -149,6 +149,24 @@ def test_ranks_that_torchrun_restarts_have_no_result() -> None:
     assert isinstance(call.decide(4), Wait)
 
 
+def test_ranks_that_torchrun_restarts_have_raised_nothing() -> None:
+    call = call_state()
+    call.add_frame(0, started(0, 1, time=1), 1)
+    call.add_frame(0, raised(0, 2.0), 2)
+    call.add_frame(0, started(0, 1, time=3), 2.5)
+    assert isinstance(call.decide(4), Wait)
+    call.add_frame(0, raised(0, 9.0), 9)
+    assert call.decide(9) == Wait(1)
+
+
+def test_a_restarted_rank_has_no_result_after_the_results_of_all() -> None:
+    call = call_state(stays=True)
+    call.add_frame(0, started(0, 1, time=1), 1)
+    call.add_frame(0, result(0), 2)
+    call.add_frame(0, started(0, 1, time=3), 3)
+    assert isinstance(call.decide(3), Wait)
+
+
 @pytest.mark.parametrize(
     ("heard", "at", "kind"),
     [

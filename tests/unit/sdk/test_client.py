@@ -12,6 +12,7 @@ from torchrun_api.status import TERMINAL
 from torchrun_sdk import cli, manifest
 from torchrun_sdk.compute import seconds
 from torchrun_sdk.distributed import hosts
+from torchrun_sdk.spec import Reference
 
 
 @pytest.fixture(autouse=True)
@@ -178,3 +179,13 @@ def test_the_sdk_imports_few_modules() -> None:
 
 def test_ended_phases_are_those_of_the_api() -> None:
     assert set(manifest.TERMINAL_PHASES) == TERMINAL
+
+
+def test_users_with_one_name_in_two_containers_share_no_warm_pods(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    keys = set()
+    for host in ("notebook-ann", "notebook-ben", "notebook-ann"):
+        monkeypatch.setattr("socket.gethostname", lambda host=host: host)
+        keys.add(manifest.gang_key(kt.Compute(), Reference("f"), tmp_path))
+    assert len(keys) == 2

@@ -7,6 +7,7 @@ import pytest
 
 from torchrun_sdk.serialization import pack, unpack
 from torchrun_sdk.spec import FOLDER, RAISED, Raised, Result, decode
+from torchrun_sdk.worker.call_files import RankFiles
 
 from ..pods import SECONDS, frames
 
@@ -59,6 +60,28 @@ def test_other_ends_are_reported(make, body: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("def __str__(self): return None", "<__str__ failed: TypeError>"),
+        ("def __str__(self): raise SystemExit", "<__str__ failed: SystemExit>"),
+        ("__cause__ = property(lambda self: 1 / 0)", "bad"),
+    ],
+)
+def test_an_exception_that_cannot_be_printed_is_reported(make, text: str, shown: str) -> None:
+    script = f"""
+    class Bad(Exception):
+        {text}
+
+    def f(): raise Bad("bad")
+    """
+    pod = make(script)
+    rank = pod.rank()
+    raised = frames(pod.collect(), Raised)[-1]
+    assert (raised.type, raised.text) == ("__main__.Bad", shown)
+    assert rank.wait(SECONDS) == RAISED
+
+
+@pytest.mark.parametrize(
     ("script", "text"),
     [("def f(:", "invalid syntax"), ("1/0", "division"), ("x = 1", "no function f")],
 )
@@ -77,37 +100,56 @@ def first():
 def helper():
     return "one"
 
-one = kt.fn(first).to(kt.Compute())()
-raise AssertionError("the import goes no further than the call")
 """
+END = "\nraise AssertionError('the import goes no further')"
 
 
-def test_an_unguarded_call_creates_no_second_job(make) -> None:
-    pod = make(UNGUARDED, "first")
+STARTS = [
+    "one = kt.fn(first).to(kt.Compute())()",
+    "kt.fn(first).to(kt.Compute()).deploy()",
+    "kt.App('a', 'true').deploy()",
+    "kt.App('a', 'true').run()",
+    "kt.attach('first-x7k2p')",
+]
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_an_unguarded_call_creates_no_second_job(make, start: str) -> None:
+    pod = make(UNGUARDED + start + END, "first")
     pod.rank()
     assert unpack(frames(pod.collect(), Result)[-1].value) == "one"
 
 
-def test_an_unguarded_call_before_the_function_has_a_remedy(make) -> None:
-    pod = make(UNGUARDED, "second")
+@pytest.mark.parametrize("start", STARTS)
+def test_an_unguarded_call_before_the_function_has_a_remedy(make, start: str) -> None:
+    pod = make(UNGUARDED + start + END, "second")
     pod.rank()
     raised = frames(pod.collect(), Raised)[-1]
     assert raised.type == "torchrun_sdk.errors.UsageError"
-    assert '__name__ == "__main__"' in raised.text
+    assert 'before second is defined. Move this below if __name__ == "__main__"' in raised.text
 
 
-def test_a_call_within_a_call_is_refused(make) -> None:
-    script = """
-    import torchrun_sdk as kt
-
-    def g(): ...
-
-    def f():
-        return kt.fn(g).to(kt.Compute())()
-    """
-    pod = make(script)
+def test_an_unguarded_call_of_another_module_ends_the_import(make, tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text("def g(): ...")
+    start = "import other; kt.fn(other.g).to(kt.Compute())()"
+    pod = make(UNGUARDED + start + END, "first")
     pod.rank()
-    assert "g.local()" in frames(pod.collect(), Raised)[-1].text
+    assert unpack(frames(pod.collect(), Result)[-1].value) == "one"
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        ("kt.fn(first).to(kt.Compute())()", r"cannot call first remotely. Use first.local()"),
+        ("kt.fn(first).to(kt.Compute()).deploy()", r"cannot deploy first remotely"),
+        ("kt.App('a', 'true').deploy()", r"cannot start the app a"),
+        ("kt.attach('first-x7k2p')", r"cannot attach to job first-x7k2p"),
+    ],
+)
+def test_a_call_within_a_call_is_refused(make, start: str, message: str) -> None:
+    pod = make(f"{UNGUARDED}\ndef f(): {start}")
+    pod.rank()
+    assert message in frames(pod.collect(), Raised)[-1].text
 
 
 def test_a_decorated_function_is_called_itself(make) -> None:
@@ -163,3 +205,19 @@ def test_the_call_file_is_plain_json(make, tmp_path: Path) -> None:
     body = json.loads((tmp_path / FOLDER / "call.json").read_text())
     assert body["function"]["script"] == "script.py"
     assert json.loads(body["arguments"]["data"]) == [[1, 2], {}]
+
+
+def test_temporary_files_are_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`kubectl torchrun state-files` skips hidden files."""
+    renamed: list[Path] = []
+    replace = Path.replace
+
+    def recorded(self: Path, target: Path) -> Path:
+        renamed.append(self)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", recorded)
+    monkeypatch.setenv("TORCHRUN_STATE_DIR", str(tmp_path / "state"))
+    RankFiles(tmp_path / "c1", 0).write_outcome("{}")
+    assert len(renamed) == 2
+    assert all(path.name.startswith(".0.left.") for path in renamed)

@@ -244,14 +244,14 @@ def test_a_new_gang_waits_for_its_client(make) -> None:
 
 def test_a_stop_reaches_the_function_first_and_its_last_output_is_kept(make) -> None:
     script = """
-    import signal, sys, time
+    import os, signal, sys, time
 
     def f():
         def stopped(*_):
             print("saving\\n" * 10_000 + "saved", flush=True)
             sys.exit(0)
         signal.signal(signal.SIGTERM, stopped)
-        print("ready", flush=True)
+        os.write(1, b"ready\\n")  # the signal may arrive before a print has returned
         time.sleep(600)
     """
     pod = make(script, idle=WAITS)

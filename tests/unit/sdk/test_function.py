@@ -1,0 +1,101 @@
+"""Which pods a call uses, and what it opens."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import torchrun_sdk as kt
+from torchrun_sdk.gang import Gang
+from torchrun_sdk.serialization import pack
+from torchrun_sdk.spec import Result, read_call
+
+from .pods import SECONDS
+from .test_gang import FAST, SCRIPT, asked, until, user  # noqa: F401  a fixture
+from .test_hostile import MARK, Bomb
+
+
+def test_pickle_calls_skip_warm_pods_that_a_json_call_has_borrowed(
+    cluster: Path,
+    user: ModuleType,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    kt.fn(user.add).to(FAST)(1)
+    shutil.rmtree(tmp_path / "home")  # the job is now that of another user
+    borrows = kt.fn(user.add).to(FAST)
+    assert borrows(2) == 3
+    assert asked(cluster).count("submit") == 1
+    assert borrows.options(serialization="pickle")(3) == 4
+    assert asked(cluster).count("submit") == 2
+
+
+def test_a_pickle_of_borrowed_pods_is_not_opened(
+    cluster: Path,
+    user: ModuleType,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    theirs = Gang("theirs-1", FAST, cluster, print, created=True, uid="u9")
+    opens = kt.fn(user.add).to(FAST).options(serialization="pickle")
+    answer = Result(0, "a", pack(Bomb(tmp_path), "pickle", "x"))
+    with pytest.raises(kt.UntrustedPickle, match="theirs-1"):
+        opens._open_results([answer], theirs)
+    assert not (tmp_path / MARK).exists()
+
+
+def test_deployed_pods_keep_their_results_and_end(
+    cluster: Path,
+    user: ModuleType,  # noqa: F811
+) -> None:
+    """Without a state directory, as with direct delivery."""
+    name = kt.fn(user.add).to(FAST).options(linger="5m").deploy(1)
+    call = read_call(cluster / "workspace" / f"{name}-pod-0" / ".torchrun-sdk")
+    assert (call.idle, call.linger) == (0, 300)
+    assert "torchrun.ai/sdk-gang" not in (cluster / "job.json").read_text()
+    assert kt.attach(name) == 2
+    until(lambda: '"Succeeded"' in (cluster / "job.json").read_text())
+
+
+def test_a_second_ctrl_c_during_the_deletion_names_the_job(cluster: Path, tmp_path: Path) -> None:
+    for name in ("hangs", "holds"):
+        (cluster / name).touch()
+    script = tmp_path / "project" / "script.py"
+    script.parent.mkdir()
+    script.write_text(SCRIPT)
+    sdk = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "sdk")}
+    process = subprocess.Popen(
+        [sys.executable, str(script), "x"], env=sdk, text=True, stderr=subprocess.PIPE
+    )
+    for command in (" submit ", " delete "):
+        until(lambda command=command: command in _commands(cluster))
+        process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=SECONDS)
+    (job,) = re.findall(r" delete torchrunjob (\S+)", asked(cluster))
+    assert f"kt down {job}" in err
+    assert "KeyboardInterrupt" in err
+
+
+def test_a_remote_function_gets_another_name_and_directory(
+    cluster: Path,
+    user: ModuleType,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    (cluster / "slow").touch()
+    remote = kt.fn(user.add).to(kt.Compute()).distribute(workers=2)
+    assert kt.fn(remote) is remote
+    name = kt.fn(kt.fn(remote, name="sweep"), directory=tmp_path).deploy(1)
+    assert name.startswith("sweep-")
+    assert f"--directory {tmp_path} " in asked(cluster)
+    assert json.loads((cluster / "job.json").read_text())["spec"]["numNodes"] == 2
+    assert remote.deploy(1).startswith("add-")
+
+
+def _commands(cluster: Path) -> str:
+    file = cluster / "commands"
+    return file.read_text() if file.exists() else ""
