@@ -46,10 +46,7 @@ class Kubectl:
 
     @cached_property
     def _flags(self) -> list[str]:
-        """The flags that select cluster and namespace, for every command.
-
-        Without them the plugin could use others: those of a torchrun.toml, which only it reads.
-        """
+        """The flags that select cluster and namespace, the same for every command."""
         context, namespace = _current()
         selected = {"context": context, "namespace": self._namespace or namespace}
         return [f"--{name}={value}" for name, value in selected.items() if value]
@@ -59,9 +56,9 @@ class Kubectl:
         return [_find_kubectl(), *self._flags, *words]
 
     def plugin(self, *words: str) -> list[str]:
-        """A command line of the plugin."""
+        """A command line of the plugin, without the defaults of a torchrun.toml."""
         plugin = _find("kubectl-torchrun", "pipx install kubectl-torchrun")
-        return [plugin, *self._flags, *words]
+        return [plugin, *self._flags, "--no-defaults", *words]
 
     def run(self, *words: str, stdin: str | None = None) -> str:
         """Run kubectl and return its stdout. Raises ClusterError with its stderr."""

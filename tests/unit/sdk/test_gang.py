@@ -121,6 +121,16 @@ def test_every_command_selects_the_same_cluster_and_namespace(
     }
 
 
+def test_a_torchrun_toml_does_not_change_calls_of_the_plugin(
+    cluster: Path, user: ModuleType
+) -> None:
+    """For example its `name` and `wait`."""
+    assert kt.fn(user.add).to(kt.Compute())(1) == 2
+    calls = [line.split() for line in asked(cluster).splitlines() if "kubectl-torchrun" in line]
+    assert len(calls) > 1
+    assert all("--no-defaults" in call for call in calls)
+
+
 @pytest.mark.parametrize("config", ["", "{}", "no JSON", '{"contexts": []}'])
 def test_commands_work_without_a_context(cluster: Path, config: str) -> None:
     (cluster / "kubeconfig").write_text(config)
