@@ -35,6 +35,21 @@ LONGEST_LINE = 2 * LARGEST + (1 << 20)
 _LONGEST_OUTPUT = 2 * LONGEST_LINE
 _LONGEST_ERROR_LINE, _ERROR_LINES = 1 << 16, 100
 _SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+# Runs a program that ends when the pipe $1 closes, even because this process was killed. A watch
+# would only end with its next change.
+_GUARD = """
+exec 4<"/dev/fd/$1"
+exec 3<&0 </dev/null
+shift
+"$@" <&3 3<&- 4<&- &
+program=$!
+exec 3<&- >/dev/null 2>&1
+{ read -r _ <&4; kill $program; } &
+wait $program
+code=$?
+kill $!
+exit $code
+"""
 _CHANGES = ("ADDED", "MODIFIED", "DELETED")
 
 
@@ -166,16 +181,22 @@ class Child:
         self.has_output = False
         self._line = line
         self._whole = whole
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",  # a pod may write any bytes
-            bufsize=1,
-            start_new_session=True,  # Ctrl-C must reach only this program
-        )
+        pipe, kept = os.pipe()
+        self._kept = os.fdopen(kept, "w")
+        try:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", _GUARD, "sh", str(pipe), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+                errors="replace",  # a pod may write any bytes
+                bufsize=1,
+                start_new_session=True,  # Ctrl-C must reach only this program
+                pass_fds=(pipe,),
+            )
+        finally:
+            os.close(pipe)
         self._stdin_lock = threading.Lock()
         self._errors = _Errors(self._process.stderr)
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -205,8 +226,7 @@ class Child:
 
     def close(self) -> None:
         """End it."""
-        if self._process.poll() is None:
-            self._process.terminate()
+        _close(self._kept)
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             _close(stream)

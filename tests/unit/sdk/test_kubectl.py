@@ -57,6 +57,43 @@ def test_the_errors_of_a_child_are_limited() -> None:
     assert len(child._errors._lines) <= 100
 
 
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_child_ends_with_the_client(sent: signal.Signals) -> None:
+    """It prints nothing meanwhile, as a watch without changes."""
+    text = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
+    client = (
+        "import sys, threading; from torchrun_sdk.kubectl import Child\n"
+        f"child = Child([sys.executable, '-c', {text!r}], lambda line: print(line, flush=True))\n"
+        "threading.Event().wait()"
+    )
+    with subprocess.Popen(program(client), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.send_signal(sent)
+    until(lambda: has_ended(pid))
+
+
+def test_a_child_has_its_input_and_ends_when_it_is_closed() -> None:
+    lines: list[str] = []
+    text = "import os, time; print(input() + input(), os.getpid(), flush=True); time.sleep(1000)"
+    child = Child(program(text), lines.append)
+    child.send("a")
+    child.send("b")
+    until(lambda: lines)
+    child.close()
+    text, pid = lines[0].split()
+    assert text == "ab"
+    assert has_ended(int(pid))
+
+
+def has_ended(pid: int) -> bool:
+    """Whether the process is gone, or its parent has not asked for its exit code yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
 FAILS = "import sys; sys.exit({!r})"
 
 
