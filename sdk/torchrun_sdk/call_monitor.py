@@ -77,7 +77,7 @@ class CallMonitor:
             if line is not None and self._state.stays:
                 self._log = CallLog(line, several=self._nodes != 1)
             elif line is not None:
-                log = JobLog(self._kubectl, self._state.name, line)
+                log = JobLog(self._kubectl, self._state.name, line, self._note)
                 until.callback(log.close)
             while True:
                 self._check_delivered()

@@ -207,6 +207,10 @@ class Child:
         self._reader.join(seconds)
         return not self._reader.is_alive()
 
+    def exit_code(self) -> int:
+        """Its exit code; waits for its end. 128 + number for a signal."""
+        return self._process.wait()
+
     def send(self, line: str) -> None:
         """Write a line to its stdin; does nothing after its end."""
         stream = self._process.stdin
