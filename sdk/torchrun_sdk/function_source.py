@@ -45,11 +45,29 @@ def locate(function: Callable[..., Any], root: Path | None = None) -> Project:
     if not file.is_relative_to(top) if hasattr(file, "is_relative_to") else top not in file.parents:
         raise UsageError(f"{file} is outside the uploaded directory {top}. Pass directory= to fn.")
     if name in ("__main__", SCRIPT_NAME):
-        return Project(top, Reference(qualname, script=file.relative_to(top).as_posix()))
+        script = file.relative_to(top).as_posix()
+        module, package = _run_as_module(file)
+        if not package:
+            return Project(top, Reference(qualname, script=script))
+        path = [*_import_path(module, file, top), *_paths(top)]
+        return Project(top, Reference(qualname, script=script, path=path, package=package))
+    path = [*_import_path(name, file, top), *_paths(top)]
+    return Project(top, Reference(qualname, module=name, path=path))
+
+
+def _run_as_module(file: Path) -> tuple[str, str]:
+    """The names of module and package of a script that `python -m` runs; "" without them."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is None or spec.origin is None or Path(spec.origin).resolve() != file:
+        return "", ""  # a script, or the __main__ of a debugger
+    return spec.name, spec.parent or ""
+
+
+def _import_path(name: str, file: Path, top: Path) -> list[str]:
+    """The entry of sys.path for a module, besides the top directory."""
     start = file.parents[len(name.split(".")) - (1 if file.name != "__init__.py" else 0)]
     start = _import_root(name, file) or start
-    entries = [] if start == top else [_below(start, top, name)]
-    return Project(top, Reference(qualname, module=name, path=[*entries, *_paths(top)]))
+    return [] if start == top else [_below(start, top, name)]
 
 
 def project(start: Path) -> Path:
