@@ -29,7 +29,7 @@ _REFUSED = {
 }
 
 
-def option() -> Callable[[click.Command], click.Command]:
+def option() -> Callable[[Callable[..., None]], Callable[..., None]]:
     """--no-defaults, for a program such as the SDK, whose calls mean the same everywhere."""
 
     def keep(ctx: click.Context, _: click.Parameter, value: bool) -> None:
