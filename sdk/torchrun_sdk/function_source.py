@@ -26,7 +26,7 @@ def locate(function: Callable[..., Any], root: Path | None = None) -> Project:
     """The source of the function. `root`: the directory to upload; default: its project.
 
     Raises UsageError for a function that cannot be imported by name: a lambda, a nested function, a
-    function that was typed at a prompt.
+    method of an object, a function of a prompt that does not keep its source.
     """
     qualname = getattr(function, "__qualname__", "")
     if not qualname or "<" in qualname:
@@ -34,6 +34,11 @@ def locate(function: Callable[..., Any], root: Path | None = None) -> Project:
         raise UsageError(
             f"{what} cannot be called remotely, because it cannot be imported by name. Define a"
             " function at the top level of a file."
+        )
+    if inspect.ismethod(function) and not isinstance(function.__self__, type):
+        raise UsageError(
+            f"{qualname} is a method of an object, which is not sent. Define a function that gets"
+            " or creates the object."
         )
     name = function.__module__
     if notebook_source.is_interactive(function):

@@ -133,6 +133,21 @@ def test_functions_that_cannot_be_imported_are_refused() -> None:
             locate(function)
 
 
+class Trainer:
+    """Its objects exist on the client only."""
+
+    def train(self) -> None: ...
+
+    @classmethod
+    def make(cls) -> None: ...
+
+
+def test_a_method_of_an_object_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"Trainer.train is a method of an object, which is not"):
+        locate(Trainer().train)
+    assert locate(Trainer.make).function.qualname == "Trainer.make"
+
+
 def test_a_file_outside_the_project_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Pass directory="):
         locate(write, tmp_path)
