@@ -22,8 +22,10 @@ class Project(NamedTuple):
     function: Reference
 
 
-def locate(function: Callable[..., Any], root: Path | None = None) -> Project:
+def locate(function: Callable[..., Any], root: Path | None = None, values: Any = None) -> Project:
     """The source of the function. `root`: the directory to upload; default: its project.
+
+    values: the arguments, if they are pickled.
 
     Raises UsageError for a function that cannot be imported by name: a lambda, a nested function, a
     method of an object, a function of a prompt that does not keep its source.
@@ -43,7 +45,7 @@ def locate(function: Callable[..., Any], root: Path | None = None) -> Project:
     name = function.__module__
     if notebook_source.is_interactive(function):
         top = (root or project(Path.cwd())).resolve()
-        source = notebook_source.module_source(function)
+        source = notebook_source.module_source(function, values)
         return Project(top, Reference(qualname, script=CELL, path=_paths(top), cell=source))
     file = _file(function)
     top = (root or project(file.parent)).resolve()
