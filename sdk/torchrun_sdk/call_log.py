@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Callable
 
-from torchrun_sdk.kubectl import Child, Kubectl
+from torchrun_sdk.kubectl import PLUGIN_USAGE, Child, Kubectl
 from torchrun_sdk.spec import END_OF_CALL, Lines
 from torchrun_sdk.text import log_line
 
@@ -15,8 +15,7 @@ _END = END_OF_CALL.format(call="")
 _LAST_LINES = 5.0  # seconds for the last lines to arrive
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0  # before the log is requested again
 _START_SECONDS = 2.0  # from the start of the plugin to its request
-# Exit codes of the plugin (torchrun_api/exit_codes.py): the job has ended; the call was wrong.
-_JOB_ENDED, _USAGE = (0, 1), 2
+_JOB_ENDED = (0, 1)  # exit codes of the plugin
 
 
 class JobLog:
@@ -71,7 +70,7 @@ class JobLog:
             if self._closed.is_set() or code in _JOB_ENDED:
                 return
             why = error.removeprefix("Error: ") or f"the plugin exited with code {code}"
-            if code == _USAGE:
+            if code == PLUGIN_USAGE:
                 self._note(f"{self._job}: there is no log: {why}")
                 return
             if child.has_output:

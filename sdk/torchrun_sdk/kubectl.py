@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import IO, Any, Callable, NamedTuple
 
 from torchrun_sdk.cancel import Cancellation
-from torchrun_sdk.errors import ClusterError
+from torchrun_sdk.errors import ClusterError, WrongRequest
 from torchrun_sdk.serialization import LARGEST
 
+_PLUGIN = "kubectl-torchrun"
+PLUGIN_USAGE = 2  # exit code of the plugin
 _PAUSE = 1.0  # between two watches
 # Failures in a row: of a request that the cluster refuses, until it is an error; of another one,
 # until it is reported.
@@ -72,7 +74,7 @@ class Kubectl:
 
     def plugin(self, *words: str) -> list[str]:
         """A command line of the plugin, without the defaults of a torchrun.toml."""
-        plugin = _find("kubectl-torchrun", "pipx install kubectl-torchrun")
+        plugin = _find(_PLUGIN, f"pipx install {_PLUGIN}")
         return [plugin, *self._flags, "--no-defaults", *words]
 
     def run(self, *words: str, stdin: str | None = None) -> str:
@@ -82,7 +84,11 @@ class Kubectl:
     def run_plugin(
         self, *words: str, stdin: str | None = None, cancellation: Cancellation | None = None
     ) -> str:
-        """Run the plugin and return its stdout. Also raises Cancelled, after ending the plugin."""
+        """Run the plugin and return its stdout.
+
+        Raises ClusterError with its stderr, WrongRequest for invalid usage, and Cancelled after
+        ending the plugin.
+        """
         return _run(self.plugin(*words), stdin, cancellation)
 
 
@@ -132,7 +138,9 @@ def _run(command: list[str], stdin: str | None, cancellation: Cancellation | Non
         cancellation.check()
     if process.returncode:
         message = stderr.strip().removeprefix("Error: ")
-        raise ClusterError(message or f"{command[0]} exited with code {process.returncode}")
+        is_usage = process.returncode == PLUGIN_USAGE and Path(command[0]).name == _PLUGIN
+        error = WrongRequest if is_usage else ClusterError
+        raise error(message or f"{command[0]} exited with code {process.returncode}")
     return stdout
 
 
