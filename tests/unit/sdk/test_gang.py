@@ -18,7 +18,7 @@ from types import ModuleType
 import pytest
 
 import torchrun_sdk as kt
-from torchrun_sdk import call_log, call_monitor, cli, kubectl, reattach
+from torchrun_sdk import call_log, call_monitor, cli, reattach, watch
 from torchrun_sdk.gang import Gang
 from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.serialization import pack
@@ -290,7 +290,7 @@ def test_down_tries_to_delete_all_pods(cluster: Path, user: ModuleType) -> None:
 def test_a_call_without_permission_to_watch_its_pods_ends(
     cluster: Path, user: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubectl, "_PAUSE", 0.01)
+    monkeypatch.setattr(watch, "_PAUSE", 0.01)
     (cluster / "refuse").write_text("get pods:(Forbidden) pods is forbidden")
     with pytest.raises(kt.ClusterError, match="pods is forbidden\nThe job was not changed"):
         kt.fn(user.sleeps).to(kt.Compute())(600)
