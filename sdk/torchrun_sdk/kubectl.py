@@ -32,8 +32,8 @@ LONGEST_LINE = 2 * LARGEST + (1 << 20)
 _LONGEST_OUTPUT = 2 * LONGEST_LINE
 _LONGEST_ERROR_LINE, _ERROR_LINES = 1 << 16, 100
 _SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-# Runs a program that ends when the pipe $1 closes, even because this process was killed. A watch
-# would only end with its next change.
+# Runs a program that ends with a line on the pipe $1 or when it closes, even because this process
+# was killed. A watch would only end with its next change.
 _GUARD = """
 exec 4<"/dev/fd/$1"
 exec 3<&0 </dev/null
@@ -232,6 +232,9 @@ class Child:
 
     def close(self) -> None:
         """End it."""
+        with suppress(OSError, ValueError):
+            self._kept.write("\n")  # a fork of this process may keep the pipe open
+            self._kept.flush()
         _close(self._kept)
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,15 @@ def test_a_child_has_its_input_and_ends_when_it_is_closed() -> None:
     text, pid = lines[0].split()
     assert text == "ab"
     assert has_ended(int(pid))
+
+
+def test_a_child_can_be_closed_after_a_fork() -> None:
+    """A process of multiprocessing has a copy of the pipe, and may run for long."""
+    child = Child(program("import time; time.sleep(1000)"), lambda line: None)
+    copy = os.dup(child._kept.fileno())
+    threading.Thread(target=child.close, daemon=True).start()
+    until(lambda: child._process.returncode is not None)
+    os.close(copy)
 
 
 def has_ended(pid: int) -> bool:
