@@ -22,7 +22,9 @@ class Project(NamedTuple):
     function: Reference
 
 
-def locate(function: Callable[..., Any], root: Path | None = None, values: Any = None) -> Project:
+def locate(
+    function: Callable[..., Any], root: Path | None = None, values: object = None
+) -> Project:
     """The source of the function. `root`: the directory to upload; default: its project.
 
     values: the arguments, if they are pickled.

@@ -29,7 +29,7 @@ def is_interactive(function: Callable[..., Any]) -> bool:
     return in_main and code is not None and not Path(code.co_filename).is_file()
 
 
-def module_source(function: Callable[..., Any], values: Any = None) -> str:
+def module_source(function: Callable[..., Any], values: object = None) -> str:
     """The source of a module with the function. Raises UsageError with the unsupported name.
 
     values: arguments that are pickled; the module also has the classes and functions in them.
@@ -107,7 +107,7 @@ class _Names(pickle.Pickler):
         return NotImplemented
 
 
-def _pickled_names(values: Any) -> set[str]:
+def _pickled_names(values: object) -> set[str]:
     names = _Names()
     with suppress(Exception):  # that the values cannot be pickled is reported later
         names.dump(values)

@@ -59,7 +59,7 @@ def change(
         if not condition:
             return 0
         generation = msgspec.convert(changed["metadata"], ObjectMeta).generation
-        awaited = wait.Change(generation, nodes)
+        awaited = wait.SpecChange(generation, nodes)
         return cluster.run(
             lambda api: wait.wait(api, name, terminal, condition, options.timeout, awaited)
         )

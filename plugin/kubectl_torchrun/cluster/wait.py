@@ -17,7 +17,7 @@ CONDITIONS = ("QueueReady", "WorkspaceReady", "Admitted", "Scheduled", "Complete
 _TICK_SECONDS = 1.0
 
 
-class Change(NamedTuple):
+class SpecChange(NamedTuple):
     """A change of the spec, before which no status counts.
 
     generation: of the job after the change. nodes: the size that it asks for.
@@ -34,7 +34,7 @@ class Change(NamedTuple):
         return has_size and job.status.observed_generation >= self.generation
 
 
-NO_CHANGE = Change()
+NO_CHANGE = SpecChange()
 
 
 def check(condition: str) -> str:
@@ -48,7 +48,7 @@ def check(condition: str) -> str:
     return names[condition.lower()]
 
 
-def met(job: Job | None, condition: str, change: Change = NO_CHANGE) -> bool:
+def met(job: Job | None, condition: str, change: SpecChange = NO_CHANGE) -> bool:
     """Whether the job meets the condition now. A job that has succeeded has been Running."""
     if job is None or condition == DELETED:
         return job is None and condition == DELETED
@@ -66,7 +66,7 @@ async def wait(
     terminal: Terminal,
     condition: str,
     seconds: float | None,
-    change: Change = NO_CHANGE,
+    change: SpecChange = NO_CHANGE,
 ) -> int:
     """Wait, and print changes of the job meanwhile; the exit code.
 
@@ -85,7 +85,7 @@ async def until(
     terminal: Terminal,
     condition: str,
     seconds: float | None,
-    change: Change = NO_CHANGE,
+    change: SpecChange = NO_CHANGE,
 ) -> int:
     """Wait as `wait` does, with a JobWatch that another task runs."""
     narrator = Narrator(job_watch, terminal)
