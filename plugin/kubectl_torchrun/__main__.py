@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kubectl_torchrun.cli import options
+from kubectl_torchrun.cli import defaults, options
 from kubectl_torchrun.cli.usage import errors_in_one_style
 from kubectl_torchrun.commands import KUBECTL_VERBS, SHORT_HELP
 
@@ -117,6 +117,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     callback=_print_version,
     help="Show the version and exit.",
 )
+@defaults.option()
 @options.plain_cluster_options
 def cli(kubeconfig: str, context: str, namespace: str) -> None:
     """Run the code in the current directory with torchrun on many nodes of a cluster.

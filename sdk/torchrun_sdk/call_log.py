@@ -2,29 +2,100 @@
 
 from __future__ import annotations
 
+import math
+import threading
+import time
 from typing import Callable
 
-from torchrun_sdk.kubectl import Child, Kubectl
+from torchrun_sdk.kubectl import PLUGIN_USAGE, Child, Kubectl
 from torchrun_sdk.spec import END_OF_CALL, Lines
 from torchrun_sdk.text import log_line
 
 _END = END_OF_CALL.format(call="")
 _LAST_LINES = 5.0  # seconds for the last lines to arrive
+_FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0  # before the log is requested again
+_START_SECONDS = 2.0  # from the start of the plugin to its request
+_JOB_ENDED = (0, 1)  # exit codes of the plugin
 
 
 class JobLog:
-    """Lines of all pods of a job, from the plugin, which prefixes each with the node."""
+    """Lines of all pods of a job, from the plugin, which prefixes each with the node.
 
-    def __init__(self, kubectl: Kubectl, job: str, line: Callable[[str], None]) -> None:
-        self._child = Child(kubectl.plugin("logs", job, "--follow"), line)
+    If the plugin fails, for example because the API server was away for long, `note` gets the
+    cause, and the plugin is started again.
+    """
+
+    def __init__(
+        self,
+        kubectl: Kubectl,
+        job: str,
+        line: Callable[[str], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._command = kubectl.plugin("logs", job, "--follow")
+        self._job = job
+        self._line = line
+        self._note = note
+        self._last_line: float | None = None  # when it arrived
+        self._hurried = threading.Event()
+        self._closed = threading.Event()
+        self._child: Child | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Stop following."""
-        self._child.close()
+        self._closed.set()
+        self._hurried.set()
+        if self._child is not None:
+            self._child.close()
 
     def wait(self) -> None:
         """Wait for its end, at most _LAST_LINES seconds."""
-        self._child.wait(_LAST_LINES)
+        self._hurried.set()
+        self._thread.join(_LAST_LINES)
+
+    def _run(self) -> None:
+        delay = _FIRST_DELAY
+        is_noted = False
+        while True:
+            is_last = self._hurried.is_set()
+            child = self._child = Child([*self._command, *self._since()], self._take)
+            if self._closed.is_set():  # `close` has ended only the program before
+                child.close()
+                return
+            child.wait()
+            code, error = child.exit_code(), child.stderr_tail().rpartition("\n")[2]
+            child.close()
+            if self._closed.is_set() or code in _JOB_ENDED:
+                return
+            why = error.removeprefix("Error: ") or f"the plugin exited with code {code}"
+            if code == PLUGIN_USAGE:
+                self._note(f"{self._job}: there is no log: {why}")
+                return
+            if child.has_output:
+                delay, is_noted = _FIRST_DELAY, False
+            if not is_noted:
+                self._note(
+                    f"{self._job}: the log has stopped and is requested again; lines may repeat:"
+                    f" {why}"
+                )
+                is_noted = True
+            if is_last:
+                return
+            self._hurried.wait(delay)
+            delay = min(2 * delay, _LONGEST_DELAY)
+
+    def _since(self) -> list[str]:
+        """The flag for the lines after the last one: of the clock that a suspended laptop keeps."""
+        if self._last_line is None:
+            return []
+        age = max(time.time() - self._last_line, 0.0)
+        return [f"--since={math.ceil(age + _START_SECONDS)}s"]
+
+    def _take(self, line: str) -> None:
+        self._last_line = time.time()
+        self._line(line)
 
 
 class CallLog:

@@ -12,9 +12,10 @@ from torchrun_sdk.call_state import CallState, Wait
 from torchrun_sdk.cancel import Cancellation, Cancelled
 from torchrun_sdk.connections import CallDelivery, Connections, MonitorEvent
 from torchrun_sdk.errors import CallError, ClusterError, ProtocolError
-from torchrun_sdk.kubectl import Kubectl, Trouble, Watch
+from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.manifest import TERMINAL_PHASES, workers_of
 from torchrun_sdk.spec import Result
+from torchrun_sdk.watch import Trouble, Watch
 
 Line = Callable[[str], None]
 Note = Callable[[str], None]
@@ -77,7 +78,7 @@ class CallMonitor:
             if line is not None and self._state.stays:
                 self._log = CallLog(line, several=self._nodes != 1)
             elif line is not None:
-                log = JobLog(self._kubectl, self._state.name, line)
+                log = JobLog(self._kubectl, self._state.name, line, self._note)
                 until.callback(log.close)
             while True:
                 self._check_delivered()

@@ -18,7 +18,7 @@ from torchrun_sdk.kubectl import Kubectl, run_attached
 from torchrun_sdk.manifest import LABEL
 from torchrun_sdk.spec import SCRIPT_NAME
 
-_CLUSTER = 4  # exit code
+_USAGE, _CLUSTER, _INTERRUPTED = 2, 4, 130  # exit codes
 _EPILOG = """examples:
   kt run python my_script.py        run a script; its apps run in the cluster
   kt deploy my_script.py            start the remote functions and apps of a file
@@ -32,7 +32,11 @@ The namespace is that of -n, else TORCHRUN_NAMESPACE, else that of kubectl.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0; 1: the run failed; 2: invalid usage; 4: the cluster refused."""
+    """The exit code.
+
+    0; 1: the run failed; 2: invalid usage or a pickle that is not trusted; 4: the cluster refused;
+    130: Ctrl-C.
+    """
     options = _parser().parse_args(arguments)
     namespace = options.namespace or os.environ.get("TORCHRUN_NAMESPACE", "")
     if namespace:
@@ -40,16 +44,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = options.work(options, Kubectl(namespace))
     except KeyboardInterrupt:  # or Detached
-        return 130
+        return _INTERRUPTED
     except CallError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     except ClusterError as error:
         sys.stderr.write(f"error: {error}\n")
-        return _CLUSTER
+        return _USAGE if isinstance(error, UsageError) else _CLUSTER
     except SdkError as error:
         sys.stderr.write(f"error: {error}\n")
-        return 2
+        return _USAGE
     return code
 
 
@@ -148,7 +152,8 @@ def _down(options: argparse.Namespace, kubectl: Kubectl) -> int:
 
 def _kubectl(command: list[str]) -> int:
     """Run kubectl, which prints its errors; the exit code."""
-    return _CLUSTER if run_attached(command) else 0
+    code = run_attached(command)
+    return code if code in (0, _INTERRUPTED) else _CLUSTER
 
 
 if __name__ == "__main__":

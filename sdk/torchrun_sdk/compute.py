@@ -71,12 +71,12 @@ class Volume:
         """v1 VolumeMount."""
         return {"name": self.name, "mountPath": self.mount_path}
 
-    def check(self, workers: int) -> None:
-        """Raises UsageError if the access mode does not support this number of nodes."""
-        if workers > 1 and self.access_mode not in _SHARED:
+    def check(self, pods: int) -> None:
+        """Raises UsageError if the access mode does not support this number of pods."""
+        if pods > 1 and self.access_mode not in _SHARED:
             raise UsageError(
                 f"Volume {self.name} has access_mode {self.access_mode}, which does not support"
-                f' {workers} workers. Use access_mode="ReadWriteMany" with a shared storage class'
+                f' {pods} pods. Use access_mode="ReadWriteMany" with a shared storage class'
                 " (NFS, CephFS, JuiceFS)."
             )
 
@@ -154,7 +154,7 @@ class Compute:
                 f" 'ray' and must be one of {OPERATORS}."
             )
         for volume in self.volumes:
-            volume.check(workers)
+            volume.check(workers + (framework == "ray"))  # Ray has a head
         other = Compute.__new__(Compute)
         other.__dict__.update(self.__dict__)
         quorum = seconds(quorum_timeout, "quorum_timeout")

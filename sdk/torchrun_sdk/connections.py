@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from torchrun_sdk.errors import ClusterError, SdkError
-from torchrun_sdk.kubectl import LONGEST_LINE, Child, Failures, Kubectl
+from torchrun_sdk.kubectl import LONGEST_LINE, Child, Kubectl
 from torchrun_sdk.manifest import ATTEMPT, CONTAINER, node_of
 from torchrun_sdk.spec import (
     ENTRY,
@@ -34,6 +34,7 @@ from torchrun_sdk.spec import (
     decode,
     dump_call,
 )
+from torchrun_sdk.watch import Failures
 
 _AGAIN = 0.5  # between two attempts to connect to a pod
 _LAST_WORDS = 2.0  # to send the last messages

@@ -23,6 +23,10 @@ class ClusterError(SdkError):
     """kubectl or the API server refused the request or is unreachable."""
 
 
+class WrongRequest(UsageError, ClusterError):
+    """The plugin refused the request as invalid usage, for example without a queue to use."""
+
+
 class CallError(SdkError):
     """The call failed.
 

@@ -176,7 +176,9 @@ class Remote:
 
     def _prepare_call(self, compute: Compute, args: Any, kwargs: Any) -> tuple[Path, Call]:
         """The directory to upload, and the call for its ranks."""
-        project = locate(self.torchrun_function, self._directory)
+        is_pickled = self._options.serialization == PICKLE
+        values = (args, kwargs) if is_pickled else None
+        project = locate(self.torchrun_function, self._directory, values)
         try:
             arguments = pack([args, kwargs], self._options.serialization, "an argument")
         except Unpackable as error:

@@ -22,11 +22,15 @@ class Project(NamedTuple):
     function: Reference
 
 
-def locate(function: Callable[..., Any], root: Path | None = None) -> Project:
+def locate(
+    function: Callable[..., Any], root: Path | None = None, values: object = None
+) -> Project:
     """The source of the function. `root`: the directory to upload; default: its project.
 
+    values: the arguments, if they are pickled.
+
     Raises UsageError for a function that cannot be imported by name: a lambda, a nested function, a
-    function that was typed at a prompt.
+    method of an object, a function of a prompt that does not keep its source.
     """
     qualname = getattr(function, "__qualname__", "")
     if not qualname or "<" in qualname:
@@ -35,21 +39,44 @@ def locate(function: Callable[..., Any], root: Path | None = None) -> Project:
             f"{what} cannot be called remotely, because it cannot be imported by name. Define a"
             " function at the top level of a file."
         )
+    if inspect.ismethod(function) and not isinstance(function.__self__, type):
+        raise UsageError(
+            f"{qualname} is a method of an object, which is not sent. Define a function that gets"
+            " or creates the object."
+        )
     name = function.__module__
     if notebook_source.is_interactive(function):
         top = (root or project(Path.cwd())).resolve()
-        source = notebook_source.module_source(function)
+        source = notebook_source.module_source(function, values)
         return Project(top, Reference(qualname, script=CELL, path=_paths(top), cell=source))
     file = _file(function)
     top = (root or project(file.parent)).resolve()
     if not file.is_relative_to(top) if hasattr(file, "is_relative_to") else top not in file.parents:
         raise UsageError(f"{file} is outside the uploaded directory {top}. Pass directory= to fn.")
     if name in ("__main__", SCRIPT_NAME):
-        return Project(top, Reference(qualname, script=file.relative_to(top).as_posix()))
+        script = file.relative_to(top).as_posix()
+        module, package = _run_as_module(file)
+        if not package:
+            return Project(top, Reference(qualname, script=script))
+        path = [*_import_path(module, file, top), *_paths(top)]
+        return Project(top, Reference(qualname, script=script, path=path, package=package))
+    path = [*_import_path(name, file, top), *_paths(top)]
+    return Project(top, Reference(qualname, module=name, path=path))
+
+
+def _run_as_module(file: Path) -> tuple[str, str]:
+    """The names of module and package of a script that `python -m` runs; "" without them."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is None or spec.origin is None or Path(spec.origin).resolve() != file:
+        return "", ""  # a script, or the __main__ of a debugger
+    return spec.name, spec.parent or ""
+
+
+def _import_path(name: str, file: Path, top: Path) -> list[str]:
+    """The entry of sys.path for a module, besides the top directory."""
     start = file.parents[len(name.split(".")) - (1 if file.name != "__init__.py" else 0)]
     start = _import_root(name, file) or start
-    entries = [] if start == top else [_below(start, top, name)]
-    return Project(top, Reference(qualname, module=name, path=[*entries, *_paths(top)]))
+    return [] if start == top else [_below(start, top, name)]
 
 
 def project(start: Path) -> Path:

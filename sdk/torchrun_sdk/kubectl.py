@@ -18,24 +18,35 @@ from collections.abc import Generator, Iterator
 from contextlib import nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Callable, NamedTuple
+from typing import IO, Callable
 
 from torchrun_sdk.cancel import Cancellation
-from torchrun_sdk.errors import ClusterError
+from torchrun_sdk.errors import ClusterError, WrongRequest
 from torchrun_sdk.serialization import LARGEST
 
-_PAUSE = 1.0  # between two watches
-# Failures in a row: of a request that the cluster refuses, until it is an error; of another one,
-# until it is reported.
-_REFUSALS, _FAILURES = 5, 20
-_REFUSED = ("(Forbidden)", "(Unauthorized)")
+_PLUGIN = "kubectl-torchrun"
+PLUGIN_USAGE = 2  # exit code of the plugin
 # Characters. A pod may print anything: a longer line is split, more output is an error. JSON
 # escapes each quote of a value.
 LONGEST_LINE = 2 * LARGEST + (1 << 20)
 _LONGEST_OUTPUT = 2 * LONGEST_LINE
 _LONGEST_ERROR_LINE, _ERROR_LINES = 1 << 16, 100
 _SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_CHANGES = ("ADDED", "MODIFIED", "DELETED")
+# Runs a program that ends with a line on the pipe $1 or when it closes, even because this process
+# was killed. A watch would only end with its next change.
+_GUARD = """
+exec 4<"/dev/fd/$1"
+exec 3<&0 </dev/null
+shift
+"$@" <&3 3<&- 4<&- &
+program=$!
+exec 3<&- >/dev/null 2>&1
+{ read -r _ <&4; kill $program; } &
+wait $program
+code=$?
+kill $!
+exit $code
+"""
 
 
 class Kubectl:
@@ -46,10 +57,7 @@ class Kubectl:
 
     @cached_property
     def _flags(self) -> list[str]:
-        """The flags that select cluster and namespace, for every command.
-
-        Without them the plugin could use others: those of a torchrun.toml, which only it reads.
-        """
+        """The flags that select cluster and namespace, the same for every command."""
         context, namespace = _current()
         selected = {"context": context, "namespace": self._namespace or namespace}
         return [f"--{name}={value}" for name, value in selected.items() if value]
@@ -59,9 +67,9 @@ class Kubectl:
         return [_find_kubectl(), *self._flags, *words]
 
     def plugin(self, *words: str) -> list[str]:
-        """A command line of the plugin."""
-        plugin = _find("kubectl-torchrun", "pipx install kubectl-torchrun")
-        return [plugin, *self._flags, *words]
+        """A command line of the plugin, without the defaults of a torchrun.toml."""
+        plugin = _find(_PLUGIN, f"pipx install {_PLUGIN}")
+        return [plugin, *self._flags, "--no-defaults", *words]
 
     def run(self, *words: str, stdin: str | None = None) -> str:
         """Run kubectl and return its stdout. Raises ClusterError with its stderr."""
@@ -70,7 +78,11 @@ class Kubectl:
     def run_plugin(
         self, *words: str, stdin: str | None = None, cancellation: Cancellation | None = None
     ) -> str:
-        """Run the plugin and return its stdout. Also raises Cancelled, after ending the plugin."""
+        """Run the plugin and return its stdout.
+
+        Raises ClusterError with its stderr, WrongRequest for invalid usage, and Cancelled after
+        ending the plugin.
+        """
         return _run(self.plugin(*words), stdin, cancellation)
 
 
@@ -120,7 +132,9 @@ def _run(command: list[str], stdin: str | None, cancellation: Cancellation | Non
         cancellation.check()
     if process.returncode:
         message = stderr.strip().removeprefix("Error: ")
-        raise ClusterError(message or f"{command[0]} exited with code {process.returncode}")
+        is_usage = process.returncode == PLUGIN_USAGE and Path(command[0]).name == _PLUGIN
+        error = WrongRequest if is_usage else ClusterError
+        raise error(message or f"{command[0]} exited with code {process.returncode}")
     return stdout
 
 
@@ -169,16 +183,22 @@ class Child:
         self.has_output = False
         self._line = line
         self._whole = whole
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",  # a pod may write any bytes
-            bufsize=1,
-            start_new_session=True,  # Ctrl-C must reach only this program
-        )
+        pipe, kept = os.pipe()
+        self._kept = os.fdopen(kept, "w")
+        try:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", _GUARD, "sh", str(pipe), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+                errors="replace",  # a pod may write any bytes
+                bufsize=1,
+                start_new_session=True,  # Ctrl-C must reach only this program
+                pass_fds=(pipe,),
+            )
+        finally:
+            os.close(pipe)
         self._stdin_lock = threading.Lock()
         self._errors = _Errors(self._process.stderr)
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -188,6 +208,10 @@ class Child:
         """Wait for a limited time; whether it has ended and all its lines were handled."""
         self._reader.join(seconds)
         return not self._reader.is_alive()
+
+    def exit_code(self) -> int:
+        """Its exit code; waits for its end. 128 + number for a signal."""
+        return self._process.wait()
 
     def send(self, line: str) -> None:
         """Write a line to its stdin; does nothing after its end."""
@@ -208,8 +232,10 @@ class Child:
 
     def close(self) -> None:
         """End it."""
-        if self._process.poll() is None:
-            self._process.terminate()
+        with suppress(OSError, ValueError):
+            self._kept.write("\n")  # a fork of this process may keep the pipe open
+            self._kept.flush()
+        _close(self._kept)
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             _close(stream)
@@ -237,97 +263,6 @@ def _close(stream: IO[str] | None) -> None:
     with suppress(OSError, ValueError):
         if stream is not None:
             stream.close()
-
-
-class Trouble(NamedTuple):
-    """Why a program fails each time. is_refused: the cluster refuses the request."""
-
-    text: str
-    is_refused: bool
-
-
-class Failures:
-    """Counts the failures in a row of a program that is started again after each end.
-
-    what: the subject of the message. report: called if another attempt will not help, and once if
-    the program fails for long.
-    """
-
-    def __init__(self, what: str, report: Callable[[Trouble], object]) -> None:
-        self._what = what
-        self._report = report
-        self._count = 0
-
-    def ended(self, child: Child) -> None:
-        """Count an end of the program, which is a failure if it printed nothing but an error."""
-        error = child.stderr_tail()
-        if child.has_output or not error:
-            self._count = 0
-            return
-        self._count += 1
-        text = f"{self._what} failed {self._count} times in a row: {error}"
-        if self._count >= _REFUSALS and any(word in error for word in _REFUSED):
-            self._report(Trouble(text, is_refused=True))
-        elif self._count == _FAILURES:
-            self._report(Trouble(text, is_refused=False))
-
-
-class Watch:
-    """Changes of objects, from `kubectl get --watch`, which is restarted until `close`.
-
-    `changed` gets the kind of change (ADDED, MODIFIED, DELETED) and the object. report: see
-    `Failures`.
-    """
-
-    def __init__(
-        self,
-        kubectl: Kubectl,
-        words: list[str],
-        changed: Callable[[str, dict[str, Any]], None],
-        report: Callable[[Trouble], object] = lambda _: None,
-    ) -> None:
-        self._failures = Failures(f"kubectl get {' '.join(words)} --watch", report)
-        self._command = kubectl.command(
-            "get", *words, "--watch", "--output-watch-events", "--output=json"
-        )
-        self._changed = changed
-        self._closed = threading.Event()
-        self._child: Child | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """End it."""
-        self._closed.set()
-        if self._child is not None:
-            self._child.close()
-
-    def _run(self) -> None:
-        while not self._closed.is_set():
-            child = self._child = Child(self._command, self._event, whole=True)
-            if self._closed.is_set():  # `close` has ended only the program before
-                child.close()
-                return
-            child.wait()
-            if "NotFound" in child.stderr_tail() and not self._closed.is_set():
-                self._changed("DELETED", {})
-            else:
-                self._failures.ended(child)
-            child.close()
-            self._closed.wait(_PAUSE)
-
-    def _event(self, line: str) -> None:
-        """Handle one event, a line of kubectl's.
-
-        An error of the API server is an event too; the watch ends after it and is restarted.
-        """
-        try:
-            event = json.loads(line)
-        except ValueError:
-            return
-        body = event.get("object") if isinstance(event, dict) else None
-        if isinstance(body, dict) and event.get("type") in _CHANGES:
-            self._changed(event["type"], body)
 
 
 def run_attached(command: list[str], environment: dict[str, str] | None = None) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
+import pickle
 import symtable
 import sys
 import textwrap
@@ -28,10 +29,17 @@ def is_interactive(function: Callable[..., Any]) -> bool:
     return in_main and code is not None and not Path(code.co_filename).is_file()
 
 
-def module_source(function: Callable[..., Any]) -> str:
-    """The source of a module with the function. Raises UsageError with the unsupported name."""
-    writer = _Writer(vars(sys.modules["__main__"]))
+def module_source(function: Callable[..., Any], values: object = None) -> str:
+    """The source of a module with the function. Raises UsageError with the unsupported name.
+
+    values: arguments that are pickled; the module also has the classes and functions in them.
+    """
+    session = vars(sys.modules["__main__"])
+    writer = _Writer(session)
     writer.define(function.__name__, inspect.unwrap(function), "")
+    for name in sorted(_pickled_names(values)):
+        if name in session:
+            writer.define(name, session[name], "an argument")
     return "\n\n".join(["from __future__ import annotations", *writer.imports, *writer.parts, ""])
 
 
@@ -53,7 +61,14 @@ class _Writer:
         if isinstance(value, ModuleType):
             self.imports.append(f"import {value.__name__} as {name}")
         elif isinstance(plain, (FunctionType, type)) and module == "__main__":
-            self._source(name, plain)
+            own = plain.__name__
+            if own == name or not own.isidentifier():  # the source of a lambda has its name
+                self._source(name, plain)
+            elif self._session.get(own) is value or hasattr(value, "torchrun_function"):
+                self.define(own, plain, user)
+                self.parts.append(f"{name} = {own}")
+            else:  # a former definition, or a wrapper that no source has
+                self.parts.append(f"{name} = {_literal(name, value, user)}")
         elif module and module != "__main__" and _is_found(module, plain):
             self.imports.append(f"from {module} import {plain.__qualname__} as {name}")
         else:
@@ -72,6 +87,31 @@ class _Writer:
             if used in self._session:
                 self.define(used, self._session[used], name)
         self.parts.append(source.rstrip())
+
+
+class _Names(pickle.Pickler):
+    """Collects the names of the session that a pickle refers to, and keeps nothing of it."""
+
+    def __init__(self) -> None:
+        super().__init__(self, protocol=4)
+        self.names: set[str] = set()
+
+    def write(self, data: bytes) -> int:
+        """Take a part of the pickle."""
+        return len(data)
+
+    def reducer_override(self, value: Any) -> Any:
+        """Called with each class and function."""
+        if isinstance(value, (FunctionType, type)) and value.__module__ == "__main__":
+            self.names.add(value.__qualname__.partition(".")[0])
+        return NotImplemented
+
+
+def _pickled_names(values: object) -> set[str]:
+    names = _Names()
+    with suppress(Exception):  # that the values cannot be pickled is reported later
+        names.dump(values)
+    return names.names
 
 
 def _class_source(value: type) -> str:

@@ -46,6 +46,8 @@ class Reference(NamedTuple):
     path: list[str] = []  # noqa: RUF012 - never changed
     # The source of a script without a file, typed at a prompt or in a cell.
     cell: str = ""
+    # The package of a script that `python -m` runs.
+    package: str = ""
 
 
 class Call(NamedTuple):

@@ -8,6 +8,7 @@ LR = "0.1"
 tail = 100
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -16,6 +17,7 @@ from kubectl_torchrun.home import home
 from kubectl_torchrun.text import escape
 
 FILE = "torchrun.toml"
+_IGNORED_KEY = "torchrun.no-defaults"  # in the meta of a context
 _RUNS = ("submit", "run")  # the commands for which `command` outside of any table applies
 # The file of a foreign repository must not choose a kubeconfig, which may start programs.
 _REFUSED = {
@@ -27,8 +29,26 @@ _REFUSED = {
 }
 
 
+def option() -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """--no-defaults, for a program such as the SDK, whose calls mean the same everywhere."""
+
+    def keep(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        ctx.meta[_IGNORED_KEY] = value
+
+    return click.option(
+        "--no-defaults",
+        is_flag=True,
+        expose_value=False,
+        callback=keep,
+        help=f"Ignore {FILE}.",
+    )
+
+
 def find(start: Path | None = None) -> Path | None:
-    """The nearest torchrun.toml at or above the directory, or None."""
+    """The nearest torchrun.toml at or above the directory; None also with --no-defaults."""
+    ctx = click.get_current_context(silent=True)
+    if ctx is not None and ctx.meta.get(_IGNORED_KEY):
+        return None
     here = (start or Path.cwd()).resolve()
     return next((file for at in (here, *here.parents) if (file := at / FILE).is_file()), None)
 

@@ -175,14 +175,17 @@ def _request_of_file(flags: RequestFlags) -> "Callable[[], Request]":
         words = ", ".join("COMMAND" if name == "command" else f"--{name}" for name in both)
         raise click.UsageError(f"{words} cannot be combined with --filename. Set it in the file.")
 
-    queue_flag = flags.queue if source("queue") == ParameterSource.COMMANDLINE else ""
+    name_flag, queue_flag = (
+        value if source(flag) == ParameterSource.COMMANDLINE else ""
+        for flag, value in (("name", flags.name), ("queue", flags.queue))
+    )
 
     def make() -> "Request":
         from kubectl_torchrun.upload import user_manifest
         from kubectl_torchrun.upload.job_manifest import Request
 
         body = user_manifest.read(flags.filename)
-        name = flags.name or user_manifest.name_of(body)
+        name = name_flag or user_manifest.name_of(body) or flags.name
         queue = queue_flag or user_manifest.queue_of(body) or flags.queue
         return Request(name, queue, "", manifest=body)
 

@@ -1,6 +1,6 @@
 """A client of the API server over HTTP, with the requests that the plugin makes."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -18,13 +18,13 @@ from torchrun_api.names import SYNC_PORT
 T = TypeVar("T", bound=Object)
 V = TypeVar("V")
 
+_UNAUTHORIZED = 401
 _WATCH_SECONDS = 240
 _WATCH_SILENCE = 120.0  # seconds; bookmarks arrive about every minute
 _WATCH_OPEN = 5.0  # seconds; a watch without events that was open for so long has not failed
 _BUSY_SECONDS = 20.0
-_POD_SECONDS = (
-    60.0  # seconds of silence; the response to the last range follows a digest of all bytes
-)
+# Seconds of silence. The response to the last range follows a digest of all bytes.
+_POD_SECONDS = 60.0
 _POD_BYTES = 16 << 20
 _LONGEST_LINE = 1 << 20
 _LONGEST_EVENT = 16 << 20  # an object of etcd has at most 1.5 MiB, in a shorter format than JSON
@@ -63,7 +63,8 @@ class Api:
     """One namespace of a cluster. Create it with `connect`.
 
     Every method raises ApiError and Unreachable, and Unreadable if it returns an object. Reads wait
-    while the server is busy.
+    while the server is busy. A request that the server answers with 401 is repeated once: kubectl
+    replaces expired credentials only after such an answer.
     """
 
     def __init__(self, client: HttpClient, namespace: str, backoff: Backoff) -> None:
@@ -210,7 +211,7 @@ class Api:
         path: str,
         *,
         headers: Mapping[str, str] | None = None,
-        content: bytes | AsyncIterator[bytes] | None = None,
+        content: bytes | Callable[[], AsyncIterator[bytes]] | None = None,
         namespace: str = "",
         port: int = SYNC_PORT,
     ) -> tuple[int, bytes]:
@@ -221,18 +222,22 @@ class Api:
         """
         where = namespace or self.namespace
         proxied = f"/api/v1/namespaces/{where}/pods/{pod}:{port}/proxy{path}"
-        with _unreachable():
-            response = await self._client.request(
-                method,
-                proxied,
-                headers=headers,
-                content=content,
-                seconds=_POD_SECONDS,
-                most=_POD_BYTES,
-            )
-        if response.status >= 400:
-            _raise_for_server(response.status, response.content)
-        return response.status, response.content
+
+        async def ask() -> tuple[int, bytes]:
+            with _unreachable():
+                response = await self._client.request(
+                    method,
+                    proxied,
+                    headers=headers,
+                    content=content() if callable(content) else content,
+                    seconds=_POD_SECONDS,
+                    most=_POD_BYTES,
+                )
+            if response.status >= 400:
+                _raise_for_server(response.status, response.content)
+            return response.status, response.content
+
+        return await _with_new_credentials(ask)
 
     async def _request(
         self,
@@ -248,7 +253,9 @@ class Api:
         until = anyio.current_time() + _BUSY_SECONDS
         while True:
             try:
-                return await self._try(method, path, query, content, headers)
+                return await _with_new_credentials(
+                    lambda: self._try(method, path, query, content, headers)
+                )
             except ApiError as error:
                 if method != "GET" or not error.retriable or anyio.current_time() > until:
                     raise
@@ -286,12 +293,25 @@ class Api:
         longest: int = _LONGEST_LINE,
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         with _unreachable():
-            async with self._client.stream(path, query=query, silence=silence) as response:
-                if response.status >= 400:
-                    refusal = await response.read()
-                    _raise_for_server(refusal.status, refusal.content)
-                    raise ApiError(refusal.status, Status(message=refusal.text[:500]))
-                yield split_lines(response.chunks(), longest)
+            for is_last in (False, True):
+                async with self._client.stream(path, query=query, silence=silence) as response:
+                    if response.status == _UNAUTHORIZED and not is_last:
+                        continue
+                    if response.status >= 400:
+                        refusal = await response.read()
+                        _raise_for_server(refusal.status, refusal.content)
+                        raise ApiError(refusal.status, Status(message=refusal.text[:500]))
+                    yield split_lines(response.chunks(), longest)
+                    return
+
+
+async def _with_new_credentials(send: Callable[[], Awaitable[V]]) -> V:
+    try:
+        return await send()
+    except ApiError as error:
+        if error.status != _UNAUTHORIZED:
+            raise
+    return await send()
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ from kubectl_torchrun.terminal import Terminal, ask
 from kubectl_torchrun.text import echo
 from torchrun_api import names
 from torchrun_api.json import JsonObject
+from torchrun_api.meta import ObjectMeta
 
 
 class ChangeOptions(NamedTuple):
@@ -57,7 +58,11 @@ def change(
         terminal.note(_success_message(cluster, job, verb, nodes))
         if not condition:
             return 0
-        return cluster.run(lambda api: wait.wait(api, name, terminal, condition, options.timeout))
+        generation = msgspec.convert(changed["metadata"], ObjectMeta).generation
+        awaited = wait.SpecChange(generation, nodes)
+        return cluster.run(
+            lambda api: wait.wait(api, name, terminal, condition, options.timeout, awaited)
+        )
 
 
 def _spec_patch(job: Job, verb: str, nodes: int | None) -> JsonObject:

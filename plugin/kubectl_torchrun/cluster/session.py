@@ -1,6 +1,7 @@
 """A connection of a command to one namespace of a cluster."""
 
 import asyncio  # for its CancelledError: anyio names the class inside its event loop only
+import re
 import shlex
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ NOT_INSTALLED = (
     "The Torchrun Controller is not installed in this cluster.\n"
     "Ask an administrator to run: kubectl apply -f manifests/crd, and to install the controller."
 )
+
+# The words of the authorizer: pkg/endpoints/handlers/responsewriters/errors.go of k8s.io/apiserver.
+_NO_PERMISSION = re.compile(r'\bUser ".*" cannot ')
 
 
 class Cluster(NamedTuple):
@@ -106,6 +110,8 @@ def _refusal(error: ApiError, namespace: str, jobs: str) -> Problem:
                 f"kubectl is not logged in to this cluster: {error.message}\n"
                 "Log in, then check with: kubectl auth whoami"
             )
+        case 403 if not _NO_PERMISSION.search(error.message):  # a quota, a webhook
+            return ClusterProblem(f"The API server refused the request: {error.message}")
         case 403:
             return ClusterProblem(
                 f"{error.message}\nAn administrator can give you the role edit in namespace"

@@ -116,6 +116,7 @@ class JobStatusSlice(Wire, frozen=True, kw_only=True):
     """The status of a job."""
 
     phase: str = ""
+    observed_generation: int = 0
     reason: str = ""
     message: str = ""
     workers_status: str = ""

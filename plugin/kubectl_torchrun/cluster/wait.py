@@ -1,5 +1,7 @@
 """--wait: until a job is in a phase, a condition of it is true, or it is gone."""
 
+from typing import NamedTuple
+
 import anyio
 
 from kubectl_torchrun.cluster.client import Api
@@ -15,6 +17,26 @@ CONDITIONS = ("QueueReady", "WorkspaceReady", "Admitted", "Scheduled", "Complete
 _TICK_SECONDS = 1.0
 
 
+class SpecChange(NamedTuple):
+    """A change of the spec, before which no status counts.
+
+    generation: of the job after the change. nodes: the size that it asks for.
+    """
+
+    generation: int = 0
+    nodes: int | None = None
+
+    def is_done(self, job: Job) -> bool:
+        """Whether the status shows it. The status of a job that has ended is final."""
+        if job.has_ended:
+            return True
+        has_size = self.nodes is None or job.status.num_nodes == self.nodes
+        return has_size and job.status.observed_generation >= self.generation
+
+
+NO_CHANGE = SpecChange()
+
+
 def check(condition: str) -> str:
     """The condition as it is spelled in a status. Raises UsageProblem if it is unknown."""
     names = {name.lower(): name for name in (*PHASES, *CONDITIONS, DELETED)}
@@ -26,19 +48,25 @@ def check(condition: str) -> str:
     return names[condition.lower()]
 
 
-def met(job: Job | None, condition: str) -> bool:
+def met(job: Job | None, condition: str, change: SpecChange = NO_CHANGE) -> bool:
     """Whether the job meets the condition now. A job that has succeeded has been Running."""
     if job is None or condition == DELETED:
         return job is None and condition == DELETED
     phase = job.status.phase
     phases = (phase, "Running") if phase == "Succeeded" else (phase,)
-    return condition in phases or any(
-        c.type == condition and c.status == "True" for c in job.status.conditions
+    return change.is_done(job) and (
+        condition in phases
+        or any(c.type == condition and c.status == "True" for c in job.status.conditions)
     )
 
 
 async def wait(
-    api: Api, name: str, terminal: Terminal, condition: str, seconds: float | None
+    api: Api,
+    name: str,
+    terminal: Terminal,
+    condition: str,
+    seconds: float | None,
+    change: SpecChange = NO_CHANGE,
 ) -> int:
     """Wait, and print changes of the job meanwhile; the exit code.
 
@@ -47,13 +75,17 @@ async def wait(
     job_watch = JobWatch(api, name)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(job_watch.run)
-        code = await until(job_watch, terminal, condition, seconds)
+        code = await until(job_watch, terminal, condition, seconds, change)
         tasks.cancel_scope.cancel()
     return code
 
 
 async def until(
-    job_watch: JobWatch, terminal: Terminal, condition: str, seconds: float | None
+    job_watch: JobWatch,
+    terminal: Terminal,
+    condition: str,
+    seconds: float | None,
+    change: SpecChange = NO_CHANGE,
 ) -> int:
     """Wait as `wait` does, with a JobWatch that another task runs."""
     narrator = Narrator(job_watch, terminal)
@@ -61,7 +93,7 @@ async def until(
         while True:
             narrator.catch_up()
             if job_watch.has_read:
-                if met(job_watch.job, condition):
+                if met(job_watch.job, condition, change):
                     terminal.at_rest()
                     return SUCCEEDED
                 if job_watch.job is None:
@@ -77,7 +109,10 @@ async def until(
             await job_watch.next_change(_TICK_SECONDS)
     status = job_watch.job.status if job_watch.job else None
     now = f" It is {status.phase or 'new'} ({status.reason}: {status.message})." if status else ""
+    if status and change.nodes is not None and status.num_nodes != change.nodes:
+        condition += f" with {change.nodes} nodes"
+        now += f" Its size is {status.num_nodes or 0}."
     raise TimeoutProblem(
         f"Job {job_watch.name} is not {condition} after {seconds:g} s.{now}\n"
-        "The job was not changed. Use --timeout to wait longer."
+        "The job goes on. Use --timeout to wait longer."
     )

@@ -40,6 +40,18 @@ code=$?
 kill $! 2>/dev/null
 exit $code
 """
+# Runs a program that ends when stdin closes, even because the plugin was killed.
+_GUARD = """
+exec 3<&0 </dev/null
+"$@" 3<&- &
+program=$!
+{ read -r _ <&3; kill -KILL $program; } &
+exec 3<&-
+wait $program
+code=$?
+kill $! 2>/dev/null
+exit $code
+"""
 
 
 @click.command("port-forward", cls=Command)
@@ -140,10 +152,9 @@ def _tensorboard(
         terminal.note("Stopped TensorBoard. The job continues.")
         return SUCCEEDED
     finally:
-        assert server.stdin is not None
-        server.stdin.close()
-        for process in forwards:
-            process.terminate()
+        for process in (server, *forwards):
+            assert process.stdin is not None
+            process.stdin.close()
         for process in (server, *forwards):
             try:
                 process.wait(_END_SECONDS)
@@ -189,8 +200,8 @@ def _check_port(host: str, port: str) -> None:
 
 def _forward(command: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
+        ["/bin/sh", "-c", _GUARD, "sh", *command],
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,  # it prints errors and exits until TensorBoard listens
         process_group=0,

@@ -217,8 +217,10 @@ class _Delivery:
                     "X-Torchrun-Sha256": self._upload.sha256,
                     **authentication,
                 }
-                content = _blocks(self._file, step, bar)
-                return await self._api.ask_pod(pod, "PUT", PATH, headers=headers, content=content)
+                return await self._api.ask_pod(
+                    pod, "PUT", PATH, headers=headers,
+                    content=lambda: _blocks(self._file, step, bar),
+                )  # fmt: skip
 
 
 async def wait_for_pod(

@@ -61,7 +61,8 @@ def scan(root: Path, overlay: Path | None = None) -> Tree:
 
     Raises UsageProblem for paths that cannot be read or cannot be part of it.
 
-    The files of `overlay`, which obeys the same rules, replace those of the same path.
+    The files of `overlay` replace those of the same path. It obeys the same rules, but no ignore
+    files above it: the user has selected it, and it may be a temporary directory anywhere.
 
     Excluded: `.git`, matches of .gitignore and .torchrunignore files (including those above the
     directory, up to the top of its git repository), secrets (see `sensitive`), virtual
@@ -70,15 +71,19 @@ def scan(root: Path, overlay: Path | None = None) -> Tree:
     workspace. UsageProblem is raised for a link that leads out of the workspace or to a directory
     that contains it, and for more than MOST_COPIES copies.
     """
+    tree = _scan(root, is_selected=False)
+    return tree if overlay is None else _overlaid(tree, _scan(overlay, is_selected=True))
+
+
+def _scan(root: Path, *, is_selected: bool) -> Tree:
     try:
-        walk = _Walk(root.resolve())
+        walk = _Walk(root.resolve(), is_selected=is_selected)
         walk.run()
         copies = _Copies(walk)
         copies.make()
     except OSError as error:
         raise unreadable(error.filename or root, error) from None
-    tree = copies.tree()
-    return tree if overlay is None else _overlaid(tree, scan(overlay))
+    return copies.tree()
 
 
 def unreadable(path: Path | str, error: OSError) -> UsageProblem:
@@ -115,11 +120,14 @@ def _overlaid(below: Tree, above: Tree) -> Tree:
 
 
 class _Walk:
-    """The files, directories and links below a root that no rule excludes."""
+    """The files, directories and links below a root that no rule excludes.
 
-    def __init__(self, root: Path) -> None:
+    is_selected: whether ignore files above the root do not apply.
+    """
+
+    def __init__(self, root: Path, *, is_selected: bool) -> None:
         self.root = root
-        self.prefix, self.outer = _outer_scopes(root)
+        self.prefix, self.outer = ("", ()) if is_selected else _outer_scopes(root)
         self.files: dict[str, File] = {}
         self.directories: dict[str, list[str]] = {}  # each with the names of its entries
         self.links: dict[str, Path] = {}

@@ -46,7 +46,7 @@ from torchrun_sdk.worker.receive import Receiver
 
 _POLL = 0.05
 _BEAT = 5.0
-_PIECE = 1 << 20  # bytes of output in a message; longer lines are not shown
+_PIECE = 1 << 20  # bytes of output in a message
 
 
 def collect(folder: Path, call: str) -> int:
@@ -142,23 +142,47 @@ def _aged(line: str) -> str:
 
 
 class _Tail:
-    """The lines of a growing file, each once."""
+    """The lines of a growing file, each once.
+
+    A client that reconnects starts again, and gets the same lines with the same numbers.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._rank = int(path.stem)
         self._at = 0
         self._lines = 0
+        self._is_skipping = False  # the rest of a line that is too long
 
     def read(self) -> Lines | None:
-        """New lines, at most _PIECE bytes."""
-        with self._path.open("rb") as file:
-            file.seek(self._at)
-            whole, newline, _ = file.read(_PIECE).rpartition(b"\n")
-        if not newline:
-            return None
-        self._at += len(whole) + 1
-        lines = whole.decode(errors="replace").split("\n")
+        """New lines, at most _PIECE bytes; None if there are none yet."""
+        while True:
+            with self._path.open("rb") as file:
+                file.seek(self._at)
+                piece = file.read(_PIECE)
+            if self._is_skipping:
+                rest, newline, _ = piece.partition(b"\n")
+                self._at += len(rest) + len(newline)
+                self._is_skipping = not newline
+                if not piece:
+                    return None
+                continue
+            whole, newline, _ = piece.rpartition(b"\n")
+            if newline:
+                self._at += len(whole) + 1
+                return self._numbered(whole.decode(errors="replace").split("\n"))
+            if len(piece) < _PIECE:
+                return None
+            # Of a progress bar, a terminal shows only the last state.
+            states, end_of_state, _ = piece[:-1].rpartition(b"\r")
+            if end_of_state:
+                self._at += len(states) + 1
+                continue
+            self._at += len(piece)
+            self._is_skipping = True
+            return self._numbered([f"[a line of more than {_PIECE} bytes is not shown]"])
+
+    def _numbered(self, lines: list[str]) -> Lines:
         first, self._lines = self._lines, self._lines + len(lines)
         return Lines(self._rank, first, lines)
 

@@ -140,13 +140,15 @@ def _module(reference: Reference, root: Path) -> ModuleType:
     if reference.module:
         return importlib.import_module(reference.module)
     script = root / reference.script
-    sys.path.insert(0, str(script.parent))
+    if not reference.package:
+        sys.path.insert(0, str(script.parent))
     source = reference.cell.encode() or script.read_bytes()
     if reference.cell:  # for tracebacks
         lines = reference.cell.splitlines(keepends=True)
         linecache.cache[str(script)] = (len(source), None, lines, str(script))
     module = ModuleType(SCRIPT_NAME)
     module.__file__ = str(script)
+    module.__package__ = reference.package or None
     # Pickled values name their classes in __main__, the module of the script on the client.
     sys.modules["__main__"] = sys.modules[SCRIPT_NAME] = module
     exec(compile(source, str(script), "exec"), module.__dict__)  # noqa: S102

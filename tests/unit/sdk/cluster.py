@@ -51,7 +51,7 @@ def locked(root: Path = ROOT) -> Iterator[None]:
 def main(program: str, arguments: list[str]) -> int:
     with (ROOT / "commands").open("a") as log:
         log.write(f"{program} {' '.join(arguments)}\n")
-    selects = ("--namespace", "--context")
+    selects = ("--namespace", "--context", "--no-defaults")
     arguments = [argument for argument in arguments if not argument.startswith(selects)]
     for line in _text(ROOT / "refuse").splitlines():
         prefix, _, answer = line.partition(":")

@@ -105,6 +105,12 @@ def test_the_switch_for_machines_without_gpus(monkeypatch: pytest.MonkeyPatch) -
         (lambda: kt.App("a", "torchrun --nnodes 1:4 t.py", replicas=4), "replicas is 4"),
         (
             lambda: kt.Compute(volumes=[kt.Volume("v", access_mode="ReadWriteOnce")]).distribute(
+                "ray"
+            ),
+            "does not support 2 pods",
+        ),
+        (
+            lambda: kt.Compute(volumes=[kt.Volume("v", access_mode="ReadWriteOnce")]).distribute(
                 workers=2
             ),
             "does not support",

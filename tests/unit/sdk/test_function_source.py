@@ -21,11 +21,11 @@ def says(function):
 """
 
 
-def located(directory: Path, script: str) -> tuple[Path, dict]:
+def located(directory: Path, *arguments: str) -> tuple[Path, dict]:
     """Locate the function of a script in a separate process."""
     (directory / "says.py").write_text(SAYS)
     ended = subprocess.run(
-        [sys.executable, script],
+        [sys.executable, *arguments],
         cwd=directory, env={"PYTHONPATH": f"{ROOT / 'sdk'}:{directory}"},
         capture_output=True, text=True,
     )  # fmt: skip
@@ -71,6 +71,49 @@ def test_a_function_of_a_module_is_named_by_its_module(tmp_path: Path) -> None:
     assert function["path"][0] == "src"
 
 
+IN_POD = """
+import json, sys
+from pathlib import Path
+from torchrun_sdk.spec import Reference
+from torchrun_sdk.worker.rank import find
+function = find(Reference(**json.loads(sys.argv[1])), Path(sys.argv[2]))
+print(function(), function.__globals__["Config"] is sys.modules["__main__"].Config)
+"""
+
+
+@pytest.mark.parametrize("module", ["train", "__main__"])
+def test_a_script_that_is_run_as_a_module_may_import_its_package(
+    tmp_path: Path, module: str
+) -> None:
+    """Its directory is not on sys.path, in which `types` would be that of the package."""
+    write(tmp_path / "pyproject.toml", "")
+    write(tmp_path / "src/pkg/__init__.py", "")
+    write(tmp_path / "src/pkg/types.py", "X = 1")
+    write(
+        tmp_path / f"src/pkg/{module}.py",
+        """
+        import types
+        from .types import X
+        class Config: ...
+        def f():
+            return X, types.ModuleType.__name__
+        if __name__ == "__main__":
+            from says import says
+            says(f)
+        """,
+    )
+    (tmp_path / "src" / "says.py").write_text(SAYS)
+    name = "pkg" if module == "__main__" else f"pkg.{module}"
+    root, function = located(tmp_path / "src", "-m", name)
+    assert root == tmp_path
+    assert function["script"] == f"src/pkg/{module}.py"
+    pod = subprocess.run(
+        [sys.executable, "-c", IN_POD, json.dumps(function), str(root)],
+        cwd=tmp_path, env={"PYTHONPATH": f"{ROOT / 'sdk'}"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert pod.stdout == "(1, 'module') True\n", pod.stderr
+
+
 def test_without_a_marker_the_directory_of_the_script_is_the_project(tmp_path: Path) -> None:
     assert project(tmp_path) == tmp_path
     write(tmp_path / "setup.py", "")
@@ -88,6 +131,21 @@ def test_functions_that_cannot_be_imported_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match=why):
             locate(function)
+
+
+class Trainer:
+    """Its objects exist on the client only."""
+
+    def train(self) -> None: ...
+
+    @classmethod
+    def make(cls) -> None: ...
+
+
+def test_a_method_of_an_object_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"Trainer.train is a method of an object, which is not"):
+        locate(Trainer().train)
+    assert locate(Trainer.make).function.qualname == "Trainer.make"
 
 
 def test_a_file_outside_the_project_is_refused(tmp_path: Path) -> None:

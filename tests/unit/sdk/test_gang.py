@@ -18,7 +18,7 @@ from types import ModuleType
 import pytest
 
 import torchrun_sdk as kt
-from torchrun_sdk import call_log, call_monitor, cli, kubectl, reattach
+from torchrun_sdk import call_log, call_monitor, cli, reattach, watch
 from torchrun_sdk.gang import Gang
 from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.serialization import pack
@@ -119,6 +119,16 @@ def test_every_command_selects_the_same_cluster_and_namespace(
     assert {tuple(line.split()[1:3]) for line in lines} == {
         ("--context=lab", f"--namespace={expected}")
     }
+
+
+def test_a_torchrun_toml_does_not_change_calls_of_the_plugin(
+    cluster: Path, user: ModuleType
+) -> None:
+    """For example its `name` and `wait`."""
+    assert kt.fn(user.add).to(kt.Compute())(1) == 2
+    calls = [line.split() for line in asked(cluster).splitlines() if "kubectl-torchrun" in line]
+    assert len(calls) > 1
+    assert all("--no-defaults" in call for call in calls)
 
 
 @pytest.mark.parametrize("config", ["", "{}", "no JSON", '{"contexts": []}'])
@@ -280,7 +290,7 @@ def test_down_tries_to_delete_all_pods(cluster: Path, user: ModuleType) -> None:
 def test_a_call_without_permission_to_watch_its_pods_ends(
     cluster: Path, user: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubectl, "_PAUSE", 0.01)
+    monkeypatch.setattr(watch, "_PAUSE", 0.01)
     (cluster / "refuse").write_text("get pods:(Forbidden) pods is forbidden")
     with pytest.raises(kt.ClusterError, match="pods is forbidden\nThe job was not changed"):
         kt.fn(user.sleeps).to(kt.Compute())(600)

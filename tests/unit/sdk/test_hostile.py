@@ -16,10 +16,11 @@ import torchrun_sdk as kt
 from torchrun_sdk import cli, own_jobs
 from torchrun_sdk.call_log import CallLog
 from torchrun_sdk.function_source import project
-from torchrun_sdk.kubectl import Child, Kubectl, Watch
+from torchrun_sdk.kubectl import Child, Kubectl
 from torchrun_sdk.manifest import gang_key
 from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import FrameError, Lines, Raised, Reference, Result, Started, decode, encode
+from torchrun_sdk.watch import Watch
 
 from .pods import replace_text
 from .test_gang import FAST, asked, until, user  # noqa: F401  a fixture

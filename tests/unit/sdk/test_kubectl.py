@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 import torchrun_sdk as kt
 from torchrun_sdk import kubectl
-from torchrun_sdk.kubectl import Child, Failures, Kubectl, Trouble, Watch, run_attached
+from torchrun_sdk.kubectl import Child, run_attached
 
 from .pods import SECONDS
 from .test_gang import until
@@ -57,59 +58,50 @@ def test_the_errors_of_a_child_are_limited() -> None:
     assert len(child._errors._lines) <= 100
 
 
-FAILS = "import sys; sys.exit({!r})"
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_child_ends_with_the_client(sent: signal.Signals) -> None:
+    """It prints nothing meanwhile, as a watch without changes."""
+    text = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
+    client = (
+        "import sys, threading; from torchrun_sdk.kubectl import Child\n"
+        f"child = Child([sys.executable, '-c', {text!r}], lambda line: print(line, flush=True))\n"
+        "threading.Event().wait()"
+    )
+    with subprocess.Popen(program(client), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.send_signal(sent)
+    until(lambda: has_ended(pid))
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (FAILS.format("Error from server (Forbidden): no"), [True]),
-        (FAILS.format("error: You must be logged in to the server (Unauthorized)"), [True]),
-        (FAILS.format("Unable to connect to the server"), [False]),
-        ("print('ADDED'); " + FAILS.format("Error from server (Forbidden): no"), []),
-        ("pass", []),
-    ],
-)
-def test_failures_in_a_row_are_reported(
-    monkeypatch: pytest.MonkeyPatch, text: str, expected: list[bool]
-) -> None:
-    monkeypatch.setattr(kubectl, "_REFUSALS", 3)
-    monkeypatch.setattr(kubectl, "_FAILURES", 3)
-    reported: list[Trouble] = []
-    failures = Failures("it", reported.append)
-    for _ in range(3):
-        assert reported == []
-        child = Child(program(text), lambda line: None)
-        child.wait(SECONDS)
-        failures.ended(child)
-        child.close()
-    assert [trouble.is_refused for trouble in reported] == expected
-    assert all(trouble.text.startswith("it failed 3 times in a row: ") for trouble in reported)
+def test_a_child_has_its_input_and_ends_when_it_is_closed() -> None:
+    lines: list[str] = []
+    text = "import os, time; print(input() + input(), os.getpid(), flush=True); time.sleep(1000)"
+    child = Child(program(text), lines.append)
+    child.send("a")
+    child.send("b")
+    until(lambda: lines)
+    child.close()
+    text, pid = lines[0].split()
+    assert text == "ab"
+    assert has_ended(int(pid))
 
 
-def test_a_watch_that_is_closed_while_it_starts_leaves_no_program(
-    tmp_path: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kubectl, "_PAUSE", 0.01)
-    mark = tmp_path / "second"
-    script = f"#!/bin/sh\ntest -e {mark} && exec sleep 1000\ntouch {mark}\n"
-    started: list[Child] = []
-    watches: list[Watch] = []
+def test_a_child_can_be_closed_after_a_fork() -> None:
+    """A process of multiprocessing has a copy of the pipe, and may run for long."""
+    child = Child(program("import time; time.sleep(1000)"), lambda line: None)
+    copy = os.dup(child._kept.fileno())
+    threading.Thread(target=child.close, daemon=True).start()
+    until(lambda: child._process.returncode is not None)
+    os.close(copy)
 
-    class ClosedWhileItStarts(Child):
-        def __init__(self, *arguments: object, **options: object) -> None:
-            super().__init__(*arguments, **options)  # type: ignore[arg-type]
-            started.append(self)
-            if len(started) == 2:
-                until(lambda: watches)
-                watches[0].close()
 
-    watched = Kubectl()
-    watched.command()  # selects the namespace with the kubectl of the test
-    (tmp_path / "bin" / "kubectl").write_text(script)
-    monkeypatch.setattr(kubectl, "Child", ClosedWhileItStarts)
-    watches.append(Watch(watched, ["pods"], lambda kind, body: None))
-    until(lambda: len(started) == 2 and started[1]._process.poll() is not None)
+def has_ended(pid: int) -> bool:
+    """Whether the process is gone, or its parent has not asked for its exit code yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
 
 
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 15)", 143)])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_sdk.serialization import unpack
+from torchrun_sdk.serialization import FORMATS, Packed, here, pack, unpack
 from torchrun_sdk.spec import Raised, Reference, Result
 
 from .pods import SECONDS, frames
@@ -45,12 +45,21 @@ def notebook(directory: Path) -> list[str]:
 
 def typed(directory: Path, command: list[str], text: str) -> Reference:
     """`f` of the last cell, located in a session of this interpreter."""
+    return found(in_session(directory, command, text))
+
+
+def in_session(directory: Path, command: list[str], text: str) -> str:
+    """The output of a session of this interpreter."""
     ended = subprocess.run(
         [*command], cwd=directory, input=text, capture_output=True, text=True, timeout=SECONDS,
         env={**os.environ, "PYTHONPATH": SDK},
     )  # fmt: skip
-    line = next((line for line in ended.stdout.splitlines() if "FOUND {" in line), "")
-    assert line, ended.stdout + ended.stderr
+    assert "FOUND {" in ended.stdout, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def found(output: str) -> Reference:
+    line = next(line for line in output.splitlines() if "FOUND {" in line)
     return Reference(**json.loads(line.partition("FOUND ")[2]))
 
 
@@ -90,11 +99,54 @@ def test_a_cell_is_sent_with_its_dependencies(make, tmp_path: Path) -> None:
     assert 'raise ValueError("below 0")' in raised.traceback
 
 
+def run_in_pod(make, reference: Reference, arguments: Packed) -> object:
+    pod = make("", "f", function=reference, arguments=arguments)
+    pod.rank()
+    return unpack(frames(pod.collect(), Result)[-1].value, FORMATS)
+
+
+def test_aliases_are_sent(make, tmp_path: Path) -> None:
+    cells = """
+def base(n): return n + 1
+class Net: size = 3
+step, Model, small = base, Net, lambda n: n
+def f(n): return step(n) + Model.size
+# %%
+"""
+    reference = typed(tmp_path, notebook(tmp_path), cells + SHOW)
+    assert run_in_pod(make, reference, pack([(1,), {}], "json", "x")) == 5
+
+
+def test_the_classes_of_a_pickled_argument_are_sent(make, tmp_path: Path) -> None:
+    cells = """
+from torchrun_sdk.serialization import pack as _pack
+class Base: pass
+class Config(Base):
+    class Inner:
+        rate = 2
+    def __init__(self): self.inner = self.Inner()
+def scale(n): return n * 3
+def f(config, by): return by["scale"](config.inner.rate)
+# %%
+_arguments = ((Config(),), {"by": {"scale": scale}})
+print("PACKED", _pack([*_arguments], "pickle", "x").data)
+# %%
+"""
+    show = SHOW.replace("f))", "f), values=_arguments)")
+    ended = in_session(tmp_path, notebook(tmp_path), cells + show)
+    data = ended.partition("PACKED ")[2].split()[0]
+    assert run_in_pod(make, found(ended), Packed("pickle", here(), data)) == 6
+
+
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
         ("opened = open('/dev/null')\n# %%\ndef f(): return opened.name\n# %%\n",
          "f uses opened of this session, a TextIOWrapper"),
+        ("def g(): ...\nold = g\ndef g(): ...\ndef f(): return old(), g()\n# %%\n",
+         "f uses old of this session, a function that"),
+        ("def g(): ...\ncached = __import__('functools').lru_cache(g)\ndef f(): cached()\n# %%\n",
+         "f uses cached of this session, a _lru_cache_wrapper that"),
         ("exec('def g(): ...')\ndef f(): return g()\n# %%\n", "The source of g is not available"),
     ],
 )  # fmt: skip

@@ -115,3 +115,19 @@ def test_a_value_of_the_wrong_type_is_refused(
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 2
     assert message in result.output
+
+
+@pytest.mark.parametrize("text", ['image = "mine"\nwait = "Complete"\nname = "mine"', "x = 1", "["])
+def test_a_program_can_ignore_the_file(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    toml(text)
+    Path("sub").mkdir()
+    Path("sub/train.py").touch()
+    monkeypatch.chdir("sub")
+    words = ["--no-defaults", f"--kubeconfig={laptop.kubeconfig}", "-n", "ns", "submit"]
+    result = CliRunner().invoke(cli, [*words, "--dry-run=client", "--queue=q", "x"])
+    assert result.exit_code == 0, result.output
+    body = yaml.safe_load(result.stdout)
+    assert body["metadata"]["name"].startswith("sub-")
+    assert "image" not in body["spec"]

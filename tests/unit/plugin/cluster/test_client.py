@@ -2,14 +2,14 @@
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 from aiohttp import web
 
 from kubectl_torchrun.cluster import client
 from kubectl_torchrun.cluster.backoff import Backoff
-from kubectl_torchrun.cluster.client import Api
+from kubectl_torchrun.cluster.client import Api, ApiError
 from kubectl_torchrun.cluster.http_client import HttpClient
 from kubectl_torchrun.cluster.slices import JOBS
 
@@ -67,3 +67,53 @@ async def test_an_event_may_be_large(server: ApiServer) -> None:
             if objects:
                 assert objects["run"].metadata.annotations == {"note": large}
                 return
+
+
+def expired_credentials(server: ApiServer) -> list[str]:
+    """The API server refuses each request once, as after the end of a token. Returns them."""
+    refused: list[str] = []
+
+    def hook(request: web.Request) -> web.Response | None:
+        if server.requests[-2:].count(server.requests[-1]) == 2:
+            return None  # kubectl has new credentials
+        refused.append(server.requests[-1])
+        return refusal(401, "Unauthorized")
+
+    server.hooks.append(hook)
+    return refused
+
+
+async def test_a_request_is_repeated_with_new_credentials(server: ApiServer) -> None:
+    server.put("torchrunjobs", "run", metadata={"annotations": {}})
+    server.logs["pod"] = ["line\n"]
+    refused = expired_credentials(server)
+    async with HttpClient(server.url) as http:
+        api = Api(http, "ns", Backoff())
+        await api.annotate(JOBS, "run", {"note": "new"})
+        assert (await api.get(JOBS, "run")).metadata.annotations == {"note": "new"}
+        async with api.log("pod", "trainer", {}) as lines:
+            assert [line async for line in lines] == [b"line\n"]
+        headers = {"X-Torchrun-Sha256": "x", "Content-Length": "4"}
+        path = "/v1/upload"
+        status, _ = await api.ask_pod("pod", "PUT", path, headers=headers, content=blocks)
+        assert (status, bytes(server.uploaded)) == (202, b"data")
+    assert len(refused) == 4
+
+
+async def blocks() -> AsyncIterator[bytes]:
+    for block in (b"da", b"ta"):
+        yield block
+
+
+async def test_a_user_who_is_not_logged_in_gets_the_error(server: ApiServer) -> None:
+    server.hooks.append(lambda _: refusal(401, "Unauthorized"))
+    async with HttpClient(server.url) as http:
+        api = Api(http, "ns", Backoff())
+        with pytest.raises(ApiError, match="Unauthorized"):
+            await api.get(JOBS, "run")
+        with pytest.raises(ApiError, match="Unauthorized"):
+            await api.ask_pod("pod", "GET", "/v1/upload")
+        with pytest.raises(ApiError, match="Unauthorized"):
+            async with api.log("pod", "trainer", {}):
+                pass
+    assert len(server.requests) == 6

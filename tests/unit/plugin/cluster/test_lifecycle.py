@@ -168,6 +168,46 @@ def test_wait_ends_with_the_run(laptop: Laptop) -> None:
     assert "run is Failed, not Suspended" in result.stderr
 
 
+def running(nodes: int, generation: int) -> dict[str, object]:
+    return {"phase": "Running", "numNodes": nodes, "observedGeneration": generation}
+
+
+def play_writes(laptop: Laptop, *statuses: dict[str, object]) -> list[dict[str, object]]:
+    """The API server counts a write; then the controller sets each status. Returns those left."""
+    left = list(statuses)
+    laptop.job("run", spec=ELASTIC, metadata={"generation": 1}, status=running(2, 1))
+    laptop.server.on_patch = lambda: laptop.job("run", metadata={"generation": 2})
+
+    def advance() -> None:
+        while left:
+            laptop.job("run", status=left.pop(0))
+
+    laptop.once_watched(advance)
+    return left
+
+
+def test_wait_ignores_what_was_before_the_change(laptop: Laptop) -> None:
+    left = play_writes(laptop, running(2, 2), running(3, 2), running(4, 2))
+    result = laptop.run("scale", "run", "--nodes", "4", "--wait")
+    assert (result.exit_code, left) == (0, [])
+    left = play_writes(laptop, {"phase": "Queued", "observedGeneration": 2}, running(2, 2))
+    assert laptop.run("resume", "run", "--wait").exit_code == 0
+    assert left == []
+
+
+def test_wait_for_a_size_that_does_not_come(laptop: Laptop) -> None:
+    play_writes(laptop, running(3, 2))
+    result = laptop.run("scale", "run", "--nodes", "4", "--wait", "--timeout", "1s")
+    assert result.exit_code == 5
+    assert "run is not Running with 4 nodes after 1 s." in result.stderr
+    assert "Its size is 3." in result.stderr
+
+
+def test_wait_for_a_size_ends_with_the_run(laptop: Laptop) -> None:
+    play_writes(laptop, {"phase": "Succeeded", "numNodes": 2, "observedGeneration": 1})
+    assert laptop.run("scale", "run", "--nodes", "4", "--wait").exit_code == 0
+
+
 def test_a_job_that_is_deleted_during_the_wait(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
     laptop.once_watched(lambda: laptop.server.delete("torchrunjobs", "run"))

@@ -5,6 +5,10 @@ Commands in the pod run on this machine, and a web server plays kubectl port-for
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -26,6 +30,12 @@ for word in "$@"; do
   esac
 done
 exec {kubectl} "$@"
+"""
+FORWARD = """
+from kubectl_torchrun.cluster.exec_forward import Worker
+from kubectl_torchrun.commands.port_forward import _tensorboard
+from kubectl_torchrun.terminal import Terminal
+_tensorboard(Worker(["-n", "ns"], "pod", 0), "/runs", "{port}", "localhost", Terminal())
 """
 BOARD = """#!/bin/sh
 yes warning | head -n 100000 >&2
@@ -63,6 +73,32 @@ def test_the_end_of_tensorboard_is_reported_with_its_last_line(
     assert result.exit_code == 4
     assert result.stderr == f"Error: TensorBoard in pod {pod} has ended: no such directory\n"
     assert [f"http://{shown}:{port}/" in text for text in notes] == [True]
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_no_program_outlives_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals
+) -> None:
+    """The port could not be used again."""
+    port, pids = free_port(), tmp_path / "pids"
+    shim = tmp_path / "kubectl"
+    shim.write_text(f"#!/bin/sh\necho $$ >>{pids}\n" + SHIM.format(port=port, kubectl="false"))
+    board = tmp_path / "tensorboard"
+    board.write_text(f"#!/bin/sh\necho $$ >>{pids}\nexec sleep 1000\n")
+    for program in (shim, board):
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    words = [sys.executable, "-c", FORWARD.format(port=port)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as command:
+        assert command.stderr is not None
+        assert "Press Ctrl-C to stop" in command.stderr.readline()
+        command.send_signal(sent)
+    started = [int(pid) for pid in pids.read_text().split()]
+    assert len(started) > 2
+    until = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in started):
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

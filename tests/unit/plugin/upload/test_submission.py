@@ -201,7 +201,11 @@ def always(code: int, message: str, **details: object) -> Answer:
     [
         (always(404, "the server could not find the requested resource"), 4, "is not installed"),
         (always(401, "Unauthorized"), 4, "not logged in"),
-        (always(403, 'User "x" cannot list'), 4, "role edit in namespace ns"),
+        (
+            always(403, 'torchrunjobs is forbidden: User "x" cannot list resource "torchrunjobs"'),
+            4,
+            "role edit in namespace ns",
+        ),
         (always(422, "", causes=[{"field": "spec.x", "message": "bad"}]), 2, "  spec.x: bad"),
         (
             always(404, 'namespaces "ns" not found', name="ns", kind="namespaces"),
@@ -217,6 +221,20 @@ def test_refusals_say_what_to_do(laptop: Laptop, answer: Answer, code: int, mess
     assert result.exit_code == code
     assert message in result.stderr
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        'torchrunjobs "x" is forbidden: exceeded quota: jobs, requested: count=1, limited: count=5',
+        "admission webhook denied the request: no jobs at night",
+    ],
+)
+def test_a_refusal_of_admission_is_no_missing_role(laptop: Laptop, message: str) -> None:
+    laptop.server.hooks.append(always(403, message))
+    result = laptop.run("submit", "python train.py")
+    assert result.exit_code == 4
+    assert result.stderr.endswith(f"Error: The API server refused the request: {message}\n")
 
 
 def test_submit_with_a_queue_works_without_permission_to_list_queues(laptop: Laptop) -> None:

@@ -256,6 +256,19 @@ def test_overlay_files_replace_files_of_the_tree(tmp_path: Path) -> None:
     assert merged.empty_directories == ()
 
 
+def test_ignore_files_above_an_overlay_do_not_apply(tmp_path: Path) -> None:
+    """It may be in a temporary directory within some repository."""
+    project, overlay = tmp_path / "project", tmp_path / "repository" / "tmp" / "overlay"
+    for file in (project / "train.py", overlay / "call.json", overlay / "a.log"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    (tmp_path / "repository" / ".git").mkdir()
+    (tmp_path / "repository" / ".gitignore").write_text("*.json\n")
+    (overlay / ".gitignore").write_text("*.log\n")
+    paths = [file.path for file in scan(project, overlay).files]
+    assert paths == [".gitignore", "call.json", "train.py"]
+
+
 @pytest.mark.parametrize(
     ("below", "above"), [("a", "a/b.py"), ("a/b.py", "a"), ("a/b/c.py", "a/b")]
 )

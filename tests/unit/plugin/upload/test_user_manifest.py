@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from kubectl_torchrun.__main__ import cli
@@ -106,6 +107,22 @@ def test_the_job_is_created_with_its_overlay_files(laptop: Laptop, tmp_path: Pat
     assert result.exit_code == 0
     assert "2 files in" in result.stderr
     assert laptop.server.objects["torchrunjobs", "run"]["spec"]["jobQueue"] == "q"
+
+
+def test_the_name_of_the_file_overrides_torchrun_toml(laptop: Laptop, tmp_path: Path) -> None:
+    Path("torchrun.toml").write_text('name = "mine"\n')
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB)
+
+    def name(*flags: str) -> object:
+        result = laptop.run("submit", "-f", str(file), "--dry-run=client", *flags)
+        assert result.exit_code == 0, result.output
+        return yaml.safe_load(result.stdout)["metadata"]["name"]
+
+    assert name() == "train"
+    assert name("--name", "other") == "other"
+    file.write_text(JOB.replace("  name: train\n", ""))
+    assert name() == "mine"
 
 
 @pytest.mark.parametrize("option", [["x"], ["--nodes", "2"], ["--dev"], ["--env", "A=b"]])

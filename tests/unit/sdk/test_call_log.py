@@ -1,0 +1,76 @@
+"""The log of a call in new pods: `logs --follow` of the plugin, which may fail meanwhile."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from torchrun_sdk import call_log
+from torchrun_sdk.call_log import JobLog
+from torchrun_sdk.kubectl import Kubectl
+
+from .test_gang import until
+
+LOST = "echo Reconnecting >&2; echo Error: Cannot connect to the API server >&2; exit 4"
+NOTE = (
+    "run: the log has stopped and is requested again; lines may repeat: Cannot connect to the API"
+    " server"
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_log, "_FIRST_DELAY", 0.01)
+
+
+def play(cluster: Path, *scripts: str) -> Path:
+    """The plugin runs a script at each start. Returns the file with the arguments of each."""
+    starts = cluster / "starts"
+    starts.touch()
+    cases = "".join(f"{number}) {script};;\n" for number, script in enumerate(scripts, 1))
+    program = cluster.parent / "bin" / "kubectl-torchrun"
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >>{starts}\ncase $(wc -l <{starts} | tr -d " ") in\n{cases}esac\n'
+    )
+    return starts
+
+
+def follow() -> tuple[JobLog, list[str], list[str]]:
+    lines: list[str] = []
+    notes: list[str] = []
+    return JobLog(Kubectl(), "run", lines.append, notes.append), lines, notes
+
+
+def test_a_log_that_stops_is_requested_again(cluster: Path) -> None:
+    starts = play(cluster, LOST, f"echo one; {LOST}", LOST, "echo two; exit 1")
+    log, lines, notes = follow()
+    until(lambda: lines == ["one", "two"])
+    log.wait()
+    log.close()
+    assert notes == [NOTE] * 2  # after each line
+    words = [line.partition("run --follow")[2] for line in starts.read_text().splitlines()]
+    assert words[:2] == ["", ""]
+    assert all(re.fullmatch(r" --since=\d+s", each) for each in words[2:])
+    assert len(words) == 4
+
+
+def test_the_last_lines_are_requested_at_once(
+    cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_log, "_FIRST_DELAY", 1000.0)
+    starts = play(cluster, f"echo one; {LOST}", f"echo two; {LOST}", "echo three")
+    log, lines, notes = follow()
+    until(lambda: notes)
+    log.wait()
+    log.close()
+    assert lines == ["one", "two"]
+    assert len(starts.read_text().splitlines()) == 2
+
+
+def test_a_wrong_call_is_not_repeated(cluster: Path) -> None:
+    starts = play(cluster, "echo Error: No such option >&2; exit 2")
+    log, _, notes = follow()
+    log.wait()
+    log.close()
+    assert notes == ["run: there is no log: No such option"]
+    assert len(starts.read_text().splitlines()) == 1
