@@ -6,6 +6,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -14,7 +15,17 @@ from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.fetch import fetch
 from torchrun_runtime.sync.settings import Limits, Settings
-from unit.runtime.s3_server import Gateway, Reply, Request, behave, content, listing, serving
+from unit.runtime.s3_server import (
+    Encode,
+    Gateway,
+    Reply,
+    Request,
+    behave,
+    content,
+    form_encoded,
+    listing,
+    serving,
+)
 from unit.runtime.sync.bucket import BIG, FILES, failure, tree
 from unit.runtime.syncing import archive, needs_mount, on_small_disk, process
 
@@ -131,6 +142,14 @@ def test_an_etag_that_is_no_md5_is_not_checked(settings: Settings, gateway: Gate
 
     gateway.answer = answer
     assert tree(settings) == FILES
+
+
+@pytest.mark.parametrize("encode", [form_encoded, quote, None], ids=["+", "%20", "not encoded"])
+def test_keys_with_spaces_and_signs(settings: Settings, gateway: Gateway, encode: Encode | None):
+    names = ["my notes.md", "my+notes.md", "my%20notes.md", "a*b.py", "é/~a&b.py"]
+    files = {f"code/{name}": name.encode() for name in names}
+    gateway.answer = behave(files, encode)
+    assert tree(settings) == files
 
 
 def test_pages(settings: Settings, gateway: Gateway):
