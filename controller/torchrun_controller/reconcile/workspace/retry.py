@@ -1,5 +1,6 @@
 """How a sync or a setup pod ended, and when the next one may follow."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from torchrun_api.meta import Wire
 from torchrun_controller.reconcile.model import decode
 from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.model.times import seconds_left
+from torchrun_controller.reconcile.workspace.delivery import has_content
 
 FIRST_RETRY = timedelta(seconds=10)
 LONGEST_RETRY = timedelta(minutes=5)
@@ -69,12 +71,17 @@ def _find_eviction(pod: Pod) -> SyncMessage | None:
     return SyncMessage(reason=disruption.reason, message=disruption.message)
 
 
-def retry_delay(pod: Pod) -> timedelta:
-    """Return the delay from the end of this pod to the next: doubled each time, up to a limit."""
-    factor: int = 2 ** min(names.number_of(pod.metadata.name), 10)
-    return min(FIRST_RETRY * factor, LONGEST_RETRY)
+def retry_delay(pods: Sequence[Pod]) -> timedelta:
+    """Return the delay from the end of the last of these pods to the next pod.
+
+    It is doubled for each failure since the last pod that left its result, up to a limit.
+    """
+    numbers = [names.number_of(pod.metadata.name) for pod in pods]
+    done = (number for number, pod in zip(numbers, pods, strict=True) if has_content(pod))
+    failures: int = numbers[-1] - max(done, default=-1)
+    return min(FIRST_RETRY * 2 ** min(failures - 1, 10), LONGEST_RETRY)
 
 
-def retry_seconds_left(pod: Pod, end: ContainerEnd, now: datetime) -> float:
-    """Return the seconds of the delay that are left."""
-    return seconds_left(retry_delay(pod), end.time, now)
+def retry_seconds_left(pods: Sequence[Pod], end: ContainerEnd, now: datetime) -> float:
+    """Return the seconds of the delay that are left. end: of the last pod."""
+    return seconds_left(retry_delay(pods), end.time, now)
