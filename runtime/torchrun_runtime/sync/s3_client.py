@@ -130,7 +130,7 @@ class Bucket:
         """
         offset, digest, failures = 0, hashlib.md5(usedforsecurity=False), 0
         checked = True
-        while offset < source.size or not failures:
+        while True:
             try:
                 response, skip = self._open(source, offset)
                 checked = response.headers.get("x-amz-server-side-encryption", "") in ("", "AES256")

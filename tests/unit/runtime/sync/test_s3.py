@@ -108,6 +108,15 @@ def test_an_object_that_is_always_cut_off(settings: Settings, gateway: Gateway):
     assert failure(settings).reason == "FetchFailed"
 
 
+@pytest.mark.parametrize("key", ["code/none", "code/train.py"])
+def test_an_object_that_never_arrives(settings: Settings, gateway: Gateway, key: str):
+    gateway.answer = lambda request: (
+        Reply(status=503) if request.key == key else behave(FILES)(request)
+    )
+    error = failure(settings)
+    assert (error.reason, error.permanent) == ("FetchFailed", False)
+
+
 @pytest.mark.parametrize("how", ["etag", "412"])
 def test_an_object_that_changes_during_the_fetch(settings: Settings, gateway: Gateway, how: str):
     def answer(request: Request) -> Reply:
