@@ -144,3 +144,15 @@ def test_a_claim_that_is_full(
         code, message = running.end()
     assert (code, message["reason"], message["permanent"]) == (1, "WorkspaceFull", False)
     assert "volumes.workspace.size" in str(message["message"])
+
+
+@pytest.mark.parametrize("named", ["main", "commit"])
+def test_a_repository_with_sha256_names(git_settings: Settings, git_server: GitServer, named: str):
+    directory = git_server.root / "train"
+    directory.mkdir(parents=True)
+    git(directory, "init", "--quiet", "--initial-branch=main", "--object-format=sha256")
+    commit = repository(directory, {"train.py": b"1"})
+    assert len(commit) == 64
+    marker = fetch(replace(git_settings, ref=commit if named == "commit" else named))
+    assert marker.commit == commit
+    assert read_tree(git_settings, marker) == {"train.py": b"1"}
