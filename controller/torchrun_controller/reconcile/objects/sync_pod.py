@@ -24,7 +24,7 @@ from torchrun_controller.reconcile.spec.scheduling import scheduling_of
 SYNC_DIR = "/workspace"
 BASE_DIR = "/torchrun-base"
 FOR_ONE_NODE = ("ReadWriteOnce", "ReadWriteOncePod")
-# The limit. An upload of 200,000 files over another one needs half of it. git's index-pack has
+# The limit. An upload of 200,000 files needs half of it. git's index-pack has
 # objects and their bases in memory.
 MEMORY = "1Gi"
 # For uploads.

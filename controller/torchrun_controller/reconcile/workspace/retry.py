@@ -79,7 +79,8 @@ def retry_delay(pods: Sequence[Pod]) -> timedelta:
     numbers = [names.number_of(pod.metadata.name) for pod in pods]
     done = (number for number, pod in zip(numbers, pods, strict=True) if has_content(pod))
     failures: int = numbers[-1] - max(done, default=-1)
-    return min(FIRST_RETRY * 2 ** min(failures - 1, 10), LONGEST_RETRY)
+    factor: int = 2 ** min(failures - 1, 10)
+    return min(FIRST_RETRY * factor, LONGEST_RETRY)
 
 
 def retry_seconds_left(pods: Sequence[Pod], end: ContainerEnd, now: datetime) -> float:

@@ -222,6 +222,14 @@ def test_an_archive_or_a_folder_of_it(
     assert found == {prefix + name.removeprefix("code/"): body for name, body in FILES.items()}
 
 
+@pytest.mark.parametrize("name", ["code.zip", "code.tar"])
+def test_an_archive_that_cannot_be_unpacked(settings: Settings, gateway: Gateway, name: str):
+    gateway.answer = behave({name: b"<html>"})
+    error = failure(replace(settings, url=gateway.url(f"bucket/{name}")))
+    assert error.reason == "InvalidArchive"
+    assert "upload" not in error.message
+
+
 def test_an_archive_without_that_folder(settings: Settings, gateway: Gateway):
     gateway.answer = behave({"code.zip": archive(FILES)})
     wanted = replace(settings, url=gateway.url("bucket/code.zip"), sub_path="none")
