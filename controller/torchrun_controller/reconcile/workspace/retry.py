@@ -13,7 +13,6 @@ from torchrun_api.meta import Wire
 from torchrun_controller.reconcile.model import decode
 from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.model.times import seconds_left
-from torchrun_controller.reconcile.workspace.delivery import has_content
 
 FIRST_RETRY = timedelta(seconds=10)
 LONGEST_RETRY = timedelta(minutes=5)
@@ -77,10 +76,18 @@ def retry_delay(pods: Sequence[Pod]) -> timedelta:
     It is doubled for each failure since the last pod that left its result, up to a limit.
     """
     numbers = [names.number_of(pod.metadata.name) for pod in pods]
-    done = (number for number, pod in zip(numbers, pods, strict=True) if has_content(pod))
+    done = (number for number, pod in zip(numbers, pods, strict=True) if _left_result(pod))
     failures: int = numbers[-1] - max(done, default=-1)
     factor: int = 2 ** min(failures - 1, 10)
     return min(FIRST_RETRY * factor, LONGEST_RETRY)
+
+
+def _left_result(pod: Pod) -> bool:
+    """Whether the pod succeeded, or serves what its sync container has received."""
+    if pod.status.phase != "Running":
+        return pod.status.phase == "Succeeded"
+    ends = (s.state.terminated for s in pod.status.container_statuses)
+    return any(end is not None and end.exit_code == 0 for end in ends)
 
 
 def retry_seconds_left(pods: Sequence[Pod], end: ContainerEnd, now: datetime) -> float:

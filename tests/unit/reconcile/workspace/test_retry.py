@@ -65,6 +65,16 @@ def numbered(number: int, phase: str) -> Pod:
     return Pod(metadata=metadata, status=PodStatus(phase=phase))
 
 
+def test_a_pod_that_serves_its_result_ends_the_count():
+    ended = ContainerState(terminated=StateTerminated(exit_code=0))
+    received = ContainerStatus(name="sync", state=ended)
+    status = PodStatus(phase="Running", container_statuses=(received,))
+    serving = Pod(metadata=ChildMeta(name="a-sync-5", creation_timestamp=START), status=status)
+    assert retry.retry_delay((serving, numbered(6, "Failed"))) == timedelta(seconds=10)
+    starting = numbered(5, "Running")
+    assert retry.retry_delay((starting, numbered(6, "Failed"))) == timedelta(minutes=5)
+
+
 @pytest.mark.parametrize(
     ("phases", "seconds"),
     [
