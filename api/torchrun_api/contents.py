@@ -42,8 +42,15 @@ class Manifest:
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.entries = tuple(sorted(entries, key=lambda entry: entry.path.encode()))
-        self.text = "".join(f"{entry.line}\n" for entry in self.entries)
-        self.sha256 = hashlib.sha256(self.text.encode()).hexdigest()
+        digest = hashlib.sha256()
+        for entry in self.entries:
+            digest.update(f"{entry.line}\n".encode())
+        self.sha256 = digest.hexdigest()
+
+    @property
+    def text(self) -> str:
+        """The text, which is built on each call: 32 MB of 200,000 usual paths."""
+        return "".join(f"{entry.line}\n" for entry in self.entries)
 
     @property
     def files(self) -> int:
@@ -63,12 +70,12 @@ def parse(text: str) -> Manifest:
 
 def pack(manifest: Manifest, base: Manifest | None = None) -> bytes:
     """The compressed manifest; only the difference if the receiver has `base`."""
-    base_lines = {} if base is None else _lines(base)
-    lines = _lines(manifest)
+    old = {} if base is None else _by_path(base)
+    new = _by_path(manifest)
     body = {
         "base": "" if base is None else base.sha256,
-        "drop": [path for path in base_lines if path not in lines],
-        "add": [line for path, line in lines.items() if base_lines.get(path) != line],
+        "drop": [path for path in old if path not in new],
+        "add": [entry.line for path, entry in new.items() if old.get(path) != entry],
     }
     return zlib.compress(json.dumps(body, ensure_ascii=False).encode(), 6)
 
@@ -88,20 +95,20 @@ def unpack(data: bytes, bases: Mapping[str, Manifest]) -> Manifest:
         raise ManifestError("The manifest is too large or incomplete.")
     if base_sha256 and base_sha256 not in bases:
         raise ManifestError(f"The pod does not have the base manifest {base_sha256}.")
-    lines = _lines(bases[base_sha256]) if base_sha256 else {}
+    entries = _by_path(bases[base_sha256]) if base_sha256 else {}
     for path in drop:
-        lines.pop(path, None)
+        entries.pop(path, None)
     for line in add:
         entry = _entry(line)
-        lines[entry.path] = entry.line
+        entries[entry.path] = entry
     try:
-        return Manifest(_entry(line) for line in lines.values())
+        return Manifest(entries.values())
     except UnicodeEncodeError as error:
         raise ManifestError(f"The manifest has a path that is not UTF-8: {error}.") from error
 
 
-def _lines(manifest: Manifest) -> dict[str, str]:
-    return {entry.path: entry.line for entry in manifest.entries}
+def _by_path(manifest: Manifest) -> dict[str, Entry]:
+    return {entry.path: entry for entry in manifest.entries}
 
 
 def _entry(line: object) -> Entry:

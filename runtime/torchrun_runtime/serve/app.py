@@ -134,7 +134,8 @@ class _Handlers:
         return guard
 
     async def ready(self, _: web.Request) -> web.StreamResponse:
-        if await self._in_thread(self._tree.ready):
+        # In another thread than files: eight workers that wait for a manifest take all of those.
+        if await asyncio.to_thread(self._tree.ready):
             return web.json_response({"ready": True})
         return _refusal(503, "NotReady", "The workspace is not ready yet.")
 

@@ -1,11 +1,13 @@
 """The files of the newest revision, for requests of workers."""
 
+import hashlib
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from torchrun_api.contents import Entry, Manifest
+from torchrun_api.contents import Entry, parse
 from torchrun_runtime.sync.claim import Claim
 
 _BLOCK = 1 << 20
@@ -16,18 +18,23 @@ class NotThereError(Exception):
 
 
 class Revision(NamedTuple):
-    """One revision. packed: the compressed text of its manifest."""
+    """One revision. sha256, entries, packed: of its manifest; packed is the compressed text."""
 
     number: int
-    manifest: Manifest
+    sha256: str
+    entries: tuple[Entry, ...]
     packed: bytes
 
 
 class Tree:
-    """The workspace of a directory that torchrun-sync writes. Its methods block."""
+    """The workspace of a directory that torchrun-sync writes.
+
+    Its methods block, and may be called from any thread.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._claim = Claim(directory)
+        self._lock = threading.Lock()
         self._revision: Revision | None = None
 
     def ready(self) -> bool:
@@ -35,15 +42,23 @@ class Tree:
         return self._claim.marker() is not None
 
     def newest(self) -> Revision | None:
-        """The revision of the marker; None without a marker."""
-        marker = self._claim.marker()
-        if marker is None:
-            return None
-        if self._revision is None or self._revision.number != marker.revision:
-            manifest = self._claim.manifest(marker)
-            packed = zlib.compress(manifest.text.encode(), 1)
-            self._revision = Revision(marker.revision, manifest, packed)
-        return self._revision
+        """The revision of the marker; None without a marker. Raises OSError, ManifestError.
+
+        A new revision is read once, however many workers wait for it: 200,000 files need a second
+        of a CPU and a large part of the pod's memory.
+        """
+        with self._lock:
+            marker = self._claim.marker()
+            if marker is None:
+                return None
+            if self._revision is None or self._revision.number != marker.revision:
+                self._revision = self._read(marker.revision)
+            return self._revision
+
+    def _read(self, number: int) -> Revision:
+        text = self._claim.tree(number).with_name("manifest").read_bytes()
+        sha256, packed = hashlib.sha256(text).hexdigest(), zlib.compress(text, 1)
+        return Revision(number, sha256, parse(text.decode()).entries, packed)
 
     def select(self, sha256: str, ranges: Sequence[tuple[int, int]]) -> "Selection":
         """The files of these ranges of the manifest's entries, ends included.
@@ -51,9 +66,9 @@ class Tree:
         Raises NotThereError if the manifest has changed or has fewer entries.
         """
         revision = self.newest()
-        if revision is None or revision.manifest.sha256 != sha256:
+        if revision is None or revision.sha256 != sha256:
             raise NotThereError(f"The pod no longer serves the workspace with manifest {sha256}.")
-        entries = revision.manifest.entries
+        entries = revision.entries
         if not all(0 <= first <= last < len(entries) for first, last in ranges):
             raise NotThereError(f"The request exceeds the {len(entries)} entries of the manifest.")
         selected = [entry for first, last in ranges for entry in entries[first : last + 1]]

@@ -22,6 +22,9 @@ from torchrun_api.workspace import (
 )
 from torchrun_runtime.sync.errors import SyncError
 
+# What messages call the source of a host.
+URL_FIELD = "volumes.workspace.url"
+ENDPOINT_FIELD = "AWS_ENDPOINT_URL of the Secret"
 _LONGEST_URL = 2048
 _DEFAULT_PORTS = {"https": 443, "http": 80, "ssh": 22, "s3": 443}
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -77,27 +80,33 @@ def parse_s3(url: str) -> Location:
 
 
 def parse_endpoint(url: str) -> Location:
-    """The endpoint of a Secret. Raises SyncError (InvalidSource), permanent."""
-    return _parse(url, S3_ENDPOINT, "https://ENDPOINT (AWS_ENDPOINT_URL of the Secret)")
+    """The endpoint of a Secret. Raises SyncError (SecretInvalid), not permanent."""
+    return _parse(url, S3_ENDPOINT, "https://ENDPOINT", ENDPOINT_FIELD)
 
 
-def _parse(url: str, pattern: str, accepted: str) -> Location:
+def _parse(url: str, pattern: str, accepted: str, field: str = URL_FIELD) -> Location:
+    def invalid(why: str) -> SyncError:
+        message = f"{field} {shown_url(url)} is invalid: {why}."
+        if field == ENDPOINT_FIELD:
+            return SyncError("SecretInvalid", message, permanent=False)
+        return SyncError("InvalidSource", message, permanent=True)
+
     if len(url) > _LONGEST_URL or not re.fullmatch(pattern, url):
-        raise _invalid(url, f"it must be {accepted}")
+        raise invalid(f"it must be {accepted}")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
         path = unquote_to_bytes(parts.path).decode()
     except UnicodeDecodeError:
-        raise _invalid(url, "its path is not UTF-8") from None
+        raise invalid("its path is not UTF-8") from None
     except ValueError as error:
-        raise _invalid(url, str(error)) from None
+        raise invalid(str(error)) from None
     if port == 0:
-        raise _invalid(url, "its port must be between 1 and 65535")
+        raise invalid("its port must be between 1 and 65535")
     if not path.isprintable() or "\\" in path:
-        raise _invalid(url, "it has control characters or backslashes in its path")
+        raise invalid("it has control characters or backslashes in its path")
     if "::" in path or any(part in (".", "..") for part in path.split("/")):
-        raise _invalid(url, "it has '::', or '.' or '..' as a component of its path")
+        raise invalid("it has '::', or '.' or '..' as a component of its path")
     return Location(
         url=url,
         scheme=parts.scheme,
@@ -108,11 +117,6 @@ def _parse(url: str, pattern: str, accepted: str) -> Location:
     )
 
 
-def _invalid(url: str, why: str) -> SyncError:
-    message = f"volumes.workspace.url {shown_url(url)} is invalid: {why}."
-    return SyncError("InvalidSource", message, permanent=True)
-
-
 def shown_url(url: str) -> str:
     """Return a URL for messages and logs: without user, password and query."""
     bare = re.sub(r"//[^/]*@", "//", url.partition("?")[0].partition("#")[0])
@@ -120,25 +124,26 @@ def shown_url(url: str) -> str:
     return ascii(bare if len(bare) <= 200 else bare[:200] + "...")
 
 
-def resolve(host: str, port: int) -> tuple[str, ...]:
+def resolve(host: str, port: int, field: str = URL_FIELD) -> tuple[str, ...]:
     """Addresses of the host, in the order of the resolver. All of them are permitted.
 
-    Raises SyncError: FetchFailed, which is temporary, or ForbiddenAddress.
+    field: where the host is from, for messages. Raises SyncError: FetchFailed, which is temporary,
+    or ForbiddenAddress, which is permanent unless the host is from a Secret.
     """
     try:
         records = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        message = f"Host {host!a} of volumes.workspace.url cannot be resolved: {error}."
+        message = f"Host {host!a} of {field} cannot be resolved: {error}."
         raise SyncError("FetchFailed", message, permanent=False) from None
     addresses = tuple(dict.fromkeys(str(entry[4][0]) for entry in records))
     for text in addresses:
         if is_forbidden(ipaddress.ip_address(text.partition("%")[0])):
             message = (
-                f"Host {host!a} of volumes.workspace.url has the address {text}, which is not"
+                f"Host {host!a} of {field} has the address {text}, which is not"
                 " allowed: it is link-local, multicast, unspecified or a metadata service. Use"
                 " another host."
             )
-            raise SyncError("ForbiddenAddress", message, permanent=True)
+            raise SyncError("ForbiddenAddress", message, permanent=field == URL_FIELD)
     return addresses
 
 

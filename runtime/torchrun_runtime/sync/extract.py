@@ -92,6 +92,6 @@ def workspace_full(why: str) -> SyncError:
     """Return the error for a tree that does not fit on the PVC."""
     message = (
         f"The workspace PVC has no space for the extracted archive: {why}. Increase"
-        " volumes.workspace.size. The archive is kept, so it is not uploaded again."
+        " volumes.workspace.size."
     )
     return SyncError("WorkspaceFull", message, permanent=False)

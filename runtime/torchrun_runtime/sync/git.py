@@ -8,6 +8,7 @@ are skipped, with a line in the log.
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,12 +110,16 @@ class Git:
             *(word for option in options for word in ("-c", option)),
         )
         self._directory = directory
-        self._initialise(directory)
+        names = (checkout.commit, checkout.ref)
+        self._initialise(sha256=any(len(n) == 64 and _COMMIT.fullmatch(n) for n in names))
 
-    def _initialise(self, directory: Path) -> None:
+    def _initialise(self, *, sha256: bool) -> None:
+        """Create the repository with the object names of the server. Raises SyncError."""
+        options = ("--object-format=sha256",) if sha256 else ()  # git knows it since 2.29
         try:
             result = self._programs.run(
-                *self._git, "init", "--bare", "--quiet", "--template=", str(directory)
+                *self._git,
+                *("init", "--bare", "--quiet", "--template=", *options, str(self._directory)),
             )
         except FileNotFoundError as error:
             message = "The image of the sync pod has no git. Remove volumes.workspace.image."
@@ -172,6 +177,10 @@ class Git:
         )
         if result.exit_code == 0:
             return ""
+        if "mismatched algorithms: client sha1" in result.output:
+            shutil.rmtree(self._directory)
+            self._initialise(sha256=True)
+            return self._fetch(refspec, depth)
         return result.output or f"git ended with {result.exit_code}"
 
     def _commit_of_tip(self) -> str:

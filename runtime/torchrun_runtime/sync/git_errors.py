@@ -34,6 +34,12 @@ _EXPLANATIONS: tuple[tuple[str, str, str, bool], ...] = (
         False,
     ),
     (
+        r"the Secret is not for|response 407|error: 407",
+        "AccessDenied",
+        "The proxy needs a login. Add user and password to HTTPS_PROXY of the sync pod.",
+        False,
+    ),
+    (
         r"Authentication failed|could not read (Username|Password)|Access denied|error: 40[13]"
         r"|Permission denied|terminal prompts disabled",
         "AccessDenied",

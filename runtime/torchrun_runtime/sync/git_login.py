@@ -1,8 +1,9 @@
 """Git's access to a server: environment, configuration and two small programs, from the Secret.
 
 No secret is in an argument, in the environment or in a file that this program writes. git asks the
-first program for user name and password, which reads them from the mounted Secret. The second
-program runs ssh with its options, because git would pass anything longer than a path to a shell.
+first program for user name and password, which reads them from the mounted Secret, for the server
+of the repository only. The second program runs ssh with its options, because git would pass
+anything longer than a path to a shell.
 """
 
 import ipaddress
@@ -16,8 +17,14 @@ from torchrun_runtime.sync.address import Location
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.secret import Secret
 
+# Answers for the repository's server only: git also asks for the password of a proxy. Both prompts
+# contain a URL: "Password for 'https://user@host': ".
 _ASKPASS = """#!{python} -I
 import pathlib, sys
+from urllib.parse import urlsplit
+url = urlsplit(sys.argv[1].partition("'")[2].rpartition("'")[0])
+if (url.scheme, url.hostname, url.port or 443) != {server!r}:
+    sys.exit("the Secret is not for " + url.netloc.rpartition("@")[2])
 name = "username" if sys.argv[1].lower().startswith("username") else "password"
 path = pathlib.Path({directory!r}, name)
 print(path.read_text().rstrip("\\r\\n") if path.is_file() else "git" * (name == "username"))
@@ -60,8 +67,12 @@ def over_https(
     if secret.name and not (authority and secret.path("password") is None):
         secret.require("password", why="git over https logs in with username and password")
         script = home / "askpass"
-        directory = str(secret.directory)
-        _write_program(script, _ASKPASS.format(python=sys.executable, directory=directory))
+        text = _ASKPASS.format(
+            python=sys.executable,
+            server=(location.scheme, location.host, location.port),
+            directory=str(secret.directory),
+        )
+        _write_program(script, text)
         extra_env["GIT_ASKPASS"] = str(script)
     if addresses and not _is_address(location.host):
         listed = ",".join(f"[{a}]" if ":" in a else a for a in addresses)

@@ -9,7 +9,14 @@ from itertools import islice
 from pathlib import Path
 
 from torchrun_api.contents import Manifest
-from torchrun_runtime.sync.address import Location, parse_endpoint, parse_s3, resolve
+from torchrun_runtime.sync.address import (
+    ENDPOINT_FIELD,
+    URL_FIELD,
+    Location,
+    parse_endpoint,
+    parse_s3,
+    resolve,
+)
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
 from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.paths import Place, components
@@ -36,15 +43,18 @@ def open_bucket(url: str, secret: Secret, deadline: float) -> tuple[Bucket, str]
     """The bucket of a URL, and the key or prefix in it. Raises SyncError."""
     location = parse_s3(url)
     region = secret.word(_REGION) or _DEFAULT_REGION
+    field = URL_FIELD
     if location.scheme == "s3":
-        bucket, key = location.host, location.path
-        endpoint_url = secret.word(_ENDPOINT) or f"https://s3.{region}.amazonaws.com"
-        location = parse_endpoint(endpoint_url)
+        # Of the URL itself: old buckets have capitals, which are not kept in a host.
+        bucket, key = url.removeprefix("s3://").partition("/")[0], location.path
+        domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+        location = parse_endpoint(secret.word(_ENDPOINT) or f"https://s3.{region}.{domain}")
+        field = ENDPOINT_FIELD
     else:
         bucket, _, key = location.path.partition("/")
     endpoint = Endpoint(
         location=location,
-        addresses=resolve(location.host, location.port),
+        addresses=resolve(location.host, location.port, field),
         bucket=bucket,
         credentials=_credentials(secret, region),
         tls=_tls(location, secret),

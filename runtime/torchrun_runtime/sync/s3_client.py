@@ -130,7 +130,7 @@ class Bucket:
         """
         offset, digest, failures = 0, hashlib.md5(usedforsecurity=False), 0
         checked = True
-        while offset < source.size or not failures:
+        while True:
             try:
                 response, skip = self._open(source, offset)
                 checked = response.headers.get("x-amz-server-side-encryption", "") in ("", "AES256")
@@ -287,10 +287,12 @@ def _urlopen(pool: HTTPConnectionPool, where: str, headers: Mapping[str, str]) -
 
 
 def _objects(page: ElementTree.Element, bucket: str) -> Iterator[Object]:
+    is_encoded = page.findtext("EncodingType") == "url"  # some gateways ignore encoding-type
     for element in page.iter("Contents"):
         key, size = element.findtext("Key") or "", element.findtext("Size") or ""
         try:
-            decoded = unquote_to_bytes(key).decode()
+            # Of a form: AWS and MinIO send a space as "+". A "+" of the key is "%2B".
+            decoded = unquote_to_bytes(key.replace("+", " ")).decode() if is_encoded else key
         except UnicodeDecodeError:
             raise refused("InvalidFile", key, "has a name that is not UTF-8") from None
         if not decoded or not size.isascii() or not size.isdecimal():

@@ -139,7 +139,8 @@ def _place(member: tarfile.TarInfo, limits: Limits) -> Place:
         return Place((), directory=True)
     path = components(name.removeprefix("./"), limits)
     if member.issym() or member.islnk():
-        raise refused("InvalidFile", name, "is a link. Archive the file that it points to (tar -h)")
+        advice = "tar --hard-dereference" if member.islnk() else "tar -h"
+        raise refused("InvalidFile", name, f"is a link. Archive the file itself ({advice})")
     if member.issparse():
         raise refused("InvalidFile", name, "is sparse. Archive it without --sparse")
     if not (member.isreg() or member.isdir()):

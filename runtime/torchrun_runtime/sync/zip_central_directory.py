@@ -51,7 +51,7 @@ def count_entries(file: BinaryIO, most: int) -> int:
 
 def not_a_zip(why: str) -> ArchiveError:
     """The error for data that is not a zip archive. why: without a full stop."""
-    return ArchiveError("InvalidArchive", f"The upload is not a valid zip archive: {why}.")
+    return ArchiveError("InvalidArchive", f"The file is not a valid zip archive: {why}.")
 
 
 def _locate(file: BinaryIO) -> tuple[int, int]:

@@ -14,7 +14,7 @@ _NAME_IS_UTF8 = 0x800
 _LOCAL_HEADER = 30  # bytes before the name, APPNOTE.TXT 4.3.7
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Member(Place):
     """One accepted member of a zip archive."""
 

@@ -22,7 +22,7 @@ LEFT_OUT = {RUNTIME / "sync" / "git_login.py", CONTROLLER / "reconcile" / "objec
 REASON = re.compile(r"([A-Z][a-z]+)([A-Z][A-Za-z]*)*|OOMKilled")
 OTHER_WORDS = """
 AccessKey AdmissionRequested Always Authorization Background Bearer Bound Cc Cf ClusterFirstWithHostNet Code
-Complete ContainerCreating Contents Cs DirectoryOrCreate DisruptionTarget ErrImageNeverPull FailureTarget
+Complete ContainerCreating Contents Cs DirectoryOrCreate DisruptionTarget EncodingType ErrImageNeverPull FailureTarget
 ErrImagePull Error Exact Exists FailedAttachVolume FailedCreate FailedMount
 FallbackToLogsOnError False Finished FullSize Gang Gone IfNotPresent ImageInspectError
 ImagePullBackOff In Indexed Ingress InvalidImageName IsTruncated Job KaiQueueReady Key Lost

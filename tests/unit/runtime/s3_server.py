@@ -5,8 +5,9 @@ import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import parse_qs, quote_plus, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 from unit.runtime.http_server import listening
@@ -33,24 +34,36 @@ class Reply:
 
 
 Answer = Callable[[Request], Reply]
+Encode = Callable[[str], str]
+
+# How AWS and MinIO encode keys with encoding-type=url (s3URLEncode of MinIO): a space is "+".
+form_encoded: Encode = partial(quote_plus, safe="/*")
 
 
 def etag(content: bytes) -> str:
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
-def listing(objects: dict[str, bytes], token: str = "", **changes: str) -> bytes:
-    """A page of ListObjectsV2; changes: other texts for Size and ETag."""
+def listing(
+    objects: dict[str, bytes],
+    token: str = "",
+    encode: Encode | None = form_encoded,
+    **changes: str,
+) -> bytes:
+    """A page of ListObjectsV2. encode: None for a gateway that ignores encoding-type; changes:
+    other texts for Size and ETag.
+    """
     contents = "".join(
-        f"<Contents><Key>{escape(quote(key, safe='/'))}</Key>"
+        f"<Contents><Key>{escape(encode(key) if encode else key)}</Key>"
         f"<Size>{changes.get('size', len(content))}</Size>"
         f"<ETag>&quot;{changes.get('etag', etag(content))}&quot;</ETag></Contents>"
         for key, content in objects.items()
     )
+    encoding = "<EncodingType>url</EncodingType>" if encode else ""
     more = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
     return (
         '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-        f"<IsTruncated>{'true' if token else 'false'}</IsTruncated>{more}{contents}"
+        f"<IsTruncated>{'true' if token else 'false'}</IsTruncated>{encoding}{more}{contents}"
         "</ListBucketResult>"
     ).encode()
 
@@ -65,13 +78,14 @@ def content(objects: dict[str, bytes], request: Request) -> Reply:
     return Reply(body, 200, headers)
 
 
-def behave(objects: dict[str, bytes]) -> Answer:
+def behave(objects: dict[str, bytes], encode: Encode | None = form_encoded) -> Answer:
     """A handler that lists and returns these objects."""
 
     def answer(request: Request) -> Reply:
         if not request.key:
             prefix = request.query["prefix"]
-            return Reply(listing({k: v for k, v in objects.items() if k.startswith(prefix)}))
+            found = {k: v for k, v in objects.items() if k.startswith(prefix)}
+            return Reply(listing(found, encode=encode))
         return content(objects, request)
 
     return answer

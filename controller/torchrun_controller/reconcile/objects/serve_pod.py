@@ -15,6 +15,8 @@ from torchrun_controller.reconcile.objects.sync_pod import SYNC_DIR, sync_pod
 from torchrun_controller.reconcile.spec.resolve import VolumeSource
 
 API_DIR = "/torchrun-api"
+# The limit. Reading a revision of 200,000 files, next to the one before it, needs 360 MiB.
+MEMORY = "512Mi"
 # Storage of the workspace in a serve pod; "" for a PVC that the workers share.
 Store = Literal["", "claim", "ephemeral"]
 
@@ -95,7 +97,7 @@ def _server(job: TorchrunJob, defaults: Defaults) -> JsonObject:
         "readinessProbe": {"httpGet": {"path": "/readyz", "port": "serve"}, "periodSeconds": 1},
         "resources": {
             "requests": {"cpu": "100m", "memory": "64Mi"},
-            "limits": {"memory": "512Mi"},
+            "limits": {"memory": MEMORY},
         },
         "securityContext": RESTRICTED_CONTAINER,
         "terminationMessagePolicy": "FallbackToLogsOnError",

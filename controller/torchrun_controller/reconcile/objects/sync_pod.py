@@ -24,9 +24,9 @@ from torchrun_controller.reconcile.spec.scheduling import scheduling_of
 SYNC_DIR = "/workspace"
 BASE_DIR = "/torchrun-base"
 FOR_ONE_NODE = ("ReadWriteOnce", "ReadWriteOncePod")
-# Memory limits. git's index-pack has objects and their bases in memory.
-UPLOAD_MEMORY = "512Mi"
-FETCH_MEMORY = "1Gi"
+# The limit. An upload of 200,000 files needs half of it. git's index-pack has
+# objects and their bases in memory.
+MEMORY = "1Gi"
 # For uploads.
 UPLOAD_PORT: JsonObject = {
     "ports": [{"name": "upload", "containerPort": names.SYNC_PORT, "protocol": "TCP"}],
@@ -146,7 +146,7 @@ def _container(
         ],
         "resources": {
             "requests": {"cpu": "100m", "memory": "64Mi"},
-            "limits": {"memory": FETCH_MEMORY if is_fetched else UPLOAD_MEMORY},
+            "limits": {"memory": MEMORY},
         },
         "securityContext": RESTRICTED_CONTAINER,
         "terminationMessagePolicy": "FallbackToLogsOnError",

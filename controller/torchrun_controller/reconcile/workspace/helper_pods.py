@@ -136,10 +136,10 @@ def _after_failure(kind: HelperPods, pod: Pod, now: datetime) -> Workspace:
     failure = kind.failure(pod, end.message)
     if failure.remedy and not kind.is_edited(pod):
         return refused_step(failure)
-    seconds_left = 0.0 if failure.remedy else retry_seconds_left(pod, end, now)
+    seconds_left = 0.0 if failure.remedy else retry_seconds_left(kind.pods, end, now)
     if seconds_left <= 0:
         return kind.create_pod(next_number(kind.pods))
-    delay = f"Retrying {retry_delay(pod).total_seconds():.0f} s after the failure."
+    delay = f"Retrying {retry_delay(kind.pods).total_seconds():.0f} s after the failure."
     return Workspace(
         state=SyncState.SYNCING,
         why=Reason(failure.reason, f"{sentence(failure.message)} {delay}"),

@@ -381,7 +381,8 @@ def retry_wait(workspace: ObservedWorkspace, now: datetime) -> float:
     latest = workspace.latest_sync_pod
     if latest is None or latest.status.phase != "Failed":
         return 0.0
-    return retry_seconds_left(latest, container_end(latest, names.SYNC_CONTAINER), now)
+    end = container_end(latest, names.SYNC_CONTAINER)
+    return retry_seconds_left(workspace.sync_pods, end, now)
 
 
 def end_preparations(workspace: ObservedWorkspace, *, serving: bool = True) -> tuple[Delete, ...]:

@@ -1,5 +1,6 @@
 """How a sync or a setup pod ended, and when the next one may follow."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated
 
@@ -69,12 +70,26 @@ def _find_eviction(pod: Pod) -> SyncMessage | None:
     return SyncMessage(reason=disruption.reason, message=disruption.message)
 
 
-def retry_delay(pod: Pod) -> timedelta:
-    """Return the delay from the end of this pod to the next: doubled each time, up to a limit."""
-    factor: int = 2 ** min(names.number_of(pod.metadata.name), 10)
+def retry_delay(pods: Sequence[Pod]) -> timedelta:
+    """Return the delay from the end of the last of these pods to the next pod.
+
+    It is doubled for each failure since the last pod that left its result, up to a limit.
+    """
+    numbers = [names.number_of(pod.metadata.name) for pod in pods]
+    done = (number for number, pod in zip(numbers, pods, strict=True) if _left_result(pod))
+    failures: int = numbers[-1] - max(done, default=-1)
+    factor: int = 2 ** min(failures - 1, 10)
     return min(FIRST_RETRY * factor, LONGEST_RETRY)
 
 
-def retry_seconds_left(pod: Pod, end: ContainerEnd, now: datetime) -> float:
-    """Return the seconds of the delay that are left."""
-    return seconds_left(retry_delay(pod), end.time, now)
+def _left_result(pod: Pod) -> bool:
+    """Whether the pod succeeded, or serves what its sync container has received."""
+    if pod.status.phase != "Running":
+        return pod.status.phase == "Succeeded"
+    ends = (s.state.terminated for s in pod.status.container_statuses)
+    return any(end is not None and end.exit_code == 0 for end in ends)
+
+
+def retry_seconds_left(pods: Sequence[Pod], end: ContainerEnd, now: datetime) -> float:
+    """Return the seconds of the delay that are left. end: of the last pod."""
+    return seconds_left(retry_delay(pods), end.time, now)

@@ -80,7 +80,9 @@ class SetupPods(msgspec.Struct, frozen=True):
         return self.ready if is_done and self.is_current(latest) else None
 
     def create_pod(self, number: int) -> Workspace:
-        """Create one more setup pod; only the last few are kept."""
+        """Create one more setup pod; only the last few and the last successful one are kept."""
+        successful = [pod for pod in self.pods if pod.status.phase == "Succeeded"][-1:]
+        oldest = self.pods[: -KEPT_SETUP_PODS + 1]
         job, queue = self.observed.job, self.observed.queue
         assert queue is not None
         pod = setup_pod(job, queue, self.spec, self.environment, number, self.defaults)
@@ -88,7 +90,7 @@ class SetupPods(msgspec.Struct, frozen=True):
             state=SyncState.SYNCING,
             why=Reason("SetupRunning", "Creating a setup pod."),
             applies=(pod,),
-            deletes=tuple(delete_pod(pod) for pod in self.pods[: -KEPT_SETUP_PODS + 1]),
+            deletes=tuple(delete_pod(pod) for pod in oldest if pod not in successful),
         )
 
     def replace_pod(self, pod: Pod) -> Workspace:

@@ -211,8 +211,8 @@ def test_a_failed_fetch_is_reported_and_does_not_touch_the_gang(permanent):
     events = [e for p in world.plans for e in p.events if e.reason == "SourceNotFound"]
     assert [event.type for event in events] == ["Warning"]
     assert world.job.status.workspace_commit == COMMIT
-    assert plan.requeue_after == (None if permanent else 20)
-    world.pass_time(seconds=20)
+    assert plan.requeue_after == (None if permanent else 10)
+    world.pass_time(seconds=10)
     if permanent:
         request(world, "again")
     world.settle()

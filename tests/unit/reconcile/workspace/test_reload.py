@@ -223,13 +223,18 @@ def test_a_standby_pod_delays_nothing() -> None:
 
 def test_failed_standby_pods_are_replaced_with_delays() -> None:
     world = running(development=True)
-    world.end_container("train-sync-1", "sync", exit_code=1, finished_at=world.now)
-    plan = world.settle()
-    assert plan.requeue_after == 20
-    assert syncing(world)[-1] == "train-sync-1"
-    world.pass_time(seconds=20)
+    for revision in range(2, 5):
+        revision_complete(world, revision, str(revision) * 64)
+        world.settle()
+    world.pass_time(minutes=1)
     world.settle()
-    assert syncing(world)[-1] == "train-sync-2"
+    for number, seconds in ((4, 10), (5, 20), (6, 40), (7, 80)):
+        world.end_container(f"train-sync-{number}", "sync", exit_code=1, finished_at=world.now)
+        assert world.settle().requeue_after == seconds
+        assert syncing(world)[-1] == f"train-sync-{number}"
+        world.pass_time(seconds=seconds)
+        world.settle()
+        assert syncing(world)[-1] == f"train-sync-{number + 1}"
 
 
 def test_no_sync_without_a_claim() -> None:

@@ -60,8 +60,35 @@ def test_a_restarted_container_has_no_message():
     assert retry.container_end(pod(container_statuses=(running,)), "sync").message == SyncMessage()
 
 
-def test_the_delay_doubles():
-    first = pod()
-    end = retry.container_end(first, "sync")
-    assert retry.retry_seconds_left(first, end, START + timedelta(seconds=5)) == 15
-    assert retry.retry_delay(pod()) == timedelta(seconds=20)
+def numbered(number: int, phase: str) -> Pod:
+    metadata = ChildMeta(name=f"a-sync-{number}", creation_timestamp=START)
+    return Pod(metadata=metadata, status=PodStatus(phase=phase))
+
+
+def test_a_pod_that_serves_its_result_ends_the_count():
+    ended = ContainerState(terminated=StateTerminated(exit_code=0))
+    received = ContainerStatus(name="sync", state=ended)
+    status = PodStatus(phase="Running", container_statuses=(received,))
+    serving = Pod(metadata=ChildMeta(name="a-sync-5", creation_timestamp=START), status=status)
+    assert retry.retry_delay((serving, numbered(6, "Failed"))) == timedelta(seconds=10)
+    starting = numbered(5, "Running")
+    assert retry.retry_delay((starting, numbered(6, "Failed"))) == timedelta(minutes=5)
+
+
+@pytest.mark.parametrize(
+    ("phases", "seconds"),
+    [
+        ({0: "Failed"}, 10),
+        ({0: "Failed", 1: "Failed"}, 20),
+        ({7: "Failed", 8: "Failed", 9: "Failed"}, 300),
+        ({5: "Succeeded", 6: "Failed"}, 10),
+        ({4: "Succeeded", 5: "Succeeded", 7: "Failed", 8: "Failed"}, 40),
+        ({5: "Succeeded", 30: "Failed"}, 300),
+    ],
+)
+def test_the_delay_doubles_from_the_last_success_on(phases, seconds):
+    pods = [numbered(number, phase) for number, phase in phases.items()]
+    assert retry.retry_delay(pods) == timedelta(seconds=seconds)
+    end = retry.container_end(pods[-1], "sync")
+    now = START + timedelta(seconds=4)
+    assert retry.retry_seconds_left(pods, end, now) == seconds - 4

@@ -183,6 +183,18 @@ def test_disruptions_of_the_setup_are_retried_with_delays(harm):
     assert setup_pods(world) == ["train-setup-0", "train-setup-1"]
 
 
+def test_the_delays_of_a_setup_count_from_the_last_one_that_succeeded():
+    world = running()
+    world.spec(setup_command="make all")
+    fails_the_gang(world)
+    for number, seconds in ((1, 10), (2, 20), (3, 40)):
+        assert setup_pods(world)[-1] == f"train-setup-{number}"
+        claim_is_gone(world)
+        assert world.settle().requeue_after == seconds
+        world.pass_time(seconds=seconds)
+        world.settle()
+
+
 def test_a_setup_pod_that_does_not_start_has_a_reason():
     world = ready_for_setup()
     waiting = StateWaiting(reason="ErrImagePull", message="no such image")

@@ -1,7 +1,10 @@
 """The server of the workspace, towards clients that are no workers. test_delivery has the workers."""
 
 import json
+import os
 import socket
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -74,3 +77,19 @@ def test_a_connection_without_a_request_is_closed(
     monkeypatch.setattr(app, "_IDLE_SECONDS", 0.2)
     with running(claim) as url:
         assert answer(url, b"GET /readyz HTTP/1.1\r\nHost:") == b""
+
+
+def test_a_revision_is_read_once_for_all_workers(claim: Path) -> None:
+    """The file of the manifest is a pipe: a reader waits until the test writes, once."""
+    path = claim / "revisions" / "1" / "manifest"
+    text = path.read_bytes()
+    path.unlink()
+    os.mkfifo(path)
+    with running(claim) as url, ThreadPoolExecutor(2 * app.STREAMS) as workers:
+        answers = [workers.submit(manifest, url, token()) for _ in range(2 * app.STREAMS)]
+        with path.open("wb") as pipe:
+            for _ in range(20):  # while all workers wait
+                assert b" 200 " in answer(url, b"GET /readyz HTTP/1.0\r\n\r\n")
+            pipe.write(text)
+        bodies = {reply.result(60).partition(b"\r\n\r\n")[2] for reply in answers}
+    assert {zlib.decompress(body) for body in bodies} == {text}

@@ -186,3 +186,15 @@ def test_a_marker_of_a_release_that_recorded_no_job(git_settings: Settings, git_
     assert fetch(replace(settings, commit=recorded.commit)) == recorded
     assert git_server.paths == []
     assert fetch(settings).commit == newer
+
+
+@pytest.mark.parametrize("named", ["main", "commit"])
+def test_a_repository_with_sha256_names(git_settings: Settings, git_server: GitServer, named: str):
+    directory = git_server.root / "train"
+    directory.mkdir(parents=True)
+    git(directory, "init", "--quiet", "--initial-branch=main", "--object-format=sha256")
+    commit = repository(directory, {"train.py": b"1"})
+    assert len(commit) == 64
+    marker = fetch(replace(git_settings, ref=commit if named == "commit" else named))
+    assert marker.commit == commit
+    assert read_tree(git_settings, marker) == {"train.py": b"1"}

@@ -6,6 +6,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -14,7 +15,17 @@ from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.fetch import fetch
 from torchrun_runtime.sync.settings import Limits, Settings
-from unit.runtime.s3_server import Gateway, Reply, Request, behave, content, listing, serving
+from unit.runtime.s3_server import (
+    Encode,
+    Gateway,
+    Reply,
+    Request,
+    behave,
+    content,
+    form_encoded,
+    listing,
+    serving,
+)
 from unit.runtime.sync.bucket import BIG, FILES, failure, tree
 from unit.runtime.syncing import archive, needs_mount, on_small_disk, process
 
@@ -97,6 +108,15 @@ def test_an_object_that_is_always_cut_off(settings: Settings, gateway: Gateway):
     assert failure(settings).reason == "FetchFailed"
 
 
+@pytest.mark.parametrize("key", ["code/none", "code/train.py"])
+def test_an_object_that_never_arrives(settings: Settings, gateway: Gateway, key: str):
+    gateway.answer = lambda request: (
+        Reply(status=503) if request.key == key else behave(FILES)(request)
+    )
+    error = failure(settings)
+    assert (error.reason, error.permanent) == ("FetchFailed", False)
+
+
 @pytest.mark.parametrize("how", ["etag", "412"])
 def test_an_object_that_changes_during_the_fetch(settings: Settings, gateway: Gateway, how: str):
     def answer(request: Request) -> Reply:
@@ -131,6 +151,14 @@ def test_an_etag_that_is_no_md5_is_not_checked(settings: Settings, gateway: Gate
 
     gateway.answer = answer
     assert tree(settings) == FILES
+
+
+@pytest.mark.parametrize("encode", [form_encoded, quote, None], ids=["+", "%20", "not encoded"])
+def test_keys_with_spaces_and_signs(settings: Settings, gateway: Gateway, encode: Encode | None):
+    names = ["my notes.md", "my+notes.md", "my%20notes.md", "a*b.py", "é/~a&b.py"]
+    files = {f"code/{name}": name.encode() for name in names}
+    gateway.answer = behave(files, encode)
+    assert tree(settings) == files
 
 
 def test_pages(settings: Settings, gateway: Gateway):
@@ -192,6 +220,14 @@ def test_an_archive_or_a_folder_of_it(
     prefix = "" if sub_path else "code/"
     found = {path.removeprefix("code/"): body for path, body in tree(settings).items()}
     assert found == {prefix + name.removeprefix("code/"): body for name, body in FILES.items()}
+
+
+@pytest.mark.parametrize("name", ["code.zip", "code.tar"])
+def test_an_archive_that_cannot_be_unpacked(settings: Settings, gateway: Gateway, name: str):
+    gateway.answer = behave({name: b"<html>"})
+    error = failure(replace(settings, url=gateway.url(f"bucket/{name}")))
+    assert error.reason == "InvalidArchive"
+    assert "upload" not in error.message
 
 
 def test_an_archive_without_that_folder(settings: Settings, gateway: Gateway):

@@ -16,6 +16,8 @@ import pytest
 from torchrun_runtime.sync import s3_client
 from torchrun_runtime.sync.address import parse_endpoint
 from torchrun_runtime.sync.errors import SyncError
+from torchrun_runtime.sync.s3 import open_bucket
+from torchrun_runtime.sync.secret import Secret
 from torchrun_runtime.sync.settings import Settings
 from torchrun_runtime.sync.signature import Credentials, sign, target
 from unit.runtime.git_server import authority
@@ -86,8 +88,46 @@ def test_a_secret_of_the_wrong_kind(settings: Settings, tmp_path: Path):
     (secret / "ca.crt").write_text("nothing")
     https = replace(named, url="https://127.0.0.1:1/bucket/c")
     assert failure(https).reason == "SecretInvalid"
-    (secret / "AWS_ENDPOINT_URL").write_text("http://metadata@169.254.169.254/latest")
-    assert failure(replace(named, url="s3://bucket/c")).reason == "InvalidSource"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "reason"),
+    [
+        ("http://metadata@169.254.169.254/latest", "SecretInvalid"),
+        ("minio:9000", "SecretInvalid"),
+        ("https://minio:99999", "SecretInvalid"),
+        ("http://169.254.169.254", "ForbiddenAddress"),
+        ("http://minio.invalid", "FetchFailed"),
+    ],
+)
+def test_an_endpoint_that_the_secret_may_correct(
+    settings: Settings, tmp_path: Path, endpoint: str, reason: str
+):
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "AWS_ENDPOINT_URL").write_text(endpoint)
+    named = replace(settings, secret="keys", secret_directory=tmp_path / "keys")
+    error = failure(replace(named, url="s3://bucket/c"))
+    assert (error.reason, error.permanent) == (reason, False)
+    assert "AWS_ENDPOINT_URL" in error.message
+    assert "volumes.workspace.url" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("region", "host"),
+    [
+        ("eu-west-1", "s3.eu-west-1.amazonaws.com"),
+        ("cn-north-1", "s3.cn-north-1.amazonaws.com.cn"),
+    ],
+)
+def test_the_endpoint_of_a_region(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, region: str, host: str
+):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", ("192.0.2.1", 0))])
+    (tmp_path / "AWS_REGION").write_text(region)
+    bucket, key = open_bucket("s3://Team_Data/Code", Secret("keys", tmp_path), float("inf"))
+    with closing(bucket):
+        assert bucket.endpoint.display_name == f"https://{host}/Team_Data"
+    assert key == "Code"
 
 
 @pytest.mark.parametrize("key", ["AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_REGION"])

@@ -37,3 +37,16 @@ def test_an_archive_without_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="has no files") as caught:
         extract_tar(tarred(tmp_path, "logs/"), tmp_path / "tree", Limits())
     assert caught.value.reason == "EmptyWorkspace"
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"), [(tarfile.SYMTYPE, "tar -h"), (tarfile.LNKTYPE, "tar --hard-dereference")]
+)
+def test_a_link_names_the_option_that_replaces_it(tmp_path: Path, kind: bytes, option: str):
+    with tarfile.open(tmp_path / "a.tar", "w") as opened:
+        member = tarfile.TarInfo("link")
+        member.type, member.linkname = kind, "file"
+        opened.addfile(member)
+    with pytest.raises(ArchiveError) as caught:
+        extract_tar(tmp_path / "a.tar", tmp_path / "tree", Limits())
+    assert f"({option})" in caught.value.message
