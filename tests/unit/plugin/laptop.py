@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -136,3 +137,24 @@ def play_controller(server: ApiServer, result: str = "Succeeded") -> None:
         server.put("torchrunjobs", "run", status={"phase": result, "conditions": READY})
 
     server.on_create, server.on_upload = created, uploaded
+
+
+def waiting_job(server: ApiServer, **status: object) -> None:
+    server.put(
+        "torchrunjobs",
+        "run",
+        spec={"volumes": {"workspace": {"source": "zip"}}},
+        status={"phase": "Syncing", **status},
+    )
+
+
+def interrupt_at(server: ApiServer, path: str) -> None:
+    """Press Ctrl-C at the first request of this path."""
+    pressed: list[str] = []
+
+    def press(request: web.Request) -> None:
+        if path in request.path and not pressed:
+            pressed.append(path)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    server.hooks.append(press)

@@ -1,7 +1,6 @@
 """The commands end to end, with the proxy of kubectl and an API server in memory."""
 
 import json
-import signal
 import threading
 from collections.abc import Callable
 
@@ -12,8 +11,8 @@ from click.testing import CliRunner
 from kubectl_torchrun.__main__ import cli
 from torchrun_api.json import JsonObject, object_at
 
-from ..api_server import ApiServer, refusal
-from ..laptop import LABELS, READY, Laptop, play_controller
+from ..api_server import refusal
+from ..laptop import READY, Laptop, interrupt_at, play_controller, waiting_job
 
 
 def test_from_a_directory_to_the_result(laptop: Laptop) -> None:
@@ -262,18 +261,6 @@ def test_a_forbidden_upload_leaves_the_job_waiting(laptop: Laptop) -> None:
     assert "kubectl torchrun sync run -n ns" in result.stderr
 
 
-def interrupt_at(server: ApiServer, path: str) -> None:
-    """Press Ctrl-C at the first request of this path."""
-    pressed: list[str] = []
-
-    def press(request: web.Request) -> None:
-        if path in request.path and not pressed:
-            pressed.append(path)
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    server.hooks.append(press)
-
-
 @pytest.mark.parametrize(
     ("path", "message"),
     [
@@ -288,15 +275,6 @@ def test_ctrl_c_prints_the_current_state(laptop: Laptop, path: str, message: str
     result = laptop.run("submit", "--name", "run", "x")
     assert result.exit_code == 130
     assert message in result.stderr
-
-
-def waiting_job(server: ApiServer, **status: object) -> None:
-    server.put(
-        "torchrunjobs",
-        "run",
-        spec={"volumes": {"workspace": {"source": "zip"}}},
-        status={"phase": "Syncing", **status},
-    )
 
 
 def test_sync_uploads_the_directory_of_a_waiting_job(laptop: Laptop) -> None:
@@ -350,47 +328,6 @@ def test_sync_refuses_jobs_that_need_no_upload(
     result = laptop.run("sync", "run")
     assert result.exit_code == 2
     assert message in result.stderr
-
-
-def test_logs_of_the_newest_attempt_are_merged(laptop: Laptop) -> None:
-    waiting_job(laptop.server)
-    play_controller(laptop.server, "Failed")
-    laptop.server.on_upload()
-    for rank in (0, 1):
-        labels = {
-            **LABELS,
-            "app.kubernetes.io/component": "worker",
-            "torchrun.ai/attempt": "1",
-            "batch.kubernetes.io/job-completion-index": str(rank),
-        }
-        status = {"containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
-        laptop.server.put("pods", f"run-r1-{rank}", metadata={"labels": labels}, status=status)
-        line = f"2026-01-01T00:00:00.{9 - rank:09}Z again {rank}\n"
-        laptop.server.logs[f"run-r1-{rank}"] = [line]
-    assert laptop.run("logs", "run").stdout == "[1] again 1\n[0] again 0\n"
-    assert laptop.run("logs", "run", "-r", "0").stdout == "[0] again 0\n"
-    assert laptop.run("logs", "run", "-r", "7").exit_code == 2
-
-
-def test_following_logs_ends_with_the_runs_result(laptop: Laptop) -> None:
-    waiting_job(laptop.server)
-    play_controller(laptop.server, "Failed")
-    laptop.server.on_upload()
-    result = laptop.run("logs", "run", "--follow")
-    assert result.exit_code == 1
-    assert len(result.stdout.splitlines()) == 6
-
-
-def test_ctrl_c_while_following_logs(laptop: Laptop) -> None:
-    waiting_job(laptop.server)
-    interrupt_at(laptop.server, "/pods")
-    assert laptop.run("logs", "run", "--follow").exit_code == 130
-
-
-def test_logs_of_a_missing_job(laptop: Laptop) -> None:
-    result = laptop.run("logs", "nothing")
-    assert result.exit_code == 2
-    assert "kubectl torchrun list -n ns" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["submit", "sync", "logs"])
