@@ -221,7 +221,18 @@ def test_a_standby_pod_delays_nothing() -> None:
     assert {p.metadata.annotations.development for p in world.leaders()} == {""}
 
 
+def fail_standby_pod(world: World, number: int, seconds: float) -> None:
+    """The pod of this number fails, and another one follows after so many seconds."""
+    world.end_container(f"train-sync-{number}", "sync", exit_code=1, finished_at=world.now)
+    assert world.settle().requeue_after == seconds
+    assert syncing(world)[-1] == f"train-sync-{number}"
+    world.pass_time(seconds=seconds)
+    world.settle()
+    assert syncing(world)[-1] == f"train-sync-{number + 1}"
+
+
 def test_failed_standby_pods_are_replaced_with_delays() -> None:
+    fail_standby_pod(running(development=True), 1, 10)
     world = running(development=True)
     for revision in range(2, 5):
         revision_complete(world, revision, str(revision) * 64)
@@ -229,12 +240,7 @@ def test_failed_standby_pods_are_replaced_with_delays() -> None:
     world.pass_time(minutes=1)
     world.settle()
     for number, seconds in ((4, 10), (5, 20), (6, 40), (7, 80)):
-        world.end_container(f"train-sync-{number}", "sync", exit_code=1, finished_at=world.now)
-        assert world.settle().requeue_after == seconds
-        assert syncing(world)[-1] == f"train-sync-{number}"
-        world.pass_time(seconds=seconds)
-        world.settle()
-        assert syncing(world)[-1] == f"train-sync-{number + 1}"
+        fail_standby_pod(world, number, seconds)
 
 
 def test_no_sync_without_a_claim() -> None:
