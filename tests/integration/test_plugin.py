@@ -71,6 +71,9 @@ class Laptop:
         return job
 
     def set_status(self, name: str, **status: object) -> None:
+        """Write a status for the present spec, as the controller does."""
+        job = self.cluster.kubectl("get", "tj", name, "-n", self.namespace, "-o", "json").stdout
+        status = {"observedGeneration": json.loads(job)["metadata"]["generation"], **status}
         self.cluster.kubectl(
             "patch", "tj", name, "-n", self.namespace, "--subresource=status", "--type=merge",
             "-p", json.dumps({"status": status}),
