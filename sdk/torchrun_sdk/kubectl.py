@@ -44,7 +44,8 @@ exec 3<&- >/dev/null 2>&1
 { read -r _ <&4; kill $program; } &
 wait $program
 code=$?
-kill $!
+kill -KILL $!
+wait
 exit $code
 """
 
@@ -183,22 +184,19 @@ class Child:
         self.has_output = False
         self._line = line
         self._whole = whole
-        pipe, kept = os.pipe()
-        self._kept = os.fdopen(kept, "w")
-        try:
-            self._process = subprocess.Popen(
-                ["/bin/sh", "-c", _GUARD, "sh", str(pipe), *command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                encoding="utf-8",
-                errors="replace",  # a pod may write any bytes
-                bufsize=1,
-                start_new_session=True,  # Ctrl-C must reach only this program
-                pass_fds=(pipe,),
-            )
-        finally:
-            os.close(pipe)
+        self._pipe, self._kept = _pipe()
+        pipe = self._pipe.fileno()
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "sh", str(pipe), *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",  # a pod may write any bytes
+            bufsize=1,
+            start_new_session=True,  # Ctrl-C must reach only this program
+            pass_fds=(pipe,),
+        )
         self._stdin_lock = threading.Lock()
         self._errors = _Errors(self._process.stderr)
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -236,6 +234,9 @@ class Child:
             self._kept.write("\n")  # a fork of this process may keep the pipe open
             self._kept.flush()
         _close(self._kept)
+        # Not before the write, which would be a SIGPIPE after the end of the program: it ends a
+        # client that has the default action of this signal.
+        _close(self._pipe)
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             _close(stream)
@@ -248,6 +249,21 @@ class Child:
             answer = self._line(text.rstrip("\n"))
             if answer is not None:
                 self.send(answer)
+
+
+def _pipe() -> tuple[IO[str], IO[str]]:
+    """A pipe whose end to read can be passed to a program by its number.
+
+    It is not that of a closed stdin, stdout or stderr, which the program has for itself.
+    """
+    import fcntl  # not on Windows
+
+    low, kept = os.pipe()
+    try:
+        pipe = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(low)
+    return os.fdopen(pipe), os.fdopen(kept, "w")
 
 
 def _lines(stream: IO[str] | None, longest: int) -> Iterator[str]:
