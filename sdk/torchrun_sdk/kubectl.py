@@ -25,6 +25,7 @@ from torchrun_sdk.errors import ClusterError, WrongRequest
 from torchrun_sdk.serialization import LARGEST
 
 _PLUGIN = "kubectl-torchrun"
+_NO_DEFAULTS = "--no-defaults"
 PLUGIN_USAGE = 2  # exit code of the plugin
 # Characters. A pod may print anything: a longer line is split, more output is an error. JSON
 # escapes each quote of a value.
@@ -70,7 +71,7 @@ class Kubectl:
     def plugin(self, *words: str) -> list[str]:
         """A command line of the plugin, without the defaults of a torchrun.toml."""
         plugin = _find(_PLUGIN, f"pipx install {_PLUGIN}")
-        return [plugin, *self._flags, "--no-defaults", *words]
+        return [plugin, *self._flags, _NO_DEFAULTS, *words]
 
     def run(self, *words: str, stdin: str | None = None) -> str:
         """Run kubectl and return its stdout. Raises ClusterError with its stderr."""
@@ -132,7 +133,7 @@ def _run(command: list[str], stdin: str | None, cancellation: Cancellation | Non
     if cancellation is not None:
         cancellation.check()
     if process.returncode:
-        message = stderr.strip().removeprefix("Error: ")
+        message = reason(stderr)
         is_usage = process.returncode == PLUGIN_USAGE and Path(command[0]).name == _PLUGIN
         error = WrongRequest if is_usage else ClusterError
         raise error(message or f"{command[0]} exited with code {process.returncode}")
@@ -228,6 +229,10 @@ class Child:
         """The end of its stderr."""
         return self._errors.text(5)
 
+    def has_crashed(self) -> bool:
+        """Whether it is a Python program that has ended with a traceback."""
+        return "Traceback (most recent call last):" in self._errors.text().split("\n")
+
     def close(self) -> None:
         """End it."""
         with suppress(OSError, ValueError):
@@ -317,8 +322,15 @@ def output_lines(command: list[str]) -> Generator[str, None, None]:
             process.kill()
             raise
     if process.returncode:
-        message = stderr.strip().removeprefix("Error: ")
-        raise ClusterError(message or f"{command[0]} exited with code {process.returncode}")
+        raise ClusterError(reason(stderr) or f"{command[0]} exited with code {process.returncode}")
+
+
+def reason(stderr: str) -> str:
+    """Why kubectl or the plugin failed, and what to do if the plugin is too old."""
+    message = stderr.strip().removeprefix("Error: ")
+    if message.startswith("No such option") and _NO_DEFAULTS in message:
+        message += f" Update the plugin: pipx upgrade {_PLUGIN}"
+    return message
 
 
 def quiet() -> bool:
