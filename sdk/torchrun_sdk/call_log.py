@@ -65,12 +65,12 @@ class JobLog:
                 child.close()
                 return
             child.wait()
-            code, error = child.exit_code(), child.stderr_tail().rpartition("\n")[2]
+            code, error = child.exit_code(), reason(child.stderr_tail()).rpartition("\n")[2]
             has_ended = code in _JOB_ENDED and not child.has_crashed()  # a crash exits with 1, too
             child.close()
             if self._closed.is_set() or has_ended:
                 return
-            why = reason(error) or f"the plugin exited with code {code}"
+            why = error.removeprefix("Error: ") or f"the plugin exited with code {code}"
             if code == PLUGIN_USAGE:
                 self._note(f"{self._job}: there is no log: {why}")
                 return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from torchrun_sdk.serialization import LARGEST
 
 _PLUGIN = "kubectl-torchrun"
 _NO_DEFAULTS = "--no-defaults"
+_TOO_OLD = re.compile(f"No such option.*{_NO_DEFAULTS}")
 PLUGIN_USAGE = 2  # exit code of the plugin
 # Characters. A pod may print anything: a longer line is split, more output is an error. JSON
 # escapes each quote of a value.
@@ -327,10 +329,9 @@ def output_lines(command: list[str]) -> Generator[str, None, None]:
 
 def reason(stderr: str) -> str:
     """Why kubectl or the plugin failed, and what to do if the plugin is too old."""
-    message = stderr.strip().removeprefix("Error: ")
-    if message.startswith("No such option") and _NO_DEFAULTS in message:
-        message += f" Update the plugin: pipx upgrade {_PLUGIN}"
-    return message
+    if _TOO_OLD.search(stderr):
+        return f"{_PLUGIN} is too old. Update it: pipx upgrade {_PLUGIN}"
+    return stderr.strip().removeprefix("Error: ")
 
 
 def quiet() -> bool:

@@ -102,11 +102,12 @@ def test_a_crash_of_the_plugin_is_not_the_end_of_the_job(cluster: Path) -> None:
 
 
 def test_a_plugin_that_is_too_old_is_to_be_updated(cluster: Path) -> None:
-    play(cluster, *["echo \"Error: No such option '--no-defaults'.\" >&2; exit 2"] * 2)
+    usage = "Error: No such option '--no-defaults'.\\nSee: kubectl torchrun --help"
+    play(cluster, *[f'printf "{usage}" >&2; exit 2'] * 2)
     log, _, notes = follow()
     log.wait()
     log.close()
-    update = "No such option '--no-defaults'. Update the plugin: pipx upgrade kubectl-torchrun"
+    update = "kubectl-torchrun is too old. Update it: pipx upgrade kubectl-torchrun"
     assert notes == [f"run: there is no log: {update}"]
     with pytest.raises(WrongRequest, match=update):
         Kubectl().run_plugin("files", ".")
