@@ -99,9 +99,8 @@ class CallDelivery:
 class Connections:
     """One connection into each running pod, restarted after a failure.
 
-    call: the call whose results are requested, "" for the one that is the newest of each pod when
-    it is connected first. delivery: for pods
-    that do not have this call.
+    call: the call whose results are requested, "" for the newest of each pod at the first
+    connection. delivery: for pods that do not have this call.
     """
 
     def __init__(

@@ -116,8 +116,8 @@ class _Client:
     def _new_frames(self) -> Iterator[TextIO]:
         for path in sorted(self._results.glob("*.started")) + sorted(self._results.glob("*.left")):
             with suppress(FileNotFoundError):
-                # A rank that starts again has no outcome yet. The new time of its start file shows
-                # it.
+                # The new time of its start file shows that a rank has started again, which has no
+                # outcome yet.
                 mark = f"{path.name} {path.stat().st_mtime_ns}"
                 if mark not in self._sent_marks:
                     file = path.open(encoding="utf-8")
