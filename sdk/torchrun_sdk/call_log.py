@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Callable
 
-from torchrun_sdk.kubectl import PLUGIN_USAGE, Child, Kubectl
+from torchrun_sdk.kubectl import PLUGIN_USAGE, Child, Kubectl, reason
 from torchrun_sdk.spec import END_OF_CALL, Lines
 from torchrun_sdk.text import log_line
 
@@ -65,9 +65,10 @@ class JobLog:
                 child.close()
                 return
             child.wait()
-            code, error = child.exit_code(), child.stderr_tail().rpartition("\n")[2]
+            code, error = child.exit_code(), reason(child.stderr_tail()).rpartition("\n")[2]
+            has_ended = code in _JOB_ENDED and not child.has_crashed()  # a crash exits with 1, too
             child.close()
-            if self._closed.is_set() or code in _JOB_ENDED:
+            if self._closed.is_set() or has_ended:
                 return
             why = error.removeprefix("Error: ") or f"the plugin exited with code {code}"
             if code == PLUGIN_USAGE:
@@ -84,6 +85,8 @@ class JobLog:
             if is_last:
                 return
             self._hurried.wait(delay)
+            if self._closed.is_set():
+                return
             delay = min(2 * delay, _LONGEST_DELAY)
 
     def _since(self) -> list[str]:

@@ -203,11 +203,16 @@ class CallState:
 
     def _cause_at(self, raised_at: float) -> float:
         """When the first end of a rank is known. A lost peer may be named by the job, or later."""
-        if self._has_cause():
-            return raised_at + _EARLIER
+        earliest = raised_at + _EARLIER
+        none_runs = len({*self._raised, *self._results}) == self.world
+        if none_runs or self._has_cause():
+            return earliest
         if self._ended_at is not None:
-            return max(raised_at + _EARLIER, self._ended_at + _LATE)
-        return raised_at + PEER_WAIT
+            return max(earliest, self._ended_at + _LATE)
+        cause_at = raised_at + PEER_WAIT
+        if self._all_at is not None and self._limits.call is not None:
+            cause_at = min(cause_at, self._all_at + self._limits.call)
+        return max(earliest, cause_at)
 
     def _within_limits(self, now: float) -> Wait | CallError:
         limits = self._limits

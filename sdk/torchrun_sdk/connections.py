@@ -99,8 +99,8 @@ class CallDelivery:
 class Connections:
     """One connection into each running pod, restarted after a failure.
 
-    call: the call whose results are requested, "" for the newest of each pod. delivery: for pods
-    that do not have this call.
+    call: the call whose results are requested, "" for the newest of each pod at the first
+    connection. delivery: for pods that do not have this call.
     """
 
     def __init__(
@@ -163,20 +163,24 @@ class Connections:
     def _collect(self, pod: _Pod) -> None:
         command = self._kubectl.command(
             "exec", "--stdin", pod.name, f"--container={CONTAINER}", "--",
-            "/bin/sh", "-c", _COLLECT, self._call,
+            "/bin/sh", "-c", _COLLECT,
         )  # fmt: skip
+        call = self._call
         failures = Failures(
             f"kubectl exec {pod.name}", lambda why: self._events.put(("trouble", why))
         )
         while not (self._closed.is_set() or pod.is_over.is_set()):
             # The next connection repeats a line that was cut by the end of the previous one.
-            child = pod.child = Child(command, lambda line: self._line(line, pod), whole=True)
+            child = pod.child = Child(
+                [*command, call], lambda line: self._line(line, pod), whole=True
+            )
             if self._closed.is_set():  # `close` has ended only the connection before
                 child.close()
                 return
             child.wait()
             failures.ended(child)
             child.close()
+            call = call or pod.call  # the pod may have a newer one by then
             self._closed.wait(_AGAIN)
 
     def _line(self, line: str, pod: _Pod) -> str | None:
@@ -214,6 +218,8 @@ class Connections:
         if isinstance(message, (Started, Result, Raised, Exited)):
             self._events.put(("frame", (pod.attempt, message)))
             return None if isinstance(message, Started) else str(message.rank)
+        if isinstance(message, Here) and message.has_call:
+            pod.call = message.call
         if isinstance(message, Lines):
             self._events.put(("lines", (pod.attempt, pod.index, message)))
         elif self._delivery is not None and message is not None:
@@ -251,6 +257,7 @@ class _Pod:
         self.attempt = attempt
         self.index = index
         self.last = 0
+        self.call = ""  # that it sends
         self.is_over = threading.Event()
         self.child: Child | None = None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from torchrun_sdk.errors import ClusterError, WrongRequest
 from torchrun_sdk.serialization import LARGEST
 
 _PLUGIN = "kubectl-torchrun"
+_NO_DEFAULTS = "--no-defaults"
+_TOO_OLD = re.compile(f"No such option.*{_NO_DEFAULTS}")
 PLUGIN_USAGE = 2  # exit code of the plugin
 # Characters. A pod may print anything: a longer line is split, more output is an error. JSON
 # escapes each quote of a value.
@@ -44,7 +47,8 @@ exec 3<&- >/dev/null 2>&1
 { read -r _ <&4; kill $program; } &
 wait $program
 code=$?
-kill $!
+kill -KILL $!
+wait
 exit $code
 """
 
@@ -69,7 +73,7 @@ class Kubectl:
     def plugin(self, *words: str) -> list[str]:
         """A command line of the plugin, without the defaults of a torchrun.toml."""
         plugin = _find(_PLUGIN, f"pipx install {_PLUGIN}")
-        return [plugin, *self._flags, "--no-defaults", *words]
+        return [plugin, *self._flags, _NO_DEFAULTS, *words]
 
     def run(self, *words: str, stdin: str | None = None) -> str:
         """Run kubectl and return its stdout. Raises ClusterError with its stderr."""
@@ -131,7 +135,7 @@ def _run(command: list[str], stdin: str | None, cancellation: Cancellation | Non
     if cancellation is not None:
         cancellation.check()
     if process.returncode:
-        message = stderr.strip().removeprefix("Error: ")
+        message = reason(stderr)
         is_usage = process.returncode == PLUGIN_USAGE and Path(command[0]).name == _PLUGIN
         error = WrongRequest if is_usage else ClusterError
         raise error(message or f"{command[0]} exited with code {process.returncode}")
@@ -183,22 +187,19 @@ class Child:
         self.has_output = False
         self._line = line
         self._whole = whole
-        pipe, kept = os.pipe()
-        self._kept = os.fdopen(kept, "w")
-        try:
-            self._process = subprocess.Popen(
-                ["/bin/sh", "-c", _GUARD, "sh", str(pipe), *command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                encoding="utf-8",
-                errors="replace",  # a pod may write any bytes
-                bufsize=1,
-                start_new_session=True,  # Ctrl-C must reach only this program
-                pass_fds=(pipe,),
-            )
-        finally:
-            os.close(pipe)
+        self._pipe, self._kept = _pipe()
+        pipe = self._pipe.fileno()
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "sh", str(pipe), *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",  # a pod may write any bytes
+            bufsize=1,
+            start_new_session=True,  # Ctrl-C must reach only this program
+            pass_fds=(pipe,),
+        )
         self._stdin_lock = threading.Lock()
         self._errors = _Errors(self._process.stderr)
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -230,12 +231,19 @@ class Child:
         """The end of its stderr."""
         return self._errors.text(5)
 
+    def has_crashed(self) -> bool:
+        """Whether it is a Python program that has ended with a traceback."""
+        return "Traceback (most recent call last):" in self._errors.text().split("\n")
+
     def close(self) -> None:
         """End it."""
         with suppress(OSError, ValueError):
             self._kept.write("\n")  # a fork of this process may keep the pipe open
             self._kept.flush()
         _close(self._kept)
+        # Not before the write, which would be a SIGPIPE after the end of the program: it ends a
+        # client that has the default action of this signal.
+        _close(self._pipe)
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             _close(stream)
@@ -248,6 +256,21 @@ class Child:
             answer = self._line(text.rstrip("\n"))
             if answer is not None:
                 self.send(answer)
+
+
+def _pipe() -> tuple[IO[str], IO[str]]:
+    """A pipe whose end to read can be passed to a program by its number.
+
+    It is not that of a closed stdin, stdout or stderr, which the program has for itself.
+    """
+    import fcntl  # not on Windows
+
+    low, kept = os.pipe()
+    try:
+        pipe = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(low)
+    return os.fdopen(pipe), os.fdopen(kept, "w")
 
 
 def _lines(stream: IO[str] | None, longest: int) -> Iterator[str]:
@@ -301,8 +324,14 @@ def output_lines(command: list[str]) -> Generator[str, None, None]:
             process.kill()
             raise
     if process.returncode:
-        message = stderr.strip().removeprefix("Error: ")
-        raise ClusterError(message or f"{command[0]} exited with code {process.returncode}")
+        raise ClusterError(reason(stderr) or f"{command[0]} exited with code {process.returncode}")
+
+
+def reason(stderr: str) -> str:
+    """Why kubectl or the plugin failed, and what to do if the plugin is too old."""
+    if _TOO_OLD.search(stderr):
+        return f"{_PLUGIN} is too old. Update it: pipx upgrade {_PLUGIN}"
+    return stderr.strip().removeprefix("Error: ")
 
 
 def quiet() -> bool:

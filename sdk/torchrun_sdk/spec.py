@@ -146,12 +146,14 @@ class Lines(NamedTuple):
 class Here(NamedTuple):
     """A pod's first message to a client. has_call: it has the client's call, or had it.
 
-    state: towards another call: FREE, BUSY or CLOSED. last: the greatest number of its calls.
+    state: towards another call: FREE, BUSY or CLOSED. last: the greatest number of its calls. call:
+    the id of the client's call, "" from an older package.
     """
 
     has_call: bool
     state: str
     last: int
+    call: str = ""
 
 
 class Wants(NamedTuple):

@@ -49,7 +49,8 @@ program=$!
 exec 3<&-
 wait $program
 code=$?
-kill $! 2>/dev/null
+kill -KILL $! 2>/dev/null
+wait
 exit $code
 """
 

@@ -23,6 +23,7 @@ import os
 import secrets
 import shutil
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -131,6 +132,15 @@ class Claim:
         except (FileNotFoundError, ValueError):
             return Manifest(())
 
+    def is_complete(self, marker: Marker) -> bool:
+        """Whether the revision of a marker has all its files: launchers refuse to run a part of it.
+
+        A pod of an earlier release on a lost node may have removed some. Raises OSError.
+        """
+        manifest = self.manifest(marker)
+        sizes = list(_sizes(self.tree(marker.revision)))
+        return (len(sizes), sum(sizes)) == (manifest.files, manifest.size)
+
     def base(self) -> tuple[Path, Manifest] | None:
         """The newest tree and its manifest, for another PVC; None if they cannot be read."""
         with suppress(OSError):
@@ -233,6 +243,14 @@ class Claim:
         """Delete the upload and the directory of this pod."""
         for directory in (self.incoming, self._own):
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _sizes(tree: Path) -> Iterator[int]:
+    """The sizes of all files of a tree. Raises OSError."""
+    for directory, _, names in os.walk(tree):
+        for name in names:
+            with suppress(FileNotFoundError):
+                yield os.lstat(os.path.join(directory, name)).st_size
 
 
 def unavailable(directory: Path, error: OSError) -> SyncError:

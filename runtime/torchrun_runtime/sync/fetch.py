@@ -49,7 +49,7 @@ def fetch(settings: Settings) -> Marker:
     """Fetch the source and publish it, unless this job has already published it.
 
     A new request for the source is not bound to the commit of the previous one. Unchanged content
-    does not create a revision.
+    does not create a revision, unless the newest one lacks files.
 
     Raises SyncError, OSError.
     """
@@ -57,7 +57,8 @@ def fetch(settings: Settings) -> Marker:
     marker = claim.marker()
     if marker and claim.is_of_job(marker, has_run=settings.has_run):
         unchanged = settings.digest != "" and settings.digest == marker.source
-        if unchanged and settings.commit in ("", marker.commit):
+        is_fetched = unchanged and settings.commit in ("", marker.commit)
+        if is_fetched and claim.is_complete(marker):
             return marker
         if not unchanged:
             settings = replace(settings, commit="")
@@ -66,7 +67,8 @@ def fetch(settings: Settings) -> Marker:
         check_sub_path(settings)
         claim.work.mkdir()
         fetched = FETCHERS[settings.source](settings, claim.work, claim.new)
-        if marker and fetched.manifest.sha256 == claim.manifest(marker).sha256:
+        is_same = marker and fetched.manifest.sha256 == claim.manifest(marker).sha256
+        if marker and is_same and claim.is_complete(marker):
             log("nothing has changed", commit=fetched.commit, revision=marker.revision)
             return claim.confirm(marker, commit=fetched.commit, source=settings.digest)
         return claim.publish(fetched.manifest, commit=fetched.commit, source=settings.digest)

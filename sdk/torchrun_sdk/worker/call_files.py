@@ -47,6 +47,7 @@ class RankFiles:
         self._end_mark = folder / END
         self.log = folder / f"{rank}.log"
         self._kept_mark = folder / f"{rank}.kept"
+        self._stored_mark = folder / f"{rank}.stored"  # the PVC may have files of the rank
         folder.mkdir(parents=True, exist_ok=True)
 
     def write_start(self, line: str) -> None:
@@ -66,14 +67,17 @@ class RankFiles:
         def keep() -> None:
             with suppress(OSError):
                 folder = Path(state, STATE_FOLDER, self.call)
+                self._stored_mark.touch()
                 folder.mkdir(parents=True, exist_ok=True)
                 if self._start_file.exists():
                     start = self._start_file.read_text(encoding="utf-8")
                     _write(folder / self._start_file.name, start)
                 _write(folder / self._outcome_file.name, line)
                 self._kept_mark.touch()
-                for call in self._read_calls():
-                    self._remove_kept(folder.parent / call)
+                for call in self._read_calls(self._stored_mark):
+                    with suppress(OSError):
+                        self._remove_kept(folder.parent / call.name)
+                        (call / self._stored_mark.name).unlink()
 
         thread = threading.Thread(target=keep, daemon=True)
         thread.start()
@@ -84,20 +88,31 @@ class RankFiles:
 
         The small ones stay, because a pod starts a call again that it does not know.
         """
-        for call in self._read_calls():
-            for path in (self._outcome_file, self.log):
-                with suppress(OSError):
-                    (self._folder.parent / call / path.name).unlink()
+        for call in self._read_calls(self._outcome_file):
+            with suppress(OSError):
+                for path in (self.log, self._outcome_file):  # last what `_read_calls` looks for
+                    (call / path.name).unlink(missing_ok=True)
 
-    def _read_calls(self) -> list[str]:
-        marks = self._folder.parent.glob(f"*/{self._read_mark.name}")
-        return [mark.parent.name for mark in marks if mark.parent != self._folder]
+    def _read_calls(self, having: Path) -> list[Path]:
+        """The folders of earlier calls whose clients have read this rank, with a file as `having`.
+
+        The file is removed with those that it stands for: a pod may run thousands of calls.
+        """
+        folders = (path.parent for path in self._folder.parent.glob(f"*/{having.name}"))
+        return [
+            folder
+            for folder in folders
+            if folder != self._folder and (folder / self._read_mark.name).exists()
+        ]
 
     def _remove_kept(self, folder: Path) -> None:
-        """Remove the files of this rank from the PVC, and the folder after those of all ranks."""
-        with suppress(OSError):
-            for path in (self._start_file, self._outcome_file):
-                (folder / path.name).unlink(missing_ok=True)
+        """Remove the files of this rank from the PVC, and the folder after those of all ranks.
+
+        Raises OSError.
+        """
+        for path in (self._start_file, self._outcome_file):
+            (folder / path.name).unlink(missing_ok=True)
+        with suppress(OSError):  # another rank has files
             folder.rmdir()
 
     def wait(self, seconds: float, *, failed: bool) -> bool:
@@ -167,8 +182,17 @@ class WarmPod:
         return self._calls / f"{number}-{call}.json"
 
     def put(self, call: Call) -> None:
-        """Start the call: the ranks read its file."""
+        """Start the call: the ranks read its file.
+
+        The files of calls before the last one are removed, as arguments may be large. A rank may be
+        about to read that of the last one.
+        """
+        _, last = self.newest
         _write(self.path(call.number, call.id), dump_call(call))
+        for path in self._calls.glob("*-*.json"):
+            if path.stem.partition("-")[2] not in (last, call.id):
+                with suppress(OSError):
+                    path.unlink()
 
     def take_state(self) -> str:
         """Take the lock and return FREE, until `release`; or return BUSY or CLOSED.

@@ -20,8 +20,10 @@ import os
 import select
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from torchrun_sdk.spec import (
     FREE,
@@ -51,7 +53,8 @@ _PIECE = 1 << 20  # bytes of output in a message
 
 def collect(folder: Path, call: str) -> int:
     """Serve one client of this call, "" for the latest, until it disconnects; the exit code."""
-    return _Client(folder, call).serve()
+    with closing(_Client(folder, call)) as client:
+        return client.serve()
 
 
 class _Client:
@@ -79,25 +82,47 @@ class _Client:
                 last_beat = time.monotonic()
                 print(".", flush=True)
 
+    def close(self) -> None:
+        """Close the logs."""
+        for tail in self._logs.values():
+            tail.close()
+
     def _here(self) -> Here:
         first = not int(os.environ.get("TORCHRUN_ATTEMPT") or 0)
         has_call = any(self._results.glob("*")) or (
             first and read_call(self._folder).id == self._id
         )
         state = self._pod.take_state() if self._brings and not has_call else FREE
-        return Here(has_call, state, self._pod.newest[0])
+        return Here(has_call, state, self._pod.newest[0], self._id)
 
     def _send_new(self) -> None:
+        """Send what is new.
+
+        All files are opened first: while the lines are sent, which may take long, another client
+        may read the rest, and the next call removes the files of a call that was read.
+        """
         for path in sorted(self._results.glob("*.log")):
-            tail = self._logs.setdefault(path, _Tail(path))
-            while lines := tail.read():
-                _send(lines)
+            if path not in self._logs:
+                with suppress(FileNotFoundError):
+                    self._logs[path] = _Tail(path)
+        with ExitStack() as files:
+            frames = [files.enter_context(file) for file in self._new_frames()]
+            for tail in self._logs.values():
+                while lines := tail.read():
+                    _send(lines)
+            for file in frames:
+                print(_aged(file.read()), flush=True)
+
+    def _new_frames(self) -> Iterator[TextIO]:
         for path in sorted(self._results.glob("*.started")) + sorted(self._results.glob("*.left")):
-            # A rank that starts again has no outcome yet. The new time of its start file shows it.
-            mark = f"{path.name} {path.stat().st_mtime_ns}"
-            if mark not in self._sent_marks:
-                self._sent_marks.add(mark)
-                print(_aged(path.read_text(encoding="utf-8")), flush=True)
+            with suppress(FileNotFoundError):
+                # The new time of its start file shows that a rank has started again, which has no
+                # outcome yet.
+                mark = f"{path.name} {path.stat().st_mtime_ns}"
+                if mark not in self._sent_marks:
+                    file = path.open(encoding="utf-8")
+                    self._sent_marks.add(mark)
+                    yield file
 
     def _receive(self) -> bool:
         """Whether the client is still connected."""
@@ -142,13 +167,13 @@ def _aged(line: str) -> str:
 
 
 class _Tail:
-    """The lines of a growing file, each once.
+    """The lines of a growing file, each once. The file may be removed meanwhile.
 
     A client that reconnects starts again, and gets the same lines with the same numbers.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._file = path.open("rb", buffering=0)
         self._rank = int(path.stem)
         self._at = 0
         self._lines = 0
@@ -157,9 +182,8 @@ class _Tail:
     def read(self) -> Lines | None:
         """New lines, at most _PIECE bytes; None if there are none yet."""
         while True:
-            with self._path.open("rb") as file:
-                file.seek(self._at)
-                piece = file.read(_PIECE)
+            self._file.seek(self._at)
+            piece = self._file.read(_PIECE)
             if self._is_skipping:
                 rest, newline, _ = piece.partition(b"\n")
                 self._at += len(rest) + len(newline)
@@ -181,6 +205,10 @@ class _Tail:
             self._at += len(piece)
             self._is_skipping = True
             return self._numbered([f"[a line of more than {_PIECE} bytes is not shown]"])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
     def _numbered(self, lines: list[str]) -> Lines:
         first, self._lines = self._lines, self._lines + len(lines)

@@ -7,6 +7,7 @@ import pytest
 
 from torchrun_sdk import call_log
 from torchrun_sdk.call_log import JobLog
+from torchrun_sdk.errors import WrongRequest
 from torchrun_sdk.kubectl import Kubectl
 
 from .test_gang import until
@@ -74,3 +75,39 @@ def test_a_wrong_call_is_not_repeated(cluster: Path) -> None:
     log.close()
     assert notes == ["run: there is no log: No such option"]
     assert len(starts.read_text().splitlines()) == 1
+
+
+def test_a_log_that_is_closed_is_not_requested_again(
+    cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_log, "_FIRST_DELAY", 1000.0)
+    starts = play(cluster, LOST, LOST)
+    log, _, notes = follow()
+    until(lambda: notes)
+    log.close()
+    log._thread.join()
+    assert len(starts.read_text().splitlines()) == 1
+
+
+def test_a_crash_of_the_plugin_is_not_the_end_of_the_job(cluster: Path) -> None:
+    """Python exits with the code that stands for a failed job."""
+    crash = "python3 -c 'raise OSError(5)'"
+    starts = play(cluster, f"{crash}; exit 1", "echo one; exit 1")
+    log, lines, notes = follow()
+    until(lambda: lines == ["one"])
+    log.wait()
+    log.close()
+    assert notes == [NOTE.replace("Cannot connect to the API server", "OSError: 5")]
+    assert len(starts.read_text().splitlines()) == 2
+
+
+def test_a_plugin_that_is_too_old_is_to_be_updated(cluster: Path) -> None:
+    usage = "Error: No such option '--no-defaults'.\\nSee: kubectl torchrun --help"
+    play(cluster, *[f'printf "{usage}" >&2; exit 2'] * 2)
+    log, _, notes = follow()
+    log.wait()
+    log.close()
+    update = "kubectl-torchrun is too old. Update it: pipx upgrade kubectl-torchrun"
+    assert notes == [f"run: there is no log: {update}"]
+    with pytest.raises(WrongRequest, match=update):
+        Kubectl().run_plugin("files", ".")

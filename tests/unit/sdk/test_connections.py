@@ -11,7 +11,7 @@ from torchrun_sdk import connections
 from torchrun_sdk.connections import CallDelivery, Connections, MonitorEvent, _Pod
 from torchrun_sdk.kubectl import Child, Kubectl
 from torchrun_sdk.serialization import pack
-from torchrun_sdk.spec import Call, Lines, Reference, Wants, encode
+from torchrun_sdk.spec import Call, Here, Lines, Reference, Wants, encode
 
 from .test_gang import until
 
@@ -97,3 +97,27 @@ def test_a_connection_that_is_closed_while_it_starts_leaves_no_program(
     subject = Connections(kubectl, "c", events)
     subject._collect(pod())
     assert started[0]._process.poll() is not None
+
+
+def test_a_client_of_the_newest_call_stays_with_it(
+    events: "queue.Queue[MonitorEvent]",
+    tmp_path: Path,
+    cluster: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pod may have a newer one when the connection is made again."""
+    kubectl = Kubectl()
+    kubectl.command()  # selects the namespace with the kubectl of the test
+    requested = tmp_path / "requested"
+    (tmp_path / "bin" / "kubectl").write_text(
+        f'#!/bin/sh\nfor call; do :; done\necho "call=$call" >>{requested}\n'
+        f"echo '{encode(Here(True, 'free', 1, 'a'))}'\n"
+    )
+    monkeypatch.setattr(connections, "_AGAIN", 0.0)
+    subject = Connections(kubectl, "", events)
+    reader = threading.Thread(target=subject._collect, args=(pod(),))
+    reader.start()
+    until(lambda: requested.exists() and len(requested.read_text().splitlines()) > 2)
+    subject.close()
+    reader.join(60)
+    assert requested.read_text().splitlines()[:3] == ["call=", "call=a", "call=a"]

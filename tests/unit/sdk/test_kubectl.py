@@ -96,6 +96,60 @@ def test_a_child_can_be_closed_after_a_fork() -> None:
     os.close(copy)
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        # As scripts do whose output goes to `head`.
+        "import signal; signal.signal(signal.SIGPIPE, signal.SIG_DFL)",
+        "import os; os.close(0)",  # as a daemon, so that a pipe gets the number of stdin
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+    ],
+)
+def test_a_client_outlives_its_child(before: str) -> None:
+    client = f"""
+from torchrun_sdk.kubectl import Child
+{before}
+lines = []
+child = Child(["/bin/cat"], lines.append)
+child.send("a")
+child.close_stdin()
+code = child.exit_code()
+child.wait()
+child.close()
+print(lines, code)
+"""
+    with subprocess.Popen(
+        program(client), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.communicate(timeout=SECONDS)[0] == "['a'] 0\n"
+            assert process.returncode == 0
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("words", [["/bin/true"], ["/bin/sleep", "1000"]])
+def test_a_child_leaves_no_process_behind(words: list[str]) -> None:
+    """The client may be the first process of a container, which inherits orphans."""
+    client = f"""
+import ctypes, os
+from torchrun_sdk.kubectl import Child
+assert ctypes.CDLL(None).prctl(36, 1) == 0  # PR_SET_CHILD_SUBREAPER
+for _ in range(20):
+    child = Child({words!r}, lambda line: None)
+    if {words!r} == ["/bin/true"]:
+        child.exit_code()
+    child.close()
+try:
+    print(os.waitpid(-1, os.WNOHANG))
+except ChildProcessError:
+    print("none")
+"""
+    ended = subprocess.run(program(client), stdout=subprocess.PIPE, text=True, check=True)
+    assert ended.stdout == "none\n"
+
+
 def has_ended(pid: int) -> bool:
     """Whether the process is gone, or its parent has not asked for its exit code yet."""
     try:

@@ -6,7 +6,7 @@ from torchrun_api.peer_loss import PEER_LOSS
 from torchrun_controller.reconcile.gang.peer_loss import PEER_WAIT
 from torchrun_sdk import errors, peer_loss
 from torchrun_sdk.call_state import CallState, Wait
-from torchrun_sdk.spec import RAISED, Exited, Raised
+from torchrun_sdk.spec import RAISED, Exited, Raised, Result
 
 from .test_call_state import LIMITS, call_state, raised, result, started
 
@@ -52,6 +52,25 @@ def test_the_wait_for_the_next_gang_has_the_limits_of_the_call() -> None:
     call = running(lost(1))
     call.job_changed({"phase": "Queued", "attempt": 0}, 12)
     assert isinstance(call.decide(51), errors.CallTimeout)
+
+
+@pytest.mark.parametrize("other", [lost(0), result(0)])
+def test_there_is_no_wait_when_no_rank_runs(other: Raised | Result) -> None:
+    """For example a database that is not reachable."""
+    call = running(lost(1))
+    assert isinstance(call.decide(11.5), Wait)
+    call.add_frame(0, other, 12)
+    assert isinstance(call.decide(12), errors.RemoteException)
+
+
+@pytest.mark.parametrize(("limit", "end"), [(12.0, 13.0), (9.5, 11.0), (None, 25.0)])
+def test_the_wait_for_a_cause_has_the_limit_of_the_call(limit: float | None, end: float) -> None:
+    call = CallState("job", LIMITS._replace(call=limit), 0.0)
+    for rank in (0, 1):
+        call.add_frame(0, started(rank), 1)
+    call.add_frame(0, lost(1), 10)
+    assert call.decide(10.5) == Wait(end - 10.5)
+    assert isinstance(call.decide(end), errors.RemoteException)
 
 
 @pytest.mark.parametrize("phase", ["Running", "Queued"])

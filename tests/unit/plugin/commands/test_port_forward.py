@@ -101,6 +101,25 @@ def test_no_program_outlives_the_command(
         time.sleep(0.05)
 
 
+def test_forwards_that_ended_leave_no_process_behind() -> None:
+    """The command may be the first process of a container, which inherits orphans."""
+    text = """
+import ctypes, os
+from kubectl_torchrun.commands.port_forward import _forward
+assert ctypes.CDLL(None).prctl(36, 1) == 0  # PR_SET_CHILD_SUBREAPER
+for _ in range(20):
+    forward = _forward(["/bin/false"])
+    assert forward.wait() == 1
+    forward.stdin.close()
+try:
+    print(os.waitpid(-1, os.WNOHANG))
+except ChildProcessError:
+    print("none")
+"""
+    words = [sys.executable, "-c", text]
+    assert subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout == b"none\n"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

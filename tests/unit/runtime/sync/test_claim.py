@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,30 @@ def test_a_fetch_that_ends_leaves_what_the_next_pod_writes(
     add(trees[0], "second.py")
     marker = following.publish(trees[0].manifest)
     assert files(claim, marker) == {"first.py", "second.py"}
+
+
+@pytest.mark.parametrize("source", ["first", "second"])
+@pytest.mark.parametrize("removed", ["tree/a.py", "manifest"])
+def test_a_revision_that_lacks_files_is_published_again(
+    claim: Claim, monkeypatch: pytest.MonkeyPatch, source: str, removed: str
+) -> None:
+    """A pod of an earlier release on a lost node may have removed them."""
+
+    def write(settings: Settings, work: Path, new: Path) -> FetchResult:
+        tree = Tree(new)
+        add(tree, "a.py", "sub/b.py")
+        return FetchResult("commit", tree.manifest)
+
+    monkeypatch.setattr(fetch, "FETCHERS", {"git": write})
+    settings = Settings(source="git", directory=claim.directory, digest="first")
+    first = fetch.fetch(settings)
+    settings = replace(settings, digest=source)
+    assert fetch.fetch(settings).revision == first.revision
+    (claim.directory / "revisions" / str(first.revision) / removed).unlink()
+    marker = fetch.fetch(settings)
+    assert marker.revision == first.revision + 1
+    assert files(claim, marker) == {"a.py", "sub/b.py"}
+    assert fetch.fetch(settings).revision == marker.revision
 
 
 def test_a_kill_during_a_removal_leaves_no_part_of_a_revision(

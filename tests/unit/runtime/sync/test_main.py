@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,22 @@ def test_an_existing_workspace_ends_the_pod_at_once(claim: Path, sha256: str) ->
     with process(claim.parent, TORCHRUN_SYNC_SHA256=sha256) as again:
         assert again.end() == (0, FILES)
     assert not (claim / ".incoming").exists()
+
+
+@pytest.mark.parametrize("sha256", ["", digest(SMALL)], ids=["any", "this"])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
+def test_a_workspace_that_lacks_files_is_published_again(
+    claim: Path, sha256: str, damage: Callable[[Path], None]
+) -> None:
+    """A pod of an earlier release on a lost node may have removed them."""
+    test_success_in_exit_code_message_and_marker(claim)
+    before = {path.name: path.read_bytes() for path in (claim / "revisions/1/tree").iterdir()}
+    damage(next(path for path in (claim / "revisions/1/tree").iterdir() if path.read_bytes()))
+    with process(claim.parent, TORCHRUN_SYNC_SHA256=sha256) as again:
+        assert listening(again).put(SMALL)[0] == 202
+        assert again.end() == (0, {**FILES, "revision": 2})
+    after = {path.name: path.read_bytes() for path in (claim / "revisions/2/tree").iterdir()}
+    assert after == before
 
 
 def test_another_digest_replaces_the_workspace(claim: Path) -> None:

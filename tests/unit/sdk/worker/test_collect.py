@@ -1,19 +1,25 @@
-"""The output of a rank, which the program in the pod sends line by line."""
+"""The output of a rank, which the program in the pod sends line by line, and its other frames."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from torchrun_sdk.serialization import pack
+from torchrun_sdk.spec import CALLS, RESULTS, Here, Lines, Message, Result, Started, decode, encode
 from torchrun_sdk.text import log_line
 from torchrun_sdk.worker import collect
-from torchrun_sdk.worker.collect import _Tail
+from torchrun_sdk.worker.call_files import RankFiles
+from torchrun_sdk.worker.collect import _Client, _Tail
 
 STATE = b"\r 12%|####  | 120/1000 [00:10<01:10, 12it/s]"
 
 
 @pytest.fixture
-def tail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[_Tail, Callable[[bytes], None]]:
+def tail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[_Tail, Callable[[bytes], None]]]:
     monkeypatch.setattr(collect, "_PIECE", 1000)
     path = tmp_path / "0.log"
     path.touch()
@@ -22,7 +28,8 @@ def tail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[_Tail, Callab
         with path.open("ab") as file:
             file.write(data)
 
-    return _Tail(path), write
+    with closing(_Tail(path)) as tail:
+        yield tail, write
 
 
 def shown(tail: _Tail) -> list[str]:
@@ -56,3 +63,68 @@ def test_a_line_that_is_too_long_is_left_out(
         tail[1](output[at : at + part])
         found += shown(tail[0])
     assert found == ["first", "[a line of more than 1000 bytes is not shown]", "y" * 999, "last"]
+
+
+def test_a_slow_client_gets_all_of_its_call_while_the_next_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another client has read the call, so that the next one removes its files."""
+    (tmp_path / CALLS).mkdir()
+    (tmp_path / CALLS / "1-a.json").touch()
+    first, later = (RankFiles(tmp_path / RESULTS / "a", rank) for rank in (0, 1))
+    for rank in (first, later):
+        rank.log.write_bytes(b"line\n" * 3)
+        rank.write_start(encode(Started(rank.rank, 2, "n", 2, 1.0, 1.0)))
+        rank.write_outcome(encode(Result(rank.rank, "n", pack("of a", "json", "x"))))
+    client = _Client(tmp_path, "")
+    read = _Tail.read
+
+    def slow(tail: _Tail) -> Lines | None:
+        lines = read(tail)
+        for rank in (first, later):
+            rank.mark_read()
+            RankFiles(tmp_path / RESULTS / "b", rank.rank).remove_read()
+        return lines
+
+    monkeypatch.setattr(collect, "_PIECE", 10)
+    monkeypatch.setattr(_Tail, "read", slow)
+    client._send_new()
+    sent: list[Message | None] = [decode(line) for line in capsys.readouterr().out.splitlines()]
+    for rank in (0, 1):
+        lines = [each.lines for each in sent if isinstance(each, Lines) and each.rank == rank]
+        assert lines == [["line", "line"], ["line"]]
+    assert [each.rank for each in sent if isinstance(each, Started)] == [0, 1]
+    assert [each.rank for each in sent if isinstance(each, Result)] == [0, 1]
+    client._send_new()
+    assert not capsys.readouterr().out
+    client.close()
+
+
+def test_a_file_that_is_removed_after_it_is_found_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / CALLS).mkdir()
+    (tmp_path / CALLS / "1-a.json").touch()
+    rank = RankFiles(tmp_path / RESULTS / "a", 0)
+    rank.log.write_bytes(b"line\n")
+    rank.write_outcome("{}")
+    rank.mark_read()
+    client = _Client(tmp_path, "")
+    glob = Path.glob
+
+    def found(folder: Path, pattern: str) -> list[Path]:
+        paths = list(glob(folder, pattern))
+        if folder.name == "a":
+            RankFiles(tmp_path / RESULTS / "b", 0).remove_read()
+        return paths
+
+    monkeypatch.setattr(Path, "glob", found)
+    client._send_new()
+    assert not capsys.readouterr().out
+
+
+def test_a_client_of_the_newest_call_learns_which_one_it_is(tmp_path: Path) -> None:
+    (tmp_path / CALLS).mkdir()
+    (tmp_path / CALLS / "1-a.json").touch()
+    RankFiles(tmp_path / RESULTS / "a", 0).write_start("{}")
+    assert _Client(tmp_path, "")._here() == Here(True, "free", 1, "a")

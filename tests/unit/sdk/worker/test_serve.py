@@ -182,7 +182,7 @@ def test_a_pod_takes_one_client_at_a_time(make) -> None:
     pod.rank()
     running = pod.collect()
     hear(running, Started)
-    assert hear(pod.collect("c2"), Here) == Here(False, BUSY, 0)
+    assert hear(pod.collect("c2"), Here) == Here(False, BUSY, 0, "c2")
     # The client of the newest call, as after a reconnect.
     back = pod.collect("")
     assert hear(back, Here).has_call
@@ -232,7 +232,7 @@ def test_a_new_gang_waits_for_its_client(make) -> None:
     pod = make("def f(): return 1", idle=WAITS)
     pod.rank(TORCHRUN_ATTEMPT="1")
     client = pod.collect(TORCHRUN_ATTEMPT="1")
-    assert hear(client, Here) == Here(False, FREE, 0)
+    assert hear(client, Here) == Here(False, FREE, 0, "c1")
     script = (pod.root / "script.py").read_text()
     say(client, bring=manifest({"script.py": script}), call=json.loads(dump_call(pod.call)))
     assert hear(client, Wants).lines == []
