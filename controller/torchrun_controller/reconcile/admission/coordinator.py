@@ -8,7 +8,7 @@ A decision takes five steps:
 3. Heads that lack quota preempt others if they may, else they wait.
 4. Backfill: heads and workloads behind them are admitted where they delay no reservation. The queue
    that got least for its weight comes first.
-5. Workloads that ask to grow get what is left.
+5. Workloads that ask to grow get what no waiting head could use.
 
 A workload that does not fit is not tried again: within one decision, free nodes and quota only
 shrink.
@@ -20,6 +20,7 @@ from math import inf
 from msgspec.structs import replace
 
 from torchrun_controller.reconcile.admission import messages
+from torchrun_controller.reconcile.admission.growth import could_serve_a_head
 from torchrun_controller.reconcile.admission.model import (
     ClusterState,
     Decisions,
@@ -215,7 +216,8 @@ class Coordinator:
         return None
 
     def _grow(self) -> None:
-        """Admit more nodes for workloads that ask to grow."""
+        """Admit more nodes for workloads that ask to grow, but none that a head could use."""
+        heads = [queue.head for queue in self._waiting if queue.head is not None]
         growing_workloads = [
             (admitted.workload, queue)
             for queue in self.active
@@ -226,7 +228,9 @@ class Coordinator:
             candidate = self.snapshot.pending(queue, workload)
             if self._is_impossible(candidate):
                 continue
-            if self._may_pass(candidate):
+            if not could_serve_a_head(self.snapshot, candidate, heads) and self._may_pass(
+                candidate
+            ):
                 self._grant(candidate)
                 continue
             self.pending[workload.uid] = messages.waiting_to_grow(candidate, self.snapshot.free)

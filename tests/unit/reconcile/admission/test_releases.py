@@ -177,3 +177,60 @@ def test_a_head_behind_a_reservation_gets_room_beside_it():
     second = request("second", "b", 1)
     decisions = decide(zones, QUEUES, shrunk, full, first, second)
     assert released(decisions) == [("shrunk", 1)]
+
+
+class TestReturnedNodes:
+    """A gang that has returned nodes asks to grow: it gets none that a waiting head could use."""
+
+    def test_quota_that_a_head_needs(self):
+        """Both gangs return nodes for the head, one after the other."""
+        queues = [queue("a", quota={"nodes": 12})]
+        full = admitted_workload("full", "a", 6, 8, admitted_for=9)
+        first = admitted_workload("first", "a", 3, 8, admitted_for=2, shrunk_to=1)
+        second = admitted_workload("second", "a", 3, 8, admitted_for=1, shrunk_to=1)
+        head = request("head", "a", 4)
+        decisions = decide(None, queues, full, first, second, head)
+        assert released(decisions) == [("first", 1), ("second", 1)]
+        first, returned = replace(first, admitted=1, shrunk_to=None), second
+        decisions = decide(None, queues, full, first, returned, head)
+        assert (admitted(decisions), released(decisions)) == ([], [("second", 1)])
+        returned = replace(second, admitted=1, shrunk_to=None)
+        assert admitted(decide(None, queues, full, first, returned, head)) == ["head"]
+
+    def test_room_that_a_head_needs(self):
+        full = admitted_workload(
+            "full", "a", 3, 8, admitted_for=9, pods_by_node={f"n00{i}": 1 for i in range(3)}
+        )
+        first = admitted_workload("first", "a", 2, 8, admitted=1, pods_by_node={"n003": 1})
+        second = admitted_workload("second", "a", 2, 8, shrunk_to=1, pods_by_node={"n004": 1})
+        decisions = decide(nodes(7), QUEUES, full, first, second, request("head", "b", 2))
+        assert (admitted(decisions), released(decisions)) == ([], [("second", 1)])
+        assert decisions.pending["first"].reason == "WaitingForTurn"
+
+    @pytest.mark.parametrize(
+        ("cohort", "limits", "grown"),
+        [("c", {"gpus": 16}, []), ("d", {"gpus": 16}, ["g"]), ("c", {"nodes": 2}, ["g"])],
+    )
+    def test_quota_that_a_head_shares(self, cohort: str, limits: dict[str, int], grown: list[str]):
+        queues = [
+            queue("a", quota={"gpus": 16}, cohort="c"),
+            queue("b", quota=limits, cohort=cohort),
+        ]
+        growing = admitted_workload("g", "a", 2, 8, admitted=1)
+        full = admitted_workload("full", "b", 2, 8)
+        assert admitted(decide(None, queues, growing, full, request("head", "b", 2))) == grown
+
+    @pytest.mark.parametrize(("zone", "grown"), [("a", []), ("b", ["g"])])
+    def test_nodes_that_a_head_could_use(self, zone: str, grown: list[str]):
+        machines = tuple(
+            replace(one, labels={"zone": "a" if number < 3 else "b"})
+            for number, one in enumerate(nodes(6))
+        )
+        growing = admitted_workload(
+            "g", "a", 2, 8, admitted=1, pods_by_node={"n000": 1}, node_selector={"zone": "a"}
+        )
+        full = admitted_workload(
+            "full", "b", 2, 8, pods_by_node={"n002": 1, "n005": 1}, seconds_left=9
+        )
+        head = request("head", "b", 3, node_selector={"zone": zone})
+        assert admitted(decide(machines, QUEUES, growing, full, head)) == grown
