@@ -196,7 +196,7 @@ class Snapshot:
         """Assume a node for each admitted pod that has none, oldest admission first.
 
         The pods that shrunk gangs may still add come last, and only where there is room: the nodes
-        that they had may be gone.
+        that they had may be gone. A deleted job adds none, as reconcile creates nothing for it.
         """
         self.admitted.sort(key=lambda admitted: (admitted.since, admitted.workload.uid))
         for admitted in self.admitted:
@@ -207,7 +207,7 @@ class Snapshot:
                 self._place(admitted, self.free.place_admitted(admitted.shape, missing_pods))
         for admitted in self.admitted:
             workload = admitted.workload
-            if workload.shrunk_to is not None:
+            if workload.shrunk_to is not None and not workload.is_deleted:
                 pods = max(
                     workload.workers(workload.shrunk_to), sum(workload.pods_by_node.values())
                 )

@@ -128,13 +128,20 @@ def test_the_youngest_gangs_release_room_first_and_only_as_many_as_needed():
     "shrunk",
     [
         replace(SHRUNK, preempted_for="x"),
-        replace(SHRUNK, is_deleted=True),
         replace(SHRUNK, queue="gone"),
     ],
 )
 def test_gangs_that_do_not_answer_are_not_asked_for_their_room(shrunk: Workload):
     decisions = decide(nodes(4), QUEUES, shrunk, request("j", "b"))
     assert (admitted(decisions), released(decisions)) == ([], [])
+
+
+def test_a_deleted_gang_keeps_only_the_room_of_its_pods():
+    """It creates no larger gang."""
+    deleted = replace(SHRUNK, shrunk_to=2, is_deleted=True)
+    decisions = decide(nodes(4), QUEUES, deleted, request("j", "b", 2))
+    assert (admitted(decisions), released(decisions)) == (["j"], [])
+    assert admitted(decide(nodes(4), QUEUES, deleted, request("j", "b", 3))) == []
 
 
 def test_room_on_nodes_that_the_job_cannot_use_is_not_released():
