@@ -30,9 +30,13 @@ from torchrun_controller.reconcile.admission.model import (
     Release,
 )
 from torchrun_controller.reconcile.admission.node_capacity import Placement
-from torchrun_controller.reconcile.admission.preemption import PreemptionPlan, plan_preemption
+from torchrun_controller.reconcile.admission.preemption import PreemptionPlan
 from torchrun_controller.reconcile.admission.quota import Cohort, usage_of
-from torchrun_controller.reconcile.admission.releases import releases_beside, releases_of_room
+from torchrun_controller.reconcile.admission.releases import (
+    keep_nomination,
+    make_room,
+    releases_beside,
+)
 from torchrun_controller.reconcile.admission.reservation import QuotaReservation, Reservations
 from torchrun_controller.reconcile.admission.snapshot import (
     AdmittedWorkload,
@@ -129,8 +133,9 @@ class Coordinator:
                 if fits and queue.quota.shortage(candidate.usage) is None:
                     self._grant(candidate, in_turn=True)
                     continue
-                plan = plan_preemption(self.snapshot, self.reservations, candidate, new=False)
+                releases, plan = keep_nomination(self.snapshot, self.reservations, candidate)
                 if plan is not None:
+                    self.releases.update(releases)
                     self._nominate(candidate, plan)
 
     def _admit_in_turn(self) -> None:
@@ -170,11 +175,7 @@ class Coordinator:
         releases = releases_of_quota(
             self._cohorts[head.queue.quota.cohort],
             head,
-            lambda: (
-                self._may_pass(head)
-                or bool(releases_of_room(self.snapshot, self.reservations, head))
-                or plan_preemption(self.snapshot, self.reservations, head) is not None
-            ),
+            lambda: self._may_pass(head) or any(make_room(self.snapshot, self.reservations, head)),
         )
         self.releases.update(releases)
         return bool(releases)
@@ -332,8 +333,8 @@ class Coordinator:
 
     def _preempt_or_wait(self, head: PendingWorkload) -> None:
         """Let shrunk gangs release room for the head, preempt others for it, or let it wait."""
-        releases = releases_of_room(self.snapshot, self.reservations, head)
-        plan = None if releases else plan_preemption(self.snapshot, self.reservations, head)
+        releases, plan = make_room(self.snapshot, self.reservations, head)
+        head.awaits_release = bool(releases)
         self.releases.update(releases)
         if plan is None:
             self._wait(head)

@@ -30,6 +30,10 @@ def _takes_quota(growth: PendingWorkload, head: PendingWorkload) -> bool:
 
 
 def _takes_nodes(snapshot: Snapshot, growth: PendingWorkload, head: PendingWorkload) -> bool:
-    """Whether the head lacks no quota, and could run on the same nodes."""
-    lacks_quota = head.queue.quota.shortage(head.usage) is not None
-    return not lacks_quota and snapshot.overlap(growth.shape, head.shape)
+    """Whether the head could run on the same nodes, unless it lacks quota.
+
+    A head that preempts others for quota may need room that gangs release before.
+    """
+    lacks_only_nodes = head.queue.quota.shortage(head.usage) is None
+    needs_nodes = lacks_only_nodes or head.awaits_release
+    return needs_nodes and snapshot.overlap(growth.shape, head.shape)

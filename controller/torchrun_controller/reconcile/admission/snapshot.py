@@ -28,9 +28,15 @@ from torchrun_controller.reconcile.admission.weighted_round_robin import (
 
 
 class PendingWorkload:
-    """What a workload still requests: all of its pods, or those that it asks to grow by."""
+    """What a workload still requests: all of its pods, or those that it asks to grow by.
 
-    __slots__ = ("cost", "pods", "queue", "seconds", "shape", "usage", "workers", "workload")
+    `awaits_release`: shrunk gangs are asked to release room for it.
+    """
+
+    __slots__ = (
+        *("awaits_release", "cost", "pods", "queue", "seconds", "shape", "usage", "workers"),
+        "workload",
+    )
 
     def __init__(self, queue: "QueueSnapshot", workload: Workload, shape: PodShape) -> None:
         self.queue = queue
@@ -41,6 +47,7 @@ class PendingWorkload:
         self.usage = usage_of(workload, self.pods, 0 if workload.admitted else 1)
         self.cost = cost_of(self.usage)
         self.seconds = _seconds_left(workload)
+        self.awaits_release = False
 
 
 class AdmittedWorkload:
