@@ -4,8 +4,9 @@ A decision takes five steps:
 
 1. A nominated workload is admitted as soon as the nodes that it waits for are free.
 2. Turns: the head of the queue whose turn it is gets admitted. The first head that does not fit
-   preempts others if it may, else it gets a reservation, and the turns on its nodes end.
-3. Heads that lack quota preempt others if they may, else they wait.
+   lets shrunk gangs release room or preempts others if it may, else it gets a reservation, and the
+   turns on its nodes end.
+3. Heads that lack quota do the same for quota and room, else they wait.
 4. Backfill: heads and workloads behind them are admitted where they delay no reservation. The queue
    that got least for its weight comes first.
 5. Workloads that ask to grow get what no waiting head could use.
