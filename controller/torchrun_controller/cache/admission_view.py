@@ -260,6 +260,7 @@ def _admission_fields(job: TorchrunJob | None) -> object:
         meta.deletion_timestamp,
         status.phase,
         admission_status.request(job),
+        admission_status.has_reported_release(job),
         status.observed_generation,
         status.running_seconds,
         job_admission(job),

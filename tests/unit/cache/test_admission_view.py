@@ -10,6 +10,7 @@ from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
 from unit.cache.admission_caches import (
     ADMITTED_STATUS,
     NOW,
+    THEN,
     World,
     a_gang,
     a_job,
@@ -68,6 +69,16 @@ class TestWaking:
         assert world.awake()
         world.change(a_job(version=3), gone=True)
         assert world.awake()
+
+    def test_a_release_that_reconcile_reports(self, world: World) -> None:
+        admission = {"nodes": 4, "limit": 1, "queue": "lab", "time": THEN}
+        for version, (reason, wakes) in enumerate(
+            [("WaitingForCapacity", True), ("GivesBackNodes", True), ("GivesBackNodes", False)], 2
+        ):
+            full_size = {"type": "FullSize", "status": "False", "reason": reason}
+            status = {"phase": "Running", "admission": admission, "conditions": [full_size]}
+            world.change(a_job(version=version, **status))
+            assert world.awake() == wakes, (version, reason)
 
     def test_gangs_and_their_nodes(self, world: World) -> None:
         world.change(a_pod(phase="Running"))

@@ -56,8 +56,8 @@ class RunningGang(Struct, frozen=True, kw_only=True):
 
     It is 0 once the Job creates no more pods: only those that run count then. `requested_nodes` is
     what the job asked for when the Job was created. `may_run`: a pod runs, or the present Job may
-    create one. `pods_by_node` counts running pods and probes,
-    `heads_by_node` the head pods among them.
+    create one. `pods_by_node` counts running pods and probes, `heads_by_node` the head pods among
+    them.
     """
 
     nodes: int
@@ -91,8 +91,8 @@ def classify_job(
     elif charged_nodes and _was_requeued(job, gang):
         return Classification(takes_part=True, requeued=True)
     else:
-        # A gang that already runs when its queue begins to take part continues.
-        admitted_nodes = 0 if _is_over(job, gang) else _charge(job, gang) or gang.created_nodes
+        is_over = _is_over(job, gang)
+        admitted_nodes = 0 if is_over else _charge(job, gang) or _uncharged(job, gang)
     if admitted_nodes or (takes_part and queue is not None and _waits_for_admission(job)):
         return _classify(job, queue, gang, admitted_nodes, takes_part=takes_part)
     return Classification(takes_part=takes_part)
@@ -148,6 +148,14 @@ def _charge(job: TorchrunJob, gang: RunningGang) -> int:
     ):
         return admission_status.charged(job)
     return max(admission.limit, gang.nodes)
+
+
+def _uncharged(job: TorchrunJob, gang: RunningGang) -> int:
+    """Return the nodes of a gang that already runs, or ends, when its queue begins to take part.
+
+    Pods of a job that waits for admission come back with a lost node, and are about to be deleted.
+    """
+    return gang.created_nodes if _waits_for_admission(job) else gang.nodes
 
 
 def _releasable_size(job: TorchrunJob, admitted_nodes: int, gang: RunningGang) -> int | None:

@@ -4,11 +4,12 @@ A decision takes five steps:
 
 1. A nominated workload is admitted as soon as the nodes that it waits for are free.
 2. Turns: the head of the queue whose turn it is gets admitted. The first head that does not fit
-   preempts others if it may, else it gets a reservation, and the turns on its nodes end.
-3. Heads that lack quota preempt others if they may, else they wait.
+   lets shrunk gangs release room or preempts others if it may, else it gets a reservation, and the
+   turns on its nodes end.
+3. Heads that lack quota do the same for quota and room, else they wait.
 4. Backfill: heads and workloads behind them are admitted where they delay no reservation. The queue
    that got least for its weight comes first.
-5. Workloads that ask to grow get what is left.
+5. Workloads that ask to grow get what no waiting head could use.
 
 A workload that does not fit is not tried again: within one decision, free nodes and quota only
 shrink.
@@ -20,6 +21,7 @@ from math import inf
 from msgspec.structs import replace
 
 from torchrun_controller.reconcile.admission import messages
+from torchrun_controller.reconcile.admission.growth import could_serve_a_head
 from torchrun_controller.reconcile.admission.model import (
     ClusterState,
     Decisions,
@@ -29,9 +31,13 @@ from torchrun_controller.reconcile.admission.model import (
     Release,
 )
 from torchrun_controller.reconcile.admission.node_capacity import Placement
-from torchrun_controller.reconcile.admission.preemption import PreemptionPlan, plan_preemption
+from torchrun_controller.reconcile.admission.preemption import PreemptionPlan
 from torchrun_controller.reconcile.admission.quota import Cohort, usage_of
-from torchrun_controller.reconcile.admission.releases import releases_beside, releases_of_room
+from torchrun_controller.reconcile.admission.releases import (
+    keep_nomination,
+    make_room,
+    releases_beside,
+)
 from torchrun_controller.reconcile.admission.reservation import QuotaReservation, Reservations
 from torchrun_controller.reconcile.admission.snapshot import (
     AdmittedWorkload,
@@ -128,8 +134,9 @@ class Coordinator:
                 if fits and queue.quota.shortage(candidate.usage) is None:
                     self._grant(candidate, in_turn=True)
                     continue
-                plan = plan_preemption(self.snapshot, self.reservations, candidate, new=False)
+                releases, plan = keep_nomination(self.snapshot, self.reservations, candidate)
                 if plan is not None:
+                    self.releases.update(releases)
                     self._nominate(candidate, plan)
 
     def _admit_in_turn(self) -> None:
@@ -169,11 +176,7 @@ class Coordinator:
         releases = releases_of_quota(
             self._cohorts[head.queue.quota.cohort],
             head,
-            lambda: (
-                self._may_pass(head)
-                or bool(releases_of_room(self.snapshot, self.reservations, head))
-                or plan_preemption(self.snapshot, self.reservations, head) is not None
-            ),
+            lambda: self._may_pass(head) or any(make_room(self.snapshot, self.reservations, head)),
         )
         self.releases.update(releases)
         return bool(releases)
@@ -215,7 +218,8 @@ class Coordinator:
         return None
 
     def _grow(self) -> None:
-        """Admit more nodes for workloads that ask to grow."""
+        """Admit more nodes for workloads that ask to grow, but none that a head could use."""
+        heads = [queue.head for queue in self._waiting if queue.head is not None]
         growing_workloads = [
             (admitted.workload, queue)
             for queue in self.active
@@ -226,7 +230,9 @@ class Coordinator:
             candidate = self.snapshot.pending(queue, workload)
             if self._is_impossible(candidate):
                 continue
-            if self._may_pass(candidate):
+            if not could_serve_a_head(self.snapshot, candidate, heads) and self._may_pass(
+                candidate
+            ):
                 self._grant(candidate)
                 continue
             self.pending[workload.uid] = messages.waiting_to_grow(candidate, self.snapshot.free)
@@ -328,8 +334,8 @@ class Coordinator:
 
     def _preempt_or_wait(self, head: PendingWorkload) -> None:
         """Let shrunk gangs release room for the head, preempt others for it, or let it wait."""
-        releases = releases_of_room(self.snapshot, self.reservations, head)
-        plan = None if releases else plan_preemption(self.snapshot, self.reservations, head)
+        releases, plan = make_room(self.snapshot, self.reservations, head)
+        head.awaits_release = bool(releases)
         self.releases.update(releases)
         if plan is None:
             self._wait(head)

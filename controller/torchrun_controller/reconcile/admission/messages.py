@@ -39,18 +39,15 @@ def exceeds_quota(workload: PendingWorkload, resource: int) -> PendingStatus:
 
 def exceeds_nodes(workload: PendingWorkload, empty: FreeCapacity) -> PendingStatus:
     """Return the status if the workload does not fit on an empty cluster."""
-    lacks = (
-        f"{_room(workload, empty)} They do not fit even on empty nodes. Request smaller or fewer"
-        " pods."
-    )
+    room = _room(workload, empty, in_total=True)
+    lacks = f"{room} They do not fit even on empty nodes. Request smaller or fewer pods."
     return _status(workload, "ExceedsNodes", lacks)
 
 
 def waiting_for_unusable_nodes(workload: PendingWorkload, empty: FreeCapacity) -> PendingStatus:
     """Return the status if the workload fits only on nodes that are not ready or cordoned."""
-    lacks = (
-        f"{_room(workload, empty)} The job waits for other nodes, which are not ready or cordoned."
-    )
+    room = _room(workload, empty, in_total=True)
+    lacks = f"{room} The job waits for other nodes, which are not ready or cordoned."
     return _status(workload, "WaitingForNodes", lacks)
 
 
@@ -145,14 +142,21 @@ def _status(
     return PendingStatus(reason, f"The job needs {needs}{more_text}. {lacks}", nominated=nominated)
 
 
-def _room(workload: PendingWorkload, free: FreeCapacity) -> str:
-    """Describe how many of its pods fit onto the nodes that it may use."""
-    pods = min(workload.workers, free.capacity(workload.shape))
-    suffix = " in addition to the head" if workload.pods > workload.workers else ""
+def _room(workload: PendingWorkload, free: FreeCapacity, *, in_total: bool = False) -> str:
+    """Describe how many of its pods fit onto the nodes that it may use.
+
+    `in_total` counts the pods that a growing workload has, too.
+    """
+    requested, workers = workload.pods, workload.workers
+    if in_total:
+        requested = workload.workload.nodes
+        workers = workload.workload.workers(requested)
+    pods = min(workers, free.capacity(workload.shape))
+    suffix = " in addition to the head" if requested > workers else ""
     selector = sorted(workload.workload.node_selector.items())
     selector_text = ",".join(f"{key}={value}" for key, value in selector)
     which = f"with {selector_text}" if selector_text else "that are ready"
-    return f"Nodes {which} have room for {pods} of {count_of(workload.workers, 'pod')}{suffix}."
+    return f"Nodes {which} have room for {pods} of {count_of(workers, 'pod')}{suffix}."
 
 
 def _quota(workload: PendingWorkload) -> str:

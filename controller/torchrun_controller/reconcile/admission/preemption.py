@@ -31,15 +31,23 @@ class PreemptionPlan:
 
 
 def plan_preemption(
-    snapshot: Snapshot, reservations: Reservations, head: PendingWorkload, *, new: bool = True
+    snapshot: Snapshot,
+    reservations: Reservations,
+    head: PendingWorkload,
+    *,
+    new: bool = True,
+    releasing: Iterable[AdmittedWorkload] = (),
 ) -> PreemptionPlan | None:
     """Return the nodes of a head once others have left; None if none, or if it fits already.
 
-    With `new` False, only workloads that are being preempted already leave.
+    With `new` False, only workloads that are being preempted already leave. `releasing` workloads
+    leave what they do not use.
     """
     search = _Search(snapshot, reservations, head)
     try:
         fits_already = search.fits()
+        for admitted in releasing:
+            search.capacity.release(admitted)
         for admitted in snapshot.preempted:
             search.remove(admitted)
         targets = search.targets() if new or search.fits() else None

@@ -96,8 +96,8 @@ class QueueQuota:
         }
 
     def borrowed(self) -> set[int]:
-        """Return the resources that are used beyond the queue's own quota."""
-        return {resource for resource, limit in self.limits.items() if self.used[resource] > limit}
+        """Return the resources that admitted workloads use beyond the queue's own quota."""
+        return {r for r, limit in self.limits.items() if self.used[r] - self._promised[r] > limit}
 
     def report(self) -> tuple[Amounts, QuotaLimits, Amounts]:
         """Return what admitted workloads use, leave of the queue's own quota, and borrow."""

@@ -28,9 +28,15 @@ from torchrun_controller.reconcile.admission.weighted_round_robin import (
 
 
 class PendingWorkload:
-    """What a workload still requests: all of its pods, or those that it asks to grow by."""
+    """What a workload still requests: all of its pods, or those that it asks to grow by.
 
-    __slots__ = ("cost", "pods", "queue", "seconds", "shape", "usage", "workers", "workload")
+    `awaits_release`: shrunk gangs are asked to release room for it.
+    """
+
+    __slots__ = (
+        *("awaits_release", "cost", "pods", "queue", "seconds", "shape", "usage", "workers"),
+        "workload",
+    )
 
     def __init__(self, queue: "QueueSnapshot", workload: Workload, shape: PodShape) -> None:
         self.queue = queue
@@ -41,6 +47,7 @@ class PendingWorkload:
         self.usage = usage_of(workload, self.pods, 0 if workload.admitted else 1)
         self.cost = cost_of(self.usage)
         self.seconds = _seconds_left(workload)
+        self.awaits_release = False
 
 
 class AdmittedWorkload:
@@ -196,7 +203,7 @@ class Snapshot:
         """Assume a node for each admitted pod that has none, oldest admission first.
 
         The pods that shrunk gangs may still add come last, and only where there is room: the nodes
-        that they had may be gone.
+        that they had may be gone. A deleted job adds none, as reconcile creates nothing for it.
         """
         self.admitted.sort(key=lambda admitted: (admitted.since, admitted.workload.uid))
         for admitted in self.admitted:
@@ -207,7 +214,7 @@ class Snapshot:
                 self._place(admitted, self.free.place_admitted(admitted.shape, missing_pods))
         for admitted in self.admitted:
             workload = admitted.workload
-            if workload.shrunk_to is not None:
+            if workload.shrunk_to is not None and not workload.is_deleted:
                 pods = max(
                     workload.workers(workload.shrunk_to), sum(workload.pods_by_node.values())
                 )

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from admitting import QUOTA, running, submitted
 from torchrun_api.admission import Admission
-from torchrun_api.core import JobStatus
+from torchrun_api.core import JobStatus, Pod
 from torchrun_api.kinds import PODS
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.admission.classify import running_gang
@@ -173,6 +173,24 @@ class TestHolding:
         world.queue = None
         found = classify_world(world)
         assert (found.takes_part, found.workload.admitted) == (False, 2)
+
+    def test_a_gang_that_ends_when_its_queue_begins_to_take_part_is_charged(self):
+        world = submitted({"weight": None})
+        world.all_workers("Running")
+        world.settle()
+        world.queue = make_queue(**QUOTA)
+        assert classify_world(world).workload.admitted == 2
+        world.job_condition("FailureTarget")
+        assert classify_world(world).workload.admitted == 2
+        world.all_workers("Failed")
+        assert classify_world(world).workload is None
+
+    def test_pods_that_come_back_do_not_admit_a_job_that_waits(self):
+        """They were on a lost node when it returned its admission."""
+        world = submitted(QUOTA)
+        pods = {key: one for key, one in running().objects.items() if isinstance(one, Pod)}
+        world.objects.update(pods)
+        assert classify_world(world).workload.admitted == 0
 
     def test_running_jobs_of_a_queue_without_admission_use_nodes(self):
         world = submitted({"weight": None})

@@ -131,4 +131,6 @@ def test_a_job_that_exceeds_all_nodes_does_not_wait_for_those_that_are_not_ready
 def test_a_job_that_grows_waits_for_nodes_that_are_not_ready():
     machines = (node("n000"), node("n001", usable=False))
     grows = replace(admitted_workload("g", "a", pods_by_node={"n000": 1}), nodes=2)
-    assert decide(machines, [queue("a")], grows).pending["g"].reason == "WaitingForNodes"
+    status = decide(machines, [queue("a")], grows).pending["g"]
+    assert status.reason == "WaitingForNodes"
+    assert "Nodes that are ready have room for 1 of 2 pods." in status.message

@@ -87,3 +87,20 @@ def test_a_lender_keeps_back_only_what_it_lends():
     queues[0] = of_cohort("a", cpu=4000, gpus=8)
     decisions = decide(machines, queues, *running, *asked)
     assert admitted(decisions) == []
+
+
+def test_a_queue_does_not_borrow_what_a_nominated_job_waits_for():
+    """Queue b borrows 8 GPUs of a. Job next of queue a waits for them and 8 of its own."""
+    queues = [of_cohort("a", gpus=24), of_cohort("b", gpus=16)]
+    own = admitted_workload("own", "a", 2, pods_by_node={"n000": 1, "n001": 1})
+    leaving = admitted_workload(
+        "leaving",
+        "b",
+        3,
+        pods_by_node={f"n00{number}": 1 for number in (2, 3, 4)},
+        preempted_for="next",
+    )
+    following = request("next", "a", 2, priority=1, nominated=True)
+    decisions = decide(nodes(5), queues, own, leaving, following, request("head", "b", 2))
+    assert decisions.pending["next"].nominated
+    assert preempted(decisions) == []

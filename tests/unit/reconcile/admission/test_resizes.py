@@ -43,7 +43,9 @@ def test_growth_does_not_count_as_a_job():
 
 
 def test_growth_beyond_all_nodes_is_reported():
-    assert decide(nodes(3), [queue("a")], grows(to=9)).pending["g"].reason == "ExceedsNodes"
+    status = decide(nodes(3), [queue("a")], grows(to=5)).pending["g"]
+    assert status.reason == "ExceedsNodes"
+    assert "Nodes that are ready have room for 3 of 5 pods." in status.message
 
 
 def test_a_preempted_job_does_not_grow():
