@@ -54,13 +54,12 @@ def _releases_of_room(
 
     Empty if that is not enough, or if the head does not lack room.
     """
-    if head.queue.quota.shortage(head.usage) is not None:
+    shrunk = _shrunk(snapshot, head)
+    if not shrunk or head.queue.quota.shortage(head.usage) is not None:
         return {}
     capacity = reservations.simulate(head)
     releases: Releases = {}
-    for admitted, nodes in sorted(
-        _shrunk(snapshot, head), key=lambda pair: youngest_first(pair[0])
-    ):
+    for admitted, nodes in sorted(shrunk, key=lambda pair: youngest_first(pair[0])):
         if capacity.fits():
             break
         capacity.release(admitted)
