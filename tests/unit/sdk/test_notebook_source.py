@@ -45,7 +45,7 @@ def notebook(directory: Path) -> list[str]:
 
 def typed(directory: Path, command: list[str], text: str) -> Reference:
     """`f` of the last cell, located in a session of this interpreter."""
-    return found(in_session(directory, command, text))
+    return read_reference(in_session(directory, command, text))
 
 
 def in_session(directory: Path, command: list[str], text: str) -> str:
@@ -58,7 +58,7 @@ def in_session(directory: Path, command: list[str], text: str) -> str:
     return ended.stdout
 
 
-def found(output: str) -> Reference:
+def read_reference(output: str) -> Reference:
     line = next(line for line in output.splitlines() if "FOUND {" in line)
     return Reference(**json.loads(line.partition("FOUND ")[2]))
 
@@ -135,7 +135,7 @@ print("PACKED", _pack([*_arguments], "pickle", "x").data)
     show = SHOW.replace("f))", "f), values=_arguments)")
     ended = in_session(tmp_path, notebook(tmp_path), cells + show)
     data = ended.partition("PACKED ")[2].split()[0]
-    assert run_in_pod(make, found(ended), Packed("pickle", here(), data)) == 6
+    assert run_in_pod(make, read_reference(ended), Packed("pickle", here(), data)) == 6
 
 
 @pytest.mark.parametrize(

@@ -112,13 +112,13 @@ def test_a_file_that_is_removed_after_it_is_found_is_skipped(
     client = _Client(tmp_path, "")
     glob = Path.glob
 
-    def found(folder: Path, pattern: str) -> list[Path]:
+    def remove_after_glob(folder: Path, pattern: str) -> list[Path]:
         paths = list(glob(folder, pattern))
         if folder.name == "a":
             RankFiles(tmp_path / RESULTS / "b", 0).remove_read()
         return paths
 
-    monkeypatch.setattr(Path, "glob", found)
+    monkeypatch.setattr(Path, "glob", remove_after_glob)
     client._send_new()
     assert not capsys.readouterr().out
 
