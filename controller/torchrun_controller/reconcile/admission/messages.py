@@ -47,8 +47,8 @@ def exceeds_nodes(workload: PendingWorkload, empty: FreeCapacity) -> PendingStat
 def waiting_for_unusable_nodes(workload: PendingWorkload, empty: FreeCapacity) -> PendingStatus:
     """Return the status if the workload fits only on nodes that are not ready or cordoned."""
     room = _room(workload, empty, in_total=True)
-    lacks = f"{room} The job waits for other nodes, which are not ready or cordoned."
-    return _status(workload, "WaitingForNodes", lacks)
+    wait = "The job waits for other nodes, which are not ready or cordoned; see kubectl get nodes."
+    return _status(workload, "WaitingForNodes", f"{room} {wait}")
 
 
 def insufficient_quota(

@@ -112,7 +112,7 @@ def test_a_job_waits_for_nodes_that_are_not_ready():
     assert (wait.reason, wait.position) == ("WaitingForNodes", 1)
     assert wait.message == (
         "The job needs 24 GPUs on 3 nodes. Nodes that are ready have room for 1 of 3 pods. The job"
-        " waits for other nodes, which are not ready or cordoned."
+        " waits for other nodes, which are not ready or cordoned; see kubectl get nodes."
     )
     assert admitted(decisions) == ["next"], "it delays no other"
     assert admitted(decide((ready, *(replace(n, usable=True) for n in lost)), [queue("a")], *asked))
