@@ -18,7 +18,7 @@ from torchrun_sdk.errors import (
 )
 from torchrun_sdk.manifest import TERMINAL_PHASES
 from torchrun_sdk.peer_loss import PEER_WAIT, is_peer_loss
-from torchrun_sdk.spec import RAISED, Exited, Frame, Raised, Result, Started
+from torchrun_sdk.spec import RAISED, Exited, Frame, Raised, Removed, Result, Started
 
 # Seconds after the first exception: earlier ones of other nodes may still arrive.
 _EARLIER = 1.0
@@ -81,6 +81,7 @@ class CallState:
         self._started: dict[int, Started] = {}
         self._results: dict[int, Result] = {}
         self._raised: dict[int, Raised | Exited] = {}
+        self._removed: set[int] = set()
         self._ended_by_rank: dict[int, float] = {}
         self._first_at: float | None = None
         self._all_at: float | None = None
@@ -149,6 +150,8 @@ class CallState:
             self._on_start(frame, now)
         elif isinstance(frame, Result):
             self._results[frame.rank] = frame
+        elif isinstance(frame, Removed):
+            self._removed.add(frame.rank)
         else:
             self._raised[frame.rank] = frame
             self._ended_by_rank.setdefault(frame.rank, now - max(frame.age, 0.0))
@@ -185,11 +188,21 @@ class CallState:
                 return self._within_limits(now)
             cause_at = self._cause_at(self._raised_at)
             return self._exception() if now >= cause_at else Wait(cause_at - now)
+        if missing := self._removed - self._results.keys():
+            return self._lost_result(min(missing))
         if self._ended_at is not None:
             if now - self._ended_at >= _LATE:
                 return self._failure()
             return Wait(self._ended_at + _LATE - now)
         return self._within_limits(now)
+
+    def _lost_result(self, rank: int) -> CallError:
+        return CallError(
+            f"Another client has read the result of rank {rank} of job {self.name}, and a later"
+            " call has removed it. Call the function again.",
+            job=self.name,
+            rank=rank,
+        )
 
     def _has_cause(self) -> bool:
         """Whether a rank has ended by itself, not because it lost a peer."""

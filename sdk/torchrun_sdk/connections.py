@@ -28,6 +28,7 @@ from torchrun_sdk.spec import (
     Raised,
     Ready,
     Refused,
+    Removed,
     Result,
     Started,
     Wants,
@@ -215,9 +216,9 @@ class Connections:
             self._backlog = size + (self._backlog if self._events.qsize() else 0)
 
     def _take(self, message: Message | None, pod: _Pod) -> str | None:
-        if isinstance(message, (Started, Result, Raised, Exited)):
+        if isinstance(message, (Started, Result, Raised, Exited, Removed)):
             self._events.put(("frame", (pod.attempt, message)))
-            return None if isinstance(message, Started) else str(message.rank)
+            return None if isinstance(message, (Started, Removed)) else str(message.rank)
         if isinstance(message, Here) and message.has_call:
             pod.call = message.call
         if isinstance(message, Lines):

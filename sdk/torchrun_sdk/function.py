@@ -29,6 +29,8 @@ from torchrun_sdk.spec import ALL, HEAD, Call, Result
 from torchrun_sdk.text import escape
 
 Function = Callable[..., Any]
+# An option that a call of `options` leaves as it is. None is a value.
+_UNCHANGED: Any = ...
 # Protects the gangs of all functions. Copies of a function share them.
 _GANGS = threading.Lock()
 
@@ -76,27 +78,35 @@ class Remote:
     def options(
         self,
         *,
-        timeout: Seconds | None = None,
-        stream_logs: bool = True,
-        returns: str = ALL,
-        serialization: str = JSON,
-        linger: Seconds = "10m",
+        timeout: Seconds | None = _UNCHANGED,
+        stream_logs: bool = _UNCHANGED,
+        returns: str = _UNCHANGED,
+        serialization: str = _UNCHANGED,
+        linger: Seconds = _UNCHANGED,
     ) -> Remote:
-        """A copy with these options of a call. Raises UsageError.
+        """A copy with these options of a call; it keeps the others. Raises UsageError.
 
-        timeout: limit for the function. stream_logs: print the logs of the pods. returns: results
-        of "all" ranks, or only of rank 0 ("head"). serialization: of arguments and results, "json"
-        or "pickle"; a pickle from the pods can run any code here, so use it only if you trust them.
-        linger: how long the pods keep results for a client that disconnected.
+        timeout: limit for the function, None (the default) without. stream_logs: print the logs of
+        the pods, True by default. returns: results of "all" ranks (the default), or only of rank 0
+        ("head"). serialization: of arguments and results, "json" (the default) or "pickle"; a
+        pickle from the pods can run any code here, so use it only if you trust them. linger: how
+        long the pods keep results for a client that disconnected, "10m" by default.
         """
+        given: dict[str, Any] = {
+            "timeout": timeout if timeout in (None, _UNCHANGED) else seconds(timeout, "timeout"),
+            "stream_logs": stream_logs,
+            "returns": returns,
+            "serialization": serialization,
+            "linger": linger if linger is _UNCHANGED else seconds(linger, "linger"),
+        }
+        changed = {name: value for name, value in given.items() if value is not _UNCHANGED}
+        options = self._options._replace(**changed)
         for value, choices, name in (
-            (returns, (ALL, HEAD), "returns"),
-            (serialization, FORMATS, "serialization"),
+            (options.returns, (ALL, HEAD), "returns"),
+            (options.serialization, FORMATS, "serialization"),
         ):
             if value not in choices:
                 raise UsageError(f"{name} is {value!r}. It must be one of {choices}.")
-        limit = None if timeout is None else seconds(timeout, "timeout")
-        options = Options(limit, stream_logs, returns, serialization, seconds(linger, "linger"))
         return self._with(_options=options)
 
     def _with(self, **changed: Any) -> Remote:

@@ -135,6 +135,12 @@ class Exited(NamedTuple):
     age: float = 0.0
 
 
+class Removed(NamedTuple):
+    """Another client has read the rank's last frame, and a later call has removed it."""
+
+    rank: int
+
+
 class Lines(NamedTuple):
     """Output of a rank of a warm pod. first: number of the first of these lines, from 0."""
 
@@ -176,11 +182,11 @@ class Refused(NamedTuple):
 END_OF_CALL = "torchrun-sdk: end of call {call}"
 FREE, BUSY, CLOSED = "free", "busy", "closed"
 ALL, HEAD = "all", "head"
-Frame = Union[Started, Result, Raised, Exited]
+Frame = Union[Started, Result, Raised, Exited, Removed]
 Message = Union[Frame, Lines, Here, Wants, Ready, Refused]
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
-    for kind in (Started, Result, Raised, Exited, Lines, Here, Wants, Ready, Refused)
+    for kind in (Started, Result, Raised, Exited, Removed, Lines, Here, Wants, Ready, Refused)
 }
 
 

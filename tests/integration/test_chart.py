@@ -251,6 +251,11 @@ def test_without_election_one_replica_writes_at_a_time() -> None:
     ended = helm("template", RELEASE, str(CHART), f"--kube-version={KUBERNETES}", off)
     assert ended.returncode != 0
     assert "settings.leaderElection=false needs replicas=1, not 2" in ended.stderr
+    bypass = "--set=extraEnv[0].name=TORCHRUN_LEADER_ELECTION,extraEnv[0].value=no"
+    ended = helm("template", RELEASE, str(CHART), f"--kube-version={KUBERNETES}", bypass)
+    assert ended.returncode != 0
+    wanted = "set settings.leaderElection instead of TORCHRUN_LEADER_ELECTION in extraEnv"
+    assert wanted in ended.stderr
     for election in ((), ("--set=settings.leaderElection=true",)):
         assert "strategy" not in deployment(template(*election))["spec"]
 

@@ -37,7 +37,8 @@ pid=$!
 { read -r _ <&3; kill $pid; } &
 wait $pid
 code=$?
-kill $! 2>/dev/null
+kill -KILL $! 2>/dev/null
+wait
 exit $code
 """
 # Runs a program that ends when stdin closes, even because the plugin was killed.

@@ -132,12 +132,12 @@ class Claim:
         except (FileNotFoundError, ValueError):
             return Manifest(())
 
-    def is_complete(self, marker: Marker) -> bool:
+    def is_complete(self, marker: Marker, manifest: Manifest) -> bool:
         """Whether the revision of a marker has all its files: launchers refuse to run a part of it.
 
-        A pod of an earlier release on a lost node may have removed some. Raises OSError.
+        A pod of an earlier release on a lost node may have removed some. manifest: of the revision.
+        Raises OSError.
         """
-        manifest = self.manifest(marker)
         sizes = list(_sizes(self.tree(marker.revision)))
         return (len(sizes), sum(sizes)) == (manifest.files, manifest.size)
 

@@ -58,7 +58,7 @@ def fetch(settings: Settings) -> Marker:
     if marker and claim.is_of_job(marker, has_run=settings.has_run):
         unchanged = settings.digest != "" and settings.digest == marker.source
         is_fetched = unchanged and settings.commit in ("", marker.commit)
-        if is_fetched and claim.is_complete(marker):
+        if is_fetched and claim.is_complete(marker, claim.manifest(marker)):
             return marker
         if not unchanged:
             settings = replace(settings, commit="")
@@ -68,7 +68,7 @@ def fetch(settings: Settings) -> Marker:
         claim.work.mkdir()
         fetched = FETCHERS[settings.source](settings, claim.work, claim.new)
         is_same = marker and fetched.manifest.sha256 == claim.manifest(marker).sha256
-        if marker and is_same and claim.is_complete(marker):
+        if marker and is_same and claim.is_complete(marker, fetched.manifest):
             log("nothing has changed", commit=fetched.commit, revision=marker.revision)
             return claim.confirm(marker, commit=fetched.commit, source=settings.digest)
         return claim.publish(fetched.manifest, commit=fetched.commit, source=settings.digest)

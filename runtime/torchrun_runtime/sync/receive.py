@@ -20,7 +20,8 @@ def receive(settings: Settings) -> Marker:
     """Wait for an acceptable upload and publish it. Raises SyncError, OSError."""
     claim = Claim(settings.directory, settings.after, settings.job)
     marker = claim.marker()
-    if marker and _is_wanted(marker, settings, claim) and claim.is_complete(marker):
+    is_wanted = marker and _is_wanted(marker, settings, claim)
+    if marker and is_wanted and claim.is_complete(marker, claim.manifest(marker)):
         with suppress(OSError):  # the workspace is complete without it
             claim.make_state()
         claim.finish()

@@ -37,6 +37,7 @@ from torchrun_sdk.spec import (
     Raised,
     Ready,
     Refused,
+    Removed,
     Wants,
     decode,
     encode,
@@ -67,6 +68,7 @@ class _Client:
         self._id = call or self._pod.newest[1] or read_call(folder).id
         self._results = folder / RESULTS / self._id
         self._sent_marks: set[str] = set()
+        self._ended: set[int] = set()  # ranks of which it got the last frame, or never will
         self._logs: dict[Path, _Tail] = {}
         self._rest = b""
 
@@ -112,6 +114,8 @@ class _Client:
                     _send(lines)
             for file in frames:
                 print(_aged(file.read()), flush=True)
+        for rank in self._removed_ranks():
+            _send(Removed(rank))
 
     def _new_frames(self) -> Iterator[TextIO]:
         for path in sorted(self._results.glob("*.started")) + sorted(self._results.glob("*.left")):
@@ -122,7 +126,18 @@ class _Client:
                 if mark not in self._sent_marks:
                     file = path.open(encoding="utf-8")
                     self._sent_marks.add(mark)
+                    if path.suffix == ".left":
+                        self._ended.add(int(path.stem))
                     yield file
+
+    def _removed_ranks(self) -> Iterator[int]:
+        """The ranks whose last frame another client has read, and a later call has removed."""
+        for path in sorted(self._results.glob("*.taken")):
+            rank = int(path.stem)
+            is_here = rank in self._ended or path.with_suffix(".left").exists()
+            if not is_here and self._pod.newest[1] not in ("", self._id):
+                self._ended.add(rank)
+                yield rank
 
     def _receive(self) -> bool:
         """Whether the client is still connected."""

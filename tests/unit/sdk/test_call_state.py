@@ -9,7 +9,7 @@ from torchrun_sdk import errors
 from torchrun_sdk.call_state import CallState, Limits, Wait
 from torchrun_sdk.manifest import TERMINAL_PHASES
 from torchrun_sdk.serialization import Packed
-from torchrun_sdk.spec import RAISED, Raised, Result, Started
+from torchrun_sdk.spec import RAISED, Raised, Removed, Result, Started
 
 LIMITS = Limits(launch=100, quorum=20, call=50)
 
@@ -52,6 +52,20 @@ def test_warm_pods_are_not_waited_for() -> None:
         call.add_frame(0, started(rank), 1)
         call.add_frame(0, result(rank), 2)
     assert len(call.decide(2)) == 2
+
+
+def test_a_result_that_a_later_call_has_removed_is_an_error() -> None:
+    call = call_state(stays=True)
+    call.add_frame(0, started(0), 1)
+    call.add_frame(0, started(1), 1)
+    call.add_frame(0, result(0), 2)
+    call.add_frame(0, Removed(0), 3)
+    assert isinstance(call.decide(3), Wait), "the client has it"
+    call.add_frame(0, Removed(1), 3)
+    error = call.decide(3)
+    assert isinstance(error, errors.CallError)
+    assert (error.job, error.rank) == ("job", 1)
+    assert "a later call has removed it" in str(error)
 
 
 def test_a_missing_rank_is_no_success() -> None:

@@ -62,6 +62,17 @@ def test_deployed_pods_keep_their_results_and_end(
     until(lambda: '"Succeeded"' in (cluster / "job.json").read_text())
 
 
+def test_options_extend_earlier_ones(
+    cluster: Path,
+    user: ModuleType,  # noqa: F811
+) -> None:
+    first = kt.fn(user.add).to(FAST).options(linger="5m", serialization="pickle", returns="head")
+    name = first.options(timeout="1m").options(returns="all").deploy(1)
+    call = read_call(cluster / "workspace" / f"{name}-pod-0" / ".torchrun-sdk")
+    assert (call.linger, call.returns) == (300, "all")
+    assert call.arguments.format == "pickle"
+
+
 def test_a_second_ctrl_c_during_the_deletion_names_the_job(cluster: Path, tmp_path: Path) -> None:
     for name in ("hangs", "holds"):
         (cluster / name).touch()

@@ -134,9 +134,7 @@ class Coordinator:
                 if fits and queue.quota.shortage(candidate.usage) is None:
                     self._grant(candidate, in_turn=True)
                     continue
-                releases, plan = keep_nomination(self.snapshot, self.reservations, candidate)
-                if plan is not None:
-                    self.releases.update(releases)
+                if plan := keep_nomination(self.snapshot, self.reservations, candidate):
                     self._nominate(candidate, plan)
 
     def _admit_in_turn(self) -> None:
@@ -349,11 +347,13 @@ class Coordinator:
             target.preempt(candidate.workload.uid)
             preempted_workloads.append(target)
             self.preemptions.append(messages.explain_preemption(target, candidate))
-        self.releases.update(releases_beside(self.snapshot, plan.placement))
+        self.releases.update(plan.releases | releases_beside(self.snapshot, plan.placement))
         self.reservations.promise(candidate, plan.placement, preempted_workloads)
         candidate.queue.quota.promise(candidate.usage)
         self._settle(candidate, plan.placement)
-        self.pending[candidate.workload.uid] = messages.preempting(candidate, preempted_workloads)
+        self.pending[candidate.workload.uid] = messages.preempting(
+            candidate, preempted_workloads, needs_release=bool(plan.releases)
+        )
 
     def _grant(self, candidate: PendingWorkload, *, in_turn: bool = False) -> None:
         """Admit the workload now."""

@@ -23,11 +23,15 @@ from torchrun_controller.reconcile.admission.snapshot import (
 
 
 class PreemptionPlan:
-    """Where a head will run, and the additional workloads to preempt for it."""
+    """Where a head will run, and the additional workloads to preempt for it.
+
+    `releases`: the nodes that shrunk gangs keep, by UID, if the head needs the rest, too.
+    """
 
     def __init__(self, placement: Placement, targets: list[AdmittedWorkload]) -> None:
         self.placement = placement
         self.targets = targets
+        self.releases: dict[str, int] = {}
 
 
 def plan_preemption(

@@ -30,21 +30,20 @@ def make_room(
     releases = _releases_of_room(snapshot, reservations, head)
     plan = None if releases else plan_preemption(snapshot, reservations, head)
     if not releases and plan is None:
-        releases, _ = _plan_with_releases(snapshot, reservations, head)
+        later = _plan_with_releases(snapshot, reservations, head)
+        releases = {} if later is None else later.releases
     return releases, plan
 
 
 def keep_nomination(
     snapshot: Snapshot, reservations: Reservations, nominated: PendingWorkload
-) -> tuple[Releases, PreemptionPlan | None]:
+) -> PreemptionPlan | None:
     """Return the nodes that a nominated workload still waits for, and the releases that it needs.
 
     A gang may grow onto the nodes that a preempted one has left.
     """
     plan = plan_preemption(snapshot, reservations, nominated, new=False)
-    if plan is not None:
-        return {}, plan
-    return _plan_with_releases(snapshot, reservations, nominated, new=False)
+    return plan or _plan_with_releases(snapshot, reservations, nominated, new=False)
 
 
 def _releases_of_room(
@@ -69,21 +68,20 @@ def _releases_of_room(
 
 def _plan_with_releases(
     snapshot: Snapshot, reservations: Reservations, head: PendingWorkload, *, new: bool = True
-) -> tuple[Releases, PreemptionPlan | None]:
-    """Return a plan that counts on releases, and those on the nodes of the plan."""
+) -> PreemptionPlan | None:
+    """Return a plan that counts on releases, with those on its nodes."""
     shrunk = _shrunk(snapshot, head)
     if not shrunk:
-        return {}, None
+        return None
     releasing = [admitted for admitted, _ in shrunk]
     plan = plan_preemption(snapshot, reservations, head, new=new, releasing=releasing)
-    if plan is None:
-        return {}, None
-    releases = {
-        admitted.workload.uid: nodes
-        for admitted, nodes in shrunk
-        if not plan.placement.keys().isdisjoint(admitted.unused)
-    }
-    return releases, plan
+    if plan is not None:
+        plan.releases = {
+            admitted.workload.uid: nodes
+            for admitted, nodes in shrunk
+            if not plan.placement.keys().isdisjoint(admitted.unused)
+        }
+    return plan
 
 
 def _shrunk(snapshot: Snapshot, head: PendingWorkload) -> list[tuple[AdmittedWorkload, int]]:

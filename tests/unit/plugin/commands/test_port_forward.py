@@ -101,16 +101,25 @@ def test_no_program_outlives_the_command(
         time.sleep(0.05)
 
 
-def test_forwards_that_ended_leave_no_process_behind() -> None:
-    """The command may be the first process of a container, which inherits orphans."""
-    text = """
-import ctypes, os
-from kubectl_torchrun.commands.port_forward import _forward
+@pytest.mark.parametrize("started", ["_forward(['false'])", "start_board()"])
+def test_programs_that_ended_leave_no_process_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: str
+) -> None:
+    """The command, or the program of the pod, may be the first process of a container."""
+    board = tmp_path / "tensorboard"
+    board.write_text("#!/bin/sh\nexit 1\n")
+    board.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    text = f"""
+import ctypes, os, subprocess
+from kubectl_torchrun.commands.port_forward import _TENSORBOARD, _forward
+def start_board():
+    return subprocess.Popen(["sh", "-c", _TENSORBOARD, "sh"], stdin=subprocess.PIPE)
 assert ctypes.CDLL(None).prctl(36, 1) == 0  # PR_SET_CHILD_SUBREAPER
 for _ in range(20):
-    forward = _forward(["/bin/false"])
-    assert forward.wait() == 1
-    forward.stdin.close()
+    program = {started}
+    assert program.wait() == 1
+    program.stdin.close()
 try:
     print(os.waitpid(-1, os.WNOHANG))
 except ChildProcessError:

@@ -92,7 +92,7 @@ def check(state: ClusterState, decisions: Decisions) -> None:
     gangs_are_whole_and_fit(state, asked, admitted)
     quotas_hold(state, asked, admitted)
     only_unused_nodes_are_released(state, decisions, asked)
-    victims_are_fair_game(state, decisions, asked)
+    victims_are_fair_game(state, decisions, asked, admitted)
 
 
 def every_workload_has_a_result(state, decisions, asked, admitted):
@@ -140,17 +140,18 @@ def gangs_are_whole_and_fit(state, asked, admitted):
                 assert used[name][resource] <= machines[name].allocatable[resource]
 
 
+def used(state, admitted, members, index):
+    """What the queues use of a resource after the decision; the preempted jobs still run."""
+    total = 0
+    for one in state.workloads:
+        if one.queue in members:
+            now = admitted[one.uid].nodes if one.uid in admitted else one.admitted
+            total += usage_of(one, max(now, one.admitted), 1 if now else 0)[index]
+    return total
+
+
 def quotas_hold(state, asked, admitted):
     by_name = {one.name: one for one in state.queues}
-
-    def used(members, index):
-        total = 0
-        for one in state.workloads:
-            if one.queue in members:
-                now = admitted[one.uid].nodes if one.uid in admitted else one.admitted
-                total += usage_of(one, max(now, one.admitted), 1 if now else 0)[index]
-        return total
-
     for uid in admitted:
         mine = by_name.get(asked[uid].queue)
         if mine is None or asked[uid].nodes <= asked[uid].admitted:
@@ -165,7 +166,7 @@ def quotas_hold(state, asked, admitted):
             ]
             limits = {q.name: asdict(q.quota)[kind] for q in cohort}
             limited = {name: limit for name, limit in limits.items() if limit is not None}
-            assert used(limited, index) <= sum(limited.values())
+            assert used(state, admitted, limited, index) <= sum(limited.values())
 
 
 def only_unused_nodes_are_released(state, decisions, asked):
@@ -179,7 +180,7 @@ def only_unused_nodes_are_released(state, decisions, asked):
     assert not decisions.releases or reasons & lacking
 
 
-def victims_are_fair_game(state, decisions, asked):
+def victims_are_fair_game(state, decisions, asked, admitted):
     by_name = {one.name: one for one in state.queues}
     seen = set()
     for one in decisions.preemptions:
@@ -197,18 +198,31 @@ def victims_are_fair_game(state, decisions, asked):
             assert victim.queue != winner.queue
             lender, borrower = by_name[winner.queue], by_name[victim.queue]
             assert lender.cohort == borrower.cohort != ""
-            admitted_workloads = [
-                r for r in state.workloads if r.queue == victim.queue and r.admitted
-            ]
-            totals = [
-                sum(usage_of(r, r.admitted)[k] for r in admitted_workloads)
-                for k in range(len(RESOURCES))
-            ]
-            limits = [asdict(borrower.quota)[kind] for kind in RESOURCES]
+            needed = usage_of(winner, winner.nodes)
+            # The queue borrows what the winner needs, with the grants of this decision.
             assert any(
-                limit is not None and total > limit
-                for total, limit in zip(totals, limits, strict=True)
+                needed[index]
+                and asdict(lender.quota)[kind] is not None
+                and (limit := asdict(borrower.quota)[kind]) is not None
+                and used(state, admitted, {borrower.name}, index) > limit
+                for index, kind in enumerate(RESOURCES)
             )
+
+
+def test_a_grant_of_the_same_decision_can_make_a_queue_borrow():
+    """The new job of queue b is granted on other nodes than the head of queue a could use."""
+    machines = tuple(node(f"n{zone}", labels={"zone": zone}) for zone in "ab")
+    old = admitted_workload("old", "b", pods_by_node={"na": 1}, node_selector={"zone": "a"})
+    new = request("new", "b", node_selector={"zone": "b"})
+    head = request("head", "a", node_selector={"zone": "a"})
+    sharing = (
+        queue(name, weight, quota={"gpus": 8}, cohort="c") for name, weight in (("a", 1), ("b", 9))
+    )
+    state = ClusterState(nodes=machines, queues=tuple(sharing), workloads=(old, new, head))
+    decisions = admit(state, NOW)
+    assert [one.uid for one in decisions.grants] == ["new"]
+    assert [one.uid for one in decisions.preemptions] == ["old"]
+    check(state, decisions)
 
 
 @settings(max_examples=200, deadline=None)

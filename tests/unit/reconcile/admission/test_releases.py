@@ -217,6 +217,8 @@ def test_a_nominated_job_keeps_the_nodes_that_preempted_jobs_have_left():
     assert decisions.pending["vip"].nominated
     assert released(decisions) == [("shrunk", 1)]
     assert decisions.preemptions == ()
+    waits = "The job needs 8 GPUs on 1 node. Waiting for elastic jobs to give back unused nodes."
+    assert decisions.pending["vip"].message == waits
     reported = replace(shrunk, admitted=1, shrunk_to=None)
     assert "vip" in admitted(decide(machines, QUEUES, reported, low, vip))
 

@@ -162,6 +162,31 @@ def test_a_revision_that_lacks_files_is_published_again(
     assert fetch.fetch(settings).revision == marker.revision
 
 
+def test_the_manifest_of_unchanged_content_is_read_once(
+    claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has up to 200,000 lines."""
+
+    def write(settings: Settings, work: Path, new: Path) -> FetchResult:
+        tree = Tree(new)
+        add(tree, "a.py")
+        return FetchResult("commit", tree.manifest)
+
+    reads: list[Marker] = []
+
+    class Counted(Claim):
+        def manifest(self, marker: Marker) -> Manifest:
+            reads.append(marker)
+            return super().manifest(marker)
+
+    monkeypatch.setattr(fetch, "FETCHERS", {"git": write})
+    monkeypatch.setattr(fetch, "Claim", Counted)
+    settings = Settings(source="git", directory=claim.directory, digest="first")
+    first = fetch.fetch(settings)
+    assert fetch.fetch(replace(settings, digest="second")).revision == first.revision
+    assert len(reads) == 1
+
+
 def test_a_kill_during_a_removal_leaves_no_part_of_a_revision(
     claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:

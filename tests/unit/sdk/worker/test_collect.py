@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 
 from torchrun_sdk.serialization import pack
-from torchrun_sdk.spec import CALLS, RESULTS, Here, Lines, Message, Result, Started, decode, encode
+from torchrun_sdk.spec import (
+    CALLS,
+    RESULTS,
+    Here,
+    Lines,
+    Message,
+    Removed,
+    Result,
+    Started,
+    decode,
+    encode,
+)
 from torchrun_sdk.text import log_line
 from torchrun_sdk.worker import collect
 from torchrun_sdk.worker.call_files import RankFiles
@@ -121,6 +132,28 @@ def test_a_file_that_is_removed_after_it_is_found_is_skipped(
     monkeypatch.setattr(Path, "glob", remove_after_glob)
     client._send_new()
     assert not capsys.readouterr().out
+
+
+def test_a_client_learns_that_another_one_has_read_its_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It connects again after the next call has begun."""
+    (tmp_path / CALLS).mkdir()
+    rank = RankFiles(tmp_path / RESULTS / "a", 0)
+    rank.write_start(encode(Started(0, 1, "n", 1, 1.0, 1.0)))
+    rank.write_outcome(encode(Result(0, "n", pack("of a", "json", "x"))))
+    rank.mark_read()
+    stays = _Client(tmp_path, "a")
+    stays._send_new()
+    assert isinstance(decode(capsys.readouterr().out.splitlines()[-1]), Result)
+    (tmp_path / CALLS / "1-b.json").touch()
+    RankFiles(tmp_path / RESULTS / "b", 0).remove_read()
+    again = _Client(tmp_path, "a")
+    for _ in range(2):
+        stays._send_new()
+        again._send_new()
+    sent = [decode(line) for line in capsys.readouterr().out.splitlines()]
+    assert sent == [Started(0, 1, "n", 1, 1.0, 1.0), Removed(0)]
 
 
 def test_a_client_of_the_newest_call_learns_which_one_it_is(tmp_path: Path) -> None:
