@@ -24,6 +24,7 @@ class WorkspaceSlice(Wire, frozen=True, kw_only=True):
     enabled: bool = True
     source: str = "zip"
     claim_name: str = ""
+    delivery: str | None = None
 
 
 class VolumesSlice(Wire, frozen=True, kw_only=True):
@@ -148,6 +149,14 @@ class Job(Wire, frozen=True, kw_only=True):
         """Whether pods can get the code."""
         return any(
             c.type == "WorkspaceReady" and c.status == "True" for c in self.status.conditions
+        )
+
+    @property
+    def is_delivered_directly(self) -> bool:
+        """Whether pods get the code from a pod that serves it, and mount no workspace PVC."""
+        return any(
+            c.type == "WorkspaceReady" and c.reason == "DirectDelivery"
+            for c in self.status.conditions
         )
 
     @property

@@ -20,7 +20,7 @@ from kubectl_torchrun.cluster.client import Api, ApiError
 from kubectl_torchrun.cluster.kubectl import LastLines, bounded_lines, find_kubectl
 from kubectl_torchrun.cluster.pods import has_started, trouble
 from kubectl_torchrun.cluster.session import Cluster
-from kubectl_torchrun.cluster.slices import PODS, Job
+from kubectl_torchrun.cluster.slices import CLAIMS, PODS, Job
 from kubectl_torchrun.errors import ClusterProblem, Problem
 from kubectl_torchrun.logs.streams import View
 from kubectl_torchrun.terminal import Terminal
@@ -167,17 +167,14 @@ def place(
 
     Raises Problem if neither is possible.
     """
+    name = job.metadata.name
+    why = cluster.run(lambda api: _why_no_copies(api, cluster, job))
+    if why:
+        raise ClusterProblem(f"Job {name} has no state directory with copies of logs: {why}")
     for pod in workers:
         if pod.status.phase == "Running" and has_started(pod, names.TRAINER_CONTAINER):
             yield Place(cluster, pod.metadata.name, names.TRAINER_CONTAINER, STATE)
             return
-    workspace = job.spec.volumes.workspace
-    name = job.metadata.name
-    if workspace is None or not workspace.enabled or workspace.source in ("none", "existing"):
-        raise ClusterProblem(
-            f"Job {name} has no logs: its pods are deleted, and it has no workspace PVC with"
-            " copies."
-        )
     # A name of its own, because the reader of another command ends with that command.
     reader = f"{name}-log-reader-{secrets.token_hex(3)}"
     terminal.note(f"No pod of job {name} is running. Reading its PVC with pod {reader}.")
@@ -186,6 +183,37 @@ def place(
         yield Place(cluster, reader, _CONTAINER, f"{_CLAIM}/state")
     finally:
         _delete_reader(cluster, reader, terminal)
+
+
+async def _why_no_copies(api: Api, cluster: Cluster, job: Job) -> str:
+    """Why no pod of the job can have written copies, and what to do; "" if one can.
+
+    A user who may not read PVCs may still create a pod that mounts one.
+    """
+    workspace = job.spec.volumes.workspace
+    in_new_job = "To keep copies in a new job, set"
+    if workspace is None or not workspace.enabled or workspace.source in ("none", "existing"):
+        return f"it has no workspace PVC of its own. {in_new_job} its source to zip, git or s3."
+    if workspace.delivery == "direct" or job.is_delivered_directly:
+        return (
+            f"its workspace is delivered directly. {in_new_job} volumes.workspace.delivery to"
+            " shared."
+        )
+    name = names.workspace_claim(job.metadata.name)
+    try:
+        claim = await api.get(CLAIMS, name)
+    except ApiError as error:
+        if error.status == 404:
+            return f"PVC {name} does not exist. Only the logs of existing pods can be read."
+        return ""
+    if claim.status.phase == "Pending":
+        return f"PVC {name} is not bound. See: {cluster.command(f'describe pvc {name}')}"
+    if claim.spec.access_modes == ("ReadOnlyMany",):
+        return (
+            f"PVC {name} is ReadOnlyMany. {in_new_job} volumes.workspace.accessMode to"
+            " ReadWriteMany."
+        )
+    return ""
 
 
 def _delete_reader(cluster: Cluster, reader: str, terminal: Terminal) -> None:

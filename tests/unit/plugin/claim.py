@@ -25,7 +25,13 @@ exec {kubectl} "$@"
 
 @pytest.fixture
 def claim(laptop: Laptop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The state directory, at the path where pods mount it."""
+    """The state directory, at the path where pods mount it, on the bound PVC of job `run`."""
+    laptop.server.put(
+        "persistentvolumeclaims",
+        "run-workspace",
+        spec={"accessModes": ["ReadWriteMany"]},
+        status={"phase": "Bound"},
+    )
     programs = tmp_path / "bin"
     programs.mkdir()
     shim = programs / "kubectl"

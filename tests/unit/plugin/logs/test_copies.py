@@ -1,6 +1,7 @@
 """Logs of earlier attempts."""
 
 import os
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from aiohttp import web
 
 from kubectl_torchrun.logs import copies
 
+from ..api_server import refusal
 from ..laptop import Laptop
 
 ENDED = {"startTime": "2026-01-01T00:00:00Z", "phase": "Failed", "attempt": 1}
@@ -154,13 +156,13 @@ def test_the_sync_pods_image_is_preferred(laptop: Laptop, claim: Path) -> None:
 @pytest.mark.parametrize(
     ("job", "kubelet", "message"),
     [
-        ({"spec": {"jobQueue": "q"}}, {}, "it has no workspace PVC"),
+        ({"spec": {"jobQueue": "q"}}, {}, "it has no workspace PVC of its own"),
         (
             {},
             {"phase": "Failed", "message": "Evicted"},
             " cannot read PVC run-workspace: Evicted",
         ),
-        ({"spec": {"jobQueue": "none"}, "x": 1}, {}, "it has no workspace PVC"),
+        ({"spec": {"jobQueue": "none"}, "x": 1}, {}, "it has no workspace PVC of its own"),
     ],
 )
 def test_missing_logs_are_reported_with_the_reason(
@@ -173,6 +175,78 @@ def test_missing_logs_are_reported_with_the_reason(
     assert result.exit_code == 4
     assert message in result.stderr
     assert not remaining_readers(laptop)
+
+
+DIRECT = [{"type": "WorkspaceReady", "status": "True", "reason": "DirectDelivery"}]
+
+
+def direct_delivery(laptop: Laptop) -> None:
+    laptop.job("run", status={**ENDED, "conditions": DIRECT})
+
+
+def direct_delivery_before_it_is_recorded(laptop: Laptop) -> None:
+    workspace = {"source": "zip", "delivery": "direct"}
+    laptop.job("run", status=ENDED, spec={"jobQueue": "q", "volumes": {"workspace": workspace}})
+
+
+def no_claim(laptop: Laptop) -> None:
+    laptop.server.delete("persistentvolumeclaims", "run-workspace")
+
+
+def unbound_claim(laptop: Laptop) -> None:
+    laptop.server.put("persistentvolumeclaims", "run-workspace", status={"phase": "Pending"})
+
+
+def read_only_claim(laptop: Laptop) -> None:
+    modes = {"accessModes": ["ReadOnlyMany"]}
+    laptop.server.put("persistentvolumeclaims", "run-workspace", spec=modes)
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (direct_delivery, "its workspace is delivered directly. To keep copies in a new job, set"),
+        (direct_delivery_before_it_is_recorded, "its workspace is delivered directly."),
+        (no_claim, "PVC run-workspace does not exist. Only the logs of"),
+        (unbound_claim, "PVC run-workspace is not bound. See: kubectl"),
+        (read_only_claim, "PVC run-workspace is ReadOnlyMany. To keep copies in a new job, set"),
+    ],
+)
+def test_a_job_that_keeps_no_copies_is_reported_without_a_pod(
+    laptop: Laptop,
+    claim: Path,
+    change: Callable[[Laptop], None],
+    message: str,
+    running: bool,
+) -> None:
+    laptop.job("run", status=ENDED)
+    change(laptop)
+    if running:
+        laptop.worker("run", 0, 1)
+    reader_pods = play_kubelet(laptop, phase="Running")
+    result = laptop.run("logs", "run", "--previous")
+    assert result.exit_code == 4
+    assert f"Job run has no state directory with copies of logs: {message}" in " ".join(
+        result.stderr.split()
+    )
+    assert not reader_pods
+
+
+def test_without_permission_to_read_the_claim_a_pod_still_reads_it(
+    laptop: Laptop, claim: Path
+) -> None:
+    laptop.job("run", status=ENDED)
+    laptop.server.put("torchrunqueues", "q", spec={"image": "image"})
+    write(claim, 0, "last words")
+    play_kubelet(laptop, phase="Running")
+
+    def forbid(request: web.Request) -> web.Response | None:
+        is_claim = "/persistentvolumeclaims/" in request.path
+        return refusal(403, "persistentvolumeclaims is forbidden") if is_claim else None
+
+    laptop.server.hooks.append(forbid)
+    assert laptop.run("logs", "run", "-p").stdout == "[0] last words\n"
 
 
 def test_a_reader_that_is_still_terminating_is_not_used_again(laptop: Laptop, claim: Path) -> None:
