@@ -58,6 +58,14 @@ class HeadSlice(Wire, frozen=True, kw_only=True):
     node_resources: OwnNodeSlice = OwnNodeSlice()
 
 
+class PlacementSlice(Wire, frozen=True, kw_only=True):
+    """The nodes that pods may use: fields of a v1 PodSpec."""
+
+    node_selector: dict[str, str] = field(default_factory=dict)
+    tolerations: tuple[dict[str, JsonValue], ...] = ()
+    affinity: dict[str, JsonValue] | None = None
+
+
 class JobSpecSlice(Wire, frozen=True, kw_only=True):
     """The spec of a job."""
 
@@ -71,6 +79,7 @@ class JobSpecSlice(Wire, frozen=True, kw_only=True):
     development: bool = False
     distributed: DistributedSlice = DistributedSlice()
     volumes: VolumesSlice = VolumesSlice()
+    scheduling: PlacementSlice = PlacementSlice()
 
 
 class FailureSlice(Wire, frozen=True, kw_only=True):
@@ -172,8 +181,8 @@ class NodeSlice(Wire, frozen=True, kw_only=True):
     gpu_resource_name: str = "nvidia.com/gpu"
 
 
-class SchedulingSlice(Wire, frozen=True, kw_only=True):
-    """The scheduler of a queue."""
+class SchedulingSlice(PlacementSlice, frozen=True, kw_only=True):
+    """The scheduler of a queue, and its nodes."""
 
     scheduler: str | None = None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kubectl_torchrun.logs import copies
+from kubectl_torchrun.logs import copies, reader_pod
 
 from .laptop import Laptop
 
@@ -42,5 +42,5 @@ def claim(laptop: Laptop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     state = root / "state"
     (state / "logs" / "0").mkdir(parents=True)
     monkeypatch.setattr(copies, "STATE", str(state))
-    monkeypatch.setattr(copies, "_CLAIM", str(root))
+    monkeypatch.setattr(reader_pod, "CLAIM", str(root))
     return state

@@ -140,8 +140,14 @@ def test_the_claim_of_a_finished_job_is_read_by_a_temporary_pod(
     assert body["volumes"][0]["persistentVolumeClaim"] == {"claimName": "run-workspace"}
 
 
+POOL = {"key": "pool", "operator": "Exists"}
+SPOT = {"key": "spot", "operator": "Exists"}
+AFFINITY: dict[str, object] = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+
+
 def test_the_sync_pods_image_is_preferred(laptop: Laptop, claim: Path) -> None:
     laptop.job("run", status=ENDED)
+    laptop.server.put("torchrunqueues", "q", spec={"imagePullSecrets": [{"name": "s"}]})
     labels = {"torchrun-job-name": "run", "app.kubernetes.io/component": "sync"}
     containers = [{"name": "sync", "image": "ours"}]
     laptop.server.put(
@@ -150,7 +156,64 @@ def test_the_sync_pods_image_is_preferred(laptop: Laptop, claim: Path) -> None:
     write(claim, 0, "x")
     reader_pods = play_kubelet(laptop, phase="Running")
     assert laptop.run("logs", "run", "-p").exit_code == 0
-    assert reader_pods[0]["spec"]["containers"][0]["image"] == "ours"  # type: ignore[index]
+    body = reader_pods[0]["spec"]
+    assert isinstance(body, dict)
+    assert body["containers"][0]["image"] == "ours"
+    assert body["imagePullSecrets"] == [{"name": "s"}]
+
+
+@pytest.mark.parametrize(
+    ("mode", "nodes"),
+    [
+        ("ReadWriteMany", (None, None)),
+        ("ReadWriteOnce", ({"zone": "a", "gpu": "h100"}, AFFINITY)),
+    ],
+)
+def test_the_reader_may_run_where_the_sync_pod_may(
+    laptop: Laptop, claim: Path, mode: str, nodes: tuple[object, object]
+) -> None:
+    """With a PVC for one node, that is where the workers may run."""
+    workspace = {"source": "zip"}
+    own = {"tolerations": [SPOT], "nodeSelector": {"gpu": "h100"}}
+    spec = {"jobQueue": "q", "volumes": {"workspace": workspace}, "scheduling": own}
+    laptop.job("run", status=ENDED, spec=spec)
+    shared = {
+        "tolerations": [POOL],
+        "nodeSelector": {"zone": "a", "gpu": "any"},
+        "affinity": AFFINITY,
+    }
+    laptop.server.put("torchrunqueues", "q", spec={"image": "image", "scheduling": shared})
+    laptop.server.put("persistentvolumeclaims", "run-workspace", spec={"accessModes": [mode]})
+    write(claim, 0, "x")
+    reader_pods = play_kubelet(laptop, phase="Running")
+    assert laptop.run("logs", "run", "-p").exit_code == 0
+    body = reader_pods[0]["spec"]
+    assert isinstance(body, dict)
+    assert body["tolerations"] == [POOL, SPOT]
+    assert (body.get("nodeSelector"), body.get("affinity")) == nodes
+
+
+def test_a_job_whose_queue_is_gone_is_read_with_its_own_settings(
+    laptop: Laptop, claim: Path
+) -> None:
+    workspace = {"source": "zip"}
+    spec = {"jobQueue": "gone", "volumes": {"workspace": workspace}, "image": "own"}
+    laptop.job("run", status=ENDED, spec={**spec, "scheduling": {"tolerations": [SPOT]}})
+    write(claim, 0, "x")
+    reader_pods = play_kubelet(laptop, phase="Running")
+    assert laptop.run("logs", "run", "-p").exit_code == 0
+    body = reader_pods[0]["spec"]
+    assert isinstance(body, dict)
+    assert body["containers"][0]["image"] == "own"
+    assert body["tolerations"] == [SPOT]
+    assert "imagePullSecrets" not in body
+
+
+def test_without_an_image_no_reader_is_created(laptop: Laptop, claim: Path) -> None:
+    laptop.job("run", status=ENDED)
+    result = laptop.run("logs", "run", "-p")
+    assert result.exit_code == 4
+    assert "Cannot find an image for a pod that reads the PVC: queue q has none." in result.stderr
 
 
 @pytest.mark.parametrize(
