@@ -122,6 +122,12 @@ class ProgressSlice(Wire, frozen=True, kw_only=True):
     time: datetime | None = None
 
 
+class JobAdmissionSlice(Wire, frozen=True, kw_only=True):
+    """The nodes that are admitted in the job's queue."""
+
+    nodes: int = 0
+
+
 class JobStatusSlice(Wire, frozen=True, kw_only=True):
     """The status of a job."""
 
@@ -129,6 +135,7 @@ class JobStatusSlice(Wire, frozen=True, kw_only=True):
     observed_generation: int = 0
     reason: str = ""
     message: str = ""
+    workers: dict[str, JsonValue] | None = None
     workers_status: str = ""
     num_nodes: int | None = None
     gpus: int | None = None
@@ -141,6 +148,7 @@ class JobStatusSlice(Wire, frozen=True, kw_only=True):
     attempts: tuple[AttemptSlice, ...] = ()
     workspace_revision: int = 0
     workspace_commit: str = ""
+    admission: JobAdmissionSlice = JobAdmissionSlice()
     queue_position: int | None = None
     start_time: datetime | None = None
     completion_time: datetime | None = None
@@ -167,6 +175,14 @@ class Job(Wire, frozen=True, kw_only=True):
             c.type == "WorkspaceReady" and c.reason == "DirectDelivery"
             for c in self.status.conditions
         )
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the job has had a gang, or is admitted for one: then its size is fixed.
+
+        As in the rules of the CRD (`torchrun_api.job.has_started`). The phase does not show it.
+        """
+        return self.status.workers is not None or self.status.admission.nodes > 0
 
     @property
     def has_ended(self) -> bool:

@@ -142,7 +142,9 @@ def test_the_claim_of_a_finished_job_is_read_by_a_temporary_pod(
 
 POOL = {"key": "pool", "operator": "Exists"}
 SPOT = {"key": "spot", "operator": "Exists"}
-AFFINITY: dict[str, object] = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+AFFINITY: dict[str, object] = {
+    "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}
+}
 
 
 def test_the_sync_pods_image_is_preferred(laptop: Laptop, claim: Path) -> None:
