@@ -12,7 +12,7 @@ CODE := api controller runtime plugin sdk cluster bench docs examples manifests 
 WORKERS ?= 2
 # The same for unit tests, on two cores: many of them wait for processes.
 UNIT_WORKERS ?= 4
-# The same for e2e, with one node each; 0 runs the tests in turn, for which their timeouts are set.
+# The same for e2e, with a cluster each; 0 runs the tests in turn, for which their timeouts are set.
 E2E_WORKERS ?= 0
 # Both print the tests, and the fixtures, that take longest.
 SLOWEST := --durations=25 --durations-min=1

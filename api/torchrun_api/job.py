@@ -372,7 +372,7 @@ class TorchrunJob(Wire, frozen=True, kw_only=True):
         *(
             Rule(
                 f"{_SYNCS} || {_code('self', name)} == {_code('oldSelf', name)}",
-                f"{name} is immutable once pods are created: submit a new job",
+                f"{name} is immutable once the job is past Syncing: submit a new job",
                 field=".spec.volumes.workspace",
             )
             for name in _CODE

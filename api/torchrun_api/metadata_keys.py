@@ -272,8 +272,8 @@ METADATA_KEYS = (
         names.STATE,
         "child Job",
         _BY_CONTROLLER,
-        (CONTROLLER, PLUGIN),
-        "Whether the workers share a state directory, for fencing and copies of logs.",
+        (CONTROLLER,),
+        "Whether the workers share a state directory, which is used for fencing.",
     ),
     _annotation(
         names.LOCAL_CHECKPOINTS,

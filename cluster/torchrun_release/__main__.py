@@ -65,7 +65,7 @@ def _build(options: argparse.Namespace) -> None:
             builder.write_wheels(target)
         for platform in python.PLATFORMS:
             with step(f"plugin for {platform.os}/{platform.arch}"):
-                builder.write_plugin(target, version, platform)
+                builder.write_plugin(target, version, url, platform)
         with step("krew manifest"):
             python.write_manifest(target, version, url)
         built = image.build(exported, version, name, commit)

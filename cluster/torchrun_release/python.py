@@ -44,7 +44,7 @@ import sys
 
 if not (3, 11) <= sys.version_info[:2] <= (3, 13):
     sys.exit("Error: kubectl torchrun needs a python3 between 3.11 and 3.13 on PATH, not "
-             + sys.version.split()[0] + "\\nWith pipx: pipx install kubectl-torchrun")
+             + sys.version.split()[0] + "\\nWith pipx: pipx install {wheel}")
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "lib"))
 from kubectl_torchrun.__main__ import main
 
@@ -95,8 +95,11 @@ class Builder:
         sources = [str(self._source / package) for package in PACKAGES]
         self._pip("wheel", "--no-deps", "--no-build-isolation", "-w", str(target), *sources)
 
-    def write_plugin(self, target: Path, version: str, platform: Platform) -> None:
-        """Write the archive of a platform. The wheel of the plugin is in `target`."""
+    def write_plugin(self, target: Path, version: str, url: str, platform: Platform) -> None:
+        """Write the archive of a platform. The wheel of the plugin is in `target`.
+
+        `url` is the folder of the published files.
+        """
         wheels = self._folder / f"{platform.os}-{platform.arch}"
         for python in PYTHONS:
             self._pip(
@@ -104,10 +107,10 @@ class Builder:
                 *("-r", str(self._source / LOCK), "-d", str(wheels)),
                 *(f"--python-version={python}", f"--platform={platform.wheels}"),
             )
-        own = target / f"kubectl_torchrun-{version}-py3-none-any.whl"
+        own = target / wheel_name(version)
         packages = archives.read_wheels([*wheels.glob("*.whl"), own])
         files = {f"lib/{name}": file for name, file in packages.items()}
-        files[PROGRAM] = File(LAUNCHER.encode(), executable=True)
+        files[PROGRAM] = File(launcher(version, url).encode(), executable=True)
         files["LICENSE"] = File((self._source / "LICENSE").read_bytes())
         archives.write_tar(target / archive_name(version, platform), files, self._epoch)
 
@@ -116,6 +119,16 @@ class Builder:
         environment = {**os.environ, "SOURCE_DATE_EPOCH": str(self._epoch)}
         options = ("--quiet", "--disable-pip-version-check", "--no-cache-dir")
         run([str(python), "-m", "pip", command, *options, *arguments], environment)
+
+
+def wheel_name(version: str) -> str:
+    """The file name of the plugin's wheel."""
+    return f"kubectl_torchrun-{version}-py3-none-any.whl"
+
+
+def launcher(version: str, url: str) -> str:
+    """The program in the plugin's archives; `url` is the folder of the published files."""
+    return LAUNCHER.format(wheel=f"{url}/{wheel_name(version)}")
 
 
 def archive_name(version: str, platform: Platform) -> str:

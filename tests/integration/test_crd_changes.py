@@ -9,7 +9,7 @@ from integration.bodies import STARTED, git, job, patch, workspace
 from torchrun_cluster import LocalCluster
 
 FIXED = "immutable once the job has started: submit a new job"
-CODE_FIXED = "{} is immutable once pods are created: submit a new job"
+CODE_FIXED = "{} is immutable once the job is past Syncing: submit a new job"
 
 
 @pytest.fixture(scope="module")

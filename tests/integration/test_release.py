@@ -18,6 +18,7 @@ from torchrun_release import archives, kubernetes, python, source, versions
 from torchrun_release.python import Builder, Platform
 
 REGISTRY = "registry.example.com:5000/team"
+URL = "https://releases.example.com/x"
 IMAGE = f"{REGISTRY}/torchrun-controller"
 ARCH = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 (THIS,) = (one for one in python.PLATFORMS if (one.os, one.arch) == (sys.platform, ARCH))
@@ -90,7 +91,7 @@ def write_packages(one: Exported, folder: Path, platforms: tuple[Platform, ...])
     builder = Builder(one.source, work, one.commit.epoch)
     builder.write_wheels(target)
     for platform_ in platforms:
-        builder.write_plugin(target, one.version, platform_)
+        builder.write_plugin(target, one.version, URL, platform_)
     archives.write_sums(target)
     return target
 

@@ -80,10 +80,10 @@ def _spec_patch(job: Job, verb: str, nodes: int | None) -> JsonObject:
             f"Job {name} cannot have {nodes} nodes. spec.elastic allows {elastic.min_nodes} to"
             f" {elastic.max_nodes}."
         )
-    if not elastic and job.status.phase not in ("", "Pending"):
+    if not elastic and job.has_started:
         raise UsageProblem(
-            f"Job {name} is {job.status.phase} and not elastic (spec.elastic), so its size is"
-            " fixed. Submit a new job."
+            f"Job {name} ({job.status.phase}) has started and is not elastic (spec.elastic), so"
+            " its size is fixed. Submit a new job."
         )
     return {"numNodes": nodes}
 

@@ -24,6 +24,7 @@ class WorkspaceSlice(Wire, frozen=True, kw_only=True):
     enabled: bool = True
     source: str = "zip"
     claim_name: str = ""
+    delivery: str | None = None
 
 
 class VolumesSlice(Wire, frozen=True, kw_only=True):
@@ -57,6 +58,14 @@ class HeadSlice(Wire, frozen=True, kw_only=True):
     node_resources: OwnNodeSlice = OwnNodeSlice()
 
 
+class PlacementSlice(Wire, frozen=True, kw_only=True):
+    """The nodes that pods may use: fields of a v1 PodSpec."""
+
+    node_selector: dict[str, str] = field(default_factory=dict)
+    tolerations: tuple[dict[str, JsonValue], ...] = ()
+    affinity: dict[str, JsonValue] | None = None
+
+
 class JobSpecSlice(Wire, frozen=True, kw_only=True):
     """The spec of a job."""
 
@@ -70,6 +79,7 @@ class JobSpecSlice(Wire, frozen=True, kw_only=True):
     development: bool = False
     distributed: DistributedSlice = DistributedSlice()
     volumes: VolumesSlice = VolumesSlice()
+    scheduling: PlacementSlice = PlacementSlice()
 
 
 class FailureSlice(Wire, frozen=True, kw_only=True):
@@ -112,6 +122,12 @@ class ProgressSlice(Wire, frozen=True, kw_only=True):
     time: datetime | None = None
 
 
+class JobAdmissionSlice(Wire, frozen=True, kw_only=True):
+    """The nodes that are admitted in the job's queue."""
+
+    nodes: int = 0
+
+
 class JobStatusSlice(Wire, frozen=True, kw_only=True):
     """The status of a job."""
 
@@ -119,6 +135,7 @@ class JobStatusSlice(Wire, frozen=True, kw_only=True):
     observed_generation: int = 0
     reason: str = ""
     message: str = ""
+    workers: dict[str, JsonValue] | None = None
     workers_status: str = ""
     num_nodes: int | None = None
     gpus: int | None = None
@@ -131,6 +148,7 @@ class JobStatusSlice(Wire, frozen=True, kw_only=True):
     attempts: tuple[AttemptSlice, ...] = ()
     workspace_revision: int = 0
     workspace_commit: str = ""
+    admission: JobAdmissionSlice = JobAdmissionSlice()
     queue_position: int | None = None
     start_time: datetime | None = None
     completion_time: datetime | None = None
@@ -151,6 +169,22 @@ class Job(Wire, frozen=True, kw_only=True):
         )
 
     @property
+    def is_delivered_directly(self) -> bool:
+        """Whether pods get the code from a pod that serves it, and mount no workspace PVC."""
+        return any(
+            c.type == "WorkspaceReady" and c.reason == "DirectDelivery"
+            for c in self.status.conditions
+        )
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the job has had a gang, or is admitted for one: then its size is fixed.
+
+        As in the rules of the CRD (`torchrun_api.job.has_started`). The phase does not show it.
+        """
+        return self.status.workers is not None or self.status.admission.nodes > 0
+
+    @property
     def has_ended(self) -> bool:
         """Whether the run has ended."""
         return self.status.phase in TERMINAL
@@ -163,8 +197,8 @@ class NodeSlice(Wire, frozen=True, kw_only=True):
     gpu_resource_name: str = "nvidia.com/gpu"
 
 
-class SchedulingSlice(Wire, frozen=True, kw_only=True):
-    """The scheduler of a queue."""
+class SchedulingSlice(PlacementSlice, frozen=True, kw_only=True):
+    """The scheduler of a queue, and its nodes."""
 
     scheduler: str | None = None
 

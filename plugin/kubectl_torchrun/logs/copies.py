@@ -14,27 +14,20 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import IO, NamedTuple
 
-import anyio
-
 from kubectl_torchrun.cluster.client import Api, ApiError
 from kubectl_torchrun.cluster.kubectl import LastLines, bounded_lines, find_kubectl
-from kubectl_torchrun.cluster.pods import has_started, trouble
+from kubectl_torchrun.cluster.pods import has_started
 from kubectl_torchrun.cluster.session import Cluster
-from kubectl_torchrun.cluster.slices import PODS, Job
+from kubectl_torchrun.cluster.slices import CLAIMS, PODS, Job
 from kubectl_torchrun.errors import ClusterProblem, Problem
+from kubectl_torchrun.logs import reader_pod
 from kubectl_torchrun.logs.streams import View
 from kubectl_torchrun.terminal import Terminal
 from kubectl_torchrun.text import human
 from torchrun_api import names
 from torchrun_api.core import Pod
-from torchrun_api.json import JsonObject, JsonValue
 
 STATE = "/torchrun-state"
-_CLAIM = "/claim"
-_CONTAINER = "reader"
-_READY_SECONDS = 60.0
-_LIFETIME_SECONDS = 900  # the pod stops by itself if the plugin was killed
-_USER = 65532  # any user but root: all users can read the files
 _SPOOL_BYTES = 4 << 20
 # Processes of the job may change the files. A launcher writes at most 64 MiB for a node.
 _COPY_BYTES = 128 << 20
@@ -167,25 +160,53 @@ def place(
 
     Raises Problem if neither is possible.
     """
+    name = job.metadata.name
+    why = cluster.run(lambda api: _why_no_copies(api, cluster, job))
+    if why:
+        raise ClusterProblem(f"Job {name} has no state directory with copies of logs: {why}")
     for pod in workers:
         if pod.status.phase == "Running" and has_started(pod, names.TRAINER_CONTAINER):
             yield Place(cluster, pod.metadata.name, names.TRAINER_CONTAINER, STATE)
             return
-    workspace = job.spec.volumes.workspace
-    name = job.metadata.name
-    if workspace is None or not workspace.enabled or workspace.source in ("none", "existing"):
-        raise ClusterProblem(
-            f"Job {name} has no logs: its pods are deleted, and it has no workspace PVC with"
-            " copies."
-        )
     # A name of its own, because the reader of another command ends with that command.
     reader = f"{name}-log-reader-{secrets.token_hex(3)}"
     terminal.note(f"No pod of job {name} is running. Reading its PVC with pod {reader}.")
     try:
-        cluster.run(lambda api: _start_reader(api, job, reader))
-        yield Place(cluster, reader, _CONTAINER, f"{_CLAIM}/state")
+        cluster.run(lambda api: reader_pod.start(api, job, reader))
+        yield Place(cluster, reader, reader_pod.CONTAINER, f"{reader_pod.CLAIM}/state")
     finally:
         _delete_reader(cluster, reader, terminal)
+
+
+async def _why_no_copies(api: Api, cluster: Cluster, job: Job) -> str:
+    """Why no pod of the job can have written copies, and what to do; "" if one can.
+
+    A user who may not read PVCs may still create a pod that mounts one.
+    """
+    workspace = job.spec.volumes.workspace
+    in_new_job = "To keep copies in a new job, set"
+    if workspace is None or not workspace.enabled or workspace.source in ("none", "existing"):
+        return f"it has no workspace PVC of its own. {in_new_job} its source to zip, git or s3."
+    if workspace.delivery == "direct" or job.is_delivered_directly:
+        return (
+            f"its workspace is delivered directly. {in_new_job} volumes.workspace.delivery to"
+            " shared."
+        )
+    name = names.workspace_claim(job.metadata.name)
+    try:
+        claim = await api.get(CLAIMS, name)
+    except ApiError as error:
+        if error.status == 404:
+            return f"PVC {name} does not exist. Only the logs of existing pods can be read."
+        return ""
+    if claim.status.phase == "Pending":
+        return f"PVC {name} is not bound. See: {cluster.command(f'describe pvc {name}')}"
+    if claim.spec.access_modes == ("ReadOnlyMany",):
+        return (
+            f"PVC {name} is ReadOnlyMany. {in_new_job} volumes.workspace.accessMode to"
+            " ReadWriteMany."
+        )
+    return ""
 
 
 def _delete_reader(cluster: Cluster, reader: str, terminal: Terminal) -> None:
@@ -200,127 +221,8 @@ def _delete_reader(cluster: Cluster, reader: str, terminal: Terminal) -> None:
         cluster.run(remove)
     except (Problem, KeyboardInterrupt):
         terminal.note(
-            f"Pod {reader} may still exist. It stops after {_LIFETIME_SECONDS // 60} minutes."
-            f" To delete it:\n  {cluster.command(f'delete pod {reader}')}"
+            f"Pod {reader} may still exist. It stops after"
+            f" {reader_pod.LIFETIME_SECONDS // 60} minutes. To delete it:\n"
+            f"  {cluster.command(f'delete pod {reader}')}"
         )
         raise
-
-
-async def _start_reader(api: Api, job: Job, reader: str) -> None:
-    claim = names.workspace_claim(job.metadata.name)
-    image, pull_secrets = await _find_image(api, job)
-    try:
-        await api.create(PODS, reader_pod(job, reader, claim, image, pull_secrets))
-    except ApiError as error:
-        raise ClusterProblem(f"Cannot create a pod to read PVC {claim}: {error}") from error
-    why = f"it did not start within {_READY_SECONDS:.0f} s"
-    with anyio.move_on_after(_READY_SECONDS):
-        while True:
-            try:
-                pod = await api.get(PODS, reader)
-            except ApiError as error:
-                why = str(error)
-                break
-            if pod.status.phase == "Running" and pod.metadata.deletion_timestamp is None:
-                return
-            why = trouble(pod) or why
-            if pod.status.phase == "Failed":
-                break
-            await anyio.sleep(0.2)
-    raise ClusterProblem(f"Pod {reader} cannot read PVC {claim}: {why}")
-
-
-async def _find_image(api: Api, job: Job) -> tuple[str, list[JsonValue]]:
-    """An image that the job's nodes can pull, and its pull secrets: the sync pod's, else the job's.
-
-    Raises ClusterProblem if there is none.
-    """
-    from kubectl_torchrun.cluster.slices import QUEUES
-
-    selector = f"{names.JOB_LABEL}={job.metadata.name}"
-    pods = await api.read(PODS.path(api.namespace), {"labelSelector": selector})
-    runtime_containers = (names.SYNC_CONTAINER, names.LAUNCHER_CONTAINER)
-    for container in _containers(pods):
-        if container.get("name") in runtime_containers and container.get("image"):
-            return str(container["image"]), []
-    try:
-        queue = (await api.get(QUEUES, job.spec.job_queue)).spec
-    except ApiError as error:
-        raise ClusterProblem(
-            f"Cannot find an image for a pod that reads the PVC: {error}"
-        ) from error
-    image = job.spec.image or queue.image
-    if not image:
-        raise ClusterProblem(
-            f"Cannot find an image for a pod that reads the PVC: queue {job.spec.job_queue} has"
-            " none."
-        )
-    return image, [{"name": secret.name} for secret in queue.image_pull_secrets]
-
-
-def _containers(pods: JsonObject) -> Iterator[JsonObject]:
-    items = pods.get("items")
-    for pod in items if isinstance(items, list) else []:
-        spec = pod.get("spec") if isinstance(pod, dict) else None
-        for key in ("containers", "initContainers"):
-            containers = spec.get(key) if isinstance(spec, dict) else None
-            yield from (
-                c
-                for c in (containers if isinstance(containers, list) else [])
-                if isinstance(c, dict)
-            )
-
-
-def reader_pod(
-    job: Job, name: str, claim: str, image: str, pull_secrets: list[JsonValue]
-) -> JsonObject:
-    """A pod that mounts the PVC read-only and sleeps. Meets Pod Security restricted."""
-    container: JsonObject = {
-        "name": _CONTAINER,
-        "image": image,
-        "imagePullPolicy": "IfNotPresent",
-        "command": ["sleep", str(_LIFETIME_SECONDS)],
-        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "128Mi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        # The whole PVC: the kubelet would create a missing subPath.
-        "volumeMounts": [{"name": "claim", "mountPath": _CLAIM, "readOnly": True}],
-    }
-    owner: JsonObject = {
-        "apiVersion": "torchrun.ai/v1alpha1",
-        "kind": "TorchrunJob",
-        "name": job.metadata.name,
-        "uid": job.metadata.uid,
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "labels": {
-                names.NAME_LABEL: "kubectl-torchrun",
-                names.COMPONENT_LABEL: "log-reader",
-                names.INSTANCE_LABEL: job.metadata.name,
-            },
-            "ownerReferences": [owner],
-        },
-        "spec": {
-            "restartPolicy": "Never",
-            "activeDeadlineSeconds": _LIFETIME_SECONDS,
-            "terminationGracePeriodSeconds": 1,
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "imagePullSecrets": pull_secrets,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": _USER,
-                "runAsGroup": _USER,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [container],
-            "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": claim}}],
-        },
-    }

@@ -1,5 +1,8 @@
 """Errors of uploads, archives and sync pods. Messages are full sentences for the user."""
 
+# What to do about a full PVC: the controller does not resize the one that a job has.
+LARGER_CLAIM = "Increase volumes.workspace.size in a new job"
+
 
 class UploadError(Exception):
     """The request is answered with an error status.

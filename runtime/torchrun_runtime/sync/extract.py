@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from torchrun_api.contents import Manifest
-from torchrun_runtime.sync.errors import ArchiveError, SyncError
+from torchrun_runtime.sync.errors import ArchiveError
 from torchrun_runtime.sync.settings import Limits
-from torchrun_runtime.sync.tree import Tree
+from torchrun_runtime.sync.tree import Tree, workspace_full
 from torchrun_runtime.sync.upload import FULL
 from torchrun_runtime.sync.zip_central_directory import count_entries, not_a_zip
 from torchrun_runtime.sync.zip_entries import Member, accept
@@ -85,13 +85,4 @@ def check_space(directory: Path, needed: int) -> None:
     """Raises SyncError (WorkspaceFull) if the directory has no room for `needed` bytes."""
     free = shutil.disk_usage(directory).free
     if needed > free:
-        raise workspace_full(f"it needs {needed} bytes and {free} are free")
-
-
-def workspace_full(why: str) -> SyncError:
-    """Return the error for a tree that does not fit on the PVC."""
-    message = (
-        f"The workspace PVC has no space for the extracted archive: {why}. Increase"
-        " volumes.workspace.size."
-    )
-    return SyncError("WorkspaceFull", message, permanent=False)
+        raise workspace_full(f"the archive needs {needed} bytes and {free} are free")

@@ -2,7 +2,7 @@
 
 import re
 
-from torchrun_runtime.sync.errors import SyncError
+from torchrun_runtime.sync.errors import LARGER_CLAIM, SyncError
 
 _LONGEST = 600
 
@@ -11,7 +11,7 @@ _EXPLANATIONS: tuple[tuple[str, str, str, bool], ...] = (
     (
         r"No space left|Disk quota",
         "WorkspaceFull",
-        "Increase volumes.workspace.size or choose a smaller repository.",
+        f"{LARGER_CLAIM} or choose a smaller repository.",
         False,
     ),
     (

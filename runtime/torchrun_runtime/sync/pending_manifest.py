@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torchrun_api.contents import Entry, Manifest, ManifestError, parse, unpack
 from torchrun_runtime.sync.claim import write_durably
-from torchrun_runtime.sync.errors import ArchiveError, UploadError
+from torchrun_runtime.sync.errors import LARGER_CLAIM, ArchiveError, UploadError
 from torchrun_runtime.sync.paths import Place, components, refuse_collisions, refused
 from torchrun_runtime.sync.settings import Limits
 from torchrun_runtime.sync.upload import FULL, refuse_other
@@ -65,7 +65,7 @@ class PendingManifest:
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            message = "The workspace PVC is full. Increase volumes.workspace.size."
+            message = f"The workspace PVC is full. {LARGER_CLAIM}."
             raise UploadError(507, "WorkspaceFull", message) from error
         self.manifest = manifest
 

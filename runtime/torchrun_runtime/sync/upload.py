@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from torchrun_runtime.sync.claim import write_durably
-from torchrun_runtime.sync.errors import UploadError
+from torchrun_runtime.sync.errors import LARGER_CLAIM, UploadError
 
 _PIECE = 1 << 20
 
@@ -206,6 +206,6 @@ def _wrong_offset(offset: int) -> UploadError:
 def _disk_full(needed: int, free: int, offset: int) -> UploadError:
     message = (
         f"The workspace PVC is full: the upload needs {needed} more bytes and {free} are free."
-        " Increase volumes.workspace.size or make the archive smaller."
+        f" {LARGER_CLAIM} or make the archive smaller."
     )
     return UploadError(507, "WorkspaceFull", message, offset=offset)

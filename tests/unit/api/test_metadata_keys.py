@@ -50,8 +50,9 @@ def references(key: str) -> list[str]:
     """Patterns of code that uses the key: its constant, its text, or its field of `meta`."""
     patterns = [rf'"{re.escape(key)}"']
     for name in (name for name, value in constants().items() if value == key):
-        patterns += [rf"names\.{name}\b", rf"import {name}\b", rf"\n    {name},\n"]
-        patterns.append(rf"{name}_ANNOTATION\b")
+        patterns += [rf"names\.{name}\b", rf"\n    {name},\n", rf"{name}_ANNOTATION\b"]
+        # Other modules have constants of the same name.
+        patterns.append(rf"from torchrun_api\S* import .*\b{name}\b")
     for place, kind in (("labels", ChildLabels), ("annotations", ChildAnnotations)):
         fields = [f.name for f in msgspec.structs.fields(kind) if f.encode_name == key]
         patterns += [rf"{place}\.{field}\b" for field in fields]

@@ -50,7 +50,7 @@ def test_the_program_finds_its_packages_through_a_link(tmp_path: Path) -> None:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text("def main():\n    print('found')\n    return 3\n")
-    (folder / python.PROGRAM).write_text(python.LAUNCHER)
+    (folder / python.PROGRAM).write_text(python.launcher("0.2.0", URL))
     link = tmp_path / "bin"
     link.symlink_to(folder / python.PROGRAM)
     ended = subprocess.run(
@@ -61,10 +61,14 @@ def test_the_program_finds_its_packages_through_a_link(tmp_path: Path) -> None:
 
 def test_the_program_refuses_a_python_without_compiled_modules(tmp_path: Path) -> None:
     (tmp_path / "old.py").write_text(
-        python.LAUNCHER.replace("import sys", "import sys\nsys.version_info = (3, 10, 1)", 1)
+        python.launcher("0.2.0", URL).replace(
+            "import sys", "import sys\nsys.version_info = (3, 10, 1)", 1
+        )
     )
     ended = subprocess.run(
         [sys.executable, tmp_path / "old.py"], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 1
     assert "between 3.11 and 3.13" in ended.stderr
+    wheel = f"{URL}/kubectl_torchrun-0.2.0-py3-none-any.whl"
+    assert f"pipx install {wheel}\n" in ended.stderr

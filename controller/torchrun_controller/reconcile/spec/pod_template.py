@@ -1,6 +1,7 @@
 """The fields of a pod's life that a podTemplate may set, and those that it may not.
 
-The controller gives a new gang for each failure, so a pod is never restarted in place.
+Launchers restart the ranks, in the same pods, and the controller creates new gangs. So the kubelet
+restarts no container.
 """
 
 from collections.abc import Iterator
@@ -37,9 +38,9 @@ def check(job: TorchrunJob, queue: TorchrunQueue) -> None:
         policy, grace = spec.get("restartPolicy"), spec.get(_GRACE)
         if policy not in (None, "Never"):
             raise InvalidSpecError(
-                f"{path}.spec.restartPolicy is {_json(policy)}, but pods of a gang do not restart"
-                " in place. A failure ends the gang, and reliability.maxRestarts limits the number"
-                " of new gangs. Remove the field."
+                f"{path}.spec.restartPolicy is {_json(policy)}, but the kubelet does not restart"
+                " pods of a gang: launchers restart the ranks in these pods, and the controller"
+                " creates new gangs. reliability.maxRestarts limits both. Remove the field."
             )
         if grace is not None and grace_of(template) is None:
             raise InvalidSpecError(

@@ -59,10 +59,30 @@ def test_an_elastic_job_can_be_scaled(laptop: Laptop) -> None:
     ],
 )
 def test_invalid_sizes(laptop: Laptop, job: dict[str, object], message: str) -> None:
-    laptop.job("run", status={"phase": "Running"}, **job)
+    laptop.job("run", status={"phase": "Running", "workers": {"running": 2}}, **job)
     result = laptop.run("scale", "run", "--nodes", "9")
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Syncing", "Queued"])
+def test_a_job_that_has_not_started_can_be_scaled(laptop: Laptop, phase: str) -> None:
+    nominated = {"nominated": True}
+    laptop.job("run", spec={"numNodes": 2}, status={"phase": phase, "admission": nominated})
+    assert laptop.run("scale", "run", "--nodes", "4").exit_code == 0
+    assert spec(laptop) == {"numNodes": 4}
+
+
+@pytest.mark.parametrize("started", [{"workers": {"running": 0}}, {"admission": {"nodes": 2}}])
+@pytest.mark.parametrize("phase", ["Pending", "Syncing", "Queued", "Suspended"])
+def test_a_job_that_has_started_keeps_its_size_in_every_phase(
+    laptop: Laptop, phase: str, started: dict[str, object]
+) -> None:
+    laptop.job("run", spec={"numNodes": 2}, status={"phase": phase, **started})
+    result = laptop.run("scale", "run", "--nodes", "4")
+    assert result.exit_code == 2
+    assert f"Job run ({phase}) has started and is not elastic" in result.stderr
+    assert "so its size is fixed" in result.stderr
 
 
 @pytest.mark.parametrize("dry_run", ["client", "server"])

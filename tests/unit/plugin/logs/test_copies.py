@@ -1,24 +1,16 @@
 """Logs of earlier attempts."""
 
 import os
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
 from kubectl_torchrun.logs import copies
 
+from ..claim import ENDED, play_kubelet, remaining_readers, write
 from ..laptop import Laptop
-
-ENDED = {"startTime": "2026-01-01T00:00:00Z", "phase": "Failed", "attempt": 1}
-
-
-def write(claim: Path, node: int, *lines: str, attempt: int = 0, older: str = "") -> None:
-    path = claim / "logs" / str(attempt) / f"node-{node}.log"
-    path.write_text("".join(f"{line}\n" for line in lines))
-    if older:
-        path.with_name(f"node-{node}.log.1").write_text(older)
 
 
 def test_logs_of_the_previous_attempt_come_from_a_running_worker(
@@ -94,73 +86,16 @@ def test_ranks_choose_nodes_and_marked_lines(laptop: Laptop, claim: Path) -> Non
     assert shown == "[0] [default1]:b\n[0] plain\n[1] [default0]:c\n"
 
 
-def play_kubelet(laptop: Laptop, **status: object) -> list[dict[str, object]]:
-    """Give new pods this status. Returns the new pods."""
-    reader_pods: list[dict[str, object]] = []
-    put = laptop.server.put
-
-    def create(plural: str, name: str, **parts: object) -> None:
-        if plural == "pods" and name.startswith("run-log-reader-") and "spec" in parts:
-            reader_pods.append(parts)
-            parts["status"] = status
-        put(plural, name, **parts)
-
-    laptop.server.put = create  # type: ignore[method-assign]
-    return reader_pods
-
-
-def remaining_readers(laptop: Laptop) -> list[str]:
-    return [name for _, name in laptop.server.objects if "log-reader" in name]
-
-
-def test_the_claim_of_a_finished_job_is_read_by_a_temporary_pod(
-    laptop: Laptop, claim: Path
-) -> None:
-    laptop.job("run", status=ENDED)
-    spec = {"image": "image", "imagePullSecrets": [{"name": "s"}]}
-    laptop.server.put("torchrunqueues", "q", spec=spec)
-    write(claim, 0, "last words", attempt=0)
-    reader_pods = play_kubelet(laptop, phase="Running")
-    result = laptop.run("logs", "run", "--previous")
-    assert result.exit_code == 0, result.output
-    assert result.stdout == "[0] last words\n"
-    assert "Reading its PVC with pod run-log-reader-" in result.stderr
-    assert not remaining_readers(laptop)
-    (pod,) = reader_pods
-    body = pod["spec"]
-    assert isinstance(body, dict)
-    (container,) = body["containers"]
-    assert container["volumeMounts"][0]["readOnly"] is True
-    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert (container["image"], body["imagePullSecrets"]) == ("image", [{"name": "s"}])
-    assert body["securityContext"]["runAsNonRoot"] is True
-    assert body["automountServiceAccountToken"] is False
-    assert body["volumes"][0]["persistentVolumeClaim"] == {"claimName": "run-workspace"}
-
-
-def test_the_sync_pods_image_is_preferred(laptop: Laptop, claim: Path) -> None:
-    laptop.job("run", status=ENDED)
-    labels = {"torchrun-job-name": "run", "app.kubernetes.io/component": "sync"}
-    containers = [{"name": "sync", "image": "ours"}]
-    laptop.server.put(
-        "pods", "run-sync-0", metadata={"labels": labels}, spec={"containers": containers}
-    )
-    write(claim, 0, "x")
-    reader_pods = play_kubelet(laptop, phase="Running")
-    assert laptop.run("logs", "run", "-p").exit_code == 0
-    assert reader_pods[0]["spec"]["containers"][0]["image"] == "ours"  # type: ignore[index]
-
-
 @pytest.mark.parametrize(
     ("job", "kubelet", "message"),
     [
-        ({"spec": {"jobQueue": "q"}}, {}, "it has no workspace PVC"),
+        ({"spec": {"jobQueue": "q"}}, {}, "it has no workspace PVC of its own"),
         (
             {},
             {"phase": "Failed", "message": "Evicted"},
             " cannot read PVC run-workspace: Evicted",
         ),
-        ({"spec": {"jobQueue": "none"}, "x": 1}, {}, "it has no workspace PVC"),
+        ({"spec": {"jobQueue": "none"}, "x": 1}, {}, "it has no workspace PVC of its own"),
     ],
 )
 def test_missing_logs_are_reported_with_the_reason(
@@ -175,38 +110,60 @@ def test_missing_logs_are_reported_with_the_reason(
     assert not remaining_readers(laptop)
 
 
-def test_a_reader_that_is_still_terminating_is_not_used_again(laptop: Laptop, claim: Path) -> None:
+DIRECT = [{"type": "WorkspaceReady", "status": "True", "reason": "DirectDelivery"}]
+
+
+def direct_delivery(laptop: Laptop) -> None:
+    laptop.job("run", status={**ENDED, "conditions": DIRECT})
+
+
+def direct_delivery_before_it_is_recorded(laptop: Laptop) -> None:
+    workspace = {"source": "zip", "delivery": "direct"}
+    laptop.job("run", status=ENDED, spec={"jobQueue": "q", "volumes": {"workspace": workspace}})
+
+
+def no_claim(laptop: Laptop) -> None:
+    laptop.server.delete("persistentvolumeclaims", "run-workspace")
+
+
+def unbound_claim(laptop: Laptop) -> None:
+    laptop.server.put("persistentvolumeclaims", "run-workspace", status={"phase": "Pending"})
+
+
+def read_only_claim(laptop: Laptop) -> None:
+    modes = {"accessModes": ["ReadOnlyMany"]}
+    laptop.server.put("persistentvolumeclaims", "run-workspace", spec=modes)
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (direct_delivery, "its workspace is delivered directly. To keep copies in a new job, set"),
+        (direct_delivery_before_it_is_recorded, "its workspace is delivered directly."),
+        (no_claim, "PVC run-workspace does not exist. Only the logs of"),
+        (unbound_claim, "PVC run-workspace is not bound. See: kubectl"),
+        (read_only_claim, "PVC run-workspace is ReadOnlyMany. To keep copies in a new job, set"),
+    ],
+)
+def test_a_job_that_keeps_no_copies_is_reported_without_a_pod(
+    laptop: Laptop,
+    claim: Path,
+    change: Callable[[Laptop], None],
+    message: str,
+    running: bool,
+) -> None:
     laptop.job("run", status=ENDED)
-    laptop.server.put("torchrunqueues", "q", spec={"image": "image"})
-    write(claim, 0, "last words")
+    change(laptop)
+    if running:
+        laptop.worker("run", 0, 1)
     reader_pods = play_kubelet(laptop, phase="Running")
-
-    def terminate(request: web.Request) -> web.Response | None:
-        if request.method != "DELETE":
-            return None
-        terminating = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
-        laptop.server.put("pods", request.path.rpartition("/")[2], metadata=terminating)
-        return web.json_response({"kind": "Status", "status": "Success"})
-
-    laptop.server.hooks.append(terminate)
-    for _ in range(2):
-        assert laptop.run("logs", "run", "-p").stdout == "[0] last words\n"
-    assert len(reader_pods) == len(remaining_readers(laptop)) == 2
-
-
-def test_a_reader_that_is_deleted_during_its_start_is_reported(laptop: Laptop, claim: Path) -> None:
-    laptop.job("run", status=ENDED)
-    laptop.server.put("torchrunqueues", "q", spec={"image": "image"})
-    play_kubelet(laptop, phase="Pending")
-
-    def delete(request: web.Request) -> None:
-        for name in remaining_readers(laptop):
-            laptop.server.delete("pods", name)
-
-    laptop.server.hooks.append(delete)
-    result = laptop.run("logs", "run", "-p")
+    result = laptop.run("logs", "run", "--previous")
     assert result.exit_code == 4
-    assert "cannot read PVC run-workspace: pods" in result.stderr
+    assert f"Job run has no state directory with copies of logs: {message}" in " ".join(
+        result.stderr.split()
+    )
+    assert not reader_pods
 
 
 def test_a_copy_that_is_too_long_ends_with_a_note(

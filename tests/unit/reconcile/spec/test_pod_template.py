@@ -119,8 +119,11 @@ def test_a_job_mounts_no_token_if_its_queue_forbids_it(asked: bool | None, accou
 
 
 @pytest.mark.parametrize("policy", ["OnFailure", "Always"])
-def test_workers_are_never_restarted_in_place(policy: str):
-    with pytest.raises(InvalidSpecError, match=r"^spec.podTemplate.spec.restartPolicy is .*max"):
+def test_the_kubelet_restarts_no_worker(policy: str):
+    expected = (
+        r"^spec.podTemplate.spec.restartPolicy is .* launchers restart the ranks .*maxRestarts"
+    )
+    with pytest.raises(InvalidSpecError, match=expected):
         pod(of(restartPolicy=policy))
     with pytest.raises(InvalidSpecError, match=r"^TorchrunQueue gpu: podTemplate.spec.restartP"):
         pod({}, of(restartPolicy=policy))

@@ -195,6 +195,7 @@ def test_refuses_what_does_not_fit_before_writing(tmp_path: Path) -> None:
     with pytest.raises(SyncError) as failure:
         extracted(bytes(lying), tmp_path, Limits(bytes=2**60, ratio=2**40))
     assert failure.value.reason == "WorkspaceFull"
+    assert failure.value.message.endswith(" free. Increase volumes.workspace.size in a new job.")
     assert not failure.value.permanent
     assert not (tmp_path / "tree").exists()
 

@@ -143,7 +143,7 @@ def test_a_claim_that_is_full(
     with process(tmp_path, *on_small_disk(tmp_path, "1m"), **git_environment) as running:
         code, message = running.end()
     assert (code, message["reason"], message["permanent"]) == (1, "WorkspaceFull", False)
-    assert "volumes.workspace.size" in str(message["message"])
+    assert "Increase volumes.workspace.size in a new job" in str(message["message"])
 
 
 def test_a_later_job_fetches_again_on_a_retained_claim(

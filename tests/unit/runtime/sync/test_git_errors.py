@@ -6,9 +6,16 @@ from dataclasses import replace
 import pytest
 
 from torchrun_runtime.sync.fetch import fetch
+from torchrun_runtime.sync.git_errors import explain
 from torchrun_runtime.sync.settings import Settings
 from unit.runtime.git_server import GitServer, repository
 from unit.runtime.syncing import fetch_failure
+
+
+def test_a_full_disk_is_explained():
+    error = explain("fatal: write error: No space left on device", "https://host/a.git")
+    assert (error.reason, error.permanent) == ("WorkspaceFull", False)
+    assert "Increase volumes.workspace.size in a new job or choose a smaller" in error.message
 
 
 def test_a_missing_repository(git_settings: Settings, git_server: GitServer):

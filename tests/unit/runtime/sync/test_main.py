@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_api.contents import Entry, Manifest
+from torchrun_api.contents import Entry, Manifest, pack
 from unit.runtime.syncing import (
     Client,
     Process,
@@ -235,6 +235,17 @@ def test_an_upload_that_fills_the_disk_can_be_tried_again(claim: Path) -> None:
         assert (status, body["reason"]) == (507, "WorkspaceFull")
         assert server.put(SMALL)[0] == 202
         assert server.end()[0] == 0
+
+
+@needs_mount
+def test_a_manifest_that_fills_the_disk(claim: Path) -> None:
+    listed = Manifest([Entry(f"{'x' * 100}/{n}", digest(b""), 0, "644") for n in range(20_000)])
+    with process(claim.parent, *on_small_disk(claim.parent, "1m")) as started:
+        headers: dict[str, object] = {"X-Torchrun-Workspace": listed.sha256}
+        server = listening(started)
+        status, body = server.request("PUT", "/v1/manifest", pack(listed, None), headers)
+        assert (status, body["reason"]) == (507, "WorkspaceFull")
+        assert "full. Increase volumes.workspace.size in a new job." in str(body["message"])
 
 
 @needs_mount

@@ -142,5 +142,5 @@ def test_a_claim_that_is_too_small_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(UploadError) as error:
         upload.begin(Identity("0" * 64, 2**55), 0)
     assert status(error) == (507, 0)
-    assert "Increase volumes.workspace.size" in error.value.message
+    assert "Increase volumes.workspace.size in a new job" in error.value.message
     assert upload.begin(identity(b"small"), 0)
