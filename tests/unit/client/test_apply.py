@@ -15,6 +15,7 @@ from torchrun_controller.client.apply import (
     APPLY_PATCH,
     FIELD_MANAGER,
     Applier,
+    LiveObject,
     NameConflictError,
     RejectedError,
     SupersededError,
@@ -140,6 +141,12 @@ async def test_an_object_that_cannot_be_read_is_not_absent(
     assert await Applier(Wire(refusal(404)), Open()).find(JOBS, "team", "run") is None
 
 
+@pytest.mark.parametrize("times", [{}, {"deletionTimestamp": "2026-01-01T00:00:00Z"}])
+async def test_an_object_that_is_being_deleted_is_found_as_such(times: dict[str, str]) -> None:
+    live = await Applier(Wire(answer("job-uid", **times)), Open()).find(JOBS, "team", "run")
+    assert live == LiveObject("job-uid", "", is_ending=bool(times), version="7")
+
+
 async def test_a_deleted_object_needs_no_status() -> None:
     assert await Applier(Wire(refusal(404)), Open()).apply_status(JOB, TorchrunJobStatus()) is None
 
@@ -186,7 +193,7 @@ async def test_a_refused_object_is_a_rejection_with_the_server_message(
     assert caught.value.permanent is permanent
     rejection = caught.value.rejection
     assert (rejection.resource, rejection.name) == ("services", "run")
-    assert rejection.message == error.message
+    assert rejection.message == str(caught.value) == error.message
 
 
 @pytest.mark.parametrize(

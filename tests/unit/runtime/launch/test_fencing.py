@@ -70,6 +70,11 @@ def test_a_gang_writes_its_epoch_and_registers_its_watchdog(state: str) -> None:
     assert stat.S_IMODE(Path(state, "epoch").stat().st_mode) == 0o666
 
 
+def test_a_launcher_without_an_index_registers_as_the_first_worker(state: str) -> None:
+    begin(state, OLD, index="")
+    assert os.listdir(Path(state, "watchers")) == ["uid.1.0"]
+
+
 def test_a_newer_epoch_is_the_end(state: str, ends: Ends) -> None:
     watchdog = watchdog_of(state, OLD, ends)
     assert watchdog.check() is None
