@@ -98,7 +98,7 @@ def test_a_cluster_that_cannot_start_is_reported_and_deleted(user: Laptop, kuber
         print("CAUGHT", error)
     """
     )
-    assert "CAUGHT run-" in out
+    assert "CAUGHT Job run-" in out
     assert "RayJob is Initializing" in out
     assert "-head-" in out
     assert "Image" in out
