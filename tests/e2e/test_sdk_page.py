@@ -71,7 +71,7 @@ def test_peer_discovery(laptop: Laptop) -> None:  # noqa: F811
     text += "print('RESULTS', kt.fn(peers).to(kt.Compute()).distribute(workers=4)()[0])\n"
     write(laptop, text, kt=True)
     out = output_of(laptop.start("python3", "my_script.py"))
-    assert len(re.findall(r"10\.244\.0\.\d+", out.partition("RESULTS")[2])) == 4
+    assert len(re.findall(r"10\.244\.\d+\.\d+", out.partition("RESULTS")[2])) == 4
 
 
 def test_decorators(laptop: Laptop) -> None:  # noqa: F811
