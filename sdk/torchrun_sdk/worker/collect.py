@@ -132,10 +132,11 @@ class _Client:
 
     def _removed_ranks(self) -> Iterator[int]:
         """The ranks whose last frame another client has read, and a later call has removed."""
+        if self._pod.newest[1] in ("", self._id):
+            return
         for path in sorted(self._results.glob("*.taken")):
             rank = int(path.stem)
-            is_here = rank in self._ended or path.with_suffix(".left").exists()
-            if not is_here and self._pod.newest[1] not in ("", self._id):
+            if rank not in self._ended and not path.with_suffix(".left").exists():
                 self._ended.add(rank)
                 yield rank
 
