@@ -1,6 +1,7 @@
 """The pod that reads the logs of a job without running workers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -42,6 +43,16 @@ AFFINITY: dict[str, object] = {
 }
 
 
+def read_copies(laptop: Laptop, claim: Path) -> dict[str, Any]:
+    """The spec of the pod that reads a copy of a log."""
+    write(claim, 0, "x")
+    reader_pods = play_kubelet(laptop, phase="Running")
+    assert laptop.run("logs", "run", "-p").exit_code == 0
+    body = reader_pods[0]["spec"]
+    assert isinstance(body, dict)
+    return body
+
+
 def test_the_sync_pods_image_is_preferred(laptop: Laptop, claim: Path) -> None:
     laptop.job("run", status=ENDED)
     laptop.server.put("torchrunqueues", "q", spec={"imagePullSecrets": [{"name": "s"}]})
@@ -50,11 +61,7 @@ def test_the_sync_pods_image_is_preferred(laptop: Laptop, claim: Path) -> None:
     laptop.server.put(
         "pods", "run-sync-0", metadata={"labels": labels}, spec={"containers": containers}
     )
-    write(claim, 0, "x")
-    reader_pods = play_kubelet(laptop, phase="Running")
-    assert laptop.run("logs", "run", "-p").exit_code == 0
-    body = reader_pods[0]["spec"]
-    assert isinstance(body, dict)
+    body = read_copies(laptop, claim)
     assert body["containers"][0]["image"] == "ours"
     assert body["imagePullSecrets"] == [{"name": "s"}]
 
@@ -81,11 +88,7 @@ def test_the_reader_may_run_where_the_sync_pod_may(
     }
     laptop.server.put("torchrunqueues", "q", spec={"image": "image", "scheduling": shared})
     laptop.server.put("persistentvolumeclaims", "run-workspace", spec={"accessModes": [mode]})
-    write(claim, 0, "x")
-    reader_pods = play_kubelet(laptop, phase="Running")
-    assert laptop.run("logs", "run", "-p").exit_code == 0
-    body = reader_pods[0]["spec"]
-    assert isinstance(body, dict)
+    body = read_copies(laptop, claim)
     assert body["tolerations"] == [POOL, SPOT]
     assert (body.get("nodeSelector"), body.get("affinity")) == nodes
 
@@ -96,11 +99,7 @@ def test_a_job_whose_queue_is_gone_is_read_with_its_own_settings(
     workspace = {"source": "zip"}
     spec = {"jobQueue": "gone", "volumes": {"workspace": workspace}, "image": "own"}
     laptop.job("run", status=ENDED, spec={**spec, "scheduling": {"tolerations": [SPOT]}})
-    write(claim, 0, "x")
-    reader_pods = play_kubelet(laptop, phase="Running")
-    assert laptop.run("logs", "run", "-p").exit_code == 0
-    body = reader_pods[0]["spec"]
-    assert isinstance(body, dict)
+    body = read_copies(laptop, claim)
     assert body["containers"][0]["image"] == "own"
     assert body["tolerations"] == [SPOT]
     assert "imagePullSecrets" not in body
