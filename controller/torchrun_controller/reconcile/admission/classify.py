@@ -43,8 +43,8 @@ class Classification(Struct, frozen=True, kw_only=True):
     time.
     """
 
+    takes_part: bool
     workload: Workload | None = None
-    takes_part: bool = False
     requeued: bool = False
     outdated: str = ""
     tolerations: tuple[JsonObject, ...] = ()

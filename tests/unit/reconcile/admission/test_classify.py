@@ -193,7 +193,7 @@ def test_the_state_of_all(known, passed, left):
     world = running(reliability={"activeDeadlineSeconds": 100})
     world.pass_time(seconds=passed)
     world.node("node-1")
-    silent = Classification()
+    silent = Classification(takes_part=False)
     orphan = classify_world(world).workload
     state = cluster_state(
         [world.queue, make_queue()],

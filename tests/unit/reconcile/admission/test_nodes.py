@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from torchrun_api import core
 from torchrun_api.admission import QueueAdmission
@@ -103,12 +104,11 @@ def test_taints_become_node_labels():
     workload = Workload(
         namespace="ml", name="j", uid="u", queue="gpu", created=START, nodes=1, pod={"pods": 1}
     )
+    classification = Classification(takes_part=True, workload=workload)
     entries = [
-        ClassifiedJob(make_job(), Classification(workload=workload)),
-        ClassifiedJob(make_job(), Classification(workload=workload)),
-        ClassifiedJob(
-            make_job(), Classification(workload=workload, tolerations=({"operator": "Exists"},))
-        ),
+        ClassifiedJob(make_job(), classification),
+        ClassifiedJob(make_job(), classification),
+        ClassifiedJob(make_job(), replace(classification, tolerations=({"operator": "Exists"},))),
     ]
     state = cluster_state([queue], entries, (), nodes, START)
     (key,) = set(state.nodes[0].labels) - {"zone"}
