@@ -1,5 +1,6 @@
 """How pods are packed on nodes."""
 
+import pytest
 from msgspec.structs import replace
 
 from queueing import GPU, admitted, admitted_workload, decide, node, nodes, queue, request
@@ -134,3 +135,19 @@ def test_a_job_that_grows_waits_for_nodes_that_are_not_ready():
     status = decide(machines, [queue("a")], grows).pending["g"]
     assert status.reason == "WaitingForNodes"
     assert "Nodes that are ready have room for 1 of 2 pods." in status.message
+
+
+@pytest.mark.parametrize(
+    ("machines", "share"),
+    [
+        ((node("n000", labels={"zone": "y"}),), False),
+        ((node("n000", usable=False),), False),
+        (None, True),
+    ],
+    ids=["apart", "unusable", "unknown"],
+)
+def test_jobs_compete_for_nodes_that_both_may_use(machines, share):
+    snapshot = Snapshot(ClusterState(nodes=machines, workloads=(request("j", "a"),)))
+    x, y = (snapshot.nodes.shape(request("j", "a", node_selector={"zone": zone})) for zone in "xy")
+    assert snapshot.overlap(x, x)
+    assert snapshot.overlap(x, y) is share
