@@ -9,6 +9,7 @@ from queueing import admitted, admitted_workload, decide, node, nodes, queue, re
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.admission.classify import running_gang
 from torchrun_controller.reconcile.spec.admission_status import charged
+from unit.reconcile.admission.classifying import classify_world, deliver
 from world import World, make_job, make_queue
 
 QUOTA = 4
@@ -153,6 +154,15 @@ def test_a_granted_growth_is_not_asked_back_before_the_larger_gang_exists():
     assert world.job.status.admission.limit == 0
     pair.rounds()
     assert (world.gangs[-1].spec.completions, charged(other.job)) == (4, 0)
+
+
+def test_a_limit_ends_as_soon_as_the_rest_is_released():
+    world = Pair().shrink()
+    admission = replace(world.job.status.admission, nodes=2, limit=2)
+    world.job = replace(world.job, status=replace(world.job.status, admission=admission))
+    assert classify_world(world).workload.shrunk_to == 1
+    deliver(world)
+    assert (charged(world.job), world.job.status.admission.limit) == (2, 0)
 
 
 def test_a_shrunk_gang_that_gets_its_nodes_again_may_release_them_again():
