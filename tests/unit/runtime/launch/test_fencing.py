@@ -303,6 +303,26 @@ def test_files_of_another_user_are_written_in_place(
     assert os.listdir(state) == ["epoch"]
 
 
+def test_an_epoch_is_on_the_disk_before_others_can_read_it(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def record(name: str) -> None:
+        original = getattr(os, name)
+
+        def call(*arguments: object) -> object:
+            calls.append(name)
+            return original(*arguments)
+
+        monkeypatch.setattr(os, name, call)
+
+    record("fsync")
+    record("replace")
+    fencing._write(state, "epoch", NEW)
+    assert calls == ["fsync", "replace"]
+
+
 def test_a_failed_write_leaves_the_old_content(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fencing._write(state, "epoch", OLD)
 
