@@ -1,6 +1,7 @@
 """The start gate: no rank starts before the controller opens the gate of its attempt."""
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,23 @@ def test_the_gate_stays_closed_until_it_is_opened(tmp_path: Path) -> None:
     annotations(file, **{"torchrun.ai/start": "2", "torchrun.ai/fence": "now 1:0"})
     waiting.join(60)
     assert passed == [[Worker(1, 0)]]
+
+
+def test_an_open_gate_is_noticed_before_a_kubelet_could_write_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "annotations"
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            annotations(file, **{"torchrun.ai/start": "2"})
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    pass_gate(str(file), "2")
+    assert len(pauses) == 3
+    assert max(pauses) <= 0.1
 
 
 FAILURES = "batch.kubernetes.io/job-index-failure-count"
