@@ -95,6 +95,7 @@ class TestSettling:
         await world.attempts()
         assert world.queue.next_ready() == 3
         assert world.queue.failures(KEY) == 1
+        assert world.value("torchrun_reconcile_total", controller="job", outcome="Retry") == 1
 
     async def test_a_change_does_not_shorten_a_retry_after(self, world: World) -> None:
         world.plan = lambda _: Plan(applies=(SERVICE,))
