@@ -43,6 +43,16 @@ def test_a_pod_that_was_never_seen_to_start_is_waited_for():
     assert waits(world)
 
 
+def test_a_pod_that_was_seen_and_removed_is_not_waited_for():
+    world = starting(nodes=2)
+    world.all_workers("Succeeded")
+    world.settle()
+    assert world.job.status.workers.pending == 0
+    fail_now(world)
+    world.vanish(world.workers()[1].metadata.name)
+    assert not waits(world)
+
+
 def test_an_unrecorded_gang_is_waited_for():
     world = running(1)
     fail(world)
