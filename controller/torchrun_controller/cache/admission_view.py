@@ -88,11 +88,14 @@ class AdmissionView:
     def observe(self, now: datetime) -> ObservedAdmission | None:
         """Return the input of a decision; None while nodes are needed and unknown.
 
+        Also None until all changes of a list are reported: the caches confirm the admissions that
+        they show, and the classification of a job may be older.
+
         Without the permission to read nodes, quota alone decides. Other failures are temporary, and
         no decision is made until nodes are known. Namespaces that are left out have no part in it,
         and pause the queues whose cohort they may share.
         """
-        if self._by_nodes and self._factory.nodes.is_awaited:
+        if self._factory.is_reporting_list or (self._by_nodes and self._factory.nodes.is_awaited):
             return None
         view = self._factory.nodes.view
         nodes = None if view is None else tuple(view)

@@ -119,6 +119,8 @@ class Informer(Generic[T]):
         self.synced = anyio.Event()
         # Set with `synced`, or when the first list fails.
         self.first_result = anyio.Event()
+        # Whether the store has a list whose changes are not all reported yet.
+        self.is_reporting_list = False
         # The time on `clock` when the server last sent a byte or opened a watch.
         self.last_seen = clock()
         self._last_action = self.last_seen  # the time of the last step of `run`
@@ -260,12 +262,14 @@ class Informer(Generic[T]):
         self._wake_waiters()
 
     async def _replace(self, list_: Synced[T]) -> None:
+        self.is_reporting_list = True
         changes = self.store.replace(list_.objects, list_.resource_version, list_.unreadable)
         self._wake_waiters()
         for number, change in enumerate(changes, start=1):
             self._notify(change, initial=True)
             if number % _BATCH == 0:
                 await anyio.lowlevel.checkpoint()
+        self.is_reporting_list = False
         self._observer.synced(self.kind.resource, len(list_.objects))
 
     def _update_synced(self) -> None:

@@ -135,6 +135,12 @@ class InformerFactory:
         """Whether every required cache has its first list."""
         return all(scope.is_synced for scope in self.scopes.values())
 
+    @property
+    def is_reporting_list(self) -> bool:
+        """Whether listeners do not know all changes of a cache yet, after a list."""
+        informers = (i for scope in self.scopes.values() for i in scope.informers.values())
+        return any(informer.is_reporting_list for informer in informers)
+
     def observe(self, namespace: str, name: str) -> Observed | None:
         """Return the input of reconcile for one job; None if it is not cached, or left out."""
         if namespace in self.scopes.left_out:

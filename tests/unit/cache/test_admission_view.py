@@ -6,7 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from torchrun_api.admission import QueueAdmission
+from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
+from torchrun_controller.watch import Synced
 from unit.cache.admission_caches import (
     ADMITTED_STATUS,
     NOW,
@@ -47,6 +49,30 @@ def test_a_restart_wakes_it_for_an_admission_status_without_a_quota(world: World
 def test_an_admitted_job_wakes_it_without_a_queue(world: World) -> None:
     world.change(a_job(**ADMITTED_STATUS))
     assert world.awake()
+    assert [entry.classification.workload.admitted for entry in world.seen().entries] == [2]
+
+
+async def test_no_decision_while_a_list_is_reported(world: World) -> None:
+    """The cache confirms an admission whose job is not classified again yet."""
+    world.change(a_queue(quota={"nodes": 2}))
+    world.change(a_job())
+    assert [entry.classification.workload.admitted for entry in world.seen().entries] == [0]
+    (informer,) = (i for i in world.factory.informers if i.kind is TORCHRUN_JOBS)
+    others = [a_job(f"other-{number}", phase="Succeeded") for number in range(1000)]
+    observed: list[object] = []
+
+    async def observe() -> None:
+        while informer.is_reporting_list:
+            version = world.watch.version(a_job())
+            observed.append((version, world.watch.observe(NOW)))
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(informer.take, [Synced([*others, a_job(version=2, **ADMITTED_STATUS)], 9)])
+        await anyio.lowlevel.checkpoint()
+        tasks.start_soon(observe)
+    assert observed, "others run while a long list is reported"
+    assert set(observed) == {("2", None)}
     assert [entry.classification.workload.admitted for entry in world.seen().entries] == [2]
 
 
