@@ -29,9 +29,10 @@ SERVER_LOG.addFilter(_is_our_error)
 
 
 class _Connection(NamedTuple):
-    """The address of a client, and the time of the loop at which its connection ends."""
+    """The address of a client, its transport, and the time of the loop at which it ends."""
 
     source: str
+    transport: asyncio.Transport
     until: float
 
 
@@ -60,7 +61,7 @@ class ConnectionLimit:
             return
         loop = asyncio.get_running_loop()
         protocol = self._server()
-        self._open[protocol] = _Connection(source, loop.time() + CONNECTION_SECONDS)
+        self._open[protocol] = _Connection(source, transport, loop.time() + CONNECTION_SECONDS)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         if self._timer is None:
@@ -79,7 +80,7 @@ class ConnectionLimit:
         busiest, count = next(iter(counts.most_common(1)), ("", 0))
         if count <= counts[source] + 1:
             return False
-        next(c for c, one in self._open.items() if one.source == busiest).force_close()
+        self._end(next(c for c, one in self._open.items() if one.source == busiest))
         return True
 
     def _forget_closed(self) -> None:
@@ -97,9 +98,13 @@ class ConnectionLimit:
         self._forget_closed()
         now = asyncio.get_running_loop().time()
         for connection in [c for c, one in self._open.items() if one.until <= now]:
-            connection.force_close()
-            del self._open[connection]
+            self._end(connection)
         self._wait_for_the_oldest()
+
+    def _end(self, connection: RequestHandler) -> None:
+        """End a connection at once: closing would wait for a client that reads nothing."""
+        connection.force_close()
+        self._open.pop(connection).transport.abort()
 
 
 class _NewConnection(asyncio.Protocol):

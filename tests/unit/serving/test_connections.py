@@ -3,13 +3,16 @@
 import asyncio
 import gc
 import logging
+import socket
+from contextlib import suppress
 
 import aiohttp
+import anyio
 import pytest
 from aiohttp.web_protocol import RequestHandler
 
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.serving import connections
+from torchrun_controller.serving import connections, server
 from torchrun_controller.serving.server import Server
 from unit.serving.progress.reporting import World, running
 
@@ -54,6 +57,47 @@ async def test_many_connections_of_one_client_do_not_block_others(
         for _, writer in held:
             writer.close()
         assert sum(ended) >= 3, "its oldest connection was closed, and the excess was refused"
+
+
+async def test_clients_that_read_nothing_do_not_block_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "CONNECTIONS", 2)
+    monkeypatch.setattr(connections, "CONNECTION_SECONDS", 0.3)
+    original = server.listen
+
+    def listen(address: str, port: int) -> socket.socket:
+        """A socket whose buffers are smaller than the page."""
+        listener = original(address, port)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return listener
+
+    monkeypatch.setattr(server, "listen", listen)
+    metrics = Metrics()
+    for number in range(50):
+        metrics.add_queue(("team", f"queue-{number}"))
+    page, _ = metrics.snapshot().render("")
+    assert len(page) > 50_000
+    loop = asyncio.get_running_loop()
+    pages = Server("127.0.0.1", 0, metrics=metrics, live={}, ready={})
+    async with pages.running():
+        clients = [socket.socket() for _ in range(2)]
+        for client in clients:
+            client.setblocking(False)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            await loop.sock_connect(client, ("127.0.0.1", pages.port))
+            await loop.sock_sendall(client, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = b""
+        with anyio.fail_after(60):
+            while not answer:  # until the others are ended
+                reader, writer = await asyncio.open_connection("127.0.0.1", pages.port)
+                writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
+                with suppress(ConnectionError):
+                    answer = await reader.read()
+                writer.close()
+        assert b" 200 " in answer
+        for client in clients:
+            client.close()
 
 
 async def test_a_closed_connection_leaves_nothing() -> None:
