@@ -215,6 +215,18 @@ class TestTheEnd:
         team.api.delete(path(team))
         eventually("it goes", lambda: queue(team) is None)
 
+    def test_a_queue_whose_finalizer_others_own_is_deleted(self, team: Team) -> None:
+        """As after kubectl create of what kubectl get -o yaml has written."""
+        team.make_queue()
+        becomes(team, "Ready", "Ready")
+        copied = queue(team)
+        meta = {"name": "copy", "finalizers": copied["metadata"]["finalizers"]}
+        copy = f"{team.group}/torchrunqueues/copy"
+        team.api.create(copy.removesuffix("/copy"), {**copied, "metadata": meta})
+        eventually("it is known", lambda: team.api.get(copy).get("status", {}).get("phase"))
+        team.api.delete(copy)
+        eventually("it goes", lambda: team.api.get(copy) is None)
+
 
 @pytest.mark.parametrize(
     ("spec", "message"),

@@ -283,7 +283,7 @@ DECIDING = (
     Mutant(
         "the-finalizer-stays",
         "reconcile/queue/finalizer.py",
-        "return QueuePlan(applies=(_finalizers(queue, []),))",
+        "return QueuePlan(applies=(_remove_finalizer(queue),))",
         "return QueuePlan()",
         "a queue that is deleted never goes, nor does its namespace",
         QUEUES,

@@ -40,6 +40,7 @@ STATUS_FIELD_MANAGER = "torchrun-controller-status"
 Status: TypeAlias = TorchrunJobStatus | TorchrunQueueStatus
 
 APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML
+MERGE_PATCH = "application/merge-patch+json"
 
 # etcd's first revision is the empty store, so no object has it.
 ABSENT = "1"
@@ -157,7 +158,7 @@ class Applier:
         """
         body = {**intent.body, "metadata": {**_metadata(intent), "resourceVersion": ABSENT}}
         try:
-            await self._patch(_path(intent), body, FIELD_MANAGER, force=False, dry_run=True)
+            await self._patch(_path(intent), body, FIELD_MANAGER, dry_run=True)
         except ApiError as error:
             _raise_converted(error, intent)
             raise
@@ -300,7 +301,7 @@ class Applier:
         meta = _metadata(intent)
         body = {**intent.body, "metadata": {**meta, "resourceVersion": ABSENT}}
         try:
-            response = await self._patch(_path(intent), body, FIELD_MANAGER, force=False)
+            response = await self._patch(_path(intent), body, FIELD_MANAGER)
         except ApiError as error:
             if error.status != 409:
                 raise
@@ -312,11 +313,21 @@ class Applier:
         meta = _metadata(intent)
         body = {**intent.body, "metadata": {**meta, "uid": intent.uid}}
         manager = intent.manager or FIELD_MANAGER
-        response = await self._patch(_path(intent), body, manager, force=True)
+        if intent.merge:
+            response = await self._patch(_path(intent), body, manager, content_type=MERGE_PATCH)
+        else:
+            response = await self._patch(_path(intent), body, manager, force=True)
         return _write_result(intent.kind, intent.name, response.read(read_object))
 
     async def _patch(
-        self, path: str, body: JsonObject, manager: str, *, force: bool, dry_run: bool = False
+        self,
+        path: str,
+        body: JsonObject,
+        manager: str,
+        *,
+        content_type: str = APPLY_PATCH,
+        force: bool = False,
+        dry_run: bool = False,
     ) -> Response:
         query = {"fieldManager": manager}
         if force:
@@ -325,7 +336,7 @@ class Applier:
             query["dryRun"] = "All"
         self._leader.check()
         return await self._transport.request(
-            "PATCH", path, query=query, body=_encode(body), content_type=APPLY_PATCH
+            "PATCH", path, query=query, body=_encode(body), content_type=content_type
         )
 
     async def _resolve_taken_name(self, intent: Apply) -> WriteResult:

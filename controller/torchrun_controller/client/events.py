@@ -22,12 +22,11 @@ from msgspec import Struct
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import UserObject, kind_of
 from torchrun_controller.client import ApiError, Disconnected, Requests
-from torchrun_controller.client.apply import LeaderCheck
+from torchrun_controller.client.apply import MERGE_PATCH, LeaderCheck
 from torchrun_controller.rate_limit import Rate, TokenBuckets
 from torchrun_controller.reconcile.model.plan import Event
 
 REPORTING_CONTROLLER = "torchrun.ai/controller"
-MERGE_PATCH = "application/merge-patch+json"
 
 WINDOW = 360.0  # seconds within which a repetition joins its series
 RATE = Rate(per_second=1 / 300, burst=25)  # of the events regarding one object

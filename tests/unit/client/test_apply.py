@@ -14,6 +14,7 @@ from torchrun_controller.client.apply import (
     ABSENT,
     APPLY_PATCH,
     FIELD_MANAGER,
+    MERGE_PATCH,
     Applier,
     LiveObject,
     NameConflictError,
@@ -96,6 +97,15 @@ async def test_a_known_object_is_forced_by_its_uid() -> None:
     assert request.query == {"fieldManager": "torchrun-controller", "force": "true"}
     assert request.body["metadata"]["uid"] == "known"
     assert "resourceVersion" not in request.body["metadata"]
+
+
+async def test_a_merge_is_no_apply() -> None:
+    wire = Wire(answer())
+    await Applier(wire, Open()).apply(replace(intent(uid="known"), merge=True))
+    (request,) = wire.requests
+    assert wire.content_types == [MERGE_PATCH]
+    assert request.query == {"fieldManager": "torchrun-controller"}, "the server refuses force"
+    assert request.body["metadata"]["uid"] == "known"
 
 
 async def test_an_apply_with_its_own_manager_keeps_the_fields_of_the_others() -> None:

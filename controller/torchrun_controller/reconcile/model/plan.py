@@ -13,13 +13,16 @@ from torchrun_api.status import TorchrunJobStatus
 class Apply(Struct, frozen=True):
     """Server-side apply of one object. Without a UID the object must not exist yet.
 
-    With a field `manager` of its own it leaves alone what the controller has applied before.
+    With a field `manager` of its own it leaves alone what the controller has applied before. With
+    `merge` it is a merge patch instead: an apply removes no entry of a set that another manager
+    owns as well.
     """
 
     kind: Kind[Any]
     body: JsonObject
     uid: str = ""
     manager: str = ""
+    merge: bool = False
 
     @property
     def name(self) -> str:

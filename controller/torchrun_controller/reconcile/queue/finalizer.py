@@ -20,7 +20,16 @@ def add_finalizer(observed: ObservedQueue) -> tuple[Apply, ...]:
     is_refused = (TORCHRUN_QUEUES.resource, queue.metadata.name) in observed.refused
     if names.QUEUE_FINALIZER in queue.metadata.finalizers or is_refused:
         return ()
-    return (_finalizers(queue, [names.QUEUE_FINALIZER]),)
+    body: JsonObject = {
+        "apiVersion": TORCHRUN_QUEUES.api_version,
+        "kind": TORCHRUN_QUEUES.kind,
+        "metadata": {
+            "name": queue.metadata.name,
+            "namespace": queue.metadata.namespace,
+            "finalizers": [names.QUEUE_FINALIZER],
+        },
+    }
+    return (Apply(TORCHRUN_QUEUES, body, queue.metadata.uid),)
 
 
 def finalize(observed: ObservedQueue, now: datetime) -> QueuePlan:
@@ -43,7 +52,7 @@ def finalize(observed: ObservedQueue, now: datetime) -> QueuePlan:
         return _wait(observed, message, now)
     if removable:
         return QueuePlan(deletes=tuple(kai.delete(q) for q in removable))
-    return QueuePlan(applies=(_finalizers(queue, []),))
+    return QueuePlan(applies=(_remove_finalizer(queue),))
 
 
 def _hides_kai_queue(observed: ObservedQueue) -> bool:
@@ -62,15 +71,18 @@ def _wait(observed: ObservedQueue, message: str, now: datetime) -> QueuePlan:
     return QueuePlan(status=composed, events=status.events(observed, composed))
 
 
-def _finalizers(queue: TorchrunQueue, finalizers: list[str]) -> Apply:
+def _remove_finalizer(queue: TorchrunQueue) -> Apply:
+    """Remove the finalizer from exactly this version, even if others have applied it as well.
+
+    `kubectl apply --server-side` of a file that `kubectl get -o yaml` wrote owns it, too.
+    """
     meta = queue.metadata
     body: JsonObject = {
-        "apiVersion": TORCHRUN_QUEUES.api_version,
-        "kind": TORCHRUN_QUEUES.kind,
         "metadata": {
             "name": meta.name,
             "namespace": meta.namespace,
-            "finalizers": [*finalizers],
-        },
+            "resourceVersion": meta.resource_version,
+            "finalizers": [name for name in meta.finalizers if name != names.QUEUE_FINALIZER],
+        }
     }
-    return Apply(TORCHRUN_QUEUES, body, meta.uid)
+    return Apply(TORCHRUN_QUEUES, body, meta.uid, merge=True)

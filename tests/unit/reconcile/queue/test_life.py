@@ -278,6 +278,19 @@ class TestDeletion:
         world.settle()
         assert (world.queue is not None) is needs_queue
 
+    def test_other_finalizers_are_kept(self):
+        world = QueueWorld(make_trq())
+        world.settle()
+        meta = world.queue.metadata
+        mine, other = names.QUEUE_FINALIZER, "example.com/audit"
+        meta = replace(meta, resource_version="7", finalizers=(mine, other))
+        world.queue = replace(world.queue, metadata=meta)
+        world.delete()
+        (release,) = world.decide().applies
+        assert release.merge, "an apply keeps an entry that another manager owns"
+        assert release.body["metadata"]["finalizers"] == [other]
+        assert release.body["metadata"]["resourceVersion"] == "7"
+
     def test_without_the_finalizer_nothing_is_done(self):
         queue = make_trq()
         gone = replace(queue.metadata, deletion_timestamp=datetime(2026, 1, 1, tzinfo=UTC))
