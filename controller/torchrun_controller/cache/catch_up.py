@@ -11,6 +11,7 @@ from torchrun_controller.client import ApiError, Disconnected
 
 # Seconds.
 RETRY = 0.5
+LONGEST_RETRY = 10.0
 WARNING = 5.0
 REFUSED_CHECK = 1.0  # between two checks of which namespaces cannot be read
 
@@ -65,12 +66,16 @@ async def _wait_until_current(informer: Informer[Any]) -> None:
     state would use the same quota twice. All other writes are safe with a stale cache: their name,
     UID or resourceVersion prevents a repetition.
     """
+    delay, last_error = RETRY, ""
     while True:
         try:
             newest = await informer.newest()
             break
         except (ApiError, Disconnected) as error:
-            log.warning("cannot determine whether a cache is current", error=str(error))
-            await anyio.sleep(RETRY)
+            if str(error) != last_error:
+                last_error = str(error)
+                log.warning("cannot determine whether a cache is current", error=last_error)
+            await anyio.sleep(delay)
+            delay = min(2 * delay, LONGEST_RETRY)
     while not await informer.wait_for(newest, WARNING):
         log.warning("waiting for a stale cache", resource=informer.kind.resource)
