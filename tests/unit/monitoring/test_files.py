@@ -247,6 +247,16 @@ def test_the_monitor_is_for_its_namespace_and_the_scrape_for_all() -> None:
     assert scrape["kubernetes_sd_configs"] == [{"role": "pod"}]
 
 
+def test_each_replica_is_one_target_with_any_kind_of_address() -> None:
+    config = yaml.safe_load((FOLDER / "prometheus" / "scrape.yaml").read_text())
+    (scrape,) = config["scrape_configs"]
+    rules = scrape["relabel_configs"]
+    assert "__address__" not in [rule.get("target_label") for rule in rules]
+    (port,) = (rule for rule in rules if rule.get("action") == "keepequal")
+    assert port["source_labels"] == ["__meta_kubernetes_pod_container_port_number"]
+    assert port["target_label"] == "__meta_kubernetes_pod_annotation_prometheus_io_port"
+
+
 def test_kustomize_takes_every_dashboard() -> None:
     kustomization = yaml.safe_load((FOLDER / "Kustomization").read_text())
     (maps,) = kustomization["configMapGenerator"]
