@@ -6,10 +6,14 @@ from panels import Panel, Row, Variable, dashboard, tile
 Q = '{job_namespace=~"$namespace", queue=~"$queue"}'
 
 
-def of(metric: str, **labels: str) -> str:
-    """A metric of the chosen queues."""
-    more = "".join(f', {name}="{value}"' for name, value in labels.items())
-    return metric + Q[:-1] + more + "}"
+def of(metric: str, *matchers: str, **labels: str) -> str:
+    """A metric of the chosen queues; `matchers` are for other operators than =."""
+    equal = (f'{name}="{value}"' for name, value in labels.items())
+    return metric + ", ".join((Q[:-1], *matchers, *equal)) + "}"
+
+
+# A resize of an elastic job is not a problem.
+RESTARTS = of("torchrun_queue_restarts_total", 'kind!="resize"')
 
 
 NOW = Row(
@@ -44,7 +48,7 @@ NOW = Row(
         tile(
             "Restarts",
             "Restarts after failures and disruptions in the selected time range.",
-            f"sum(increase({of('torchrun_queue_restarts_total')}[$__range])) or vector(0)",
+            f"sum(increase({RESTARTS}[$__range])) or vector(0)",
             instant=True,
         ),
     ),
