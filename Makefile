@@ -299,7 +299,7 @@ $(BIN)/.controller: $(VENV)/.ready
 	$(VENV)/controller/bin/pip install --quiet --editable .
 	touch $@
 
-.PHONY: demo test all lint types walls docs unit unit-long test-of thorough programs integration ha e2e e2e-all e2e-kind recipes restart-times image sbom version release matrix monitoring venv \
+.PHONY: demo test all lint types walls docs unit unit-long test-of thorough programs integration integration-all ha e2e e2e-all e2e-kind recipes restart-times image sbom version release matrix monitoring venv \
 	format generate pictures run debug record replay hooks faults faults-pairs faults-time-travel faults-page faults-proxied mutants mutants-page mutants-random \
-	hostile soak bench bench-page flames \
+	hostile soak bench bench-page admission-bench flames \
 	cluster-up cluster-status cluster-down clean help
