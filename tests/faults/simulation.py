@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import patch
 
 import structlog
 from msgspec import Struct
@@ -34,6 +35,7 @@ from faults.rounds import is_replaced
 from faults.store import Change, Resource
 from gates import gang_of, may_train
 from torchrun_api import names
+from torchrun_controller.cache import informer
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 NAMESPACE = "team"
@@ -136,7 +138,14 @@ class Simulation:
             self.hands.create(resource, body)
 
     async def run(self) -> None:
-        """Play the scenario and wait for rest. The oracle records violations."""
+        """Play the scenario and wait for rest. The oracle records violations.
+
+        Others run between any two changes of a list, as they do with a long one.
+        """
+        with patch.object(informer, "_BATCH", 1):
+            await self._run()
+
+    async def _run(self) -> None:
         tasks = [asyncio.create_task(self._start(at)) for at in range(len(self.replicas))]
         try:
             await self._scenario.play(self)
