@@ -1,17 +1,14 @@
 """The launchers of several nodes on this machine, each a process as in a pod."""
 
 import json
-import os
-import signal
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ports import free_port
-from unit.runtime.launching import FOLDER, PYTHONS, Launched, Launcher, Result
+from unit.runtime.launching import PYTHONS, Launched, Launcher, Result
 from unit.runtime.serving import publish
 
 RESTARTS = json.dumps({"restarts": 3, "exitCodes": [42], "signals": []})
@@ -182,35 +179,6 @@ def test_after_the_last_restart_each_node_reports_its_own_end(make_gang: GangFac
         (4, "ExitCode"),
     ]
     assert [r.message["restartsInPlace"] for r in results] == [1, 1], "each pod may be seen first"
-
-
-# A launcher that does not kill what a command leaves, as if the kernel blocked it.
-WITHOUT_KILLS = """
-import sys
-sys.path.insert(0, {runtime!r})
-from torchrun_runtime.launch import supervise
-from torchrun_runtime.launch.app import main
-supervise._CLEAR_SECONDS = 0.0
-sys.exit(main())
-"""
-
-
-def test_no_round_follows_while_a_process_of_the_last_one_runs(make_gang: GangFactory) -> None:
-    gang = make_gang(2)
-    gang.annotate(start="1")
-    folder = gang.launchers[1].directory / "launcher"
-    folder.mkdir()
-    (folder / "__main__.py").write_text(WITHOUT_KILLS.format(runtime=str(FOLDER.parents[1])))
-    gang.launchers[1] = replace(gang.launchers[1], folder=folder)
-    leaves = '[ "$NODE_RANK" = 1 ] || exec sleep 1000; sleep 1000 & echo $!; exit 3'
-    running = gang.start(leaves)
-    survivor = int(running[1].line())
-    await_line(running[1], "processes of the command cannot be killed: this pod ends")
-    os.kill(survivor, signal.SIGKILL)  # it has the pipes of the launcher
-    result = running[1].end()
-    assert (result.exit_code, result.message["reason"]) == (3, "ExitCode")
-    running[0].stop()
-    assert "round 1" not in running[0].end().err
 
 
 def test_an_exit_code_of_a_rule_is_left_to_the_controller(make_gang: GangFactory) -> None:
