@@ -193,7 +193,8 @@ RESOLVE_WAIT_SECONDS = Variable(
     "TORCHRUN_RESOLVE_WAIT_SECONDS",
     SECONDS,
     (LAUNCHER,),
-    "How long a pod waits for the DNS name of the master.",
+    "How long a pod waits for the DNS name of the master before it starts its ranks, and for a"
+    " network that does not reach the pod of node 0.",
     set_by=(USER,),
     default="300",
 )

@@ -142,8 +142,6 @@ def launch(
             rounds = lead(gang, settings.limits, pass_own_gate, reload.announce)
         elif gang.predecessors or is_open(settings.start_file, settings.attempt):
             pass_own_gate()
-            if not gang.predecessors:  # the pod of node 0 may be lost, too
-                wait_for_names(settings.hosts, settings.resolve_wait)
             rounds = follow(gang, lambda: None, *waits)
         else:
             rounds = follow(gang, fence_older, *waits)

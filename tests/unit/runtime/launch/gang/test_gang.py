@@ -322,9 +322,18 @@ def test_a_new_pod_of_node_0_knows_the_restarts_before_it(make_gang: GangFactory
     assert results[0].out == "round 2\n"
 
 
-def test_a_new_pod_waits_for_one_of_node_0_that_is_lost_too(make_gang: GangFactory) -> None:
+OPEN = {
+    "first": {"torchrun.ai/start": "1"},
+    "new": {FAILURE_COUNT: "1", "torchrun.ai/start": "1/1"},
+}
+
+
+@pytest.mark.parametrize("pod", OPEN)
+def test_a_pod_waits_without_limit_while_node_0_has_no_address(
+    make_gang: GangFactory, pod: str
+) -> None:
     gang = make_gang(2)
-    gang.annotate_pod(1, **{FAILURE_COUNT: "1", "torchrun.ai/start": "1/1"})
+    gang.annotate_pod(1, **OPEN[pod])
     lost = {"PET_MASTER_ADDR": "lost.invalid", "TORCHRUN_RESOLVE_WAIT_SECONDS": "0.1"}
     new = gang.start_node(1, "true", TORCHRUN_IN_PLACE_RESTARTS=REPLACES, **lost)
     await_line(new, "waiting for node 0 of the gang at lost.invalid")
