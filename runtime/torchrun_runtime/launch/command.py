@@ -19,8 +19,18 @@ _PYTHON = re.compile(r"python(3(\.\d+)?t?)?")
 _QUOTED = r"\\(?:.|\n)|'[^']*'|\"(?:\\(?:.|\n)|[^\"\\])*\""
 _OPERATOR = re.compile(r"[;&|<>()`\n]+")
 _ASSIGNMENTS = re.compile(rf"(?:[A-Za-z_]\w*=(?:{_QUOTED}|[^\s'\"\\;&|<>()`])*[ \t]+)*")
+# An option of python: the last letter of several has a value, in the same word or the next one.
+_PYTHON_OPTION = re.compile(r"-[^cmWX-]*([cmWX]?)(.*)", re.DOTALL)
+_VARIABLE = re.compile(r"\$\w+|\$\{\w+\}")
 _LAUNCHER = re.compile(r"(?:^|[\s/(`])(torchrun|accelerate|deepspeed)(?:$|[\s)`])")
-_LAUNCHER_MODULE = re.compile(r"(torch\.distributed\.(run|launch)|accelerate|deepspeed)(\.|$)")
+_MODULE = re.compile(
+    r"-[^cmWX-]*m ?((?:torch\.distributed\.(?:run|launch)|accelerate|deepspeed)(?:\.\S*)?)$"
+)
+# In the arguments of a program, such as a debugger that runs a launcher: no name of a strategy.
+_LAUNCHER_PATH = re.compile(r"(?:/bin/|\(which )(torchrun|accelerate|deepspeed)\)?$")
+_DOTTED_MODULE = re.compile(
+    r"-m (torch\.distributed\.(?:run|launch)|(?:accelerate|deepspeed)\.\S+)$"
+)
 
 
 class Run(NamedTuple):
@@ -52,7 +62,7 @@ def decide(command: str | list[str], launcher: str, nnodes: str, python: str) ->
     Raises LaunchError (InvalidCommand) if the command contradicts itself or the job.
     """
     parsed = _parse(command) if isinstance(command, str) else _Parsed(command)
-    starts = _starts_ranks(parsed.words)
+    starts = _starts_ranks(parsed)
     if starts:
         _check_nodes(parsed.words, nnodes)
     as_it_is = [SHELL, "-c", command] if isinstance(command, str) else list(command)
@@ -109,20 +119,54 @@ def _obstacle(parsed: _Parsed, starts: str) -> str:
     if not parsed.words:
         return "it names no program"
     first = parsed.words[0]
-    if _PYTHON.fullmatch(os.path.basename(first)) or first.endswith(".py"):
+    if _is_python(first):
         return ""
     return f"its first word is {first!r}, not python or a .py file"
 
 
-def _starts_ranks(words: list[str]) -> str:
-    """The word of the command that starts ranks; "" for none."""
+def _is_python(word: str) -> bool:
+    return bool(_PYTHON.fullmatch(os.path.basename(word))) or word.endswith(".py")
+
+
+def _starts_ranks(parsed: _Parsed) -> str:
+    """The launcher that the command runs; "" for none.
+
+    The arguments of a python program may have the name of a launcher, as in --strategy deepspeed.
+    """
+    words = parsed.words
+    if parsed.operator or not words or not _is_python(words[0]):
+        return _find(words, _LAUNCHER, _MODULE)
+    end = _end_of_program(words)
+    return _find(words[:end], _LAUNCHER, _MODULE) or _find(
+        words[end:], _LAUNCHER_PATH, _DOTTED_MODULE
+    )
+
+
+def _find(words: list[str], program: re.Pattern[str], module: re.Pattern[str]) -> str:
     for before, word in zip(["", *words], words):
-        match = _LAUNCHER.search(word)
+        match = program.search(word) or module.match(word) or module.match(f"{before} {word}")
         if match:
             return match.group(1)
-        if before == "-m" and _LAUNCHER_MODULE.match(word):
-            return word
     return ""
+
+
+def _end_of_program(words: list[str]) -> int:
+    """The number of words of a python command up to its program, which gets all others."""
+    if words[0].endswith(".py"):
+        return 1
+    is_value = False
+    for number, word in enumerate(words[1:], 2):
+        option = _PYTHON_OPTION.match(word)
+        if is_value:
+            is_value = False
+        elif option:
+            letter, value = option.groups()
+            if letter in ("c", "m"):
+                return number if value else number + 1
+            is_value = word == "--check-hash-based-pycs" or bool(letter and not value)
+        elif not _VARIABLE.fullmatch(word):  # a variable may have options
+            return number
+    return len(words)
 
 
 def _check_nodes(words: list[str], nnodes: str) -> None:

@@ -32,6 +32,19 @@ UNDER_TORCHRUN = {
     "python train.py --data $DATA/*.bin": "exec python train.py --data $DATA/*.bin",
     "python train_accelerate.py": "exec python train_accelerate.py",
 }
+ARGUMENTS = [
+    "python train.py --strategy deepspeed",
+    "python train.py --output /ckpt/deepspeed --name torchrun",
+    "python3 -u -X dev -W ignore train.py --strategy deepspeed",
+    "python -Xdev -Wignore -Bum pkg.train accelerate",
+    "python --check-hash-based-pycs never -- train.py torchrun",
+    "python $FLAGS ${MORE} train.py --strategy deepspeed",
+    "python -mpkg.train -m deepspeed",
+    "python -c 'import train' torchrun",
+    "python -u",
+]
+UNDER_TORCHRUN.update({line: f"exec {line}" for line in ARGUMENTS})
+UNDER_TORCHRUN["train.py --strategy deepspeed"] = f"exec {PYTHON} train.py --strategy deepspeed"
 
 
 @pytest.mark.parametrize("line", UNDER_TORCHRUN)
@@ -39,6 +52,7 @@ def test_runs_a_plain_python_line_under_torchrun(line: str) -> None:
     run = decided(line)
     assert run.under_torchrun
     assert run.argv == [SHELL, "-c", UNDER_TORCHRUN[line]]
+    assert decided(line, "torchrun") == run
 
 
 AS_IT_IS = [
@@ -54,6 +68,14 @@ AS_IT_IS = [
     "python $(which torchrun) train.py",
     'python "$(which torchrun)" train.py',
     "python `which torchrun` train.py",
+    "python -X dev -W ignore /opt/conda/bin/torchrun train.py",
+    "python -um torch.distributed.run train.py",
+    "python -mtorch.distributed.run train.py",
+    "python $FLAGS -m torch.distributed.run train.py",
+    "python -m debugpy --listen 5678 -m torch.distributed.run train.py",
+    "python -m debugpy --listen 5678 -m accelerate.commands.launch train.py",
+    "python -m cProfile -o profile /opt/conda/bin/torchrun train.py",
+    'python -m pdb "$(which torchrun)" train.py',
     "OMP_NUM_THREADS=1 torchrun train.py",
     "cd src && python train.py",
     "python prepare.py; python train.py",
@@ -83,6 +105,8 @@ def test_runs_every_other_line_as_it_is(line: str) -> None:
     [
         (["python", "t.py", "; rm -rf /"], True, ["python", "t.py", "; rm -rf /"]),
         (["t.py", "$HOME"], True, [PYTHON, "t.py", "$HOME"]),
+        (["python", "t.py", "deepspeed"], True, ["python", "t.py", "deepspeed"]),
+        (["t.py", "--strategy", "deepspeed"], True, [PYTHON, "t.py", "--strategy", "deepspeed"]),
         (["torchrun", "t.py"], False, ["torchrun", "t.py"]),
         (["sh", "-c", "torchrun t.py"], False, ["sh", "-c", "torchrun t.py"]),
         (["python", "-m", "torch.distributed.run", "t.py"], False, None),
@@ -98,15 +122,16 @@ def test_a_command_list_is_not_parsed(
     assert run.argv == (argv or command)
 
 
-@given(st.lists(st.text(st.characters(exclude_characters="\0"), max_size=8), max_size=4))
+WORDS = st.text(st.characters(exclude_characters="\0"), max_size=8)
+LAUNCHERS = st.sampled_from(["torchrun", "accelerate", "/ckpt/deepspeed", "a torchrun b", "-m"])
+
+
+@given(st.lists(WORDS | LAUNCHERS, max_size=4))
 def test_quoted_words_never_change_how_a_line_is_run(words: list[str]) -> None:
     run = decided("python train.py " + shlex.join(words))
     inner = shlex.split(run.argv[2])
     assert inner[-len(words) :] == words or not words
-    launcher = any(
-        set(w.replace("/", " ").split()) & {"torchrun", "accelerate", "deepspeed"} for w in words
-    )
-    assert run.under_torchrun or launcher
+    assert run.under_torchrun
 
 
 def test_launcher_none_runs_everything_as_it_is() -> None:
@@ -151,6 +176,7 @@ def test_refuses_a_command_that_contradicts_the_job(
         ("torchrun --nnodes=7 t.py", ""),
         ("torchrun --standalone t.py", "1"),
         ("python t.py --nnodes 7", "2"),
+        ("python t.py torchrun --nnodes 7 --standalone", "2"),
     ],
 )
 def test_accepts_a_command_that_repeats_the_job(command: str, nnodes: str) -> None:
