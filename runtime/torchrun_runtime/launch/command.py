@@ -17,6 +17,7 @@ from .errors import LaunchError
 SHELL = "/bin/sh"
 _PYTHON = re.compile(r"python(3(\.\d+)?t?)?")
 _QUOTED = r"\\(?:.|\n)|'[^']*'|\"(?:\\(?:.|\n)|[^\"\\])*\""
+_QUOTED_OR_COMMENT = re.compile(rf"({_QUOTED})|(?<![^\s;&|()<>])#[^\n]*")
 _OPERATOR = re.compile(r"[;&|<>()`\n]+")
 _ASSIGNMENTS = re.compile(rf"(?:[A-Za-z_]\w*=(?:{_QUOTED}|[^\s'\"\\;&|<>()`])*[ \t]+)*")
 # An option of python: the last letter of several has a value, in the same word or the next one.
@@ -100,13 +101,16 @@ def _parse(line: str) -> _Parsed:
     match = _ASSIGNMENTS.match(line)
     end = match.end() if match else 0
     rest = line[end:]
-    operator = _OPERATOR.search(re.sub(_QUOTED, "", line))
+    operator = _OPERATOR.search(_QUOTED_OR_COMMENT.sub("", line))
+    code = _QUOTED_OR_COMMENT.sub(lambda match: match.group(1) or "", rest)
     try:
-        words = shlex.split(rest.replace("\\\n", ""))
+        words = shlex.split(code.replace("\\\n", ""))
     except ValueError as error:
-        raise LaunchError(
-            "InvalidCommand", f"The command is not a complete shell line ({error}): {line!r}."
-        ) from error
+        if operator is None:
+            raise LaunchError(
+                "InvalidCommand", f"The command is not a complete shell line ({error}): {line!r}."
+            ) from error
+        words = code.split()  # a here-document may have single quotes; the shell knows
     return _Parsed(words, line[:end], rest, operator.group() if operator else "")
 
 

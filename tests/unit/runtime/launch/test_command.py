@@ -42,6 +42,7 @@ ARGUMENTS = [
     "python -mpkg.train -m deepspeed",
     "python -c 'import train' torchrun",
     "python -u",
+    "python train.py # don't use deepspeed",
 ]
 UNDER_TORCHRUN.update({line: f"exec {line}" for line in ARGUMENTS})
 UNDER_TORCHRUN["train.py --strategy deepspeed"] = f"exec {PYTHON} train.py --strategy deepspeed"
@@ -80,6 +81,10 @@ AS_IT_IS = [
     "cd src && python train.py",
     "python prepare.py; python train.py",
     "python prepare.py\npython train.py",
+    "# don't lose the cache\npython train.py",
+    "python prepare.py # don't\npython train.py # isn't long",
+    "cat > notes <<EOF\nit's\nEOF\npython train.py",
+    "cat > notes <<EOF\nit's\nEOF\ntorchrun train.py",
     "python train.py | tee log",
     "python train.py > log 2>&1",
     "python train.py &",
@@ -134,16 +139,16 @@ def test_quoted_words_never_change_how_a_line_is_run(words: list[str]) -> None:
     assert run.under_torchrun
 
 
-def test_launcher_none_runs_everything_as_it_is() -> None:
-    assert decided("python train.py", "none") == Run(
-        [SHELL, "-c", "python train.py"], False, "spec.launcher is none"
-    )
+@pytest.mark.parametrize("line", ["python train.py", "# don't\npython train.py"])
+def test_launcher_none_runs_everything_as_it_is(line: str) -> None:
+    assert decided(line, "none") == Run([SHELL, "-c", line], False, "spec.launcher is none")
 
 
-def test_launcher_torchrun_runs_any_line_under_torchrun() -> None:
-    run = decided("cd src && python train.py", "torchrun")
+@pytest.mark.parametrize("line", ["cd src && python train.py", "# don't\npython train.py"])
+def test_launcher_torchrun_runs_any_line_under_torchrun(line: str) -> None:
+    run = decided(line, "torchrun")
     assert run.under_torchrun
-    assert run.argv == [SHELL, "-c", "cd src && python train.py"]
+    assert run.argv == [SHELL, "-c", line]
 
 
 @pytest.mark.parametrize(
@@ -156,6 +161,8 @@ def test_launcher_torchrun_runs_any_line_under_torchrun() -> None:
         ("torchrun --standalone t.py", "auto", "2", ("--standalone", "2")),
         ("torchrun t.py", "torchrun", "2", ("torchrun", "auto")),
         ("python 'unfinished", "auto", "2", ("No closing quotation",)),
+        ("python 'unfinished # it", "none", "2", ("No closing quotation",)),
+        ("cat <<E\nit's\nE\ntorchrun --nnodes=4 t.py", "auto", "2", ("4", "2")),
     ],
 )
 def test_refuses_a_command_that_contradicts_the_job(
@@ -176,6 +183,7 @@ def test_refuses_a_command_that_contradicts_the_job(
         ("torchrun --nnodes=7 t.py", ""),
         ("torchrun --standalone t.py", "1"),
         ("python t.py --nnodes 7", "2"),
+        ("torchrun t.py # not --standalone", "2"),
         ("python t.py torchrun --nnodes 7 --standalone", "2"),
     ],
 )
