@@ -114,10 +114,10 @@ def _is_nested() -> bool:
 
 
 def _load_shadowed() -> None:
-    """Run the sitecustomize of the image, which this module hides."""
+    """Run the sitecustomize of the image, which this module hides. It may change sys.path."""
     here = os.path.dirname(os.path.abspath(__file__))
-    path = list(sys.path)
-    sys.path[:] = [entry for entry in path if os.path.abspath(entry) != here]
+    own_entries = [pair for pair in enumerate(sys.path) if os.path.abspath(pair[1]) == here]
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
     own = sys.modules.pop("sitecustomize", None)
     try:
         __import__("sitecustomize")
@@ -125,7 +125,9 @@ def _load_shadowed() -> None:
         if own is not None:
             sys.modules["sitecustomize"] = own
     finally:
-        sys.path[:] = path
+        for index, entry in own_entries:
+            if entry not in sys.path:
+                sys.path.insert(index, entry)
 
 
 if _FOLDER and os.path.isdir(_FOLDER):

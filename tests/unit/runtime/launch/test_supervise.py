@@ -151,13 +151,29 @@ def test_torchrun_exits_once_it_has_reported_the_failed_ranks(launcher: Launcher
     assert "ChildFailedError" in result.err, "as Python writes it"
 
 
+# As in an image that adds folders of packages.
+SITECUSTOMIZE = """
+import site, sys
+sys.marked = 'by the image'
+site.addsitedir({packages!r})
+sys.path.insert(0, {first!r})
+"""
+USES_IT = """
+import os, sys, extra, torchrun_progress
+print(sys.marked, extra.value, *map(os.path.basename, sys.path[1:3]))
+raise KeyError('k')
+"""
+
+
 def test_runs_the_sitecustomize_that_it_hides(launcher: Launcher) -> None:
-    own = launcher.directory / "own"
-    own.mkdir()
-    script(own, "import sys; sys.marked = 'by the image'", "sitecustomize.py")
-    command = [launcher.python, "-c", "import sys; print(sys.marked); raise KeyError('k')"]
+    own, packages, first = (launcher.directory / name for name in ("own", "packages", "first"))
+    for folder in (own, packages, first):
+        folder.mkdir()
+    script(own, SITECUSTOMIZE.format(packages=str(packages), first=str(first)), "sitecustomize.py")
+    script(packages, "value = 'of a package'", "extra.py")
+    command = [launcher.python, "-c", USES_IT]
     result = launcher.run(command, TORCHRUN_LAUNCHER="none", PYTHONPATH=str(own))
-    assert result.out == "by the image\n"
+    assert result.out == "by the image of a package rank first\n"
     assert result.message["message"] == "KeyError: 'k'"
 
 
