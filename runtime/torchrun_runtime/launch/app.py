@@ -6,10 +6,9 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import time
 import traceback
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Iterator, Mapping, MutableMapping, Sequence
 
 from . import contract, output, podinfo, torchrun
@@ -24,6 +23,7 @@ from .command_end import (
     cause_of_round,
     describe_stop,
 )
+from .command_environment import environment_of_command, make_reports_folder
 from .contract import LAUNCH_FAILED, STOPPED
 from .copies import Copy
 from .errors import LaunchError
@@ -43,7 +43,6 @@ from .rendezvous import of_round
 from .reporting import Reporter, describe_restarts, newest_step
 from .served import ServedWorkspace
 from .settings import Settings, beside_head, from_environment, read
-from .stacks import STACK_SIGNAL
 from .state import usable
 from .streams import Streams
 from .supervise import STOPPING, CommandExit, StopRequest, Watchdog, supervise
@@ -256,7 +255,7 @@ def _run(
     Returns its end, its cause from the reports of its processes if it failed, and the newest step
     that rank 0 reported on this node.
     """
-    reports = _make_reports_folder()
+    reports = make_reports_folder()
     memory = OomWatchdog()
     streams = _streams(settings)
     reporter = _reporter(settings, reports, rounds)
@@ -279,7 +278,7 @@ def _run(
         return min(settings.grace or _ROUND_GRACE, _ROUND_GRACE)
 
     try:
-        variables = _environment_of_command(environment, reports, bool(settings.hang_timeout))
+        variables = environment_of_command(environment, reports, bool(settings.hang_timeout))
         try:
             command_exit = supervise(
                 argv, variables, settings.grace, watchdogs, streams, end_of_round
@@ -348,33 +347,6 @@ def _enter_directory(settings: Settings) -> None:
             f"Cannot enter the working directory {directory}: {error.strerror}. Set workingDir to a"
             " directory of the image, a volume or the workspace.",
         ) from error
-
-
-def _make_reports_folder() -> str:
-    """A directory that the command's processes can write to; "" if there is none."""
-    beside = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    with suppress(OSError):
-        return tempfile.mkdtemp(prefix="torchrun-launch-")
-    with suppress(OSError):
-        return tempfile.mkdtemp(prefix="reports-", dir=beside)
-    return ""
-
-
-def _environment_of_command(
-    environment: Mapping[str, str], reports: str, stacks: bool
-) -> dict[str, str]:
-    """The pod's environment, with unbuffered output and with Python's reports of exceptions."""
-    hooks = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank")
-    path = environment.get("PYTHONPATH", "")
-    return {
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONFAULTHANDLER": "1",
-        "SPT_NOENV": "1",  # setproctitle must not overwrite /proc/PID/environ, see processes.ranks
-        **environment,
-        "PYTHONPATH": os.pathsep.join([hooks, path] if path else [hooks]),
-        contract.LAUNCH_REPORTS: reports,
-        **({contract.STACK_SIGNAL: str(int(STACK_SIGNAL))} if stacks else {}),
-    }
 
 
 def _stop_now(log: str, number: int) -> None:
