@@ -21,6 +21,7 @@ from .command_end import (
     cause_of_missed_round,
     cause_of_request,
     cause_of_round,
+    cause_of_survivors,
     describe_stop,
 )
 from .command_environment import environment_of_command, make_reports_folder
@@ -175,11 +176,14 @@ def _run_rounds(
     leave = _LeaveNotice(rounds)
     has_names = False
     last_round = rounds.newest_round
+    command_exit: CommandExit | None = None
     while True:
         start = rounds.await_start()
         if start is None:
             return cause_of_missed_round() if rounds.newest_round > last_round else cause
         output.restarts_in_place = start.restarts
+        if command_exit and command_exit.has_survivors and descendants(os.getpid()):
+            return _leave_with_survivors(rounds, cause_of_survivors())
         last_round = start.round
         try:
             with _interruptible():
@@ -204,12 +208,16 @@ def _run_rounds(
         if command_exit.stopped_by is not None:
             return cause
         if cause and command_exit.has_survivors:
-            say("processes of the command cannot be killed: this pod ends")
-            rounds.leave()
-            return cause
+            return _leave_with_survivors(rounds, cause)
         if settings.gang.is_leader and not command_exit.for_next_round:
             reload.await_announcement()
         rounds.end(cause, step, stopped=was_stopped)
+
+
+def _leave_with_survivors(rounds: Rounds, cause: Cause) -> Cause:
+    say("processes of the command cannot be killed: this pod ends")
+    rounds.leave()
+    return cause
 
 
 def _report(cause: Cause | None) -> None:

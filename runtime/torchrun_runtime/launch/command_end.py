@@ -77,6 +77,15 @@ def cause_of_missed_round() -> Cause:
     return Cause(STOPPED, None, signal.SIGTERM, RELOADED, message, timestamp())
 
 
+def cause_of_survivors() -> Cause:
+    """The cause of a node that has succeeded, but cannot take part in another round."""
+    message = (
+        "The ranks of this node did not start again, because processes of the round before cannot"
+        " be killed."
+    )
+    return Cause(STOPPED, None, signal.SIGTERM, RELOADED, message, timestamp())
+
+
 def cause_of_request(stop_request: StopRequest, out_of_memory: bool) -> Cause:
     """The cause of a request of a watchdog."""
     code, reason, message = stop_request
