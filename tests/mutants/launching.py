@@ -6,7 +6,7 @@ from mutants.mutant import Mutant
 
 LAUNCHER = partial(Mutant, package="torchrun_runtime")
 _TESTS = "tests/unit/runtime/launch/test"
-FENCING = (f"{_TESTS}_fencing.py",)
+FENCING = (f"{_TESTS}_fencing.py", f"{_TESTS}_fencing_same_worker.py")
 SUPERVISE = (f"{_TESTS}_supervise.py", f"{_TESTS}_supervise_signals.py")
 GATE = (f"{_TESTS}_gate.py",)
 FAILURE = (f"{_TESTS}_failure.py",)
@@ -52,6 +52,14 @@ LAUNCHING = (
         "    if unregistered:\n        raise _fence_unproven(unregistered)",
         "    if False:\n        raise _fence_unproven(unregistered)",
         "workers that never watched are taken for fenced",
+        FENCING,
+    ),
+    LAUNCHER(
+        "an-earlier-pod-proves-the-fence",
+        "launch/fencing.py",
+        '        _check_unregistered(state, gang, index, f": {error}")\n',
+        "",
+        "a pod that does not watch is taken for fenced, because an earlier pod of its index watched",
         FENCING,
     ),
     LAUNCHER(

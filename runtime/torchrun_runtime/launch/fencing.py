@@ -15,6 +15,13 @@ A new gang may have to fence workers of older gangs that still run on lost nodes
 each of them is registered in watchers/, writes `epoch`, and waits WAIT_SECONDS. By then every older
 launcher has read the newer epoch, or nothing, and its ranks are dead.
 
+A launcher whose storage fails at the start runs without the fence. It is not registered, so a gang
+that has to fence it does not start. But a Job that replaces a pod, or that resumes, creates a pod
+of the same attempt and index, for which a registration of the earlier pod would count. If there is
+one, the new pod does not run without the fence. If the storage does not say, only a pod that
+replaces another one does not: that of a resumed Job cannot be told from a first one, and slow
+storage must not end each gang that it starts.
+
 Assumptions:
 - A read that starts after the end of a write sees it. Local file systems, NFS (open asks the
   server), CephFS and Lustre guarantee this; object stores behind a cache may not.
@@ -36,9 +43,10 @@ import time
 from contextlib import suppress
 from typing import Callable, NamedTuple
 
-from .contract import LAUNCH_FAILED
+from .contract import LAUNCH_FAILED, START_FILE, STATE_DIR
 from .errors import LaunchError
 from .output import say
+from .podinfo import count_predecessors
 from .state import start_thread, within
 from .supervise import StopRequest
 
@@ -82,14 +90,17 @@ def take_over(
 ) -> FencingWatchdog | None:
     """Write the epoch of this gang, and wait until the ranks of `unfenced` are dead.
 
-    state: the state directory, "" for none. end: ends the process; the watchdog calls it. Returns
-    None, with a line in the log, if there is nothing to watch. Raises LaunchError: Fenced if a
-    newer gang exists or the storage does not respond, FenceUnproven if one of `unfenced` never
-    registered as a watcher.
+    state: the state directory, "" for none or if it cannot be used. end: ends the process; the
+    watchdog calls it. Returns None, with a line in the log, if there is nothing to watch. Raises
+    LaunchError: Fenced if a newer gang exists, the storage does not respond, or the registration of
+    an earlier pod would count for this one; FenceUnproven if one of `unfenced` never registered as
+    a watcher.
     """
     if not state:
         if unfenced:
             raise _fence_unproven(unfenced)
+        # The environment also names a directory that cannot be used.
+        _check_unregistered(os.environ.get(STATE_DIR, ""), gang, index)
         return None
     try:
         unfenced_left = within(_ANSWER_SECONDS, lambda: _claim_epoch(state, gang, unfenced))
@@ -99,6 +110,7 @@ def take_over(
         if unfenced:
             message = f"Cannot fence older workers, because the state directory {state} failed"
             raise LaunchError("Fenced", f"{message}: {error}.") from error
+        _check_unregistered(state, gang, index, f": {error}")
         say(f"running without the fence, because the state directory {state} failed: {error}")
         return None
     watchdog = FencingWatchdog(state, gang, end)
@@ -241,8 +253,38 @@ def _register_watcher(state: str, gang: GangId, index: str) -> None:
         # The next gang may run as another user. A share of a single user has no modes.
         with suppress(PermissionError):
             os.chmod(folder, 0o1777)  # noqa: S103
-    path = _watcher_file(state, gang.job, Worker(gang.attempt, int(index or 0)))
+    path = _own_watcher_file(state, gang, index)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
+
+
+def _check_unregistered(state: str, gang: GangId, index: str, why: str = "") -> None:
+    """Raise LaunchError if an earlier pod may have registered as this one, which cannot watch."""
+    if not state:
+        return
+    try:
+        if not within(_ANSWER_SECONDS, lambda: _is_registered(state, gang, index)):
+            return
+    except OSError:
+        if not count_predecessors(os.environ.get(START_FILE, "")):
+            return
+    raise LaunchError(
+        "Fenced",
+        f"Cannot watch for newer attempts, because the state directory {state} failed{why}. A newer"
+        " attempt would take the registration of an earlier pod for that of this one.",
+    )
+
+
+def _is_registered(state: str, gang: GangId, index: str) -> bool:
+    """Whether a pod of the same attempt and index has registered. Raises OSError."""
+    try:
+        os.stat(_own_watcher_file(state, gang, index))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _own_watcher_file(state: str, gang: GangId, index: str) -> str:
+    return _watcher_file(state, gang.job, Worker(gang.attempt, int(index or 0)))
 
 
 def _watcher_file(state: str, job: str, worker: Worker) -> str:

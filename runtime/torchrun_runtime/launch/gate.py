@@ -7,25 +7,15 @@ from .errors import LaunchError
 from .fencing import Worker
 from .gang.leader import Predecessor
 from .output import say, wait_until
-from .podinfo import annotation, number
+from .podinfo import annotation
+from .podinfo import count_predecessors as count_predecessors
 
-# Annotations of the Job controller, on the pods of a Job with backoffLimitPerIndex
-# (kubernetes/pkg/controller/job/indexed_job_utils.go, addIndexFailureCountAnnotation).
-_FAILURE_COUNTS = (
-    "batch.kubernetes.io/job-index-failure-count",
-    "batch.kubernetes.io/job-index-ignored-failure-count",
-)
 # The job's status shows why the gate is closed. The controller opens it or deletes the pod, so a
 # timeout would only turn a wait into a failure.
 _FOR_EVER = float("inf")
 # Seconds. The kubelet takes 0.1 to 0.3 s to write a patch into the file. If it misses one, the
 # controller's second patch brings it.
 _POLL = 0.05
-
-
-def count_predecessors(start_file: str) -> int:
-    """How many pods of the same index this pod's Job had before it, and has replaced."""
-    return sum(number(start_file, name) for name in _FAILURE_COUNTS)
 
 
 def pass_gate(start_file: str, attempt: str) -> list[Worker]:

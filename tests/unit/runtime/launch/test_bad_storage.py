@@ -33,6 +33,8 @@ def opened(path, flags, *rest, **more):
             raise OSError(errno.ESTALE, "Stale file handle", path)
         if harm() == "cache":
             path = os.path.join(state, "cached")
+    if harm() == "EROFS" and flags & os.O_CREAT and str(path).startswith(state):
+        raise OSError(errno.EROFS, "Read-only file system", path)
     return real_open(path, flags, *rest, **more)
 
 def write(descriptor, data):
@@ -154,3 +156,25 @@ def test_a_full_disk_proves_no_fence(storage: Storage) -> None:
     assert (result.exit_code, result.out) == (125, "")
     assert result.message["reason"] == "Fenced"
     assert "Cannot fence older workers" in str(result.message["message"])
+
+
+@pytest.mark.parametrize("harm", ["ENOSPC", "EROFS"])
+def test_storage_that_fails_the_second_pod_of_a_worker_proves_no_fence(
+    storage: Storage, harm: str
+) -> None:
+    """The Job has replaced the pod, or was suspended and resumes. The first pod has registered."""
+    (storage.state / "watchers").mkdir()
+    (storage.state / "watchers" / "uid.1.0").touch()
+    storage.harm(harm)
+    result = storage.start().end()
+    assert (result.exit_code, result.out) == (125, "")
+    assert result.message["reason"] == "Fenced"
+    assert "Cannot watch for newer attempts" in str(result.message["message"])
+
+
+def test_read_only_storage_does_not_stop_the_first_pod_of_a_worker(storage: Storage) -> None:
+    storage.harm("EROFS")
+    launched = storage.start()
+    assert launched.line() == "runs"
+    assert launched.process.stderr
+    assert "running without the state directory" in launched.process.stderr.readline()

@@ -1,0 +1,135 @@
+"""The fence of a pod that has the attempt and the index of an earlier one.
+
+A Job that replaces a lost pod, or that resumes, creates such a pod. The next gang knows both by one
+registration.
+"""
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from torchrun_runtime.launch import fencing
+from torchrun_runtime.launch.errors import LaunchError
+from torchrun_runtime.launch.fencing import FencingWatchdog, GangId, Worker, take_over
+
+OLD, NEW = GangId("uid", 1), GangId("uid", 2)
+FAILURES = "batch.kubernetes.io/job-index-failure-count"
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    monkeypatch.setenv("TORCHRUN_STATE_DIR", str(folder))
+    return str(folder)
+
+
+def begin(state: str, gang: GangId, *unfenced: Worker, index: str = "0") -> FencingWatchdog | None:
+    return take_over(state, gang, index, list(unfenced), lambda stop_request: None, wait=0.0)
+
+
+def fill_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on nothing can be written."""
+
+    def write(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(fencing, "_write", write)
+
+
+def replace_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """The annotations of the pod count the pods that it has replaced."""
+    annotations = tmp_path / "annotations"
+    annotations.write_text(f'{FAILURES}="{count}"\n')
+    monkeypatch.setenv("TORCHRUN_START_FILE", str(annotations))
+
+
+def test_a_pod_that_cannot_watch_does_not_start_on_the_registration_of_an_earlier_one(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(state, OLD)
+    fill_up(monkeypatch)
+    with pytest.raises(LaunchError) as caught:
+        begin(state, OLD)
+    assert caught.value.reason == "Fenced"
+    assert f"the state directory {state} failed: [Errno 28] No space left" in caught.value.message
+
+
+def test_nor_does_one_whose_state_directory_could_not_be_used_at_all(state: str) -> None:
+    begin(state, OLD)
+    with pytest.raises(LaunchError) as caught:
+        begin("", OLD)
+    assert caught.value.reason == "Fenced"
+    assert f"the state directory {state} failed." in caught.value.message
+
+
+def test_a_pod_without_an_earlier_one_starts_and_stays_unproven(
+    state: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begin(state, OLD, index="1")
+    with monkeypatch.context() as full:
+        fill_up(full)
+        assert begin(state, OLD) is None
+    assert "running without the fence" in capfd.readouterr().err
+    assert begin("", OLD) is None
+    with pytest.raises(LaunchError) as caught:
+        begin(state, NEW, Worker(1, 0))
+    assert caught.value.reason == "FenceUnproven"
+
+
+def test_an_earlier_pod_of_another_attempt_does_not_matter(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(state, OLD)
+    fill_up(monkeypatch)
+    assert begin(state, NEW) is None
+
+
+@pytest.mark.parametrize(("predecessors", "starts"), [(0, True), (1, False)])
+@pytest.mark.parametrize("harm", ["failed", "hung"])
+def test_storage_that_shows_no_registrations_stops_a_pod_that_replaces_another_one(
+    state: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    harm: str,
+    predecessors: int,
+    starts: bool,
+) -> None:
+    """A first pod starts: on slow storage, all pods of a large gang would fail again and again."""
+    replace_pods(tmp_path, monkeypatch, predecessors)
+    fill_up(monkeypatch)
+    release = threading.Event()
+    if harm == "failed":
+        Path(state, "watchers").touch()
+    else:
+        monkeypatch.setattr(fencing, "_ANSWER_SECONDS", 0.1)
+        monkeypatch.setattr(fencing, "_is_registered", lambda *_: release.wait())
+    try:
+        if starts:
+            assert begin("", OLD) is None
+            return
+        with pytest.raises(LaunchError) as caught:
+            begin("", OLD)
+        assert caught.value.reason == "Fenced"
+    finally:
+        release.set()
+
+
+def test_a_pod_that_replaces_an_unregistered_one_starts(
+    state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_pods(tmp_path, monkeypatch, 1)
+    fill_up(monkeypatch)
+    assert begin(state, OLD) is None
+    assert os.listdir(state) == []
+
+
+def test_without_a_state_directory_there_is_nothing_to_check(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    replace_pods(tmp_path, monkeypatch, 1)
+    monkeypatch.delenv("TORCHRUN_STATE_DIR", raising=False)
+    assert begin("", OLD) is None
