@@ -28,16 +28,19 @@ class Launchers:
         self._store = store
         self._now = now
         self._leader = leader
-        self._rounds: dict[str, list[FailedRound]] = {}  # by the UID of the pod of node 0
+        # By the UID of the pod of node 0. A launcher reads once what an earlier one left.
+        self._rounds: dict[str, list[FailedRound]] = {}
+        self._predecessors: dict[str, tuple[int, int]] = {}
 
     def restart_in_place(self, workers: list[Body], node: int) -> None:
         """A rank on this node fails, and all ranks start again in the same pods."""
         leader = next(pod for pod in workers if index_of(pod) == "0")
         uid = leader["metadata"]["uid"]
         rounds = self._rounds.setdefault(uid, [])
+        _, first_round = self._predecessors.setdefault(uid, _predecessor(leader))
         rounds.append(
             FailedRound(
-                round=_predecessor(leader)[1] + len(rounds),
+                round=first_round + len(rounds),
                 node=node,
                 seconds=5.0,
                 rank=node,
@@ -61,7 +64,7 @@ class Launchers:
         components, rounds = process.components, self._rounds[uid]
         worker = components.factory.worker(*key_of(pod), uid)
         if worker is not None:
-            count = _predecessor(pod)[0] + len(rounds)
+            count = self._predecessors[uid][0] + len(rounds)
             restarts = RestartsInPlace(count=count, last=tuple(rounds[-LAST_ROUNDS:]))
             components.factory.reports.put_restarts(worker.job, worker.child_uid, restarts)
             components.queues["job"].add(worker.job)

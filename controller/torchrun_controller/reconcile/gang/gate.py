@@ -35,6 +35,7 @@ from torchrun_controller.reconcile.pods.lifecycle import (
     alive,
     attempt_of,
     follows_leader,
+    has_own_start,
     has_started,
     is_follower,
     start_of,
@@ -67,7 +68,8 @@ def instruct_launchers(
     """
     child = gang.current_job
     may_open = not blocking_pods.pods and _can_fence(child, blocking_pods.unfenced)
-    start = in_place.predecessor_annotation(job, gang, restarts)
+    predecessor = in_place.predecessor_annotation(job, gang, restarts)
+    start = dict(predecessor)
     records = find_records(job, gang)
     if may_open and blocking_pods.unfenced:
         start[names.FENCE] = fence_annotation(blocking_pods.unfenced, now)
@@ -79,6 +81,8 @@ def instruct_launchers(
         is_proven = replacement.is_proven(pod, records) and fence.has_recorded_node(job, pod)
         may_start = may_open and not follows_leader(pod) and is_proven
         start_of_pod = {names.START: start_of(pod), **start} if may_start else {}
+        if has_own_start(pod):
+            start_of_pod = predecessor if _awaits_predecessor(gang, pod) else {}
         applies.append(_annotate(pod, start_of_pod, code_of_pod, now))
     return tuple(apply for apply in applies if apply is not None)
 
@@ -101,6 +105,17 @@ def _repeat_left(pod: Pod, now: datetime) -> float | None:
     return REPEAT_SECONDS - age if 0 <= age < REPEAT_SECONDS else 0
 
 
+def _awaits_predecessor(gang: ObservedGang, pod: Pod) -> bool:
+    """Whether the launcher of a pod whose gate is open has yet to learn of an earlier pod.
+
+    The template of a Job that somebody has suspended and resumed may open the gate of its new pods.
+    Their launchers read the annotation once, after the containers have started.
+    """
+    if follows_leader(pod) or head_and_workers.resumption_of(gang) is None:
+        return False
+    return pod.status.phase == "Pending" and not pod.metadata.annotations.restarts_in_place
+
+
 def _annotate(pod: Pod, start: JsonObject, code: JsonObject, now: datetime) -> Apply | None:
     """Return an apply of all annotations of the controller: an apply removes what it leaves out.
 
@@ -116,8 +131,7 @@ def _annotate(pod: Pod, start: JsonObject, code: JsonObject, now: datetime) -> A
         names.DEVELOPMENT: annotations.development,
     }
     before = {name: value for name, value in before.items() if value}
-    has_start = annotations.start == start.get(names.START)
-    after = {**before, **({} if has_start else start), **code}
+    after = {**before, **start, **code}
     if code and names.DEVELOPMENT not in code:
         after.pop(names.DEVELOPMENT, None)
     if after != before:
