@@ -7,6 +7,7 @@ registration.
 import errno
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,13 @@ FAILURES = "batch.kubernetes.io/job-index-failure-count"
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """At the end of the test, a newer epoch ends the watchdogs."""
     folder = tmp_path / "state"
     folder.mkdir()
     monkeypatch.setenv("TORCHRUN_STATE_DIR", str(folder))
-    return str(folder)
+    yield str(folder)
+    (folder / "epoch").write_text('{"attempt": 1000, "job": "uid"}')
 
 
 def begin(state: str, gang: GangId, *unfenced: Worker, index: str = "0") -> FencingWatchdog | None:
