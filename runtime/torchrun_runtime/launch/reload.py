@@ -59,16 +59,21 @@ class Reload:
             )
 
     def update(self, start: StartRound) -> bool:
-        """Copy the code of a round to the node, if it is newer. Raises LaunchError."""
+        """Copy the code of a round to the node, if it is newer. Raises LaunchError.
+
+        The copy may be newer than the order, if that revision is gone. The leader then announces
+        its own, so that no other node goes on with the ordered one.
+        """
         workspace = self._workspace
         revision, served = start.code
         if workspace is None or revision <= workspace.revision:
             return False
-        if workspace.accept_unchanged(revision, served):
-            return False
-        workspace.update(revision, served)
-        say(f"round {start.round} runs revision {workspace.revision}")
-        return True
+        is_unchanged = workspace.accept_unchanged(revision, served)
+        if not is_unchanged:
+            workspace.update(revision, served)
+            say(f"round {start.round} runs revision {workspace.revision}")
+        self._revision = max(self._revision, workspace.revision)
+        return not is_unchanged
 
     def _newest_announced(self) -> int:
         """The announced revision, 0 if it is the one that runs."""
@@ -76,4 +81,6 @@ class Reload:
         revision = number(self._podinfo, contract.REVISION_ANNOTATION)
         if workspace is None or revision <= workspace.revision:
             return 0
-        return 0 if workspace.accept_unchanged(revision) else revision
+        # Other nodes may already have code that this node has announced and does not have yet.
+        is_code_of_all = self._revision <= workspace.revision
+        return 0 if is_code_of_all and workspace.accept_unchanged(revision) else revision

@@ -35,18 +35,22 @@ class ServedWorkspace:
         return self.revision
 
     def accept_unchanged(self, revision: int, served: str = "") -> bool:
-        """Set the current revision to `revision` if it has the same manifest."""
+        """Set the current revision to the announced one if it has the same manifest."""
         self._order(revision, served)
-        if self._announced_server().manifest != self._manifest:
+        announced, server = self._announced()
+        if server.manifest != self._manifest:
             return False
-        self.revision = revision
+        self.revision = max(revision, announced)
         return True
 
     def update(self, revision: int = 0, served: str = "") -> None:
-        """Fetch the differences to the announced manifest. Raises LaunchError."""
+        """Fetch the differences to the announced manifest. Raises LaunchError.
+
+        The revision of the copy is then the announced one, which may be newer than `revision`.
+        """
         self._order(revision, served)
         while True:
-            server = self._announced_server()
+            announced, server = self._announced()
             try:
                 self._fetch(server)
                 break
@@ -56,7 +60,7 @@ class ServedWorkspace:
                 if not self._is_replaced(server, _ANNOTATION_SECONDS):
                     raise
         self._manifest = server.manifest
-        self.revision = revision
+        self.revision = max(revision, announced)
 
     def _fetch(self, server: Server) -> None:
         fetch(
@@ -69,17 +73,19 @@ class ServedWorkspace:
 
     def _is_replaced(self, server: Server, seconds: float) -> bool:
         return wait_until(
-            lambda: self._announced_server() != server, seconds, "the address of another serve pod"
+            lambda: self._announced()[1] != server, seconds, "the address of another serve pod"
         )
 
     def _order(self, revision: int, served: str) -> None:
         if served:
             self._ordered = revision, served
 
-    def _announced_server(self) -> Server:
-        """The server of the newest revision, from the annotation or from the order."""
+    def _announced(self) -> tuple[int, Server]:
+        """The newest revision and its server, from the annotation or from the order."""
         revision, served = self._ordered
-        if podinfo.number(self._podinfo, REVISION_ANNOTATION) >= revision:
-            served = podinfo.annotation(self._podinfo, SERVED_ANNOTATION)
+        values = podinfo.values(self._podinfo)
+        annotated = podinfo.to_number(values.get(REVISION_ANNOTATION, ""))
+        if annotated >= revision:
+            revision, served = annotated, values.get(SERVED_ANNOTATION, "")
         url, _, manifest = served.partition(" ")
-        return Server(url, self._first.token, manifest) if manifest else self._first
+        return revision, Server(url, self._first.token, manifest) if manifest else self._first

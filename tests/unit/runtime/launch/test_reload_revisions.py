@@ -1,0 +1,117 @@
+"""All nodes end up with the same code, also if the copy of node 0 is newer than its order."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torchrun_runtime.launch.gang.leader import NO_PREDECESSOR
+from torchrun_runtime.launch.gang.messages import RoundCode, StartRound, StopRound
+from torchrun_runtime.launch.gang.policy import RestartLimits
+from torchrun_runtime.launch.gang.rounds import GangNode, lead
+from torchrun_runtime.launch.reload import Reload
+from torchrun_runtime.launch.workspace import SharedWorkspace, WorkspaceCopy
+from unit.runtime.launch.test_served import Cluster
+from unit.runtime.launch.test_workspace_revisions import contents, opened, taken
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path)
+    yield cluster
+    cluster.close()
+
+
+class Leader:
+    """Node 0 of a gang. Its copy has revision 1, and its first round runs."""
+
+    def __init__(self, workspace: WorkspaceCopy, podinfo: Path) -> None:
+        workspace.update(1)
+        self.reload = Reload(workspace, str(podinfo), edit_wait=0.0)
+        limits = RestartLimits(0)
+        node = GangNode(0, 1, "", 0, "")
+        self._rounds = lead(node, limits, lambda: NO_PREDECESSOR, self.reload.announce)
+        start = self._rounds.await_start()
+        assert start
+        assert start.code.revision == 1
+
+    def stop(self) -> StopRound | None:
+        return self._rounds.stop_order()
+
+    def next_round(self) -> StartRound:
+        """The start of the round after one that ends for newer code."""
+        stop = self.stop()
+        assert stop
+        assert not stop.failed
+        self._rounds.end(None, None, stopped=True)
+        start = self._rounds.await_start()
+        assert start
+        assert start.round == stop.round + 1
+        return start
+
+
+def test_all_nodes_follow_node_0_to_the_newest_revision_after_its_own_is_removed(
+    tmp_path: Path,
+) -> None:
+    claim, podinfo = opened(tmp_path / "claim"), tmp_path / "annotations"
+    taken(claim, {"a.py": b"1"})
+    copies = [SharedWorkspace(str(claim.directory), str(tmp_path / name)) for name in "01"]
+    copies[1].update(1)
+    leader = Leader(copies[0], podinfo)
+    taken(claim, {"a.py": b"2"})
+    podinfo.write_text('torchrun.ai/revision="2"\n')
+    start = leader.next_round()
+    copies[1].update(start.code.revision)
+    taken(claim, {"a.py": b"3"})
+    taken(claim, {"a.py": b"4"})
+    claim.prepare()  # removes revision 2
+    assert leader.reload.update(start)
+    podinfo.write_text('torchrun.ai/revision="4"\n')
+    start = leader.next_round()
+    assert start == StartRound(2, RoundCode(4))
+    assert not leader.reload.update(start)
+    copies[1].update(start.code.revision)
+    assert [copy.revision for copy in copies] == [4, 4]
+    assert contents(tmp_path / "0") == contents(tmp_path / "1") == {"a.py": b"4"}
+    assert leader.stop() is None
+
+
+def test_all_nodes_follow_node_0_to_the_code_of_the_serve_pod_that_replaced_its_own(
+    cluster: Cluster,
+) -> None:
+    first = cluster.serve({"a": b"1"})
+    cluster.tell(1, first)
+    leader = Leader(cluster.served(first), cluster.podinfo)
+    second = cluster.serve({"a": b"2"})
+    cluster.urls[1] = "http://127.0.0.1:1"  # deleted
+    cluster.tell(2, second)
+    start = leader.next_round()
+    assert start.code.revision == 2
+    cluster.tell(3, third := cluster.serve({"a": b"3"}))
+    assert leader.reload.update(start)
+    assert cluster.files() == {"a": b"3"}
+    start = leader.next_round()
+    assert start == StartRound(2, RoundCode(3, f"{cluster.urls[2]} {third.sha256}"))
+    assert not leader.reload.update(start)
+    assert leader.stop() is None
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_code_that_returns_to_that_of_node_0_reaches_nodes_that_may_have_other_code(
+    cluster: Cluster, is_ordered: bool
+) -> None:
+    first = cluster.serve({"a": b"1"})
+    cluster.tell(1, first)
+    leader = Leader(cluster.served(first), cluster.podinfo)
+    cluster.tell(2, cluster.serve({"a": b"2"}))
+    assert leader.stop() == StopRound(0, failed=False)
+    if is_ordered:
+        start = leader.next_round()
+        assert start.code.revision == 2
+    cluster.tell(3, cluster.serve({"a": b"1"}))
+    if is_ordered:
+        assert not leader.reload.update(start)
+    start = leader.next_round()
+    assert start.code == RoundCode(3, f"{cluster.urls[2]} {first.sha256}")
+    assert not leader.reload.update(start)
+    assert leader.stop() is None
