@@ -10,6 +10,7 @@ import hashlib
 import http.client
 import json
 import os
+import stat
 import time
 import urllib.error
 import urllib.request
@@ -143,6 +144,7 @@ def _missing(target: str, entries: list[Entry]) -> list[int]:
 
 
 def _is_here(target: str, file: Entry) -> bool:
+    """Whether the file has this content. It then gets this mode, too."""
     path = os.path.join(target, file.path)
     try:
         if os.path.getsize(path) != file.size:
@@ -151,9 +153,18 @@ def _is_here(target: str, file: Entry) -> bool:
         with open(path, "rb") as content:
             for block in iter(lambda: content.read(_BLOCK), b""):
                 digest.update(block)
+        if digest.hexdigest() != file.sha256:
+            return False
+        if stat.S_IMODE(os.stat(path).st_mode) != _mode(file):
+            os.chmod(path, _mode(file))
     except OSError:
         return False
-    return digest.hexdigest() == file.sha256
+    return True
+
+
+def _mode(file: Entry) -> int:
+    """The permission bits of its copy, which a later fetch replaces."""
+    return file.mode | stat.S_IWUSR
 
 
 def _fetch_files(
@@ -194,7 +205,7 @@ def _write_file(answer: http.client.HTTPResponse, path: str, file: Entry) -> Non
                 remaining -= len(block)
         if digest.hexdigest() != file.sha256:
             raise _BrokenError(f"{file.path} was damaged during the download")
-        os.chmod(temporary, file.mode | 0o200)
+        os.chmod(temporary, _mode(file))
         before = modified(path)
         os.replace(temporary, path)
         show_as_newer(path, before)

@@ -57,8 +57,11 @@ async def fetched() -> jwt.PyJWKSet:
     return public_keys()
 
 
-def publish(directory: Path, files: dict[str, bytes], *empty: str) -> Manifest:
-    """Make the files the newest revision, as the sync program does."""
+def publish(directory: Path, files: dict[str, bytes], *empty: str, mode: str = "") -> Manifest:
+    """Make the files the newest revision, as the sync program does.
+
+    mode: of all files; by default 755 for `.sh` files, and 644 for others.
+    """
     directory.mkdir(exist_ok=True)
     claim = Claim(directory)
     claim.prepare()
@@ -70,8 +73,8 @@ def publish(directory: Path, files: dict[str, bytes], *empty: str) -> Manifest:
         target = claim.new / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
-        mode = "755" if path.endswith(".sh") else "644"
-        entries.append(Entry(path, hashlib.sha256(content).hexdigest(), len(content), mode))
+        of_file = mode or ("755" if path.endswith(".sh") else "644")
+        entries.append(Entry(path, hashlib.sha256(content).hexdigest(), len(content), of_file))
     manifest = Manifest(entries)
     claim.publish(manifest)
     return manifest

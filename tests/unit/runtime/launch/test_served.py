@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import textwrap
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -41,10 +42,10 @@ class Cluster:
         self._stack = ExitStack()
         (directory / "token").write_text(token())
 
-    def serve(self, files: dict[str, bytes], *empty: str) -> Manifest:
+    def serve(self, files: dict[str, bytes], *empty: str, mode: str = "") -> Manifest:
         """Start another serve pod. empty: empty directories."""
         claim = self.directory / f"claim-{len(self.urls)}"
-        manifest = publish(claim, files, *empty)
+        manifest = publish(claim, files, *empty, mode=mode)
         self.urls.append(self._stack.enter_context(running(claim)))
         return manifest
 
@@ -184,6 +185,20 @@ def test_a_file_and_an_empty_directory_may_take_the_place_of_each_other(cluster:
     cluster.tell(3, cluster.serve({"a": b"1", "x": b"2"}))
     served.update(3)
     assert cluster.files() == {"a": b"1", "x": b"2"}
+
+
+def test_a_change_of_the_mode_alone_is_delivered(cluster: Cluster) -> None:
+    files = {"run": b"#!/bin/sh", "same": b"1"}
+    served = cluster.served(cluster.serve(files, mode="644"))
+    served.update(1)
+    file = cluster.directory / "app" / "run"
+    before = file.stat()
+    assert stat.S_IMODE(before.st_mode) == 0o644
+    for revision, mode in enumerate(("755", "644"), start=2):
+        cluster.tell(revision, cluster.serve(files, mode=mode))
+        served.update(revision)
+        assert stat.S_IMODE(file.stat().st_mode) == int(mode, 8)
+    assert file.stat().st_ino == before.st_ino, "its content is not fetched again"
 
 
 def test_the_order_of_the_leader_may_be_ahead_of_the_annotation(cluster: Cluster) -> None:
