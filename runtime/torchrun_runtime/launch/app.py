@@ -38,6 +38,7 @@ from .hang import HangWatchdog
 from .memory import OomWatchdog
 from .network import wait_for_names
 from .output import say, timestamp, write_termination_message
+from .preparation import Preparation, enter_directory
 from .processes import Running, descendants, running, send, signal_name
 from .reload import Reload
 from .rendezvous import of_round
@@ -91,7 +92,7 @@ def prepare(settings: Settings) -> WorkspaceCopy | None:
     workspace = _open_workspace(settings)
     if workspace:
         workspace.update(podinfo.number(settings.start_file, contract.REVISION_ANNOTATION))
-    _enter_directory(settings)
+    enter_directory(settings)
     if settings.place and settings.recipe:
         make(settings.place, settings.recipe)
     return workspace
@@ -174,7 +175,7 @@ def _run_rounds(
     """Run the command in each round of the gang. The cause of its end on this node."""
     cause: Cause | None = cause_of_missed_round()
     leave = _LeaveNotice(rounds)
-    has_names = False
+    preparation = Preparation(settings, reload)
     last_round = rounds.newest_round
     command_exit: CommandExit | None = None
     while True:
@@ -187,11 +188,12 @@ def _run_rounds(
         last_round = start.round
         try:
             with _interruptible():
-                if not has_names:
-                    wait_for_names(settings.hosts, settings.resolve_wait)
-                    has_names = not settings.limits.replace_seconds  # a new pod has another address
-                if reload.update(start):
-                    _enter_directory(settings)
+                stop = preparation.run(start, rounds.stop_order)
+            if stop:
+                say(f"round {start.round} does not start on this node: {describe_stop(stop)}")
+                cause = cause_of_missed_round()
+                rounds.end(None, None, stopped=True)
+                continue
             if start.round > 0:
                 say(f"starting round {start.round}")
             variables = of_round(environment, start.round)
@@ -339,22 +341,6 @@ def _copied_log(settings: Settings) -> Iterator[None]:
     finally:
         output.copies.remove(copy.add)
         copy.close(_COPY_SECONDS)
-
-
-def _enter_directory(settings: Settings) -> None:
-    """Change to the command's directory: workingDir, else the workspace, if there is one."""
-    workspace = settings.workspace_target if settings.workspace_source else ""
-    directory = settings.working_dir or workspace
-    if not directory:
-        return
-    try:
-        os.chdir(directory)
-    except OSError as error:
-        raise LaunchError(
-            "WorkingDirMissing",
-            f"Cannot enter the working directory {directory}: {error.strerror}. Set workingDir to a"
-            " directory of the image, a volume or the workspace.",
-        ) from error
 
 
 def _stop_now(log: str, number: int) -> None:

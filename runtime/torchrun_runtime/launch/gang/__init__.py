@@ -19,7 +19,8 @@ The leader sends all members the same order:
 
 Both sides repeat their latest message after a new connection, so a lost, late or repeated message
 does no harm. A round starts once the ranks of the round before are dead on every node. The leader
-takes part in the rounds like a member, without a connection.
+takes part in the rounds like a member, without a connection. A node that still copies the code of a
+round counts as running, and is ready for the next one as soon as the leader stops the round.
 
 If the controller permits it, the gang waits for a pod that replaces a lost one. A new pod of a
 member gives up the round that the others stop, and all start the next one. A new pod of node 0 is a

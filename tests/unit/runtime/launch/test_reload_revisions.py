@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.launch.gang.leader import NO_PREDECESSOR
+from torchrun_runtime.launch.errors import LaunchError
+from torchrun_runtime.launch.gang.leader import NO_PREDECESSOR, STOP_SECONDS
 from torchrun_runtime.launch.gang.messages import RoundCode, StartRound, StopRound
 from torchrun_runtime.launch.gang.policy import RestartLimits
 from torchrun_runtime.launch.gang.rounds import GangNode, lead
@@ -65,11 +66,11 @@ def test_all_nodes_follow_node_0_to_the_newest_revision_after_its_own_is_removed
     taken(claim, {"a.py": b"3"})
     taken(claim, {"a.py": b"4"})
     claim.prepare()  # removes revision 2
-    assert leader.reload.update(start)
+    leader.reload.update(start)
     podinfo.write_text('torchrun.ai/revision="4"\n')
     start = leader.next_round()
     assert start == StartRound(2, RoundCode(4))
-    assert not leader.reload.update(start)
+    leader.reload.update(start)
     copies[1].update(start.code.revision)
     assert [copy.revision for copy in copies] == [4, 4]
     assert contents(tmp_path / "0") == contents(tmp_path / "1") == {"a.py": b"4"}
@@ -88,11 +89,11 @@ def test_all_nodes_follow_node_0_to_the_code_of_the_serve_pod_that_replaced_its_
     start = leader.next_round()
     assert start.code.revision == 2
     cluster.tell(3, third := cluster.serve({"a": b"3"}))
-    assert leader.reload.update(start)
+    leader.reload.update(start)
     assert cluster.files() == {"a": b"3"}
     start = leader.next_round()
     assert start == StartRound(2, RoundCode(3, f"{cluster.urls[2]} {third.sha256}"))
-    assert not leader.reload.update(start)
+    leader.reload.update(start)
     assert leader.stop() is None
 
 
@@ -110,8 +111,51 @@ def test_code_that_returns_to_that_of_node_0_reaches_nodes_that_may_have_other_c
         assert start.code.revision == 2
     cluster.tell(3, cluster.serve({"a": b"1"}))
     if is_ordered:
-        assert not leader.reload.update(start)
+        leader.reload.update(start)
     start = leader.next_round()
     assert start.code == RoundCode(3, f"{cluster.urls[2]} {first.sha256}")
-    assert not leader.reload.update(start)
+    leader.reload.update(start)
     assert leader.stop() is None
+
+
+def test_the_rest_of_a_failed_copy_is_fetched_although_the_code_returns_to_the_one_before(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchrun_runtime.launch.served._ANNOTATION_SECONDS", 0.0)
+    first = cluster.serve({"a": b"1", "z": b"1"})
+    cluster.tell(1, first)
+    leader = Leader(cluster.served(first, seconds=0.1), cluster.podinfo)
+    cluster.tell(2, cluster.serve({"a": b"2", "z": b"2"}))
+    (cluster.directory / "claim-1/revisions/1/tree/z").write_bytes(b"?")
+    with pytest.raises(LaunchError, match="z was damaged"):
+        leader.reload.update(leader.next_round())
+    assert cluster.files() == {"a": b"2", "z": b"1"}
+    cluster.tell(3, cluster.serve({"a": b"1", "z": b"1"}))
+    leader.reload.update(leader.next_round())
+    assert cluster.files() == {"a": b"1", "z": b"1"}
+
+
+class Clock:
+    """The time of a wait, which passes at once."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_node_reports_its_failure_while_the_others_wait_for_its_ranks_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = opened(tmp_path / "claim")
+    taken(claim, {"a.py": b"1"})
+    workspace = SharedWorkspace(str(claim.directory), str(tmp_path / "app"))
+    leader = Leader(workspace, tmp_path / "annotations")
+    taken(claim, {"a.py": b"2"})
+    monkeypatch.setattr("torchrun_runtime.launch.output.time", clock := Clock())
+    leader.reload.await_announcement()
+    assert 0 < clock.now < STOP_SECONDS

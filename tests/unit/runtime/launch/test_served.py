@@ -56,9 +56,9 @@ class Cluster:
         temporary.write_text("".join(f'torchrun.ai/{k}="{v}"\n' for k, v in annotations.items()))
         temporary.rename(self.podinfo)
 
-    def served(self, manifest: Manifest, pod: int = 0) -> ServedWorkspace:
-        first = Server(self.urls[pod], str(self.directory / "token"), manifest.sha256)
-        return ServedWorkspace(first, str(self.podinfo), str(self.directory / "app"), 120)
+    def served(self, manifest: Manifest, seconds: float = 120) -> ServedWorkspace:
+        first = Server(self.urls[0], str(self.directory / "token"), manifest.sha256)
+        return ServedWorkspace(first, str(self.podinfo), str(self.directory / "app"), seconds)
 
     def files(self) -> dict[str, bytes]:
         app = self.directory / "app"

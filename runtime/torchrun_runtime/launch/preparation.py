@@ -1,0 +1,97 @@
+"""What a node does before the ranks of a round start: wait for names, and copy newer code.
+
+This takes as long as the network and the storage need, so a thread does it. The main thread gives
+the round up at once if the leader stops it: no rank of this node runs, and the leader would end the
+gang because it waits for no ranks that do not stop in time.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future, wait
+from typing import Callable
+
+from .errors import LaunchError
+from .gang.messages import StartRound, StopRound
+from .network import wait_for_names
+from .reload import Reload
+from .settings import Settings
+from .state import start_thread
+
+_POLL = 0.05
+
+
+class Preparation:
+    """Prepares the rounds of this node, one after the other."""
+
+    def __init__(self, settings: Settings, reload: Reload) -> None:
+        self._settings = settings
+        self._reload = reload
+        self._has_names = False
+        self._work: Future[None] = Future()
+        self._work.set_result(None)
+
+    def run(
+        self, start: StartRound, stop_order: Callable[[], StopRound | None]
+    ) -> StopRound | None:
+        """Return once the ranks can start, or with the order that stops the round.
+
+        The work for a stopped round goes on, and the next round waits for its end. The next round
+        tries again what fails in the meantime. Raises LaunchError.
+        """
+        stop = self._await_work(stop_order)
+        if stop is not None:
+            return stop
+        self._work = self._begin(start)
+        stop = self._await_work(stop_order)
+        if stop is None:
+            self._work.result()
+        return stop
+
+    def _await_work(self, stop_order: Callable[[], StopRound | None]) -> StopRound | None:
+        while not wait([self._work], _POLL).done:
+            stop = stop_order()
+            if stop is not None:
+                return stop
+        return None
+
+    def _begin(self, start: StartRound) -> Future[None]:
+        work: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                self._prepare(start)
+            except BaseException as error:
+                work.set_exception(error)
+            else:
+                work.set_result(None)
+
+        start_thread(run)
+        return work
+
+    def _prepare(self, start: StartRound) -> None:
+        settings = self._settings
+        if not self._has_names:
+            wait_for_names(settings.hosts, settings.resolve_wait)
+            self._has_names = not settings.limits.replace_seconds  # a new pod has another address
+        self._reload.update(start)
+        enter_directory(settings)
+
+
+def enter_directory(settings: Settings) -> None:
+    """Change to the command's directory: workingDir, else the workspace, if there is one.
+
+    Raises LaunchError (WorkingDirMissing).
+    """
+    workspace = settings.workspace_target if settings.workspace_source else ""
+    directory = settings.working_dir or workspace
+    if not directory:
+        return
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        raise LaunchError(
+            "WorkingDirMissing",
+            f"Cannot enter the working directory {directory}: {error.strerror}. Set workingDir to a"
+            " directory of the image, a volume or the workspace.",
+        ) from error
