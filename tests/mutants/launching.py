@@ -57,7 +57,7 @@ LAUNCHING = (
     LAUNCHER(
         "an-earlier-pod-proves-the-fence",
         "launch/fencing.py",
-        '        _check_unregistered(state, gang, index, f": {error}")\n',
+        '        _check_unregistered(state, gang, index, is_replacement, f": {error}")\n',
         "",
         "a pod that does not watch is taken for fenced, because an earlier pod of its index watched",
         FENCING,

@@ -33,10 +33,9 @@ from .fencing import GangId, Worker, take_over
 from .gang.leader import Predecessor
 from .gang.messages import StopRound
 from .gang.rounds import Rounds, follow, lead
-from .gate import count_predecessors, has_fence_order, is_open, pass_gate, read_predecessor
+from .gate import has_fence_order, is_open, pass_gate, read_predecessor
 from .hang import HangWatchdog
 from .memory import OomWatchdog
-from .network import wait_for_names
 from .output import say, timestamp, write_termination_message
 from .preparation import Preparation, enter_directory
 from .processes import Running, descendants, running, send, signal_name
@@ -116,7 +115,9 @@ def launch(
 
     environment: of this process. It is changed, so that programs are found as in the command.
     """
-    settings = settings._replace(state_dir=usable(settings.state_dir))
+    state = usable(settings.state_dir)
+    failed_state = "" if state else settings.state_dir
+    settings = settings._replace(state_dir=state)
     if settings.place:
         environment.update(use(settings.place, environment, settings.sync_wait))
     run = decide(settings.command, settings.launcher, settings.nnodes, torchrun.python())
@@ -128,14 +129,14 @@ def launch(
 
     def pass_own_gate() -> Predecessor:
         unfenced = pass_gate(settings.start_file, settings.attempt)
-        fencing.extend(_take_over(settings, unfenced))
+        fencing.extend(_take_over(settings, failed_state, unfenced))
         return read_predecessor(settings.start_file)
 
     def fence_older() -> None:
-        fencing.extend(_take_over(settings, []))
+        fencing.extend(_take_over(settings, failed_state, []))
 
     replace_seconds = settings.limits.replace_seconds
-    predecessors = count_predecessors(settings.start_file) if replace_seconds else 0
+    predecessors = podinfo.count_predecessors(settings.start_file) if replace_seconds else 0
     gang = settings.gang._replace(predecessors=predecessors)
     waits = settings.resolve_wait, replace_seconds
     with _copied_log(settings):
@@ -152,14 +153,20 @@ def launch(
             rounds.close()
 
 
-def _take_over(settings: Settings, unfenced: list[Worker]) -> list[Watchdog]:
+def _take_over(settings: Settings, failed_state: str, unfenced: list[Worker]) -> list[Watchdog]:
     """Fence older gangs; the watchdog for newer gangs, if there is a state directory."""
     if not (settings.job_uid and settings.attempt):
         return []
     gang = GangId(settings.job_uid, int(settings.attempt))
     log = settings.termination_log
     watchdog = take_over(
-        settings.state_dir, gang, settings.node, unfenced, lambda request: _end_now(log, request)
+        settings.state_dir,
+        gang,
+        settings.node,
+        unfenced,
+        lambda request: _end_now(log, request),
+        failed_state=failed_state,
+        predecessors=podinfo.count_predecessors(settings.start_file),
     )
     return [watchdog] if watchdog else []
 

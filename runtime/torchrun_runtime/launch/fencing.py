@@ -43,10 +43,9 @@ import time
 from contextlib import suppress
 from typing import Callable, NamedTuple
 
-from .contract import LAUNCH_FAILED, START_FILE, STATE_DIR
+from .contract import LAUNCH_FAILED
 from .errors import LaunchError
 from .output import say
-from .podinfo import count_predecessors
 from .state import start_thread, within
 from .supervise import StopRequest
 
@@ -87,20 +86,31 @@ def take_over(
     unfenced: list[Worker],
     end: Callable[[StopRequest], None],
     wait: float = WAIT_SECONDS,
+    *,
+    failed_state: str = "",
+    predecessors: int = 0,
 ) -> FencingWatchdog | None:
     """Write the epoch of this gang, and wait until the ranks of `unfenced` are dead.
 
-    state: the state directory, "" for none or if it cannot be used. end: ends the process; the
-    watchdog calls it. Returns None, with a line in the log, if there is nothing to watch. Raises
-    LaunchError: Fenced if a newer gang exists, the storage does not respond, or the registration of
-    an earlier pod would count for this one; FenceUnproven if one of `unfenced` never registered as
-    a watcher.
+    state: the state directory, "" for none. failed_state: the one that cannot be used.
+    predecessors: how many pods this one follows in its Job. end: ends the process; the watchdog
+    calls it. Returns None, with a line in the log, if there is nothing to watch. Raises
+    LaunchError: Fenced if a newer gang exists, the storage fails or does not respond, or the
+    registration of an earlier pod would count for this one; FenceUnproven if one of `unfenced`
+    never registered as a watcher.
     """
+    is_replacement = predecessors > 0
     if not state:
+        if unfenced and failed_state:
+            raise LaunchError(
+                "Fenced",
+                "Cannot fence older workers, because the state directory"
+                f" {failed_state} cannot be used.",
+            )
         if unfenced:
             raise _fence_unproven(unfenced)
-        # The environment also names a directory that cannot be used.
-        _check_unregistered(os.environ.get(STATE_DIR, ""), gang, index)
+        if failed_state:
+            _check_unregistered(failed_state, gang, index, is_replacement)
         return None
     try:
         unfenced_left = within(_ANSWER_SECONDS, lambda: _claim_epoch(state, gang, unfenced))
@@ -110,7 +120,7 @@ def take_over(
         if unfenced:
             message = f"Cannot fence older workers, because the state directory {state} failed"
             raise LaunchError("Fenced", f"{message}: {error}.") from error
-        _check_unregistered(state, gang, index, f": {error}")
+        _check_unregistered(state, gang, index, is_replacement, f": {error}")
         say(f"running without the fence, because the state directory {state} failed: {error}")
         return None
     watchdog = FencingWatchdog(state, gang, end)
@@ -257,16 +267,16 @@ def _register_watcher(state: str, gang: GangId, index: str) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
 
 
-def _check_unregistered(state: str, gang: GangId, index: str, why: str = "") -> None:
+def _check_unregistered(
+    state: str, gang: GangId, index: str, is_replacement: bool, why: str = ""
+) -> None:
     """Raise LaunchError if an earlier pod may have registered as this one, which cannot watch."""
-    if not state:
-        return
     try:
-        if not within(_ANSWER_SECONDS, lambda: _is_registered(state, gang, index)):
-            return
+        may_be_registered = within(_ANSWER_SECONDS, lambda: _is_registered(state, gang, index))
     except OSError:
-        if not count_predecessors(os.environ.get(START_FILE, "")):
-            return
+        may_be_registered = is_replacement
+    if not may_be_registered:
+        return
     raise LaunchError(
         "Fenced",
         f"Cannot watch for newer attempts, because the state directory {state} failed{why}. A newer"

@@ -7,8 +7,7 @@ from .errors import LaunchError
 from .fencing import Worker
 from .gang.leader import Predecessor
 from .output import say, wait_until
-from .podinfo import annotation
-from .podinfo import count_predecessors as count_predecessors
+from .podinfo import annotation, count_predecessors
 
 # The job's status shows why the gate is closed. The controller opens it or deletes the pod, so a
 # timeout would only turn a wait into a failure.

@@ -17,21 +17,35 @@ from torchrun_runtime.launch.errors import LaunchError
 from torchrun_runtime.launch.fencing import FencingWatchdog, GangId, Worker, take_over
 
 OLD, NEW = GangId("uid", 1), GangId("uid", 2)
-FAILURES = "batch.kubernetes.io/job-index-failure-count"
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def state(tmp_path: Path) -> Iterator[str]:
     """At the end of the test, a newer epoch ends the watchdogs."""
     folder = tmp_path / "state"
     folder.mkdir()
-    monkeypatch.setenv("TORCHRUN_STATE_DIR", str(folder))
     yield str(folder)
     (folder / "epoch").write_text('{"attempt": 1000, "job": "uid"}')
 
 
-def begin(state: str, gang: GangId, *unfenced: Worker, index: str = "0") -> FencingWatchdog | None:
-    return take_over(state, gang, index, list(unfenced), lambda stop_request: None, wait=0.0)
+def begin(
+    state: str,
+    gang: GangId,
+    *unfenced: Worker,
+    index: str = "0",
+    failed_state: str = "",
+    predecessors: int = 0,
+) -> FencingWatchdog | None:
+    return take_over(
+        state,
+        gang,
+        index,
+        list(unfenced),
+        lambda stop_request: None,
+        wait=0.0,
+        failed_state=failed_state,
+        predecessors=predecessors,
+    )
 
 
 def fill_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,13 +55,6 @@ def fill_up(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(fencing, "_write", write)
-
-
-def replace_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """The annotations of the pod count the pods that it has replaced."""
-    annotations = tmp_path / "annotations"
-    annotations.write_text(f'{FAILURES}="{count}"\n')
-    monkeypatch.setenv("TORCHRUN_START_FILE", str(annotations))
 
 
 def test_a_pod_that_cannot_watch_does_not_start_on_the_registration_of_an_earlier_one(
@@ -64,7 +71,7 @@ def test_a_pod_that_cannot_watch_does_not_start_on_the_registration_of_an_earlie
 def test_nor_does_one_whose_state_directory_could_not_be_used_at_all(state: str) -> None:
     begin(state, OLD)
     with pytest.raises(LaunchError) as caught:
-        begin("", OLD)
+        begin("", OLD, failed_state=state)
     assert caught.value.reason == "Fenced"
     assert f"the state directory {state} failed." in caught.value.message
 
@@ -77,7 +84,7 @@ def test_a_pod_without_an_earlier_one_starts_and_stays_unproven(
         fill_up(full)
         assert begin(state, OLD) is None
     assert "running without the fence" in capfd.readouterr().err
-    assert begin("", OLD) is None
+    assert begin("", OLD, failed_state=state) is None
     with pytest.raises(LaunchError) as caught:
         begin(state, NEW, Worker(1, 0))
     assert caught.value.reason == "FenceUnproven"
@@ -95,15 +102,12 @@ def test_an_earlier_pod_of_another_attempt_does_not_matter(
 @pytest.mark.parametrize("harm", ["failed", "hung"])
 def test_storage_that_shows_no_registrations_stops_a_pod_that_replaces_another_one(
     state: str,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     harm: str,
     predecessors: int,
     starts: bool,
 ) -> None:
     """A first pod starts: on slow storage, all pods of a large gang would fail again and again."""
-    replace_pods(tmp_path, monkeypatch, predecessors)
-    fill_up(monkeypatch)
     release = threading.Event()
     if harm == "failed":
         Path(state, "watchers").touch()
@@ -112,27 +116,33 @@ def test_storage_that_shows_no_registrations_stops_a_pod_that_replaces_another_o
         monkeypatch.setattr(fencing, "_is_registered", lambda *_: release.wait())
     try:
         if starts:
-            assert begin("", OLD) is None
+            assert begin("", OLD, failed_state=state) is None
             return
         with pytest.raises(LaunchError) as caught:
-            begin("", OLD)
+            begin("", OLD, failed_state=state, predecessors=predecessors)
         assert caught.value.reason == "Fenced"
     finally:
         release.set()
 
 
 def test_a_pod_that_replaces_an_unregistered_one_starts(
-    state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace_pods(tmp_path, monkeypatch, 1)
     fill_up(monkeypatch)
-    assert begin(state, OLD) is None
+    assert begin(state, OLD, predecessors=1) is None
     assert os.listdir(state) == []
 
 
-def test_without_a_state_directory_there_is_nothing_to_check(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_without_a_state_directory_there_is_nothing_to_check() -> None:
+    assert begin("", OLD, predecessors=1) is None
+
+
+def test_a_state_directory_that_cannot_be_used_proves_nothing_about_older_workers(
+    state: str,
 ) -> None:
-    replace_pods(tmp_path, monkeypatch, 1)
-    monkeypatch.delenv("TORCHRUN_STATE_DIR", raising=False)
-    assert begin("", OLD) is None
+    """They may be registered there. The next gang can fence them once the storage works."""
+    begin(state, OLD)
+    with pytest.raises(LaunchError) as caught:
+        begin("", NEW, Worker(1, 0), failed_state=state)
+    assert caught.value.reason == "Fenced"
+    assert "Cannot fence older workers" in caught.value.message

@@ -9,13 +9,8 @@ import pytest
 from torchrun_runtime.launch.errors import LaunchError
 from torchrun_runtime.launch.fencing import Worker
 from torchrun_runtime.launch.gang.leader import NO_PREDECESSOR, Predecessor
-from torchrun_runtime.launch.gate import (
-    count_predecessors,
-    is_open,
-    pass_gate,
-    read_predecessor,
-    workers_in,
-)
+from torchrun_runtime.launch.gate import is_open, pass_gate, read_predecessor, workers_in
+from torchrun_runtime.launch.podinfo import count_predecessors
 from unit.runtime.launching import Launcher
 
 
