@@ -37,7 +37,7 @@ from .gate import has_fence_order, is_open, pass_gate, read_predecessor
 from .hang import HangWatchdog
 from .memory import OomWatchdog
 from .output import say, timestamp, write_termination_message
-from .preparation import Preparation, enter_directory
+from .preparation import RoundPreparation, enter_directory
 from .processes import Running, descendants, running, send, signal_name
 from .reload import Reload
 from .rendezvous import of_round
@@ -182,7 +182,7 @@ def _run_rounds(
     """Run the command in each round of the gang. The cause of its end on this node."""
     cause: Cause | None = cause_of_missed_round()
     leave = _LeaveNotice(rounds)
-    preparation = Preparation(settings, reload)
+    preparation = RoundPreparation(settings, reload)
     last_round = rounds.newest_round
     command_exit: CommandExit | None = None
     while True:

@@ -21,7 +21,7 @@ from .state import start_thread
 _POLL = 0.05
 
 
-class Preparation:
+class RoundPreparation:
     """Prepares the rounds of this node, one after the other."""
 
     def __init__(self, settings: Settings, reload: Reload) -> None:

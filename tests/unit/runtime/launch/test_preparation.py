@@ -9,7 +9,7 @@ import pytest
 
 from torchrun_runtime.launch.errors import LaunchError
 from torchrun_runtime.launch.gang.messages import StartRound, StopRound
-from torchrun_runtime.launch.preparation import Preparation
+from torchrun_runtime.launch.preparation import RoundPreparation
 from torchrun_runtime.launch.reload import Reload
 from torchrun_runtime.launch.settings import from_environment
 from unit.runtime.launch.gang.test_gang import Gang
@@ -158,7 +158,7 @@ def test_the_next_round_waits_again_for_a_name(
         "PET_MASTER_ADDR": "node-0",
     }
     settings = from_environment(environment)
-    preparation = Preparation(settings, Reload(None, "", 0.0))
+    preparation = RoundPreparation(settings, Reload(None, "", 0.0))
     stops = [StopRound(0), StopRound(1)]
     asked = resolver.is_asked
     assert preparation.run(StartRound(0), lambda: stops[0] if asked.is_set() else None) == stops[0]
