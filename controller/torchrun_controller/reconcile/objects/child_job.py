@@ -146,7 +146,12 @@ def worker_template(
         meta["annotations"] = annotations
     pod = _pod(job, queue, run, environment, defaults)
     pod["containers"] = [_trainer(job, queue, run, environment, attempt, defaults, role)]
+    tolerations = object_at(template, "spec").get("tolerations")
+    if isinstance(tolerations, list) and run.tolerations:
+        pod["tolerations"] = [*tolerations, *run.tolerations]
     template = merge(template, {"metadata": meta, "spec": pod})
+    if job.spec.head is not None and role == names.HEAD:
+        template = merge(template, {"spec": pod_template.placement(job.spec.head.pod_template)})
     set_launcher_resources(object_at(template, "spec"))
     return apply_security(template, queue)
 

@@ -8,14 +8,16 @@ from collections.abc import Iterator
 
 import msgspec
 
+from torchrun_api import names
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject
+from torchrun_api.json import JsonObject, objects_at
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.shared import PodTemplate
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
 LONGEST_GRACE = 31536000  # as of reliability.terminationGracePeriodSeconds
 _GRACE = "terminationGracePeriodSeconds"
+_PLACEMENT = ("nodeSelector", "affinity")
 _TOKEN = "automountServiceAccountToken"  # noqa: S105  # a field's name
 
 
@@ -23,6 +25,18 @@ def defaults(queue: TorchrunQueue) -> JsonObject:
     """What a template may change: training needs neither Services' variables nor a token."""
     pod: JsonObject = {"enableServiceLinks": False}
     return pod if queue.spec.service_account_name else {**pod, _TOKEN: False}
+
+
+def placement(template: PodTemplate) -> JsonObject:
+    """The fields of a template that say on which nodes its pod may run, without tolerations."""
+    return {name: template.spec[name] for name in _PLACEMENT if name in template.spec}
+
+
+def trainer_image(template: PodTemplate) -> str:
+    """The image of the training container in a template; "" without one."""
+    containers = objects_at(template.spec, "containers")
+    images = (c.get("image") for c in containers if c.get("name") == names.TRAINER_CONTAINER)
+    return str(next(images, None) or "")
 
 
 def check(job: TorchrunJob, queue: TorchrunQueue) -> None:

@@ -23,6 +23,7 @@ from torchrun_controller.reconcile.spec.contradictions import (
     over_priority,
 )
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
+from torchrun_controller.reconcile.spec.pod_template import trainer_image
 from torchrun_controller.reconcile.spec.reliability import (
     ResolvedReliability,
     find_unreachable,
@@ -161,10 +162,15 @@ def resolve_spec(job: TorchrunJob, queue: TorchrunQueue) -> ResolvedSpec:
 def of_head(run: ResolvedSpec, job: TorchrunJob, queue: TorchrunQueue) -> ResolvedSpec:
     """The run as the head's own pod sees it."""
     assert run.size.head is not None
+    assert job.spec.head is not None
     size = run.size.head
     nproc_per_node = _nproc_per_node(job.spec, queue.spec, size)
     return replace(
-        run, size=size, shm_size=_shm_size(queue.spec, size), nproc_per_node=nproc_per_node
+        run,
+        size=size,
+        image=trainer_image(job.spec.head.pod_template) or run.image,
+        shm_size=_shm_size(queue.spec, size),
+        nproc_per_node=nproc_per_node,
     )
 
 
@@ -326,19 +332,16 @@ def _setup(spec: TorchrunJobSpec) -> Setup | None:
 
 
 def _image(spec: TorchrunJobSpec, template: TorchrunQueueSpec) -> str:
-    configured_image = spec.image or template.image
-    if configured_image:
-        return configured_image
-    for pod_template in (spec.pod_template, template.pod_template):
-        containers = pod_template.spec.get("containers")
-        for container in containers if isinstance(containers, list) else ():
-            if (
-                isinstance(container, dict)
-                and container.get("name") == names.TRAINER_CONTAINER
-                and (image := container.get("image"))
-            ):
-                return str(image)
-    raise InvalidSpecError(
-        "spec.image is not set, and the queue has no default image. Set it in the job or in its"
-        " queue."
+    """The image of the job, by either field, or that of its queue."""
+    image = (
+        spec.image
+        or trainer_image(spec.pod_template)
+        or template.image
+        or trainer_image(template.pod_template)
     )
+    if not image:
+        raise InvalidSpecError(
+            "spec.image is not set, and the queue has no default image. Set it in the job or in its"
+            " queue."
+        )
+    return image

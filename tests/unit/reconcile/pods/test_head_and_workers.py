@@ -54,6 +54,24 @@ def test_each_role_requests_its_own(world):
     assert {variables[name]["MASTER_ADDR"] for name in made} == {"train-0.train.ml.svc"}
 
 
+def test_a_head_may_run_elsewhere_than_the_workers():
+    gpu, night = ({"key": key, "operator": "Exists"} for key in ("gpu", "night"))
+    scheduling = {"nodeSelector": {"pool": "gpu"}, "tolerations": [gpu], "affinity": {"gpu": {}}}
+    container = {"name": "trainer", "image": "head:1"}
+    spec = {"nodeSelector": {"pool": "cpu"}, "tolerations": [night], "containers": [container]}
+    head = {**HEAD, "podTemplate": {"spec": {**spec, "affinity": {"gpu": None, "cpu": {}}}}}
+    job, queue = make_job(numNodes=3, head=head), make_queue(**QUEUE, scheduling=scheduling)
+    applies = (a for a in World(job, queue).step().applies if a.kind is JOBS)
+    made = {a.name: a.body["spec"]["template"]["spec"] for a in applies}
+    assert made["train-w"]["nodeSelector"] == {"pool": "gpu"}
+    assert made["train-w"]["tolerations"] == [gpu]
+    assert made["train"]["nodeSelector"] == {"pool": "cpu"}
+    assert made["train"]["tolerations"] == [night, gpu]
+    assert made["train"]["affinity"] == {"cpu": {}}
+    assert made["train"]["containers"][0]["image"] == "head:1"
+    assert made["train-w"]["containers"][0]["image"] == queue.spec.image
+
+
 def test_no_launcher_starts_before_both_jobs_exist(world):
     world.step()
     started = [pod.metadata.annotations.start for pod in world.workers()]

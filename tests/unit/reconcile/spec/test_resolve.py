@@ -105,12 +105,29 @@ def test_checkpoints_of_queue_and_job(queue, job, expected):
     assert (run.checkpoints is not None) is expected
 
 
+TRAINER = {"spec": {"containers": [{"name": "trainer", "image": "template"}]}}
+
+
 def test_an_image_may_come_from_a_template():
-    template = {"spec": {"containers": [{"name": "trainer", "image": "x"}]}}
-    resolve_spec(make_job(numNodes=1, podTemplate=template), make_queue(image=None))
+    resolve_spec(make_job(numNodes=1, podTemplate=TRAINER), make_queue(image=None))
+    resolve_spec(make_job(numNodes=1), make_queue(image=None, podTemplate=TRAINER))
     odd = {"spec": {"containers": ["odd", {"name": "trainer"}]}}
     with pytest.raises(InvalidSpecError, match="no default image"):
         resolve_spec(make_job(numNodes=1, podTemplate=odd), make_queue(image=None))
+
+
+@pytest.mark.parametrize(
+    ("job", "queue", "expected"),
+    [
+        ({"image": "job"}, {"podTemplate": TRAINER}, "job"),
+        ({"podTemplate": TRAINER}, {}, "template"),
+        ({"image": "job", "podTemplate": TRAINER}, {}, "job"),
+        ({}, {"image": "queue", "podTemplate": TRAINER}, "queue"),
+    ],
+)
+def test_an_image_of_the_job_comes_before_that_of_its_queue(job, queue, expected):
+    queue = make_queue(**{"image": "queue", **queue})
+    assert resolve_spec(make_job(numNodes=1, **job), queue).image == expected
 
 
 @pytest.mark.parametrize("source", [{"source": "none"}, {"enabled": False}])
