@@ -126,7 +126,7 @@ def _check(name: str, keys: set[str], where: str, tables: list[str] | None = Non
 
 
 def _flags(command: click.Command) -> set[str]:
-    """Long flags without their dashes, and the argument COMMAND."""
+    """Long flags without their dashes, and the arguments COMMAND and DIRECTORY."""
     return set(_parameters(command))
 
 
@@ -136,7 +136,7 @@ def _parameters(command: click.Command) -> dict[str, str]:
 
 def _names(param: click.Parameter) -> list[str]:
     if isinstance(param, click.Argument):
-        return [param.name or ""] if param.name == "command" else []
+        return [param.name] if param.name in ("command", "directory") else []
     return [flag.removeprefix("--") for flag in param.opts if flag.startswith("--")]
 
 

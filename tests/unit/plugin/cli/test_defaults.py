@@ -10,6 +10,7 @@ from kubectl_torchrun.__main__ import cli
 from kubectl_torchrun.cli import defaults
 
 from ..laptop import Laptop
+from ..upload.test_reload import play_controller
 
 
 def toml(text: str, directory: Path | None = None) -> None:
@@ -56,6 +57,23 @@ def test_the_directory_of_the_file_is_sent(laptop: Laptop, monkeypatch: pytest.M
     assert "files in Project," in result.stderr
     Path("other.py").touch()
     assert "1 file in sub," in laptop.run("submit", "--dry-run", "-C", ".", "x").stderr
+
+
+def test_the_directory_of_the_project_applies_to_arguments_as_well(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml('directory = "src"\n')
+    Path("src").mkdir()
+    Path("src/model.py").touch()
+    assert CliRunner().invoke(cli, ["files", "-o", "name"]).stdout == "model.py\n"
+    assert "train.py" in CliRunner().invoke(cli, ["files", "-o", "name", "."]).stdout
+    Path("below").mkdir()
+    monkeypatch.chdir("below")
+    play_controller(laptop)
+    result = laptop.run("sync", "run")
+    assert result.exit_code == 0, result.output
+    assert laptop.server.announced
+    assert [entry.path for entry in laptop.server.announced.entries] == ["model.py"]
 
 
 def test_a_file_in_the_home_directory_makes_no_project(

@@ -36,6 +36,7 @@ def toml(text: str) -> None:
         ('directory = "/etc"', (*DRY, "x")),
         ('directory = "../other"', (*DRY, "x")),
         ('directory = "link"', (*DRY, "x")),
+        ('directory = "../other"', ("sync", "run")),
         ('overlay = "../other"', (*DRY, "x")),
         ("yes = true", ("cancel", "run")),
         ('[exec]\ncommand = "evil"', ("exec", "run")),
