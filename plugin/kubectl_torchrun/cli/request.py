@@ -214,6 +214,15 @@ def optional_path(text: str | None) -> Path | None:
     return None if text is None else Path(text)
 
 
+def sync_arguments(directory: str | None, overlay: str | None) -> tuple[str, ...]:
+    """The arguments with which `sync` uploads the same files.
+
+    Without a directory there is none: `sync` finds that of the project, as this command does.
+    """
+    where = () if directory is None else (str(Path(directory).resolve()),)
+    return where if overlay is None else (*where, f"--overlay={Path(overlay).resolve()}")
+
+
 def directory_to_send(directory: str | None, terminal: Terminal) -> Path:
     """The directory of the flag, else of the project, with a note if it is not the current one."""
     if directory is not None:

@@ -56,10 +56,13 @@ class Cluster(NamedTuple):
                 raise
             raise problem from error
 
-    def command(self, words: str) -> str:
-        """A kubectl command line for this namespace of this cluster."""
+    def command(self, words: str, *arguments: str) -> str:
+        """A kubectl command line for this namespace of this cluster.
+
+        words: separated by spaces; arguments may have spaces.
+        """
         flags = self.target.flags(namespace=False)
-        return shlex.join(["kubectl", *words.split(), "-n", self.namespace, *flags])
+        return shlex.join(["kubectl", *words.split(), *arguments, "-n", self.namespace, *flags])
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from kubectl_torchrun.cli.request import (
     optional_path,
     request_of,
     request_options,
+    sync_arguments,
 )
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.terminal import Terminal
@@ -70,6 +71,7 @@ def command(
         options = SubmitOptions(
             directory_to_send(flags.directory, terminal),
             overlay=optional_path(flags.overlay),
+            sync_arguments=sync_arguments(flags.directory, flags.overlay),
             follow=following,
             raw=raw,
             stop_on_repeated_failure=stop_on_repeated_failure,

@@ -13,6 +13,7 @@ from kubectl_torchrun.cli.request import (
     directory_to_send,
     optional_path,
     overlay_option,
+    sync_arguments,
     upload_timeout_option,
 )
 from kubectl_torchrun.cluster.kubectl import Target
@@ -64,6 +65,7 @@ def command(
         options = SubmitOptions(
             directory_to_send(directory, terminal),
             overlay=optional_path(overlay),
+            sync_arguments=sync_arguments(directory, overlay),
             pod_wait=upload_timeout,
             wait=wait and check(wait),
             timeout=timeout,

@@ -37,6 +37,7 @@ class Reload:
     """One job and one directory.
 
     pod_wait: seconds to wait for the pod that receives the upload. token: the upload token.
+    sync_arguments: of a `sync` that uploads the same files, for messages.
     """
 
     def __init__(
@@ -48,7 +49,8 @@ class Reload:
         terminal: Terminal,
         pod_wait: float,
         token: str,
-        overlay: Path | None = None,
+        overlay: Path | None,
+        sync_arguments: tuple[str, ...],
     ) -> None:
         self._cluster = cluster
         self._job = job
@@ -58,6 +60,7 @@ class Reload:
         self._pod_wait = pod_wait
         self._token = token
         self._overlay = overlay
+        self._sync_arguments = sync_arguments
 
     def once(self) -> int:
         """Upload the directory once; the exit code. Raises Problem."""
@@ -71,9 +74,9 @@ class Reload:
             raise UploadProblem(f"{problem}\n{self._next_step()}") from problem
 
     def _next_step(self) -> str:
+        sync = self._cluster.command(f"torchrun sync {self._job}", *self._sync_arguments)
         return (
-            f"Job {self._job} continues with its current files. To upload the directory:\n"
-            f"  {self._cluster.command(f'torchrun sync {self._job}')}"
+            f"Job {self._job} continues with its current files. To upload the directory:\n  {sync}"
         )
 
     def watch(self) -> int:

@@ -43,15 +43,17 @@ _OWN_ANNOTATIONS = (names.WORKSPACE_SHA256, names.UPLOAD_TOKEN_SHA256, names.WOR
 class SubmitOptions(NamedTuple):
     """Options of submit, run and sync. Times in seconds.
 
-    overlay: a directory whose files replace those of the same path. pod_wait: limit for the pod
-    that receives the upload. wait: a phase or condition, if follow is False; timeout: limit of
-    wait, None without. deletes: whether a second Ctrl-C deletes the job. raw: logs are not folded.
-    stop_on_repeated_failure: None if it depends on the terminal.
+    overlay: a directory whose files replace those of the same path. sync_arguments: of a `sync`
+    that uploads the same files, for messages. pod_wait: limit for the pod that receives the upload.
+    wait: a phase or condition, if follow is False; timeout: limit of wait, None without. deletes:
+    whether a second Ctrl-C deletes the job. raw: logs are not folded. stop_on_repeated_failure:
+    None if it depends on the terminal.
     """
 
     directory: Path
     pod_wait: float
     overlay: Path | None = None
+    sync_arguments: tuple[str, ...] = ()
     follow: bool = False
     dry_run: str = "none"  # none, client or server
     form: str = ""  # of the job on stdout: name, yaml or json
@@ -214,7 +216,7 @@ class Submission:
                 text = f"{problem}\nThe job continues. {_follow_hint(self._cluster, self._name)}"
                 raise type(problem)(text) from problem
             if self._created:
-                text = f"{problem}\n{_resume_hint(self._cluster, self._name)}"
+                text = f"{problem}\n{self._resume_hint()}"
                 raise UploadProblem(text) from problem
             raise
         if code == REPEATED_FAILURE:
@@ -234,7 +236,7 @@ class Submission:
         self._terminal.note(f"Created torchrunjob.torchrun.ai/{self._name}")
         spec = body["spec"]
         if isinstance(spec, dict) and spec.get("development"):
-            watch = self._cluster.command(f"torchrun sync {self._name} --watch")
+            watch = self._sync_command("--watch")
             self._terminal.note(f"To upload each edit, run in another terminal:\n  {watch}")
 
     async def _upload_and_follow(self, api: Api) -> int:
@@ -307,12 +309,22 @@ class Submission:
         if self._uploaded:
             return f"Detached. The job continues. {_follow_hint(self._cluster, self._name)}"
         if self._created:
-            resume = _resume_hint(self._cluster, self._name)
-            return f"Stopped before the upload was complete. {resume}"
+            return f"Stopped before the upload was complete. {self._resume_hint()}"
         return (
             "Stopped while the job was being created, so it may or may not exist. See:\n"
             f"  {self._cluster.command(f'torchrun status {self._name}')}"
         )
+
+    def _resume_hint(self) -> str:
+        return (
+            "The job waits for its workspace. To continue the upload:\n"
+            f"  {self._sync_command()}\n{_cancel_hint(self._cluster, self._name)}"
+        )
+
+    def _sync_command(self, *flags: str) -> str:
+        """The command line that uploads the same files to the job."""
+        arguments = (*self._options.sync_arguments, *flags)
+        return self._cluster.command(f"torchrun sync {self._name}", *arguments)
 
 
 def _follow_hint(cluster: Cluster, name: str) -> str:
@@ -320,14 +332,6 @@ def _follow_hint(cluster: Cluster, name: str) -> str:
         f"To follow it:\n  {cluster.command(f'torchrun logs {name} --follow')}\n"
         f"  {cluster.command(f'torchrun status {name}')}\n"
         f"To delete it:\n  {cluster.command(f'torchrun cancel {name}')}"
-    )
-
-
-def _resume_hint(cluster: Cluster, name: str) -> str:
-    return (
-        "The job waits for its workspace. To continue the upload:\n"
-        f"  {cluster.command(f'torchrun sync {name}')}\n"
-        f"{_cancel_hint(cluster, name)}"
     )
 
 

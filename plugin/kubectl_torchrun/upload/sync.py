@@ -47,6 +47,7 @@ def sync(
                 options.pod_wait,
                 token,
                 options.overlay,
+                options.sync_arguments,
             )
             if watch:
                 return reload.watch()

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from kubectl_torchrun.__main__ import cli
 from kubectl_torchrun.cli import defaults
 
-from ..laptop import Laptop
+from ..laptop import Laptop, interrupt_at
 from ..upload.test_reload import play_controller
 
 
@@ -74,6 +74,16 @@ def test_the_directory_of_the_project_applies_to_arguments_as_well(
     assert result.exit_code == 0, result.output
     assert laptop.server.announced
     assert [entry.path for entry in laptop.server.announced.entries] == ["model.py"]
+
+
+def test_the_command_to_continue_overrides_the_directory_of_the_file(laptop: Laptop) -> None:
+    toml('directory = "src"\n')
+    Path("src").mkdir()
+    interrupt_at(laptop.server, "/proxy/")
+    play_controller(laptop)
+    result = laptop.run("sync", "run", ".")
+    assert result.exit_code == 130, result.output
+    assert f"  kubectl torchrun sync run {Path.cwd()} -n ns" in result.stderr
 
 
 def test_a_file_in_the_home_directory_makes_no_project(

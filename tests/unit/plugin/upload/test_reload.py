@@ -16,7 +16,7 @@ from kubectl_torchrun.upload.cache import UploadCache
 from torchrun_api.json import JsonObject
 
 from ..api_server import refusal
-from ..laptop import READY, Laptop
+from ..laptop import READY, Laptop, interrupt_at
 
 TOKEN = "torchrun.ai/upload-token-sha256"
 LABELS = {"torchrun-job-name": "run", "app.kubernetes.io/component": "sync"}
@@ -102,6 +102,17 @@ def test_a_job_that_ends_during_the_sync_is_reported(laptop: Laptop) -> None:
     result = laptop.run("sync", "run")
     assert result.exit_code == 1
     assert "Failed" in result.stderr
+
+
+def test_the_command_to_upload_again_has_the_directory_and_the_overlay(laptop: Laptop) -> None:
+    play_controller(laptop)
+    Path("src").mkdir()
+    Path("src/train.py").touch()
+    interrupt_at(laptop.server, "/proxy/")
+    result = laptop.run("sync", "run", "src", "--overlay", ".")
+    assert result.exit_code == 130, result.output
+    here = Path.cwd()
+    assert f"  kubectl torchrun sync run {here}/src --overlay={here} -n ns" in result.stderr
 
 
 def test_each_edit_is_sent_until_the_job_ends(laptop: Laptop) -> None:

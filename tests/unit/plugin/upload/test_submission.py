@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -259,6 +260,22 @@ def test_a_forbidden_upload_leaves_the_job_waiting(laptop: Laptop) -> None:
     assert result.exit_code == 3
     assert "cannot update pods/proxy" in result.stderr
     assert "kubectl torchrun sync run -n ns" in result.stderr
+
+
+def test_the_commands_to_continue_have_the_directory_and_the_overlay(
+    laptop: Laptop, tmp_path: Path
+) -> None:
+    play_controller(laptop.server)
+    for name in ("its code", "more"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "code.py").touch()
+    interrupt_at(laptop.server, "/proxy/")
+    where = ("-C", "../its code", "--overlay", "../more")
+    result = laptop.run("submit", "--dev", *where, "--name", "run", "x")
+    assert result.exit_code == 130, result.output
+    sync = f"kubectl torchrun sync run '{tmp_path}/its code' --overlay={tmp_path}/more"
+    assert f"  {sync} -n ns --kubeconfig=" in result.stderr
+    assert f"  {sync} --watch -n ns --kubeconfig=" in result.stderr
 
 
 @pytest.mark.parametrize(
