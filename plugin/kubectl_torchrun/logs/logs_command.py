@@ -1,5 +1,6 @@
 """The logs of a job's nodes, from their pods or from the copies on its PVC."""
 
+from collections.abc import Set
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -97,10 +98,9 @@ def _print_lines(
             f"Printing the first {MOST_STREAMS} of {len(started)} nodes. Select others with --node."
         )
     selected = sorted(started.items())[:MOST_STREAMS]
-    is_complete = attempt == job.status.attempt or (view.nodes and view.nodes <= started.keys())
     with ExitStack() as until:
         log_copies: list[tuple[int, copies.LogCopy]] = []
-        if not (started and is_complete):
+        if not (started and _is_complete(job, attempt, view, started.keys())):
             if not started and not (job.status.start_time or job.status.attempts):
                 raise _no_logs(job, choice)
             try:
@@ -122,6 +122,17 @@ def _print_lines(
 
         cluster.run(show)
     return 0
+
+
+def _is_complete(job: Job, attempt: int, view: View, started: Set[int]) -> bool:
+    """Whether no other selected node can have a log."""
+    if view.nodes and not view.ranks and view.nodes <= started:
+        return True
+    if attempt != job.status.attempt:
+        return False
+    # Pods of a job that has ended are removed: by the Job controller, or together with their nodes.
+    nodes = range(job.status.num_nodes or 0)
+    return not job.has_ended or all(node in started for node in nodes if view.takes(node))
 
 
 def _no_logs(job: Job, choice: LogChoice) -> Problem:

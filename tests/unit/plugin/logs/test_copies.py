@@ -46,6 +46,34 @@ def test_existing_pods_are_read_directly(laptop: Laptop, claim: Path) -> None:
     assert "times" not in result.stderr
 
 
+def test_copies_replace_deleted_pods_of_the_last_attempt(laptop: Laptop, claim: Path) -> None:
+    """The garbage collection of pods, or a drained node, has removed one of them."""
+    laptop.job("run", status={**ENDED, "numNodes": 2})
+    laptop.worker("run", 0, 1, "2026-01-01T00:00:02.000000000Z mine\n")
+    (claim / "logs/1").mkdir()
+    write(claim, 1, stamped(1, "the other's"), attempt=1)
+    result = laptop.run("logs", "run")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "[1] the other's\n[0] mine\n"
+    assert laptop.run("logs", "run", "--node", "1").stdout == "[1] the other's\n"
+    both = laptop.run("logs", "run", "--node", "0", "--rank", "1")
+    assert both.stdout == result.stdout
+    no_claim(laptop)
+    assert laptop.run("logs", "run", "--node", "0").stderr == ""
+    incomplete = laptop.run("logs", "run")
+    assert (incomplete.exit_code, incomplete.stdout) == (0, "[0] mine\n")
+    assert "Cannot read the logs of other nodes. Job run has no state directory" in (
+        incomplete.stderr
+    )
+
+
+def test_no_copies_are_read_while_the_job_runs(laptop: Laptop, claim: Path) -> None:
+    laptop.job("run", status={**ENDED, "phase": "Running", "numNodes": 2})
+    laptop.worker("run", 0, 1, "2026-01-01T00:00:02.000000000Z mine\n")
+    assert laptop.run("logs", "run").stdout == "[0] mine\n"
+    assert not (claim.parents[1] / "execs").exists()
+
+
 def stamped(second: int, text: str, stream: str = "stdout") -> str:
     return f"2026-01-01T00:00:{second:02}.123456789Z {stream} F {text}"
 
