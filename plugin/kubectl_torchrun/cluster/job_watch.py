@@ -12,6 +12,7 @@ class JobWatch:
     """The last state of one job. Start `run` in a task; `next_change` waits for a change.
 
     reloads: the job has a workspace and gets another one. has_read: whether the job was read.
+    After its deletion, `job` stays None, even if there is another job of the same name.
     The two watches are independent: a job may have ended before its pods show it.
     """
 
@@ -21,6 +22,7 @@ class JobWatch:
         self.has_read = False
         self.job: Job | None = None
         self.pods: dict[str, Pod] = {}
+        self._uid = ""
         self._api = api
         self._selector = {"labelSelector": f"{names.JOB_LABEL}={name}"}
         self._tick = anyio.Event()
@@ -60,6 +62,10 @@ class JobWatch:
     def show_job(self, job: Job | None) -> None:
         """Set the state of the job, and wake waiting tasks."""
         self.has_read = True
+        if job is not None:
+            self._uid = self._uid or job.metadata.uid
+            if job.metadata.uid != self._uid:
+                job = None
         self.job = job
         self._wake()
 

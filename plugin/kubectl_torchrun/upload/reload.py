@@ -13,7 +13,7 @@ import msgspec
 from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.session import Cluster
-from kubectl_torchrun.cluster.slices import JOBS
+from kubectl_torchrun.cluster.slices import JOBS, Job
 from kubectl_torchrun.errors import DETACHED, RunProblem, UploadProblem, UsageProblem
 from kubectl_torchrun.terminal import Terminal
 from kubectl_torchrun.text import files_of, human
@@ -112,7 +112,7 @@ class Reload:
         self._terminal.note(f"Watching {self._directory.resolve()}. Press Ctrl-C to stop.")
         uploaded = previous = last_note = ""
         failures = 0
-        while not (job_watch.job and job_watch.job.has_ended):
+        while not ((job := _last_job(job_watch)) and job.has_ended):
             started, note, delay = time.monotonic(), "", 0.0
             try:
                 workspace = await anyio.to_thread.run_sync(self._scan, _check_cancelled)
@@ -182,12 +182,13 @@ class Reload:
     async def _wait_for_workers(self, job_watch: JobWatch, revision: int) -> None:
         """Wait until the status shows that all pods have the revision.
 
-        Raises RunProblem: the job has ended. _PodsBehind: not within _WORKERS_SECONDS.
+        Raises RunProblem: the job has ended or was deleted. _PodsBehind: not within
+        _WORKERS_SECONDS.
         """
         with anyio.move_on_after(_WORKERS_SECONDS):
-            while job_watch.job is None or job_watch.job.status.workspace_revision < revision:
-                if job_watch.job is not None and job_watch.job.has_ended:
-                    raise RunProblem(f"The job is {job_watch.job.status.phase}.")
+            while not (job := _last_job(job_watch)) or job.status.workspace_revision < revision:
+                if job and job.has_ended:
+                    raise RunProblem(f"The job is {job.status.phase}.")
                 await job_watch.next_change(_WORKERS_SECONDS)
             return
         raise _PodsBehind(
@@ -195,6 +196,13 @@ class Reload:
             f" {_WORKERS_SECONDS:.0f} s. If a pod has ended, the next attempt runs the revision.\n"
             f"See: {self._cluster.command(f'torchrun status {self._job}')}"
         )
+
+
+def _last_job(job_watch: JobWatch) -> Job | None:
+    """The last state of the job; None before it is read. Raises RunProblem if it was deleted."""
+    if job_watch.has_read and job_watch.job is None:
+        raise RunProblem(f"Job {job_watch.name} was deleted.")
+    return job_watch.job
 
 
 def _check_cancelled(_: int) -> None:

@@ -141,18 +141,70 @@ def test_the_end_of_the_job_ends_the_watch(laptop: Laptop) -> None:
     assert "Succeeded" in result.stderr
 
 
-def end_at_note(laptop: Laptop, monkeypatch: pytest.MonkeyPatch, pattern: str) -> list[str]:
-    """End the job at the first note that matches. Returns the notes."""
+def at_note(
+    monkeypatch: pytest.MonkeyPatch, pattern: str, change: Callable[[], object]
+) -> list[str]:
+    """Call the function at each note that matches. Returns the notes."""
     notes: list[str] = []
 
     def note(_: Terminal, text: str) -> None:
         notes.append(text)
         if re.search(pattern, text):
-            ended = {"phase": "Succeeded", "conditions": READY, "workspaceRevision": 1}
-            laptop.server.put("torchrunjobs", "run", status=ended)
+            change()
 
     monkeypatch.setattr(Terminal, "note", note)
     return notes
+
+
+def end_at_note(laptop: Laptop, monkeypatch: pytest.MonkeyPatch, pattern: str) -> list[str]:
+    """End the job at the first note that matches. Returns the notes."""
+    ended = {"phase": "Succeeded", "conditions": READY, "workspaceRevision": 1}
+    end = partial(laptop.server.put, "torchrunjobs", "run", status=ended)
+    return at_note(monkeypatch, pattern, end)
+
+
+def delete(laptop: Laptop) -> None:
+    """Delete the job, after which the controller does nothing for it."""
+    laptop.server.hooks.clear()
+    laptop.server.delete("torchrunjobs", "run")
+
+
+def replace(laptop: Laptop) -> None:
+    """Delete the job, and create another one of the same name."""
+    delete(laptop)
+    running = {"phase": "Running", "conditions": READY}
+    laptop.job("run", metadata={"uid": "another"}, status=running)
+
+
+@pytest.mark.parametrize("change", [delete, replace])
+def test_the_deletion_of_the_job_ends_the_watch(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch, change: Callable[[Laptop], None]
+) -> None:
+    play_controller(laptop)
+    notes = at_note(monkeypatch, "Revision 1:", partial(change, laptop))
+    result = laptop.run("sync", "run", "--watch")
+    assert result.exit_code == 1, result.output
+    assert "Job run was deleted." in result.stderr
+    assert len(notes) == 2
+
+
+def test_the_deletion_of_the_job_ends_the_wait_for_its_pods(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play_controller(laptop, tells=False)
+    laptop.server.on_upload = lambda: None
+    wait = JobWatch.next_change
+
+    async def next_change(job_watch: JobWatch, seconds: float) -> bool:
+        announced = "workspace-revision" in str(laptop.server.objects.get(("torchrunjobs", "run")))
+        if announced and seconds == reload._WORKERS_SECONDS:
+            delete(laptop)
+        return await wait(job_watch, seconds)
+
+    monkeypatch.setattr(JobWatch, "next_change", next_change)
+    result = laptop.run("sync", "run")
+    assert result.exit_code == 1, result.output
+    assert "Job run was deleted." in result.stderr
 
 
 @pytest.fixture
