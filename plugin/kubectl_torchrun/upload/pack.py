@@ -52,7 +52,7 @@ class Archive(NamedTuple):
 
 
 def check(tree: Tree, limits: Limits = LIMITS) -> None:
-    """Raises UsageProblem if the workspace is empty or exceeds a limit."""
+    """Raises UsageProblem if the workspace is empty, exceeds a limit or has names to rename."""
     if not tree.files:
         raise UsageProblem(
             f"There is nothing to upload in {tree.root}: it is empty, or all its files are ignored."
@@ -70,8 +70,10 @@ def check(tree: Tree, limits: Limits = LIMITS) -> None:
             + f"Add files that the run does not need to {TORCHRUNIGNORE}. Store data in a PVC under"
             " volumes.datasets."
         )
-    for path in (*(file.path for file in tree.files), *tree.empty_directories):
+    paths = (*(file.path for file in tree.files), *tree.empty_directories)
+    for path in paths:
         _check_path(path, limits)
+    _check_collisions(paths)
 
 
 def write(
@@ -176,6 +178,27 @@ def _check_path(path: str, limits: Limits) -> None:
         raise UsageProblem(
             f"The path {name!r} {problem}. Rename it, or add it to {TORCHRUNIGNORE}."
         )
+
+
+def _check_collisions(paths: Sequence[str]) -> None:
+    """Raises UsageProblem for two paths that a PVC which ignores case (SMB) does not distinguish.
+
+    The sync pod refuses them for every PVC.
+    """
+    places = set(paths)
+    for path in paths:
+        parent = path.rpartition("/")[0]
+        while parent and parent not in places:
+            places.add(parent)
+            parent = parent.rpartition("/")[0]
+    known: dict[str, str] = {}
+    for place in sorted(places):
+        other = known.setdefault(unicodedata.normalize("NFC", place).casefold(), place)
+        if other != place:
+            raise UsageProblem(
+                f"The paths {other!r} and {place!r} differ only in case or in the encoding of"
+                f" accents. Rename one of them, or add it to {TORCHRUNIGNORE}."
+            )
 
 
 def _top(path: str) -> str:

@@ -99,18 +99,17 @@ def unreadable(path: Path | str, error: OSError) -> UsageProblem:
 
 def _overlaid(below: Tree, above: Tree) -> Tree:
     files = {file.path: file for file in (*below.files, *above.files)}
-    filled = {parent for path in files for parent in _parents(path)}
-    shadowed = {file.path for file in above.files} & ({*below.empty_directories} | filled)
-    hidden = {file.path for file in below.files} & {
-        parent for file in above.files for parent in _parents(file.path)
-    }
-    if shadowed or hidden:
-        both = ", ".join(sorted(shadowed | hidden)[:5])
+    empty = {*below.empty_directories, *above.empty_directories}
+    filled = {parent for path in (*files, *empty) for parent in _parents(path)}
+    # Each is a file in one of the trees, and a directory in the other.
+    collisions = files.keys() & (empty | filled)
+    if collisions:
+        both = ", ".join(sorted(collisions)[:5])
         raise UsageProblem(
             f"--overlay replaces a file with a directory, or a directory with a file: {both}."
             " Rename them."
         )
-    empty = {*below.empty_directories, *above.empty_directories} - filled
+    empty -= filled
     return Tree(
         below.root,
         tuple(sorted(files.values(), key=lambda file: os.fsencode(file.path))),

@@ -20,6 +20,7 @@ from kubectl_torchrun.upload.cache import UploadCache, Workspace
 from kubectl_torchrun.upload.pack import Limits
 from kubectl_torchrun.upload.tree import scan
 from profiles import examples
+from torchrun_runtime.sync.errors import ArchiveError
 from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.settings import Limits as SyncLimits
 
@@ -183,6 +184,53 @@ def test_invalid_names_are_refused(tmp_path: Path, name: bytes) -> None:
     (tmp_path / os.fsdecode(name)).write_bytes(b"")
     with pytest.raises(UsageProblem, match="Rename it"):
         pack.check(scan(tmp_path))
+
+
+def put(root: Path, path: str) -> None:
+    """Create a file, or a directory if the path ends with a slash."""
+    place = root / path
+    if path.endswith("/"):
+        place.mkdir(parents=True)
+    else:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "names"),
+    [
+        ("README", "Readme", ("README", "Readme")),
+        ("caf\u00e9", "cafe\u0301", ("cafe\u0301", "caf\u00e9")),
+        ("stra\u00dfe", "strasse", ("strasse", "stra\u00dfe")),
+        ("Data/x", "data/y", ("Data", "data")),
+        ("Data", "data/y", ("Data", "data")),
+        ("x/Data/", "x/data", ("x/Data", "x/data")),
+    ],
+)
+def test_names_that_differ_only_in_case_or_accents_are_refused(
+    tmp_path: Path, one: str, two: str, names: tuple[str, str]
+) -> None:
+    put(tmp_path / "one", one)
+    put(tmp_path / "two", two)
+    (tmp_path / "one/z").touch()
+    (tmp_path / "two/z").touch()
+    pack.check(scan(tmp_path / "one"))
+    pack.check(scan(tmp_path / "two"))
+    message = f"The paths {names[0]!r} and {names[1]!r} differ only in case or in the encoding"
+    with pytest.raises(UsageProblem, match=message):
+        pack.check(scan(tmp_path / "one", tmp_path / "two"))
+
+
+def test_the_sync_pod_refuses_the_same_names(tmp_path: Path) -> None:
+    put(tmp_path, "root/README")
+    put(tmp_path, "root/Readme")
+    if len(scan(tmp_path / "root").files) == 1:
+        pytest.skip("this file system ignores case")
+    _, path = archive(tmp_path / "root", tmp_path)
+    with pytest.raises(ArchiveError, match="differs from 'README' only in case"):
+        extract(path, tmp_path / "out", SyncLimits())
+    with pytest.raises(UsageProblem, match="'README' and 'Readme'"):
+        pack.check(scan(tmp_path / "root"))
 
 
 def test_an_empty_tree_is_reported(tmp_path: Path) -> None:

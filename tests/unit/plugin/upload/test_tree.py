@@ -17,7 +17,11 @@ from profiles import examples
 
 
 def make(root: Path, *paths: str, **contents: str) -> None:
+    """Create files with their path as content, and directories if the path ends with a slash."""
     for path in paths:
+        if path.endswith("/"):
+            (root / path).mkdir(parents=True)
+            continue
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(path)
     for name, text in contents.items():
@@ -269,8 +273,26 @@ def test_ignore_files_above_an_overlay_do_not_apply(tmp_path: Path) -> None:
     assert paths == [".gitignore", "call.json", "train.py"]
 
 
+def test_empty_directories_of_an_overlay_are_merged(tmp_path: Path) -> None:
+    below, above = tmp_path / "below", tmp_path / "above"
+    make(below, "a.py", "sub/b.py", "empty/", "d/")
+    make(above, "sub/", "empty/e/", "new/")
+    merged = scan(below, above)
+    assert [file.path for file in merged.files] == ["a.py", "sub/b.py"]
+    assert merged.empty_directories == ("d", "empty/e", "new")
+
+
 @pytest.mark.parametrize(
-    ("below", "above"), [("a", "a/b.py"), ("a/b.py", "a"), ("a/b/c.py", "a/b")]
+    ("below", "above"),
+    [
+        ("a", "a/b.py"),
+        ("a/b.py", "a"),
+        ("a/b/c.py", "a/b"),
+        ("x", "x/"),
+        ("x", "x/e/"),
+        ("x/", "x"),
+        ("x/e/", "x"),
+    ],
 )
 def test_an_overlay_file_over_a_directory_is_refused(
     tmp_path: Path, below: str, above: str
