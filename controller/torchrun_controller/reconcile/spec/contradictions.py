@@ -9,8 +9,13 @@ from torchrun_api.queue import TorchrunQueue
 from torchrun_api.reliability import Reliability
 
 
-def contradiction(spec: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
-    """Return the first contradiction, with both fields and what to do; None if there is none."""
+def contradiction(
+    spec: TorchrunJobSpec, queue: TorchrunQueue, *, never_restarts: bool
+) -> str | None:
+    """Return the first contradiction, with both fields and what to do; None if there is none.
+
+    `never_restarts` is from the settings at the start of the job. The queue may have others now.
+    """
     of_queue = f"of TorchrunQueue {queue.metadata.name}"
     backend = spec.distributed.rdzv_backend or queue.spec.distributed.rdzv_backend
     if spec.elastic is not None and backend == "static":
@@ -22,12 +27,9 @@ def contradiction(spec: TorchrunJobSpec, queue: TorchrunQueue) -> str | None:
         problem = _check_head(spec, queue)
         if problem is not None:
             return problem
-    reliability = spec.reliability
-    restart_field = _restart_field(reliability)
-    never_restarts = (
-        reliability.restart_policy is None and queue.spec.reliability.restart_policy == "Never"
-    )
-    if restart_field is not None and never_restarts:
+    restart_field = _restart_field(spec.reliability)
+    queue_forbids = never_restarts and spec.reliability.restart_policy is None
+    if restart_field is not None and queue_forbids:
         return (
             f"{restart_field} conflicts with reliability.restartPolicy Never {of_queue}. Set"
             " spec.reliability.restartPolicy to OnFailure."

@@ -124,7 +124,7 @@ def resolve_spec(job: TorchrunJob, queue: TorchrunQueue) -> ResolvedSpec:
     problem = (
         over_limit(size.nodes, policy.max_nodes, queue)
         or over_priority(spec, queue)
-        or contradiction(spec, queue)
+        or contradiction(spec, queue, never_restarts=policy.never_restart)
     )
     if problem is not None:
         raise InvalidSpecError(problem)

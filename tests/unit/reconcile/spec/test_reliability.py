@@ -97,12 +97,25 @@ def test_a_job_that_ended_without_a_gang_keeps_its_last_settings():
     assert world.settle().requeue_after == 5
 
 
-def test_restarts_follow_the_settings_at_the_start():
-    world = running(make_queue(reliability={"maxRestarts": 1}))
+@pytest.mark.parametrize("setter", ["queue", "job"])
+def test_restarts_follow_the_settings_at_the_start(setter):
+    limits = {"reliability": {"maxRestarts": 1}}
+    queue, job = (limits, {}) if setter == "queue" else ({}, limits)
+    world = running(make_queue(**queue), **job)
     world.queue = make_queue(reliability={"restartPolicy": "Never"})
     world.all_workers("Failed")
     world.settle()
     assert (world.phase, len(world.gangs)) == ("Queued", 2)
+
+
+def test_a_job_that_may_never_restart_cannot_permit_restarts_later():
+    world = running(make_queue(reliability={"restartPolicy": "Never"}))
+    world.queue = make_queue()
+    world.suspend()
+    world.spec(reliability=replace(world.job.spec.reliability, max_restarts=1))
+    world.resume()
+    assert world.job.status.reason == "InvalidSpec"
+    assert "conflicts with reliability.restartPolicy Never" in world.job.status.message
 
 
 @pytest.mark.parametrize("recorded", [True, False])
