@@ -37,33 +37,56 @@ def size_of(spec: TorchrunJobSpec, queue_resources: NodeResources) -> Size:
         InvalidSpecError: the spec does not determine the number of nodes.
         QuantityError: a quantity of job or queue cannot be read.
     """
-    node = _node(spec.node_resources, queue_resources, "spec")
+    gpus = _gpus(spec.node_resources, queue_resources, "spec")
     if (spec.num_nodes is None) == (spec.num_gpus is None):
         raise InvalidSpecError("Set exactly one of spec.numNodes and spec.numGPUs.")
     if spec.num_nodes is not None:
-        nodes, gpus_per_node = spec.num_nodes, node.gpus
+        nodes, gpus_per_node = spec.num_nodes, gpus
     else:
         assert spec.num_gpus is not None
-        nodes, gpus_per_node = _spread(spec.num_gpus, node.gpus)
+        nodes, gpus_per_node = _spread(spec.num_gpus, gpus)
     head = None
     if spec.head is not None:
-        head_node = _node(spec.head.node_resources, queue_resources, "spec.head")
-        head = _of_pods(nodes, head_node, head_node.gpus)
-    return structs.replace(_of_pods(nodes, node, gpus_per_node), head=head)
+        head_gpus = _gpus(spec.head.node_resources, queue_resources, "spec.head")
+        head = _of_pods(nodes, head_gpus, spec.head.node_resources, queue_resources, "spec.head")
+    size = _of_pods(nodes, gpus_per_node, spec.node_resources, queue_resources, "spec")
+    return structs.replace(size, head=head)
 
 
-def _of_pods(nodes: int, node: NodeResources, gpus_per_node: int) -> Size:
-    share_of = node.gpus or 1
-    share = gpus_per_node or 1
+def _gpus(job_resources: JobNodeResources, queue_resources: NodeResources, path: str) -> int:
+    """Return the GPUs that a pod of the job may have."""
+    gpus = queue_resources.gpus if job_resources.gpus is None else job_resources.gpus
+    if gpus > queue_resources.gpus:
+        raise InvalidSpecError(_too_much(f"{path}.nodeResources.gpus", gpus, queue_resources.gpus))
+    return gpus
+
+
+def _of_pods(
+    nodes: int,
+    gpus_per_node: int,
+    job_resources: JobNodeResources,
+    queue_resources: NodeResources,
+    path: str,
+) -> Size:
+    """Return the size of a gang whose pods have this many GPUs each.
+
+    Raises InvalidSpecError if the job requests more than a node of the queue has.
+    """
+    # A job without GPUs gets no proportional share, but the CPU and memory of its spec, or all.
+    share = Fraction(gpus_per_node or queue_resources.gpus or 1, queue_resources.gpus or 1)
+    cpus = _amount(f"{path}.nodeResources.cpus", job_resources.cpus, queue_resources.cpus, share)
+    memory = _amount(
+        f"{path}.nodeResources.memory", job_resources.memory, queue_resources.memory, share
+    )
     requests: dict[str, str] = {}
-    if node.cpus is not None:
-        requests["cpu"] = format_cpu(parse(node.cpus) * share / share_of)
-    if node.memory is not None:
-        requests["memory"] = format_bytes(parse(node.memory) * share / share_of)
+    if cpus is not None:
+        requests["cpu"] = format_cpu(cpus)
+    if memory is not None:
+        requests["memory"] = format_bytes(memory)
     limits = {name: value for name, value in requests.items() if name != "cpu"}
-    devices = {name: str(value) for name, value in sorted(node.extra.items())}
+    devices = {name: str(value) for name, value in sorted(queue_resources.extra.items())}
     if gpus_per_node:
-        devices[node.gpu_resource_name] = str(gpus_per_node)
+        devices[queue_resources.gpu_resource_name] = str(gpus_per_node)
     return Size(
         nodes=nodes,
         gpus_per_node=gpus_per_node,
@@ -72,33 +95,10 @@ def _of_pods(nodes: int, node: NodeResources, gpus_per_node: int) -> Size:
     )
 
 
-def _node(
-    job_resources: JobNodeResources, queue_resources: NodeResources, path: str
-) -> NodeResources:
-    """Return the resources of each node of the job.
-
-    Raises InvalidSpecError if the job requests more than a node of the queue has.
-    """
-    gpus = queue_resources.gpus if job_resources.gpus is None else job_resources.gpus
-    if gpus > queue_resources.gpus:
-        raise InvalidSpecError(_too_much(f"{path}.nodeResources.gpus", gpus, queue_resources.gpus))
-    # A job without GPUs gets no proportional share, but the CPU and memory of its spec, or all.
-    share = Fraction(gpus or queue_resources.gpus or 1, queue_resources.gpus or 1)
-    cpus = _amount(f"{path}.nodeResources.cpus", job_resources.cpus, queue_resources.cpus, share)
-    memory = _amount(
-        f"{path}.nodeResources.memory", job_resources.memory, queue_resources.memory, share
-    )
-    return structs.replace(
-        queue_resources,
-        gpus=gpus,
-        cpus=None if cpus is None else format_cpu(cpus),
-        memory=None if memory is None else format_bytes(memory),
-    )
-
-
 def _amount(
     field: str, job_value: int | str | None, queue_value: int | str | None, share: Fraction
 ) -> Fraction | None:
+    """Return what the job sets, else its share of the node of the queue."""
     most = None if queue_value is None else parse(queue_value)
     if job_value is None:
         return None if most is None else most * share

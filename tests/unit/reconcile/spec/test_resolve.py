@@ -50,6 +50,16 @@ def test_a_part_of_a_node_gets_cpu_and_memory_in_proportion():
         ({"gpus": 4}, {"numNodes": 2}, {"cpu": "48", "memory": "256Gi", "nvidia.com/gpu": "4"}),
         ({"gpus": 4}, {"numGPUs": 6}, {"cpu": "36", "memory": "192Gi", "nvidia.com/gpu": "3"}),
         (
+            {"cpus": 40, "memory": "100Gi"},
+            {"numGPUs": 4},
+            {"cpu": "40", "memory": "100Gi", "nvidia.com/gpu": "4"},
+        ),
+        (
+            {"gpus": 4, "cpus": 40},
+            {"numGPUs": 6},
+            {"cpu": "40", "memory": "192Gi", "nvidia.com/gpu": "3"},
+        ),
+        (
             {"gpus": 1, "cpus": "500m", "memory": "1Gi"},
             {"numNodes": 1},
             {"cpu": "500m", "memory": "1Gi", "nvidia.com/gpu": "1"},
