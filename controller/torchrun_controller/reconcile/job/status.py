@@ -209,7 +209,7 @@ def _conditions(
 
     Of two with the same type, the later one wins.
     """
-    previous = _kept_conditions(observed.job.status.conditions)
+    previous = _kept_conditions(observed.job)
     updates = {update.type: update for update in (*previous, *decision.conditions)}
     if observed.gang.child_jobs or decision.state is State.READY:
         updates["Scheduled"] = scheduled.build_condition(observed.gang, decision, nodes, updates)
@@ -219,12 +219,16 @@ def _conditions(
     return list(updates.values())
 
 
-def _kept_conditions(conditions: tuple[Condition, ...]) -> list[ConditionUpdate]:
-    """Return the conditions that stay if nothing sets them: no warnings, and not admission's."""
+def _kept_conditions(job: TorchrunJob) -> list[ConditionUpdate]:
+    """Return the conditions that stay if nothing sets them: no warnings, and not admission's.
+
+    Without spec.dependsOn nothing sets the condition of dependencies that an edit has removed.
+    """
+    dropped = {*WARNINGS, ADMITTED, *(() if job.spec.depends_on else (dependencies.CONDITION,))}
     return [
         ConditionUpdate(c.type, c.status, Reason(c.reason, c.message))
-        for c in conditions
-        if c.type not in WARNINGS and c.type != ADMITTED
+        for c in job.status.conditions
+        if c.type not in dropped
     ]
 
 

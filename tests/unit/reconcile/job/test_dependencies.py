@@ -79,6 +79,16 @@ def test_a_missing_dependency_is_named_and_may_be_created_later():
     assert world.starts
 
 
+def test_a_job_whose_last_dependency_is_removed_has_no_condition_on_it():
+    world = Family("prep")
+    world.settle()
+    assert world.condition("DependenciesMet").reason == "DependencyNotFound"
+    world.spec(depends_on=())
+    world.settle()
+    assert world.starts
+    assert "DependenciesMet" not in {c.type for c in world.job.status.conditions}
+
+
 @pytest.mark.parametrize(
     ("condition", "parent", "starts"),
     [
