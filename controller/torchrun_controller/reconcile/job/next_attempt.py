@@ -13,7 +13,7 @@ from torchrun_controller.reconcile.gang.orphans import find_orphans, orphan_advi
 from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.context import Context, NextAttempt
 from torchrun_controller.reconcile.job.resizing import delay_resize
-from torchrun_controller.reconcile.job.running import QUEUE_FOUND, keep_size, missing_checkpoints
+from torchrun_controller.reconcile.job.running import keep_size, missing_checkpoints
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import pods_are, sentence
 from torchrun_controller.reconcile.model.observed import Observed
@@ -84,10 +84,9 @@ def spec_invalid(context: Context) -> Decision | None:
 
 def refuse(context: Context, error: InvalidSpecError) -> Decision:
     """The decision on a job with an invalid spec."""
-    conditions = () if context.observed.queue is None else (QUEUE_FOUND,)
     why = Reason("InvalidSpec", sentence(str(error)))
     answer = _return_admission(context.observed.job)
-    return _decide(context, State.SPEC_INVALID, why, *conditions, *answer)
+    return _decide(context, State.SPEC_INVALID, why, *answer)
 
 
 def _return_admission(job: TorchrunJob) -> tuple[ConditionUpdate, ...]:
@@ -107,7 +106,7 @@ def dependency_failed(context: Context) -> Decision | None:
     unmet = context.unmet_dependencies
     if unmet is None or unmet.state is State.DEPENDENCY_WAITING:
         return None
-    return _decide(context, unmet.state, unmet.why, QUEUE_FOUND, spec=context.spec)
+    return _decide(context, unmet.state, unmet.why, spec=context.spec)
 
 
 def scheduler_missing(context: Context) -> Decision | None:
@@ -117,7 +116,7 @@ def scheduler_missing(context: Context) -> Decision | None:
     why = choose(observed.queue, observed.cluster.installed, observed.job).missing
     if why is None:
         return None
-    return _decide(context, State.SCHEDULER_MISSING, why, QUEUE_FOUND, spec=context.spec)
+    return _decide(context, State.SCHEDULER_MISSING, why, spec=context.spec)
 
 
 def workspace_not_ready(context: Context) -> Decision | None:
@@ -142,7 +141,7 @@ def workspace_not_ready(context: Context) -> Decision | None:
         message = f"The workspace was not ready within {timeout.total_seconds():.0f} s"
         why = Reason("SyncTimeout", f"{message} (syncTimeoutSeconds). {why.message}")
         state, writes = State.SYNC_TIMED_OUT, replace(writes, applies=(), deletes=())
-    return _decide(context, state, why, QUEUE_FOUND, spec=context.preparation.spec, writes=writes)
+    return _decide(context, state, why, spec=context.preparation.spec, writes=writes)
 
 
 def dependencies_not_met(context: Context) -> Decision | None:
@@ -356,7 +355,6 @@ def _with_workspace(
         context,
         state,
         why,
-        QUEUE_FOUND,
         workspace,
         *conditions,
         spec=preparation.spec,

@@ -29,21 +29,17 @@ from torchrun_controller.reconcile.workspace import (
     sync_results,
 )
 
-QUEUE_FOUND = ConditionUpdate("QueueReady", "True", Reason("QueueFound", "The queue exists."))
-
 
 def decide_on_gang(
     context: Context, state: State, why: Reason, writes: Writes = NO_WRITES
 ) -> Decision:
     """Return a decision on the present gang, or on a gang that has ended, with its conditions."""
     observed = context.observed
-    conditions = [QUEUE_FOUND] if observed.queue is not None else []
     if context.gang is None:
         return Decision(
             state=state,
             why=why,
             attempt=context.attempt,
-            conditions=tuple(conditions),
             history=context.history,
             writes=writes,
         )
@@ -51,6 +47,7 @@ def decide_on_gang(
     revision = reload.find_running_revision(observed.job, observed.gang)
     workspace = preparation.describe_workspace(observed.job, observed.workspace, spec)
     met_reason = dependencies.describe_met(observed.job)
+    conditions = []
     if workspace is not None:
         conditions.append(ConditionUpdate("WorkspaceReady", "True", workspace))
     # The status with which the gang was created may be lost, so the parents are evaluated again.

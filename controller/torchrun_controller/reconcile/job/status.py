@@ -49,6 +49,8 @@ WARNINGS = frozenset(
         *(names.UP_TO_DATE, refusals.CONDITION, REQUESTED, FULL_SIZE),
     }
 )
+QUEUE_FOUND = ConditionUpdate("QueueReady", "True", Reason("QueueFound", "The queue exists."))
+NOT_SCHEDULED = Reason("NotScheduled", "The job has no gang.")
 NOT_RUNNING = Reason("NotRunning", "No pod is running.")
 NOT_SUSPENDED = Reason("NotSuspended", "spec.suspend is false.")
 
@@ -209,27 +211,43 @@ def _conditions(
 
     Of two with the same type, the later one wins.
     """
-    previous = _kept_conditions(observed.job)
+    previous = _kept_conditions(observed, row)
     updates = {update.type: update for update in (*previous, *decision.conditions)}
+    if observed.queue is not None:
+        updates["QueueReady"] = QUEUE_FOUND
     if observed.gang.child_jobs or decision.state is State.READY:
         updates["Scheduled"] = scheduled.build_condition(observed.gang, decision, nodes, updates)
+    elif "Scheduled" in updates and row.phase is not None and row.phase not in TERMINAL:
+        updates["Scheduled"] = _build("Scheduled", holds=False, why=NOT_SCHEDULED)
     _set_phase_conditions(updates, observed.job.status.conditions, decision, row)
     for warning in _warnings(observed, decision, nodes, replacement_warning):
         updates[warning.type] = warning
     return list(updates.values())
 
 
-def _kept_conditions(job: TorchrunJob) -> list[ConditionUpdate]:
-    """Return the conditions that stay if nothing sets them: no warnings, and not admission's.
-
-    Without spec.dependsOn nothing sets the condition of dependencies that an edit has removed.
-    """
-    dropped = {*WARNINGS, ADMITTED, *(() if job.spec.depends_on else (dependencies.CONDITION,))}
+def _kept_conditions(observed: Observed, row: Row) -> list[ConditionUpdate]:
+    """Return the conditions that stay if nothing sets them."""
     return [
         ConditionUpdate(c.type, c.status, Reason(c.reason, c.message))
-        for c in job.status.conditions
-        if c.type not in dropped
+        for c in observed.job.status.conditions
+        if _is_kept(c, observed, row)
     ]
+
+
+def _is_kept(condition: Condition, observed: Observed, row: Row) -> bool:
+    """Whether a condition stays: no warning, not admission's, and no wait that is over.
+
+    The last dependency may be removed from the spec. A suspended job waits for nothing: its sync
+    and setup pods are gone. Serve pods stay, or the status alone records that one is to follow.
+    """
+    if condition.type in WARNINGS or condition.type == ADMITTED:
+        return False
+    has_waited = row.phase == "Suspended" and condition.status == "False"
+    if condition.type == dependencies.CONDITION:
+        return bool(observed.job.spec.depends_on) and not has_waited
+    if condition.type == "WorkspaceReady" and has_waited:
+        return delivery.is_served(observed.job, observed.workspace)
+    return True
 
 
 def _set_phase_conditions(

@@ -121,3 +121,68 @@ def test_a_gang_that_waits_for_the_old_one_refers_to_its_size() -> None:
     shrink(world)
     assert world.job.status.reason == "WaitingForOldGang"
     assert not repeated(world)
+
+
+def run_and_stop(suspend: bool) -> World:
+    """A gang that has run, and that is suspended, or preempted, and gone."""
+    world = World(make_job(numNodes=2), make_queue(quota={"nodes": 4}))
+    world.settle()
+    world.admit(2)
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    assert world.condition("Scheduled").status == "True"
+    if suspend:
+        world.suspend()
+        assert world.phase == "Suspended"
+    else:
+        world.preempt()
+        world.settle()
+        world.containers_stop()
+        world.settle()
+        assert world.phase == "Preempted"
+    return world
+
+
+@pytest.mark.parametrize("suspend", [True, False])
+def test_a_job_whose_gang_was_stopped_is_not_scheduled(suspend: bool) -> None:
+    world = run_and_stop(suspend)
+    scheduled = world.condition("Scheduled")
+    assert (scheduled.status, scheduled.reason) == ("False", "NotScheduled")
+    assert scheduled.message == "The job has no gang."
+
+
+def test_a_resumed_job_that_waits_for_admission_is_not_scheduled() -> None:
+    world = run_and_stop(suspend=True)
+    world.admission(False, "InsufficientQuota", "The quota is used.", None)
+    world.resume()
+    assert (world.phase, world.job.status.reason) == ("Queued", "WaitingForAdmission")
+    assert world.condition("Scheduled").status == "False"
+    world.admit(2)
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    assert world.condition("Scheduled").reason == "WorkersScheduled"
+
+
+def test_pods_of_a_suspended_gang_stay_scheduled_until_they_are_gone() -> None:
+    world = World(make_job(numNodes=1), make_queue())
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    world.spec(suspend=True)
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Running", "Suspending")
+    assert world.condition("Scheduled").status == "True"
+
+
+def test_a_job_that_fails_without_a_gang_keeps_how_its_last_one_was_scheduled() -> None:
+    never = {"restartPolicy": "Never"}
+    world = World(make_job(numNodes=1, reliability=never), make_queue())
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    world.delete_child_job()
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Failed", "JobDeleted")
+    assert world.condition("Scheduled").status == "True"

@@ -1,5 +1,6 @@
 """Conditions that follow one another while a job waits."""
 
+from torchrun_api.admission import Dependency
 from torchrun_api.core import Pod
 from torchrun_controller.reconcile.model.observed import Rejection
 from world import ZIP, World, make_job, make_queue
@@ -52,3 +53,33 @@ def test_the_success_of_a_head_that_the_cache_shows_late_is_counted() -> None:
     workers = world.job.status.workers
     assert workers is not None
     assert (workers.succeeded, workers.running) == (1, 0)
+
+
+def conditions_of(world: World) -> dict[str, str]:
+    return {condition.type: condition.status for condition in world.job.status.conditions}
+
+
+def test_a_suspended_job_shows_nothing_that_it_waited_for() -> None:
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    assert world.job.status.reason == "SyncPodStarting"
+    world.suspend()
+    assert "WorkspaceReady" not in conditions_of(world)
+    world.resume()
+    world.sync_done()
+    world.spec(depends_on=(Dependency(name="prep"),))
+    world.settle()
+    assert world.job.status.reason == "DependencyNotFound"
+    world.suspend()
+    assert "DependenciesMet" not in conditions_of(world)
+    assert conditions_of(world)["WorkspaceReady"] == "True"
+
+
+def test_a_suspended_job_shows_a_queue_that_was_created_late() -> None:
+    world = World(make_job(numNodes=1), None)
+    world.settle()
+    world.suspend()
+    assert conditions_of(world)["QueueReady"] == "False"
+    world.queue = make_queue()
+    world.settle()
+    assert conditions_of(world)["QueueReady"] == "True"

@@ -87,6 +87,17 @@ def test_an_abandoned_claim_is_recorded_before_its_pod_is_deleted():
     assert world.observed().workspace.sync_pods[0].metadata.annotations.delivery == "ephemeral"
 
 
+def test_a_pause_does_not_forget_that_the_claim_was_abandoned():
+    world = unbound()
+    world.pass_time(seconds=30)
+    world.step()
+    assert world.job.status.reason == "DirectDelivery"
+    world.suspend()
+    assert world.condition("WorkspaceReady").reason == "DirectDelivery"
+    world.resume()
+    assert pods(world) == ["train-sync-0", "train-serve-0"]
+
+
 @pytest.mark.parametrize(
     ("verdict", "seconds", "expected"),
     [(UNBOUND, 30, 2), ("0/1 nodes are available: 1 Insufficient cpu.", 3600, 1)],
