@@ -63,6 +63,11 @@ class CallMonitor:
         self._log: CallLog | None = None
         self._times: dict[str, float] = {}
 
+    @property
+    def is_delivered(self) -> bool:
+        """Whether the pods have the call: it runs with or without this client."""
+        return self._delivered
+
     def run(self, line: Line | None) -> list[Result]:
         """The results of all ranks, sorted.
 

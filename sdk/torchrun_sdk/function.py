@@ -146,7 +146,7 @@ class Remote:
         """Run the function in the pods and return its result.
 
         Raises UsageError before anything is created; ClusterError; CallError and its subclasses;
-        Detached at Ctrl-C, after which the call continues.
+        Detached at Ctrl-C, after which the call continues; KeyboardInterrupt if it has not started.
         """
         return self._run(args, kwargs, Cancellation())
 

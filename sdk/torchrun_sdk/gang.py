@@ -95,12 +95,14 @@ class Gang:
         """Run one call: the results of all ranks, sorted. The caller holds `busy`.
 
         line: called with each line of the logs. Raises CallError, ClusterError, UsageError;
-        UnavailableError if warm pods cannot run it; Detached at Ctrl-C; Cancelled, after ending
-        the call, and the job if it was created for it.
+        UnavailableError if warm pods cannot run it; Detached at Ctrl-C, or KeyboardInterrupt if
+        the call has not started; Cancelled, after ending the call, and the job if it was created
+        for it.
         """
         stays = bool(call.idle)
         first = not self._created
         delivery = CallDelivery(call, self._root, self._kubectl) if stays else None
+        monitor: CallMonitor | None = None
         try:
             if first:
                 self.start(call, cancellation)
@@ -122,6 +124,10 @@ class Gang:
             return self._follow(monitor, state, line, stays=stays)
         except KeyboardInterrupt:
             if not self._created:
+                raise
+            if not first and not (monitor and monitor.is_delivered):
+                # The newest call of the pods, which `attach` would return, is the previous one.
+                self._note(f"{self.name}: the call was not started; its pods stay.")
                 raise
             self._detach()
             raise Detached(self.name) from None

@@ -14,6 +14,7 @@ Run under one of the two names, it executes the commands of the SDK:
     refuse              if there: beginnings of commands that fail, with their messages
     slow                if there: no pod starts
     hangs               if there: an upload comes to no end
+    lists               if there: a list of files comes to no end
     holds               if there: a deletion comes to no end
 """
 
@@ -164,6 +165,8 @@ def plugin(arguments: list[str]) -> int:
                     )  # fmt: skip
                 (ROOT / "pids").open("a").write(f"{kubelet.pid}\n")
         case "files":
+            while (ROOT / "lists").exists() and os.getppid() != 1:
+                time.sleep(POLL)
             top = Path(arguments[1])
             for path in sorted(top.rglob("*")):
                 if path.is_file() and "__pycache__" not in path.parts:

@@ -7,12 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import torchrun_sdk as kt
+from torchrun_sdk import own_jobs
 from torchrun_sdk.gang import Gang
 from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import Result, read_call
@@ -90,6 +92,43 @@ def test_a_second_ctrl_c_during_the_deletion_names_the_job(cluster: Path, tmp_pa
     (job,) = re.findall(r" delete torchrunjob (\S+)", asked(cluster))
     assert f"kt down {job}" in err
     assert "KeyboardInterrupt" in err
+
+
+def test_ctrl_c_before_a_call_starts_in_warm_pods_leaves_them(
+    cluster: Path,
+    user: ModuleType,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A client that reattached would get the result of the previous call."""
+    remote = kt.fn(user.add).to(FAST)
+    assert remote(1) == 2
+    (cluster / "lists").touch()
+    before = asked(cluster).count(" exec ")
+
+    def interrupt() -> None:
+        until(lambda: asked(cluster).count(" exec ") > before)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    ctrl_c = threading.Thread(target=interrupt)
+    ctrl_c.start()
+    _is_not_started(remote, capsys)
+    ctrl_c.join()
+    with monkeypatch.context() as patched:  # before the connections
+        patched.setattr(own_jobs, "record", lambda *_: signal.raise_signal(signal.SIGINT))
+        _is_not_started(remote, capsys)
+    (cluster / "lists").unlink()
+    assert remote(3) == 4
+    assert asked(cluster).count(" submit ") == 1
+
+
+def _is_not_started(remote: kt.Remote, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt) as raised:
+        remote(2)
+    output = capsys.readouterr().err
+    assert not isinstance(raised.value, kt.Detached)
+    assert "Detached" not in output
+    assert "the call was not started; its pods stay" in output
 
 
 def test_a_remote_function_gets_another_name_and_directory(
