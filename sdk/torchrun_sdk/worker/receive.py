@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import os
+import stat
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -56,7 +57,8 @@ class Receiver:
     def wants(self, packed: str) -> list[int]:
         """The numbers of the lines whose contents are missing. Raises OSError, ValueError.
 
-        Removes files that were deleted from the directory, but not files that the run wrote.
+        The other files get their modes. Removes files that were deleted from the directory, but not
+        files that the run wrote.
         """
         text = zlib.decompress(base64.b64decode(packed)).decode()
         self._lines = parse(text)
@@ -77,7 +79,7 @@ class Receiver:
             stamp = _stamp(place)
             before = digests.get(line.path)
             digest = before[3] if before and before[:3] == stamp else _digest(place, line, stamp)
-            if digest != line.sha256:
+            if digest != line.sha256 or not _set_mode(place, _mode(line)):
                 missing.append(number)
             elif stamp is not None:
                 fresh[line.path] = [*stamp, digest]
@@ -105,7 +107,7 @@ class Receiver:
         if digest.hexdigest() != line.sha256:
             new.unlink()
             raise ValueError(f"{line.path} was changed while it was sent; call again")
-        _put(new, place, int(line.mode, 8) | 0o200)
+        _put(new, place, _mode(line))
 
     def finish(self) -> None:
         """Record the paths of this delivery for the next one."""
@@ -171,6 +173,21 @@ def _digest(place: Path, line: Line, stamp: list[object] | None) -> str:
         for block in iter(lambda: file.read(_BLOCK), b""):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _mode(line: Line) -> int:
+    """The permission bits of a file, which a later delivery replaces."""
+    return int(line.mode, 8) | stat.S_IWUSR
+
+
+def _set_mode(place: Path, mode: int) -> bool:
+    """Whether the file has this mode now. That of another user cannot be changed."""
+    if stat.S_IMODE(place.stat().st_mode) != mode:
+        try:
+            place.chmod(mode)
+        except PermissionError:
+            return False
+    return True
 
 
 def _put(new: Path, place: Path, mode: int) -> None:

@@ -2,6 +2,8 @@
 
 import base64
 import hashlib
+import os
+import stat
 import zlib
 from pathlib import Path
 
@@ -17,7 +19,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def deliver(root: Path, files: dict[str, bytes]) -> list[str]:
+def deliver(root: Path, files: dict[str, bytes], mode: str = "644") -> list[str]:
     """Deliver a directory as a client does. A path that ends in / is an empty directory.
 
     Returns the paths whose contents the pod requested.
@@ -26,7 +28,7 @@ def deliver(root: Path, files: dict[str, bytes]) -> list[str]:
     lines = [
         f"- 0 dir {path[:-1]}"
         if path.endswith("/")
-        else f"{hashlib.sha256(files[path]).hexdigest()} {len(files[path])} 644 {path}"
+        else f"{hashlib.sha256(files[path]).hexdigest()} {len(files[path])} {mode} {path}"
         for path in paths
     ]
     receiver = Receiver(root)
@@ -65,3 +67,27 @@ def test_a_file_and_a_directory_may_take_the_place_of_each_other(
         assert (root / name).is_dir() == name.endswith("/")
         expected = {path: content for path, content in files.items() if not path.endswith("/")}
         assert contents(root) == expected
+
+
+def test_a_change_of_the_mode_alone_is_delivered(root: Path) -> None:
+    files = {"run": b"#!/bin/sh"}
+    for mode, wanted in (("644", ["run"]), ("755", []), ("644", [])):
+        assert deliver(root, files, mode) == wanted, "its content is not sent again"
+        assert stat.S_IMODE((root / "run").stat().st_mode) == int(mode, 8)
+
+
+def test_a_file_whose_mode_cannot_be_changed_is_replaced(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as that of another user, in a directory that is writable for the pod."""
+    deliver(root, {"run": b"#!/bin/sh"})
+    chmod = os.chmod
+
+    def refuse(path: Path, mode: int, **options: bool) -> None:
+        if path == root / "run":
+            raise PermissionError(1, "Operation not permitted")
+        chmod(path, mode, **options)
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    assert deliver(root, {"run": b"#!/bin/sh"}, "755") == ["run"]
+    assert stat.S_IMODE((root / "run").stat().st_mode) == 0o755
