@@ -241,7 +241,9 @@ class Remote:
         """A gang whose `busy` lock this call holds: a free warm gang, else a new one."""
         with _GANGS:
             for gang in self._gangs:
-                usable = gang.is_warm and self._is_trusted(is_own=gang.is_own)
+                # The directory of a notebook may change.
+                is_here = gang.root == root
+                usable = gang.is_warm and is_here and self._is_trusted(is_own=gang.is_own)
                 if usable and gang.busy.acquire(blocking=False):
                     return gang
         key = gang_key(compute, call.function, root) if compute.idle_time else ""

@@ -53,8 +53,8 @@ _TTL_SECONDS = 24 * 3600
 class Gang:
     """One job. `run` creates it with the first call, and delivers later calls to its pods.
 
-    created: the job exists with warm pods; uid: its UID. key: the label by which other programs
-    find the job. is_own: this user created the job on this machine.
+    root: the directory to upload. created: the job exists with warm pods; uid: its UID. key: the
+    label by which other programs find the job. is_own: this user created the job on this machine.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Gang:
         uid: str = "",
     ) -> None:
         self.name = name
+        self.root = root
         self.busy = threading.Lock()
         self._compute = compute
-        self._root = root
         self._note = note
         self._key = key
         self._kubectl = Kubectl(compute.namespace)
@@ -101,7 +101,7 @@ class Gang:
         """
         stays = bool(call.idle)
         first = not self._created
-        delivery = CallDelivery(call, self._root, self._kubectl) if stays else None
+        delivery = CallDelivery(call, self.root, self._kubectl) if stays else None
         monitor: CallMonitor | None = None
         try:
             if first:
@@ -209,7 +209,7 @@ class Gang:
         self._create_pvcs()
         body = build(self.name, self._compute, self._key)
         words = ["submit", "--filename", "-", "--no-follow"]
-        words += ["--directory", str(self._root), "--overlay", str(overlay)]
+        words += ["--directory", str(self.root), "--overlay", str(overlay)]
         try:
             self._kubectl.run_plugin(*words, stdin=json.dumps(body), cancellation=cancellation)
             get = ("get", "torchrunjob", self.name, "--output=jsonpath={.metadata.uid}")

@@ -64,6 +64,21 @@ def test_deployed_pods_keep_their_results_and_end(
     until(lambda: '"Succeeded"' in (cluster / "job.json").read_text())
 
 
+def test_warm_pods_of_another_directory_are_not_used(
+    cluster: Path,
+    user: ModuleType,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """A notebook may change its directory between two calls of a function."""
+    remote = kt.fn(user.add).to(FAST)
+    _, call = remote._prepare_call(FAST, [1], {})
+    warm = Gang("add-1", FAST, tmp_path / "a", print, created=True)
+    remote._gangs.append(warm)
+    for directory, is_used in (("b", False), ("a", True)):
+        taken = remote._take_gang(FAST, tmp_path / directory, call)
+        assert (taken is warm) == is_used
+
+
 def test_options_extend_earlier_ones(
     cluster: Path,
     user: ModuleType,  # noqa: F811
