@@ -209,9 +209,19 @@ class Remote:
         )
 
     def down(self) -> None:
-        """Delete the pods that wait for another call. Raises ClusterError, after trying all."""
+        """Delete the pods of this program. Raises ClusterError, after trying all.
+
+        Warm pods of other programs, and those that continue after Ctrl-C, stay: their label does
+        not show whether they run a call.
+        """
+        gangs = [*self._gangs]
+        if not gangs and self._compute is not None and self._compute.idle_time:
+            _note(
+                f"{self._name}: this program has no warm pods. Those of other programs or after"
+                " Ctrl-C: kt list, kt down JOB"
+            )
         errors = []
-        for gang in [*self._gangs]:
+        for gang in gangs:
             try:
                 gang.down()
             except ClusterError as error:

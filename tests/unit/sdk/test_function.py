@@ -79,6 +79,24 @@ def test_warm_pods_of_another_directory_are_not_used(
         assert (taken is warm) == is_used
 
 
+def test_down_leaves_pods_of_other_programs_and_says_so(
+    cluster: Path,
+    user: ModuleType,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A call of the other program may run in them."""
+    remote = kt.fn(user.add).to(FAST)
+    assert remote(1) == 2
+    capsys.readouterr()
+    kt.fn(user.add).to(FAST).down()
+    assert (cluster / "job.json").exists()
+    assert "add: this program has no warm pods" in capsys.readouterr().err
+    remote.down()
+    assert not (cluster / "job.json").exists()
+    kt.fn(user.add).to(kt.Compute()).down()  # whose pods end with each call
+    assert capsys.readouterr().err == ""
+
+
 def test_options_extend_earlier_ones(
     cluster: Path,
     user: ModuleType,  # noqa: F811
