@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -138,21 +140,46 @@ def test_ctrl_c_before_a_call_starts_in_warm_pods_leaves_them(
     assert remote(1) == 2
     (cluster / "lists").touch()
     before = asked(cluster).count(" exec ")
-
-    def interrupt() -> None:
-        until(lambda: asked(cluster).count(" exec ") > before)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    ctrl_c = threading.Thread(target=interrupt)
-    ctrl_c.start()
-    _is_not_started(remote, capsys)
-    ctrl_c.join()
+    with _ctrl_c(lambda: asked(cluster).count(" exec ") > before):
+        _is_not_started(remote, capsys)
     with monkeypatch.context() as patched:  # before the connections
         patched.setattr(own_jobs, "record", lambda *_: signal.raise_signal(signal.SIGINT))
         _is_not_started(remote, capsys)
     (cluster / "lists").unlink()
     assert remote(3) == 4
     assert asked(cluster).count(" submit ") == 1
+
+
+def test_ctrl_c_after_a_call_has_started_in_warm_pods_detaches(
+    cluster: Path,
+    user: ModuleType,  # noqa: F811
+) -> None:
+    remote = kt.fn(user.waits).to(FAST)
+    assert remote(str(cluster)) == "waited"
+    go = cluster / "go"
+    starts = "workspace/*/.torchrun-sdk/results/*/0.started"
+    with (
+        _ctrl_c(lambda: len(list(cluster.glob(starts))) == 2),
+        pytest.raises(KeyboardInterrupt) as raised,
+    ):
+        remote(str(go))
+    go.touch()
+    assert isinstance(raised.value, kt.Detached)
+    assert kt.attach(raised.value.job) == "waited"
+
+
+@contextmanager
+def _ctrl_c(ready: Callable[[], object]) -> Iterator[None]:
+    """Press Ctrl-C once when it is ready."""
+
+    def press() -> None:
+        until(ready)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    yield
+    thread.join()
 
 
 def _is_not_started(remote: kt.Remote, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,6 +42,10 @@ def sleeps(seconds):
     time.sleep(seconds)
     return "slept"
 
+def waits(file):
+    while not os.path.exists(file): time.sleep(0.05)
+    return "waited"
+
 def half():
     if os.environ["RANK"] == "1":
         raise OSError("gone")
