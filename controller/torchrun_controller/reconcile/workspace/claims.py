@@ -1,6 +1,6 @@
 """Checks of the PVCs of a job: terminating, lost, deleted, or mountable on one node only."""
 
-from torchrun_api.core import PersistentVolumeClaim
+from torchrun_api.core import PersistentVolumeClaim, Pod
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.plan import Apply
 
@@ -12,6 +12,13 @@ def find_claim(
 ) -> PersistentVolumeClaim | None:
     """Return the PVC of this name, which may be terminating."""
     return next((claim for claim in claims if claim.metadata.name == name), None)
+
+
+def is_older(pod: Pod, claim: PersistentVolumeClaim | None) -> bool:
+    """Whether the pod is older than the PVC: what it wrote was deleted with the former one."""
+    claim_time = claim.metadata.creation_timestamp if claim else None
+    pod_time = pod.metadata.creation_timestamp
+    return claim_time is not None and pod_time is not None and pod_time < claim_time
 
 
 def check_terminating(claims: tuple[PersistentVolumeClaim, ...], name: str) -> Reason | None:

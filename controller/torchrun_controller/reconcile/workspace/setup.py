@@ -21,6 +21,7 @@ from torchrun_controller.reconcile.pods.nodes import (
     is_out_of_service,
 )
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
+from torchrun_controller.reconcile.workspace.claims import find_claim, is_older
 from torchrun_controller.reconcile.workspace.helper_pods import (
     PodFailure,
     SyncState,
@@ -81,7 +82,11 @@ class SetupPods(msgspec.Struct, frozen=True):
 
     def create_pod(self, number: int) -> Workspace:
         """Create one more setup pod; only the last few and the last successful one are kept."""
-        successful = [pod for pod in self.pods if pod.status.phase == "Succeeded"][-1:]
+        successful = [
+            pod
+            for pod in self.pods
+            if pod.status.phase == "Succeeded" and not self._has_former_claim(pod)
+        ][-1:]
         oldest = self.pods[: -KEPT_SETUP_PODS + 1]
         job, queue = self.observed.job, self.observed.queue
         assert queue is not None
@@ -94,8 +99,8 @@ class SetupPods(msgspec.Struct, frozen=True):
         )
 
     def replace_pod(self, pod: Pod) -> Workspace:
-        """Delete a pod that installs another environment."""
-        why = f"The setup has changed. Replacing pod {pod.metadata.name}."
+        """Delete a pod that installs another environment, or that was created for a former PVC."""
+        why = f"The setup or its PVC has changed. Replacing pod {pod.metadata.name}."
         return replace(waiting_step(Reason("Replacing", why)), deletes=(delete_pod(pod),))
 
     def replace_lost_pod(self, pod: Pod, loss: NodeLoss) -> Workspace:
@@ -145,8 +150,13 @@ class SetupPods(msgspec.Struct, frozen=True):
         return Reason("Replacing", f"Waiting for pod {pod.metadata.name} to be deleted.")
 
     def is_current(self, pod: Pod) -> bool:
-        """Whether the pod installs this environment."""
-        return pod.metadata.annotations.setup_key == self.environment.key
+        """Whether the pod installs this environment, on the present PVC."""
+        is_same = pod.metadata.annotations.setup_key == self.environment.key
+        return is_same and not self._has_former_claim(pod)
+
+    def _has_former_claim(self, pod: Pod) -> bool:
+        claim_name = names.workspace_claim(self.observed.job.metadata.name)
+        return is_older(pod, find_claim(self.observed.workspace.claims, claim_name))
 
     def is_edited(self, pod: Pod) -> bool:
         """Whether the spec has changed since: any field may be the fix, as a variable of env."""

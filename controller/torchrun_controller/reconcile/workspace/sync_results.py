@@ -22,15 +22,11 @@ def find_complete_pods(
     Results that are older than the present PVC were deleted with the former one.
     """
     claim = claims.find_claim(workspace.claims, names.workspace_claim(job.metadata.name))
-    since = claim.metadata.creation_timestamp if claim else None
     return [
         pod
         for pod in workspace.sync_pods
         if store is None or pod.metadata.annotations.delivery == store
-        if delivery.has_content(pod)
-        and not (
-            since and (creation_time := pod.metadata.creation_timestamp) and creation_time < since
-        )
+        if delivery.has_content(pod) and not claims.is_older(pod, claim)
     ]
 
 
