@@ -142,9 +142,13 @@ def has_content(pod: Pod) -> bool:
     """Whether the workspace of a pod is complete, and its storage still exists."""
     if not is_serve_pod(pod):
         return pod.status.phase == "Succeeded"
+    return has_received(pod) and alive(pod) and not pod.metadata.terminating
+
+
+def has_received(pod: Pod) -> bool:
+    """Whether the workspace of a pod was complete once, even if the pod is lost now."""
     sync_end = _container_status(pod, names.SYNC_CONTAINER).state.terminated
-    is_running = alive(pod) and not pod.metadata.terminating
-    return sync_end is not None and sync_end.exit_code == 0 and is_running
+    return pod.status.phase == "Succeeded" or (sync_end is not None and sync_end.exit_code == 0)
 
 
 def find_claim_node(workspace: ObservedWorkspace, cluster: ObservedCluster) -> str:

@@ -48,6 +48,11 @@ def container_end(pod: Pod, container: str) -> ContainerEnd:
     eviction = _find_eviction(pod) if pod.status.phase == "Failed" else None
     if eviction is not None:
         return ContainerEnd(pod.metadata.creation_timestamp, eviction)
+    return own_end(pod, container)
+
+
+def own_end(pod: Pod, container: str) -> ContainerEnd:
+    """Return the same, whatever has happened to the pod since."""
     for status in pod.status.container_statuses:
         is_running = status.state.running is not None
         end = status.state.terminated or (None if is_running else status.last_state.terminated)

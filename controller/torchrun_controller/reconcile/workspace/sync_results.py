@@ -6,7 +6,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_controller.reconcile.model.observed import ObservedWorkspace
 from torchrun_controller.reconcile.objects import workspace_source
 from torchrun_controller.reconcile.workspace import claims, delivery
-from torchrun_controller.reconcile.workspace.retry import SyncMessage, container_end
+from torchrun_controller.reconcile.workspace.retry import SyncMessage, container_end, own_end
 
 
 def read_result(pod: Pod) -> SyncMessage:
@@ -98,6 +98,8 @@ def pinned_commit(job: TorchrunJob, latest: Pod | None) -> str:
         return job.status.workspace_commit
     if not is_current(job, latest):
         return ""
-    if delivery.has_content(latest):
-        return read_result(latest).commit or job.status.workspace_commit
+    if delivery.has_received(latest):
+        # An eviction hides it in the result of the pod.
+        commit = own_end(latest, names.SYNC_CONTAINER).message.commit
+        return commit or job.status.workspace_commit
     return latest.metadata.annotations.commit

@@ -29,8 +29,15 @@ def sync_pods(world):
 def end(world, **result):
     pod = world.observed().workspace.sync_pods[-1].metadata.name
     message = msgspec.json.encode(result).decode()
-    world.end_container(pod, names.SYNC_CONTAINER, message=message, finished_at=world.now)
-    if "commit" in result:
+    has_succeeded = "commit" in result
+    world.end_container(
+        pod,
+        names.SYNC_CONTAINER,
+        exit_code=0 if has_succeeded else 1,
+        message=message,
+        finished_at=world.now,
+    )
+    if has_succeeded:
         world.pod(pod, phase="Succeeded")
 
 

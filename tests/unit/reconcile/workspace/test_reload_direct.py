@@ -1,5 +1,6 @@
 """Newer code for gangs with a serve pod: it comes from a second serve pod."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -195,6 +196,49 @@ def test_a_pod_on_a_lost_node_is_replaced_while_the_gang_runs(source: str) -> No
     serves(world, SECOND, 2, "a" * 64, COMMIT if source == "git" else "")
     assert served_revisions(world) == {("2", f"http://{SECOND}:8081")}
     assert all(c.type != "WorkspaceUpToDate" for c in world.job.status.conditions)
+
+
+def evict(world: World, name: str) -> None:
+    world.pod(name, phase="Failed", reason="Evicted", message="low on ephemeral-storage")
+
+
+def hangs_on_a_lost_node(world: World, name: str) -> None:
+    """Another client has deleted the pod, too."""
+    world.node("node-1")
+    world.place(name, "node-2")
+    world.node("node-2", False)
+    world.drain(name)
+
+
+@pytest.mark.parametrize("lose", [evict, hangs_on_a_lost_node])
+def test_the_loss_of_a_serve_pod_requests_no_newer_code(
+    lose: Callable[[World, str], None],
+) -> None:
+    world = running("git")
+    assert "TORCHRUN_SYNC_COMMIT" not in variables(world, "train-serve-0")
+    lose(world, "train-serve-0")
+    world.settle()
+    world.pass_time(seconds=60)
+    world.settle()
+    assert variables(world, "train-serve-1")["TORCHRUN_SYNC_COMMIT"] == COMMIT
+
+
+def test_a_requested_commit_survives_the_pod_that_fetched_it() -> None:
+    world = running("git")
+    annotate(world, sync_requested="now")
+    world.settle()
+    world.end_container("train-serve-1", "sync", exit_code=1, finished_at=world.now)
+    world.settle()
+    world.pass_time(seconds=60)
+    world.settle()
+    assert "TORCHRUN_SYNC_COMMIT" not in variables(world, "train-serve-2"), "it has fetched nothing"
+    world.serves(SECOND, "2" * 64, 2, commit="d" * 40)
+    evict(world, "train-serve-2")
+    world.settle()
+    world.pass_time(seconds=60)
+    world.settle()
+    assert world.job.status.workspace_commit == COMMIT, "the workers have not got the newer code"
+    assert variables(world, "train-serve-3")["TORCHRUN_SYNC_COMMIT"] == "d" * 40
 
 
 def test_a_restarted_serve_pod_is_not_announced() -> None:
