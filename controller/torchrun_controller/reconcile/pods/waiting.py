@@ -90,7 +90,7 @@ def pod_reason(
     if scheduled is not None and scheduled.status == "False":
         return _scheduling_reason(scheduled.reason, scheduled.message, claims, warnings)
     if not pod.spec.node_name:
-        return next((why for claim in claims if (why := binding_failure(claim, warnings))), None)
+        return next((why for claim in claims if (why := _why_unbound(claim, warnings))), None)
     for container in pod.status.init_container_statuses + pod.status.container_statuses:
         waiting = container.state.waiting
         if waiting is None or waiting.reason in STARTING:
@@ -129,9 +129,7 @@ def _unbound_reason(
 ) -> Reason:
     """Return why a PVC of the pod is not bound; the scheduler reported one that is not."""
     pending_claims = [claim for claim in claims if claim.status.phase == "Pending"]
-    reasons = [
-        binding_failure(claim, warnings) or _binding_reason(claim) for claim in pending_claims
-    ]
+    reasons = [_why_unbound(claim, warnings) or _binding_reason(claim) for claim in pending_claims]
     default_reason = Reason(
         "ClaimPending", "a PVC of the pod is not bound yet (see kubectl get pvc)."
     )
@@ -158,8 +156,19 @@ def binding_failure(claim: PersistentVolumeClaim, warnings: tuple[CoreEvent, ...
         return Reason("ProvisioningFailed", sentence(f"{_describe(claim)}: {event.message}"))
     if claim.spec.storage_class_name is None:
         text = f"{_describe(claim)} has no storage class and the cluster has no default class."
-        return Reason("NoStorageClass", f"{text} Set storageClassName.")
+        return Reason("NoStorageClass", text)
     return None
+
+
+def _why_unbound(claim: PersistentVolumeClaim, warnings: tuple[CoreEvent, ...]) -> Reason | None:
+    """Return the same with what to do: a PVC that exists keeps its class."""
+    why = binding_failure(claim, warnings)
+    if why is None or why.reason != "NoStorageClass":
+        return why
+    advice = (
+        f"Set storageClassName, then delete the PVC (kubectl delete pvc {claim.metadata.name})."
+    )
+    return Reason(why.reason, f"{why.message} {advice}")
 
 
 def _describe(claim: PersistentVolumeClaim) -> str:

@@ -1,7 +1,9 @@
 """Checks of the PVCs of a job: terminating, lost, deleted, or mountable on one node only."""
 
+from torchrun_api import names
 from torchrun_api.core import PersistentVolumeClaim, Pod
 from torchrun_controller.reconcile.model.conditions import Reason
+from torchrun_controller.reconcile.model.observed import ObservedWorkspace
 from torchrun_controller.reconcile.model.plan import Apply
 
 SHARED = frozenset({"ReadWriteMany", "ReadOnlyMany"})
@@ -19,6 +21,21 @@ def is_older(pod: Pod, claim: PersistentVolumeClaim | None) -> bool:
     claim_time = claim.metadata.creation_timestamp if claim else None
     pod_time = pod.metadata.creation_timestamp
     return claim_time is not None and pod_time is not None and pod_time < claim_time
+
+
+def usable_base(workspace: ObservedWorkspace) -> str:
+    """Return the job whose workspace the first sync pod can mount in addition; "" for none.
+
+    Its PVC must allow several nodes, or no pod may use it.
+    """
+    base = workspace.base
+    if base is None or base.claim.status.phase != "Bound":
+        return ""
+    meta = base.claim.metadata
+    if meta.terminating or meta.labels.component != names.WORKSPACE:
+        return ""
+    shared_modes = SHARED.intersection(base.claim.spec.access_modes)
+    return "" if base.in_use and not shared_modes else meta.labels.torchrun_job
 
 
 def check_terminating(claims: tuple[PersistentVolumeClaim, ...], name: str) -> Reason | None:

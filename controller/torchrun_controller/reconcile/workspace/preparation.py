@@ -28,7 +28,11 @@ from torchrun_controller.reconcile.pods.lifecycle import alive, delete_pod
 from torchrun_controller.reconcile.pods.nodes import NodeLoss
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, VolumeSource, WorkspaceDownload
 from torchrun_controller.reconcile.workspace import delivery, sync_results
-from torchrun_controller.reconcile.workspace.claims import SHARED, check_terminating, find_claim
+from torchrun_controller.reconcile.workspace.claims import (
+    check_terminating,
+    find_claim,
+    usable_base,
+)
 from torchrun_controller.reconcile.workspace.delivery import Route, choose_route
 from torchrun_controller.reconcile.workspace.helper_pods import (
     PodFailure,
@@ -69,13 +73,6 @@ def prepare(
         # A pod that mounts the PVC would keep it from being deleted.
         return replace(waiting_step(terminating_reason), deletes=end_preparations(workspace))
     pods = SyncPods(observed, source, route, defaults, now)
-    if find_claim(workspace.claims, source.name) is None and route.store != "ephemeral":
-        pod = pods.build_pod(next_number(workspace.sync_pods), _usable_base(workspace))
-        return Workspace(
-            state=SyncState.SYNCING,
-            why=Reason("SyncPodStarting", f"Creating PVC {source.name} and a sync pod."),
-            applies=(claim(job, source, names.WORKSPACE), pod),
-        )
     return next_step(pods, observed.cluster.nodes, now)
 
 
@@ -95,24 +92,44 @@ class SyncPods(msgspec.Struct, frozen=True):
         """The sync pods of the job."""
         return self.observed.workspace.sync_pods
 
+    @property
+    def lacks_claim(self) -> bool:
+        """Whether the PVC does not exist: pods of a former one would mount the next one, too."""
+        present = find_claim(self.observed.workspace.claims, self.source.name)
+        return present is None and self.route.store != "ephemeral"
+
     def result(self) -> Workspace | None:
         """The workspace that a pod made from the present source, where it is reachable now."""
         job, workspace = self.observed.job, self.observed.workspace
         pod = sync_results.find_current(job, workspace, self.route.store)
-        if pod is None or not _is_available(self.observed.cluster, pod, self.now):
+        if (
+            pod is None
+            or self.lacks_claim
+            or not _is_available(self.observed.cluster, pod, self.now)
+        ):
             return None
         return _ready(job, pod, self.route)
 
     def create_pod(self, number: int) -> Workspace:
-        """Create one more sync pod; only the last few are kept."""
+        """Create one more sync pod, with its PVC if that does not exist; the last few pods stay."""
+        job, source, workspace = self.observed.job, self.source, self.observed.workspace
+        oldest_pods = delete_oldest_pods(job, workspace)
+        if not self.lacks_claim:
+            return Workspace(
+                state=SyncState.SYNCING,
+                why=Reason("SyncPodStarting", "Creating a sync pod."),
+                applies=(self._build_pod(number),),
+                deletes=oldest_pods,
+            )
+        pod = self._build_pod(number, usable_base(workspace))
         return Workspace(
             state=SyncState.SYNCING,
-            why=Reason("SyncPodStarting", "Creating a sync pod."),
-            applies=(self.build_pod(number),),
-            deletes=delete_oldest_pods(self.observed.job, self.observed.workspace),
+            why=Reason("SyncPodStarting", f"Creating PVC {source.name} and a sync pod."),
+            applies=(claim(job, source, names.WORKSPACE), pod),
+            deletes=(*oldest_pods, *_end_pods(workspace.setup_pods)),
         )
 
-    def build_pod(self, number: int, base: str = "") -> Apply:
+    def _build_pod(self, number: int, base: str = "") -> Apply:
         """Build the sync pod, or the serve pod if the route has one."""
         job, queue, workspace = self.observed.job, self.observed.queue, self.observed.workspace
         commit = sync_results.pinned_commit(job, workspace.latest_sync_pod)
@@ -132,9 +149,9 @@ class SyncPods(msgspec.Struct, frozen=True):
         )
 
     def replace_pod(self, pod: Pod) -> Workspace:
-        """Delete a pod of another source or route. A serve pod continues until the next one serves.
+        """Delete a pod of another source, route or PVC.
 
-        The upload that the job asks for may never arrive.
+        A serve pod continues until the next one serves: the upload may never arrive.
         """
         if self.route.store and delivery.has_content(pod):
             return self.create_pod(next_number(self.pods))
@@ -150,6 +167,9 @@ class SyncPods(msgspec.Struct, frozen=True):
             )
         elif pod.metadata.annotations.delivery != store:
             why = Reason("Replacing", "The workspace now uses a PVC. Replacing the sync pod.")
+        elif self.lacks_claim:
+            message = f"PVC {self.source.name} was deleted. Replacing the sync pod."
+            why = Reason("Replacing", message)
         return Workspace(
             state=SyncState.SYNCING,
             why=why,
@@ -200,7 +220,7 @@ class SyncPods(msgspec.Struct, frozen=True):
 
     def is_current(self, pod: Pod) -> bool:
         """Whether the pod takes the present source, and keeps it where the route says."""
-        same_store = pod.metadata.annotations.delivery == self.route.store
+        same_store = pod.metadata.annotations.delivery == self.route.store and not self.lacks_claim
         return same_store and sync_results.accepts_source(self.observed.job, pod)
 
     def is_edited(self, pod: Pod) -> bool:
@@ -304,21 +324,6 @@ def _last_workspace(observed: Observed, source: VolumeSource, now: datetime) -> 
     return _ready(job, pods[-1], route)
 
 
-def _usable_base(workspace: ObservedWorkspace) -> str:
-    """Return the job whose workspace the first sync pod can mount in addition; "" for none.
-
-    Its PVC must allow several nodes, or no pod may use it.
-    """
-    base = workspace.base
-    if base is None or base.claim.status.phase != "Bound":
-        return ""
-    meta = base.claim.metadata
-    if meta.terminating or meta.labels.component != names.WORKSPACE:
-        return ""
-    shared_modes = SHARED.intersection(base.claim.spec.access_modes)
-    return "" if base.in_use and not shared_modes else meta.labels.torchrun_job
-
-
 def _base_seconds_left(pod: Pod, now: datetime) -> float | None:
     """Return the seconds that a pod with a base has to start; None for a pod without one."""
     creation_time = pod.metadata.creation_timestamp
@@ -387,9 +392,9 @@ def retry_wait(workspace: ObservedWorkspace, now: datetime) -> float:
 
 def end_preparations(workspace: ObservedWorkspace, *, serving: bool = True) -> tuple[Delete, ...]:
     """Delete running sync and setup pods; serve pods only if `serving`."""
-    return tuple(
-        delete_pod(pod)
-        for pod in (*workspace.sync_pods, *workspace.setup_pods)
-        if alive(pod) and not pod.metadata.terminating
-        if serving or not delivery.is_serve_pod(pod)
-    )
+    sync_pods = [p for p in workspace.sync_pods if serving or not delivery.is_serve_pod(p)]
+    return _end_pods((*sync_pods, *workspace.setup_pods))
+
+
+def _end_pods(pods: tuple[Pod, ...]) -> tuple[Delete, ...]:
+    return tuple(delete_pod(p) for p in pods if alive(p) and not p.metadata.terminating)

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.core import ContainerStatus
 from torchrun_api.kinds import CLAIMS, JOBS, PODS
+from torchrun_controller.reconcile.pods.lifecycle import alive
 from world import ZIP, World, make_job, make_queue
 
 
@@ -176,12 +177,55 @@ def test_a_terminating_sync_pod_is_waited_for():
     assert world.created[-1] == key
 
 
-def test_a_lost_claim_is_recreated_and_filled():
+def live_sync_pods(world: World) -> list[str]:
+    return [pod.metadata.name for pod in world.observed().workspace.sync_pods if alive(pod)]
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Running"])
+@pytest.mark.parametrize(("delivery", "kind"), [("shared", "sync"), ("direct", "serve")])
+def test_a_lost_claim_is_recreated_and_filled(delivery, kind, phase):
+    """By a new pod only: one that has not started yet would mount the new PVC as well."""
+    volumes = {"workspace": {"source": "zip", "delivery": delivery}}
+    world = World(make_job(numNodes=1, volumes=volumes), make_queue())
+    world.settle()
+    name = f"train-{kind}-0"
+    world.pod(name, phase=phase)
+    former = world.objects[PODS.plural, name].metadata.uid
+    del world.objects[CLAIMS.plural, "train-workspace"]
+    plan = world.step()
+    assert ([delete.uid for delete in plan.deletes], plan.applies) == ([former], ())
+    assert world.job.status.message == ("PVC train-workspace was deleted. Replacing the sync pod.")
+    world.step(writes=1)  # the process dies after the write of the PVC
+    world.settle()
+    assert world.created[-2:] == [(CLAIMS.plural, "train-workspace"), (PODS.plural, name)]
+    assert live_sync_pods(world) == [name]
+
+
+def test_the_content_of_a_lost_claim_is_synced_by_the_next_pod():
     world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
     world.settle()
+    world.sync_done()
+    del world.objects[CLAIMS.plural, "train-workspace"]
+    world.pass_time(seconds=60)
+    world.settle()
+    assert world.created[-2:] == [
+        (CLAIMS.plural, "train-workspace"),
+        (PODS.plural, "train-sync-1"),
+    ]
+    assert live_sync_pods(world) == ["train-sync-1"]
+
+
+def test_a_lost_claim_and_a_lost_node_delay_no_sync():
+    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
+    world.settle()
+    world.node("node-1")
+    world.place("train-sync-0", "node-1")
     world.pod("train-sync-0", phase="Running")
     del world.objects[CLAIMS.plural, "train-workspace"]
-    world.settle()
+    world.node("node-1", False)
+    world.pass_time(seconds=40)
+    plan = world.step()
+    assert [delete.name for delete in plan.deletes] == ["train-sync-0"]
     assert world.created[-2:] == [
         (CLAIMS.plural, "train-workspace"),
         (PODS.plural, "train-sync-1"),
@@ -244,7 +288,9 @@ def test_a_claim_that_cannot_bind_has_a_reason():
     world.claim_is("Pending", storage_class=None)
     assert [event.type for event in world.step().events] == ["Warning"]
     assert world.job.status.reason == "NoStorageClass"
-    assert "Set storageClassName" in world.job.status.message
+    assert world.job.status.message.endswith(
+        "Set storageClassName, then delete the PVC (kubectl delete pvc train-workspace)."
+    )
     world.claim_is("Pending")
     world.warn(CLAIMS, "train-workspace", "ProvisioningFailed", 'storageclass "fast" not found')
     world.settle()

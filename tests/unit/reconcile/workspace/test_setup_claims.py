@@ -81,3 +81,19 @@ def test_a_setup_pod_of_a_former_claim_is_not_kept():
         world.pass_time(minutes=5)
         world.settle()
     assert setup_pods(world) == ["train-setup-2", "train-setup-3"]
+
+
+def test_a_setup_pod_of_a_former_claim_ends_with_it():
+    """It has not started yet, and would mount the new PVC."""
+    world = running()
+    world.spec(requirements=("einops", "rich"))
+    fails(world)
+    assert setup_pods(world) == ["train-setup-0", "train-setup-1"]
+    lose_claim(world)
+    world.pass_time(seconds=60)
+    plan = world.step()
+    assert [delete.name for delete in plan.deletes] == ["train-setup-1"]
+    assert world.created[-1] == (PODS.plural, "train-sync-1")
+    world.sync_done()
+    world.settle()
+    assert world.created[-1] == (PODS.plural, "train-setup-1")
