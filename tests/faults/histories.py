@@ -20,8 +20,9 @@ from faults.network import Call, EventFault, RequestFault, Stream
 from faults.nodes import End
 from faults.scenarios import ZIP
 from faults.scripts import serves
-from faults.simulation import NAMESPACE, Scenario, Simulation, quiet
+from faults.simulation import NAMESPACE, Scenario, Simulation
 from faults.store import Change
+from faults.surroundings import surroundings
 from torchrun_api import names
 from torchrun_api.status import TERMINAL
 
@@ -92,7 +93,7 @@ def play(steps: Sequence[Step], strikes: Strikes) -> list[str]:
         # Two faults of the lease may lose it, which must end the process.
         return [each for each in simulation.oracle.wrong if "NotLeader" not in each]
 
-    with quiet():
+    with surroundings():
         return virtual_time.run(run())
 
 

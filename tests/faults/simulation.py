@@ -1,15 +1,11 @@
 """One run: a scenario with real controllers on a simulated cluster, in virtual time."""
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any
-from unittest.mock import patch
 
-import structlog
 from msgspec import Struct
 
 import virtual_time
@@ -33,9 +29,9 @@ from faults.oracle import EVENTS, LEASES, Oracle
 from faults.replica import Process, Replica
 from faults.rounds import is_replaced
 from faults.store import Change, Resource
+from faults.surroundings import surroundings
 from gates import gang_of, may_train
 from torchrun_api import names
-from torchrun_controller.cache import informer
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 NAMESPACE = "team"
@@ -138,14 +134,7 @@ class Simulation:
             self.hands.create(resource, body)
 
     async def run(self) -> None:
-        """Play the scenario and wait for rest. The oracle records violations.
-
-        Others run between any two changes of a list, as they do with a long one.
-        """
-        with patch.object(informer, "_BATCH", 1):
-            await self._run()
-
-    async def _run(self) -> None:
+        """Play the scenario and wait for rest. The oracle records violations."""
         tasks = [asyncio.create_task(self._start(at)) for at in range(len(self.replicas))]
         try:
             await self._scenario.play(self)
@@ -393,16 +382,5 @@ def simulate(
         await simulation.run()
         return simulation.outcome()
 
-    with quiet():
+    with surroundings():
         return virtual_time.run(play())
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Disable logging, whose formatting would take half of the time."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    try:
-        yield
-    finally:
-        structlog.configure(**before)

@@ -15,7 +15,8 @@ from faults.faults import NO_REQUEST_FAULT, CrashAfterCommit, FaultPlan, Point
 from faults.network import Call, RequestFault
 from faults.oracle import differences
 from faults.scenarios import SOUND
-from faults.simulation import Outcome, Simulation, quiet
+from faults.simulation import Outcome, Simulation
+from faults.surroundings import surroundings
 
 # The number of changes in the past, and the delay in seconds.
 LAGS = ((1, 3.0), (10, 3.0), (10, 30.0), (40, 30.0), (10, 100.0))
@@ -103,7 +104,7 @@ def travel(journey: Journey) -> Outcome:
         await simulation.run()
         return simulation.outcome()
 
-    with quiet():
+    with surroundings():
         return virtual_time.run(play())
 
 

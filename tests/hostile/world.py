@@ -16,8 +16,9 @@ from faults.cluster import JOBS, TORCHRUN_JOBS, TORCHRUN_QUEUES, GarbageCollecto
 from faults.faults import FaultPlan
 from faults.oracle import EVENTS, LEASES
 from faults.replica import Replica
-from faults.simulation import NAMESPACE, START, quiet
+from faults.simulation import NAMESPACE, START
 from faults.store import Change
+from faults.surroundings import surroundings
 from hostile.objects import QUEUE
 from torchrun_api.json import JsonObject
 from torchrun_api.status import TERMINAL
@@ -35,7 +36,7 @@ def problems(objects: Sequence[JsonObject]) -> list[str]:
     async def play() -> list[str]:
         return await World(objects).run()
 
-    with quiet():
+    with surroundings():
         return virtual_time.run(play())
 
 

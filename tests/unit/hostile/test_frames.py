@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 import virtual_time
-from faults.simulation import quiet
+from faults.surroundings import surroundings
 from hostile import frames
 from hostile.shrinking import shrunk
 from hostile.values import NUMBERS
@@ -60,7 +60,7 @@ def peak() -> int:
 def test_a_malformed_frame_affects_its_object_only() -> None:
     print(f"HOSTILE_SEED={SEED}, {FRAMES} frames")
     before = 0
-    with quiet():
+    with surroundings():
         for number in range(max(1, FRAMES // ROUND)):
             at, lines, pages = round_of(number)
             if found := problem(at, lines, pages):
@@ -86,7 +86,7 @@ async def test_malformed_frames_on_a_real_connection_affect_their_objects_only()
             await response.write(chunk)
         return response
 
-    with quiet():
+    with surroundings():
         async with serving(answer) as server, connection(server.url).session("watch") as transport:
             await wire.play(transport)
 
@@ -103,7 +103,7 @@ async def test_frames_of_the_lease_do_not_end_the_process() -> None:
     """A frame with another holder ends the leader cleanly; no other frame ends it."""
     print(f"HOSTILE_SEED={SEED}")
     chance, server = random.Random(SEED), LeaseServer()
-    with quiet():
+    with surroundings():
         for number in range(60):
             server.object = json.loads(lease(number))
             leader = make(Client(server, f"me-{number}"))
