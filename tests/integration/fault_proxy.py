@@ -197,6 +197,9 @@ class FaultProxy:
                         await response.write(handed)
         finally:
             self._watches.remove(request)
+            # An orderly end of TLS waits for the API server, and the loop may be over before.
+            if answer.connection is not None and answer.connection.transport is not None:
+                answer.connection.transport.abort()
 
 
 def _call(request: web.Request) -> Call:
