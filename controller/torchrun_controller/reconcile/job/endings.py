@@ -4,6 +4,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
+from torchrun_api import names
 from torchrun_api.core import Job, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import TORCHRUN_JOBS
@@ -24,6 +25,7 @@ from torchrun_controller.reconcile.pods import nodes
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, delete_job
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
+from torchrun_controller.reconcile.workspace.claims import release_terminating
 from torchrun_controller.reconcile.workspace.delivery import is_serve_pod
 from torchrun_controller.reconcile.workspace.preparation import end_preparations
 
@@ -73,7 +75,9 @@ def suspended(context: Context) -> Decision | None:
     if decision is not None:
         return decision
     why = Reason("Suspended", "spec.suspend is true. Only the PVCs remain.")
-    return replace(stop_decision, state=State.SUSPENDED, why=why, writes=Writes())
+    claim_name = names.workspace_claim(observed.job.metadata.name)
+    writes = Writes(deletes=release_terminating(observed.workspace, claim_name))
+    return replace(stop_decision, state=State.SUSPENDED, why=why, writes=writes)
 
 
 def preempted(context: Context) -> Decision | None:

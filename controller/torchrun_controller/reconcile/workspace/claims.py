@@ -4,7 +4,8 @@ from torchrun_api import names
 from torchrun_api.core import PersistentVolumeClaim, Pod
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import ObservedWorkspace
-from torchrun_controller.reconcile.model.plan import Apply
+from torchrun_controller.reconcile.model.plan import Apply, Delete
+from torchrun_controller.reconcile.pods.lifecycle import delete_pod
 
 SHARED = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 
@@ -36,6 +37,17 @@ def usable_base(workspace: ObservedWorkspace) -> str:
         return ""
     shared_modes = SHARED.intersection(base.claim.spec.access_modes)
     return "" if base.in_use and not shared_modes else meta.labels.torchrun_job
+
+
+def release_terminating(workspace: ObservedWorkspace, name: str) -> tuple[Delete, ...]:
+    """Delete all sync and setup pods if their PVC is being deleted.
+
+    Kubernetes keeps a PVC while a pod exists that mounts it, also one that has finished.
+    """
+    if check_terminating(workspace.claims, name) is None:
+        return ()
+    pods = (*workspace.sync_pods, *workspace.setup_pods)
+    return tuple(delete_pod(pod) for pod in pods if not pod.metadata.terminating)
 
 
 def check_terminating(claims: tuple[PersistentVolumeClaim, ...], name: str) -> Reason | None:

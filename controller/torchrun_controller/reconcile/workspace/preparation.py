@@ -31,6 +31,7 @@ from torchrun_controller.reconcile.workspace import delivery, sync_results
 from torchrun_controller.reconcile.workspace.claims import (
     check_terminating,
     find_claim,
+    release_terminating,
     usable_base,
 )
 from torchrun_controller.reconcile.workspace.delivery import Route, choose_route
@@ -68,10 +69,9 @@ def prepare(
     assert source is not None, "nothing is to be prepared"
     job, workspace = observed.job, observed.workspace
     route = choose_route(job, workspace, observed.cluster, source, now)
-    terminating_reason = check_terminating(workspace.claims, source.name)
-    if terminating_reason is not None and route.store != "ephemeral":
-        # A pod that mounts the PVC would keep it from being deleted.
-        return replace(waiting_step(terminating_reason), deletes=end_preparations(workspace))
+    why = check_terminating(workspace.claims, source.name)
+    if why is not None and route.store != "ephemeral":
+        return replace(waiting_step(why), deletes=release_terminating(workspace, source.name))
     pods = SyncPods(observed, source, route, defaults, now)
     return next_step(pods, observed.cluster.nodes, now)
 

@@ -97,7 +97,7 @@ def test_a_terminating_workspace_is_not_ready():
     )
     assert len(world.gangs) == 1
     gone(world, WORKSPACE)
-    assert applied(world.step()) == [f"PersistentVolumeClaim/{WORKSPACE}", "Pod/train-sync-1"]
+    assert applied(world.step()) == [f"PersistentVolumeClaim/{WORKSPACE}", "Pod/train-sync-0"]
 
 
 def test_sync_and_setup_pods_release_a_terminating_claim():
@@ -113,6 +113,29 @@ def test_sync_and_setup_pods_release_a_terminating_claim():
     gone(world, WORKSPACE)
     world.settle()
     assert (CLAIMS.plural, WORKSPACE) in world.objects
+
+
+@pytest.mark.parametrize("suspended", [True, False])
+def test_finished_pods_release_a_terminating_claim(suspended: bool):
+    """Kubernetes keeps the PVC for them, too."""
+    world = running()
+    if suspended:
+        world.spec(suspend=True)
+        world.settle()
+        world.containers_stop()
+        world.settle()
+        assert world.phase == "Suspended"
+    delete(world, WORKSPACE)
+    if not suspended:
+        world.all_workers("Failed")
+    world.settle()
+    assert (PODS.plural, "train-sync-0") not in world.objects
+    gone(world, WORKSPACE)
+    if suspended:
+        world.resume()
+    world.settle()
+    assert (CLAIMS.plural, WORKSPACE) in world.objects
+    assert world.created[-1] == (PODS.plural, "train-sync-0")
 
 
 def test_deleted_checkpoints_are_recreated_during_a_gang():
