@@ -16,7 +16,7 @@ from .gang.messages import StartRound, StopRound
 from .network import wait_for_names
 from .reload import Reload
 from .settings import Settings
-from .state import start_thread
+from .state import begin
 
 _POLL = 0.05
 
@@ -42,7 +42,7 @@ class RoundPreparation:
         stop = self._await_work(stop_order)
         if stop is not None:
             return stop
-        self._work = self._begin(start)
+        self._work = begin(lambda: self._prepare(start))
         stop = self._await_work(stop_order)
         if stop is None:
             self._work.result()
@@ -54,20 +54,6 @@ class RoundPreparation:
             if stop is not None:
                 return stop
         return None
-
-    def _begin(self, start: StartRound) -> Future[None]:
-        work: Future[None] = Future()
-
-        def run() -> None:
-            try:
-                self._prepare(start)
-            except BaseException as error:
-                work.set_exception(error)
-            else:
-                work.set_result(None)
-
-        start_thread(run)
-        return work
 
     def _prepare(self, start: StartRound) -> None:
         settings = self._settings

@@ -10,6 +10,7 @@ import os
 import signal
 import tempfile
 import threading
+from concurrent.futures import Future, wait
 from typing import Callable, TypeVar
 
 from .output import say
@@ -36,22 +37,26 @@ def within(seconds: float, work: Callable[[], T]) -> T:
 
     A thread that the storage blocks forever remains until the process ends.
     """
-    done: list[T] = []
-    failed: list[BaseException] = []
+    result = begin(work)
+    if not wait([result], seconds).done:
+        raise TimeoutError(f"no response within {seconds:.0f} s")
+    return result.result()
+
+
+def begin(work: Callable[[], T]) -> Future[T]:
+    """Start `work` in a daemon thread. The Future has what it returns or raises."""
+    result: Future[T] = Future()
 
     def run() -> None:
         try:
-            done.append(work())
+            value = work()
         except BaseException as error:
-            failed.append(error)
+            result.set_exception(error)
+        else:
+            result.set_result(value)
 
-    thread = start_thread(run)
-    thread.join(seconds)
-    if failed:
-        raise failed[0]
-    if not done:
-        raise TimeoutError(f"no response within {seconds:.0f} s")
-    return done[0]
+    start_thread(run)
+    return result
 
 
 def start_thread(run: Callable[[], None]) -> threading.Thread:
