@@ -57,8 +57,8 @@ LAUNCHING = (
     LAUNCHER(
         "an-earlier-pod-proves-the-fence",
         "launch/fencing.py",
-        '        _check_unregistered(state, gang, index, is_replacement, f": {error}")\n',
-        "",
+        "    if not may_be_registered:\n",
+        "    if state:\n",
         "a pod that does not watch is taken for fenced, because an earlier pod of its index watched",
         FENCING,
     ),

@@ -100,27 +100,19 @@ def take_over(
     never registered as a watcher.
     """
     is_replacement = predecessors > 0
+    if failed_state:
+        _check_needs_no_fence(failed_state, gang, index, unfenced, is_replacement)
+        return None
     if not state:
-        if unfenced and failed_state:
-            raise LaunchError(
-                "Fenced",
-                "Cannot fence older workers, because the state directory"
-                f" {failed_state} cannot be used.",
-            )
         if unfenced:
             raise _fence_unproven(unfenced)
-        if failed_state:
-            _check_unregistered(failed_state, gang, index, is_replacement)
         return None
     try:
         unfenced_left = within(_ANSWER_SECONDS, lambda: _claim_epoch(state, gang, unfenced))
     except SupersededError as error:
         raise LaunchError("Fenced", f"{error} This attempt does not start.") from error
     except OSError as error:
-        if unfenced:
-            message = f"Cannot fence older workers, because the state directory {state} failed"
-            raise LaunchError("Fenced", f"{message}: {error}.") from error
-        _check_unregistered(state, gang, index, is_replacement, f": {error}")
+        _check_needs_no_fence(state, gang, index, unfenced, is_replacement, f": {error}")
         say(f"running without the fence, because the state directory {state} failed: {error}")
         return None
     watchdog = FencingWatchdog(state, gang, end)
@@ -267,10 +259,21 @@ def _register_watcher(state: str, gang: GangId, index: str) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
 
 
-def _check_unregistered(
-    state: str, gang: GangId, index: str, is_replacement: bool, why: str = ""
+def _check_needs_no_fence(
+    state: str,
+    gang: GangId,
+    index: str,
+    unfenced: list[Worker],
+    is_replacement: bool,
+    why: str = "",
 ) -> None:
-    """Raise LaunchError if an earlier pod may have registered as this one, which cannot watch."""
+    """Raise LaunchError if this pod must not start without the state directory, which failed.
+
+    It has to fence older workers, or an earlier pod may have registered as this one.
+    """
+    if unfenced:
+        message = f"Cannot fence older workers, because the state directory {state} failed{why}."
+        raise LaunchError("Fenced", message)
     try:
         may_be_registered = within(_ANSWER_SECONDS, lambda: _is_registered(state, gang, index))
     except OSError:
