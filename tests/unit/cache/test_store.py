@@ -170,7 +170,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.reported: dict[str, Pod] = {}
         self.version = 0
 
-    def tell(self, change: Change[Pod] | None) -> None:
+    def record(self, change: Change[Pod] | None) -> None:
         if change is None:
             return
         name = change.object.metadata.name
@@ -184,13 +184,13 @@ class StoreMachine(RuleBasedStateMachine):
     def upsert(self, name: str, attempt: str) -> None:
         self.version += 1
         self.model[name] = make(name, self.version, attempt)
-        self.tell(self.store.upsert(self.model[name], self.version))
+        self.record(self.store.upsert(self.model[name], self.version))
 
     @rule(name=NAMES)
     def delete(self, name: str) -> None:
         self.version += 1
         self.model.pop(name, None)
-        self.tell(self.store.delete("team-a", name, self.version))
+        self.record(self.store.delete("team-a", name, self.version))
 
     @rule(names=st.sets(NAMES), attempt=ATTEMPTS, unreadable=st.sets(NAMES))
     def replace(self, names: set[str], attempt: str, unreadable: set[str]) -> None:
@@ -200,7 +200,7 @@ class StoreMachine(RuleBasedStateMachine):
         listed = [self.model[name] for name in names]
         keys = {("team-a", name) for name in unreadable}
         for change in self.store.replace(listed, self.version, keys):
-            self.tell(change)
+            self.record(change)
 
     @invariant()
     def sums_in_step(self) -> None:

@@ -11,6 +11,7 @@ from torchrun_api.kinds import PODS
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.schedulers.kai import KAI_POD_GROUPS
 from torchrun_controller.reconcile.schedulers.volcano import VOLCANO_POD_GROUPS
+from unit.reconcile.failing import running
 from world import World, make_job, make_queue
 
 SENTENCE = re.compile(r"(?<=[.!?]) ")
@@ -166,10 +167,7 @@ def test_a_resumed_job_that_waits_for_admission_is_not_scheduled() -> None:
 
 
 def test_pods_of_a_suspended_gang_stay_scheduled_until_they_are_gone() -> None:
-    world = World(make_job(numNodes=1), make_queue())
-    world.settle()
-    world.all_workers("Running")
-    world.settle()
+    world = running(1)
     world.spec(suspend=True)
     world.settle()
     assert (world.phase, world.job.status.reason) == ("Running", "Suspending")

@@ -3,6 +3,7 @@
 from torchrun_api.admission import Dependency
 from torchrun_api.core import Pod
 from torchrun_controller.reconcile.model.observed import Rejection
+from unit.reconcile.failing import running
 from world import ZIP, World, make_job, make_queue
 
 
@@ -23,10 +24,7 @@ def test_a_refusal_that_is_over_leaves_no_condition() -> None:
 
 
 def test_a_gang_that_ends_stays_running_until_its_pods_are_gone() -> None:
-    world = World(make_job(numNodes=1), make_queue())
-    world.settle()
-    world.all_workers("Running")
-    world.settle()
+    world = running(1)
     world.spec(suspend=True)
     world.settle()
     assert world.phase == "Running"

@@ -29,7 +29,7 @@ class Nodes:
         for claim in self.claims:
             publish(claim, {"train.sh": program.encode()})
 
-    def tell(self, revision: int) -> None:
+    def annotate(self, revision: int) -> None:
         self.gang.annotate(start="1", revision=str(revision))
 
     def start(self) -> list[Launched]:
@@ -93,12 +93,12 @@ exec sleep 1000
 def start_held(nodes: Nodes, newer: str) -> tuple[list[Launched], Held]:
     """Both nodes have run revision 1, and node 1 still copies the newer one."""
     nodes.publish(ONE)
-    nodes.tell(1)
+    nodes.annotate(1)
     running = nodes.start()
     assert [launched.line() for launched in running] == ["one 0", "one 0"]
     nodes.publish(newer)
     held = nodes.hold(2)
-    nodes.tell(2)
+    nodes.annotate(2)
     assert running[0].line() == "two 1"
     held.await_reader()
     return running, held
@@ -107,7 +107,7 @@ def start_held(nodes: Nodes, newer: str) -> tuple[list[Launched], Held]:
 def test_an_edit_during_a_long_copy_starts_the_next_round(nodes: Nodes) -> None:
     running, held = start_held(nodes, TWO)
     nodes.publish(SIX)
-    nodes.tell(3)
+    nodes.annotate(3)
     assert running[0].line() == "six 2", "node 1 has no ranks, and the others do not wait for it"
     held.release()
     assert running[1].line() == "six 2"

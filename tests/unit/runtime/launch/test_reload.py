@@ -41,7 +41,7 @@ class Pod:
         self.claim = Claim(launcher.directory / "claim")
         self.claim.directory.mkdir(parents=True, exist_ok=True)
         self.claim.prepare()
-        self.tell(0)
+        self.annotate(0)
 
     def publish(self, files: "dict[str, bytes]") -> int:
         zipped = self.claim.incoming / "archive.zip"
@@ -51,7 +51,7 @@ class Pod:
             program.chmod(0o755)
         return revision
 
-    def tell(self, revision: int, **more: str) -> None:
+    def annotate(self, revision: int, **more: str) -> None:
         """Change the annotations of the pod as the kubelet would."""
         annotations = {"start": "0", "revision": str(revision), **more}
         temporary = self._podinfo.with_suffix(".new")
@@ -89,7 +89,7 @@ def test_newer_code_runs_in_the_same_pod(pod: Pod) -> None:
     launched = pod.start()
     assert launched.line() == "one job-0 29500"
     for name, output in (("two", "two job-0-r1 29501"), ("six", "six job-0-r2 29502")):
-        pod.tell(pod.publish(program(name)))
+        pod.annotate(pod.publish(program(name)))
         assert launched.line() == output
     launched.stop()
     result = launched.end()
@@ -99,11 +99,11 @@ def test_newer_code_runs_in_the_same_pod(pod: Pod) -> None:
 
 def test_a_revision_is_not_loaded_before_its_request(pod: Pod) -> None:
     pod.publish(program("one"))
-    pod.tell(1)
+    pod.annotate(1)
     pod.publish(program("two"))
     launched = pod.start()
     assert launched.line() == "one job-0 29500"
-    pod.tell(2)
+    pod.annotate(2)
     assert launched.line().startswith("two")
 
 
@@ -119,23 +119,23 @@ def test_a_failure_during_a_reload_does_not_end_the_pod(pod: Pod) -> None:
     for line in launched.process.stderr:
         if "failed with" in line:
             break
-    pod.tell(2)
+    pod.annotate(2)
     assert launched.line().startswith("two")
     assert launched.end().exit_code == 0
 
 
 def test_in_development_a_broken_edit_keeps_the_pod(pod: Pod) -> None:
     pod.publish(program("one"))
-    pod.tell(1, development="true")
+    pod.annotate(1, development="true")
     launched = pod.start()
     assert launched.line().startswith("one")
     broken = {**program("two"), "helper.py": b"NAME = ("}
-    pod.tell(pod.publish(broken), development="true")
+    pod.annotate(pod.publish(broken), development="true")
     assert launched.process.stderr
     for line in launched.process.stderr:
         if "waits for the next edit" in line:
             break
-    pod.tell(pod.publish(program("three")), development="true")
+    pod.annotate(pod.publish(program("three")), development="true")
     assert launched.line().startswith("three")
     launched.stop()
     assert launched.end().exit_code == 143
@@ -154,16 +154,16 @@ def await_edit(launched: Launched, error: str) -> None:
 
 def test_in_development_a_command_that_cannot_start_keeps_the_pod(pod: Pod) -> None:
     running = {"pkg/run.sh": b"#!/bin/sh\necho $TORCHRUN_ROUND; exec sleep 1000"}
-    pod.tell(pod.publish({"pkg/other": b""}), development="true")
+    pod.annotate(pod.publish({"pkg/other": b""}), development="true")
     launched = pod.start(["./run.sh"], TORCHRUN_WORKING_DIR=str(pod.app / "pkg"))
     await_edit(launched, "The image has no program ./run.sh")
-    pod.tell(pod.publish({"pkg/run.sh": b"#!/no/such/shell"}), development="true")
+    pod.annotate(pod.publish({"pkg/run.sh": b"#!/no/such/shell"}), development="true")
     await_edit(launched, "The image has no program ./run.sh")
-    pod.tell(pod.publish({"pkg/run.sh/file": b""}), development="true")
+    pod.annotate(pod.publish({"pkg/run.sh/file": b""}), development="true")
     await_edit(launched, "Cannot start ./run.sh: Permission denied")
-    pod.tell(pod.publish({"other": b""}), development="true")
+    pod.annotate(pod.publish({"other": b""}), development="true")
     await_edit(launched, "Cannot enter the working directory")
-    pod.tell(pod.publish(running), development="true")
+    pod.annotate(pod.publish(running), development="true")
     assert launched.line() == "4"
     launched.stop()
     assert launched.end().exit_code == 143
@@ -183,7 +183,7 @@ def test_without_development_an_edit_without_the_command_is_a_failure(
         TORCHRUN_IN_PLACE_RESTARTS='{"restarts": 3, "exitCodes": [], "signals": []}',
     )
     assert launched.line() == "up"
-    pod.tell(pod.publish({left: b""}))
+    pod.annotate(pod.publish({left: b""}))
     result = launched.end()
     assert (result.exit_code, result.message["reason"]) == (exit_code, reason)
     assert "starting round 2" not in result.err
@@ -191,7 +191,7 @@ def test_without_development_an_edit_without_the_command_is_a_failure(
 
 def test_a_pod_that_waits_for_an_edit_ends_on_sigterm(pod: Pod) -> None:
     pod.publish({"train.py": b"raise SystemExit(3)"})
-    pod.tell(1, development="true")
+    pod.annotate(1, development="true")
     launched = pod.start()
     assert launched.process.stderr
     for line in launched.process.stderr:
@@ -203,7 +203,7 @@ def test_a_pod_that_waits_for_an_edit_ends_on_sigterm(pod: Pod) -> None:
 
 def test_the_wait_for_an_edit_is_bounded(pod: Pod) -> None:
     pod.publish({"train.py": b"raise SystemExit(3)"})
-    pod.tell(1, development="true")
+    pod.annotate(1, development="true")
     result = pod.start(TORCHRUN_EDIT_WAIT_SECONDS="0.2").end()
     assert (result.exit_code, result.message["exitCode"]) == (3, 3)
 
@@ -212,7 +212,7 @@ def test_without_development_a_broken_edit_is_a_failure(pod: Pod) -> None:
     pod.publish(program("one"))
     launched = pod.start()
     assert launched.line().startswith("one")
-    pod.tell(pod.publish({"train.py": b"syntax error"}))
+    pod.annotate(pod.publish({"train.py": b"syntax error"}))
     result = launched.end()
     assert result.exit_code == 1
     assert result.message["reason"] == "Exception"
@@ -225,7 +225,7 @@ def test_ranks_may_take_a_moment_to_end(pod: Pod) -> None:
     launched = pod.start()
     assert launched.line().startswith("one")
     assert launched.line() == "ready"
-    pod.tell(pod.publish(program("two")))
+    pod.annotate(pod.publish(program("two")))
     assert launched.line() == "saved"
     assert launched.line().startswith("two")
 
@@ -306,7 +306,7 @@ def test_two_nodes_of_torchrun_change_together(tmp_path: Path, backend: str) -> 
         for number in (2, 3, 4):
             revision = pods[0].publish(code(number))
             assert revision == number
-            pods[0].tell(revision)
+            pods[0].annotate(revision)
             all_run(number)
     finally:
         for launcher in launchers:

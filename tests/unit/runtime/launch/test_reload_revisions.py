@@ -81,14 +81,14 @@ def test_all_nodes_follow_node_0_to_the_code_of_the_serve_pod_that_replaced_its_
     cluster: Cluster,
 ) -> None:
     first = cluster.serve({"a": b"1"})
-    cluster.tell(1, first)
+    cluster.annotate(1, first)
     leader = Leader(cluster.served(first), cluster.podinfo)
     second = cluster.serve({"a": b"2"})
     cluster.urls[1] = "http://127.0.0.1:1"  # deleted
-    cluster.tell(2, second)
+    cluster.annotate(2, second)
     start = leader.next_round()
     assert start.code.revision == 2
-    cluster.tell(3, third := cluster.serve({"a": b"3"}))
+    cluster.annotate(3, third := cluster.serve({"a": b"3"}))
     leader.reload.update(start)
     assert cluster.files() == {"a": b"3"}
     start = leader.next_round()
@@ -102,14 +102,14 @@ def test_code_that_returns_to_that_of_node_0_reaches_nodes_that_may_have_other_c
     cluster: Cluster, is_ordered: bool
 ) -> None:
     first = cluster.serve({"a": b"1"})
-    cluster.tell(1, first)
+    cluster.annotate(1, first)
     leader = Leader(cluster.served(first), cluster.podinfo)
-    cluster.tell(2, cluster.serve({"a": b"2"}))
+    cluster.annotate(2, cluster.serve({"a": b"2"}))
     assert leader.stop() == StopRound(0, failed=False)
     if is_ordered:
         start = leader.next_round()
         assert start.code.revision == 2
-    cluster.tell(3, cluster.serve({"a": b"1"}))
+    cluster.annotate(3, cluster.serve({"a": b"1"}))
     if is_ordered:
         leader.reload.update(start)
     start = leader.next_round()
@@ -123,14 +123,14 @@ def test_the_rest_of_a_failed_copy_is_fetched_although_the_code_returns_to_the_o
 ) -> None:
     monkeypatch.setattr("torchrun_runtime.launch.served._ANNOTATION_SECONDS", 0.0)
     first = cluster.serve({"a": b"1", "z": b"1"})
-    cluster.tell(1, first)
+    cluster.annotate(1, first)
     leader = Leader(cluster.served(first, seconds=0.1), cluster.podinfo)
-    cluster.tell(2, cluster.serve({"a": b"2", "z": b"2"}))
+    cluster.annotate(2, cluster.serve({"a": b"2", "z": b"2"}))
     (cluster.directory / "claim-1/revisions/1/tree/z").write_bytes(b"?")
     with pytest.raises(LaunchError, match="z was damaged"):
         leader.reload.update(leader.next_round())
     assert cluster.files() == {"a": b"2", "z": b"1"}
-    cluster.tell(3, cluster.serve({"a": b"1", "z": b"1"}))
+    cluster.annotate(3, cluster.serve({"a": b"1", "z": b"1"}))
     leader.reload.update(leader.next_round())
     assert cluster.files() == {"a": b"1", "z": b"1"}
 

@@ -49,7 +49,7 @@ class Cluster:
         self.urls.append(self._stack.enter_context(running(claim)))
         return manifest
 
-    def tell(self, revision: int, manifest: Manifest, pod: int = -1) -> None:
+    def annotate(self, revision: int, manifest: Manifest, pod: int = -1) -> None:
         annotations = {"start": "0", "revision": str(revision)}
         annotations["served"] = f"{self.urls[pod]} {manifest.sha256}"
         temporary = self.podinfo.with_suffix(".new")
@@ -76,7 +76,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def start(launcher: Launcher, cluster: Cluster, manifest: Manifest, nodes: int = 1) -> Launched:
-    cluster.tell(1, manifest)
+    cluster.annotate(1, manifest)
     return launcher.start(
         [launcher.python, "train.py"],
         TORCHRUN_LAUNCHER="none",
@@ -98,9 +98,9 @@ def test_a_running_process_gets_newer_code_from_another_pod(
     launched = start(launcher, cluster, cluster.serve(program("one", "old.py")))
     assert launched.line() == "one 29500 ['helper.py', 'old.py']"
     (cluster.directory / "app" / "package" / "own.txt").write_text("of the run itself")
-    cluster.tell(2, cluster.serve(program("two")))
+    cluster.annotate(2, cluster.serve(program("two")))
     assert launched.line() == "two 29501 ['helper.py', 'own.txt']"
-    cluster.tell(3, publish(cluster.directory / "claim-1", program("six")))
+    cluster.annotate(3, publish(cluster.directory / "claim-1", program("six")))
     assert launched.line().startswith("six 29502")
     launched.stop()
     assert launched.end().exit_code == 143
@@ -111,8 +111,8 @@ def test_the_same_content_from_another_pod_restarts_nothing(
 ) -> None:
     launched = start(launcher, cluster, cluster.serve(program("one")))
     assert launched.line().startswith("one 29500")
-    cluster.tell(2, cluster.serve(program("one")))
-    cluster.tell(3, cluster.serve(program("two")))
+    cluster.annotate(2, cluster.serve(program("one")))
+    cluster.annotate(3, cluster.serve(program("two")))
     assert launched.line().startswith("two 29501")
     launched.stop()
     assert "revision 2" not in launched.end().err
@@ -141,7 +141,7 @@ def test_a_deleted_serve_pod_is_replaced_by_the_next(cluster: Cluster) -> None:
     cluster.urls[0] = "http://127.0.0.1:1"
     second = cluster.serve({"b": b"2"})
     served = cluster.served(first)
-    cluster.tell(2, second)
+    cluster.annotate(2, second)
     served.update(2)
     assert (cluster.files(), served.revision) == ({"b": b"2"}, 2)
 
@@ -160,7 +160,7 @@ def test_a_serve_pod_with_another_digest_is_refused(
 def test_partial_downloads_are_removed(cluster: Cluster) -> None:
     served = cluster.served(cluster.serve({"a": b"1", "gone/b": b"2"}))
     served.update(1)
-    cluster.tell(2, cluster.serve({"a": b"2"}))
+    cluster.annotate(2, cluster.serve({"a": b"2"}))
     served.update(2)
     assert cluster.files() == {"a": b"2"}
     assert not (cluster.directory / "app" / "gone").exists()
@@ -171,7 +171,7 @@ def test_a_file_and_a_directory_may_take_the_place_of_each_other(cluster: Cluste
     served = cluster.served(cluster.serve(programs[0]))
     served.update(1)
     for revision, files in enumerate(programs[1:], start=2):
-        cluster.tell(revision, cluster.serve(files))
+        cluster.annotate(revision, cluster.serve(files))
         served.update(revision)
         assert cluster.files() == files
 
@@ -179,10 +179,10 @@ def test_a_file_and_a_directory_may_take_the_place_of_each_other(cluster: Cluste
 def test_a_file_and_an_empty_directory_may_take_the_place_of_each_other(cluster: Cluster) -> None:
     served = cluster.served(cluster.serve({"a": b"1", "x": b"1"}))
     served.update(1)
-    cluster.tell(2, cluster.serve({"a": b"1"}, "x"))
+    cluster.annotate(2, cluster.serve({"a": b"1"}, "x"))
     served.update(2)
     assert (cluster.directory / "app" / "x").is_dir()
-    cluster.tell(3, cluster.serve({"a": b"1", "x": b"2"}))
+    cluster.annotate(3, cluster.serve({"a": b"1", "x": b"2"}))
     served.update(3)
     assert cluster.files() == {"a": b"1", "x": b"2"}
 
@@ -195,7 +195,7 @@ def test_a_change_of_the_mode_alone_is_delivered(cluster: Cluster) -> None:
     before = file.stat()
     assert stat.S_IMODE(before.st_mode) == 0o644
     for revision, mode in enumerate(("755", "644"), start=2):
-        cluster.tell(revision, cluster.serve(files, mode=mode))
+        cluster.annotate(revision, cluster.serve(files, mode=mode))
         served.update(revision)
         assert stat.S_IMODE(file.stat().st_mode) == int(mode, 8)
     assert file.stat().st_ino == before.st_ino, "its content is not fetched again"
@@ -205,12 +205,12 @@ def test_the_order_of_the_leader_may_be_ahead_of_the_annotation(cluster: Cluster
     first = cluster.serve({"a": b"1"})
     served = cluster.served(first)
     served.update(1)
-    cluster.tell(1, first)
+    cluster.annotate(1, first)
     second = cluster.serve({"a": b"2"})
     address = f"{cluster.urls[-1]} {second.sha256}"
     assert not served.accept_unchanged(2, address)
     served.update(2, address)
     assert (cluster.files(), served.revision) == ({"a": b"2"}, 2)
-    cluster.tell(3, cluster.serve({"a": b"3"}))
+    cluster.annotate(3, cluster.serve({"a": b"3"}))
     served.update(3)
     assert cluster.files() == {"a": b"3"}
