@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime
+from itertools import pairwise
 
 from kubectl_torchrun.cluster.client import Api, ApiError
 from kubectl_torchrun.doctor.findings import (
@@ -13,6 +14,7 @@ from kubectl_torchrun.doctor.findings import (
     items_at,
     text_at,
     unreadable_finding,
+    words_at,
 )
 from kubectl_torchrun.doctor.snapshot import ClusterSnapshot
 from kubectl_torchrun.output import duration
@@ -55,7 +57,7 @@ async def check_controller(api: Api, snapshot: ClusterSnapshot) -> list[Finding]
             findings.append(Finding("fail", "controller", text + reason, fix))
         findings += check_skew(item, version())
         findings += await _check_readiness(api, where)
-        findings.append(await _check_leader(api, where))
+        findings.append(await _check_leader(api, item))
     return findings or [await _check_lease(api, refused)]
 
 
@@ -133,21 +135,43 @@ async def _check_readiness(api: Api, where: str) -> list[Finding]:
     return [Finding(severity, "readiness", text) for text, severity in problems.items()]
 
 
-async def _check_leader(api: Api, where: str) -> Finding:
+async def _check_leader(api: Api, deployment: JsonObject) -> Finding:
+    name, where = (str(field_at(deployment, "metadata", key)) for key in ("name", "namespace"))
+    lease_name = _setting(deployment, "lease-name") or _LEASE
+    namespace = _setting(deployment, "lease-namespace") or where
     try:
-        lease = await api.read(f"{_COORDINATION}/namespaces/{where}/leases/{_LEASE}")
+        lease = await api.read(f"{_COORDINATION}/namespaces/{namespace}/leases/{lease_name}")
     except ApiError as error:
         if error.status == 404:
-            text = f"No lease in namespace {where}: leader election is off, or no replica has led"
+            text = (
+                f"No lease {lease_name} in namespace {namespace}: leader election is off, or no"
+                " replica has led"
+            )
             return Finding("note", "leader", text)
         return unreadable_finding("leader", error)
     text, age = _lease_holder(lease)
-    fix = f"See the log: kubectl logs -n {where} deploy/torchrun-controller"
+    fix = f"See the log: kubectl logs -n {where} deploy/{name}"
     if not text:
         return Finding("warn", "leader", "No replica holds the lease", fix)
     if age > _LEASE_SECONDS:
         return Finding("fail", "leader", text, fix)
     return Finding("ok", "leader", text)
+
+
+def _setting(deployment: JsonObject, name: str) -> str:
+    """A setting of the controller, by its flag or else its variable; empty if it has neither."""
+    flag, variable = f"--{name}", f"TORCHRUN_{name.upper().replace('-', '_')}"
+    found = ""
+    for container in items_at(deployment, "spec", "template", "spec", "containers"):
+        for entry in items_at(container, "env"):
+            if entry.get("name") == variable:
+                found = text_at(entry, "value")
+        for argument, following in pairwise([*words_at(container, "args"), ""]):
+            if argument == flag:
+                found = following
+            elif argument.startswith(f"{flag}="):
+                found = argument.removeprefix(f"{flag}=")
+    return found
 
 
 async def _check_lease(api: Api, refused: ApiError | None) -> Finding:

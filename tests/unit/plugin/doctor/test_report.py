@@ -115,6 +115,29 @@ def test_a_controller_with_a_wrong_setting_is_quoted(
 
 
 @pytest.mark.parametrize(
+    "container",
+    [
+        {"env": [{"name": "TORCHRUN_LEASE_NAME", "value": "team-a"}]},
+        {"args": ["--log-level", "debug", "--lease-name", "team-a"]},
+        {"args": ["--lease-name=team-a"], "env": [{"name": "TORCHRUN_LEASE_NAME", "value": "b"}]},
+    ],
+    ids=["variable", "flag", "flag before variable"],
+)
+def test_the_leader_is_found_by_the_lease_of_the_deployment(
+    laptop: Laptop, container: dict[str, object]
+) -> None:
+    template = {"spec": {"containers": [{"image": "c:1", **container}]}}
+    deployment = {**DEPLOYMENT, "spec": {"replicas": 1, "template": template}}
+    path = "/apis/coordination.k8s.io/v1/namespaces/torchrun-system/leases/team-a"
+    lease = {"spec": {"holderIdentity": "pod-a", "renewTime": FRESH}}
+    play_cluster(laptop, deployments={"items": [deployment]}, lease=None)
+    laptop.server.hooks.append(
+        lambda request: web.json_response(lease) if request.path == path else None
+    )
+    assert "pod-a, renewed" in laptop.run("doctor").stdout
+
+
+@pytest.mark.parametrize(
     ("changed", "code", "verdict", "text"),
     [
         ({"torchrun.ai": None}, 1, "fail", "The TorchrunJob CRD is not installed"),
@@ -129,7 +152,7 @@ def test_a_controller_with_a_wrong_setting_is_quoted(
         ({"deployments": {"items": [DEAD]}}, 1, "fail", "0 of 1 ready"),
         ({"deployments": 403}, 0, "skip", "no permission to read it: you may not"),
         ({"lease": STALE}, 1, "fail", " ago"),
-        ({"lease": None}, 0, "note", "No lease in namespace torchrun-system"),
+        ({"lease": None}, 0, "note", "No lease torchrun-controller in namespace torchrun-system"),
         ({"lease": {"spec": {}}}, 0, "warn", "No replica holds the lease"),
         ({"storageclasses": {"items": []}}, 1, "fail", "has no storage class"),
         (
