@@ -245,7 +245,13 @@ class QueueJobs(Wire, frozen=True, kw_only=True, omit_defaults=False):
 class QueueAdmission(Wire, frozen=True, kw_only=True):
     """Usage of the quota and order of admission of the queue."""
 
-    summary: Annotated[str, Meta(description='Used quota, for example "16/32 GPUs".')] = ""
+    summary: Annotated[
+        str,
+        Meta(
+            description="Used quota of GPUs, nodes or jobs, whichever the quota limits first: for "
+            'example "16/32 GPUs".'
+        ),
+    ] = ""
     used: Annotated[
         dict[str, Quantity],
         Meta(description="Usage of admitted jobs: nodes, gpus, cpu, memory and jobs."),

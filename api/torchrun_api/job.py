@@ -366,7 +366,7 @@ class TorchrunJob(Wire, frozen=True, kw_only=True):
         ),
         Rule(
             f"{_UNPREPARED} || {_source('self')} == {_source('oldSelf')}",
-            "enabled and source are immutable once the job has started: submit a new job",
+            "enabled and source are immutable once the job is past Pending: submit a new job",
             field=".spec.volumes.workspace",
         ),
         *(

@@ -158,8 +158,8 @@ class QueueScheduling(Wire, frozen=True, kw_only=True):
         GangScheduling | None,
         Meta(
             description="Gang scheduler that starts either all pods of a gang or none. Default:"
-            " derived from schedulerName and from the schedulers that are "
-            "installed."
+            " the one that schedulerName names, else native if the API server serves it, "
+            "else none."
         ),
     ] = None
     queue_name: Annotated[

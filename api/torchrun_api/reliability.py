@@ -140,8 +140,9 @@ class Reliability(Wire, frozen=True, kw_only=True):
         Annotated[
             Literal["OnFailure", "Never"],
             Meta(
-                description="Never: no gang follows the first one, for any reason. Default: "
-                "OnFailure."
+                description="Never: the job fails at its first failure or disruption. After a "
+                "pause, a resize or a preemption by admission, a new gang follows as usual. "
+                "Default: OnFailure."
             ),
         ]
         | None
