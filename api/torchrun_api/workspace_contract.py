@@ -78,7 +78,18 @@ SYNC_UPLOAD_TOKEN_SHA256 = Variable(
     "Digest of the upload token, which clients send as X-Torchrun-Upload-Token.",
 )
 SYNC_AFTER = Variable(
-    "TORCHRUN_SYNC_AFTER", COUNT, (SYNC,), "Create a revision later than this one.", default="0"
+    "TORCHRUN_SYNC_AFTER",
+    COUNT,
+    (SYNC,),
+    "Wait for an upload that is later than this revision.",
+    default="0",
+)
+SYNC_LAST_REVISION = Variable(
+    "TORCHRUN_SYNC_LAST_REVISION",
+    COUNT,
+    (SYNC,),
+    "Number new revisions after this one, even if the PVC does not show it.",
+    default="0",
 )
 SYNC_BASE = Variable(
     "TORCHRUN_SYNC_BASE",

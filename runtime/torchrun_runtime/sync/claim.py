@@ -61,11 +61,11 @@ _FIELDS = {field.name for field in fields(Marker)}
 class Claim:
     """One PVC. Only this pod writes to it, except for a pod that still runs on a lost node.
 
-    after: a revision that already exists, even if the PVC does not show it. job: UID of the job, as
-    a retained PVC may have the revisions of another one; "" if unknown.
+    last_revision: one that already existed, even if the PVC does not show it. job: UID of the job,
+    as a retained PVC may have the revisions of another one; "" if unknown.
     """
 
-    def __init__(self, directory: Path, after: int = 0, job: str = "") -> None:
+    def __init__(self, directory: Path, last_revision: int = 0, job: str = "") -> None:
         self.directory = directory
         self.incoming = directory / (f"{INCOMING}-{job}" if job else INCOMING)
         # A restarted container has the same host name.
@@ -74,7 +74,7 @@ class Claim:
         self.work = self._own / "work"
         self._unpublished = self._own / "revision"
         self._discarded = 0
-        self._after = after
+        self._last_revision = last_revision
         self._job = job
         self.shared = (directory / "state", directory / "env")
 
@@ -203,7 +203,7 @@ class Claim:
         manifest: of the tree. sha256: of the upload, by default the manifest's. Raises OSError.
         """
         before = self.marker()
-        number = max(before.revision if before else 0, self._after, *self._revisions()) + 1
+        number = max(before.revision if before else 0, self._last_revision, *self._revisions()) + 1
         identity = sha256 or manifest.sha256
         size = manifest.size
         marker = Marker(identity, manifest.files, size, now(), number, commit, source, self._job)

@@ -53,7 +53,7 @@ def fetch(settings: Settings) -> Marker:
 
     Raises SyncError, OSError.
     """
-    claim = Claim(settings.directory, settings.after, settings.job)
+    claim = Claim(settings.directory, settings.last_revision, settings.job)
     marker = claim.marker()
     if marker and claim.is_of_job(marker, has_run=settings.has_run):
         unchanged = settings.digest != "" and settings.digest == marker.source

@@ -18,7 +18,7 @@ from torchrun_runtime.sync.workflow import Workflow
 
 def receive(settings: Settings) -> Marker:
     """Wait for an acceptable upload and publish it. Raises SyncError, OSError."""
-    claim = Claim(settings.directory, settings.after, settings.job)
+    claim = Claim(settings.directory, settings.last_revision, settings.job)
     marker = claim.marker()
     is_wanted = marker and _is_wanted(marker, settings, claim)
     if marker and is_wanted and claim.is_complete(marker, claim.manifest(marker)):

@@ -55,6 +55,7 @@ class Settings:
     sha256: str = ""
     token_sha256: str = ""
     after: int = 0
+    last_revision: int = 0
     base: Path | None = None
     limits: Limits = field(default_factory=Limits)
     termination_log: Path = Path(contract.TERMINATION_LOG.default)
@@ -90,6 +91,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         sha256=_digest(environment, workspace_contract.SYNC_SHA256),
         token_sha256=_digest(environment, workspace_contract.SYNC_UPLOAD_TOKEN_SHA256),
         after=_number(environment, workspace_contract.SYNC_AFTER, lowest=0),
+        last_revision=_number(environment, workspace_contract.SYNC_LAST_REVISION, lowest=0),
         base=_path(environment, workspace_contract.SYNC_BASE),
         limits=Limits(
             entries=_number(environment, workspace_contract.SYNC_MAX_ENTRIES),

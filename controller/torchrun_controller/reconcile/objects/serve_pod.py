@@ -42,18 +42,23 @@ def serve_pod(
     The serve container has a token of the pod's service account, because the API server shows the
     keys of the workers' tokens only to authenticated clients. The account needs no role.
     """
-    after = last_revision if stands_by else None
-    base = sync_pod(job, source, number, defaults, commit, queue=queue, after=after, alone=True)
+    base = sync_pod(
+        job,
+        source,
+        number,
+        defaults,
+        commit,
+        queue=queue,
+        last_revision=last_revision,
+        stands_by=stands_by,
+        alone=True,
+    )
     meta, spec = object_at(base.body, "metadata"), object_at(base.body, "spec")
     annotations = object_at(meta, "annotations") | {names.DELIVERY: store}
     containers, volumes = objects_at(spec, "containers"), objects_at(spec, "volumes")
     if store == "ephemeral":
         workspace_volume: JsonObject = {"name": "workspace", "emptyDir": {"sizeLimit": source.size}}
         volumes = [workspace_volume, *volumes[1:]]
-        if last_revision and not stands_by:
-            # Its storage is new and has no earlier revision.
-            count = env_vars(workspace_contract.SYNC_AFTER.env_var(last_revision))
-            containers = [c | {"env": [*objects_at(c, "env"), *count]} for c in containers]
     body: JsonObject = {
         **base.body,
         "metadata": meta

@@ -45,18 +45,19 @@ def sync_pod(
     commit: str = "",
     *,
     queue: TorchrunQueue | None,
-    after: int | None = None,
+    last_revision: int = 0,
+    stands_by: bool = False,
     base: str = "",
     alone: bool = False,
 ) -> Apply:
     """Return a sync pod, with the restricted Pod Security profile and without a token.
 
     Only this pod mounts the Secret of the source. It accepts only the content `commit`, if that is
-    set. With `after` it accepts any upload with the job's token, as a revision later than `after`.
-    `base` is a job whose workspace it may reuse. `queue` is None if it is gone. With `alone` no
-    worker mounts the PVC.
+    set. The revision of the new workspace is later than `last_revision`. A pod that `stands_by`
+    accepts any upload with the job's token. `base` is a job whose workspace it may reuse. `queue`
+    is None if it is gone. With `alone` no worker mounts the PVC.
     """
-    upload = workspace_source.upload_digest(job) if after is None else ""
+    upload = "" if stands_by else workspace_source.upload_digest(job)
     meta = metadata(job, names.sync_pod(job.metadata.name, number), names.SYNC)
     inputs = {
         names.WORKSPACE_SHA256: upload,
@@ -64,7 +65,7 @@ def sync_pod(
         names.SOURCE: workspace_source.digest(job),
         names.WORKSPACE_BASE: base,
         names.COMMIT: commit,
-        names.AFTER_REVISION: "" if after is None else str(after),
+        names.AFTER_REVISION: str(last_revision) if stands_by else "",
     }
     meta["labels"] = object_at(meta, "labels") | NO_PROXY_LABEL
     annotations: JsonObject = {name: value for name, value in inputs.items() if value}
@@ -78,7 +79,9 @@ def sync_pod(
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": RESTRICTED_POD,
-            "containers": [_container(job, defaults, commit, upload, after, base)],
+            "containers": [
+                _container(job, defaults, commit, upload, last_revision, base, stands_by=stands_by)
+            ],
             "volumes": [
                 {"name": "workspace", "persistentVolumeClaim": {"claimName": source.name}},
                 {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
@@ -122,7 +125,14 @@ def _base_mounts(base: str) -> list[JsonValue]:
 
 
 def _container(
-    job: TorchrunJob, defaults: Defaults, commit: str, upload: str, after: int | None, base: str
+    job: TorchrunJob,
+    defaults: Defaults,
+    commit: str,
+    upload: str,
+    last_revision: int,
+    base: str,
+    *,
+    stands_by: bool,
 ) -> JsonObject:
     is_fetched = workspace_source.is_fetched(job)
     container: JsonObject = {
@@ -140,7 +150,8 @@ def _container(
                 workspace_contract.SYNC_UPLOAD_TOKEN_SHA256.env_var(
                     workspace_source.upload_token(job) or None
                 ),
-                workspace_contract.SYNC_AFTER.env_var(after),
+                workspace_contract.SYNC_AFTER.env_var(last_revision if stands_by else None),
+                workspace_contract.SYNC_LAST_REVISION.env_var(last_revision or None),
                 workspace_contract.SYNC_BASE.env_var(BASE_DIR if base else None),
             ),
         ],

@@ -47,8 +47,6 @@ from torchrun_controller.reconcile.workspace.helper_pods import (
 )
 from torchrun_controller.reconcile.workspace.retry import (
     SyncMessage,
-    container_end,
-    retry_seconds_left,
 )
 
 BASE_TIMEOUT = timedelta(seconds=20)  # for a pod that mounts a base to start
@@ -134,8 +132,18 @@ class SyncPods(msgspec.Struct, frozen=True):
         job, queue, workspace = self.observed.job, self.observed.queue, self.observed.workspace
         commit = sync_results.pinned_commit(job, workspace.latest_sync_pod)
         store, cluster = self.route.store, self.observed.cluster
+        last_revision = sync_results.find_last_revision(job, workspace)
         if not store:
-            return sync_pod(job, self.source, number, self.defaults, commit, queue=queue, base=base)
+            return sync_pod(
+                job,
+                self.source,
+                number,
+                self.defaults,
+                commit,
+                queue=queue,
+                last_revision=last_revision,
+                base=base,
+            )
         return serve_pod(
             job,
             self.source,
@@ -144,7 +152,7 @@ class SyncPods(msgspec.Struct, frozen=True):
             self.defaults,
             commit,
             queue=queue,
-            last_revision=sync_results.find_revision(job, workspace),
+            last_revision=last_revision,
             node=delivery.find_claim_node(workspace, cluster) if store == "claim" else "",
         )
 
@@ -379,15 +387,6 @@ def delete_oldest_pods(job: TorchrunJob, workspace: ObservedWorkspace) -> tuple[
     complete = sync_results.find_complete_pods(job, workspace)[-1:]
     oldest_pods = workspace.sync_pods[: -KEPT_SYNC_PODS + 1]
     return tuple(delete_pod(pod) for pod in oldest_pods if pod not in complete)
-
-
-def retry_wait(workspace: ObservedWorkspace, now: datetime) -> float:
-    """Return the seconds until the next sync pod may follow; 0 unless the last one failed."""
-    latest = workspace.latest_sync_pod
-    if latest is None or latest.status.phase != "Failed":
-        return 0.0
-    end = container_end(latest, names.SYNC_CONTAINER)
-    return retry_seconds_left(workspace.sync_pods, end, now)
 
 
 def end_preparations(workspace: ObservedWorkspace, *, serving: bool = True) -> tuple[Delete, ...]:

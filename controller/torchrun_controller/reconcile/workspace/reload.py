@@ -32,6 +32,7 @@ from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.resolve import VolumeSource, resolve_spec
 from torchrun_controller.reconcile.workspace import claims, delivery, preparation, sync_results
 from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace
+from torchrun_controller.reconcile.workspace.retry import retry_wait
 from torchrun_controller.reconcile.workspace.sync_results import read_result
 
 
@@ -50,7 +51,7 @@ def plan_reload(observed: Observed, now: datetime, defaults: Defaults) -> Worksp
         return Workspace(state=step.state, why=step.why, deletes=_end_pods(other_pods))
     standby_pods = [pod for pod in other_pods if sync_results.is_standby(job, pod)]
     deletes = _end_pods([pod for pod in other_pods if pod not in standby_pods])
-    seconds = preparation.retry_wait(workspace, now)
+    seconds = retry_wait(workspace, now)
     if standby_pods or not sync_results.find_revision(job, workspace) or seconds > 0:
         retry_after = seconds if seconds > 0 and not standby_pods else None
         return Workspace(state=step.state, why=step.why, deletes=deletes, requeue_after=retry_after)
@@ -104,7 +105,9 @@ def _build_standby_pod(
     number = names.number_of(latest.metadata.name) + 1
     revision = sync_results.find_revision(job, workspace)
     if not delivery.is_serve_pod(latest):
-        return sync_pod(job, source, number, defaults, queue=queue, after=revision)
+        return sync_pod(
+            job, source, number, defaults, queue=queue, last_revision=revision, stands_by=True
+        )
     on_claim = latest.metadata.annotations.delivery == "claim"
     store: Store = "claim" if on_claim else "ephemeral"
     node = delivery.find_claim_node(workspace, observed.cluster) if on_claim else ""

@@ -12,6 +12,7 @@ from torchrun_api.core import Pod
 from torchrun_api.meta import Wire
 from torchrun_controller.reconcile.model import decode
 from torchrun_controller.reconcile.model.conditions import find_condition
+from torchrun_controller.reconcile.model.observed import ObservedWorkspace
 from torchrun_controller.reconcile.model.times import seconds_left
 
 FIRST_RETRY = timedelta(seconds=10)
@@ -98,3 +99,12 @@ def _left_result(pod: Pod) -> bool:
 def retry_seconds_left(pods: Sequence[Pod], end: ContainerEnd, now: datetime) -> float:
     """Return the seconds of the delay that are left. end: of the last pod."""
     return seconds_left(retry_delay(pods), end.time, now)
+
+
+def retry_wait(workspace: ObservedWorkspace, now: datetime) -> float:
+    """Return the seconds until the next sync pod may follow; 0 unless the last one failed."""
+    latest = workspace.latest_sync_pod
+    if latest is None or latest.status.phase != "Failed":
+        return 0.0
+    end = container_end(latest, names.SYNC_CONTAINER)
+    return retry_seconds_left(workspace.sync_pods, end, now)

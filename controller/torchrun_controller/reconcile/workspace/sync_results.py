@@ -53,6 +53,16 @@ def find_revision(job: TorchrunJob, workspace: ObservedWorkspace) -> int:
     )
 
 
+def find_last_revision(job: TorchrunJob, workspace: ObservedWorkspace) -> int:
+    """Return the newest revision that existed or was announced, perhaps on a former PVC.
+
+    A new PVC goes on from it. Otherwise an announcement that outlived its PVC, as in a restored
+    job, would name a revision that does not exist yet.
+    """
+    announced_revision = job.metadata.annotations.get(names.WORKSPACE_REVISION, "")
+    return max(find_revision(job, workspace), names.number_in(announced_revision))
+
+
 def find_commit(job: TorchrunJob, workspace: ObservedWorkspace, revision: int) -> str:
     """Return the commit of a revision; "" if no pod reports it."""
     results = (read_result(pod) for pod in reversed(find_complete_pods(job, workspace)))

@@ -205,6 +205,35 @@ def test_a_revision_that_the_plugin_confirmed_is_announced_at_once() -> None:
     assert variables(body(world, PODS, "train-sync-2")["spec"])["TORCHRUN_SYNC_AFTER"] == "2"
 
 
+def test_an_announcement_that_outlived_its_claim_names_no_revision_of_the_next_one() -> None:
+    world = running()
+    annotate(world, workspace_sha256="b" * 64)
+    world.settle()
+    revision_complete(world, 2, "b" * 64)
+    annotate(world, workspace_revision="2")  # by the plugin
+    world.settle()
+    world.suspend()
+    world.objects.pop((CLAIMS.plural, "train-workspace"))
+    world.pass_time(minutes=1)
+    world.resume()
+    world.settle()
+    latest = syncing(world)[-1]
+    assert variables(body(world, PODS, latest)["spec"])["TORCHRUN_SYNC_LAST_REVISION"] == "2"
+    world.pass_time(seconds=5)
+    revision_complete(world, 3, "b" * 64)
+    world.settle()
+    template = body(world, JOBS, "train-r1")["spec"]["template"]
+    assert template["metadata"]["annotations"][names.REVISION] == "3"
+
+
+def test_a_restored_job_numbers_its_revisions_after_the_announced_one() -> None:
+    world = World(make_job(numNodes=2, volumes=ZIP), make_queue())
+    annotate(world, workspace_sha256="a" * 64, workspace_revision="2")
+    world.settle()
+    (pod,) = syncing(world)
+    assert variables(body(world, PODS, pod)["spec"])["TORCHRUN_SYNC_LAST_REVISION"] == "2"
+
+
 def test_a_standby_pod_delays_nothing() -> None:
     world = running(development=True)
     world.pod("train-sync-1", phase="Running")

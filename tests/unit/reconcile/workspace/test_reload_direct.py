@@ -79,7 +79,8 @@ def test_newer_code_comes_from_a_second_serve_pod(bound: bool) -> None:
         selector = spec["affinity"]["nodeAffinity"]
         term = selector["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0]
         assert term["matchFields"][0]["values"] == ["node-1"]
-    assert ("TORCHRUN_SYNC_AFTER" in variables(world, "train-serve-1")) == (not bound)
+    assert variables(world, "train-serve-1")["TORCHRUN_SYNC_LAST_REVISION"] == "1"
+    assert "TORCHRUN_SYNC_AFTER" not in variables(world, "train-serve-1")
     assert names.AFTER_REVISION not in body(world, "train-serve-1")["metadata"]["annotations"]
     annotate(world, workspace_revision="2")  # confirmed by the plugin before the pod serves
     world.settle()

@@ -130,9 +130,9 @@ def test_a_revision_is_higher_than_the_last_one_of_the_job(
 ):
     """A pod with new storage continues from the revision in the status of the job."""
     repository(git_server.root / "train", {"a": b"1"})
-    first = fetch(replace(git_settings, digest="d1", after=4))
+    first = fetch(replace(git_settings, digest="d1", last_revision=4))
     assert first.revision == 5
-    assert fetch(replace(git_settings, digest="d1", after=4)) == first
+    assert fetch(replace(git_settings, digest="d1", last_revision=4)) == first
 
 
 @needs_mount
