@@ -39,7 +39,8 @@ def environment_of(run: ResolvedSpec, content: str) -> Environment | None:
     setup = run.setup
     if setup is None:
         return None
-    parts = msgspec.json.encode((content, run.image, setup.requirements, setup.command))
+    inputs = (content, run.image, run.working_dir, setup.requirements, setup.command)
+    parts = msgspec.json.encode(inputs)
     key = hashlib.sha256(parts).hexdigest()[:_KEY_LENGTH]
     return Environment(key=key, setup=setup, shared=keeps_state(run))
 

@@ -342,11 +342,12 @@ def _base_seconds_left(pod: Pod, now: datetime) -> float | None:
 
 def _ready(job: TorchrunJob, pod: Pod, route: Route) -> Workspace:
     result = sync_results.read_result(pod)
+    # Not the commit if possible: two directories of a repository share it.
     content = (
-        pod.metadata.annotations.workspace_sha256
+        result.sha256
+        or pod.metadata.annotations.workspace_sha256
         or result.commit
         or job.status.workspace_commit
-        or result.sha256
     )
     step = Workspace(state=SyncState.READY, why=SYNCED, commit=result.commit, content=content)
     if not route.store:

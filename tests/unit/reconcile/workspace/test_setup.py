@@ -77,8 +77,9 @@ def test_a_restart_uses_the_existing_environment():
         {"setup_command": ("make",)},
         {"requirements": ("einops",)},
         {"image": "other"},
+        {"working_dir": "/app/b"},
     ],
-    ids=["line", "list", "requirements", "image"],
+    ids=["line", "list", "requirements", "image", "working directory"],
 )
 def test_a_restart_with_other_content_runs_the_setup_again(change):
     world = running()
@@ -337,6 +338,25 @@ def test_the_setup_follows_the_content_that_the_sync_pod_reports():
     world.pod("train-sync-0", phase="Succeeded")
     world.settle()
     assert world.observed().workspace.setup_pods[-1].metadata.annotations.setup_key != first
+
+
+@pytest.mark.parametrize(("other", "same"), [("aa", True), ("bb", False)])
+def test_the_setup_follows_the_files_and_not_the_commit(other, same):
+    """Two directories of a repository have the same commit, and two commits can have one tree."""
+
+    def setup_key(sub_path: str, sha256: str) -> str:
+        source = {"source": "git", "url": "https://example.com/train.git", "ref": "main"}
+        workspace = {"enabled": True, **source, "subPath": sub_path}
+        job = make_job(numNodes=1, volumes={"workspace": workspace}, requirements=["-r r.txt"])
+        world = World(job, make_queue())
+        world.step()
+        message = f'{{"sha256": "{sha256}", "commit": "{"c" * 40}"}}'
+        world.end_container("train-sync-0", "sync", message=message)
+        world.pod("train-sync-0", phase="Succeeded")
+        world.settle()
+        return world.observed().workspace.setup_pods[-1].metadata.annotations.setup_key
+
+    assert (setup_key("a", "aa") == setup_key("b", other)) is same
 
 
 def test_variables_of_the_setup_are_reserved():
