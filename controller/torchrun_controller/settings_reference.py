@@ -19,6 +19,11 @@ prints the same.
 | environment variable | `TORCHRUN_LOG_LEVEL=debug`. A flag takes precedence. Empty: not set |
 | chart | `--set settings.logLevel=debug`. The chart sets those that depend on its objects |
 
+In the chart, `settings` has no keys for the runtime image, the namespaces, kubeconfig, context, the
+namespace of the Lease, addresses, ports and progress. Set `TORCHRUN_NAMESPACES`,
+`TORCHRUN_LEASE_NAMESPACE` or `TORCHRUN_LISTEN_ADDRESS` in `extraEnv`, and progress by the value
+`progress`. Keep the ports: the Service and the probes of the chart use them.
+
 The controller reads the settings once, at its start. It exits with [code
 2](exit-codes.md#the-controller) and one line if a setting is invalid. `--version` prints the
 version. [Operations](operations.md) describes leader election and logs.
