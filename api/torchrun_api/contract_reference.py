@@ -37,6 +37,9 @@ the launcher and the other programs of a job read.
 | launcher | set for the command and its children, overriding the value of the pod |
 | tests | not set in a cluster |
 
+The SDK reads [other variables](../sdk/README.md#variables) on your machine, and the controller has
+[settings](settings.md).
+
 `make generate` writes this page from `api/torchrun_api/contract.py` and `workspace_contract.py`.
 
 """
