@@ -41,7 +41,7 @@ def command(
     """Upload the current directory, run COMMAND in it and follow its logs; exit with its result.
 
     Ctrl-C detaches and the run continues. A second Ctrl-C within 5 seconds deletes the job. With
-    --dev, sync --watch in another terminal uploads each edit.
+    --dev, sync --watch in another terminal uploads each edit. -o needs --detach.
 
     \b
     Examples:
