@@ -61,6 +61,8 @@ class App:
 
     def _deploy(self, kubectl: Kubectl) -> str:
         import_guard.check_remote_call(f"start the app {self.name}")
+        for volume in self.compute.volumes:
+            kubectl.create_missing(volume.claim())
         name = job_name(self.name)
         words = ["submit", "--filename", "-", "--no-follow", "--directory", str(self._directory)]
         kubectl.run_plugin(*words, stdin=json.dumps(self.manifest(name)))

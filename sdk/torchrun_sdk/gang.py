@@ -206,7 +206,8 @@ class Gang:
         self._kubectl.run("delete", "torchrunjob", self.name, "--ignore-not-found", "--wait=false")
 
     def _send(self, overlay: Path, call: Call, cancellation: Cancellation | None) -> None:
-        self._create_pvcs()
+        for volume in self._compute.volumes:
+            self._kubectl.create_missing(volume.claim())
         body = build(self.name, self._compute, self._key)
         words = ["submit", "--filename", "-", "--no-follow"]
         words += ["--directory", str(self.root), "--overlay", str(overlay)]
@@ -233,12 +234,6 @@ class Gang:
         except KeyboardInterrupt:
             self._note(f"Job {self.name} may still exist: interrupted\n  kt down {self.name}")
             raise
-
-    def _create_pvcs(self) -> None:
-        for volume in self._compute.volumes:
-            pvc = self._kubectl.run("get", "pvc", volume.name, "--ignore-not-found", "-o", "name")
-            if not pvc:
-                self._kubectl.run("create", "-f", "-", stdin=json.dumps(volume.claim()))
 
 
 def write_overlay(folder: Path, call: Call) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Generator, Iterator
 from contextlib import nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Callable
+from typing import IO, Any, Callable
 
 from torchrun_sdk.cancel import Cancellation
 from torchrun_sdk.errors import ClusterError, WrongRequest
@@ -78,6 +78,12 @@ class Kubectl:
     def run(self, *words: str, stdin: str | None = None) -> str:
         """Run kubectl and return its stdout. Raises ClusterError with its stderr."""
         return _run(self.command(*words), stdin)
+
+    def create_missing(self, body: dict[str, Any]) -> None:
+        """Create this object unless one of its name exists. Raises ClusterError."""
+        name = body["metadata"]["name"]
+        if not self.run("get", body["kind"], name, "--ignore-not-found", "--output=name"):
+            self.run("create", "-f", "-", stdin=json.dumps(body))
 
     def run_plugin(
         self, *words: str, stdin: str | None = None, cancellation: Cancellation | None = None

@@ -253,6 +253,13 @@ def test_a_failed_submission_leaves_no_objects(cluster: Path, user: ModuleType) 
     assert "delete torchrunjob" in asked(cluster)
 
 
+def test_an_app_creates_the_claims_of_its_volumes(cluster: Path) -> None:
+    (cluster / "slow").touch()  # no pod of the job runs
+    kt.App("a", "true", volumes=[kt.Volume("shared")], directory=cluster).deploy()
+    claim = json.loads((cluster / "created").read_text())
+    assert (claim["kind"], claim["metadata"]["name"]) == ("PersistentVolumeClaim", "shared")
+
+
 def test_a_failed_deletion_does_not_hide_the_first_error(
     cluster: Path, user: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
