@@ -62,6 +62,14 @@ def test_bugs_found_by_one_fault(case: str) -> None:
         assert campaign.judge(campaign.Trial(scenario, ((point, kind),))) == []
 
 
+def test_a_new_leader_whose_cache_of_jobs_lags_makes_no_gang_beside_the_pods_that_it_sees() -> None:
+    pair = (
+        (Point("watch GET torchrunqueues", 2), "slow-etcd"),
+        (Point("write PATCH torchrunqueues/gpu", 1), "outage"),
+    )
+    assert campaign.judge(campaign.Trial("leader", pair)) == []
+
+
 async def _gang_deleted(world: Simulation) -> None:
     world.make_queue()
     world.submit()

@@ -3,8 +3,9 @@
 Watches fill the caches, and each may lag: after a change of the leader, or until a dead watch is
 noticed. If a job has started and an object is missing in the caches, the job may be deleted, or the
 Job of its gang may not be in the cache yet. A new object would be a second gang, and a gang that
-counts as deleted might still run. So these objects are read from the API server first. A first
-start, and a restart after an observed failure, need no read.
+counts as deleted might still run. So these objects are read from the API server first, also if the
+caches show only the pods of a gang. A first start, and a restart after an observed failure, need no
+read.
 
 An elastic gang shrinks when some pods have no node for a while. When a dead watch of pods is
 replaced, the cache shows the node of one pod before that of the next. So pods without a node are
@@ -22,6 +23,7 @@ from torchrun_api.core import Pod
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, TORCHRUN_JOBS, Kind
 from torchrun_api.status import Attempt, TorchrunJobStatus
 from torchrun_controller.client.apply import LiveObject, SupersededError
+from torchrun_controller.reconcile.gang.gang import stale_attempts
 from torchrun_controller.reconcile.gang.replacement import MOST_AT_ONCE, find_awaited
 from torchrun_controller.reconcile.gang.restarts import INTENDED_ENDS
 from torchrun_controller.reconcile.model.attempts import find_end
@@ -52,7 +54,7 @@ async def verify(finder: Finder, observed: Observed, plan: Plan) -> None:
     job = await finder.find(TORCHRUN_JOBS, meta.namespace, meta.name)
     if job is None or job.uid != meta.uid:
         raise SupersededError(f"TorchrunJob {meta.name!r} is gone")
-    gang = names.child_job(meta.name, observed.job.status.attempt)
+    gang = names.child_job(meta.name, _newest_attempt(observed))
     if _has_current_gang(observed) or not (_creates_gang(plan) or _ends_attempt(observed, plan)):
         return
     child = await finder.find(JOBS, meta.namespace, gang)
@@ -90,9 +92,9 @@ def _creates_gang(plan: Plan) -> bool:
 
 
 def _is_replacement(observed: Observed, plan: Plan) -> bool:
-    """Whether the plan creates or ends what already existed according to the status."""
+    """Whether the plan creates or ends what already existed according to the status or to pods."""
     created_kinds = {intent.kind for intent in plan.applies if not intent.uid}
-    if observed.job.status.workers is not None:
+    if observed.job.status.workers is not None or stale_attempts(observed.job, observed.gang):
         return (bool(created_kinds) or _ends_attempt(observed, plan)) and not _has_current_gang(
             observed
         )
@@ -126,10 +128,16 @@ def _find_new_end(
     return find_end(new_status.attempts, attempt)
 
 
+def _newest_attempt(observed: Observed) -> int:
+    """Return the number of the newest gang, whose Job the cache may not show."""
+    job = observed.job
+    return max([job.status.attempt, *stale_attempts(job, observed.gang)])
+
+
 def _has_current_gang(observed: Observed) -> bool:
     """Whether the Job of the current attempt is in the cache and not being deleted."""
+    newest = _newest_attempt(observed)
     return any(
-        attempt_of(child) >= observed.job.status.attempt
-        and child.metadata.deletion_timestamp is None
+        attempt_of(child) >= newest and child.metadata.deletion_timestamp is None
         for child in observed.gang.child_jobs
     )

@@ -34,15 +34,21 @@ def makes(*kinds: Kind[Any]) -> Plan:
     return Plan(applies=tuple(Apply(kind, {"metadata": {"name": "train-r2"}}) for kind in kinds))
 
 
-def seen(status: dict[str, Any], *attempts: int) -> Observed:
+def seen(status: dict[str, Any], *attempts: int, pods: tuple[int, ...] = ()) -> Observed:
+    """Job, status, the Jobs of these attempts, and pods of others."""
     job = make_job(numNodes=2)
     full_status = msgspec.convert(status, type(job.status))
     children = tuple(
         msgspec.convert({"metadata": {"labels": {"torchrun.ai/attempt": str(each)}}}, Job)
         for each in attempts
     )
+    stale_pods = tuple(
+        msgspec.convert({"metadata": {"labels": {"torchrun.ai/attempt": str(each)}}}, Pod)
+        for each in pods
+    )
     return Observed(
-        job=msgspec.structs.replace(job, status=full_status), gang=ObservedGang(child_jobs=children)
+        job=msgspec.structs.replace(job, status=full_status),
+        gang=ObservedGang(child_jobs=children, stale_pods=stale_pods),
     )
 
 
@@ -73,8 +79,13 @@ async def test_no_live_read_when_the_cache_suffices(observed, plan):
         (Server(job=None), seen({"phase": "Syncing"}), makes(CLAIMS)),
         (Server(gang=GANG), seen(HAD_A_GANG), makes(JOBS)),
         (Server(gang=GANG), seen(HAD_A_GANG, 0), makes(JOBS)),
+        (Server(gang=GANG), seen({}, pods=(1,)), makes(SERVICES, JOBS)),
+        (Server(gang=GANG), seen({**HAD_A_GANG, "attempt": 0}, 0, pods=(1,)), makes(JOBS)),
     ],
-    ids=["gone", "replaced", "gone while it syncs", "gang not shown", "newest gang not shown"],
+    ids=[
+        *("gone", "replaced", "gone while it syncs", "gang not shown", "newest gang not shown"),
+        *("only pods are shown", "only pods of the newest gang are shown"),
+    ],
 )
 async def test_no_decision_from_caches_that_are_behind(server, observed, plan):
     with pytest.raises(SupersededError):

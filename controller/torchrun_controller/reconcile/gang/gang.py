@@ -132,13 +132,11 @@ def _cause(child: Job) -> Cause | None:
 def next_attempt(job: TorchrunJob, gang: ObservedGang, refused: RefusedWrites) -> int:
     """Return the number for a new gang: the first, or one more than the last that was created.
 
-    A number whose Job name is taken by a foreign Job is skipped. Pods show a gang whose Job was
-    deleted before the status recorded it.
+    A number whose Job name is taken by a foreign Job is skipped.
     """
     status = job.status
     numbers = [attempt_of(child) for child in (*gang.child_jobs, *gang.worker_jobs)]
-    own_pods = (pod for pod in gang.stale_pods if not fence.of_earlier_job(job, gang, pod))
-    numbers += [attempt_of(pod) for pod in own_pods]
+    numbers += stale_attempts(job, gang)
     if status.workers is None and not numbers:
         return status.attempt
     recorded_numbers = [attempt.number for attempt in status.attempts]
@@ -150,6 +148,14 @@ def next_attempt(job: TorchrunJob, gang: ObservedGang, refused: RefusedWrites) -
     ):
         attempt += 1
     return attempt
+
+
+def stale_attempts(job: TorchrunJob, gang: ObservedGang) -> list[int]:
+    """Return the numbers of gangs that only their pods show.
+
+    The Job was deleted before the status recorded it, or the cache of Jobs is behind that of pods.
+    """
+    return [attempt_of(p) for p in gang.stale_pods if not fence.of_earlier_job(job, gang, p)]
 
 
 def find_completed_job(gang: ObservedGang) -> Job | None:
