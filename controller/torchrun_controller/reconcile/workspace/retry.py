@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.core import Pod
@@ -59,10 +60,12 @@ def own_end(pod: Pod, container: str) -> ContainerEnd:
         end = status.state.terminated or (None if is_running else status.last_state.terminated)
         if status.name == container and end is not None:
             message = decode.read(end.message, SyncMessage)
-            if message is None:
+            # A killed program leaves no message of its own. The kubelet then takes its log, and one
+            # line of JSON is a SyncMessage without a reason.
+            if message is None or (end.exit_code != 0 and not message.reason):
                 lines = end.message.strip().split("\n")
                 reason = "" if end.reason in GENERIC_REASONS else end.reason
-                message = SyncMessage(reason=reason, message=lines[-1][:500])
+                message = replace(message or SyncMessage(), reason=reason, message=lines[-1][:500])
             return ContainerEnd(end.finished_at, message)
     return ContainerEnd(pod.metadata.creation_timestamp, SyncMessage())
 

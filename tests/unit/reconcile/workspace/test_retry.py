@@ -41,6 +41,19 @@ def test_without_a_message_the_last_line_counts(reason, expected):
     assert message == SyncMessage(reason=expected, message="OSError: no")
 
 
+@pytest.mark.parametrize(("reason", "expected"), [("Error", ""), ("OOMKilled", "OOMKilled")])
+def test_a_log_of_one_json_object_is_no_message_of_the_program(reason, expected):
+    """The kubelet takes the log (FallbackToLogsOnError) of a program that was killed."""
+    line = '{"time": "2026-11-26T14:54:14.799Z", "level": "info", "event": "fetching"}'
+    message = retry.container_end(pod(line + "\n", reason), "sync").message
+    assert message == SyncMessage(reason=expected, message=line)
+
+
+def test_a_result_stays_if_its_container_is_killed_after_it():
+    message = retry.container_end(pod('{"commit": "abc", "files": 1}', "OOMKilled"), "sync").message
+    assert (message.reason, message.commit) == ("OOMKilled", "abc")
+
+
 def test_an_evicted_pod_reports_the_disruption():
     words = '{"reason": "Stopped", "permanent": true}'
     assert retry.container_end(pod(words), "sync").message.permanent
