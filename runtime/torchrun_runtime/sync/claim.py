@@ -135,11 +135,12 @@ class Claim:
     def is_complete(self, marker: Marker, manifest: Manifest) -> bool:
         """Whether the revision of a marker has all its files: launchers refuse to run a part of it.
 
-        A pod of an earlier release on a lost node may have removed some. manifest: of the revision.
-        Raises OSError.
+        A pod of an earlier release on a lost node may have removed some. manifest: of the revision;
+        it may be lost, too. Raises OSError.
         """
         sizes = list(_sizes(self.tree(marker.revision)))
-        return (len(sizes), sum(sizes)) == (manifest.files, manifest.size)
+        expected = (marker.files, marker.bytes)
+        return (len(sizes), sum(sizes)) == (manifest.files, manifest.size) == expected
 
     def base(self) -> tuple[Path, Manifest] | None:
         """The newest tree and its manifest, for another PVC; None if they cannot be read."""

@@ -139,7 +139,7 @@ def test_a_fetch_that_ends_leaves_what_the_next_pod_writes(
 
 
 @pytest.mark.parametrize("source", ["first", "second"])
-@pytest.mark.parametrize("removed", ["tree/a.py", "manifest"])
+@pytest.mark.parametrize("removed", ["tree/a.py", "manifest", "."])
 def test_a_revision_that_lacks_files_is_published_again(
     claim: Claim, monkeypatch: pytest.MonkeyPatch, source: str, removed: str
 ) -> None:
@@ -155,7 +155,8 @@ def test_a_revision_that_lacks_files_is_published_again(
     first = fetch.fetch(settings)
     settings = replace(settings, digest=source)
     assert fetch.fetch(settings).revision == first.revision
-    (claim.directory / "revisions" / str(first.revision) / removed).unlink()
+    lost = claim.directory / "revisions" / str(first.revision) / removed
+    shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
     marker = fetch.fetch(settings)
     assert marker.revision == first.revision + 1
     assert files(claim, marker) == {"a.py", "sub/b.py"}

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import stat
 import subprocess
@@ -89,7 +90,11 @@ def test_an_existing_workspace_ends_the_pod_at_once(claim: Path, sha256: str) ->
 
 
 @pytest.mark.parametrize("sha256", ["", digest(SMALL)], ids=["any", "this"])
-@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
+@pytest.mark.parametrize(
+    "damage",
+    [Path.unlink, lambda path: path.write_bytes(b""), lambda path: shutil.rmtree(path.parents[1])],
+    ids=["a file", "its content", "all"],
+)
 def test_a_workspace_that_lacks_files_is_published_again(
     claim: Path, sha256: str, damage: Callable[[Path], None]
 ) -> None:
