@@ -64,7 +64,10 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 
 class Response(Struct, frozen=True):
-    """The body of a response of the pod; missing fields have their defaults."""
+    """The body of a response of the pod; missing fields have their defaults.
+
+    progress: changes while a pod that compares or extracts works; 0 from older pods.
+    """
 
     state: str = ""
     sha256: str = ""
@@ -75,6 +78,7 @@ class Response(Struct, frozen=True):
     missing: Ranges = ()
     base: str = ""
     revision: int = 0
+    progress: int = 0
 
 
 class Upload:
@@ -98,6 +102,7 @@ class Upload:
         self._backoff = backoff
         self._failures = 0
         self._progress_at = now
+        self._pod_progress = 0
         self._bad_digests = 0
         self._is_sent = False  # if True, a failure of the pod is about this archive
         self._steps: list[Step] = [GetState()]
@@ -219,6 +224,9 @@ class Upload:
             case _:  # comparing or extracting
                 if response.state == "extracting":
                     self._received(now)
+                if response.progress != self._pod_progress:
+                    self._pod_progress = response.progress
+                    self._progressed(now)
                 self._then(Sleep(_POLL), GetState())
 
     def _put_manifest(self, response: Response) -> None:

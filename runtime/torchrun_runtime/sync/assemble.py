@@ -2,8 +2,7 @@
 
 import hashlib
 import os
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -27,10 +26,20 @@ Content = tuple[str, str]
 
 
 class Assembly:
-    """Assembles one workspace. All its files are on this PVC and never change again."""
+    """Assembles one workspace. All its files are on this PVC and never change again.
 
-    def __init__(self, claim: Claim, manifest: Manifest, limits: Limits) -> None:
+    advance: called from several threads, after each file and each piece of one.
+    """
+
+    def __init__(
+        self,
+        claim: Claim,
+        manifest: Manifest,
+        limits: Limits,
+        advance: Callable[[], None] = lambda: None,
+    ) -> None:
         self.manifest = manifest
+        self._advance = advance
         self._claim = claim
         self._limits = limits
         self._available: dict[Content, Path] = {}
@@ -48,6 +57,7 @@ class Assembly:
                 with suppress(OSError):
                     if (path := tree / entry.path).stat().st_size == entry.size:
                         self._available[_content(entry)] = path
+                self._advance()
 
     def copy_from_base(self, base: Claim) -> int:
         """Copy missing files from another PVC if their digests match; the number of bytes."""
@@ -62,7 +72,7 @@ class Assembly:
 
         def copy(entry: Entry) -> int:
             target = directory / f"{entry.sha256}-{entry.mode}"
-            if not _copy_checked(tree / entry.path, target, entry):
+            if not _copy_checked(tree / entry.path, target, entry, self._advance):
                 return 0
             self._available[_content(entry)] = target
             return entry.size
@@ -78,7 +88,7 @@ class Assembly:
         self._packs += 1
         self._claim.work.mkdir(parents=True, exist_ok=True)
         directory = self._claim.work / str(self._packs)
-        extracted = extract(archive, directory, self._limits)
+        extracted = extract(archive, directory, self._limits, self._advance)
         announced = {entry.path: entry for entry in self.manifest.entries}
         for entry in extracted.entries:
             if announced.get(entry.path) != entry:
@@ -114,7 +124,9 @@ class Assembly:
                 parts = tuple(entry.path.split("/"))
                 make_directories(tree, parts if entry.mode == "dir" else parts[:-1], directories)
                 if entry.sha256:
-                    _link(self._available[_content(entry)], tree / entry.path, _mode(entry))
+                    source, target = self._available[_content(entry)], tree / entry.path
+                    _link(source, target, _mode(entry), self._advance)
+                self._advance()
         except OSError as error:
             if error.errno in FULL:
                 raise workspace_full(error.strerror or "no space") from error
@@ -146,7 +158,7 @@ def _mode(entry: Entry) -> int:
     return 0o755 if entry.mode == "755" else 0o644
 
 
-def _link(source: Path, target: Path, mode: int) -> None:
+def _link(source: Path, target: Path, mode: int, advance: Callable[[], None]) -> None:
     try:
         os.link(source, target)
     except OSError as error:
@@ -156,10 +168,12 @@ def _link(source: Path, target: Path, mode: int) -> None:
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
         with os.fdopen(descriptor, "wb") as writer, source.open("rb") as reader:
             give(descriptor, mode)
-            shutil.copyfileobj(reader, writer, _PIECE)
+            while piece := reader.read(_PIECE):
+                writer.write(piece)
+                advance()
 
 
-def _copy_checked(source: Path, target: Path, entry: Entry) -> bool:
+def _copy_checked(source: Path, target: Path, entry: Entry, advance: Callable[[], None]) -> bool:
     """Copy a file if its content still matches the digest; False at any error of the base."""
     digest = hashlib.sha256()
     try:
@@ -172,6 +186,7 @@ def _copy_checked(source: Path, target: Path, entry: Entry) -> bool:
                     view = memoryview(piece)
                     while view:
                         view = view[writer.write(view) or 0 :]
+                    advance()
     except OSError:
         target.unlink(missing_ok=True)
         return False

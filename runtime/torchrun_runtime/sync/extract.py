@@ -4,7 +4,7 @@ import shutil
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,10 +29,13 @@ _FAULTS = (
 )
 
 
-def extract(archive: Path, tree: Path, limits: Limits) -> Manifest:
+def extract(
+    archive: Path, tree: Path, limits: Limits, advance: Callable[[], None] = lambda: None
+) -> Manifest:
     """Extract into `tree`, which must not exist; returns the manifest.
 
-    All members are checked before anything is written.
+    All members are checked before anything is written. Calls `advance` after each member and each
+    piece of one.
 
     Raises ArchiveError with the invalid member; SyncError (WorkspaceFull, not permanent) if the
     tree does not fit; OSError for other errors of the disk.
@@ -46,7 +49,7 @@ def extract(archive: Path, tree: Path, limits: Limits) -> Manifest:
                     raise not_a_zip("it has two central directories that differ")
                 members = accept(listed, archive.stat().st_size, zip_file.start_dir, limits)
                 check_space(tree.parent, sum(member.size for member in members))
-                return _write(zip_file, members, tree)
+                return _write(zip_file, members, tree, advance)
     except OSError as error:
         if error.errno in FULL:
             raise workspace_full(error.strerror or "no space") from error
@@ -60,22 +63,28 @@ def _zip_file(file: BinaryIO) -> zipfile.ZipFile:
         raise not_a_zip(str(error)) from error
 
 
-def _write(zip_file: zipfile.ZipFile, members: list[Member], directory: Path) -> Manifest:
+def _write(
+    zip_file: zipfile.ZipFile, members: list[Member], directory: Path, advance: Callable[[], None]
+) -> Manifest:
     tree = Tree(directory)
     for member in members:
         if member.directory:
             tree.add_directory(member)
         else:
-            tree.add_file(member, _pieces(zip_file, member))
+            tree.add_file(member, _pieces(zip_file, member, advance))
+        advance()
     return tree.manifest
 
 
-def _pieces(zip_file: zipfile.ZipFile, member: Member) -> Iterator[bytes]:
+def _pieces(
+    zip_file: zipfile.ZipFile, member: Member, advance: Callable[[], None]
+) -> Iterator[bytes]:
     """Yield the content of one member. Raises ArchiveError if it is damaged."""
     try:
         with zip_file.open(member.info) as source:
             while piece := source.read(_PIECE):
                 yield piece
+                advance()
     except _FAULTS as error:
         message = f"Entry {member.name} is damaged: {error or 'it ends too early'}."
         raise ArchiveError("InvalidArchive", message) from error

@@ -1,5 +1,6 @@
 """Uploaded workspaces: wait for one over HTTP, check it, publish it."""
 
+from collections.abc import Callable
 from contextlib import suppress
 
 from torchrun_api.contents import Manifest
@@ -74,7 +75,7 @@ def take_until_good(settings: Settings, claim: Claim, workflow: Workflow) -> Mar
                 marker = _extract(settings, claim, workflow)
             else:
                 if assembly is None or assembly.manifest is not manifest:
-                    assembly = _compare(settings, claim, manifest)
+                    assembly = _compare(settings, claim, manifest, workflow.advance)
                 if not _complete(assembly, workflow):
                     continue
                 claim.discard_tree()
@@ -99,13 +100,15 @@ def _extract(settings: Settings, claim: Claim, workflow: Workflow) -> Marker:
     assert identity is not None
     claim.discard_unfinished()
     log("extracting", sha256=identity.sha256, bytes=identity.total)
-    tree = extract(workflow.upload.archive, claim.new, settings.limits)
+    tree = extract(workflow.upload.archive, claim.new, settings.limits, workflow.advance)
     return claim.publish(tree, identity.sha256)
 
 
-def _compare(settings: Settings, claim: Claim, manifest: Manifest) -> Assembly:
+def _compare(
+    settings: Settings, claim: Claim, manifest: Manifest, advance: Callable[[], None]
+) -> Assembly:
     claim.discard_unfinished()
-    assembly = Assembly(claim, manifest, settings.limits)
+    assembly = Assembly(claim, manifest, settings.limits, advance)
     assembly.reuse_own_files()
     if settings.base:
         copied = assembly.copy_from_base(Claim(settings.base))

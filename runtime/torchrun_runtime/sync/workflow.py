@@ -6,6 +6,9 @@ waiting -> [comparing ->] receiving -> extracting -> done
    +--- failed <--------------+------------+     (a new upload starts again from failed)
 
 With a manifest, a client sends only the contents that the pod lists as missing.
+
+While the pod compares or extracts, it reports as `progress` a number that changes with each file
+and each MiB that it reads or writes. A client may give up a pod whose number stands still.
 """
 
 import threading
@@ -36,6 +39,7 @@ class Workflow:
         self._accepted: Identity | None = None
         self._missing: list[list[int]] = []
         self._revision = 0
+        self._progress = 0
         self._reason = self._message = ""
         if pending.manifest is not None:
             self._stage = "comparing"
@@ -43,7 +47,7 @@ class Workflow:
             self._accept()
 
     def describe(self) -> "JsonObject":
-        """State, digests, received bytes, missing entries, and the error of the last upload."""
+        """State, digests, received bytes, missing entries, progress, error of the last upload."""
         with self._changed:
             identity = self._accepted or self.upload.identity
             missing: list[JsonValue] = [[first, last] for first, last in self._missing]
@@ -56,6 +60,8 @@ class Workflow:
                 "base": self.pending.base,
                 "revision": self._revision,
             }
+            if self._stage in ("comparing", "extracting"):
+                body["progress"] = self._progress
             if self._reason:
                 body.update(reason=self._reason, message=self._message)
             return body
@@ -135,6 +141,11 @@ class Workflow:
         with self._changed:
             while self._stage not in ("comparing", "extracting"):
                 self._changed.wait()
+
+    def advance(self) -> None:
+        """Count a step of the comparison or the extraction. Called from any thread."""
+        with self._changed:
+            self._progress += 1
 
     def ask_for(self, missing: list[list[int]]) -> None:
         """Request missing contents from the client: ranges of entries of the manifest."""

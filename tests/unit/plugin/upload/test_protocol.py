@@ -192,6 +192,26 @@ def test_progress_and_a_missing_pod_extend_the_timeout() -> None:
     assert upload.next_step(1110.0) == PutRange(CHUNK, 2 * CHUNK)
 
 
+@pytest.mark.parametrize("state", ["comparing", "extracting"])
+def test_work_of_the_pod_extends_the_timeout(state: str) -> None:
+    upload = started(Backoff(give_up=60))
+    for now in range(0, 600, 50):
+        assert upload.next_step(now) == GetState()
+        upload.on_response(200, ours(state, progress=now), now)
+        assert isinstance(upload.next_step(now), Sleep)
+
+
+@pytest.mark.parametrize("state", ["comparing", "extracting"])
+@pytest.mark.parametrize("progress", [0, 7], ids=["an older pod", "a pod that stands still"])
+def test_a_pod_without_progress_is_given_up(state: str, progress: int) -> None:
+    upload = started(Backoff(give_up=60))
+    upload.on_response(200, ours(state, progress=progress), 1.0)
+    assert isinstance(upload.next_step(1.0), Sleep)
+    upload.on_response(200, ours(state, progress=progress), 50.0)
+    assert isinstance(upload.next_step(60.0), Sleep)
+    assert isinstance(upload.next_step(62.0), Refused)
+
+
 def test_a_pod_that_never_moves_the_offset_is_given_up() -> None:
     upload, now = sending(Backoff(give_up=60)), 0.0
     for _ in range(1000):

@@ -43,3 +43,37 @@ def test_files_are_copied_where_links_are_not_supported(
     assert not copy.samefile(claim.tree(1) / "a.sh")
     if modes:
         assert copy.stat().st_mode & 0o777 == 0o755
+
+
+def test_every_file_and_every_mebibyte_is_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a base, of the own revision, of an archive, and of copies where links do not work."""
+    for name in ("base", "claim"):
+        (tmp_path / name).mkdir()
+    base, claim = Claim(tmp_path / "base"), Claim(tmp_path / "claim")
+    large = {f"{name}.bin": name.encode() * (3 << 20) for name in "abc"}
+    zipped = tmp_path / "archive.zip"
+    manifests = []
+    for holder, name in ((base, "a.bin"), (claim, "b.bin"), (claim, "c.bin")):
+        holder.prepare()
+        zipped.write_bytes(archive({name: large[name]}))
+        manifests.append(extract(zipped, holder.new, Limits()))
+        if name != "c.bin":
+            holder.publish(manifests[-1])
+    claim.discard_tree()
+    steps = []
+    manifest = Manifest([entry for each in manifests for entry in each.entries])
+    assembly = Assembly(claim, manifest, Limits(), lambda: steps.append(len(steps)))
+    counts = []
+    monkeypatch.setattr(os, "link", refuse)
+    for work in (
+        assembly.reuse_own_files,
+        lambda: assembly.copy_from_base(base),
+        lambda: assembly.add_archive(zipped),
+        assembly.build,
+    ):
+        before = len(steps)
+        work()
+        counts.append(len(steps) - before)
+    assert counts == [1, 3, 4, 12]
