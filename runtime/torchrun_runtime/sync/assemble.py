@@ -9,13 +9,12 @@ from pathlib import Path
 
 from torchrun_api.contents import Entry, Manifest
 from torchrun_runtime.sync.claim import Claim
-from torchrun_runtime.sync.errors import ArchiveError
+from torchrun_runtime.sync.errors import FULL, ArchiveError, workspace_full
 from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.modes import give
 from torchrun_runtime.sync.paths import display_name
 from torchrun_runtime.sync.settings import Limits
-from torchrun_runtime.sync.tree import make_directories, workspace_full
-from torchrun_runtime.sync.upload import FULL
+from torchrun_runtime.sync.tree import make_directories
 
 # A base is often on a network file system, where reads wait for round trips.
 _THREADS = 16

@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from torchrun_api.contents import MARKER, Manifest, parse
-from torchrun_runtime.sync.errors import SyncError
+from torchrun_runtime.sync.errors import FULL, SyncError, workspace_full
 from torchrun_runtime.sync.modes import give
 from torchrun_runtime.sync.report import log, now
 
@@ -83,25 +83,47 @@ class Claim:
 
         A pod that still runs cannot publish any more.
 
-        Raises SyncError if the PVC is missing or cannot be written.
+        Raises SyncError if the PVC is missing, full, or cannot be written.
         """
         try:
-            self.incoming.mkdir(exist_ok=True)
-            probe = self.incoming / "probe"
-            probe.touch()
-            probe.unlink()
-            self._own.mkdir(exist_ok=True)
-            unfinished = (
-                path for name in (NEW, INCOMING) for path in self.directory.glob(f"{name}*")
-            )
-            self._discard(*({*unfinished} - {self._own, self.incoming}))
-            self._discard_old()
+            try:
+                self._prepare()
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                self._make_room()
+                self._prepare()
         except OSError as error:
+            if error.errno in FULL:
+                raise workspace_full(error.strerror or "no space is left") from error
             message = (
                 f"Cannot write to the workspace PVC at {self.directory}: {error.strerror}. It must"
                 f" be writable for UID {os.getuid()} (fsGroup)."
             )
             raise SyncError("WorkspaceNotWritable", message, permanent=False) from error
+
+    def _prepare(self) -> None:
+        self._own.mkdir(exist_ok=True)
+        self._discard(*self._unfinished())
+        self._discard_old()
+        self.incoming.mkdir(exist_ok=True)
+        probe = self.incoming / "probe"
+        probe.touch()
+        probe.unlink()
+
+    def _make_room(self) -> None:
+        """Remove all that is unfinished, also the upload, which clients send again.
+
+        The PVC may have no room for the directory of this pod, to which they are moved otherwise.
+        """
+        log("no space is left, removing what is unfinished", "warning")
+        for number, directory in enumerate((*self._unfinished(), self.incoming)):
+            _remove(directory, self._own.with_name(f"{self._own.name}-removed-{number}"))
+
+    def _unfinished(self) -> set[Path]:
+        """What other pods have left, and uploads of other jobs."""
+        found = {path for name in (NEW, INCOMING) for path in self.directory.glob(f"{name}*")}
+        return found - {self._own, self.incoming}
 
     def marker(self) -> Marker | None:
         """The marker of the published revision; None if there is none, or no valid one.
@@ -157,6 +179,10 @@ class Claim:
         """Remove the unfinished tree of this pod."""
         self._discard(self.new)
 
+    def discard_upload(self) -> None:
+        """Remove the upload."""
+        self._discard(self.incoming)
+
     def _discard_old(self) -> None:
         """Remove all revisions but the newest two.
 
@@ -169,23 +195,10 @@ class Claim:
             self._discard(*map(self._revision, old))
 
     def _discard(self, *directories: Path) -> None:
-        """Remove those that exist. The next pod tries again with what cannot be removed yet.
-
-        NFS keeps files that another program of the node has open, with their directories.
-        """
+        """Remove those that exist. The next pod tries again with what cannot be removed yet."""
         for directory in directories:
             self._discarded += 1
-            removed = self._own / f"removed-{self._discarded}"
-            try:
-                directory.rename(removed)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                log("not removed yet", "warning", path=str(directory), cause=str(error))
-                continue
-            shutil.rmtree(removed, ignore_errors=True)
-            if removed.exists():
-                log("not removed yet", "warning", path=str(removed))
+            _remove(directory, self._own / f"removed-{self._discarded}")
 
     def make_state(self) -> None:
         """Create the directories of other pods, writable by any user like /tmp. Raises OSError.
@@ -246,6 +259,23 @@ class Claim:
             shutil.rmtree(directory, ignore_errors=True)
 
 
+def _remove(directory: Path, moved: Path) -> None:
+    """Move a directory if it exists, so that nobody writes to it any more, then remove it.
+
+    NFS keeps files that another program of the node has open, with their directories.
+    """
+    try:
+        directory.rename(moved)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        log("not removed yet", "warning", path=str(directory), cause=str(error))
+        return
+    shutil.rmtree(moved, ignore_errors=True)
+    if moved.exists():
+        log("not removed yet", "warning", path=str(moved))
+
+
 def _sizes(tree: Path) -> Iterator[int]:
     """The sizes of all files of a tree. Raises OSError."""
     for directory, _, names in os.walk(tree):
@@ -255,7 +285,9 @@ def _sizes(tree: Path) -> Iterator[int]:
 
 
 def unavailable(directory: Path, error: OSError) -> SyncError:
-    """Return the error for a failed file system. Another pod may succeed."""
+    """Return the error for a full or failed file system. Another pod may succeed."""
+    if error.errno in FULL:
+        return workspace_full(error.strerror or "no space is left")
     message = f"The workspace PVC at {directory} failed: {error}."
     return SyncError("WorkspaceNotWritable", message, permanent=False)
 

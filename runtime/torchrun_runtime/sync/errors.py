@@ -1,5 +1,9 @@
 """Errors of uploads, archives and sync pods. Messages are full sentences for the user."""
 
+import errno
+
+# Errors of a full file system or an exceeded quota (also on NFS).
+FULL = (errno.ENOSPC, errno.EDQUOT)
 # What to do about a full PVC: the controller does not resize the one that a job has.
 LARGER_CLAIM = "Increase volumes.workspace.size in a new job"
 
@@ -37,3 +41,9 @@ class SyncError(Exception):
         self.reason = reason
         self.message = message
         self.permanent = permanent
+
+
+def workspace_full(why: str) -> SyncError:
+    """Return the error for a full PVC. Not permanent: another size or ref may fit."""
+    message = f"The workspace PVC is full: {why}. {LARGER_CLAIM}."
+    return SyncError("WorkspaceFull", message, permanent=False)

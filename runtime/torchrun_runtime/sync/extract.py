@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from torchrun_api.contents import Manifest
-from torchrun_runtime.sync.errors import ArchiveError
+from torchrun_runtime.sync.errors import FULL, ArchiveError, workspace_full
 from torchrun_runtime.sync.settings import Limits
-from torchrun_runtime.sync.tree import Tree, workspace_full
-from torchrun_runtime.sync.upload import FULL
+from torchrun_runtime.sync.tree import Tree
 from torchrun_runtime.sync.zip_central_directory import count_entries, not_a_zip
 from torchrun_runtime.sync.zip_entries import Member, accept
 

@@ -33,8 +33,6 @@ from torchrun_runtime.sync.s3 import (
 from torchrun_runtime.sync.s3_client import Bucket
 from torchrun_runtime.sync.secret import Secret
 from torchrun_runtime.sync.settings import Settings
-from torchrun_runtime.sync.tree import workspace_full
-from torchrun_runtime.sync.upload import FULL
 
 
 @dataclass(frozen=True)
@@ -74,10 +72,6 @@ def fetch(settings: Settings) -> Marker:
         return claim.publish(fetched.manifest, commit=fetched.commit, source=settings.digest)
     except ArchiveError as error:
         raise SyncError(error.reason, error.message, permanent=True) from error
-    except OSError as error:
-        if error.errno in FULL:
-            raise workspace_full(error.strerror or "no space is left") from error
-        raise
     finally:
         claim.finish()
 

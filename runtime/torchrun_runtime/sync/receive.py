@@ -35,15 +35,20 @@ def receive(settings: Settings) -> Marker:
     ) as server:
         log("listening", port=server.port, **workflow.describe())
         try:
-            return take_until_good(settings, claim, workflow)
+            marker = take_until_good(settings, claim, workflow)
         except (SyncError, OSError) as error:
             fault = (
                 error if isinstance(error, SyncError) else unavailable(settings.directory, error)
             )
             workflow.fail(fault.reason, fault.message)
-            raise fault from error
-        finally:
             workflow.result_read.wait(settings.linger)
+            claim.discard_unfinished()
+            if fault.reason == "WorkspaceFull" and not settings.sha256:
+                # The next pod would begin with it again, and accept no smaller one.
+                claim.discard_upload()
+            raise fault from error
+        workflow.result_read.wait(settings.linger)
+        return marker
 
 
 def _is_wanted(marker: Marker, settings: Settings, claim: Claim) -> bool:

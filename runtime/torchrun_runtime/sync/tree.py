@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torchrun_api.contents import Entry, Manifest
 from torchrun_runtime.sync import paths
-from torchrun_runtime.sync.errors import LARGER_CLAIM, ArchiveError, SyncError
+from torchrun_runtime.sync.errors import ArchiveError
 from torchrun_runtime.sync.modes import give
 from torchrun_runtime.sync.paths import Place
 from torchrun_runtime.sync.settings import Limits
@@ -113,9 +113,3 @@ def too_many(limits: Limits) -> ArchiveError:
     """Return the error for too many files; the listing stops there."""
     message = f"The workspace has more than {limits.entries} files. Select a part with subPath."
     return ArchiveError("WorkspaceTooLarge", message)
-
-
-def workspace_full(why: str) -> SyncError:
-    """Return the error for a full PVC. Not permanent: another size or ref may fit."""
-    message = f"The workspace PVC is full: {why}. {LARGER_CLAIM}."
-    return SyncError("WorkspaceFull", message, permanent=False)

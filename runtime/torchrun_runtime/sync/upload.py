@@ -8,7 +8,6 @@ One connection writes at a time. A newer one that continues at the right offset 
 a client that lost its connection need not wait for the timeout of the old one.
 """
 
-import errno
 import hashlib
 import json
 import shutil
@@ -17,12 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from torchrun_runtime.sync.claim import write_durably
-from torchrun_runtime.sync.errors import LARGER_CLAIM, UploadError
+from torchrun_runtime.sync.errors import FULL, LARGER_CLAIM, UploadError
 
 _PIECE = 1 << 20
-
-# Errors of a full file system or an exceeded quota (also on NFS).
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)

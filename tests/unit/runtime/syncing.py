@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -221,6 +222,49 @@ needs_mount = pytest.mark.skipif(not _may_mount(), reason="a small disk needs th
 def on_small_disk(directory: Path, size: str) -> list[str]:
     mount = f'mount -t tmpfs -o size={size} none {directory}/claim && exec "$@"'
     return [*SMALL_DISK, mount, "sh"]
+
+
+@contextmanager
+def small_disk(directory: Path, options: str) -> Iterator["SmallDisk"]:
+    """A tmpfs with these options at `directory`/claim, for several processes."""
+    mount = f"mount -t tmpfs -o {options} none {directory}/claim && echo && exec cat"
+    holder = subprocess.Popen(
+        [*SMALL_DISK, mount], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdin
+    assert holder.stdout
+    try:
+        assert holder.stdout.readline()
+        yield SmallDisk(holder.pid, directory / "claim")
+    finally:
+        holder.stdin.close()
+        holder.wait(SECONDS)
+        holder.stdout.close()
+
+
+class SmallDisk(NamedTuple):
+    """A file system that only processes with this prefix see. holder: keeps it."""
+
+    holder: int
+    path: Path
+
+    @property
+    def prefix(self) -> list[str]:
+        return ["nsenter", f"--mount=/proc/{self.holder}/ns/mnt", f"--wdns={os.getcwd()}"]
+
+    @property
+    def root(self) -> Path:
+        """Its path for this process."""
+        return Path(f"/proc/{self.holder}/root{self.path}")
+
+    def names(self) -> set[str]:
+        return {path.name for path in self.root.iterdir()}
+
+    def fill(self, directory: Path) -> None:
+        """Create empty files until there is no inode left."""
+        directory.mkdir(parents=True)
+        for number in range(os.statvfs(directory).f_favail):
+            (directory / str(number)).touch()
 
 
 def read_tree(settings: Settings, marker: Marker) -> dict[str, bytes]:

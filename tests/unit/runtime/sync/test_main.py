@@ -22,6 +22,7 @@ from unit.runtime.syncing import (
     needs_mount,
     on_small_disk,
     process,
+    small_disk,
 )
 
 MANY = archive({f"pkg/{n // 100}/{n}.bin": random.Random(n).randbytes(3000) for n in range(1500)})
@@ -275,16 +276,82 @@ def test_a_disk_that_fills_up_under_an_upload(claim: Path) -> None:
         assert Client(server.port).put(second, 0, 100)[0] == 200
 
 
+# 300 inodes are too few for it, and the sum of its sizes is small.
+TINY = archive({f"{number}.py": b"x" for number in range(500)})
+FEW_INODES = "size=64m,nr_inodes=300"
+
+
 @needs_mount
-def test_a_tree_that_does_not_fit_ends_the_pod_but_keeps_the_upload(claim: Path) -> None:
-    zeros = archive({"zeros.bin": bytes(3 << 20)})
-    with process(claim.parent, *on_small_disk(claim.parent, "1m")) as started:
-        server = listening(started)
-        assert server.put(zeros)[0] == 202
-        state = server.until("failed")
-        assert state["reason"] == "WorkspaceFull"
-        code, message = server.end()
-    assert (code, message["reason"], message["permanent"]) == (1, "WorkspaceFull", False)
+@pytest.mark.parametrize(
+    ("data", "options"), [(archive({"zeros.bin": bytes(3 << 20)}), "size=1m"), (TINY, FEW_INODES)]
+)
+@pytest.mark.parametrize("sha256", ["any", "this"])
+def test_a_tree_that_does_not_fit_leaves_room_for_the_next_pod(
+    claim: Path, data: bytes, options: str, sha256: str
+) -> None:
+    """The upload stays for a larger PVC, if the next pod could not accept another one anyway."""
+    accepted = {"TORCHRUN_SYNC_SHA256": digest(data)} if sha256 == "this" else {}
+    with small_disk(claim.parent, options) as disk:
+        with process(claim.parent, *disk.prefix, **accepted) as started:
+            server = listening(started)
+            assert server.put(data)[0] == 202
+            assert server.until("failed")["reason"] == "WorkspaceFull"
+            code, message = server.end()
+            assert (code, message["reason"], message["permanent"]) == (1, "WorkspaceFull", False)
+        kept = sorted(path.name for path in disk.root.glob("**/*") if path.is_file())
+        assert kept == (["archive.zip", "upload.json"] if accepted else [])
+        accepted = {"TORCHRUN_SYNC_SHA256": digest(SMALL)} if sha256 == "this" else {}
+        with process(claim.parent, *disk.prefix, **accepted) as following:
+            assert listening(following).put(SMALL)[0] == 202
+            assert following.end() == (0, FILES)
+        assert disk.names() == {"env", "revisions", "state", ".sync_success"}
+
+
+@needs_mount
+def test_a_manifest_that_does_not_fit_leaves_room_for_the_next_pod(claim: Path) -> None:
+    """All of its files are there, but a link of each needs an inode."""
+    many = Manifest([Entry(f"{n}/train.py", digest(b"print()"), 7, "644") for n in range(500)])
+    headers: dict[str, object] = {"X-Torchrun-Workspace": many.sha256}
+    with small_disk(claim.parent, FEW_INODES) as disk:
+        with process(claim.parent, *disk.prefix) as first:
+            assert listening(first).put(SMALL)[0] == 202
+            assert first.end()[0] == 0
+        with process(claim.parent, *disk.prefix, TORCHRUN_SYNC_AFTER="1") as started:
+            server = listening(started)
+            body = pack(many, None)
+            assert server.request("PUT", "/v1/manifest", body, headers)[0] == 202
+            assert server.until("failed")["reason"] == "WorkspaceFull"
+            assert server.end()[0] == 1
+        newer = archive({"newer.py": b""})
+        with process(claim.parent, *disk.prefix, TORCHRUN_SYNC_AFTER="1") as following:
+            assert listening(following).put(newer)[0] == 202
+            code, message = following.end()
+            assert (code, message["revision"]) == (0, 2)
+
+
+@needs_mount
+@pytest.mark.parametrize("left", ["tree.new-lost-1/tree", ".incoming-other", ".incoming"])
+def test_what_a_killed_pod_has_left_on_a_full_disk_is_removed(claim: Path, left: str) -> None:
+    with small_disk(claim.parent, FEW_INODES) as disk:
+        disk.fill(disk.root / left)
+        with process(claim.parent, *disk.prefix) as started:
+            assert listening(started).put(SMALL)[0] == 202
+            assert started.end() == (0, FILES)
+        assert disk.names() == {"env", "revisions", "state", ".sync_success"}
+
+
+@needs_mount
+def test_a_disk_that_is_full_of_other_files_is_no_lack_of_rights(claim: Path) -> None:
+    with small_disk(claim.parent, FEW_INODES) as disk:
+        disk.fill(disk.root / "state")
+        with process(claim.parent, *disk.prefix) as started:
+            code, message = started.end()
+        assert (code, message["reason"], message["permanent"]) == (1, "WorkspaceFull", False)
+        assert "volumes.workspace.size" in str(message["message"])
+        shutil.rmtree(disk.root / "state")
+        with process(claim.parent, *disk.prefix) as following:
+            assert listening(following).put(SMALL)[0] == 202
+            assert following.end() == (0, FILES)
 
 
 def test_the_upload_of_another_job_on_a_retained_claim_is_not_the_result(claim: Path) -> None:
