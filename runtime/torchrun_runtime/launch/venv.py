@@ -64,9 +64,12 @@ def make(place: Place, recipe: Recipe) -> None:
     start = time.monotonic()
     try:
         unfinished = _begin(place)
-        link(place.link, unfinished)
-        install(place.link, recipe, {**os.environ, **activated(place.link, os.environ)})
-        _finish(place, unfinished)
+        try:
+            link(place.link, unfinished)
+            install(place.link, recipe, {**os.environ, **activated(place.link, os.environ)})
+            _finish(place, unfinished)
+        finally:
+            _discard([unfinished])  # unless it is finished: the sync pod may need the room
     except OSError as error:
         raise _unwritable(place, error) from error
     say(f"setup: created environment {place.key} ({time.monotonic() - start:.1f} s)")
