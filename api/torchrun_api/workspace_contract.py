@@ -5,6 +5,7 @@ The controller writes them with `Variable.env_var`, and the programs of the pods
 """
 
 from torchrun_api.variable import (
+    CONTROLLER,
     COUNT,
     PATH,
     SECONDS,
@@ -118,7 +119,7 @@ SYNC_MAX_BYTES = Variable(
     COUNT,
     (SYNC,),
     "Maximum size of an archive, compressed and extracted, in bytes.",
-    set_by=(TESTS,),
+    set_by=(CONTROLLER, TESTS),
     default=str(50 * 2**30),
 )
 SYNC_MAX_PATH = Variable(

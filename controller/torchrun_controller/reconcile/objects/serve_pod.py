@@ -5,6 +5,7 @@ from typing import Literal
 from torchrun_api import names, workspace_contract
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
+from torchrun_api.quantity import parse
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.variable import env_vars
 from torchrun_controller.reconcile.model.observed import Defaults
@@ -59,6 +60,8 @@ def serve_pod(
     if store == "ephemeral":
         workspace_volume: JsonObject = {"name": "workspace", "emptyDir": {"sizeLimit": source.size}}
         volumes = [workspace_volume, *volumes[1:]]
+        limit = env_vars(workspace_contract.SYNC_MAX_BYTES.env_var(_max_bytes(source.size)))
+        containers = [c | {"env": [*objects_at(c, "env"), *limit]} for c in containers]
     body: JsonObject = {
         **base.body,
         "metadata": meta
@@ -72,6 +75,15 @@ def serve_pod(
         },
     }
     return Apply(base.kind, body)
+
+
+def _max_bytes(size: str) -> int:
+    """Return the largest archive for a volume that holds it together with its files.
+
+    The kubelet evicts a pod whose emptyDir is larger than its limit.
+    """
+    half = max(1, int(parse(size)) // 2)
+    return min(half, int(workspace_contract.SYNC_MAX_BYTES.default))
 
 
 def _node_affinity(node: str) -> JsonObject:

@@ -51,6 +51,11 @@ def variables(world: World, job: str = "train") -> dict[str, str]:
     return {v["name"]: v.get("value", "") for v in trainer(world, job)["env"]}
 
 
+def sync_variables(world: World, pod: str) -> dict[str, str]:
+    [sync, _] = body_of(world, PODS, pod)["spec"]["containers"]
+    return {v["name"]: v.get("value", "") for v in sync["env"]}
+
+
 def test_an_unbound_claim_is_replaced_by_a_serve_pod():
     world = submitted()
     world.claim_is("Pending")
@@ -68,6 +73,21 @@ def test_an_unbound_claim_is_replaced_by_a_serve_pod():
     assert pods(world) == ["train-sync-0", "train-serve-0"]
     spec = body_of(world, PODS, "train-serve-0")["spec"]
     assert spec["volumes"][0] == {"name": "workspace", "emptyDir": {"sizeLimit": "10Gi"}}
+
+
+@pytest.mark.parametrize(
+    ("size", "limit"), [("10Gi", 5 << 30), ("1001", 500), ("1", 1), ("1Ti", 50 << 30)]
+)
+def test_the_storage_of_a_pod_has_room_for_an_archive_and_its_files(size, limit):
+    """Above the limit of the emptyDir, the kubelet evicts the pod with the only copy."""
+    zipped = {"workspace": {**DIRECT["workspace"], "size": size}}
+    world = submitted(zipped)
+    assert "TORCHRUN_SYNC_MAX_BYTES" not in sync_variables(world, "train-serve-0")
+    world.claim_is("Pending", storage_class=None)
+    world.settle()
+    spec = body_of(world, PODS, "train-serve-0")["spec"]
+    assert spec["volumes"][0]["emptyDir"] == {"sizeLimit": size}
+    assert sync_variables(world, "train-serve-0")["TORCHRUN_SYNC_MAX_BYTES"] == str(limit)
 
 
 def test_failed_provisioning_is_not_waited_for():
