@@ -26,8 +26,8 @@ from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, dele
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 from torchrun_controller.reconcile.workspace.claims import release_terminating
+from torchrun_controller.reconcile.workspace.cleanup import end_preparations
 from torchrun_controller.reconcile.workspace.delivery import is_serve_pod
-from torchrun_controller.reconcile.workspace.preparation import end_preparations
 
 
 def deadline_exceeded(context: Context) -> Decision | None:

@@ -17,17 +17,17 @@ from torchrun_controller.reconcile.model.observed import (
     ObservedCluster,
     ObservedWorkspace,
 )
-from torchrun_controller.reconcile.model.plan import Apply, Delete
+from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.model.times import seconds_left
 from torchrun_controller.reconcile.objects import workspace_source
 from torchrun_controller.reconcile.objects.serve_pod import serve_pod
 from torchrun_controller.reconcile.objects.sync_pod import sync_pod
 from torchrun_controller.reconcile.objects.volumes import claim
 from torchrun_controller.reconcile.pods import nodes, waiting
-from torchrun_controller.reconcile.pods.lifecycle import alive, delete_pod
+from torchrun_controller.reconcile.pods.lifecycle import delete_pod
 from torchrun_controller.reconcile.pods.nodes import NodeLoss
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, VolumeSource, WorkspaceDownload
-from torchrun_controller.reconcile.workspace import delivery, sync_results
+from torchrun_controller.reconcile.workspace import cleanup, delivery, sync_results
 from torchrun_controller.reconcile.workspace.claims import (
     check_terminating,
     find_claim,
@@ -52,7 +52,6 @@ from torchrun_controller.reconcile.workspace.retry import (
 BASE_TIMEOUT = timedelta(seconds=20)  # for a pod that mounts a base to start
 # From the creation of a sync pod for newer code until a gang that restarts uses the previous code.
 UPDATE_TIMEOUT = timedelta(seconds=30)
-KEPT_SYNC_PODS = 3
 NO_WORKSPACE = Reason("NoWorkspace", "The code is in the image.")
 SYNCED = Reason("Synced", "The workspace is in its PVC.")
 
@@ -111,7 +110,7 @@ class SyncPods(msgspec.Struct, frozen=True):
     def create_pod(self, number: int) -> Workspace:
         """Create one more sync pod, with its PVC if that does not exist; the last few pods stay."""
         job, source, workspace = self.observed.job, self.source, self.observed.workspace
-        oldest_pods = delete_oldest_pods(job, workspace)
+        oldest_pods = cleanup.delete_oldest_pods(job, workspace)
         if not self.lacks_claim:
             return Workspace(
                 state=SyncState.SYNCING,
@@ -124,7 +123,7 @@ class SyncPods(msgspec.Struct, frozen=True):
             state=SyncState.SYNCING,
             why=Reason("SyncPodStarting", f"Creating PVC {source.name} and a sync pod."),
             applies=(claim(job, source, names.WORKSPACE), pod),
-            deletes=(*oldest_pods, *_end_pods(workspace.setup_pods)),
+            deletes=(*oldest_pods, *cleanup.end_pods(workspace.setup_pods)),
         )
 
     def _build_pod(self, number: int, base: str = "") -> Apply:
@@ -381,20 +380,3 @@ def describe_workspace(
     if condition is None or condition.status != "True":
         return delivery.describe_unrecorded_delivery(latest)
     return Reason(condition.reason, condition.message)
-
-
-def delete_oldest_pods(job: TorchrunJob, workspace: ObservedWorkspace) -> tuple[Delete, ...]:
-    """Delete sync pods to make room for one more; the last complete one stays."""
-    complete = sync_results.find_complete_pods(job, workspace)[-1:]
-    oldest_pods = workspace.sync_pods[: -KEPT_SYNC_PODS + 1]
-    return tuple(delete_pod(pod) for pod in oldest_pods if pod not in complete)
-
-
-def end_preparations(workspace: ObservedWorkspace, *, serving: bool = True) -> tuple[Delete, ...]:
-    """Delete running sync and setup pods; serve pods only if `serving`."""
-    sync_pods = [p for p in workspace.sync_pods if serving or not delivery.is_serve_pod(p)]
-    return _end_pods((*sync_pods, *workspace.setup_pods))
-
-
-def _end_pods(pods: tuple[Pod, ...]) -> tuple[Delete, ...]:
-    return tuple(delete_pod(p) for p in pods if alive(p) and not p.metadata.terminating)

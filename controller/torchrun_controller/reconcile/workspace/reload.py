@@ -23,14 +23,20 @@ from torchrun_controller.reconcile.model.observed import (
     ObservedGang,
     ObservedWorkspace,
 )
-from torchrun_controller.reconcile.model.plan import Apply, Delete
+from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects import workspace_source
 from torchrun_controller.reconcile.objects.serve_pod import Store, serve_pod
 from torchrun_controller.reconcile.objects.sync_pod import sync_pod
-from torchrun_controller.reconcile.pods.lifecycle import alive, delete_pod, is_follower
+from torchrun_controller.reconcile.pods.lifecycle import alive, is_follower
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.resolve import VolumeSource, resolve_spec
-from torchrun_controller.reconcile.workspace import claims, delivery, preparation, sync_results
+from torchrun_controller.reconcile.workspace import (
+    claims,
+    cleanup,
+    delivery,
+    preparation,
+    sync_results,
+)
 from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace
 from torchrun_controller.reconcile.workspace.retry import retry_wait
 from torchrun_controller.reconcile.workspace.sync_results import read_result
@@ -48,9 +54,9 @@ def plan_reload(observed: Observed, now: datetime, defaults: Defaults) -> Worksp
     serving_pods = _serving_pods(job, observed.gang, workspace)
     other_pods = [pod for pod in workspace.sync_pods if alive(pod) and pod not in serving_pods]
     if not workspace_source.stands_by(job):
-        return Workspace(state=step.state, why=step.why, deletes=_end_pods(other_pods))
+        return Workspace(state=step.state, why=step.why, deletes=cleanup.end_pods(other_pods))
     standby_pods = [pod for pod in other_pods if sync_results.is_standby(job, pod)]
-    deletes = _end_pods([pod for pod in other_pods if pod not in standby_pods])
+    deletes = cleanup.end_pods([pod for pod in other_pods if pod not in standby_pods])
     seconds = retry_wait(workspace, now)
     if standby_pods or not sync_results.find_revision(job, workspace) or seconds > 0:
         retry_after = seconds if seconds > 0 and not standby_pods else None
@@ -59,7 +65,7 @@ def plan_reload(observed: Observed, now: datetime, defaults: Defaults) -> Worksp
         state=step.state,
         why=step.why,
         applies=(_build_standby_pod(observed, source, workspace.sync_pods[-1], defaults),),
-        deletes=(*preparation.delete_oldest_pods(job, workspace), *deletes),
+        deletes=(*cleanup.delete_oldest_pods(job, workspace), *deletes),
     )
 
 
@@ -92,10 +98,6 @@ def _serving_pods(job: TorchrunJob, gang: ObservedGang, workspace: ObservedWorks
     if serve_pods and find_running_revision(job, gang) >= read_result(serve_pods[-1]).revision:
         return serve_pods[-1:]
     return serve_pods
-
-
-def _end_pods(pods: list[Pod]) -> tuple[Delete, ...]:
-    return tuple(delete_pod(pod) for pod in pods if not pod.metadata.terminating)
 
 
 def _build_standby_pod(
