@@ -162,27 +162,28 @@ class SyncPods(msgspec.Struct, frozen=True):
         """
         if self.route.store and delivery.has_content(pod):
             return self.create_pod(next_number(self.pods))
-        return self._delete_pod(pod)
+        return self._delete_pod(pod, self._why_replaced(pod))
 
-    def _delete_pod(self, pod: Pod) -> Workspace:
+    def _why_replaced(self, pod: Pod) -> Reason:
         why = Reason("Replacing", "The workspace source has changed. Replacing the sync pod.")
         store = self.route.store
         if pod.metadata.annotations.delivery != store and store:
-            why = Reason(
-                delivery.DIRECT_DELIVERY,
-                f"{sentence(self.route.why)} A pod will serve the workspace.",
-            )
+            message = f"{sentence(self.route.why)} A pod will serve the workspace."
+            why = Reason(delivery.DIRECT_DELIVERY, message)
         elif pod.metadata.annotations.delivery != store:
             why = Reason("Replacing", "The workspace now uses a PVC. Replacing the sync pod.")
         elif self.lacks_claim:
             message = f"PVC {self.source.name} was deleted. Replacing the sync pod."
             why = Reason("Replacing", message)
+        return why
+
+    def _delete_pod(self, pod: Pod, why: Reason) -> Workspace:
         return Workspace(
             state=SyncState.SYNCING,
             why=why,
             deletes=(delete_pod(pod),),
             # Once the pod is gone, only the status records that the job no longer waits for a PVC.
-            status_before_deletes=store == "ephemeral",
+            status_before_deletes=self.route.store == "ephemeral",
         )
 
     def replace_lost_pod(self, pod: Pod, loss: NodeLoss) -> Workspace:
@@ -200,7 +201,12 @@ class SyncPods(msgspec.Struct, frozen=True):
         )
         if base_seconds is not None and base_seconds <= 0:
             # The next pod has no base: only the pod that is created with its PVC has one.
-            return self._delete_pod(pod)
+            message = (
+                f"Pod {pod.metadata.name} has not started with the PVC of job"
+                f" {pod.metadata.annotations.workspace_base} within {BASE_TIMEOUT.seconds} s."
+                " Replacing it by a pod without that PVC."
+            )
+            return self._delete_pod(pod, Reason("Replacing", message))
         step = waiting_step(self._why_syncing(pod))
         if base_seconds is not None:
             return replace(step, requeue_after=base_seconds)

@@ -347,6 +347,12 @@ def test_a_pod_that_cannot_mount_its_base_is_replaced_without_it() -> None:
     world = with_base(lent())
     assert world.settle().requeue_after == 20
     world.pass_time(seconds=20)
+    world.step()
+    assert (world.phase, world.job.status.reason) == ("Syncing", "Replacing")
+    assert world.job.status.message == (
+        "Pod train-sync-0 has not started with the PVC of job before within 20 s. Replacing it by a"
+        " pod without that PVC."
+    )
     world.settle()
     assert syncing(world) == ["train-sync-0"]
     assert "TORCHRUN_SYNC_BASE" not in variables(body(world, PODS, "train-sync-0")["spec"])
