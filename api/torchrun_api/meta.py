@@ -93,6 +93,7 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     wanted_nodes: str = field(default="", name="torchrun.ai/wanted-nodes")
     nodes: str = field(default="", name="torchrun.ai/nodes")
     delivery: str = field(default="", name="torchrun.ai/delivery")
+    claim_node: str = field(default="", name="torchrun.ai/claim-node")
     setup_key: str = field(default="", name="torchrun.ai/setup-key")
     generation: str = field(default="", name="torchrun.ai/generation")
     state: str = field(default="", name="torchrun.ai/state")

@@ -234,6 +234,13 @@ METADATA_KEYS = (
         "Where the pod stores the workspace: `claim` (PVC) or `ephemeral`.",
     ),
     _annotation(
+        names.CLAIM_NODE,
+        "sync pod, serve pod",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "The only node on which the pod may run: its PVC is mounted there.",
+    ),
+    _annotation(
         names.SETUP_KEY,
         "setup pod",
         _BY_CONTROLLER,

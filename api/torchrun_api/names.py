@@ -105,6 +105,8 @@ NOTIFICATION_TIME = f"{GROUP}/notification-time"
 
 # Annotation of a serve pod: where it stores the workspace, claim or ephemeral.
 DELIVERY = f"{GROUP}/delivery"
+# Annotation of a sync or serve pod: the only node that it may run on, where its PVC is mounted.
+CLAIM_NODE = f"{GROUP}/claim-node"
 # Audience of the tokens that workers send to it.
 WORKSPACE_AUDIENCE = f"{GROUP}/workspace"
 

@@ -56,6 +56,7 @@ def serve_pod(
     )
     meta, spec = object_at(base.body, "metadata"), object_at(base.body, "spec")
     annotations = object_at(meta, "annotations") | {names.DELIVERY: store}
+    annotations |= {names.CLAIM_NODE: node} if node else {}
     containers, volumes = objects_at(spec, "containers"), objects_at(spec, "volumes")
     if store == "ephemeral":
         workspace_volume: JsonObject = {"name": "workspace", "emptyDir": {"sizeLimit": source.size}}

@@ -151,14 +151,6 @@ def has_received(pod: Pod) -> bool:
     return pod.status.phase == "Succeeded" or (sync_end is not None and sync_end.exit_code == 0)
 
 
-def find_claim_node(workspace: ObservedWorkspace, cluster: ObservedCluster) -> str:
-    """Return the node on which serve pods mount the PVC that they share; "" for any node."""
-    pods = (p for p in workspace.sync_pods if is_serve_pod(p) and alive(p) and p.spec.node_name)
-    node_names = (p.spec.node_name for p in pods)
-    nodes = cluster.nodes
-    return next((name for name in node_names if nodes is None or name in nodes), "")
-
-
 def _container_status(pod: Pod, name: str) -> ContainerStatus:
     statuses = (status for status in pod.status.container_statuses if status.name == name)
     return next(statuses, ContainerStatus())

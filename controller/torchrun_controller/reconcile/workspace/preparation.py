@@ -27,7 +27,7 @@ from torchrun_controller.reconcile.pods import nodes, waiting
 from torchrun_controller.reconcile.pods.lifecycle import delete_pod
 from torchrun_controller.reconcile.pods.nodes import NodeLoss
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, VolumeSource, WorkspaceDownload
-from torchrun_controller.reconcile.workspace import cleanup, delivery, sync_results
+from torchrun_controller.reconcile.workspace import claim_node, cleanup, delivery, sync_results
 from torchrun_controller.reconcile.workspace.claims import (
     check_terminating,
     find_claim,
@@ -95,6 +95,11 @@ class SyncPods(msgspec.Struct, frozen=True):
         present = find_claim(self.observed.workspace.claims, self.source.name)
         return present is None and self.route.store != "ephemeral"
 
+    @property
+    def claim_nodes(self) -> tuple[str, ...]:
+        """The nodes on which pods mount the PVC; none if the next pod may run on any node."""
+        return claim_node.find_nodes(self.observed, self.route.store, self.now)
+
     def result(self) -> Workspace | None:
         """The workspace that a pod made from the present source, where it is reachable now."""
         job, workspace = self.observed.job, self.observed.workspace
@@ -130,7 +135,7 @@ class SyncPods(msgspec.Struct, frozen=True):
         """Build the sync pod, or the serve pod if the route has one."""
         job, queue, workspace = self.observed.job, self.observed.queue, self.observed.workspace
         commit = sync_results.pinned_commit(job, workspace.latest_sync_pod)
-        store, cluster = self.route.store, self.observed.cluster
+        store = self.route.store
         last_revision = sync_results.find_last_revision(job, workspace)
         if not store:
             return sync_pod(
@@ -152,7 +157,7 @@ class SyncPods(msgspec.Struct, frozen=True):
             commit,
             queue=queue,
             last_revision=last_revision,
-            node=delivery.find_claim_node(workspace, cluster) if store == "claim" else "",
+            node=next(iter(self.claim_nodes), ""),
         )
 
     def replace_pod(self, pod: Pod) -> Workspace:
@@ -174,6 +179,12 @@ class SyncPods(msgspec.Struct, frozen=True):
             why = Reason("Replacing", "The workspace now uses a PVC. Replacing the sync pod.")
         elif self.lacks_claim:
             message = f"PVC {self.source.name} was deleted. Replacing the sync pod."
+            why = Reason("Replacing", message)
+        elif claim_node.waits_in_vain(pod, self.claim_nodes):
+            message = (
+                f"Pod {pod.metadata.name} was to run on a node where no pod mounts PVC"
+                f" {self.source.name} any more. Replacing it."
+            )
             why = Reason("Replacing", message)
         return why
 
@@ -232,9 +243,10 @@ class SyncPods(msgspec.Struct, frozen=True):
         return Reason(reason, f"Waiting for pod {pod.metadata.name} to be deleted.")
 
     def is_current(self, pod: Pod) -> bool:
-        """Whether the pod takes the present source, and keeps it where the route says."""
+        """Whether the pod takes the present source, and can keep it where the route says."""
         same_store = pod.metadata.annotations.delivery == self.route.store and not self.lacks_claim
-        return same_store and sync_results.accepts_source(self.observed.job, pod)
+        can_start = not claim_node.waits_in_vain(pod, self.claim_nodes)
+        return same_store and can_start and sync_results.accepts_source(self.observed.job, pod)
 
     def is_edited(self, pod: Pod) -> bool:
         """An edit of the source makes the pod outdated; no other edit can fix its failure."""

@@ -31,6 +31,7 @@ from torchrun_controller.reconcile.pods.lifecycle import alive, is_follower
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.resolve import VolumeSource, resolve_spec
 from torchrun_controller.reconcile.workspace import (
+    claim_node,
     claims,
     cleanup,
     delivery,
@@ -64,7 +65,7 @@ def plan_reload(observed: Observed, now: datetime, defaults: Defaults) -> Worksp
     return Workspace(
         state=step.state,
         why=step.why,
-        applies=(_build_standby_pod(observed, source, workspace.sync_pods[-1], defaults),),
+        applies=(_build_standby_pod(observed, source, defaults, now),),
         deletes=(*cleanup.delete_oldest_pods(job, workspace), *deletes),
     )
 
@@ -101,9 +102,10 @@ def _serving_pods(job: TorchrunJob, gang: ObservedGang, workspace: ObservedWorks
 
 
 def _build_standby_pod(
-    observed: Observed, source: VolumeSource, latest: Pod, defaults: Defaults
+    observed: Observed, source: VolumeSource, defaults: Defaults, now: datetime
 ) -> Apply:
     job, queue, workspace = observed.job, observed.queue, observed.workspace
+    latest = workspace.sync_pods[-1]
     number = names.number_of(latest.metadata.name) + 1
     revision = sync_results.find_revision(job, workspace)
     if not delivery.is_serve_pod(latest):
@@ -112,7 +114,7 @@ def _build_standby_pod(
         )
     on_claim = latest.metadata.annotations.delivery == "claim"
     store: Store = "claim" if on_claim else "ephemeral"
-    node = delivery.find_claim_node(workspace, observed.cluster) if on_claim else ""
+    claim_nodes = claim_node.find_nodes(observed, store, now)
     return serve_pod(
         job,
         source,
@@ -121,7 +123,7 @@ def _build_standby_pod(
         defaults,
         queue=queue,
         last_revision=revision,
-        node=node,
+        node=next(iter(claim_nodes), ""),
         stands_by=True,
     )
 

@@ -169,9 +169,10 @@ def test_a_failed_fetch_does_not_touch_gang_and_serve_pod() -> None:
     assert world.job.status.workspace_commit == "d" * 40
 
 
+@pytest.mark.parametrize("bound", [False, True])
 @pytest.mark.parametrize("source", ["zip", "git"])
-def test_a_pod_on_a_lost_node_is_replaced_while_the_gang_runs(source: str) -> None:
-    world = running(source)
+def test_a_pod_on_a_lost_node_is_replaced_while_the_gang_runs(source: str, bound: bool) -> None:
+    world = running(source, bound=bound)
     world.node("node-1")
     world.place("train-serve-0", "node-2")
     world.node("node-2", False)
@@ -180,23 +181,68 @@ def test_a_pod_on_a_lost_node_is_replaced_while_the_gang_runs(source: str) -> No
     assert pods(world) == ["train-serve-0", "train-serve-1"]
     terminating = [p.metadata.terminating for p in world.observed().workspace.sync_pods]
     assert terminating == [True, False]
+    assert "affinity" not in body(world, "train-serve-1")["spec"], "the lost node takes no pods"
     assert world.phase == "Running"
     world.node("node-2")
+    world.settle()
+    assert pods(world) == ["train-serve-0", "train-serve-1"]
     world.containers_stop()
     assert pods(world) == ["train-serve-1"]
     world.place("train-serve-1", "node-1")
     world.pod("train-serve-1", phase="Running")
     world.settle()
-    shown = world.condition("WorkspaceUpToDate")
+    shown = [c for c in world.job.status.conditions if c.type == "WorkspaceUpToDate"]
     if source == "git":
         assert variables(world, "train-serve-1")["TORCHRUN_SYNC_COMMIT"] == COMMIT
-        assert (shown.status, shown.reason) == ("Unknown", "Fetching")
+        assert [(c.status, c.reason) for c in shown] == [("Unknown", "Fetching")]
+    elif bound:
+        assert not shown, "the PVC has the upload"
     else:
-        assert (shown.status, shown.reason) == ("False", "WorkspaceLost")
-        assert "kubectl torchrun sync train" in shown.message
+        assert [(c.status, c.reason) for c in shown] == [("False", "WorkspaceLost")]
+        assert "kubectl torchrun sync train" in shown[0].message
     serves(world, SECOND, 2, "a" * 64, COMMIT if source == "git" else "")
     assert served_revisions(world) == {("2", f"http://{SECOND}:8081")}
     assert all(c.type != "WorkspaceUpToDate" for c in world.job.status.conditions)
+
+
+def lose_the_node(world: World) -> None:
+    world.node("node-2", False, "node.kubernetes.io/out-of-service")
+
+
+def delete_the_node(world: World) -> None:
+    world.vanish("train-serve-0")
+    world.nodes = {name: node for name, node in (world.nodes or {}).items() if name != "node-2"}
+
+
+def evict_the_first_pod(world: World) -> None:
+    evict(world, "train-serve-0")
+
+
+@pytest.mark.parametrize("end", [lose_the_node, delete_the_node, evict_the_first_pod])
+def test_a_pod_without_a_node_no_longer_waits_for_the_node_of_a_pod_that_is_lost(
+    end: Callable[[World], None],
+) -> None:
+    world = running("git", bound=True)
+    world.node("node-1")
+    world.node("node-2")
+    world.place("train-serve-0", "node-2")
+    annotate(world, sync_requested="now")
+    world.settle()
+    assert pods(world) == ["train-serve-0", "train-serve-1"]
+    assert "affinity" in body(world, "train-serve-1")["spec"]
+    waiting = world.observed().workspace.sync_pods[-1].metadata.uid
+    end(world)
+    plan = world.step()
+    assert [delete.uid for delete in plan.deletes] == [waiting]
+    shown = world.condition("WorkspaceUpToDate")
+    assert shown.reason == "Replacing"
+    assert "Pod train-serve-1 was to run on a node where no pod mounts PVC" in shown.message
+    world.settle()
+    latest = world.observed().workspace.sync_pods[-1].metadata
+    assert "affinity" not in body(world, latest.name)["spec"]
+    world.pass_time(hours=1)
+    world.settle()
+    assert world.observed().workspace.sync_pods[-1].metadata.uid == latest.uid
 
 
 def evict(world: World, name: str) -> None:
