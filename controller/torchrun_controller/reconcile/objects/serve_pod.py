@@ -52,7 +52,6 @@ def serve_pod(
         queue=queue,
         last_revision=last_revision,
         stands_by=stands_by,
-        alone=True,
     )
     meta, spec = object_at(base.body, "metadata"), object_at(base.body, "spec")
     annotations = object_at(meta, "annotations") | {names.DELIVERY: store}

@@ -23,7 +23,6 @@ from torchrun_controller.reconcile.spec.scheduling import scheduling_of
 
 SYNC_DIR = "/workspace"
 BASE_DIR = "/torchrun-base"
-FOR_ONE_NODE = ("ReadWriteOnce", "ReadWriteOncePod")
 # The limit. An upload of 200,000 files needs half of it. git's index-pack has
 # objects and their bases in memory.
 MEMORY = "1Gi"
@@ -48,14 +47,14 @@ def sync_pod(
     last_revision: int = 0,
     stands_by: bool = False,
     base: str = "",
-    alone: bool = False,
+    with_workers: bool = False,
 ) -> Apply:
     """Return a sync pod, with the restricted Pod Security profile and without a token.
 
     Only this pod mounts the Secret of the source. It accepts only the content `commit`, if that is
     set. The revision of the new workspace is later than `last_revision`. A pod that `stands_by`
     accepts any upload with the job's token. `base` is a job whose workspace it may reuse. `queue`
-    is None if it is gone. With `alone` no worker mounts the PVC.
+    is None if it is gone. With `with_workers` it runs where workers may run.
     """
     upload = "" if stands_by else workspace_source.upload_digest(job)
     meta = metadata(job, names.sync_pod(job.metadata.name, number), names.SYNC)
@@ -88,7 +87,7 @@ def sync_pod(
                 *workspace_source.secret_volumes(job),
                 *_base_volumes(base),
             ],
-            **_placement(job, queue, with_workers=source.access_mode in FOR_ONE_NODE and not alone),
+            **_placement(job, queue, with_workers=with_workers),
         },
     }
     return Apply(PODS, body)

@@ -6,6 +6,7 @@ from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import ObservedWorkspace
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.pods.lifecycle import delete_pod
+from torchrun_controller.reconcile.spec.resolve import VolumeSource
 
 SHARED = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 
@@ -15,6 +16,13 @@ def find_claim(
 ) -> PersistentVolumeClaim | None:
     """Return the PVC of this name, which may be terminating."""
     return next((claim for claim in claims if claim.metadata.name == name), None)
+
+
+def is_shared(source: VolumeSource, claims: tuple[PersistentVolumeClaim, ...]) -> bool:
+    """Whether several nodes can mount the PVC at a time. One that exists keeps its modes."""
+    claim = find_claim(claims, source.name)
+    modes = (source.access_mode,) if claim is None else claim.spec.access_modes
+    return not SHARED.isdisjoint(modes)
 
 
 def is_older(pod: Pod, claim: PersistentVolumeClaim | None) -> bool:

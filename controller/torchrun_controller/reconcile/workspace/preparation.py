@@ -31,6 +31,7 @@ from torchrun_controller.reconcile.workspace import claim_node, cleanup, deliver
 from torchrun_controller.reconcile.workspace.claims import (
     check_terminating,
     find_claim,
+    is_shared,
     release_terminating,
     usable_base,
 )
@@ -45,9 +46,7 @@ from torchrun_controller.reconcile.workspace.helper_pods import (
     refused_step,
     waiting_step,
 )
-from torchrun_controller.reconcile.workspace.retry import (
-    SyncMessage,
-)
+from torchrun_controller.reconcile.workspace.retry import SyncMessage
 
 BASE_TIMEOUT = timedelta(seconds=20)  # for a pod that mounts a base to start
 # From the creation of a sync pod for newer code until a gang that restarts uses the previous code.
@@ -147,6 +146,7 @@ class SyncPods(msgspec.Struct, frozen=True):
                 queue=queue,
                 last_revision=last_revision,
                 base=base,
+                with_workers=not is_shared(self.source, workspace.claims),
             )
         return serve_pod(
             job,

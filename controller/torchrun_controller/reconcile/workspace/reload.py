@@ -39,7 +39,7 @@ from torchrun_controller.reconcile.workspace import (
     sync_results,
 )
 from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace
-from torchrun_controller.reconcile.workspace.retry import retry_wait
+from torchrun_controller.reconcile.workspace.retry import next_retry
 from torchrun_controller.reconcile.workspace.sync_results import read_result
 
 
@@ -58,7 +58,7 @@ def plan_reload(observed: Observed, now: datetime, defaults: Defaults) -> Worksp
         return Workspace(state=step.state, why=step.why, deletes=cleanup.end_pods(other_pods))
     standby_pods = [pod for pod in other_pods if sync_results.is_standby(job, pod)]
     deletes = cleanup.end_pods([pod for pod in other_pods if pod not in standby_pods])
-    seconds = retry_wait(workspace, now)
+    seconds = next_retry(workspace.sync_pods, names.SYNC_CONTAINER, now)
     if standby_pods or not sync_results.find_revision(job, workspace) or seconds > 0:
         retry_after = seconds if seconds > 0 and not standby_pods else None
         return Workspace(state=step.state, why=step.why, deletes=deletes, requeue_after=retry_after)
@@ -109,8 +109,16 @@ def _build_standby_pod(
     number = names.number_of(latest.metadata.name) + 1
     revision = sync_results.find_revision(job, workspace)
     if not delivery.is_serve_pod(latest):
+        with_workers = not claims.is_shared(source, workspace.claims)
         return sync_pod(
-            job, source, number, defaults, queue=queue, last_revision=revision, stands_by=True
+            job,
+            source,
+            number,
+            defaults,
+            queue=queue,
+            last_revision=revision,
+            stands_by=True,
+            with_workers=with_workers,
         )
     on_claim = latest.metadata.annotations.delivery == "claim"
     store: Store = "claim" if on_claim else "ephemeral"

@@ -13,7 +13,6 @@ from torchrun_api.core import Pod
 from torchrun_api.meta import Wire
 from torchrun_controller.reconcile.model import decode
 from torchrun_controller.reconcile.model.conditions import find_condition
-from torchrun_controller.reconcile.model.observed import ObservedWorkspace
 from torchrun_controller.reconcile.model.times import seconds_left
 
 FIRST_RETRY = timedelta(seconds=10)
@@ -104,10 +103,8 @@ def retry_seconds_left(pods: Sequence[Pod], end: ContainerEnd, now: datetime) ->
     return seconds_left(retry_delay(pods), end.time, now)
 
 
-def retry_wait(workspace: ObservedWorkspace, now: datetime) -> float:
-    """Return the seconds until the next sync pod may follow; 0 unless the last one failed."""
-    latest = workspace.latest_sync_pod
-    if latest is None or latest.status.phase != "Failed":
+def next_retry(pods: Sequence[Pod], container: str, now: datetime) -> float:
+    """Return the seconds until the next pod may follow; 0 unless the last one has failed."""
+    if not pods or pods[-1].status.phase != "Failed":
         return 0.0
-    end = container_end(latest, names.SYNC_CONTAINER)
-    return retry_seconds_left(workspace.sync_pods, end, now)
+    return retry_seconds_left(pods, container_end(pods[-1], container), now)
