@@ -52,10 +52,10 @@ def serve_pod(
         queue=queue,
         last_revision=last_revision,
         stands_by=stands_by,
+        node=node,
     )
     meta, spec = object_at(base.body, "metadata"), object_at(base.body, "spec")
     annotations = object_at(meta, "annotations") | {names.DELIVERY: store}
-    annotations |= {names.CLAIM_NODE: node} if node else {}
     containers, volumes = objects_at(spec, "containers"), objects_at(spec, "volumes")
     if store == "ephemeral":
         workspace_volume: JsonObject = {"name": "workspace", "emptyDir": {"sizeLimit": source.size}}
@@ -71,7 +71,6 @@ def serve_pod(
             "restartPolicy": "OnFailure",
             "containers": [*containers, _server(job, defaults)],
             "volumes": [*volumes, _api_volume()],
-            **({"affinity": _node_affinity(node)} if node else {}),
         },
     }
     return Apply(base.kind, body)
@@ -84,15 +83,6 @@ def _max_bytes(size: str) -> int:
     """
     half = max(1, int(parse(size)) // 2)
     return min(half, int(workspace_contract.SYNC_MAX_BYTES.default))
-
-
-def _node_affinity(node: str) -> JsonObject:
-    """Return the v1 Affinity to one node."""
-    term: JsonObject = {
-        "matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]
-    }
-    required: JsonObject = {"nodeSelectorTerms": [term]}
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
 
 
 def _server(job: TorchrunJob, defaults: Defaults) -> JsonObject:

@@ -23,6 +23,8 @@ from torchrun_controller.reconcile.spec.scheduling import scheduling_of
 
 SYNC_DIR = "/workspace"
 BASE_DIR = "/torchrun-base"
+# For the node of a worker: its taints may be those that Kubernetes lets pods with GPUs tolerate.
+ANY_NODE: JsonObject = {"operator": "Exists", "effect": "NoSchedule"}
 # The limit. An upload of 200,000 files needs half of it. git's index-pack has
 # objects and their bases in memory.
 MEMORY = "1Gi"
@@ -48,13 +50,15 @@ def sync_pod(
     stands_by: bool = False,
     base: str = "",
     with_workers: bool = False,
+    node: str = "",
 ) -> Apply:
     """Return a sync pod, with the restricted Pod Security profile and without a token.
 
     Only this pod mounts the Secret of the source. It accepts only the content `commit`, if that is
     set. The revision of the new workspace is later than `last_revision`. A pod that `stands_by`
     accepts any upload with the job's token. `base` is a job whose workspace it may reuse. `queue`
-    is None if it is gone. With `with_workers` it runs where workers may run.
+    is None if it is gone. With `with_workers` it runs where workers may run, or on `node`, if that
+    is set.
     """
     upload = "" if stands_by else workspace_source.upload_digest(job)
     meta = metadata(job, names.sync_pod(job.metadata.name, number), names.SYNC)
@@ -65,6 +69,7 @@ def sync_pod(
         names.WORKSPACE_BASE: base,
         names.COMMIT: commit,
         names.AFTER_REVISION: str(last_revision) if stands_by else "",
+        names.CLAIM_NODE: node,
     }
     meta["labels"] = object_at(meta, "labels") | NO_PROXY_LABEL
     annotations: JsonObject = {name: value for name, value in inputs.items() if value}
@@ -87,29 +92,43 @@ def sync_pod(
                 *workspace_source.secret_volumes(job),
                 *_base_volumes(base),
             ],
-            **_placement(job, queue, with_workers=with_workers),
+            **_placement(job, queue, node, with_workers=with_workers),
         },
     }
     return Apply(PODS, body)
 
 
-def _placement(job: TorchrunJob, queue: TorchrunQueue | None, *, with_workers: bool) -> JsonObject:
+def _placement(
+    job: TorchrunJob, queue: TorchrunQueue | None, node: str, *, with_workers: bool
+) -> JsonObject:
     """Return the fields for node placement and image pulls.
 
     A PVC for one node is bound in the zone, or to the node, of its first pod. So that pod must run
-    where workers may run.
+    where workers may run, and a later one on the `node` of a worker, whatever that node is for.
     """
-    if queue is None:
-        return {}
-    scheduling = scheduling_of(job, queue)
-    placement: JsonObject = {
-        "imagePullSecrets": pull_secrets(queue),
-        "tolerations": [dict(toleration) for toleration in scheduling.tolerations],
-    }
-    if with_workers:
-        placement["nodeSelector"] = dict(scheduling.node_selector)
-        placement["affinity"] = scheduling.affinity
+    placement: JsonObject = {}
+    tolerations: list[JsonValue] = []
+    if queue is not None:
+        scheduling = scheduling_of(job, queue)
+        placement["imagePullSecrets"] = pull_secrets(queue)
+        tolerations += [dict(toleration) for toleration in scheduling.tolerations]
+        if with_workers and not node:
+            placement["nodeSelector"] = dict(scheduling.node_selector)
+            placement["affinity"] = scheduling.affinity
+    if node:
+        placement["affinity"] = _node_affinity(node)
+        tolerations += [ANY_NODE] if with_workers else []
+    placement["tolerations"] = tolerations
     return {name: value for name, value in placement.items() if value}
+
+
+def _node_affinity(node: str) -> JsonObject:
+    """Return the v1 Affinity to one node."""
+    term: JsonObject = {
+        "matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]
+    }
+    required: JsonObject = {"nodeSelectorTerms": [term]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
 
 
 def _base_volumes(base: str) -> list[JsonValue]:

@@ -10,18 +10,25 @@ from torchrun_api.core import Pod
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.pods import nodes
 from torchrun_controller.reconcile.pods.lifecycle import alive
-from torchrun_controller.reconcile.workspace import delivery
+from torchrun_controller.reconcile.spec.resolve import VolumeSource
+from torchrun_controller.reconcile.workspace import claims, delivery
 
 
-def find_nodes(observed: Observed, store: str, now: datetime) -> tuple[str, ...]:
-    """Return the nodes on which pods mount the PVC, for a pod with this store; none for any node.
+def find_nodes(
+    observed: Observed, source: VolumeSource, store: str, now: datetime
+) -> tuple[str, ...] | None:
+    """Return the nodes where a pod with this store has to run; None if it may run on any node.
 
-    A pod that is being deleted, or whose node is lost, soon has it mounted no more.
+    A serve pod runs where others serve from the PVC. A sync pod follows the workers and the setup
+    pods, so there is no node as long as none of them has one. Pods that are being deleted, or whose
+    node is lost, soon have the PVC mounted no more.
     """
-    if store != "claim":
-        return ()
-    users = (pod for pod in observed.workspace.sync_pods if delivery.is_serve_pod(pod))
-    cluster_nodes = observed.cluster.nodes
+    workspace, cluster_nodes = observed.workspace, observed.cluster.nodes
+    claim = claims.find_claim(workspace.claims, source.name)
+    if store == "ephemeral" or claim is None or claims.is_shared(source, workspace.claims):
+        return None
+    serve_pods = tuple(pod for pod in workspace.sync_pods if delivery.is_serve_pod(pod))
+    users = serve_pods if store else (*observed.gang.workers, *workspace.setup_pods)
     return tuple(
         pod.spec.node_name
         for pod in users
@@ -30,7 +37,10 @@ def find_nodes(observed: Observed, store: str, now: datetime) -> tuple[str, ...]
     )
 
 
-def waits_in_vain(pod: Pod, claim_nodes: tuple[str, ...]) -> bool:
-    """Whether the pod has to run on a node where no pod mounts the PVC any more."""
+def is_misplaced(pod: Pod, claim_nodes: tuple[str, ...] | None) -> bool:
+    """Whether the pod runs, or has to run, on another node than the pods that mount the PVC."""
+    claim_nodes = claim_nodes or ()
+    if pod.spec.node_name:
+        return bool(claim_nodes) and alive(pod) and pod.spec.node_name not in claim_nodes
     node = pod.metadata.annotations.claim_node
-    return bool(node) and not pod.spec.node_name and node not in claim_nodes
+    return bool(node) and node not in claim_nodes

@@ -20,8 +20,6 @@ from torchrun_controller.reconcile.model.observed import (
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.model.times import seconds_left
 from torchrun_controller.reconcile.objects import workspace_source
-from torchrun_controller.reconcile.objects.serve_pod import serve_pod
-from torchrun_controller.reconcile.objects.sync_pod import sync_pod
 from torchrun_controller.reconcile.objects.volumes import claim
 from torchrun_controller.reconcile.pods import nodes, waiting
 from torchrun_controller.reconcile.pods.lifecycle import delete_pod
@@ -31,7 +29,6 @@ from torchrun_controller.reconcile.workspace import claim_node, cleanup, deliver
 from torchrun_controller.reconcile.workspace.claims import (
     check_terminating,
     find_claim,
-    is_shared,
     release_terminating,
     usable_base,
 )
@@ -46,6 +43,7 @@ from torchrun_controller.reconcile.workspace.helper_pods import (
     refused_step,
     waiting_step,
 )
+from torchrun_controller.reconcile.workspace.next_pod import build_pod
 from torchrun_controller.reconcile.workspace.retry import SyncMessage
 
 BASE_TIMEOUT = timedelta(seconds=20)  # for a pod that mounts a base to start
@@ -94,11 +92,6 @@ class SyncPods(msgspec.Struct, frozen=True):
         present = find_claim(self.observed.workspace.claims, self.source.name)
         return present is None and self.route.store != "ephemeral"
 
-    @property
-    def claim_nodes(self) -> tuple[str, ...]:
-        """The nodes on which pods mount the PVC; none if the next pod may run on any node."""
-        return claim_node.find_nodes(self.observed, self.route.store, self.now)
-
     def result(self) -> Workspace | None:
         """The workspace that a pod made from the present source, where it is reachable now."""
         job, workspace = self.observed.job, self.observed.workspace
@@ -132,32 +125,17 @@ class SyncPods(msgspec.Struct, frozen=True):
 
     def _build_pod(self, number: int, base: str = "") -> Apply:
         """Build the sync pod, or the serve pod if the route has one."""
-        job, queue, workspace = self.observed.job, self.observed.queue, self.observed.workspace
-        commit = sync_results.pinned_commit(job, workspace.latest_sync_pod)
-        store = self.route.store
-        last_revision = sync_results.find_last_revision(job, workspace)
-        if not store:
-            return sync_pod(
-                job,
-                self.source,
-                number,
-                self.defaults,
-                commit,
-                queue=queue,
-                last_revision=last_revision,
-                base=base,
-                with_workers=not is_shared(self.source, workspace.claims),
-            )
-        return serve_pod(
-            job,
+        observed, store = self.observed, self.route.store
+        commit = sync_results.pinned_commit(observed.job, observed.workspace.latest_sync_pod)
+        return build_pod(
+            observed,
             self.source,
             store,
             number,
             self.defaults,
-            commit,
-            queue=queue,
-            last_revision=last_revision,
-            node=next(iter(self.claim_nodes), ""),
+            self.now,
+            commit=commit,
+            base=base,
         )
 
     def replace_pod(self, pod: Pod) -> Workspace:
@@ -180,10 +158,10 @@ class SyncPods(msgspec.Struct, frozen=True):
         elif self.lacks_claim:
             message = f"PVC {self.source.name} was deleted. Replacing the sync pod."
             why = Reason("Replacing", message)
-        elif claim_node.waits_in_vain(pod, self.claim_nodes):
+        elif self._is_misplaced(pod):
             message = (
-                f"Pod {pod.metadata.name} was to run on a node where no pod mounts PVC"
-                f" {self.source.name} any more. Replacing it."
+                f"Pod {pod.metadata.name} is assigned to a node where no other pod mounts PVC"
+                f" {self.source.name}. Replacing it."
             )
             why = Reason("Replacing", message)
         return why
@@ -212,12 +190,12 @@ class SyncPods(msgspec.Struct, frozen=True):
         )
         if base_seconds is not None and base_seconds <= 0:
             # The next pod has no base: only the pod that is created with its PVC has one.
-            message = (
+            late = (
                 f"Pod {pod.metadata.name} has not started with the PVC of job"
                 f" {pod.metadata.annotations.workspace_base} within {BASE_TIMEOUT.seconds} s."
                 " Replacing it by a pod without that PVC."
             )
-            return self._delete_pod(pod, Reason("Replacing", message))
+            return self._delete_pod(pod, Reason("Replacing", late))
         step = waiting_step(self._why_syncing(pod))
         if base_seconds is not None:
             return replace(step, requeue_after=base_seconds)
@@ -245,8 +223,14 @@ class SyncPods(msgspec.Struct, frozen=True):
     def is_current(self, pod: Pod) -> bool:
         """Whether the pod takes the present source, and can keep it where the route says."""
         same_store = pod.metadata.annotations.delivery == self.route.store and not self.lacks_claim
-        can_start = not claim_node.waits_in_vain(pod, self.claim_nodes)
-        return same_store and can_start and sync_results.accepts_source(self.observed.job, pod)
+        if not same_store or self._is_misplaced(pod):
+            return False
+        return sync_results.accepts_source(self.observed.job, pod)
+
+    def _is_misplaced(self, pod: Pod) -> bool:
+        store = self.route.store
+        claim_nodes = claim_node.find_nodes(self.observed, self.source, store, self.now)
+        return claim_node.is_misplaced(pod, claim_nodes)
 
     def is_edited(self, pod: Pod) -> bool:
         """An edit of the source makes the pod outdated; no other edit can fix its failure."""

@@ -23,10 +23,8 @@ from torchrun_controller.reconcile.model.observed import (
     ObservedGang,
     ObservedWorkspace,
 )
-from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects import workspace_source
-from torchrun_controller.reconcile.objects.serve_pod import Store, serve_pod
-from torchrun_controller.reconcile.objects.sync_pod import sync_pod
+from torchrun_controller.reconcile.objects.serve_pod import Store
 from torchrun_controller.reconcile.pods.lifecycle import alive, is_follower
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.resolve import VolumeSource, resolve_spec
@@ -38,7 +36,8 @@ from torchrun_controller.reconcile.workspace import (
     preparation,
     sync_results,
 )
-from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace
+from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace, next_number
+from torchrun_controller.reconcile.workspace.next_pod import build_pod
 from torchrun_controller.reconcile.workspace.retry import next_retry
 from torchrun_controller.reconcile.workspace.sync_results import read_result
 
@@ -56,16 +55,26 @@ def plan_reload(observed: Observed, now: datetime, defaults: Defaults) -> Worksp
     other_pods = [pod for pod in workspace.sync_pods if alive(pod) and pod not in serving_pods]
     if not workspace_source.stands_by(job):
         return Workspace(state=step.state, why=step.why, deletes=cleanup.end_pods(other_pods))
-    standby_pods = [pod for pod in other_pods if sync_results.is_standby(job, pod)]
+    store = _store_of(workspace.sync_pods[-1])
+    claim_nodes = claim_node.find_nodes(observed, source, store, now)
+    standby_pods = [
+        pod
+        for pod in other_pods
+        if sync_results.is_standby(job, pod) and not claim_node.is_misplaced(pod, claim_nodes)
+    ]
     deletes = cleanup.end_pods([pod for pod in other_pods if pod not in standby_pods])
     seconds = next_retry(workspace.sync_pods, names.SYNC_CONTAINER, now)
     if standby_pods or not sync_results.find_revision(job, workspace) or seconds > 0:
         retry_after = seconds if seconds > 0 and not standby_pods else None
         return Workspace(state=step.state, why=step.why, deletes=deletes, requeue_after=retry_after)
+    if claim_nodes == ():  # the pod follows a worker, and none has a node
+        return Workspace(state=step.state, why=step.why, deletes=deletes)
+    number = next_number(workspace.sync_pods)
+    pod = build_pod(observed, source, store, number, defaults, now, stands_by=True)
     return Workspace(
         state=step.state,
         why=step.why,
-        applies=(_build_standby_pod(observed, source, defaults, now),),
+        applies=(pod,),
         deletes=(*cleanup.delete_oldest_pods(job, workspace), *deletes),
     )
 
@@ -101,39 +110,10 @@ def _serving_pods(job: TorchrunJob, gang: ObservedGang, workspace: ObservedWorks
     return serve_pods
 
 
-def _build_standby_pod(
-    observed: Observed, source: VolumeSource, defaults: Defaults, now: datetime
-) -> Apply:
-    job, queue, workspace = observed.job, observed.queue, observed.workspace
-    latest = workspace.sync_pods[-1]
-    number = names.number_of(latest.metadata.name) + 1
-    revision = sync_results.find_revision(job, workspace)
-    if not delivery.is_serve_pod(latest):
-        with_workers = not claims.is_shared(source, workspace.claims)
-        return sync_pod(
-            job,
-            source,
-            number,
-            defaults,
-            queue=queue,
-            last_revision=revision,
-            stands_by=True,
-            with_workers=with_workers,
-        )
-    on_claim = latest.metadata.annotations.delivery == "claim"
-    store: Store = "claim" if on_claim else "ephemeral"
-    claim_nodes = claim_node.find_nodes(observed, store, now)
-    return serve_pod(
-        job,
-        source,
-        store,
-        number,
-        defaults,
-        queue=queue,
-        last_revision=revision,
-        node=next(iter(claim_nodes), ""),
-        stands_by=True,
-    )
+def _store_of(pod: Pod) -> Store:
+    if not delivery.is_serve_pod(pod):
+        return ""
+    return "claim" if pod.metadata.annotations.delivery == "claim" else "ephemeral"
 
 
 def check_up_to_date(

@@ -236,7 +236,7 @@ def test_a_pod_without_a_node_no_longer_waits_for_the_node_of_a_pod_that_is_lost
     assert [delete.uid for delete in plan.deletes] == [waiting]
     shown = world.condition("WorkspaceUpToDate")
     assert shown.reason == "Replacing"
-    assert "Pod train-serve-1 was to run on a node where no pod mounts PVC" in shown.message
+    assert "Pod train-serve-1 is assigned to a node where no other pod mounts PVC" in shown.message
     world.settle()
     latest = world.observed().workspace.sync_pods[-1].metadata
     assert "affinity" not in body(world, latest.name)["spec"]
