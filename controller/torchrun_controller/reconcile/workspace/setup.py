@@ -11,6 +11,7 @@ from torchrun_api.core import Pod
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
+from torchrun_controller.reconcile.model.plan import Delete
 from torchrun_controller.reconcile.objects.environment import Environment
 from torchrun_controller.reconcile.objects.setup_pod import setup_pod
 from torchrun_controller.reconcile.pods import waiting
@@ -21,7 +22,10 @@ from torchrun_controller.reconcile.pods.nodes import (
     is_out_of_service,
 )
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
+from torchrun_controller.reconcile.workspace import claim_node
 from torchrun_controller.reconcile.workspace.claims import find_claim, is_older
+from torchrun_controller.reconcile.workspace.cleanup import end_pods
+from torchrun_controller.reconcile.workspace.delivery import is_serve_pod
 from torchrun_controller.reconcile.workspace.helper_pods import (
     PodFailure,
     SyncState,
@@ -53,7 +57,18 @@ def prepare(
         message = f"{sentence(ready.why.message)} Each pod runs the setup before its command."
         return replace(ready, why=Reason(ready.why.reason, message))
     pods = SetupPods(observed, spec, environment, defaults, ready)
-    return next_step(pods, observed.cluster.nodes, now)
+    step = next_step(pods, observed.cluster.nodes, now)
+    return replace(step, deletes=(*step.deletes, *_end_misplaced_pods(observed, spec, now)))
+
+
+def _end_misplaced_pods(
+    observed: Observed, spec: ResolvedSpec, now: datetime
+) -> tuple[Delete, ...]:
+    """Delete sync pods that keep the PVC from the node of a setup pod. They wait for newer code."""
+    assert spec.workspace is not None, "an environment is shared on the PVC of the workspace"
+    nodes = claim_node.find_nodes(observed, spec.workspace, "", now)
+    pods = (pod for pod in observed.workspace.sync_pods if not is_serve_pod(pod))
+    return end_pods(pod for pod in pods if claim_node.is_misplaced(pod, nodes))
 
 
 class SetupPods(msgspec.Struct, frozen=True):

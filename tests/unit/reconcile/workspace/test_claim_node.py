@@ -200,3 +200,27 @@ def test_a_pod_does_not_follow_a_worker_on_a_lost_node() -> None:
     world.settle()
     assert sync_pods(world)[-1] == "train-sync-1"
     assert required_node(world, "train-sync-1") is None
+
+
+def test_a_standby_pod_leaves_its_node_for_the_setup_of_the_next_gang() -> None:
+    world = synced(setupCommand="make")
+    world.setup_done()
+    world.settle()
+    place_worker(world, "node-1")
+    world.settle()
+    world.place("train-sync-1", "node-1")
+    world.takes_upload()
+    (worker,) = world.workers()
+    world.pod(worker.metadata.name, phase="Failed", reason="Preempted")
+    world.spec(setup_command="make all")
+    world.settle()
+    world.pass_time(minutes=10)
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Syncing", "SetupRunning")
+    assert sync_pods(world) == ["train-sync-1"]
+    world.place("train-setup-1", "node-2")
+    world.settle()
+    assert not sync_pods(world)
+    world.setup_done()
+    world.settle()
+    assert (JOBS.plural, "train-r1") in world.created
