@@ -20,9 +20,17 @@ def find_claim(
 
 def is_shared(source: VolumeSource, claims: tuple[PersistentVolumeClaim, ...]) -> bool:
     """Whether several nodes can mount the PVC at a time. One that exists keeps its modes."""
+    return not SHARED.isdisjoint(_find_modes(source, claims))
+
+
+def is_for_one_pod(source: VolumeSource, claims: tuple[PersistentVolumeClaim, ...]) -> bool:
+    """Whether only one pod can mount the PVC at a time."""
+    return _find_modes(source, claims) == ("ReadWriteOncePod",)
+
+
+def _find_modes(source: VolumeSource, claims: tuple[PersistentVolumeClaim, ...]) -> tuple[str, ...]:
     claim = find_claim(claims, source.name)
-    modes = (source.access_mode,) if claim is None else claim.spec.access_modes
-    return not SHARED.isdisjoint(modes)
+    return (source.access_mode,) if claim is None else claim.spec.access_modes
 
 
 def is_older(pod: Pod, claim: PersistentVolumeClaim | None) -> bool:

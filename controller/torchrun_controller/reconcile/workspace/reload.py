@@ -53,7 +53,7 @@ def plan_reload(observed: Observed, now: datetime, defaults: Defaults) -> Worksp
     job, workspace = observed.job, observed.workspace
     serving_pods = _serving_pods(job, observed.gang, workspace)
     other_pods = [pod for pod in workspace.sync_pods if alive(pod) and pod not in serving_pods]
-    if not workspace_source.stands_by(job):
+    if not workspace_source.stands_by(job) or claims.is_for_one_pod(source, workspace.claims):
         return Workspace(state=step.state, why=step.why, deletes=cleanup.end_pods(other_pods))
     store = _store_of(workspace.sync_pods[-1])
     claim_nodes = claim_node.find_nodes(observed, source, store, now)

@@ -224,3 +224,11 @@ def test_a_standby_pod_leaves_its_node_for_the_setup_of_the_next_gang() -> None:
     world.setup_done()
     world.settle()
     assert (JOBS.plural, "train-r1") in world.created
+
+
+def test_no_pod_stands_by_for_a_claim_that_one_pod_can_mount() -> None:
+    world = synced(mode="ReadWriteOncePod")
+    place_worker(world, "node-1")
+    world.settle()
+    assert world.phase == "Running"
+    assert not sync_pods(world), "it would keep the next worker from its PVC"
