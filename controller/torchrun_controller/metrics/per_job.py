@@ -57,8 +57,11 @@ class PerJobMetrics(Collector):
             self._waiting.pop(key, None)
             if key in self._exported:
                 self._finished[key] = None
-        elif key not in self._exported:
-            self._waiting[key] = None
+        else:
+            # After a broken watch, a list shows a new job of this name without the deletion.
+            self._finished.pop(key, None)
+            if key not in self._exported:
+                self._waiting[key] = None
         self._assign_places()
 
     def _assign_places(self) -> None:

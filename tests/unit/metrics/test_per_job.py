@@ -76,6 +76,15 @@ def test_a_finished_job_keeps_its_series_until_another_needs_it() -> None:
     assert world.shown() == ["d", "e"]
 
 
+def test_a_list_may_show_an_unfinished_job_in_place_of_a_finished_one() -> None:
+    """The finished job was deleted and created again while the watch was broken."""
+    world = World(1)
+    world.put(job("a", "Running"), job("a", "Succeeded"), job("a", "Running"), job("b", "Pending"))
+    assert world.shown() == ["a"]
+    world.put(job("a", "Failed"))
+    assert world.shown() == ["b"]
+
+
 def test_the_series_of_a_job() -> None:
     world = World(1)
     made = job("a", "Running", reason="WorkersRunning", gpus=16, since=30)
