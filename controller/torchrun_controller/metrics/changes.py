@@ -15,6 +15,7 @@ from torchrun_controller.reconcile.gang.replacement import NOT_REPLACED
 from torchrun_controller.reconcile.gang.restarts import NO_FAILURES
 from torchrun_controller.reconcile.model.attempts import identity_of
 from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.workspace.sync_results import read_result
 
 _MAX_EXEMPLAR = 110  # OpenMetrics allows 128 characters for names and values together
@@ -60,7 +61,7 @@ def record_status(
     if before.phase == "Syncing" and after.phase in ("Queued", "Running"):
         _observe_sync(metrics, observed, now, exemplar)
     if after.phase == "Running":
-        _observe_start(metrics, observed, after, now, exemplar)
+        _observe_start(metrics, observed, after.attempt, now, exemplar)
     if after.phase in TERMINAL:
         metrics.queue_jobs_finished.labels(*queue, after.phase).inc()
 
@@ -79,19 +80,27 @@ def _observe_sync(
 
 
 def _observe_start(
-    metrics: Metrics,
-    observed: Observed,
-    after: TorchrunJobStatus,
-    now: datetime,
-    exemplar: dict[str, str],
+    metrics: Metrics, observed: Observed, attempt: int, now: datetime, exemplar: dict[str, str]
 ) -> None:
-    if after.attempt == 0:
-        created = observed.job.metadata.creation_timestamp
+    job, gang = observed.job, observed.gang
+    if job.status.start_time is None:
+        created = job.metadata.creation_timestamp
         metrics.job_start_seconds.observe(_seconds_between(created, now), exemplar)
-    if observed.gang.child_jobs and observed.job.status.phase == "Queued":
-        created = observed.gang.current_job.metadata.creation_timestamp
-        attempt = "later" if after.attempt else "first"
-        metrics.gang_start_seconds.labels(attempt).observe(_seconds_between(created, now), exemplar)
+    if gang.child_jobs and job.status.phase == "Queued" and not _has_run(job.status, attempt):
+        times = (gang.current_job.metadata.creation_timestamp, head_and_workers.resumption_of(gang))
+        since = max((time for time in times if time is not None), default=None)
+        label = "later" if attempt else "first"
+        metrics.gang_start_seconds.labels(label).observe(_seconds_between(since, now), exemplar)
+
+
+def _has_run(status: TorchrunJobStatus, attempt: int) -> bool:
+    """Whether the gang is Queued again, because a lost pod of it is replaced.
+
+    The first one has also run if its Job was suspended since. Of a later one, nothing shows that.
+    """
+    if attempt == 0:
+        return status.start_time is not None
+    return any(end.number == attempt for end in status.attempts)
 
 
 # Ends that are no failures, and that a new gang follows.

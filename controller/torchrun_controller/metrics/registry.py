@@ -240,14 +240,15 @@ class Metrics:
         )
         self.job_start_seconds = self._histogram(
             "torchrun_job_start_seconds",
-            "Time from the creation of a TorchrunJob to the phase Running. Includes queueing, "
-            "workspace sync, scheduling and image pulls.",
+            "Time from the creation of a TorchrunJob until it is Running for the first time. "
+            "Includes queueing, workspace sync, scheduling and image pulls.",
             START_BUCKETS,
         )
         self.gang_start_seconds = self._histogram(
             "torchrun_gang_start_seconds",
-            "Time from the creation of a gang's Job to the phase Running: scheduling, image "
-            "pulls, volumes. The label attempt is first, or later for a restart or resize.",
+            "Time from the creation of a gang's Job, or its resumption by Kueue or a user, to the "
+            "phase Running: scheduling, image pulls, volumes. Without replacements of single pods. "
+            "The label attempt is first, or later for a restart or resize.",
             START_BUCKETS,
             "attempt",
         )

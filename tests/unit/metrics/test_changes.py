@@ -4,7 +4,15 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
 
 from metrics_world import NOW, ago, job
-from torchrun_api.core import ContainerState, ContainerStatus, Job, Pod, PodStatus, StateTerminated
+from torchrun_api.core import (
+    ContainerState,
+    ContainerStatus,
+    Job,
+    JobStatus,
+    Pod,
+    PodStatus,
+    StateTerminated,
+)
 from torchrun_api.job import TorchrunJob, TorchrunJobSpec, Volumes
 from torchrun_api.meta import ChildMeta, Condition
 from torchrun_api.status import Attempt, LostPod, Phase
@@ -146,7 +154,45 @@ def test_the_start_of_a_gang(world: World, attempt: int, label: str) -> None:
     before = Observed(job=job("a", "Queued", since=40), gang=ObservedGang(child_jobs=(child,)))
     world.wrote(before, phase="Running", attempt=attempt)
     assert world.value("torchrun_gang_start_seconds_sum", attempt=label) == 7
-    assert world.value("torchrun_job_start_seconds_sum") == (40 if attempt == 0 else 0)
+    assert world.value("torchrun_job_start_seconds_sum") == 40, "no gang has run before"
+
+
+def test_a_job_starts_once(world: World) -> None:
+    """It is Queued again while a lost pod is replaced, or after its Job was suspended."""
+    child = Job(metadata=ChildMeta(creation_timestamp=ago(86400)))
+    again = job("a", "Queued", since=86410)
+    again = replace(again, status=replace(again.status, start_time=ago(86390)))
+    world.wrote(Observed(job=again, gang=ObservedGang(child_jobs=(child,))), phase="Running")
+    preempted = replace(again, status=replace(again.status, phase="Preempted"))
+    world.wrote(Observed(job=preempted), phase="Running")
+    assert world.value("torchrun_job_start_seconds_count") == 0
+    assert world.value("torchrun_gang_start_seconds_count", attempt="first") == 0
+
+
+def test_a_later_gang_starts_once(world: World) -> None:
+    child = Job(metadata=ChildMeta(creation_timestamp=ago(7)))
+    restarted = job("a", "Queued", since=40)
+    lost = replace(ended(2, "PodDeleted"), lost_pod=LostPod(uid="lost", index=1))
+    for record, count in ((ended(1, "NodeLost"), 1), (lost, 1)):
+        status = replace(restarted.status, attempt=2, start_time=ago(86390), attempts=(record,))
+        observed = Observed(
+            job=replace(restarted, status=status), gang=ObservedGang(child_jobs=(child,))
+        )
+        world.wrote(observed, phase="Running")
+        assert world.value("torchrun_gang_start_seconds_count", attempt="later") == count
+
+
+@pytest.mark.parametrize(("attempt", "label"), [(0, "first"), (2, "later")])
+def test_a_gang_that_kueue_has_admitted_starts_when_its_job_resumes(
+    world: World, attempt: int, label: str
+) -> None:
+    resumed = Condition(type="Suspended", status="False", last_transition_time=ago(7))
+    child = Job(
+        metadata=ChildMeta(creation_timestamp=ago(86400)), status=JobStatus(conditions=(resumed,))
+    )
+    before = Observed(job=job("a", "Queued", since=40), gang=ObservedGang(child_jobs=(child,)))
+    world.wrote(before, phase="Running", attempt=attempt)
+    assert world.value("torchrun_gang_start_seconds_sum", attempt=label) == 7
 
 
 def test_a_suspended_gang_does_not_count_as_a_first_start(world: World) -> None:
