@@ -59,7 +59,12 @@ def a_job(name: str, phase: str | None = None, *, gang: bool = False) -> Torchru
 def kai_queue(name: str, owner: str = "", **spec: Any) -> KaiQueue:
     """A KAI queue, of a TorchrunQueue or foreign."""
     annotations: JsonObject = {names.KAI_OWNER: owner} if owner else {}
-    meta: JsonObject = {"name": name, "uid": f"uid-kai-{name}", "annotations": annotations}
+    meta: JsonObject = {
+        "name": name,
+        "uid": f"uid-kai-{name}",
+        "resourceVersion": "1",
+        "annotations": annotations,
+    }
     return msgspec.convert({"metadata": meta, "spec": spec}, KaiQueue)
 
 
@@ -73,7 +78,7 @@ class QueueWorld:
         self.extras: dict[tuple[str, str], Any] | None = {}
         self.kai: dict[str, KaiQueue] | None = {}
         self.installed = installed
-        self.sharing: tuple[TorchrunQueue, ...] = ()
+        self.kai_users: tuple[TorchrunQueue, ...] = ()
         self.refused: dict[tuple[str, str], str] = {}
         self.unseen: dict[str, str] = {}
         self.namespaces: tuple[str, ...] = ()
@@ -93,7 +98,7 @@ class QueueWorld:
             installed=self.installed,
             kai=self.kai,
             unseen=self.unseen,
-            sharing=self.sharing,
+            kai_users=self.kai_users,
             refused=self.refused,
             template_check=self.verdict,
             namespaces=self.namespaces,

@@ -24,7 +24,7 @@ from torchrun_controller.cache.observe import QUEUE_INDEX, Key, index_key
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Transport
 from torchrun_controller.reconcile.model.installed import Installed
-from torchrun_controller.reconcile.queue import ObservedQueue, jobs
+from torchrun_controller.reconcile.queue import ObservedQueue, jobs, kai
 from torchrun_controller.reconcile.queue.model import Extra
 from torchrun_controller.workqueue import INITIAL, WorkQueue
 
@@ -136,15 +136,17 @@ class QueueView:
         if queue is None:
             return None
         scope = self._scope_of(namespace)
-        kai = self._kai
+        kai_queues = self._kai
         return ObservedQueue(
             queue=queue,
             jobs=caches.jobs.by_index(QUEUE_INDEX, index_key(namespace, name)),
             extras=_extras(scope, queue.metadata.uid),
             installed=self._factory.discovery.installed,
-            kai={q.metadata.name: q for q in kai.store} if kai.synced.is_set() else None,
+            kai={q.metadata.name: q for q in kai_queues.store}
+            if kai_queues.synced.is_set()
+            else None,
             unseen=self._explain_unsynced(scope),
-            sharing=tuple(self._queues_sharing_kai(queue)),
+            kai_users=tuple(self._other_kai_users(queue)),
             namespaces=tuple(
                 name
                 for name in self._factory.namespaces
@@ -191,13 +193,19 @@ class QueueView:
     def _kai_if_installed(self) -> list[Informer[KaiQueue]]:
         return [self._kai] if self._kai_installed.is_set() else []
 
-    def _queues_sharing_kai(self, queue: TorchrunQueue) -> Iterator[TorchrunQueue]:
-        """The other live queues that name the same KAI queue."""
-        kai_queue, meta = queue.spec.kai_queue, queue.metadata
-        for other in self._factory.queues() if kai_queue else ():
-            is_live = other.metadata.deletion_timestamp is None
-            if other.spec.kai_queue == kai_queue and other.metadata.uid != meta.uid and is_live:
+    def _other_kai_users(self, queue: TorchrunQueue) -> Iterator[TorchrunQueue]:
+        """The other queues that name a KAI queue."""
+        for other in self._factory.queues():
+            if other.spec.kai_queue and other.metadata.uid != queue.metadata.uid:
                 yield other
+
+    def _queues_concerned(self, kai_queue: str) -> Iterator[TorchrunQueue]:
+        """The queues that name this KAI queue, and its owner, which may name another one now."""
+        held = self._kai.store.get("", kai_queue)
+        owner = "" if held is None else kai.owner_of(held)
+        for queue in self._factory.queues():
+            if queue.spec.kai_queue == kai_queue or (owner and kai.identity_of(queue) == owner):
+                yield queue
 
     def _job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
         """Add each queue whose counts may change, after about COUNT_SECONDS."""
@@ -209,12 +217,13 @@ class QueueView:
             self._work.add_after(key, delay)
 
     def _queue_changed(self, change: Change[TorchrunQueue], initial: bool) -> None:
-        """Add the queue and those that share a KAI queue with it."""
+        """Add the queue and those that its change of KAI queues concerns."""
         meta = change.object.metadata
         self._add(meta.namespace, meta.name, initial=initial)
         if initial or _kai_fields(change.old) != _kai_fields(change.new):
             for queue in (change.old, change.new):
-                for other in self._queues_sharing_kai(queue) if queue is not None else ():
+                name = None if queue is None else queue.spec.kai_queue
+                for other in self._queues_concerned(name) if name else ():
                     self._add(other.metadata.namespace, other.metadata.name, initial=initial)
 
     def _extra_changed(self, change: Change[Any], initial: bool) -> None:

@@ -156,6 +156,21 @@ def test_queues_of_one_kai_queue_wake_each_other(world: World) -> None:
     assert world.keys() == ["ml/gpu", "ml/stranger"]
 
 
+def test_the_owner_of_a_kai_queue_wakes_when_another_queue_names_it_no_longer(
+    world: World,
+) -> None:
+    """It may remove the KAI queue then, although it names another one."""
+    renamed, user = make_trq(kaiQueue="new"), make_trq("user", kaiQueue="former")
+    for obj in (renamed, user, make_trq("stranger"), kai_queue("former", "ml/gpu")):
+        world.change(obj)
+    world.keys()
+    deleted = replace(user, metadata=replace(user.metadata, deletion_timestamp=START))
+    world.change(deleted)
+    assert world.keys() == ["ml/gpu", "ml/user"]
+    world.remove(deleted)
+    assert world.keys() == ["ml/gpu", "ml/user"]
+
+
 def test_kai_queues_wake_every_queue_but_their_status_does_not(world: World) -> None:
     world.change(make_trq())
     world.keys()
@@ -174,7 +189,8 @@ def test_the_observed_state_of_a_queue(world: World) -> None:
     queue, other = make_trq(kaiQueue="a"), make_trq("other", kaiQueue="a")
     going = make_trq("going", kaiQueue="a")
     gone = replace(going, metadata=replace(going.metadata, deletion_timestamp=START))
-    for obj in (queue, other, gone, a_job("run"), settings(), kai_queue("a")):
+    without = make_trq("without")
+    for obj in (queue, other, gone, without, a_job("run"), settings(), kai_queue("a")):
         world.change(obj)
     world.watch._kai.last_read.record("list", 403)
     unknown = world.watch.observe("ml", "gpu")
@@ -187,7 +203,7 @@ def test_the_observed_state_of_a_queue(world: World) -> None:
     assert observed is not None
     assert observed.extras == (settings(),)
     assert observed.kai == {"a": kai_queue("a")}
-    assert observed.sharing == (other,)
+    assert observed.kai_users == (other, gone)
     assert [job.metadata.name for job in observed.jobs] == ["run"]
     assert (observed.unseen, observed.installed) == ({}, KAI)
 

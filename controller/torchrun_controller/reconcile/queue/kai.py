@@ -87,38 +87,45 @@ def _plan(observed: ObservedQueue) -> KaiQueuePlan:
 
 
 def find_removable(observed: ObservedQueue) -> tuple[KaiQueue, ...]:
-    """Return the KAI queues to delete with a TorchrunQueue: its own, unless another shares it."""
-    shared_name = observed.queue.spec.kai_queue if observed.sharing else None
-    return tuple(queue for queue in _owned(observed) if queue.metadata.name != shared_name)
+    """Return the KAI queues to delete with a TorchrunQueue: its own that no live one names.
+
+    Two deleted queues do not wait for each other.
+    """
+    users = filter(_is_live, observed.kai_users)
+    names_in_use = {user.spec.kai_queue for user in users}
+    return tuple(queue for queue in _owned(observed) if queue.metadata.name not in names_in_use)
 
 
 def _former(observed: ObservedQueue) -> tuple[KaiQueue, ...]:
-    name = observed.queue.spec.kai_queue
-    return tuple(queue for queue in _owned(observed) if queue.metadata.name != name)
+    """Return the KAI queues of former names. Jobs of a deleted queue may still use one, too."""
+    users = (observed.queue, *observed.kai_users)
+    names_in_use = {user.spec.kai_queue for user in users}
+    return tuple(queue for queue in _owned(observed) if queue.metadata.name not in names_in_use)
 
 
 def _owned(observed: ObservedQueue) -> list[KaiQueue]:
-    identity = _identity(observed.queue)
+    identity = identity_of(observed.queue)
     by_name = observed.kai or {}
-    return [by_name[name] for name in sorted(by_name) if _owner(by_name[name]) == identity]
+    return [by_name[name] for name in sorted(by_name) if owner_of(by_name[name]) == identity]
 
 
 def _plan_named(
     observed: ObservedQueue, name: str, kai_queues: dict[str, KaiQueue]
 ) -> KaiQueuePlan:
     queue, kai_queue = observed.queue, kai_queues.get(name)
-    oldest = min((queue, *observed.sharing), key=_age)
+    sharing = (user for user in observed.kai_users if user.spec.kai_queue == name)
+    oldest = min((queue, *filter(_is_live, sharing)), key=_age)
     if oldest is not queue:
         return _plan_younger(queue, oldest, name)
     if kai_queue is not None:
-        owner = _owner(kai_queue)
+        owner = owner_of(kai_queue)
         if not owner:
             message = (
                 f"KAI queue {name} is not managed by this controller. It is used unchanged; the"
                 " quota and weight of this TorchrunQueue do not apply to it."
             )
             return KaiQueuePlan(condition=_condition("True", "NotManaged", message))
-        if owner != _identity(queue) and not _is_watched(observed, owner):
+        if owner != identity_of(queue) and not _is_watched(observed, owner):
             return _conflict(name, owner)
     refusal = observed.refused.get((KAI_QUEUES.resource, name))
     if refusal is not None:
@@ -138,7 +145,7 @@ def _plan_named(
     spec: JsonObject = {"parentQueue": parent, "resources": resources}
     up_to_date = (
         kai_queue is not None
-        and _owner(kai_queue) == _identity(queue)
+        and owner_of(kai_queue) == identity_of(queue)
         and _contains(kai_queue.spec, spec)
     )
     uid = kai_queue.metadata.uid if kai_queue is not None else ""
@@ -151,7 +158,7 @@ def _plan_named(
 def _plan_younger(queue: TorchrunQueue, oldest: TorchrunQueue, name: str) -> KaiQueuePlan:
     """Share the KAI queue within a namespace only: across namespaces a quota would be shared."""
     if oldest.metadata.namespace != queue.metadata.namespace:
-        return _conflict(name, _identity(oldest))
+        return _conflict(name, identity_of(oldest))
     message = (
         f"KAI queue {name} is managed by the older TorchrunQueue {oldest.metadata.name} and has"
         " its quota and weight."
@@ -248,7 +255,7 @@ def _body(queue: TorchrunQueue, name: str, spec: JsonObject) -> JsonObject:
         "metadata": {
             "name": name,
             "labels": {names.NAME_LABEL: "torchrun", names.MANAGED_BY_LABEL: names.MANAGED_BY},
-            "annotations": {names.KAI_OWNER: _identity(queue)},
+            "annotations": {names.KAI_OWNER: identity_of(queue)},
         },
         "spec": spec,
     }
@@ -265,21 +272,28 @@ def _is_watched(observed: ObservedQueue, owner: str) -> bool:
     return not observed.namespaces or owner.partition("/")[0] in observed.namespaces
 
 
-def _owner(queue: KaiQueue) -> str:
-    return queue.metadata.annotations.get(names.KAI_OWNER, "")
-
-
-def _identity(queue: TorchrunQueue) -> str:
-    return f"{queue.metadata.namespace}/{queue.metadata.name}"
+def _is_live(queue: TorchrunQueue) -> bool:
+    return queue.metadata.deletion_timestamp is None
 
 
 def _age(queue: TorchrunQueue) -> tuple[datetime, str]:
-    return queue.metadata.creation_timestamp or _LONG_AGO, _identity(queue)
+    return queue.metadata.creation_timestamp or _LONG_AGO, identity_of(queue)
 
 
 def delete(queue: KaiQueue) -> Delete:
-    """Return the deletion of a KAI queue."""
-    return Delete.of(KAI_QUEUES, queue.metadata)
+    """Return the deletion of a KAI queue, unless another TorchrunQueue takes it over meanwhile."""
+    meta = queue.metadata
+    return Delete.of(KAI_QUEUES, meta, resource_version=meta.resource_version)
+
+
+def owner_of(queue: KaiQueue) -> str:
+    """Return the identity of the TorchrunQueue that owns a KAI queue; "" for one of users."""
+    return queue.metadata.annotations.get(names.KAI_OWNER, "")
+
+
+def identity_of(queue: TorchrunQueue) -> str:
+    """Return the value of the annotation of its KAI queue."""
+    return f"{queue.metadata.namespace}/{queue.metadata.name}"
 
 
 def key(queue: KaiQueue) -> tuple[str, str]:

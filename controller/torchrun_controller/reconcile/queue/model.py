@@ -29,8 +29,9 @@ class ObservedQueue(Struct, frozen=True, kw_only=True):
 
     `jobs` are those of the queue. `extras` are the ConfigMaps and PVCs that its UID controls, `kai`
     all KAI queues by name; each is None while unknown, and `unseen` has the reason by resource.
-    `sharing` are the other TorchrunQueues that name the same KAI queue. `refused` has the message
-    of each refused write, by resource and name. `namespaces` are the watched ones, () for all.
+    `kai_users` are the other TorchrunQueues that name a KAI queue, deleted ones included. `refused`
+    has the message of each refused write, by resource and name. `namespaces` are the watched ones,
+    () for all.
     """
 
     queue: TorchrunQueue
@@ -39,7 +40,7 @@ class ObservedQueue(Struct, frozen=True, kw_only=True):
     installed: Installed | None = None
     kai: dict[str, KaiQueue] | None = None
     unseen: dict[str, str] = {}
-    sharing: tuple[TorchrunQueue, ...] = ()
+    kai_users: tuple[TorchrunQueue, ...] = ()
     refused: dict[tuple[str, str], str] = {}
     template_check: TemplateCheck | None = None
     namespaces: tuple[str, ...] = ()

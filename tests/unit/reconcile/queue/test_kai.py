@@ -201,7 +201,7 @@ class TestConflicts:
 
     def test_the_younger_queue_has_a_conflict(self):
         world = world_of()
-        world.sharing = (other(age=60),)
+        world.kai_users = (other(age=60),)
         world.settle()
         assert world.condition("KaiQueueReady").reason == "Conflict"
         assert "other/gpu" in world.condition("KaiQueueReady").message
@@ -212,13 +212,13 @@ class TestConflicts:
 
     def test_the_older_queue_has_no_conflict(self):
         world = world_of()
-        world.sharing = (other(age=-60),)
+        world.kai_users = (other(age=-60),)
         world.settle()
         assert world.condition("KaiQueueReady").reason == "Synced"
 
     def test_queues_of_the_same_age_are_ordered_by_name(self):
         world = world_of()
-        world.sharing = (other(age=0),)
+        world.kai_users = (other(age=0),)
         world.settle()
         assert world.condition("KaiQueueReady").reason == "Synced", (
             "namespace ml comes before other"
@@ -226,7 +226,7 @@ class TestConflicts:
 
     def test_queues_of_one_namespace_share(self):
         world = world_of()
-        world.sharing = (other(age=60, namespace="ml", name="elder"),)
+        world.kai_users = (other(age=60, namespace="ml", name="elder"),)
         world.settle()
         assert world.condition("KaiQueueReady").reason == "Shared"
         assert world.condition("Ready").status == "True"
@@ -262,7 +262,7 @@ class TestRemoval:
     def test_a_kai_queue_of_another_queue_stays(self):
         world = world_of()
         world.settle()
-        world.sharing = (other(age=-60),)
+        world.kai_users = (other(age=-60),)
         world.delete()
         world.settle()
         assert world.queue is None
@@ -312,6 +312,52 @@ class TestRemoval:
         assert list(world.kai or ()) == ["default-parent-queue"]
         assert "KaiQueueReady" not in world.condition_types()
 
+    @pytest.mark.parametrize("deleted", [False, True])
+    @pytest.mark.parametrize("namespace", ["ml", "other"])
+    def test_a_former_kai_queue_that_another_queue_names_stays(self, namespace, deleted):
+        """Jobs of the other queue may run in it, also while that queue is being deleted."""
+        world = world_of()
+        world.settle()
+        user = other(age=-60, namespace=namespace, name="younger")
+        if deleted:
+            user = replace(user, metadata=replace(user.metadata, deletion_timestamp=world.now))
+        world.kai_users = (user, make_trq("third", kaiQueue="third"))
+        world.edit(kaiQueue="second")
+        world.settle()
+        assert {"training", "second"} <= set(world.kai or ())
+        world.kai_users = world.kai_users[1:]
+        world.settle()
+        assert "training" not in (world.kai or ())
+
+    @pytest.mark.parametrize("deleted", [False, True])
+    def test_a_deleted_queue_does_not_wait_for_another_deleted_one(self, deleted):
+        world = world_of()
+        world.settle()
+        world.jobs = [a_job("run", "Running", gang=True)]
+        world.edit(kaiQueue="second")
+        world.settle()
+        user = other(age=-60)
+        if deleted:
+            user = replace(user, metadata=replace(user.metadata, deletion_timestamp=world.now))
+        world.kai_users, world.jobs = (user,), []
+        world.delete()
+        world.settle()
+        assert world.queue is None
+        assert ("training" in (world.kai or ())) is not deleted
+        assert "second" not in (world.kai or ())
+
+    def test_a_kai_queue_is_deleted_as_it_was_seen(self):
+        """Another TorchrunQueue may have taken it over since."""
+        world = world_of()
+        world.settle()
+        mine = kai_of(world)
+        world.kai["training"] = replace(mine, metadata=replace(mine.metadata, resource_version="7"))
+        world.edit(kaiQueue="second")
+        (former,) = world.decide().deletes
+        world.delete()
+        (own,) = world.decide().deletes
+        assert (former.resource_version, own.resource_version) == ("7", "7")
+
     def test_a_remaining_former_kai_queue_is_reported(self):
         world = world_of()
         world.settle()
@@ -325,6 +371,6 @@ def test_ages_without_a_time():
     world = world_of()
     ageless = other(age=0)
     meta = replace(ageless.metadata, creation_timestamp=None)
-    world.sharing = (replace(ageless, metadata=meta),)
+    world.kai_users = (replace(ageless, metadata=meta),)
     world.settle()
     assert world.condition("KaiQueueReady").reason == "Conflict"
