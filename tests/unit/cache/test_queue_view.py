@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from queue_world import a_job, kai_queue, make_trq
 from torchrun_api.extras import ConfigMap
 from torchrun_api.kinds import KAI_QUEUES
+from torchrun_api.meta import Condition
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.queue_view import QueueView
 from torchrun_controller.clock import Clock
@@ -97,6 +98,18 @@ def test_a_job_wakes_its_queue_when_its_phase_changes(world: World) -> None:
     world.change(running, initial=True)
     assert world.keys() == ["ml/gpu"]
     world.remove(running)
+    assert world.keys() == ["ml/gpu"]
+
+
+def test_a_job_that_waits_for_admission_again_wakes_its_queue(world: World) -> None:
+    """A deleted queue does not wait for it any more."""
+    preempted = a_job("run", "Preempted", gang=True)
+    assert preempted.status.workers is not None
+    stopped = replace(preempted.status, workers=replace(preempted.status.workers, running=0))
+    world.change(replace(preempted, status=stopped))
+    world.keys()
+    request = Condition(type="AdmissionRequested", status="True", reason="WaitingForAdmission")
+    world.change(replace(preempted, status=replace(stopped, conditions=(request,))))
     assert world.keys() == ["ml/gpu"]
 
 
