@@ -9,6 +9,7 @@ from integration.bodies import STARTED, git, job, patch, workspace
 from torchrun_cluster import LocalCluster
 
 FIXED = "immutable once the job has started: submit a new job"
+SOURCE_FIXED = "enabled and source are immutable once the job is past Pending: submit a new job"
 CODE_FIXED = "{} is immutable once the job is past Syncing: submit a new job"
 
 
@@ -36,12 +37,12 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "source": (
         {"volumes": {"workspace": {"source": "none"}}},
-        f"spec.volumes.workspace: Invalid value: enabled and source are {FIXED}",
+        f"spec.volumes.workspace: Invalid value: {SOURCE_FIXED}",
     ),
-    "workspace removed": ({"volumes": None}, f"enabled and source are {FIXED}"),
+    "workspace removed": ({"volumes": None}, SOURCE_FIXED),
     "workspace disabled": (
         {"volumes": {"workspace": {"enabled": False}}},
-        f"enabled and source are {FIXED}",
+        SOURCE_FIXED,
     ),
 }
 
