@@ -303,10 +303,13 @@ def has_started(job: str) -> str:
 
 _WAITS = f"!{has_started('oldSelf')}"
 _PHASE = "oldSelf.?status.?phase.orValue('Pending')"
+# A job may be suspended before its workspace is ready, for example to correct a wrong URL. The
+# commit is recorded once a fetched workspace is ready.
+_UNSYNCED = f"{_PHASE} == 'Suspended' && oldSelf.?status.?workspaceCommit.orValue('') == ''"
 # A workspace is prepared before the job has workers. From then on its source is immutable; the
 # details of the source are immutable once the workspace is ready.
-_UNPREPARED = f"({_WAITS} && {_PHASE} == 'Pending')"
-_SYNCS = f"({_WAITS} && {_PHASE} in ['Pending', 'Syncing'])"
+_UNPREPARED = f"({_WAITS} && ({_PHASE} == 'Pending' || ({_UNSYNCED})))"
+_SYNCS = f"({_WAITS} && ({_PHASE} in ['Pending', 'Syncing'] || ({_UNSYNCED})))"
 
 
 def _source(job: str) -> str:

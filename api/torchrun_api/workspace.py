@@ -125,7 +125,8 @@ class WorkspaceVolume(Wire, frozen=True, kw_only=True):
                 max_length=2048,
                 description=f"git: {GIT_URL_FORMS}. s3: {S3_URL_FORMS}; a single .zip, .tar or "
                 ".tar.gz is unpacked, everything else is the prefix of a folder. "
-                "It can be corrected until the job is past Syncing.",
+                "It can be corrected until the job is past Syncing, also while the job is "
+                "suspended.",
             ),
         ]
         | None

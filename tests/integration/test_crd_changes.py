@@ -75,6 +75,38 @@ def test_the_workspace_source_can_change_until_workers_use_it(
         assert CODE_FIXED.format(field) in message
 
 
+# A job that is created suspended, or suspended because its source is wrong, and then corrected.
+SUSPENDED: dict[str, dict[str, Any]] = {
+    "before-syncing": {},
+    "without-a-commit": {"workspaceCommit": ""},
+    "synced": {"workspaceCommit": "1" * 40},
+    "admitted": {"admission": {"nodes": 2}},
+    "with-a-gang": {"workers": STARTED["workers"], "workspaceRevision": 1},
+}
+
+
+@pytest.mark.parametrize("field", [*CODE, "claimName"])
+@pytest.mark.parametrize("had", SUSPENDED)
+def test_the_workspace_source_of_a_suspended_job_can_change_until_it_is_synced(
+    crds: LocalCluster, field: str, had: str
+) -> None:
+    name = f"paused-{had}-{field.lower()}"
+    body = workspace(source="existing", claimName="c") if field == "claimName" else git()
+    body["metadata"]["name"] = name
+    body["spec"]["suspend"] = True
+    crds.kubectl("create", "-f", "-", stdin=json.dumps(body))
+    status = {"phase": "Suspended", **SUSPENDED[had]}
+    assert patch(crds, name, {"status": status}, "--subresource=status") == ""
+    change = {"volumes": {"workspace": {field: CODE.get(field, "other")}}}
+    message = patch(crds, name, {"spec": change}, "--dry-run=server")
+    source_message = patch(crds, name, {"spec": {"volumes": None}}, "--dry-run=server")
+    if had in ("before-syncing", "without-a-commit"):
+        assert (message, source_message) == ("", "")
+    else:
+        assert CODE_FIXED.format(field) in message
+        assert SOURCE_FIXED in source_message
+
+
 @pytest.mark.parametrize("case", CHANGES)
 def test_a_started_job_is_immutable(crds: LocalCluster, started: str, case: str) -> None:
     spec, message = CHANGES[case]

@@ -5,8 +5,11 @@ from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.core import ContainerStatus
+from torchrun_api.job import Volumes
 from torchrun_api.kinds import CLAIMS, JOBS, PODS
+from torchrun_api.workspace import WorkspaceVolume
 from torchrun_controller.reconcile.pods.lifecycle import alive
+from torchrun_controller.reconcile.workspace.sync_results import is_current
 from world import ZIP, World, make_job, make_queue
 
 
@@ -122,6 +125,31 @@ def test_an_unusable_source_can_be_changed_in_the_spec():
     world.settle()
     assert (world.phase, world.job.status.reason) == ("Syncing", "SourceNotFound")
     assert "Change spec.volumes.workspace, or" in world.job.status.message
+
+
+@pytest.mark.parametrize("synced", [False, True])
+@pytest.mark.parametrize("source", ["git", "none"])
+def test_a_source_that_is_corrected_while_the_job_is_suspended_is_used(synced: bool, source: str):
+    """A fetch may have ended just before the suspension; no status says so."""
+    workspace = WorkspaceVolume(source="git", url="https://example.org/wrong.git")
+    world = World(make_job(numNodes=1), make_queue())
+    world.spec(volumes=Volumes(workspace=workspace))
+    world.settle()
+    if synced:
+        world.sync_done()
+    world.suspend()
+    assert (world.phase, world.job.status.workspace_commit) == ("Suspended", "")
+    url = "https://example.org/right.git" if source == "git" else None
+    world.spec(volumes=Volumes(workspace=replace(workspace, source=source, url=url)))
+    world.settle()
+    world.resume()
+    if source == "git":
+        assert world.phase == "Syncing"
+        latest = world.observed().workspace.sync_pods[-1]
+        assert is_current(world.job, latest)
+        world.sync_done()
+        world.settle()
+    assert (world.phase, len(world.gangs)) == ("Queued", 1)
 
 
 def test_a_new_upload_replaces_the_waiting_sync_pod():
