@@ -308,7 +308,8 @@ METADATA_KEYS = (
         "child Job, worker",
         _BY_CONTROLLER,
         (CONTROLLER,),
-        "Job, queue and resources that are charged to the quota while the pods run.",
+        "Job, queue and resources of the gang. They are charged to the quota of the queue while "
+        "the pods run, if the queue takes part in admission, also after a deletion of the job.",
     ),
     _annotation(
         names.GANG_SCHEDULER,

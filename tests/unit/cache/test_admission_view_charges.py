@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from torchrun_api.core import JobStatus, NodeSpec, Taint
 from torchrun_api.meta import Condition
+from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.pods.nodes import OUT_OF_SERVICE
 from unit.cache.admission_caches import (
     ADMITTED_STATUS,
@@ -44,6 +45,31 @@ def test_pods_of_a_deleted_job_are_charged_until_they_end(world: World) -> None:
     world.change(charged(a_pod(0)), gone=True)
     (request,) = world.seen().state.workloads
     assert request.admitted == 0
+
+
+def used_nodes(world: World) -> dict[str, int]:
+    """The nodes that each queue with admission is charged with."""
+    return {queue.name: queue.used.nodes for queue in admit(world.seen().state, NOW).queues}
+
+
+def test_pods_of_a_deleted_job_are_charged_once_their_queue_gets_a_quota(world: World) -> None:
+    """Before that, they only use room on the nodes."""
+    world.change(a_queue("other", quota={"nodes": 9}))
+    world.change(a_queue())
+    world.change(a_job(phase="Running"))
+    for child in (a_gang(), a_pod(0), a_pod(1)):
+        world.change(charged(child))
+    assert world.awake()
+    (running,) = world.seen().state.workloads
+    world.change(a_job(phase="Running"), gone=True)
+    assert world.awake()
+    seen = world.seen().state
+    (workload,) = seen.workloads
+    assert (workload.admitted, workload.is_deleted) == (2, True)
+    assert workload.pods_by_node == running.pods_by_node == {"n": 2}
+    assert used_nodes(world) == {"other": 0}
+    world.change(a_queue(generation=2, quota={"nodes": 3}))
+    assert used_nodes(world) == {"lab": 2, "other": 0}
 
 
 @pytest.mark.parametrize("left", ["the child Job", "a pod"])

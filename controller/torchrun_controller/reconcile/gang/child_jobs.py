@@ -63,7 +63,7 @@ def build_child_jobs(
         template = worker_template(
             job, queue, role_spec, environment, attempt, start, defaults, role
         )
-        template = merge(template, {"metadata": {"annotations": charge}} if charge else {})
+        template = merge(template, {"metadata": {"annotations": charge}})
         template = add_preference(template, "NotIn", avoided_hostnames, AVOIDANCE_WEIGHT)
         template = prefer_checkpoint_nodes(template, role_spec, checkpoint_nodes, observed.cluster)
         template = annotate_template(template, observed.job, observed.workspace)

@@ -21,7 +21,6 @@ from torchrun_controller.reconcile.objects.base import (
 from torchrun_controller.reconcile.objects.environment import Environment
 from torchrun_controller.reconcile.objects.security import apply_security
 from torchrun_controller.reconcile.spec import pod_template
-from torchrun_controller.reconcile.spec.admission_status import takes_part
 from torchrun_controller.reconcile.spec.containers import set_launcher_resources
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.merge import merge
@@ -82,9 +81,13 @@ def child_job(
 
 
 def charge_annotation(job: TorchrunJob, queue: TorchrunQueue, run: ResolvedSpec) -> JsonObject:
-    """Return the annotation with the quota that a gang uses, if its queue has admission."""
-    if not takes_part(queue.spec):
-        return {}
+    """Return the annotation with the quota that a gang uses.
+
+    Its queue may take part in admission only later, and the job may be deleted before its pods end.
+
+    Raises:
+        InvalidSpecError: as `requests_of` does.
+    """
     requests = requests_of(job, queue, run.size)
     return {names.CHARGE: encode_charge(job.metadata.uid, requests, queue.metadata.name)}
 

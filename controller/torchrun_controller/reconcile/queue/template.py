@@ -79,7 +79,7 @@ def sample_job(queue: TorchrunQueue, defaults: Defaults) -> Apply:
     spec = resolve_spec(job, queue)
     annotations = charge_annotation(job, queue, spec)
     template = worker_template(job, queue, spec, None, 0, "0", defaults)
-    template = merge(template, {"metadata": {"annotations": annotations}} if annotations else {})
+    template = merge(template, {"metadata": {"annotations": annotations}})
     apply = child_job(job, spec, 0, template, annotations)
     metadata = {
         "name": job.metadata.name,

@@ -11,6 +11,7 @@ from torchrun_api import names
 from torchrun_api.core import Job, Pod
 from torchrun_controller.reconcile.admission.orphans import orphaned_workloads
 from unit.reconcile.admission.classifying import classify_world
+from world import World, make_job, make_queue
 
 JOB_CREATED = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 POD_CREATED = datetime(2026, 1, 1, 12, 5, tzinfo=UTC)
@@ -71,3 +72,17 @@ def test_an_orphaned_gang_uses_the_same_room_as_before():
     (orphan,) = orphaned_workloads("", children, pods, frozenset())
     workload = classify_world(world).workload
     assert orphan.pods_by_node == workload.pods_by_node == {"n1": 1}
+
+
+def test_an_orphaned_gang_from_before_the_quota_of_its_queue_uses_what_it_ran_with():
+    """Later edits of job and queue change nothing."""
+    world = World(make_job(numNodes=2), make_queue(nodeResources={"cpus": "8", "gpus": 8}))
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    world.queue = make_queue(quota={"nodes": 8}, nodeResources={"cpus": "4", "gpus": 4})
+    world.settle()
+    children, pods = world.observed().gang.child_jobs, tuple(world.workers())
+    (orphan,) = orphaned_workloads("", children, pods, frozenset())
+    assert (orphan.queue, orphan.admitted, orphan.gpus) == ("gpu", 2, 8)
+    assert orphan.pod == {"pods": 1, "cpu": 8000, "nvidia.com/gpu": 8}

@@ -5,6 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from admitting import QUOTA, running, submitted
+from queue_lab import pods_of
 from torchrun_api.admission import Admission
 from torchrun_api.core import Job, Pod
 from torchrun_api.job import Head, JobNodeResources
@@ -212,8 +213,19 @@ def test_a_gang_has_its_charge_in_an_annotation():
     (charge,) = (msgspec.json.decode(text, type=Charge) for text in charges)
     assert charge.job == "uid-train"
     assert charge.admission == replace(world.job.status.admission, time=None)
-    free = submitted({"image": "pytorch/pytorch"})
-    assert not any(gang.metadata.annotations.charge for gang in free.gangs)
+
+
+def test_a_gang_of_a_queue_without_admission_records_what_it_uses():
+    """Its queue may get a quota later, and the TorchrunJob may be deleted before its pods end."""
+    world = submitted({"nodeResources": {"gpus": 8, "cpus": 96}})
+    (gang,) = world.gangs
+    assert world.job.status.admission is None
+    charge = msgspec.json.decode(gang.metadata.annotations.charge, type=Charge)
+    assert (charge.job, charge.admission.queue, charge.admission.nodes) == ("uid-train", "gpu", 2)
+    assert charge.admission.requests == {"cpu": "96", GPU: 8}
+    assert {pod.metadata.annotations.charge for pod in pods_of(world)} == {
+        gang.metadata.annotations.charge
+    }
 
 
 class TestPreemption:
