@@ -222,7 +222,8 @@ class Applier:
                 return None
             if error.status == 409:
                 raise SupersededError(f"{kind.kind} {meta.name!r} has changed meanwhile") from error
-            _raise_if_unavailable(error)
+            if not error.is_refused_write:
+                _raise_if_unavailable(error)
             raise
         except Disconnected as error:
             raise UnavailableError(str(error)) from error

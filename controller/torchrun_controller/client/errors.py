@@ -7,6 +7,13 @@ import msgspec
 
 _START_LENGTH = 40  # characters of a response that does not decode
 _EXCERPT_LENGTH = 200  # characters of a response that is not a Status
+# In the API server's message, with status 500, if it has not stored the object: it is too large for
+# etcd (of etcd, and of the gRPC client before it), or a webhook with failurePolicy Fail failed.
+_NOT_STORED = (
+    "request is too large",
+    "trying to send message larger than max",
+    "failed calling webhook",
+)
 # Longest Retry-After that is honoured; unparsable values count as this.
 LONGEST_WAIT = 600  # seconds
 
@@ -65,6 +72,11 @@ class ApiError(Exception):
 
     def __str__(self) -> str:
         return f"{self.status} {self.reason}: {self.message}"
+
+    @property
+    def is_refused_write(self) -> bool:
+        """Whether this 5xx concerns one object, which has not been stored."""
+        return self.status == 500 and any(part in self.message for part in _NOT_STORED)
 
     @classmethod
     def from_answer(cls, status: int, body: bytes, retry_after: str = "") -> "ApiError":

@@ -2,13 +2,16 @@
 
 No decision is made until the caches show the writes of the last one: a decision from an older state
 would use the same quota twice. Each write has the resourceVersion of the object in the decision. A
-write without a response may or may not have happened; it is repeated until its result is known.
+write without a response may or may not have happened; the object is read until that is known.
+
+A job whose status cannot be written must not stop the others: it is left out of decisions for a
+while. What it has been admitted for still counts.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import anyio
 import structlog
@@ -27,9 +30,11 @@ from torchrun_controller.controllers.controller import (
     RequeueAfter,
     log_fields,
 )
+from torchrun_controller.controllers.live_reads import Finder
 from torchrun_controller.controllers.writes import EventSink, StatusWriter
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.admission.cohorts import CohortKey, Cohorts
+from torchrun_controller.reconcile.admission.inputs import leave_out
 from torchrun_controller.reconcile.admission.model import (
     ClusterState,
     Decisions,
@@ -59,10 +64,17 @@ BEHIND_RETRY = 0.05
 # Seconds. A dead watch is noticed after 90 s, so no cache lags longer than this. A write that is
 # not in the cache by then was lost, for instance in a restore of etcd.
 CONFIRM_TIMEOUT = 300.0
+# Seconds from a failed write until a read shows whether it happened: the API server may still carry
+# out a write that it has answered with an error.
+SETTLE_SECONDS = 10.0
+# Longest time in seconds for which a job is left out of decisions after a refused write.
+MAX_LEFT_OUT = 60.0
 
 _DECISIONS = {Stage.PREEMPT: "preempted", Stage.ADMIT: "admitted"}
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 
 class View(Protocol):
@@ -75,12 +87,25 @@ class View(Protocol):
         """See `AdmissionView.version`."""
 
 
+class Client(StatusWriter, Finder, Protocol):
+    """The part of the Applier that admission needs."""
+
+
 class _UnconfirmedWrite(Struct):
-    """A write that the cache does not show yet. `since` is on the clock, in seconds."""
+    """A write that the cache does not show yet. Times are on the clock, in seconds."""
 
     update: StatusUpdate
     since: float
     has_result: bool = False  # whether the result is known
+    repeated: float | None = None  # when its repetition failed
+
+
+class _Refusal(Struct):
+    """How often in a row the writes of an object were refused, and when the next one is due."""
+
+    owner: UserObject
+    times: int = 0
+    until: float = 0.0
 
 
 class AdmissionReconciler:
@@ -95,7 +120,7 @@ class AdmissionReconciler:
         *,
         view: View,
         decide: Callable[[ClusterState, datetime], Decisions],
-        applier: StatusWriter,
+        applier: Client,
         events: EventSink,
         metrics: Metrics,
         account: Callable[[tuple[QueueSummary, ...]], None] = lambda queues: None,
@@ -115,6 +140,8 @@ class AdmissionReconciler:
         # The preemptions of the last decision, by UID of the job.
         self._preemptions: dict[str, Preemption] = {}
         self._not_before = 0.0
+        # By UID of the object. Bounded by the objects in the cache.
+        self._refused: dict[str, _Refusal] = {}
 
     async def attempt(self, key: str) -> Outcome:
         """Decide once and write the decision. Raises what `Applier` raises."""
@@ -128,8 +155,13 @@ class AdmissionReconciler:
         observed = self._view.observe(now)
         if observed is None:
             return Behind(BEHIND_RETRY)
-        decisions = self._decide(observed.state, now)
-        updates = _build_updates(observed, decisions, now)
+        left_out, next_retry = self._find_left_out()
+        decisions = self._decide(leave_out(observed.state, left_out), now)
+        updates = [
+            update
+            for update in _build_updates(observed, decisions, now)
+            if update.owner.metadata.uid not in left_out
+        ]
         end = self._clock()
         self._not_before = end + (end - start) / MAX_TIME_SHARE
         self._account(decisions.queues)
@@ -139,12 +171,15 @@ class AdmissionReconciler:
         except SupersededError:
             # An object has changed since the decision; its cache event wakes the key.
             return Behind(BEHIND_RETRY)
-        waits = [decisions.requeue_after, observed.next_lost_node, MIN_DELAY if has_more else None]
+        waits = [
+            *(decisions.requeue_after, observed.next_lost_node, next_retry),
+            MIN_DELAY if has_more else None,
+        ]
         delays = [max(seconds, MIN_DELAY) for seconds in waits if seconds is not None]
         return RequeueAfter(min(delays)) if delays else Done()
 
     async def _resolve_unconfirmed(self) -> None:
-        """Drop writes that the cache shows, and repeat writes without a response."""
+        """Drop writes that the cache shows, and find out about those without a response."""
         for uid, write in list(self._unconfirmed.items()):
             owner = write.update.owner
             # With a newer version in the cache, a write to the old version fails.
@@ -156,8 +191,54 @@ class AdmissionReconciler:
                     **log_fields(kind_of(owner).kind, owner),
                 )
                 del self._unconfirmed[uid]
-            elif not write.has_result:
-                await self._send(write.update)
+        writes = [write for write in self._unconfirmed.values() if not write.has_result]
+        for _, error in await _for_each(writes, self._find_result):
+            raise error
+
+    async def _find_result(self, write: _UnconfirmedWrite) -> None:
+        """Read the object, and repeat the write once; if it does not happen then, it is refused.
+
+        A read that succeeds before a write that fails shows that others may succeed. Of a queue,
+        the result does not matter: no decision depends on a write of its shares.
+        """
+        owner, repeated = write.update.owner, write.repeated
+        if repeated is not None and self._clock() < repeated + SETTLE_SECONDS:
+            return
+        if isinstance(owner, TorchrunJob):
+            meta = owner.metadata
+            live = await self._applier.find(kind_of(owner), meta.namespace, meta.name)
+            if live is None or (live.uid, live.version) != (meta.uid, meta.resource_version):
+                write.has_result = True
+                return
+        if repeated is not None:
+            del self._unconfirmed[owner.metadata.uid]
+            self._record_refusal(owner, "the API server does not carry out its writes.")
+            return
+        try:
+            await self._send(write.update)
+        finally:
+            write.repeated = self._clock()
+
+    def _find_left_out(self) -> tuple[frozenset[str], float | None]:
+        """Return the UIDs whose writes are refused at present, and the seconds until one is due."""
+        now = self._clock()
+        for uid, refusal in list(self._refused.items()):
+            if self._view.version(refusal.owner) is None:
+                del self._refused[uid]
+        until = {uid: r.until for uid, r in self._refused.items() if r.until > now}
+        return frozenset(until), min(until.values(), default=now) - now if until else None
+
+    def _record_refusal(self, owner: UserObject, why: str) -> None:
+        """Leave the object out of decisions: briefly at first, as the API server may just start."""
+        refusal = self._refused.setdefault(owner.metadata.uid, _Refusal(owner))
+        seconds = min(2.0 ** min(refusal.times, 6), MAX_LEFT_OUT)
+        refusal.times += 1
+        refusal.until = self._clock() + seconds
+        log.warning(
+            "status refused", **log_fields(kind_of(owner).kind, owner), error=why, after=seconds
+        )
+        message = f"Admission cannot write the status: {why}"
+        self._events.record(owner, Event("Warning", "StatusRefused", message))
 
     async def _write_stages(self, updates: list[StatusUpdate], cohorts: Cohorts) -> bool:
         """Write stage by stage; return whether reports are left over. Raises the first error.
@@ -167,6 +248,7 @@ class AdmissionReconciler:
         later write may succeed either, or the write may have happened.
         """
         refusals: list[Exception] = []
+        conflicts: list[Exception] = []
         delayed: set[CohortKey] = set()
         for stage in Stage:
             batch = [update for update in updates if update.stage is stage]
@@ -174,34 +256,20 @@ class AdmissionReconciler:
                 batch = [u for u in batch if delayed.isdisjoint(_cohorts_of(u, cohorts))]
             if stage is Stage.REPORT:
                 batch = sorted(batch, key=lambda update: update.rank)[:MAX_REPORTS]
-            failures = await self._send_all(batch)
+            failures = await _for_each(batch, self._send)
             # An error with an unknown result precedes a conflict, which is retried at once.
             for update, error in sorted(failures, key=lambda f: isinstance(f[1], SupersededError)):
-                if not isinstance(error, ApiError | RejectedError):
+                is_conflict = isinstance(error, SupersededError)
+                if is_conflict and stage is Stage.QUEUES:
+                    conflicts.append(error)  # no report depends on the shares
+                elif isinstance(error, ApiError | RejectedError):
+                    refusals.append(error)
+                    delayed |= _cohorts_of(update, cohorts)
+                else:
                     raise error
-                refusals.append(error)
-                delayed |= _cohorts_of(update, cohorts)
-        if refusals:
-            raise refusals[0]
+        for error in (*refusals, *conflicts):
+            raise error
         return sum(update.stage is Stage.REPORT for update in updates) > MAX_REPORTS
-
-    async def _send_all(
-        self, updates: Sequence[StatusUpdate]
-    ) -> list[tuple[StatusUpdate, Exception]]:
-        failures: list[tuple[StatusUpdate, Exception]] = []
-        remaining_updates = iter(updates)
-
-        async def send() -> None:
-            for update in remaining_updates:
-                try:
-                    await self._send(update)
-                except Exception as error:  # raised after the other writes
-                    failures.append((update, error))
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(min(len(updates), MAX_CONCURRENT_WRITES)):
-                tasks.start_soon(send)
-        return failures
 
     async def _send(self, update: StatusUpdate) -> None:
         owner = update.owner
@@ -218,7 +286,10 @@ class AdmissionReconciler:
             elif not (is_repeated or isinstance(error, UnavailableError)):
                 # A refused repetition says nothing about the write without a response.
                 del self._unconfirmed[uid]
+                if isinstance(error, ApiError | RejectedError):
+                    self._record_refusal(owner, str(error))
             raise
+        self._refused.pop(uid, None)
         self._metrics.applies.labels(resource, "Gone" if result is None else "Written").inc()
         write.has_result = True
         if result is not None and result.resource_version == owner.metadata.resource_version:
@@ -249,6 +320,26 @@ class AdmissionReconciler:
         if charged(job) == 0:
             seconds = (self._now() - since).total_seconds() if since is not None else 0.0
             self._metrics.admission_seconds.observe(max(seconds, 0.0))
+
+
+async def _for_each(
+    items: Collection[T], act: Callable[[T], Awaitable[None]]
+) -> list[tuple[T, Exception]]:
+    """Act on each item, several at a time; return the failures."""
+    failures: list[tuple[T, Exception]] = []
+    remaining_items = iter(items)
+
+    async def work() -> None:
+        for item in remaining_items:
+            try:
+                await act(item)
+            except Exception as error:  # raised after the other writes
+                failures.append((item, error))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(min(len(items), MAX_CONCURRENT_WRITES)):
+            tasks.start_soon(work)
+    return failures
 
 
 def _cohorts_of(update: StatusUpdate, cohorts: Cohorts) -> frozenset[CohortKey]:

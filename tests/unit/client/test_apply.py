@@ -210,7 +210,7 @@ async def test_a_refused_object_is_a_rejection_with_the_server_message(
     ("error", "retry_after"),
     [
         (refusal(429, retry_after=3), 3),
-        (refusal(500, "Internal error occurred: failed calling webhook"), None),
+        (refusal(500, "etcdserver: leader changed"), None),
         (refusal(503), None),
         (Disconnected("lost"), None),
     ],
@@ -229,6 +229,22 @@ async def test_an_unavailable_server_is_retried(
         with pytest.raises(UnavailableError) as caught:
             await write
         assert caught.value.retry_after == retry_after
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "etcdserver: request is too large",
+        "rpc error: code = ResourceExhausted desc = trying to send message larger than max",
+        'Internal error occurred: failed calling webhook "w.x.io": connection refused',
+    ],
+)
+async def test_a_status_that_is_not_stored_is_refused(message: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        await Applier(Wire(refusal(500, message)), Open()).apply_status(JOB, TorchrunJobStatus())
+    assert caught.value.message == message
+    with pytest.raises(UnavailableError):  # a gang needs all of its objects
+        await Applier(Wire(refusal(500, message)), Open()).apply(intent())
 
 
 async def test_other_errors_are_raised_unchanged() -> None:

@@ -2,18 +2,19 @@
 
 from collections import defaultdict
 from datetime import UTC, datetime
+from typing import Any
 
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from torchrun_api.admission import Admission
 from torchrun_api.job import TorchrunJob, TorchrunJobSpec
-from torchrun_api.kinds import UserObject, kind_of
+from torchrun_api.kinds import Kind, UserObject, kind_of
 from torchrun_api.meta import ObjectMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.admission_view import ObservedAdmission
 from torchrun_controller.client import ApiError
-from torchrun_controller.client.apply import Status, SupersededError, WriteResult
+from torchrun_controller.client.apply import LiveObject, Status, SupersededError, WriteResult
 from torchrun_controller.controllers.admission import (
     FIELD_MANAGER,
     AdmissionReconciler,
@@ -50,6 +51,9 @@ class World:
         self.statuses: dict[str, Status] = {}
         self.events: list[Event] = []
         self.failures: dict[str, list[tuple[Exception, bool]]] = defaultdict(list)
+        self.always: dict[str, Exception] = {}  # the answer to every write of this object
+        self.read_error: Exception | None = None
+        self.seen = ClusterState()  # by the last decision
         self.newest = 100
         self.nodes_known = True
         self.next_lost_node: float | None = None
@@ -66,20 +70,28 @@ class World:
             now=lambda: NOW,
         )
 
-    def job(self, name: str, *, held: int = 0, queue: str = "lab") -> None:
+    def job(self, name: str, *, held: int = 0, queue: str = "lab", priority: int = 0) -> None:
         admission = Admission(nodes=held, time=NOW) if held else None
         meta = ObjectMeta(name=name, namespace="t", uid=name, resource_version=str(self._next()))
-        job = TorchrunJob(metadata=meta, spec=TorchrunJobSpec(job_queue=queue))
+        spec = TorchrunJobSpec(job_queue=queue, priority=priority)
+        job = TorchrunJob(metadata=meta, spec=spec)
         status = replace(job.status, admission=admission)
         self.server[name] = replace(job, status=status)
         self.held[name] = held
         self.catch_up()
+
+    def late_write(self, name: str) -> None:
+        """Carry out a write of the job that was answered with an error."""
+        written = self.server[name]
+        meta = replace(written.metadata, resource_version=str(self._next()))
+        self.server[name] = replace(written, metadata=meta)
 
     def catch_up(self) -> None:
         self.cached = dict(self.server)
 
     def decide(self, state: ClusterState, now: datetime) -> Decisions:
         self.decided += 1
+        self.seen = state
         return self.decisions
 
     def observe(self, now: datetime) -> ObservedAdmission | None:
@@ -105,6 +117,7 @@ class World:
             queue=job.spec.job_queue,
             created=NOW,
             nodes=max(held, 2),
+            priority=job.spec.priority or 0,
             admitted=held,
             since=NOW if held else None,
         )
@@ -119,6 +132,8 @@ class World:
     ) -> WriteResult | None:
         assert manager == FIELD_MANAGER
         uid = owner.metadata.uid
+        if uid in self.always:
+            raise self.always[uid]
         failures = self.failures[uid]
         error, carried_out = failures.pop(0) if failures else (None, True)
         if isinstance(error, ApiError):
@@ -137,6 +152,15 @@ class World:
             raise error
         written = self.server[uid].metadata.resource_version
         return WriteResult(kind_of(owner), owner.metadata.name, uid, written)
+
+    async def find(self, kind: Kind[Any], namespace: str, name: str) -> LiveObject | None:
+        if self.read_error is not None:
+            raise self.read_error
+        live = self.server.get(name)
+        if live is None:
+            return None
+        meta = live.metadata
+        return LiveObject(meta.uid, "", is_ending=False, version=meta.resource_version)
 
     def record(self, regarding: UserObject, event: Event) -> None:
         self.events.append(event)

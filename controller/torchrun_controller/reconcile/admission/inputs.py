@@ -1,6 +1,6 @@
 """Builds the ClusterState of a decision from jobs, queues and nodes of the API."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from math import floor
 
@@ -65,6 +65,23 @@ def cluster_state(
         workloads=(*orphans, *_workloads(jobs, selectors, now)),
         cohort_namespaces=tuple(sorted(cohort_namespaces)),
     )
+
+
+def leave_out(state: ClusterState, uids: Collection[str]) -> ClusterState:
+    """Return the state of a decision that changes nothing of these workloads.
+
+    What they have been admitted for still counts; those that wait get no room and no turn.
+    """
+    if not uids:
+        return state
+    workloads = (
+        replace(workload, nodes=workload.admitted, is_fixed=True)
+        if workload.uid in uids
+        else workload
+        for workload in state.workloads
+        if workload.admitted or workload.uid not in uids
+    )
+    return replace(state, workloads=tuple(workloads))
 
 
 def queue_input(queue: TorchrunQueue, cohort_pause: str = "") -> Queue:

@@ -108,7 +108,8 @@ class Workload(Struct, frozen=True, kw_only=True):
     `shrunk_to` is the number of pods of an elastic job whose present gang is smaller than what was
     admitted, if the rest may be released; else None.
 
-    `is_deleted`: the job is deleted, so its pods cannot be preempted.
+    `is_deleted`: the job is deleted, so its pods cannot be preempted. `is_fixed`: its status cannot
+    be written at present, so it is neither preempted nor asked to release anything.
 
     `head` is what the first pod requests, and `head_gpus` its GPUs, if that is less of some
     resources and more of none; None if all pods are alike. Quota is charged with exactly that. The
@@ -136,6 +137,7 @@ class Workload(Struct, frozen=True, kw_only=True):
     preempted_for: str = ""
     nominated: bool = False
     is_deleted: bool = False
+    is_fixed: bool = False
     shrunk_to: int | None = None
 
     def workers(self, pods: int) -> int:

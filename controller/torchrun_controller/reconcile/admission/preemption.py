@@ -149,8 +149,8 @@ class _Search:
 
     def _is_useful(self, admitted: AdmittedWorkload, any_node: bool) -> bool:
         members = self.head.shape.pool.members
-        stays = admitted.preempted_for or admitted.workload.is_deleted
-        return not stays and (any_node or not members.isdisjoint(admitted.placement))
+        gives_way = admitted.gives_way and not admitted.preempted_for
+        return gives_way and (any_node or not members.isdisjoint(admitted.placement))
 
 
 def _borrows(admitted: AdmittedWorkload, resources: Iterable[int]) -> bool:

@@ -92,8 +92,13 @@ class AdmittedWorkload:
     @property
     def kept_nodes(self) -> int | None:
         """The nodes that a shrunk gang keeps if it is asked to release the rest; None if not."""
-        stays = self.queue is None or self.preempted_for or self.workload.is_deleted
+        stays = self.queue is None or self.preempted_for or not self.gives_way
         return None if stays else self.workload.shrunk_to
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether a decision may take something from the workload."""
+        return not (self.workload.is_deleted or self.workload.is_fixed)
 
     @property
     def end_order(self) -> tuple[float, float, str]:

@@ -181,6 +181,13 @@ def test_gangs_of_deleted_jobs_are_not_preempted():
     assert decisions.pending["vip"].reason == "WaitingForNodes"
 
 
+def test_a_gang_whose_status_cannot_be_written_is_not_preempted():
+    running = admitted_workload("stuck", "a", is_fixed=True)
+    decisions = decide(nodes(1), [queue("a")], running, request("vip", "a", priority=9))
+    assert preempted(decisions) == []
+    assert decisions.pending["vip"].reason == "WaitingForNodes"
+
+
 def test_a_nominated_job_looks_for_others_if_its_victim_is_deleted():
     deleted = admitted_workload("deleted", "a", is_deleted=True, pods_by_node={"n000": 1})
     low = admitted_workload("low", "a", pods_by_node={"n001": 1})

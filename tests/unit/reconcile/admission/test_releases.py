@@ -129,6 +129,7 @@ def test_the_youngest_gangs_release_room_first_and_only_as_many_as_needed():
     [
         replace(SHRUNK, preempted_for="x"),
         replace(SHRUNK, queue="gone"),
+        replace(SHRUNK, is_fixed=True),
     ],
 )
 def test_gangs_that_do_not_answer_are_not_asked_for_their_room(shrunk: Workload):
