@@ -89,7 +89,10 @@ def a_gang(job: str = "run") -> Job:
     owner = {"kind": "TorchrunJob", "name": job, "uid": f"uid-{job}", "controller": True}
     labels = {"torchrun-job-name": job, "torchrun.ai/attempt": "0"}
     meta = {"name": job, "namespace": "team", "uid": f"gang-{job}", "labels": labels}
-    body = {"metadata": {**meta, "ownerReferences": [owner]}, "spec": {"completions": 2}}
+    body = {
+        "metadata": {**meta, "ownerReferences": [owner]},
+        "spec": {"completions": 2, "parallelism": 2},
+    }
     return msgspec.convert(body, Job)
 
 

@@ -2,10 +2,11 @@
 
 from datetime import timedelta
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.core import JobStatus, NodeSpec, Taint
+from torchrun_api.core import Job, JobStatus, NodeSpec, Pod, PodSpec, Taint
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.pods.nodes import OUT_OF_SERVICE
@@ -38,10 +39,10 @@ def test_pods_of_a_deleted_job_are_charged_until_they_end(world: World) -> None:
     world.change(a_job(**ADMITTED_STATUS), gone=True)
     world.change(charged(a_gang()), gone=True)
     (request,) = world.seen().state.workloads
-    assert (request.name, request.admitted, request.gpus, request.is_deleted) == ("run", 2, 8, True)
+    assert (request.name, request.admitted, request.gpus, request.is_deleted) == ("run", 1, 8, True)
     other = a_job(version=9)  # a waiting job with the same name
     world.change(replace(other, metadata=replace(other.metadata, uid="uid-other")))
-    assert [r.admitted for r in world.seen().state.workloads] == [2, 0]
+    assert [r.admitted for r in world.seen().state.workloads] == [1, 0]
     world.change(charged(a_pod(0)), gone=True)
     (request,) = world.seen().state.workloads
     assert request.admitted == 0
@@ -72,15 +73,35 @@ def test_pods_of_a_deleted_job_are_charged_once_their_queue_gets_a_quota(world: 
     assert used_nodes(world) == {"lab": 2, "other": 0}
 
 
-@pytest.mark.parametrize("left", ["the child Job", "a pod"])
-def test_a_restarted_controller_charges_pods_of_deleted_jobs(world: World, left: str) -> None:
+@pytest.mark.parametrize(
+    ("left", "nodes", "pods_by_node"), [(a_gang(), 2, {}), (a_pod(1, node="n"), 1, {"n": 1})]
+)
+def test_a_restarted_controller_charges_pods_of_deleted_jobs(
+    world: World, left: Job | Pod, nodes: int, pods_by_node: dict[str, int]
+) -> None:
     """The new process never saw the job."""
     world.change(a_queue(quota={"nodes": 4}))
-    world.change(charged(a_gang() if left == "the child Job" else a_pod(1, node="n")))
+    world.change(charged(left))
     (request,) = world.seen().state.workloads
-    assert (request.queue, request.admitted, request.uid) == ("lab", 2, "uid-run")
+    assert (request.queue, request.admitted, request.uid) == ("lab", nodes, "uid-run")
     assert request.pod == {"pods": 1, GPU: 8}
-    assert request.pods_by_node == ({} if left == "the child Job" else {"n": 1})
+    assert request.pods_by_node == pods_by_node
+
+
+def test_a_pod_with_a_forged_charge_takes_no_nodes_from_others(world: World) -> None:
+    """Any user who can create pods in a namespace can write the annotation."""
+    world.change(a_queue(quota={"nodes": 4}))
+    for name in ("n", "other"):
+        world.change(a_node(name, pods="1"))
+    world.change(a_job())
+    charge = {"job": "x", "admission": {"queue": "none", "nodes": 1_000_000}}
+    forged = charged(a_pod(node="", job="x"), msgspec.json.encode(charge).decode())
+    world.change(forged)
+    state = world.seen().state
+    assert [workload.admitted for workload in state.workloads] == [1, 0]
+    assert [grant.uid for grant in admit(state, NOW).grants] == ["uid-run"]
+    world.change(replace(forged, spec=PodSpec(node_name="n")))
+    assert admit(world.seen().state, NOW).grants == (), "it is on a node of the two"
 
 
 def test_pods_of_a_deleted_job_do_not_belong_to_a_new_one_of_its_name(world: World) -> None:

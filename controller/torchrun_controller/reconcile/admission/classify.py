@@ -54,13 +54,15 @@ class Classification(Struct, frozen=True, kw_only=True):
 class RunningGang(Struct, frozen=True, kw_only=True):
     """What runs of a job, of any attempt. `created_nodes` is that of the present Job.
 
-    It is 0 once the Job creates no more pods: only those that run count then. `requested_nodes` is
+    It is 0 once the Job creates no more pods: only those that run count then (`live_nodes`), which
+    are the larger part of `nodes` during a resize. `requested_nodes` is
     what the job asked for when the Job was created. `may_run`: a pod runs, or the present Job may
     create one. `pods_by_node` counts running pods and probes, `heads_by_node` the head pods among
     them.
     """
 
     nodes: int
+    live_nodes: int
     created_nodes: int
     requested_nodes: int
     may_run: bool
@@ -118,8 +120,10 @@ def running_gang(
     )
     present = next((child for child in child_jobs[-1:] if may_create_pods(child)), None)
     created_nodes = 0 if present is None else head_and_workers.nodes_of(present)
+    live_nodes = max(sizes.values(), default=0)
     return RunningGang(
-        nodes=max((created_nodes, *sizes.values())),
+        nodes=max(created_nodes, live_nodes),
+        live_nodes=live_nodes,
         created_nodes=created_nodes,
         requested_nodes=0 if present is None else head_and_workers.requested_nodes(present),
         may_run=bool(workers) or present is not None,

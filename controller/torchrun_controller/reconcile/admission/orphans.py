@@ -1,16 +1,21 @@
 """Gangs whose job is deleted: they are charged until their last pod is gone.
 
 A job may be deleted while no controller runs. An annotation of its child Jobs and pods records
-their job, their queue and their charge.
+their job, their queue and what each pod requests. Users can create such objects, too, so the number
+of nodes in it is not believed: what counts are the pods that exist, and those that a Job creates.
 """
 
 from collections.abc import Iterable
+
+from msgspec.structs import replace
 
 from torchrun_api.core import Job, Pod
 from torchrun_api.meta import ChildMeta
 from torchrun_controller.reconcile.admission.classify import LONG_AGO, running_gang
 from torchrun_controller.reconcile.admission.model import Workload
 from torchrun_controller.reconcile.model import decode
+from torchrun_controller.reconcile.pods.head_and_workers import has_head
+from torchrun_controller.reconcile.pods.lifecycle import attempt_of, may_create_pods
 from torchrun_controller.reconcile.spec.requests import Charge, admitted_requests
 
 
@@ -55,9 +60,12 @@ def _workload(
     """Return the workload; None if nothing of it runs, or its charge cannot be read."""
     gang = running_gang(child_jobs, pods, lost_nodes)
     requests = admitted_requests(charge.admission)
-    if requests is None or not gang.nodes:
+    creating_jobs = _creating_jobs(child_jobs)
+    nodes = max(gang.live_nodes, sum(map(_pods_of, creating_jobs)))
+    if requests is None or not nodes:
         return None
-    nodes = max(requests.nodes, gang.nodes)
+    if not (gang.heads_by_node or any(map(has_head, creating_jobs))):
+        requests = replace(requests, head=None, head_gpus=0)
     return Workload(
         namespace=meta.namespace,
         name=meta.labels.torchrun_job,
@@ -74,3 +82,20 @@ def _workload(
         since=gang.since or meta.creation_timestamp,
         is_deleted=True,
     )
+
+
+def _creating_jobs(child_jobs: tuple[Job, ...]) -> list[Job]:
+    """Return the Jobs of the last attempt that may still create pods."""
+    return [
+        child
+        for child in child_jobs
+        if attempt_of(child) == attempt_of(child_jobs[-1])
+        and may_create_pods(child)
+        and not child.spec.suspend
+    ]
+
+
+def _pods_of(child: Job) -> int:
+    """Return how many pods of the Job exist at once; its annotations are not believed."""
+    parallelism, completions = child.spec.parallelism, child.spec.completions
+    return parallelism if completions is None else min(parallelism, completions)

@@ -207,15 +207,16 @@ class Snapshot:
     def _place_pending_pods(self) -> None:
         """Assume a node for each admitted pod that has none, oldest admission first.
 
-        The pods that shrunk gangs may still add come last, and only where there is room: the nodes
-        that they had may be gone. A deleted job adds none, as reconcile creates nothing for it.
+        Of a deleted job, only pods that have a node count: any user of its namespace can create
+        such pods. The pods that shrunk gangs may still add come last, and only where there is room:
+        the nodes that they had may be gone. A deleted job adds none.
         """
         self.admitted.sort(key=lambda admitted: (admitted.since, admitted.workload.uid))
         for admitted in self.admitted:
             workload = admitted.workload
             pods = workload.admitted if workload.shrunk_to is None else workload.shrunk_to
             missing_pods = workload.workers(pods) - sum(workload.pods_by_node.values())
-            if missing_pods > 0:
+            if missing_pods > 0 and not workload.is_deleted:
                 self._place(admitted, self.free.place_admitted(admitted.shape, missing_pods))
         for admitted in self.admitted:
             workload = admitted.workload

@@ -175,7 +175,7 @@ def test_a_terminating_job_of_a_deleted_queue_counts():
 
 def test_gangs_of_deleted_jobs_are_not_preempted():
     """Without a status its pods cannot be preempted, so their end is waited for."""
-    running = admitted_workload("gone", "a", is_deleted=True)
+    running = admitted_workload("gone", "a", is_deleted=True, pods_by_node={"n000": 1})
     decisions = decide(nodes(1), [queue("a")], running, request("vip", "a", priority=9))
     assert preempted(decisions) == []
     assert decisions.pending["vip"].reason == "WaitingForNodes"

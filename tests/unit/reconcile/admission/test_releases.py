@@ -139,7 +139,8 @@ def test_gangs_that_do_not_answer_are_not_asked_for_their_room(shrunk: Workload)
 
 def test_a_deleted_gang_keeps_only_the_room_of_its_pods():
     """It creates no larger gang."""
-    deleted = replace(SHRUNK, shrunk_to=2, is_deleted=True)
+    pods = {"n000": 1, "n001": 1}
+    deleted = replace(SHRUNK, shrunk_to=2, is_deleted=True, pods_by_node=pods)
     decisions = decide(nodes(4), QUEUES, deleted, request("j", "b", 2))
     assert (admitted(decisions), released(decisions)) == (["j"], [])
     assert admitted(decide(nodes(4), QUEUES, deleted, request("j", "b", 3))) == []
