@@ -233,7 +233,7 @@ class Coordinator:
             ):
                 self._grant(candidate)
                 continue
-            self.pending[workload.uid] = messages.waiting_to_grow(candidate, self.snapshot.free)
+            self.pending[workload.uid] = messages.waiting_to_grow(candidate, self.snapshot)
 
     def _first(self, queue: QueueSnapshot) -> PendingWorkload | None:
         """Return the first workload that is not settled, from the queue's position on."""
@@ -328,7 +328,7 @@ class Coordinator:
         if reservation is not None and free.capacity(head.shape) >= head.workers:
             return messages.waiting_for_turn(head, reservation.head)
         latest_start = messages.describe_latest_start(self.now, seconds)
-        return messages.waiting_for_nodes(head, free, latest_start)
+        return messages.waiting_for_nodes(head, self.snapshot, latest_start)
 
     def _preempt_or_wait(self, head: PendingWorkload) -> None:
         """Let shrunk gangs release room for the head, preempt others for it, or let it wait."""

@@ -16,6 +16,7 @@ from torchrun_controller.reconcile.admission.snapshot import (
     AdmittedWorkload,
     PendingWorkload,
     QueueSnapshot,
+    Snapshot,
 )
 from torchrun_controller.reconcile.model.messages import count_of, list_names
 
@@ -79,20 +80,26 @@ def waiting_for_turn(
 
 
 def waiting_for_nodes(
-    workload: PendingWorkload, free: FreeCapacity, latest_start: str = ""
+    workload: PendingWorkload, snapshot: Snapshot, latest_start: str = ""
 ) -> PendingStatus:
     """Return the status with the number of pods that the free nodes have room for."""
-    return _status(workload, "WaitingForNodes", _room(workload, free) + latest_start)
+    room = _room(workload, snapshot.free)
+    if jobs := snapshot.unscheduled_jobs(workload.shape):
+        room += (
+            f" Pods without a node come first, of jobs that need no admission:"
+            f" {list_names(jobs, NAMES)}."
+        )
+    return _status(workload, "WaitingForNodes", room + latest_start)
 
 
-def waiting_to_grow(workload: PendingWorkload, free: FreeCapacity) -> PendingStatus:
+def waiting_to_grow(workload: PendingWorkload, snapshot: Snapshot) -> PendingStatus:
     """Return the status of an admitted workload that asks for more nodes."""
     resource = workload.queue.quota.shortage(workload.usage)
     if resource is not None:
         return insufficient_quota(workload, resource)
-    if free.capacity(workload.shape) >= workload.workers:
+    if snapshot.free.capacity(workload.shape) >= workload.workers:
         return waiting_for_turn(workload)
-    return waiting_for_nodes(workload, free)
+    return waiting_for_nodes(workload, snapshot)
 
 
 def preempting(

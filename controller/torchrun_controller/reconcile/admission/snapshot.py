@@ -53,12 +53,21 @@ class PendingWorkload:
 class AdmittedWorkload:
     """What an admitted workload occupies, and in how many seconds it ends at the latest.
 
-    `unused` is the part of `placement` that a shrunk gang may grow into, and `homeless` how many of
-    its pods would find no room.
+    `assumed` is the part of `placement` for pods without a node. `unused` is the part that a shrunk
+    gang may grow into, and `homeless` how many of its pods would find no room.
     """
 
     __slots__ = (
-        *("homeless", "placement", "preempted_for", "queue", "seconds", "shape", "since"),
+        *(
+            "assumed",
+            "homeless",
+            "placement",
+            "preempted_for",
+            "queue",
+            "seconds",
+            "shape",
+            "since",
+        ),
         *("unused", "usage", "workload"),
     )
 
@@ -75,6 +84,7 @@ class AdmittedWorkload:
         self.workload = workload
         self.shape = shape
         self.placement = placement
+        self.assumed: Placement = {}
         self.unused: Placement = {}
         self.homeless = 0
         self.usage = usage
@@ -187,6 +197,14 @@ class Snapshot:
         """Whether both could use the same nodes."""
         return self.nodes.overlap(first.pool, second.pool)
 
+    def unscheduled_jobs(self, shape: PodShape) -> list[str]:
+        """Return the jobs that need no admission and whose pods without a node come first."""
+        return [
+            f"{admitted.workload.namespace}/{admitted.workload.name}"
+            for admitted in self.admitted
+            if admitted.queue is None and not shape.pool.members.isdisjoint(admitted.assumed)
+        ]
+
     def _add_admitted(self, queue: QueueSnapshot | None, workload: Workload) -> None:
         index = self.nodes.index
         placement = {
@@ -207,6 +225,9 @@ class Snapshot:
     def _place_pending_pods(self) -> None:
         """Assume a node for each admitted pod that has none, oldest admission first.
 
+        A gang of a queue that takes no part may be too large for the cluster: it never starts, so
+        its pods without a node get none.
+
         Of a deleted job, only pods that have a node count: any user of its namespace can create
         such pods. The pods that shrunk gangs may still add come last, and only where there is room:
         the nodes that they had may be gone. A deleted job adds none.
@@ -215,9 +236,12 @@ class Snapshot:
         for admitted in self.admitted:
             workload = admitted.workload
             pods = workload.admitted if workload.shrunk_to is None else workload.shrunk_to
-            missing_pods = workload.workers(pods) - sum(workload.pods_by_node.values())
-            if missing_pods > 0 and not workload.is_deleted:
-                self._place(admitted, self.free.place_admitted(admitted.shape, missing_pods))
+            workers = workload.workers(pods)
+            missing_pods = workers - sum(workload.pods_by_node.values())
+            is_too_large = admitted.queue is None and self.empty.capacity(admitted.shape) < workers
+            if missing_pods > 0 and not (workload.is_deleted or is_too_large):
+                admitted.assumed = self.free.place_admitted(admitted.shape, missing_pods)
+                self._place(admitted, admitted.assumed)
         for admitted in self.admitted:
             workload = admitted.workload
             if workload.shrunk_to is not None and not workload.is_deleted:
