@@ -17,7 +17,14 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import UserObject
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.informer_factory import InformerFactory
-from torchrun_controller.cache.observe import JOB_INDEX, QUEUE_INDEX, Child, Key, index_key
+from torchrun_controller.cache.observe import (
+    JOB_INDEX,
+    NODE_INDEX,
+    QUEUE_INDEX,
+    Child,
+    Key,
+    index_key,
+)
 from torchrun_controller.cache.store import Change
 from torchrun_controller.reconcile.admission import nodes as node_rules
 from torchrun_controller.reconcile.admission.classify import USE_ROOM, classify_job
@@ -101,6 +108,7 @@ class AdmissionView:
         nodes = None if view is None else tuple(view)
         lost_nodes, next_lost_node = find_lost_nodes(nodes or (), now)
         if lost_nodes != self._lost_nodes:
+            self._mark_pods_on(lost_nodes ^ self._lost_nodes)
             self._lost_nodes = lost_nodes
             self._stale.update(self._entries, self._orphans)
         for key in self._stale:
@@ -211,6 +219,13 @@ class AdmissionView:
             change.new
         ):
             self._wake()
+
+    def _mark_pods_on(self, nodes: frozenset[str]) -> None:
+        """Mark the jobs of the pods on these nodes: one without an entry may get it back."""
+        for scope in self._factory.scopes.values():
+            for node in nodes:
+                for pod in scope.caches.pods.by_index(NODE_INDEX, node):
+                    self._mark_stale((pod.metadata.namespace, _job_name(pod)))
 
     def _reclassify(self, key: Key) -> None:
         self._mark_stale(key)

@@ -156,6 +156,24 @@ def test_pods_on_lost_nodes_do_not_block_admission(world: World, verdict: str) -
     assert later.next_lost_node is None
 
 
+@pytest.mark.parametrize("left", ["pods", "a finished job"])
+def test_pods_are_charged_again_when_their_lost_node_is_back(world: World, left: str) -> None:
+    """They run on until the taint manager deletes them, five minutes later."""
+    world.change(a_queue(quota={"nodes": 4}))
+    world.change(a_node())
+    if left == "a finished job":
+        world.change(a_job(phase="Failed", reason="WorkerFailed"))
+    pod = a_pod(0) if left == "a finished job" else charged(a_pod(0))
+    world.change(pod)
+    (before,) = world.seen().state.workloads
+    world.change(a_node(ready="Unknown"))
+    assert world.seen(NOW + timedelta(seconds=60)).state.workloads == ()
+    world.change(a_node())
+    ready = (Condition(type="Ready", status="True"),)
+    world.change(replace(pod, status=replace(pod.status, conditions=ready)))
+    assert world.seen(NOW + timedelta(seconds=120)).state.workloads == (before,)
+
+
 def test_pods_on_nodes_that_are_out_of_service_do_not_block_admission(world: World) -> None:
     world.change(a_queue(quota={"nodes": 4}))
     world.change(a_job(**{**ADMITTED_STATUS, "phase": "Failed"}))
