@@ -1,60 +1,20 @@
 """Newer code for running gangs, standby sync pods, and workspaces with a base."""
 
-import json
-from typing import Any
-
-import pytest
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import ClaimSpec, ClaimStatus, PersistentVolumeClaim, Pod
 from torchrun_api.kinds import CLAIMS, JOBS, PODS
-from torchrun_api.meta import ChildLabels, ChildMeta
-from world import START, ZIP, World, make_job, make_queue
-
-TOKEN = "e" * 64
-
-
-def annotate(world: World, **values: str) -> None:
-    added = {f"torchrun.ai/{key.replace('_', '-')}": value for key, value in values.items()}
-    meta = world.job.metadata
-    world.job = replace(world.job, metadata=replace(meta, annotations=meta.annotations | added))
-
-
-def revision_complete(world: World, revision: int, sha256: str) -> None:
-    """The last sync pod succeeds."""
-    pod = world.observed().workspace.sync_pods[-1].metadata.name
-    message = json.dumps({"sha256": sha256, "files": 1, "bytes": 1, "revision": revision})
-    world.end_container(pod, names.SYNC_CONTAINER, message=message, finished_at=world.now)
-    world.pod(pod, phase="Succeeded")
-
-
-def running(**spec: Any) -> World:
-    world = World(make_job(numNodes=2, volumes=ZIP, **spec), make_queue())
-    annotate(world, workspace_sha256="a" * 64, upload_token_sha256=TOKEN)
-    world.settle()
-    revision_complete(world, 1, "a" * 64)
-    world.settle()
-    world.all_workers("Running")
-    world.settle()
-    return world
-
-
-def body(world: World, kind: Any, name: str) -> Any:
-    applies = [apply for plan in world.plans for apply in plan.applies]
-    return next(a.body for a in reversed(applies) if a.kind is kind and a.name == name)
-
-
-def variables(pod: Any) -> dict[str, str]:
-    return {v["name"]: v.get("value", "") for v in pod["containers"][0]["env"]}
-
-
-def syncing(world: World) -> list[str]:
-    return [pod.metadata.name for pod in world.observed().workspace.sync_pods]
-
-
-def revisions(world: World) -> set[str]:
-    return {pod.metadata.annotations.revision for pod in world.leaders()}
+from unit.reconcile.workspace.reloading import (
+    TOKEN,
+    annotate,
+    body,
+    revision_complete,
+    revisions,
+    running,
+    syncing,
+    variables,
+)
+from world import ZIP, World, make_job, make_queue
 
 
 def test_a_gang_starts_with_the_current_revision() -> None:
@@ -291,72 +251,6 @@ def test_deleted_sync_pods_keep_the_revision() -> None:
     world.settle()
     assert syncing(world) == ["train-sync-0", "train-sync-1"]
     assert variables(body(world, PODS, "train-sync-1")["spec"])["TORCHRUN_SYNC_AFTER"] == "1"
-
-
-def lent(mode: str = "ReadWriteMany", phase: Any = "Bound", **meta: Any) -> PersistentVolumeClaim:
-    labels = ChildLabels(torchrun_job="before", component="workspace")
-    named = ChildMeta(name="before-workspace", namespace="ml", labels=labels)
-    return PersistentVolumeClaim(
-        metadata=replace(named, **meta),
-        spec=ClaimSpec(access_modes=(mode,)),
-        status=ClaimStatus(phase=phase),
-    )
-
-
-def with_base(base: PersistentVolumeClaim | None, *, in_use: bool = False) -> World:
-    world = World(make_job(numNodes=1, volumes=ZIP), make_queue())
-    annotate(world, workspace_base="before")
-    if base is not None:
-        world.objects[CLAIMS.plural, base.metadata.name] = base
-    if in_use:
-        labels = ChildLabels(torchrun_job="before", component=names.WORKER)
-        meta = ChildMeta(name="before-0-abcde", namespace="ml", labels=labels)
-        world.objects[PODS.plural, meta.name] = Pod(metadata=meta)
-    world.settle()
-    return world
-
-
-@pytest.mark.parametrize(
-    ("base", "in_use", "used"),
-    [
-        (lent(), False, True),
-        (lent(), True, True),
-        (lent("ReadWriteOnce"), False, True),
-        (lent("ReadWriteOnce"), True, False),
-        (lent(phase="Pending"), False, False),
-        (None, False, False),
-    ],
-)
-def test_a_base_is_mounted_if_possible(
-    base: PersistentVolumeClaim | None, in_use: bool, used: bool
-) -> None:
-    pod = body(with_base(base, in_use=in_use), PODS, "train-sync-0")["spec"]
-    claims = [v["persistentVolumeClaim"] for v in pod["volumes"] if "persistentVolumeClaim" in v]
-    assert ({"claimName": "before-workspace", "readOnly": True} in claims) == used
-    assert ("TORCHRUN_SYNC_BASE" in variables(pod)) == used
-
-
-def test_terminating_and_other_claims_are_no_base() -> None:
-    checkpoints = ChildLabels(torchrun_job="before", component="checkpoints")
-    for base in (lent(deletion_timestamp=START), lent(labels=checkpoints)):
-        pod = body(with_base(base), PODS, "train-sync-0")["spec"]
-        assert "TORCHRUN_SYNC_BASE" not in variables(pod)
-
-
-def test_a_pod_that_cannot_mount_its_base_is_replaced_without_it() -> None:
-    world = with_base(lent())
-    assert world.settle().requeue_after == 20
-    world.pass_time(seconds=20)
-    world.step()
-    assert (world.phase, world.job.status.reason) == ("Syncing", "Replacing")
-    assert world.job.status.message == (
-        "Pod train-sync-0 has not started with the PVC of job before within 20 s. Replacing it by a"
-        " pod without that PVC."
-    )
-    world.settle()
-    assert syncing(world) == ["train-sync-0"]
-    assert "TORCHRUN_SYNC_BASE" not in variables(body(world, PODS, "train-sync-0")["spec"])
-    assert world.settle().requeue_after is None
 
 
 def fails(world: World) -> None:

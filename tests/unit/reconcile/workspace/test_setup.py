@@ -345,8 +345,7 @@ def test_the_setup_follows_the_files_and_not_the_commit(other, same):
     """Two directories of a repository have the same commit, and two commits can have one tree."""
 
     def setup_key(sub_path: str, sha256: str) -> str:
-        source = {"source": "git", "url": "https://example.com/train.git", "ref": "main"}
-        workspace = {"enabled": True, **source, "subPath": sub_path}
+        workspace = {"source": "git", "url": "https://example.com/a.git", "subPath": sub_path}
         job = make_job(numNodes=1, volumes={"workspace": workspace}, requirements=["-r r.txt"])
         world = World(job, make_queue())
         world.step()

@@ -381,16 +381,6 @@ def test_the_unfinished_upload_of_another_job_is_dropped(claim: Path) -> None:
             assert listening(again).get()["offset"] == offset
 
 
-def test_revisions_of_a_new_claim_follow_those_of_the_former_one(claim: Path) -> None:
-    environment = {"TORCHRUN_SYNC_JOB_UID": "first", "TORCHRUN_SYNC_LAST_REVISION": "2"}
-    with process(claim.parent, **environment) as started:
-        assert listening(started).put(SMALL)[0] == 202
-        assert started.end()[1]["revision"] == 3
-    environment["TORCHRUN_SYNC_LAST_REVISION"] = "3"
-    with process(claim.parent, **environment) as again:
-        assert again.end()[1]["revision"] == 3, "the last revision is still there"
-
-
 @pytest.mark.parametrize(("after", "revision"), [("1", 2), ("0", 3)])
 def test_a_marker_of_a_release_that_recorded_no_job(claim: Path, after: str, revision: int) -> None:
     """It is that of this job only if the job has had a workspace before."""

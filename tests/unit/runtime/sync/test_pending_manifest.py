@@ -242,6 +242,19 @@ def test_waits_for_a_newer_revision(tmp_path: Path) -> None:
         assert again.end()[1]["revision"] == 2
 
 
+def test_revisions_of_a_new_claim_follow_those_of_the_former_one(tmp_path: Path) -> None:
+    manifest = listed({"train.py": b""})
+    (tmp_path / "claim").mkdir()
+    with process(tmp_path, TORCHRUN_SYNC_LAST_REVISION="2") as server:
+        server.port = int(str(server.event("listening")["port"]))
+        announce(server, manifest)
+        wanted(server, manifest)
+        assert send(server, {"train.py": b""}, manifest)[0] == 202
+        assert server.end()[1]["revision"] == 3
+    with process(tmp_path, TORCHRUN_SYNC_LAST_REVISION="3") as again:
+        assert again.end()[1]["revision"] == 3, "the last revision is still there"
+
+
 def test_files_are_copied_where_hard_links_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

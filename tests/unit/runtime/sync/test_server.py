@@ -5,7 +5,6 @@ import os
 import random
 import socket
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,8 @@ import pytest
 from torchrun_runtime.sync.authorization import TOKEN_HEADER
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import SyncError
-from torchrun_runtime.sync.paths import Place
 from torchrun_runtime.sync.receive import open_workflow
 from torchrun_runtime.sync.settings import Limits
-from torchrun_runtime.sync.tree import Tree
 from unit.runtime import hostile
 from unit.runtime.syncing import TOKEN, Client, Pod, archive, digest, listening, pod, settings
 
@@ -71,28 +68,6 @@ def test_accepts_an_archive_in_pieces_and_returns_the_offset(tmp_path: Path) -> 
         assert (status, body["offset"]) == (409, 1000)
         assert server.put(CODE, 1000)[0] == 202
         assert finished(server).files == 2
-
-
-def test_reports_progress_while_it_extracts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A client gives up a pod that seems to do nothing for minutes."""
-    may_go_on = threading.Semaphore(0)
-    write = Tree.add_file
-
-    def write_slowly(tree: Tree, place: Place, pieces: Iterable[bytes]) -> None:
-        may_go_on.acquire()
-        write(tree, place, pieces)
-
-    monkeypatch.setattr(Tree, "add_file", write_slowly)
-    with pod(settings(tmp_path / "claim")) as server:
-        assert server.put(CODE)[0] == 202
-        before = server.until("extracting")["progress"]
-        may_go_on.release()
-        while server.until("extracting")["progress"] == before:
-            pass
-        may_go_on.release()
-        assert "progress" not in server.until("done")
 
 
 def test_resumes_after_broken_connections(tmp_path: Path) -> None:
