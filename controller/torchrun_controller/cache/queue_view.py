@@ -201,8 +201,8 @@ class QueueView:
 
     def _queues_concerned(self, kai_queue: str) -> Iterator[TorchrunQueue]:
         """The queues that name this KAI queue, and its owner, which may name another one now."""
-        held = self._kai.store.get("", kai_queue)
-        owner = "" if held is None else kai.owner_of(held)
+        present = self._kai.store.get("", kai_queue)
+        owner = "" if present is None else kai.owner_of(present)
         for queue in self._factory.queues():
             if queue.spec.kai_queue == kai_queue or (owner and kai.identity_of(queue) == owner):
                 yield queue

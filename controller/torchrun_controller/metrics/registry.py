@@ -247,8 +247,8 @@ class Metrics:
         self.gang_start_seconds = self._histogram(
             "torchrun_gang_start_seconds",
             "Time from the creation of a gang's Job, or its resumption by Kueue or a user, to the "
-            "phase Running: scheduling, image pulls, volumes. Without replacements of single pods. "
-            "The label attempt is first, or later for a restart or resize.",
+            "phase Running: scheduling, image pulls, volumes. A replacement of single pods does "
+            "not count. The label attempt is first, or later for a restart or resize.",
             START_BUCKETS,
             "attempt",
         )
