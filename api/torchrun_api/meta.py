@@ -94,6 +94,7 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     nodes: str = field(default="", name="torchrun.ai/nodes")
     delivery: str = field(default="", name="torchrun.ai/delivery")
     claim_node: str = field(default="", name="torchrun.ai/claim-node")
+    claim_uid: str = field(default="", name="torchrun.ai/claim-uid")
     setup_key: str = field(default="", name="torchrun.ai/setup-key")
     generation: str = field(default="", name="torchrun.ai/generation")
     state: str = field(default="", name="torchrun.ai/state")

@@ -241,6 +241,13 @@ METADATA_KEYS = (
         "The only node on which the pod may run: its PVC is mounted there.",
     ),
     _annotation(
+        names.CLAIM_UID,
+        "sync pod, serve pod, setup pod",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "UID of the workspace PVC that existed when the pod was created.",
+    ),
+    _annotation(
         names.SETUP_KEY,
         "setup pod",
         _BY_CONTROLLER,

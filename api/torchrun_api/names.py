@@ -107,6 +107,8 @@ NOTIFICATION_TIME = f"{GROUP}/notification-time"
 DELIVERY = f"{GROUP}/delivery"
 # Annotation of a sync or serve pod: the only node that it may run on, where its PVC is mounted.
 CLAIM_NODE = f"{GROUP}/claim-node"
+# Annotation of a sync, serve or setup pod: the UID of its PVC, if that existed before the pod.
+CLAIM_UID = f"{GROUP}/claim-uid"
 # Audience of the tokens that workers send to it.
 WORKSPACE_AUDIENCE = f"{GROUP}/workspace"
 

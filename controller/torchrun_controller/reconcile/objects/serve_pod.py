@@ -33,6 +33,7 @@ def serve_pod(
     queue: TorchrunQueue | None,
     last_revision: int = 0,
     node: str = "",
+    claim_uid: str = "",
     stands_by: bool = False,
 ) -> Apply:
     """Return the serve pod: the sync container exits, the serve container keeps running.
@@ -53,6 +54,7 @@ def serve_pod(
         last_revision=last_revision,
         stands_by=stands_by,
         node=node,
+        claim_uid=claim_uid,
     )
     meta, spec = object_at(base.body, "metadata"), object_at(base.body, "spec")
     annotations = object_at(meta, "annotations") | {names.DELIVERY: store}

@@ -31,6 +31,8 @@ def setup_pod(
     env: Environment,
     number: int,
     defaults: Defaults,
+    *,
+    claim_uid: str = "",
 ) -> Apply:
     """Return a setup pod with image, user, security, placement and variables of a worker.
 
@@ -46,6 +48,7 @@ def setup_pod(
         **object_at(template_meta, "annotations"),
         names.SETUP_KEY: env.key,
         names.GENERATION: str(job.metadata.generation),
+        **({names.CLAIM_UID: claim_uid} if claim_uid else {}),
     }
     unused_volumes = {"checkpoints", *(f"dataset-{dataset.name}" for dataset in run.datasets)}
     trainer = container_of(spec, "containers", names.TRAINER_CONTAINER)

@@ -51,6 +51,7 @@ def sync_pod(
     base: str = "",
     with_workers: bool = False,
     node: str = "",
+    claim_uid: str = "",
 ) -> Apply:
     """Return a sync pod, with the restricted Pod Security profile and without a token.
 
@@ -58,7 +59,7 @@ def sync_pod(
     set. The revision of the new workspace is later than `last_revision`. A pod that `stands_by`
     accepts any upload with the job's token. `base` is a job whose workspace it may reuse. `queue`
     is None if it is gone. With `with_workers` it runs where workers may run, or on `node`, if that
-    is set.
+    is set. `claim_uid` is that of a PVC that exists.
     """
     upload = "" if stands_by else workspace_source.upload_digest(job)
     meta = metadata(job, names.sync_pod(job.metadata.name, number), names.SYNC)
@@ -70,6 +71,7 @@ def sync_pod(
         names.COMMIT: commit,
         names.AFTER_REVISION: str(last_revision) if stands_by else "",
         names.CLAIM_NODE: node,
+        names.CLAIM_UID: claim_uid,
     }
     meta["labels"] = object_at(meta, "labels") | NO_PROXY_LABEL
     annotations: JsonObject = {name: value for name, value in inputs.items() if value}

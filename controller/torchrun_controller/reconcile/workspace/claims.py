@@ -33,10 +33,16 @@ def _find_modes(source: VolumeSource, claims: tuple[PersistentVolumeClaim, ...])
     return (source.access_mode,) if claim is None else claim.spec.access_modes
 
 
-def is_older(pod: Pod, claim: PersistentVolumeClaim | None) -> bool:
-    """Whether the pod is older than the PVC: what it wrote was deleted with the former one."""
-    claim_time = claim.metadata.creation_timestamp if claim else None
-    pod_time = pod.metadata.creation_timestamp
+def is_of_former_claim(pod: Pod, claim: PersistentVolumeClaim | None) -> bool:
+    """Whether what the pod wrote was deleted with a former PVC of this name.
+
+    A pod that was created with its PVC does not record the UID. It is older than a later PVC.
+    """
+    if claim is None:
+        return False
+    if uid := pod.metadata.annotations.claim_uid:
+        return uid != claim.metadata.uid
+    claim_time, pod_time = claim.metadata.creation_timestamp, pod.metadata.creation_timestamp
     return claim_time is not None and pod_time is not None and pod_time < claim_time
 
 

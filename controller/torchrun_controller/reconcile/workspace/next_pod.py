@@ -29,6 +29,8 @@ def build_pod(
     find_revision = sync_results.find_revision if stands_by else sync_results.find_last_revision
     last_revision = find_revision(job, workspace)
     node = next(iter(claim_node.find_nodes(observed, source, store, now) or ()), "")
+    claim = None if store == "ephemeral" else claims.find_claim(workspace.claims, source.name)
+    claim_uid = "" if claim is None else claim.metadata.uid
     if store:
         return serve_pod(
             job,
@@ -40,6 +42,7 @@ def build_pod(
             queue=queue,
             last_revision=last_revision,
             node=node,
+            claim_uid=claim_uid,
             stands_by=stands_by,
         )
     return sync_pod(
@@ -54,4 +57,5 @@ def build_pod(
         base=base,
         with_workers=not claims.is_shared(source, workspace.claims),
         node=node,
+        claim_uid=claim_uid,
     )

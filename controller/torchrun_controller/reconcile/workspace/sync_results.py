@@ -26,7 +26,7 @@ def find_complete_pods(
         pod
         for pod in workspace.sync_pods
         if store is None or pod.metadata.annotations.delivery == store
-        if delivery.has_content(pod) and not claims.is_older(pod, claim)
+        if delivery.has_content(pod) and not claims.is_of_former_claim(pod, claim)
     ]
 
 

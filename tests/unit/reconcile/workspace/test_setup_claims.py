@@ -97,3 +97,17 @@ def test_a_setup_pod_of_a_former_claim_ends_with_it():
     world.sync_done()
     world.settle()
     assert world.created[-1] == (PODS.plural, "train-setup-1")
+
+
+def test_pods_of_a_claim_whose_clock_was_ahead_are_its_own():
+    """API servers of one cluster have clocks of their own, and a clock can be set back."""
+    job = make_job(numNodes=1, volumes=ZIP, requirements=["einops"], annotations_=DIGEST)
+    world = World(job, make_queue())
+    world.settle()
+    world.pass_time(hours=-1)
+    world.sync_done()
+    world.settle()
+    assert setup_pods(world) == ["train-setup-0"]
+    world.setup_done()
+    world.settle()
+    assert world.created[-1] == (JOBS.plural, "train")
