@@ -53,7 +53,7 @@ def test_no_other_file_names_an_image_with_the_version() -> None:
     known = {name for name, _ in versions.PLACES}
     suffixes = {".py", ".yaml", ".json", ".md", ".toml", ""}
     folders = ("docs", "examples", "manifests", "plugin", "sdk", "tests", ".vscode", ".github")
-    files = [*ROOT.glob("*"), *(path for name in folders for path in (ROOT / name).rglob("*"))]
+    files = [*ROOT.glob("[!.]*"), *(path for name in folders for path in (ROOT / name).rglob("*"))]
     naming = {
         str(path.relative_to(ROOT))
         for path in files
