@@ -22,8 +22,9 @@ def build_pod(
     base: str = "",
     stands_by: bool = False,
 ) -> Apply:
-    """Build a serve pod, or a sync pod if there is no `store`. One that `stands_by` accepts any
-    upload.
+    """Build a serve pod, or a sync pod if there is no `store`.
+
+    A pod that `stands_by` accepts any upload.
     """
     job, queue, workspace = observed.job, observed.queue, observed.workspace
     find_revision = sync_results.find_revision if stands_by else sync_results.find_last_revision
