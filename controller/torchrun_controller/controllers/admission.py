@@ -226,7 +226,7 @@ class AdmissionReconciler:
             if self._view.version(refusal.owner) is None:
                 del self._refused[uid]
         until = {uid: r.until for uid, r in self._refused.items() if r.until > now}
-        return frozenset(until), min(until.values(), default=now) - now if until else None
+        return frozenset(until), min(until.values()) - now if until else None
 
     def _record_refusal(self, owner: UserObject, why: str) -> None:
         """Leave the object out of decisions: briefly at first, as the API server may just start."""
@@ -243,9 +243,9 @@ class AdmissionReconciler:
     async def _write_stages(self, updates: list[StatusUpdate], cohorts: Cohorts) -> bool:
         """Write stage by stage; return whether reports are left over. Raises the first error.
 
-        A refused write repeats: it stops the later decisions of its cohort, whose quota they share,
-        but no other cohort, no queue's counts and no job's reason. Other errors stop all, as no
-        later write may succeed either, or the write may have happened.
+        A refused write stops the later decisions of its cohort, whose quota they share, but no
+        other cohort, no queue's counts and no job's reason. A conflict on a queue stops nothing.
+        Other errors stop all, as no later write may succeed either, or the write may have happened.
         """
         refusals: list[Exception] = []
         conflicts: list[Exception] = []
