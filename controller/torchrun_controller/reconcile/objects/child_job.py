@@ -58,8 +58,7 @@ def child_job(
         annotations = {**annotations, names.NODES: str(run.size.nodes)}
     if run.replaces_pods:
         annotations = {**annotations, names.POD_REPLACEMENT: names.POD}
-    if annotations:
-        meta["annotations"] = annotations
+    meta["annotations"] = annotations
     limit: JsonObject = {"backoffLimit": 0}
     if run.replaces_pods:
         limit = {"backoffLimitPerIndex": PODS_OF_AN_INDEX}
