@@ -157,17 +157,13 @@ class AdmissionReconciler:
             return Behind(BEHIND_RETRY)
         left_out, next_retry = self._find_left_out()
         decisions = self._decide(leave_out(observed.state, left_out), now)
-        updates = [
-            update
-            for update in _build_updates(observed, decisions, now)
-            if update.owner.metadata.uid not in left_out
-        ]
+        updates = _build_updates(observed, decisions, now)
         end = self._clock()
         self._not_before = end + (end - start) / MAX_TIME_SHARE
         self._account(decisions.queues)
         self._preemptions = {preemption.uid: preemption for preemption in decisions.preemptions}
         try:
-            has_more = await self._write_stages(updates, Cohorts(observed.state))
+            has_more = await self._write_stages(updates, Cohorts(observed.state), left_out)
         except SupersededError:
             # An object has changed since the decision; its cache event wakes the key.
             return Behind(BEHIND_RETRY)
@@ -240,18 +236,25 @@ class AdmissionReconciler:
         message = f"Admission cannot write the status: {why}"
         self._events.record(owner, Event("Warning", "StatusRefused", message))
 
-    async def _write_stages(self, updates: list[StatusUpdate], cohorts: Cohorts) -> bool:
+    async def _write_stages(
+        self, updates: list[StatusUpdate], cohorts: Cohorts, left_out: Collection[str]
+    ) -> bool:
         """Write stage by stage; return whether reports are left over. Raises the first error.
 
         A refused write stops the later decisions of its cohort, whose quota they share, but no
-        other cohort, no queue's counts and no job's reason. A conflict on a queue stops nothing.
-        Other errors stop all, as no later write may succeed either, or the write may have happened.
+        other cohort, no queue's counts and no job's reason. So does a release that is left out. A
+        conflict on a queue stops nothing. Other errors stop all, as no later write may succeed
+        either, or the write may have happened.
         """
         refusals: list[Exception] = []
         conflicts: list[Exception] = []
         delayed: set[CohortKey] = set()
         for stage in Stage:
             batch = [update for update in updates if update.stage is stage]
+            for update in batch if stage is Stage.RELEASE else ():
+                if update.owner.metadata.uid in left_out:
+                    delayed |= _cohorts_of(update, cohorts)
+            batch = [update for update in batch if update.owner.metadata.uid not in left_out]
             if delayed and stage <= Stage.ADMIT:
                 batch = [u for u in batch if delayed.isdisjoint(_cohorts_of(u, cohorts))]
             if stage is Stage.REPORT:

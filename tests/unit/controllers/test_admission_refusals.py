@@ -7,7 +7,7 @@ from torchrun_api.admission import Admission
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import UnavailableError
 from torchrun_controller.controllers.admission import BEHIND_RETRY, SETTLE_SECONDS
-from torchrun_controller.controllers.controller import Behind, Done
+from torchrun_controller.controllers.controller import Behind, Done, RequeueAfter
 from torchrun_controller.reconcile.admission.model import (
     ClusterState,
     Decisions,
@@ -79,7 +79,10 @@ async def test_a_refused_release_delays_its_cohort_only(world: World, cohort: st
         await world.reconciler.attempt(KEY)
     assert world.log == ["of-other"], "the quota of the others is not free yet"
     world.catch_up()
-    world.time += 1
+    world.time += 0.5
+    assert isinstance(await world.reconciler.attempt(KEY), RequeueAfter)
+    assert world.log == ["of-other"], "the release is not due again yet"
+    world.time += 0.5
     assert await world.reconciler.attempt(KEY) == Done()
     assert sorted(world.log[1:]) == ["of-annex", "of-lab", "smaller"]
 
