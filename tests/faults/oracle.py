@@ -33,7 +33,7 @@ LEASE = ("system", "torchrun-controller")
 _VARIES = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z|uid-\d+")
 # Fields of an attempt in the JSON annotation of the next gang.
 _LASTED = re.compile(rb'\\"runningSeconds\\":\d+,?')
-_VOLATILE = (names.START, names.NOTIFICATION_TIME, "runningSeconds")
+_VOLATILE = (names.START, names.NOTIFICATION_TIME, names.CLAIM_UID, "runningSeconds")
 _OF_SERVER = (
     "uid",
     "resourceVersion",
@@ -256,7 +256,8 @@ def _ordered(value: Any) -> Any:
     """Sort conditions, which are in the order in which they were first true.
 
     A gang has its start annotation from the beginning if no pod of an older gang is left. Otherwise
-    it is set later, and again unless the gang has ended by then.
+    it is set later, and again unless the gang has ended by then. A sync pod has the UID of its PVC
+    if that was created first.
     """
     if isinstance(value, list):
         return [_ordered(each) for each in value]
