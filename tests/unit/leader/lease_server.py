@@ -21,7 +21,8 @@ class LeaseServer:
         self.version = 100
         self.object: dict[str, Any] | None = None
         self.log: list[tuple[float, str, str]] = []  # time, client, operation
-        self.streams: set[asyncio.Queue[bytes | Exception | None]] = set()
+        # In the order of their creation: a set would make random tests differ between runs.
+        self.streams: dict[asyncio.Queue[bytes | Exception | None], None] = {}
 
     def store(self, obj: dict[str, Any], frame: str) -> dict[str, Any]:
         self.version += 1
@@ -121,11 +122,11 @@ class Client:
             frame = json.dumps({"type": "ADDED", "object": self.server.object}).encode() + b"\n"
             frames.put_nowait(frame[:7])
             frames.put_nowait(frame[7:])
-        self.server.streams.add(frames)
+        self.server.streams[frames] = None
         try:
             yield _chunks(frames)
         finally:
-            self.server.streams.discard(frames)
+            self.server.streams.pop(frames, None)
 
 
 async def _chunks(frames: "asyncio.Queue[bytes | Exception | None]") -> AsyncIterator[bytes]:
