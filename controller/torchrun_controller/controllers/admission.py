@@ -4,8 +4,9 @@ No decision is made until the caches show the writes of the last one: a decision
 would use the same quota twice. Each write has the resourceVersion of the object in the decision. A
 write without a response may or may not have happened; the object is read until that is known.
 
-A job whose status cannot be written must not stop the others: it is left out of decisions for a
-while. What it has been admitted for still counts.
+A job whose status cannot be written must not stop the others. At first it keeps its turn, and only
+its cohort waits until the next try. After several tries it is left out of decisions until the next
+one. What it has been admitted for still counts.
 """
 
 import time
@@ -67,8 +68,10 @@ CONFIRM_TIMEOUT = 300.0
 # Seconds from a failed write until a read shows whether it happened: the API server may still carry
 # out a write that it has answered with an error.
 SETTLE_SECONDS = 10.0
-# Longest time in seconds for which a job is left out of decisions after a refused write.
-MAX_LEFT_OUT = 60.0
+# Longest time in seconds from a refused write to the next try.
+MAX_RETRY = 60.0
+# Refused writes in a row after which a job loses its turn. The tries take half a minute.
+KEEPS_TURN = 5
 
 _DECISIONS = {Stage.PREEMPT: "preempted", Stage.ADMIT: "admitted"}
 
@@ -155,7 +158,7 @@ class AdmissionReconciler:
         observed = self._view.observe(now)
         if observed is None:
             return Behind(BEHIND_RETRY)
-        left_out, next_retry = self._find_left_out()
+        withheld, left_out, next_retry = self._find_refused()
         decisions = self._decide(leave_out(observed.state, left_out), now)
         updates = _build_updates(observed, decisions, now)
         end = self._clock()
@@ -163,7 +166,7 @@ class AdmissionReconciler:
         self._account(decisions.queues)
         self._preemptions = {preemption.uid: preemption for preemption in decisions.preemptions}
         try:
-            has_more = await self._write_stages(updates, Cohorts(observed.state), left_out)
+            has_more = await self._write_stages(updates, Cohorts(observed.state), withheld)
         except SupersededError:
             # An object has changed since the decision; its cache event wakes the key.
             return Behind(BEHIND_RETRY)
@@ -215,19 +218,25 @@ class AdmissionReconciler:
         finally:
             write.repeated = self._clock()
 
-    def _find_left_out(self) -> tuple[frozenset[str], float | None]:
-        """Return the UIDs whose writes are refused at present, and the seconds until one is due."""
+    def _find_refused(self) -> tuple[frozenset[str], frozenset[str], float | None]:
+        """Return the UIDs whose writes wait for the next try, and the seconds until one is due.
+
+        The second set are those that have lost their turn.
+        """
         now = self._clock()
         for uid, refusal in list(self._refused.items()):
             if self._view.version(refusal.owner) is None:
                 del self._refused[uid]
-        until = {uid: r.until for uid, r in self._refused.items() if r.until > now}
-        return frozenset(until), min(until.values()) - now if until else None
+        waiting = {uid: refusal for uid, refusal in self._refused.items() if refusal.until > now}
+        left_out = (uid for uid, refusal in waiting.items() if refusal.times > KEEPS_TURN)
+        next_try = min((refusal.until for refusal in waiting.values()), default=None)
+        seconds = None if next_try is None else next_try - now
+        return frozenset(waiting), frozenset(left_out), seconds
 
     def _record_refusal(self, owner: UserObject, why: str) -> None:
-        """Leave the object out of decisions: briefly at first, as the API server may just start."""
+        """Delay the next try: briefly at first, as the API server may just start."""
         refusal = self._refused.setdefault(owner.metadata.uid, _Refusal(owner))
-        seconds = min(2.0 ** min(refusal.times, 6), MAX_LEFT_OUT)
+        seconds = min(2.0 ** min(refusal.times, 6), MAX_RETRY)
         refusal.times += 1
         refusal.until = self._clock() + seconds
         log.warning(
@@ -237,24 +246,24 @@ class AdmissionReconciler:
         self._events.record(owner, Event("Warning", "StatusRefused", message))
 
     async def _write_stages(
-        self, updates: list[StatusUpdate], cohorts: Cohorts, left_out: Collection[str]
+        self, updates: list[StatusUpdate], cohorts: Cohorts, withheld: Collection[str]
     ) -> bool:
         """Write stage by stage; return whether reports are left over. Raises the first error.
 
         A refused write stops the later decisions of its cohort, whose quota they share, but no
-        other cohort, no queue's counts and no job's reason. So does a release that is left out. A
-        conflict on a queue stops nothing. Other errors stop all, as no later write may succeed
-        either, or the write may have happened.
+        other cohort, no queue's counts and no job's reason. So does a write that waits for its next
+        try (`withheld`). A conflict on a queue stops nothing. Other errors stop all, as no later
+        write may succeed either, or the write may have happened.
         """
         refusals: list[Exception] = []
         conflicts: list[Exception] = []
         delayed: set[CohortKey] = set()
         for stage in Stage:
             batch = [update for update in updates if update.stage is stage]
-            for update in batch if stage is Stage.RELEASE else ():
-                if update.owner.metadata.uid in left_out:
+            for update in batch:
+                if update.owner.metadata.uid in withheld and stage <= Stage.ADMIT:
                     delayed |= _cohorts_of(update, cohorts)
-            batch = [update for update in batch if update.owner.metadata.uid not in left_out]
+            batch = [update for update in batch if update.owner.metadata.uid not in withheld]
             if delayed and stage <= Stage.ADMIT:
                 batch = [u for u in batch if delayed.isdisjoint(_cohorts_of(u, cohorts))]
             if stage is Stage.REPORT:

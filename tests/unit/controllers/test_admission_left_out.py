@@ -19,7 +19,8 @@ from torchrun_controller.client.apply import (
 )
 from torchrun_controller.controllers.admission import (
     BEHIND_RETRY,
-    MAX_LEFT_OUT,
+    KEEPS_TURN,
+    MAX_RETRY,
     SETTLE_SECONDS,
 )
 from torchrun_controller.controllers.controller import Behind, RequeueAfter
@@ -100,9 +101,22 @@ async def test_a_stuck_admission_stops_no_other_job(
     world.job("neighbour", queue="other")
     world.always["stuck"] = error
     await world.run(seconds)
+    assert world.admitted() == {"neighbour"}, "the job keeps its turn at first"
+    await world.run(KEEPS_TURN * seconds + 2**KEEPS_TURN)
     assert world.admitted() == {"next", "neighbour"}
     event = next(event for event in world.events if event.reason == "StatusRefused")
     assert str(error) in event.message or "does not carry out" in event.message
+
+
+async def test_a_job_that_is_refused_once_keeps_its_turn(world: Cluster) -> None:
+    world.job("first", queue="lab", priority=1)
+    world.job("next", queue="lab")
+    world.always["first"] = TOO_LARGE
+    await world.run(0.5, step=0.1)
+    assert world.admitted() == set()
+    del world.always["first"]
+    await world.run(2)
+    assert world.admitted() == {"first"}
 
 
 @pytest.mark.parametrize(("error", "seconds"), [(TOO_LARGE, 3), (UNKNOWN, SETTLE_SECONDS + 3)])
@@ -125,10 +139,10 @@ async def test_a_stuck_job_is_tried_about_once_a_minute(world: Cluster, error: E
     times = world.attempts_of_stuck
     assert times[1] - times[0] <= 2, "the API server may just have started"
     pauses = [later - earlier for earlier, later in pairwise(times)]
-    assert MAX_LEFT_OUT <= max(pauses) <= MAX_LEFT_OUT + SETTLE_SECONDS + 2
-    await world.run(3600 * 48, step=MAX_LEFT_OUT + 1)
+    assert MAX_RETRY <= max(pauses) <= MAX_RETRY + SETTLE_SECONDS + 2
+    await world.run(3600 * 48, step=MAX_RETRY + 1)
     del world.always["stuck"]
-    await world.run(MAX_LEFT_OUT + SETTLE_SECONDS + 2)
+    await world.run(MAX_RETRY + SETTLE_SECONDS + 2)
     assert world.admitted() == {"stuck"}
 
 
