@@ -35,9 +35,17 @@ LEADING = (
     Mutant(
         "a-refusal-delays-nothing",
         "controllers/admission.py",
-        "delayed |= _cohorts_of(update, cohorts)",
-        "pass",
+        "refusals.append(error)\n                    delayed |= _cohorts_of(update, cohorts)",
+        "refusals.append(error)",
         "a job is admitted for quota whose release was refused",
+        ADMISSION,
+    ),
+    Mutant(
+        "a-withheld-release-delays-nothing",
+        "controllers/admission.py",
+        "if update.owner.metadata.uid in withheld and stage <= Stage.ADMIT:",
+        "if update.owner.metadata.uid in withheld and stage > Stage.ADMIT:",
+        "a job is admitted for quota whose release waits for its next try",
         ADMISSION,
     ),
     Mutant(
