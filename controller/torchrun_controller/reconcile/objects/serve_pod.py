@@ -6,13 +6,12 @@ from torchrun_api import names, workspace_contract
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
 from torchrun_api.quantity import parse
-from torchrun_api.queue import TorchrunQueue
 from torchrun_api.variable import env_vars
 from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects import workspace_source
 from torchrun_controller.reconcile.objects.base import RESTRICTED_CONTAINER
-from torchrun_controller.reconcile.objects.sync_pod import SYNC_DIR, sync_pod
+from torchrun_controller.reconcile.objects.sync_pod import SYNC_DIR
 from torchrun_controller.reconcile.spec.resolve import VolumeSource
 
 API_DIR = "/torchrun-api"
@@ -24,38 +23,18 @@ Store = Literal["", "claim", "ephemeral"]
 
 def serve_pod(
     job: TorchrunJob,
+    base: Apply,
     source: VolumeSource,
     store: Store,
     number: int,
     defaults: Defaults,
-    commit: str = "",
-    *,
-    queue: TorchrunQueue | None,
-    last_revision: int = 0,
-    node: str = "",
-    claim_uid: str = "",
-    stands_by: bool = False,
 ) -> Apply:
-    """Return the serve pod: the sync container exits, the serve container keeps running.
+    """Return the serve pod that a sync pod (`base`) becomes by a second container.
 
-    The revision of the new workspace is later than `last_revision`. A pod that `stands_by` accepts
-    any upload. `node` has the PVC mounted, which may not be possible on other nodes.
-
-    The serve container has a token of the pod's service account, because the API server shows the
-    keys of the workers' tokens only to authenticated clients. The account needs no role.
+    The sync container exits, the serve container keeps running. It has a token of the pod's service
+    account, because the API server shows the keys of the workers' tokens only to authenticated
+    clients. The account needs no role.
     """
-    base = sync_pod(
-        job,
-        source,
-        number,
-        defaults,
-        commit,
-        queue=queue,
-        last_revision=last_revision,
-        stands_by=stands_by,
-        node=node,
-        claim_uid=claim_uid,
-    )
     meta, spec = object_at(base.body, "metadata"), object_at(base.body, "spec")
     annotations = object_at(meta, "annotations") | {names.DELIVERY: store}
     containers, volumes = objects_at(spec, "containers"), objects_at(spec, "volumes")

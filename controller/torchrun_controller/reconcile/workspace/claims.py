@@ -18,6 +18,12 @@ def find_claim(
     return next((claim for claim in claims if claim.metadata.name == name), None)
 
 
+def find_uid(claims: tuple[PersistentVolumeClaim, ...], name: str) -> str:
+    """Return the UID of the PVC of this name; "" if there is none."""
+    claim = find_claim(claims, name)
+    return "" if claim is None else claim.metadata.uid
+
+
 def is_shared(source: VolumeSource, claims: tuple[PersistentVolumeClaim, ...]) -> bool:
     """Whether several nodes can mount the PVC at a time. One that exists keeps its modes."""
     return not SHARED.isdisjoint(_find_modes(source, claims))

@@ -24,29 +24,13 @@ def build_pod(
 ) -> Apply:
     """Build a serve pod, or a sync pod if there is no `store`.
 
-    A pod that `stands_by` accepts any upload.
+    A pod that `stands_by` accepts any upload. Only a sync pod can reuse the files of `base`.
     """
     job, queue, workspace = observed.job, observed.queue, observed.workspace
     find_revision = sync_results.find_revision if stands_by else sync_results.find_last_revision
     last_revision = find_revision(job, workspace)
     node = next(iter(claim_node.find_nodes(observed, source, store, now) or ()), "")
-    claim = None if store == "ephemeral" else claims.find_claim(workspace.claims, source.name)
-    claim_uid = "" if claim is None else claim.metadata.uid
-    if store:
-        return serve_pod(
-            job,
-            source,
-            store,
-            number,
-            defaults,
-            commit,
-            queue=queue,
-            last_revision=last_revision,
-            node=node,
-            claim_uid=claim_uid,
-            stands_by=stands_by,
-        )
-    return sync_pod(
+    pod = sync_pod(
         job,
         source,
         number,
@@ -55,8 +39,9 @@ def build_pod(
         queue=queue,
         last_revision=last_revision,
         stands_by=stands_by,
-        base=base,
-        with_workers=not claims.is_shared(source, workspace.claims),
+        base="" if store else base,
+        with_workers=not (store or claims.is_shared(source, workspace.claims)),
         node=node,
-        claim_uid=claim_uid,
+        claim_uid="" if store == "ephemeral" else claims.find_uid(workspace.claims, source.name),
     )
+    return serve_pod(job, pod, source, store, number, defaults) if store else pod

@@ -7,7 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import PersistentVolumeClaim, Pod
+from torchrun_api.core import Pod
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
@@ -23,7 +23,7 @@ from torchrun_controller.reconcile.pods.nodes import (
 )
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 from torchrun_controller.reconcile.workspace import claim_node
-from torchrun_controller.reconcile.workspace.claims import find_claim, is_of_former_claim
+from torchrun_controller.reconcile.workspace.claims import find_claim, find_uid, is_of_former_claim
 from torchrun_controller.reconcile.workspace.cleanup import end_pods
 from torchrun_controller.reconcile.workspace.delivery import is_serve_pod
 from torchrun_controller.reconcile.workspace.helper_pods import (
@@ -105,7 +105,8 @@ class SetupPods(msgspec.Struct, frozen=True):
         oldest = self.pods[: -KEPT_SETUP_PODS + 1]
         job, queue = self.observed.job, self.observed.queue
         assert queue is not None
-        claim_uid = "" if self._claim is None else self._claim.metadata.uid
+        claim_name = names.workspace_claim(job.metadata.name)
+        claim_uid = find_uid(self.observed.workspace.claims, claim_name)
         pod = setup_pod(
             job, queue, self.spec, self.environment, number, self.defaults, claim_uid=claim_uid
         )
@@ -173,12 +174,8 @@ class SetupPods(msgspec.Struct, frozen=True):
         return is_same and not self._has_former_claim(pod)
 
     def _has_former_claim(self, pod: Pod) -> bool:
-        return is_of_former_claim(pod, self._claim)
-
-    @property
-    def _claim(self) -> PersistentVolumeClaim | None:
         claim_name = names.workspace_claim(self.observed.job.metadata.name)
-        return find_claim(self.observed.workspace.claims, claim_name)
+        return is_of_former_claim(pod, find_claim(self.observed.workspace.claims, claim_name))
 
     def is_edited(self, pod: Pod) -> bool:
         """Whether the spec has changed since: any field may be the fix, as a variable of env."""
