@@ -19,12 +19,11 @@ from torchrun_api.names import CONTROLLER_UID_LABEL
 from torchrun_api.status import TorchrunJobStatus, WorkersStatus
 from torchrun_cluster import LocalCluster, Size
 from torchrun_controller.client import Connection, Transport
-from torchrun_controller.client.apply import (
-    Applier,
+from torchrun_controller.client.apply import Applier, WriteResult
+from torchrun_controller.client.write_errors import (
     NameConflictError,
     RejectedError,
     SupersededError,
-    WriteResult,
 )
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 

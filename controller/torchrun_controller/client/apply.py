@@ -31,7 +31,13 @@ from torchrun_controller.client.responses import (
     read_holder,
     read_object,
 )
-from torchrun_controller.reconcile.model.observed import Conflict, Rejection
+from torchrun_controller.client.write_errors import (
+    NameConflictError,
+    RejectedError,
+    SupersededError,
+    UnavailableError,
+)
+from torchrun_controller.reconcile.model.observed import Rejection
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 
 FIELD_MANAGER = "torchrun-controller"
@@ -61,39 +67,6 @@ class LeaderCheck(Protocol):
 
     def check(self) -> None:
         """Raise NotLeader if no write may begin now."""
-
-
-class NameConflictError(Exception):
-    """Another object, not ours, has the name; nothing was written to it."""
-
-    def __init__(self, conflict: Conflict) -> None:
-        super().__init__(conflict.message)
-        self.conflict = conflict
-
-
-class RejectedError(Exception):
-    """The API server refuses the object.
-
-    If `permanent`, only a changed object can succeed. 403 is not permanent: a quota, a webhook or a
-    role may change at any time.
-    """
-
-    def __init__(self, rejection: Rejection, *, permanent: bool) -> None:
-        super().__init__(rejection.message)
-        self.rejection = rejection
-        self.permanent = permanent
-
-
-class UnavailableError(Exception):
-    """429, 5xx or no answer: retry, not before `retry_after` seconds if that is set."""
-
-    def __init__(self, message: str, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
-class SupersededError(Exception):
-    """An object that the Plan is based on has changed: observe and decide again."""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -222,7 +195,7 @@ class Applier:
                 return None
             if error.status == 409:
                 raise SupersededError(f"{kind.kind} {meta.name!r} has changed meanwhile") from error
-            if not error.is_refused_write:
+            if not (error.is_too_large or error.is_failed_webhook):
                 _raise_if_unavailable(error)
             raise
         except Disconnected as error:
@@ -235,6 +208,7 @@ class Applier:
 
         Raises:
             SupersededError: the object exists with another resourceVersion than expected.
+            RejectedError: a webhook for the object does not answer.
             UnavailableError: retry later.
             ApiError: any other refusal.
         """
@@ -266,6 +240,10 @@ class Applier:
                 return None
             if error.status == 404 or _is_uid_mismatch(error):
                 return None
+            if error.is_failed_webhook:
+                resource = delete.kind.resource
+                rejection = Rejection(resource, delete.name, error.message, verb="delete")
+                raise RejectedError(rejection, permanent=False) from error
             _raise_if_unavailable(error)
             raise
         except Disconnected as error:
@@ -393,7 +371,8 @@ def _raise_converted(error: ApiError, intent: Apply) -> None:
         message = f"{kind.kind} {name!r} was deleted or replaced meanwhile"
         raise SupersededError(message) from error
     malformed = error.status == 500 and error.message.startswith(MALFORMED)
-    if malformed or error.status in (400, 403, 422):
+    is_permanent = malformed or error.is_too_large or error.status in (400, 422)
+    if is_permanent or error.is_failed_webhook or error.status == 403:
         rejection = Rejection(kind.resource, name, error.message)
-        raise RejectedError(rejection, permanent=error.status != 403) from error
+        raise RejectedError(rejection, permanent=is_permanent) from error
     _raise_if_unavailable(error)

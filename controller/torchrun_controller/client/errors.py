@@ -7,13 +7,11 @@ import msgspec
 
 _START_LENGTH = 40  # characters of a response that does not decode
 _EXCERPT_LENGTH = 200  # characters of a response that is not a Status
-# In the API server's message, with status 500, if it has not stored the object: it is too large for
-# etcd (of etcd, and of the gRPC client before it), or a webhook with failurePolicy Fail failed.
-_NOT_STORED = (
-    "request is too large",
-    "trying to send message larger than max",
-    "failed calling webhook",
-)
+# In the API server's message, with status 500, about an object that is too large for etcd: of etcd,
+# and of the gRPC client before it.
+_TOO_LARGE = ("request is too large", "trying to send message larger than max")
+# The same for a webhook with failurePolicy Fail that does not answer.
+_WEBHOOK_FAILED = "failed calling webhook"
 # Longest Retry-After that is honoured; unparsable values count as this.
 LONGEST_WAIT = 600  # seconds
 
@@ -74,9 +72,15 @@ class ApiError(Exception):
         return f"{self.status} {self.reason}: {self.message}"
 
     @property
-    def is_refused_write(self) -> bool:
-        """Whether this 5xx concerns one object, which has not been stored."""
-        return self.status == 500 and any(part in self.message for part in _NOT_STORED)
+    def is_too_large(self) -> bool:
+        """Whether the API server or etcd refuses an object for its size."""
+        too_large_for_etcd = any(part in self.message for part in _TOO_LARGE)
+        return self.status == 413 or (self.status == 500 and too_large_for_etcd)
+
+    @property
+    def is_failed_webhook(self) -> bool:
+        """Whether a webhook with failurePolicy Fail did not answer."""
+        return self.status == 500 and _WEBHOOK_FAILED in self.message
 
     @classmethod
     def from_answer(cls, status: int, body: bytes, retry_after: str = "") -> "ApiError":

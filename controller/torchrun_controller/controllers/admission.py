@@ -22,7 +22,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import UserObject, kind_of
 from torchrun_controller.cache.admission_view import ObservedAdmission
 from torchrun_controller.client import ApiError
-from torchrun_controller.client.apply import RejectedError, SupersededError, UnavailableError
+from torchrun_controller.client.write_errors import RejectedError, SupersededError, UnavailableError
 from torchrun_controller.controllers.controller import (
     Behind,
     Done,

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from torchrun_api.kinds import UserObject
 from torchrun_controller.client import ApiError
-from torchrun_controller.client.apply import (
+from torchrun_controller.client.write_errors import (
     NameConflictError,
     RejectedError,
     SupersededError,

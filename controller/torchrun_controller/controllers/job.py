@@ -17,7 +17,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.client import ApiError
-from torchrun_controller.client.apply import NameConflictError, RejectedError
+from torchrun_controller.client.write_errors import NameConflictError, RejectedError
 from torchrun_controller.controllers import audit_log, live_reads
 from torchrun_controller.controllers.controller import (
     Done,

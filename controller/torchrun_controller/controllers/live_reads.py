@@ -22,7 +22,8 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, TORCHRUN_JOBS, Kind
 from torchrun_api.status import Attempt, TorchrunJobStatus
-from torchrun_controller.client.apply import LiveObject, SupersededError
+from torchrun_controller.client.apply import LiveObject
+from torchrun_controller.client.write_errors import SupersededError
 from torchrun_controller.reconcile.gang.gang import stale_attempts
 from torchrun_controller.reconcile.gang.replacement import MOST_AT_ONCE, find_awaited
 from torchrun_controller.reconcile.gang.restarts import INTENDED_ENDS

@@ -18,7 +18,7 @@ from torchrun_api.kinds import TORCHRUN_QUEUES
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.client import ApiError
-from torchrun_controller.client.apply import (
+from torchrun_controller.client.write_errors import (
     NameConflictError,
     RejectedError,
     SupersededError,

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrun_controller.client import ApiError
-from torchrun_controller.client.apply import NameConflictError, RejectedError
+from torchrun_controller.client.write_errors import NameConflictError, RejectedError
 from torchrun_controller.controllers.controller import FORBIDDEN_RETRY
 from torchrun_controller.reconcile.job.refusals import Identity, identity
 from torchrun_controller.reconcile.model.observed import (

@@ -17,6 +17,8 @@ from torchrun_controller.client.apply import (
     MERGE_PATCH,
     Applier,
     LiveObject,
+)
+from torchrun_controller.client.write_errors import (
     NameConflictError,
     RejectedError,
     SupersededError,
@@ -192,6 +194,9 @@ CONVERTED = "failed to convert new object (n/x; batch/v1, Kind=Job) to proper ve
         (refusal(400, "bad"), True),
         (refusal(500, TYPED), True),
         (refusal(500, CONVERTED), True),
+        (refusal(413, "request entity too large"), True),
+        (refusal(500, "etcdserver: request is too large"), True),
+        (refusal(500, "trying to send message larger than max (3 MB)"), True),
         (refusal(403, "exceeded quota"), False),
     ],
 )
@@ -204,6 +209,22 @@ async def test_a_refused_object_is_a_rejection_with_the_server_message(
     rejection = caught.value.rejection
     assert (rejection.resource, rejection.name) == ("services", "run")
     assert rejection.message == str(caught.value) == error.message
+
+
+async def test_a_webhook_that_does_not_answer_refuses_its_object_only() -> None:
+    message = 'Internal error occurred: failed calling webhook "w.x.io": connection refused'
+    delete = Delete(kind=JOBS, namespace="n", name="x", uid="u")
+    applier = Applier(Wire(*[refusal(500, message)] * 4), Open())
+    for write, verb in (
+        (applier.apply(intent()), "apply"),
+        (applier.apply(intent("u")), "apply"),
+        (applier.dry_run(intent()), "apply"),
+        (applier.delete(delete), "delete"),
+    ):
+        with pytest.raises(RejectedError) as caught:
+            await write
+        assert not caught.value.permanent
+        assert (caught.value.rejection.message, caught.value.rejection.verb) == (message, verb)
 
 
 @pytest.mark.parametrize(
@@ -243,8 +264,6 @@ async def test_a_status_that_is_not_stored_is_refused(message: str) -> None:
     with pytest.raises(ApiError) as caught:
         await Applier(Wire(refusal(500, message)), Open()).apply_status(JOB, TorchrunJobStatus())
     assert caught.value.message == message
-    with pytest.raises(UnavailableError):  # a gang needs all of its objects
-        await Applier(Wire(refusal(500, message)), Open()).apply(intent())
 
 
 async def test_other_errors_are_raised_unchanged() -> None:

@@ -5,11 +5,8 @@ import pytest
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS
 from torchrun_controller.client import ApiError, Disconnected
-from torchrun_controller.client.apply import (
-    Applier,
-    SupersededError,
-    UnavailableError,
-)
+from torchrun_controller.client.apply import Applier
+from torchrun_controller.client.write_errors import SupersededError, UnavailableError
 from torchrun_controller.reconcile.model.plan import Delete
 from unit.client.wire import OTHER_UID, PODS_OF_A_JOB, Open, Wire, answer, refusal
 

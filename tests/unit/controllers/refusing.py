@@ -10,12 +10,10 @@ from torchrun_api.kinds import JOBS, TORCHRUN_JOBS, Kind, UserObject
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.client import ApiError
-from torchrun_controller.client.apply import (
-    LiveObject,
+from torchrun_controller.client.apply import LiveObject, Status, WriteResult
+from torchrun_controller.client.write_errors import (
     RejectedError,
-    Status,
     UnavailableError,
-    WriteResult,
 )
 from torchrun_controller.controllers.controller import Outcome
 from torchrun_controller.controllers.job import JobReconciler
@@ -28,6 +26,7 @@ from world import DEFAULTS, World
 
 KEY = ("ml", "train")
 QUOTA = "exceeded quota: few"
+NO_ANSWER = 'failed calling webhook "w.example.com": connection refused'
 
 
 class Cluster:
@@ -37,6 +36,7 @@ class Cluster:
         self.world = world
         self.refuses: set[tuple[str, str]] = set()
         self.forbids_deletes: set[tuple[str, str]] = set()
+        self.fails_webhook: set[tuple[str, str]] = set()  # applies and deletes
         self.fails: set[tuple[str, str]] = set()  # applies for which it is not available
         self.loses_status = False
         self.requests: list[tuple[str, str]] = []  # every apply and delete that was sent
@@ -73,6 +73,9 @@ class Cluster:
         if (intent.kind.kind, intent.name) in self.refuses:
             rejection = Rejection(intent.kind.resource, intent.name, QUOTA)
             raise RejectedError(rejection, permanent=False)
+        if (intent.kind.kind, intent.name) in self.fails_webhook:
+            rejection = Rejection(intent.kind.resource, intent.name, NO_ANSWER)
+            raise RejectedError(rejection, permanent=False)
         if (intent.kind.kind, intent.name) in self.fails:
             raise UnavailableError("the server is down")
         await asyncio.sleep(0)
@@ -83,6 +86,9 @@ class Cluster:
         self.requests.append((delete.kind.kind, delete.name))
         if (delete.kind.kind, delete.name) in self.forbids_deletes:
             raise ApiError(403, "Forbidden", f"{delete.name} may not be deleted")
+        if (delete.kind.kind, delete.name) in self.fails_webhook:
+            rejection = Rejection(delete.kind.resource, delete.name, NO_ANSWER, verb="delete")
+            raise RejectedError(rejection, permanent=False)
         self.world.write(delete)
         return WriteResult(delete.kind, delete.name, delete.uid, "")
 

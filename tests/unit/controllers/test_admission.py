@@ -9,7 +9,7 @@ import structlog
 from msgspec.structs import replace
 
 from torchrun_controller.client import apply
-from torchrun_controller.client.apply import SupersededError, UnavailableError
+from torchrun_controller.client.write_errors import SupersededError, UnavailableError
 from torchrun_controller.controllers.admission import (
     BEHIND_RETRY,
     CONFIRM_TIMEOUT,

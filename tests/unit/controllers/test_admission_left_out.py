@@ -11,12 +11,8 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import UserObject
 from torchrun_controller.cache.admission_view import ObservedAdmission
 from torchrun_controller.client import ApiError
-from torchrun_controller.client.apply import (
-    Status,
-    SupersededError,
-    UnavailableError,
-    WriteResult,
-)
+from torchrun_controller.client.apply import Status, WriteResult
+from torchrun_controller.client.write_errors import SupersededError, UnavailableError
 from torchrun_controller.controllers.admission import (
     BEHIND_RETRY,
     KEEPS_TURN,

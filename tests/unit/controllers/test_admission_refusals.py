@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from torchrun_api.admission import Admission
 from torchrun_controller.client import ApiError
-from torchrun_controller.client.apply import UnavailableError
+from torchrun_controller.client.write_errors import UnavailableError
 from torchrun_controller.controllers.admission import BEHIND_RETRY, SETTLE_SECONDS
 from torchrun_controller.controllers.controller import Behind, Done, RequeueAfter
 from torchrun_controller.reconcile.admission.model import (

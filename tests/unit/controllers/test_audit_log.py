@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from torchrun_api.kinds import JOBS, SERVICES
 from torchrun_api.names import ATTEMPT_LABEL
 from torchrun_api.status import Attempt, LostPod, Progress, TorchrunJobStatus, WorkersStatus
-from torchrun_controller.client.apply import SupersededError
+from torchrun_controller.client.write_errors import SupersededError
 from torchrun_controller.controllers import audit_log
 from torchrun_controller.reconcile.model.plan import Apply, Delete, Plan
 from unit.controllers.neighbours import KEY, World, observed

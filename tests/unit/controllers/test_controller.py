@@ -4,11 +4,11 @@ import anyio
 import pytest
 
 from torchrun_controller.client import ApiError
-from torchrun_controller.client.apply import (
+from torchrun_controller.client.apply import WriteResult
+from torchrun_controller.client.write_errors import (
     RejectedError,
     SupersededError,
     UnavailableError,
-    WriteResult,
 )
 from torchrun_controller.controllers.controller import (
     FORBIDDEN_RETRY,

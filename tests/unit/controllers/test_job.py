@@ -11,10 +11,7 @@ from torchrun_api.meta import ObjectMeta
 from torchrun_api.status import Attempt, LostPod, Phase, TorchrunJobStatus
 from torchrun_controller.cache.expectations import EXPECTATION_TIMEOUT
 from torchrun_controller.client import ApiError
-from torchrun_controller.client.apply import (
-    NameConflictError,
-    RejectedError,
-)
+from torchrun_controller.client.write_errors import NameConflictError, RejectedError
 from torchrun_controller.controllers.controller import (
     FORBIDDEN_RETRY,
     Behind,

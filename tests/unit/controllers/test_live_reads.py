@@ -8,7 +8,8 @@ import pytest
 from torchrun_api.core import Job, Pod
 from torchrun_api.kinds import CLAIMS, JOBS, SERVICES, TORCHRUN_JOBS, Kind
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.client.apply import LiveObject, SupersededError
+from torchrun_controller.client.apply import LiveObject
+from torchrun_controller.client.write_errors import SupersededError
 from torchrun_controller.controllers import live_reads
 from torchrun_controller.reconcile import Observed, Plan
 from torchrun_controller.reconcile.model.observed import ObservedGang

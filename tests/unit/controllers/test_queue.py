@@ -12,12 +12,12 @@ from torchrun_api.kinds import CONFIG_MAPS, JOBS, KAI_QUEUES, TORCHRUN_QUEUES
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.client import ApiError
-from torchrun_controller.client.apply import (
+from torchrun_controller.client.apply import WriteResult
+from torchrun_controller.client.write_errors import (
     NameConflictError,
     RejectedError,
     SupersededError,
     UnavailableError,
-    WriteResult,
 )
 from torchrun_controller.controllers.controller import Behind, Done, RequeueAfter
 from torchrun_controller.controllers.queue import REFUSED_RETRY, QueueReconciler

@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 
 from torchrun_api.kinds import JOBS, PODS, SERVICES
-from torchrun_controller.client.apply import NameConflictError, UnavailableError, WriteResult
+from torchrun_controller.client.apply import WriteResult
+from torchrun_controller.client.write_errors import NameConflictError, UnavailableError
 from torchrun_controller.controllers.controller import FORBIDDEN_RETRY, RequeueAfter
 from torchrun_controller.controllers.job import MAX_ROUNDS
 from torchrun_controller.controllers.writes import STATUS_INTERVAL
 from torchrun_controller.reconcile.model.observed import Conflict
 from torchrun_controller.reconcile.model.plan import Apply
-from unit.controllers.refusing import Cluster
+from unit.controllers.refusing import NO_ANSWER, Cluster
 from world import START, World, make_job, make_queue
 
 SERVICE = ("Service", "train")
@@ -57,6 +58,51 @@ async def test_a_refused_write_and_the_deadline() -> None:
     await cluster.attempts(minutes=3)
     assert cluster.world.phase == "TimedOut"
     assert (cluster.world.job.status.completion_time - START).total_seconds() == 126
+
+
+async def test_a_failed_webhook_and_the_deadline() -> None:
+    """The API server answers 500 to one kind of object only, for hours."""
+    cluster = cluster_of(reliability={"activeDeadlineSeconds": 90})
+    cluster.refuses, cluster.fails_webhook = set(), {SERVICE}
+    assert await cluster.attempt() == RequeueAfter(FORBIDDEN_RETRY)
+    world = cluster.world
+    assert world.phase == "Running"
+    assert f"services train: {NO_ANSWER}" in world.condition("WritesAccepted").message
+    assert cluster.requests == [SERVICE], "the write is sent once in an attempt"
+    await cluster.attempt()
+    await cluster.attempts(minutes=3)
+    assert world.phase == "TimedOut"
+
+
+async def test_a_failed_webhook_and_a_restart() -> None:
+    """A webhook for Jobs is away while a gang fails. The failure is recorded, and no gang lost."""
+    cluster = cluster_of(reliability={"maxRestarts": 2})
+    cluster.refuses, cluster.fails_webhook = set(), {("Job", "train-r1")}
+    world = cluster.world
+    await cluster.attempt()
+    world.all_workers("Failed")
+    await cluster.attempts(minutes=2)
+    assert (world.phase, world.job.status.reason) == ("Pending", "Rejected")
+    assert NO_ANSWER in world.job.status.message
+    assert [attempt.counted for attempt in world.job.status.attempts] == [True]
+    cluster.fails_webhook = set()
+    world.pass_time(minutes=1)
+    await cluster.attempt()
+    assert (len(world.gangs), world.job.status.restarts) == (2, 1)
+    await cluster.attempt()
+    assert "WritesAccepted" not in {c.type for c in world.job.status.conditions}
+
+
+async def test_a_failed_webhook_for_pods_does_not_hide_the_end_of_the_job() -> None:
+    cluster = cluster_of(reliability={"maxRestarts": 0})
+    cluster.refuses = set()
+    await cluster.attempt()
+    first, second = (pod.metadata.name for pod in cluster.world.workers())
+    cluster.world.pod(first, phase="Failed")
+    cluster.fails_webhook = {("Pod", second)}
+    await cluster.attempt()
+    assert cluster.world.phase == "Failed"
+    assert f"delete pods {second}" in cluster.world.condition("WritesAccepted").message
 
 
 async def test_a_refused_write_and_a_suspension() -> None:
