@@ -109,6 +109,51 @@ def test_a_refused_template_is_reported_and_can_be_fixed(
     team.has(f"{team.batch}/jobs/run")
 
 
+def test_a_failed_webhook_for_jobs_does_not_hide_a_failure(
+    controller: ControllerProcess, team: Team
+) -> None:
+    """The API server answers 500 to new Jobs. The status shows the failure and the webhook."""
+    team.make_queue()
+    team.submit("run", reliability={"maxRestarts": 1, "backoffSeconds": 1})
+    for pod in team.workers("run"):
+        team.pod_becomes(pod, "Running")
+    team.reaches("run", "Running")
+    hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+    rule = {"operations": ["CREATE"], "apiGroups": ["batch"], "apiVersions": ["v1"]}
+    hook = {
+        "name": "jobs.policies.example.com",
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "failurePolicy": "Fail",
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": team.name}},
+        "clientConfig": {"service": {"namespace": team.name, "name": "policies"}},
+        "rules": [{**rule, "resources": ["jobs"]}],
+    }
+    team.api.create(hooks, {"metadata": {"name": team.name}, "webhooks": [hook]})
+    try:
+        eventually("the webhook is in force", lambda: webhook_fails(team))
+        team.pod_becomes(team.workers("run")[0], "Failed")
+        status = team.reaches("run", "Pending", "Rejected")
+        assert 'failed calling webhook "jobs.policies.example.com"' in status["message"]
+        assert [attempt["counted"] for attempt in status["attempts"]] == [True]
+    finally:
+        team.api.delete(f"{hooks}/{team.name}")
+    eventually("the webhook is gone", lambda: not webhook_fails(team))
+    # An edit lets the controller retry at once, and not after a minute.
+    team.api.patch(f"{team.group}/torchrunjobs/run", {"spec": {"reliability": {"maxRestarts": 2}}})
+    team.has(f"{team.batch}/jobs/run-r1")
+    team.reaches("run", "Queued")
+
+
+def webhook_fails(team: Team) -> bool:
+    """Whether the API server refuses a new Job, in a dry run."""
+    container = {"name": "c", "image": "i"}
+    template = {"spec": {"containers": [container], "restartPolicy": "Never"}}
+    body = {"metadata": {"name": "trial"}, "spec": {"template": template}}
+    answer = team.api.client.post(f"{team.batch}/jobs?dryRun=All", json=body)
+    return answer.status_code == 500 and "failed calling webhook" in answer.text
+
+
 def test_an_object_of_another_owner_with_our_name_is_reported_and_left_alone(
     controller: ControllerProcess, team: Team
 ) -> None:
