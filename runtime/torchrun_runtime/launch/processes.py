@@ -47,6 +47,13 @@ def foremost(tree: list[Process], number: int) -> list[Process]:
     return [inner for process in tops for inner in _inside(process, children, number)]
 
 
+def foremost_orphans(tree: list[Process], number: int) -> list[Process]:
+    """The processes that get a signal after the command has ended: the topmost that remain."""
+    children, pids = _children(tree), {process.pid for process in tree}
+    tops = [process for process in tree if process.parent not in pids]
+    return [inner for process in tops for inner in _inside(process, children, number)]
+
+
 def ranks(tree: list[Process]) -> list[Process]:
     """The ranks of torchrun; empty if no process has LOCAL_RANK."""
     marked = {p.pid for p in tree if variable(p.pid, "LOCAL_RANK") is not None}
@@ -73,18 +80,18 @@ def agents(tree: list[Process]) -> list[Process]:
         while above is not None and above.pid not in ancestors:
             ancestors[above.pid] = above
             above = by_pid.get(above.parent)
-    return [process for process in ancestors.values() if process.name not in _SHELLS]
+    return [process for process in ancestors.values() if not _is_shell(process)]
 
 
 def trapping(tree: list[Process], number: int) -> list[Process]:
     """The shells with a trap for the signal."""
-    return [p for p in tree if p.name in _SHELLS and handles(p, number)]
+    return [p for p in tree if _is_shell(p) and handles(p, number)]
 
 
 def programs(tree: list[Process]) -> list[Process]:
     """All but shells that wait for a child: if a signal ended the shell, the child would remain."""
     parents = {process.parent for process in tree}
-    return [p for p in tree if p.name not in _SHELLS or p.pid not in parents]
+    return [p for p in tree if p.pid not in parents or not _is_shell(p)]
 
 
 def handles(process: Process, number: int) -> bool:
@@ -106,13 +113,27 @@ def _inside(process: Process, children: dict[int, list[Process]], number: int) -
     trap handles them, as in a container without a launcher.
     """
     inner = children.get(process.pid, ())
-    if process.name not in _SHELLS or not inner:
+    if not inner or not _is_shell(process):
         return [process]
     matches = []
     if handles(process, number):
         matches = [process]
         inner = [child for child in inner if not _in_background(child)]
     return matches + [deeper for child in inner for deeper in _inside(child, children, number)]
+
+
+def _is_shell(process: Process) -> bool:
+    """Whether a shell runs in the process, also for a script with a #! line.
+
+    The kernel names the process after such a script. Its argv starts with the interpreter
+    (execve(2)).
+    """
+    if process.name in _SHELLS:
+        return True
+    with suppress(OSError), open(f"/proc/{process.pid}/cmdline", "rb") as file:
+        first = os.fsdecode(file.read().split(b"\0")[0])
+        return os.path.basename(first).lstrip("-") in _SHELLS
+    return False
 
 
 def _in_background(process: Process) -> bool:

@@ -23,6 +23,8 @@ from .processes import (
     catches,
     descendants,
     foremost,
+    foremost_orphans,
+    handles,
     programs,
     send,
     signal_name,
@@ -103,6 +105,7 @@ def supervise(
     child = _start(argv, environment, streams)
     stop: _GracefulStop | None = None
     stop_request: StopRequest | None = None
+    status: int | None = None
     last_check = time.monotonic()
     while True:
         # A signal that ends the pod stays pending while the command is killed: the caller sees it.
@@ -112,8 +115,9 @@ def supervise(
             for watchdog in watchdogs:
                 watchdog.on_stop(leaving=True)
             stop = _GracefulStop(number, grace)
-        status = _reap(child)
-        if status is not None:
+        ended = _reap(child)
+        status = ended if status is None else status
+        if status is not None and not (stop and stop.awaits_orphans()):
             has_survivors = not _clear()
             return _command_exit(status, stop, stop_request, has_survivors)
         if stop:
@@ -190,9 +194,9 @@ class _GracefulStop:
         self._halted = False
         self._rest: list[Process] = []
         self._rest_since: float | None = None
-        names = ", ".join(f"{process.name}[{process.pid}]" for process in self._first)
+        self._awaits_orphans = False
         if not for_next_round:
-            say(f"forwarded {signal_name(number)} to {names or 'no process'}")
+            _report_forwarded(number, self._first)
         saving = [process for process in self._first if catches(process, number)]
         if 0 < len(saving) < len(self._first):
             self._halt_agents()
@@ -206,6 +210,25 @@ class _GracefulStop:
             send(descendants(os.getpid()), signal.SIGKILL)
         elif time.monotonic() - self._rest_since > _AGENT_SECONDS:
             self._kill_rest()
+
+    def awaits_orphans(self) -> bool:
+        """Whether programs of a command that has ended handle the signal. They get it here first.
+
+        For example, a wrapper dies of the signal, and the program that it has started has not got
+        one yet.
+        """
+        if self.for_next_round:
+            return False
+        if not self._awaits_orphans:
+            self._awaits_orphans = True
+            orphans = foremost_orphans(descendants(os.getpid()), self.number)
+            received = {process.pid for process in (*self._first, *self._rest)}
+            self._first, self._rest_since = orphans, None
+            missed = [process for process in orphans if process.pid not in received]
+            if missed:
+                _report_forwarded(self.number, missed)
+                send(missed, self.number)
+        return any(alive(p) and handles(p, self.number) for p in self._first)
 
     def _await_first(self) -> None:
         remaining = [process for process in self._first if alive(process)]
@@ -241,6 +264,11 @@ class _GracefulStop:
 
     def _is_late(self) -> bool:
         return self._deadline is not None and time.monotonic() >= self._deadline
+
+
+def _report_forwarded(number: int, processes: list[Process]) -> None:
+    names = ", ".join(f"{process.name}[{process.pid}]" for process in processes)
+    say(f"forwarded {signal_name(number)} to {names or 'no process'}")
 
 
 def _start(argv: list[str], environment: Mapping[str, str], streams: Streams | None) -> int:

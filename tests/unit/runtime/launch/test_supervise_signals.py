@@ -202,6 +202,65 @@ def test_runs_the_trap_of_a_shell_and_signals_its_program_once(
     assert (result.exit_code, result.message["reason"]) == (143, "Stopped")
 
 
+@pytest.mark.parametrize(
+    ("trap", "lines"), [("true", ["after"]), ("trap 'echo trapped' TERM", ["trapped", "after"])]
+)
+def test_a_script_with_an_interpreter_line_is_a_shell(
+    launcher: Launcher, trap: str, lines: "list[str]"
+) -> None:
+    """The kernel names its process after the script, not after the shell."""
+    name = script(launcher.directory, SAVING)
+    text = f"""
+        #!/bin/sh
+        {trap}
+        {launcher.python} {name}
+        echo after
+    """
+    run = launcher.directory / script(launcher.directory, text, "run.sh")
+    run.write_text(run.read_text().lstrip())
+    run.chmod(0o755)
+    launched = launcher.start([str(run)], TORCHRUN_LAUNCHER="none", TORCHRUN_GRACE_SECONDS="30")
+    assert launched.line() == "ready"
+    launched.stop()
+    result = launched.end()
+    assert result.out.splitlines() == ["saving", "saved", *lines]
+    assert (result.exit_code, result.message["reason"]) == (143, "Stopped")
+
+
+WRAPPER = """
+    import subprocess, sys
+    sys.exit(subprocess.call([sys.executable, "rank.py"]))
+"""
+
+
+def test_a_program_can_save_after_its_wrapper_died_of_the_signal(launcher: Launcher) -> None:
+    script(launcher.directory, SAVING, "rank.py")
+    wrapper = script(launcher.directory, WRAPPER, "wrapper.py")
+    command = [launcher.python, wrapper]
+    launched = launcher.start(command, TORCHRUN_LAUNCHER="none", TORCHRUN_GRACE_SECONDS="30")
+    assert launched.line() == "ready"
+    launched.stop()
+    result = launched.end()
+    assert result.out.splitlines() == ["saving", "saved"]
+    assert (result.exit_code, result.message["reason"]) == (143, "Stopped")
+
+
+def test_a_program_without_its_wrapper_is_killed_after_the_grace_period(
+    launcher: Launcher,
+) -> None:
+    endless = SAVING.replace("sys.exit(0)", "return")
+    assert endless != SAVING
+    script(launcher.directory, endless, "rank.py")
+    wrapper = script(launcher.directory, WRAPPER, "wrapper.py")
+    command = [launcher.python, wrapper]
+    launched = launcher.start(command, TORCHRUN_LAUNCHER="none", TORCHRUN_GRACE_SECONDS="3")
+    assert launched.line() == "ready"
+    launched.stop()
+    result = launched.end()
+    assert "the grace period is over: killing the remaining processes" in result.err
+    assert result.exit_code == 143
+
+
 def test_a_trap_runs_after_the_ranks_have_ended(launcher: Launcher) -> None:
     script(launcher.directory, RANKS, "rank.py")
     agent = script(launcher.directory, AGENT, "agent.py")
