@@ -41,12 +41,14 @@ _METADATA = frozenset(
         "fd20:ce::254",
     )
 )
-# Prefixes whose last 32 bits are an IPv4 address: NAT64 (RFC 6052, RFC 8215), translated (RFC 2765)
-# and compatible ones (RFC 4291).
+# Prefixes whose last 32 bits are an IPv4 address: NAT64 (RFC 6052), translated (RFC 2765) and
+# compatible ones (RFC 4291).
 _IPV4_AT_THE_END = tuple(
-    ipaddress.ip_network(text)
-    for text in ("64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96", "::/96")
+    ipaddress.ip_network(text) for text in ("64:ff9b::/96", "::ffff:0:0:0/96", "::/96")
 )
+# NAT64 for local use (RFC 8215). Each network chooses its own length of the prefix, and with it the
+# place of the IPv4 address, so that an address leads to different hosts in different networks.
+_LOCAL_NAT64 = ipaddress.ip_network("64:ff9b:1::/48")
 _LOOPBACK = ipaddress.ip_address("::1")
 
 
@@ -140,8 +142,8 @@ def resolve(host: str, port: int, field: str = URL_FIELD) -> tuple[str, ...]:
         if is_forbidden(ipaddress.ip_address(text.partition("%")[0])):
             message = (
                 f"Host {host!a} of {field} has the address {text}, which is not"
-                " allowed: it is link-local, multicast, unspecified or a metadata service. Use"
-                " another host."
+                " allowed: it is link-local, multicast, unspecified, a metadata service or in"
+                f" {_LOCAL_NAT64}. Use another host."
             )
             raise SyncError("ForbiddenAddress", message, permanent=field == URL_FIELD)
     return addresses
@@ -177,6 +179,7 @@ def is_forbidden(address: _Address) -> bool:
         or address.is_unspecified
         or (address.version == 4 and (address.is_reserved or int(address) >> 24 == 0))
         or address in _METADATA
+        or address in _LOCAL_NAT64
     )
 
 
