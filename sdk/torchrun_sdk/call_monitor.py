@@ -55,7 +55,7 @@ class CallMonitor:
         self._nodes = nodes
         self._delivery = delivery
         self._events: queue.Queue[MonitorEvent] = queue.Queue()
-        self._pods = Connections(kubectl, call, self._events, delivery)
+        self._pods = Connections(kubectl, state.name, call, self._events, delivery)
         self._start = time.monotonic()
         self._pods_answered: set[str] = set()
         self._pods_ready: set[tuple[int, str]] = set()

@@ -14,7 +14,7 @@ from typing import Any, Callable
 
 from torchrun_sdk.errors import ClusterError, SdkError
 from torchrun_sdk.kubectl import LONGEST_LINE, Child, Kubectl
-from torchrun_sdk.manifest import ATTEMPT, CONTAINER, node_of
+from torchrun_sdk.manifest import ATTEMPT, CONTAINER, child_job, node_of
 from torchrun_sdk.spec import (
     ENTRY,
     FOLDER,
@@ -100,18 +100,20 @@ class CallDelivery:
 class Connections:
     """One connection into each running pod, restarted after a failure.
 
-    call: the call whose results are requested, "" for the newest of each pod at the first
-    connection. delivery: for pods that do not have this call.
+    job: the name of the TorchrunJob. call: the call whose results are requested, "" for the newest
+    of each pod at the first connection. delivery: for pods that do not have this call.
     """
 
     def __init__(
         self,
         kubectl: Kubectl,
+        job: str,
         call: str,
         events: queue.Queue[MonitorEvent],
         delivery: CallDelivery | None = None,
     ) -> None:
         self._kubectl = kubectl
+        self._job = job
         self._call = call
         self._events = events
         self._delivery = delivery
@@ -121,7 +123,7 @@ class Connections:
         self._backlog_lock = threading.Lock()
 
     def pod(self, pod: dict[str, Any], *, is_deleted: bool) -> None:
-        """Handle a changed pod. Pods without a Job only have the labels of a worker."""
+        """Handle a changed pod. Pods of another Job, or of none, may have a worker's labels."""
         metadata, status = pod["metadata"], pod.get("status") or {}
         name = metadata["name"]
         running = status.get("phase") == "Running" and not is_deleted
@@ -131,7 +133,7 @@ class Connections:
                 attempt, index = int(labels.get(ATTEMPT, 0)), str(node_of(labels))
             except ValueError:
                 return
-            if not _is_of_job(metadata):
+            if not _is_owned_by(child_job(self._job, labels), metadata):
                 return
             new_pod = self._pods[name] = _Pod(name, attempt, index)
             threading.Thread(target=self._collect, args=(new_pod,), daemon=True).start()
@@ -245,9 +247,14 @@ class Connections:
             self._events.put(("failed", ClusterError(f"{pod.name}: {message.why}")))
 
 
-def _is_of_job(metadata: dict[str, Any]) -> bool:
+def _is_owned_by(job: str, metadata: dict[str, Any]) -> bool:
+    """Whether the controller of a pod is the Job of this name.
+
+    This excludes copies of a Job, not forged pods: who creates a pod can write any owner and UID.
+    """
     owners = metadata.get("ownerReferences") or ()
-    return any(owner.get("controller") and owner.get("kind") == "Job" for owner in owners)
+    controllers = [owner for owner in owners if owner.get("controller")]
+    return any(owner.get("kind") == "Job" and owner.get("name") == job for owner in controllers)
 
 
 class _Pod:

@@ -56,6 +56,13 @@ def node_of(labels: dict[str, str]) -> int:
     return index + 1 if labels.get(_ROLE) == "worker" else index
 
 
+def child_job(job: str, labels: dict[str, str]) -> str:
+    """Name of the Job that a worker belongs to, from its labels; as in torchrun_api."""
+    attempt = int(labels.get(ATTEMPT, 0))
+    gang = f"{job}-r{attempt}" if attempt else job
+    return f"{gang}-w" if labels.get(_ROLE) == "worker" else gang
+
+
 def build(name: str, compute: Compute, key: str = "") -> dict[str, Any]:
     """The TorchrunJob for calls. The plugin adds namespace and workspace.
 

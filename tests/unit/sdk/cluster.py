@@ -232,7 +232,7 @@ def gang() -> None:
         outputs[-1].start()
         labels = {"torchrun.ai/attempt": "0", JOB_NAME: name_of_job}
         labels["batch.kubernetes.io/job-completion-index"] = str(index)
-        owners = [{"kind": "Job", "name": "j", "uid": "u", "controller": True}]
+        owners = [{"kind": "Job", "name": name_of_job, "uid": "u", "controller": True}]
         metadata = {"name": name, "labels": labels, "ownerReferences": owners}
         pod = {"metadata": metadata, "status": {"phase": "Running"}}
         pods.append(PODS / f"{name}.json")

@@ -31,7 +31,7 @@ def test_a_pod_waits_while_its_output_is_not_handled(
     events: "queue.Queue[MonitorEvent]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "_LONGEST_BACKLOG", 10 * len(LINE))
-    subject = Connections(Kubectl(), "c", events)
+    subject = Connections(Kubectl(), "j", "c", events)
     reader = threading.Thread(target=lambda: [subject._line(LINE, pod()) for _ in range(50)])
     reader.start()
     reader.join(0.5)
@@ -46,7 +46,7 @@ def test_a_pod_that_waits_does_not_delay_the_end(
     events: "queue.Queue[MonitorEvent]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "_LONGEST_BACKLOG", 0)
-    subject = Connections(Kubectl(), "c", events)
+    subject = Connections(Kubectl(), "j", "c", events)
     reader = threading.Thread(target=lambda: [subject._line(LINE, pod()) for _ in range(50)])
     reader.start()
     until(events.qsize)
@@ -59,7 +59,7 @@ def test_a_line_beyond_the_limit_ends_the_call(
     events: "queue.Queue[MonitorEvent]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "LONGEST_LINE", 100)
-    Connections(Kubectl(), "c", events)._line(LINE[:100], pod())
+    Connections(Kubectl(), "j", "c", events)._line(LINE[:100], pod())
     assert events.get(timeout=0) == ("unreadable", ("p", "it has more than 100 characters"))
 
 
@@ -69,7 +69,7 @@ def test_a_file_that_is_deleted_before_it_is_sent(
     call = Call("c", Reference("f", script="s.py"), pack([[], {}], "json", "x"))
     delivery = CallDelivery(call, tmp_path, Kubectl())
     delivery._files.set_result(f"{'0' * 64} 1 644 gone.py")
-    Connections(Kubectl(), "c", events, delivery)._line(encode(Wants([0])), pod())
+    Connections(Kubectl(), "j", "c", events, delivery)._line(encode(Wants([0])), pod())
     what, error = events.get(timeout=0)
     assert what == "failed"
     assert isinstance(error, kt.ClusterError)
@@ -94,7 +94,7 @@ def test_a_connection_that_is_closed_while_it_starts_leaves_no_program(
     kubectl.command()  # selects the namespace with the kubectl of the test
     (tmp_path / "bin" / "kubectl").write_text("#!/bin/sh\nexec sleep 1000\n")
     monkeypatch.setattr(connections, "Child", ClosedWhileItStarts)
-    subject = Connections(kubectl, "c", events)
+    subject = Connections(kubectl, "j", "c", events)
     subject._collect(pod())
     assert started[0]._process.poll() is not None
 
@@ -114,7 +114,7 @@ def test_a_client_of_the_newest_call_stays_with_it(
         f"echo '{encode(Here(True, 'free', 1, 'a'))}'\n"
     )
     monkeypatch.setattr(connections, "_AGAIN", 0.0)
-    subject = Connections(kubectl, "", events)
+    subject = Connections(kubectl, "j", "", events)
     reader = threading.Thread(target=subject._collect, args=(pod(),))
     reader.start()
     until(lambda: requested.exists() and len(requested.read_text().splitlines()) > 2)

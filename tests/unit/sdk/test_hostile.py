@@ -275,19 +275,35 @@ def test_a_watch_reports_changes_only(cluster: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owners", "attempt", "index"),
-    [(False, "0", "0"), (True, "first", "0"), (True, "0", "last"), (False, "0", "7")],
+    ("owner", "attempt", "index"),
+    [
+        ("", "0", "0"),
+        ("", "0", "7"),
+        ("Job/ranks-xxxxx", "first", "0"),
+        ("Job/ranks-xxxxx", "0", "last"),
+        ("Job/copy", "0", "0"),
+        ("Job/ranks-xxxxx-r1", "0", "0"),
+        ("Job/ranks-xxxxx-w", "0", "0"),
+        ("ReplicaSet/ranks-xxxxx", "0", "0"),
+    ],
 )
-def test_a_pod_with_the_labels_alone_is_no_rank(
-    cluster: Path, theirs: ModuleType, owners: bool, attempt: str, index: str
+def test_a_pod_of_another_owner_is_no_rank(
+    cluster: Path,
+    theirs: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: str,
+    attempt: str,
+    index: str,
 ) -> None:
+    """It may have the labels of a worker, as a copy of the Job under another name gives them."""
+    monkeypatch.setattr("torchrun_sdk.manifest.secrets.choice", lambda _: "x")
     workspace = cluster / "workspace" / "stranger" / ".torchrun-sdk"
     workspace.mkdir(parents=True)
     (workspace / "run.py").write_text('print(\'{"kind": "Raised"}\', flush=True)')
     labels = {"torchrun.ai/attempt": attempt, "batch.kubernetes.io/job-completion-index": index}
-    metadata = {"name": "stranger", "labels": labels}
-    if owners:
-        metadata["ownerReferences"] = [{"kind": "Job", "name": "j", "controller": True}]
+    kind, _, name = owner.partition("/")
+    owners = [{"kind": kind, "name": name, "controller": True}] if owner else []
+    metadata = {"name": "stranger", "labels": labels, "ownerReferences": owners}
     stranger = {"metadata": metadata, "status": {"phase": "Running"}}
     replace_text(cluster / "pods" / "stranger.json", json.dumps(stranger))
     assert kt.fn(theirs.ranks).to(kt.Compute())() == 0
