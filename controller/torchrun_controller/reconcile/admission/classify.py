@@ -19,12 +19,19 @@ from torchrun_api.quantity import QuantityError
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import TERMINAL
 from torchrun_controller.reconcile.admission.model import Workload
+from torchrun_controller.reconcile.model import decode
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, may_create_pods
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability
-from torchrun_controller.reconcile.spec.requests import GangRequests, pod_shortfall, requests_of
+from torchrun_controller.reconcile.spec.requests import (
+    Charge,
+    GangRequests,
+    admitted_requests,
+    pod_shortfall,
+    requests_of,
+)
 from torchrun_controller.reconcile.spec.scheduling import scheduling_of
 from torchrun_controller.reconcile.spec.size import size_of
 
@@ -56,11 +63,13 @@ class RunningGang(Struct, frozen=True, kw_only=True):
 
     It is 0 once the Job creates no more pods: only those that run count then (`live_nodes`), which
     are the larger part of `nodes` during a resize. `requested_nodes` is
-    what the job asked for when the Job was created. `may_run`: a pod runs, or the present Job may
-    create one. `pods_by_node` counts running pods and probes, `heads_by_node` the head pods among
-    them.
+    what the job asked for when the Job was created. `charge` is the annotation of the latest Job,
+    without a Job that of the latest pod, with what its pods request. `may_run`: a pod runs, or the
+    present Job may create one. `pods_by_node` counts running pods and probes, `heads_by_node` the
+    head pods among them.
     """
 
+    charge: str
     nodes: int
     live_nodes: int
     created_nodes: int
@@ -118,10 +127,14 @@ def running_gang(
     heads_by_node = Counter(
         pod.spec.node_name for pod in with_node if pod.metadata.labels.role == names.HEAD
     )
+    latest: tuple[Job | Pod, ...] = child_jobs[-1:]
+    if not latest:
+        latest = tuple(sorted(workers, key=attempt_of)[-1:])
     present = next((child for child in child_jobs[-1:] if may_create_pods(child)), None)
     created_nodes = 0 if present is None else head_and_workers.nodes_of(present)
     live_nodes = max(sizes.values(), default=0)
     return RunningGang(
+        charge=latest[0].metadata.annotations.charge if latest else "",
         nodes=max(created_nodes, live_nodes),
         live_nodes=live_nodes,
         created_nodes=created_nodes,
@@ -197,12 +210,13 @@ def _classify(
     takes_part: bool,
 ) -> Classification:
     """Classify a job that waits (`admitted_nodes` is 0) or is admitted for this many nodes."""
-    requests, grant = _requests(job, queue), admission_status.granted_requests(job)
-    # The charge is what was admitted; a later edit of the spec does not change it.
+    requests, recorded = _requests(job, queue), admission_status.granted_requests(job)
+    # The charge is what was admitted, or what already runs; an edit of the spec does not change it.
+    grant = recorded or (_charge_of_gang(job, gang) if admitted_nodes else None)
     pods = grant or requests or _from_status(job)
     nodes = admitted_nodes
     if takes_part:
-        nodes = _requested_nodes(job, requests, admitted_nodes, gang)
+        nodes = _requested_nodes(job, requests, grant, admitted_nodes, gang)
     scheduling = scheduling_of(job, queue)
     meta, status = job.metadata, job.status
     admission = status.admission or Admission()
@@ -213,7 +227,7 @@ def _classify(
             namespace=meta.namespace,
             name=meta.name,
             uid=meta.uid,
-            queue=admission.queue if grant is not None else job.spec.job_queue,
+            queue=admission.queue if recorded is not None else job.spec.job_queue,
             created=meta.creation_timestamp or LONG_AGO,
             nodes=nodes,
             pod=pods.pod,
@@ -257,7 +271,11 @@ def _describe_excess(
 
 
 def _requested_nodes(
-    job: TorchrunJob, requests: GangRequests | None, admitted_nodes: int, gang: RunningGang
+    job: TorchrunJob,
+    requests: GangRequests | None,
+    grant: GangRequests | None,
+    admitted_nodes: int,
+    gang: RunningGang,
 ) -> int:
     """Return the nodes to admit: more only for an elastic gang, fewer once no larger gang is left.
 
@@ -265,7 +283,6 @@ def _requested_nodes(
     """
     if requests is None or job.metadata.deletion_timestamp is not None:
         return admitted_nodes
-    grant = admission_status.granted_requests(job)
     if grant is not None and pod_shortfall(requests, grant):
         return admitted_nodes
     if not admitted_nodes or requests.nodes == admitted_nodes:
@@ -274,6 +291,17 @@ def _requested_nodes(
         return requests.nodes if job.spec.elastic is not None else admitted_nodes
     is_observed = job.status.observed_generation == job.metadata.generation
     return max(requests.nodes, gang.nodes) if is_observed else admitted_nodes
+
+
+def _charge_of_gang(job: TorchrunJob, gang: RunningGang) -> GangRequests | None:
+    """Return what the pods of the gang request; None if its annotation cannot be read.
+
+    The spec may request more after an edit. The next gang needs an admission of its own for that.
+    """
+    charge = decode.read(gang.charge, Charge)
+    if charge is None or charge.job != job.metadata.uid:
+        return None
+    return admitted_requests(charge.admission)
 
 
 def _requests(job: TorchrunJob, queue: TorchrunQueue | None) -> GangRequests | None:

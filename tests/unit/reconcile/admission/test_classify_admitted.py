@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from admitting import QUOTA, running, submitted
 from torchrun_api.admission import Admission
-from torchrun_api.core import JobStatus, Pod
+from torchrun_api.core import Job, JobStatus, Pod
 from torchrun_api.kinds import PODS
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.admission.classify import running_gang
@@ -24,6 +24,7 @@ from unit.reconcile.admission.classifying import (
     classify_world,
     deliver,
     pending,
+    remove_charges,
     status_update,
 )
 from world import START, World, make_queue
@@ -83,6 +84,7 @@ class TestHolding:
 
     def test_a_running_job_without_a_record_is_charged_and_recorded(self):
         world = running()
+        remove_charges(world, Job, Pod)
         status = replace(world.job.status, gpus=16, admission=Admission(nodes=2, time=START))
         world.job = replace(world.job, status=status)
         world.spec(num_nodes=None)
@@ -96,6 +98,7 @@ class TestHolding:
     )
     def test_the_gpus_of_an_unrecorded_charge_come_from_the_status(self, nodes, total, gpus):
         world = running()
+        remove_charges(world, Job, Pod)
         recorded = Admission(nodes=2, time=START)
         status = replace(world.job.status, num_nodes=nodes, gpus=total, admission=recorded)
         world.job = replace(world.job, status=status)
