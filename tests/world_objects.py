@@ -85,6 +85,7 @@ class WorldObjects:
         self.nodes: dict[str, Node] | None = None
         self.nodes_awaited = False
         self.installed: Installed | None = Installed()
+        self.suffix = "abcde"  # of the names of pods; a cluster has no vowels in it
         self.kinds: dict[str, Kind[SchedulingGroup]] = {}  # of groups, by their plurals
         self.created: list[tuple[str, str]] = []
         self.gangs: list[Job] = []
@@ -284,7 +285,7 @@ class WorldObjects:
 
     def _spawn(self, child: Job) -> None:
         for index in range(child.spec.completions or 1):
-            self._spawn_pod(child, index, "abcde")
+            self._spawn_pod(child, index, self.suffix)
 
     def _spawn_pod(self, child: Job, index: int, suffix: str, failures: int = 0) -> None:
         """Create a pod like the Job controller; failures: pods of this index that it replaces."""

@@ -149,6 +149,11 @@ MAX_LABEL = 63
 # Most digits of a number in a label or an annotation: users can set them to any value.
 _DIGITS = 15
 
+# What the name of a child Job adds to that of its job, and an Indexed Job's pods to theirs after
+# their index: SafeEncodeString in k8s.io/apimachinery/pkg/util/rand.
+_GANG = r"(-r\d+)?(-w)?"
+_SUFFIX = "[bcdfghjklmnpqrstvwxz2456789]{5}"
+
 
 def number_in(text: str, otherwise: int = 0) -> int:
     """The number in a label or an annotation; `otherwise` if the text is not a number."""
@@ -207,7 +212,7 @@ def workers_job(job: str, attempt: int) -> str:
 
 def is_worker(job: str, name: str) -> bool:
     """Whether the name is that of a worker of this job: a child Job, an index and a suffix."""
-    return re.fullmatch(rf"{re.escape(job)}(-r\d+)?(-w)?-\d+-[a-z0-9]+", name) is not None
+    return re.fullmatch(rf"{re.escape(job)}{_GANG}-\d+-{_SUFFIX}", name) is not None
 
 
 def worker_host(job: str, attempt: int, index: int, namespace: str) -> str:

@@ -23,3 +23,26 @@ def test_an_invalid_number_is_the_default() -> None:
 )
 def test_the_index_is_at_the_end_of_the_pod_name(name: str, number: int) -> None:
     assert names.number_of(name) == number
+
+
+@pytest.mark.parametrize(
+    ("name", "is_worker"),
+    [
+        ("train-0-bcdfg", True),
+        ("train-12-x7k2p", True),
+        ("train-r3-0-zz999", True),
+        ("train-w-1-bcdfg", True),
+        ("train-r3-w-1-bcdfg", True),
+        ("train-0-debug", False),
+        ("train-0-bcdf", False),
+        ("train-0-bcdfg2", False),
+        ("train-0-bcdf0", False),
+        ("train-0-bcdfy", False),
+        ("train-0-bcdfg\n", False),
+        ("train-bcdfg", False),
+        ("train-debug-0-bcdfg", False),
+        ("retrain-0-bcdfg", False),
+    ],
+)
+def test_a_worker_has_a_name_that_an_indexed_job_gives(name: str, is_worker: bool) -> None:
+    assert names.is_worker("train", name) is is_worker

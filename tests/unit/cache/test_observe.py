@@ -200,12 +200,12 @@ def test_only_nodes_of_pods_and_unfenced_workers_are_observed(caches):
     for name in ("of-a-pod", "of-an-unfenced", "of-a-failure", "of-a-worker", "of-nobody"):
         nodes.upsert(a_node(name), 1)
     worker = {names.COMPONENT_LABEL: names.WORKER}
-    pod = child(Pod, "train-0-abcde", [], **worker)
+    pod = child(Pod, "train-0-bcdfg", [], **worker)
     bound = replace(pod, spec=replace(pod.spec, node_name="of-a-pod"))
     caches.pods.upsert(bound, 2)
     caches.pods.upsert(
         replace(
-            child(Pod, "train-1-abcde", [], **worker),
+            child(Pod, "train-1-bcdfg", [], **worker),
             spec=replace(pod.spec, node_name="gone"),
         ),
         2,

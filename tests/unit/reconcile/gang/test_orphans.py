@@ -8,10 +8,14 @@ from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import OwnerReference
 from world import World, make_job, make_queue
 
+# A possible one: the names of orphaned pods count.
+SUFFIX = "bcdfg"
+
 
 def running(**spec: object) -> World:
     job = make_job(**{"numNodes": 2, "reliability": {"maxRestarts": 5}, **spec})
     world = World(job, make_queue())
+    world.suffix = SUFFIX
     world.settle()
     world.all_workers("Running")
     world.settle()
@@ -35,7 +39,7 @@ def orphan(world: World) -> None:
 
 def add_copy(world: World, name: str, *owners: OwnerReference) -> None:
     """Another pod with the labels and annotations of a worker."""
-    pod = world.objects[PODS.plural, "train-0-abcde"]
+    pod = world.objects[PODS.plural, "train-0-bcdfg"]
     meta = replace(pod.metadata, name=name, uid=f"uid-of-{name}", owner_references=owners)
     world.objects[PODS.plural, name] = replace(pod, metadata=meta)
 
@@ -44,6 +48,7 @@ def test_orphaned_workers_keep_the_admission_of_an_edited_job() -> None:
     """Running pods keep their quota, so no admission can follow."""
     queue = make_queue(quota={"nodes": 2})
     world = World(make_job(numNodes=2, nodeResources={"cpus": 1}), queue)
+    world.suffix = SUFFIX
     world.settle()
     world.admit(2)
     world.settle()
@@ -57,8 +62,8 @@ def test_orphaned_workers_keep_the_admission_of_an_edited_job() -> None:
     status = world.job.status
     assert (world.phase, status.reason) == ("Queued", "OrphanedWorkers")
     assert "requests 2 of cpu on each node, but was admitted with 1." in status.message
-    assert "kubectl delete pod -n ml train-0-abcde train-1-abcde" in status.message
-    world.vanish("train-0-abcde", "train-1-abcde")
+    assert "kubectl delete pod -n ml train-0-bcdfg train-1-bcdfg" in status.message
+    world.vanish("train-0-bcdfg", "train-1-bcdfg")
     world.settle()
     assert world.job.status.reason == "WaitingForAdmission"
 
@@ -78,11 +83,11 @@ def test_orphaned_workers_block_the_next_gang_and_the_message_says_how_to_delete
     status = world.job.status
     assert (world.phase, status.reason) == ("Queued", "OrphanedWorkers")
     assert "Waiting for 2 pods of the previous gang to terminate" in status.message
-    assert "kubectl delete pod -n ml train-0-abcde train-1-abcde" in status.message
+    assert "kubectl delete pod -n ml train-0-bcdfg train-1-bcdfg" in status.message
     assert {pod.metadata.annotations.start for pod in world.workers()} == {""}
     events = [(e.type, e.reason) for plan in world.plans for e in plan.events]
     assert ("Warning", "OrphanedWorkers") in events
-    world.vanish("train-0-abcde", "train-1-abcde")
+    world.vanish("train-0-bcdfg", "train-1-bcdfg")
     world.settle()
     assert world.phase == "Running"
 
@@ -91,7 +96,7 @@ def test_terminating_orphans_are_waited_for():
     world = orphaned()
     world.settle()
     start_next(world)
-    for name in ("train-0-abcde", "train-1-abcde"):
+    for name in ("train-0-bcdfg", "train-1-bcdfg"):
         pod = world.objects[PODS.plural, name]
         meta = replace(pod.metadata, deletion_timestamp=world.now)
         world.objects[PODS.plural, name] = replace(pod, metadata=meta)
@@ -109,9 +114,9 @@ def test_a_suspension_names_orphans():
     world.settle()
     suspended = world.condition("Suspended")
     assert suspended.status == "False"
-    assert "Waiting for 2 pods to terminate: train-0-abcde, train-1-abcde." in suspended.message
-    assert "kubectl delete pod -n ml train-0-abcde train-1-abcde" in suspended.message
-    world.vanish("train-0-abcde", "train-1-abcde")
+    assert "Waiting for 2 pods to terminate: train-0-bcdfg, train-1-bcdfg." in suspended.message
+    assert "kubectl delete pod -n ml train-0-bcdfg train-1-bcdfg" in suspended.message
+    world.vanish("train-0-bcdfg", "train-1-bcdfg")
     world.settle()
     assert world.phase == "Suspended"
 
@@ -120,7 +125,7 @@ def test_only_the_first_orphans_are_named():
     world = orphaned(numNodes=6)
     world.settle()
     start_next(world)
-    assert world.job.status.message.endswith("train-2-abcde train-3-abcde and 2 more).")
+    assert world.job.status.message.endswith("train-2-bcdfg train-3-bcdfg and 2 more).")
 
 
 REPLICA_SET = OwnerReference(kind="ReplicaSet", name="mine", uid="uid-rs", controller=True)
@@ -130,10 +135,14 @@ REPLICA_SET = OwnerReference(kind="ReplicaSet", name="mine", uid="uid-rs", contr
     ("name", "owners"),
     [
         ("my-debug-copy", ()),
-        ("train-0-abcde-debug", ()),
+        ("train-0-bcdfg-debug", ()),
         ("train-0", ()),
-        ("other-0-abcde", ()),
-        ("train-0-fghij", (REPLICA_SET,)),
+        ("train-0-debug", ()),
+        ("train-r1-w-0-copy2", ()),
+        ("train-0-bcdf", ()),
+        ("train-0-bcdfg2", ()),
+        ("other-0-bcdfg", ()),
+        ("train-0-hjklm", (REPLICA_SET,)),
     ],
 )
 def test_a_copied_pod_with_the_labels_blocks_nothing(name: str, owners: tuple[OwnerReference, ...]):
@@ -148,7 +157,7 @@ def test_a_copied_pod_with_the_labels_blocks_nothing(name: str, owners: tuple[Ow
     assert (PODS.plural, name) in world.objects
 
 
-@pytest.mark.parametrize("name", ["train-0-fghij", "train-r7-1-fghij", "train-r7-w-1-fghij"])
+@pytest.mark.parametrize("name", ["train-0-hjklm", "train-r7-1-hjklm", "train-r7-w-1-hjklm"])
 @pytest.mark.parametrize("there", [True, False])
 def test_a_worker_of_an_earlier_job_of_this_name_is_waited_for(name: str, there: bool):
     """The garbage collector deletes pods of a deleted Job, but no orphaned pods."""
@@ -178,7 +187,7 @@ def test_pods_of_a_just_deleted_job_are_left_to_the_garbage_collector():
 
 def test_pods_with_an_existing_job_are_no_orphans():
     world = running()
-    world.pod("train-0-abcde", phase="Failed")
+    world.pod("train-0-bcdfg", phase="Failed")
     world.settle()
     start_next(world)
     assert world.job.status.reason == "WaitingForOldGang"

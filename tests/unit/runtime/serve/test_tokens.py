@@ -62,7 +62,7 @@ def bound(**body: object) -> str:
         token(),
         token(EC, "ES256", "ec"),
         token(aud="torchrun.ai/workspace"),
-        bound(namespace="ml", pod={"name": "train-12-abcde"}),
+        bound(namespace="ml", pod={"name": "train-12-bcdfg"}),
     ],
     ids=["rsa", "ecdsa", "one-audience", "first-attempt"],
 )
@@ -75,7 +75,7 @@ async def test_a_worker_is_served(good: str) -> None:
 async def test_workers_of_every_gang_are_served(
     of_job: Callable[[str, int], str], attempt: int
 ) -> None:
-    pod = f"{of_job('train', attempt)}-7-abcde"
+    pod = f"{of_job('train', attempt)}-7-bcdfg"
     assert await verifier().check(bound(namespace="ml", pod={"name": pod})) == pod
 
 
@@ -98,11 +98,11 @@ async def test_workers_of_every_gang_are_served(
         (token(nbf=time.time() + 7200), "not yet valid"),
         (bound(namespace="other", pod={"name": POD}), "of this namespace"),
         (bound(namespace="ml"), "of this namespace"),
-        (bound(namespace="ml", pod="train-0-abcde"), "of this namespace"),
+        (bound(namespace="ml", pod="train-0-bcdfg"), "of this namespace"),
         (token(**{"kubernetes.io": None}), "of this namespace"),
-        (bound(namespace="ml", pod={"name": "other-0-abcde"}), "not a worker of this job"),
+        (bound(namespace="ml", pod={"name": "other-0-bcdfg"}), "not a worker of this job"),
         (bound(namespace="ml", pod={"name": "train-sync-0"}), "not a worker of this job"),
-        (bound(namespace="ml", pod={"name": "train-0-abcde\n"}), "not a worker of this job"),
+        (bound(namespace="ml", pod={"name": "train-0-bcdfg\n"}), "not a worker of this job"),
     ],
 )
 async def test_other_tokens_are_refused(bad: str, words: str) -> None:
