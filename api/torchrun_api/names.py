@@ -210,6 +210,11 @@ def workers_job(job: str, attempt: int) -> str:
     return f"{child_job(job, attempt)}-w"
 
 
+def is_child_job(job: str, name: str) -> bool:
+    """Whether the name is that of a child Job of this job, of any attempt."""
+    return re.fullmatch(f"{re.escape(job)}{_GANG}", name) is not None
+
+
 def is_worker(job: str, name: str) -> bool:
     """Whether the name is that of a worker of this job: a child Job, an index and a suffix."""
     return re.fullmatch(rf"{re.escape(job)}{_GANG}-\d+-{_SUFFIX}", name) is not None

@@ -270,7 +270,9 @@ def _is_former_worker(job: str, meta: ChildMeta) -> bool:
     Job was deleted with --cascade=orphan has no owner, but a name with the Job's name as prefix.
     """
     owner = find_controller(meta.owner_references)
-    return names.is_worker(job, meta.name) if owner is None else owner.kind == JOBS.kind
+    if owner is None:
+        return names.is_worker(job, meta.name)
+    return owner.kind == JOBS.kind and names.is_child_job(job, owner.name)
 
 
 def _warnings(caches: Caches, children: Iterable[Child]) -> tuple[CoreEvent, ...]:

@@ -46,3 +46,12 @@ def test_the_index_is_at_the_end_of_the_pod_name(name: str, number: int) -> None
 )
 def test_a_worker_has_a_name_that_an_indexed_job_gives(name: str, is_worker: bool) -> None:
     assert names.is_worker("train", name) is is_worker
+
+
+@pytest.mark.parametrize("attempt", [0, 1, 12])
+def test_the_jobs_of_all_gangs_have_names_of_their_own(attempt: int) -> None:
+    for name in (names.child_job("train", attempt), names.workers_job("train", attempt)):
+        assert names.is_child_job("train", name)
+        assert not names.is_child_job("other", name)
+        assert not names.is_child_job("train", f"{name}-debug")
+        assert not names.is_child_job("train", f"re{name}")

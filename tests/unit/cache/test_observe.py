@@ -48,6 +48,10 @@ def child(kind: type[Any], name: str, owners: list[Any], **labels: str) -> Any:
     )
 
 
+def job_owner(name: str) -> dict[str, Any]:
+    return {"kind": "Job", "name": name, "uid": f"uid-{name}", "controller": True}
+
+
 def test_progress_is_of_the_latest_child_job_alone(caches):
     reports = Reports()
     caches.child_jobs.upsert(child(Job, "train", OURS, **{names.ATTEMPT_LABEL: "0"}), 1)
@@ -76,7 +80,7 @@ def test_children_are_ordered_by_number_and_workers_are_of_the_latest_attempt(ca
         caches.child_jobs.upsert(
             child(Job, f"train-r{attempt}", OURS, **{names.ATTEMPT_LABEL: attempt}), 1
         )
-        owner = [{"kind": "Job", "uid": f"uid-train-r{attempt}", "controller": True}]
+        owner = [job_owner(f"train-r{attempt}")]
         worker = {names.COMPONENT_LABEL: names.WORKER, names.ATTEMPT_LABEL: attempt}
         for index in (1, 0):
             caches.pods.upsert(child(Pod, f"train-r{attempt}-{index}-x", owner, **worker), 1)
@@ -97,7 +101,7 @@ def test_the_workers_of_a_head_have_a_job_beside_its_own(caches):
         for role, job in ((names.HEAD, name), (names.WORKER, f"{name}-w")):
             labels = {names.ATTEMPT_LABEL: attempt, names.ROLE_LABEL: role}
             caches.child_jobs.upsert(child(Job, job, OURS, **labels), 1)
-            owner = [{"kind": "Job", "uid": f"uid-{job}", "controller": True}]
+            owner = [job_owner(job)]
             labels[names.COMPONENT_LABEL] = names.WORKER
             caches.pods.upsert(child(Pod, f"{job}-0-x", owner, **labels), 1)
     seen = observe(caches, "ml", "train")
@@ -136,7 +140,7 @@ def test_a_terminating_conflict_is_marked(caches):
 
 
 def test_workers_of_a_deleted_job_are_stale_until_they_stop(caches):
-    owner = [{"kind": "Job", "uid": "uid-of-another-time", "controller": True}]
+    owner = [job_owner("train") | {"uid": "uid-of-another-time"}]
     pod = child(Pod, "train-0-x", owner, **{names.COMPONENT_LABEL: names.WORKER})
     caches.pods.upsert(pod, 1)
     seen = observe(caches, "ml", "train")

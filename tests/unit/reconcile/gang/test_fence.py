@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from torchrun_api.core import Node, NodeMeta
 from torchrun_api.kinds import JOBS, PODS
-from torchrun_api.meta import Condition, OwnerReference
+from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
 from unit.reconcile.losing import OUT_OF_SERVICE, lose, replaced, running, started
 from world import World, make_queue
@@ -312,7 +312,7 @@ def test_launchers_cannot_fence_workers_of_an_earlier_job(hours):
     metadata = replace(
         old.metadata,
         creation_timestamp=world.now - timedelta(hours=hours),
-        owner_references=(OwnerReference(kind="Job", uid="uid-of-another", controller=True),),
+        owner_references=(replace(old.metadata.owner_references[0], uid="uid-of-another"),),
     )
     world.objects[PODS.plural, "train-1-abcde"] = replace(old, metadata=metadata)
     meta = replace(world.job.metadata, creation_timestamp=world.now - timedelta(hours=1))

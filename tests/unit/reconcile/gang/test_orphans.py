@@ -131,6 +131,13 @@ def test_only_the_first_orphans_are_named():
 REPLICA_SET = OwnerReference(kind="ReplicaSet", name="mine", uid="uid-rs", controller=True)
 
 
+def job_named(name: str) -> OwnerReference:
+    """A Job that a user created."""
+    return OwnerReference(
+        api_version="batch/v1", kind="Job", name=name, uid=f"uid-of-{name}", controller=True
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "owners"),
     [
@@ -143,6 +150,10 @@ REPLICA_SET = OwnerReference(kind="ReplicaSet", name="mine", uid="uid-rs", contr
         ("train-0-bcdfg2", ()),
         ("other-0-bcdfg", ()),
         ("train-0-hjklm", (REPLICA_SET,)),
+        ("my-debug-hjklm", (job_named("my-debug"),)),
+        ("train-0-hjklm", (job_named("my-debug"),)),
+        ("train-debug-0-hjklm", (job_named("train-debug"),)),
+        ("retrain-0-hjklm", (job_named("retrain"),)),
     ],
 )
 def test_a_copied_pod_with_the_labels_blocks_nothing(name: str, owners: tuple[OwnerReference, ...]):
@@ -162,11 +173,10 @@ def test_a_copied_pod_with_the_labels_blocks_nothing(name: str, owners: tuple[Ow
 def test_a_worker_of_an_earlier_job_of_this_name_is_waited_for(name: str, there: bool):
     """The garbage collector deletes pods of a deleted Job, but no orphaned pods."""
     world = running()
-    owner = OwnerReference(kind="Job", name="train-r7", uid="uid-of-another", controller=True)
-    add_copy(world, name, owner)
+    add_copy(world, name, job_named("train-r7"))
     if there:
         job = world.objects[JOBS.plural, "train"]
-        meta = replace(job.metadata, name="train-r7", uid="uid-of-another", owner_references=())
+        meta = replace(job.metadata, name="train-r7", uid="uid-of-train-r7", owner_references=())
         world.objects[JOBS.plural, "train-r7"] = replace(job, metadata=meta)
     world.suspend()
     suspended = world.condition("Suspended")
