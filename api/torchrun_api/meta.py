@@ -32,7 +32,10 @@ class OwnerReference(Wire, frozen=True, kw_only=True):
 
 def find_controller(references: Iterable[OwnerReference]) -> OwnerReference | None:
     """Return the controller owner reference; an object has at most one."""
-    return next((owner for owner in references if owner.controller), None)
+    for owner in references:
+        if owner.controller:
+            return owner
+    return None
 
 
 class ObjectMeta(Wire, frozen=True, kw_only=True):

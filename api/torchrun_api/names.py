@@ -153,6 +153,8 @@ _DIGITS = 15
 # their index: SafeEncodeString in k8s.io/apimachinery/pkg/util/rand.
 _GANG = r"(-r\d+)?(-w)?"
 _SUFFIX = "[bcdfghjklmnpqrstvwxz2456789]{5}"
+_AFTER_JOB = re.compile(_GANG)
+_AFTER_JOB_OF_POD = re.compile(rf"{_GANG}-\d+-{_SUFFIX}")
 
 
 def number_in(text: str, otherwise: int = 0) -> int:
@@ -212,12 +214,12 @@ def workers_job(job: str, attempt: int) -> str:
 
 def is_child_job(job: str, name: str) -> bool:
     """Whether the name is that of a child Job of this job, of any attempt."""
-    return re.fullmatch(f"{re.escape(job)}{_GANG}", name) is not None
+    return name.startswith(job) and _AFTER_JOB.fullmatch(name, len(job)) is not None
 
 
 def is_worker(job: str, name: str) -> bool:
     """Whether the name is that of a worker of this job: a child Job, an index and a suffix."""
-    return re.fullmatch(rf"{re.escape(job)}{_GANG}-\d+-{_SUFFIX}", name) is not None
+    return name.startswith(job) and _AFTER_JOB_OF_POD.fullmatch(name, len(job)) is not None
 
 
 def worker_host(job: str, attempt: int, index: int, namespace: str) -> str:

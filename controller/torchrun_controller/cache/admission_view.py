@@ -27,13 +27,14 @@ from torchrun_controller.cache.observe import (
 )
 from torchrun_controller.cache.store import Change
 from torchrun_controller.reconcile.admission import nodes as node_rules
-from torchrun_controller.reconcile.admission.classify import USE_ROOM, classify_job
+from torchrun_controller.reconcile.admission.classify import classify_job
 from torchrun_controller.reconcile.admission.inputs import ClassifiedJob, cluster_state
 from torchrun_controller.reconcile.admission.model import ClusterState, Workload
 from torchrun_controller.reconcile.admission.orphans import foreign_charge, orphaned_workloads
 from torchrun_controller.reconcile.admission.statuses import JobAdmission, job_admission
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.pods.nodes import find_lost_nodes
+from torchrun_controller.reconcile.pods.ownership import uses_room
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.workqueue import WorkQueue
 
@@ -292,7 +293,7 @@ def _job_name(child: Child | None) -> str:
 
 def _placement(child: Child | None) -> object:
     """Return whether a worker or a probe runs and its node; None for other objects."""
-    if not isinstance(child, Pod) or child.metadata.labels.component not in USE_ROOM:
+    if not isinstance(child, Pod) or not uses_room(child):
         return None
     return alive(child), child.spec.node_name
 

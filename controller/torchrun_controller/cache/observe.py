@@ -11,7 +11,7 @@ from torchrun_api import names
 from torchrun_api.core import CoreEvent, Job, Node, PersistentVolumeClaim, Pod, Service
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, Kind
-from torchrun_api.meta import ChildMeta, find_controller
+from torchrun_api.meta import ChildMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.progress_reports import Reports
 from torchrun_controller.cache.store import Store
@@ -28,6 +28,7 @@ from torchrun_controller.reconcile.model.observed import (
     Rejection,
 )
 from torchrun_controller.reconcile.pods.lifecycle import alive, may_still_run, predecessors_of
+from torchrun_controller.reconcile.pods.ownership import is_worker_of
 
 Key: TypeAlias = tuple[str, str]
 """Namespace and name of a job or a queue: what the work queues hold."""
@@ -237,7 +238,7 @@ def _classify_pods(
     workers, unowned_pods = _partition(
         gang_pods, lambda meta: any(meta.controlled_by(uid) for uid in current_jobs)
     )
-    former_workers, copies = _partition(unowned_pods, lambda meta: _is_former_worker(job, meta))
+    former_workers, copies = _partition(unowned_pods, lambda meta: is_worker_of(job, meta))
     helpers, other_helpers = _partition(other_pods, is_owned)
     helpers.sort(key=lambda pod: names.number_of(pod.metadata.name))
     setup, helpers = _partition(helpers, lambda meta: meta.labels.component == names.SETUP)
@@ -261,18 +262,6 @@ def _split_replaced(workers: list[Pod], attempts: list[Job]) -> tuple[list[Pod],
 
 def _creation_order(pod: Pod) -> tuple[datetime, int]:
     return pod.metadata.creation_timestamp or _EPOCH, predecessors_of(pod)
-
-
-def _is_former_worker(job: str, meta: ChildMeta) -> bool:
-    """Whether a Job of an earlier attempt, or of an earlier job of this name, created the pod.
-
-    The labels are no proof: a copy for debugging has them, too. A Job owns its pods. A pod whose
-    Job was deleted with --cascade=orphan has no owner, but a name with the Job's name as prefix.
-    """
-    owner = find_controller(meta.owner_references)
-    if owner is None:
-        return names.is_worker(job, meta.name)
-    return owner.kind == JOBS.kind and names.is_child_job(job, owner.name)
 
 
 def _warnings(caches: Caches, children: Iterable[Child]) -> tuple[CoreEvent, ...]:

@@ -108,12 +108,15 @@ def a_pod(
         "app.kubernetes.io/component": component,
         "torchrun.ai/attempt": "0",
     }
+    owner = {"kind": "Job", "uid": f"gang-{job}"}
+    if component == "probe":
+        owner = {"kind": "TorchrunJob", "uid": f"uid-{job}"}
     body = {
         "metadata": {
             "name": f"{job}-{index}",
             "namespace": "team",
             "labels": labels,
-            "ownerReferences": [{"kind": "Job", "uid": f"gang-{job}", "controller": True}],
+            "ownerReferences": [owner | {"name": job, "controller": True}],
         },
         "spec": {"nodeName": node},
         "status": {"phase": phase},

@@ -185,3 +185,38 @@ def test_pods_on_nodes_that_are_out_of_service_do_not_block_admission(world: Wor
     seen = world.seen()
     assert seen.state.workloads == ()
     assert seen.next_lost_node is None
+
+
+@pytest.mark.parametrize(("name", "admitted"), [("run-0-bcdfg", [1]), ("run-0-debug", [])])
+def test_only_orphaned_workers_of_a_deleted_job_are_charged(
+    world: World, name: str, admitted: list[int]
+) -> None:
+    """A user's copy of a pod has its labels and annotations, and no owner either."""
+    world.change(a_queue(quota={"nodes": 4}))
+    world.change(charged(a_pod(0), name=name, owner_references=()))
+    assert [workload.admitted for workload in world.seen().state.workloads] == admitted
+
+
+def test_a_copy_does_not_keep_the_quota_of_a_finished_job(world: World) -> None:
+    world.change(a_queue(quota={"nodes": 4}))
+    world.change(a_job(**ADMITTED_STATUS))
+    copy = charged(a_pod(0), name="my-debug-copy", owner_references=())
+    for child in (charged(a_gang()), charged(a_pod(0)), copy):
+        world.change(child)
+    assert [workload.pods_by_node for workload in world.seen().state.workloads] == [{"n": 1}]
+    world.change(a_job(**{**ADMITTED_STATUS, "phase": "Succeeded"}))
+    world.change(charged(a_gang()), gone=True)
+    assert [workload.admitted for workload in world.seen().state.workloads] == [2]
+    world.change(charged(a_pod(0)), gone=True)
+    assert world.seen().state.workloads == ()
+
+
+def test_a_pod_that_gets_another_owner_wakes_admission(world: World) -> None:
+    world.change(a_queue(quota={"nodes": 4}))
+    world.change(a_job(**ADMITTED_STATUS))
+    world.change(a_pod(0))
+    assert world.awake()
+    assert [workload.pods_by_node for workload in world.seen().state.workloads] == [{"n": 1}]
+    world.change(replace(a_pod(0), metadata=replace(a_pod(0).metadata, owner_references=())))
+    assert world.awake()
+    assert [workload.pods_by_node for workload in world.seen().state.workloads] == [{}]

@@ -22,6 +22,7 @@ from torchrun_controller.reconcile.admission.model import Workload
 from torchrun_controller.reconcile.model import decode
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, may_create_pods
+from torchrun_controller.reconcile.pods.ownership import uses_room
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability
@@ -36,8 +37,6 @@ from torchrun_controller.reconcile.spec.scheduling import scheduling_of
 from torchrun_controller.reconcile.spec.size import size_of
 
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
-# The components of pods that use the room of a gang. A probe with a node holds it for a worker.
-USE_ROOM = frozenset({names.WORKER, names.PROBE})
 
 
 class Classification(Struct, frozen=True, kw_only=True):
@@ -116,9 +115,7 @@ def running_gang(
     live_pods = [
         pod
         for pod in pods
-        if pod.metadata.labels.component in USE_ROOM
-        and alive(pod)
-        and pod.spec.node_name not in lost_nodes
+        if alive(pod) and pod.spec.node_name not in lost_nodes and uses_room(pod)
     ]
     workers = [pod for pod in live_pods if pod.metadata.labels.component == names.WORKER]
     sizes = Counter(attempt_of(pod) for pod in workers)

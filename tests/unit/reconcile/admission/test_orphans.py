@@ -29,7 +29,7 @@ def _meta(name: str, created: datetime) -> dict[str, Any]:
 
 
 CHILD_JOB = msgspec.convert({"metadata": _meta("train", JOB_CREATED), "spec": {}}, Job)
-POD = msgspec.convert({"metadata": _meta("train-0-x", POD_CREATED)}, Pod)
+POD = msgspec.convert({"metadata": _meta("train-0-bcdfg", POD_CREATED)}, Pod)
 
 
 @pytest.mark.parametrize(("child_jobs", "since"), [((CHILD_JOB,), JOB_CREATED), ((), POD_CREATED)])
@@ -54,7 +54,7 @@ def test_a_charge_that_cannot_be_read_is_no_workload():
 
 
 def test_a_gang_without_running_pods_is_no_workload():
-    meta = _meta("train-0-x", POD_CREATED)
+    meta = _meta("train-0-bcdfg", POD_CREATED)
     ended = msgspec.convert({"metadata": meta, "status": {"phase": "Failed"}}, Pod)
     assert orphaned_workloads("uid-new", (), (ended,), frozenset()) == ()
 

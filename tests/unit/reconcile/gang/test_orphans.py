@@ -3,13 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.core import Pod
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import OwnerReference
+from unit.reconcile.orphaning import SUFFIX, add_copy, job_named, orphan
 from world import World, make_job, make_queue
-
-# A possible one: the names of orphaned pods count.
-SUFFIX = "bcdfg"
 
 
 def running(**spec: object) -> World:
@@ -28,20 +25,6 @@ def orphaned(**spec: object) -> World:
     world = running(**spec)
     orphan(world)
     return world
-
-
-def orphan(world: World) -> None:
-    del world.objects[JOBS.plural, "train"]
-    for key, obj in list(world.objects.items()):
-        if isinstance(obj, Pod):
-            world.objects[key] = replace(obj, metadata=replace(obj.metadata, owner_references=()))
-
-
-def add_copy(world: World, name: str, *owners: OwnerReference) -> None:
-    """Another pod with the labels and annotations of a worker."""
-    pod = world.objects[PODS.plural, "train-0-bcdfg"]
-    meta = replace(pod.metadata, name=name, uid=f"uid-of-{name}", owner_references=owners)
-    world.objects[PODS.plural, name] = replace(pod, metadata=meta)
 
 
 def test_orphaned_workers_keep_the_admission_of_an_edited_job() -> None:
@@ -129,13 +112,6 @@ def test_only_the_first_orphans_are_named():
 
 
 REPLICA_SET = OwnerReference(kind="ReplicaSet", name="mine", uid="uid-rs", controller=True)
-
-
-def job_named(name: str) -> OwnerReference:
-    """A Job that a user created."""
-    return OwnerReference(
-        api_version="batch/v1", kind="Job", name=name, uid=f"uid-of-{name}", controller=True
-    )
 
 
 @pytest.mark.parametrize(
