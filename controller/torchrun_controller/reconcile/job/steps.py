@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from torchrun_api.core import Pod
 from torchrun_api.status import TERMINAL, Phase, TorchrunJobStatus
@@ -48,7 +49,11 @@ from torchrun_controller.reconcile.model.observed import (
 )
 from torchrun_controller.reconcile.model.phases import ROWS
 from torchrun_controller.reconcile.model.plan import Plan
-from torchrun_controller.reconcile.model.times import deadline_left, sync_left
+from torchrun_controller.reconcile.model.times import (
+    deadline_left,
+    sync_left,
+    without_future_end,
+)
 from torchrun_controller.reconcile.pods import nodes
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.schedulers import groups
@@ -167,15 +172,20 @@ def plan(context: Context, decision: Decision, last_status: TorchrunJobStatus) -
 
 
 def plan_finished(observed: Observed, now: datetime) -> Plan:
-    """Delete what a finished job leaves running, and the job after its time to live."""
+    """Delete what a finished job leaves running, and the job after its time to live.
+
+    A job whose end nothing waits for keeps its completionTime, also if it is in the future.
+    """
     reliability = resolve_reliability(observed.job, observed.queue)
-    deletes, seconds_left = clean_up(observed, reliability, now)
+    past_job = without_future_end(observed.job, now)
+    deletes, seconds_left = clean_up(replace(observed, job=past_job), reliability, now)
+    job = observed.job if seconds_left is None else past_job
     deletes += (
         *elastic.delete_leftovers(observed.job, observed.gang),
         *groups.delete_unused(observed.job, observed.gang, ()),
     )
     deletes += cleanup.delete_headless_jobs(observed.gang)
-    composed = finished.compose_finished(observed.job, observed.gang, observed.refused, now)
+    composed = finished.compose_finished(job, observed.gang, observed.refused, now)
     ended = cleanup.end_replacement(observed.job, observed.gang)
     return Plan(
         applies=refusals.accepted_applies(observed.refused, ended),

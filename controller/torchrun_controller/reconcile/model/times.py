@@ -95,6 +95,18 @@ def without_future(job: TorchrunJob, now: datetime) -> TorchrunJob:
     return job if new_status == status else replace(job, status=new_status)
 
 
+def without_future_end(job: TorchrunJob, now: datetime) -> TorchrunJob:
+    """Replace the completionTime of a finished job by `now` if it is in the future.
+
+    For waits from the end of the job: see `without_future`.
+    """
+    status = job.status
+    completion_time = _past(status.completion_time, now)
+    if completion_time == status.completion_time:
+        return job
+    return replace(job, status=replace(status, completion_time=completion_time))
+
+
 def since_resumption(job: TorchrunJob, resumed_at: datetime | None, now: datetime) -> TorchrunJob:
     """Let the gang run since its Job was resumed, if no controller has seen the suspension.
 

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from torchrun_api.kinds import CLAIMS
+from torchrun_api.kinds import CLAIMS, PODS, TORCHRUN_JOBS
 from torchrun_controller.reconcile.model.times import seconds_left
 from world import START, ZIP, World, make_job, make_queue
 
@@ -120,6 +120,54 @@ def test_a_finished_job_keeps_its_times():
     world.pass_time(hours=-1)
     world.settle()
     assert world.job.status == status
+
+
+def finished_with_ttl(seconds: int) -> World:
+    world = World(
+        make_job(numNodes=1, reliability={"ttlSecondsAfterFinished": seconds}), make_queue()
+    )
+    world.settle()
+    world.job_condition("Complete")
+    world.settle()
+    assert world.phase == "Succeeded"
+    return world
+
+
+def test_a_ttl_takes_its_own_length_when_the_clock_is_set_back():
+    world = finished_with_ttl(60)
+    world.pass_time(hours=-1)
+    assert world.settle().requeue_after == 60
+    assert world.job.status.completion_time == world.now
+    world.pass_time(seconds=59)
+    assert world.settle().requeue_after == 1
+    world.pass_time(seconds=1)
+    (delete,) = world.plan().deletes
+    assert (delete.kind, delete.name) == (TORCHRUN_JOBS, "train")
+
+
+def test_a_ttl_of_zero_does_not_wait_for_a_clock_that_is_set_back():
+    world = World(make_job(numNodes=1, reliability={"ttlSecondsAfterFinished": 0}), make_queue())
+    world.settle()
+    world.job_condition("Complete")
+    world.step()
+    world.pass_time(hours=-1)
+    assert [delete.kind for delete in world.plan().deletes] == [TORCHRUN_JOBS]
+
+
+def test_workers_of_a_head_have_their_own_grace_when_the_clock_is_set_back():
+    world = World(make_job(numNodes=2, head={}), make_queue())
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    world.job_condition("Complete")
+    world.settle()
+    assert world.plan().requeue_after == 30
+    world.pass_time(hours=-1)
+    assert world.settle().requeue_after == 30
+    world.pass_time(seconds=29)
+    assert world.settle().requeue_after == 1
+    world.pass_time(seconds=1)
+    assert [delete.kind for delete in world.plan().deletes] == [PODS]
 
 
 @pytest.mark.parametrize(
