@@ -10,6 +10,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.status import Attempt, LastFailure, UnfencedWorker
 from torchrun_controller.reconcile.gang.failures import Failure
 from torchrun_controller.reconcile.model.observed import ObservedGang
+from torchrun_controller.reconcile.model.times import seconds_left
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import attempt_of, index_of
 from torchrun_controller.reconcile.pods.nodes import LOST_AFTER
@@ -27,11 +28,10 @@ def find_loss(
     if not workers:
         return None, None
     first = min(workers, key=lambda worker: worker.since or now)
-    lost_at = (first.since or now) + LOST_AFTER
-    seconds_left = (lost_at - now).total_seconds()
+    wait = seconds_left(LOST_AFTER, first.since, now)
     child = gang.current_job
-    if child.spec.suspend and seconds_left > 0:
-        return None, seconds_left
+    if child.spec.suspend and wait > 0:
+        return None, wait
     message = (
         f"Node {first.node} is lost. A pod from before the suspension of Job {child.metadata.name}"
         " may still run there."

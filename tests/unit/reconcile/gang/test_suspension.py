@@ -106,6 +106,17 @@ def test_a_node_that_is_lost_while_the_job_is_suspended_ends_the_attempt(reports
     assert (JOBS.plural, "train") not in world.objects
 
 
+def test_a_node_of_a_suspended_job_is_lost_soon_although_the_clock_is_set_back():
+    world = admitted()
+    world.node("node-1", False)
+    suspend(world)
+    world.containers_stop()
+    assert world.settle().requeue_after == 40
+    world.pass_time(hours=-1)
+    world.settle()
+    assert_ended_as_lost(world)
+
+
 def test_a_node_that_returns_in_time_keeps_a_suspended_attempt():
     world = admitted()
     suspend(world)
