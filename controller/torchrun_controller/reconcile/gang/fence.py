@@ -328,6 +328,11 @@ def _is_released(
     release_delay: timedelta,
     machines_off: frozenset[str],
 ) -> bool:
+    """Whether the worker no longer blocks a new gang, by what its node shows.
+
+    The time of Ready is from the node's clock. If it is in the future, the wait is longer, because
+    a worker that is released too early writes the same checkpoints as the new gang.
+    """
     if cluster_nodes is None:
         return False
     node = cluster_nodes.get(worker.node)

@@ -211,6 +211,21 @@ def test_a_returned_node_gets_time_to_stop_unknown_pods():
     assert started(world) == {"1"}
 
 
+def test_a_returned_node_whose_clock_is_ahead_gets_no_less_time():
+    world = replaced()
+    world.vanish("train-1-abcde")
+    world.pass_time(hours=1)
+    world.node("node-1")
+    world.pass_time(hours=-1)
+    world.settle()
+    world.pass_time(seconds=59)
+    world.settle()
+    assert started(world) == {""}
+    world.pass_time(hours=1, seconds=1)
+    world.settle()
+    assert started(world) == {"1"}
+
+
 def test_a_pod_of_the_next_attempt_says_nothing_about_an_earlier_worker():
     """The returned node has the new pod, and may still run the old one."""
     world = replaced()
