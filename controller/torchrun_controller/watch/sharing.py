@@ -1,5 +1,6 @@
 """Interning of the strings that many objects share."""
 
+import sys
 from sys import intern
 from typing import TypeVar
 
@@ -18,12 +19,27 @@ _NODE = ("node_name",)
 _TYPE = ("type",)
 
 
+def frees_interned_strings(version: tuple[int, int, int]) -> bool:
+    """Whether this version of Python frees an interned string with the last object that uses it.
+
+    Python 3.12 did not, up to 3.12.6 (https://github.com/python/cpython/issues/113993, corrected by
+    https://github.com/python/cpython/pull/123065).
+    """
+    return not (3, 12, 0) <= version < (3, 12, 7)
+
+
+_SHARES = frees_interned_strings(sys.version_info[:3])
+
+
 def intern_strings(obj: T) -> T:
     """Replace the strings of a freshly decoded object by interned ones, and return it.
 
-    The object is frozen, but it has no other reader yet and its fields stay equal. Python frees an
-    interned string with the last object that uses it.
+    The object is frozen, but it has no other reader yet and its fields stay equal. If Python never
+    frees interned strings, nothing is shared: a pod then takes more memory, but memory does not
+    grow with every job that there ever was.
     """
+    if not _SHARES:
+        return obj
     metadata = obj.metadata
     if isinstance(metadata, ChildMeta):
         _intern(metadata, _NAMESPACE)

@@ -1,0 +1,62 @@
+"""Strings that many objects share are stored once, and freed with the last object."""
+
+import gc
+import sys
+
+import pytest
+
+from frames import frame, pod
+from torchrun_api.core import Pod
+from torchrun_controller.watch.codec import Codec
+from torchrun_controller.watch.events import Upserted
+from torchrun_controller.watch.sharing import frees_interned_strings
+
+PODS = Codec(Pod)
+
+
+def decoded(job: str) -> Pod:
+    obj = pod("a", 5, spec={"nodeName": f"node-of-{job}"})
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": f"uid-of-{job}"}
+    obj["metadata"] |= {"labels": {"torchrun-job-name": job}, "ownerReferences": [owner]}
+    event = PODS.frame(frame("ADDED", obj))
+    assert isinstance(event, Upserted)
+    return event.object
+
+
+def test_pods_of_a_job_share_strings_if_python_frees_them() -> None:
+    first, second = decoded("train"), decoded("train")
+    assert first == second
+    shares = frees_interned_strings(sys.version_info[:3])
+    for one, other in (
+        (first.metadata.labels.torchrun_job, second.metadata.labels.torchrun_job),
+        (first.metadata.owner_references[0].uid, second.metadata.owner_references[0].uid),
+        (first.spec.node_name, second.spec.node_name),
+    ):
+        assert (one is other) is shares
+
+
+def test_deleted_pods_leave_no_strings() -> None:
+    """In blocks of memory: the table of interned strings is one, however large it is."""
+    decoded("warm-up")
+    gc.collect()
+    before = sys.getallocatedblocks()
+    for number in range(5000):
+        decoded(f"train-{number}")
+    gc.collect()
+    assert sys.getallocatedblocks() - before < 2500, "a string for every other job that is gone"
+
+
+@pytest.mark.parametrize(
+    ("version", "freed"),
+    [
+        ((3, 11, 13), True),
+        ((3, 12, 0), False),
+        ((3, 12, 6), False),
+        ((3, 12, 7), True),
+        ((3, 13, 0), True),
+    ],
+)
+def test_python_versions_that_free_interned_strings(
+    version: tuple[int, int, int], freed: bool
+) -> None:
+    assert frees_interned_strings(version) is freed
