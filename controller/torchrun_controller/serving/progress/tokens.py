@@ -11,7 +11,9 @@ Anyone can forge claims that name a worker, so reviews are limited:
   verified token is stored for each pod.
 - Each other token takes from three buckets: one for the sender's address and the claimed pod, one
   for the pod's namespace, and one for all. A namespace has a quarter of the overall rate, and only
-  its own users know the UIDs of its pods.
+  its own users know the UIDs of its pods. The workers of four namespaces can use up all reviews:
+  who owns a namespace is not known, and a Service may hide the sender's address, so that neither
+  can be limited.
 """
 
 import base64

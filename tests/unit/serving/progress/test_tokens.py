@@ -75,6 +75,24 @@ async def test_many_pods_of_one_namespace_do_not_block_others() -> None:
         assert (await world.post())[0] == 204
 
 
+async def test_pods_of_four_namespaces_can_use_up_all_reviews_but_block_no_verified_token() -> None:
+    """docs/security.md describes this limit."""
+    theirs = [(f"evil-{k}", f"theirs-{n}", f"uid-{k}-{n}") for k in range(4) for n in range(17)]
+    workers = {pod: Worker((pod[0], "theirs"), "uid-other") for pod in theirs}
+    new_pod = (POD[0], "train-1-abcde", "uid-new")
+    workers |= {POD: Worker(JOB, "uid-child"), new_pod: Worker(("ml", "other"), "uid-child")}
+    async with running(World(workers=workers, good={token(), token(new_pod)})) as world:
+        assert (await world.post())[0] == 204
+        world.time += 61
+        for n in range(3):
+            for pod in theirs:
+                await world.post(authorization=f"Bearer {token(pod)}{n}")
+        assert world.reviews == 1 + 200
+        status, message = (await world.post(authorization=f"Bearer {token(new_pod)}"))[:2]
+        assert status == 503, message
+        assert (await world.post())[0] == 204
+
+
 async def test_a_verified_token_is_reviewed_again_despite_forged_ones() -> None:
     async with running(World()) as world:
         assert (await world.post())[0] == 204
