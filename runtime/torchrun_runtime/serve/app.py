@@ -148,7 +148,7 @@ class _Handlers:
     async def files(self, request: web.Request) -> web.StreamResponse:
         try:
             ranges = msgspec.json.decode(await request.read(), type=EntryRanges)
-        except msgspec.MsgspecError as error:
+        except msgspec.DecodeError as error:
             shape = '{"manifest": SHA256, "entries": [[FIRST, LAST], ...]}'
             return _refusal(400, "BadRequest", f"The body must be {shape}: {error}.")
         if not _ascending(ranges.entries):
