@@ -112,13 +112,20 @@ monitoring: $(VENV)/.ready ## Every panel and alert, by a real Prometheus that s
 
 ##@ Every supported version
 
-matrix: $(PYTHONS:%=matrix-python-%) $(RELEASES:%=matrix-kubernetes-%) ## Unit and integration on each Python, integration and a real run on each Kubernetes
+matrix: lowest-versions $(PYTHONS:%=matrix-python-%) $(RELEASES:%=matrix-kubernetes-%) ## Unit and integration on each Python, integration and a real run on each Kubernetes
 
 # Environments of their own, in .venv/pythonX.Y.
 matrix-python-%: programs
 	@python$* -c 'import venv, ensurepip' || { echo "python$* does not run here: install it with its venv module and put it on PATH" \
 	  "(Debian: apt-get install python$*-venv; uv python install $*; pyenv shell with all of $(PYTHONS))"; exit 1; }
 	$(MAKE) VENV=.venv/python$* PYTHON=python$* unit integration
+
+# On the oldest Python: old versions have no wheels for newer ones.
+lowest-versions: ## Import everything with the lowest versions of the dependencies
+	python$(firstword $(PYTHONS)) -m venv --clear $(VENV)/lowest
+	$(PYTHON) tests/lowest_versions.py > $(VENV)/lowest/requirements.txt
+	$(VENV)/lowest/bin/pip install --quiet --requirement $(VENV)/lowest/requirements.txt
+	PYTHONPATH=api:controller:runtime:plugin $(VENV)/lowest/bin/python tests/lowest_versions.py --import
 
 matrix-kubernetes-%: $(VENV)/.ready $(BIN)/.plugin
 	KUBERNETES=$* $(MAKE) integration
@@ -299,7 +306,7 @@ $(BIN)/.controller: $(VENV)/.ready
 	$(VENV)/controller/bin/pip install --quiet --editable .
 	touch $@
 
-.PHONY: demo test all lint types walls docs unit unit-long test-of thorough programs integration integration-all ha e2e e2e-all e2e-kind recipes restart-times image sbom version release matrix monitoring venv \
+.PHONY: demo test all lint types walls docs unit unit-long test-of thorough programs integration integration-all ha e2e e2e-all e2e-kind recipes restart-times image sbom version release matrix lowest-versions monitoring venv \
 	format generate pictures run debug record replay hooks faults faults-pairs faults-time-travel faults-page faults-proxied mutants mutants-page mutants-random \
 	hostile soak bench bench-page admission-bench flames \
 	cluster-up cluster-status cluster-down clean help

@@ -14,6 +14,9 @@ FAST = (
     Suite("docs", "the site, its links and anchors", "docs", pytest=False),
     Suite("unit", "unit tests, with the coverage of branches", "unit"),
     Suite("unit-long", "the long unit tests", "unit-long"),
+    Suite(
+        "lowest-versions", "the lowest versions of dependencies", "lowest-versions", pytest=False
+    ),
     Suite("recipes", "examples/recipes and the launcher, with a real torchrun", "recipes"),
 )
 SIMULATED = (
