@@ -182,25 +182,16 @@ class WorkQueue(Generic[K]):
             return
         self._put_deadline(key, self._clock() + seconds, priority)
 
-    def add_rate_limited(
-        self,
-        key: K,
-        priority: int = 0,
-        *,
-        at_least: float | None = None,
-        at_most: float | None = None,
-    ) -> None:
+    def add_rate_limited(self, key: K, priority: int = 0, *, at_least: float | None = None) -> None:
         """Add the key again after a failure, as the rate limit allows.
 
-        `at_least` is the server's Retry-After in seconds, None without one. `at_most` is the number
-        of seconds until the key is due in any case, None if it is not.
+        `at_least` is the server's Retry-After in seconds, None without one.
         """
         if self._stopping:
             return
         if self._observer is not None:
             self._observer.retried()
-        delay = self._limiter.delay(key, at_least)
-        self.add_after(key, delay if at_most is None else min(delay, at_most), priority)
+        self.add_after(key, self._limiter.delay(key, at_least), priority)
 
     def get(self) -> K | None:
         """Return the next key, to be passed to `done` later; None if no key is ready."""

@@ -60,8 +60,14 @@ class CrashAfterAnswer(RequestFault):
 class Refused(RequestFault):
     """The server refuses the request."""
 
-    def __init__(self, code: int, reason: str, retry_after: float | None = None) -> None:
-        self._answer = (code, reason, "by a fault", retry_after)
+    def __init__(
+        self,
+        code: int,
+        reason: str,
+        retry_after: float | None = None,
+        message: str = "by a fault",
+    ) -> None:
+        self._answer = (code, reason, message, retry_after)
 
     async def sent(self, call: Call) -> None:
         raise ApiError(*self._answer)
@@ -170,7 +176,9 @@ class AllLag(EventFault):
 
 
 class Trouble(EventFault):
-    """A fault that lasts `seconds` for the requests that `hits` selects; `cuts` drops them.
+    """A fault that lasts `seconds` for the requests that `hits` selects.
+
+    `cuts` drops them, a `refusal` refuses them instead, and otherwise `delay` is their time.
 
     Events of affected watches are delayed until its end. With `breaks`, connections break at its
     start.
@@ -184,6 +192,7 @@ class Trouble(EventFault):
         cuts: bool = True,
         breaks: bool = False,
         delay: float = 0.0,
+        refusal: RequestFault | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._until = self._loop.time() + seconds
@@ -191,6 +200,7 @@ class Trouble(EventFault):
         self._cuts = cuts
         self._breaks = breaks
         self._delay = delay
+        self._refusal = refusal
 
     @property
     def lasts(self) -> bool:
@@ -200,6 +210,8 @@ class Trouble(EventFault):
         """The fault of a request during that time."""
         if not self._hits(call):
             return None
+        if self._refusal is not None:
+            return self._refusal
         return Unanswered() if self._cuts else Slow(self._delay)
 
     async def arrives(self, stream: Stream, change: Change) -> bytes | None:
@@ -237,6 +249,17 @@ def _is_no_lease(call: Call) -> bool:
     return call.session != "lease"
 
 
+def _is_write_of_a_child(call: Call) -> bool:
+    """Whether a webhook for Jobs, pods and the other objects of jobs is called."""
+    if call.method not in ("PATCH", "DELETE"):
+        return False
+    target = target_of(call.path)
+    return not (target.subresource or target.resource[1] in ("leases", "events", *_USER_OBJECTS))
+
+
+_USER_OBJECTS = ("torchrunjobs", "torchrunqueues")
+_WEBHOOK = 'Internal error occurred: failed calling webhook "policies.example.com": EOF'
+
 OF_REQUESTS: Mapping[str, Callable[[], RequestFault]] = {
     "crash-before": CrashBefore,
     "crash-after-commit": CrashAfterCommit,
@@ -268,6 +291,11 @@ LASTING: Mapping[str, Callable[[], Trouble]] = {
     "watches-dead": lambda: Trouble(60.0, _reads_many),
     "lease-alone": lambda: Trouble(60.0, _is_no_lease),
     "slow-etcd": lambda: Trouble(60.0, lambda call: True, cuts=False, delay=3.0),
+    "webhook-fails": lambda: Trouble(
+        60.0,
+        _is_write_of_a_child,
+        refusal=Refused(500, "InternalError", message=_WEBHOOK),
+    ),
 }
 # From a request on, the controllers have another time of day. They compare it with times of the API
 # server, so a clock that is behind delays waits, by at most that difference.
