@@ -5,19 +5,16 @@ A `Ledger` checks every change, so it detects a quota that is exceeded for only 
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, TypeAlias
 
 from bodies import Body
 from faults.cluster import JOBS, PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES, is_worker, owners
 from faults.store import Change, Store, key_of
+from faults.usage import KINDS, Amounts, Usage, amounts_of, charge_of
 from torchrun_api import names
 from torchrun_api.status import TERMINAL
 
-Amounts: TypeAlias = dict[str, int]  # nodes, gpus and jobs
-KINDS = ("nodes", "gpus", "jobs")
-GPU = "nvidia.com/gpu"
 # The maximum age of a cache: a decision by an earlier quota is no violation.
 LAG = timedelta(seconds=150)
 # A job may be overcharged this long, while its gang is replaced.
@@ -43,6 +40,7 @@ class Ledger:
         self._store = store
         self._now = now
         self._report = report
+        self._usage = Usage(store)
         # Every quota of each queue, with its start time.
         self._quotas: dict[tuple[str, str], list[tuple[datetime, Body]]] = defaultdict(list)
         self._left: dict[str, Body] = {}  # jobs that were deleted, by UID
@@ -60,6 +58,8 @@ class Ledger:
         elif change.resource == JOBS and change.verb == "ADDED":
             self._gang(change.body)
         elif change.resource == PODS:
+            if change.verb == "ADDED" and is_worker(change.body):
+                self._new_worker(change.body)
             self._pod(change.body)
 
     def note_failed_round(self, job: str) -> None:
@@ -74,11 +74,15 @@ class Ledger:
             self._left[uid] = job
             return
         before, after = charge_of(change.old), charge_of(job)
-        if after > before and not (before == 0 and self._gang_of(job)):
-            self._within_quota(job, f"{change.name} is charged for {after} nodes")
-        living = self._living(uid) if before or after else []
-        if after < before and len(living) > after:
-            self._report(f"{change.name} is charged for {after} of its {len(living)} pods")
+        used = self._usage.by_gangs(uid) if before or after else Counter()
+        # When a queue begins to take part, the gangs of its jobs are charged without a decision.
+        if after - before and (before or not used):
+            self._within_quota(job, f"{change.name} is charged for {_list(after)}")
+        living = self._usage.living(uid) if before or after else []
+        if before - after and (rest := used - after):
+            self._report(
+                f"{change.name} is charged for {_list(after)}, and uses {_list(rest)} more"
+            )
         for count in ("restarts", "disruptions"):
             old, new = (body.get("status", {}).get(count, 0) for body in (change.old or {}, job))
             # A head that succeeds after the failure of a worker ends the same attempt.
@@ -94,11 +98,17 @@ class Ledger:
         job = self._job_of(child)
         if job is None or not self._takes_part(job):
             return
-        size = sum(each["spec"]["completions"] for each in self._gang_of(job))
+        size = amounts_of(self._usage.latest(job["metadata"]["uid"]))
         name = child["metadata"]["name"]
-        if size > charge_of(job):
-            self._report(f"gang {name} has {size} pods and is charged for {charge_of(job)}")
+        if size - charge_of(job):
+            charge = _list(charge_of(job))
+            self._report(f"gang {name} has {_list(size)} and is charged for {charge}")
         self._within_quota(job, f"gang {name} is created", since=_admitted(job))
+
+    def _new_worker(self, pod: Body) -> None:
+        job = self._usage.job(self._usage.job_of(pod))
+        if job is not None and self._takes_part(job):
+            self._within_quota(job, f"{pod['metadata']['name']} is created", since=_admitted(job))
 
     def _pod(self, pod: Body) -> None:
         """Record attempts in which a worker failed by itself.
@@ -112,20 +122,19 @@ class Ledger:
         failed = self._failed_while_terminating if is_terminating else self._failed
         ends = [each["state"].get("terminated", {}) for each in status.get("containerStatuses", ())]
         if any(end.get("exitCode") for end in ends):
-            child = next((c for c in self._children() if c["metadata"]["uid"] in owners(pod)), None)
-            for uid in owners(child) if child else ():
-                failed[uid].add(meta["labels"][names.ATTEMPT_LABEL])
+            failed[self._usage.job_of(pod)].add(meta["labels"][names.ATTEMPT_LABEL])
 
     def _note_overcharge(self, name: str, job: Body, living: int) -> None:
         uid, status = job["metadata"]["uid"], job.get("status", {})
         if "elastic" in job["spec"]:
             return  # a shrunk gang keeps its admission, see docs/admission.md
-        if status.get("phase") != "Running" or charge_of(job) <= living:
+        if status.get("phase") != "Running" or charge_of(job)["nodes"] <= living:
             self._overcharged.pop(uid, None)
             return
         since = self._overcharged.setdefault(uid, self._now())
         if self._now() - since > OVERCHARGED:
-            self._report(f"{name} is charged for {charge_of(job)} nodes and has {living}")
+            charge = _list(charge_of(job))
+            self._report(f"{name} is charged for {charge} and has {living} pods")
 
     # Usage
 
@@ -146,16 +155,14 @@ class Ledger:
                 self._report(f"{what}: {taken[kind]} {kind} are taken of {allowed}")
 
     def _taken(self, members: set[tuple[str, str]]) -> Amounts:
-        """The usage of admitted jobs, and of remaining pods of deleted jobs."""
-        taken = dict.fromkeys(KINDS, 0)
+        """The usage of admitted jobs, and of what is left of deleted jobs."""
+        taken: Amounts = Counter()
         for job in self._store.bodies(TORCHRUN_JOBS):
-            if _queue_of(job) in members and (nodes := charge_of(job)):
-                taken["nodes"] += nodes
-                taken["jobs"] += 1
-                taken["gpus"] += sum(map(_gpus_of, self._gang_of(job)))
+            if _queue_of(job) in members:
+                taken += self._usage.taken(job)
         for uid, job in self._left.items():
             if _queue_of(job) in members and self._takes_part(job):
-                taken["nodes"] += len(self._living(uid))
+                taken += self._usage.by_gangs(uid)
         return taken
 
     def _cohort(self, queue: tuple[str, str]) -> set[tuple[str, str]]:
@@ -183,41 +190,18 @@ class Ledger:
             {"quota", "weight", "cohort"} & spec.keys() for _, spec in history[-2:]
         )
 
-    def _children(self) -> Iterator[Body]:
-        for child in self._store.bodies(JOBS):
-            if names.MANAGED_BY_LABEL in child["metadata"].get("labels", {}):
-                yield child
-
-    def _gang_of(self, job: Body) -> list[Body]:
-        """The child Jobs of the latest attempt of the job."""
-        uid = job["metadata"]["uid"]
-        children = [child for child in self._children() if uid in owners(child)]
-        latest = max(map(_attempt_of, children), default=0)
-        return [child for child in children if _attempt_of(child) == latest]
-
-    def _living(self, uid: str) -> list[Body]:
-        """Workers of the job that have not ended."""
-        children = {c["metadata"]["uid"] for c in self._children() if uid in owners(c)}
-        return [
-            pod
-            for pod in self._store.bodies(PODS)
-            if owners(pod) & children and pod["status"]["phase"] not in ("Succeeded", "Failed")
-        ]
-
     def _job_of(self, child: Body) -> Body | None:
-        uids = owners(child)
-        jobs = self._store.bodies(TORCHRUN_JOBS)
-        return next((job for job in jobs if job["metadata"]["uid"] in uids), None)
+        return next((job for job in map(self._usage.job, owners(child)) if job is not None), None)
 
-    # The end of a run of a run
+    # The end of a run
 
     def close(self, *, exact: bool = True) -> None:
         """Check the state at rest. `exact`: no user has deleted a gang while it failed."""
         for job in self._store.bodies(TORCHRUN_JOBS):
             status, name = job.get("status", {}), job["metadata"]["name"]
-            phase, living = status.get("phase"), self._living(job["metadata"]["uid"])
+            phase, living = status.get("phase"), self._usage.living(job["metadata"]["uid"])
             if phase in TERMINAL and charge_of(job) and not living:
-                self._report(f"{name} is {phase} and charged for {charge_of(job)} nodes")
+                self._report(f"{name} is {phase} and charged for {_list(charge_of(job))}")
             waits = phase not in (*TERMINAL, "Suspended") and not living
             if waits and not self._has_way_out(job):
                 self._report(f"{name} waits without a way out: {phase}: {status.get('message')}")
@@ -233,15 +217,12 @@ class Ledger:
             for other in self._store.bodies(TORCHRUN_JOBS)
             if other["metadata"]["uid"] != job["metadata"]["uid"]
         )
-        at_work = any(self._living(other["metadata"]["uid"]) for other in others)
+        at_work = any(self._usage.living(other["metadata"]["uid"]) for other in others)
         return at_work or bool(ADVICE.search(job.get("status", {}).get("message", "")))
 
 
-def charge_of(job: Body | None) -> int:
-    """The number of nodes that the job is charged with."""
-    admission: Body = (job or {}).get("status", {}).get("admission") or {}
-    charged: int = admission.get("nodes", 0)
-    return charged
+def _list(amounts: Amounts) -> str:
+    return " and ".join(f"{amounts[kind]} {kind}" for kind in KINDS if amounts[kind]) or "nothing"
 
 
 def _admitted(job: Body) -> datetime | None:
@@ -256,13 +237,3 @@ def _restarts(job: Body) -> int:
 
 def _queue_of(job: Body) -> tuple[str, str]:
     return job["metadata"]["namespace"], job["spec"]["jobQueue"]
-
-
-def _attempt_of(child: Body) -> int:
-    return int(child["metadata"]["labels"][names.ATTEMPT_LABEL])
-
-
-def _gpus_of(child: Body) -> int:
-    containers: list[Any] = child["spec"]["template"]["spec"]["containers"]
-    each = sum(int(c.get("resources", {}).get("limits", {}).get(GPU, 0)) for c in containers)
-    return each * int(child["spec"]["completions"])

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from bodies import Body
-from faults.cluster import PODS, TORCHRUN_QUEUES, is_worker
+from faults.cluster import JOBS, PODS, TORCHRUN_QUEUES, is_worker
 from faults.nodes import End
 from faults.oracle import KAI_QUEUES
 from faults.scripts import (
@@ -21,12 +21,13 @@ from faults.store import Resource
 from torchrun_api import names
 
 KAI: tuple[Resource, ...] = (KAI_QUEUES, ("scheduling.run.ai/v2alpha2", "podgroups"))
+GPUS = {"gpus": 2}  # of each node
 VOLCANO: tuple[Resource, ...] = (("scheduling.volcano.sh/v1beta1", "podgroups"),)
 
 
 async def preemption(world: Simulation) -> None:
     """A job of higher priority preempts another, which continues afterwards."""
-    world.make_queue(quota={"nodes": 2})
+    world.make_queue(quota={"gpus": 4}, nodeResources=GPUS)
     world.submit("batch", priority=1)
     await world.reaches("Running", "batch")
     world.submit("urgent", priority=10)
@@ -37,8 +38,8 @@ async def preemption(world: Simulation) -> None:
 
 async def reclaim(world: Simulation) -> None:
     """A queue reclaims quota that another queue of its cohort has borrowed."""
-    world.make_queue("gpu", quota={"nodes": 2}, cohort="all")
-    world.make_queue("guest", quota={"nodes": 0}, cohort="all")
+    world.make_queue("gpu", quota={"gpus": 4}, cohort="all", nodeResources=GPUS)
+    world.make_queue("guest", quota={"gpus": 0}, cohort="all", nodeResources=GPUS)
     world.submit("batch", jobQueue="guest")
     await world.reaches("Running", "batch")
     world.submit("owner")
@@ -48,14 +49,32 @@ async def reclaim(world: Simulation) -> None:
 
 
 async def deletion_under_quota(world: Simulation) -> None:
-    """A running job is deleted while another waits for its nodes."""
-    world.make_queue(quota={"nodes": 2})
+    """A running job is deleted while another waits for its end."""
+    world.make_queue(quota={"jobs": 1})
     world.submit("batch")
     await world.reaches("Running", "batch")
     world.submit("later")
     await world.reaches("Queued", "later")
     world.delete("batch")
     await world.reaches("Succeeded", "later")
+
+
+async def requests_edited(world: Simulation) -> None:
+    """The queue gives more GPUs to each node, so the next gang of a job waits for another job."""
+    world.make_queue(quota={"gpus": 4}, nodeResources=GPUS)
+    world.submit("edited", numNodes=1)
+    world.submit("other", numNodes=1)
+    await world.reaches("Running", "edited")
+    await world.trains("other", nodes=1)
+    world.edit("gpu", TORCHRUN_QUEUES, nodeResources={"gpus": 4})
+    world.hands.delete(JOBS, {"metadata": {"name": "edited", "namespace": NAMESPACE}})
+    await world.until(
+        "the admission is returned", lambda: not world.status("edited").get("admission")
+    )
+    await world.reaches("Queued", "edited", reason="WaitingForAdmission")
+    await world.finish("other", nodes=1)
+    await world.reaches("Succeeded", "other")
+    await world.reaches("Succeeded", "edited")
 
 
 async def depends(world: Simulation) -> None:
@@ -192,6 +211,7 @@ SCENARIOS = (
     Scenario("preemption", preemption, first_gangs_of("batch")),
     Scenario("reclaim", reclaim, first_gangs_of("batch")),
     Scenario("deletion under quota", deletion_under_quota, first_gangs_of("batch")),
+    Scenario("requests edited", requests_edited, first_gangs_of("edited", "other")),
     Scenario("depends", depends, late_takes_long),
     Scenario("ttl", ttl, well),
     # Pods are deleted before the status, so that a deadline holds even if the status is refused. A

@@ -4,16 +4,17 @@ Each is a bug that a change could introduce, and a few faults of one kind must r
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from msgspec.structs import replace
 
 from faults import campaign
 from torchrun_api.meta import ChildMeta
+from torchrun_controller.cache import admission_view
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.controllers import live_reads
-from torchrun_controller.reconcile.admission.quota import QueueQuota
+from torchrun_controller.reconcile.admission.quota import RESOURCES, QueueQuota, Usage
 from torchrun_controller.reconcile.gang import fence, replacement, suspension
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.restarts import Counts
@@ -22,6 +23,7 @@ from torchrun_controller.reconcile.job.context import Context
 from torchrun_controller.reconcile.job.running import service_refused
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.pods.lifecycle import alive, delete_pod
+from torchrun_controller.reconcile.spec import requests
 from torchrun_controller.reconcile.workspace import preparation
 from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace
 from torchrun_controller.watch.watcher import Watcher
@@ -61,6 +63,31 @@ def caches_are_trusted(plant: pytest.MonkeyPatch) -> None:
 def quotas_are_ignored(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(QueueQuota, "shortage", lambda self, usage: None)
     plant.setattr(QueueQuota, "exceeded", lambda self, usage: None)
+
+
+def gpus_have_no_quota(plant: pytest.MonkeyPatch) -> None:
+    _ignore_quota(plant, "gpus")
+
+
+def jobs_have_no_quota(plant: pytest.MonkeyPatch) -> None:
+    _ignore_quota(plant, "jobs")
+
+
+def _ignore_quota(plant: pytest.MonkeyPatch, kind: str) -> None:
+    original = QueueQuota.shortages
+
+    def shortages(self: QueueQuota, usage: Usage) -> Iterator[int]:
+        return (resource for resource in original(self, usage) if RESOURCES[resource] != kind)
+
+    plant.setattr(QueueQuota, "shortages", shortages)
+
+
+def deleted_jobs_use_nothing(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(admission_view, "orphaned_workloads", lambda *_: ())
+
+
+def an_edit_needs_no_admission(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(requests, "pod_shortfall", lambda *_: "")
 
 
 def failures_are_not_counted(plant: pytest.MonkeyPatch) -> None:
@@ -111,6 +138,11 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
     (expired_is_ignored, "success", "watch-compacted"),
     (caches_are_trusted, "success", "watch-delayed"),
     (quotas_are_ignored, "gangs", "dropped"),
+    (gpus_have_no_quota, "preemption", "dropped"),
+    (gpus_have_no_quota, "reclaim", "dropped"),
+    (jobs_have_no_quota, "deletion under quota", "dropped"),
+    (deleted_jobs_use_nothing, "deletion under quota", "dropped"),
+    (an_edit_needs_no_admission, "requests edited", "dropped"),
     (a_wait_names_no_way_out, "waiting", "dropped"),
     (failures_are_not_counted, "restart", "dropped"),
     (gangs_run_without_their_service, "service taken", "dropped"),
@@ -121,6 +153,10 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
 # Part of the report, where another difference alone would be reported as well.
 REPORTED = {
     quotas_are_ignored: "nodes are taken of",
+    gpus_have_no_quota: "gpus are taken of",
+    jobs_have_no_quota: "jobs are taken of",
+    deleted_jobs_use_nothing: "jobs are taken of",
+    an_edit_needs_no_admission: "gpus are taken of",
     a_wait_names_no_way_out: "waits without a way out",
     gangs_run_without_their_service: "is Running without its Service",
     lost_nodes_are_trusted: "starts beside ranks of",
