@@ -12,15 +12,18 @@ from bodies import Body
 from faults.cluster import JOBS, PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES, is_worker, owners
 from faults.store import Change, Store, key_of
 from faults.usage import KINDS, Amounts, Usage, amounts_of, charge_of
+from gates import may_train
 from torchrun_api import names
 from torchrun_api.status import TERMINAL
+from torchrun_controller.reconcile.model.blocked import BLOCKED_REASONS
 
 # The maximum age of a cache: a decision by an earlier quota is no violation.
 LAG = timedelta(seconds=150)
 # A job may be overcharged this long, while its gang is replaced.
 OVERCHARGED = timedelta(seconds=300)
 
-
+# Reasons of a wait that ends only if somebody acts.
+NEED_AN_ACTION = BLOCKED_REASONS | {"WaitingForFence"}
 # What ends a wait: a sentence that tells the user what to do, a command, or nodes for the
 # scheduler.
 ADVICE = re.compile(
@@ -93,6 +96,9 @@ class Ledger:
         if (restarts := _restarts(job)) > failures:
             self._report(f"{change.name} counts {restarts} of {failures} failures")
         self._note_overcharge(change.name, job, len(living))
+        status = job.get("status", {})
+        if status.get("reason") in NEED_AN_ACTION and status["phase"] not in TERMINAL:
+            self._needs_advice(job)
 
     def _gang(self, child: Body) -> None:
         job = self._job_of(child)
@@ -199,26 +205,33 @@ class Ledger:
         """Check the state at rest. `exact`: no user has deleted a gang while it failed."""
         for job in self._store.bodies(TORCHRUN_JOBS):
             status, name = job.get("status", {}), job["metadata"]["name"]
-            phase, living = status.get("phase"), self._usage.living(job["metadata"]["uid"])
+            uid, phase = job["metadata"]["uid"], status.get("phase")
+            living = self._usage.living(uid)
             if phase in TERMINAL and charge_of(job) and not living:
                 self._report(f"{name} is {phase} and charged for {_list(charge_of(job))}")
-            waits = phase not in (*TERMINAL, "Suspended") and not living
-            if waits and not self._has_way_out(job):
-                self._report(f"{name} waits without a way out: {phase}: {status.get('message')}")
-            failed = len(self._failed[job["metadata"]["uid"]]) + self._failed_rounds[name]
+            if phase not in (*TERMINAL, "Suspended") and not self._anyone_at_work():
+                self._needs_advice(job)
+            failed = len(self._failed[uid]) + self._failed_rounds[name]
             counted = _restarts(job) + (phase == "Failed")
             if exact and phase in TERMINAL and failed > counted:
                 self._report(f"{name} counts {counted} of {failed} failures")
 
-    def _has_way_out(self, job: Body) -> bool:
-        """Whether the message of a waiting job says what ends the wait, or other jobs still run."""
-        others = (
-            other
-            for other in self._store.bodies(TORCHRUN_JOBS)
-            if other["metadata"]["uid"] != job["metadata"]["uid"]
+    def _anyone_at_work(self) -> bool:
+        """Whether ranks of any job run. Those on lost nodes are not known to end."""
+        pods = [pod for pod in self._store.bodies(PODS) if is_worker(pod)]
+        return any(
+            pod["status"]["phase"] == "Running"
+            and may_train(pod, pods)
+            and not self._usage.is_silent(pod)
+            for pod in pods
         )
-        at_work = any(self._usage.living(other["metadata"]["uid"]) for other in others)
-        return at_work or bool(ADVICE.search(job.get("status", {}).get("message", "")))
+
+    def _needs_advice(self, job: Body) -> None:
+        """Check that the message of a waiting job says what ends the wait."""
+        name, status = job["metadata"]["name"], job.get("status", {})
+        if not ADVICE.search(status.get("message", "")):
+            why = f"{status.get('phase')}: {status.get('message')}"
+            self._report(f"{name} waits without a way out: {why}")
 
 
 def _list(amounts: Amounts) -> str:

@@ -32,7 +32,7 @@ POINTS = {
     "suspend backing off": 155,
     "queue edited": 116,
     "queue deleted": 123,
-    "waiting": 84,
+    "waiting": 135,
     "volcano": 105,
     "kai queue": 94,
     "setup": 122,

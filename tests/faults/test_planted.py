@@ -15,7 +15,7 @@ from torchrun_controller.cache import admission_view
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.controllers import live_reads
 from torchrun_controller.reconcile.admission.quota import RESOURCES, QueueQuota, Usage
-from torchrun_controller.reconcile.gang import fence, replacement, suspension
+from torchrun_controller.reconcile.gang import fence, gate, replacement, suspension
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.restarts import Counts
 from torchrun_controller.reconcile.job import dependencies, running, steps
@@ -101,6 +101,11 @@ def a_wait_names_no_way_out(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(dependencies, "Reason", first_sentence)
 
 
+def a_closed_gate_names_no_way_out(plant: pytest.MonkeyPatch) -> None:
+    reason = Reason("WaitingForFence", "Pods of the previous attempt may still run.")
+    plant.setattr(gate, "_unfenced_reason", lambda *_: reason)
+
+
 def gangs_run_without_their_service(plant: pytest.MonkeyPatch) -> None:
     # The tests of reconcile wrap each step for the whole session.
     others = (step for step in steps.STEPS if inspect.unwrap(step.decide) is not service_refused)
@@ -144,6 +149,8 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
     (deleted_jobs_use_nothing, "deletion under quota", "dropped"),
     (an_edit_needs_no_admission, "requests edited", "dropped"),
     (a_wait_names_no_way_out, "waiting", "dropped"),
+    (a_closed_gate_names_no_way_out, "node returns", "dropped"),
+    (a_closed_gate_names_no_way_out, "waiting", "dropped"),
     (failures_are_not_counted, "restart", "dropped"),
     (gangs_run_without_their_service, "service taken", "dropped"),
     (lost_nodes_are_trusted, "node deleted", "dropped"),
@@ -158,6 +165,7 @@ REPORTED = {
     deleted_jobs_use_nothing: "jobs are taken of",
     an_edit_needs_no_admission: "gpus are taken of",
     a_wait_names_no_way_out: "waits without a way out",
+    a_closed_gate_names_no_way_out: "waits without a way out",
     gangs_run_without_their_service: "is Running without its Service",
     lost_nodes_are_trusted: "starts beside ranks of",
     suspensions_are_trusted: "pods of node 1 that may train",

@@ -58,6 +58,10 @@ class Usage:
             pod for pod in pods if is_worker(pod) and self.job_of(pod) == uid and not is_over(pod)
         ]
 
+    def is_silent(self, pod: Body) -> bool:
+        """Whether the node of the pod is or was lost."""
+        return pod["metadata"]["uid"] in self._silent
+
     def by_gangs(self, uid: str) -> Amounts:
         """The most that a gang of the job uses. A resize replaces one by another.
 
@@ -65,7 +69,7 @@ class Usage:
         """
         gangs: dict[int, Amounts] = defaultdict(Counter)
         for pod in self.living(uid):
-            if pod["metadata"]["uid"] not in self._silent:
+            if not self.is_silent(pod):
                 gangs[attempt_of(pod)] += _requests(pod["spec"])
         created = amounts_of(child for child in self.latest(uid) if _creates_pods(child))
         used = created
