@@ -22,8 +22,8 @@ LAG = timedelta(seconds=150)
 # A job may be overcharged this long, while its gang is replaced.
 OVERCHARGED = timedelta(seconds=300)
 
-# Reasons of a wait that ends only if somebody acts.
-NEED_AN_ACTION = BLOCKED_REASONS | {"WaitingForFence"}
+# Reasons of a wait that ends only if somebody acts, without that whose text the API server writes.
+NEED_AN_ACTION = (BLOCKED_REASONS | {"WaitingForFence"}) - {"Rejected"}
 # What ends a wait: a sentence that tells the user what to do, a command, or nodes for the
 # scheduler.
 ADVICE = re.compile(
@@ -43,7 +43,7 @@ class Ledger:
         self._store = store
         self._now = now
         self._report = report
-        self._usage = Usage(store)
+        self.usage = Usage(store)
         # Every quota of each queue, with its start time.
         self._quotas: dict[tuple[str, str], list[tuple[datetime, Body]]] = defaultdict(list)
         self._left: dict[str, Body] = {}  # jobs that were deleted, by UID
@@ -77,11 +77,12 @@ class Ledger:
             self._left[uid] = job
             return
         before, after = charge_of(change.old), charge_of(job)
-        used = self._usage.by_gangs(uid) if before or after else Counter()
-        # When a queue begins to take part, the gangs of its jobs are charged without a decision.
-        if after - before and (before or not used):
+        used = self.usage.by_gangs(uid) if before or after else Counter()
+        living = self.usage.living(uid) if before or after else []
+        # Gangs that run without a charge get one without a decision: the queue begins to take part,
+        # or pods have come back with a lost node.
+        if after - before and (before or not (used or living)):
             self._within_quota(job, f"{change.name} is charged for {_list(after)}")
-        living = self._usage.living(uid) if before or after else []
         if before - after and (rest := used - after):
             self._report(
                 f"{change.name} is charged for {_list(after)}, and uses {_list(rest)} more"
@@ -104,7 +105,7 @@ class Ledger:
         job = self._job_of(child)
         if job is None or not self._takes_part(job):
             return
-        size = amounts_of(self._usage.latest(job["metadata"]["uid"]))
+        size = amounts_of(self.usage.latest(job["metadata"]["uid"]))
         name = child["metadata"]["name"]
         if size - charge_of(job):
             charge = _list(charge_of(job))
@@ -112,7 +113,7 @@ class Ledger:
         self._within_quota(job, f"gang {name} is created", since=_admitted(job))
 
     def _new_worker(self, pod: Body) -> None:
-        job = self._usage.job(self._usage.job_of(pod))
+        job = self.usage.job(self.usage.job_of(pod))
         if job is not None and self._takes_part(job):
             self._within_quota(job, f"{pod['metadata']['name']} is created", since=_admitted(job))
 
@@ -128,7 +129,7 @@ class Ledger:
         failed = self._failed_while_terminating if is_terminating else self._failed
         ends = [each["state"].get("terminated", {}) for each in status.get("containerStatuses", ())]
         if any(end.get("exitCode") for end in ends):
-            failed[self._usage.job_of(pod)].add(meta["labels"][names.ATTEMPT_LABEL])
+            failed[self.usage.job_of(pod)].add(meta["labels"][names.ATTEMPT_LABEL])
 
     def _note_overcharge(self, name: str, job: Body, living: int) -> None:
         uid, status = job["metadata"]["uid"], job.get("status", {})
@@ -165,10 +166,10 @@ class Ledger:
         taken: Amounts = Counter()
         for job in self._store.bodies(TORCHRUN_JOBS):
             if _queue_of(job) in members:
-                taken += self._usage.taken(job)
+                taken += self.usage.taken(job)
         for uid, job in self._left.items():
             if _queue_of(job) in members and self._takes_part(job):
-                taken += self._usage.by_gangs(uid)
+                taken += self.usage.by_gangs(uid)
         return taken
 
     def _cohort(self, queue: tuple[str, str]) -> set[tuple[str, str]]:
@@ -197,7 +198,7 @@ class Ledger:
         )
 
     def _job_of(self, child: Body) -> Body | None:
-        return next((job for job in map(self._usage.job, owners(child)) if job is not None), None)
+        return next((job for job in map(self.usage.job, owners(child)) if job is not None), None)
 
     # The end of a run
 
@@ -206,7 +207,7 @@ class Ledger:
         for job in self._store.bodies(TORCHRUN_JOBS):
             status, name = job.get("status", {}), job["metadata"]["name"]
             uid, phase = job["metadata"]["uid"], status.get("phase")
-            living = self._usage.living(uid)
+            living = self.usage.living(uid)
             if phase in TERMINAL and charge_of(job) and not living:
                 self._report(f"{name} is {phase} and charged for {_list(charge_of(job))}")
             if phase not in (*TERMINAL, "Suspended") and not self._anyone_at_work():
@@ -222,7 +223,7 @@ class Ledger:
         return any(
             pod["status"]["phase"] == "Running"
             and may_train(pod, pods)
-            and not self._usage.is_silent(pod)
+            and not self.usage.is_silent(pod)
             for pod in pods
         )
 

@@ -177,7 +177,8 @@ class Nodes(Actor):
         self._unbound.discard(uid)
         if pod["spec"].get("nodeName") in self._silent and uid in self._working:
             self._working.discard(uid)
-            self.unseen.append(pod)
+            if is_worker(pod):
+                self.unseen.append(pod)
         self._retry()
 
     def _retry(self) -> None:
@@ -250,7 +251,7 @@ class Nodes(Actor):
         if is_worker(pod) and replace_seconds(pod):
             self._look_at_round(pod)
             return
-        if pod["metadata"]["uid"] in self._working:
+        if pod["metadata"]["uid"] in self._working or is_over(pod):
             return
         if is_worker(pod) and not (may_train(pod, self._gang(pod)) and self.finds_leader(pod)):
             return
@@ -340,6 +341,7 @@ class Nodes(Actor):
                 pod, "Running", {"running": {}}, ended={end.container: {"terminated": terminated}}
             )
         else:
+            self._working.discard(uid)
             self._write_status(pod, phase, {"terminated": terminated})
 
     def stop(self, uid: str) -> None:
@@ -359,6 +361,7 @@ class Nodes(Actor):
         why = {"message": "The node was low on memory.", "lastTransitionTime": self.time()}
         conditions = [*pod["status"].get("conditions", ()), {**target, **why}]
         state = {"terminated": terminated}
+        self._working.discard(pod["metadata"]["uid"])
         self._write_status(pod, "Failed", state, conditions=conditions, reason="Evicted")
 
     def _write_status(

@@ -141,7 +141,10 @@ class Oracle:
         if component == names.SYNC:
             if change.body.get("status", {}).get("phase") == "Succeeded":
                 self._prepared |= owners(change.body)
-            self._at_most_one("sync pod", _living(self._store, names.SYNC), lambda pod: "")
+            living = _living(self._store, names.SYNC)
+            # A pod on a lost node is replaced, and can publish nothing.
+            reached = [pod for pod in living if not self.ledger.usage.is_silent(pod)]
+            self._at_most_one("sync pod", reached, lambda pod: "")
         elif component == names.WORKER:
             workers = _living(self._store, names.WORKER)
             training = [pod for pod in workers if may_train(pod, self._store.bodies(PODS))]

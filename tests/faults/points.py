@@ -9,6 +9,7 @@ from faults import campaign
 from faults.scenarios import SCENARIOS
 
 POINTS = {
+    "node stays lost": 87,
     "node returns": 113,
     "node off": 109,
     "fence": 117,
@@ -32,7 +33,7 @@ POINTS = {
     "suspend backing off": 155,
     "queue edited": 116,
     "queue deleted": 123,
-    "waiting": 135,
+    "waiting": 84,
     "volcano": 105,
     "kai queue": 94,
     "setup": 122,

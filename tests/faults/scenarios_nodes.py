@@ -100,6 +100,8 @@ async def elastic(world: Simulation) -> None:
 
 
 SCENARIOS = (
+    # The message of the job must say what to do.
+    Scenario("node stays lost", _lose_node, first_gang_stays),
     Scenario("node returns", node_returns, first_gang_stays),
     Scenario("node off", node_off, first_gang_stays),
     Scenario("fence", fence, first_gang_stays),

@@ -185,11 +185,6 @@ _KAI = KAI_QUEUES, ("", "team-gpu")
 
 async def waiting(world: Simulation) -> None:
     """Jobs that wait for an action of the user. Each message must name it."""
-    world.make_queue("free")
-    world.submit("fenced", jobQueue="free", numNodes=1)
-    await world.reaches("Running", "fenced")
-    world.nodes.lose("node-0")
-    await world.reaches("Queued", "fenced", reason="WaitingForFence")
     world.make_queue(quota={"nodes": 2})
     world.submit("lost", jobQueue="missing")
     world.submit("large", numNodes=3)
@@ -239,7 +234,7 @@ SCENARIOS = (
     # applies.
     Scenario("queue edited", edited, first_gangs_of("train"), varies=("queuePolicy",)),
     Scenario("queue deleted", queue_deleted, first_gangs_of("train")),
-    Scenario("waiting", waiting, first_gangs_of("fenced")),
+    Scenario("waiting", waiting, well),
     Scenario("volcano", volcano, first_gang_fails, installed=VOLCANO),
     Scenario("kai queue", kai_queue, well, installed=KAI),
 )

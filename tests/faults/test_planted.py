@@ -150,7 +150,7 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
     (an_edit_needs_no_admission, "requests edited", "dropped"),
     (a_wait_names_no_way_out, "waiting", "dropped"),
     (a_closed_gate_names_no_way_out, "node returns", "dropped"),
-    (a_closed_gate_names_no_way_out, "waiting", "dropped"),
+    (a_closed_gate_names_no_way_out, "node stays lost", "dropped"),
     (failures_are_not_counted, "restart", "dropped"),
     (gangs_run_without_their_service, "service taken", "dropped"),
     (lost_nodes_are_trusted, "node deleted", "dropped"),

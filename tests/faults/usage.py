@@ -11,9 +11,11 @@ from bodies import Body
 from faults.cluster import JOBS, NODES, PODS, TORCHRUN_JOBS, is_over, is_worker, owners
 from faults.store import Change, Store
 from torchrun_api import names
+from torchrun_api.status import TERMINAL
 
 Amounts: TypeAlias = Counter[str]  # nodes, gpus and jobs
 KINDS = ("nodes", "gpus", "jobs")
+VERDICTS = {"Complete", "SuccessCriteriaMet", "Failed", "FailureTarget"}
 GPU = "nvidia.com/gpu"
 
 
@@ -24,12 +26,15 @@ class Usage:
         self._store = store
         self._jobs: dict[str, str] = {}  # UID of the TorchrunJob by that of its child Job
         self._silent: set[str] = set()  # UIDs of pods whose node was lost, even if it has returned
+        self._failed: set[str] = set()  # UIDs of child Jobs with a pod that has failed, or will
         store.subscribe(self._changed)
 
     def _changed(self, change: Change) -> None:
         if change.resource == JOBS and change.verb == "ADDED":
             for uid in owners(change.body):
                 self._jobs[change.body["metadata"]["uid"]] = uid
+        elif change.resource == PODS and _has_failed(change.body):
+            self._failed |= owners(change.body)
         elif change.resource == NODES and (change.verb == "DELETED" or not _is_ready(change.body)):
             name = change.body["metadata"]["name"]
             lost = (pod for pod in self._store.bodies(PODS) if pod["spec"].get("nodeName") == name)
@@ -71,7 +76,7 @@ class Usage:
         for pod in self.living(uid):
             if not self.is_silent(pod):
                 gangs[attempt_of(pod)] += _requests(pod["spec"])
-        created = amounts_of(child for child in self.latest(uid) if _creates_pods(child))
+        created = amounts_of(child for child in self.latest(uid) if self._creates_pods(child))
         used = created
         for gang in gangs.values():
             used |= gang
@@ -79,9 +84,22 @@ class Usage:
             used["jobs"] = 1
         return used
 
+    def _creates_pods(self, child: Body) -> bool:
+        """Whether pods of this Job may follow. If it retries none, a failed pod is its end."""
+        spec, meta = child["spec"], child["metadata"]
+        has_failed = meta["uid"] in self._failed and spec.get("backoffLimit") == 0
+        conditions = child.get("status", {}).get("conditions", ())
+        verdicts = {each["type"] for each in conditions if each["status"] == "True"}
+        return not (has_failed or verdicts & VERDICTS or "deletionTimestamp" in meta)
+
     def taken(self, job: Body) -> Amounts:
-        """What the job uses, or may use by its charge, for which a gang may follow at any time."""
-        return self.by_gangs(job["metadata"]["uid"]) | charge_of(job)
+        """What the job uses, or may use by its charge, for which a gang may follow at any time.
+
+        The charge of a finished job is for pods that have come back with a lost node.
+        """
+        used = self.by_gangs(job["metadata"]["uid"])
+        is_finished = job.get("status", {}).get("phase") in TERMINAL
+        return used if is_finished else used | charge_of(job)
 
     def job(self, uid: str) -> Body | None:
         """The TorchrunJob with this UID, if it exists."""
@@ -119,11 +137,9 @@ def _requests(pod_spec: Body) -> Amounts:
     return Counter(nodes=1, gpus=gpus)
 
 
-def _creates_pods(child: Body) -> bool:
-    conditions = child.get("status", {}).get("conditions", ())
-    verdicts = {each["type"] for each in conditions if each["status"] == "True"}
-    is_over = verdicts & {"Complete", "SuccessCriteriaMet", "Failed", "FailureTarget"}
-    return "deletionTimestamp" not in child["metadata"] and not is_over
+def _has_failed(pod: Body) -> bool:
+    """Whether the pod has failed. For its Job, the end of a deleted pod is a failure."""
+    return pod["status"]["phase"] == "Failed" or "deletionTimestamp" in pod["metadata"]
 
 
 def _is_ready(node: Body) -> bool:
