@@ -7,17 +7,25 @@ nothing to do.
 
 import asyncio
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 
 import virtual_time
 from bodies import Body
 from faults.cluster import JOBS, PODS, TORCHRUN_QUEUES
-from faults.faults import OF_EVENTS, OF_REQUESTS, FaultPlan
+from faults.faults import (
+    CLOCKS,
+    LASTING,
+    NO_REQUEST_FAULT,
+    OF_EVENTS,
+    OF_REQUESTS,
+    FaultPlan,
+)
 from faults.network import Call, EventFault, RequestFault, Stream
-from faults.nodes import End
+from faults.nodes import NODE_COUNT, End
 from faults.scenarios import ZIP
 from faults.scripts import serves
 from faults.simulation import NAMESPACE, Scenario, Simulation
@@ -37,16 +45,25 @@ ACTIONS = (
     "evict",
     "delete-gang",
     "edit-queue",
+    "edit-quota",
+    "edit-gpus",
+    "lose-node",
+    "return-node",
     "kill",
     "terminate",
 )
 REST = 65.0  # seconds without a write; refused writes of a queue are retried after 60 s
-NAMES = ("one", "two")
-SHAPES = (
-    {"elastic": {"minNodes": 1, "maxNodes": 3}},
-    {"numNodes": 3, "head": {"nodeResources": {"cpus": 1}}},
-)
-REPLACES_PODS = (0, 2)  # values of `which` with an elastic job
+# Each job fits into the quota, but not all of them. "three" waits for the end of "one".
+SPECS: dict[str, dict[str, Any]] = {
+    "one": {"elastic": {"minNodes": 1, "maxNodes": 3}},
+    "two": {"numNodes": 3, "head": {"nodeResources": {"cpus": 1}}},
+    "three": {"numNodes": 1, "dependsOn": [{"name": "one", "condition": "Finished"}]},
+}
+NAMES = tuple(SPECS)
+QUOTA = {"gpus": 6, "jobs": 2}
+MOST_GPUS = 2  # of each node
+REPLACES_PODS = (0, 2)  # values of `which` for jobs whose pods are replaced alone
+KINDS_OF_REQUESTS = (*OF_REQUESTS, *LASTING, *CLOCKS)
 Strikes: TypeAlias = dict[int, int]  # kinds of faults by the number of the request or event
 
 
@@ -68,7 +85,16 @@ class RandomFaults(FaultPlan):
     def request(self, call: Call) -> RequestFault:
         usual = super().request(call)
         number = self._strikes.get(len(self.met))
-        return usual if number is None else list(OF_REQUESTS.values())[number % len(OF_REQUESTS)]()
+        if number is None:
+            return usual
+        kind = KINDS_OF_REQUESTS[number % len(KINDS_OF_REQUESTS)]
+        if kind in OF_REQUESTS:
+            return OF_REQUESTS[kind]()
+        if kind in LASTING:
+            self.trouble = LASTING[kind]()
+        else:
+            self.skew = CLOCKS[kind]
+        return self._troubled(call) or NO_REQUEST_FAULT
 
     def event(self, stream: Stream, change: Change) -> EventFault:
         usual = super().event(stream, change)
@@ -76,8 +102,9 @@ class RandomFaults(FaultPlan):
         return usual if number is None else list(OF_EVENTS.values())[number % len(OF_EVENTS)](self)
 
     def stop(self) -> None:
-        """Inject no further faults."""
+        """Inject no further faults, and set the clock right."""
         self._strikes = {}
+        self.skew = timedelta()
 
 
 def play(steps: Sequence[Step], strikes: Strikes) -> list[str]:
@@ -101,16 +128,22 @@ class _History:
     def __init__(self, steps: Sequence[Step], plan: RandomFaults) -> None:
         self._steps = steps
         self._plan = plan
+        self._lost: set[str] = set()  # nodes
 
     async def play(self, world: Simulation) -> None:
-        world.make_queue()
+        world.make_queue(quota=QUOTA, nodeResources={"gpus": MOST_GPUS})
         for step in self._steps:
             await asyncio.sleep(step.after)
             self._act(world, step)
         self._plan.stop()
+        world.edit("gpu", TORCHRUN_QUEUES, quota=QUOTA, nodeResources={"gpus": MOST_GPUS})
+        for node in sorted(self._lost):
+            world.nodes.come_back(node)
         for name in NAMES:
             if world.job(name) is not None:
                 world.edit(name, suspend=False)
+        if world.job("three") is not None and world.job("one") is None:
+            world.edit("three", dependsOn=[])
         for name in NAMES:
             await world.until(f"{name} is over", partial(_over, world, name))
         await world.rest(REST)
@@ -126,10 +159,11 @@ class _History:
         job = world.job(name)
         match step.action:
             case "submit" if job is None:
-                spec = {"volumes": ZIP} if step.which % 3 == 0 else {}
+                spec: Body = {"volumes": ZIP} if step.which % 3 == 0 else {}
                 replacement = "Pod" if step.which in REPLACES_PODS else "Gang"
                 reliability = {"maxRestarts": 2, "podReplacement": replacement}
-                world.submit(name, reliability=reliability, **SHAPES[step.which % 2], **spec)
+                spec |= SPECS[name] | {"priority": step.which}
+                world.submit(name, reliability=reliability, **spec)
             case "delete" if job is not None:
                 world.delete(name)
             case "suspend" | "resume" if job is not None:
@@ -138,6 +172,13 @@ class _History:
                 world.edit(name, numNodes=1 + step.which % 3)
             case "edit-queue":
                 world.edit("gpu", TORCHRUN_QUEUES, image=f"trainer:{step.which}")
+            case "edit-quota":
+                world.edit("gpu", TORCHRUN_QUEUES, quota={"gpus": 2 + step.which, "jobs": 2})
+            case "edit-gpus":
+                gpus = 1 + step.which % MOST_GPUS
+                world.edit("gpu", TORCHRUN_QUEUES, nodeResources={"gpus": gpus})
+            case "lose-node" | "return-node":
+                self._change_node(world, f"node-{step.which % NODE_COUNT}", step.action)
             case "fail" | "evict":
                 self._end_worker(world, step)
             case "delete-gang":
@@ -146,6 +187,14 @@ class _History:
                 replica = world.replicas[step.which % len(world.replicas)]
                 for process in replica.processes[-1:]:
                     process.client.kill() if step.action == "kill" else process.terminate()
+
+    def _change_node(self, world: Simulation, node: str, action: str) -> None:
+        if action == "lose-node" and node not in self._lost:
+            self._lost.add(node)
+            world.nodes.lose(node)
+        elif action == "return-node" and node in self._lost:
+            self._lost.remove(node)
+            world.nodes.come_back(node)
 
     def _end_worker(self, world: Simulation, step: Step) -> None:
         working = [
