@@ -1,5 +1,6 @@
 """Which pods of a gang may run ranks, by the annotations of the controller."""
 
+import json
 from collections.abc import Iterable
 
 from bodies import Body
@@ -48,12 +49,23 @@ def may_train(pod: Body, pods: Iterable[Body]) -> bool:
         gang_of(other) == gang_of(pod)
         and _is_leader(other)
         and has_start(other)
-        and (_job_of(other) == _job_of(pod) or names.ROLE_LABEL in pod["metadata"]["labels"])
+        and (_job_of(other) == _job_of(pod) or _is_head_of(other, pod))
         for other in pods
     )
 
 
+def _is_head_of(leader: Body, pod: Body) -> bool:
+    """Whether the leader, which has a Job of its own, belongs to the same TorchrunJob."""
+    return names.ROLE_LABEL in pod["metadata"]["labels"] and _charged(leader) == _charged(pod)
+
+
+def _charged(pod: Body) -> str:
+    """The UID of the TorchrunJob that is charged for the pod; "" without a record."""
+    charge: str = pod["metadata"].get("annotations", {}).get(names.CHARGE, "")
+    return str(json.loads(charge)["job"]) if charge else ""
+
+
 def _job_of(pod: Body) -> str:
-    """The UID of the pod's Job. An earlier job of the same name had others, and a head has its own."""
+    """The UID of the pod's Job. An earlier job of the same name had others."""
     owners: list[Body] = pod["metadata"].get("ownerReferences", [])
     return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")
