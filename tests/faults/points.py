@@ -26,7 +26,7 @@ POINTS = {
     "preemption": 176,
     "reclaim": 198,
     "deletion under quota": 115,
-    "requests edited": 152,
+    "requests edited": 142,
     "depends": 112,
     "ttl": 70,
     "deadline": 68,

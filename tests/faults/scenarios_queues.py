@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from bodies import Body
-from faults.cluster import JOBS, PODS, TORCHRUN_QUEUES, is_worker
+from faults.cluster import PODS, TORCHRUN_QUEUES, is_worker
 from faults.nodes import End
 from faults.oracle import KAI_QUEUES
 from faults.scripts import (
@@ -67,7 +67,11 @@ async def requests_edited(world: Simulation) -> None:
     await world.reaches("Running", "edited")
     await world.trains("other", nodes=1)
     world.edit("gpu", TORCHRUN_QUEUES, nodeResources={"gpus": 4})
-    world.hands.delete(JOBS, {"metadata": {"name": "edited", "namespace": NAMESPACE}})
+    await world.until(
+        "the edit is seen", lambda: world.queue_status().get("observedGeneration") == 2
+    )
+    (pod,) = world.workers("edited")
+    world.nodes.end(pod["metadata"]["uid"], End(0, 1, "no such file"))
     await world.until(
         "the admission is returned", lambda: not world.status("edited").get("admission")
     )
