@@ -113,3 +113,29 @@ def _phase_of_setup(world: Simulation) -> str:
 def test_a_job_goes_on_once_the_lost_node_of_its_setup_pod_is_switched_off() -> None:
     result = simulate(Scenario("setup pod lost", _loses_setup, _setup_stays_on_node_0), {})
     assert result.wrong == []
+
+
+async def _suspended(world: Simulation) -> None:
+    """The next job may start only when no pod of the suspended one is left."""
+    world.make_queue(quota={"jobs": 1})
+    world.submit()
+    await world.trains()
+    world.edit(suspend=True)
+    world.submit("later")
+    await world.reaches("Suspended")
+    await world.reaches("Succeeded", "later")
+    world.edit(suspend=False)
+    await world.reaches("Succeeded")
+
+
+def _first_gang_of_train_stays(pod: Body) -> End | None:
+    stays = pod["metadata"]["name"].startswith("train-0-") or "train-1-" in pod["metadata"]["name"]
+    return None if stays else well(pod)
+
+
+@pytest.mark.parametrize("kind", ["watch-delayed", "watch-unseen", "watches-lag"])
+def test_a_suspended_job_whose_pods_the_cache_has_not_shown_keeps_its_charge(kind: str) -> None:
+    unseen = {Point("event ADDED pods/train-0-abcde", 1): kind}
+    result = simulate(Scenario("suspended", _suspended, _first_gang_of_train_stays), unseen)
+    assert result.struck
+    assert result.wrong == []

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from integration.controller_process import install_crds
+from torchrun_api import names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS, PODS, SERVICES, TORCHRUN_JOBS, Kind
 from torchrun_api.meta import Condition
-from torchrun_api.names import CONTROLLER_UID_LABEL
 from torchrun_api.status import TorchrunJobStatus, WorkersStatus
 from torchrun_cluster import LocalCluster, Size
 from torchrun_controller.client import Connection, Transport
@@ -330,6 +330,17 @@ async def test_a_collection_is_the_running_pods_of_one_job(
     cluster.kubectl("delete", *pods, "--force", "--grace-period=0")
 
 
+async def test_the_workers_of_a_job_are_read(cluster: LocalCluster, applier: Applier) -> None:
+    assert await applier.find_workers(NAMESPACE, "seen") == frozenset(), "null in the response"
+    body = worker("seen-0-bcdfg", "uid-3")
+    labels = {names.JOB_LABEL: "seen", names.COMPONENT_LABEL: names.WORKER}
+    body["metadata"] = {"name": "seen-0-bcdfg", "namespace": NAMESPACE, "labels": labels}
+    created = await applier.apply(Apply(PODS, body))
+    assert await applier.find_workers(NAMESPACE, "seen") == {created.uid}
+    assert await applier.find_workers(NAMESPACE, "other") == frozenset()
+    cluster.kubectl("delete", "pod", "seen-0-bcdfg", "--force", "--grace-period=0")
+
+
 def worker(name: str, uid: str) -> JsonObject:
     """A pod on a node without a kubelet, with the label of the Job controller."""
     return {
@@ -338,7 +349,7 @@ def worker(name: str, uid: str) -> JsonObject:
         "metadata": {
             "name": name,
             "namespace": NAMESPACE,
-            "labels": {CONTROLLER_UID_LABEL: uid},
+            "labels": {names.CONTROLLER_UID_LABEL: uid},
         },
         "spec": {"nodeName": "nowhere", "containers": [{"name": "trainer", "image": "none"}]},
     }

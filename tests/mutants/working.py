@@ -169,8 +169,8 @@ WORKING = (
     Mutant(
         "a-collection-is-the-namespace",
         "client/apply.py",
-        '"labelSelector": f"{CONTROLLER_UID_LABEL}={delete.uid}",',
-        '"labelSelector": CONTROLLER_UID_LABEL,',
+        '"labelSelector": f"{names.CONTROLLER_UID_LABEL}={delete.uid}",',
+        '"labelSelector": names.CONTROLLER_UID_LABEL,',
         "the end of a large gang deletes the pods of all other jobs in its namespace",
         APPLY,
     ),
@@ -233,7 +233,7 @@ WORKING = (
     ),
     Mutant(
         "a-500-is-no-reason-to-retry",
-        "client/apply.py",
+        "client/write_errors.py",
         "if error.status == 429 or error.status >= 500:",
         "if error.status == 429:",
         "the time that an ailing API server asks for is not given to it",
@@ -333,6 +333,14 @@ WORKING = (
         "if not _is_replacement(observed, plan):",
         "if True:",
         "a new leader whose cache lags makes a gang beside a gang",
+        DOUBT,
+    ),
+    Mutant(
+        "unseen-pods-have-stopped",
+        "controllers/live_reads.py",
+        "if _reports_no_pods(observed, plan):",
+        "if observed is plan:",
+        "the quota of a suspended job is used twice while the watch of its pods is dead",
         DOUBT,
     ),
     Mutant(

@@ -12,10 +12,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from torchrun_api import names
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind, UserObject, kind_of
-from torchrun_api.meta import find_controller
-from torchrun_api.names import CONTROLLER_UID_LABEL
 from torchrun_api.queue import TorchrunQueueStatus
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.client import ApiError, Disconnected, Requests, Response
@@ -25,6 +24,7 @@ from torchrun_controller.client.holder import (
     is_predecessor,
     read_controller,
 )
+from torchrun_controller.client.reads import METADATA_ONLY, NOT_ENDED, LiveReader
 from torchrun_controller.client.responses import (
     Meta,
     read_deleted,
@@ -36,6 +36,7 @@ from torchrun_controller.client.write_errors import (
     RejectedError,
     SupersededError,
     UnavailableError,
+    raise_if_unavailable,
 )
 from torchrun_controller.reconcile.model.observed import Rejection
 from torchrun_controller.reconcile.model.plan import Apply, Delete
@@ -56,9 +57,8 @@ ABSENT = "1"
 MALFORMED = ("failed to create typed patch object", "failed to convert new object")
 
 
-# The API server returns the pods of a deleted collection, with their metadata only.
-METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-# It deletes them one after the other, at a few milliseconds each, and gives up after 60 s.
+# The API server deletes the pods of a collection one after the other, at a few milliseconds each,
+# and gives up after 60 s.
 COLLECTION_SECONDS = 65.0
 
 
@@ -85,23 +85,11 @@ class WriteResult(Struct, frozen=True):
     created: bool = False
 
 
-class LiveObject(Struct, frozen=True):
-    """The state of an object on the API server, read past the caches.
-
-    `controller` is the UID of its controller, "" for none; `version` is its resourceVersion.
-    """
-
-    uid: str
-    controller: str
-    is_ending: bool
-    version: str = ""
-
-
-class Applier:
+class Applier(LiveReader):
     """Sends single writes. Has no state of its own."""
 
     def __init__(self, transport: Requests, leader: LeaderCheck) -> None:
-        self._transport = transport
+        super().__init__(transport)
         self._leader = leader
 
     async def apply(self, intent: Apply) -> WriteResult:
@@ -137,28 +125,6 @@ class Applier:
             raise
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
-
-    async def find(self, kind: Kind[Any], namespace: str, name: str) -> LiveObject | None:
-        """Read an object from the API server, past the caches; None if it does not exist.
-
-        Raises:
-            UnavailableError: retry later.
-            ApiError: any other refusal.
-        """
-        try:
-            response = await self._transport.request("GET", kind.path(namespace, name))
-            meta = response.read(read_object)
-        except ApiError as error:
-            if error.status == 404:
-                return None
-            _raise_if_unavailable(error)
-            raise
-        except Disconnected as error:
-            raise UnavailableError(str(error)) from error
-        controller = find_controller(meta.owner_references)
-        controller_uid = "" if controller is None else controller.uid
-        is_ending = meta.deletion_timestamp is not None
-        return LiveObject(meta.uid, controller_uid, is_ending, meta.resource_version)
 
     async def apply_status(
         self, owner: UserObject, status: Status, manager: str = STATUS_FIELD_MANAGER
@@ -196,7 +162,7 @@ class Applier:
             if error.status == 409:
                 raise SupersededError(f"{kind.kind} {meta.name!r} has changed meanwhile") from error
             if not (error.is_too_large or error.is_failed_webhook):
-                _raise_if_unavailable(error)
+                raise_if_unavailable(error)
             raise
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
@@ -244,7 +210,7 @@ class Applier:
                 resource = delete.kind.resource
                 rejection = Rejection(resource, delete.name, error.message, verb="delete")
                 raise RejectedError(rejection, permanent=False) from error
-            _raise_if_unavailable(error)
+            raise_if_unavailable(error)
             raise
         except Disconnected as error:
             raise UnavailableError(str(error)) from error
@@ -254,8 +220,8 @@ class Applier:
         # The Job controller, too, decides by this label which pods belong to a Job: it adopts those
         # without a controller.
         query = {
-            "labelSelector": f"{CONTROLLER_UID_LABEL}={delete.uid}",
-            "fieldSelector": "status.phase!=Succeeded,status.phase!=Failed",
+            "labelSelector": f"{names.CONTROLLER_UID_LABEL}={delete.uid}",
+            "fieldSelector": NOT_ENDED,
         }
         await self._transport.request(
             "DELETE",
@@ -359,11 +325,6 @@ def _is_uid_mismatch(error: ApiError) -> bool:
     return error.status == 409 or any(field == "metadata.uid" for field, _ in error.causes)
 
 
-def _raise_if_unavailable(error: ApiError) -> None:
-    if error.status == 429 or error.status >= 500:
-        raise UnavailableError(error.message, error.retry_after) from error
-
-
 def _raise_converted(error: ApiError, intent: Apply) -> None:
     """Raise the error of this module for a refused intent, if there is one for it."""
     kind, name = intent.kind, intent.name
@@ -375,4 +336,4 @@ def _raise_converted(error: ApiError, intent: Apply) -> None:
     if is_permanent or error.is_failed_webhook or error.status == 403:
         rejection = Rejection(kind.resource, name, error.message)
         raise RejectedError(rejection, permanent=is_permanent) from error
-    _raise_if_unavailable(error)
+    raise_if_unavailable(error)

@@ -5,7 +5,7 @@ from datetime import datetime
 import msgspec
 from msgspec import field
 
-from torchrun_api.meta import OwnerReference, Wire
+from torchrun_api.meta import ChildMeta, OwnerReference, Wire
 
 
 class Meta(Wire, frozen=True, kw_only=True):
@@ -41,6 +41,15 @@ class _Holder(Wire, frozen=True, kw_only=True):
     metadata: HolderMeta
 
 
+class _Child(Wire, frozen=True, kw_only=True):
+    metadata: ChildMeta
+
+
+class _Children(Wire, frozen=True, kw_only=True):
+    items: tuple[_Child, ...] | None  # null in an empty list of metadata (observed with 1.35)
+
+
+_decode_children = msgspec.json.Decoder(_Children).decode
 _decode_object = msgspec.json.Decoder(_Object).decode
 _decode_holder = msgspec.json.Decoder(_Holder).decode
 
@@ -56,6 +65,11 @@ def read_deleted(body: bytes) -> Meta:
 def read_object(body: bytes) -> Meta:
     """Read an object from the response to a GET or a write. Raises ValueError."""
     return _validate_identity(_decode_object(body).metadata)
+
+
+def read_children(body: bytes) -> tuple[ChildMeta, ...]:
+    """Read the metadata of the objects in a list. Raises ValueError."""
+    return tuple(child.metadata for child in _decode_children(body).items or ())
 
 
 def read_holder(body: bytes) -> HolderMeta:

@@ -1,5 +1,6 @@
-"""Errors of writes, as the controllers distinguish them."""
+"""Errors of reads and writes of objects, as the controllers distinguish them."""
 
+from torchrun_controller.client.errors import ApiError
 from torchrun_controller.reconcile.model.observed import Conflict, Rejection
 
 
@@ -34,3 +35,9 @@ class UnavailableError(Exception):
 
 class SupersededError(Exception):
     """An object that the Plan is based on has changed: observe and decide again."""
+
+
+def raise_if_unavailable(error: ApiError) -> None:
+    """Raise UnavailableError for 429 and 5xx."""
+    if error.status == 429 or error.status >= 500:
+        raise UnavailableError(error.message, error.retry_after) from error

@@ -82,7 +82,7 @@ class JobReconciler:
         *,
         observe: Observe,
         decide: Decide,
-        applier: live_reads.Finder,
+        applier: live_reads.Reader,
         writes: Writes[Key],
         events: EventSink,
         metrics: Metrics,

@@ -14,6 +14,9 @@ read, too.
 A gang that replaces lost pods waits for each of them to end, and for the new one to run, for a
 limited time. A dead watch shows neither. So the awaited pods are read before such a gang fails. The
 Job controller changes a lost pod once it has replaced it: it removes its finalizer.
+
+A job that is Suspended or Preempted gives its part of the quota back. If its Job was deleted before
+the cache showed its pods, they may still run. So the pods are read before such a phase begins.
 """
 
 from typing import Any, Protocol
@@ -22,43 +25,53 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, TORCHRUN_JOBS, Kind
 from torchrun_api.status import Attempt, TorchrunJobStatus
-from torchrun_controller.client.apply import LiveObject
+from torchrun_controller.client.reads import LiveObject
 from torchrun_controller.client.write_errors import SupersededError
 from torchrun_controller.reconcile.gang.gang import stale_attempts
 from torchrun_controller.reconcile.gang.replacement import MOST_AT_ONCE, find_awaited
 from torchrun_controller.reconcile.gang.restarts import INTENDED_ENDS
 from torchrun_controller.reconcile.model.attempts import find_end
+from torchrun_controller.reconcile.model.messages import count_of
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.plan import Plan
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
 
 
 class Finder(Protocol):
-    """The part of the Applier that reads."""
+    """Reads single objects."""
 
     async def find(self, kind: Kind[Any], namespace: str, name: str) -> LiveObject | None:
-        """See `Applier.find`."""
+        """See `LiveReader.find`."""
 
 
-async def verify(finder: Finder, observed: Observed, plan: Plan) -> None:
+class Reader(Finder, Protocol):
+    """Reads single objects and the pods of a job."""
+
+    async def find_workers(self, namespace: str, job: str) -> frozenset[str]:
+        """See `LiveReader.find_workers`."""
+
+
+async def verify(reader: Reader, observed: Observed, plan: Plan) -> None:
     """Verify with the API server that objects are gone, if the plan replaces them.
 
-    Raises SupersededError if the caches are behind, and what `Applier.find` raises.
+    Raises SupersededError if the caches are behind, and what `LiveReader` raises.
     """
     if observed.job.spec.elastic is not None and _creates_gang(plan):
-        await _verify_unscheduled(finder, observed)
+        await _verify_unscheduled(reader, observed)
     if _fails_gang(observed, plan):
-        await _verify_awaited(finder, observed)
+        await _verify_awaited(reader, observed)
+    if _reports_no_pods(observed, plan):
+        await _verify_no_pods(reader, observed)
     if not _is_replacement(observed, plan):
         return
     meta = observed.job.metadata
-    job = await finder.find(TORCHRUN_JOBS, meta.namespace, meta.name)
+    job = await reader.find(TORCHRUN_JOBS, meta.namespace, meta.name)
     if job is None or job.uid != meta.uid:
         raise SupersededError(f"TorchrunJob {meta.name!r} is gone")
     gang = names.child_job(meta.name, _newest_attempt(observed))
     if _has_current_gang(observed) or not (_creates_gang(plan) or _ends_attempt(observed, plan)):
         return
-    child = await finder.find(JOBS, meta.namespace, gang)
+    child = await reader.find(JOBS, meta.namespace, gang)
     if child is not None and child.controller == meta.uid and not child.is_ending:
         raise SupersededError(f"Job {gang!r} exists")
 
@@ -86,6 +99,26 @@ async def _verify_unchanged(finder: Finder, pod: Pod) -> None:
     live_pod = await finder.find(PODS, pod.metadata.namespace, pod.metadata.name)
     if live_pod is None or live_pod.version != pod.metadata.resource_version:
         raise SupersededError(f"pod {pod.metadata.name!r} has changed since it was seen")
+
+
+async def _verify_no_pods(reader: Reader, observed: Observed) -> None:
+    """Raise SupersededError if the gangs of the job have a pod that the cache does not show.
+
+    Pods that it shows are on lost nodes.
+    """
+    meta, gang = observed.job.metadata, observed.gang
+    cached = {pod.metadata.uid for pod in (*gang.workers, *gang.stale_pods)}
+    if unseen := await reader.find_workers(meta.namespace, meta.name) - cached:
+        raise SupersededError(f"the cache of pods does not show {count_of(len(unseen), 'pod')}")
+
+
+def _reports_no_pods(observed: Observed, plan: Plan) -> bool:
+    """Whether the new status is the first to report that no pod of a gang runs any more."""
+    if plan.status is None or plan.status.phase not in ("Suspended", "Preempted"):
+        return False
+    status = observed.job.status
+    has_had_gang = status.workers is not None or status.admission is not None
+    return has_had_gang and status.phase != plan.status.phase
 
 
 def _creates_gang(plan: Plan) -> bool:

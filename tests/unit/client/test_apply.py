@@ -16,8 +16,8 @@ from torchrun_controller.client.apply import (
     FIELD_MANAGER,
     MERGE_PATCH,
     Applier,
-    LiveObject,
 )
+from torchrun_controller.client.reads import LiveObject
 from torchrun_controller.client.write_errors import (
     NameConflictError,
     RejectedError,

@@ -14,7 +14,8 @@ from torchrun_api.meta import ObjectMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.admission_view import ObservedAdmission
 from torchrun_controller.client import ApiError
-from torchrun_controller.client.apply import LiveObject, Status, WriteResult
+from torchrun_controller.client.apply import Status, WriteResult
+from torchrun_controller.client.reads import LiveObject
 from torchrun_controller.client.write_errors import SupersededError
 from torchrun_controller.controllers.admission import (
     FIELD_MANAGER,

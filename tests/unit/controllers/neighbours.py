@@ -13,7 +13,8 @@ from torchrun_api.meta import ObjectMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Phase, TorchrunJobStatus
 from torchrun_controller.cache.expectations import Expectations
-from torchrun_controller.client.apply import LiveObject, Status, WriteResult
+from torchrun_controller.client.apply import Status, WriteResult
+from torchrun_controller.client.reads import LiveObject
 from torchrun_controller.controllers.controller import Controller
 from torchrun_controller.controllers.job import JobReconciler
 from torchrun_controller.controllers.writes import Writes
@@ -89,6 +90,9 @@ class World:
         )
 
     async def find(self, kind: Kind[Any], namespace: str, name: str) -> LiveObject | None:
+        raise NotImplementedError
+
+    async def find_workers(self, namespace: str, job: str) -> frozenset[str]:
         raise NotImplementedError
 
     def record(self, about: UserObject, event: Event) -> None:

@@ -10,7 +10,8 @@ from torchrun_api.kinds import JOBS, TORCHRUN_JOBS, Kind, UserObject
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.client import ApiError
-from torchrun_controller.client.apply import LiveObject, Status, WriteResult
+from torchrun_controller.client.apply import Status, WriteResult
+from torchrun_controller.client.reads import LiveObject
 from torchrun_controller.client.write_errors import (
     RejectedError,
     UnavailableError,
@@ -22,6 +23,7 @@ from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile import reconcile
 from torchrun_controller.reconcile.model.observed import Rejection
 from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
+from torchrun_controller.reconcile.pods.lifecycle import alive
 from world import DEFAULTS, World
 
 KEY = ("ml", "train")
@@ -99,6 +101,9 @@ class Cluster:
         return (
             None if child is None else LiveObject(child.metadata.uid, "uid-train", is_ending=False)
         )
+
+    async def find_workers(self, namespace: str, job: str) -> frozenset[str]:
+        return frozenset(p.metadata.uid for p in self.world.workers() if alive(p))
 
     async def apply_status(
         self, owner: UserObject, status: Status, manager: str = ""

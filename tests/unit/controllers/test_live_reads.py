@@ -8,7 +8,7 @@ import pytest
 from torchrun_api.core import Job, Pod
 from torchrun_api.kinds import CLAIMS, JOBS, SERVICES, TORCHRUN_JOBS, Kind
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.client.apply import LiveObject
+from torchrun_controller.client.reads import LiveObject
 from torchrun_controller.client.write_errors import SupersededError
 from torchrun_controller.controllers import live_reads
 from torchrun_controller.reconcile import Observed, Plan
@@ -25,10 +25,15 @@ class Server:
     def __init__(self, job: LiveObject | None = OWN, gang: LiveObject | None = None) -> None:
         self.has = {("TorchrunJob", "train"): job, ("Job", "train-r1"): gang}
         self.reads: list[tuple[str, str]] = []
+        self.workers: frozenset[str] = frozenset()
 
     async def find(self, kind: Kind[Any], namespace: str, name: str) -> LiveObject | None:
         self.reads.append((kind.kind, name))
         return self.has[kind.kind, name]
+
+    async def find_workers(self, namespace: str, job: str) -> frozenset[str]:
+        self.reads.append(("Pods", job))
+        return self.workers
 
 
 def makes(*kinds: Kind[Any]) -> Plan:
@@ -91,6 +96,32 @@ async def test_no_live_read_when_the_cache_suffices(observed, plan):
 async def test_no_decision_from_caches_that_are_behind(server, observed, plan):
     with pytest.raises(SupersededError):
         await live_reads.verify(server, observed, plan)
+
+
+@pytest.mark.parametrize("phase", ["Suspended", "Preempted"])
+async def test_no_pod_remains_only_if_the_server_has_none(phase):
+    """The Job was deleted before the watch of pods, which is dead, showed its pods."""
+    plan = Plan(status=msgspec.convert({"phase": phase}, TorchrunJobStatus))
+    server = Server()
+    server.workers = frozenset({"uid-a", "uid-b"})
+    with pytest.raises(SupersededError, match="does not show 2 pods"):
+        await live_reads.verify(server, seen(HAD_A_GANG, 1), plan)
+    server.workers = frozenset()
+    await live_reads.verify(server, seen(HAD_A_GANG, 1), plan)
+    assert server.reads == [("Pods", "train")] * 2
+    for observed in (seen({"phase": phase, "workers": {}}, 1), seen({"phase": "Pending"})):
+        await live_reads.verify(server, observed, plan)
+    assert len(server.reads) == 2, "a repeated status needs no read, nor does a job without a gang"
+
+
+async def test_pods_on_lost_nodes_may_remain():
+    plan = Plan(status=msgspec.convert({"phase": "Suspended"}, TorchrunJobStatus))
+    server = Server()
+    server.workers = frozenset({"uid-lost"})
+    observed = seen(HAD_A_GANG, 1)
+    lost = msgspec.convert({"metadata": {"uid": "uid-lost"}}, Pod)
+    gang = msgspec.structs.replace(observed.gang, workers=(lost,))
+    await live_reads.verify(server, msgspec.structs.replace(observed, gang=gang), plan)
 
 
 @pytest.mark.parametrize("end", [{"phase": "Failed"}, {"attempts": [{"number": 1}]}])
