@@ -1,7 +1,7 @@
-"""The numbers of planted bugs in docs/faults.md, from the stored counts of the last runs.
+"""The numbers of planted bugs in docs/faults.md, from the stored results of the last runs.
 
     make mutants, make mutants-random     write build/mutants/planted.json and random.json
-    make mutants-page                     stores their counts, and writes the page
+    make mutants-page                     stores their counts and survivors, and writes the page
 
 The numbers are between two comments of the page. Everything else is written by hand.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mutants.mutant import CHECKOUT
+from mutants.sampled import equivalents
 
 LATEST = CHECKOUT / "build" / "mutants"
 KEPT = CHECKOUT / "bench" / "results" / "mutants.json"
@@ -21,6 +22,7 @@ PAGE = CHECKOUT / "docs" / "faults.md"
 BEGIN, END = "<!-- scores: written by tests/mutants/page.py -->", "<!-- end of scores -->"
 PARTS = {"planted": "`make mutants`", "random": "`make mutants-random`"}
 FIELDS = ("mutants", "killed", "equivalent")
+PLACE = ("file", "source", "before", "after")
 
 
 def block(counts: Mapping[str, Mapping[str, Any]]) -> str:
@@ -42,19 +44,37 @@ def with_scores(page: str, counts: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def latest(folder: Path) -> dict[str, dict[str, Any]]:
-    """The counts of the last runs, by part; `date` is the day of the end of each."""
+    """The counts and survivors of the last runs, by part; `date` is the day of the end of each."""
     found = {}
     for name in PARTS:
         path = folder / f"{name}.json"
         if path.exists():
             result = json.loads(path.read_text())
             day = datetime.fromtimestamp(path.stat().st_mtime, UTC).date().isoformat()
-            found[name] = {"date": day, **{field: result[field] for field in FIELDS}}
+            counts = {field: result[field] for field in FIELDS}
+            found[name] = {"date": day, **counts, "survivors": survivors(result)}
     return found
 
 
+def survivors(result: Mapping[str, Any]) -> list[Any]:
+    """The bugs that no test has found: names of planted ones, places of random ones.
+
+    `verdict`: why a random one has no effect; "" if it has one.
+    """
+    if "judged" not in result:
+        return list(result["survivors"])
+    known, found = equivalents(), []
+    for one in result["judged"]:
+        site = one["site"]
+        if not one["killer"]:
+            key = site["file"], site["source"], site["before"], site["after"]
+            place = dict(zip(PLACE, key, strict=True))
+            found.append({**place, "verdict": known.get(key, "")})
+    return sorted(found, key=lambda one: (one["verdict"] != "", *one.values()))
+
+
 def main() -> int:
-    """Store the counts of the last runs, and write the page."""
+    """Store the results of the last runs, and write the page."""
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     counts = kept | latest(LATEST)
     KEPT.write_text(json.dumps(counts, indent=2) + "\n")

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from mutants import page
 
 
@@ -20,9 +22,19 @@ def test_mutants_without_effect_do_not_count() -> None:
     assert "`make mutants` " not in text
 
 
-def test_the_latest_runs_are_stored(tmp_path: Path) -> None:
-    result = {"seed": 7, "mutants": 3, "killed": 2, "equivalent": 1, "survivors": ["x"]}
-    (tmp_path / "random.json").write_text(json.dumps(result))
-    (part,) = page.latest(tmp_path).values()
-    assert part.pop("date").count("-") == 2
-    assert part == {"mutants": 3, "killed": 2, "equivalent": 1}
+def test_the_latest_runs_are_stored_with_their_survivors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ("code.py", "a = 1", "1", "2"), ("code.py", "b = 1", "1", "2"), ("x.py", "c", "c", "d")
+    places = [dict(zip(page.PLACE, text, strict=True)) for text in texts]
+    monkeypatch.setattr(page, "equivalents", lambda: {texts[0]: "never read"})
+    judged = [{"site": place | {"line": 7}, "killer": ""} for place in places[:2]]
+    judged.append({"site": places[2], "killer": "test_c"})
+    counts = {"mutants": 3, "killed": 1, "equivalent": 1}
+    (tmp_path / "random.json").write_text(json.dumps({**counts, "seed": 7, "judged": judged}))
+    (tmp_path / "planted.json").write_text(json.dumps({**counts, "survivors": ["a-bug"]}))
+    stored = page.latest(tmp_path)
+    assert stored["random"].pop("date").count("-") == 2
+    alive = [{**places[1], "verdict": ""}, {**places[0], "verdict": "never read"}]
+    assert stored["random"] == {**counts, "survivors": alive}
+    assert stored["planted"]["survivors"] == ["a-bug"]
