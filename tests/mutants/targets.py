@@ -42,6 +42,22 @@ class Target(Struct, frozen=True):
         return digest.hexdigest()
 
 
+# The files of the launcher that decide what happens to ranks. The others read settings, write texts
+# or call the system.
+LAUNCHER = (
+    *("app", "command", "command_end", "copies", "delivery", "failure", "fencing", "gate", "hang"),
+    *(
+        "preparation",
+        "processes",
+        "reload",
+        "reporting",
+        "served",
+        "state",
+        "supervise",
+        "workspace",
+    ),
+)
+
 TARGETS = (
     Target(
         "core",
@@ -62,9 +78,8 @@ TARGETS = (
     Target(
         "launcher",
         (
-            "torchrun_runtime/launch/fencing.py",
-            "torchrun_runtime/launch/gate.py",
-            "torchrun_runtime/launch/supervise.py",
+            "torchrun_runtime/launch/gang/*.py",
+            *(f"torchrun_runtime/launch/{name}.py" for name in LAUNCHER),
         ),
         ("tests/unit/runtime/launch/**/test_*.py",),
     ),
