@@ -40,6 +40,7 @@ def test_a_rank_that_had_failed_shortly_before_is_the_cause(tmp_path: Path) -> N
     report(tmp_path, STOPPED_AT - 30)
     found = cause(tmp_path)
     assert (found.reason, found.rank, found.message) == ("Exception", 3, "KeyError: 'x'")
+    assert found.exit_code == 1
 
 
 @pytest.mark.parametrize("time", [STOPPED_AT - 3600, STOPPED_AT + 1])

@@ -148,14 +148,41 @@ class Clock:
         self.now += seconds
 
 
-def test_a_node_reports_its_failure_while_the_others_wait_for_its_ranks_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    monkeypatch.setattr("torchrun_runtime.launch.output.time", clock := Clock())
+    return clock
+
+
+@pytest.fixture
+def behind(tmp_path: Path) -> Leader:
+    """A leader with revision 1, beside a claim that has revision 2."""
     claim = opened(tmp_path / "claim")
     taken(claim, {"a.py": b"1"})
     workspace = SharedWorkspace(str(claim.directory), str(tmp_path / "app"))
     leader = Leader(workspace, tmp_path / "annotations")
     taken(claim, {"a.py": b"2"})
-    monkeypatch.setattr("torchrun_runtime.launch.output.time", clock := Clock())
-    leader.reload.await_announcement()
+    return leader
+
+
+def test_a_node_reports_its_failure_while_the_others_wait_for_its_ranks_to_stop(
+    behind: Leader, clock: Clock
+) -> None:
+    behind.reload.await_announcement()
     assert 0 < clock.now < STOP_SECONDS
+
+
+def test_the_wait_for_an_announcement_ends_with_it(
+    behind: Leader, clock: Clock, tmp_path: Path
+) -> None:
+    (tmp_path / "annotations").write_text('torchrun.ai/revision="2"\n')
+    behind.reload.await_announcement()
+    assert clock.now == 0
+
+
+def test_the_wait_for_an_announcement_ends_with_the_pod(
+    behind: Leader, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchrun_runtime.launch.reload.is_stopping", lambda: True)
+    behind.reload.await_announcement()
+    assert clock.now == 0
