@@ -35,6 +35,7 @@ UNDER_TORCHRUN = {
 ARGUMENTS = [
     "python train.py --strategy deepspeed",
     "python train.py --output /ckpt/deepspeed --name torchrun",
+    "python -u train.py deepspeed",
     "python3 -u -X dev -W ignore train.py --strategy deepspeed",
     "python -Xdev -Wignore -Bum pkg.train accelerate",
     "python --check-hash-based-pycs never -- train.py torchrun",
@@ -46,6 +47,7 @@ ARGUMENTS = [
 ]
 UNDER_TORCHRUN.update({line: f"exec {line}" for line in ARGUMENTS})
 UNDER_TORCHRUN["train.py --strategy deepspeed"] = f"exec {PYTHON} train.py --strategy deepspeed"
+UNDER_TORCHRUN["train.py deepspeed"] = f"exec {PYTHON} train.py deepspeed"
 
 
 @pytest.mark.parametrize("line", UNDER_TORCHRUN)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.launch.command_end import cause_of_round
+from torchrun_runtime.launch.command_end import UNNOTICED_SECONDS, cause_of_round
 from torchrun_runtime.launch.failure import Cause
 from torchrun_runtime.launch.gang.messages import StopRound
 from torchrun_runtime.launch.processes import Running
@@ -43,7 +43,9 @@ def test_a_rank_that_had_failed_shortly_before_is_the_cause(tmp_path: Path) -> N
     assert found.exit_code == 1
 
 
-@pytest.mark.parametrize("time", [STOPPED_AT - 3600, STOPPED_AT + 1])
+@pytest.mark.parametrize(
+    "time", [STOPPED_AT - 3600, STOPPED_AT - UNNOTICED_SECONDS, STOPPED_AT, STOPPED_AT + 1]
+)
 def test_an_old_exception_and_one_of_the_stop_itself_are_not(tmp_path: Path, time: float) -> None:
     report(tmp_path, time)
     assert cause(tmp_path).reason == "PeerFailed"

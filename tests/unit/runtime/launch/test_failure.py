@@ -1,11 +1,19 @@
 """The root cause of a failure, from the reports of the ranks and of torchrun."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.launch.failure import Cause, Failed, Report, find_cause, read_reports
+from torchrun_runtime.launch.failure import (
+    Cause,
+    Failed,
+    Report,
+    find_cause,
+    first_cause,
+    read_reports,
+)
 from torchrun_runtime.launch.memory import OomWatchdog, oom_kills
 from torchrun_runtime.launch.supervise import CommandExit
 
@@ -69,6 +77,29 @@ def test_noticing_a_dead_peer_is_not_the_cause(message: str) -> None:
     root_cause = cause(rank(0, 10.1, message), agent(failed(0, 1, 10), failed(1, -9, 11)))
     assert (root_cause.rank, root_cause.exit_code, root_cause.signal) == (1, 137, 9)
     assert "SIGKILL" in root_cause.message
+
+
+# The causes of several nodes: each one here comes before the next, whatever their times.
+BY_PRECEDENCE = [
+    Cause(137, 0, 9, "OOMKilled", "", ""),
+    Cause(124, None, None, "Hung", "", ""),
+    Cause(137, 0, 9, "Signaled", "", ""),
+    Cause(1, 0, None, "Exception", "ValueError: no", ""),
+    Cause(1, 0, None, "Exception", CLOSED, ""),
+    Cause(143, None, 15, "Stopped", "", ""),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), [*pairwise(BY_PRECEDENCE)])
+def test_the_cause_of_a_gang_is_found_by_its_kind(first: Cause, second: Cause) -> None:
+    early, late = second._replace(time="2026-01-01"), first._replace(time="2026-01-02")
+    assert first_cause({0: early, 1: late}) == (1, late)
+
+
+@pytest.mark.parametrize("kind", BY_PRECEDENCE)
+def test_the_cause_of_a_gang_is_the_first_one_of_its_kind(kind: Cause) -> None:
+    early, late = kind._replace(time="2026-01-01"), kind._replace(time="2026-01-02")
+    assert first_cause({0: late, 1: early}) == (1, early)
 
 
 def test_a_shell_whose_program_exceeded_the_memory_reports_it_by_its_exit_code() -> None:

@@ -1,5 +1,7 @@
 """Messages between launchers: what is no message of the protocol is refused as a whole."""
 
+from collections.abc import Callable
+
 import pytest
 
 from torchrun_runtime.launch.failure import Cause
@@ -81,6 +83,24 @@ def test_a_cause_of_other_types_is_refused(wrong: dict[str, object]) -> None:
     body = {"state": FAILED, "round": 0, "cause": {**CAUSE._asdict(), **wrong}}
     with pytest.raises(InvalidMessageError):
         decode_state(encode(body))
+
+
+@pytest.mark.parametrize(
+    ("read", "line", "text"),
+    [
+        (decode, b"x" * 200, "not a message"),
+        (decode_state, encode({"round": 0, "cause": "x" * 200}), "not a state"),
+        (decode_state, encode({"state": "x" * 200, "round": 0}), "not a state"),
+        (decode_order, encode({"round": "x" * 200}), "not an order"),
+        (decode_order, encode({"order": "x" * 200}), "not an order"),
+    ],
+)
+def test_the_start_of_a_refused_line_is_shown(
+    read: Callable[[bytes], object], line: bytes, text: str
+) -> None:
+    with pytest.raises(InvalidMessageError) as refusal:
+        read(line)
+    assert str(refusal.value) == f"{text}: {line[:80]!r}"
 
 
 @pytest.mark.parametrize("line", [b"", b"{}", b"[]\n", b"\xff\n", b"[" * 60_000 + b"\n"])

@@ -47,6 +47,14 @@ def test_exit_codes_and_signals_of_rules_are_left_to_the_controller() -> None:
     assert RestartPolicy(limits).allows(failure(41), None, 1, 0)
 
 
+@pytest.mark.parametrize(
+    ("code", "is_signal"), [(128, False), (129, True), (191, True), (192, False)]
+)
+def test_the_exit_codes_of_signals_are_those_of_the_controller(code: int, is_signal: bool) -> None:
+    limits = RestartLimits(9, signals=frozenset({0, 1, 63, 64}))
+    assert RestartPolicy(limits).allows(failure(code), None, 1, 0) is not is_signal
+
+
 def test_no_more_restarts_than_the_controller_permits() -> None:
     policy = RestartPolicy(RestartLimits(2))
     assert [policy.allows(failure(n), None, 1, n) for n in (0, 1, 2)] == [True, True, False]
