@@ -72,6 +72,8 @@ AS_IT_IS = [
     'python "$(which torchrun)" train.py',
     "python `which torchrun` train.py",
     "python -X dev -W ignore /opt/conda/bin/torchrun train.py",
+    "python -W ignore -m deepspeed train.py",
+    "python --check-hash-based-pycs never -m deepspeed train.py",
     "python -um torch.distributed.run train.py",
     "python -mtorch.distributed.run train.py",
     "python $FLAGS -m torch.distributed.run train.py",
