@@ -143,7 +143,9 @@ def test_lines_have_timestamps(tmp_path: Path) -> None:
     assert before - 1e-5 <= first == second <= between <= third + 1e-5
 
 
-def test_dropped_output_is_marked_in_place(tmp_path: Path) -> None:
+def test_dropped_output_is_marked_in_place(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The storage hangs for a time, and the output is larger than the buffer."""
     (tmp_path / "logs/0").mkdir(parents=True)
     path = tmp_path / "logs/0/node-0.log"
@@ -161,3 +163,4 @@ def test_dropped_output_is_marked_in_place(tmp_path: Path) -> None:
     last = plain(taken[0]).splitlines()[-1]
     assert last.startswith(b"torchrun-launch: 1")
     assert last.endswith(b"bytes are missing here")
+    assert capfd.readouterr().err.count("is too slow") == 1

@@ -4,6 +4,7 @@ import http.client
 import http.server
 import os
 import random
+import re
 import signal
 import socket
 import stat
@@ -52,12 +53,19 @@ def held(target: Path) -> dict[str, bytes]:
     return {str(p.relative_to(target)): p.read_bytes() for p in target.rglob("*") if p.is_file()}
 
 
-def test_every_file_arrives_with_its_mode(claim: Path, tmp_path: Path) -> None:
+def test_every_file_arrives_with_its_mode(
+    claim: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     manifest = publish(claim, FILES, "logs/none")
     target = tmp_path / "app"
     with running(claim) as url:
         fetch(server(url, tmp_path, manifest), str(target), 5)
     assert held(target) == FILES
+    size = sum(map(len, FILES.values()))
+    line = rf"workspace: \d+ files, {size} bytes from {url} \((\d+)\.\d s\)$"
+    seconds = re.search(line, capfd.readouterr().err, re.MULTILINE)
+    assert seconds
+    assert int(seconds[1]) < 300
     assert (target / "logs" / "none").is_dir()
     assert stat.S_IMODE((target / "run.sh").stat().st_mode) == 0o755
     assert stat.S_IMODE((target / "train.py").stat().st_mode) == 0o644

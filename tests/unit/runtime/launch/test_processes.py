@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from torchrun_runtime.launch.processes import Process, alive, descendants
+from torchrun_runtime.launch.processes import Process, alive, descendants, signal_name
 from unit.runtime.launching import Launcher, script
 
 # A zombie by its state, which is that of its first thread. Another thread runs until stdin ends.
@@ -21,6 +21,10 @@ ZOMBIE = """
     threading.Thread(target=goes_on).start()
     ctypes.CDLL(None).pthread_exit(None)
 """
+
+
+def test_signals_are_named_also_those_without_a_name() -> None:
+    assert [signal_name(number) for number in (9, 40)] == ["SIGKILL", "signal 40"]
 
 
 def child(pid: int) -> "Process | None":

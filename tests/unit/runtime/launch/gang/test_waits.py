@@ -1,13 +1,22 @@
 """How a node waits for orders, and what its log says meanwhile."""
 
+import socket
 import threading
 from contextlib import closing
 
 import pytest
 
 from ports import free_port
+from torchrun_runtime.launch.failure import Cause
 from torchrun_runtime.launch.gang import rounds
-from torchrun_runtime.launch.gang.messages import MemberState, StartRound
+from torchrun_runtime.launch.gang.leader import Predecessor, Restarts
+from torchrun_runtime.launch.gang.messages import (
+    EndGang,
+    MemberState,
+    RoundCode,
+    StartRound,
+    StopRound,
+)
 from torchrun_runtime.launch.gang.policy import RestartLimits
 from torchrun_runtime.launch.gang.rounds import GangNode, OrderInbox, OwnLink
 
@@ -43,9 +52,9 @@ def test_a_wait_ends_with_the_next_order() -> None:
     assert condition.ends == [True], "no wait for an order that is already there"
 
 
-def link(size: int) -> OwnLink:
-    port = free_port() if size > 1 else 0
-    return OwnLink(GangNode(0, size, "", port, "key"), RestartLimits(), OrderInbox())
+def link(size: int, inbox: OrderInbox | None = None, port: int = 0) -> OwnLink:
+    port = port or (free_port() if size > 1 else 0)
+    return OwnLink(GangNode(0, size, "", port, "key"), RestartLimits(), inbox or OrderInbox())
 
 
 @pytest.mark.parametrize(
@@ -65,6 +74,33 @@ def test_without_a_missing_node_the_leader_waits_for_the_ranks_of_the_others() -
     with closing(link(1)) as own:
         own.report(MemberState(), 0)
         assert own.describe_wait() == "the other nodes of the gang"
+
+
+def test_time_passes_for_the_leader_of_a_single_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, inbox = 100.0, OrderInbox()
+    monkeypatch.setattr(rounds.time, "monotonic", lambda: now)
+    failure = Cause(1, 0, None, "Exception", "ValueError: no", "")
+    own = link(1, inbox)
+    own.announce(RoundCode(), edit_wait=60)
+    own.report(MemberState(), 0)
+    assert inbox.order is None
+    own.open_gate(Predecessor(restarts=2, first_round=4))
+    assert inbox.order == StartRound(4, restarts=2)
+    own.report(MemberState("failed", 4, failure), 0)
+    now = 159.0
+    own.tick()
+    assert inbox.order == StopRound(4, edit=True)
+    now = 160.0
+    own.tick()
+    assert inbox.order == EndGang()
+    assert (own.lost_seconds(), own.restarts()) == (0, Restarts(2))
+
+
+def test_the_port_of_a_leader_is_free_after_its_end() -> None:
+    port = free_port()
+    link(2, port=port).close()
+    with socket.create_server(("", port)):
+        pass
 
 
 def test_a_wait_writes_a_line_every_ten_seconds(
