@@ -28,7 +28,7 @@ COMPARISONS: dict[type[ast.cmpop], tuple[str, ...]] = {
     ast.NotIn: ("in",),
 }
 _SWAPPED = {"and": "or", "or": "and", "+": "-", "-": "+"}
-_LOGS = ("log", "_log", "logger")
+_LOGS = ("log", "_log", "logger", "say")
 _TEXT = (ast.JoinedStr, ast.Tuple, ast.List)
 
 _Position = tuple[int, int]  # line from 1, column in characters from 0

@@ -22,7 +22,7 @@ SECONDS = 2.5
 
 def judge(a: list[int], b: bool = True) -> int | None:
     """Another, not a > b."""
-    log("left", a and b)
+    log("left", a and b); say("left", a or b)
     assert a or b, "grüße"
     if a and not b or len(a) >= LIMIT:
         a.clear()

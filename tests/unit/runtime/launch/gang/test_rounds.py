@@ -139,9 +139,9 @@ def test_the_port_may_be_taken_until_the_gate_is_open() -> None:
             other.close()
             return NO_PREDECESSOR
 
-        with closing(lead(node, RestartLimits(), pass_gate, lambda _: looks.append("look"))):
-            with pytest.raises(OSError, match="in use"):
-                socket.create_server(("", port))
+        leading = lead(node, RestartLimits(), pass_gate, lambda _: looks.append("look"))
+    with closing(leading), pytest.raises(OSError, match="in use"):
+        socket.create_server(("", port))
     assert looks == ["gate", "look"]
 
 
