@@ -1,0 +1,138 @@
+"""Whom the leader's server admits, and when it ends."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from ports import free_port
+from torchrun_runtime.launch.gang import server
+from torchrun_runtime.launch.gang.leader import GangLeader
+from torchrun_runtime.launch.gang.messages import (
+    EndGang,
+    GangOrder,
+    MemberState,
+    StartRound,
+    decode,
+    encode,
+    encode_order,
+    encode_state,
+    is_proof,
+    proof,
+)
+from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy
+from torchrun_runtime.launch.gang.server import GangServer
+
+KEY, NONCE = "uid 1", "a nonce"
+
+
+class Member:
+    """A member by hand, which can also say what no launcher says."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), 60)
+        self._lines = self._socket.makefile("rb")
+
+    def greet(self, index: object, proved: int, key: str = KEY) -> bytes:
+        """The answer of the leader; empty if it closes the connection."""
+        nonces = (str(decode(self._lines.readline())["nonce"]), NONCE)
+        claim = proof(key, "member", nonces, proved)
+        hello = {"index": index, "nonce": NONCE, "proof": claim, "instance": f"member {index}"}
+        self._socket.sendall(encode(hello))
+        answer = self._lines.readline()
+        if answer:
+            assert is_proof(decode(answer)["proof"], proof(KEY, "leader", nonces, proved))
+        return answer
+
+    def report(self, state: MemberState) -> None:
+        self._socket.sendall(encode_state(state))
+
+    def await_order(self, order: GangOrder) -> None:
+        while (line := self._lines.readline()) != encode_order(order):
+            assert line
+
+    def close(self) -> None:
+        self._lines.close()
+        self._socket.close()
+
+
+@contextmanager
+def running(size: int) -> Iterator[tuple[GangServer, int]]:
+    port = free_port()
+    leading = GangServer(
+        port, size, KEY, GangLeader(size, RestartPolicy(RestartLimits())), lambda _: None
+    )
+    try:
+        yield leading, port
+    finally:
+        leading.close()
+
+
+@pytest.fixture
+def members() -> Iterator[list[Member]]:
+    """Members that are closed at the end."""
+    opened: list[Member] = []
+    yield opened
+    for member in opened:
+        member.close()
+
+
+@pytest.mark.parametrize(
+    ("index", "is_admitted"),
+    [(1, True), (2, True), (0, False), (3, False), (-1, False), ("1", False), (None, False)],
+)
+def test_only_the_other_nodes_of_the_gang_are_admitted(
+    members: list[Member], index: object, is_admitted: bool
+) -> None:
+    with running(3) as (_, port):
+        members.append(Member(port))
+        proved = index if isinstance(index, int) else 1
+        assert bool(members[0].greet(index, proved)) == is_admitted
+        members[0].close()
+
+
+@pytest.mark.parametrize(("proved", "key"), [(2, KEY), (1, "uid 0")])
+def test_a_proof_holds_for_one_node_of_one_attempt(
+    members: list[Member], proved: int, key: str
+) -> None:
+    with running(3) as (_, port):
+        members.append(Member(port))
+        assert members[0].greet(1, proved, key) == b""
+
+
+def test_a_stranger_leaves_no_line_in_the_log(
+    members: list[Member], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with running(2) as (_, port):
+        members.append(Member(port))
+        members[0].greet(5, 5)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_leader_that_ends_alone_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_CLOSE_SECONDS", 100.0)
+    with running(3):
+        pass
+
+
+def test_a_leader_of_a_gang_that_has_succeeded_ends_with_the_last_member(
+    monkeypatch: pytest.MonkeyPatch, members: list[Member]
+) -> None:
+    monkeypatch.setattr(server, "_CLOSE_SECONDS", 100.0)
+    monkeypatch.setattr(server, "_LINGER_SECONDS", 100.0)
+    with running(3) as (leading, port):
+        leading.call(lambda leader, now: leader.receive(0, MemberState(), now))
+        leading.call(GangLeader.open_gate)
+        for index in (1, 2):
+            members.append(Member(port))
+            assert members[-1].greet(index, index)
+            members[-1].report(MemberState())
+        for member in members:
+            member.await_order(StartRound(0))
+        leading.call(lambda leader, now: leader.receive(0, MemberState("succeeded", 0), now))
+        for member in members:
+            member.report(MemberState("succeeded", 0))
+        for member in members:
+            member.await_order(EndGang())
+            member.close()
