@@ -1,6 +1,7 @@
 """Whom the leader's server admits, and when it ends."""
 
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -57,12 +58,15 @@ class Member:
         self._socket.close()
 
 
+def serve(size: int) -> tuple[GangServer, int]:
+    """A server, and its port."""
+    port, leader = free_port(), GangLeader(size, RestartPolicy(RestartLimits()))
+    return GangServer(port, size, KEY, leader, lambda _: None), port
+
+
 @contextmanager
 def running(size: int) -> Iterator[tuple[GangServer, int]]:
-    port = free_port()
-    leading = GangServer(
-        port, size, KEY, GangLeader(size, RestartPolicy(RestartLimits())), lambda _: None
-    )
+    leading, port = serve(size)
     try:
         yield leading, port
     finally:
@@ -121,18 +125,24 @@ def test_a_leader_of_a_gang_that_has_succeeded_ends_with_the_last_member(
 ) -> None:
     monkeypatch.setattr(server, "_CLOSE_SECONDS", 100.0)
     monkeypatch.setattr(server, "_LINGER_SECONDS", 100.0)
-    with running(3) as (leading, port):
-        leading.call(lambda leader, now: leader.receive(0, MemberState(), now))
-        leading.call(GangLeader.open_gate)
-        for index in (1, 2):
-            members.append(Member(port))
-            assert members[-1].greet(index, index)
-            members[-1].report(MemberState())
-        for member in members:
-            member.await_order(StartRound(0))
-        leading.call(lambda leader, now: leader.receive(0, MemberState("succeeded", 0), now))
-        for member in members:
-            member.report(MemberState("succeeded", 0))
-        for member in members:
-            member.await_order(EndGang())
-            member.close()
+    leading, port = serve(3)
+    leading.call(lambda leader, now: leader.receive(0, MemberState(), now))
+    leading.call(GangLeader.open_gate)
+    for index in (1, 2):
+        members.append(Member(port))
+        assert members[-1].greet(index, index)
+        members[-1].report(MemberState())
+    for member in members:
+        member.await_order(StartRound(0))
+    leading.call(lambda leader, now: leader.receive(0, MemberState("succeeded", 0), now))
+    for member in members:
+        member.report(MemberState("succeeded", 0))
+    for member in members:
+        member.await_order(EndGang())
+    ending = threading.Thread(target=leading.close)
+    ending.start()
+    while not leading._ended.done():
+        assert ending.is_alive()
+    for member in members:
+        member.close()
+    ending.join()
