@@ -7,7 +7,7 @@
 Verdicts are stored in build/mutants/random.json, so that a run with `--minutes` continues where the
 previous one stopped, and a run with another seed adds to them. A verdict holds while its file is
 unchanged; `--again` tries survivors again. Exit code 1 where fewer than 97 of 100 of all are killed,
-without those that change nothing (equivalent.toml).
+without those that change nothing (equivalent.toml), which are not tried.
 """
 
 import argparse
@@ -304,7 +304,9 @@ def main(arguments: list[str]) -> int:
     preload()
     chosen = _chosen(options)
     before = _load_results(options.json, again=False)
+    known = equivalents()
     verdicts = _load_results(options.json, again=options.again)
+    verdicts |= {site: _untried(site) for site in chosen if site.key in known}
     left = [site for site in chosen if site not in verdicts]
     survivors = [site for site in before if site not in verdicts and site not in chosen]
     left += _of_files(survivors, options.only)
@@ -324,7 +326,6 @@ def main(arguments: list[str]) -> int:
         until = time.monotonic() + 60 * (0 if options.record else options.minutes)
         benches = [Bench(root / str(number), snapshot) for number in range(options.workers)]
         in_time = (site for site in left if time.monotonic() < until)
-        known = equivalents()
         for one in judged(judge, in_time, benches):
             verdicts[one.site] = one
             print(_line(one, len(verdicts), total, known), flush=True)
@@ -342,6 +343,11 @@ def main(arguments: list[str]) -> int:
         f" {result.equivalent} change nothing, {total - result.mutants} not tried yet"
     )
     return 0 if result.score >= LEAST_KILLED else 1
+
+
+def _untried(site: Site) -> Judged:
+    """The verdict on an equivalent mutant. All tests of its line would run, for nothing."""
+    return Judged(site, digest_of(origin(site.file)), "", 0.0, 0)
 
 
 def _write(options: argparse.Namespace, verdicts: dict[Site, Judged]) -> Result:

@@ -1,0 +1,60 @@
+"""How much of the output a copy keeps: in a line, in memory, and in a file."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from torchrun_runtime.launch.copies import Copy
+from unit.runtime.launch.test_copies import plain
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def copied(directory: Path, *pieces: bytes) -> list[bytes]:
+    copy = Copy(str(directory), "0", "1")
+    for piece in pieces:
+        copy.add(1, piece)
+    copy.close(120)
+    return plain((directory / "logs/0/node-1.log").read_bytes()).splitlines()
+
+
+def test_a_line_is_cut_after_64_kib(tmp_path: Path) -> None:
+    longest = b"x" * 64 * KIB
+    assert copied(tmp_path / "a", longest, b"\nz\n") == [longest, b"z"]
+    assert copied(tmp_path / "b", longest, b"y", b"z\n") == [longest + b"y", b"z"]
+
+
+def test_a_file_has_32_mib_before_the_next_one_begins(tmp_path: Path) -> None:
+    (tmp_path / "logs/0").mkdir(parents=True)
+    file = tmp_path / "logs/0/node-1.log"
+    file.touch()
+    os.truncate(file, 32 * MIB - 10)
+    copy = Copy(str(tmp_path), "0", "1")
+    copy.add(1, b"the last line\n")
+    copy.close(120)
+    assert file.with_suffix(".log.1").stat().st_size == 32 * MIB
+    assert file.read_bytes().endswith(b"the last line\n")
+
+
+def test_eight_mib_wait_for_storage_that_does_not_answer(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs/0").mkdir(parents=True)
+    file = tmp_path / "logs/0/node-1.log"
+    os.mkfifo(file)
+    copy = Copy(str(tmp_path), "0", "1", file_bytes=1 << 30)
+    for _ in range(8):
+        copy.add(1, b"x" * (MIB - 1) + b"\n")
+    assert capfd.readouterr().err == ""
+    copy.add(1, b"too much\n")
+    assert "is too slow: the copy omits parts of this log" in capfd.readouterr().err
+    written: list[bytes] = []
+    reader = threading.Thread(target=lambda: written.append(file.read_bytes()))
+    reader.start()
+    copy.close(120)
+    reader.join(120)
+    lines = plain(written[0]).splitlines()
+    assert len(lines) == 9
+    assert lines[-1] == b"torchrun-launch: 9 bytes are missing here"
