@@ -162,6 +162,7 @@ def test_launcher_torchrun_runs_any_line_under_torchrun(line: str) -> None:
         ("torchrun --nnodes=1:4 t.py", "none", "2", ("1:4", "2")),
         ("cd x && python -m torch.distributed.run --nnodes=1 t.py", "auto", "1:4", ("1", "1:4")),
         (["torchrun", "--nnodes", "3", "t.py"], "auto", "2", ("3", "2")),
+        ("torchrun --nnodes=two t.py", "auto", "2", ("two", "2")),
         ("torchrun --standalone t.py", "auto", "2", ("--standalone", "2")),
         ("torchrun t.py", "torchrun", "2", ("torchrun", "auto")),
         ("python 'unfinished", "auto", "2", ("No closing quotation",)),
