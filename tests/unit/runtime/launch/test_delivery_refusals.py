@@ -45,7 +45,7 @@ def refusing(code: int, directory: Path) -> Iterator[tuple[Server, list[str]]]:
 def test_a_refusal_that_stays_is_not_tried_again(tmp_path: Path, code: int) -> None:
     with refusing(code, tmp_path) as (server, seen):
         with pytest.raises(LaunchError, match=f"returned HTTP {code}: reason$") as failure:
-            fetch(server, str(tmp_path / "app"), 50)
+            fetch(server, str(tmp_path / "app"), 3)
         assert seen == ["/v1/manifest"]
     assert failure.value.reason == "WorkspaceNotReady"
 
