@@ -32,6 +32,7 @@ CAUSE = Cause(137, 3, 9, "Signaled", "Rank 3 was killed by SIGKILL.", "2026-01-0
     [
         MemberState(),
         MemberState(FAILED, 4, CAUSE, 120),
+        MemberState(FAILED, 4, CAUSE._replace(rank=None, signal=None)),
         MemberState(restarts=2, streak=Streak("ExitCode", 3, 1, 9)),
     ],
 )
