@@ -119,7 +119,10 @@ class _Finder:
                 self._depth -= 1
                 return
             case ast.ClassDef():
-                self.statements(node.body)
+                if not any(
+                    isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases
+                ):
+                    self.statements(node.body)
                 return
             case ast.AnnAssign():
                 self._expressions(node.value)

@@ -32,6 +32,11 @@ def judge(a: list[int], b: bool = True) -> int | None:
             continue
         a[0] += 1
     return LIMIT - 1 if b not in (0, 1) else None
+
+
+class Interface(Protocol):
+    def judge(self, a: int = 7) -> None:
+        """Runs nowhere."""
 '''
 
 

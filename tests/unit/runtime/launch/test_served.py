@@ -146,6 +146,12 @@ def test_a_deleted_serve_pod_is_replaced_by_the_next(cluster: Cluster) -> None:
     assert (cluster.files(), served.revision) == ({"b": b"2"}, 2)
 
 
+def test_without_an_annotation_the_copy_has_no_number(cluster: Cluster) -> None:
+    served = cluster.served(cluster.serve({"a": b"1"}))
+    served.update()
+    assert (cluster.files(), served.revision) == ({"a": b"1"}, 0)
+
+
 def test_a_serve_pod_with_another_digest_is_refused(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,15 @@ def test_only_changed_files_are_copied(tmp_path: Path) -> None:
     assert int((app / "a.py").stat().st_mtime) > int(before)
 
 
+def test_without_a_number_the_newest_revision_is_copied(tmp_path: Path) -> None:
+    claim, app = opened(tmp_path / "claim"), tmp_path / "app"
+    for text in (b"1", b"2"):
+        taken(claim, {"a.py": text})
+    workspace = SharedWorkspace(str(claim.directory), str(app))
+    workspace.update()
+    assert (workspace.revision, contents(app)) == (2, {"a.py": b"2"})
+
+
 def test_a_file_and_an_empty_directory_may_take_the_place_of_each_other(tmp_path: Path) -> None:
     app = tmp_path / "app"
     workspace = SharedWorkspace(str(tmp_path / "claim"), str(app))
