@@ -14,6 +14,7 @@ from torchrun_runtime.launch.reload import Reload
 from torchrun_runtime.launch.workspace import SharedWorkspace, WorkspaceCopy
 from unit.runtime.launch.test_served import Cluster
 from unit.runtime.launch.test_workspace_revisions import contents, opened, taken
+from unit.runtime.virtual_time import Clock
 
 
 @pytest.fixture
@@ -133,19 +134,6 @@ def test_the_rest_of_a_failed_copy_is_fetched_although_the_code_returns_to_the_o
     cluster.annotate(3, cluster.serve({"a": b"1", "z": b"1"}))
     leader.reload.update(leader.next_round())
     assert cluster.files() == {"a": b"1", "z": b"1"}
-
-
-class Clock:
-    """The time of a wait, which passes at once."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture

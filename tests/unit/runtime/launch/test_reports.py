@@ -9,6 +9,7 @@ from torchrun_runtime.launch import reporting
 from torchrun_runtime.launch.failure import Cause
 from torchrun_runtime.launch.gang.leader import RestartedRound, Restarts
 from torchrun_runtime.launch.reporting import Reporter, describe_restarts, newest_step
+from unit.runtime.virtual_time import Clock
 
 
 @pytest.mark.parametrize(
@@ -49,23 +50,10 @@ def test_without_a_restart_only_a_gang_that_has_fenced_another_one_reports() -> 
     }
 
 
-class Clock:
-    """Time that passes while somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of reporters, which have no thread."""
-    monkeypatch.setattr(reporting, "time", clock := Clock())
+    monkeypatch.setattr(reporting, "time", clock := Clock(1000.0))
     monkeypatch.setattr(reporting, "start_thread", lambda run: None)
     return clock
 
