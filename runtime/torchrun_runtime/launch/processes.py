@@ -42,16 +42,13 @@ def foremost(tree: list[Process], number: int) -> list[Process]:
 
     A rank is the topmost process with LOCAL_RANK, which torchrun sets. For a shell see `_inside`.
     """
-    children = _children(tree)
-    tops = ranks(tree) or tree[:1]
-    return [inner for process in tops for inner in _inside(process, children, number)]
+    return _all_inside(ranks(tree) or tree[:1], tree, number)
 
 
 def foremost_orphans(tree: list[Process], number: int) -> list[Process]:
     """The processes that get a signal after the command has ended: the topmost that remain."""
-    children, pids = _children(tree), {process.pid for process in tree}
-    tops = [process for process in tree if process.parent not in pids]
-    return [inner for process in tops for inner in _inside(process, children, number)]
+    pids = {process.pid for process in tree}
+    return _all_inside([p for p in tree if p.parent not in pids], tree, number)
 
 
 def ranks(tree: list[Process]) -> list[Process]:
@@ -102,6 +99,12 @@ def handles(process: Process, number: int) -> bool:
 def catches(process: Process, number: int) -> bool:
     """Whether it handles or ignores the signal, so that it does not end at once."""
     return handles(process, number) or _has(process.pid, "SigIgn", number)
+
+
+def _all_inside(tops: list[Process], tree: list[Process], number: int) -> list[Process]:
+    """The processes of `tree` to signal in place of these: see `_inside`."""
+    children = _children(tree)
+    return [inner for process in tops for inner in _inside(process, children, number)]
 
 
 def _inside(process: Process, children: dict[int, list[Process]], number: int) -> list[Process]:
