@@ -22,8 +22,6 @@ FAST = (
 SIMULATED = (
     Suite("thorough", "each property of the pure core with 1,000 examples", "thorough"),
     Suite("faults", "faults at every request and event, in virtual time", "faults"),
-    Suite("faults-pairs", "two faults at a time", "faults-pairs"),
-    Suite("faults-time-travel", "restarts against an API server of the past", "faults-time-travel"),
 )
 CLUSTERS = (
     Suite("integration-all", "a real API server, with the long tests", "integration-all"),
@@ -46,6 +44,8 @@ MUTANTS = (
 NO_SUITE = {
     "integration": "integration-all",
     "e2e": "e2e-all",
+    "faults-pairs": "faults",
+    "faults-time-travel": "faults",
     "restart-times": "e2e-all measures two restarts; this one measures 30 for docs/design.md",
     "generate": "writes the golden files, which unit compares",
     "flames": "the bench with a profiler, for docs/flames",
