@@ -15,6 +15,8 @@ CAUSE_WAIT = timedelta(seconds=3)
 # Overloaded nodes took more than three seconds (at a load of 20). A restart that is some seconds
 # later is better than the wrong cause.
 PEER_WAIT = timedelta(seconds=10)
+# The clock of the controller may be behind those of nodes and API server by this much.
+CLOCK_SKEW = timedelta(minutes=5)
 
 
 # The launcher's reason if it stopped its ranks because of a failure on another node.
@@ -34,8 +36,11 @@ def peer_wait_left(failure: LastFailure, pods: Iterable[Pod], now: datetime) -> 
 
 
 def wait_left(failure: LastFailure, now: datetime, wait: timedelta = CAUSE_WAIT) -> float | None:
-    """Return the seconds that are left of `wait` since the failure; None for no more."""
-    # A time in the future comes from another clock, so the age of the failure is unknown.
-    if failure.time is None or not timedelta() <= (age := now - failure.time) < wait:
+    """Return the seconds that are left of `wait` since the failure; None for no more.
+
+    A time in the future is that of a clock that is ahead: the whole wait is left. Nothing waits for
+    a time that is further ahead than CLOCK_SKEW.
+    """
+    if failure.time is None or not -CLOCK_SKEW <= (age := now - failure.time) < wait:
         return None
-    return (wait - age).total_seconds()
+    return (wait - max(age, timedelta())).total_seconds()

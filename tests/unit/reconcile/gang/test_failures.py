@@ -37,6 +37,7 @@ def test_the_first_failure_by_time_is_the_cause(world):
 
 
 def test_a_later_root_cause_replaces_a_secondary_failure(world):
+    world.pass_time(seconds=12)
     fail(world, 0, message=verdict(0, "RuntimeError: Connection closed by peer", 2.0))
     world.settle()
     assert "Connection closed" in world.job.status.message

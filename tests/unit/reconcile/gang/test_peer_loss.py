@@ -74,11 +74,21 @@ def test_the_root_cause_counts_even_if_the_peer_loss_came_first():
     assert "ValueError: bad batch (rank 1" in world.job.status.attempts[0].message
 
 
-def test_a_clock_that_is_ahead_delays_nothing():
+@pytest.mark.parametrize("ahead", [1, 300])
+def test_the_cause_is_awaited_although_the_clock_of_the_controller_is_behind(ahead):
     world = running()
-    world.pass_time(seconds=5)
+    world.pass_time(seconds=ahead)
     fail(world, 0, message=PEER)
-    world.pass_time(seconds=-4)
+    world.pass_time(seconds=-ahead)
+    plan = world.step()
+    assert (world.phase, plan.applies, plan.requeue_after) == ("Running", (), 10)
+
+
+def test_a_clock_that_is_far_behind_delays_nothing():
+    world = running()
+    world.pass_time(seconds=302)
+    fail(world, 0, message=PEER)
+    world.pass_time(seconds=-301)
     assert [apply.name for apply in world.step().applies] == ["train-r1"]
 
 
