@@ -70,6 +70,17 @@ def test_a_new_leader_whose_cache_of_jobs_lags_makes_no_gang_beside_the_pods_tha
     assert campaign.judge(campaign.Trial("leader", pair)) == []
 
 
+@pytest.mark.parametrize("clock", ["clock-ahead", "clock-back"])
+def test_the_failure_of_pods_that_were_not_seen_is_counted_although_the_clock_is_off(
+    clock: str,
+) -> None:
+    pair = (
+        (Point("write PATCH jobs/train", 1), clock),
+        (Point("event ADDED pods/train-1-abcde", 1), "watch-unseen"),
+    )
+    assert campaign.judge(campaign.Trial("restart", pair)) == []
+
+
 async def _gang_deleted(world: Simulation) -> None:
     world.make_queue()
     world.submit()

@@ -66,6 +66,7 @@ TARGETS = (
             "torchrun_controller/reconcile/gang/fence_order.py",
             "torchrun_controller/reconcile/gang/gang.py",
             "torchrun_controller/reconcile/gang/gate.py",
+            "torchrun_controller/reconcile/gang/job_failure.py",
             "torchrun_controller/reconcile/admission/*.py",
         ),
         ("tests/unit/reconcile/**/test_*.py",),

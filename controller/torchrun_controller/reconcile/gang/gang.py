@@ -1,7 +1,7 @@
 """The gang of the present attempt: whether its child Job exists, its state, and its records."""
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import msgspec
 
@@ -9,9 +9,15 @@ from torchrun_api import names
 from torchrun_api.core import Job, Node
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import JOBS
-from torchrun_api.meta import Condition
 from torchrun_api.status import Attempt, LastFailure, UnfencedWorker
-from torchrun_controller.reconcile.gang import deletion, fence, gate, peer_loss, suspension
+from torchrun_controller.reconcile.gang import (
+    deletion,
+    fence,
+    gate,
+    job_failure,
+    peer_loss,
+    suspension,
+)
 from torchrun_controller.reconcile.gang.failures import (
     POD_DELETED,
     Cause,
@@ -37,9 +43,6 @@ from torchrun_controller.reconcile.pods.lifecycle import (
 from torchrun_controller.reconcile.schedulers import groups
 from torchrun_controller.reconcile.workspace import delivery
 
-# How long a failed Job waits for the ends of its pods, which show the root cause: watches lag. A
-# watch that fails repeatedly is retried after 60 s at the latest.
-WATCH_LAG = timedelta(seconds=70)
 # Ends of a gang that is replaced by one of another size.
 BY_THE_USER, SHRINKING, GROWING = "Resizing", "Shrinking", "Growing"
 RESIZES = frozenset({BY_THE_USER, SHRINKING, GROWING})
@@ -219,9 +222,12 @@ def evaluate_state(
     if failure is not None:
         seconds_left = _cause_wait_left(gang, failure.details, now)
     elif failed_job is not None:
-        # The Job failed and no pod shows why: the pods were removed.
-        failure = _job_failure(gang, *failed_job)
-        seconds_left = _watch_lag_left(job, gang, failed_job[0], failure.details, now)
+        # No pod shows why.
+        recorded_workers = job.status.workers if is_recorded(job, gang) else None
+        failure = job_failure.find_failure(gang, *failed_job, recorded_workers)
+        seconds_left = job_failure.seconds_left(
+            gang, failed_job[0], failure.details, recorded_workers, now
+        )
     if failure is not None and seconds_left is None:
         return failed_state(failure)
     return GangState(
@@ -241,36 +247,6 @@ def _time_of(child: Job, kind: str) -> datetime | None:
     """Return since when this condition of the Job is True."""
     conditions = (c for c in child.status.conditions if (c.type, c.status) == (kind, "True"))
     return next((c.last_transition_time for c in conditions), None)
-
-
-def _job_failure(gang: ObservedGang, failed_child: Job, condition: Condition) -> Failure:
-    """Return the failure of a Job by its condition; missing pods count as a disruption."""
-    return Failure(
-        details=LastFailure(
-            reason=condition.reason or "JobFailed",
-            message=condition.message or f"Job {failed_child.metadata.name} failed",
-            time=condition.last_transition_time,
-        ),
-        disruption=len(gang.workers) < head_and_workers.nodes_of(gang.current_job),
-    )
-
-
-def _watch_lag_left(
-    job: TorchrunJob, gang: ObservedGang, child: Job, failure: LastFailure, now: datetime
-) -> float | None:
-    """Return the seconds for which the cache of pods may still show the ends of the pods.
-
-    A Job fails only when all of its pods have ended. A pod that still runs in the cache is outdated
-    there, and a pod that was never seen may be new. A pod that was seen and is gone was removed.
-    """
-    own_pods = (pod for pod in gang.workers if pod.metadata.controlled_by(child.metadata.uid))
-    is_outdated = any(alive(pod) for pod in own_pods)
-    nodes = head_and_workers.nodes_of(gang.current_job)
-    recorded_workers = job.status.workers if is_recorded(job, gang) else None
-    has_unseen_pods = len(gang.workers) < nodes and (
-        recorded_workers is None or recorded_workers.pending > 0
-    )
-    return peer_loss.wait_left(failure, now, WATCH_LAG) if is_outdated or has_unseen_pods else None
 
 
 def _cause_wait_left(gang: ObservedGang, failure: LastFailure, now: datetime) -> float | None:
