@@ -22,6 +22,24 @@ def plain(copy: bytes) -> bytes:
     return b"".join(MARK.sub(b"", line, count=1) for line in lines)
 
 
+def hanging_copy(directory: Path) -> tuple[Copy, Path]:
+    """A copy to storage that does not answer, and its file: a named pipe without a reader."""
+    (directory / "logs/0").mkdir(parents=True)
+    file = directory / "logs/0/node-0.log"
+    os.mkfifo(file)
+    return Copy(str(directory), "0", "0", file_bytes=1 << 30), file
+
+
+def read_to_end(copy: Copy, file: Path) -> bytes:
+    """Let the storage answer, and close the copy. Returns the lines that were written."""
+    written: list[bytes] = []
+    reader = threading.Thread(target=lambda: written.append(file.read_bytes()))
+    reader.start()
+    copy.close(120)
+    reader.join(120)
+    return plain(written[0])
+
+
 def state(launcher: Launcher, attempt: str = "0", node: str = "0") -> "dict[str, str]":
     directory = launcher.directory / "state"
     directory.mkdir(exist_ok=True)
@@ -147,20 +165,13 @@ def test_dropped_output_is_marked_in_place(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The storage hangs for a time, and the output is larger than the buffer."""
-    (tmp_path / "logs/0").mkdir(parents=True)
-    path = tmp_path / "logs/0/node-0.log"
-    os.mkfifo(path)
-    copy = Copy(str(tmp_path), "0", "0", file_bytes=1 << 30)
+    copy, file = hanging_copy(tmp_path)
     copy.add(1, b"first\n")
     for _ in range(20):
         copy.add(1, b"x" * 999_999 + b"\n")
-    taken: list[bytes] = []
-    reader = threading.Thread(target=lambda: taken.append(path.read_bytes()))
-    reader.start()
-    copy.close(120)
-    reader.join(120)
-    assert plain(taken[0]).startswith(b"first\n")
-    last = plain(taken[0]).splitlines()[-1]
+    written = read_to_end(copy, file)
+    assert written.startswith(b"first\n")
+    last = written.splitlines()[-1]
     assert last.startswith(b"torchrun-launch: 1")
     assert last.endswith(b"bytes are missing here")
     assert capfd.readouterr().err.count("is too slow") == 1

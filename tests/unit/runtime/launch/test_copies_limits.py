@@ -1,13 +1,12 @@
 """How much of the output a copy keeps: in a line, in memory, and in a file."""
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
 
 from torchrun_runtime.launch.copies import Copy
-from unit.runtime.launch.test_copies import plain
+from unit.runtime.launch.test_copies import hanging_copy, plain, read_to_end
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -41,20 +40,12 @@ def test_a_file_has_32_mib_before_the_next_one_begins(tmp_path: Path) -> None:
 def test_eight_mib_wait_for_storage_that_does_not_answer(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "logs/0").mkdir(parents=True)
-    file = tmp_path / "logs/0/node-1.log"
-    os.mkfifo(file)
-    copy = Copy(str(tmp_path), "0", "1", file_bytes=1 << 30)
+    copy, file = hanging_copy(tmp_path)
     for _ in range(8):
         copy.add(1, b"x" * (MIB - 1) + b"\n")
     assert capfd.readouterr().err == ""
     copy.add(1, b"too much\n")
     assert "is too slow: the copy omits parts of this log" in capfd.readouterr().err
-    written: list[bytes] = []
-    reader = threading.Thread(target=lambda: written.append(file.read_bytes()))
-    reader.start()
-    copy.close(120)
-    reader.join(120)
-    lines = plain(written[0]).splitlines()
+    lines = read_to_end(copy, file).splitlines()
     assert len(lines) == 9
     assert lines[-1] == b"torchrun-launch: 9 bytes are missing here"
