@@ -252,7 +252,10 @@ def _note(measurement: Measurement) -> str:
         f" `RUNS={runs} make restart-times`).",
     ]
     if "hang" in failures:
-        lines.append(f"A hang is noticed after {HANG_SECONDS} s (`hangTimeoutSeconds`).")
+        lines.append(
+            f"A hang is noticed after {HANG_SECONDS} s (`hangTimeoutSeconds`), and the ranks are"
+            " killed 5 s later."
+        )
     if "pod deleted" in failures:
         lines.append(
             "The Job controller creates the pod that replaces a single one 10 s after the end of the"
