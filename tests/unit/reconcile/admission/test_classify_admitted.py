@@ -120,6 +120,17 @@ class TestHolding:
         child = replace(child, status=JobStatus(conditions=conditions))
         assert running_gang((child,), (), frozenset()).nodes == nodes
 
+    def test_without_their_jobs_the_workers_of_the_latest_attempt_have_the_charge(self):
+        def of_attempt(pod: Pod, attempt: str) -> Pod:
+            labels = replace(pod.metadata.labels, attempt=attempt)
+            annotations = replace(pod.metadata.annotations, charge=f"charge-{attempt}")
+            meta = replace(pod.metadata, labels=labels, annotations=annotations)
+            return replace(pod, metadata=meta)
+
+        first, second = running().workers()
+        pods = (of_attempt(first, "4"), of_attempt(second, "3"))
+        assert running_gang((), pods, frozenset()).charge == "charge-4"
+
     def test_an_elastic_gang_of_its_full_size_has_nothing_to_release(self):
         world = running(elastic={"minNodes": 1, "maxNodes": 4})
         assert classify_world(world).workload.shrunk_to is None

@@ -343,6 +343,14 @@ def test_unused_quota_is_released_for_a_head_that_can_preempt_for_nodes():
     assert [one.uid for one in decisions.preemptions] == ["low"]
 
 
+def test_a_gang_grows_beside_a_head_that_waits_for_the_quota_of_a_shrunk_one():
+    grows = admitted_workload("grows", "b", 2, 8, admitted=1, pods_by_node={"n001": 1})
+    queues = [queue("a", quota={"gpus": 32}), queue("b", quota={"gpus": 16})]
+    decisions = decide(nodes(9), queues, SHRUNK, grows, request("j", "a", 1, 8))
+    assert released(decisions) == [("shrunk", 1)]
+    assert admitted(decisions) == ["grows"]
+
+
 def test_the_order_of_the_jobs_changes_no_release():
     gangs = [admitted_workload(name, "a", 4, 8, shrunk_to=2) for name in "xyz"]
     queues, job = [queue("a", quota={"gpus": 96})], request("j", "a", 2, 8)
