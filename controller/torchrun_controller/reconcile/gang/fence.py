@@ -147,7 +147,8 @@ def worker_nodes(
         and not of_earlier_job(job, gang, pod)
         and (attempt, index_of(pod), pod.spec.node_name) not in recorded_identities
     }
-    return tuple(node_names.get(index, "") for index in range(max(node_names, default=-1) + 1))
+    last = max(node_names, default=-1)
+    return tuple(node_names.get(index, "") for index in range(last + 1))
 
 
 def has_recorded_node(job: TorchrunJob, pod: Pod) -> bool:
