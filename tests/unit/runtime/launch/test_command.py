@@ -97,6 +97,7 @@ AS_IT_IS = [
     "nvidia-smi",
     "pythonic train.py",
     "FOO=1",
+    "# no command",
     "ray start --head",
 ]
 
@@ -165,6 +166,8 @@ def test_launcher_torchrun_runs_any_line_under_torchrun(line: str) -> None:
         ("torchrun --nnodes=two t.py", "auto", "2", ("two", "2")),
         ("torchrun --standalone t.py", "auto", "2", ("--standalone", "2")),
         ("torchrun t.py", "torchrun", "2", ("torchrun", "auto")),
+        ("python prepare.py && torchrun t.py", "torchrun", "2", ("torchrun", "auto")),
+        ("env A=1 torchrun t.py", "torchrun", "2", ("torchrun", "auto")),
         ("python 'unfinished", "auto", "2", ("No closing quotation",)),
         ("python 'unfinished # it", "none", "2", ("No closing quotation",)),
         ("cat <<E\nit's\nE\ntorchrun --nnodes=4 t.py", "auto", "2", ("4", "2")),

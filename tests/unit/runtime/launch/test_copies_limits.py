@@ -49,3 +49,10 @@ def test_eight_mib_wait_for_storage_that_does_not_answer(
     lines = read_to_end(copy, file).splitlines()
     assert len(lines) == 9
     assert lines[-1] == b"torchrun-launch: 9 bytes are missing here"
+
+
+def test_nothing_waits_after_the_end(tmp_path: Path) -> None:
+    copy = Copy(str(tmp_path), "0", "1")
+    copy.add(1, b"the last line\n")
+    copy.close(120)
+    assert copy._size == 0

@@ -157,21 +157,25 @@ def test_the_pauses_begin_again_after_a_connection(paused: Callable[[int], Pause
     port, pauses = free_port(), paused(5)
     leader = GangLeader(2, RestartPolicy(RestartLimits()))
     running: list[GangServer] = []
+    waits: list[str] = []
     with ExitStack() as stack:
 
         def pause(number: int) -> None:
             if number == 3:
                 running.append(GangServer(port, 2, "uid 1", leader, lambda _: None))
                 stack.callback(running[0].close)
+            if number == 4:
+                waits.append(joined.describe_wait())
 
         pauses.notice = pause
-        member(port)
+        joined = member(port)
         until = time.monotonic() + 60
         while 1 in leader.missing():
             assert time.monotonic() < until
             OrderInbox().wait(None, 0.01)
     assert pauses.ended.wait(60)
     assert pauses.taken == [0.5, 0.75, 1.125, 0.5, 0.75]
+    assert waits == [f"node 0 of the gang at 127.0.0.1:{port}: the connection was closed"]
 
 
 class Limits:
