@@ -72,6 +72,13 @@ def test_within_a_namespace_queues_lend_as_ever():
     assert admitted(decide(nodes(2), queues, *asked)) == ["j"]
 
 
+def test_a_queue_that_would_borrow_itself_keeps_nothing_from_another():
+    asked = [request("a-job", "a", 3), request("b-job", "b", 3)]
+    quotas = {"a": 8, "b": 8, "c": 32}
+    queues = [queue(name, quota={"gpus": gpus}, cohort="lab") for name, gpus in quotas.items()]
+    assert admitted(decide(nodes(6), queues, *asked)) == ["a-job", "b-job"]
+
+
 def test_priorities_of_different_queues_are_not_compared():
     """A priority in one queue must not decide about jobs of another queue."""
     queues = [

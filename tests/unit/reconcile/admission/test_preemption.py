@@ -42,6 +42,12 @@ def test_a_job_that_need_not_give_way_is_charged_once():
     assert decisions.queues[0].used.nodes == 3, "of those that run"
 
 
+def test_all_are_preempted_whose_nodes_are_needed():
+    running = [admitted_workload(name, "a", pods_by_node={f"n00{name}": 1}) for name in "01"]
+    decisions = decide(nodes(2), [queue("a")], *running, request("vip", "a", 2, priority=9))
+    assert sorted(preempted(decisions)) == [("0", "vip"), ("1", "vip")]
+
+
 def test_the_status_of_a_queue_counts_admitted_jobs_alone():
     """Its quota has room for one of both, the preempted job or the nominated one."""
     low, vip = admitted_workload("low", "a", 2), request("vip", "a", 2, priority=9)

@@ -6,7 +6,13 @@ import subprocess
 
 import pytest
 
-from torchrun_runtime.launch.processes import Process, alive, descendants, signal_name
+from torchrun_runtime.launch.processes import (
+    Process,
+    alive,
+    descendants,
+    programs,
+    signal_name,
+)
 from unit.runtime.launching import Launcher, script
 
 # A zombie by its state, which is that of its first thread. Another thread runs until stdin ends.
@@ -25,6 +31,14 @@ ZOMBIE = """
 
 def test_signals_are_named_also_those_without_a_name() -> None:
     assert [signal_name(number) for number in (9, 40)] == ["SIGKILL", "signal 40"]
+
+
+def test_a_process_that_has_just_ended_is_no_shell() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    parent = Process(ended.pid, os.getpid(), "python", 1)
+    tree = [parent, Process(os.getpid(), ended.pid, "true", 2)]
+    assert programs(tree) == tree
 
 
 def child(pid: int) -> "Process | None":

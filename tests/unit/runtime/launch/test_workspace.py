@@ -1,6 +1,7 @@
 """How the launcher waits for the workspace, copies it and starts in it."""
 
 import os
+import shutil
 import signal
 import stat
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from torchrun_runtime.launch import workspace as copying
 from torchrun_runtime.launch.workspace import copy_tree
 from unit.runtime.launching import Launcher
 from unit.runtime.serving import publish
@@ -29,6 +31,22 @@ def workspace(directory: Path, ready: bool = True) -> "dict[str, str]":
         "TORCHRUN_WORKSPACE_SOURCE": str(claim),
         "TORCHRUN_WORKSPACE_TARGET": str(directory / "app"),
     }
+
+
+def test_threads_that_copy_get_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked: list[set[int]] = []
+    copy_file = shutil.copyfile
+
+    def copyfile(source: str, target: str) -> None:
+        blocked.append({int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())})
+        copy_file(source, target)
+
+    monkeypatch.setattr(copying.shutil, "copyfile", copyfile)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/train.py").touch()
+    copy_tree(str(tmp_path / "source"), str(tmp_path / "target"))
+    assert all({signal.SIGTERM, signal.SIGCHLD, signal.SIGRTMAX - 1} <= mask for mask in blocked)
+    assert len(blocked) == 1
 
 
 def test_copies_the_workspace_and_runs_in_it(launcher: Launcher) -> None:
