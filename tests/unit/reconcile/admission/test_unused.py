@@ -123,6 +123,20 @@ def test_nothing_is_released_if_it_is_not_enough():
     assert charged(other.job) == 0
 
 
+def test_a_grant_counts_before_the_condition_of_the_release_has_changed():
+    pair = Pair()
+    world = pair.shrink()
+    other = pair.submit(3)
+    pair.coordinate()
+    world.settle()
+    pair.coordinate()
+    assert (charged(world.job), charged(other.job)) == (1, 3)
+    assert world.condition("FullSize").reason == "GivesBackNodes"
+    admission = replace(world.job.status.admission, nodes=4)
+    world.job = replace(world.job, status=replace(world.job.status, admission=admission))
+    assert classify_world(world).workload.admitted == 4
+
+
 def test_a_growing_gang_keeps_its_admission():
     pair = Pair()
     world = pair.shrink()

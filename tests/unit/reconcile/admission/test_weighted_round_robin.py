@@ -202,3 +202,11 @@ def test_large_decisions_are_split():
     assert len(decisions.grants) == MOST_GRANTS
     assert decisions.requeue_after == 0
     assert decisions.pending["head"].reason == "WaitingForNodes"
+
+
+def test_a_full_decision_grows_no_gang():
+    grows = admitted_workload("grows", "b", 2, admitted=1)
+    jobs = [request(f"j{i:03}", "a", age=999 - i) for i in range(MOST_GRANTS)]
+    decisions = decide(nodes(MOST_GRANTS + 9), [queue("a"), queue("b")], grows, *jobs)
+    assert len(decisions.grants) == MOST_GRANTS
+    assert "grows" not in admitted(decisions)
