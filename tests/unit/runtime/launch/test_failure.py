@@ -65,6 +65,15 @@ def test_the_first_exception_by_time_is_the_cause() -> None:
     assert root_cause.rank == 3
 
 
+def test_the_last_exception_of_a_rank_is_its_cause() -> None:
+    """The rank is a shell: both reports are of its children."""
+    first, last = (
+        rank(1, time, f"ValueError: at {time}")._replace(pid=pid) for time, pid in ((8, 7), (9, 8))
+    )
+    for reports in ((first, last), (last, first)):
+        assert cause(*reports, agent(failed(1, 1, 10))).message == "ValueError: at 9"
+
+
 @pytest.mark.parametrize(
     "message",
     [
