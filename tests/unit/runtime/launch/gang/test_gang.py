@@ -218,6 +218,27 @@ def test_a_failure_that_a_node_survives_is_not_the_cause(
     ]
 
 
+# Node 0 fails first, but its process ends late.
+ENDS_LATE = """
+import atexit, os, pathlib, time
+atexit.register(lambda: (pathlib.Path(os.environ["SHARED"], "tried").touch(), time.sleep(1000)))
+raise ValueError("loss is nan")
+"""
+
+
+def test_a_failure_just_before_that_of_another_node_is_a_cause(make_gang: GangFactory) -> None:
+    gang = make_gang(2)
+    gang.annotate(start="1")
+    (gang.launchers[0].directory / "late.py").write_text(ENDS_LATE)
+    first = f"{gang.launchers[0].python} late.py"
+    results = ends([gang.start_node(0, first), gang.start_node(1, FAILS_AFTER)])
+    assert [(r.exit_code, r.message["reason"]) for r in results] == [
+        (1, "Exception"),
+        (42, "ExitCode"),
+    ]
+    assert "failed with exit code 1: ValueError: loss is nan" in results[0].err
+
+
 def test_a_node_that_has_succeeded_runs_again_after_a_failure(make_gang: GangFactory) -> None:
     gang = make_gang(2)
     gang.annotate(start="1")
