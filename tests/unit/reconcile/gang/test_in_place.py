@@ -110,10 +110,11 @@ def test_the_next_gang_has_its_own_count():
     world.settle()
     world.all_workers("Running")
     world.settle()
-    world.restart_in_place()
-    world.settle()
+    world.restart_in_place(message="ValueError: later")
+    world.settle_twice()
     status = world.job.status
     assert (status.attempt, status.restarts, status.restarts_in_place) == (1, 3, 1)
+    assert status.last_failure.message == "Pod train-r1-0-abcde: ValueError: later"
 
 
 def test_the_message_of_a_failed_pod_has_restarts_that_no_report_brought():
