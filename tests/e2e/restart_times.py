@@ -26,6 +26,7 @@ from torchrun_api import names
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS
 from torchrun_cluster import LocalCluster
+from torchrun_runtime.launch.hang import LAST_CHANCE
 
 # InPlace: the gang keeps its pods, or those that are not lost. Gang: a new gang follows.
 Scope = Literal["InPlace", "Gang"]
@@ -254,7 +255,7 @@ def _note(measurement: Measurement) -> str:
     if "hang" in failures:
         lines.append(
             f"A hang is noticed after {HANG_SECONDS} s (`hangTimeoutSeconds`), and the ranks are"
-            " killed 5 s later."
+            f" killed {LAST_CHANCE:.0f} s later."
         )
     if "pod deleted" in failures:
         lines.append(
