@@ -6,13 +6,7 @@ import subprocess
 
 import pytest
 
-from torchrun_runtime.launch.processes import (
-    Process,
-    alive,
-    descendants,
-    programs,
-    signal_name,
-)
+from torchrun_runtime.launch.processes import Process, alive, descendants, programs, signal_name
 from unit.runtime.launching import Launcher, script
 
 # A zombie by its state, which is that of its first thread. Another thread runs until stdin ends.
