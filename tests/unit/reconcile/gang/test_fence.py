@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from torchrun_api.core import Node, NodeMeta
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
+from torchrun_controller.reconcile.gang.fence import blocking_pods
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
 from unit.reconcile.losing import OUT_OF_SERVICE, lose, replaced, running, started
 from world import World, make_queue
@@ -28,6 +29,14 @@ def given_up() -> World:
     assert survivor.metadata.deletion_timestamp is not None
     assert world.job.status.unfenced == ()
     return world
+
+
+@pytest.mark.parametrize(("attempt", "blocking"), [(0, 0), (1, 2)])
+def test_workers_that_run_block_the_next_attempt_alone(attempt: int, blocking: int):
+    world = running()
+    observed = world.observed()
+    found = blocking_pods(observed.gang, observed.cluster.nodes, (), attempt, world.now)
+    assert len(found.pods) == blocking
 
 
 def test_the_new_gang_waits_for_the_fence_with_a_remedy():
