@@ -189,7 +189,7 @@ def test_an_exit_code_of_a_rule_is_left_to_the_controller(make_gang: GangFactory
 
 
 # Node 0 tries an import first: in a shell, or in a child of its rank. Node 1 fails after that.
-TRIES = "{python} -c 'import flash_attn' || touch $SHARED/tried; "
+TRIES = "{python} -c 'import flash_attn' || touch $SHARED/tried-$TORCHRUN_ROUND; "
 TRIES_IN_RANK = """
 import os, subprocess, sys
 if "LOCAL_RANK" not in os.environ:
@@ -197,7 +197,7 @@ if "LOCAL_RANK" not in os.environ:
     sys.exit(subprocess.call([sys.executable, __file__]))
 subprocess.call(["sh", "-c", os.environ["TRIES"] + "sleep 1000"])
 """
-FAILS_AFTER = "while [ ! -e $SHARED/tried ]; do sleep 0.05; done; exit 42"
+FAILS_AFTER = "while [ ! -e $SHARED/tried-$TORCHRUN_ROUND ]; do sleep 0.05; done; exit 42"
 
 
 @pytest.mark.parametrize("in_rank", [True, False], ids=["rank", "shell"])
@@ -218,10 +218,11 @@ def test_a_failure_that_a_node_survives_is_not_the_cause(
     ]
 
 
-# Node 0 fails first, but its process ends late.
+# Node 0 fails first in each round, but its process ends late.
 ENDS_LATE = """
 import atexit, os, pathlib, time
-atexit.register(lambda: (pathlib.Path(os.environ["SHARED"], "tried").touch(), time.sleep(1000)))
+tried = pathlib.Path(os.environ["SHARED"], "tried-" + os.environ["TORCHRUN_ROUND"])
+atexit.register(lambda: (tried.touch(), time.sleep(1000)))
 raise ValueError("loss is nan")
 """
 
