@@ -116,7 +116,8 @@ def test_storage_that_shows_no_registrations_stops_a_pod_that_replaces_another_o
         monkeypatch.setattr(fencing, "_is_registered", lambda *_: release.wait())
     try:
         if starts:
-            assert begin("", OLD, failed_state=state) is None
+            end: list[object] = []
+            assert take_over("", OLD, "0", [], end.append, failed_state=state) is None
             return
         with pytest.raises(LaunchError) as caught:
             begin("", OLD, failed_state=state, predecessors=predecessors)

@@ -148,6 +148,7 @@ def test_a_deleted_serve_pod_is_replaced_by_the_next(cluster: Cluster) -> None:
 
 def test_without_an_annotation_the_copy_has_no_number(cluster: Cluster) -> None:
     served = cluster.served(cluster.serve({"a": b"1"}))
+    assert served.newest_revision() == 0
     served.update()
     assert (cluster.files(), served.revision) == ({"a": b"1"}, 0)
 
@@ -170,6 +171,19 @@ def test_partial_downloads_are_removed(cluster: Cluster) -> None:
     served.update(2)
     assert cluster.files() == {"a": b"2"}
     assert not (cluster.directory / "app" / "gone").exists()
+
+
+def test_a_file_of_the_run_stays_where_an_older_workspace_had_one(cluster: Cluster) -> None:
+    served = cluster.served(cluster.serve({"a": b"1", "b": b"1"}))
+    served.update(1)
+    for revision, content in enumerate((b"2", b"3"), start=2):
+        cluster.annotate(revision, cluster.serve({"a": content}))
+        served.update(revision)
+        (cluster.directory / "app" / "b").write_bytes(b"of the run")
+    assert cluster.files() == {"a": b"3", "b": b"of the run"}
+    cluster.annotate(4, cluster.serve({"a": b"4"}))
+    served.update(4)
+    assert cluster.files() == {"a": b"4", "b": b"of the run"}
 
 
 def test_a_file_and_a_directory_may_take_the_place_of_each_other(cluster: Cluster) -> None:

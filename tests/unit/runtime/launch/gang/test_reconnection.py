@@ -17,6 +17,7 @@ from torchrun_runtime.launch.gang.leader import GangLeader, Restarts
 from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy
 from torchrun_runtime.launch.gang.rounds import OrderInbox
 from torchrun_runtime.launch.gang.server import GangServer
+from torchrun_runtime.launch.state import start_thread
 
 OPTIONS = {
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
@@ -212,6 +213,20 @@ def test_a_large_gang_may_have_as_many_connections_as_the_hard_limit_permits(
     monkeypatch.setattr(server, "resource", limits := Limits(soft, hard))
     server._raise_descriptor_limit(2000)
     assert limits.values == (then, hard)
+
+
+def test_a_closed_connection_is_not_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def start(run: Callable[[], None]) -> None:
+        threads.append(start_thread(run))
+
+    monkeypatch.setattr(connection, "start_thread", start)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        member(closed.getsockname()[1]).close()
+        threads[0].join(60)
+        assert not threads[0].is_alive()
 
 
 def test_a_taken_port_is_named() -> None:

@@ -61,6 +61,7 @@ def link(size: int, inbox: OrderInbox | None = None, port: int = 0) -> OwnLink:
     ("size", "text"),
     [
         (1, "node 0 of the gang"),
+        (2, "nodes 0, 1 of the gang"),
         (8, "nodes 0, 1, 2, 3, 4, 5, 6, 7 of the gang"),
         (10, "nodes 0, 1, 2, 3, 4, 5, 6, 7 and 2 more of the gang"),
     ],
