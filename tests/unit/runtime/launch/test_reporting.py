@@ -44,6 +44,7 @@ class Controller:
     def __init__(self, go: Path) -> None:
         self.codes: list[int] = []
         self.retry_after = ""
+        self.text = b""
         self.awaited = 1
         self.taken: list[tuple[str, str, dict[str, object]]] = []
         controller = self
@@ -59,6 +60,7 @@ class Controller:
                 if code == 302:
                     self.send_header("Location", "http://127.0.0.1:1/elsewhere")
                 self.end_headers()
+                self.wfile.write(controller.text)
                 if len(controller.taken) == controller.awaited:
                     go.touch()
 
@@ -169,6 +171,14 @@ def test_a_refusal_is_logged_once_and_redirects_are_not_followed(
     log = train(launcher, controller.url)
     assert log.count("the controller does not accept the report: HTTP") == 1
     assert len(controller.taken) == 2
+
+
+def test_a_refusal_is_logged_with_200_bytes_of_its_text(
+    launcher: Launcher, controller: Controller
+) -> None:
+    controller.codes, controller.text = [403, 403], b"x" * 300
+    log = train(launcher, controller.url)
+    assert f"the controller does not accept the report: HTTP 403 {'x' * 200}\n" in log
 
 
 def test_an_unreachable_controller_does_not_delay_the_ranks(launcher: Launcher, go: Path) -> None:
