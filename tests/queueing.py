@@ -37,6 +37,9 @@ def request(
     name: str, queue: str, nodes: int = 1, gpus: int = 8, *, age: float = 0, **fields: Any
 ) -> Workload:
     """`age` in seconds; the uid is the name."""
+    requests: dict[str, Any] = {"pod": {"cpu": 1000}}
+    if gpus:
+        requests = {"pod": {GPU: gpus}, "gpus": gpus}
     return Workload(
         namespace="team",
         name=name,
@@ -44,8 +47,7 @@ def request(
         queue=queue,
         created=NOW - timedelta(seconds=age),
         nodes=nodes,
-        gpus=gpus,
-        pod={GPU: gpus} if gpus else {"cpu": 1000},
+        **requests,
         **fields,
     )
 

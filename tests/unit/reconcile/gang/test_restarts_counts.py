@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from torchrun_api.kinds import JOBS
+from torchrun_controller.reconcile.gang.gang import unrecorded_ends
 from unit.reconcile.failing import fail, running
 from world import make_queue
 
@@ -35,6 +36,20 @@ def test_two_crashes_before_the_status_lose_nothing():
     assert (status.attempt, status.restarts) == (2, 2)
     assert [(a.number, a.counted) for a in status.attempts] == [(0, True), (1, True)]
     assert ["ValueError: first" in a.message for a in status.attempts] == [True, False]
+
+
+def test_a_recorded_gang_has_no_unrecorded_end():
+    world = running()
+    fail(world)
+    before = world.job.status
+    world.step()
+    recorded, world.job = world.job, replace(world.job, status=before)
+    observed = world.observed()
+    assert [end.number for end in unrecorded_ends(observed.job, observed.gang)] == [0]
+    world.job = recorded
+    observed = world.observed()
+    assert observed.gang.current_job.metadata.annotations.cause
+    assert unrecorded_ends(observed.job, observed.gang) == ()
 
 
 def test_invalid_annotations_are_ignored():

@@ -1,6 +1,7 @@
 """How much of the output a copy keeps: in a line, in memory, and in a file."""
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,16 @@ def test_eight_mib_wait_for_storage_that_does_not_answer(
     lines = read_to_end(copy, file).splitlines()
     assert len(lines) == 9
     assert lines[-1] == b"torchrun-launch: 9 bytes are missing here"
+
+
+def test_other_users_can_read_a_copy_whatever_the_umask_is(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        assert copied(tmp_path, b"hello\n") == [b"hello"]
+    finally:
+        os.umask(before)
+    paths = [tmp_path / path for path in ("logs", "logs/0", "logs/0/node-1.log")]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o755, 0o755, 0o644]
 
 
 def test_nothing_waits_after_the_end(tmp_path: Path) -> None:

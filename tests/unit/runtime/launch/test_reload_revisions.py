@@ -1,5 +1,6 @@
 """All nodes end up with the same code, also if the copy of node 0 is newer than its order."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from torchrun_runtime.launch.errors import LaunchError
 from torchrun_runtime.launch.gang.leader import NO_PREDECESSOR, STOP_SECONDS
 from torchrun_runtime.launch.gang.messages import RoundCode, StartRound, StopRound
 from torchrun_runtime.launch.gang.policy import RestartLimits
-from torchrun_runtime.launch.gang.rounds import GangNode, lead
+from torchrun_runtime.launch.gang.rounds import GangNode, OrderInbox, OwnLink, lead
 from torchrun_runtime.launch.reload import Reload
 from torchrun_runtime.launch.workspace import SharedWorkspace, WorkspaceCopy
 from unit.runtime.launch.test_served import Cluster
@@ -76,6 +77,25 @@ def test_all_nodes_follow_node_0_to_the_newest_revision_after_its_own_is_removed
     assert [copy.revision for copy in copies] == [4, 4]
     assert contents(tmp_path / "0") == contents(tmp_path / "1") == {"a.py": b"4"}
     assert leader.stop() is None
+
+
+def test_the_main_thread_does_not_wait_for_an_update(tmp_path: Path) -> None:
+    claim = opened(tmp_path / "claim")
+    taken(claim, {"a.py": b"1"})
+    link = OwnLink(GangNode(0, 1, "", 0, ""), RestartLimits(0), OrderInbox())
+    looks: list[threading.Thread] = []
+
+    class Workspace(SharedWorkspace):
+        def update(self, revision: int = 0, served: str = "") -> None:
+            looks.append(threading.Thread(target=reload.announce, args=(link,), daemon=True))
+            looks[0].start()
+            looks[0].join(60)
+            assert not looks[0].is_alive()
+
+    workspace = Workspace(str(claim.directory), str(tmp_path / "app"))
+    reload = Reload(workspace, str(tmp_path / "annotations"), edit_wait=0.0)
+    reload.update(StartRound(1, RoundCode(1)))
+    assert len(looks) == 1
 
 
 def test_all_nodes_follow_node_0_to_the_code_of_the_serve_pod_that_replaced_its_own(

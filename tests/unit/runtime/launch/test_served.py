@@ -7,10 +7,12 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from torchrun_api.contents import Manifest
+from torchrun_runtime.launch import delivery, served
 from torchrun_runtime.launch.delivery import Server
 from torchrun_runtime.launch.errors import LaunchError
 from torchrun_runtime.launch.served import ServedWorkspace
@@ -162,6 +164,26 @@ def test_a_serve_pod_with_another_digest_is_refused(
     with pytest.raises(LaunchError, match="has the workspace with manifest"):
         cluster.served(other).update()
     assert not (cluster.directory / "app").exists()
+
+
+def test_a_serve_pod_that_is_replaced_while_it_fails_is_no_failure(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.serve({"a": b"1"})
+    unknown = publish(cluster.directory / "elsewhere", {"a": b"2"})
+    second = cluster.serve({"b": b"2"})
+    fetched: list[str] = []
+
+    def fetch(server: Server, *more: Any) -> None:
+        fetched.append(server.url)
+        cluster.annotate(2, second)
+        delivery.fetch(server, *more)
+
+    monkeypatch.setattr(served, "fetch", fetch)
+    copy = cluster.served(unknown)
+    copy.update()
+    assert (cluster.files(), copy.revision) == ({"b": b"2"}, 2)
+    assert fetched == cluster.urls
 
 
 def test_partial_downloads_are_removed(cluster: Cluster) -> None:

@@ -239,6 +239,18 @@ def test_a_new_pod_has_the_time_to_give_up_a_round_that_stopped_long_ago() -> No
     assert leader.order == StartRound(1)
 
 
+def test_a_new_pod_has_the_time_even_if_the_lost_one_had_the_order() -> None:
+    leader = running(3)
+    leader.receive(0, MemberState(FAILED, 0, cause()), 1)
+    leader.receive(2, MemberState(READY, 0), 2)
+    leader.replace(1, STOP_SECONDS)
+    leader.receive(1, MemberState(), STOP_SECONDS)
+    leader.tick(2 * STOP_SECONDS)
+    assert leader.order == StopRound(0)
+    leader.receive(1, MemberState(READY, 0), 2 * STOP_SECONDS)
+    assert leader.order == StartRound(1)
+
+
 def test_ranks_whose_node_connects_again_and_again_end_the_gang() -> None:
     leader = running(3)
     leader.receive(0, MemberState(FAILED, 0, cause()), 1)

@@ -14,6 +14,7 @@ from torchrun_runtime.launch.gang.messages import (
     EndGang,
     GangOrder,
     MemberState,
+    OpenGate,
     StartRound,
     decode,
     encode,
@@ -112,6 +113,20 @@ def test_a_stranger_leaves_no_line_in_the_log(
         members.append(Member(port))
         members[0].greet(5, 5)
     assert capfd.readouterr().err == ""
+
+
+def test_an_order_is_sent_once() -> None:
+    orders: list[GangOrder] = []
+    leader = GangLeader(2, RestartPolicy(RestartLimits()))
+    leading = GangServer(free_port(), 2, KEY, leader, orders.append)
+    try:
+        leading.call(lambda leader, now: leader.receive(0, MemberState(), now))
+        leading.call(GangLeader.open_gate)
+        for _ in range(3):
+            leading.call(GangLeader.tick)
+    finally:
+        leading.close()
+    assert orders == [OpenGate()]
 
 
 def test_a_leader_that_ends_alone_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
