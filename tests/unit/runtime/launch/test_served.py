@@ -166,12 +166,15 @@ def test_a_serve_pod_with_another_digest_is_refused(
     assert not (cluster.directory / "app").exists()
 
 
+@pytest.mark.parametrize("harm", ["other content", "gone"])
 def test_a_serve_pod_that_is_replaced_while_it_fails_is_no_failure(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
     cluster.serve({"a": b"1"})
     unknown = publish(cluster.directory / "elsewhere", {"a": b"2"})
     second = cluster.serve({"b": b"2"})
+    if harm == "gone":
+        cluster.urls[0] = "http://127.0.0.1:1"
     fetched: list[str] = []
 
     def fetch(server: Server, *more: Any) -> None:
