@@ -74,7 +74,6 @@ class Copy:
         """Write the rest within this number of seconds."""
         for stream, tail in self._partial.items():
             self._put(stream, tail + b"\n")
-        self._partial.clear()
         with self._change:
             self._closed = True
             self._change.notify()

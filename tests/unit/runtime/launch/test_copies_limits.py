@@ -3,10 +3,13 @@
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from torchrun_runtime.launch import copies
 from torchrun_runtime.launch.copies import Copy
+from unit.runtime.launch.gang.test_waits import Observed
 from unit.runtime.launch.test_copies import hanging_copy, plain, read_to_end
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -60,6 +63,21 @@ def test_other_users_can_read_a_copy_whatever_the_umask_is(tmp_path: Path) -> No
         os.umask(before)
     paths = [tmp_path / path for path in ("logs", "logs/0", "logs/0/node-1.log")]
     assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o755, 0o755, 0o644]
+
+
+def test_output_and_the_end_wake_a_copy_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    condition = Observed()
+    monkeypatch.setattr(copies, "threading", SimpleNamespace(Condition=lambda: condition))
+    copy = Copy(str(tmp_path), "0", "1")
+    assert condition.has_begun.wait(60)
+    condition.has_begun.clear()
+    copy.add(1, b"a line\n")
+    assert condition.has_begun.wait(60)
+    assert plain((tmp_path / "logs/0/node-1.log").read_bytes()) == b"a line\n"
+    copy.close(60)
+    assert not copy._thread.is_alive()
 
 
 def test_nothing_waits_after_the_end(tmp_path: Path) -> None:

@@ -215,6 +215,15 @@ def test_a_large_gang_may_have_as_many_connections_as_the_hard_limit_permits(
     assert limits.values == (then, hard)
 
 
+def test_a_leader_raises_the_limit_for_all_nodes_and_its_own_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "resource", limits := Limits(1024, 4096))
+    leader = GangLeader(2000, RestartPolicy(RestartLimits()))
+    GangServer(free_port(), 2000, "uid 1", leader, lambda _: None).close()
+    assert limits.values == (2256, 4096)
+
+
 def test_a_closed_connection_is_not_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 
