@@ -14,7 +14,7 @@ class LauncherId(NamedTuple):
     """
 
     instance: str
-    predecessors: int = 0
+    predecessors: int
 
 
 class KnownLaunchers:

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from torchrun_api.contents import Manifest
+from torchrun_runtime.launch import delivery
 from torchrun_runtime.launch.delivery import Server, fetch
 from torchrun_runtime.launch.errors import LaunchError
 from unit.runtime.launching import PYTHONS, Launcher, measured
@@ -105,13 +106,22 @@ def test_only_missing_files_are_sent_again(
     assert passed[0] - first < first / 10
 
 
-def test_a_broken_connection_resumes_with_the_next_file(claim: Path, tmp_path: Path) -> None:
+def test_a_broken_connection_resumes_with_the_next_file(
+    claim: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     small = {path: content for path, content in FILES.items() if len(content) < 1000}
     manifest = publish(claim, small)
     target = tmp_path / "app"
     with running(claim) as url, cutting(url, after=25_000, times=4) as (near, _):
         fetch(server(near, tmp_path, manifest), str(target), 30)
     assert held(target) == small
+    errors = capfd.readouterr().err
+    assert "continuing after" in errors
+    assert "retrying" not in errors, "a request that brings files is repeated without a pause"
+
+
+def test_consecutive_files_are_one_range() -> None:
+    assert delivery._ranges([1, 2, 3, 7, 9, 10]) == [[1, 3], [7, 7], [9, 10]]
 
 
 def test_64_workers_fetch_the_whole_workspace(claim: Path, tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from torchrun_runtime.launch.errors import LaunchError
 
 
 @contextmanager
-def refusing(code: int, directory: Path) -> Iterator[tuple[Server, list[str]]]:
+def refusing(
+    code: int, directory: Path, text: bytes = b"reason"
+) -> Iterator[tuple[Server, list[str]]]:
     """A server that answers with this code, and the requests to it."""
     seen: list[str] = []
 
@@ -22,9 +24,9 @@ def refusing(code: int, directory: Path) -> Iterator[tuple[Server, list[str]]]:
         def do_GET(self) -> None:
             seen.append(self.path)
             self.send_response(code)
-            self.send_header("Content-Length", "6")
+            self.send_header("Content-Length", str(len(text)))
             self.end_headers()
-            self.wfile.write(b"reason")
+            self.wfile.write(text)
 
         def log_message(self, format: str, *arguments: object) -> None:
             pass
@@ -48,6 +50,14 @@ def test_a_refusal_that_stays_is_not_tried_again(tmp_path: Path, code: int) -> N
             fetch(server, str(tmp_path / "app"), 3)
         assert seen == ["/v1/manifest"]
     assert failure.value.reason == "WorkspaceNotReady"
+
+
+def test_2000_bytes_of_a_refusal_are_reported(tmp_path: Path) -> None:
+    with (
+        refusing(400, tmp_path, b"x" * 3000) as (server, _),
+        pytest.raises(LaunchError, match=f": {'x' * 2000}$"),
+    ):
+        fetch(server, str(tmp_path / "app"), 3)
 
 
 @pytest.mark.parametrize("code", [401, 405, 410, 500, 503])

@@ -72,6 +72,15 @@ def test_the_watch_begins_with_the_first_output(node: Node) -> None:
     assert node.stacks == [161]
 
 
+def test_output_before_the_first_look_counts_from_then(node: Node) -> None:
+    node.chunks = 1
+    node.message_at(105)
+    node.message_at(114.9)
+    assert node.stacks == []
+    node.message_at(115)
+    assert node.stacks == [115]
+
+
 @pytest.mark.parametrize(
     ("node_rank", "ranks", "is_watched"),
     [

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -54,6 +55,16 @@ def test_a_process_whose_first_thread_has_ended_still_runs(launcher: Launcher) -
         os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
         assert not alive(process), "a zombie with no other thread"
         assert child(program.pid) is None
+
+
+def test_a_process_has_the_time_of_its_start() -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as program:
+        after = time.clock_gettime(time.CLOCK_BOOTTIME)
+        process = child(program.pid)
+        assert process is not None
+        assert before * ticks - 1 <= process.started <= after * ticks + 1
 
 
 # Its stdin never ends, because it has the other end itself.

@@ -124,6 +124,19 @@ def test_a_failure_during_a_reload_does_not_end_the_pod(pod: Pod) -> None:
     assert launched.end().exit_code == 0
 
 
+def test_a_command_that_cannot_start_does_not_end_the_pod_either(pod: Pod) -> None:
+    pod.publish({"other": b""})
+    pod.annotate(1)
+    pod.publish({"run.sh": b"#!/bin/sh\necho two; exec sleep 1000"})
+    launched = pod.start(["./run.sh"])
+    assert launched.process.stderr
+    for line in launched.process.stderr:
+        if "The image has no program" in line:
+            break
+    pod.annotate(2)
+    assert launched.line() == "two"
+
+
 def test_in_development_a_broken_edit_keeps_the_pod(pod: Pod) -> None:
     pod.publish(program("one"))
     pod.annotate(1, development="true")

@@ -180,6 +180,15 @@ def test_a_node_reports_its_failure_while_the_others_wait_for_its_ranks_to_stop(
     assert 0 < clock.now < STOP_SECONDS
 
 
+def test_without_a_newer_revision_there_is_no_wait(tmp_path: Path, clock: Clock) -> None:
+    claim = opened(tmp_path / "claim")
+    taken(claim, {"a.py": b"1"})
+    workspace = SharedWorkspace(str(claim.directory), str(tmp_path / "app"))
+    leader = Leader(workspace, tmp_path / "annotations")
+    leader.reload.await_announcement()
+    assert clock.now == 0
+
+
 def test_the_wait_for_an_announcement_ends_with_it(
     behind: Leader, clock: Clock, tmp_path: Path
 ) -> None:

@@ -1,6 +1,8 @@
 """What a report has, when it is sent, and when it is sent again."""
 
 import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,11 @@ def test_the_last_three_restarts_are_described() -> None:
         "node": 12,
         "seconds": 1.235,
     }
+
+
+def test_a_message_is_sent_in_its_own_letters() -> None:
+    report = describe_restarts(Restarts(1, (restarted(0, "Größe"),)))
+    assert "Größe".encode() in report
 
 
 def test_without_a_restart_only_a_gang_that_has_fenced_another_one_reports() -> None:
@@ -131,3 +138,33 @@ def test_each_error_is_said_once(
         "HTTP 403",
         "HTTP 500",
     ]
+
+
+def test_a_controller_that_does_not_answer_asks_for_no_wait(clock: Clock, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("token")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    reporter = Reporter(url, str(tmp_path / "token"), str(tmp_path))
+    assert reporter._post(b"1")[:2] == (0, 0.0)
+
+
+@pytest.mark.parametrize(("header", "seconds"), [(b"", 0.0), (b"Retry-After: 7\r\n", 7.0)])
+def test_a_controller_may_ask_for_a_wait(
+    clock: Clock, tmp_path: Path, header: bytes, seconds: float
+) -> None:
+    (tmp_path / "token").write_text("token")
+
+    def answer(listener: socket.socket) -> None:
+        connection = listener.accept()[0]
+        with connection, connection.makefile("rb") as request:
+            while request.readline().strip():
+                pass
+            assert request.read(1) == b"1"
+            connection.sendall(b"HTTP/1.1 503 No\r\nContent-Length: 2\r\n" + header + b"\r\nno")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as threads:
+        answered = threads.submit(answer, listener)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        reporter = Reporter(url, str(tmp_path / "token"), str(tmp_path))
+        assert reporter._post(b"1") == (503, seconds, "HTTP 503 no")
+        answered.result()

@@ -244,6 +244,15 @@ def test_a_change_of_the_mode_alone_is_delivered(cluster: Cluster) -> None:
     assert file.stat().st_ino == before.st_ino, "its content is not fetched again"
 
 
+def test_the_same_content_is_accepted_under_its_new_number(cluster: Cluster) -> None:
+    first = cluster.serve({"a": b"1"})
+    served = cluster.served(first)
+    served.update(1)
+    cluster.annotate(2, cluster.serve({"a": b"1"}))
+    assert served.accept_unchanged(2) is True
+    assert served.revision == 2
+
+
 def test_the_order_of_the_leader_may_be_ahead_of_the_annotation(cluster: Cluster) -> None:
     first = cluster.serve({"a": b"1"})
     served = cluster.served(first)

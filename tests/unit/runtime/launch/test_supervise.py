@@ -298,3 +298,42 @@ def test_watchdogs_look_once_a_second_and_learn_of_the_end_of_a_round() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout == "True [False] True True\n"
+
+
+NEXT_ROUND = """
+import os, signal, subprocess, sys
+sys.path.insert(0, {runtime!r})
+from torchrun_runtime.launch.supervise import supervise
+
+if sys.argv[1:]:
+    signal.signal(signal.SIGTERM, lambda *_: print("the agent has got SIGTERM", flush=True))
+    rank = subprocess.Popen(["sleep", "1000"], env={{**os.environ, "LOCAL_RANK": "0"}})
+    print("ready", flush=True)
+    rank.wait()
+    while True: signal.pause()
+reads, writes = os.pipe()
+agent = ["sh", "-c", f'exec "$@" >&{{writes}}', "sh", sys.executable, {script!r}, "agent"]
+os.set_inheritable(writes, True)
+output = []
+
+def await_agent():
+    output.append(os.read(reads, 99)) if not output else None
+    return 1000.0
+
+end = supervise(
+    agent, os.environ, 1000.0, [], None, lambda: await_agent()
+)
+os.close(writes)
+print(end.for_next_round, output + [os.read(reads, 99)])
+"""
+
+
+def test_the_agent_of_ranks_that_end_for_the_next_round_gets_no_signal_but_sigkill(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(NEXT_ROUND.format(runtime=str(FOLDER.parents[1]), script=str(path)))
+    done = subprocess.run(
+        [sys.executable, path], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert done.stdout == "True [b'ready\\n', b'']\n"

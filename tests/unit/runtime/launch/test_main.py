@@ -1,0 +1,37 @@
+"""What the program of a container does beside running a command."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from unit.runtime.launching import FOLDER, Launcher
+
+BUG = """
+import sys
+sys.path.insert(0, {runtime!r})
+from torchrun_runtime.launch import app
+app.prepare = lambda settings: settings.no_such_setting
+sys.exit(app.main())
+"""
+
+
+def test_setup_runs_no_command(launcher: Launcher) -> None:
+    result = launcher.start("echo ran; exit 3", "setup").end()
+    assert (result.exit_code, result.out, result.message) == (0, "", {})
+
+
+def test_a_bug_of_the_launcher_is_reported_with_its_traceback(tmp_path: Path) -> None:
+    log = tmp_path / "termination-log"
+    log.touch()
+    script = BUG.format(runtime=str(FOLDER.parents[1]))
+    environment = {**os.environ, "TORCHRUN_TERMINATION_LOG": str(log), "TORCHRUN_COMMAND": '"true"'}
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+    )
+    message = json.loads(log.read_text())
+    assert (ended.returncode, message["reason"]) == (message["exitCode"], "LaunchFailed")
+    assert "The launcher has a bug: AttributeError(" in message["message"]
+    assert "Traceback" in ended.stderr
+    assert "no_such_setting" in ended.stderr
