@@ -11,6 +11,7 @@ without those that change nothing (equivalent.toml), which are not tried.
 """
 
 import argparse
+import ast
 import hashlib
 import shutil
 import sys
@@ -132,6 +133,11 @@ class Judge:
 
     def _tests(self, site: Site) -> list[str]:
         found = self._marks.covering(site.file, site.statement, in_function=site.in_function)
+        if not site.in_function:
+            seconds = self._marks.seconds
+            naming = [test for test in seconds if names_module(_file_of(test), site.file)]
+            naming.sort(key=lambda test: seconds[test])
+            found = list(dict.fromkeys([*naming, *found]))
         return [test for test in found if test not in self._unsound]
 
     def _is_sound(self, test: str, site: Site, bench: Bench) -> Generator[Trial, str, bool]:
@@ -175,6 +181,26 @@ def judged(judge: Judge, chosen: Iterable[Site], benches: list[Bench]) -> Iterat
                 free.append(bench)
                 yield end.value
         time.sleep(0.005)
+
+
+@cache
+def names_module(test_file: Path, file: str) -> bool:
+    """Whether a file of tests imports the module `file` by name."""
+    module = file.removesuffix(".py").replace("/", ".")
+    for node in ast.walk(ast.parse(test_file.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names] + [str(node.module)]
+        else:
+            continue
+        if module in names:
+            return True
+    return False
+
+
+def _file_of(test: str) -> Path:
+    return CHECKOUT / test.partition("::")[0]
 
 
 def digest_of(path: Path) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from mutants import marking
 from mutants.marking import IMPORTING, Marks
-from mutants.sampled import digest_of, equivalents, universe
+from mutants.sampled import digest_of, equivalents, names_module, universe
 from mutants.sites import Site, sites
 from mutants.targets import TARGETS, copy_packages, origin
 
@@ -136,3 +136,24 @@ def test_a_copy_has_the_files_of_the_checkout(tmp_path: Path) -> None:
     root = copy_packages(tmp_path, ["torchrun_runtime"])
     file = "torchrun_runtime/launch/fencing.py"
     assert (root / file).read_bytes() == origin(file).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_named"),
+    [
+        ("from package.room import code", True),
+        ("from package.room import (\n    air,\n    code,\n)", True),
+        ("from package.room.code import Name", True),
+        ("import package.room.code", True),
+        ("from package.room import codes", False),
+        ("from package.room.codes import code", False),
+        ("from package import code", False),
+        ("from package.room import air\ncode = 1", False),
+    ],
+)
+def test_a_file_of_tests_names_the_modules_that_it_imports(
+    tmp_path: Path, text: str, is_named: bool
+) -> None:
+    file = tmp_path / "test_x.py"
+    file.write_text(text + "\n")
+    assert names_module(file, "package/room/code.py") == is_named

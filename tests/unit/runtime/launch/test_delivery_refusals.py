@@ -2,6 +2,7 @@
 
 import http.server
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +59,21 @@ def test_2000_bytes_of_a_refusal_are_reported(tmp_path: Path) -> None:
         pytest.raises(LaunchError, match=f": {'x' * 2000}$"),
     ):
         fetch(server, str(tmp_path / "app"), 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (b"no zlib", "the manifest is damaged: "),
+        (zlib.compress(b"x" * 1000)[:-1], "the manifest is too large or incomplete"),
+    ],
+)
+def test_a_damaged_manifest_is_refused(tmp_path: Path, text: bytes, problem: str) -> None:
+    with (
+        refusing(200, tmp_path, text) as (server, _),
+        pytest.raises(LaunchError, match=f"not delivered within 0 s: {problem}"),
+    ):
+        fetch(server, str(tmp_path / "app"), 0.0)
 
 
 @pytest.mark.parametrize("code", [401, 405, 410, 500, 503])

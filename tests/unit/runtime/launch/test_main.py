@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from unit.runtime.launching import FOLDER, Launcher
 
 BUG = """
@@ -15,6 +17,34 @@ from torchrun_runtime.launch import app
 app.prepare = lambda settings: settings.no_such_setting
 sys.exit(app.main())
 """
+
+PATIENT = """
+import sys
+sys.path.insert(0, {runtime!r})
+from torchrun_runtime.launch import app, streams
+streams._CLOSE_SECONDS = 300.0
+sys.exit(app.main())
+"""
+
+
+def test_the_end_waits_for_a_slow_reader_of_the_output(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "TORCHRUN_TERMINATION_LOG": str(tmp_path / "log"),
+        "TORCHRUN_COMMAND": json.dumps(f"seq 1 20000; touch {tmp_path}/ended"),
+        "TORCHRUN_STATE_DIR": str(tmp_path),
+        "TORCHRUN_ATTEMPT": "0",
+    }
+    script = PATIENT.format(runtime=str(FOLDER.parents[1]))
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
+    ) as launcher:
+        while not (tmp_path / "ended").exists():
+            assert launcher.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            launcher.wait(0.5)
+        output, _ = launcher.communicate()
+    assert output.split() == [str(number) for number in range(1, 20001)]
 
 
 def test_setup_runs_no_command(launcher: Launcher) -> None:

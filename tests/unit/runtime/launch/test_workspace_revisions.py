@@ -11,6 +11,7 @@ from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.settings import Limits
 from unit.runtime.serving import publish
 from unit.runtime.syncing import archive
+from unit.runtime.virtual_time import Clock
 
 
 def opened(directory: Path) -> Claim:
@@ -68,6 +69,23 @@ def test_a_file_and_an_empty_directory_may_take_the_place_of_each_other(tmp_path
         publish(tmp_path / "claim", files, *empty)
         workspace.update(number)
         assert (app / "x").is_dir() == bool(empty)
+
+
+def test_a_revision_that_is_not_visible_yet_is_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim, app = opened(tmp_path / "claim"), tmp_path / "app"
+
+    class Storage(Clock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if not claim.tree(1).exists():
+                taken(claim, {"a.py": b"1"})
+
+    monkeypatch.setattr("torchrun_runtime.launch.output.time", Storage())
+    workspace = SharedWorkspace(str(claim.directory), str(app))
+    workspace.update(1)
+    assert contents(app) == {"a.py": b"1"}
 
 
 def test_a_removed_revision_is_replaced_by_the_newest(tmp_path: Path) -> None:

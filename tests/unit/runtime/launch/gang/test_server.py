@@ -129,6 +129,27 @@ def test_an_order_is_sent_once() -> None:
     assert orders == [OpenGate()]
 
 
+def test_time_passes_for_the_leader_without_any_event(
+    monkeypatch: pytest.MonkeyPatch, members: list[Member]
+) -> None:
+    monkeypatch.setattr("torchrun_runtime.launch.gang.leader.LOST_SECONDS", 1.0)
+    with running(3) as (leading, port):
+        leading.call(lambda leader, now: leader.receive(0, MemberState(), now))
+        leading.call(GangLeader.open_gate)
+        for index in (1, 2):
+            members.append(Member(port))
+            assert members[-1].greet(index, index)
+            members[-1].report(MemberState())
+        gone, last = members
+        last.await_order(StartRound(0))
+        gone.report(MemberState("running", 0))
+        gone.close()
+        leading.call(lambda leader, now: leader.receive(0, MemberState("succeeded", 0), now))
+        last.report(MemberState("succeeded", 0))
+        last.await_order(EndGang())
+        last.close()
+
+
 def test_a_leader_that_ends_alone_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_CLOSE_SECONDS", 100.0)
     with running(3):
