@@ -305,7 +305,7 @@ def _run(
                 streams.close()
         cause = (
             cause_of_round(stop, stopped_at, at_stop, reports, memory.has_killed(UNNOTICED_SECONDS))
-            if command_exit.for_next_round and command_exit.stop_request is None and stop
+            if command_exit.for_next_round and stop
             else cause_of_end(command_exit, reports, memory.has_killed())
         )
         return command_exit, cause, newest_step(reports)

@@ -181,7 +181,7 @@ def _releasable_size(job: TorchrunJob, admitted_nodes: int, gang: RunningGang) -
     """
     is_smaller = (
         job.spec.elastic is not None
-        and 0 < gang.created_nodes == gang.nodes < admitted_nodes <= gang.requested_nodes
+        and gang.created_nodes == gang.nodes < admitted_nodes <= gang.requested_nodes
     )
     is_releasing = admission_status.is_releasing_nodes(job)
     is_reported = admission_status.has_reported_release(job) and not is_releasing

@@ -51,5 +51,6 @@ def test_the_launcher_waits_until_its_ranks_are_dead_but_not_for_ever(
     with pytest.raises(SystemExit) as end:
         app._end_now(str(log), StopRequest(128, "Fenced", "A newer attempt has started."))
     assert end.value.code == 128
-    assert json.loads(log.read_text())["reason"] == "Fenced"
+    message = json.loads(log.read_text())
+    assert (message["reason"], message["message"]) == ("Fenced", "A newer attempt has started.")
     assert clock.now == pytest.approx(seconds, abs=0.001)

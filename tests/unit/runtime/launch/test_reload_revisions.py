@@ -180,6 +180,26 @@ def test_a_node_reports_its_failure_while_the_others_wait_for_its_ranks_to_stop(
     assert 0 < clock.now < STOP_SECONDS
 
 
+class Announcements(OwnLink):
+    """Records what a node announces."""
+
+    def __init__(self) -> None:
+        self.codes: list[tuple[RoundCode, float]] = []
+
+    def announce(self, code: RoundCode, edit_wait: float) -> None:
+        self.codes.append((code, edit_wait))
+
+
+def test_a_revision_is_announced_once(behind: Leader, tmp_path: Path) -> None:
+    announced = Announcements()
+    behind.reload.announce(announced)
+    assert announced.codes == [], "the first round has announced revision 1"
+    (tmp_path / "annotations").write_text('torchrun.ai/revision="2"\n')
+    for _ in range(3):
+        behind.reload.announce(announced)
+    assert announced.codes == [(RoundCode(2, ""), 0.0)]
+
+
 def test_without_a_newer_revision_there_is_no_wait(tmp_path: Path, clock: Clock) -> None:
     claim = opened(tmp_path / "claim")
     taken(claim, {"a.py": b"1"})

@@ -303,6 +303,7 @@ def test_watchdogs_look_once_a_second_and_learn_of_the_end_of_a_round() -> None:
 NEXT_ROUND = """
 import os, signal, subprocess, sys
 sys.path.insert(0, {runtime!r})
+from torchrun_runtime.launch import supervise as module
 from torchrun_runtime.launch.supervise import supervise
 
 if sys.argv[1:]:
@@ -311,6 +312,7 @@ if sys.argv[1:]:
     print("ready", flush=True)
     rank.wait()
     while True: signal.pause()
+module._AGENT_SECONDS = 1000.0
 reads, writes = os.pipe()
 agent = ["sh", "-c", f'exec "$@" >&{{writes}}', "sh", sys.executable, {script!r}, "agent"]
 os.set_inheritable(writes, True)

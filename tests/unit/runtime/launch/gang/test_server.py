@@ -50,6 +50,14 @@ class Member:
     def report(self, state: MemberState) -> None:
         self._socket.sendall(encode_state(state))
 
+    def send(self, line: bytes) -> None:
+        self._socket.sendall(line)
+
+    def await_end(self) -> None:
+        """Return once the leader has closed the connection."""
+        while self._lines.readline():
+            pass
+
     def await_order(self, order: GangOrder) -> None:
         while (line := self._lines.readline()) != encode_order(order):
             assert line
@@ -115,6 +123,18 @@ def test_a_stranger_leaves_no_line_in_the_log(
     assert capfd.readouterr().err == ""
 
 
+def test_the_log_names_a_node_whose_messages_are_invalid(
+    members: list[Member], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with running(3) as (_, port):
+        members.append(Member(port))
+        members[0].greet(2, 2)
+        members[0].report(MemberState())
+        members[0].send(b"nonsense\n")
+        members[0].await_end()
+    assert "lost the connection to node 2: " in capfd.readouterr().err
+
+
 def test_an_order_is_sent_once() -> None:
     orders: list[GangOrder] = []
     leader = GangLeader(2, RestartPolicy(RestartLimits()))
@@ -156,10 +176,11 @@ def test_a_leader_that_ends_alone_waits_for_nobody(monkeypatch: pytest.MonkeyPat
         pass
 
 
+@pytest.mark.parametrize("close_seconds", [100.0, 0.01])
 def test_a_leader_of_a_gang_that_has_succeeded_ends_with_the_last_member(
-    monkeypatch: pytest.MonkeyPatch, members: list[Member]
+    monkeypatch: pytest.MonkeyPatch, members: list[Member], close_seconds: float
 ) -> None:
-    monkeypatch.setattr(server, "_CLOSE_SECONDS", 100.0)
+    monkeypatch.setattr(server, "_CLOSE_SECONDS", close_seconds)
     monkeypatch.setattr(server, "_LINGER_SECONDS", 100.0)
     leading, port = serve(3)
     leading.call(lambda leader, now: leader.receive(0, MemberState(), now))
@@ -179,6 +200,8 @@ def test_a_leader_of_a_gang_that_has_succeeded_ends_with_the_last_member(
     ending.start()
     while not leading._ended.done():
         assert ending.is_alive()
+    ending.join(0.2)
+    assert ending.is_alive()
     for member in members:
         member.close()
     ending.join()

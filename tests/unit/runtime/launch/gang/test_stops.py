@@ -1,0 +1,25 @@
+"""A pod that Kubernetes ends while its ranks end for the next round."""
+
+from unit.runtime.launch.gang.test_gang import GangFactory, ends, make_gang
+
+__all__ = ["make_gang"]
+
+COMMAND = """
+if [ $NODE_RANK = 0 ]; then
+    until [ -e $SHARED/up ]; do sleep 0.05; done
+    exit 42
+fi
+trap 'echo saving; n=$((n+1)); [ $n = 2 ] && exit 0' TERM
+touch $SHARED/up
+while :; do sleep 0.05; done
+"""
+
+
+def test_the_cause_is_the_end_of_the_pod(make_gang: GangFactory) -> None:
+    gang = make_gang(2)
+    gang.annotate(start="1")
+    running = gang.start(COMMAND)
+    assert running[1].line() == "saving"
+    running[1].stop()
+    end = ends(running)[1]
+    assert (end.exit_code, end.message["reason"]) == (143, "Stopped")
