@@ -6,25 +6,27 @@ from unit.runtime.launching import Launcher, script
 
 AGENT = """
 import os, signal, subprocess, sys
+RANK = "import signal; print('ready', flush=True); signal.pause()"
 signal.signal(signal.SIGTERM, lambda *_: print("the agent has got SIGTERM", flush=True))
-subprocess.Popen(["sh", "-c", sys.argv[1]], env={**os.environ, "LOCAL_RANK": "0"})
+rank = f"{sys.argv[1]} exec {sys.executable} -c \"{RANK}\""
+subprocess.Popen(["sh", "-c", rank], env={**os.environ, "LOCAL_RANK": "0"})
 while True:
     signal.pause()
 """
 
 
 @pytest.mark.parametrize(
-    ("rank", "lines"),
+    ("handling", "lines"),
     [
-        ("trap '' TERM; echo ready; exec sleep 1000", []),
-        ("echo ready; exec sleep 1000", ["the agent has got SIGTERM"]),
+        ("trap '' TERM;", []),
+        ("", ["the agent has got SIGTERM"]),
     ],
     ids=["rank", "agent"],
 )
 def test_what_does_not_end_in_the_grace_period_is_killed(
-    launcher: Launcher, rank: str, lines: list[str]
+    launcher: Launcher, handling: str, lines: list[str]
 ) -> None:
-    agent = [launcher.python, script(launcher.directory, AGENT), rank]
+    agent = [launcher.python, script(launcher.directory, AGENT), handling]
     launched = launcher.start(agent, TORCHRUN_LAUNCHER="none", TORCHRUN_GRACE_SECONDS="1")
     assert launched.line() == "ready"
     launched.stop()
