@@ -8,8 +8,8 @@ AGENT = """
 import os, signal, subprocess, sys
 RANK = "import signal; print('ready', flush=True); signal.pause()"
 signal.signal(signal.SIGTERM, lambda *_: print("the agent has got SIGTERM", flush=True))
-rank = f"{sys.argv[1]} exec {sys.executable} -c \"{RANK}\""
-subprocess.Popen(["sh", "-c", rank], env={**os.environ, "LOCAL_RANK": "0"})
+command = [sys.argv[1] + ' exec "$@"', "sh", sys.executable, "-c", RANK]
+subprocess.Popen(["sh", "-c", *command], env={**os.environ, "LOCAL_RANK": "0"})
 while True:
     signal.pause()
 """
