@@ -13,6 +13,7 @@ from torchrun_runtime.launch.gang.policy import RestartLimits
 from torchrun_runtime.launch.gang.rounds import GangNode, OrderInbox, OwnLink, lead
 from torchrun_runtime.launch.reload import Reload
 from torchrun_runtime.launch.workspace import SharedWorkspace, WorkspaceCopy
+from torchrun_runtime.sync.claim import Claim
 from unit.runtime.launch.test_served import Cluster
 from unit.runtime.launch.test_workspace_revisions import contents, opened, taken
 from unit.runtime.virtual_time import Clock
@@ -162,13 +163,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+def first_leader(directory: Path) -> tuple[Leader, Claim]:
+    """A leader with revision 1, and the claim that it has it from."""
+    claim = opened(directory / "claim")
+    taken(claim, {"a.py": b"1"})
+    workspace = SharedWorkspace(str(claim.directory), str(directory / "app"))
+    return Leader(workspace, directory / "annotations"), claim
+
+
 @pytest.fixture
 def behind(tmp_path: Path) -> Leader:
     """A leader with revision 1, beside a claim that has revision 2."""
-    claim = opened(tmp_path / "claim")
-    taken(claim, {"a.py": b"1"})
-    workspace = SharedWorkspace(str(claim.directory), str(tmp_path / "app"))
-    leader = Leader(workspace, tmp_path / "annotations")
+    leader, claim = first_leader(tmp_path)
     taken(claim, {"a.py": b"2"})
     return leader
 
@@ -201,10 +207,7 @@ def test_a_revision_is_announced_once(behind: Leader, tmp_path: Path) -> None:
 
 
 def test_without_a_newer_revision_there_is_no_wait(tmp_path: Path, clock: Clock) -> None:
-    claim = opened(tmp_path / "claim")
-    taken(claim, {"a.py": b"1"})
-    workspace = SharedWorkspace(str(claim.directory), str(tmp_path / "app"))
-    leader = Leader(workspace, tmp_path / "annotations")
+    leader, _ = first_leader(tmp_path)
     leader.reload.await_announcement()
     assert clock.now == 0
 

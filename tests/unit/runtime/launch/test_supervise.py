@@ -319,12 +319,11 @@ os.set_inheritable(writes, True)
 output = []
 
 def await_agent():
-    output.append(os.read(reads, 99)) if not output else None
+    if not output:
+        output.append(os.read(reads, 99))
     return 1000.0
 
-end = supervise(
-    agent, os.environ, 1000.0, [], None, lambda: await_agent()
-)
+end = supervise(agent, os.environ, 1000.0, [], None, await_agent)
 os.close(writes)
 print(end.for_next_round, output + [os.read(reads, 99)])
 """
