@@ -138,13 +138,31 @@ async def _delete_job(session: aiohttp.ClientSession) -> None:
 
 
 async def _end_survivors(session: aiohttp.ClientSession) -> None:
-    """Delete the pods of the first attempt that run, with the request of the controller."""
+    """Delete the pods of the first attempt that run, with the request of the controller.
+
+    The API server gives up after a minute. The controller repeats the request, too.
+    """
     selector = f"{names.ATTEMPT_LABEL}=0&fieldSelector=status.phase!=Succeeded,status.phase!=Failed"
     path = f"{PODS.path(BARE_NAMESPACE)}?labelSelector={selector}"
     options = msgspec.json.encode(
         {"propagationPolicy": "Background", "gracePeriodSeconds": SURVIVOR_GRACE}
     )
-    await send(session, "DELETE", path, options, JSON)
+    async with asyncio.timeout(MOST_SECONDS):
+        while not await _is_answered(send(session, "DELETE", path, options, JSON)):
+            say("large: repeats the deletion of the survivors")
+
+
+async def _is_answered(request: Awaitable[bytes]) -> bool:
+    """Await a request; False if the API server gave up. Raises RuntimeError if it is refused."""
+    try:
+        await request
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+    except RuntimeError as error:
+        if ": 504 " not in str(error):
+            raise
+        return False
+    return True
 
 
 def labelled_job(pods: int, attempt: int) -> JsonObject:
