@@ -42,6 +42,7 @@ from torchrun_controller.watch import (
     Watcher,
 )
 from torchrun_controller.watch.codec import METADATA_ONLY, read_versions
+from torchrun_controller.watch.sharing import share_parts
 
 T = TypeVar("T", bound=Object)
 
@@ -248,7 +249,8 @@ class Informer(Generic[T]):
                 case Synced():
                     await self._replace(event)
                 case Upserted(object=obj, resource_version=version):
-                    self._report_change(self.store.upsert(obj, version))
+                    last = self.store.get(obj.metadata.namespace, obj.metadata.name)
+                    self._report_change(self.store.upsert(share_parts(obj, last), version))
                 case Deleted(key=(namespace, name), resource_version=version):
                     change = self.store.delete(namespace, name, version)
                     if change is not None:

@@ -13,7 +13,7 @@ from msgspec import Raw, Struct, field
 
 from torchrun_api.kinds import Object
 from torchrun_controller.watch.events import Deleted, Faulted, Key, Upserted
-from torchrun_controller.watch.sharing import intern_strings
+from torchrun_controller.watch.sharing import intern_strings, share_parts
 
 T = TypeVar("T", bound=Object)
 
@@ -160,6 +160,7 @@ class Codec(Generic[T]):
         fields = msgspec.structs.fields(cast(type[Struct], object_type))
         names = {each.name: each.encode_name for each in fields}
         self._invalid = names.get("invalid", "")
+        self._previous: T | None = None
 
     def frame(self, line: bytes) -> Upserted[T] | Deleted | Bookmark | ServerError | Faulted:
         """Decode one line of a watch."""
@@ -181,13 +182,18 @@ class Codec(Generic[T]):
         """Decode one page of a LIST. Raises NotAList."""
         try:
             page = self._list.decode(body)
-            return _page(page.metadata, [intern_strings(obj) for obj in page.items or ()], [])
+            return _page(page.metadata, [self._share(obj) for obj in page.items or ()], [])
         except UNREADABLE:
             return self._salvage_page(body)
 
     def _build_upserted(self, obj: T) -> Upserted[T]:
         version = _version(obj.metadata.resource_version)
-        return Upserted(intern_strings(obj), version)
+        return Upserted(self._share(obj), version)
+
+    def _share(self, obj: T) -> T:
+        """Store once what the object has in common with others."""
+        self._previous = share_parts(intern_strings(obj), self._previous)
+        return self._previous
 
     def _salvage_frame(self, line: bytes, error: Exception) -> Upserted[T] | Faulted:
         try:
@@ -205,7 +211,7 @@ class Codec(Generic[T]):
             results = [self._salvage_object(item) for item in page.items or ()]
             objects = [obj for obj in results if not isinstance(obj, Faulted)]
             faults = [fault for fault in results if isinstance(fault, Faulted)]
-            return _page(page.metadata, [intern_strings(obj) for obj in objects], faults)
+            return _page(page.metadata, [self._share(obj) for obj in objects], faults)
         except UNREADABLE as error:
             raise NotAList(str(error)) from error
 

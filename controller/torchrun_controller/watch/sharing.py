@@ -1,4 +1,4 @@
-"""Interning of the strings that many objects share."""
+"""Strings and parts that many objects share are stored once."""
 
 import sys
 from sys import intern
@@ -17,6 +17,9 @@ _NAMESPACE = ("namespace",)
 _OWNER = ("api_version", "kind", "name", "uid")
 _NODE = ("node_name",)
 _TYPE = ("type",)
+_NAME = ("name",)
+# Equal for all pods of a gang, as a rule.
+_PARTS = ("annotations", "owner_references")
 
 
 def frees_interned_strings(version: tuple[int, int, int]) -> bool:
@@ -50,6 +53,21 @@ def intern_strings(obj: T) -> T:
         _intern(obj.spec, _NODE)
         for condition in obj.status.conditions:
             _intern(condition, _TYPE)
+        for container in obj.status.container_statuses:
+            _intern(container, _NAME)
+    return obj
+
+
+def share_parts(obj: T, similar: Object | None) -> T:
+    """Let a freshly decoded child use those parts of `similar` that are equal, and return it.
+
+    `similar` is its last state, or the object before it in a list, which is often of the same gang.
+    """
+    if similar is not None and isinstance(obj.metadata, ChildMeta):
+        for part in _PARTS:
+            known = getattr(similar.metadata, part)
+            if getattr(obj.metadata, part) == known:
+                force_setattr(obj.metadata, part, known)
     return obj
 
 

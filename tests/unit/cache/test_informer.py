@@ -15,7 +15,8 @@ from torchrun_api.kinds import PODS
 from torchrun_controller.cache.informer import Informer
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Disconnected, Transport
-from torchrun_controller.watch import Timings
+from torchrun_controller.watch import Timings, Upserted
+from torchrun_controller.watch.codec import Codec
 
 
 class TestFollowing:
@@ -350,3 +351,25 @@ async def test_the_observer_is_optional() -> None:
         async with running(informer):
             assert await informer.wait_for(12, PATIENCE)
         assert len(informer.store) == 1
+
+
+async def test_a_changed_pod_shares_its_annotations_with_its_last_state() -> None:
+    changes: list[Change[Pod]] = []
+    informer = Informer(
+        PODS, cast("Transport", None), Store(), lambda change, initial: changes.append(change)
+    )
+    codec = Codec(Pod)
+    for kind, name, version in (("ADDED", "a", 5), ("ADDED", "b", 6), ("MODIFIED", "a", 7)):
+        body = pod(name, version)
+        metadata = body["metadata"]
+        assert isinstance(metadata, dict)
+        metadata["annotations"] = {"torchrun.ai/charge": f"of {name}"}
+        event = codec.frame(frame(kind, body))
+        assert isinstance(event, Upserted)
+        await informer.take([event])
+    old, new = changes[-1].old, changes[-1].new
+    assert old is not None
+    assert new is not None
+    assert old is not new
+    assert new.metadata.annotations is old.metadata.annotations
+    assert new.metadata.annotations.charge == "of a"

@@ -1,4 +1,4 @@
-"""Strings that many objects share are stored once, and freed with the last object."""
+"""Strings and parts that many objects share are stored once, and freed with the last object."""
 
 import gc
 import sys
@@ -14,10 +14,11 @@ from torchrun_controller.watch.sharing import frees_interned_strings
 PODS = Codec(Pod)
 
 
-def decoded(job: str) -> Pod:
+def decoded(job: str, charge: str = "8 GPUs") -> Pod:
     obj = pod("a", 5, spec={"nodeName": f"node-of-{job}"})
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": f"uid-of-{job}"}
     obj["metadata"] |= {"labels": {"torchrun-job-name": job}, "ownerReferences": [owner]}
+    obj["metadata"] |= {"annotations": {"torchrun.ai/charge": charge}}
     event = PODS.frame(frame("ADDED", obj))
     assert isinstance(event, Upserted)
     return event.object
@@ -33,6 +34,21 @@ def test_pods_of_a_job_share_strings_if_python_frees_them() -> None:
         (first.spec.node_name, second.spec.node_name),
     ):
         assert (one is other) is shares
+
+
+def test_pods_of_a_job_in_a_row_share_annotations_and_owners() -> None:
+    first, second = decoded("train"), decoded("train")
+    assert second.metadata.annotations is first.metadata.annotations
+    assert second.metadata.owner_references is first.metadata.owner_references
+
+
+def test_pods_share_only_equal_parts() -> None:
+    first, second = decoded("train"), decoded("train", charge="4 GPUs")
+    assert (first.metadata.annotations.charge, second.metadata.annotations.charge) == (
+        "8 GPUs",
+        "4 GPUs",
+    )
+    assert second.metadata.owner_references is first.metadata.owner_references
 
 
 def test_deleted_pods_leave_no_strings() -> None:
