@@ -20,5 +20,7 @@ def playing(on: LocalCluster, count: int = NODES) -> AbstractContextManager[obje
     on.kubectl("apply", "-f", "-", stdin=msgspec.json.encode(listed).decode())
     program = binaries.ensure(["kwok"])["kwok"]
     files = ["--kubeconfig", str(on.kubeconfig), "--config", str(STAGES)]
+    # Without leases, the node lifecycle controller sets each node NotReady after 50 s.
+    leases = ["--node-lease-duration-seconds", "40"]
     # Above ERROR, because kwok logs an error if the Job controller deletes a pod first.
-    return running([str(program), "--manage-all-nodes", "-v", "12", *files])
+    return running([str(program), "--manage-all-nodes", "-v", "12", *leases, *files])
