@@ -23,6 +23,14 @@ JSON = "application/json"
 APPLY = "application/apply-patch+yaml"
 
 
+class RefusedError(RuntimeError):
+    """The server has refused a request with this status; the text has its message."""
+
+    def __init__(self, request: str, status: int, body: bytes) -> None:
+        super().__init__(f"{request}: {status} {body.decode()[:500]}")
+        self.status = status
+
+
 class Server(msgspec.Struct, frozen=True):
     """The address and the client certificate of the API server."""
 
@@ -60,13 +68,12 @@ class Client:
     async def send(
         self, method: str, target: str, body: bytes = b"", content_type: str = JSON
     ) -> bytes:
-        """Send one request. Raises RuntimeError with the server's message if it is refused."""
+        """Send one request. Raises RefusedError."""
         headers = self._headers | {"Content-Type": content_type}
         request = encode_request(method, target, headers, body or None)
         response = await self._pool.exchange(self._endpoint, request, 60.0)
         if response.status >= 300:
-            text = response.body.decode()[:500]
-            raise RuntimeError(f"{method} {target}: {response.status} {text}")
+            raise RefusedError(f"{method} {target}", response.status, response.body)
         return response.body
 
     def close(self) -> None:
@@ -77,12 +84,12 @@ class Client:
 async def send(
     session: aiohttp.ClientSession, method: str, path: str, body: bytes, content_type: str
 ) -> bytes:
-    """Send one request. Raises RuntimeError with the server message on refusal."""
+    """Send one request. Raises RefusedError."""
     headers = {"Content-Type": content_type}
     async with session.request(method, path, data=body, headers=headers) as answer:
         text = await answer.read()
         if answer.status >= 300:
-            raise RuntimeError(f"{method} {path}: {answer.status} {text.decode()[:500]}")
+            raise RefusedError(f"{method} {path}", answer.status, text)
         return text
 
 

@@ -12,6 +12,7 @@ that is replaced alone.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 
 import aiohttp
 import msgspec
@@ -23,7 +24,7 @@ from torchrun_api.kinds import JOBS, PODS
 from torchrun_bench import bare, bodies, kwok, plans
 from torchrun_bench.control_plane import cluster, prepare
 from torchrun_bench.gangs import FAILED, Gangs
-from torchrun_bench.http import JSON, Server, send
+from torchrun_bench.http import JSON, RefusedError, Server, send
 from torchrun_bench.load import create
 from torchrun_bench.options import Options
 from torchrun_bench.processes import (
@@ -153,13 +154,13 @@ async def _end_survivors(session: aiohttp.ClientSession) -> None:
 
 
 async def _is_answered(request: Awaitable[bytes]) -> bool:
-    """Await a request; False if the API server gave up. Raises RuntimeError if it is refused."""
+    """Await a request; False if the API server gave up. Raises RefusedError."""
     try:
         await request
     except (aiohttp.ClientError, TimeoutError):
         return False
-    except RuntimeError as error:
-        if ": 504 " not in str(error):
+    except RefusedError as error:
+        if error.status != HTTPStatus.GATEWAY_TIMEOUT:
             raise
         return False
     return True
