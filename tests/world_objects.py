@@ -176,7 +176,10 @@ class WorldObjects:
         """Delete the pods of a Job that have not ended."""
         assert delete.grace_seconds is not None
         for key, pod in list(self.objects.items()):
-            if isinstance(pod, Pod) and pod.metadata.controlled_by(delete.uid) and alive(pod):
+            if not (isinstance(pod, Pod) and pod.metadata.controlled_by(delete.uid)):
+                continue
+            is_selected = pod.metadata.labels.completion_index in delete.indexes
+            if alive(pod) and (is_selected or not delete.indexes):
                 self._ending(key, delete.grace_seconds)
 
     def _takes_time(self, pod: Pod) -> bool:

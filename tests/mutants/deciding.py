@@ -65,6 +65,14 @@ DECIDING = (
         LIFE,
     ),
     Mutant(
+        "the-end-of-a-gang-shortens-a-drain",
+        "reconcile/gang/cleanup.py",
+        "and pod.metadata.deletion_grace_period_seconds > grace",
+        "and pod.metadata.deletion_grace_period_seconds < grace",
+        "a drained pod of a failed gang is killed while it saves a checkpoint",
+        (f"{_CORE}/gang/test_large_gangs.py",),
+    ),
+    Mutant(
         "a-failed-job-proves-nothing",
         "reconcile/gang/gang.py",
         "return all_seen or head_and_workers.have_all_failed(gang)",

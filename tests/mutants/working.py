@@ -169,8 +169,8 @@ WORKING = (
     Mutant(
         "a-collection-is-the-namespace",
         "client/apply.py",
-        '"labelSelector": f"{names.CONTROLLER_UID_LABEL}={delete.uid}",',
-        '"labelSelector": names.CONTROLLER_UID_LABEL,',
+        '"labelSelector": f"{names.CONTROLLER_UID_LABEL}={delete.uid}{index_selector}",',
+        '"labelSelector": f"{names.CONTROLLER_UID_LABEL}{index_selector}",',
         "the end of a large gang deletes the pods of all other jobs in its namespace",
         APPLY,
     ),

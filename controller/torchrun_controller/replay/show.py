@@ -41,6 +41,7 @@ def _deletion(delete: Delete) -> dict[str, Any]:
         "propagation": delete.propagation,
         "graceSeconds": delete.grace_seconds,
         "collection": delete.collection,
+        "indexes": delete.indexes,
     }
 
 

@@ -1,6 +1,7 @@
 """Pods and Jobs of gangs that are to be deleted: survivors, leftovers and old attempts."""
 
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Iterator
 
 from torchrun_api import names
 from torchrun_api.core import Job, Pod
@@ -39,32 +40,48 @@ ENDING_MANAGER = "torchrun-controller-gang-end"
 def end_pods(pods: tuple[Pod, ...], grace: int) -> tuple[Delete, ...]:
     """Delete the pods that run and are not being deleted; `grace` in seconds.
 
-    Several pods of one Job are deleted with one request. It would shorten the grace period of pods
-    that are being deleted, so a Job with such a pod is left out: a drained pod may be saving a
-    checkpoint.
+    Several pods of one Job are deleted together.
     """
-    living = [(pod, find_controller(pod.metadata.owner_references)) for pod in pods if alive(pod)]
-    running = [(pod, job) for pod, job in living if not pod.metadata.terminating]
-    terminating_jobs = {job for pod, job in living if pod.metadata.terminating}
-    jobs = Counter(job for _, job in running if job is not None)
-    jobs_with_several = [
-        job for job, count in jobs.items() if count > 1 and job not in terminating_jobs
-    ]
-    return (
-        *(_delete_pods_of(job, pods[0].metadata.namespace, grace) for job in jobs_with_several),
-        *(delete_pod(pod, grace) for pod, job in running if job not in jobs_with_several),
+    pods_by_job: defaultdict[OwnerReference | None, list[Pod]] = defaultdict(list)
+    for pod in filter(alive, pods):
+        pods_by_job[find_controller(pod.metadata.owner_references)].append(pod)
+    return tuple(
+        delete
+        for job, living_pods in pods_by_job.items()
+        for delete in _end_pods_of(job, living_pods, grace)
     )
 
 
-def _delete_pods_of(job: OwnerReference, namespace: str, grace: int) -> Delete:
-    return Delete(
+def _end_pods_of(job: OwnerReference | None, pods: list[Pod], grace: int) -> Iterator[Delete]:
+    """Delete the pods of one Job, without those that are being deleted with a longer grace period.
+
+    A drained pod may be saving a checkpoint, and a second deletion shortens its grace period.
+    """
+    running = [pod for pod in pods if not pod.metadata.terminating]
+    spared_indexes = {_index(pod) for pod in pods if _may_outlast(pod, grace)}
+    together = [pod for pod in running if _index(pod) not in spared_indexes]
+    if job is None or len(together) < 2:
+        yield from (delete_pod(pod, grace) for pod in running)
+        return
+    yield Delete(
         kind=PODS,
-        namespace=namespace,
+        namespace=together[0].metadata.namespace,
         name=job.name,
         uid=job.uid,
         grace_seconds=grace,
         collection=True,
+        indexes=tuple(map(_index, together)) if spared_indexes else (),
     )
+    yield from (delete_pod(pod, grace) for pod in running if _index(pod) in spared_indexes)
+
+
+def _index(pod: Pod) -> str:
+    return pod.metadata.labels.completion_index
+
+
+def _may_outlast(pod: Pod, grace: int) -> bool:
+    """Whether the pod is being deleted, with a longer grace period than `grace` (seconds)."""
+    return pod.metadata.terminating and pod.metadata.deletion_grace_period_seconds > grace
 
 
 def end_survivors(

@@ -35,8 +35,8 @@ class Apply(Struct, frozen=True):
 class Delete(Struct, frozen=True, kw_only=True):
     """Deletion of exactly the object with this UID.
 
-    With `collection`, name and UID are those of a Job, and all of its pods that have not ended are
-    deleted, in one request.
+    With `collection`, name and UID are those of a Job, and its pods that have not ended are deleted
+    with few requests: all of them, or those of the completion `indexes` if there are any.
     """
 
     kind: Kind[Any]
@@ -47,6 +47,7 @@ class Delete(Struct, frozen=True, kw_only=True):
     propagation: Literal["Background", "Foreground"] = "Background"
     grace_seconds: int | None = None
     collection: bool = False
+    indexes: tuple[str, ...] = ()
 
     @classmethod
     def of(

@@ -1,9 +1,13 @@
 """The pods of a failed gang end by one request, and the next gang is created at once."""
 
 import pytest
+from msgspec.structs import replace
 
+from queueing import NOW
 from torchrun_api import names
+from torchrun_api.core import Pod
 from torchrun_api.kinds import PODS
+from torchrun_controller.reconcile.gang.cleanup import end_pods
 from torchrun_controller.reconcile.model.plan import Delete
 from unit.reconcile.failing import fail, running
 from world import World, make_job, make_queue
@@ -44,9 +48,38 @@ def test_a_pod_that_is_being_deleted_keeps_its_grace_period() -> None:
     drained = world.workers()[1]
     world.drain(drained.metadata.name)
     fail(world)
-    deletes = world.step().deletes
-    assert {delete.name for delete in deletes} == {"train-2-abcde", "train-3-abcde"}
-    assert not any(delete.collection for delete in deletes)
+    (delete,) = world.step().deletes
+    assert (delete.collection, delete.indexes) == (True, ("2", "3"))
+    pods = world.observed().gang.stale_pods
+    assert {pod.metadata.name: pod.metadata.deletion_grace_period_seconds for pod in pods} == {
+        "train-1-abcde": 30,
+        "train-2-abcde": 5,
+        "train-3-abcde": 5,
+    }
+
+
+def deleted(pod: Pod, grace: int) -> Pod:
+    """The pod while it is being deleted, with a grace period in seconds."""
+    meta = replace(pod.metadata, deletion_timestamp=NOW, deletion_grace_period_seconds=grace)
+    return replace(pod, metadata=meta)
+
+
+def test_a_deletion_that_was_interrupted_is_repeated() -> None:
+    """The API server gives up after a minute, when some of the pods are being deleted."""
+    first, *others = running(nodes=4).workers()
+    (expected,) = end_pods((first, *others), 5)
+    assert end_pods((deleted(first, 5), *others), 5) == (expected,)
+    assert expected.indexes == ()
+
+
+def test_a_running_pod_beside_a_drained_one_of_its_index_is_deleted_by_name() -> None:
+    first, *others = running(nodes=4).workers()
+    successor = replace(first, metadata=replace(first.metadata, name="successor"))
+    deletes = end_pods((deleted(first, 30), successor, *others), 5)
+    assert [(delete.name, delete.indexes) for delete in deletes] == [
+        ("train", ("1", "2", "3")),
+        ("successor", ()),
+    ]
 
 
 def test_a_single_survivor_is_deleted_by_name() -> None:
