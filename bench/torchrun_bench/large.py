@@ -3,9 +3,10 @@
 Nodes and pods are kwok's; API server, Job controller, scheduler and controller are real. Each gang
 is restarted once. For the Job controller alone, the bench deletes the failed Job and creates the
 next one as soon as it sees the first failed pod. It does so with plain pods, and with the pods of
-the controller, which are larger: the API server and all watches read them at each change. Once more
-it ends the survivors as the controller does, with a short grace period, beside the creation of the
-next Job: the difference to the controller is the cost of its decisions. Then a gang loses a pod
+the controller and their headless Service. These pods are larger: the API server and all watches
+read them at each change. The EndpointSlice controller updates the addresses of the Service. Once
+more it ends the survivors as the controller does, with a short grace period, beside the creation of
+the next Job: the difference to the controller is the cost of its decisions. Then a gang loses a pod
 that is replaced alone.
 """
 
@@ -19,8 +20,8 @@ import msgspec
 import uvloop
 
 from torchrun_api import names
-from torchrun_api.json import JsonObject
-from torchrun_api.kinds import JOBS, PODS
+from torchrun_api.json import JsonObject, object_at
+from torchrun_api.kinds import JOBS, PODS, SERVICES
 from torchrun_bench import bare, bodies, kwok, plans
 from torchrun_bench.control_plane import cluster, prepare
 from torchrun_bench.gangs import FAILED, Gangs
@@ -90,9 +91,9 @@ def _measure(pods: int) -> list[Row]:
         with kwok.playing(on, max(2 * pods // _CPUS, 1) + 1):
             alone = uvloop.run(_alone(server, pods, labelled_job, _delete_job))
             say(f"large: {pods} pods, the Job controller alone: {alone}")
-            same = uvloop.run(_alone(server, pods, same_job, _delete_job))
+            same = uvloop.run(_alone(server, pods, same_job, _delete_job, service()))
             say(f"large: {pods} pods, the Job controller alone with the same pods: {same}")
-            quick = uvloop.run(_alone(server, pods, same_job, _end_survivors))
+            quick = uvloop.run(_alone(server, pods, same_job, _end_survivors, service()))
             say(f"large: {pods} pods, the same with a short grace period: {quick}")
             with controller(on.kubeconfig, port) as process:
                 ours, cost = uvloop.run(_ours(server, pods, process.pid, port))
@@ -109,8 +110,10 @@ async def _alone(
     pods: int,
     job_of: Callable[[int, int], JsonObject],
     end: Callable[[aiohttp.ClientSession], Awaitable[None]],
+    service: JsonObject | None = None,
 ) -> Steps:
     """A gang of the Job controller alone. `end` ends what is left of the first attempt."""
+    services = SERVICES.path(BARE_NAMESPACE)
     async with server.session() as session:
         gangs = Gangs(session, BARE_NAMESPACE, MOST_SECONDS)
         async with gangs.following():
@@ -124,10 +127,13 @@ async def _alone(
 
             start_time = time.monotonic()
             await start(0)
+            if service is not None:
+                await send(session, "POST", services, msgspec.json.encode(service), JSON)
             steps = await _steps(gangs, pods, start_time, again)
             # One of the two ends leaves the Job of the first attempt.
             path = f"{JOBS.path(BARE_NAMESPACE)}?propagationPolicy=Background"
             await send(session, "DELETE", path, b"", JSON)
+            await send(session, "DELETE", services, b"", JSON)
             await _until_gone(session, BARE_NAMESPACE)
             return steps
 
@@ -177,6 +183,15 @@ def same_job(pods: int, attempt: int) -> JsonObject:
     text = msgspec.json.encode(job).replace(bare.NAMESPACE, BARE_NAMESPACE.encode())
     text = text.replace(bare.NAME, GANG.encode())
     return _as_attempt(msgspec.json.decode(text, type=JsonObject), attempt)
+
+
+def service() -> JsonObject:
+    """The headless Service of the controller, which selects the pods of `same_job`."""
+    (body,) = (apply.body for apply in plans.decided(2).applies if apply.kind is SERVICES)
+    text = msgspec.json.encode(body).replace(bare.NAMESPACE, BARE_NAMESPACE.encode())
+    body = msgspec.json.decode(text.replace(bare.NAME, GANG.encode()), type=JsonObject)
+    del object_at(body, "metadata")["ownerReferences"]
+    return body
 
 
 def _as_attempt(body: JsonObject, attempt: int) -> JsonObject:

@@ -27,6 +27,14 @@ def test_the_same_pods_are_those_of_the_controller():
     assert hosts == ["gang-0.gang.bench-bare.svc"]
 
 
+def test_the_service_selects_the_same_pods():
+    service, template = large.service(), large.same_job(1000, 1)["spec"]["template"]
+    assert service["metadata"]["name"] == template["spec"]["subdomain"]
+    assert service["metadata"]["namespace"] == "bench-bare"
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+
+
 def test_only_the_gang_of_a_thousand_has_targets():
     steps = large.Steps(1.0, 2.0, 3.1, 4.0)
     started = Requests({("patch", "jobs.batch"): 1, ("post", "events.events.k8s.io"): 2})
