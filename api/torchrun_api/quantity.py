@@ -38,6 +38,11 @@ def parse(value: int | str) -> Fraction:
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise QuantityError(value, "it must be an integer or a string")
+    return _parse(value)
+
+
+@lru_cache(maxsize=4096)  # a cluster has few different quantities
+def _parse(value: int | str) -> Fraction:
     amount = Fraction(value) if isinstance(value, int) else _parse_text(value)
     if amount < 0:
         raise QuantityError(value, "it must not be negative")
@@ -46,7 +51,6 @@ def parse(value: int | str) -> Fraction:
     return amount
 
 
-@lru_cache(maxsize=4096)  # a cluster has few different quantities
 def _parse_text(text: str) -> Fraction:
     match = re.fullmatch(PATTERN, text) if len(text) <= MAX_LENGTH else None
     if match is None:

@@ -98,12 +98,16 @@ def _of_container(container: _Container) -> Amounts:
 
 
 def _sum(first: Amounts, second: Amounts) -> Amounts:
+    if not (first and second):  # arithmetic with fractions is slow
+        return first or second
     # In the order of the containers, not of a set: the same job gives the same Plan everywhere.
     zero = Fraction(0)
     return {name: first.get(name, zero) + second.get(name, zero) for name in {**first, **second}}
 
 
 def _larger(first: Amounts, second: Amounts) -> Amounts:
+    if not (first and second):
+        return first or second
     zero = Fraction(0)
     return {
         name: max(first.get(name, zero), second.get(name, zero)) for name in {**first, **second}
