@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from integration.controller_process import install_crds
 from torchrun_api import names
@@ -335,19 +336,12 @@ async def test_a_collection_may_be_the_pods_of_some_indexes(
 ) -> None:
     for index in range(3):
         body = worker(f"of-index-{index}", "uid-4")
-        metadata = object_at(body, "metadata")
-        object_at(metadata, "labels")[names.COMPLETION_INDEX_LABEL] = str(index)
+        labels = object_at(object_at(body, "metadata"), "labels")
+        labels[names.COMPLETION_INDEX_LABEL] = str(index)
         await applier.apply(Apply(PODS, body))
-    pods_of_job = Delete(
-        kind=PODS,
-        namespace=NAMESPACE,
-        name="gang",
-        uid="uid-4",
-        grace_seconds=5,
-        collection=True,
-        indexes=("0", "2"),
-    )
-    await applier.delete(pods_of_job)
+    some = Delete(kind=PODS, namespace=NAMESPACE, name="gang", uid="uid-4", collection=True)
+    some = replace(some, indexes=("0", "2"))
+    await applier.delete(some)
     pods = ("pods", "of-index-0", "of-index-1", "of-index-2")
     listed = json.loads(cluster.kubectl("get", *pods, "-o", "json").stdout)
     terminating = ["deletionTimestamp" in pod["metadata"] for pod in listed["items"]]
