@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -21,7 +22,7 @@ import uvloop
 
 from torchrun_api import names
 from torchrun_api.json import JsonObject, object_at
-from torchrun_api.kinds import JOBS, PODS, SERVICES
+from torchrun_api.kinds import JOBS, PODS, SERVICES, Kind
 from torchrun_bench import bare, bodies, kwok, plans
 from torchrun_bench.control_plane import cluster, prepare
 from torchrun_bench.gangs import FAILED, Gangs
@@ -91,9 +92,9 @@ def _measure(pods: int) -> list[Row]:
         with kwok.playing(on, max(2 * pods // _CPUS, 1) + 1):
             alone = uvloop.run(_alone(server, pods, labelled_job, _delete_job))
             say(f"large: {pods} pods, the Job controller alone: {alone}")
-            same = uvloop.run(_alone(server, pods, same_job, _delete_job, service()))
+            same = uvloop.run(_alone(server, pods, same_job, _delete_job, same_service()))
             say(f"large: {pods} pods, the Job controller alone with the same pods: {same}")
-            quick = uvloop.run(_alone(server, pods, same_job, _end_survivors, service()))
+            quick = uvloop.run(_alone(server, pods, same_job, _end_survivors, same_service()))
             say(f"large: {pods} pods, the same with a short grace period: {quick}")
             with controller(on.kubeconfig, port) as process:
                 ours, cost = uvloop.run(_ours(server, pods, process.pid, port))
@@ -179,19 +180,21 @@ def labelled_job(pods: int, attempt: int) -> JsonObject:
 
 def same_job(pods: int, attempt: int) -> JsonObject:
     """The Job of the controller."""
-    (job,) = (apply.body for apply in plans.decided(pods).applies if apply.kind is JOBS)
-    text = msgspec.json.encode(job).replace(bare.NAMESPACE, BARE_NAMESPACE.encode())
-    text = text.replace(bare.NAME, GANG.encode())
-    return _as_attempt(msgspec.json.decode(text, type=JsonObject), attempt)
+    return _as_attempt(_decided(JOBS, pods), attempt)
 
 
-def service() -> JsonObject:
+def same_service() -> JsonObject:
     """The headless Service of the controller, which selects the pods of `same_job`."""
-    (body,) = (apply.body for apply in plans.decided(2).applies if apply.kind is SERVICES)
-    text = msgspec.json.encode(body).replace(bare.NAMESPACE, BARE_NAMESPACE.encode())
-    body = msgspec.json.decode(text.replace(bare.NAME, GANG.encode()), type=JsonObject)
+    body = _decided(SERVICES, 2)
     del object_at(body, "metadata")["ownerReferences"]
     return body
+
+
+def _decided(kind: Kind[Any], pods: int) -> JsonObject:
+    """The object of this kind in a new gang of the controller, with the names of this bench."""
+    (body,) = (apply.body for apply in plans.decided(pods).applies if apply.kind is kind)
+    text = msgspec.json.encode(body).replace(bare.NAMESPACE, BARE_NAMESPACE.encode())
+    return msgspec.json.decode(text.replace(bare.NAME, GANG.encode()), type=JsonObject)
 
 
 def _as_attempt(body: JsonObject, attempt: int) -> JsonObject:

@@ -28,7 +28,7 @@ def test_the_same_pods_are_those_of_the_controller():
 
 
 def test_the_service_selects_the_same_pods():
-    service, template = large.service(), large.same_job(1000, 1)["spec"]["template"]
+    service, template = large.same_service(), large.same_job(1000, 1)["spec"]["template"]
     assert service["metadata"]["name"] == template["spec"]["subdomain"]
     assert service["metadata"]["namespace"] == "bench-bare"
     assert service["spec"]["clusterIP"] == "None"
