@@ -309,7 +309,7 @@ from torchrun_runtime.launch.supervise import supervise
 if sys.argv[1:]:
     signal.signal(signal.SIGTERM, lambda *_: print("the agent has got SIGTERM", flush=True))
     rank = subprocess.Popen(["sleep", "1000"], env={{**os.environ, "LOCAL_RANK": "0"}})
-    print("ready", flush=True)
+    os.write(1, b"ready\\n")  # at once, where an unbuffered print writes twice
     rank.wait()
     while True: signal.pause()
 module._AGENT_SECONDS = 1000.0
