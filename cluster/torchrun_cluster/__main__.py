@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -156,7 +155,7 @@ def _with_docker(options: argparse.Namespace) -> int:
     """Run the command, and return its exit code."""
     if docker_answers():
         say("using the Docker engine that answers")
-        return subprocess.run(options.command, check=False).returncode
+        return processes.run_command(options.command)
     engine = DockerEngine()
     with engine.running():
         os.environ["DOCKER_HOST"] = engine.host
@@ -166,7 +165,7 @@ def _with_docker(options: argparse.Namespace) -> int:
         environment.setdefault(images.BASE_SETTING, images.BASE)
         if options.kind and not environment.get(IMAGE_SETTING):
             environment[IMAGE_SETTING] = node_image.ensure()
-        return subprocess.run(options.command, env=environment, check=False).returncode
+        return processes.run_command(options.command, environment)
 
 
 def _image_build(options: argparse.Namespace) -> None:

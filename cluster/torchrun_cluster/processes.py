@@ -66,6 +66,23 @@ def start(
         raise ClusterError(f"cannot start {component}: {tail(log)}")
 
 
+def run_command(command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
+    """Run a command in the foreground, and return its exit code; `environment`: default, ours.
+
+    Ctrl-C reaches the command, too. Its end is awaited, so that it can end what it has started:
+    subprocess.run would kill it after a quarter of a second.
+
+    Raises:
+        KeyboardInterrupt: after the command has ended.
+    """
+    process = subprocess.Popen(command, env=environment)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()
+        raise
+
+
 def read_mark(environ: bytes) -> tuple[str, str] | None:
     """Owner and component named in the content of a /proc/PID/environ, if it has both."""
     values: dict[str, str] = {}

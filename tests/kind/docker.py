@@ -18,16 +18,22 @@ def with_docker(script: str, *options: str) -> str:
 
     `options` are those of with-docker.
     """
-    ended = subprocess.run(
+    process = subprocess.Popen(
         cluster_command("with-docker", *options, "sh", "-euc", script),
         cwd=ROOT,
         env=ENVIRONMENT,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
     )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
+    try:
+        output, errors = process.communicate()
+    except KeyboardInterrupt:
+        # It gets the Ctrl-C, too, and ends the engine.
+        process.communicate()
+        raise
+    assert process.returncode == 0, output + errors
+    return output
 
 
 def host() -> list[str]:

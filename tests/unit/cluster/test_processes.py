@@ -164,3 +164,48 @@ def test_a_component_has_ended_if_it_is_missing_for_the_time_of_an_exec(
 
     with pytest.raises(ClusterError, match="sleeper ended"):
         check_until_it_raises()
+
+
+# A command that needs a word from its stdin to clean up after Ctrl-C.
+FOREGROUND = """
+import sys
+from torchrun_cluster import processes
+try:
+    processes.run_command([sys.executable, "-c", '''
+print("starts", flush=True)
+try:
+    input()
+except KeyboardInterrupt:
+    print("cleans up", flush=True)
+    print("ends after", input(), flush=True)
+'''])
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_a_command_in_the_foreground_cleans_up_after_ctrl_c() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", FOREGROUND],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdin
+    assert process.stdout
+    try:
+        assert process.stdout.readline() == "starts\n"
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stdout.readline() == "cleans up\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+        output, _ = process.communicate("all is removed\n")
+    finally:
+        process.kill()
+    assert output == "ends after all is removed\ninterrupted\n"
+
+
+def test_the_exit_code_of_a_command_in_the_foreground() -> None:
+    command = ["sh", "-c", "exit $CODE"]
+    assert processes.run_command(command, {**os.environ, "CODE": "7"}) == 7
