@@ -308,8 +308,9 @@ from torchrun_runtime.launch.supervise import supervise
 
 if sys.argv[1:]:
     signal.signal(signal.SIGTERM, lambda *_: print("the agent has got SIGTERM", flush=True))
-    rank = subprocess.Popen(["sleep", "1000"], env={{**os.environ, "LOCAL_RANK": "0"}})
-    os.write(1, b"ready\\n")  # at once, where an unbuffered print writes twice
+    # The rank itself reports that it runs: its environment is empty during its exec.
+    program = "import os, signal; os.write(1, b'ready'); signal.pause()"
+    rank = subprocess.Popen([sys.executable, "-c", program], env={{**os.environ, "LOCAL_RANK": "0"}})
     rank.wait()
     while True: signal.pause()
 module._AGENT_SECONDS = 1000.0
@@ -337,4 +338,4 @@ def test_the_agent_of_ranks_that_end_for_the_next_round_gets_no_signal_but_sigki
     done = subprocess.run(
         [sys.executable, path], capture_output=True, text=True, check=True, timeout=300
     )
-    assert done.stdout == "True [b'ready\\n', b'']\n"
+    assert done.stdout == "True [b'ready', b'']\n"
