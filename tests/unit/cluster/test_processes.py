@@ -168,16 +168,22 @@ def test_a_component_has_ended_if_it_is_missing_for_the_time_of_an_exec(
 
 # A command that needs a word from its stdin to clean up after Ctrl-C.
 FOREGROUND = """
-import sys
+import subprocess, sys
 from torchrun_cluster import processes
+
+class Reporting(subprocess.Popen):
+    def wait(self, timeout=None):
+        print("waits", flush=True)
+        return super().wait(timeout)
+
+subprocess.Popen = Reporting
 try:
     processes.run_command([sys.executable, "-c", '''
-print("starts", flush=True)
 try:
+    print("starts", flush=True)
     input()
 except KeyboardInterrupt:
-    print("cleans up", flush=True)
-    print("ends after", input(), flush=True)
+    print("cleans up after", input(), flush=True)
 '''])
 except KeyboardInterrupt:
     print("interrupted", flush=True)
@@ -185,25 +191,25 @@ except KeyboardInterrupt:
 
 
 def test_a_command_in_the_foreground_cleans_up_after_ctrl_c() -> None:
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", FOREGROUND],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         start_new_session=True,
-    )
-    assert process.stdin
-    assert process.stdout
-    try:
-        assert process.stdout.readline() == "starts\n"
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.stdout.readline() == "cleans up\n"
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(1)
-        output, _ = process.communicate("all is removed\n")
-    finally:
-        process.kill()
-    assert output == "ends after all is removed\ninterrupted\n"
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        lines = process.stdout.readline
+        try:
+            assert {lines(), lines()} == {"waits\n", "starts\n"}
+            os.killpg(process.pid, signal.SIGINT)
+            assert lines() == "waits\n"
+            output, _ = process.communicate("Ctrl-C\n")
+        finally:
+            process.kill()
+    assert output == "cleans up after Ctrl-C\ninterrupted\n"
 
 
 def test_the_exit_code_of_a_command_in_the_foreground() -> None:
