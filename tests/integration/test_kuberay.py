@@ -39,7 +39,7 @@ def test_a_raycluster_lives_as_long_as_its_torchrunjob(cluster: LocalCluster) ->
     compute = kt.Compute(volumes=[volume], queue="q", **COMPUTE).distribute(
         "ray", 3, worker_node_options=large, operator="kuberay"
     )
-    with pytest.raises(kt.UsageError, match="this cluster has no KubeRay"):
+    with pytest.raises(kt.UsageError, match="requires KubeRay"):
         kuberay.check(compute, kubectl)
     cluster.install("kuberay")
     kuberay.check(compute, kubectl)
