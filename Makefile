@@ -8,10 +8,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 CLUSTER_CLI := PYTHONPATH=cluster $(PYTHON) -m torchrun_cluster
 CODE := api controller runtime plugin sdk cluster bench docs examples manifests tests
-# Parallel test processes. Each process of the integration tests has its own control plane.
+# Parallel test processes.
 WORKERS ?= 2
 # The same for unit tests, on two cores: many of them wait for processes.
 UNIT_WORKERS ?= 4
+# The same for integration tests, which wait, too. Each process has its own control plane.
+INTEGRATION_WORKERS ?= 3
 # The same for e2e, with a cluster each; 0 runs the tests in turn, for which their timeouts are set.
 E2E_WORKERS ?= 0
 # Both print the tests, and the fixtures, that take longest.
@@ -74,10 +76,10 @@ programs: ## Build the programs of a cluster once, in the cache
 	$(CLUSTER_CLI) binaries actionlint helm kwok versitygw
 
 integration: $(VENV)/.ready programs ## A real API server, no pods
-	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile $(SLOWEST) $(ARGS)
+	$(BIN)/pytest tests/integration -n $(INTEGRATION_WORKERS) --dist loadfile $(SLOWEST) $(ARGS)
 
 integration-all: $(VENV)/.ready programs ## The long integration tests as well
-	$(BIN)/pytest tests/integration -n $(WORKERS) --dist loadfile --long $(SLOWEST) $(ARGS)
+	$(BIN)/pytest tests/integration -n $(INTEGRATION_WORKERS) --dist loadfile --long $(SLOWEST) $(ARGS)
 
 ha: $(VENV)/.ready programs ## Replicas: 50 kills of the leader under 200 running jobs, take-overs measured
 	$(BIN)/pytest tests/integration/test_high_availability.py tests/integration/test_many_kills.py --long -rP

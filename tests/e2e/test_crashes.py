@@ -122,6 +122,7 @@ def test_the_container_of_the_controller_restarts(space: Space, tmp_path: Path):
         assert_once(pods, children)
 
 
+@pytest.mark.long
 def test_the_api_server_restarts_with_a_compacted_history(space: Space):
     local = space.cluster.local
     if local is None:

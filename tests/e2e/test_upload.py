@@ -5,6 +5,8 @@ import io
 import re
 import zipfile
 
+import pytest
+
 from e2e.manifests import zip_job
 from e2e.space import Space
 from e2e.sync_pod import TOKEN_SHA256, SyncPod, is_ready
@@ -61,6 +63,7 @@ def test_uploads_without_the_token_are_refused(space: Space):
     assert "torchrun.ai/workspace-sha256" in answer.json()["message"]
 
 
+@pytest.mark.long
 def test_refused_uploads_before_a_valid_one(space: Space):
     pod = awaited(space, "careful")
 
@@ -91,6 +94,7 @@ def test_refused_uploads_before_a_valid_one(space: Space):
     space.wait_phase("careful", "Succeeded")
 
 
+@pytest.mark.long
 def test_an_upload_resumes_at_the_offset(space: Space):
     archive, pod = good(), awaited(space, "cut")
 
