@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from log_files import find_end, read_complete_lines
 
+CREATED = 201
 GIVEN_UP = 504
 # The longest delay of a stalled API server: the timeout of the client, which is gone by then.
 UNREAD_SECONDS = 30.0
@@ -122,12 +123,15 @@ def count_creations(writes: Iterable[Write], resource: str) -> Counter[str]:
     return counts + Counter(given_up - counts.keys())
 
 
-def without_lease(writes: Iterable[Write]) -> list[Write]:
+def without_lease(writes: Iterable[Write], *, frozen: bool = False) -> list[Write]:
     """Writes of processes that did not hold the lease when the write arrived or was answered.
 
     Refused requests do not count: a leader that was frozen between its check and its send has one
     request left, which the resourceVersion or UID of the object stops. Requests that timed out do
     not count either: the API server may have read them long after they were sent.
+
+    `frozen`: leaders were frozen. The request that such a leader has left may also create an object
+    that the next leader has not created yet, which nothing can refuse.
     """
     writes = list(writes)
     tenures_of: dict[str, list[Tenure]] = {}
@@ -140,11 +144,16 @@ def without_lease(writes: Iterable[Write]) -> list[Write]:
             t.since <= write.began and ended <= t.until for t in tenures_of.get(write.who, ())
         )
 
-    return [
+    late = [
         write
         for write in writes
         if write.resource != "leases" and not 400 <= write.code < 500 and not within(write)
     ]
+    left: dict[str, Write] = {}  # by process
+    if frozen:
+        for write in late:
+            left.setdefault(write.who, write)
+    return [write for write in late if write.code != CREATED or left.get(write.who) is not write]
 
 
 def _write(entry: dict[str, Any]) -> Write | None:

@@ -28,5 +28,5 @@ def repeating(step: Callable[[], None], pause: float) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-    if problems:
-        raise problems[0]
+        if problems:  # often the cause of what the block raised
+            raise problems[0]

@@ -31,7 +31,7 @@ from integration.controller_process import Api
 from integration.fault_proxy import FaultProxy
 from integration.proxied_faults import SingleFault
 from integration.replicas import Replicas, lasting
-from integration.team import Team, pod_status
+from integration.team import Team, pod_status, trains
 from soak.verdict import Verdict
 from torchrun_api import names
 from torchrun_cluster import LocalCluster
@@ -103,6 +103,13 @@ class World:
             return all(job_status.get(each) == value for each, value in wanted.items())
 
         await self.until(f"{name} {wanted}", look)
+
+    async def trains(self, name: str = "train", nodes: int = 2) -> None:
+        def look() -> bool:
+            _, pods = self.team.newest_gangs().get(name, (0, []))
+            return len(pods) == nodes and all(trains(pod, pods) for pod in pods)
+
+        await self.until(f"{name} trains", look)
 
     async def until(self, what: str, holds: Callable[[], bool], seconds: float = PATIENCE) -> None:
         deadline = time.monotonic() + seconds
