@@ -40,19 +40,28 @@ class Replicas:
     @contextmanager
     def running(self) -> Iterator["Replicas"]:
         """Run all replicas until the end of the block. The test may kill any of them."""
-        with ExitStack() as stack:
-            for replica in self.all:
-                stack.enter_context(_running(replica))
-            self.leader()
-            for replica in self.all:
-                ready(replica)
+        with self._started():
+            self._wait_until_ready()
             yield self
 
     @contextmanager
     def running_with_restarts(self) -> Iterator["Replicas"]:
-        """The same, and restart replicas that exit, as a kubelet does."""
-        with self.running(), repeating(self.revive, 0.2):
+        """The same, and restart replicas that exit, as a kubelet does, also before they are ready."""
+        with self._started(), repeating(self.revive, 0.2):
+            self._wait_until_ready()
             yield self
+
+    @contextmanager
+    def _started(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for replica in self.all:
+                stack.enter_context(_running(replica))
+            yield
+
+    def _wait_until_ready(self) -> None:
+        self.leader()
+        for replica in self.all:
+            ready(replica)
 
     @property
     def holder(self) -> str:
@@ -95,9 +104,10 @@ def identity(replica: ControllerProcess) -> str:
 
 def ready(replica: ControllerProcess) -> None:
     """Wait until it leads, or is a standby with filled caches."""
-    site = f"http://127.0.0.1:{replica.wait_for_line('serving')['port']}/readyz"
 
     def look() -> bool:
+        # It may have restarted.
+        site = f"http://127.0.0.1:{replica.wait_for_line('serving')['port']}/readyz"
         with suppress(httpx.HTTPError):
             return httpx.get(site, timeout=60).status_code == 200
         return False
