@@ -78,7 +78,10 @@ programs: ## Build the programs of a cluster once, in the cache
 integration: $(VENV)/.ready programs ## A real API server, no pods
 	$(BIN)/pytest tests/integration -n $(INTEGRATION_WORKERS) --dist loadfile $(SLOWEST) $(ARGS)
 
+# A test upgrades Kubernetes. The releases are built before it: other tests measure times.
+UPGRADE := 1.36 1.37
 integration-all: $(VENV)/.ready programs ## The long integration tests as well
+	for release in $(UPGRADE); do KUBERNETES=$$release $(CLUSTER_CLI) binaries etcd kube-apiserver kube-controller-manager kube-scheduler kubectl; done
 	$(BIN)/pytest tests/integration -n $(INTEGRATION_WORKERS) --dist loadfile --long $(SLOWEST) $(ARGS)
 
 ha: $(VENV)/.ready programs ## Replicas: 50 kills of the leader under 200 running jobs, take-overs measured

@@ -118,7 +118,7 @@ def count_creations(writes: Iterable[Write], resource: str) -> Counter[str]:
     for write in writes:
         if write.resource == resource and write.code == GIVEN_UP:
             given_up.add(write.name)
-        elif write.resource == resource and write.code == 201:
+        elif write.resource == resource and write.code == CREATED:
             counts[write.name] += 1
     return counts + Counter(given_up - counts.keys())
 
