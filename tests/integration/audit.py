@@ -149,10 +149,8 @@ def without_lease(writes: Iterable[Write], *, frozen: bool = False) -> list[Writ
         for write in writes
         if write.resource != "leases" and not 400 <= write.code < 500 and not within(write)
     ]
-    left: dict[str, Write] = {}  # by process
-    if frozen:
-        for write in late:
-            left.setdefault(write.who, write)
+    # The first late write of each process.
+    left = {write.who: write for write in reversed(late)} if frozen else {}
     return [write for write in late if write.code != CREATED or left.get(write.who) is not write]
 
 
