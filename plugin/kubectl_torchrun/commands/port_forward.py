@@ -1,9 +1,11 @@
 """`port-forward`: forward local ports, or a TensorBoard in the pod, to a node."""
 
 import re
+import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -106,13 +108,44 @@ def command(
             flag = f"--address={address}"
             replace_process(worker.kubectl("port-forward", flag, f"pod/{worker.pod}", *ports))
         port = ports[0] if ports else str(TENSORBOARD_PORT)
-        return _tensorboard(worker, tensorboard, port, address, terminal)
+        with _ctrl_c() as check:
+            return _tensorboard(worker, tensorboard, port, address, terminal, check)
 
     run_command(work)
 
 
+@contextmanager
+def _ctrl_c() -> Iterator[Callable[[], None]]:
+    """A function that raises KeyboardInterrupt after Ctrl-C, which raises nothing by itself.
+
+    An exception between two instructions of Popen.poll can keep its lock, and wait() never returns.
+    """
+    pressed = False
+
+    def press(*_: object) -> None:
+        nonlocal pressed
+        pressed = True
+
+    def check() -> None:
+        if pressed:
+            raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # a shell ignores it for a program in the background
+        signal.signal(signal.SIGINT, press)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _tensorboard(
-    worker: "Worker", directory: str, port: str, address: str, terminal: Terminal
+    worker: "Worker",
+    directory: str,
+    port: str,
+    address: str,
+    terminal: Terminal,
+    check_ctrl_c: Callable[[], None],
 ) -> int:
     """Run TensorBoard in the pod until Ctrl-C, and forward it; the exit code. Raises Problem."""
     local, _, remote = port.partition(":")
@@ -136,18 +169,22 @@ def _tensorboard(
         "port-forward", f"--address={address}", f"pod/{worker.pod}", f"{local}:{remote}"
     )
     forwards = [_forward(command)]
+
+    def check() -> None:
+        check_ctrl_c()
+        _check_server(server, stderr, worker)
+
     try:
-        _wait_for_answer(
-            forwards, command, host, local, lambda: _check_server(server, stderr, worker)
-        )
+        _wait_for_answer(forwards, command, host, local, check)
         name = "localhost" if first in _LOOPBACK else f"[{host}]" if ":" in host else host
         at = f"http://{name}:{local}/"
         terminal.note(
             f"TensorBoard serves {directory} of pod {worker.pod} at {at}. Press Ctrl-C to stop."
         )
-        while server.poll() is None and forwards[-1].poll() is None:
+        while forwards[-1].poll() is None:
+            check()
             time.sleep(0.2)
-        _check_server(server, stderr, worker)
+        check()
         raise ClusterProblem(f"Lost connection to pod {worker.pod}. Check that it still runs.")
     except KeyboardInterrupt:
         terminal.interrupted()
@@ -228,7 +265,7 @@ def _wait_for_answer(
 ) -> None:
     """Wait for a response of TensorBoard; restart a port-forward that has exited.
 
-    check: raises ClusterProblem if TensorBoard has ended.
+    check: raises ClusterProblem if TensorBoard has ended, KeyboardInterrupt after Ctrl-C.
     """
     import http.client
 

@@ -33,9 +33,23 @@ exec {kubectl} "$@"
 """
 FORWARD = """
 from kubectl_torchrun.cluster.exec_forward import Worker
-from kubectl_torchrun.commands.port_forward import _tensorboard
+from kubectl_torchrun.commands import port_forward
 from kubectl_torchrun.terminal import Terminal
-_tensorboard(Worker(["-n", "ns"], "pod", 0), "/runs", "{port}", "localhost", Terminal())
+{before}
+with port_forward._ctrl_c() as check:
+    worker = Worker(["-n", "ns"], "pod", 0)
+    port_forward._tensorboard(worker, "/runs", "{port}", "localhost", Terminal(), check)
+"""
+# The worst instant for Ctrl-C: poll() has acquired its lock.
+CTRL_C_IN_POLL = """
+import signal, subprocess
+class Process(subprocess.Popen):
+    def poll(self):
+        self._waitpid_lock.acquire()
+        signal.raise_signal(signal.SIGINT)
+        self._waitpid_lock.release()
+        return super().poll()
+port_forward.subprocess.Popen = Process
 """
 BOARD = """#!/bin/sh
 yes warning | head -n 100000 >&2
@@ -75,11 +89,8 @@ def test_the_end_of_tensorboard_is_reported_with_its_last_line(
     assert [f"http://{shown}:{port}/" in text for text in notes] == [True]
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_no_program_outlives_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals
-) -> None:
-    """The port could not be used again."""
+def forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str = "") -> list[str]:
+    """A command that forwards a TensorBoard. The file `pids` then has its programs."""
     port, pids = free_port(), tmp_path / "pids"
     shim = tmp_path / "kubectl"
     shim.write_text(f"#!/bin/sh\necho $$ >>{pids}\n" + SHIM.format(port=port, kubectl="false"))
@@ -88,7 +99,16 @@ def test_no_program_outlives_the_command(
     for program in (shim, board):
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    words = [sys.executable, "-c", FORWARD.format(port=port)]
+    return [sys.executable, "-c", FORWARD.format(port=port, before=before)]
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_no_program_outlives_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals
+) -> None:
+    """The port could not be used again."""
+    pids = tmp_path / "pids"
+    words = forward(tmp_path, monkeypatch)
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as command:
         assert command.stderr is not None
         assert "Press Ctrl-C to stop" in command.stderr.readline()
@@ -99,6 +119,14 @@ def test_no_program_outlives_the_command(
     while any(Path(f"/proc/{pid}").exists() for pid in started):
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+def test_ctrl_c_ends_the_command_at_any_instant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = forward(tmp_path, monkeypatch, CTRL_C_IN_POLL)
+    done = subprocess.run(words, stderr=subprocess.PIPE, text=True, check=True, timeout=60)
+    assert done.stderr == "Stopped TensorBoard. The job continues.\n"
 
 
 @pytest.mark.parametrize("started", ["_forward(['false'])", "start_board()"])
