@@ -44,9 +44,10 @@ def _merge_value(name: str, base: JsonValue, override: JsonValue) -> JsonValue:
 
 def _merge_items(key: str, base: list[JsonValue], override: list[JsonValue]) -> list[JsonValue]:
     result = list(base)
-    places = {item[key]: i for i, item in enumerate(base) if isinstance(item, dict) and key in item}
+    places = {_key_of(item, key): i for i, item in enumerate(base)}
+    places.pop(None, None)
     for item in override:
-        place = places.get(item.get(key)) if isinstance(item, dict) else None
+        place = places.get(_key_of(item, key))
         if place is None:
             result.append(item)
         else:
@@ -55,3 +56,9 @@ def _merge_items(key: str, base: list[JsonValue], override: list[JsonValue]) -> 
             assert isinstance(item, dict)
             result[place] = merge(base_item, item)
     return result
+
+
+def _key_of(item: JsonValue, key: str) -> str | float | None:
+    """Return the key of an item; None without one, and for an object or a list in its place."""
+    value = item.get(key) if isinstance(item, dict) else None
+    return value if isinstance(value, str | int | float) else None

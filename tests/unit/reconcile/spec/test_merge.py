@@ -35,6 +35,12 @@ def test_items_that_are_no_objects_stay():
     assert merge({"env": ["odd"]}, {"env": ["odder"]}) == {"env": ["odd", "odder"]}
 
 
+def test_items_whose_key_is_no_text_and_no_number_stay():
+    odd = {"name": [{}], "image": "a"}
+    assert merge({"env": [odd]}, {"env": [{"name": "b"}, odd]}) == {"env": [odd, {"name": "b"}, odd]}
+    assert merge({"env": [{"name": None}]}, {"env": [{}]}) == {"env": [{"name": None}, {}]}
+
+
 @given(CONTAINERS, CONTAINERS)
 def test_no_name_is_lost_or_doubled_and_the_upper_layer_wins(base, over):
     before = ({"containers": list(base)}, {"containers": list(over)})
