@@ -151,7 +151,7 @@ _DIGITS = 15
 
 # What the name of a child Job adds to that of its job, and an Indexed Job's pods to theirs after
 # their index: SafeEncodeString in k8s.io/apimachinery/pkg/util/rand.
-_GANG = r"(-r\d+)?(-w)?"
+_GANG = r"(?:-r(\d+))?(?:-w)?"
 _SUFFIX = "[bcdfghjklmnpqrstvwxz2456789]{5}"
 _AFTER_JOB = re.compile(_GANG)
 _AFTER_JOB_OF_POD = re.compile(rf"{_GANG}-\d+-{_SUFFIX}")
@@ -214,7 +214,13 @@ def workers_job(job: str, attempt: int) -> str:
 
 def is_child_job(job: str, name: str) -> bool:
     """Whether the name is that of a child Job of this job, of any attempt."""
-    return name.startswith(job) and _AFTER_JOB.fullmatch(name, len(job)) is not None
+    return attempt_of_child_job(job, name) is not None
+
+
+def attempt_of_child_job(job: str, name: str) -> int | None:
+    """The attempt in the name of a child Job of this job; None for any other name."""
+    match = _AFTER_JOB.fullmatch(name, len(job)) if name.startswith(job) else None
+    return None if match is None else int(match[1] or 0)
 
 
 def is_worker(job: str, name: str) -> bool:

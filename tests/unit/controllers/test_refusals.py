@@ -283,6 +283,29 @@ async def test_no_job_of_a_head_is_created_without_the_service() -> None:
     assert {kind for kind, _ in cluster.requests} == {"Service"}
 
 
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_refused_head_is_retried_once_a_minute(first: bool) -> None:
+    """The Job of its workers comes first, and takes a new number each time."""
+    head = {"nodeResources": {"gpus": 0, "cpus": 2, "memory": "8Gi"}}
+    cluster = Cluster(World(make_job(numNodes=3, head=head), make_queue()))
+    world = cluster.world
+    if not first:
+        world.settle_twice()
+        world.all_workers("Running")
+        world.settle()
+        world.all_workers("Failed")
+    cluster.refuses = {("Job", name) for name in ("train", *(f"train-r{n}" for n in range(1, 9)))}
+    for _ in range(25):  # 50 s
+        await cluster.attempt()
+    workers = "train-w" if first else "train-r1-w"
+    assert [name for kind, name in cluster.requests if name.endswith("-w")] == [workers, workers]
+    assert (world.phase, world.job.status.reason) == ("Pending", "Rejected")
+    await cluster.attempts(minutes=3)
+    cluster.refuses = set()
+    await cluster.attempts(minutes=2)
+    assert world.phase == "Queued"
+
+
 async def test_the_other_write_ends_before_an_error_is_raised() -> None:
     """The server is down for one of two writes. The other one is not interrupted."""
     cluster = starting_cluster()

@@ -132,6 +132,12 @@ def _cause(child: Job) -> Cause | None:
     return decode.read(child.metadata.annotations.cause, Cause)
 
 
+def latest_attempt(job: TorchrunJob, gang: ObservedGang) -> int:
+    """Return the number of the last gang that was created, -1 before the first."""
+    recorded_number = -1 if job.status.workers is None else job.status.attempt
+    return max([recorded_number, *map(attempt_of, gang.child_jobs)])
+
+
 def next_attempt(job: TorchrunJob, gang: ObservedGang, refused: RefusedWrites) -> int:
     """Return the number for a new gang: the first, or one more than the last that was created.
 

@@ -245,7 +245,9 @@ def create_gang(context: Context) -> Decision:
         *((network.isolation(observed.job),) if observed.queue.spec.networking.isolate else ()),
         *_with_service(observed, spec, objects, jobs),
     )
+    latest = gang.latest_attempt(observed.job, observed.gang)
     refusal = refusals.find_first(observed.refused, applies)
+    refusal = refusal or refusals.find_refused_gang(observed.refused, observed.job, latest)
     if refusal is not None:
         return _decide_ready(context, *refusal)
     if next_attempt.needs_room:

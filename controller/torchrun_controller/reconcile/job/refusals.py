@@ -6,6 +6,9 @@ continues, such as status and deadline. A new gang waits until all its objects a
 
 from typing import TypeAlias
 
+from torchrun_api import names
+from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds import JOBS
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import count_of, sentence
 from torchrun_controller.reconcile.model.observed import Conflict, RefusedWrites, Rejection
@@ -49,6 +52,22 @@ def find_first(refused: RefusedWrites, applies: tuple[Apply, ...]) -> tuple[Stat
         why = find_refusal(refused, apply)
         if why is not None:
             return State.NAME_TAKEN if why.reason == "NameConflict" else State.REJECTED, why
+    return None
+
+
+def find_refused_gang(
+    refused: RefusedWrites, job: TorchrunJob, latest: int
+) -> tuple[State, Reason] | None:
+    """Return the refusal of the second Job of a gang of two, for the next gang; None without one.
+
+    Its first Job took the number of that gang, so the next gang has other names, but is refused as
+    well. latest: the number of the last gang that was created, -1 before the first.
+    """
+    for rejection in refused.rejections:
+        if (rejection.verb, rejection.resource) == ("apply", JOBS.resource):
+            attempt = names.attempt_of_child_job(job.metadata.name, rejection.name)
+            if attempt is not None and attempt > latest:
+                return State.REJECTED, _reason(rejection)
     return None
 
 

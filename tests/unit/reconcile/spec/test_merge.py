@@ -37,7 +37,9 @@ def test_items_that_are_no_objects_stay():
 
 def test_items_whose_key_is_no_text_and_no_number_stay():
     odd = {"name": [{}], "image": "a"}
-    assert merge({"env": [odd]}, {"env": [{"name": "b"}, odd]}) == {"env": [odd, {"name": "b"}, odd]}
+    assert merge({"env": [odd]}, {"env": [{"name": "b"}, odd]}) == {
+        "env": [odd, {"name": "b"}, odd]
+    }
     assert merge({"env": [{"name": None}]}, {"env": [{}]}) == {"env": [{"name": None}, {}]}
 
 
