@@ -13,6 +13,7 @@ import pytest
 from hostile import objects
 from hostile.shrinking import shrunk
 from hostile.world import problems
+from torchrun_api.json import JsonObject
 
 SEED = int(os.environ.get("HOSTILE_SEED", "0"))
 OBJECTS = int(os.environ.get("HOSTILE_OBJECTS", "300"))
@@ -44,3 +45,15 @@ def test_a_hostile_object_affects_itself_only() -> None:
 def test_large_objects_affect_themselves_only() -> None:
     chance = random.Random(SEED)
     assert problems([objects.large(chance, number) for number in range(20)]) == []
+
+
+def test_a_charge_that_another_manager_owns_can_be_released() -> None:
+    """An apply does not remove it from the status."""
+    body: JsonObject = {
+        "apiVersion": "torchrun.ai/v1alpha1",
+        "kind": "TorchrunJob",
+        "metadata": {"name": "restored"},
+        "spec": {},
+        "status": {"admission": {"nodes": 2, "queue": "gone"}},
+    }
+    assert problems([body]) == []

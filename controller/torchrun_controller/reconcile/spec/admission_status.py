@@ -110,8 +110,16 @@ def _node_limit(job: TorchrunJob) -> int:
 
 
 def charged(job: TorchrunJob) -> int:
-    """Return the nodes that the job is charged with in the quota of its queue."""
-    return max(0, job.status.admission.nodes) if job.status.admission is not None else 0
+    """Return the nodes that the job is charged with in the quota of its queue.
+
+    A charge is written together with its condition. Without one it is released, but stays in the
+    status because another field manager has written it as well.
+    """
+    admission, condition = job.status.admission, _admitted(job)
+    if admission is None or condition is None:
+        return 0
+    holds = condition.status == "True" or withdrawn(job)
+    return max(0, admission.nodes) if holds else 0
 
 
 def preempted(job: TorchrunJob) -> str:

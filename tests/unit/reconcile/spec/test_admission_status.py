@@ -10,7 +10,10 @@ from torchrun_api.admission import Admission
 from torchrun_api.core import Job, Pod
 from torchrun_api.job import Head, JobNodeResources
 from torchrun_api.kinds import JOBS, PODS
+from torchrun_api.meta import Condition
 from torchrun_api.shared import PodTemplate
+from torchrun_api.status import TorchrunJobStatus
+from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.requests import Charge
 from world import ZIP, World, make_job, make_queue
 
@@ -341,3 +344,21 @@ class TestPreemption:
         world.settle()
         assert world.job.status.reason == "Preempted"
         assert [u.node for u in world.job.status.unfenced] == ["node-2"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "nodes"),
+    [
+        (None, 0),
+        (("True", "Admitted"), 2),
+        (("False", admission_status.PREEMPTED), 2),
+        (("False", admission_status.OUTDATED), 2),
+        (("False", "Requeued"), 0),
+    ],
+)
+def test_a_charge_counts_only_with_its_condition(condition, nodes):
+    conditions = ()
+    if condition is not None:
+        conditions = (Condition(type="Admitted", status=condition[0], reason=condition[1]),)
+    status = TorchrunJobStatus(admission=Admission(nodes=2), conditions=conditions)
+    assert admission_status.charged(replace(make_job(), status=status)) == nodes
