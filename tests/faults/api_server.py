@@ -1,6 +1,6 @@
 """A simulated API server in memory, synchronous and without a network.
 
-The conformance tests compare it with a real one. It has no schemas, admission, authorization and
+The conformance tests compare it with a real one. It has no schemas but that of a Job, no admission, authorization and
 other verbs and media types, and few defaults, because no test depends on them.
 Source: kubernetes.io, "API Concepts" and "Server-Side Apply".
 """
@@ -18,6 +18,8 @@ from faults import fields
 from faults.fields import Manager
 from faults.selectors import matching
 from faults.store import Key, Resource, Store, Stored
+from torchrun_api.core import Job
+from torchrun_api.kinds import JOBS
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import APPLY_PATCH
 
@@ -162,6 +164,7 @@ class ApiServer:
         meta = {**body["metadata"]}
         meta.pop("resourceVersion", None)
         if stored is None:
+            _check_schema(target, body)
             meta |= {"uid": f"uid-{next(self._uids)}", "creationTimestamp": stamp(self._now())}
             if target.resource[1] not in _NO_GENERATION:
                 meta["generation"] = 1
@@ -315,3 +318,13 @@ def _event(body: Body) -> Body:
     body["involvedObject"] = body.pop("regarding", {})
     body["message"] = body.pop("note", "")
     return body
+
+
+def _check_schema(target: Target, body: Body) -> None:
+    """Refuse a Job whose fields have wrong types: templates of users have no schema before."""
+    if target.resource != (JOBS.api_version, JOBS.plural):
+        return
+    try:
+        msgspec.convert(body, Job)
+    except msgspec.ValidationError as error:
+        refuse(422, "Invalid", f"Job is invalid: {error}")
