@@ -132,6 +132,7 @@ def a_node(name: str = "n", ready: str = "True", **allocatable: str) -> Node:
 
 ADMITTED_STATUS = {
     "admission": {"nodes": 2, "time": THEN},
+    "conditions": [{"type": "Admitted", "status": "True"}],
     "phase": "Running",
     "reason": "WorkersRunning",
 }
