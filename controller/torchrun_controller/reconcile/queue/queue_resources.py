@@ -86,8 +86,17 @@ def plan_resources(observed: ObservedQueue) -> ResourcesPlan:
     return ResourcesPlan(
         applies=tuple(applies),
         deletes=tuple(_delete(e) for e in stale_extras if _key(e) not in observed.refused),
-        statuses=tuple(sorted(statuses, key=lambda status: status.name)),
+        statuses=_one_of_each_name(statuses),
     )
+
+
+def _one_of_each_name(statuses: list[QueueResourceStatus]) -> tuple[QueueResourceStatus, ...]:
+    """Return the statuses by name. Of two, which the status cannot have, one that is not ready.
+
+    The schema of a queue does not permit two entries of one name.
+    """
+    by_name = {status.name: status for status in sorted(statuses, key=lambda s: not s.ready)}
+    return tuple(by_name[name] for name in sorted(by_name))
 
 
 def object_name(queue: TorchrunQueue, entry: QueueResource) -> str:

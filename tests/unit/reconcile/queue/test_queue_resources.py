@@ -173,6 +173,14 @@ def test_two_entries_for_one_object_are_refused():
     assert "another entry of spec.resources" in resource(world, "gpu-a").message
 
 
+def test_two_entries_of_one_name_have_one_status():
+    world = world_of(entry("a"), entry("a"))
+    assert world.queue is not None
+    (status,) = world.queue.status.resources
+    assert not status.ready
+    assert "another entry of spec.resources" in status.message
+
+
 def test_a_refusal_is_reported_and_not_repeated_at_once():
     world = QueueWorld(make_trq(resources=[entry()]))
     world.refused = {("configmaps", "gpu-settings"): "ConfigMap exists already"}
