@@ -7,7 +7,7 @@ from torchrun_api.kinds import JOBS, SERVICES
 from torchrun_api.meta import Condition
 from torchrun_api.shared import Distributed
 from torchrun_controller.reconcile import Conflict
-from torchrun_controller.reconcile.model.observed import RefusedWrites
+from torchrun_controller.reconcile.model.observed import RefusedWrites, Rejection
 from world import START, ZIP, World, make_job, make_queue
 
 
@@ -149,7 +149,7 @@ def test_an_invalid_queue_is_named():
 
 
 def test_a_refused_object_has_the_message_of_the_server():
-    from torchrun_controller.reconcile import Rejection, reconcile
+    from torchrun_controller.reconcile import reconcile
     from world import DEFAULTS
 
     world = World(make_job(numNodes=1), make_queue())
@@ -372,3 +372,14 @@ def test_a_terminating_queue_accepts_no_new_jobs():
     old.pod(old.workers()[0].metadata.name, phase="Failed")
     old.settle()
     assert len(old.gangs) == 2, "a restart is no new job"
+
+
+def test_a_refused_change_of_a_job_does_not_delay_the_gang_after_it():
+    world = World(make_job(numNodes=2), make_queue())
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    world.rejections = (Rejection("jobs.batch", "train", "denied"),)
+    world.all_workers("Failed")
+    world.settle()
+    assert len(world.gangs) == 2
