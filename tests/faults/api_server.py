@@ -1,7 +1,7 @@
 """A simulated API server in memory, synchronous and without a network.
 
-The conformance tests compare it with a real one. It has no schemas but that of a Job, no admission, authorization and
-other verbs and media types, and few defaults, because no test depends on them.
+The conformance tests compare it with a real one. It has the schema of a Job only, no admission and
+no authorization, no other verbs and media types, and few defaults, because no test depends on them.
 Source: kubernetes.io, "API Concepts" and "Server-Side Apply".
 """
 

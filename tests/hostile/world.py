@@ -1,4 +1,4 @@
-"""Hostile objects in the real controller, on a simulated API server without a schema.
+"""Hostile objects in the real controller, on a simulated API server without their schemas.
 
 There is no Job controller, so a valid job only gets its Job. Time is virtual.
 """
