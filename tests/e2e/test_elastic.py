@@ -137,10 +137,10 @@ def test_a_gang_shrinks_and_grows_with_capacity(space: Space, slots: None, impat
         offer(space, 2)
         space.kubectl("delete", "pod", "-l", f"{names.COMPLETION_INDEX_LABEL}=1", "--wait=false")
         space.wait("torchrunjob/train", "condition=FullSize=false")
-        status = space.get(TORCHRUN_JOBS, "train")["status"]
-        assert status["reason"] == "Unschedulable"
-        assert f"0 of 1 nodes are available: 1 lacks {SLOT}" in status["message"]
-        assert "The gang shrinks to 2 nodes unless" in status["message"]
+        space.wait_reason("train", "Unschedulable")
+        space.wait_message(
+            *("train", "nodes are available: ", SLOT, "The gang shrinks to 2 nodes unless")
+        )
         status = wait_size(space, "train", 2, 300)
         space.wait_reason("train", "WaitingForCapacity")
         assert (status["attempt"], status.get("restarts", 0), status["disruptions"]) == (2, 0, 1)
