@@ -200,7 +200,10 @@ class Leader:
     async def _attempt(
         self, verb: str, request: Coroutine[None, None, None], sent_at: float
     ) -> None:
-        """Send one request. A failure is logged once; the next decision retries."""
+        """Send one request. A failure is logged once; the next decision retries.
+
+        A conflict is no problem: another process has written the lease first, and it is read next.
+        """
         self._election.unsure(sent_at, self._jitter())
         deadline = self._election.writable_until()
         timeout = self._election.durations.renew_deadline / 2
@@ -210,6 +213,9 @@ class Leader:
             with anyio.fail_after(timeout):
                 await request
         except REQUEST_ERRORS as error:
+            if isinstance(error, ApiError) and error.status == 409:
+                self.problem = ""
+                return
             problem = f"cannot {verb} lease {self._lease}: {_describe_error(error)}"
             if problem != self.problem:
                 log.warning("lease not renewed or read", problem=problem)

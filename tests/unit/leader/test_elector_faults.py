@@ -159,6 +159,24 @@ async def test_a_metadata_conflict_keeps_lease_and_labels() -> None:
     assert server.object["metadata"]["labels"] == {"kept": "yes"}
 
 
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+@in_virtual_time
+async def test_a_standby_that_loses_the_race_for_the_lease_has_no_problem(method: str) -> None:
+    server = LeaseServer()
+    client = Client(server, "b")
+    standby = make(client)
+    if method == "PATCH":
+        async with leading(make(Client(server, "a"))):
+            pass
+    client.fault = refuse(409, method)
+    async with running(standby):
+        await until(20)
+        assert method in [used for _, name, used in server.log if name == "b"]
+        assert standby.problem == ""
+        client.fault = lambda method: None
+        await standby.elected.wait()
+
+
 @pytest.mark.parametrize(
     "frame",
     [
