@@ -2,11 +2,12 @@
 
 The format is that of FitError and its plugins (kubernetes/pkg/scheduler/framework/types.go, 1.22 to
 1.35): "0/12 nodes are available: 4 node(s) ..., 8 Insufficient nvidia.com/gpu. preemption: ...".
+Volcano writes "unavailable" (volcano/pkg/scheduler/api/unschedule_info.go).
 """
 
 import re
 
-_VERDICT = re.compile(r"0/(?P<nodes>\d+) nodes are available: (?P<reasons>.+)", re.DOTALL)
+_VERDICT = re.compile(r"0/(?P<nodes>\d+) nodes are (?:un)?available: (?P<reasons>.+)", re.DOTALL)
 # The reasons why preemption does not help follow. They are about the same nodes.
 _END_OF_REASONS = ". "
 _REASON_SEPARATOR = re.compile(r", (?=\d+ )")

@@ -22,6 +22,9 @@ STARTING = frozenset({"", "PodInitializing", "ContainerCreating"})
 CREATE_EVENTS = frozenset({"FailedCreate"})
 PROVISIONING_EVENTS = frozenset({"ProvisioningFailed"})
 MOUNT_EVENTS = frozenset({"FailedAttachVolume", "FailedMount"})
+# Volcano's reason for a pod that has room, while another pod of its gang has none
+# (volcano/pkg/scheduler/api/unschedule_info.go).
+HAS_ROOM = "Schedulable"
 MOST_MESSAGES = 3  # different messages of a gang that are listed
 
 _UNBOUND = "unbound immediate PersistentVolumeClaims"
@@ -46,6 +49,7 @@ def gang_reason(
 ) -> Reason | None:
     """Return the first reason in the order of worker indexes, with all workers that have it.
 
+    A worker that has room is named only if no worker has another reason.
     `jobs` create the pods, one for each of `nodes` nodes.
     """
     if len(workers) < nodes:
@@ -55,13 +59,18 @@ def gang_reason(
             why = explain_refusal(event.message)
             return Reason(why.reason, f"{pods_are(len(workers), nodes)} created. {why.message}")
     pending_pods = [pod for pod in sorted(workers, key=index_of) if pod.status.phase == "Pending"]
-    reasons = [(pod, pod_reason(pod, claims, warnings)) for pod in pending_pods]
-    first_reason = next((reason for _, reason in reasons if reason is not None), None)
-    if first_reason is None:
+    reasons = [
+        (pod, reason)
+        for pod in pending_pods
+        if (reason := pod_reason(pod, claims, warnings)) is not None
+    ]
+    if not reasons:
         return None
+    blocked = (reason for _, reason in reasons if reason.reason != HAS_ROOM)
+    first_reason = next(blocked, reasons[0][1])
     pods_by_message: dict[str, list[Pod]] = {}
     for pod, reason in reasons:
-        if reason is not None and reason.reason == first_reason.reason:
+        if reason.reason == first_reason.reason:
             pods_by_message.setdefault(reason.message, []).append(pod)
     messages = [
         sentence(f"{_name_pods(pods, nodes)}: {text}") for text, pods in pods_by_message.items()

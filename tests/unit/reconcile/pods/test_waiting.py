@@ -68,6 +68,30 @@ def test_with_different_reasons_the_first_worker_counts():
     assert "lack" not in world.job.status.message
 
 
+VOLCANO_ROOM = "Pod team/train-0-abcde can possibly be assigned to node-2, once minAvailable is met"
+
+
+def test_a_pod_that_has_room_does_not_hide_the_one_that_has_none():
+    world = gang(2)
+    world.not_placed(VOLCANO_ROOM, 0, reason="Schedulable")
+    world.not_placed("0/3 nodes are unavailable: 3 Insufficient cpu.", 1)
+    world.settle()
+    status = world.job.status
+    assert status.reason == "Unschedulable"
+    assert status.message == (
+        "0 of 2 pods are scheduled. Pod train-1-abcde (index 1):"
+        " 0 of 3 nodes are available: 3 lack cpu."
+    )
+
+
+def test_pods_that_all_have_room_are_reported():
+    world = gang(1)
+    world.not_placed(VOLCANO_ROOM, 0, reason="Schedulable")
+    world.settle()
+    assert world.job.status.reason == "Schedulable"
+    assert VOLCANO_ROOM in world.job.status.message
+
+
 def test_an_image_that_cannot_be_pulled_has_one_message_between_tries_and_at_each():
     world, text = gang(1), 'failed to resolve "i:1": not found'
     world.container_waits("train-0-abcde", "ErrImagePull", text)
