@@ -154,7 +154,7 @@ def has_ended(pid: int) -> bool:
     """Whether the process is gone, or its parent has not asked for its exit code yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
 
 
