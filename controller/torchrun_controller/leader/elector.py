@@ -200,10 +200,7 @@ class Leader:
     async def _attempt(
         self, verb: str, request: Coroutine[None, None, None], sent_at: float
     ) -> None:
-        """Send one request. A failure is logged once; the next decision retries.
-
-        A conflict is no problem: another process has written the lease first, and it is read next.
-        """
+        """Send one request. A failure is logged once; the next decision retries."""
         self._election.unsure(sent_at, self._jitter())
         deadline = self._election.writable_until()
         timeout = self._election.durations.renew_deadline / 2
@@ -213,9 +210,6 @@ class Leader:
             with anyio.fail_after(timeout):
                 await request
         except REQUEST_ERRORS as error:
-            if isinstance(error, ApiError) and error.status == 409:
-                self.problem = ""
-                return
             problem = f"cannot {verb} lease {self._lease}: {_describe_error(error)}"
             if problem != self.problem:
                 log.warning("lease not renewed or read", problem=problem)
@@ -235,7 +229,12 @@ class Leader:
 
     async def _write(self, version: str, sent_at: float) -> None:
         self._has_written = True
-        lease = await self._send(version, self._election.record(self._now()))
+        try:
+            lease = await self._send(version, self._election.record(self._now()))
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            return  # another process has written the lease first; it is read next
         self._election.renewed(lease, sent_at, self._clock())
         if not self.elected.is_set():
             log.info("elected", lease=self._lease, identity=self._election.identity)
