@@ -138,9 +138,10 @@ def test_a_gang_shrinks_and_grows_with_capacity(space: Space, slots: None, impat
         space.kubectl("delete", "pod", "-l", f"{names.COMPLETION_INDEX_LABEL}=1", "--wait=false")
         space.wait("torchrunjob/train", "condition=FullSize=false")
         space.wait_reason("train", "Unschedulable")
-        space.wait_message(
-            *("train", "nodes are available: ", SLOT, "The gang shrinks to 2 nodes unless")
-        )
+        nodes = len(space.kubectl("get", "nodes", "-o", "name").split())
+        lack = f"{nodes} lacks" if nodes == 1 else f"{nodes} lack"
+        verdict = f"0 of {nodes} nodes are available: {lack} {SLOT}"
+        space.wait_message("train", verdict, "The gang shrinks to 2 nodes unless")
         status = wait_size(space, "train", 2, 300)
         space.wait_reason("train", "WaitingForCapacity")
         assert (status["attempt"], status.get("restarts", 0), status["disruptions"]) == (2, 0, 1)
