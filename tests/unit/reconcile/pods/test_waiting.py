@@ -68,7 +68,9 @@ def test_with_different_reasons_the_first_worker_counts():
     assert "lack" not in world.job.status.message
 
 
-VOLCANO_ROOM = "Pod team/train-0-abcde can possibly be assigned to node-2, once minAvailable is met"
+VOLCANO_ROOM = (
+    "Pod team/train-0-abcde can possibly be assigned to node-2, once minAvailable is satisfied"
+)
 
 
 def test_a_pod_that_has_room_does_not_hide_the_one_that_has_none():
