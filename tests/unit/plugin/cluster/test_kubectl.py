@@ -74,7 +74,7 @@ async def proxy_to(url: str, directory: Path) -> AsyncIterator[Path]:
 
 
 def running(socket: Path) -> bool:
-    command = ["ps", "-eo", "args"]
+    command = ["ps", "-ww", "-eo", "args"]  # -ww: lines have any length
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return any(str(socket) in line for line in listed.splitlines())
 
@@ -120,8 +120,9 @@ def test_the_proxy_ends_with_a_killed_program(tmp_path: Path, number: int) -> No
     ) as program:
         assert program.stdout is not None
         socket = Path(program.stdout.readline().strip())
-        assert running(socket)
-        os.kill(program.pid, number)
+        proxy_runs = running(socket)
+        os.kill(program.pid, number if proxy_runs else signal.SIGKILL)
+    assert proxy_runs
     deadline = time.monotonic() + 120
     while not gone(socket):
         assert time.monotonic() < deadline, "the proxy is still there"
