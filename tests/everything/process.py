@@ -3,8 +3,8 @@
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # The variables of `make all` itself; make reads them from its environment, too.
@@ -22,25 +22,43 @@ def run(
         KeyboardInterrupt: after the processes have ended.
     """
     environment = {k: v for k, v in os.environ.items() if k not in OWN} | dict(extra)
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=root,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        with log.open("wb") as output, interrupts_deferred():
+            process = subprocess.Popen(
+                command,
+                cwd=root,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        code = process.wait(limit)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt) as error:
+        if process is not None:
             end(process)
-            return f"did not end within {limit / 60:.0f} min"
-        except KeyboardInterrupt:
-            end(process)
+        if isinstance(error, KeyboardInterrupt):
             raise
+        return f"did not end within {limit / 60:.0f} min"
     return f"exit code {code}" if code else ""
+
+
+@contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end of the block: inside Popen it would lose the process."""
+    received: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, _: received.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if received:
+        raise KeyboardInterrupt
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
