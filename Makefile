@@ -91,12 +91,14 @@ integration: $(VENV)/.ready programs ## A real API server, no pods
 
 # A test upgrades Kubernetes. The releases are built before it: other tests measure times.
 UPGRADE := 1.36 1.37
-integration-all: $(VENV)/.ready programs ## The long integration tests as well
+# `make ha` runs its tests alone: they have limits of seconds.
+REPLICA_TESTS := tests/integration/test_high_availability.py tests/integration/test_many_kills.py
+integration-all: $(VENV)/.ready programs ## The long integration tests as well, without those of make ha
 	for release in $(UPGRADE); do KUBERNETES=$$release $(CLUSTER_CLI) binaries etcd kube-apiserver kube-controller-manager kube-scheduler kubectl; done
-	$(BIN)/pytest tests/integration -n $(INTEGRATION_WORKERS) --dist loadfile --long $(SLOWEST) $(ARGS)
+	$(BIN)/pytest tests/integration $(REPLICA_TESTS:%=--ignore=%) -n $(INTEGRATION_WORKERS) --dist loadfile --long $(SLOWEST) $(ARGS)
 
 ha: $(VENV)/.ready programs ## Replicas: 50 kills of the leader under 200 running jobs, take-overs measured
-	$(BIN)/pytest tests/integration/test_high_availability.py tests/integration/test_many_kills.py --long -rP
+	$(BIN)/pytest $(REPLICA_TESTS) --long -rP
 
 e2e: $(VENV)/.ready $(BIN)/.plugin ## Real pods and real torch
 	$(BIN)/pytest tests/e2e -n $(E2E_WORKERS) --dist loadfile $(SLOWEST) $(ARGS)

@@ -74,7 +74,7 @@ ACCEPTED = (
         "matrix-*",
         "*",
         "takes minutes: run with --long",
-        "runs in unit-long and integration-all, on the default versions",
+        "runs in unit-long, integration-all and ha, on the default versions",
     ),
     *(
         Accepted(suite, test, "TORCHRUN_TEST_TORCH_PYTHON *", "runs in recipes, with real torch")

@@ -21,10 +21,16 @@ class PytestCall(Struct, frozen=True):
 
     paths: tuple[str, ...]
     long: bool
+    ignored: tuple[str, ...] = ()
 
     def reaches(self, file: Path) -> bool:
         """Whether it collects this file."""
-        return any(file == ROOT / path or (ROOT / path) in file.parents for path in self.paths)
+        return contain(self.paths, file) and not contain(self.ignored, file)
+
+
+def contain(paths: Sequence[str], file: Path) -> bool:
+    """Whether the file is one of these, or in a folder of these."""
+    return any(file == ROOT / path or (ROOT / path) in file.parents for path in paths)
 
 
 def targets_with_tests(makefile: str) -> set[str]:
@@ -58,4 +64,9 @@ def pytest_calls(suite: Suite) -> Iterator[PytestCall]:
             if word.endswith("bin/pytest"):
                 arguments = words[number + 1 :]
                 paths = tuple(each for each in arguments if each.startswith("tests"))
-                yield PytestCall(paths, "--long" in arguments)
+                ignored = tuple(
+                    each.removeprefix("--ignore=")
+                    for each in arguments
+                    if each.startswith("--ignore=")
+                )
+                yield PytestCall(paths, "--long" in arguments, ignored)
