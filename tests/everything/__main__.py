@@ -17,6 +17,7 @@ import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from everything.process import INTERRUPTS
 from everything.run import Run
 from everything.suite import Suite
 from everything.table import ACCEPTED, suites
@@ -53,7 +54,7 @@ def main(arguments: list[str]) -> int:
     chosen = options(arguments)
     everything = suites(chosen.pythons, chosen.releases)
     # Background jobs of a shell ignore SIGINT, and children would inherit that.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in INTERRUPTS:
         signal.signal(number, signal.default_int_handler)
     try:
         run = Run(ROOT, everything, ACCEPTED)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 # The variables of `make all` itself; make reads them from its environment, too.
 OWN = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "ONLY", "ARGS")
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # The suite ends its clusters after the first; another Ctrl-C does not wait so long.
 ENDINGS = ((signal.SIGINT, 120.0), (signal.SIGTERM, 30.0), (signal.SIGKILL, 10.0))
 
@@ -50,7 +51,7 @@ def interrupts_deferred() -> Iterator[None]:
     received: list[int] = []
     handlers = {
         number: signal.signal(number, lambda number, _: received.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in INTERRUPTS
     }
     try:
         yield
