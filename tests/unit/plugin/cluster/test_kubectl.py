@@ -74,7 +74,7 @@ async def proxy_to(url: str, directory: Path) -> AsyncIterator[Path]:
 
 
 def running(socket: Path) -> bool:
-    command = ["ps", "-ww", "-eo", "args"]  # -ww: lines have any length
+    command = ["ps", "-ww", "-eo", "args"]  # -ww: ps may cut lines at 80 characters
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return any(str(socket) in line for line in listed.splitlines())
 
