@@ -18,9 +18,9 @@ INTEGRATION_WORKERS ?= 3
 E2E_WORKERS ?= 0
 # Both print the tests, and the fixtures, that take longest.
 SLOWEST := --durations=25 --durations-min=1
-# Versions for `make matrix`, in addition to Kubernetes 1.35, which all other targets use.
+# Versions for `make matrix`, in addition to Kubernetes 1.37, which all other targets use.
 PYTHONS ?= 3.11 3.12 3.13
-RELEASES ?= 1.33 1.34 1.36 1.37
+RELEASES ?= 1.33 1.34 1.35 1.36
 export PYTHONDONTWRITEBYTECODE := 1
 CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit("missing: Python 3.11 or later (PYTHON=...)" if sys.version_info < (3, 11) else 0)'
 

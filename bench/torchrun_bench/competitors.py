@@ -157,6 +157,6 @@ def available(site: Site) -> tuple[Competitor, ...]:
 def versions() -> dict[str, str]:
     """The versions of the other programs."""
     with contextlib.suppress(ClusterError, subprocess.SubprocessError):
-        pinned = {module.folder: module for module in binaries.MODULES}
-        return {name: binaries.version(pinned[name]) for name in ("kubernetes", "jobset")}
+        programs = {"kubernetes": "kube-apiserver", "jobset": "jobset"}
+        return {name: binaries.version_of(program) for name, program in programs.items()}
     return {}

@@ -23,7 +23,7 @@ DESCRIPTION = """Start Kubernetes clusters for the demo and the tests.
 CLUSTER=current uses the cluster of your kubeconfig, CLUSTER=kind creates one with kind, and
 CLUSTER=local creates one from real components on this machine. Default: kind if a Docker engine
 answers; local in CI (CI=true), or for root on a machine with neither Docker nor a kubeconfig.
-KUBERNETES=1.33, 1.34, 1.36 or 1.37 starts a local cluster of that release instead of 1.35.
+KUBERNETES=1.33, 1.34, 1.35 or 1.36 starts a local cluster of that release instead of 1.37.
 TORCHRUN_CACHE and TORCHRUN_STATE are the folders of the caches and of the clusters.
 """
 

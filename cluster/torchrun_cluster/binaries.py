@@ -46,25 +46,24 @@ class Module:
     tags: str = ""
 
 
-def _kubernetes(folder: str, packages: Mapping[str, str]) -> Module:
+def _kubernetes(minor: str) -> Module:
     parts = ("apiserver", "controller-manager", "scheduler", "proxy")
     programs = (*(f"kube-{part}" for part in parts), "kubectl", "kubelet")
     return Module(
-        folder=folder,
+        folder=f"kubernetes-{minor}",
         pinned=KUBERNETES,
-        packages={**packages, **{name: f"{KUBERNETES}/cmd/{name}" for name in programs}},
+        packages={name: f"{KUBERNETES}/cmd/{name}" for name in programs},
         version_flags=KUBERNETES_VERSION,
     )
 
 
-DEFAULT_KUBERNETES = "1.35"
-OTHER_KUBERNETES: Mapping[str, Module] = {
-    minor: _kubernetes(f"kubernetes-{minor}", {}) for minor in ("1.33", "1.34", "1.36", "1.37")
+DEFAULT_KUBERNETES = "1.37"
+KUBERNETES_RELEASES: Mapping[str, Module] = {
+    minor: _kubernetes(minor) for minor in ("1.33", "1.34", "1.35", "1.36", "1.37")
 }
-"""What is supported beside the default."""
 
 MODULES = (
-    _kubernetes("kubernetes", {"etcd": "go.etcd.io/etcd/server/v3"}),
+    Module("etcd", "go.etcd.io/etcd/server/v3", {"etcd": "go.etcd.io/etcd/server/v3"}),
     Module("coredns", "github.com/coredns/coredns", {"coredns": "."}),
     Module(
         "local-path",
@@ -161,11 +160,11 @@ NODE = (
 
 
 def wanted_kubernetes(environment: Mapping[str, str] = os.environ) -> str:
-    """The release, for example 1.35, that KUBERNETES asks for. Raises ClusterError."""
+    """The release, for example 1.37, that KUBERNETES asks for. Raises ClusterError."""
     version = environment.get("KUBERNETES") or DEFAULT_KUBERNETES
-    versions = sorted((DEFAULT_KUBERNETES, *OTHER_KUBERNETES))
-    if version not in versions:
-        raise ClusterError(f"KUBERNETES is {version!r}: it must be one of {', '.join(versions)}")
+    if version not in KUBERNETES_RELEASES:
+        releases = ", ".join(KUBERNETES_RELEASES)
+        raise ClusterError(f"KUBERNETES is {version!r}: it must be one of {releases}")
     return version
 
 
@@ -194,7 +193,7 @@ def absent(names: Iterable[str]) -> list[str]:
 
 
 def version(module: Module) -> str:
-    """The version that go.mod pins, for example v1.35.4. Raises ClusterError if it pins none."""
+    """The version that go.mod pins, for example v1.37.2. Raises ClusterError if it pins none."""
     text = (SOURCE / "go" / module.folder / "go.mod").read_text()
     pin = re.search(rf"^\s*(?:require )?{re.escape(module.pinned)} (v\S+)", text, re.MULTILINE)
     if not pin:
@@ -203,7 +202,7 @@ def version(module: Module) -> str:
 
 
 def version_of(program: str, kubernetes: str = "") -> str:
-    """The version of a program, for example v1.35.4; see `ensure`."""
+    """The version of a program, for example v1.37.2; see `ensure`."""
     return version(_module_of(program, kubernetes or wanted_kubernetes()))
 
 
@@ -231,8 +230,7 @@ def key(sources: Iterable[bytes], flags: str, go_version: str) -> str:
 
 
 def _module_of(name: str, kubernetes: str = DEFAULT_KUBERNETES) -> Module:
-    other = OTHER_KUBERNETES.get(kubernetes)
-    for module in (*([other] if other else []), *MODULES):
+    for module in (KUBERNETES_RELEASES[kubernetes], *MODULES):
         if name in module.packages:
             return module
     raise ClusterError(f"unknown program {name!r}")
@@ -261,7 +259,7 @@ def _go_version() -> str:
     # Asked for in the module's folder: there Go may switch to the version that go.mod asks for.
     result = subprocess.run(
         [go, "env", "GOVERSION", "GOOS", "GOARCH"],
-        cwd=SOURCE / "go" / "kubernetes",
+        cwd=SOURCE / "go" / KUBERNETES_RELEASES[DEFAULT_KUBERNETES].folder,
         capture_output=True,
         text=True,
         check=False,

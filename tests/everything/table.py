@@ -105,20 +105,15 @@ ACCEPTED = (
         "this machine has no *",
         "a machine without IPv6, or without an address but localhost",
     ),
-    Accepted(
-        "matrix-kubernetes-*",
-        "tests.integration.test_gangs*",
-        "Kubernetes * schedules no gangs itself",
-        "this release does not have the feature",
-    ),
     *(
         Accepted(
-            "*",
+            "matrix-kubernetes-*",
             "tests.integration.test_gangs*",
             reason,
-            "this release does not have the feature; matrix-kubernetes-1.37 runs it",
+            "this release does not have the feature",
         )
         for reason in (
+            "Kubernetes * schedules no gangs itself",
             "Kubernetes * has no PodGroups",
             "PodGroups of Kubernetes * have no priority",
         )

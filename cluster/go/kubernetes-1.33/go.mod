@@ -1,4 +1,4 @@
-// Kubernetes' own parts and kubectl at 1.33, for `KUBERNETES=1.33`; etcd is that of ../kubernetes.
+// Kubernetes' own parts and kubectl at 1.33.
 module torchrun.dev/cluster/kubernetes-1.33
 
 go 1.24.0

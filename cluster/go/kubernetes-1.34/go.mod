@@ -1,4 +1,4 @@
-// Kubernetes' own parts and kubectl at 1.34, for `KUBERNETES=1.34`; etcd is that of ../kubernetes.
+// Kubernetes' own parts and kubectl at 1.34.
 module torchrun.dev/cluster/kubernetes-1.34
 
 go 1.24.0

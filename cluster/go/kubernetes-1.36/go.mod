@@ -1,4 +1,4 @@
-// Kubernetes' own parts and kubectl at 1.36, for `KUBERNETES=1.36`; etcd is that of ../kubernetes.
+// Kubernetes' own parts and kubectl at 1.36.
 module torchrun.dev/cluster/kubernetes-1.36
 
 go 1.26.0

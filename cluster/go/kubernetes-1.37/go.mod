@@ -1,4 +1,4 @@
-// Kubernetes' own parts and kubectl at 1.37, for `KUBERNETES=1.37`; etcd is that of ../kubernetes.
+// Kubernetes' own parts and kubectl at 1.37.
 module torchrun.dev/cluster/kubernetes-1.37
 
 go 1.26.0

@@ -91,19 +91,22 @@ def test_every_part_of_a_build_changes_its_key() -> None:
 
 def test_every_module_pins_the_version_that_it_reports() -> None:
     versions = {m.folder: binaries.version(m) for m in binaries.MODULES if m.pinned}
-    assert versions["kubernetes"].startswith("v1.35.")
     assert all(version.startswith("v") for version in versions.values())
 
 
 def test_every_supported_release_has_a_module_that_pins_it() -> None:
-    for minor, module in binaries.OTHER_KUBERNETES.items():
+    for minor, module in binaries.KUBERNETES_RELEASES.items():
         assert binaries.version(module).startswith(f"v{minor}.")
-    assert binaries.version(binaries.MODULES[0]).startswith(f"v{binaries.DEFAULT_KUBERNETES}.")
+
+
+def test_kubeadm_has_the_default_release() -> None:
+    assert binaries.version_of("kubeadm") == binaries.version_of("kubelet")
 
 
 def test_only_a_supported_release_can_be_asked_for() -> None:
+    default = binaries.DEFAULT_KUBERNETES
     assert (
-        binaries.wanted_kubernetes({}) == binaries.wanted_kubernetes({"KUBERNETES": ""}) == "1.35"
+        binaries.wanted_kubernetes({}) == binaries.wanted_kubernetes({"KUBERNETES": ""}) == default
     )
     assert binaries.wanted_kubernetes({"KUBERNETES": "1.33"}) == "1.33"
     with pytest.raises(
