@@ -199,7 +199,9 @@ def test_an_edit_of_an_admitted_job_cannot_exceed_the_quota(
     assert admission["requests"]["cpu"] == "500m"
 
     job = f"{team.group}/torchrunjobs/train"
-    api.patch(job, {"spec": {"nodeResources": {"cpus": 1}}})
+    generation = api.patch(job, {"spec": {"nodeResources": {"cpus": 1}}})["metadata"]["generation"]
+    # Otherwise the end of the gang may be seen before the edit: the next gang is as the one before.
+    eventually("the edit is seen", lambda: team.status("train")["observedGeneration"] == generation)
     for name in team.children("jobs", "train"):
         api.delete(f"{team.batch}/jobs/{name}?propagationPolicy=Background")
     refused = wait_admission(team, "train", "ExceedsQuota")
