@@ -100,7 +100,8 @@ def test_every_supported_release_has_a_module_that_pins_it() -> None:
 
 
 def test_kubeadm_has_the_default_release() -> None:
-    assert binaries.version_of("kubeadm") == binaries.version_of("kubelet")
+    kubelet = binaries.version_of("kubelet", binaries.DEFAULT_KUBERNETES)
+    assert binaries.version_of("kubeadm") == kubelet
 
 
 def test_only_a_supported_release_can_be_asked_for() -> None:
