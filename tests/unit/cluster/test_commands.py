@@ -99,11 +99,6 @@ def test_every_supported_release_has_a_module_that_pins_it() -> None:
         assert binaries.version(module).startswith(f"v{minor}.")
 
 
-def test_kubeadm_has_the_default_release() -> None:
-    kubelet = binaries.version_of("kubelet", binaries.DEFAULT_KUBERNETES)
-    assert binaries.version_of("kubeadm") == kubelet
-
-
 def test_only_a_supported_release_can_be_asked_for() -> None:
     default = binaries.DEFAULT_KUBERNETES
     assert (
