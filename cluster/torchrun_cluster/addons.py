@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -26,6 +26,7 @@ Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 """LocalCluster.kubectl."""
 
 CRD = "CustomResourceDefinition"
+RIGHTS_GROUP = "rbac.authorization.k8s.io"
 RIGHTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 PATIENCE = 180.0
 """Seconds for kubectl to apply or delete all objects of an addon, on a busy machine."""
@@ -47,6 +48,8 @@ class Addon:
     """Files, or folders for kustomize, in the programs' Go module."""
     adapt: Callable[[State, list[dict[str, Any]]], list[dict[str, Any]]]
     is_ready: Callable[[ApiServer], bool]
+    custom_resources: tuple[Mapping[str, Any], ...] = ()
+    """Objects of its own kinds, which are deleted with these kinds."""
 
 
 def find(name: str) -> Addon:
@@ -62,10 +65,12 @@ def apply(addon: Addon, name: str, cluster: State, kubectl: Kubectl) -> None:
     source = [each for path in addon.manifests for each in _read(module / path, kubectl)]
     objects = addon.adapt(cluster, source)
     record = _record(cluster, name)
-    record.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+    record.write_text(_list(objects))
     kubectl("apply", "--server-side", "--force-conflicts", "-f", str(record), timeout=PATIENCE)
     crds = [f"crd/{item['metadata']['name']}" for item in objects if item["kind"] == CRD]
     kubectl("wait", "--for=condition=Established", *crds, "--timeout=150s", timeout=PATIENCE)
+    if addon.custom_resources:
+        kubectl("apply", "-f", "-", stdin=_list(addon.custom_resources), timeout=PATIENCE)
 
 
 def delete_custom_resources(name: str, cluster: State, kubectl: Kubectl) -> None:
@@ -80,6 +85,10 @@ def delete_rest(name: str, cluster: State, kubectl: Kubectl) -> None:
     record = _record(cluster, name)
     kubectl("delete", "--ignore-not-found", "-f", str(record), timeout=PATIENCE)
     record.unlink()
+
+
+def _list(objects: Sequence[Mapping[str, Any]]) -> str:
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
 
 
 def _record(cluster: State, name: str) -> Path:
@@ -204,6 +213,37 @@ def _coscheduling_is_ready(api: ApiServer) -> bool:
     return api.exists("/apis/scheduling.x-k8s.io/v1alpha1/podgroups")
 
 
+def _kai(cluster: State, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    del cluster
+    # Those of its chart are templates.
+    bindings = [
+        {
+            "apiVersion": RIGHTS_GROUP + "/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": component},
+            "subjects": [{"kind": "User", "name": subject.common_name, "apiGroup": RIGHTS_GROUP}],
+            "roleRef": {"kind": "ClusterRole", "name": component, "apiGroup": RIGHTS_GROUP},
+        }
+        for component, subject in KAI_ACCOUNTS.items()
+    ]
+    return [*objects, *bindings]
+
+
+def _kai_is_ready(api: ApiServer) -> bool:
+    return api.exists("/apis/scheduling.run.ai/v2/queues/default-queue")
+
+
+def _kai_queue(name: str, parent: str | None) -> dict[str, Any]:
+    amounts = {"quota": 0, "limit": -1, "overQuotaWeight": 1}
+    spec: dict[str, Any] = {"resources": dict.fromkeys(("cpu", "gpu", "memory"), amounts)}
+    return {
+        "apiVersion": "scheduling.run.ai/v2",
+        "kind": "Queue",
+        "metadata": {"name": name},
+        "spec": spec if parent is None else {**spec, "parentQueue": parent},
+    }
+
+
 def _kuberay(cluster: State, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
     del cluster
     manifests = [item for item in objects if item["kind"] in (CRD, *RIGHTS)]
@@ -233,6 +273,12 @@ def _account(component: str, namespace: str, name: str) -> Subject:
     return Subject(component, f"system:serviceaccount:{namespace}:{name}")
 
 
+KAI_ACCOUNTS = {
+    "kai-scheduler": _account("kai-scheduler", "kai-scheduler", "scheduler"),
+    "kai-binder": _account("kai-binder", "kai-scheduler", "binder"),
+}
+KAI_CHART = "deployments/kai-scheduler"
+
 ADDONS = {
     "volcano": Addon(
         {
@@ -255,6 +301,24 @@ ADDONS = {
         ("manifests/coscheduling/crd.yaml", "manifests/install/all-in-one.yaml"),
         _coscheduling,
         _coscheduling_is_ready,
+    ),
+    "kai": Addon(
+        KAI_ACCOUNTS,
+        (
+            f"{KAI_CHART}/crds/kai.scheduler_topologies.yaml",
+            *(
+                f"{KAI_CHART}/crds/scheduling.run.ai_{kind}.yaml"
+                for kind in ("bindrequests", "podgroups", "queues")
+            ),
+            *(f"{KAI_CHART}/templates/rbac/{part}.yaml" for part in ("scheduler", "binder")),
+        ),
+        _kai,
+        _kai_is_ready,
+        # As its chart creates them.
+        (
+            _kai_queue("default-parent-queue", None),
+            _kai_queue("default-queue", "default-parent-queue"),
+        ),
     ),
     "kuberay": Addon(
         {"kuberay-operator": _account("kuberay-operator", "default", "kuberay-operator")},

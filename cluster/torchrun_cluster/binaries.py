@@ -122,6 +122,14 @@ MODULES = (
         {"coscheduling-scheduler": "sigs.k8s.io/scheduler-plugins/cmd/scheduler"},
     ),
     Module(
+        "kai",
+        "github.com/NVIDIA/KAI-scheduler",
+        {
+            "kai-scheduler": "github.com/NVIDIA/KAI-scheduler/cmd/scheduler",
+            "kai-binder": "github.com/NVIDIA/KAI-scheduler/cmd/binder",
+        },
+    ),
+    Module(
         "kuberay",
         "github.com/ray-project/kuberay/ray-operator",
         {"kuberay-operator": "github.com/ray-project/kuberay/ray-operator"},

@@ -18,6 +18,7 @@ POD_RANGE = "10.244.0.0/16"
 API_PORT_INSIDE = 6443
 PAUSE_IMAGE = "localhost/torchrun-pause:latest"
 """Holds pods' namespaces and prepares volumes' folders."""
+KAI_SCHEDULER = "kai-scheduler"
 
 
 def api_endpoint(state: State) -> tuple[str, int]:
@@ -66,6 +67,8 @@ def command(state: State, component: str, binaries: Mapping[str, Path]) -> list[
         "volcano-controllers": _volcano_controllers,
         "volcano-scheduler": _volcano_scheduler,
         "coscheduling-scheduler": _coscheduling,
+        KAI_SCHEDULER: _kai_scheduler,
+        "kai-binder": _kai_binder,
         "kueue": _kueue,
         "kuberay-operator": _kuberay,
     }
@@ -78,7 +81,11 @@ def command(state: State, component: str, binaries: Mapping[str, Path]) -> list[
     else:
         known = [*arguments, *of_nodes]
         raise ClusterError(f"unknown component {component!r}; there are {known}")
-    return [str(binaries.get(part, Path(part))), *flags, *state.spec.extra_args.get(part, ())]
+    program = [str(binaries.get(part, Path(part)))]
+    if part == KAI_SCHEDULER:
+        # It has no flag for this.
+        program = ["env", f"KUBECONFIG={state.component_kubeconfig(part)}", *program]
+    return [*program, *flags, *state.spec.extra_args.get(part, ())]
 
 
 def _etcd(state: State) -> list[str]:
@@ -218,6 +225,19 @@ def _volcano_scheduler(state: State) -> list[str]:
 
 def _coscheduling(state: State) -> list[str]:
     return [f"--config={coscheduling_configuration(state)}", "--secure-port=0"]
+
+
+def _kai_scheduler(state: State) -> list[str]:
+    del state
+    return ["--listen-address=127.0.0.1:0", "--plugin-server-port=0", "--v=1"]
+
+
+def _kai_binder(state: State) -> list[str]:
+    return [
+        f"--kubeconfig={state.component_kubeconfig('kai-binder')}",
+        "--metrics-bind-address=0",
+        "--health-probe-bind-address=0",
+    ]
 
 
 def _kueue(state: State) -> list[str]:

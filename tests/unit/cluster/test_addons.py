@@ -12,6 +12,8 @@ from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_cluster import addons, components, state
 from torchrun_cluster.errors import ClusterError
 from torchrun_cluster.state import Size, Spec, State
+from torchrun_controller.reconcile.queue.kai import PARENTS
+from torchrun_controller.reconcile.schedulers.kai import DEFAULT_QUEUE
 
 DEPLOYMENT = {"kind": "Deployment", "metadata": {"name": "manager"}}
 SERVICE = {"service": {"name": "s", "namespace": "n", "path": "/mutate"}}
@@ -77,6 +79,29 @@ def test_coscheduling_is_a_scheduler_of_its_own_with_the_rights_of_kube_schedule
     assert kubeconfig == str(cluster.component_kubeconfig(component))
     (profile,) = configuration["profiles"]
     assert profile["schedulerName"] == GANG_SCHEDULERS["coscheduling"].pod_scheduler
+
+
+def test_kais_programs_get_the_rights_of_its_chart(cluster: State) -> None:
+    roles = [
+        {"kind": "ClusterRole", "metadata": {"name": name}}
+        for name in ("kai-scheduler", "kai-binder")
+    ]
+    addon = addons.find("kai")
+    *kept, scheduler, binder = addon.adapt(cluster, roles)
+    assert kept == roles
+    for binding, (component, subject) in zip(
+        (scheduler, binder), addon.subjects.items(), strict=True
+    ):
+        assert binding["roleRef"]["name"] == component
+        assert [each["name"] for each in binding["subjects"]] == [subject.common_name]
+        kubeconfig = str(cluster.component_kubeconfig(component))
+        assert any(kubeconfig in part for part in components.command(cluster, component, {}))
+
+
+def test_kai_has_the_queues_that_its_chart_creates() -> None:
+    parent, default = addons.find("kai").custom_resources
+    assert (parent["metadata"]["name"], default["metadata"]["name"]) == (PARENTS[-1], DEFAULT_QUEUE)
+    assert default["spec"]["parentQueue"] == parent["metadata"]["name"]
 
 
 def test_the_crds_of_kuberay_are_stripped(cluster: State) -> None:
