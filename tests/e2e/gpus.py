@@ -13,10 +13,11 @@ import pytest
 
 from e2e.cluster import Cluster
 from e2e.history import History
-from e2e.manifests import queue
+from e2e.manifests import job, queue
 from e2e.space import Space
 from torchrun_api import names
 from torchrun_api.json import JsonObject, JsonValue
+from torchrun_api.kinds import PODS
 from torchrun_cluster import LocalCluster, binaries
 
 STAGES = Path(__file__).with_name("kwok.yaml")
@@ -115,6 +116,26 @@ def end(space: Space, job: str, phase: str, *, index: int | None = None) -> None
     listed = space.kubectl("get", "pods", "-l", selector, *running, "-o", "name").split()
     assert listed, f"no worker of {job} runs"
     space.kubectl("annotate", *listed, f"{ENDS}={phase}")
+
+
+def assert_a_failed_gang_restarts(space: Space, queue: str, groups: str, count: int) -> None:
+    """Check that all `count` workers of a gang get nodes again after one of them has failed.
+
+    `groups` is the kind of the attempts' groups, which are deleted when their pods have ended.
+    """
+    space.apply(job("again", queue, "train", count))
+    space.wait_phase("again", "Running")
+    with space.history(PODS) as pods:
+        end(space, "again", "Failed", index=1)
+        space.wait("torchrunjob/again", "jsonpath={.status.attempt}=1")
+        space.wait_phase("again", "Running")
+        listed = space.kubectl("get", groups, "-o", "name").split()
+        assert listed
+        end(space, "again", "Succeeded")
+        assert space.wait_phase("again", "Succeeded")["restarts"] == 1
+        assert len({name for name in bound(pods, "again") if "-r1-" in name}) == count
+    for group in listed:
+        space.wait(group, "delete")
 
 
 def bound(pods: History, job: str) -> set[str]:

@@ -46,3 +46,13 @@ def zip_job(
 ) -> JsonObject:
     """A job that waits for an upload of any content."""
     return job(name, queue, command, nodes, volumes={"workspace": {"source": "zip"}}, **spec)
+
+
+def priority_class(name: str, value: int) -> JsonObject:
+    """A PriorityClass."""
+    return {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": name},
+        "value": value,
+    }

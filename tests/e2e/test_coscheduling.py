@@ -41,19 +41,8 @@ def test_a_gang_that_does_not_fit_starts_no_pod_and_smaller_ones_overtake_it(spa
 
 
 def test_a_failed_gang_restarts_completely(space: Space):
-    space.apply(gpus.gpu_queue("gpus", COSCHEDULING), gang("again", NODES))
-    space.wait_phase("again", "Running")
-    with space.history(PODS) as pods:
-        gpus.end(space, "again", "Failed", index=1)
-        space.wait("torchrunjob/again", "jsonpath={.status.attempt}=1")
-        space.wait_phase("again", "Running")
-        gpus.end(space, "again", "Succeeded")
-        assert space.wait_phase("again", "Succeeded")["restarts"] == 1
-        assert len({name for name in gpus.bound(pods, "again") if "-r1-" in name}) == NODES
-    groups = space.kubectl("get", POD_GROUPS, "-o", "name").split()
-    space.kubectl("delete", "torchrunjob", "again")
-    for group in groups:
-        space.wait(group, "delete")
+    space.apply(gpus.gpu_queue("gpus", COSCHEDULING))
+    gpus.assert_a_failed_gang_restarts(space, "gpus", POD_GROUPS, NODES)
 
 
 def test_a_restart_in_place_keeps_the_nodes_from_a_gang_that_waits(space: Space, cluster: Cluster):

@@ -9,7 +9,7 @@ import pytest
 from e2e import gpus, rivals
 from e2e.cluster import Cluster
 from e2e.history import History
-from e2e.manifests import job, queue
+from e2e.manifests import job, priority_class, queue
 from e2e.space import Space
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
@@ -21,6 +21,8 @@ FLAVOR, CLUSTER_QUEUE, LOCAL_QUEUE = "fake-gpus", "torchrun-e2e", "team"
 KUEUE = {"gang": "kueue", "queueName": LOCAL_QUEUE, "nodeSelector": {}, "tolerations": []}
 """Where the pods may go stands in Kueue's flavour alone."""
 TOLERATION = {**gpus.TAINT, "operator": "Equal"}
+LOW, HIGH = "torchrun-e2e-low", "torchrun-e2e-high"
+PRIORITIES = {LOW: 1, HIGH: 1000}
 OURS = "torchrun-controller"
 """Field manager of what the controller applies."""
 
@@ -52,23 +54,14 @@ def _kueue(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         kueue("ResourceFlavor", "real", {}),
         cluster_queue(CLUSTER_QUEUE, FLAVOR, whole),
         cluster_queue(f"{CLUSTER_QUEUE}-real", "real", {"cpu": 1, "memory": "4Gi"}),
-        *(priority(name, value) for name, value in (("low", 1), ("high", 1000))),
+        *(priority_class(*each) for each in PRIORITIES.items()),
     ]
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
     log = tmp_path_factory.mktemp("kwok") / "log"
     with gpus.installed(cluster, "kueue"), gpus.nodes(cluster, NODES, log):
         cluster.kubectl("apply", "-f", "-", stdin=listed)
         yield
-        cluster.kubectl("delete", "priorityclass", "torchrun-e2e-low", "torchrun-e2e-high")
-
-
-def priority(name: str, value: int) -> JsonObject:
-    return {
-        "apiVersion": "scheduling.k8s.io/v1",
-        "kind": "PriorityClass",
-        "metadata": {"name": f"torchrun-e2e-{name}"},
-        "value": value,
-    }
+        cluster.kubectl("delete", "priorityclass", *PRIORITIES)
 
 
 def team(space: Space) -> None:
@@ -79,10 +72,6 @@ def team(space: Space) -> None:
 
 def gang(name: str, nodes: int, **spec: object) -> JsonObject:
     return job(name, "gpus", "train", nodes, **spec)
-
-
-def of_priority(name: str) -> JsonObject:
-    return {"priorityClassName": f"torchrun-e2e-{name}"}
 
 
 def assert_written_once(jobs: History) -> None:
@@ -123,9 +112,9 @@ def test_quota_delays_a_gang_before_any_pod_is_created(space: Space):
 def test_a_gang_preempted_by_kueue_runs_again(space: Space):
     team(space)
     with space.histories(TORCHRUN_JOBS, PODS, JOBS) as (torchrun_jobs, pods, jobs):
-        space.apply(gang("modest", NODES, scheduling=of_priority("low")))
+        space.apply(gang("modest", NODES, scheduling={"priorityClassName": LOW}))
         space.wait_phase("modest", "Running")
-        space.apply(gang("urgent", NODES, scheduling=of_priority("high")))
+        space.apply(gang("urgent", NODES, scheduling={"priorityClassName": HIGH}))
         space.wait_phase("modest", "Preempted")
         space.wait_phase("urgent", "Running")
         status = space.get(TORCHRUN_JOBS, "modest")["status"]

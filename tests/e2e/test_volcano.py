@@ -71,20 +71,8 @@ def running(state: dict) -> str | None:
 
 
 def test_a_failed_gang_restarts_completely(space: Space):
-    space.apply(gpus.gpu_queue("gpus", VOLCANO), gang("again", NODES))
-    space.wait_phase("again", "Running")
-    with space.history(PODS) as pods:
-        gpus.end(space, "again", "Failed", index=1)
-        space.wait("torchrunjob/again", "jsonpath={.status.attempt}=1")
-        space.wait_phase("again", "Running")
-        gpus.end(space, "again", "Succeeded")
-        status = space.wait_phase("again", "Succeeded")
-        assert status["restarts"] == 1
-        assert len({name for name in gpus.bound(pods, "again") if "-r1-" in name}) == NODES
-    groups = space.kubectl("get", POD_GROUPS, "-o", "name").split()
-    space.kubectl("delete", "torchrunjob", "again")
-    for group in groups:
-        space.wait(group, "delete")
+    space.apply(gpus.gpu_queue("gpus", VOLCANO))
+    gpus.assert_a_failed_gang_restarts(space, "gpus", POD_GROUPS, NODES)
 
 
 def test_real_pods_train_under_volcano(space: Space, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""A simulated scheduler of gangs: KAI is not built here, and no test waits for coscheduling."""
+"""A simulated scheduler of gangs; end-to-end tests run the real ones."""
 
 from collections.abc import Sequence
 from typing import Any
