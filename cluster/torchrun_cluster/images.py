@@ -66,7 +66,7 @@ def base(docker: bool | None = None) -> Path:
         parts += [b"docker", trusted]
     archive = _place(BASE, digest(parts))
     with artefacts.locked(archive.parent):
-        if artefacts.is_whole(archive):
+        if _is_cached(archive):
             return archive
         packages.ensure({"mmdebstrap": "mmdebstrap"} if docker else packages.IMAGES)
         with _workplace(archive) as context:
@@ -129,7 +129,7 @@ def build(
         parts.append(options[-1].encode())
     archive = _place(tag, digest(parts))
     with artefacts.locked(archive.parent):
-        if artefacts.is_whole(archive):
+        if _is_cached(archive):
             return archive
         with _workplace(archive) as clean:
             for name in files:
@@ -239,7 +239,17 @@ def digest(parts: Sequence[bytes]) -> str:
     return whole.hexdigest()[:16]
 
 
+def _is_cached(archive: Path) -> bool:
+    """Whether the archive is whole; sets the time of its last use, see `_forget_older`."""
+    if not artefacts.is_whole(archive):
+        return False
+    # Otherwise the builds of another checkout could delete it before it is loaded.
+    os.utime(archive.parent)
+    return True
+
+
 def _forget_older(archive: Path) -> None:
+    """Delete the archives of the same tag except those that were built or used last."""
     tag = archive.parent.name.rpartition("-")[0]
     folders = [
         folder
