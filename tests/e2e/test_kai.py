@@ -48,6 +48,7 @@ def test_a_gang_that_does_not_fit_gets_no_node_and_smaller_ones_overtake_it(spac
         status = space.wait_reason("large", "Unschedulable")
         assert status["phase"] == "Queued"
         space.wait_message("large", f"while {NODES + 1} are required for gang scheduling")
+        assert "\n" not in space.status("large")["message"]
         space.apply(gang("small", NODES))
         space.wait_phase("small", "Running")
         gpus.end(space, "small", "Succeeded")

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 
 def sentence(text: str) -> str:
-    """Return the text with a full stop. The API server and other programs often leave it out."""
-    text = text.strip()
+    """Return the text in one line with a full stop. Other programs may write several, or none."""
+    text = " ".join(line.strip() for line in text.strip().splitlines())
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 

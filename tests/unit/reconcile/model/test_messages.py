@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchrun_controller.reconcile.model.messages import count_of, list_names
+from torchrun_controller.reconcile.model.messages import count_of, list_names, sentence
 
 
 @pytest.mark.parametrize(
@@ -11,6 +11,18 @@ from torchrun_controller.reconcile.model.messages import count_of, list_names
 )
 def test_the_noun_follows_the_number(number: int | str, text: str) -> None:
     assert count_of(number, "CPU") == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("no room", "no room."),
+        (" no room. ", "no room."),
+        ("no room: \n2 lack cpu\n", "no room: 2 lack cpu."),
+    ],
+)
+def test_a_message_is_one_line_with_a_full_stop(text: str, message: str) -> None:
+    assert sentence(text) == message
 
 
 def test_names_are_ordered_and_the_rest_is_counted() -> None:

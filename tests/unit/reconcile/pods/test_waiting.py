@@ -48,6 +48,19 @@ def test_workers_with_the_same_reason_share_one_message():
     )
 
 
+def test_the_message_of_kai_becomes_one_line():
+    world = gang(1)
+    # The format of KAI 0.12, pkg/scheduler/api.
+    lines = (
+        "no nodes with enough resources were found: 2 node(s) didn't have enough resources: memory.",
+        "6 node(s) didn't have enough resources: GPUs.",
+    )
+    world.not_placed(" \n".join(lines), 0)
+    world.settle()
+    message = world.job.status.message
+    assert message == f"0 of 1 pod is scheduled. Pod train-0-abcde (index 0): {' '.join(lines)}"
+
+
 def test_different_reasons_are_listed_up_to_a_limit():
     world = gang(6)
     for index in range(5):
