@@ -118,12 +118,49 @@ def end(space: Space, job: str, phase: str, *, index: int | None = None) -> None
     space.kubectl("annotate", *listed, f"{ENDS}={phase}")
 
 
-def assert_a_failed_gang_restarts(space: Space, queue: str, groups: str, count: int) -> None:
+def assert_smaller_gangs_overtake(space: Space, queue_name: str, count: int, *message: str) -> None:
+    """Check that a gang of `count + 1` nodes gets none, and that one of `count` runs meanwhile.
+
+    `message` are texts of the message of the gang that waits.
+    """
+    space.apply(job("large", queue_name, "train", count + 1))
+    with space.history(PODS) as pods:
+        status = space.wait_reason("large", "Unschedulable")
+        assert status["phase"] == "Queued"
+        space.wait_message("large", *message)
+        assert "\n" not in space.status("large")["message"]
+        space.apply(job("small", queue_name, "train", count))
+        space.wait_phase("small", "Running")
+        end(space, "small", "Succeeded")
+        space.wait_phase("small", "Succeeded")
+        assert len(bound(pods, "small")) == count
+        assert not bound(pods, "large")
+
+
+def assert_real_pods_train(space: Space, directory: Path, scheduling: JsonObject) -> None:
+    """Check that a submitted run on two real nodes succeeds with this scheduler.
+
+    `directory` gets the script of the run.
+    """
+    (directory / "train.py").write_text(DDP)
+    resources: JsonObject = {"cpus": "250m", "memory": "1Gi"}
+    trainer = space.cluster.trainer
+    space.apply(queue("torch", trainer, nodeResources=resources, scheduling=scheduling))
+    options = ("--queue", "torch", "--nodes", "2", "--name", "real")
+    with space.history(PODS) as pods:
+        run = space.submit(directory, "python train.py", *options, seconds=240)
+        assert run.returncode == 0, run.stderr
+        workers = [s for s in pods.states() if s["metadata"]["name"].startswith("real-0-")]
+    assert "sum 2" in run.stdout
+    assert {state["spec"]["schedulerName"] for state in workers} == {scheduling["scheduler"]}
+
+
+def assert_a_failed_gang_restarts(space: Space, queue_name: str, groups: str, count: int) -> None:
     """Check that all `count` workers of a gang get nodes again after one of them has failed.
 
     `groups` is the kind of the attempts' groups, which are deleted when their pods have ended.
     """
-    space.apply(job("again", queue, "train", count))
+    space.apply(job("again", queue_name, "train", count))
     space.wait_phase("again", "Running")
     with space.history(PODS) as pods:
         end(space, "again", "Failed", index=1)

@@ -6,9 +6,8 @@ import pytest
 
 from e2e import gpus, rivals
 from e2e.cluster import Cluster
-from e2e.manifests import job, queue
+from e2e.manifests import queue
 from e2e.space import Space
-from torchrun_api.kinds import PODS
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900, func_only=True)]
 NODES = 4
@@ -23,21 +22,9 @@ def _coscheduling(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) ->
         yield
 
 
-def gang(name: str, nodes: int, **spec: object) -> dict:
-    return job(name, "gpus", "train", nodes, **spec)
-
-
-def test_a_gang_that_does_not_fit_starts_no_pod_and_smaller_ones_overtake_it(space: Space):
-    space.apply(gpus.gpu_queue("gpus", COSCHEDULING), gang("large", NODES + 1))
-    with space.history(PODS) as pods:
-        status = space.wait_reason("large", "Unschedulable")
-        assert status["phase"] == "Queued"
-        space.apply(gang("small", NODES))
-        space.wait_phase("small", "Running")
-        gpus.end(space, "small", "Succeeded")
-        space.wait_phase("small", "Succeeded")
-        assert len(gpus.bound(pods, "small")) == NODES
-        assert not gpus.bound(pods, "large")
+def test_a_gang_that_does_not_fit_gets_no_node_and_smaller_ones_overtake_it(space: Space):
+    space.apply(gpus.gpu_queue("gpus", COSCHEDULING))
+    gpus.assert_smaller_gangs_overtake(space, "gpus", NODES)
 
 
 def test_a_failed_gang_restarts_completely(space: Space):

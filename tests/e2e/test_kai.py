@@ -15,7 +15,7 @@ from e2e.cluster import Cluster
 from e2e.manifests import job, priority_class, queue
 from e2e.space import Space
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+from torchrun_api.kinds import PODS
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900, func_only=True)]
 NODES = 4
@@ -43,18 +43,9 @@ def gang(name: str, nodes: int, **spec: object) -> JsonObject:
 
 
 def test_a_gang_that_does_not_fit_gets_no_node_and_smaller_ones_overtake_it(space: Space):
-    space.apply(gpus.gpu_queue("gpus", KAI), gang("large", NODES + 1))
-    with space.history(PODS) as pods:
-        status = space.wait_reason("large", "Unschedulable")
-        assert status["phase"] == "Queued"
-        space.wait_message("large", f"while {NODES + 1} are required for gang scheduling")
-        assert "\n" not in space.status("large")["message"]
-        space.apply(gang("small", NODES))
-        space.wait_phase("small", "Running")
-        gpus.end(space, "small", "Succeeded")
-        space.wait_phase("small", "Succeeded")
-        assert len(gpus.bound(pods, "small")) == NODES
-        assert not gpus.bound(pods, "large")
+    space.apply(gpus.gpu_queue("gpus", KAI))
+    message = f"while {NODES + 1} are required for gang scheduling"
+    gpus.assert_smaller_gangs_overtake(space, "gpus", NODES, message)
 
 
 def test_a_failed_gang_restarts_completely(space: Space):
@@ -135,17 +126,7 @@ def test_a_gang_stays_within_the_topology_that_it_requires(space: Space, cluster
 
 
 def test_real_pods_train_under_kai(space: Space, tmp_path: Path):
-    (tmp_path / "train.py").write_text(gpus.DDP)
-    resources = {"cpus": "250m", "memory": "1Gi"}
-    space.apply(queue("torch", space.cluster.trainer, nodeResources=resources, scheduling=KAI))
-    options = ("--queue", "torch", "--nodes", "2", "--name", "real")
-    with space.history(PODS) as pods:
-        run = space.submit(tmp_path, "python train.py", *options, seconds=240)
-        assert run.returncode == 0, run.stderr
-        workers = [s for s in pods.states() if s["metadata"]["name"].startswith("real-0-")]
-    assert "sum 2" in run.stdout
-    assert {state["spec"]["schedulerName"] for state in workers} == {"kai-scheduler"}
-    assert space.get(TORCHRUN_JOBS, "real")["status"]["phase"] == "Succeeded"
+    gpus.assert_real_pods_train(space, tmp_path, KAI)
 
 
 def test_a_restart_in_place_keeps_the_nodes_from_a_gang_that_waits(space: Space, cluster: Cluster):

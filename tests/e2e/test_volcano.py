@@ -76,16 +76,7 @@ def test_a_failed_gang_restarts_completely(space: Space):
 
 
 def test_real_pods_train_under_volcano(space: Space, tmp_path: Path):
-    (tmp_path / "train.py").write_text(gpus.DDP)
-    resources = {"cpus": "250m", "memory": "1Gi"}
-    space.apply(queue("torch", space.cluster.trainer, nodeResources=resources, scheduling=VOLCANO))
-    options = ("--queue", "torch", "--nodes", "2", "--name", "real")
-    with space.history(PODS) as pods:
-        run = space.submit(tmp_path, "python train.py", *options, seconds=240)
-        assert run.returncode == 0, run.stderr
-        workers = [s for s in pods.states() if s["metadata"]["name"].startswith("real-0-")]
-    assert "sum 2" in run.stdout
-    assert {state["spec"]["schedulerName"] for state in workers} == {"volcano"}
+    gpus.assert_real_pods_train(space, tmp_path, VOLCANO)
 
 
 def test_a_restart_in_place_keeps_the_nodes_from_a_gang_that_waits(space: Space, cluster: Cluster):
