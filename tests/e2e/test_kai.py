@@ -90,6 +90,7 @@ def test_a_gang_preempted_by_kai_runs_again(space: Space):
         space.wait_phase("modest", "Running")
         space.apply(gang("urgent", NODES, scheduling={"priorityClassName": HIGH}))
         space.wait_phase("urgent", "Running")
+        space.wait("torchrunjob/modest", "jsonpath={.status.attempt}=1")
         gpus.end(space, "urgent", "Succeeded")
         space.wait_phase("urgent", "Succeeded")
         space.wait_phase("modest", "Running")
