@@ -45,8 +45,7 @@ def _kwok(cluster: LocalCluster, api: Api, tmp_path_factory: pytest.TempPathFact
         tmp_path_factory.mktemp("kwok"),
         "--manage-nodes-with-label-selector",
         "heart=beats",
-        "--node-lease-duration-seconds",
-        "4",
+        lease_seconds=4,
     ):
         yield
 

@@ -58,8 +58,8 @@ def _kwok(cluster: LocalCluster, api: Api, tmp_path_factory: pytest.TempPathFact
         cluster,
         tmp_path_factory.mktemp("kwok"),
         *("--manage-nodes-with-label-selector", "heart=beats"),
-        *("--node-lease-duration-seconds", "4"),
         stages=(HERE / "stages.yaml",),
+        lease_seconds=4,
     ):
         yield
 
