@@ -48,7 +48,7 @@ def local(cluster: Cluster) -> LocalCluster:
 
 @contextmanager
 def installed(cluster: Cluster, addon: str) -> Iterator[None]:
-    """Install Volcano or Kueue until the end of the block."""
+    """Install an addon of the local cluster until the end of the block."""
     local(cluster).install(addon)
     try:
         yield

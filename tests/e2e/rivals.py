@@ -6,7 +6,7 @@ from functools import partial
 from e2e.cluster import Cluster
 from e2e.gpus import ROLE
 from e2e.history import History
-from e2e.manifests import job
+from e2e.manifests import job, queue
 from e2e.ranks import ROUNDS, kill_rank, pod_of
 from e2e.space import Space, until
 from torchrun_api import names
@@ -17,23 +17,29 @@ from torchrun_api.quantity import parse
 NODES = 2
 
 
-def more_than_half_a_node(cluster: Cluster) -> JsonObject:
-    """Resources of a worker that leave no room for a second one on any of the real nodes."""
+def apply_queue(space: Space, scheduling: JsonObject) -> None:
+    """Apply the queue `real`, of which no node has room for two workers."""
+    resources = _more_than_half_a_node(space.cluster)
+    image = space.cluster.controller
+    space.apply(queue("real", image, nodeResources=resources, scheduling=scheduling))
+
+
+def _more_than_half_a_node(cluster: Cluster) -> JsonObject:
     real = ("-l", f"!{ROLE}", "-o", "json")
     listed = json.loads(cluster.kubectl("get", "nodes", *real).stdout)["items"]
     cpus = max(parse(node["status"]["allocatable"]["cpu"]) for node in listed)
     return {"cpus": f"{int(cpus * 600)}m", "memory": "128Mi"}
 
 
-def assert_a_restart_in_place_keeps_the_nodes(space: Space, queue: str, waits: str) -> None:
+def assert_a_restart_in_place_keeps_the_nodes(space: Space, queue_name: str, waits: str) -> None:
     """Check that a gang which waits with the reason `waits` gets no node before the first succeeds.
 
     A rank of the first gang fails meanwhile, and the ranks restart in the same pods.
     """
     with space.history(PODS) as pods:
-        space.apply(job("holder", queue, ROUNDS, NODES))
+        space.apply(job("holder", queue_name, ROUNDS, NODES))
         space.wait_phase("holder", "Running")
-        space.apply(job("rival", queue, ["python3", "-c", "pass"], NODES))
+        space.apply(job("rival", queue_name, ["python3", "-c", "pass"], NODES))
         space.wait_reason("rival", waits)
         workers = {pod_of(space, "holder", index) for index in range(NODES)}
         kill_rank(space, min(workers))
@@ -47,7 +53,7 @@ def assert_a_restart_in_place_keeps_the_nodes(space: Space, queue: str, waits: s
 
 
 def assert_a_replaced_pod_keeps_the_nodes(
-    space: Space, queue: str, waits: str, rival_nodes: int
+    space: Space, queue_name: str, waits: str, rival_nodes: int
 ) -> None:
     """Check that a gang which waits with the reason `waits` gets no node before the first succeeds.
 
@@ -55,13 +61,13 @@ def assert_a_replaced_pod_keeps_the_nodes(
     """
     with space.history(PODS) as pods:
         reliability: JsonObject = {"podReplacement": "Pod"}
-        space.apply(job("holder", queue, ROUNDS, NODES, reliability=reliability))
+        space.apply(job("holder", queue_name, ROUNDS, NODES, reliability=reliability))
         space.wait_phase("holder", "Running")
         workers = [pod_of(space, "holder", index) for index in range(NODES)]
         for pod in workers:
             started = partial(_has_started_round_0, space, pod)
             until(started, f"{pod} has started its command")
-        space.apply(job("rival", queue, ["python3", "-c", "pass"], rival_nodes))
+        space.apply(job("rival", queue_name, ["python3", "-c", "pass"], rival_nodes))
         space.wait_reason("rival", waits)
         space.kubectl("delete", f"pod/{workers[1]}", "--wait=false")
         status = space.wait_phase("holder", "Succeeded")

@@ -6,7 +6,6 @@ import pytest
 
 from e2e import gpus, rivals
 from e2e.cluster import Cluster
-from e2e.manifests import queue
 from e2e.space import Space
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900, func_only=True)]
@@ -32,8 +31,6 @@ def test_a_failed_gang_restarts_completely(space: Space):
     gpus.assert_a_failed_gang_restarts(space, "gpus", POD_GROUPS, NODES)
 
 
-def test_a_restart_in_place_keeps_the_nodes_from_a_gang_that_waits(space: Space, cluster: Cluster):
-    resources = rivals.more_than_half_a_node(cluster)
-    image = cluster.controller
-    space.apply(queue("real", image, nodeResources=resources, scheduling=COSCHEDULING))
+def test_a_restart_in_place_keeps_the_nodes_from_a_gang_that_waits(space: Space):
+    rivals.apply_queue(space, COSCHEDULING)
     rivals.assert_a_restart_in_place_keeps_the_nodes(space, "real", "Unschedulable")

@@ -12,7 +12,7 @@ import pytest
 
 from e2e import gpus, rivals
 from e2e.cluster import Cluster
-from e2e.manifests import job, priority_class, queue
+from e2e.manifests import job, priority_class
 from e2e.space import Space
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS
@@ -130,8 +130,6 @@ def test_real_pods_train_under_kai(space: Space, tmp_path: Path):
     gpus.assert_real_pods_train(space, tmp_path, KAI)
 
 
-def test_a_restart_in_place_keeps_the_nodes_from_a_gang_that_waits(space: Space, cluster: Cluster):
-    resources = rivals.more_than_half_a_node(cluster)
-    image = cluster.controller
-    space.apply(queue("real", image, nodeResources=resources, scheduling=KAI))
+def test_a_restart_in_place_keeps_the_nodes_from_a_gang_that_waits(space: Space):
+    rivals.apply_queue(space, KAI)
     rivals.assert_a_restart_in_place_keeps_the_nodes(space, "real", "Unschedulable")

@@ -7,7 +7,7 @@ import pytest
 
 from e2e import gpus, rivals
 from e2e.cluster import Cluster
-from e2e.manifests import job, queue
+from e2e.manifests import job
 from e2e.space import Space
 from torchrun_api.kinds import PODS, TORCHRUN_JOBS
 
@@ -79,17 +79,13 @@ def test_real_pods_train_under_volcano(space: Space, tmp_path: Path):
     gpus.assert_real_pods_train(space, tmp_path, VOLCANO)
 
 
-def test_a_restart_in_place_keeps_the_nodes_from_a_gang_that_waits(space: Space, cluster: Cluster):
-    resources = rivals.more_than_half_a_node(cluster)
-    image = cluster.controller
-    space.apply(queue("real", image, nodeResources=resources, scheduling=VOLCANO))
+def test_a_restart_in_place_keeps_the_nodes_from_a_gang_that_waits(space: Space):
+    rivals.apply_queue(space, VOLCANO)
     rivals.assert_a_restart_in_place_keeps_the_nodes(space, "real", "Unschedulable")
 
 
 def test_a_replaced_pod_keeps_the_nodes_from_a_gang_that_waits(space: Space, cluster: Cluster):
-    resources = rivals.more_than_half_a_node(cluster)
-    image = cluster.controller
-    space.apply(queue("real", image, nodeResources=resources, scheduling=VOLCANO))
+    rivals.apply_queue(space, VOLCANO)
     # The node of the lost pod is free for 10 s, so the rival needs all nodes.
     rival_nodes = max(rivals.NODES, cluster.nodes)
     rivals.assert_a_replaced_pod_keeps_the_nodes(space, "real", "Unschedulable", rival_nodes)
