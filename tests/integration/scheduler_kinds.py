@@ -1,9 +1,9 @@
 """Kinds of gang schedulers, for an API server on which the schedulers do not run.
 
 The kinds of coscheduling are those of its pinned Go module. Those of KAI, whose pinned module is
-older than the versions that users need, have the fields that the controller writes or reads: the API server refuses to apply
-any other field. TORCHRUN_TEST_CRDS names a folder with KAI's own CRDs to use instead, such as
-`deployments/kai-scheduler/crds` of its repository.
+older than the versions that users need, have the fields that the controller writes or reads: the
+API server refuses to apply any other field. TORCHRUN_TEST_CRDS names a folder with KAI's own CRDs
+to use instead, such as `deployments/kai-scheduler/crds` of its repository.
 """
 
 import json
