@@ -200,10 +200,11 @@ class Gang:
             write_overlay(Path(overlay) / FOLDER, call)
             self._send(Path(overlay), call, cancellation)
 
-    def down(self) -> None:
-        """Delete the job and its pods."""
+    def down(self) -> bool:
+        """Delete the job and its pods. Return whether the job existed."""
         self._has_ended = True
-        self._kubectl.run("delete", "torchrunjob", self.name, "--ignore-not-found", "--wait=false")
+        words = ("delete", "torchrunjob", self.name, "--ignore-not-found", "--wait=false")
+        return bool(self._kubectl.run(*words))  # kubectl prints what it deletes
 
     def _send(self, overlay: Path, call: Call, cancellation: Cancellation | None) -> None:
         for volume in self._compute.volumes:
@@ -218,22 +219,30 @@ class Gang:
             if self._compute.distribution.operator:
                 rayjob = kuberay.build(self.name, self._uid, self._compute, call.secret)
                 self._kubectl.run("create", "-f", "-", stdin=json.dumps(rayjob))
-        except (ClusterError, Cancelled, KeyboardInterrupt):
+        except ClusterError as error:
+            if not self._abandon():
+                raise
+            # The plugin says how to continue with a job that has no workspace yet.
+            raise ClusterError(f"{error}\nJob {self.name} is deleted. Repeat the call.") from error
+        except (Cancelled, KeyboardInterrupt):
             self._abandon()
             raise
         self._created = True
         own_jobs.record(self._uid, call.arguments.format)
         self._note(f"{self.name}: requested {self._compute.distribution.workers} worker(s)")
 
-    def _abandon(self) -> None:
-        """Delete the job, which no client waits for, after an error that matters more."""
+    def _abandon(self) -> bool:
+        """Delete the job, which no client waits for, after an error that matters more.
+
+        Return whether a job was deleted.
+        """
         try:
-            self.down()
+            return self.down()
         except ClusterError as error:
             self._note(f"Job {self.name} may still exist: {error}\n  kt down {self.name}")
         except KeyboardInterrupt:
             self._note(f"Job {self.name} may still exist: interrupted\n  kt down {self.name}")
-            raise
+        return False
 
 
 def write_overlay(folder: Path, call: Call) -> None:

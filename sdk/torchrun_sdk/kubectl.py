@@ -26,6 +26,7 @@ from torchrun_sdk.errors import ClusterError, WrongRequest
 from torchrun_sdk.serialization import LARGEST
 
 _PLUGIN = "kubectl-torchrun"
+_INSTALL = "pipx install --force ./plugin in a checkout, or with the wheel of the release"
 _NO_DEFAULTS = "--no-defaults"
 _TOO_OLD = re.compile(f"No such option.*{_NO_DEFAULTS}")
 PLUGIN_USAGE = 2  # exit code of the plugin
@@ -72,7 +73,7 @@ class Kubectl:
 
     def plugin(self, *words: str) -> list[str]:
         """A command line of the plugin, without the defaults of a torchrun.toml."""
-        plugin = _find(_PLUGIN, f"pipx install {_PLUGIN}")
+        plugin = _find(_PLUGIN, _INSTALL)
         return [plugin, *self._flags, _NO_DEFAULTS, *words]
 
     def run(self, *words: str, stdin: str | None = None) -> str:
@@ -336,7 +337,7 @@ def output_lines(command: list[str]) -> Generator[str, None, None]:
 def reason(stderr: str) -> str:
     """Why kubectl or the plugin failed, and what to do if the plugin is too old."""
     if _TOO_OLD.search(stderr):
-        return f"{_PLUGIN} is too old. Update it: pipx upgrade {_PLUGIN}"
+        return f"{_PLUGIN} is older than this package. Install the same version: {_INSTALL}"
     return stderr.strip().removeprefix("Error: ")
 
 

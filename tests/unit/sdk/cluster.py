@@ -90,7 +90,9 @@ def kubectl(arguments: list[str]) -> int:
             while (ROOT / "holds").exists():
                 time.sleep(POLL)
             with locked():
-                JOB.unlink(missing_ok=True)
+                if JOB.exists():
+                    JOB.unlink()
+                    print(f'torchrunjob.torchrun.ai "{arguments[2]}" deleted')
         case "exec":
             name = arguments[2]
             pod = json.loads((PODS / f"{name}.json").read_text())

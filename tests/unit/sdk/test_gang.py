@@ -253,6 +253,14 @@ def test_a_failed_submission_leaves_no_objects(cluster: Path, user: ModuleType) 
     assert "delete torchrunjob" in asked(cluster)
 
 
+def test_an_upload_that_fails_says_that_its_job_is_deleted(cluster: Path, user: ModuleType) -> None:
+    (cluster / "job.json").write_text("{}")  # the plugin created it before it failed
+    (cluster / "refuse").write_text("submit:To continue the upload, run sync.")
+    with pytest.raises(kt.ClusterError, match=r"Job add-\S+ is deleted\. Repeat the call\."):
+        kt.fn(user.add).to(kt.Compute())(1)
+    assert not (cluster / "job.json").exists()
+
+
 def test_an_app_creates_the_claims_of_its_volumes(cluster: Path) -> None:
     (cluster / "slow").touch()  # no pod of the job runs
     kt.App("a", "true", volumes=[kt.Volume("shared")], directory=cluster).deploy()
