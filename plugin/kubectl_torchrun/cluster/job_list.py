@@ -41,8 +41,9 @@ def print_jobs(target: Target, job_filter: JobFilter, form: str, terminal: Termi
             return 0
         jobs = cluster.run(lambda api: _list_jobs(api, job_filter, terminal))
         if not jobs:
+            jobs_of = f"jobs of queue {job_filter.queue}" if job_filter.queue else "jobs"
             where = "" if job_filter.everywhere else f" in namespace {cluster.namespace}"
-            terminal.note(f"No jobs found{where}.")
+            terminal.note(f"No {jobs_of} found{where}.")
             return 0
         wide = form == output.WIDE
         width = None if wide else output.screen_width()

@@ -20,7 +20,8 @@ def command(directory: str | None, output: str) -> None:
     """List the files of DIRECTORY that would be uploaded: digest, size in bytes, mode and path.
 
     DIRECTORY defaults to that of submit. An empty directory has no digest and the mode `dir`.
-    Does not connect to a cluster. -o name prints only the paths.
+    Does not connect to a cluster. -o name prints only the paths. Skipped files that match no
+    ignore file go to stderr, with the reason.
 
     \b
     Examples:
@@ -34,10 +35,12 @@ def command(directory: str | None, output: str) -> None:
         from kubectl_torchrun.output import put, write
         from kubectl_torchrun.upload import pack, tree
         from kubectl_torchrun.upload.cache import UploadCache
+        from kubectl_torchrun.upload.submission import note_skipped
 
         place = directory_to_send(directory, terminal)
         files = tree.scan(place)
         pack.check(files)
+        note_skipped(files, terminal)
         workspace = UploadCache(ClusterNamespace("", ""), place).digest(files)
         entries = workspace.manifest.entries
         if output == "name":

@@ -114,6 +114,7 @@ def test_an_empty_list_is_reported_on_stderr(laptop: Laptop) -> None:
     result = laptop.run("list")
     assert (result.exit_code, result.stdout) == (0, "")
     assert "No jobs found in namespace ns." in result.stderr
+    assert "No jobs of queue gpu found." in laptop.run("list", "-A", "--queue", "gpu").stderr
     laptop.server.delete("torchrunqueues", "q")
     assert "No TorchrunQueues found in namespace ns" in laptop.run("queues").stderr
 

@@ -108,6 +108,14 @@ def test_files_lists_what_would_be_sent(tmp_path: Path) -> None:
     assert result.stdout.endswith("\n")
 
 
+def test_files_notes_what_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("TOKEN=1\n")
+    (tmp_path / "train.py").write_text("x")
+    result = files(str(tmp_path), "-o", "name")
+    assert result.stdout == "train.py\n"
+    assert "Skipped: .env (may contain a secret)" in result.stderr
+
+
 def test_files_as_json(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "train.py").write_text("x")
