@@ -52,7 +52,9 @@ def page() -> str:
         [
             "## kubectl torchrun\n\n" + _table(exit_codes.PLUGIN),
             "`exec` and `port-forward` replace themselves with kubectl and return its exit code.\n"
-            "`kt` of the [SDK](../sdk/README.md) uses 0, 1, 2, 4 and 130 with the same meaning.\n",
+            "`port-forward --tensorboard` returns 0 after Ctrl-C. `kt` of the\n"
+            "[SDK](../sdk/README.md) uses 0, 1, 2, 4 and 130 with the same meaning; `kt run`\n"
+            "returns the exit code of its command.\n",
             "## Workers\n\n" + _WORKERS + _table(exit_codes.LAUNCHER) + _RULES,
             "## Setup pods\n\n" + _SETUP + _table(exit_codes.SETUP),
             "## Sync pods\n\n" + _SYNC + _table(exit_codes.SYNC),

@@ -81,7 +81,7 @@ PLUGIN = (
         "Continue with `kubectl torchrun sync`.",
     ),
     ExitStatus(_only(CLUSTER), "The cluster is unreachable or refused the request."),
-    ExitStatus(_only(TIMED_OUT), "`--timeout` expired. The job is unchanged."),
+    ExitStatus(_only(TIMED_OUT), "`--timeout` expired. The request itself stays in effect."),
     ExitStatus(
         _only(REPEATED_FAILURE),
         "`run` or `submit` suspended the job, because its attempts repeat the same failure. See "
@@ -134,8 +134,8 @@ LAUNCHER = (
     ),
     ExitStatus(
         _only(SDK_RAISED),
-        "A function of the [SDK](../sdk/README.md) raised an exception. Jobs of the SDK have a "
-        "rule that fails the job.",
+        "A function of the [SDK](../sdk/README.md) raised an exception. The job fails, whatever "
+        "its `max_restarts`.",
         ("ExitCode",),
         True,
     ),

@@ -114,5 +114,5 @@ async def until(
         now += f" Its size is {status.num_nodes or 0}."
     raise TimeoutProblem(
         f"Job {job_watch.name} is not {condition} after {seconds:g} s.{now}\n"
-        "The job goes on. Use --timeout to wait longer."
+        "The request stays in effect."
     )
