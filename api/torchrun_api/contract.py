@@ -109,8 +109,9 @@ ROUND = Variable(
 STATE_DIR = Variable(
     "TORCHRUN_STATE_DIR",
     PATH,
-    (LAUNCHER, SDK),
-    "Directory that all gangs of the job share, for fencing, copies of logs and results.",
+    (LAUNCHER, SDK, USER),
+    "Directory that all gangs of the job share, for fencing, copies of logs, results and your own "
+    "files. Not set without a workspace PVC that pods can write, or with direct delivery.",
 )
 TERMINATION_LOG = Variable(
     "TORCHRUN_TERMINATION_LOG",
@@ -238,10 +239,18 @@ PET_RDZV_BACKEND = Variable(
     "PET_RDZV_BACKEND", TEXT, (TORCHRUN,), "Rendezvous backend: static, c10d, etcd or etcd-v2."
 )
 PET_RDZV_ENDPOINT = Variable(
-    "PET_RDZV_ENDPOINT", TEXT, _RENDEZVOUS, "Rendezvous address, host:port."
+    "PET_RDZV_ENDPOINT",
+    TEXT,
+    _RENDEZVOUS,
+    "Rendezvous address, host:port, with the port of the round.",
+    set_by=(CONTROLLER, LAUNCHER),
 )
 PET_RDZV_ID = Variable(
-    "PET_RDZV_ID", TEXT, _RENDEZVOUS, "Rendezvous ID, from the UID of the job and the attempt."
+    "PET_RDZV_ID",
+    TEXT,
+    _RENDEZVOUS,
+    "Rendezvous ID, from the UID of the job, the attempt and the round.",
+    set_by=(CONTROLLER, LAUNCHER),
 )
 PET_MAX_RESTARTS = Variable(
     "PET_MAX_RESTARTS", COUNT, (TORCHRUN,), "Number of restarts inside the pods."
@@ -249,7 +258,13 @@ PET_MAX_RESTARTS = Variable(
 PET_MASTER_ADDR = Variable(
     "PET_MASTER_ADDR", TEXT, (*_RENDEZVOUS, SDK), "DNS name of the first pod."
 )
-PET_MASTER_PORT = Variable("PET_MASTER_PORT", COUNT, _RENDEZVOUS, "Port of the first pod.")
+PET_MASTER_PORT = Variable(
+    "PET_MASTER_PORT",
+    COUNT,
+    _RENDEZVOUS,
+    "Port of the first pod. Later rounds use the next 15 ports in turn.",
+    set_by=(CONTROLLER, LAUNCHER),
+)
 PET_NODE_RANK = Variable(
     "PET_NODE_RANK",
     COUNT,
@@ -261,7 +276,11 @@ MASTER_ADDR = Variable(
     "MASTER_ADDR", TEXT, (LAUNCHER, USER), "PET_MASTER_ADDR for commands without torchrun."
 )
 MASTER_PORT = Variable(
-    "MASTER_PORT", COUNT, (LAUNCHER, USER), "PET_MASTER_PORT for commands without torchrun."
+    "MASTER_PORT",
+    COUNT,
+    (LAUNCHER, USER),
+    "PET_MASTER_PORT for commands without torchrun.",
+    set_by=(CONTROLLER, LAUNCHER),
 )
 NNODES = Variable("NNODES", COUNT, (USER,), "PET_NNODES for commands without torchrun.")
 NODE_RANK = Variable(

@@ -40,6 +40,11 @@ the launcher and the other programs of a job read.
 The SDK reads [other variables](../sdk/README.md#variables) on your machine, and the controller has
 [settings](settings.md).
 
+torchrun sets `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and `LOCAL_WORLD_SIZE` of each rank, among others.
+With `launcher: none` they are not set. The launcher also puts a directory at the front of
+`PYTHONPATH`, for reports of exceptions. It sets `PYTHONUNBUFFERED`, `PYTHONFAULTHANDLER` and
+`SPT_NOENV` to 1 unless the pod has them.
+
 `make generate` writes this page from `api/torchrun_api/contract.py` and `workspace_contract.py`.
 
 """
