@@ -123,8 +123,8 @@ class WorkspaceVolume(Wire, frozen=True, kw_only=True):
             Meta(
                 min_length=1,
                 max_length=2048,
-                description=f"git: {GIT_URL_FORMS}. s3: {S3_URL_FORMS}; a single .zip, .tar or "
-                ".tar.gz is unpacked, everything else is the prefix of a folder. "
+                description=f"git: {GIT_URL_FORMS}. s3: {S3_URL_FORMS}; a key that ends in "
+                ".zip, .tar, .tar.gz or .tgz is an archive, any other is the prefix of a folder. "
                 "It can be corrected until the job is past Syncing, also while the job is "
                 "suspended.",
             ),
