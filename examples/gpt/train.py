@@ -67,7 +67,7 @@ def arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--data", type=Path, default=HERE / "sonnets.txt", help="text to learn, UTF-8")
-    add("--steps", type=positive, default=60, help="optimizer steps in all, resumed ones included")
+    add("--steps", type=positive, default=60, help="optimizer steps, with those before a resume")
     add("--batch", type=positive, default=32, help="sequences per step, shared by all ranks")
     add("--context", type=positive, default=64, help="characters per sequence")
     add("--layers", type=positive, default=4, help="transformer blocks")
@@ -239,7 +239,7 @@ class Trainer:
         self.ranks.say(f"resumed after step {self.step}/{self.args.steps}")
 
     def advance(self, stop: StopSignal) -> bool:
-        """Do one step on this rank's share of the batch; say whether a rank was told to stop."""
+        """Do one step on this rank's share of the batch; return whether a rank got SIGTERM."""
         self.step += 1
         args, ranks = self.args, self.ranks
         for group in self.optimizer.param_groups:
@@ -247,7 +247,7 @@ class Trainer:
         batch = self.corpus.batch(args.seed, self.step, args.batch)
         share = self.mean_loss(self.parallel, batch[ranks.rank :: ranks.count], len(batch))
         self.optimizer.zero_grad()
-        (share * ranks.count).backward()  # times the ranks, for DDP divides the sum by them
+        (share * ranks.count).backward()  # DDP divides the sum by the number of ranks
         self.optimizer.step()
         # One small exchange tells every rank the loss of the whole batch and whether to stop: a
         # rank that stopped by itself would leave the others waiting for it.
@@ -321,7 +321,7 @@ def conclude(trainer: Trainer) -> None:
 def main() -> int:
     args = arguments()
     stop = StopSignal()
-    torch.set_num_threads(1)  # so small a model is fastest on one core for each rank
+    torch.set_num_threads(1)  # a model this small is fastest with one core per rank
     ranks = Ranks()
     if args.batch < ranks.count:
         raise SystemExit(
@@ -338,7 +338,7 @@ def main() -> int:
     if finished:
         conclude(trainer)
     else:
-        ranks.say(f"told to stop, left after step {trainer.step}/{args.steps}")
+        ranks.say(f"stopped by SIGTERM after step {trainer.step}/{args.steps}")
     dist.destroy_process_group()
     return 0 if finished else EXIT_SIGTERM
 
