@@ -22,7 +22,9 @@ prints the same.
 In the chart, `settings` has no keys for the runtime image, the namespaces, kubeconfig, context, the
 namespace of the Lease, addresses, ports and progress. Set `TORCHRUN_NAMESPACES`,
 `TORCHRUN_LEASE_NAMESPACE` or `TORCHRUN_LISTEN_ADDRESS` in `extraEnv`, and progress by the value
-`progress`. Keep the ports: the Service and the probes of the chart use them.
+`progress`. Keep the ports: the Service and the probes of the chart use them. For a Lease in another
+namespace than that of the release, create a Role there with get, watch, create and patch on leases,
+and bind it to the service account of the controller.
 
 The controller reads the settings once, at its start. It exits with [code
 2](exit-codes.md#the-controller) and one line if a setting is invalid. `--version` prints the

@@ -21,8 +21,10 @@ shipped alerts.
   `sum(increase(...))` over all replicas.
 - **Jobs and queues** are exported by the leader only, so sums over replicas are correct.
 - **Queues:** the first 100 have their own series. All others, and queues that do not
-  exist, share the queue `(others)`. The number of reasons is limited in the same way. A scrape
-  stays below 1 MB.
+  exist, share the queue `(others)`, without `torchrun_queue_ready` and without the quota and the
+  admitted GPUs, so TorchrunQueueNotReady does not see them. `torchrun_queue_waiting_jobs` has at
+  most 200 series. Further reasons share `(others)`, which TorchrunJobsBlocked does not see. A
+  scrape stays below 1 MB.
 - **Single jobs** have series only with `--metrics-jobs=N` (`TORCHRUN_METRICS_JOBS`), for at most N
   jobs.
 - **Exemplars:** in OpenMetrics the histograms of jobs have exemplars with the job's name. Start
