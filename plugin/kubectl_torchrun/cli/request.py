@@ -113,7 +113,9 @@ def request_options(command: options.Function) -> options.Function:
         ),
         click.option("--image", default="", help="Container image. Default: that of the queue."),
         click.option(
-            "--name", default="", help="Name of the job. Default: directory name and 5 letters."
+            "--name",
+            default="",
+            help="Name of the job. Default: directory name and 5 random characters.",
         ),
         click.option(
             "--gpus",
