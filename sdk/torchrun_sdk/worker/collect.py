@@ -70,7 +70,7 @@ class _Client:
         self._sent_marks: set[str] = set()
         self._ended: set[int] = set()  # ranks of which it got the last frame, or never will
         self._logs: dict[Path, _Tail] = {}
-        self._rest = b""
+        self._pieces: list[bytes] = []  # of a line whose end has not arrived
 
     def serve(self) -> int:
         last_beat = time.monotonic()
@@ -143,7 +143,11 @@ class _Client:
     def _receive(self) -> bool:
         """Whether the client is still connected."""
         received = os.read(sys.stdin.fileno(), 1 << 16)
-        *lines, self._rest = (self._rest + received).split(b"\n")
+        *lines, rest = received.split(b"\n")
+        if lines:
+            lines[0] = b"".join([*self._pieces, lines[0]])
+            self._pieces = []
+        self._pieces.append(rest)
         for line in lines:
             if line.startswith(b"{"):
                 self._do(json.loads(line))

@@ -1,5 +1,7 @@
 """The output of a rank, which the program in the pod sends line by line, and its other frames."""
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -154,6 +156,21 @@ def test_a_client_learns_that_another_one_has_read_its_result(
         again._send_new()
     sent = [decode(line) for line in capsys.readouterr().out.splitlines()]
     assert sent == [Started(0, 1, "n", 1, 1.0, 1.0), Removed(0)]
+
+
+def test_a_line_may_arrive_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = _Client(tmp_path, "a")
+    requests: list[object] = []
+    monkeypatch.setattr(client, "_do", requests.append)
+    reader, writer = os.pipe()
+    with open(reader) as stdin, open(writer, "wb", buffering=0) as client_end:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        for piece in (b'{"a": ', b"1", b'}\n{"b": 2}\n{"c"', b": 3}\n"):
+            client_end.write(piece)
+            assert client._receive()
+        client_end.close()
+        assert not client._receive()
+    assert requests == [{"a": 1}, {"b": 2}, {"c": 3}]
 
 
 def test_a_client_of_the_newest_call_learns_which_one_it_is(tmp_path: Path) -> None:

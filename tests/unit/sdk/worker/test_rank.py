@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from torchrun_sdk.serialization import pack, unpack
-from torchrun_sdk.spec import FOLDER, RAISED, Raised, Result, decode
+from torchrun_sdk.spec import FOLDER, RAISED, Raised, Reference, Result, decode
 from torchrun_sdk.worker.call_files import RankFiles
 
 from ..pods import SECONDS, frames
@@ -190,6 +190,24 @@ def test_the_main_block_does_not_run_in_pods(make) -> None:
     pod = make("def f(): return __name__\nif __name__ == '__main__':\n    raise SystemExit(5)")
     pod.rank()
     assert unpack(frames(pod.collect(), Result)[-1].value) == "__torchrun_script__"
+
+
+@pytest.mark.parametrize("module", ["", "script"])
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_processes_of_multiprocessing_import_no_second_rank(make, method: str, module: str) -> None:
+    script = """
+    import multiprocessing
+
+    def square(x): return x * x
+
+    def f(method):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            return pool.map(square, [3, 4])
+    """
+    function = Reference("f", module=module) if module else Reference("f", script="script.py")
+    pod = make(script, "f", method, function=function)
+    pod.rank()
+    assert unpack(frames(pod.collect(), Result)[-1].value) == [9, 16]
 
 
 def test_a_disconnected_client_ends_its_collector(make) -> None:
