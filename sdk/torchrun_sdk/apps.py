@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,13 @@ class App:
             kubectl.create_missing(volume.claim())
         name = job_name(self.name)
         words = ["submit", "--filename", "-", "--no-follow", "--directory", str(self._directory)]
-        kubectl.run_plugin(*words, stdin=json.dumps(self.manifest(name)))
+        try:
+            kubectl.run_plugin(*words, stdin=json.dumps(self.manifest(name)))
+        except KeyboardInterrupt:
+            # The user does not know its name yet.
+            if kubectl.delete_job(name):
+                print(f"Deleted job {name}, which had no code yet.", file=sys.stderr)
+            raise
         return name
 
     def run(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -27,7 +28,7 @@ from torchrun_sdk.errors import (
 from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.manifest import TERMINAL_PHASES, build
 from torchrun_sdk.reattach import results_after
-from torchrun_sdk.spec import ENTRY, FOLDER, Call, Result, write_call
+from torchrun_sdk.spec import ENTRY, FOLDER, SCRIPT_NAME, Call, Result, write_call
 
 _ENTRY = """import sys
 from pathlib import Path
@@ -40,8 +41,12 @@ if sys.argv[1:2] == ["collect"]:  # skip most imports, because a client waits fo
     package.__path__ = [str(here / "torchrun_sdk")]
 from torchrun_sdk.worker.__main__ import main
 
-sys.exit(main(sys.argv[1:], here))
+if __name__ == "__main__":  # not in processes of multiprocessing, which import this file
+    sys.exit(main(sys.argv[1:], here))
 """
+# A process of multiprocessing imports the script as its __main__. Pickled functions name the module
+# of the script in the parent.
+_SCRIPT = 'import sys\n\nsys.modules[__name__] = sys.modules["__main__"]\n'
 # After these errors the job is deleted, because no client waits for it.
 _ABANDONED = (LaunchTimeout, QuorumTimeout, CallTimeout)
 # If set, the times of a call's events are printed on stderr.
@@ -103,6 +108,7 @@ class Gang:
         first = not self._created
         delivery = CallDelivery(call, self.root, self._kubectl) if stays else None
         monitor: CallMonitor | None = None
+        state: CallState | None = None
         try:
             if first:
                 self.start(call, cancellation)
@@ -139,6 +145,8 @@ class Gang:
                 self._abandon()
             raise
         except CallError as error:
+            if state is None:
+                raise
             return self._kept_results_after(error, call, state)
 
     def _follow(
@@ -190,7 +198,7 @@ class Gang:
             self._note(f"Results are kept only for an hour after the job ends: {error}")
 
     def start(self, call: Call, cancellation: Cancellation | None = None) -> None:
-        """Create the job for a call. Raises ClusterError, UsageError, Cancelled."""
+        """Create the job for a call. Raises ClusterError, UsageError, LaunchTimeout, Cancelled."""
         if self._compute.distribution.operator:
             kuberay.check(self._compute, self._kubectl)
             call = call._replace(
@@ -203,8 +211,7 @@ class Gang:
     def down(self) -> bool:
         """Delete the job and its pods. Return whether the job existed."""
         self._has_ended = True
-        words = ("delete", "torchrunjob", self.name, "--ignore-not-found", "--wait=false")
-        return bool(self._kubectl.run(*words))  # kubectl prints what it deletes
+        return self._kubectl.delete_job(self.name)
 
     def _send(self, overlay: Path, call: Call, cancellation: Cancellation | None) -> None:
         for volume in self._compute.volumes:
@@ -212,6 +219,9 @@ class Gang:
         body = build(self.name, self._compute, self._key)
         words = ["submit", "--filename", "-", "--no-follow"]
         words += ["--directory", str(self.root), "--overlay", str(overlay)]
+        limit = max(self._compute.launch_timeout, 1)
+        words += ["--upload-timeout", f"{math.ceil(limit)}s"]
+        start = time.monotonic()
         try:
             self._kubectl.run_plugin(*words, stdin=json.dumps(body), cancellation=cancellation)
             get = ("get", "torchrunjob", self.name, "--output=jsonpath={.metadata.uid}")
@@ -223,7 +233,10 @@ class Gang:
             if not self._abandon():
                 raise
             # The plugin says how to continue with a job that has no workspace yet.
-            raise ClusterError(f"{error}\nJob {self.name} is deleted. Repeat the call.") from error
+            text = f"{error}\nJob {self.name} is deleted. Repeat the call."
+            if time.monotonic() - start >= limit:
+                raise LaunchTimeout(text, job=self.name) from error
+            raise ClusterError(text) from error
         except (Cancelled, KeyboardInterrupt):
             self._abandon()
             raise
@@ -252,4 +265,5 @@ def write_overlay(folder: Path, call: Call) -> None:
         package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")
     )
     (folder / ENTRY).write_text(_ENTRY, encoding="utf-8")
+    (folder / f"{SCRIPT_NAME}.py").write_text(_SCRIPT, encoding="utf-8")
     write_call(folder, call)

@@ -83,8 +83,18 @@ class Kubectl:
     def create_missing(self, body: dict[str, Any]) -> None:
         """Create this object unless one of its name exists. Raises ClusterError."""
         name = body["metadata"]["name"]
-        if not self.run("get", body["kind"], name, "--ignore-not-found", "--output=name"):
+        if self.run("get", body["kind"], name, "--ignore-not-found", "--output=name"):
+            return
+        try:
             self.run("create", "-f", "-", stdin=json.dumps(body))
+        except ClusterError as error:
+            if "(AlreadyExists)" not in str(error):  # another call has created it meanwhile
+                raise
+
+    def delete_job(self, name: str) -> bool:
+        """Delete a job without waiting for its pods; whether it existed. Raises ClusterError."""
+        words = ("delete", "torchrunjob", name, "--ignore-not-found", "--wait=false")
+        return bool(self.run(*words))  # kubectl prints what it deletes
 
     def run_plugin(
         self, *words: str, stdin: str | None = None, cancellation: Cancellation | None = None
