@@ -3,6 +3,7 @@
 import anyio
 
 from kubectl_torchrun.cluster.client import Api
+from kubectl_torchrun.cluster.pods import belongs_to
 from kubectl_torchrun.cluster.slices import JOBS, PODS, Job
 from torchrun_api import names
 from torchrun_api.core import Pod
@@ -11,18 +12,20 @@ from torchrun_api.core import Pod
 class JobWatch:
     """The last state of one job. Start `run` in a task; `next_change` waits for a change.
 
-    reloads: the job has a workspace and gets another one. has_read: whether the job was read.
+    reloads: the job has a workspace and gets another one. uid: of the job; default: that of the
+    first one that is read. has_read: whether the job was read. pods: those of this job.
     After its deletion, `job` stays None, even if there is another job of the same name.
     The two watches are independent: a job may have ended before its pods show it.
     """
 
-    def __init__(self, api: Api, name: str, *, reloads: bool = False) -> None:
+    def __init__(self, api: Api, name: str, *, reloads: bool = False, uid: str = "") -> None:
         self.name = name
         self.reloads = reloads
         self.has_read = False
         self.job: Job | None = None
         self.pods: dict[str, Pod] = {}
-        self._uid = ""
+        self._uid = uid
+        self._listed: dict[str, Pod] = {}  # also those of a deleted job of the same name
         self._api = api
         self._selector = {"labelSelector": f"{names.JOB_LABEL}={name}"}
         self._tick = anyio.Event()
@@ -63,7 +66,9 @@ class JobWatch:
         """Set the state of the job, and wake waiting tasks."""
         self.has_read = True
         if job is not None:
-            self._uid = self._uid or job.metadata.uid
+            if not self._uid:
+                self._uid = job.metadata.uid
+                self._select_pods()
             if job.metadata.uid != self._uid:
                 job = None
         self.job = job
@@ -71,8 +76,13 @@ class JobWatch:
 
     def show_pods(self, pods: dict[str, Pod]) -> None:
         """Set the state of all pods, and wake waiting tasks."""
-        self.pods = pods
+        self._listed = pods
+        self._select_pods()
         self._wake()
+
+    def _select_pods(self) -> None:
+        uid = self._uid
+        self.pods = {n: pod for n, pod in self._listed.items() if not uid or belongs_to(pod, uid)}
 
     def _wake(self) -> None:
         self._tick.set()

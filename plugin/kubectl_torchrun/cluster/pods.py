@@ -1,9 +1,30 @@
 """Facts about a job's pods."""
 
 from kubectl_torchrun.cluster.client import Api
-from kubectl_torchrun.cluster.slices import PODS, Job
+from kubectl_torchrun.cluster.slices import JOBS, PODS, Job
 from torchrun_api import names
 from torchrun_api.core import Pod, StateTerminated
+from torchrun_api.meta import find_controller
+
+
+async def list_pods(api: Api, job: Job, selector: str = "") -> list[Pod]:
+    """The pods of this job, with these labels. Raises ApiError."""
+    labels = ",".join(part for part in (f"{names.JOB_LABEL}={job.metadata.name}", selector) if part)
+    pods = (await api.list(PODS, {"labelSelector": labels})).items
+    return [pod for pod in pods if belongs_to(pod, job.metadata.uid)]
+
+
+def belongs_to(pod: Pod, uid: str) -> bool:
+    """Whether a pod with the name of the job can be of the job with this UID.
+
+    Pods of a deleted job of the same name may still run. Workers have the UID in the annotation of
+    their charge, other pods in their owner reference.
+    """
+    owner = find_controller(pod.metadata.owner_references)
+    if owner is not None and owner.kind == JOBS.kind:
+        return owner.uid == uid
+    charge = pod.metadata.annotations.charge
+    return not charge or uid in charge
 
 
 async def list_workers(api: Api, job: Job) -> list[Pod]:
@@ -11,8 +32,7 @@ async def list_workers(api: Api, job: Job) -> list[Pod]:
 
     Of the pods of one index, the one that replaces the others comes last.
     """
-    selector = f"{names.JOB_LABEL}={job.metadata.name},{names.COMPONENT_LABEL}={names.WORKER}"
-    pods = (await api.list(PODS, {"labelSelector": selector})).items
+    pods = await list_pods(api, job, f"{names.COMPONENT_LABEL}={names.WORKER}")
     return sorted(pods, key=lambda pod: names.number_in(pod.metadata.annotations.failure_count))
 
 

@@ -13,9 +13,9 @@ from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.narrator import Narrator
-from kubectl_torchrun.cluster.pods import attempt_of, rank_of, trouble
+from kubectl_torchrun.cluster.pods import attempt_of, list_pods, rank_of, trouble
 from kubectl_torchrun.cluster.session import Cluster, session
-from kubectl_torchrun.cluster.slices import JOBS, PODS, Job
+from kubectl_torchrun.cluster.slices import JOBS, Job
 from kubectl_torchrun.cluster.summary import node_count, status_lines
 from kubectl_torchrun.errors import DETACHED, RUN_FAILED, SUCCEEDED
 from kubectl_torchrun.logs import broken_edits
@@ -39,7 +39,7 @@ def show(target: Target, name: str, terminal: Terminal, *, watch: bool | None, f
         job = cluster.run(lambda api: api.get(JOBS, name))
         live = sys.stdout.isatty() and terminal.live and not form
         if not (live if watch is None else watch):
-            pods = cluster.run(lambda api: _list_pods(api, name))
+            pods = cluster.run(lambda api: list_pods(api, job))
             edit = cluster.run(lambda api: _broken_edit(api, cluster, job, pods))
             wide = form == output.WIDE
             width = None if wide else output.screen_width()
@@ -52,10 +52,6 @@ def show(target: Target, name: str, terminal: Terminal, *, watch: bool | None, f
             terminal.interrupted()
             terminal.note(f"The job continues. {cluster.command(f'torchrun status {name}')}")
             return DETACHED
-
-
-async def _list_pods(api: Api, name: str) -> list[Pod]:
-    return list((await api.list(PODS, {"labelSelector": f"{names.JOB_LABEL}={name}"})).items)
 
 
 async def _broken_edit(api: Api, cluster: Cluster, job: Job, pods: Sequence[Pod]) -> str:
