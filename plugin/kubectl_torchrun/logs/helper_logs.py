@@ -4,7 +4,7 @@ import anyio
 
 from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
 from kubectl_torchrun.cluster.kubectl import Target
-from kubectl_torchrun.cluster.pods import end_of, has_started
+from kubectl_torchrun.cluster.pods import end_of, has_started, list_pods
 from kubectl_torchrun.cluster.session import session
 from kubectl_torchrun.cluster.slices import JOBS, PODS, Job
 from kubectl_torchrun.errors import DETACHED, SUCCEEDED, UsageProblem
@@ -42,7 +42,7 @@ def print_helper_logs(
             cursors = [
                 (_number(pod), Cursor(api, pod.metadata.name, view, container)) for pod in pods
             ]
-            async for number, line in merged(cursors, view):
+            async for number, line in merged(cursors, view, terminal.note):
                 terminal.log(number, line, prefix=view.line_format.prefix)
             if follow:
                 await _follow(api, pods[-1], container, cursors[-1][1], view, terminal)
@@ -57,9 +57,7 @@ def print_helper_logs(
 
 async def _list_pods(api: Api, job: Job, container: str) -> list[Pod]:
     """The pods whose container has started, by number."""
-    component = COMPONENTS[container]
-    selector = f"{names.JOB_LABEL}={job.metadata.name},{names.COMPONENT_LABEL}={component}"
-    pods = (await api.list(PODS, {"labelSelector": selector})).items
+    pods = await list_pods(api, job, f"{names.COMPONENT_LABEL}={COMPONENTS[container]}")
     return sorted((pod for pod in pods if has_started(pod, container)), key=_number)
 
 

@@ -44,7 +44,7 @@ def follow_logs(target: Target, name: str, choice: LogChoice, terminal: Terminal
 
         async def work(api: Api) -> int:
             cursors = await _print_backlog(api, job, view, terminal)
-            job_watch = JobWatch(api, name)
+            job_watch = JobWatch(api, name, uid=job.metadata.uid)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(job_watch.run)
                 narrator = Narrator(job_watch, terminal)
@@ -117,7 +117,7 @@ def _print_lines(
                 (node, Cursor(api, pod, view)) for node, pod in selected
             ]
             folded = [(node, view.fold(lines)) for node, lines in [*cursors, *log_copies]]
-            async for node, line in merged(folded, view):
+            async for node, line in merged(folded, view, terminal.note):
                 terminal.log(node, line, prefix=view.line_format.prefix)
 
         cluster.run(show)
@@ -187,7 +187,8 @@ async def _print_backlog(api: Api, job: Job, view: View, terminal: Terminal) -> 
     cursors = [
         (pod, view.fold(Cursor(api, pod.metadata.name, view))) for pod in selected[:MOST_STREAMS]
     ]
-    async for node, line in merged([(rank_of(pod), cursor) for pod, cursor in cursors], view):
+    backlogs = [(rank_of(pod), cursor) for pod, cursor in cursors]
+    async for node, line in merged(backlogs, view, terminal.note):
         terminal.log(node, line, prefix=view.line_format.prefix)
     return {pod.metadata.uid: cursor for pod, cursor in cursors}
 

@@ -178,9 +178,12 @@ class FoldedLines:
 
 
 async def merged(
-    cursors: Sequence[tuple[int, Lines]], view: View = ALL
+    cursors: Sequence[tuple[int, Lines]], view: View, note: Callable[[str], None]
 ) -> AsyncIterator[tuple[int, bytes]]:
-    """The logs so far of these workers (node and its lines), in the order of their times."""
+    """The logs so far of these workers (node and its lines), in the order of their times.
+
+    A node whose kubelet does not answer costs only its own lines: `note` gets the reason.
+    """
     async with AsyncExitStack() as stack:
         heads: list[tuple[bytes, int, bytes]] = []
         readers: dict[int, tuple[Lines, AsyncGenerator[bytes, None]]] = {}
@@ -189,7 +192,7 @@ async def merged(
                 aclosing(cursor.read(follow=False, has_ended=True))
             )
             readers[node] = (cursor, lines)
-            first = await _next(lines)
+            first = await _next(node, lines, note)
             if first is not None:
                 heads.append((cursor.stamp, node, first))
         heapq.heapify(heads)
@@ -198,19 +201,24 @@ async def merged(
             if view.shows(node, line):
                 yield node, view.line_format.format(stamp, line)
             cursor, lines = readers[node]
-            following = await _next(lines)
+            following = await _next(node, lines, note)
             if following is None:
                 heapq.heappop(heads)
             else:
                 heapq.heapreplace(heads, (cursor.stamp, node, following))
 
 
-async def _next(lines: AsyncGenerator[bytes, None]) -> bytes | None:
-    """The next line; None at the end, or if the pod or its container does not exist."""
+async def _next(
+    node: int, lines: AsyncGenerator[bytes, None], note: Callable[[str], None]
+) -> bytes | None:
+    """The next line; None at the end, or if the pod, its container or its kubelet is gone."""
     try:
         return await anext(lines, None)
     except ApiError as error:
         if error.status in (400, 404):
+            return None
+        if error.status >= 500:  # of the API server, which asks the kubelet
+            note(f"Cannot read the log of node {node}: {error.message}")
             return None
         raise
 

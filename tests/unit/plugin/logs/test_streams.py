@@ -17,11 +17,12 @@ from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.slices import Job
 from kubectl_torchrun.logs.follow import follow
-from kubectl_torchrun.logs.streams import Cursor, LineFormat, View, Window, merged
+from kubectl_torchrun.logs.streams import ALL, Cursor, LineFormat, View, Window, merged
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject
 
+from ..api_server import refusal
 from ..laptop import Laptop
 
 HASTY = Backoff(first=0.001, longest=0.01, give_up=120)
@@ -65,7 +66,9 @@ class Kubelet:
         assert request.query["timestamps"] == "true"
         since = request.query.get("sinceTime")
         self.since.append(since)
-        lines = self.logs[request.match_info["pod"]]
+        lines = self.logs.get(request.match_info["pod"])
+        if lines is None:
+            return refusal(500, "dial tcp 10.0.0.7:10250: i/o timeout")
         # The kubelet compares whole seconds.
         kept = [line for line in lines if since is None or line[:19] >= since[:19]]
         body = "".join(kept).encode()
@@ -179,8 +182,17 @@ async def test_many_logs_are_merged_by_time() -> None:
     logs = {f"p{rank}": LINES[rank::3] for rank in range(3)}
     async with Kubelet(**logs, p3=[]).serve() as api:
         cursors = [(rank, Cursor(api, f"p{rank}")) for rank in range(4)]
-        got = [(rank, line) async for rank, line in merged(cursors)]
+        got = [(rank, line) async for rank, line in merged(cursors, ALL, pytest.fail)]
     assert got == [(n % 3, TEXTS[n]) for n in range(20)]
+
+
+async def test_a_kubelet_that_does_not_answer_costs_only_its_own_lines() -> None:
+    notes: list[str] = []
+    async with Kubelet(p=LINES).serve() as api:
+        cursors = [(0, Cursor(api, "lost")), (1, Cursor(api, "p"))]
+        got = [line async for _, line in merged(cursors, ALL, notes.append)]
+    assert got == TEXTS
+    assert notes == ["Cannot read the log of node 0: dial tcp 10.0.0.7:10250: i/o timeout"]
 
 
 async def test_lines_are_selected_by_pattern_and_have_timestamps() -> None:
@@ -192,7 +204,7 @@ async def test_lines_are_selected_by_pattern_and_have_timestamps() -> None:
         )
     )
     async with Kubelet(p=LINES).serve() as api:
-        lines = [line async for _, line in merged([(0, Cursor(api, "p", view))], view)]
+        lines = [line async for _, line in merged([(0, Cursor(api, "p", view))], view, pytest.fail)]
     assert lines == [LINES[n].rstrip("\n").encode() for n in (1, 2, 19)]
 
 
