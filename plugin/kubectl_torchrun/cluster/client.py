@@ -141,16 +141,18 @@ class Api:
         ends at once, as behind some gateways, is repeated with back-off.
         """
         failures, well_at = 0, anyio.current_time()
+        failed_at: float | None = None  # the first failure since the last answer
         while True:
             answers = 0  # the list and each event
             try:
                 async for objects in self._list_and_watch(kind, query):
-                    answers, well_at = answers + 1, anyio.current_time()
+                    answers, well_at, failed_at = answers + 1, anyio.current_time(), None
                     yield objects
             except (Unreachable, ApiError) as error:
                 expired = isinstance(error, ApiError) and error.status == 410
                 retriable = isinstance(error, Unreachable) or error.retriable or expired
-                if not retriable or anyio.current_time() - well_at > self.backoff.give_up:
+                failed_at = anyio.current_time() if failed_at is None else failed_at
+                if not retriable or anyio.current_time() - failed_at > self.backoff.give_up:
                     raise
             was_open = anyio.current_time() - well_at >= _WATCH_OPEN
             is_healthy = answers > 1 or (answers == 1 and was_open)

@@ -2,16 +2,17 @@
 
 import io
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
 import pytest
 from aiohttp import web
 
 from kubectl_torchrun.cluster import client
 from kubectl_torchrun.cluster.backoff import Backoff
-from kubectl_torchrun.cluster.client import Api, ApiError
+from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
 from kubectl_torchrun.cluster.http_client import HttpClient
-from kubectl_torchrun.cluster.slices import JOBS
+from kubectl_torchrun.cluster.slices import JOBS, T
+from torchrun_api.kind import Kind
 
 from ..api_server import ApiServer, refusal
 
@@ -57,6 +58,30 @@ async def test_a_watch_that_ends_at_once_is_repeated_with_back_off(
             if seen == 7:  # six lists and an event
                 break
     assert Recorder.counts == ([1, 2, 1, 2, 3] if open_seconds else [1] * 5)
+
+
+async def test_the_limit_of_an_outage_begins_with_its_first_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    outages = [0.0, 200.0, 301.0]  # seconds since the watch was lost
+
+    class Quiet(Api):
+        async def _list_and_watch(
+            self, kind: Kind[T], query: Mapping[str, str]
+        ) -> AsyncIterator[dict[str, T]]:
+            nonlocal now
+            if not now:
+                yield {}
+            now = 240.0 + outages.pop(0)
+            raise Unreachable("the API server restarts")
+
+    monkeypatch.setattr(client.anyio, "current_time", lambda: now)
+    api = Quiet(HttpClient(""), "ns", Backoff(first=0.001, longest=0.01, give_up=300.0))
+    with pytest.raises(Unreachable):
+        async for _ in api.watch(JOBS, {}):
+            pass
+    assert not outages
 
 
 async def test_an_event_may_be_large(server: ApiServer) -> None:
