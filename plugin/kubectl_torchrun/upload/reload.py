@@ -151,7 +151,7 @@ class Reload:
         sha256 = workspace.manifest.sha256
         job = await api.get(JOBS, self._job)
         expected = job.metadata.annotations.get(names.WORKSPACE_SHA256)
-        if expected == sha256 and self._has_arrived(sha256):
+        if expected == sha256 and _has_workspace(job) and self._has_arrived(sha256):
             self._terminal.note(f"Job {self._job} already has this content.")
             return
         annotations = {
@@ -203,6 +203,12 @@ def _last_job(job_watch: JobWatch) -> Job | None:
     if job_watch.has_read and job_watch.job is None:
         raise RunProblem(f"Job {job_watch.name} was deleted.")
     return job_watch.job
+
+
+def _has_workspace(job: Job) -> bool:
+    """Whether the job has its workspace, and the status does not request another upload."""
+    failed = any(c.type == names.UP_TO_DATE and c.status == "False" for c in job.status.conditions)
+    return job.workspace_ready and not failed
 
 
 def _check_cancelled(_: int) -> None:

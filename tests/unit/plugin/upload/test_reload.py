@@ -80,6 +80,18 @@ def test_unchanged_files_are_not_sent(laptop: Laptop) -> None:
     assert not laptop.server.uploaded
 
 
+def test_files_that_were_lost_are_sent_again(laptop: Laptop) -> None:
+    play_controller(laptop)
+    laptop.run("sync", "run")
+    laptop.server.uploaded.clear()
+    lost = {"type": "WorkspaceUpToDate", "status": "False", "reason": "WorkspaceLost"}
+    status = {"phase": "Running", "conditions": [*READY, lost], "workspaceRevision": 1}
+    laptop.server.put("torchrunjobs", "run", status=status)
+    result = laptop.run("sync", "run")
+    assert result.exit_code == 0, result.output
+    assert laptop.server.uploaded
+
+
 def test_an_announced_upload_without_files_is_completed(laptop: Laptop) -> None:
     """An earlier command was killed between the announcement and the upload."""
     play_controller(laptop)
