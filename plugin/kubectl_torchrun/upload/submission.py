@@ -274,10 +274,13 @@ class Submission:
         return code
 
     def _interrupted(self) -> int:
-        """Handle Ctrl-C: print the next step; with `deletes`, a second Ctrl-C deletes the job."""
+        """Handle Ctrl-C: print the next step; with `deletes`, a second Ctrl-C deletes the job.
+
+        Not before the job is known to be created: there may be another one of this name.
+        """
         terminal, name = self._terminal, self._name
         terminal.interrupted()
-        if not (self._options.deletes and self._second_interrupt()):
+        if not (self._options.deletes and self._created and self._second_interrupt()):
             terminal.note(self._stop_message())
             return DETACHED
         try:

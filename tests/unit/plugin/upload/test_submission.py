@@ -294,6 +294,14 @@ def test_ctrl_c_prints_the_current_state(laptop: Laptop, path: str, message: str
     assert message in result.stderr
 
 
+def test_ctrl_c_never_deletes_a_job_that_may_be_another_one(laptop: Laptop) -> None:
+    interrupt_at(laptop.server, "/torchrunjobs")
+    result = laptop.run("run", "--name", "run", "--queue", "q", "x")
+    assert result.exit_code == 130
+    assert "may or may not exist" in result.stderr
+    assert "to delete job" not in result.stderr
+
+
 def test_sync_uploads_the_directory_of_a_waiting_job(laptop: Laptop) -> None:
     waiting_job(laptop.server)
     play_controller(laptop.server)
