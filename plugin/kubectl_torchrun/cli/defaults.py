@@ -49,7 +49,7 @@ def find(start: Path | None = None) -> Path | None:
     ctx = click.get_current_context(silent=True)
     if ctx is not None and ctx.meta.get(_IGNORED_KEY):
         return None
-    here = (start or Path.cwd()).resolve()
+    here = (start or _working_directory()).resolve()
     return next((file for at in (here, *here.parents) if (file := at / FILE).is_file()), None)
 
 
@@ -61,8 +61,16 @@ def project() -> Path:
     """
     file = find()
     if file is None or file.parent in (home().resolve(), Path(file.anchor)):
-        return Path.cwd()
+        return _working_directory()
     return file.parent
+
+
+def _working_directory() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        text = "The working directory was deleted. Change to another one."
+        raise click.UsageError(text) from None
 
 
 def of_command(group: click.Group, command: click.Command) -> dict[str, object]:
