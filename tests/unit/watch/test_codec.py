@@ -1,6 +1,7 @@
 """Decoding of frames and pages, and what remains of invalid ones."""
 
 import json
+import sys
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from torchrun_controller.watch.codec import (
     read_versions,
 )
 from torchrun_controller.watch.events import Deleted, Faulted, Upserted
+from torchrun_controller.watch.sharing import frees_interned_strings
 
 PODS = Codec(Pod)
 JOBS = Codec(TorchrunJob)
@@ -224,12 +226,12 @@ def test_repeated_strings_are_shared() -> None:
         return event.object
 
     one, other = worker(1), worker(2)
-    assert one.metadata.namespace is other.metadata.namespace
-    assert one.metadata.labels.torchrun_job is other.metadata.labels.torchrun_job
-    assert one.metadata.owner_references[0].uid is other.metadata.owner_references[0].uid
-    assert one.spec.node_name is other.spec.node_name
-    assert one.status.conditions[0].type is other.status.conditions[0].type
-    assert one.metadata.owner_references == other.metadata.owner_references
+    assert one.metadata.owner_references is other.metadata.owner_references
+    shares = frees_interned_strings(sys.version_info[:3])
+    assert (one.metadata.namespace is other.metadata.namespace) is shares
+    assert (one.metadata.labels.torchrun_job is other.metadata.labels.torchrun_job) is shares
+    assert (one.spec.node_name is other.spec.node_name) is shares
+    assert (one.status.conditions[0].type is other.status.conditions[0].type) is shares
 
 
 def test_versions_of_a_page_of_metadata() -> None:

@@ -384,10 +384,11 @@ def test_a_request_in_the_body_of_another_is_ignored(tmp_path: Path, framing: by
     """The pod must not parse a request in a body, even one with a valid token."""
     hidden = uploaded(CODE, **{TOKEN_HEADER: TOKEN})
     with pod(settings(tmp_path / "claim", read_timeout=0.5)) as server:
-        answer = raw(server.port, framing % (len(hidden), hidden))
+        # Little enough for one read: a connection that is closed with unread bytes loses the answer.
+        answer = raw(server.port, (framing % (len(hidden), hidden))[:20_000])
         assert answer.count(b"HTTP/1.") == 1
         assert answer.split()[1] in (b"400", b"411")
-        assert server.get()["state"] == "waiting"
+        assert (server.get()["state"], server.get()["offset"]) == ("waiting", 0)
 
 
 def test_listens_on_both_families(tmp_path: Path) -> None:
