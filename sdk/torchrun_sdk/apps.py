@@ -71,7 +71,7 @@ class App:
         except KeyboardInterrupt:
             # The user does not know its name yet.
             if kubectl.delete_job(name):
-                print(f"Deleted job {name}, which had no code yet.", file=sys.stderr)
+                print(f"Deleted job {name}: its upload was interrupted.", file=sys.stderr)
             raise
         return name
 
