@@ -314,7 +314,7 @@ METADATA_KEYS = (
         names.CHARGE,
         "child Job, worker",
         _BY_CONTROLLER,
-        (CONTROLLER,),
+        (CONTROLLER, PLUGIN),
         "Job, queue and resources of the gang. They are charged to the quota of the queue while "
         "the pods run, if the queue takes part in admission, also after a deletion of the job.",
     ),
