@@ -140,18 +140,16 @@ class Api:
         lost connections and restarts of the API server, for `backoff.give_up` seconds. A watch that
         ends at once, as behind some gateways, is repeated with back-off.
         """
-        failures, well_at = 0, anyio.current_time()
-        failed_at: float | None = None  # the first failure since the last answer
+        failures, well_at, failed_at = 0, anyio.current_time(), 0.0  # 0: not since an answer
         while True:
             answers = 0  # the list and each event
             try:
                 async for objects in self._list_and_watch(kind, query):
-                    answers, well_at, failed_at = answers + 1, anyio.current_time(), None
+                    answers, well_at, failed_at = answers + 1, anyio.current_time(), 0.0
                     yield objects
             except (Unreachable, ApiError) as error:
-                expired = isinstance(error, ApiError) and error.status == 410
-                retriable = isinstance(error, Unreachable) or error.retriable or expired
-                failed_at = anyio.current_time() if failed_at is None else failed_at
+                failed_at = failed_at or anyio.current_time()
+                retriable = isinstance(error, Unreachable) or error.retriable or error.status == 410
                 if not retriable or anyio.current_time() - failed_at > self.backoff.give_up:
                     raise
             was_open = anyio.current_time() - well_at >= _WATCH_OPEN
