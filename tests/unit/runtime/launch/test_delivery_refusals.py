@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,12 +81,20 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path, text: bytes, problem: str
 def test_another_refusal_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    monkeypatch.setattr(delivery, "_FIRST_PAUSE", 0.01)
-    text = r"The workspace was not delivered within 0 s: http\S+ returned HTTP \d+: reason\."
+    now = 0.0
+
+    def wait(replaced: object, seconds: float, waiting_for: str, pause: float) -> bool:
+        nonlocal now
+        now += seconds
+        return False
+
+    monkeypatch.setattr(delivery, "wait_until", wait)
+    monkeypatch.setattr(delivery, "time", SimpleNamespace(monotonic=lambda: now))
+    text = r"The workspace was not delivered within 2 s: http\S+ returned HTTP \d+: reason\."
     with refusing(code, tmp_path) as (server, seen):
         with pytest.raises(LaunchError, match=text) as failure:
-            fetch(server, str(tmp_path / "app"), 0.4)
-        assert len(seen) > 1
+            fetch(server, str(tmp_path / "app"), 2.0)
+        assert len(seen) == 3  # at 0, 0.5 and 1.5 s
     assert failure.value.reason == "WorkspaceNotReady"
 
 
