@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from torchrun_sdk import function_source, import_guard
 from torchrun_sdk.compute import Compute
 from torchrun_sdk.errors import UsageError
-from torchrun_sdk.kubectl import Kubectl, run_attached
+from torchrun_sdk.kubectl import Kubectl, print_note, run_attached
 from torchrun_sdk.manifest import for_command, job_name
 
 # Set by `kt run`: an app is started as soon as it is defined.
@@ -70,8 +69,8 @@ class App:
             kubectl.run_plugin(*words, stdin=json.dumps(self.manifest(name)))
         except KeyboardInterrupt:
             # The user does not know its name yet.
-            if kubectl.delete_job(name):
-                print(f"Deleted job {name}: its upload was interrupted.", file=sys.stderr)
+            if kubectl.abandon_job(name, print_note):
+                print_note(f"Deleted job {name}: its upload was interrupted.")
             raise
         return name
 

@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import secrets
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,12 +20,11 @@ from torchrun_sdk.compute import Compute, Seconds, cpu_only, seconds
 from torchrun_sdk.errors import ClusterError, UsageError
 from torchrun_sdk.function_source import locate
 from torchrun_sdk.gang import Gang
-from torchrun_sdk.kubectl import Kubectl, quiet
+from torchrun_sdk.kubectl import Kubectl, print_note
 from torchrun_sdk.manifest import GANG, gang_key, job_name
 from torchrun_sdk.results import open_results
 from torchrun_sdk.serialization import FORMATS, JSON, PICKLE, Unpackable, pack
 from torchrun_sdk.spec import ALL, HEAD, Call, Result
-from torchrun_sdk.text import escape
 
 Function = Callable[..., Any]
 # An option that a call of `options` leaves as it is. None is a value.
@@ -162,7 +160,7 @@ class Remote:
                 results = gang.run(call, self._options.timeout, line, cancellation)
                 break
             except UnavailableError as error:
-                _note(f"{gang.name}: {error}. Trying other pods.")
+                print_note(f"{gang.name}: {error}. Trying other pods.")
             finally:
                 gang.busy.release()
                 with _GANGS:
@@ -180,7 +178,7 @@ class Remote:
         self._check_place("deploy")
         compute = self._resolved_compute()
         root, call = self._prepare_call(compute, args, kwargs)
-        gang = Gang(job_name(self._name), compute, root, _note)
+        gang = Gang(job_name(self._name), compute, root, print_note)
         gang.start(call._replace(idle=0.0))
         return gang.name
 
@@ -216,7 +214,7 @@ class Remote:
         """
         gangs = [*self._gangs]
         if not gangs and self._compute is not None and self._compute.idle_time:
-            _note(
+            print_note(
                 f"{self._name}: this program has no warm pods. Those of other programs or after"
                 " Ctrl-C: kt list, kt down JOB"
             )
@@ -260,7 +258,7 @@ class Remote:
         name, uid = self._find_warm_job(compute, key) if key else ("", "")
         created = bool(name)
         name = name or job_name(self._name)
-        gang = Gang(name, compute, root, _note, key=key, created=created, uid=uid)
+        gang = Gang(name, compute, root, print_note, key=key, created=created, uid=uid)
         gang.busy.acquire()
         with _GANGS:
             self._gangs.append(gang)
@@ -348,13 +346,8 @@ def attach(
     kubectl = Kubectl(namespace or os.environ.get("TORCHRUN_NAMESPACE", ""))
     limit = None if timeout is None else seconds(timeout, "timeout")
     line = _print if stream_logs else None
-    return reattach.attach(job, kubectl, line, _note, timeout=limit, trusted=trust)
+    return reattach.attach(job, kubectl, line, print_note, timeout=limit, trusted=trust)
 
 
 def _print(line: str) -> None:
     print(line, flush=True)
-
-
-def _note(text: str) -> None:
-    if not quiet():
-        print(escape(text), file=sys.stderr, flush=True)

@@ -208,10 +208,10 @@ class Gang:
             write_overlay(Path(overlay) / FOLDER, call)
             self._send(Path(overlay), call, cancellation)
 
-    def down(self) -> bool:
-        """Delete the job and its pods. Return whether the job existed."""
+    def down(self) -> None:
+        """Delete the job and its pods."""
         self._has_ended = True
-        return self._kubectl.delete_job(self.name)
+        self._kubectl.delete_job(self.name)
 
     def _send(self, overlay: Path, call: Call, cancellation: Cancellation | None) -> None:
         for volume in self._compute.volumes:
@@ -245,17 +245,9 @@ class Gang:
         self._note(f"{self.name}: requested {self._compute.distribution.workers} worker(s)")
 
     def _abandon(self) -> bool:
-        """Delete the job, which no client waits for, after an error that matters more.
-
-        Return whether a job was deleted.
-        """
-        try:
-            return self.down()
-        except ClusterError as error:
-            self._note(f"Job {self.name} may still exist: {error}\n  kt down {self.name}")
-        except KeyboardInterrupt:
-            self._note(f"Job {self.name} may still exist: interrupted\n  kt down {self.name}")
-        return False
+        """Delete the job after an error. Return whether a job was deleted."""
+        self._has_ended = True
+        return self._kubectl.abandon_job(self.name, self._note)
 
 
 def write_overlay(folder: Path, call: Call) -> None:

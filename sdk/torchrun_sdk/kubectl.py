@@ -24,6 +24,7 @@ from typing import IO, Any, Callable
 from torchrun_sdk.cancel import Cancellation
 from torchrun_sdk.errors import ClusterError, WrongRequest
 from torchrun_sdk.serialization import LARGEST
+from torchrun_sdk.text import escape
 
 _PLUGIN = "kubectl-torchrun"
 _INSTALL = "pipx install --force ./plugin in a checkout, or with the wheel of the release"
@@ -95,6 +96,19 @@ class Kubectl:
         """Delete a job without waiting for its pods; whether it existed. Raises ClusterError."""
         words = ("delete", "torchrunjob", name, "--ignore-not-found", "--wait=false")
         return bool(self.run(*words))  # kubectl prints what it deletes
+
+    def abandon_job(self, name: str, note: Callable[[str], None]) -> bool:
+        """Delete a job, which no client waits for, after an error that matters more.
+
+        Return whether a job was deleted. note: gets the reason if that is unknown.
+        """
+        try:
+            return self.delete_job(name)
+        except ClusterError as error:
+            note(f"Job {name} may still exist: {error}\n  kt down {name}")
+        except KeyboardInterrupt:
+            note(f"Job {name} may still exist: interrupted\n  kt down {name}")
+        return False
 
     def run_plugin(
         self, *words: str, stdin: str | None = None, cancellation: Cancellation | None = None
@@ -351,6 +365,7 @@ def reason(stderr: str) -> str:
     return stderr.strip().removeprefix("Error: ")
 
 
-def quiet() -> bool:
-    """Whether TORCHRUN_SDK_QUIET disables notes on stderr."""
-    return bool(os.environ.get("TORCHRUN_SDK_QUIET"))
+def print_note(text: str) -> None:
+    """Print a note on stderr, escaped, unless TORCHRUN_SDK_QUIET is set."""
+    if not os.environ.get("TORCHRUN_SDK_QUIET"):
+        print(escape(text), file=sys.stderr, flush=True)

@@ -70,6 +70,10 @@ def test_ctrl_c_during_the_upload_of_an_app_deletes_its_job(
         kt.App("a", "true", directory=cluster).deploy()
     assert not (cluster / "job.json").exists()
     assert "Deleted job a-" in capsys.readouterr().err
+    (cluster / "refuse").write_text("delete:no route")
+    with pytest.raises(KeyboardInterrupt):
+        kt.App("a", "true", directory=cluster).deploy()
+    assert "may still exist: error: no route" in capsys.readouterr().err
 
 
 def test_an_app_creates_the_claims_of_its_volumes(cluster: Path) -> None:
