@@ -35,12 +35,11 @@ def command(directory: str | None, output: str) -> None:
         from kubectl_torchrun.output import put, write
         from kubectl_torchrun.upload import pack, tree
         from kubectl_torchrun.upload.cache import UploadCache
-        from kubectl_torchrun.upload.submission import note_skipped
 
         place = directory_to_send(directory, terminal)
         files = tree.scan(place)
         pack.check(files)
-        note_skipped(files, terminal)
+        tree.note_skipped(files, terminal)
         workspace = UploadCache(ClusterNamespace("", ""), place).digest(files)
         entries = workspace.manifest.entries
         if output == "name":

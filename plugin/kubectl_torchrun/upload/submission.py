@@ -35,7 +35,6 @@ from torchrun_api.json import JsonObject
 
 ASK_SECONDS = 5.0  # for a second Ctrl-C
 _CREATE_SECONDS = 60.0
-_MOST_SKIPPED = 8  # paths that are printed
 # That `job_manifest.build` sets: together they identify one call of this command.
 _OWN_ANNOTATIONS = (names.WORKSPACE_SHA256, names.UPLOAD_TOKEN_SHA256, names.WORKSPACE_BASE)
 
@@ -81,7 +80,7 @@ def submit(target: Target, request: Request, options: SubmitOptions, terminal: T
     with proxy(target) as socket:
         cluster = Cluster(target, namespace.name, socket)
         request = request._replace(queue=cluster.run(lambda api: _select_queue(api, request.queue)))
-        note_skipped(files, terminal)
+        tree.note_skipped(files, terminal)
         cache = UploadCache(namespace, options.directory)
         workspace = read_workspace(cache, files, terminal)
         base = workspace.previous.job if workspace.previous else ""
@@ -340,16 +339,6 @@ def _follow_hint(cluster: Cluster, name: str) -> str:
 
 def _cancel_hint(cluster: Cluster, name: str) -> str:
     return f"To delete the job:\n  {cluster.command(f'torchrun cancel {name}')}"
-
-
-def note_skipped(files: tree.Tree, terminal: Terminal) -> None:
-    """Print paths that are not uploaded although they match no ignore file."""
-    for path, reason in files.skipped[:_MOST_SKIPPED]:
-        terminal.note(f"Skipped: {path} ({reason})")
-    if len(files.skipped) > _MOST_SKIPPED:
-        terminal.note(f"Skipped: {len(files.skipped) - _MOST_SKIPPED} more")
-    if any("secret" in reason for _, reason in files.skipped):
-        terminal.note(f"To upload such a file, add !NAME to {tree.TORCHRUNIGNORE}.")
 
 
 def read_workspace(cache: UploadCache, files: tree.Tree, terminal: Terminal) -> Workspace:

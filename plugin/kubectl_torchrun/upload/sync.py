@@ -12,7 +12,6 @@ from kubectl_torchrun.upload.reload import Reload
 from kubectl_torchrun.upload.submission import (
     Submission,
     SubmitOptions,
-    note_skipped,
     read_workspace,
 )
 from torchrun_api import names
@@ -54,7 +53,7 @@ def sync(
             return reload.once() or _wait(cluster, name, options, terminal)
         files = tree.scan(options.directory, options.overlay)
         pack.check(files)
-        note_skipped(files, terminal)
+        tree.note_skipped(files, terminal)
         workspace = read_workspace(cache, files, terminal)
         sha256 = workspace.manifest.sha256
         expected = job.metadata.annotations.get(names.WORKSPACE_SHA256, "")

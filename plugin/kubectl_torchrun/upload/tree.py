@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kubectl_torchrun.errors import UsageProblem
+from kubectl_torchrun.terminal import Terminal
 from kubectl_torchrun.upload import gitignore, sensitive
 from kubectl_torchrun.upload.gitignore import IgnoreFile
 
@@ -16,6 +17,7 @@ TORCHRUNIGNORE = ".torchrunignore"
 # Files and directories that links may add: the limit of a workspace.
 MOST_COPIES = 200_000
 _MAX_LINKS = 10  # links in a message
+_MOST_SKIPPED = 8  # paths that are printed
 
 
 class File(NamedTuple):
@@ -84,6 +86,16 @@ def _scan(root: Path, *, is_selected: bool) -> Tree:
     except OSError as error:
         raise unreadable(error.filename or root, error) from None
     return copies.tree()
+
+
+def note_skipped(files: Tree, terminal: Terminal) -> None:
+    """Print paths that are not uploaded although they match no ignore file."""
+    for path, reason in files.skipped[:_MOST_SKIPPED]:
+        terminal.note(f"Skipped: {path} ({reason})")
+    if len(files.skipped) > _MOST_SKIPPED:
+        terminal.note(f"Skipped: {len(files.skipped) - _MOST_SKIPPED} more")
+    if any("secret" in reason for _, reason in files.skipped):
+        terminal.note(f"To upload such a file, add !NAME to {TORCHRUNIGNORE}.")
 
 
 def unreadable(path: Path | str, error: OSError) -> UsageProblem:
