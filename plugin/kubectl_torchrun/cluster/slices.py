@@ -13,6 +13,7 @@ from torchrun_api.core import PersistentVolumeClaim, Pod
 from torchrun_api.json import JsonValue
 from torchrun_api.kind import Kind
 from torchrun_api.meta import Condition, ObjectMeta, Wire
+from torchrun_api.names import UP_TO_DATE
 from torchrun_api.status import TERMINAL
 
 T = TypeVar("T")
@@ -167,6 +168,11 @@ class Job(Wire, frozen=True, kw_only=True):
         return any(
             c.type == "WorkspaceReady" and c.status == "True" for c in self.status.conditions
         )
+
+    @property
+    def up_to_date(self) -> Condition | None:
+        """The condition about code that is newer than that of the pods; None without one."""
+        return next((c for c in self.status.conditions if c.type == UP_TO_DATE), None)
 
     @property
     def is_delivered_directly(self) -> bool:

@@ -11,7 +11,6 @@ from kubectl_torchrun.cluster.slices import JOBS, Job
 from kubectl_torchrun.errors import RunProblem, UploadProblem
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api import names
-from torchrun_api.meta import Condition
 
 
 async def request(api: Api, name: str) -> None:
@@ -63,7 +62,7 @@ async def _wait_for_result(job_watch: JobWatch, before: int) -> Job:
                 raise RunProblem(f"The job is {job.status.phase}. It ended before the fetch.")
             if job.status.workspace_revision > before:
                 return job
-            condition = _up_to_date(job)
+            condition = job.up_to_date
             if is_acknowledged and condition is None:
                 return job
             if is_acknowledged and condition is not None and condition.status == "False":
@@ -71,8 +70,3 @@ async def _wait_for_result(job_watch: JobWatch, before: int) -> Job:
             if condition is not None and condition.status == "Unknown":
                 is_acknowledged = True
         await job_watch.next_change(60)
-
-
-def _up_to_date(job: Job) -> Condition | None:
-    conditions = (c for c in job.status.conditions if c.type == names.UP_TO_DATE)
-    return next(conditions, None)

@@ -207,7 +207,7 @@ def _last_job(job_watch: JobWatch) -> Job | None:
 
 def _has_workspace(job: Job) -> bool:
     """Whether the job has its workspace, and the status does not request another upload."""
-    failed = any(c.type == names.UP_TO_DATE and c.status == "False" for c in job.status.conditions)
+    failed = job.up_to_date is not None and job.up_to_date.status == "False"
     return job.workspace_ready and not failed
 
 
