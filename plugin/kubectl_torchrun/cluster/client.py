@@ -140,7 +140,7 @@ class Api:
         lost connections and restarts of the API server, for `backoff.give_up` seconds. A watch that
         ends at once, as behind some gateways, is repeated with back-off.
         """
-        failures, well_at, failed_at = 0, anyio.current_time(), 0.0  # 0: not since an answer
+        failures, well_at, failed_at = 0, anyio.current_time(), 0.0  # 0: no failure
         while True:
             answers = 0  # the list and each event
             try:

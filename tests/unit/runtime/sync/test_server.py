@@ -18,7 +18,6 @@ from unit.runtime import hostile
 from unit.runtime.syncing import TOKEN, Client, Pod, archive, digest, listening, pod, settings
 
 CODE = archive({"train.py": b"print('hello')", "pkg/data.bin": random.Random(0).randbytes(300_000)})
-
 NOTHING = {"sha256": "", "offset": 0, "workspace": "", "missing": [], "base": "", "revision": 0}
 
 
@@ -386,7 +385,8 @@ def test_a_request_in_the_body_of_another_is_ignored(tmp_path: Path, framing: by
     with pod(settings(tmp_path / "claim", read_timeout=0.5)) as server:
         # Little enough for one read: a connection that is closed with unread bytes loses the answer.
         answer = raw(server.port, (framing % (len(hidden), hidden))[:20_000])
-        assert (answer.count(b"HTTP/1."), answer.split()[1] in (b"400", b"411")) == (1, True)
+        assert answer.count(b"HTTP/1.") == 1
+        assert answer.split()[1] in (b"400", b"411")
         assert (server.get()["state"], server.get()["offset"]) == ("waiting", 0)
 
 
