@@ -11,6 +11,7 @@ from aiohttp import web
 from torchrun_api.json import JsonObject
 from torchrun_controller.client.connection import Connection
 from torchrun_controller.client.credentials import Endpoint
+from web_server import listening, stop_accepting
 
 # The head of a response that is sent byte by byte.
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -40,15 +41,12 @@ async def serving(handler: Handler, tls: SSLContext | None = None) -> AsyncItera
         return await handler(request)
 
     runner = web.ServerRunner(web.Server(answer), handle_signals=False, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
-    await site.start()
-    server = ScriptedServer(f"{'https' if tls else 'http'}://127.0.0.1:{runner.addresses[0][1]}")
-    try:
-        yield server
-    finally:
-        server.hung.set()
-        await runner.cleanup()
+    async with listening(runner, tls) as port:
+        server = ScriptedServer(f"{'https' if tls else 'http'}://127.0.0.1:{port}")
+        try:
+            yield server
+        finally:
+            server.hung.set()
 
 
 @asynccontextmanager
@@ -63,7 +61,10 @@ async def serving_bytes(reply: bytes) -> AsyncIterator[str]:
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            await stop_accepting(server)
 
 
 def json_response(

@@ -21,6 +21,7 @@ from aiohttp import web
 
 from torchrun_cluster import LocalCluster
 from torchrun_controller.client.credentials import tls_context
+from web_server import listening
 
 LARGEST = 64 << 20  # bytes of a request
 _AGENT = re.compile(r"torchrun-controller/(\w+)(?: \((\S+)\))?")
@@ -125,20 +126,19 @@ class FaultProxy:
         runner = web.AppRunner(
             application, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
         )
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=tls, limit=0),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=60),
-            auto_decompress=False,
-            skip_auto_headers=("Accept-Encoding", "User-Agent"),
-        ) as self._server:
-            await runner.setup()
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            yield runner.addresses[0][1]
+        async with (
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=tls, limit=0),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=60),
+                auto_decompress=False,
+                skip_auto_headers=("Accept-Encoding", "User-Agent"),
+            ) as self._server,
+            listening(runner) as port,
+        ):
+            yield port
             for watch in list(self._watches):
                 _sever(watch)
-            await runner.cleanup()
 
     def _write_kubeconfig(self, port: int) -> None:
         config = json.loads(self._cluster.kubeconfig.read_text())

@@ -9,6 +9,7 @@ from typing import Any
 
 from torchrun_controller.client.credentials import Endpoint
 from torchrun_controller.client.http1 import encode_request
+from web_server import stop_accepting
 
 REQUEST = encode_request("GET", "/x", {"Host": "a"}, None)
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -52,7 +53,7 @@ async def listening(handle: Handler, tls: ssl.SSLContext | None = None) -> Async
     try:
         yield listener.sockets[0].getsockname()[1]
     finally:
-        listener.close()
+        await stop_accepting(listener)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from torchrun_api import contents
 from torchrun_api.json import JsonObject, object_at
+from web_server import listening
 
 Hook = Callable[[web.Request], web.StreamResponse | None]
 ROOT = "/apis/torchrun.ai/v1alpha1/namespaces/ns"
@@ -119,13 +120,11 @@ class ApiServer:
         app.router.add_put(CORE + "/pods/{name}:8080/proxy/v1/upload", self._take)
         app.router.add_put(CORE + "/pods/{name}:8080/proxy/v1/manifest", self._announce)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        self._started.set()
-        await self._stop.wait()
-        self.disturb_watches(None)
-        await runner.cleanup()
+        async with listening(runner) as port:
+            self.url = f"http://127.0.0.1:{port}"
+            self._started.set()
+            await self._stop.wait()
+            self.disturb_watches(None)
 
     @web.middleware
     async def _first(

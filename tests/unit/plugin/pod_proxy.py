@@ -13,6 +13,7 @@ import aiohttp
 from aiohttp import web
 
 from ports import free_port
+from web_server import listening
 
 PREFIX = "/api/v1/namespaces/ns/pods/job-sync-0:8080/proxy"
 
@@ -89,15 +90,11 @@ class PodProxy:
         app = web.Application(client_max_size=1 << 40)
         app.router.add_route("*", PREFIX + "/v1/{what:upload|manifest}", self._handle)
         runner = web.AppRunner(app, shutdown_timeout=1)
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            port = runner.addresses[0][1]
-            async with aiohttp.ClientSession(auto_decompress=False) as self._session:
-                yield f"http://127.0.0.1:{port}"
-        finally:
-            await runner.cleanup()
+        async with (
+            listening(runner) as port,
+            aiohttp.ClientSession(auto_decompress=False) as self._session,
+        ):
+            yield f"http://127.0.0.1:{port}"
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         kinds = ["429", "503", "cut before", "cut within", "cut after"]

@@ -31,6 +31,7 @@ from kubectl_torchrun.cluster.slices import QUEUES
 from kubectl_torchrun.errors import ClusterProblem
 from kubectl_torchrun.upload.cache import LastUpload, UploadCache
 from kubectl_torchrun.upload.tree import scan
+from web_server import listening
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 
@@ -57,13 +58,8 @@ def kubeconfig(directory: Path, server: str, namespace: str = "") -> Target:
 
 @asynccontextmanager
 async def api_server(app: web.Application) -> AsyncIterator[str]:
-    runner = web.AppRunner(app, shutdown_timeout=1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with listening(web.AppRunner(app, shutdown_timeout=1)) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @asynccontextmanager

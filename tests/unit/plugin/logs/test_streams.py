@@ -21,6 +21,7 @@ from kubectl_torchrun.logs.streams import ALL, Cursor, LineFormat, View, Window,
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject
+from web_server import listening
 
 from ..api_server import refusal
 from ..laptop import Laptop
@@ -49,14 +50,11 @@ class Kubelet:
         app.router.add_get("/api/v1/namespaces/ns/pods/{pod}/log", self._log)
         app.router.add_get("/api/v1/namespaces/ns/pods", self._list)
         runner = web.AppRunner(app, shutdown_timeout=1)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-            async with HttpClient(url) as client:
-                yield Api(client, "ns", HASTY)
-        finally:
-            await runner.cleanup()
+        async with (
+            listening(runner) as port,
+            HttpClient(f"http://127.0.0.1:{port}") as client,
+        ):
+            yield Api(client, "ns", HASTY)
 
     async def _list(self, _: web.Request) -> web.Response:
         body = msgspec.json.encode({"items": self.pods})

@@ -9,6 +9,7 @@ import json
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import jwt
@@ -22,6 +23,7 @@ from torchrun_api import names
 from torchrun_runtime.serve.keys import ApiServer, Keys, KeysUnavailableError
 from torchrun_runtime.serve.tokens import DeniedError, Verifier
 from unit.runtime.serving import EC, POD, RSA, fetched, public_keys, token
+from web_server import listening
 
 
 def verifier() -> Verifier:
@@ -208,16 +210,14 @@ async def test_keys_are_fetched_with_the_pods_own_token(tmp_path: Path) -> None:
 
     app = web.Application()
     app.router.add_get("/openid/v1/jwks", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=certificate(tmp_path)).start()
-    port = runner.addresses[0][1]
+    server = AsyncExitStack()
+    port = await server.enter_async_context(listening(web.AppRunner(app), certificate(tmp_path)))
     (tmp_path / "token").write_text("of-the-pod\n")
     async with ApiServer(f"https://127.0.0.1:{port}", tmp_path) as api:
         assert [key.key_id for key in (await api.signing_keys()).keys] == ["a"]
         assert results == [("/openid/v1/jwks", "Bearer of-the-pod")]
         with pytest.raises(KeysUnavailableError):
             await api.signing_keys()
-        await runner.cleanup()
+        await server.aclose()
         with pytest.raises(KeysUnavailableError):
             await api.signing_keys()
