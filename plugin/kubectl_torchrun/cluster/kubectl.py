@@ -98,6 +98,7 @@ def starting_proxy(target: Target) -> Iterator[Callable[[], Path]]:
             yield wait_for_socket
         finally:
             process.stdin.close()
+            process.wait()  # after Ctrl-C, Popen would wait for 0.25 s only
 
 
 class ClusterNamespace(NamedTuple):

@@ -96,6 +96,21 @@ def test_the_proxy_ends_when_the_work_fails(tmp_path: Path) -> None:
     assert gone(socket)
 
 
+def test_a_proxy_that_is_slow_to_end_has_ended_after_ctrl_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "rm"
+    slow.write_text(f'#!/bin/sh\nsleep 1\nexec {shutil.which("rm")} "$@"\n')
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        proxy(kubeconfig(tmp_path, "http://127.0.0.1:9")) as socket,
+    ):
+        raise KeyboardInterrupt
+    assert gone(socket)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_the_proxy_ends_with_a_killed_program(tmp_path: Path, number: int) -> None:
     script = textwrap.dedent(
