@@ -62,9 +62,19 @@ class ApiServer:
 
     def create(self, path: str, body: object) -> None:
         """POST an object; one that exists already is left as it is."""
+        deadline = time.monotonic() + READY_TIMEOUT
         status, answer = self.request("POST", path, body)
+        while _is_busy(status) and time.monotonic() < deadline:
+            time.sleep(POLL_EVERY)
+            status, answer = self.request("POST", path, body)
         if status not in (http.client.CREATED, http.client.CONFLICT):
             raise ClusterError(f"POST {path} answered {status}: {answer.decode(errors='replace')}")
+
+
+def _is_busy(status: int) -> bool:
+    """Whether an API server that answers so, or not at all (0), may answer otherwise later."""
+    busy = (http.client.TOO_MANY_REQUESTS, http.client.INTERNAL_SERVER_ERROR)
+    return status in (0, *busy, http.client.SERVICE_UNAVAILABLE, http.client.GATEWAY_TIMEOUT)
 
 
 def wait_until(
@@ -92,7 +102,7 @@ def compact_etcd(connection: socket.socket) -> int:
     Watches and lists at older resource versions then fail with 410, as after etcd's own
     compaction. Uses etcd's JSON gateway (https://etcd.io/docs/v3.6/dev-guide/api_grpc_gateway/).
     """
-    client = http.client.HTTPConnection("127.0.0.1", timeout=CALL_TIMEOUT)
+    client = http.client.HTTPConnection("127.0.0.1", timeout=READY_TIMEOUT)
     client.sock = connection
     try:
         revision = int(_etcd_call(client, "range", {"key": "AA=="})["header"]["revision"])

@@ -47,7 +47,7 @@ def enter_script(name: str) -> str:
     return "".join(f"echo 0 > '{file}'\n" for file in files)
 
 
-def remove(name: str, timeout: float = 10.0) -> None:
+def remove(name: str, timeout: float = 60.0) -> None:
     """Remove the cgroup and all below it. Raises ClusterError if a process still uses it."""
     deadline = time.monotonic() + timeout
     while remaining := [root / name for root in _mounted() if (root / name).exists()]:

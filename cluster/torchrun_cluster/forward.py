@@ -14,7 +14,7 @@ import threading
 
 CLONE_NEWNET = 0x40000000
 CHUNK = 1 << 16
-CONNECT_TIMEOUT = 5.0
+CONNECT_TIMEOUT = 30.0
 
 
 def enter_network_of(pid: int) -> None:

@@ -27,7 +27,7 @@ from . import (
     processes,
     state,
 )
-from .api import ApiServer, compact_etcd, wait_until
+from .api import READY_TIMEOUT, ApiServer, compact_etcd, wait_until
 from .artefacts import locked
 from .errors import ClusterError
 from .forward import connect_inside
@@ -262,7 +262,7 @@ class LocalCluster:
         address = ("127.0.0.1", components.etcd_ports(self._up_state)[0])
         if self._spec.size is Size.NODE:
             return compact_etcd(connect_inside(node.anchor_pid(self.nodes[0]), address))
-        return compact_etcd(socket.create_connection(address, timeout=5))
+        return compact_etcd(socket.create_connection(address, timeout=READY_TIMEOUT))
 
     def load_image(self, archive: Path) -> list[str]:
         """Import an OCI archive's images into all nodes; returns the names that one had not."""

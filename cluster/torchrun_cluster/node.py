@@ -79,11 +79,8 @@ exec '{sys.executable}' -c "{WAIT_FOR_EVER}"
     maker = node.component("namespaces")
     processes.start(state.folder, maker, command, log)
 
-    def check() -> None:
-        if not processes.of_cluster(state.folder, maker):
-            raise ClusterError(f"cannot create namespaces: {processes.tail(log)}")
-
-    wait_until(ready.exists, "the namespaces", check, timeout=20)
+    check = processes.alive_check(state.folder, (maker,), lambda _: log)
+    wait_until(ready.exists, "the namespaces", check)
 
 
 def connect(node: Node) -> None:
