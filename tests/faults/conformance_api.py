@@ -15,7 +15,7 @@ from torchrun_controller.client.apply import APPLY_PATCH
 T = TypeVar("T")
 
 MERGE = "application/merge-patch+json"
-PATIENCE = 30.0
+PATIENCE = 180.0  # seconds; a real controller takes 40 s for some changes on a quiet machine
 CONTAINER = {"name": "trainer", "image": "i"}
 # It exists, as the pod garbage collector ends the pods of a node that does not.
 NODE = "without-kubelet"

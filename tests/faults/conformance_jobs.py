@@ -5,7 +5,7 @@ from datetime import datetime
 
 from bodies import Body
 from faults.conformance_api import CONTAINER, NODE, Api, eventually
-from torchrun_api.kinds import JOBS, PODS
+from torchrun_api.kinds import CONFIG_MAPS, JOBS, PODS
 from torchrun_api.names import CONTROLLER_UID_LABEL, FAILURE_COUNT
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -81,14 +81,16 @@ async def a_job_has_not_failed_before_its_pods_have_ended(api: Api) -> None:
     await api.until(JOBS, "gang", _has_condition("Failed"))
 
 
-async def _fails(api: Api, pod: Body) -> None:
-    """The kubelet reports that the container has ended, at the time of the pod's creation."""
+async def _fails(api: Api, pod: Body) -> Body:
+    """The kubelet reports that the container has ended. Returns an object of that time."""
     meta = pod["metadata"]
-    terminated = {"exitCode": 143, "finishedAt": meta["creationTimestamp"]}
+    end = await api.create(CONFIG_MAPS, f"end-of-{meta['name']}")
+    terminated = {"exitCode": 143, "finishedAt": end["metadata"]["creationTimestamp"]}
     container = {"name": "trainer", "ready": False, "restartCount": 0, "image": "i", "imageID": ""}
     statuses = [{**container, "state": {"terminated": terminated}}]
     status = {"phase": "Failed", "containerStatuses": statuses}
     await api.send("PATCH", PODS, meta["name"], {"status": status}, "status")
+    return end
 
 
 async def _next_pod(api: Api, index: int, *earlier: Body) -> Body:
@@ -106,28 +108,28 @@ def _seconds_after(earlier: Body, later: Body) -> float:
     return (created[1] - created[0]).total_seconds()
 
 
-async def _loses(api: Api, pod: Body) -> Body:
-    """Fail a pod of two, and return the Job while it waits.
+async def _loses(api: Api, pod: Body) -> tuple[Body, Body]:
+    """Fail a pod of two. Returns the Job while it waits, and an object of the time of the failure.
 
     It counts the lost pod later, and up to Kubernetes 1.35 no pod as active, although one runs.
     """
     await api.until(JOBS, "gang", lambda job: job["status"].get("active") == 2)
-    await _fails(api, pod)
+    end = await _fails(api, pod)
     waits = await api.until(JOBS, "gang", lambda job: job["status"].get("active", 0) < 2)
     assert not waits["status"].get("failed")
-    return waits
+    return waits, end
 
 
 async def a_job_with_a_limit_for_each_index_replaces_a_pod_alone(api: Api) -> None:
     job, (first, lost) = await _gang(api, replaces=True, nodeName=NODE)
     assert job["spec"]["backoffLimit"] == 2**31 - 1
     assert [p["metadata"]["annotations"][FAILURE_COUNT] for p in (first, lost)] == ["0", "0"]
-    waits = await _loses(api, lost)
+    waits, end = await _loses(api, lost)
     assert "conditions" not in waits["status"]
     await api.send("DELETE", PODS, lost["metadata"]["name"], {"gracePeriodSeconds": 0})
     assert (await _next_pod(api, 1))["metadata"]["uid"] == lost["metadata"]["uid"], "it is kept"
     second = await _next_pod(api, 1, lost)
-    assert 9 <= _seconds_after(lost, second) < 19
+    assert 9 <= _seconds_after(end, second) < 19
     assert second["metadata"]["annotations"][FAILURE_COUNT] == "1"
     assert (await _next_pod(api, 0))["metadata"]["uid"] == first["metadata"]["uid"]
     await api.until(JOBS, "gang", lambda job: job["status"].get("failed") == 1)
@@ -142,9 +144,9 @@ async def each_replacement_of_an_index_doubles_the_delay(api: Api) -> None:
     _, (_, first) = await _gang(api, replaces=True, nodeName=NODE)
     await _fails(api, first)
     second = await _next_pod(api, 1, first)
-    await _fails(api, second)
+    end = await _fails(api, second)
     third = await _next_pod(api, 1, first, second)
-    assert 19 <= _seconds_after(second, third) < 39
+    assert 19 <= _seconds_after(end, third) < 39
     assert third["metadata"]["annotations"][FAILURE_COUNT] == "2"
 
 

@@ -16,7 +16,6 @@ NODE = "without-kubelet"
 SIZE = 3
 INDEX = "batch.kubernetes.io/job-completion-index"
 FAILURES = "batch.kubernetes.io/job-index-failure-count"
-ACTIVE_MEANWHILE = (0, SIZE - 1)  # while an index waits: 0 up to Kubernetes 1.35, although pods run
 BACKOFF = 10  # seconds: DefaultJobPodFailureBackOff of job_controller.go
 
 
@@ -52,14 +51,18 @@ class IndexedJob:
         ]
         return status
 
+    def pods(self, index: int) -> list[Any]:
+        """The pods of an index, also those that have ended."""
+        pods = self._team.api.items(f"{self._team.core}/pods", f"job-name={self.name}")
+        return [pod for pod in pods if pod["metadata"]["annotations"][INDEX] == str(index)]
+
     def find(self, index: int, *earlier: Any) -> Any:
         """The pod of an index, other than the earlier ones."""
         uids = {pod["metadata"]["uid"] for pod in earlier}
 
         def look() -> Any:
-            pods = self._team.api.items(f"{self._team.core}/pods", f"job-name={self.name}")
-            of_index = (p for p in pods if p["metadata"]["annotations"][INDEX] == str(index))
-            return next((p for p in of_index if p["metadata"]["uid"] not in uids), None)
+            new = (pod for pod in self.pods(index) if pod["metadata"]["uid"] not in uids)
+            return next(new, None)
 
         return eventually(f"a pod of index {index} of {self.name}", look)
 
@@ -143,9 +146,13 @@ def test_the_failed_pod_stays_until_the_new_one_exists(make_job: Callable[..., I
     job = make_job("kept", backoffLimitPerIndex=1000)
     failed = job.set(job.first[1], "Failed")
     job.delete(failed, 0)
-    assert job.find(1)["metadata"]["uid"] == failed["metadata"]["uid"], "its finalizer stays"
-    eventually("the controller waits", lambda: job.status().get("active", 0) in ACTIVE_MEANWHILE)
-    job.find(1, failed)
+
+    def new() -> set[str]:
+        uids = {pod["metadata"]["uid"] for pod in job.pods(1)}
+        assert uids, "its finalizer stays"
+        return uids - {failed["metadata"]["uid"]}
+
+    eventually("the new pod", new)
 
 
 def test_a_pod_that_terminates_is_replaced_only_when_it_has_failed(
