@@ -50,6 +50,11 @@ class Write(NamedTuple):
         return self.resource == "leases" and self.code < 300 and self.holder == self.who
 
     @property
+    def releases_lease(self) -> bool:
+        """Whether it left the lease without a holder."""
+        return self.resource == "leases" and self.code < 300 and not self.holder
+
+    @property
     def holder(self) -> str:
         """The holder in a write of the lease."""
         holder: str = (self.body or {}).get("spec", {}).get("holderIdentity", "")

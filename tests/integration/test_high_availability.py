@@ -66,11 +66,15 @@ class Observed:
             "a Job for each",
             lambda: {j["metadata"]["name"] for j in self._team.api.items(jobs)} == set(submitted),
         )
+        # The API server logs a request after it has taken effect.
+        eventually(
+            "each is in the audit log",
+            lambda: set(count_creations(self.writes(), "jobs")) == set(submitted),
+        )
         writes = self.writes()
         created = count_creations(writes, "jobs")
         not_once = [w for w in writes if w.resource == "jobs" and created[w.name] != 1]
         assert not_once == []
-        assert set(created) == set(submitted)
         assert without_lease(writes, frozen=frozen) == []
         others = len({w.who for w in writes if w.resource != "leases"})
         print(f"{len(writes)} writes of {others} leaders, {len(submitted)} jobs")
@@ -113,13 +117,15 @@ def test_a_killed_leader_is_replaced_within_20_seconds(
             old, began = identity(leader), time.time()
             leader.kill()
             replicas.revive()
-            assert 10 < took(observed, replicas, old, began, "killed") < limit
+            seconds = took(observed, replicas, old, began, "killed")
+            assert seconds < limit
+            renewed = max(w.ended for w in observed.writes() if w.who == old and w.takes_lease)
+            assert began + seconds - renewed > 10, "the lease was still valid"
 
 
-# An unreleased lease takes 15 s or more.
 @pytest.mark.parametrize(
     ("tries", "limit"),
-    [(2, 10), pytest.param(20, 2, marks=[pytest.mark.long, pytest.mark.timeout(400)])],
+    [(2, ANY), pytest.param(20, 2, marks=[pytest.mark.long, pytest.mark.timeout(400)])],
 )
 def test_a_terminated_leader_is_replaced_within_2_seconds(
     tries: int, limit: float, cluster: LocalCluster, team: Team, observed: Observed, tmp_path: Path
@@ -131,6 +137,7 @@ def test_a_terminated_leader_is_replaced_within_2_seconds(
             leader.send(signal.SIGTERM)
             assert took(observed, replicas, old, began, "SIGTERM") < limit
             assert leader.wait() == 0
+            assert any(w.who == old and w.releases_lease for w in observed.writes())
             replicas.revive()
             ready(leader)
 
@@ -161,7 +168,9 @@ def test_a_frozen_leader_has_one_request_left_at_most(
 def test_a_disconnected_leader_ends_before_another_leads(
     cluster: LocalCluster, team: Team, observed: Observed, tmp_path: Path
 ) -> None:
-    replicas, stream = Replicas(cluster, team, tmp_path, 2, *QUICK), Stream(team)
+    # A process that stalls between the deadline and the end of the lease still ends first.
+    lease = lasting("30s", "12s", "2s")
+    replicas, stream = Replicas(cluster, team, tmp_path, 2, *lease), Stream(team)
     with Relay(cluster, tmp_path).running() as relay:
         cut_off = replicas.all[0]
         cut_off.through(relay.kubeconfig)

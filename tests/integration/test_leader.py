@@ -18,6 +18,8 @@ ROLE = Path(__file__).parents[2] / "manifests" / "rbac" / "role.yaml"
 NAMESPACE = "torchrun-system"
 LEASE = "torchrun-controller"
 QUICK = Durations(lease=6, renew_deadline=5, retry=0.5)
+# A busy machine may need more than the default deadline to restart an API server.
+SLOW = Durations(lease=120, renew_deadline=100)
 SLOW = Durations(lease=120, renew_deadline=100, retry=2)
 
 
@@ -166,7 +168,7 @@ async def test_labels_of_others_stay(cluster: LocalCluster, kubeconfig: str) -> 
 async def test_a_restart_of_the_api_server_does_not_lose_the_lease(
     cluster: LocalCluster, kubeconfig: str
 ) -> None:
-    async with replica(kubeconfig, "a", Durations()) as (leader, run):
+    async with replica(kubeconfig, "a", SLOW) as (leader, run):
         await elected(leader)
         await asyncio.to_thread(cluster.restart, "kube-apiserver")
         before = leader._election.writable_until()
@@ -179,11 +181,13 @@ async def test_without_the_api_server_the_leader_stops_at_its_deadline(
 ) -> None:
     async with replica(kubeconfig, "a", QUICK) as (leader, run):
         await elected(leader)
+        ends: list[float] = []
+        run.add_done_callback(lambda _: ends.append(time.monotonic()))
         await asyncio.to_thread(cluster.stop, "kube-apiserver")
         until = leader._election.writable_until()
         with pytest.raises(NotLeader, match="not renewed within 5 s"):
             await asyncio.wait_for(run, 120)
-        late = time.monotonic() - until
+        late = ends[0] - until
         print(f"run ended {late * 1000:.1f} ms after the deadline")
         assert 0 <= late < 10, "no write is allowed after the deadline"
         assert not leader.may_write()
@@ -195,6 +199,6 @@ async def test_without_the_api_server_the_leader_stops_at_its_deadline(
 
 async def test_a_missing_permission_is_named(cluster: LocalCluster, kubeconfig: str) -> None:
     async with replica(kubeconfig, "a", QUICK, namespace="default") as (leader, _):
-        await until(lambda: leader.problem != "")
+        await until(lambda: "403 Forbidden" in leader.problem)
     assert leader.problem.startswith(f"cannot get lease default/{LEASE}: 403 Forbidden")
     assert "lacks this verb on leases.coordination.k8s.io" in leader.problem
