@@ -18,6 +18,8 @@ from typing import NamedTuple
 import aiohttp
 import yarl
 from aiohttp import web
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.client_reqrep import ConnectionKey
 
 from torchrun_cluster import LocalCluster
 from torchrun_controller.client.credentials import tls_context
@@ -67,6 +69,17 @@ class Faults:
     async def event(self, call: Call, line: bytes) -> bytes:
         """The line that the client gets for this watch line. May raise Severed, or wait."""
         return line
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Aborts connections: an orderly end of TLS waits for the API server, and the loop may not."""
+
+    def _release(
+        self, key: ConnectionKey, protocol: ResponseHandler, *, should_close: bool = False
+    ) -> None:
+        if should_close or protocol.should_close:
+            protocol.abort()
+        super()._release(key, protocol, should_close=should_close)
 
 
 class FaultProxy:
@@ -128,7 +141,7 @@ class FaultProxy:
         )
         async with (
             aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=tls, limit=0),
+                connector=_Connector(ssl=tls, limit=0),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=60),
                 auto_decompress=False,
@@ -197,9 +210,6 @@ class FaultProxy:
                         await response.write(handed)
         finally:
             self._watches.remove(request)
-            # An orderly end of TLS waits for the API server, and the loop may be over before.
-            if answer.connection is not None and answer.connection.transport is not None:
-                answer.connection.transport.abort()
 
 
 def _call(request: web.Request) -> Call:
