@@ -165,7 +165,7 @@ class ControllerProcess:
                 self.wait_for_line("serving")  # before that line, signal handlers are not installed
                 self.send(signal.SIGTERM)
                 try:
-                    code = self.wait(60)
+                    code = self.wait(PATIENCE)
                 except subprocess.TimeoutExpired:
                     self.kill()
                     raise

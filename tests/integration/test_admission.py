@@ -148,7 +148,7 @@ def test_a_job_of_higher_priority_preempts_another(controller: ControllerProcess
         eventually(
             "it says why",
             lambda: (
-                team.status("waiting")["message"] == admitted(team.status("waiting"))["message"]
+                team.status("waiting").get("message") == admitted(team.status("waiting"))["message"]
             ),
         )
         assert queue(team, "lab")["admission"]["summary"] == "3/4 nodes"

@@ -11,6 +11,7 @@ import yaml
 
 from integration.bodies import job
 from integration.charts import CHART, MANIFESTS, RELEASE, helm
+from integration.controller_process import eventually
 from torchrun_cluster import LocalCluster, Size
 
 NAMESPACE = "torchrun-system"
@@ -55,7 +56,10 @@ def older(tmp_path: Path) -> Path:
 def test_jobs_stay_after_uninstall_and_install(cluster: LocalCluster, older: Path) -> None:
     run(cluster, "install", RELEASE, str(older), "--create-namespace")
     assert "Reason" not in columns(cluster)
-    cluster.kubectl("create", "-f", "-", stdin=json.dumps(job("stays")))
+    text = json.dumps(job("stays"))
+    # Helm does not wait until the API server serves the kind.
+    create = ("create", "-f", "-")
+    eventually("created", lambda: not cluster.kubectl(*create, stdin=text, check=False).returncode)
     uid = ("get", "torchrunjob", "stays", "-o", "jsonpath={.metadata.uid}")
     before = cluster.kubectl(*uid).stdout
 
@@ -126,14 +130,18 @@ def test_two_releases_in_a_namespace_do_not_share_pods(cluster: LocalCluster) ->
     wanted = {RELEASE: 2, f"other-{RELEASE}": 3}
     for name, replicas in wanted.items():
         ready = f"--for=jsonpath={{.status.replicas}}={replicas}"
-        cluster.kubectl("wait", ready, "-n", NAMESPACE, f"deployment/{name}", "--timeout=60s")
-    listed = json.loads(cluster.kubectl("get", "rs", "-n", NAMESPACE, "-o", "json").stdout)["items"]
-    owned = [
-        (item["metadata"]["ownerReferences"][0]["name"], item["status"]["replicas"])
-        for item in listed
-        if item["spec"]["replicas"]
-    ]
-    assert sorted(owned) == sorted(wanted.items())
+        where = ("-n", NAMESPACE, f"deployment/{name}")
+        cluster.kubectl("wait", ready, *where, "--timeout=160s", timeout=180)
+
+    def owned() -> list[tuple[str, int]]:
+        listed = json.loads(cluster.kubectl("get", "rs", "-n", NAMESPACE, "-o", "json").stdout)
+        return sorted(
+            (item["metadata"]["ownerReferences"][0]["name"], item["status"]["replicas"])
+            for item in listed["items"]
+            if item["spec"]["replicas"]
+        )
+
+    eventually("each has its own", lambda: owned() == sorted(wanted.items()))
     run(cluster, "uninstall", "other")
 
 

@@ -236,9 +236,10 @@ def test_what_a_user_may_not_read_is_not_checked(laptop: Laptop) -> None:
     cluster.kubectl("apply", "-f", str(USERS))
     cluster.kubectl("create", "rolebinding", "anna", "--clusterrole=edit", "--user=anna",
                     "-n", namespace)  # fmt: skip
-    may = ("auth", "can-i", "create", "torchrunjobs", "--as=anna", "-n", namespace)
-    # The controller-manager adds the rules to the role edit a moment later.
-    eventually("the rights", lambda: cluster.kubectl(*may, check=False).returncode == 0)
+    # The controller-manager adds the rules to the role edit, and those of view after them.
+    for action in ("create torchrunjobs", "list torchrunqueues"):
+        may = ("auth", "can-i", *action.split(), "--as=anna", "-n", namespace)
+        eventually(action, lambda may=may: cluster.kubectl(*may, check=False).returncode == 0)
     config = json.loads(cluster.kubectl("config", "view", "--raw", "-o", "json").stdout)
     for user in config["users"]:
         user["user"]["as"] = "anna"

@@ -16,6 +16,7 @@ from integration.native_gangs import GROUP, NATIVE, NativeRelease
 from integration.played_schedulers import Scheduler
 from integration.scheduler_kinds import COSCHEDULING_GROUPS, KAI_GROUPS, install
 from integration.team import Team
+from torchrun_api.names import ATTEMPT_LABEL
 from torchrun_cluster import LocalCluster, Size
 from torchrun_cluster.binaries import wanted_kubernetes
 
@@ -215,7 +216,10 @@ def test_a_gang_of_higher_priority_takes_the_place_of_another(
     assert group["spec"]["priority"] == 1000
     status = team.reaches("usual", "Queued", "Unschedulable")
     assert (status.get("restarts", 0), status["disruptions"]) == (0, 1)
-    assert not placed(team, "usual"), "no pod of the next attempt"
+    following = [
+        pod for pod in pods(team, "usual") if pod["metadata"]["labels"][ATTEMPT_LABEL] == "1"
+    ]
+    assert not [pod for pod in following if pod["spec"].get("nodeName")]
     end(team, "urgent")
     team.reaches("usual", "Running")
     end(team, "usual")
@@ -275,7 +279,7 @@ def test_kai(controller: ControllerProcess, cluster: LocalCluster, team: Team) -
         team.pod_becomes(pod, "Succeeded")
     team.reaches("run", "Succeeded")
     eventually("the PodGroup goes with the gang", lambda: not groups(team, KAI))
-    cluster.kubectl("delete", "crd", "podgroups.scheduling.run.ai")
+    cluster.kubectl("delete", "crd", "podgroups.scheduling.run.ai", timeout=180)
     team.submit("late", numNodes=2)
     team.reaches("late", "Pending", "GangSchedulerMissing")
 

@@ -16,6 +16,7 @@ import anyio
 import pytest
 import yaml
 
+from integration.controller_process import eventually, install_crds
 from kubectl_torchrun.cluster.client import connect
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.kubectl import Target, proxy
@@ -205,7 +206,7 @@ def test_an_existing_name(laptop: Laptop) -> None:
 def test_without_a_controller_submit_reports_the_wait_and_how_to_resume(laptop: Laptop) -> None:
     laptop.queues("a")
     code, out, err = laptop.run(
-        "submit", "--name", "run", "--upload-timeout", "6", "python train.py"
+        "submit", "--name", "run", "--upload-timeout", "12", "python train.py"
     )
     assert (code, out) == (3, "")
     assert "Still waiting: no controller has processed the job yet" in err
@@ -351,6 +352,9 @@ def test_the_role_edit_is_enough_and_its_absence_is_reported(
     assert f"the role edit in namespace {laptop.namespace}" in err
     bind = ["create", "rolebinding", "alice", "--clusterrole=edit", "--user=alice"]
     laptop.cluster.kubectl(*bind, "-n", laptop.namespace)
+    may = ("auth", "can-i", "create", "torchrunjobs", "--as=alice", "-n", laptop.namespace)
+    # A controller adds the rules to the role edit.
+    eventually("the right", lambda: laptop.cluster.kubectl(*may, check=False).returncode == 0)
     running = laptop.start("submit", "--queue", "a", "--name", "run", "python train.py")
     running.says("Created")
     laptop.set_status("run", phase="Succeeded", conditions=READY)
@@ -362,10 +366,8 @@ def test_the_role_edit_is_enough_and_its_absence_is_reported(
 
 async def test_watches_survive_a_restart_of_the_api_server(tmp_path: Path) -> None:
     name = f"test-plugin-{os.getpid()}"
-    crd = Path(__file__).parents[2] / "manifests" / "crd"
     with LocalCluster(name=name, size=Size.CONTROL_PLANE) as cluster:
-        cluster.kubectl("apply", "-f", str(crd))
-        cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=180s")
+        install_crds(cluster)
         laptop = Laptop(cluster, "default", tmp_path)
 
         async def until_phase(job_watch: JobWatch, phase: str) -> None:

@@ -103,11 +103,14 @@ def test_a_replay_repeats_the_recorded_decisions(
             team.pod_becomes("train-sync-0", "Succeeded")
         workers = team.workers("train")
         await_line(tape, b"jobs.batch", b'"train"')
-        for worker in workers:
-            team.pod_becomes(worker, "Running")
-        team.reaches("train", "Running")
-        for worker in workers:
-            team.pod_becomes(worker, "Succeeded")
+        *others, last = workers
+        for phase in ("Running", "Succeeded"):
+            for worker in others:
+                team.pod_becomes(worker, phase)
+            words = (last.encode(), f'"phase":"{phase}"'.encode())
+            with recorded_before_the_reaction(team_controller, tape, *words):
+                team.pod_becomes(last, phase)
+            team.reaches("train", phase)
         final = team.reaches("train", "Succeeded")
         await_line(tape, b"torchrunjobs", b'"phase":"Succeeded"')
     decisions = replay(tape)

@@ -38,8 +38,11 @@ def reasons(team: Team, job: str) -> list[str]:
 def test_a_quota_that_refuses_some_pods(team: Team) -> None:
     limit(team, pods="1")
     team.submit("run")
-    status = team.reaches("run", "Queued", "QuotaExceeded")
-    assert "1 of 2 pods is created. ResourceQuota small is exhausted" in status["message"]
+    team.reaches("run", "Queued", "QuotaExceeded")
+    message = "1 of 2 pods is created. ResourceQuota small is exhausted"
+    # The refusal of the second pod may be known before the first pod.
+    eventually("the message", lambda: message in team.status("run").get("message", ""))
+    status = team.status("run")
     assert condition(status, "Scheduled")["reason"] == "QuotaExceeded"
     eventually("one event", lambda: reasons(team, "run").count("QuotaExceeded") == 1)
     team.api.patch(f"{team.core}/resourcequotas/small", {"spec": {"hard": {"pods": "2"}}})
