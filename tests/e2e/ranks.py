@@ -35,9 +35,9 @@ def kill_rank(space: Space, pod: str) -> None:
         "        try:\n"
         "            line = open(f'/proc/{pid}/cmdline').read()\n"
         "            if 'time.sleep' in line and 'launch' not in line:\n"
-        "                os.kill(int(pid), signal.SIGKILL)\n"
         "                killed += 1\n"
-        "                print('killed', pid, flush=True)\n"
+        "                print('killed', pid, flush=True)\n"  # the container may end at once
+        "                os.kill(int(pid), signal.SIGKILL)\n"
         "        except OSError:\n"  # the process has ended meanwhile
         "            pass\n"
         "    time.sleep(0 if killed else 0.1)\n"
