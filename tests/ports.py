@@ -1,17 +1,22 @@
 """Ports of this machine for programs that need a port number before they listen."""
 
+import os
 import random
 import socket
 from contextlib import suppress
+
+
+_WORKERS = 64  # processes of pytest
 
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A free port of an address that the kernel does not assign to connections.
 
     The kernel assigns ports from 32768 on, so one of those could be taken before the program binds it.
-    Clusters of tests use those from 26443 on.
+    Clusters of tests use those from 26443 on. Each process of pytest has ports of its own.
     """
-    for port in random.sample(range(10_000, 26_000), 100):
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for port in random.sample(range(10_000 + worker % _WORKERS, 26_000, _WORKERS), 100):
         with socket.socket() as listener, suppress(OSError):
             listener.bind((host, port))
             return port
