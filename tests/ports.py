@@ -5,7 +5,6 @@ import random
 import socket
 from contextlib import suppress
 
-
 _WORKERS = 64  # processes of pytest
 
 
