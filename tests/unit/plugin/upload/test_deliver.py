@@ -34,7 +34,7 @@ from ..pod_proxy import PodProxy, SyncPod
 
 HERE = ClusterNamespace("https://cluster", "ns")
 
-HASTY = Backoff(first=0.01, longest=0.1, give_up=60)
+HASTY = Backoff(first=0.01, longest=0.1, give_up=600)
 SHA = "ab" * 32
 WEIGHTS = Random(1).randbytes(18 << 20)
 
