@@ -2,12 +2,15 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import coverage
@@ -119,6 +122,40 @@ class Launcher:
             "TORCHRUN_TERMINATION_LOG": str(log),
             **measured(),
         }
+
+
+def changed(launcher: Launcher, limits: dict[str, dict[str, str]]) -> Launcher:
+    """The launcher with other constants: for each file of it, texts and what replaces them.
+
+    Coverage does not measure it.
+    """
+    folder = launcher.directory / "launch"
+    # Without the compiled files: other tests may be writing them.
+    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for module, texts in limits.items():
+        source = (folder / module).read_text()
+        for text, other in texts.items():
+            assert source.count(text) == 1, text
+            source = source.replace(text, other)
+        (folder / module).write_text(source)
+    return replace(launcher, folder=folder)
+
+
+def await_end(pid: int) -> None:
+    """Return once no thread of the process runs. A zombie counts: init may reap it late."""
+    deadline = time.monotonic() + SECONDS
+    while not set(_states(pid)) <= {"Z", "X"}:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _states(pid: int) -> Iterator[str]:
+    """Of its threads."""
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError):
+                stat = Path(f"/proc/{pid}/task/{thread}/stat").read_text(errors="replace")
+                yield stat.rpartition(")")[2].split()[0]
 
 
 def script(directory: Path, text: str, name: str = "script.py") -> str:

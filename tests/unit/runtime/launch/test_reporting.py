@@ -1,23 +1,22 @@
 """Reports from a rank to the controller, with a real launcher, token file and HTTP server."""
 
 import json
-import shutil
 import textwrap
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from unit.runtime.launching import FOLDER, Launcher
+from unit.runtime.launching import Launcher, changed
 
 # The launcher gives up a report within seconds, which a busy machine may need for its requests.
 LIMITS = {
     "_PAUSE_SECONDS = 10.0": "_PAUSE_SECONDS = 1000.0",
     "_REPORT_SECONDS = 1.5": "_REPORT_SECONDS = 60.0",
+    "_TIMEOUT = 5.0": "_TIMEOUT = 60.0",
     "_LAST_SECONDS = 2.0": "_LAST_SECONDS = 60.0",
 }
 
@@ -25,14 +24,7 @@ LIMITS = {
 @pytest.fixture
 def launcher(launcher: Launcher) -> Launcher:
     """The launcher with these limits."""
-    folder = launcher.directory / "launch"
-    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    text = (folder / "reporting.py").read_text()
-    for limit, longer in LIMITS.items():
-        assert limit in text
-        text = text.replace(limit, longer)
-    (folder / "reporting.py").write_text(text)
-    return replace(launcher, folder=folder)
+    return changed(launcher, {"reporting.py": LIMITS})
 
 
 class Controller:

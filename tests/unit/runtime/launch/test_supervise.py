@@ -19,7 +19,7 @@ def test_success_writes_no_termination_message(launcher: Launcher) -> None:
 
 def test_runs_as_a_folder_beside_any_other_files(tmp_path: Path) -> None:
     copy = tmp_path / "launch"
-    shutil.copytree(FOLDER, copy)
+    shutil.copytree(FOLDER, copy, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "json.py").write_text("raise ImportError('not this one')")
     result = Launcher(PYTHONS[0], tmp_path, folder=copy).run("exit 5")
     assert result.exit_code == 5, result.err
