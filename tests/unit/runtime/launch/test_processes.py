@@ -1,14 +1,11 @@
 """Which processes run, from /proc."""
 
 import os
-import signal
 import subprocess
 import time
 
-import pytest
-
 from torchrun_runtime.launch.processes import Process, alive, descendants, programs, signal_name
-from unit.runtime.launching import Launcher, script
+from unit.runtime.launching import Launcher, await_end, script
 
 # A zombie by its state, which is that of its first thread. Another thread runs until stdin ends.
 ZOMBIE = """
@@ -86,5 +83,4 @@ def test_such_a_process_ends_with_the_command(launcher: Launcher) -> None:
     launched = launcher.start([launcher.python, starter], TORCHRUN_LAUNCHER="none")
     pid = int(launched.line())
     assert launched.end().exit_code == 3
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    await_end(pid)

@@ -2,32 +2,45 @@
 
 import pytest
 
-from unit.runtime.launching import Launcher, script
+from unit.runtime.launching import Launcher, changed, script
 
 AGENT = """
 import os, signal, subprocess, sys
 RANK = "import signal; print('ready', flush=True); signal.pause()"
-signal.signal(signal.SIGTERM, lambda *_: print("the agent has got SIGTERM", flush=True))
+def tell(*_):
+    print("the agent has got SIGTERM", flush=True)
+    open("late", "w").close()
+signal.signal(signal.SIGTERM, tell)
 command = [sys.argv[1] + ' exec "$@"', "sh", sys.executable, "-c", RANK]
 subprocess.Popen(["sh", "-c", *command], env={**os.environ, "LOCAL_RANK": "0"})
 while True:
     signal.pause()
 """
+# The grace period is also over when this file exists. Nothing else ends the agent.
+LATE = {
+    "supervise.py": {
+        "time.monotonic() >= self._deadline": (
+            "(time.monotonic() >= self._deadline or os.path.exists('late'))"
+        ),
+        "_AGENT_SECONDS = 10.0": "_AGENT_SECONDS = 1000.0",
+    }
+}
 
 
 @pytest.mark.parametrize(
-    ("handling", "lines"),
+    ("handling", "grace", "lines"),
     [
-        ("trap '' TERM;", []),
-        ("", ["the agent has got SIGTERM"]),
+        ("trap '' TERM;", "1", []),
+        ("", "1000", ["the agent has got SIGTERM"]),
     ],
     ids=["rank", "agent"],
 )
 def test_what_does_not_end_in_the_grace_period_is_killed(
-    launcher: Launcher, handling: str, lines: list[str]
+    launcher: Launcher, handling: str, grace: str, lines: list[str]
 ) -> None:
     agent = [launcher.python, script(launcher.directory, AGENT), handling]
-    launched = launcher.start(agent, TORCHRUN_LAUNCHER="none", TORCHRUN_GRACE_SECONDS="1")
+    late = changed(launcher, LATE)
+    launched = late.start(agent, TORCHRUN_LAUNCHER="none", TORCHRUN_GRACE_SECONDS=grace)
     assert launched.line() == "ready"
     launched.stop()
     result = launched.end()
