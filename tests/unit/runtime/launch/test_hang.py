@@ -11,7 +11,15 @@ import pytest
 
 from torchrun_runtime.launch import hang
 from torchrun_runtime.launch.hang import HangWatchdog
-from unit.runtime.launching import Launcher, Result
+from unit.runtime.launching import Launcher, Result, changed, script
+
+# The launcher has time for stacks that a busy machine writes slowly.
+PATIENCE = {"_WAIT_SECONDS = 2.0": "_WAIT_SECONDS = 60.0", "_PAUSE = 0.05": "_PAUSE = 1.0"}
+
+
+@pytest.fixture
+def patient(launcher: Launcher) -> Launcher:
+    return changed(launcher, {"stacks.py": PATIENCE})
 
 
 def run(launcher: Launcher, text: str, seconds: float = 0.5, **environment: str) -> Result:
@@ -24,16 +32,21 @@ def run(launcher: Launcher, text: str, seconds: float = 0.5, **environment: str)
     )
 
 
-def test_silence_after_the_first_output_is_a_hang(launcher: Launcher) -> None:
+def test_silence_after_the_first_output_is_a_hang(patient: Launcher) -> None:
     text = """
         import threading
-        def reading(): threading.Event().wait()
+        begun = threading.Event()
+        def reading():
+            begun.set()
+            threading.Event().wait()
         threading.Thread(target=reading, daemon=True).start()
-        print("step 1")
-        def training(): threading.Event().wait()
+        def training():
+            begun.wait()
+            print("step 1")
+            threading.Event().wait()
         training()
     """
-    result = run(launcher, text)
+    result = run(patient, text)
     assert (result.exit_code, result.out) == (124, "step 1\n")
     assert result.message["reason"] == "Hung"
     assert "No progress report and no output for" in str(result.message["message"])
@@ -53,31 +66,34 @@ RANKS = """
     for rank in ranks: rank.wait()
     print("the agent saw its ranks end")
 """
-# Ranks and children wait for each other, so that all fall silent within their loops.
+# Ranks and children wait for each other, so that all hang in their functions.
 RANK = """
     import os, time
     import torchrun_progress
-    def stuck_in_step_3():
-        time.sleep(1000)
     def ready(kind): open(f"{kind}.{os.environ['RANK']}", "w").close()
     if os.fork() == 0:
         def loading():
             ready("child")
             time.sleep(1000)
         loading()
-    ready("rank")
-    step = 0
-    while step < 3 or not all(map(os.path.exists, ("rank.0", "rank.1", "child.0", "child.1"))):
-        torchrun_progress.report(step=step, total=100)
-        step += 1
-        time.sleep(0.05)
+    def stuck_in_step_3():
+        for step in range(4): torchrun_progress.report(step=step, total=100)
+        ready("rank")
+        while not all(map(os.path.exists, ("rank.0", "rank.1", "child.0", "child.1"))):
+            time.sleep(0.05)
+        open("hangs", "w").close()
+        time.sleep(1000)
     stuck_in_step_3()
 """
+# The watch waits for slow ranks, too.
+ALL_HANG = {
+    "if silence < self._seconds:": "if silence < self._seconds or not os.path.exists('hangs'):"
+}
 
 
 def test_every_rank_and_its_children_give_their_stacks(launcher: Launcher) -> None:
     (launcher.directory / "rank.py").write_text(textwrap.dedent(RANK))
-    result = run(launcher, RANKS, seconds=2.0)
+    result = run(changed(launcher, {"stacks.py": PATIENCE, "hang.py": ALL_HANG}), RANKS)
     assert result.exit_code == 124
     assert result.out == "", "an agent may restart ranks that end"
     headers = re.findall(r"stack of \S+ of rank (\d):", result.err)
@@ -115,11 +131,11 @@ def test_every_rank_and_its_children_give_their_stacks(launcher: Launcher) -> No
             "it reports",
         ),
         (
-            1.5,
+            6.0,
             """
             import torchrun_progress, time
             torchrun_progress.report(1)
-            with torchrun_progress.idle(): time.sleep(3)
+            with torchrun_progress.idle(): time.sleep(8)
             """,
             "it is idle by its own report",
         ),
@@ -167,13 +183,13 @@ def test_ranks_without_a_heartbeat_do_not_hang(launcher: Launcher) -> None:
     assert "first without progress reports" not in str(result.message["message"])
 
 
-def test_a_stopped_silent_node_prints_the_stacks_of_its_ranks(launcher: Launcher) -> None:
-    (launcher.directory / "script.py").write_text(
-        "import time\ndef waiting_for_a_peer(): time.sleep(1000)\n"
-        "print('ready', flush=True)\ntime.sleep(0.6)\nwaiting_for_a_peer()\n"
+def test_a_stopped_silent_node_prints_the_stacks_of_its_ranks(patient: Launcher) -> None:
+    (patient.directory / "script.py").write_text(
+        "import time\ndef waiting_for_a_peer():\n"
+        "    print('ready', flush=True)\n    time.sleep(1000)\nwaiting_for_a_peer()\n"
     )
-    launched = launcher.start(
-        [launcher.python, "script.py"],
+    launched = patient.start(
+        [patient.python, "script.py"],
         TORCHRUN_LAUNCHER="none",
         TORCHRUN_HANG_TIMEOUT_SECONDS="0.5",
         NODE_RANK="1",
@@ -187,33 +203,39 @@ def test_a_stopped_silent_node_prints_the_stacks_of_its_ranks(launcher: Launcher
     assert " in waiting_for_a_peer" in result.err
 
 
-def test_signal_handlers_of_the_user_stay(launcher: Launcher) -> None:
+def test_signal_handlers_of_the_user_stay(patient: Launcher) -> None:
     text = """
         import os, signal
+        mine = []
         for number in (signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, lambda number, frame: print("mine", number, flush=True))
+            signal.signal(number, lambda number, frame: mine.append(number))
             os.kill(os.getpid(), number)
-        print("waits", flush=True)
+        print("mine", *mine)
         while True: signal.pause()
     """
-    result = run(launcher, text)
-    expected = f"mine {int(signal.SIGUSR1)}\nmine {int(signal.SIGUSR2)}\nwaits\n"
+    result = run(patient, text)
+    expected = f"mine {int(signal.SIGUSR1)} {int(signal.SIGUSR2)}\n"
     assert (result.exit_code, result.out) == (124, expected)
     assert "script.py" in result.err
 
 
+# Waits after its output, and is the program of its process already before that.
+WAITS = ["tail", "-f", "ready"]
+
+
 def test_a_rank_that_is_no_python_program_is_reported(launcher: Launcher) -> None:
-    result = launcher.run("echo ready; exec sleep 1000", TORCHRUN_HANG_TIMEOUT_SECONDS="0.5")
+    script(launcher.directory, "ready", "ready")
+    result = launcher.run(WAITS, TORCHRUN_HANG_TIMEOUT_SECONDS="0.5")
     assert result.exit_code == 124
-    assert "no stack of sleep[" in result.err
-    assert "S (sleeping)" in result.err
+    # It may not have got to sleep yet.
+    assert re.search(r"no stack of tail\[\d+\], its state is [SR] \([a-z]+\)", result.err)
 
 
 def test_a_program_that_replaced_a_python_program_gets_no_signal(launcher: Launcher) -> None:
-    text = "import os; print('ready', flush=True); os.execvp('sleep', ['sleep', '1000'])"
-    result = run(launcher, text)
+    script(launcher.directory, "ready", "ready")
+    result = run(launcher, f"import os; os.execvp('tail', {WAITS})")
     assert (result.exit_code, result.message["reason"]) == (124, "Hung"), "not killed by the signal"
-    assert "no stack of sleep[" in result.err
+    assert "no stack of tail[" in result.err
 
 
 class Clock:
@@ -229,12 +251,14 @@ def test_a_rank_that_continues_after_the_stacks_is_not_killed(
     watch = HangWatchdog(10, str(tmp_path), lambda: 0)
     beat = tmp_path / "beat.0"
     beat.write_text(".")
+    os.utime(beat, (1, 1))
     assert watch.check() is None
     clock.now = 11
     assert watch.check() is None
     assert len(dumps) == 1
     beat.unlink()
     beat.write_text(".")
+    os.utime(beat, (2, 2))
     clock.now = 15
     assert watch.check() is None, "a heartbeat"
     clock.now = 24
