@@ -213,7 +213,7 @@ def test_a_launcher_that_never_met_a_leader_and_ends_late_keeps_no_other_from_it
         while "not a message" not in new.describe_wait():
             inbox.wait(None, 0.05)
         old.close()
-        while leader.leader.missing() != [0, 1]:
+        while new.lost_seconds():  # until the leader knows that the old one is gone
             inbox.wait(None, 0.05)
         leader.call(lambda state, now: state.receive(0, MemberState(), now))
         leader.call(GangLeader.open_gate)
@@ -247,10 +247,16 @@ def test_a_leader_waits_for_a_node_that_does_not_know_of_the_success_of_the_gang
         leader.call(GangLeader.open_gate)
         await_order(inbox, StartRound(0))
         member.report(MemberState("succeeded", 0))
+        lost, lose = threading.Event(), leader.leader.lose
+
+        def noticed(index: int, now: float) -> None:
+            lose(index, now)
+            lost.set()
+
+        monkeypatch.setattr(leader.leader, "lose", noticed)
         assert member._socket
         member._socket.shutdown(socket.SHUT_RDWR)
-        while leader.leader.missing() != [1]:
-            inbox.wait(StartRound(0), 0.05)
+        assert lost.wait(60)
         leader.call(lambda state, now: state.receive(0, MemberState("succeeded", 0), now))
 
         def end() -> None:

@@ -1,6 +1,7 @@
 """A pod that Kubernetes ends while its ranks end for the next round."""
 
 from unit.runtime.launch.gang.test_gang import GangFactory, ends, make_gang
+from unit.runtime.launching import changed
 
 __all__ = ["make_gang"]
 
@@ -17,6 +18,8 @@ while :; do sleep 0.05; done
 
 def test_the_cause_is_the_end_of_the_pod(make_gang: GangFactory) -> None:
     gang = make_gang(2)
+    patient = {"app.py": {"_ROUND_GRACE = 5.0": "_ROUND_GRACE = 300.0"}}
+    gang.launchers[1] = changed(gang.launchers[1], patient)
     gang.annotate(start="1")
     running = gang.start(COMMAND)
     assert running[1].line() == "saving"
