@@ -58,9 +58,11 @@ def begin(state: str, gang: GangId, *unfenced: Worker, index: str = "0", wait: f
     assert watchdog is not None
 
 
-def watchdog_of(state: str, gang: GangId, ends: Ends, fence: float = HUGE) -> FencingWatchdog:
+def watchdog_of(
+    state: str, gang: GangId, ends: Ends, fence: float = HUGE, notice: float = 0.05
+) -> FencingWatchdog:
     fencing._write(state, "epoch", gang)
-    return FencingWatchdog(state, gang, ends, fence, poll=0.01, notice_seconds=0.05)
+    return FencingWatchdog(state, gang, ends, fence, poll=0.01, notice_seconds=notice)
 
 
 def test_a_gang_writes_its_epoch_and_registers_its_watchdog(state: str) -> None:
@@ -90,11 +92,12 @@ def test_a_check_that_reads_the_request_gets_time_to_end(
     state: str, ends: Ends, monkeypatch
 ) -> None:
     monkeypatch.setattr(fencing, "_END_SECONDS", HUGE)
-    watchdog = watchdog_of(state, OLD, ends)
+    watchdog = watchdog_of(state, OLD, ends, notice=HUGE)
     fencing._write(state, "epoch", NEW)
     pause = threading.Event()
     while watchdog.check() is None:
         pause.wait(0.005)
+    assert watchdog._noticed.is_set()
     watchdog.on_stop(leaving=True)
     assert not ends.called.wait(0.3)
 

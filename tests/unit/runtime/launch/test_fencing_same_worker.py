@@ -20,8 +20,9 @@ OLD, NEW = GangId("uid", 1), GangId("uid", 2)
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Iterator[str]:
-    """At the end of the test, a newer epoch ends the watchdogs."""
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """At the end of the test, a newer epoch ends the watchdogs. A busy disk may answer late."""
+    monkeypatch.setattr(fencing, "_ANSWER_SECONDS", 1000.0)
     folder = tmp_path / "state"
     folder.mkdir()
     yield str(folder)
