@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from torchrun_runtime.launch.copies import Copy
-from unit.runtime.launching import Launcher
+from unit.runtime.launching import Launcher, changed
+
+# At the end, the launcher waits for a busy machine: for the output, or also for its copy.
+OUTPUT = {"streams.py": {"_CLOSE_SECONDS = 2.0": "_CLOSE_SECONDS = 300.0"}}
+ALL = {**OUTPUT, "app.py": {"_COPY_SECONDS = 2.0": "_COPY_SECONDS = 300.0"}}
 
 MARK = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) (stdout|stderr) F ")
 
@@ -51,7 +55,9 @@ def state(launcher: Launcher, attempt: str = "0", node: str = "0") -> "dict[str,
 
 
 def test_output_is_copied_and_the_streams_stay_apart(launcher: Launcher) -> None:
-    result = launcher.run("echo out; echo err >&2; exit 3", **state(launcher, "4", "2"))
+    result = changed(launcher, ALL).run(
+        "echo out; echo err >&2; exit 3", **state(launcher, "4", "2")
+    )
     assert (result.exit_code, result.out) == (3, "out\n")
     assert "err\n" in result.err
     copy = (
@@ -72,7 +78,7 @@ def test_output_is_copied_without_delay(launcher: Launcher) -> None:
 
 
 def test_large_output_is_copied_completely(launcher: Launcher) -> None:
-    result = launcher.run("seq 1 300000", **state(launcher))
+    result = changed(launcher, ALL).run("seq 1 300000", **state(launcher))
     numbers = "".join(f"{n}\n" for n in range(1, 300001))
     assert result.out == numbers
     copy = (launcher.directory / "state/logs/0/node-0.log").read_bytes()
@@ -90,7 +96,7 @@ def test_broken_storage_affects_the_copy_only(launcher: Launcher, broken: str) -
     else:
         (folder / "logs/0").mkdir(parents=True)
         (folder / "logs/0/node-0.log").symlink_to("/dev/full")
-    result = launcher.run("echo trained", **settings)
+    result = changed(launcher, ALL).run("echo trained", **settings)
     assert (result.exit_code, result.out) == (0, "trained\n")
     said = "cannot copy this log" if broken == "full" else "running without the state directory"
     assert result.err.count(said) == 1
@@ -101,7 +107,8 @@ def test_hanging_storage_delays_nothing(launcher: Launcher) -> None:
     folder = Path(settings["TORCHRUN_STATE_DIR"]) / "logs/0"
     folder.mkdir(parents=True)
     os.mkfifo(folder / "node-0.log")  # opening it for writing blocks: there is no reader
-    result = launcher.run("head -c 20000000 /dev/zero | tr '\\0' '\\n'", **settings)
+    lines = "head -c 20000000 /dev/zero | tr '\\0' '\\n'"
+    result = changed(launcher, OUTPUT).run(lines, **settings)  # the copy never ends
     assert (result.exit_code, len(result.out)) == (0, 20_000_000)
     assert result.err.count("is too slow") == 1
 

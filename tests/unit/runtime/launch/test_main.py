@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ def test_the_end_waits_for_a_slow_reader_of_the_output(tmp_path: Path) -> None:
     ) as launcher:
         while not (tmp_path / "ended").exists():
             assert launcher.poll() is None
+            time.sleep(0.01)
         with pytest.raises(subprocess.TimeoutExpired):
             launcher.wait(0.5)
         output, _ = launcher.communicate()
