@@ -244,10 +244,11 @@ def test_a_read_only_target_is_reported(claim: Path, tmp_path: Path) -> None:
 
 
 def test_the_wait_for_a_missing_server_is_bounded(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(LaunchError, match="cannot reach"):
-        fetch(server(url, tmp_path, Manifest(())), str(tmp_path / "app"), 0.1)
+    with socket.socket() as closed:  # bound, so that no other program listens there
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(LaunchError, match="cannot reach"):
+            fetch(server(url, tmp_path, Manifest(())), str(tmp_path / "app"), 0.1)
 
 
 def test_the_program_serves_until_sigterm(claim: Path, tmp_path: Path) -> None:

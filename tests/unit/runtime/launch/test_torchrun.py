@@ -2,13 +2,13 @@
 
 import os
 import signal
-import socket
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ports import free_port
 from unit.runtime.launching import Launcher
 
 PYTHON = os.environ.get("TORCHRUN_TEST_TORCH_PYTHON", "")
@@ -41,8 +41,7 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
 
 
 def torchrun_environment(processes: int = 2, **more: str) -> "dict[str, str]":
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
+    port = str(free_port())
     return {
         "PATH": f"{Path(PYTHON).parent}:{os.environ['PATH']}",
         "PET_NNODES": "1",
