@@ -14,7 +14,7 @@ from torchrun_runtime.launch.rendezvous import of_round
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.settings import Limits
-from unit.runtime.launching import PYTHONS, Launched, Launcher
+from unit.runtime.launching import PYTHONS, Launched, Launcher, changed
 from unit.runtime.syncing import archive
 
 WAITS = """
@@ -35,7 +35,7 @@ class Pod:
     """The claim and the annotations of a launcher's pod, which tests change."""
 
     def __init__(self, launcher: Launcher) -> None:
-        self._launcher = launcher
+        self.launcher = launcher
         self._directory = launcher.directory
         self._podinfo = launcher.directory / "annotations"
         self.claim = Claim(launcher.directory / "claim")
@@ -63,8 +63,8 @@ class Pod:
         return self._directory / "app"
 
     def start(self, command: "list[str] | None" = None, **environment: str) -> Launched:
-        return self._launcher.start(
-            command or [self._launcher.python, "train.py"],
+        return self.launcher.start(
+            command or [self.launcher.python, "train.py"],
             TORCHRUN_LAUNCHER="none",
             TORCHRUN_ATTEMPT="0",
             TORCHRUN_WORKSPACE_SOURCE=str(self.claim.directory),
@@ -233,6 +233,8 @@ def test_without_development_a_broken_edit_is_a_failure(pod: Pod) -> None:
 
 
 def test_ranks_may_take_a_moment_to_end(pod: Pod) -> None:
+    patient = {"app.py": {"_ROUND_GRACE = 5.0": "_ROUND_GRACE = 300.0"}}
+    pod.launcher = changed(pod.launcher, patient)
     save = "signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b'saved\\n'), os._exit(0)))"
     pod.publish(program("one", save + "; os.write(1, b'ready\\n')"))
     launched = pod.start()
@@ -274,9 +276,9 @@ RANKS = """
 @pytest.mark.skipif(not PYTHON, reason="TORCHRUN_TEST_TORCH_PYTHON does not name one with torch")
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_two_nodes_of_torchrun_change_together(tmp_path: Path, backend: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-    gang_port = free_port()
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):  # so that the next one is another
+        gang_port = free_port()
     pods = []
     claim = tmp_path / "shared"
     claim_of_both = Claim(claim)
@@ -310,7 +312,7 @@ def test_two_nodes_of_torchrun_change_together(tmp_path: Path, backend: str) -> 
                 TORCHRUN_ATTEMPT="0",
                 PET_NNODES="2", PET_NPROC_PER_NODE="1", PET_NODE_RANK=str(node),
                 PET_RDZV_BACKEND=backend, PET_RDZV_ENDPOINT=f"127.0.0.1:{port}",
-                PET_RDZV_ID="job-0", PET_MASTER_ADDR="127.0.0.1", PET_MASTER_PORT=port,
+                PET_RDZV_ID="job-0", PET_MASTER_ADDR="127.0.0.1", PET_MASTER_PORT=str(port),
                 PET_MAX_RESTARTS="0", NODE_RANK=str(node), TORCHRUN_GANG_PORT=str(gang_port),
             )
             for node in range(2)
