@@ -310,7 +310,7 @@ LASTING_AGENT = """
 """
 
 
-# The launcher kills the agent soon after its ranks, but not before it has told that it stays.
+# The launcher kills the agent soon after its ranks, but not before the agent has printed that it stays.
 SOON = {
     "supervise.py": {
         "_AGENT_SECONDS = 10.0": "_AGENT_SECONDS = 0.5",
