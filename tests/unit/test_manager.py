@@ -118,7 +118,7 @@ class Process:
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Process:
     for name in ("DRAIN_SECONDS", "FLUSH_SECONDS"):
-        monkeypatch.setattr(manager, name, 0.02)
+        monkeypatch.setattr(manager, name, 60.0)
     for name in ("RETRY", "WARNING"):
         monkeypatch.setattr(catch_up, name, 0.02)
     return Process()
@@ -140,8 +140,10 @@ async def test_the_lease_is_released_after_the_last_write(process: Process) -> N
 
 @pytest.mark.parametrize("stuck", ["reconciled", "written"])
 async def test_a_write_without_an_answer_leaves_the_lease_to_expire(
-    process: Process, stuck: str
+    process: Process, stuck: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in ("DRAIN_SECONDS", "FLUSH_SECONDS"):
+        monkeypatch.setattr(manager, name, 0.02)
     process.elected.set()
     setattr(process, stuck, anyio.Event())
     with structlog.testing.capture_logs() as lines:

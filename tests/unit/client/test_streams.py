@@ -49,9 +49,13 @@ class TestStream:
         async with (
             serving(watch) as server,
             connection(server.url).session("watch") as transport,
-            transport.stream("/api/v1/pods", query={}, silence=0.05, total=10) as chunks,
+            transport.stream("/api/v1/pods", query={}, silence=60, total=120) as chunks,
         ):
             assert await anext(chunks) == b"one\n"
+            protocol = chunks._content._protocol
+            assert protocol.read_timeout == 60
+            protocol.read_timeout = 0.05  # from the start, it would also limit the opening
+            protocol.start_timeout()
             with pytest.raises(Silent, match="Timeout on reading"):
                 await anext(chunks)
 
