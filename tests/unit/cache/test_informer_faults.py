@@ -6,9 +6,19 @@ import structlog
 from aiohttp import web
 
 from frames import bookmark, error, frame, page, pod
-from informing import PATIENCE, Play, added, breaks, gives, informing, refuses, sends
+from informing import PATIENCE, Harness, Play, added, breaks, gives, informing, refuses, sends
 from scripted_server import Token, streamed
 from torchrun_controller.watch import Timings
+
+TIMINGS = Timings(silence=50.0, short_lived=0.0)
+
+
+def fall_silent(harness: Harness) -> None:
+    """Shorten the silence limit of the open watch. From the start, it would also limit the opening."""
+    (protocol,) = harness.informer._transport._session.connector._acquired
+    assert protocol.read_timeout == TIMINGS.silence
+    protocol.read_timeout = 0.01
+    protocol.start_timeout()
 
 
 class TestKnownFaults:
@@ -22,21 +32,23 @@ class TestKnownFaults:
             await harness.server.hang()
             return response
 
-        async with informing(
-            silent, sends(added("a", 10)), timings=Timings(silence=0.5, short_lived=0.0)
-        ) as harness:
+        async with informing(silent, sends(added("a", 10)), timings=TIMINGS) as harness:
             play.server = harness.server
+            async with asyncio.timeout(PATIENCE):
+                await harness.informer.synced.wait()
+            fall_silent(harness)
             assert await harness.next() == ("add", "a", False)
             assert harness.queries[:2] == ["list", "9"]
             assert ("interrupted", "pods", "Silent", False) in harness.observed.calls
 
     async def test_a_quiet_watch_is_not_dead(self) -> None:
         """A kind without changes is silent for 100 s. Each new watch resets the silence."""
-        again = asyncio.Event()
+        is_open, again = asyncio.Event(), asyncio.Event()
 
         async def quiet(request: web.BaseRequest) -> web.StreamResponse:
             harness.clock.now += 100
             response = await streamed(request)
+            is_open.set()
             await harness.server.hang()
             return response
 
@@ -45,9 +57,13 @@ class TestKnownFaults:
             return await streamed(request, added("a", 10))
 
         steps = (sends(bookmark(9, end=True)), quiet, opened_again)
-        async with informing(*steps, timings=Timings(silence=0.5, short_lived=0.0)) as harness:
+        async with informing(*steps, timings=TIMINGS) as harness:
             with structlog.testing.capture_logs() as lines:
                 async with asyncio.timeout(PATIENCE):
+                    await is_open.wait()
+                    while harness.informer.silence():  # noqa: ASYNC110 it has no such event
+                        await asyncio.sleep(0)
+                    fall_silent(harness)
                     await again.wait()
             assert harness.informer.silence() == 0
             assert ("interrupted", "pods", "Silent", False) in harness.observed.calls
