@@ -108,6 +108,11 @@ class Server:
             self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
+        # aiohttp leaves the task of a connection that ended within a refused body.
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 class _Handlers:
