@@ -47,7 +47,7 @@ def test_refuses_malformed_requests(
     tmp_path: Path, changes: dict[str, str | None], status: int
 ) -> None:
     headers = {"Content-Range": "bytes 0-3/9", "X-Torchrun-Sha256": "0" * 64, "Content-Length": "4"}
-    headers |= {TOKEN_HEADER: TOKEN, "Connection": "close"}
+    headers |= {"Host": "pod", TOKEN_HEADER: TOKEN, "Connection": "close"}
     lines = [f"{k}: {v}" for k, v in {**headers, **changes}.items() if v is not None]
     request = "PUT /v1/upload HTTP/1.1\r\n" + "\r\n".join(lines) + "\r\n\r\nabcd"
     with pod(settings(tmp_path / "claim")) as server:
@@ -59,12 +59,12 @@ def test_refuses_malformed_requests(
 @pytest.mark.parametrize(
     "request_",
     [
-        b"GET /etc/passwd HTTP/1.1\r\nConnection: close\r\n\r\n",
-        b"DELETE /v1/upload HTTP/1.1\r\nConnection: close\r\n\r\n",
-        b"PUT /tree/x HTTP/1.1\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx",
+        b"GET /etc/passwd HTTP/1.1\r\nHost: pod\r\nConnection: close\r\n\r\n",
+        b"DELETE /v1/upload HTTP/1.1\r\nHost: pod\r\nConnection: close\r\n\r\n",
+        b"PUT /tree/x HTTP/1.1\r\nHost: pod\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx",
         b"nonsense\r\n\r\n",
-        b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+        b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: pod\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: pod\r\n" + b"X: y\r\n" * 200 + b"\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     ],
 )
