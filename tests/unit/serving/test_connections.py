@@ -124,6 +124,7 @@ async def test_the_pages_have_the_same_limit(monkeypatch: pytest.MonkeyPatch) ->
         reader, writer = await asyncio.open_connection("127.0.0.1", pages.port)
         assert await reader.read() == b"", "closed by the server"
         writer.close()
+        monkeypatch.setattr(connections, "CONNECTION_SECONDS", HUGE)
         reader, writer = await asyncio.open_connection("127.0.0.1", pages.port)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         answer = await reader.read()
