@@ -3,18 +3,23 @@
 import asyncio
 import json
 import os
+import queue
 import random
 import socket
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from torchrun_runtime.sync import receive
 from torchrun_runtime.sync.authorization import TOKEN_HEADER
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import SyncError
-from torchrun_runtime.sync.receive import open_workflow
+from torchrun_runtime.sync.server import Server
 from torchrun_runtime.sync.settings import Limits
 from unit.runtime import hostile
 from unit.runtime.syncing import TOKEN, Client, Pod, archive, digest, listening, pod, settings
@@ -194,8 +199,32 @@ def test_a_refused_archive_that_the_job_names_ends_the_pod(tmp_path: Path) -> No
         assert server.get()["state"] == "failed"
 
 
+@pytest.mark.parametrize(("data", "state"), [(CODE, "done"), (BAD, "failed")])
+def test_it_waits_for_a_client_that_reads_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, state: str
+) -> None:
+    servers: queue.Queue[Server] = queue.Queue()
+
+    def make(*arguments: Any) -> Server:
+        server = Server(*arguments)
+        servers.put(server)
+        return server
+
+    monkeypatch.setattr(receive, "Server", make)
+    changes = {"host": "127.0.0.1", "port": 0, "sha256": digest(data), "linger": 600.0}
+    with ThreadPoolExecutor(1) as threads:
+        result = threads.submit(receive.receive, settings(tmp_path / "claim", **changes))
+        server = servers.get(timeout=120)
+        client = Client(server.port)
+        assert client.put(data)[0] == 202
+        while not server._handlers._workflow.final:
+            time.sleep(0.01)
+        assert client.get()["state"] == state
+        assert isinstance(result.exception(120), SyncError) is (state == "failed")
+
+
 def test_an_existing_archive_is_not_accepted_again(tmp_path: Path) -> None:
-    workflow = open_workflow(settings(tmp_path / "claim"), prepared(tmp_path / "claim"))
+    workflow = receive.open_workflow(settings(tmp_path / "claim"), prepared(tmp_path / "claim"))
     with listening(settings(tmp_path / "claim"), workflow) as server:
         client = Client(server.port)
         assert client.put(CODE)[0] == 202
@@ -291,7 +320,7 @@ def test_strangers_do_not_fill_the_log(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_listens_on_both_families(tmp_path: Path) -> None:
-    workflow = open_workflow(settings(tmp_path / "claim"), prepared(tmp_path / "claim"))
+    workflow = receive.open_workflow(settings(tmp_path / "claim"), prepared(tmp_path / "claim"))
     with listening(settings(tmp_path / "claim"), workflow, "") as server:
         assert Client(server.port).get()["state"] == "waiting"
         if socket.has_dualstack_ipv6() and os.path.exists("/proc/net/if_inet6"):
