@@ -16,6 +16,9 @@ from torchrun_controller.client.pool import IDLE_SECONDS, Pool
 from unit.client.raw_server import OK, REQUEST, proxying, serving
 from unit.client.tls_server import serving_tls
 
+# Of a request that is answered.
+PATIENCE = 60
+
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 # The controller runs on uvloop where it exists, and its transports differ.
@@ -29,7 +32,7 @@ class TestReuse:
             async with serving(OK, OK, OK) as server:
                 pool = Pool()
                 for _ in range(3):
-                    response = await pool.exchange(server.endpoint, REQUEST, 5)
+                    response = await pool.exchange(server.endpoint, REQUEST, PATIENCE)
                     assert (response.status, response.body) == (200, b"{}")
                 assert server.connections == 3  # each time another endpoint
                 pool.close()
@@ -41,7 +44,7 @@ class TestReuse:
             async with serving(OK, OK, OK) as server:
                 pool, endpoint = Pool(), server.endpoint
                 for _ in range(3):
-                    await pool.exchange(endpoint, REQUEST, 5)
+                    await pool.exchange(endpoint, REQUEST, PATIENCE)
                 assert server.connections == 1
                 assert server.requests == [REQUEST] * 3
                 pool.close()
@@ -53,7 +56,9 @@ class TestReuse:
         async def check() -> None:
             async with serving(OK) as server:
                 pool, endpoint = Pool(), server.endpoint
-                await asyncio.gather(*(pool.exchange(endpoint, REQUEST, 5) for _ in range(4)))
+                await asyncio.gather(
+                    *(pool.exchange(endpoint, REQUEST, PATIENCE) for _ in range(4))
+                )
                 assert server.connections == 4
                 pool.close()
 
@@ -64,12 +69,12 @@ class TestReuse:
             now = 0.0
             async with serving(OK, OK) as server:
                 pool, endpoint = Pool(clock=lambda: now), server.endpoint
-                await pool.exchange(endpoint, REQUEST, 5)
+                await pool.exchange(endpoint, REQUEST, PATIENCE)
                 now += IDLE_SECONDS - 1
-                await pool.exchange(endpoint, REQUEST, 5)
+                await pool.exchange(endpoint, REQUEST, PATIENCE)
                 assert server.connections == 1
                 now += IDLE_SECONDS
-                await pool.exchange(endpoint, REQUEST, 5)
+                await pool.exchange(endpoint, REQUEST, PATIENCE)
                 assert server.connections == 2
                 await server.ended.get()  # the old one is closed
                 pool.close()
@@ -89,7 +94,7 @@ class TestReuse:
             async with serving(reply, OK) as server:
                 pool, endpoint = Pool(), server.endpoint
                 for _ in range(2):
-                    await pool.exchange(endpoint, REQUEST, 5)
+                    await pool.exchange(endpoint, REQUEST, PATIENCE)
                     await server.ended.get()
                 assert server.connections == 2
 
@@ -100,7 +105,7 @@ class TestReuse:
             async with serving(OK, linger=False) as server:
                 pool, endpoint = Pool(), server.endpoint
                 for _ in range(3):
-                    await pool.exchange(endpoint, REQUEST, 5)
+                    await pool.exchange(endpoint, REQUEST, PATIENCE)
                     (idle,) = pool._idle
                     while idle.is_open:  # noqa: ASYNC110 the connection has no event for its end
                         await asyncio.sleep(0)
@@ -113,7 +118,7 @@ class TestReuse:
             async with serving(OK + b"HTTP/1.1 408 Request Timeout\r\n", OK) as server:
                 pool, endpoint = Pool(), server.endpoint
                 with pytest.raises(HttpError, match="more than one response"):
-                    await pool.exchange(endpoint, REQUEST, 5)
+                    await pool.exchange(endpoint, REQUEST, PATIENCE)
                 await server.ended.get()
                 assert not pool._idle
 
@@ -123,7 +128,7 @@ class TestReuse:
         async def check() -> None:
             async with serving(b"", OK) as server:
                 pool, endpoint = Pool(), server.endpoint
-                request = asyncio.ensure_future(pool.exchange(endpoint, REQUEST, 5))
+                request = asyncio.ensure_future(pool.exchange(endpoint, REQUEST, PATIENCE))
                 await server.arrivals.get()
                 request.cancel()
                 with pytest.raises(asyncio.CancelledError):
@@ -138,7 +143,7 @@ class TestReuse:
             async with serving(OK, b"HTTP/1.1 200 OK\r\n") as server:
                 pool, endpoint = Pool(), server.endpoint
                 # On a busy machine, a connection may take longer than the short timeout.
-                await pool.exchange(endpoint, REQUEST, 5)
+                await pool.exchange(endpoint, REQUEST, PATIENCE)
                 with pytest.raises(TimeoutError):
                     await pool.exchange(endpoint, REQUEST, 0.05)
                 await server.ended.get()
@@ -150,7 +155,7 @@ class TestReuse:
         async def check() -> None:
             async with serving(OK) as server:
                 pool = Pool()
-                request = asyncio.ensure_future(pool.exchange(server.endpoint, REQUEST, 5))
+                request = asyncio.ensure_future(pool.exchange(server.endpoint, REQUEST, PATIENCE))
                 await asyncio.sleep(0)
                 pool.close()
                 assert (await request).status == 200
@@ -163,7 +168,7 @@ class TestReuse:
 def test_a_body_without_a_length_ends_with_the_connection(run: Run) -> None:
     async def check() -> None:
         async with serving(b"HTTP/1.1 200 OK\r\n\r\n{}", linger=False) as server:
-            response = await Pool().exchange(server.endpoint, REQUEST, 5)
+            response = await Pool().exchange(server.endpoint, REQUEST, PATIENCE)
             assert (response.body, response.keep_alive) == (b"{}", False)
 
     run(check())
@@ -181,9 +186,9 @@ def test_the_gate_is_asked_once_just_before_the_bytes(run: Run) -> None:
                     raise PermissionError
 
             pool, endpoint = Pool(before_send=gate), server.endpoint
-            await pool.exchange(endpoint, REQUEST, 5)
+            await pool.exchange(endpoint, REQUEST, PATIENCE)
             with pytest.raises(PermissionError):
-                await pool.exchange(endpoint, REQUEST, 5)
+                await pool.exchange(endpoint, REQUEST, PATIENCE)
             await server.ended.get()
             assert (ports, len(server.requests)) == ([0, 1], 1)
 
@@ -203,7 +208,7 @@ class TestProxy:
                 )
                 pool = Pool(tcp_user_timeout=2.0)
                 for _ in range(2):
-                    assert (await pool.exchange(endpoint, REQUEST, 5)).body == b"{}"
+                    assert (await pool.exchange(endpoint, REQUEST, PATIENCE)).body == b"{}"
                 pool.close()
                 secret = base64.b64encode(b"me:s@crt").decode()
                 assert proxy.requests == [
@@ -224,7 +229,7 @@ class TestProxy:
                     proxy=f"http://127.0.0.1:{proxy.port}",
                 )
                 with pytest.raises(ssl.SSLCertVerificationError):
-                    await Pool().exchange(endpoint, REQUEST, 5)
+                    await Pool().exchange(endpoint, REQUEST, PATIENCE)
                 assert server.requests == []
 
         run(check())
@@ -243,7 +248,7 @@ class TestProxy:
             async with proxying(answer) as proxy:
                 endpoint = Endpoint("http://127.0.0.1:1", proxy=f"http://127.0.0.1:{proxy.port}")
                 with pytest.raises(HttpError, match=message):
-                    await Pool().exchange(endpoint, REQUEST, 5)
+                    await Pool().exchange(endpoint, REQUEST, PATIENCE)
 
         run(check())
 
@@ -251,6 +256,6 @@ class TestProxy:
         async def check() -> None:
             endpoint = Endpoint("http://127.0.0.1:1", proxy="socks5://p.test")
             with pytest.raises(HttpError, match=r"socks5://p\.test is not an http:// proxy"):
-                await Pool().exchange(endpoint, REQUEST, 5)
+                await Pool().exchange(endpoint, REQUEST, PATIENCE)
 
         run(check())

@@ -66,14 +66,13 @@ def test_a_shim_does_not_belong_to_its_containerd(tmp_path: Path) -> None:
 
 
 def start_sleeper(owner: Path, component: str) -> int:
-    program = [sys.executable, "-c", "import signal; signal.pause()"]
-    processes.start(owner, component, program, owner / "log")
-    deadline = time.monotonic() + 60
-    # During its exec a process has no environment, so one read may miss it.
-    while not (found := processes.of_cluster(owner, component)):
-        assert time.monotonic() < deadline, f"{component} does not start"
+    program = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
+    log = owner / f"{component}.log"
+    processes.start(owner, component, program, log)
+    # Before its exec, it may be another process that is found.
+    while "up" not in processes.tail(log):
         time.sleep(0.01)
-    (process,) = found
+    (process,) = processes.of_cluster(owner, component)
     return process.pid
 
 
