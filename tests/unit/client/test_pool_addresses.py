@@ -61,11 +61,12 @@ def silent() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def refusing() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+@contextmanager
+def refusing() -> Iterator[int]:
+    """A port that no other process can take, but nobody listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
 
 
 class TestServer:
@@ -89,18 +90,20 @@ class TestServer:
 
     def test_one_that_refuses(self, runner: Runner) -> None:
         async def check() -> None:
-            async with serving(OK) as server:
-                runner.ports = [refusing(), server.port]
-                endpoint = Endpoint("http://several.test:1")
-                assert (await Pool().exchange(endpoint, REQUEST, SECONDS)).body == b"{}"
+            with refusing() as closed:
+                async with serving(OK) as server:
+                    runner.ports = [closed, server.port]
+                    endpoint = Endpoint("http://several.test:1")
+                    assert (await Pool().exchange(endpoint, REQUEST, SECONDS)).body == b"{}"
 
         runner.run(check())
 
     def test_all_refuse(self, runner: Runner) -> None:
         async def check() -> None:
-            runner.ports = [refusing(), refusing()]
-            with pytest.raises(OSError, match=r"refused|Connect call failed"):
-                await Pool().exchange(Endpoint("http://several.test:1"), REQUEST, SECONDS)
+            with refusing() as one, refusing() as other:
+                runner.ports = [one, other]
+                with pytest.raises(OSError, match=r"refused|Connect call failed"):
+                    await Pool().exchange(Endpoint("http://several.test:1"), REQUEST, SECONDS)
 
         runner.run(check())
 
@@ -133,10 +136,12 @@ class TestProxy:
 
     def test_all_refuse(self, runner: Runner) -> None:
         async def check() -> None:
-            runner.ports = [refusing(), refusing()]
             endpoint = Endpoint("http://127.0.0.1:1", proxy="http://several.test:1")
-            with pytest.raises(OSError, match=r"cannot connect to the proxy several\.test:1 \("):
-                await Pool().exchange(endpoint, REQUEST, SECONDS)
+            message = r"cannot connect to the proxy several\.test:1 \("
+            with refusing() as one, refusing() as other:
+                runner.ports = [one, other]
+                with pytest.raises(OSError, match=message):
+                    await Pool().exchange(endpoint, REQUEST, SECONDS)
 
         runner.run(check())
 

@@ -14,6 +14,9 @@ from torchrun_cluster.state import Spec
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TORCHRUN_STATE", str(tmp_path))
+    # Ports that clusters of other tests do not claim.
+    monkeypatch.setattr(state, "FIRST_PORT", 9_000)
+    monkeypatch.setattr(state, "LAST_PORT", 9_900)
     return tmp_path
 
 

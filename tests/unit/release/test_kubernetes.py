@@ -16,7 +16,9 @@ REGISTRY = "registry.example.com:5000/team"
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    shutil.copytree(ROOT / "manifests", tmp_path / "manifests", symlinks=True)
+    # Other processes write caches of bytecode meanwhile.
+    caches = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "manifests", tmp_path / "manifests", symlinks=True, ignore=caches)
     return tmp_path
 
 

@@ -210,7 +210,7 @@ async def test_recording_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
             env={name: value for name, value in os.environ.items() if name != "KUBECONFIG"},
             stderr=subprocess.PIPE,
         )
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await all_opened.wait()
             process.send_signal(signal.SIGINT)
             _, stderr = await process.communicate()

@@ -5,7 +5,7 @@ import os
 import shutil
 import ssl
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -109,6 +109,7 @@ class GitServer:
 
     login: "user:password" or "" for everybody. cut: bytes of a pack after which the connection
     breaks. redirect: where everything is sent. version: 0 keeps the server to git's first protocol.
+    before: called before each answer.
     """
 
     root: Path
@@ -119,6 +120,7 @@ class GitServer:
     version: int = 2
     paths: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
+    before: Callable[[], object] = lambda: None
 
     def url(self, name: str) -> str:
         return f"https://localhost:{self.port}/{name}"
@@ -138,6 +140,7 @@ def serving(
 
 
 def _answer(handler: BaseHTTPRequestHandler, state: GitServer) -> None:
+    state.before()
     state.paths.append(handler.path)
     path, _, query = handler.path.partition("?")
     if state.redirect:
