@@ -111,7 +111,8 @@ def test_sigterm_to_one_rank_stops_all_nodes_at_the_same_step(tmp_path: Path) ->
     nodes = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port)
     first = torchrun(*nodes, "--node-rank", "0")
     second = torchrun(*nodes, "--node-rank", "1")
-    with started(first, tmp_path) as master, started(second, tmp_path) as other:
+    endless = ("--steps", "100000")
+    with started(first, tmp_path, *endless) as master, started(second, tmp_path, *endless) as other:
         read_until(other, "[rank 1] step 3/")
         other.send_signal(signal.SIGTERM)
         texts = [node.communicate(timeout=120)[0] for node in (master, other)]
