@@ -3,12 +3,14 @@
 import json
 import signal
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
 
-from kubectl_torchrun.cluster import lifecycle
+from kubectl_torchrun.cluster import lifecycle, wait
+from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.slices import Job, JobStatusSlice
 from kubectl_torchrun.cluster.wait import check, met
 from kubectl_torchrun.errors import UsageProblem
@@ -171,7 +173,22 @@ def test_cancel_asks_on_a_terminal(
     assert (("torchrunjobs", "run") in laptop.server.objects) != deleted
 
 
-def test_wait_ends_with_the_condition_or_the_timeout(laptop: Laptop) -> None:
+def begin_limit_at(monkeypatch: pytest.MonkeyPatch, state: Callable[[Job], bool]) -> None:
+    """Begin the limit of --wait when the command has read this state, which may take longer."""
+    until = wait.until
+
+    async def until_after_state(job_watch: JobWatch, *arguments: object) -> int:
+        while job_watch.job is None or not state(job_watch.job):
+            await job_watch.next_change(1)
+        return await until(job_watch, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(wait, "until", until_after_state)
+
+
+def test_wait_ends_with_the_condition_or_the_timeout(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_limit_at(monkeypatch, lambda job: True)
     laptop.job("run", status={"phase": "Running"})
     assert laptop.run("resume", "run", "--wait").exit_code == 0
     result = laptop.run("suspend", "run", "--wait", "--timeout", "0.2s")
@@ -215,11 +232,14 @@ def test_wait_ignores_what_was_before_the_change(laptop: Laptop) -> None:
     assert left == []
 
 
-def test_wait_for_a_size_that_does_not_come(laptop: Laptop) -> None:
+def test_wait_for_a_size_that_does_not_come(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_limit_at(monkeypatch, lambda job: job.status.num_nodes == 3)
     play_writes(laptop, running(3, 2))
-    result = laptop.run("scale", "run", "--nodes", "4", "--wait", "--timeout", "1s")
+    result = laptop.run("scale", "run", "--nodes", "4", "--wait", "--timeout", "0.2s")
     assert result.exit_code == 5
-    assert "run is not Running with 4 nodes after 1 s." in result.stderr
+    assert "run is not Running with 4 nodes after 0.2 s." in result.stderr
     assert "Its size is 3." in result.stderr
 
 
