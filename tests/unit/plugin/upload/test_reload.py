@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from kubectl_torchrun import terminal
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.kubectl import ClusterNamespace
 from kubectl_torchrun.terminal import Terminal
@@ -164,6 +165,7 @@ def at_note(
         if re.search(pattern, text):
             change()
 
+    monkeypatch.setattr(terminal, "_BAR_SECONDS", 600.0)  # no note about a slow upload
     monkeypatch.setattr(Terminal, "note", note)
     return notes
 
