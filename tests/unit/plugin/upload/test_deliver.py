@@ -104,8 +104,7 @@ async def within_reach(
 
         async def play_kubelet() -> None:
             await pod.success()
-            result = json.dumps({"sha256": workspace.manifest.sha256, "revision": 1})
-            ended = sync_pod(workspace.manifest.sha256, "Succeeded", result)
+            ended = sync_pod(workspace.manifest.sha256, "Succeeded", pod.termination.read_text())
             job_watch.show_pods({"job-sync-0": ended})
 
         async with anyio.create_task_group() as tasks:
