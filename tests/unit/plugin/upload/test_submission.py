@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -307,12 +308,8 @@ def test_sync_uploads_the_directory_of_a_waiting_job(laptop: Laptop) -> None:
     play_controller(laptop.server)
     key = "torchrun.ai/workspace-sha256"
     laptop.server.put("torchrunjobs", "run", metadata={"annotations": {key: "0" * 64}})
-
-    def replace_pod(request: web.Request) -> None:
-        if request.method == "PATCH":
-            threading.Timer(0.2, laptop.server.on_create, ["run"]).start()
-
-    laptop.server.hooks.append(replace_pod)
+    replace_pod = partial(laptop.server.on_create, "run")
+    laptop.server.on_patch = lambda: threading.Timer(0.2, replace_pod).start()
     result = laptop.run("sync", "run")
     assert result.exit_code == 0, result.output
     assert "Job run expects other content." in result.stderr
