@@ -125,8 +125,9 @@ def test_ctrl_c_ends_the_command_at_any_instant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = forward(tmp_path, monkeypatch, CTRL_C_IN_POLL)
-    done = subprocess.run(words, stderr=subprocess.PIPE, text=True, check=True, timeout=60)
-    assert done.stderr == "Stopped TensorBoard. The job continues.\n"
+    done = subprocess.run(words, stderr=subprocess.PIPE, text=True, check=True, timeout=300)
+    # A busy machine may get the response of TensorBoard, and print its address, before the check.
+    assert done.stderr.endswith("Stopped TensorBoard. The job continues.\n")
 
 
 @pytest.mark.parametrize("started", ["_forward(['false'])", "start_board()"])
