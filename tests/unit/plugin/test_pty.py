@@ -78,11 +78,15 @@ def take(terminal: int) -> None:
 
 @contextmanager
 def terminal(
-    laptop: Laptop, *words: str, width: int = 80, environment: dict[str, str] | None = None
+    laptop: Laptop,
+    *words: str,
+    width: int = 80,
+    environment: dict[str, str] | None = None,
+    program: tuple[str, str] = ("-m", "kubectl_torchrun"),
 ) -> Iterator[Screen]:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-    command = [sys.executable, "-m", "kubectl_torchrun", words[0]]
+    command = [sys.executable, *program, words[0]]
     given = {name: value for name, value in os.environ.items()
              if name not in ("NO_COLOR", "COLUMNS", "LINES")}  # fmt: skip
     with subprocess.Popen(
@@ -171,11 +175,19 @@ def test_ctrl_c_in_the_live_view(laptop: Laptop) -> None:
     assert "The job continues. kubectl torchrun status run -n ns" in " ".join(screen.text().split())
 
 
+PATIENT = """
+from kubectl_torchrun.__main__ import main
+from kubectl_torchrun.upload import submission
+submission.ASK_SECONDS = 60.0
+main()
+"""
+
+
 def test_ctrl_c_before_the_upload_and_the_second_one(laptop: Laptop) -> None:
-    with terminal(laptop, "run", "--name", "run", "x") as screen:
+    with terminal(laptop, "run", "--name", "run", "x", program=("-c", PATIENT)) as screen:
         screen.until(b"Created")
         screen.press(b"\x03")
-        screen.until(b"within 5 s")
+        screen.until(b"within 60 s")
         screen.press(b"\x03")
         assert screen.end() == 130
     assert "Deleted torchrunjob.torchrun.ai/run" in screen.text()
@@ -197,7 +209,7 @@ def test_a_question_before_a_job_is_deleted(laptop: Laptop, answer: bytes, code:
     with terminal(laptop, "cancel", "run") as screen:
         screen.until(b"[y/N]")
         screen.press(answer)
-        while answer == b"\x03" and not screen.ends(1):
+        while answer == b"\x03" and not screen.ends(30):
             screen.press(answer)  # it arrived between two signal checks of Python
         assert screen.end() == code
     assert (("torchrunjobs", "run") in laptop.server.objects) == (code != 0)
