@@ -119,48 +119,48 @@ MORE_THAN_A_DAY = 131_400  # 36 h 30 min in seconds, so that a slow test prints 
 @pytest.mark.parametrize(
     ("progress", "running", "expected"),
     [
-        pytest.param({"step": 7}, True, "step 7   3s ago", id="no rate"),
+        pytest.param({"step": 7}, True, "step 7   9h ago", id="no rate"),
         pytest.param(
             {"step": 7, "steps_per_second": 4.217},
             True,
-            "step 7   4.22 steps/s   3s ago",
+            "step 7   4.22 steps/s   9h ago",
             id="no total",
         ),
         pytest.param(
             {"step": 0, "total_steps": MORE_THAN_A_DAY, "steps_per_second": 1.0},
             True,
-            f"step 0 of {MORE_THAN_A_DAY} [{'-' * 24}] 0%   1 steps/s   ETA 36h   3s ago",
+            f"step 0 of {MORE_THAN_A_DAY} [{'-' * 24}] 0%   1 steps/s   ETA 27h   9h ago",
             id="a total",
         ),
         pytest.param(
             {"step": 10, "total_steps": 10, "steps_per_second": 2.0},
             True,
-            f"step 10 of 10 [{'#' * 24}] 100%   2 steps/s   ETA 0s   3s ago",
+            f"step 10 of 10 [{'#' * 24}] 100%   2 steps/s   ETA 0s   9h ago",
             id="the last step",
         ),
         pytest.param(
             {"step": 7, "steps_per_second": 0.08},
             True,
-            "step 7   12.5 s/step   3s ago",
+            "step 7   12.5 s/step   9h ago",
             id="slow steps",
         ),
         pytest.param(
             {"step": 7, "total_steps": 9, "steps_per_second": 0.0, "loss": 2.5},
             True,
-            f"step 7 of 9 [{'#' * 19}{'-' * 5}] 78%   loss 2.5   3s ago",
+            f"step 7 of 9 [{'#' * 19}{'-' * 5}] 78%   loss 2.5   9h ago",
             id="no steps",
         ),
         pytest.param(
             {"step": 5, "total_steps": 10, "steps_per_second": 1.0},
             False,
-            f"step 5 of 10 [{'#' * 12}{'-' * 12}] 50%   3s ago",
+            f"step 5 of 10 [{'#' * 12}{'-' * 12}] 50%   9h ago",
             id="a job that waits",
         ),
     ],
 )
 def test_progress_in_a_line(progress: dict[str, float], running: bool, expected: str) -> None:
-    now = datetime.now(UTC) - timedelta(seconds=3)
-    reported = replace(ProgressSlice(time=now), **progress)
+    time = datetime.now(UTC) - timedelta(hours=9, minutes=10)  # 20 minutes before ETA 26h
+    reported = replace(ProgressSlice(time=time), **progress)
     assert progress_line(reported, 80, running=running) == expected
 
 
