@@ -12,10 +12,23 @@ from typing import Any
 
 import pytest
 
+from torchrun_sdk import kubectl
 from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import Call, Reference
 
 from .pods import SECONDS, WAITS, Pod, delete_job
+
+
+@pytest.fixture(autouse=True)
+def _complete_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may pause the thread that reads the stderr of a program."""
+    text = kubectl._Errors.text
+
+    def complete_text(errors: kubectl._Errors, lines: int = kubectl._ERROR_LINES) -> str:
+        errors._thread.join(SECONDS)
+        return text(errors, lines)
+
+    monkeypatch.setattr(kubectl._Errors, "text", complete_text)
 
 
 @pytest.fixture
@@ -68,5 +81,14 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     delete_job(root)
     pids = root / "pids"
     for pid in pids.read_text().split() if pids.exists() else ():
-        with suppress(ProcessLookupError):
-            os.killpg(int(pid), signal.SIGKILL)
+        end_kubelet(int(pid), root)
+
+
+def end_kubelet(pid: int, root: Path) -> None:
+    """Kill a kubelet of cluster.py and its ranks. Another program may have its number by now."""
+    with suppress(OSError):
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        if environment and f"FAKE_CLUSTER={root}".encode() not in environment.split(b"\0"):
+            return
+    with suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
