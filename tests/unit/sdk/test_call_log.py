@@ -10,6 +10,7 @@ from torchrun_sdk.call_log import JobLog
 from torchrun_sdk.errors import WrongRequest
 from torchrun_sdk.kubectl import Kubectl
 
+from .pods import SECONDS
 from .test_gang import until
 
 LOST = "echo Reconnecting >&2; echo Error: Cannot connect to the API server >&2; exit 4"
@@ -22,6 +23,7 @@ NOTE = (
 @pytest.fixture(autouse=True)
 def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_log, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr(call_log, "_LAST_LINES", float(SECONDS))  # long, for a busy machine
 
 
 def play(cluster: Path, *scripts: str) -> Path:

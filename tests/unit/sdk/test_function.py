@@ -16,13 +16,13 @@ from types import ModuleType
 import pytest
 
 import torchrun_sdk as kt
-from torchrun_sdk import own_jobs
+from torchrun_sdk import connections, own_jobs
 from torchrun_sdk.gang import Gang
 from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import Result, read_call
 
 from .pods import SECONDS
-from .test_gang import FAST, SCRIPT, asked, until, user  # noqa: F401  a fixture
+from .test_gang import FAST, SCRIPT, asked, until, until_running, user  # noqa: F401  a fixture
 from .test_hostile import MARK, Bomb
 
 
@@ -32,6 +32,7 @@ def test_pickle_calls_skip_warm_pods_that_a_json_call_has_borrowed(
     tmp_path: Path,
 ) -> None:
     kt.fn(user.add).to(FAST)(1)
+    until_running(cluster)
     shutil.rmtree(tmp_path / "home")  # the job is now that of another user
     borrows = kt.fn(user.add).to(FAST)
     assert borrows(2) == 3
@@ -136,6 +137,7 @@ def test_ctrl_c_before_a_call_starts_in_warm_pods_leaves_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A client that reattached would get the result of the previous call."""
+    monkeypatch.setattr(connections, "_LAST_WORDS", 0.1)  # the connection waits for the files
     remote = kt.fn(user.add).to(FAST)
     assert remote(1) == 2
     (cluster / "lists").touch()

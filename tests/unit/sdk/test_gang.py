@@ -18,7 +18,7 @@ from types import ModuleType
 import pytest
 
 import torchrun_sdk as kt
-from torchrun_sdk import call_log, call_monitor, cli, reattach, watch
+from torchrun_sdk import call_log, call_monitor, cli, connections, reattach, watch
 from torchrun_sdk.gang import Gang
 from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.serialization import pack
@@ -60,6 +60,7 @@ def user(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     # Long, for a busy machine. No test here waits for lost pods or for the output of lost pods.
     monkeypatch.setattr(call_monitor, "_ANSWER_SECONDS", 100.0)
     monkeypatch.setattr(call_monitor, "_LAST_LINES", 100.0)
+    monkeypatch.setattr(connections, "_LAST_WORDS", 100.0)
     project = tmp_path / "project"
     project.mkdir()
     (project / "torchrun.toml").touch()
@@ -76,10 +77,15 @@ def asked(cluster: Path) -> str:
 
 
 def until(ready: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + SECONDS
     while not ready():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def until_running(cluster: Path) -> None:
+    """Wait for the phase with which other programs use warm pods. A call may return before."""
+    until(lambda: '"Running"' in (cluster / "job.json").read_text())
 
 
 def test_a_call_returns_and_its_log_is_printed(
@@ -182,6 +188,7 @@ def test_warm_pods_run_edited_code_and_survive_failures(
     assert sorted(capsys.readouterr().out.split("\n")) == ["", "[0] adds 2", "[1] adds 2"]
     assert asked(cluster).count("submit") == 1
     # Another Remote, as in another program, uses the same pods.
+    until_running(cluster)
     for function, error in ((user.half, kt.RemoteException), (user.leaves, kt.RankExited)):
         other = kt.fn(function).to(FAST).distribute(workers=2)
         assert "sdk-gang" in asked(cluster)
