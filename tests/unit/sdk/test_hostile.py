@@ -63,7 +63,9 @@ def garbles(line):
     time.sleep(600)
 
 def paints():
-    print("\\x1b]0;owned\\x07\\x1b[2Jplain\\rlast")
+    print("\\x1b]0;owned\\x07\\x1b[2Jplain\\rlast", flush=True)
+    while not any(b"last" in log.read_bytes() for log in Path(".torchrun-sdk").rglob("0.log")):
+        time.sleep(0.01)  # the client of a call that fails does not wait for its output
     raise ValueError("\\x1b]52;c;AAAA\\x07")
 
 def sleeps(mark):
@@ -177,16 +179,15 @@ def test_a_user_without_a_name_or_a_home(
 
 def test_warm_pods_of_another_owner_get_no_pickles(cluster: Path, theirs: ModuleType) -> None:
     remote = kt.fn(theirs.pickles).to(FAST)
-    key = "k"
-    labels = {"torchrun.ai/sdk-gang": key}
+    labels = {"torchrun.ai/sdk-gang": "k"}
     metadata = {"name": "theirs", "uid": "u9", "labels": labels}
     body = {"metadata": metadata, "status": {"phase": "Running"}}
     replace_text(cluster / "job.json", json.dumps(body))
     opens = remote.options(serialization="pickle")
-    assert kt.fn(theirs.ranks).to(FAST)._find_warm_job(FAST, key) == ("theirs", "u9")
-    assert opens._find_warm_job(FAST, key) == ("", "")
+    assert kt.fn(theirs.ranks).to(FAST)._find_warm_job(FAST, "k") == ("theirs", "u9")
+    assert opens._find_warm_job(FAST, "k") == ("", "")
     own_jobs.record("u9", "json")
-    assert opens._find_warm_job(FAST, key) == ("theirs", "u9")
+    assert opens._find_warm_job(FAST, "k") == ("theirs", "u9")
 
 
 def test_only_the_result_of_the_head_is_sent(cluster: Path, theirs: ModuleType) -> None:
@@ -265,8 +266,7 @@ def test_a_watch_reports_changes_only(cluster: Path, tmp_path: Path) -> None:
               {"type": "MODIFIED", "object": job}]  # fmt: skip
     lines = "\n".join(["no JSON", *map(json.dumps, events), '{"type": "ADDED", "ob'])
     (tmp_path / "events").write_text(lines)
-    kubectl = tmp_path / "bin" / "kubectl"
-    kubectl.write_text(f"#!/bin/sh\ncat {tmp_path}/events\n")
+    (tmp_path / "bin" / "kubectl").write_text(f"#!/bin/sh\ncat {tmp_path}/events\n")
     heard: list[tuple[str, object]] = []
     watch = Watch(Kubectl(), ["torchrunjob", "j"], lambda *change: heard.append(change))
     until(lambda: heard)
