@@ -50,11 +50,12 @@ def locked(root: Path = ROOT) -> Iterator[None]:
 
 
 def main(program: str, arguments: list[str]) -> int:
+    refused = _text(ROOT / "refuse").splitlines()  # a test may write it after this command
     with (ROOT / "commands").open("a") as log:
         log.write(f"{program} {' '.join(arguments)}\n")
     selects = ("--namespace", "--context", "--no-defaults")
     arguments = [argument for argument in arguments if not argument.startswith(selects)]
-    for line in _text(ROOT / "refuse").splitlines():
+    for line in refused:
         prefix, _, answer = line.partition(":")
         if " ".join(arguments).startswith(prefix):
             sys.stderr.write(f"error: {answer}\n")
