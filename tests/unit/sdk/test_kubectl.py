@@ -175,15 +175,24 @@ print("runs", flush=True)
 time.sleep(1000)
 """
     (tmp_path / "script.py").write_text(text)
-    call = f"main(['run', sys.executable, {str(tmp_path / 'script.py')!r}])"
+    client = f"""
+import subprocess, sys
+from torchrun_sdk.cli import main
+class Program(subprocess.Popen):
+    def wait(self, timeout=None):
+        print("waits", flush=True)
+        return super().wait(timeout)
+subprocess.Popen = Program
+sys.exit(main(["run", sys.executable, {str(tmp_path / "script.py")!r}]))
+"""
     process = subprocess.Popen(
-        program(f"import sys; from torchrun_sdk.cli import main; sys.exit({call})"),
+        program(client),
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     with process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "runs\n"
+        assert sorted(process.stdout.readline() for _ in range(2)) == ["runs\n", "waits\n"]
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(SECONDS) == 7
