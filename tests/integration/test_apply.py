@@ -317,15 +317,8 @@ async def test_a_collection_is_the_running_pods_of_one_job(
 ) -> None:
     for name, uid in (("one", "uid-1"), ("two", "uid-1"), ("other", "uid-2")):
         await applier.apply(Apply(PODS, worker(name, uid)))
-    cluster.kubectl(
-        "patch",
-        "pod",
-        "two",
-        "--subresource=status",
-        "--type=merge",
-        "-p",
-        json.dumps({"status": {"phase": "Failed"}}),
-    )
+    failed = json.dumps({"status": {"phase": "Failed"}})
+    cluster.kubectl("patch", "pod", "two", "--subresource=status", "--type=merge", "-p", failed)
     pods_of_job = Delete(
         kind=PODS, namespace=NAMESPACE, name="gang", uid="uid-1", grace_seconds=5, collection=True
     )
