@@ -3,7 +3,8 @@
 import os
 import random
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 _WORKERS = 64  # processes of pytest
 
@@ -20,3 +21,11 @@ def free_port(host: str = "127.0.0.1") -> int:
             listener.bind((host, port))
             return port
     raise AssertionError("100 ports are in use")
+
+
+@contextmanager
+def refusing_port() -> Iterator[int]:
+    """A port that refuses connections: nobody listens there, and no other program can."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]

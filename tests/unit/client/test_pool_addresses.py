@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from ports import refusing_port
 from torchrun_controller.client.credentials import Endpoint, tls_context
 from torchrun_controller.client.pool import Pool
 from unit.client.raw_server import OK, REQUEST, proxying, serving
@@ -61,14 +62,6 @@ def silent() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-@contextmanager
-def refusing() -> Iterator[int]:
-    """A port that no other process can take, but nobody listens."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        yield bound.getsockname()[1]
-
-
 class TestServer:
     @pytest.mark.parametrize("number", [1, 2])
     def test_those_that_are_off_delay_a_request_only(self, runner: Runner, number: int) -> None:
@@ -90,7 +83,7 @@ class TestServer:
 
     def test_one_that_refuses(self, runner: Runner) -> None:
         async def check() -> None:
-            with refusing() as closed:
+            with refusing_port() as closed:
                 async with serving(OK) as server:
                     runner.ports = [closed, server.port]
                     endpoint = Endpoint("http://several.test:1")
@@ -100,7 +93,7 @@ class TestServer:
 
     def test_all_refuse(self, runner: Runner) -> None:
         async def check() -> None:
-            with refusing() as one, refusing() as other:
+            with refusing_port() as one, refusing_port() as other:
                 runner.ports = [one, other]
                 with pytest.raises(OSError, match=r"refused|Connect call failed"):
                     await Pool().exchange(Endpoint("http://several.test:1"), REQUEST, SECONDS)
@@ -138,7 +131,7 @@ class TestProxy:
         async def check() -> None:
             endpoint = Endpoint("http://127.0.0.1:1", proxy="http://several.test:1")
             message = r"cannot connect to the proxy several\.test:1 \("
-            with refusing() as one, refusing() as other:
+            with refusing_port() as one, refusing_port() as other:
                 runner.ports = [one, other]
                 with pytest.raises(OSError, match=message):
                     await Pool().exchange(endpoint, REQUEST, SECONDS)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from ports import refusing_port
 from torchrun_api.contents import Manifest
 from torchrun_runtime.launch import delivery
 from torchrun_runtime.launch.delivery import Server, fetch
@@ -244,9 +245,8 @@ def test_a_read_only_target_is_reported(claim: Path, tmp_path: Path) -> None:
 
 
 def test_the_wait_for_a_missing_server_is_bounded(tmp_path: Path) -> None:
-    with socket.socket() as closed:  # bound, so that no other program listens there
-        closed.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    with refusing_port() as port:
+        url = f"http://127.0.0.1:{port}"
         with pytest.raises(LaunchError, match="cannot reach"):
             fetch(server(url, tmp_path, Manifest(())), str(tmp_path / "app"), 0.1)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ports import refusing_port
 from torchrun_runtime.launch import reporting
 from torchrun_runtime.launch.failure import Cause
 from torchrun_runtime.launch.gang.leader import RestartedRound, Restarts
@@ -143,9 +144,8 @@ def test_each_error_is_said_once(
 
 def test_a_controller_that_does_not_answer_asks_for_no_wait(clock: Clock, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("token")
-    with socket.socket() as closed:  # bound, so that no other program listens there
-        closed.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    with refusing_port() as port:
+        url = f"http://127.0.0.1:{port}"
         reporter = Reporter(url, str(tmp_path / "token"), str(tmp_path))
         assert reporter._post(b"1")[:2] == (0, 0.0)
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ports import free_port
+from ports import free_port, refusing_port
 from torchrun_runtime.launch.errors import LaunchError
 from torchrun_runtime.launch.gang import connection, server
 from torchrun_runtime.launch.gang.connection import LeaderConnection, keep_alive
@@ -73,9 +73,8 @@ def test_the_pauses_between_attempts_grow_up_to_three_seconds(
     paused: Callable[[int], Pauses],
 ) -> None:
     pauses = paused(7)
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        member(closed.getsockname()[1])
+    with refusing_port() as port:
+        member(port)
         assert pauses.ended.wait(60)
     assert pauses.taken == [0.5, 0.75, 1.125, 1.6875, 2.53125, 3.0, 3.0]
 
