@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unit.runtime.launching import FOLDER, PYTHONS, Launcher, script
+from unit.runtime.launching import FOLDER, PYTHONS, Launcher, changed, script
 
 
 def test_success_writes_no_termination_message(launcher: Launcher) -> None:
@@ -18,10 +18,9 @@ def test_success_writes_no_termination_message(launcher: Launcher) -> None:
 
 
 def test_runs_as_a_folder_beside_any_other_files(tmp_path: Path) -> None:
-    copy = tmp_path / "launch"
-    shutil.copytree(FOLDER, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    copy = changed(Launcher(PYTHONS[0], tmp_path), {})
     (tmp_path / "json.py").write_text("raise ImportError('not this one')")
-    result = Launcher(PYTHONS[0], tmp_path, folder=copy).run("exit 5")
+    result = copy.run("exit 5")
     assert result.exit_code == 5, result.err
 
 
