@@ -119,7 +119,7 @@ def raw(cluster: LocalCluster, written: WriteResult | Apply, name: str = "") -> 
     return cluster.kubectl("get", "--raw", path).stdout
 
 
-def is_active(cluster: LocalCluster, name: str) -> None:
+def wait_until_active(cluster: LocalCluster, name: str) -> None:
     """Wait until the Job controller has updated the status of a new Job."""
     active = "--for=jsonpath={.status.active}=2"
     cluster.kubectl("wait", active, f"job/{name}", "--timeout=160s", timeout=180)
@@ -138,7 +138,7 @@ async def test_a_second_apply_leaves_the_resource_version_alone(
     again = await applier.apply(intent(name))
     assert again.uid == first.uid, "an own object that the cache missed counts as created"
     if kind == "job":
-        is_active(cluster, name)
+        wait_until_active(cluster, name)
     before = version(cluster, first)
     forced = await applier.apply(intent(name, first.uid))
     assert forced.resource_version == before == version(cluster, first)
@@ -155,7 +155,7 @@ async def test_an_object_of_another_owner_is_not_changed(
     body["metadata"]["ownerReferences"] = [{**owner, "controller": True}] if owned else []
     cluster.kubectl("create", "--field-manager=somebody", "-f", "-", stdin=json.dumps(body))
     if kind == "job":
-        is_active(cluster, name)
+        wait_until_active(cluster, name)
     before = raw(cluster, intent(name), name)
     for _ in range(2):
         with pytest.raises(NameConflictError) as caught:

@@ -88,6 +88,7 @@ def end_kubelet(pid: int, root: Path) -> None:
     """Kill a kubelet of cluster.py and its ranks. Another program may have its number by now."""
     with suppress(OSError):
         environment = Path(f"/proc/{pid}/environ").read_bytes()
+        # Empty once it has ended: its ranks may still be in its group.
         if environment and f"FAKE_CLUSTER={root}".encode() not in environment.split(b"\0"):
             return
     with suppress(OSError):

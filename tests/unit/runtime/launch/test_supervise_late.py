@@ -7,10 +7,10 @@ from unit.runtime.launching import Launcher, changed, script
 AGENT = """
 import os, signal, subprocess, sys
 RANK = "import signal; print('ready', flush=True); signal.pause()"
-def tell(*_):
+def print_signal(*_):
     print("the agent has got SIGTERM", flush=True)
     open("late", "w").close()
-signal.signal(signal.SIGTERM, tell)
+signal.signal(signal.SIGTERM, print_signal)
 command = [sys.argv[1] + ' exec "$@"', "sh", sys.executable, "-c", RANK]
 subprocess.Popen(["sh", "-c", *command], env={**os.environ, "LOCAL_RANK": "0"})
 while True:

@@ -249,11 +249,11 @@ def test_a_leader_waits_for_a_node_that_does_not_know_of_the_success_of_the_gang
         member.report(MemberState("succeeded", 0))
         lost, lose = threading.Event(), leader.leader.lose
 
-        def noticed(index: int, now: float) -> None:
+        def record_loss(index: int, now: float) -> None:
             lose(index, now)
             lost.set()
 
-        monkeypatch.setattr(leader.leader, "lose", noticed)
+        monkeypatch.setattr(leader.leader, "lose", record_loss)
         assert member._socket
         member._socket.shutdown(socket.SHUT_RDWR)
         assert lost.wait(60)
