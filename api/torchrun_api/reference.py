@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from torchrun_api.json import JsonObject, JsonValue
+from torchrun_api.structural import NOT_SUPPORTED
 
 _HEAD = """# API reference
 
@@ -32,7 +33,11 @@ def reference(schemas: Mapping[str, JsonObject]) -> str:
 def _tables(path: str, schema: JsonObject) -> Iterator[str]:
     required = schema.get("required", [])
     assert isinstance(required, list)
-    properties = {k: _object(v) for k, v in _object(schema["properties"]).items()}
+    properties = {
+        name: field
+        for name, value in _object(schema["properties"]).items()
+        if not str((field := _object(value)).get("description", "")).startswith(NOT_SUPPORTED)
+    }
     rows = [
         f"| `{name}` | {_type(field)} | {_meaning(field, name in required)} |"
         for name, field in properties.items()

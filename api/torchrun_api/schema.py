@@ -1,6 +1,6 @@
 """What the CRD schema must contain in addition to the Python types."""
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -17,6 +17,19 @@ class Rule(Struct, frozen=True):
     rule: str
     message: str
     field: str = ""  # the field that the error names, as ".spec.jobQueue"
+
+
+class Removed(Struct, frozen=True):
+    """A field that other versions have; a type lists its own in `REMOVED`.
+
+    The API server refuses it with the sentence `instead`. A field that the schema does not know at
+    all would be dropped in silence. `type` is the type that the field had, because CEL rules cannot
+    read values without one.
+    """
+
+    name: str
+    type: Literal["string", "integer", "boolean", "object", "objects"]
+    instead: str
 
 
 Quantity: TypeAlias = Annotated[

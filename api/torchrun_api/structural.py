@@ -1,7 +1,8 @@
 """From msgspec types to the structural schema of a CustomResourceDefinition.
 
 Shapes, bounds, enums and docstrings are read from the types. Everything else is in
-`Meta(description=..., extra_json_schema=...)` and in the class variables RULES and REQUIRED.
+`Meta(description=..., extra_json_schema=...)` and in the class variables RULES, REQUIRED and
+REMOVED.
 
 https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/
 """
@@ -12,7 +13,10 @@ from inspect import cleandoc
 from msgspec import inspect
 
 from torchrun_api.json import JsonObject, JsonValue
-from torchrun_api.schema import Rule
+from torchrun_api.schema import Removed, Rule
+
+# The description of a removed field begins with it.
+NOT_SUPPORTED = "Not supported."
 
 _BOUNDS: Mapping[type[inspect.Type], Mapping[str, str]] = {
     inspect.StrType: {"min_length": "minLength", "max_length": "maxLength", "pattern": "pattern"},
@@ -74,6 +78,8 @@ def struct(shape: inspect.StructType, *, defaults: bool = True) -> JsonObject:
         for f in shape.fields
         if not f.encode_name.startswith("__")
     }
+    if defaults:
+        properties |= {field.name: _refused(field) for field in getattr(shape.cls, "REMOVED", ())}
     schema: JsonObject = {
         "description": cleandoc(shape.cls.__doc__ or ""),
         "type": "object",
@@ -106,6 +112,25 @@ def validations(rules: Iterable[Rule]) -> list[JsonValue]:
             entry["fieldPath"] = rule.field
         entries.append(entry)
     return entries
+
+
+def _refused(field: Removed) -> JsonObject:
+    """The schema of a field that no object may have."""
+    unknown: JsonObject = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    shape: JsonObject
+    match field.type:
+        case "objects":
+            shape = {"type": "array", "items": unknown}
+        case "object":
+            shape = unknown
+        case _:
+            shape = {"type": field.type}
+    rule = Rule("false", field.instead)
+    return {
+        **shape,
+        "description": f"{NOT_SUPPORTED} {field.instead}",
+        "x-kubernetes-validations": validations((rule,)),
+    }
 
 
 def _property(field: inspect.Field, *, defaults: bool) -> JsonObject:
