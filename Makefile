@@ -277,10 +277,6 @@ bench-page: $(VENV)/.ready ## The tables of docs/bench.md, from bench/results
 admission-bench: $(VENV)/.ready ## What each mechanism of admission is worth, in a simulation; takes half an hour
 	PYTHONPATH=bench $(BIN)/python -m torchrun_bench.admission $(ARGS)
 
-flames: $(BIN)/.controller programs ## Flame graphs of a burst of gangs of two nodes and of churn, to docs/flames
-	$(BIN)/pip install --quiet --group bench
-	PYTHONPATH=bench:cluster $(BIN)/python -m torchrun_bench --part flames $(ARGS)
-
 cluster-up: ## A Kubernetes: CLUSTER=current, kind or local
 	$(CLUSTER_CLI) up
 
@@ -326,5 +322,5 @@ $(BIN)/.controller: $(VENV)/.ready
 
 .PHONY: demo test unit-beside on-clusters all lint types walls docs unit unit-long test-of thorough programs integration integration-all ha e2e e2e-all e2e-kind recipes restart-times image sbom version release matrix lowest-versions monitoring venv \
 	format generate pictures run debug record replay hooks faults faults-pairs faults-time-travel faults-page faults-proxied mutants mutants-page mutants-random \
-	hostile soak bench bench-page admission-bench flames \
+	hostile soak bench bench-page admission-bench \
 	cluster-up cluster-status cluster-down clean help

@@ -28,21 +28,19 @@ ABOUT = {
     "churn": "100,000 pod events through watch, store and queue (needs no API server)",
     "restart": "first failed pod of a gang to the pods of the next, p50 and p99",
     "growth": "latency and cold start at 1x, 10x, 100x: the exponents",
-    "flames": "flame graphs of burst and churn, to docs/flames (needs py-spy)",
     "large": "one gang of 1,000 and of 5,000 pods: start, restart, writes, status, memory",
     "life": "writes of a job from its creation to its success",
     "resume": "process start to the Job of a job that waits, among 1,000 others",
     "planted": "that a planted slow-down of 2x shows in burst and churn: tests the bench itself",
 }
 STANDING = ("steady", "cold", "hour", "growth")  # share a cluster
-ON_REQUEST = ("flames", "hour", "large", "planted")
+ON_REQUEST = ("hour", "large", "planted")
 # The parts of `make bench`.
 USUAL = tuple(part for part in ABOUT if part not in ON_REQUEST)
 
 
 def _measures() -> dict[str, Callable[[Options], list[Row]]]:
     from torchrun_bench.churn import churn
-    from torchrun_bench.flames import flames
     from torchrun_bench.large import large
     from torchrun_bench.proof import planted
     from torchrun_bench.restarts import lives, restarts
@@ -56,7 +54,6 @@ def _measures() -> dict[str, Callable[[Options], list[Row]]]:
         "large": large,
         "life": lives,
         "resume": resume,
-        "flames": flames,
         "planted": planted,
     }
 

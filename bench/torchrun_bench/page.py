@@ -7,10 +7,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from torchrun_bench import profiles as kept_profiles
 from torchrun_bench.api_requests import writes
 from torchrun_bench.competitors import COMPETITORS, CONTROLLER, Competitor
-from torchrun_bench.profiles import Profile, tables
 from torchrun_bench.results import Results, Run, stored
 from torchrun_bench.shapes import TARGET_NODES, ratio
 from torchrun_bench.spread import spread, table
@@ -18,7 +16,6 @@ from torchrun_bench.turns import Turn
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "bench.md"
 BEGIN, END = "<!-- figures: make bench -->", "<!-- end of figures: make bench -->"
-FLAMES, FLAMES_END = "<!-- figures: make flames -->", "<!-- end of figures: make flames -->"
 RUNS = 3  # the newest runs of a part make its table
 COLUMNS: tuple[tuple[str, Callable[[Turn], float]], ...] = (
     ("idle p50, ms", lambda turn: turn.p50),
@@ -148,25 +145,15 @@ def _of_part(runs: Mapping[str, Run], part: str, most: int) -> str:
     return f"`{part}` ({files}):\n\n{table([with_part[name] for name in newest])}"
 
 
-def flames_block(profiles: dict[str, Profile]) -> str:
-    """What stands between the two comments of the profiles."""
-    return f"{FLAMES}\n\n{tables(profiles)}\n{FLAMES_END}"
-
-
-def with_figures(text: str, runs: Mapping[str, Run], profiles: dict[str, Profile]) -> str:
-    """The page with these figures. Raises ValueError without the four comments."""
-    for begin, end, content in (
-        (BEGIN, END, block(runs)),
-        (FLAMES, FLAMES_END, flames_block(profiles)),
-    ):
-        before, after = text.index(begin), text.index(end) + len(end)
-        text = text[:before] + content + text[after:]
-    return text
+def with_figures(text: str, runs: Mapping[str, Run]) -> str:
+    """The page with these figures. Raises ValueError without the two comments."""
+    before, after = text.index(BEGIN), text.index(END) + len(END)
+    return text[:before] + block(runs) + text[after:]
 
 
 def main() -> None:
     """Write the page."""
-    PAGE.write_text(with_figures(PAGE.read_text(), stored(), kept_profiles.stored()))
+    PAGE.write_text(with_figures(PAGE.read_text(), stored()))
 
 
 if __name__ == "__main__":

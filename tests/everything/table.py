@@ -48,7 +48,6 @@ NO_SUITE = {
     "faults-time-travel": "faults",
     "restart-times": "e2e-all measures two restarts; this one measures 30 for docs/design.md",
     "generate": "writes the golden files, which unit compares",
-    "flames": "the bench with a profiler, for docs/flames",
     "pictures": "records for the docs; a person looks at the difference",
 }
 

@@ -1,11 +1,10 @@
 """The arithmetic of the bench: nobody would notice wrong figures."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
-from torchrun_bench import flames, report, spread
+from torchrun_bench import report, spread
 from torchrun_bench.frames import FIRST_VERSION, PODS_OF_ALL, chunks
 from torchrun_bench.processes import Requests
 
@@ -69,37 +68,6 @@ def test_frames_are_of_many_pods_with_a_version_each() -> None:
     again = next(iter(chunks(PODS_OF_ALL, 1)))
     assert json.loads(again)["object"]["metadata"]["name"] == objects[0]["name"]
     assert 8000 < len(lines[0]) < 10_000, "the size of real pods"
-
-
-class TestFlames:
-    COLLAPSED = """main (/x/app.py:10);reconcile (/x/reconcile/__init__.py:1) 60
-main (/x/app.py:11);apply (/x/apply.py:2) 30
-main (/x/app.py:11);apply (/x/apply.py:9);send (/lib/<b>.py:2) 10
-"""
-
-    @pytest.fixture
-    def root(self) -> flames.Frame:
-        return flames.read(self.COLLAPSED)
-
-    def test_lines_of_one_function_are_one_frame(self, root: flames.Frame) -> None:
-        (main,) = root.callees.values()
-        assert (root.samples, main.samples) == (100, 100)
-        assert {frame.name: frame.samples for frame in main.callees.values()} == {
-            "reconcile (reconcile/__init__.py)": 60,
-            "apply (x/apply.py)": 40,
-        }
-
-    def test_the_picture_is_small_and_well_formed(self, root: flames.Frame) -> None:
-        from xml.etree import ElementTree
-
-        text = flames.picture(root, "burst & churn")
-        drawn = list(self._boxes(ElementTree.fromstring(text)))
-        assert len(drawn) == 1 + len(["all", "main", "reconcile", "apply", "send"])
-        assert len(text) < 3000
-
-    @staticmethod
-    def _boxes(root: object) -> Iterator[object]:
-        yield from root.iter("{http://www.w3.org/2000/svg}rect")  # type: ignore[attr-defined]
 
 
 def test_several_runs_are_their_median_and_their_spread() -> None:

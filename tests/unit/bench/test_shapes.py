@@ -191,10 +191,9 @@ def test_the_page_takes_the_newest_run_of_each_part():
     assert "`20260102-000000.json`: commit new" in text
     assert "commit old" not in text
     assert "| churn | 2 | 55 (50-60) 1/s |" in text
-    whole = f"above\n{page.BEGIN}\nstale\n{page.END}\nbelow\n{page.FLAMES}{page.FLAMES_END}"
-    replaced = page.with_figures(whole, {}, {})
-    assert replaced.startswith(f"above\n{page.BEGIN}\n\n{page.END}\nbelow\n{page.FLAMES}")
-    assert "stale" not in replaced
+    whole = f"above\n{page.BEGIN}\nstale\n{page.END}\nbelow"
+    replaced = page.with_figures(whole, {})
+    assert replaced == f"above\n{page.BEGIN}\n\n{page.END}\nbelow"
 
 
 def test_the_page_has_the_figures_of_the_stored_runs():
