@@ -185,7 +185,7 @@ format: $(VENV)/.ready ## Format the code, and fix what ruff can fix
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
 
-# Every picture of the docs, from tables, declarations and recordings.
+# Every picture of the docs, from declarations and the recording.
 DRAW = for script in docs/draw_*.py; do $(BIN)/python $$script; done
 
 generate: $(VENV)/.ready ## CRDs, reference pages, pictures, golden Plans
@@ -199,10 +199,8 @@ generate: $(VENV)/.ready ## CRDs, reference pages, pictures, golden Plans
 	$(DRAW)
 	$(BIN)/pytest -q tests/unit/reconcile --update-golden
 
-pictures: $(VENV)/.ready $(BIN)/.plugin ## Record the terminal and the dashboards on real clusters, and draw every picture
-	$(CLUSTER_CLI) binaries kwok prometheus
+pictures: $(VENV)/.ready $(BIN)/.plugin ## Record the terminal on a real cluster, and draw every picture
 	$(BIN)/pytest tests/e2e/record_terminal.py
-	$(BIN)/pytest tests/monitoring/record_dashboards.py
 	$(DRAW)
 
 run: $(VENV)/.ready ## The controller on this machine against the current cluster (RUNTIME_IMAGE=...)

@@ -111,24 +111,6 @@ class Prometheus:
         values = (float(value) for series in result for _, value in series["values"])
         return [value for value in values if not math.isnan(value)]
 
-    def series(
-        self, expr: str, start: float, end: float, points: int
-    ) -> list[tuple[dict[str, str], list[float | None]]]:
-        """The labels and values of each series, at equal distances from start to end.
-
-        Start and end are Unix times. A value is None where there is none.
-        """
-        step = (end - start) / (points - 1)
-        parameters = {"query": expr, "start": start, "end": end, "step": step}
-        answer: list[tuple[dict[str, str], list[float | None]]] = []
-        for series in self._result("/query_range", parameters):
-            values: list[float | None] = [None] * points
-            for seconds, value in series["values"]:
-                number = float(value)
-                values[round((seconds - start) / step)] = number if math.isfinite(number) else None
-            answer.append((series["metric"], values))
-        return answer
-
     def exemplars(self, expr: str) -> list[dict[str, Any]]:
         """All exemplars since the start."""
         parameters = {"query": expr, "start": self.began, "end": time.time()}
