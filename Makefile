@@ -196,6 +196,7 @@ generate: $(VENV)/.ready ## CRDs, reference pages, pictures, golden Plans
 	$(BIN)/python -m torchrun_controller.settings_reference docs/settings.md
 	$(BIN)/python -m torchrun_controller.metrics.reference docs/metrics.md
 	$(BIN)/python manifests/monitoring/generate.py
+	$(BIN)/python docs/phases_page.py
 	$(DRAW)
 	$(BIN)/pytest -q tests/unit/reconcile --update-golden
 

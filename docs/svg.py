@@ -26,7 +26,6 @@ COLOURS: Mapping[str, tuple[str, str]] = {
     ".other": ("fill:#e8edf3;stroke:#64748b", "fill:#262d37;stroke:#7d8998"),
     ".user": ("fill:#dcfce7;stroke:#16a34a", "fill:#0f3d24;stroke:#3fb950"),
     ".data": ("fill:#fef3c7;stroke:#d97706", "fill:#45310a;stroke:#d29922"),
-    ".failed": ("fill:#fee2e2;stroke:#dc2626", "fill:#4c1a1d;stroke:#f85149"),
     ".plain": ("fill:#ffffff;stroke:#94a3b8", "fill:#0f141b;stroke:#7d8998"),
     ".line": ("stroke:#475569", "stroke:#9aa7b5"),
     ".head": ("fill:#475569", "fill:#9aa7b5"),
@@ -35,7 +34,7 @@ COLOURS: Mapping[str, tuple[str, str]] = {
     ".digit": ("fill:#ffffff", "fill:#0f141b"),
 }
 SHAPES = (
-    ".line,.pale{fill:none;stroke-width:1.4}.thin{stroke-width:1}.dashed{stroke-dasharray:5 4}"
+    ".line,.pale{fill:none;stroke-width:1.4}.dashed{stroke-dasharray:5 4}"
     ".small{font-size:13px}.strong{font-weight:600}"
     f".mono{{font-family:{MONO};font-size:12px}}"
 )

@@ -1,7 +1,7 @@
 """The states of a job, the phase and condition of each, and the phases that may follow.
 
-A phase sums up the conditions, never the other way round. The picture in docs/phases.md is drawn
-from TRANSITIONS; the steps of `job/steps.py` say which of them leads where.
+A phase sums up the conditions, never the other way round. docs/phases.md is generated
+from these tables; the steps of `job/steps.py` say which of them leads where.
 """
 
 from enum import Enum

@@ -1,6 +1,6 @@
 """The tables of phases and states, and the generated page."""
 
-import draw_phases
+import phases_page
 import pytest
 
 from torchrun_api.status import PHASES, TERMINAL, UNFINISHED, WAITING
@@ -42,4 +42,4 @@ def test_success_and_failure_are_terminal():
 
 def test_the_page_is_that_of_the_tables():
     """`make generate` writes it again."""
-    assert draw_phases.PAGE.read_text() == draw_phases.page()
+    assert phases_page.PAGE.read_text() == phases_page.page()

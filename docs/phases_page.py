@@ -1,0 +1,65 @@
+"""Writes docs/phases.md from the tables of phases and steps: `make generate`."""
+
+from pathlib import Path
+
+from torchrun_api.status import PHASES, Phase
+from torchrun_controller.reconcile.job.steps import STEPS
+from torchrun_controller.reconcile.model.phases import ROWS, TRANSITIONS, State
+
+PAGE = Path(__file__).with_name("phases.md")
+
+
+def page() -> str:
+    """The page: which phase follows which, the steps in their order, and what each state means."""
+    lines = [
+        "# Phases",
+        "",
+        "`status.phase` summarizes the current state of a job. This page shows which phase can",
+        "follow which, how the controller decides, and what each phase means.",
+        "",
+        "A job starts in Pending, or in the first phase that applies. If the controller is killed",
+        "after it created a gang and before it wrote the status, it continues as if the phase were",
+        "Queued. A job that is Pending because the Service of its new gang is refused continues in",
+        "the same way.",
+        "",
+        "| phase | next |",
+        "|---|---|",
+        *(f"| {phase} | {following(phase)} |" for phase in PHASES),
+        "",
+        "## How the controller decides",
+        "",
+        "The first step that applies decides. The order is the same for every attempt.",
+        "",
+        "| step | phases | what it does |",
+        "|---|---|---|",
+    ]
+    for step in STEPS:
+        name = step.decide.__name__.replace("_", " ")
+        text = (step.decide.__doc__ or "").partition("\n")[0]
+        lines.append(f"| {name} | {', '.join(step.leads_to)} | {text} |")
+    lines += [
+        "",
+        "A job that is invalid at any step is Pending. During a resize the phase stays the same",
+        "until the new gang is created.",
+        "",
+        "## What each phase means",
+        "",
+        "| phase | condition | state of the job |",
+        "|---|---|---|",
+    ]
+    for phase in (*PHASES, None):
+        for state in State:
+            row = ROWS[state]
+            if row.phase == phase:
+                phase_name = phase or "unchanged"
+                lines.append(f"| {phase_name} | {row.condition}={row.status} | {state.value} |")
+    return "\n".join(lines) + "\n"
+
+
+def following(phase: Phase) -> str:
+    """The phases that may follow."""
+    return ", ".join(each for each in PHASES if each in TRANSITIONS[phase]) or "none: it is final"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
