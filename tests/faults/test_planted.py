@@ -4,6 +4,7 @@ Each is a bug that a change could introduce, and a few faults of one kind must r
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,8 +15,9 @@ from torchrun_api.meta import ChildMeta
 from torchrun_controller.cache import admission_view
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.controllers import live_reads
+from torchrun_controller.leader.election import Election
 from torchrun_controller.reconcile.admission.quota import RESOURCES, QueueQuota, Usage
-from torchrun_controller.reconcile.gang import fence, gate, replacement, suspension
+from torchrun_controller.reconcile.gang import fence, gang, gate, replacement, suspension
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.restarts import Counts
 from torchrun_controller.reconcile.job import dependencies, running, steps
@@ -123,6 +125,28 @@ def suspensions_are_trusted(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(suspension, "find_loss", lambda *_: (None, None))
 
 
+def the_number_of_an_attempt_comes_again(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(gang, "next_attempt", lambda job, *_: max(job.status.attempt, 1))
+
+
+def a_lease_is_taken_early(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(Election, "_free_at", lambda self: -math.inf)
+
+
+def writes_need_no_lease(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(Election, "writable_until", lambda self: math.inf)
+
+
+def changes_during_a_reconcile_are_lost(plant: pytest.MonkeyPatch) -> None:
+    original = WorkQueue.add
+
+    def add(self: WorkQueue[object], key: object, priority: int = 0) -> None:
+        if key not in self._processing:
+            original(self, key, priority)
+
+    plant.setattr(WorkQueue, "add", add)
+
+
 def others_lose_their_places(plant: pytest.MonkeyPatch) -> None:
     original = running.keep_running
 
@@ -155,6 +179,10 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
     (gangs_run_without_their_service, "service taken", "dropped"),
     (lost_nodes_are_trusted, "node deleted", "dropped"),
     (suspensions_are_trusted, "suspended", "dropped"),
+    (the_number_of_an_attempt_comes_again, "restart", "dropped"),
+    (a_lease_is_taken_early, "leader", "dropped"),
+    (writes_need_no_lease, "leader", "lease-alone"),
+    (changes_during_a_reconcile_are_lost, "success", "late"),
     (others_lose_their_places, "pod replaced", "dropped"),
 ]
 # Part of the report, where another difference alone would be reported as well.
@@ -169,6 +197,7 @@ REPORTED = {
     gangs_run_without_their_service: "is Running without its Service",
     lost_nodes_are_trusted: "starts beside ranks of",
     suspensions_are_trusted: "pods of node 1 that may train",
+    a_lease_is_taken_early: "NotLeader",
     others_lose_their_places: "goes on, although",
 }
 
