@@ -244,16 +244,6 @@ faults-proxied: export TORCHRUN_TEST_SEED = $(or $(SEED),1)
 faults-proxied: $(VENV)/.ready programs ## Single faults at random points of the scenarios on a real API server
 	$(BIN)/pytest tests/integration/test_proxied.py -n 0 --long -rP
 
-mutants: $(VENV)/.ready ## Bugs planted in a copy of the controller: do tests notice? (ONLY="NAME ...", ARGS=--list)
-	PYTHONPATH=tests $(BIN)/python -m mutants $(if $(ONLY),--only $(ONLY)) $(ARGS)
-
-mutants-page: $(VENV)/.ready ## Keep the scores of make mutants and make mutants-random, and write them into docs/faults.md
-	PYTHONPATH=tests $(BIN)/python -m mutants.page
-
-# MUTANTS=1000 SEED=7 make mutants-random ARGS="--minutes 9": goes on where the run before it stopped.
-mutants-random: $(VENV)/.ready ## Random small bugs, each tried by the tests that run its line, to build/mutants
-	PYTHONPATH=tests:. $(BIN)/python -m mutants.sampled --count $(or $(MUTANTS),300) --seed $(or $(SEED),1) $(ARGS)
-
 # HOSTILE_SEED=7 HOSTILE_FRAMES=20000 HOSTILE_OBJECTS=300 are of the same meaning in make unit and make integration.
 hostile: export HOSTILE_SEED ?= $(shell date +%s)
 hostile: export HOSTILE_FRAMES ?= 1000000
@@ -320,6 +310,6 @@ $(BIN)/.controller: $(VENV)/.ready
 	touch $@
 
 .PHONY: demo test unit-beside on-clusters all lint types walls docs unit unit-long test-of thorough programs integration integration-all ha e2e e2e-all e2e-kind recipes restart-times image sbom version release matrix lowest-versions monitoring venv \
-	format generate pictures run debug record replay hooks faults faults-pairs faults-time-travel faults-page faults-proxied mutants mutants-page mutants-random \
+	format generate pictures run debug record replay hooks faults faults-pairs faults-time-travel faults-page faults-proxied \
 	hostile soak bench bench-page admission-bench \
 	cluster-up cluster-status cluster-down clean help

@@ -35,10 +35,6 @@ CLUSTERS = (
     Suite("soak", "three minutes of kills and restarts", "soak", ("MINUTES=3",), False),
     Suite("e2e-kind", "Docker and kind: the demo and the core of e2e", "e2e-kind"),
 )
-MUTANTS = (
-    Suite("mutants", "planted bugs: do tests notice?", "mutants", pytest=False),
-    Suite("mutants-random", "random bugs: do tests notice?", "mutants-random", pytest=False),
-)
 
 # Targets that run tests and are no suites: the suite of their tests, or why there is none.
 NO_SUITE = {
@@ -64,7 +60,7 @@ def suites(pythons: Sequence[str], releases: Sequence[str]) -> tuple[Suite, ...]
             for each in releases
         ),
     ]
-    return (*FAST, *SIMULATED, *CLUSTERS, *matrix, *MUTANTS)
+    return (*FAST, *SIMULATED, *CLUSTERS, *matrix)
 
 
 ACCEPTED = (

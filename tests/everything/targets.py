@@ -12,7 +12,7 @@ from everything.suite import Suite
 
 ROOT = Path(__file__).parents[2]
 # pytest, and the programs under tests and bench that judge the code.
-_RUNS_TESTS = re.compile(r"/pytest\b|-m (?:mutants|mutants\.sampled|soak|torchrun_bench)(?=\s|$)")
+_RUNS_TESTS = re.compile(r"/pytest\b|-m (?:soak|torchrun_bench)(?=\s|$)")
 _RULE = re.compile(r"^(?P<target>[a-z][a-z0-9%-]*):(?!=)")
 
 
