@@ -45,9 +45,22 @@ unit-beside:
 on-clusters: integration
 	@$(MAKE) --no-print-directory e2e
 
-# Goes on after a failure, and continues after Ctrl-C. make all ONLY="faults matrix-*", ARGS=--list, ARGS=--again
-all: $(VENV)/.ready ## Every suite there is, the long ones too, for hours; results in build/all
-	@PYTHONPATH=tests $(BIN)/python -m everything --pythons $(PYTHONS) --releases $(RELEASES) $(if $(ONLY),--only $(foreach name,$(ONLY),'$(name)')) $(ARGS)
+# Of `make all`; a suite is a make target, with its variables after colons. Fast ones first.
+SUITES ?= lint types walls docs unit unit-long lowest-versions recipes thorough faults integration-all e2e-all ha \
+	faults-proxied monitoring demo bench:ARGS=--quick soak:MINUTES=3 e2e-kind \
+	$(PYTHONS:%=matrix-python-%) $(RELEASES:%=matrix-kubernetes-%)
+
+# pytest writes JUnit files beside the logs: tests/conftest.py.
+all: $(VENV)/.ready ## Every suite, the long ones too, for hours; goes on after a failure; results in build/all
+	@rm -rf build/all && mkdir -p build/all
+	@for suite in $(SUITES); do \
+	  name=$${suite%%:*}; result=passed; SECONDS=0; echo "$$(date +%T) $$name: output in build/all/$$name.log"; \
+	  TORCHRUN_TEST_JUNIT=$$PWD/build/all/$$name $(MAKE) --keep-going --no-print-directory $${suite//:/ } \
+	    > build/all/$$name.log 2>&1 || result=FAILED; \
+	  printf '%-24s %s in %d min %d s; %s\n' $$name $$result $$((SECONDS / 60)) $$((SECONDS % 60)) \
+	    "$$(grep -E '^=+ .* in [0-9.]+s' build/all/$$name.log | tail -1 | tr -d =)" >> build/all/summary; \
+	done
+	@cat build/all/summary; ! grep -q FAILED build/all/summary
 
 ##@ Parts of the test
 

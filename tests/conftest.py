@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -28,8 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
     nohup and background jobs of a shell ignore these signals, and children inherit that.
     """
     # Not for any pytest that a test starts. A target may run pytest several times.
-    if folder := os.environ.pop("TORCHRUN_TEST_JUNIT", ""):
-        config.option.xmlpath = f"{folder}/{os.getpid()}.xml"
+    if file := os.environ.pop("TORCHRUN_TEST_JUNIT", ""):
+        is_second = Path(f"{file}.xml").exists()
+        config.option.xmlpath = f"{file}-{os.getpid()}.xml" if is_second else f"{file}.xml"
     config.addinivalue_line("markers", "long: takes minutes; runs with --long only")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):

@@ -9,18 +9,16 @@ import pytest
 
 from e2e import cluster as clusters
 from e2e.cluster import Cluster
-from e2e.evidence import QUIET, gather
+from e2e.evidence import gather
 from e2e.manifests import queue
 from e2e.nodes import HOSTNAME
 from e2e.space import CONTROLLER, Space
-from evidence import BUILD, attach
 from kubectl_torchrun.cluster.kubectl import Target, proxy
 from torchrun_cluster import LocalCluster
 
 HERE = Path(__file__).parent
 SECONDS = 900
 """Timeout of a test without its fixtures, which may build images."""
-FAILURES = BUILD / "e2e-failures"
 LABEL = "torchrun-e2e"
 PROFILE = "pod-security.kubernetes.io/enforce"
 
@@ -56,11 +54,11 @@ def wanted_nodes(items: list[pytest.Item]) -> int:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Save the evidence of a failed test before its namespace is deleted."""
+    """Add objects and logs to the report of a failed test before its namespace is deleted."""
     report = yield
     space = getattr(item, "funcargs", {}).get("space")
     if report.failed and space is not None:
-        attach(report, FAILURES, gather(space), QUIET)
+        report.sections.extend(gather(space))
     return report
 
 

@@ -1,4 +1,4 @@
-"""The evidence of a failed test: the objects of its namespace, events and logs."""
+"""What the report of a failed test shows: the objects of its namespace, events and logs."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -6,12 +6,8 @@ from collections.abc import Callable, Iterator
 from bodies import Body
 from e2e.space import CONTROLLER, Space
 
-KINDS = (
-    *("torchrunjobs", "torchrunqueues", "jobs", "pods", "persistentvolumeclaims", "services"),
-    *("leases", "events"),
-)
-QUIET = ("all ", "log of the node")
-"""Beginnings of titles that are stored and not shown."""
+LINES = 300
+"""Of each log."""
 COMPONENTS = (
     "kubelet",
     "kube-apiserver",
@@ -25,15 +21,11 @@ SECONDS = 120.0
 
 def gather(space: Space) -> Iterator[tuple[str, str]]:
     """Titles and texts, the most useful ones last, at the end of the report."""
-    listed = {kind: items(space, kind) for kind in KINDS}
-    for kind, objects in listed.items():
-        yield f"all {kind}", json.dumps(objects, indent=1) if isinstance(objects, list) else objects
+    listed = {kind: items(space, kind) for kind in ("torchrunjobs", "pods", "events")}
     yield from node_logs(space)
     yield from pod_logs(space, listed["pods"])
-    yield (
-        "log of the controller",
-        kubectl_output(space, "logs", *CONTROLLER, "--all-pods", "--tail=2000"),
-    )
+    log = kubectl_output(space, "logs", *CONTROLLER, "--all-pods", f"--tail={LINES}")
+    yield "log of the controller", log
     yield "jobs", kubectl_output(space, "get", "jobs,persistentvolumeclaims", "-o", "wide")
     yield "events", render(listed["events"], event)
     yield "pods", render(listed["pods"], pod)
@@ -131,7 +123,14 @@ def pod_logs(space: Space, pods: list[Body] | str) -> Iterator[tuple[str, str]]:
             for container in status.get(field, []):
                 if "waiting" in container.get("state", {}) and not container.get("restartCount"):
                     continue
-                arguments = ("logs", name, "-c", container["name"], "--timestamps", "--tail=2000")
+                arguments = (
+                    "logs",
+                    name,
+                    "-c",
+                    container["name"],
+                    "--timestamps",
+                    f"--tail={LINES}",
+                )
                 yield f"log of {name} {container['name']}", kubectl_output(space, *arguments)
                 if container.get("restartCount"):
                     before = kubectl_output(space, *arguments, "--previous")
@@ -144,5 +143,5 @@ def node_logs(space: Space) -> Iterator[tuple[str, str]]:
         return
     for log in sorted(space.cluster.local.log("kubelet").parent.iterdir()):
         if log.stem.partition("@")[0] in COMPONENTS:
-            lines = log.read_text(errors="replace").splitlines()[-3000:]
+            lines = log.read_text(errors="replace").splitlines()[-LINES:]
             yield f"log of the node's {log.stem}", "\n".join(lines)

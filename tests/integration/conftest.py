@@ -6,24 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from evidence import BUILD, attach
 from integration.audit import AuditLog
 from integration.controller_process import NO_ELECTION, Api, ControllerProcess, install_crds
-from integration.evidence import QUIET, gather
+from integration.evidence import gather
 from integration.team import Team
 from torchrun_cluster import LocalCluster, Size
-
-FAILURES = BUILD / "integration-failures"
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Save the evidence of a failed test before its control plane stops."""
+    """Add objects and logs to the report of a failed test before its control plane stops."""
     report = yield
     if report.failed:
-        attach(report, FAILURES, gather(getattr(item, "funcargs", {})), QUIET)
+        report.sections.extend(gather(getattr(item, "funcargs", {})))
     return report
 
 

@@ -1,4 +1,4 @@
-"""Evidence of a failed test: logs of its controllers, objects of its team, writes."""
+"""What the report of a failed test shows: logs of its controllers, jobs of its team, writes."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -8,9 +8,7 @@ from integration.audit import AuditLog
 from integration.team import Team
 from torchrun_cluster import LocalCluster
 
-LINES = 3000
-QUIET = ("all ", "audit log", "log of the control plane")
-"""Beginnings of titles that are kept and not shown."""
+LINES = 300
 COMPONENTS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd")
 
 
@@ -25,7 +23,7 @@ def gather(fixtures: Mapping[str, object]) -> Iterator[tuple[str, str]]:
             except Exception as error:  # the test may have stopped it
                 yield f"log of the control plane {component}", repr(error)
     if isinstance(team, Team):
-        yield from objects(team)
+        yield "queues and jobs", statuses(team)
     if isinstance(audit, AuditLog):
         yield "audit log", tail(audit.path)
     if isinstance(folder, Path):
@@ -33,23 +31,17 @@ def gather(fixtures: Mapping[str, object]) -> Iterator[tuple[str, str]]:
             yield f"log {log.relative_to(folder)}", tail(log)
 
 
-def objects(team: Team) -> Iterator[tuple[str, str]]:
-    """The objects of the team's namespace; of jobs, only the status."""
-    jobs: list[str] = []
-    for path in (
-        *(f"{team.group}/torchrunqueues", f"{team.group}/torchrunjobs", f"{team.batch}/jobs"),
-        *(f"{team.core}/{plural}" for plural in ("pods", "persistentvolumeclaims", "events")),
-    ):
-        plural = path.rpartition("/")[2]
-        try:
-            items = team.api.items(path)
-        except Exception as error:  # the API server may be what failed
-            yield f"all {plural}", repr(error)
-            continue
-        yield f"all {plural}", json.dumps(items, indent=1)
-        if path.startswith(team.group):
-            jobs += [f"{i['metadata']['name']}: {json.dumps(i.get('status', {}))}" for i in items]
-    yield "queues and jobs", "\n".join(jobs)
+def statuses(team: Team) -> str:
+    """The statuses of the team's queues and jobs."""
+    try:
+        items = [
+            item
+            for plural in ("torchrunqueues", "torchrunjobs")
+            for item in team.api.items(f"{team.group}/{plural}")
+        ]
+    except Exception as error:  # the API server may be what failed
+        return repr(error)
+    return "\n".join(f"{i['metadata']['name']}: {json.dumps(i.get('status', {}))}" for i in items)
 
 
 def tail(log: Path) -> str:
