@@ -6,7 +6,7 @@ from torchrun_controller.reconcile.gang import in_place, losses
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.gang import STARTING
 from torchrun_controller.reconcile.job import refusals, scheduled
-from torchrun_controller.reconcile.model.phases import Row, State
+from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Event
 
 # States, and reasons of a waiting gang, that need an action of a user or an administrator.
@@ -28,7 +28,7 @@ TROUBLE = frozenset(
 
 
 def list_events(
-    before: TorchrunJobStatus, composed: TorchrunJobStatus, decision: Decision, row: Row
+    before: TorchrunJobStatus, composed: TorchrunJobStatus, decision: Decision
 ) -> tuple[Event, ...]:
     """Return one event for each change of phase or reason, new warning, and restart in place.
 
@@ -36,7 +36,7 @@ def list_events(
     with each scheduling attempt.
     """
     return (
-        *_change_events(before, decision, row),
+        *_change_events(before, composed, decision),
         *_warning_events(before, composed),
         *in_place.restart_events(before, composed),
         *losses.loss_events(before, composed),
@@ -54,9 +54,11 @@ def _warning_events(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> l
     ]
 
 
-def _change_events(before: TorchrunJobStatus, decision: Decision, row: Row) -> list[Event]:
+def _change_events(
+    before: TorchrunJobStatus, composed: TorchrunJobStatus, decision: Decision
+) -> list[Event]:
     why, state = decision.why, decision.state
-    if before.phase == row.phase and before.reason == why.reason:
+    if before.phase == composed.phase and before.reason == why.reason:
         return []
     is_trouble = state in TROUBLE or why.reason in scheduled.TROUBLE_REASONS
     event = Event("Warning" if is_trouble else "Normal", why.reason, why.message)

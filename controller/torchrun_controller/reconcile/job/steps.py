@@ -156,7 +156,7 @@ def plan(context: Context, decision: Decision, last_status: TorchrunJobStatus) -
         deletes=refusals.accepted_deletes(observed.refused, deletes),
         status_before_deletes=writes.status_before_deletes,
         status=None if composed == status.own_part(last_status) else composed,
-        events=events.list_events(last_status, composed, decision, ROWS[decision.state]),
+        events=events.list_events(last_status, composed, decision),
         requeue_after=soonest(
             writes.requeue_after,
             nodes.next_loss(observed.cluster.nodes, watched_pods, now),

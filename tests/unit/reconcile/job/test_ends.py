@@ -40,7 +40,7 @@ def test_a_suspension_keeps_only_claims_and_a_resume_is_no_restart():
     plan = world.step()
     assert [d.kind for d in plan.deletes] == [JOBS]
     assert (world.phase, world.job.status.reason) == ("Running", "Suspending")
-    world.settle()
+    assert world.settle().events == (), "its reason was told"
     assert "Waiting for 2 pods to terminate" in world.job.status.message
     world.pass_time(seconds=5)
     world.containers_stop()
