@@ -201,7 +201,7 @@ format: $(VENV)/.ready ## Format the code, and fix what ruff can fix
 # Every picture of the docs, from declarations and the recording.
 DRAW = for script in docs/draw_*.py; do $(BIN)/python $$script; done
 
-generate: $(VENV)/.ready ## CRDs, reference pages, pictures, golden Plans
+generate: $(VENV)/.ready ## CRDs, reference pages, pictures, golden files
 	$(BIN)/python -m torchrun_api.crd manifests/crd
 	$(BIN)/python -m torchrun_api.contract_reference runtime/torchrun_runtime/launch/contract.py docs/environment.md
 	$(BIN)/python -m torchrun_api.metadata_keys docs/labels.md

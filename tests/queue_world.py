@@ -13,9 +13,9 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import CONFIG_MAPS, KAI_QUEUES, QUEUE_CLAIMS, TORCHRUN_QUEUES
 from torchrun_api.meta import Condition, ConditionStatus
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
 from torchrun_controller.reconcile.model.installed import Installed
-from torchrun_controller.reconcile.model.plan import Event
+from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
 from torchrun_controller.reconcile.queue import (
     ObservedQueue,
     QueuePlan,
@@ -120,14 +120,25 @@ class QueueWorld:
         """Decide and execute the Plan."""
         plan = self.decide()
         self.plans.append(plan)
-        for apply in plan.applies:
-            self._apply(apply.kind.kind, apply.body, apply.uid)
-        for delete in plan.deletes:
-            self._delete(delete.kind.kind, delete.name, delete.uid)
-        if self.queue is not None and plan.status is not None:
-            self.queue = replace(self.queue, status=plan.status)
+        writes: tuple[Apply | Delete, ...] = (*plan.applies, *plan.deletes)
+        for write in writes:
+            self.write(write)
+        if plan.status is not None:
+            self.write_status(plan.status)
         self.events += plan.events
         return plan
+
+    def write(self, write: Apply | Delete) -> None:
+        """Execute one write of a Plan."""
+        if isinstance(write, Apply):
+            self._apply(write.kind.kind, write.body, write.uid)
+        else:
+            self._delete(write.kind.kind, write.name, write.uid)
+
+    def write_status(self, status: TorchrunQueueStatus) -> None:
+        """Store it, unless the queue is gone."""
+        if self.queue is not None:
+            self.queue = replace(self.queue, status=status)
 
     def settle(self) -> None:
         """Execute Plans until one is empty."""

@@ -114,6 +114,15 @@ class World(WorldObjects):
         self.pass_time(seconds=REPEAT_SECONDS)
         return self.settle()
 
+    def pass_backoff(self) -> Plan:
+        """Settle, and let the back-off before the next gang pass if there is one."""
+        plan = self.settle()
+        while self.job.status.reason == "BackingOff":
+            assert plan.requeue_after is not None
+            self.pass_time(seconds=plan.requeue_after)
+            plan = self.settle()
+        return plan
+
     # Actions of the coordinator
 
     def admission(self, holds: bool, reason: str, message: str, nodes: int | None) -> None:

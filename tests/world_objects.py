@@ -302,6 +302,7 @@ class WorldObjects:
                 "name": name,
                 "namespace": "ml",
                 "uid": f"uid-{next(self._uids)}",
+                "resourceVersion": "1",
                 "creationTimestamp": self.now.isoformat(),
                 "labels": {**template["labels"], names.COMPLETION_INDEX_LABEL: str(index)},
                 "annotations": annotations,

@@ -1,19 +1,16 @@
-"""Golden Plans: the complete objects of each case, stored beside the tests.
+"""The requests of a new job until its gang exists, stored beside the tests.
 
 `pytest --update-golden` rewrites them. Read the diff before you commit it.
 """
 
-from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
-import yaml
 from msgspec.structs import replace
 
-from torchrun_controller.reconcile import Plan
-from world import DEFAULTS, ZIP, World, make_job, make_queue
+from shell_world import GOLDEN, ShellWorld, as_documents, compare
+from world import DEFAULTS, ZIP, make_job, make_queue
 
-GOLDEN = Path(__file__).parent / "golden"
 FULL_QUEUE = {
     "nodeResources": {
         "gpus": 8,
@@ -218,47 +215,44 @@ CASES = {
 }
 
 
-def world_of(name: str) -> World:
+def world_of(name: str) -> ShellWorld:
     """The world of a case. Pods are replaced only if nodes and reports of workers are read."""
-    world = World(*CASES[name])
+    world = ShellWorld(*CASES[name])
     if name == REPLACED:
         world.nodes = {}
         world.defaults = replace(DEFAULTS, progress_url="http://controller:8082")
     return world
 
 
-def plans_until_the_gang(world: World) -> list[Plan]:
-    plans = [world.step()]
+def start(world: ShellWorld) -> dict[str, Any]:
+    """What is sent until the gang exists, by what happened before."""
+    sent = {"the user creates the job": world.step_and_take()}
     served = any("-serve-" in name for _, name in world.created)
-    for preparation in (world.serves if served else world.sync_done, world.setup_done):
+    for what, prepare in (
+        ("the workspace is ready", world.serves if served else world.sync_done),
+        ("the setup is done", world.setup_done),
+    ):
         if world.phase == "Syncing":
-            preparation()
-            plans.append(world.step())
-    return plans
+            prepare()
+            sent[what] = world.step_and_take()
+    return sent
+
+
+def child_job(world: ShellWorld) -> Any:
+    """The Job that is created for the first gang."""
+    sent = (entry for entries in start(world).values() for entry in entries)
+    jobs = (entry["body"] for entry in sent if "/jobs/train?" in entry.get("request", ""))
+    return next(jobs)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_objects_of_a_run(name, request):
-    plans = plans_until_the_gang(world_of(name))
-    text = yaml.safe_dump_all(
-        [
-            {"applies": [msgspec.to_builtins(apply.body) for apply in plan.applies]}
-            for plan in plans
-        ],
-        sort_keys=False,
-        width=100,
-    )
-    path = GOLDEN / f"{name}.yaml"
-    if request.config.getoption("--update-golden"):
-        path.write_text(text)
-    assert text == path.read_text()
+def test_the_requests_of_a_new_job(name, pytestconfig):
+    compare(as_documents(start(world_of(name)).items()), GOLDEN / f"{name}.yaml", pytestconfig)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_names_in_merged_lists_are_unique(name):
-    plans = plans_until_the_gang(world_of(name))
-    jobs = [a.body for plan in plans for a in plan.applies if a.body["kind"] == "Job"]
-    for container in jobs[0]["spec"]["template"]["spec"]["containers"]:
+    for container in child_job(world_of(name))["spec"]["template"]["spec"]["containers"]:
         names = [variable["name"] for variable in container.get("env", [])]
         assert len(names) == len(set(names))
 
@@ -271,8 +265,7 @@ def test_names_in_merged_lists_are_unique(name):
     ],
 )
 def test_a_user_can_allow_autoscalers_to_evict_a_gang(spec):
-    plans = plans_until_the_gang(World(make_job(numNodes=1, **spec), make_queue()))
-    (job,) = (a.body for plan in plans for a in plan.applies if a.body["kind"] == "Job")
+    job = child_job(ShellWorld(make_job(numNodes=1, **spec), make_queue()))
     annotations = job["spec"]["template"]["metadata"]["annotations"]
     assert annotations["karpenter.sh/do-not-disrupt"] == "false"
     assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"

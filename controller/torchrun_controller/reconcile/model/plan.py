@@ -1,4 +1,4 @@
-"""The output of reconcile: data that can be printed, compared, and stored as a golden file."""
+"""The output of reconcile: data that can be printed and compared."""
 
 from typing import Any, Literal
 

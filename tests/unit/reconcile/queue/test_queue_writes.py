@@ -1,18 +1,16 @@
-"""Golden QueuePlans: the trial, the objects and the status of a queue, stored beside the tests.
+"""The requests of a queue: its dry run, objects and status, stored beside the tests.
 
 `pytest --update-golden` rewrites them. Read the diff before you commit it.
 """
 
-from pathlib import Path
+from collections.abc import Callable
+from typing import TypeAlias
 
-import msgspec
 import pytest
-import yaml
 
-from queue_world import KAI, QueueWorld, a_job, kai_queue, make_trq
-from torchrun_controller.reconcile.queue import QueuePlan
+from queue_world import KAI, a_job, kai_queue, make_trq
+from shell_world import GOLDEN, ShellQueueWorld, Shortener, as_documents, compare
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "queues"
 CLAIM = {
     "apiVersion": "v1",
     "kind": "PersistentVolumeClaim",
@@ -25,11 +23,11 @@ CLAIM = {
 SETTINGS = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"nccl.conf": "NCCL_DEBUG=WARN"}}
 
 
-def plain() -> QueueWorld:
-    return QueueWorld(make_trq())
+def plain() -> ShellQueueWorld:
+    return ShellQueueWorld(make_trq())
 
 
-def with_everything() -> QueueWorld:
+def with_everything() -> ShellQueueWorld:
     queue = make_trq(
         kaiQueue="vision",
         nodeResources={"gpus": 8, "cpus": 96, "memory": "512Gi"},
@@ -42,38 +40,37 @@ def with_everything() -> QueueWorld:
             {"name": "secret", "template": {"apiVersion": "v1", "kind": "Secret"}},
         ],
     )
-    world = QueueWorld(queue, KAI)
+    world = ShellQueueWorld(queue, KAI)
     assert world.kai is not None
     world.kai["default"] = kai_queue("default")
     world.jobs = [a_job("run", "Running", gang=True), a_job("waits")]
     return world
 
 
-def terminating() -> QueueWorld:
-    world = with_everything()
-    world.settle()
-    world.delete()
-    return world
+def end_jobs(world: ShellQueueWorld) -> None:
+    world.jobs = []
 
 
-@pytest.mark.parametrize("make", [plain, with_everything, terminating])
-def test_the_plan_of_a_queue(make, request):
-    world = make()
-    before = len(world.trials)
-    plan: QueuePlan = world.step()
-    text = yaml.safe_dump(
-        {
-            "trials": world.trials[before:],
-            "applies": [msgspec.to_builtins(apply.body) for apply in plan.applies],
-            "deletes": [f"{delete.kind.kind}/{delete.name}" for delete in plan.deletes],
-            "status": msgspec.to_builtins(plan.status),
-            "events": msgspec.to_builtins(plan.events),
-        },
-        sort_keys=False,
-        width=100,
-    )
-    path = GOLDEN / f"{make.__name__.replace('_', '-')}.yaml"
-    if request.config.getoption("--update-golden"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    assert text == path.read_text()
+Step: TypeAlias = tuple[str, Callable[[ShellQueueWorld], None]]
+
+CREATE: Step = ("the user creates the queue", lambda world: None)
+CASES: dict[str, tuple[Callable[[], ShellQueueWorld], *tuple[Step, ...]]] = {
+    "plain": (plain, CREATE),
+    "with-everything": (
+        with_everything,
+        CREATE,
+        ("the user deletes the queue", ShellQueueWorld.delete),
+        ("its jobs end", end_jobs),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_requests_of_a_queue(name, pytestconfig):
+    make, *steps = CASES[name]
+    world, shortener, sent = make(), Shortener(), []
+    for what, act in steps:
+        act(world)
+        world.settle()
+        sent.append((what, shortener.shorten(world.api.take())))
+    compare(as_documents(sent), GOLDEN / "queues" / f"{name}.yaml", pytestconfig)

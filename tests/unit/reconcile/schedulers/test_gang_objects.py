@@ -1,14 +1,13 @@
 """The groups and child Jobs for each gang scheduler, compared with golden files."""
 
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import yaml
 from msgspec.structs import replace
 
-from torchrun_api.kinds import JOBS, Kind
+from shell_world import GOLDEN, ShellWorld, compare
+from torchrun_api.kinds import JOBS, TORCHRUN_JOBS, Kind
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.schedulers.choice import choose
 from torchrun_controller.reconcile.schedulers.coscheduling import COSCHEDULING_POD_GROUPS
@@ -20,7 +19,6 @@ from torchrun_controller.reconcile.spec import pod_requests
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from world import World, make_job, make_queue
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "gangs"
 ZONE, RACK = "topology.kubernetes.io/zone", "example.com/rack"
 NEAR = {"required": ZONE, "preferred": RACK}
 NODE = {"nodeResources": {"gpus": 8, "cpus": 96, "memory": "512Gi"}}
@@ -54,10 +52,10 @@ ELASTIC = {"numNodes": 4, "elastic": {"minNodes": 2, "maxNodes": 8}}
 
 def world_of(
     scheduling: dict[str, Any], there: Installed | None = EVERYTHING, **spec: Any
-) -> World:
+) -> ShellWorld:
     queue = spec.pop("queue_", {})
     job = make_job(**{"numNodes": 4, "scheduling": spec.pop("job_", {}), **spec})
-    world = World(job, make_queue(**{**NODE, "scheduling": scheduling, **queue}))
+    world = ShellWorld(job, make_queue(**{**NODE, "scheduling": scheduling, **queue}))
     world.installed = there
     return world
 
@@ -109,10 +107,10 @@ CASES = {
 }
 
 
-def shown(world: World) -> list[Any]:
+def shown(world: ShellWorld) -> list[Any]:
     """The groups, and the fields of child Jobs that depend on the gang scheduler."""
-    made = [msgspec.to_builtins(apply.body) for apply in world.plan().applies]
-    ours = [body for body in made if body["kind"] not in ("Service",)]
+    made = [entry["body"] for entry in world.step_and_take() if "body" in entry]
+    ours = [body for body in made if body["kind"] not in ("Service", TORCHRUN_JOBS.kind)]
     assert ours[-1]["kind"] == "Job"
     return [scheduled(body) if body["kind"] == "Job" else body for body in ours]
 
@@ -135,13 +133,9 @@ def scheduled(job: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_objects_for_each_scheduler(name, request):
+def test_objects_for_each_scheduler(name, pytestconfig):
     text = yaml.safe_dump_all(shown(CASES[name]), sort_keys=False, width=100)
-    path = GOLDEN / f"{name}.yaml"
-    if request.config.getoption("--update-golden"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    assert text == path.read_text()
+    compare(text, GOLDEN / "gangs" / f"{name}.yaml", pytestconfig)
 
 
 # The choice
