@@ -257,13 +257,6 @@ faults-proxied: export TORCHRUN_TEST_SEED = $(or $(SEED),1)
 faults-proxied: $(VENV)/.ready programs ## Single faults at random points of the scenarios on a real API server
 	$(BIN)/pytest tests/integration/test_proxied.py -n 0 --long -rP
 
-# HOSTILE_SEED=7 HOSTILE_FRAMES=20000 HOSTILE_OBJECTS=300 are of the same meaning in make unit and make integration.
-hostile: export HOSTILE_SEED ?= $(shell date +%s)
-hostile: export HOSTILE_FRAMES ?= 1000000
-hostile: export HOSTILE_OBJECTS ?= 10000
-hostile: $(VENV)/.ready programs ## A million malformed frames, 10,000 hostile objects with CEL on and off
-	$(BIN)/pytest tests/unit/hostile tests/integration/test_hostile.py -n 0 --timeout=7200 -rP
-
 # An hour by hand, MINUTES=3 for CI; memory is judged from 20 minutes on.
 MINUTES ?= 60
 soak: $(VENV)/.ready programs ## Jobs arrive while controllers are killed, the API server restarts, watches break
@@ -324,5 +317,5 @@ $(BIN)/.controller: $(VENV)/.ready
 
 .PHONY: demo test unit-beside on-clusters all lint types walls docs unit unit-long test-of thorough programs integration integration-all ha e2e e2e-all e2e-kind recipes restart-times image sbom version release matrix lowest-versions monitoring venv \
 	format generate pictures run debug record replay hooks faults faults-pairs faults-time-travel faults-page faults-proxied \
-	hostile soak bench bench-page admission-bench \
+	soak bench bench-page admission-bench \
 	cluster-up cluster-status cluster-down clean help

@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import malformed
 from frames import bookmark, error, frame, page, pod
 from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.queue import TorchrunQueue
+from torchrun_controller.cache.observe import by_parent, by_queue, by_unfenced_node
+from torchrun_controller.cache.store import Store
 from torchrun_controller.watch.codec import (
     Bookmark,
     Codec,
@@ -110,13 +113,55 @@ def test_any_bytes_decode_or_are_a_fault(line: bytes) -> None:
         PODS.page(line)
 
 
-@settings(deadline=None)
-@given(st.data())
-def test_any_damaged_frame_decodes_or_is_a_fault(data: st.DataObject) -> None:
-    line = bytearray(frame("ADDED", pod("a", 5)))
-    for _ in range(data.draw(st.integers(1, 5))):
-        line[data.draw(st.integers(0, len(line) - 1))] = data.draw(st.integers(0, 255))
-    PODS.frame(bytes(line))
+WORKER = pod(
+    "train-0-abcde",
+    5,
+    spec={"nodeName": "n1", "containers": [{"name": "trainer", "image": "a:1"}]},
+    status={"phase": "Failed", "conditions": [{"type": "Ready", "status": "False"}]},
+)
+RUNNING = job(
+    {
+        "numNodes": 2,
+        "command": ["python", "train.py"],
+        "elastic": {"minNodes": 1, "maxNodes": 4},
+        "volumes": {"workspace": {"source": "git", "url": "https://git.example/a.git"}},
+        "dependsOn": [{"name": "first"}],
+    },
+    status={
+        "phase": "Running",
+        "attempt": 1,
+        "conditions": [{"type": "Running", "status": "True", "reason": "WorkersRunning"}],
+        "attempts": [{"number": 0, "reason": "ExitCode", "counted": True}],
+        "unfenced": [{"attempt": 0, "index": 1, "node": "n1", "since": "2026-01-02T03:04:05Z"}],
+    },
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(malformed.texts({"type": "ADDED", "object": WORKER}))
+def test_a_malformed_pod_decodes_or_is_a_fault(line: bytes) -> None:
+    PODS.frame(line)
+
+
+@settings(deadline=None, max_examples=300)
+@given(malformed.texts({"type": "MODIFIED", "object": RUNNING}))
+def test_a_malformed_job_can_be_indexed_and_written(line: bytes) -> None:
+    event = JOBS.frame(line)
+    if isinstance(event, Upserted):
+        store: Store[TorchrunJob] = Store(
+            {"queue": by_queue, "parent": by_parent, "node": by_unfenced_node}
+        )
+        store.upsert(event.object, event.resource_version)
+        msgspec.json.encode(event.object.status)
+
+
+@settings(deadline=None, max_examples=300)
+@given(malformed.texts({"metadata": {"resourceVersion": "7"}, "items": [WORKER, WORKER]}))
+def test_a_malformed_page_is_read_or_refused(body: bytes) -> None:
+    try:
+        PODS.page(body)
+    except NotAList:
+        return
 
 
 class TestSpecThatDoesNotDecode:
