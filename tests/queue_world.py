@@ -8,10 +8,10 @@ import msgspec
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.extras import ConfigMap, KaiQueue, QueueClaim
+from torchrun_api.extras import KaiQueue
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import CONFIG_MAPS, KAI_QUEUES, QUEUE_CLAIMS, TORCHRUN_QUEUES
+from torchrun_api.kinds import KAI_QUEUES, TORCHRUN_QUEUES
 from torchrun_api.meta import Condition, ConditionStatus
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
 from torchrun_controller.reconcile.model.installed import Installed
@@ -22,6 +22,7 @@ from torchrun_controller.reconcile.queue import (
     TemplateCheck,
     reconcile_queue,
 )
+from torchrun_controller.reconcile.queue.model import NOT_SYNCED
 from world import DEFAULTS, START
 
 KAI = Installed(resources=frozenset({(KAI_QUEUES.api_version, KAI_QUEUES.plural)}))
@@ -75,12 +76,11 @@ class QueueWorld:
         self.queue: TorchrunQueue | None = queue
         self.now = START
         self.jobs: list[TorchrunJob] = []
-        self.extras: dict[tuple[str, str], Any] | None = {}
         self.kai: dict[str, KaiQueue] | None = {}
         self.installed = installed
         self.kai_users: tuple[TorchrunQueue, ...] = ()
         self.refused: dict[tuple[str, str], str] = {}
-        self.unseen: dict[str, str] = {}
+        self.kai_problem = NOT_SYNCED
         self.namespaces: tuple[str, ...] = ()
         self.verdict: TemplateCheck | None = None
         self.trial_result: tuple[ConditionStatus, str] = ("True", "")
@@ -94,10 +94,9 @@ class QueueWorld:
         return ObservedQueue(
             queue=self.queue,
             jobs=tuple(self.jobs),
-            extras=None if self.extras is None else tuple(self.extras.values()),
             installed=self.installed,
             kai=self.kai,
-            unseen=self.unseen,
+            kai_problem=self.kai_problem,
             kai_users=self.kai_users,
             refused=self.refused,
             template_check=self.verdict,
@@ -169,10 +168,6 @@ class QueueWorld:
         assert self.queue is not None
         return [c.type for c in self.queue.status.conditions]
 
-    def get(self, kind: str, name: str) -> Any:
-        assert self.extras is not None
-        return self.extras[kind, name]
-
     def reasons(self) -> list[str]:
         return [event.reason for event in self.events]
 
@@ -183,19 +178,11 @@ class QueueWorld:
             self._finalizers(tuple(body["metadata"]["finalizers"]))
             return
         name = body["metadata"]["name"]
-        objects_of_kind = self.kai if kind == KAI_QUEUES.kind else self.extras
-        assert objects_of_kind is not None
-        key: Any = name if kind == KAI_QUEUES.kind else (kind, name)
-        assert uid == (objects_of_kind[key].metadata.uid if key in objects_of_kind else ""), (
-            "creates only objects of the queue"
-        )
-        types: dict[str, Any] = {
-            KAI_QUEUES.kind: KaiQueue,
-            CONFIG_MAPS.kind: ConfigMap,
-            QUEUE_CLAIMS.kind: QueueClaim,
-        }
+        assert kind == KAI_QUEUES.kind
+        assert self.kai is not None
+        assert uid == (self.kai[name].metadata.uid if name in self.kai else "")
         metadata = {**body["metadata"], "uid": uid or f"uid-{next(self._uids)}"}
-        objects_of_kind[key] = msgspec.convert({**body, "metadata": metadata}, types[kind])
+        self.kai[name] = msgspec.convert({**body, "metadata": metadata}, KaiQueue)
 
     def _finalizers(self, finalizers: tuple[str, ...]) -> None:
         assert self.queue is not None
@@ -204,7 +191,7 @@ class QueueWorld:
         self.queue = None if gone else replace(self.queue, metadata=meta)
 
     def _delete(self, kind: str, name: str, uid: str) -> None:
-        objects_of_kind: Any = self.kai if kind == KAI_QUEUES.kind else self.extras
-        key: Any = name if kind == KAI_QUEUES.kind else (kind, name)
-        assert objects_of_kind[key].metadata.uid == uid
-        del objects_of_kind[key]
+        assert kind == KAI_QUEUES.kind
+        assert self.kai is not None
+        assert self.kai[name].metadata.uid == uid
+        del self.kai[name]

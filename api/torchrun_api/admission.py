@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta, field
 
 from torchrun_api.meta import Time, Wire
-from torchrun_api.schema import Embedded, Quantity, Rule
+from torchrun_api.schema import Quantity, Rule
 from torchrun_api.shared import ObjectName
 
 Weight = Annotated[
@@ -127,41 +127,6 @@ class Topology(Wire, frozen=True, kw_only=True):
     ) = None
 
 
-class QueueResource(Wire, frozen=True, kw_only=True):
-    """An object that is created, updated and deleted with the queue."""
-
-    name: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            max_length=63,
-            pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
-            description="Name of the object; see nameMode.",
-        ),
-    ]
-    name_mode: Annotated[
-        Literal["Prefixed", "Exact"],
-        Meta(
-            description="Prefixed: the object is named <queue>-<name>. Exact: the object is "
-            "named <name>."
-        ),
-    ] = "Prefixed"
-    template: Annotated[
-        Embedded,
-        Meta(
-            description="A v1 ConfigMap or PersistentVolumeClaim without a name and namespace. "
-            "It is created in the queue's namespace."
-        ),
-    ]
-    immutable: Annotated[
-        bool,
-        Meta(
-            description="The object is created once. Later changes of the template do not "
-            "update it."
-        ),
-    ] = False
-
-
 class Dependency(Wire, frozen=True, kw_only=True):
     """A job in the same namespace that must reach a state before this one starts."""
 
@@ -269,12 +234,3 @@ class QueueAdmission(Wire, frozen=True, kw_only=True):
     spare: Annotated[
         int, Meta(description="Current weight of the queue in the round robin of backfill.")
     ] = 0
-
-
-class QueueResourceStatus(Wire, frozen=True, kw_only=True):
-    """State of one object of the queue."""
-
-    name: Annotated[str, Meta(description="Name of the entry in spec.resources.")]
-    object: Annotated[str, Meta(description="Kind and name of the object.")] = ""
-    ready: Annotated[bool, Meta(description="Whether the object matches its template.")] = False
-    message: Annotated[str, Meta(description="Why the object is not ready, and what to do.")] = ""

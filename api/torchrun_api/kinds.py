@@ -15,7 +15,7 @@ from torchrun_api.core import (
     SchedulingGroup,
     Service,
 )
-from torchrun_api.extras import ConfigMap, KaiQueue, QueueClaim
+from torchrun_api.extras import KaiQueue
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kind import Kind as Kind
 from torchrun_api.kind import Object as Object
@@ -32,8 +32,6 @@ NETWORK_POLICIES = Kind(
 )
 EVENTS = Kind("", "v1", "events", "Event", CoreEvent)
 NODES = Kind("", "v1", "nodes", "Node", Node)
-CONFIG_MAPS = Kind("", "v1", "configmaps", "ConfigMap", ConfigMap)
-QUEUE_CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", QueueClaim)
 KAI_QUEUES = Kind("scheduling.run.ai", "v2", "queues", "Queue", KaiQueue)
 KAI_TOPOLOGIES = Kind("kai.scheduler", "v1alpha1", "topologies", "Topology", SchedulingGroup)
 UserObject: TypeAlias = TorchrunJob | TorchrunQueue

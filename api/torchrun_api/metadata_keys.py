@@ -81,16 +81,15 @@ METADATA_KEYS = (
     ),
     _label(
         names.COMPONENT_LABEL,
-        "all objects of a job, objects of a queue",
+        "all objects of a job",
         _BY_CONTROLLER,
         (CONTROLLER, PLUGIN),
         "Purpose of the object: `worker`, `sync` (sync and serve pods), `setup`, `probe`, "
-        "`workspace`, `checkpoints`, `network`, `gang`, `queue-resource`, or `log-reader` (by the "
-        "plugin).",
+        "`workspace`, `checkpoints`, `network`, `gang`, or `log-reader` (by the plugin).",
     ),
     _label(
         names.NAME_LABEL,
-        "all objects of a job, objects of a queue, KAI queue",
+        "all objects of a job, KAI queue",
         _BY_CONTROLLER,
         (PLUGIN,),
         "Always `torchrun`.",
@@ -104,7 +103,7 @@ METADATA_KEYS = (
     ),
     _label(
         names.MANAGED_BY_LABEL,
-        "all objects of a job, objects of a queue, KAI queue",
+        "all objects of a job, KAI queue",
         _BY_CONTROLLER,
         (PLUGIN,),
         f"Always `{names.MANAGED_BY}`.",
@@ -130,13 +129,6 @@ METADATA_KEYS = (
         (CONTROLLER, PLUGIN),
         "Name of the TorchrunJob whose PVC outlives it (`retain`). The PVC has no owner, and a new "
         "job of this name uses it again.",
-    ),
-    _label(
-        names.QUEUE_LABEL,
-        "objects of a queue",
-        _BY_CONTROLLER,
-        (CONTROLLER,),
-        f"Name of the TorchrunQueue, at most {names.MAX_LABEL} characters of it.",
     ),
     _label(
         names.GPU_TYPE_LABEL,
@@ -413,13 +405,6 @@ METADATA_KEYS = (
         _BY_CONTROLLER,
         (CONTROLLER,),
         "`NAMESPACE/NAME` of the TorchrunQueue.",
-    ),
-    _annotation(
-        names.TEMPLATE,
-        "objects of a queue",
-        _BY_CONTROLLER,
-        (CONTROLLER,),
-        "Digest of the template that was applied last.",
     ),
     MetadataKey(
         names.QUEUE_FINALIZER,

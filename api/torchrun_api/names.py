@@ -17,14 +17,10 @@ NAME_LABEL = "app.kubernetes.io/name"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 MANAGED_BY = "torchrun-controller"
 
-# Label of every object of a queue's spec.resources: the queue, see `label_value`. The finalizer of
-# a queue has the same name. It keeps the queue until its jobs are deleted.
-QUEUE_LABEL = f"{GROUP}/queue"
+# Keeps a queue until its jobs are deleted.
 QUEUE_FINALIZER = f"{GROUP}/queue"
 # Annotation of a KAI queue: namespace/name of the TorchrunQueue for which it was created.
 KAI_OWNER = f"{GROUP}/queue"
-# Annotation of an object of spec.resources: a digest of the template that was last applied.
-TEMPLATE = f"{GROUP}/template"
 
 # Values of the component label.
 WORKSPACE = "workspace"
@@ -34,7 +30,6 @@ SETUP = "setup"
 WORKER = "worker"
 NETWORK = "network"
 PROBE = "probe"
-QUEUE_RESOURCE = "queue-resource"
 GANG = "gang"
 
 # Set by the plugin on a TorchrunJob: the digest of the only upload that is accepted.
@@ -231,8 +226,3 @@ def is_worker(job: str, name: str) -> bool:
 def worker_host(job: str, attempt: int, index: int, namespace: str) -> str:
     """DNS name of one worker; index 0 is the master."""
     return f"{child_job(job, attempt)}-{index}.{service(job)}.{namespace}.svc"
-
-
-def label_value(name: str) -> str:
-    """A name as the value of a label: longer names with the same first 63 characters are equal."""
-    return name[:MAX_LABEL].rstrip("-.")

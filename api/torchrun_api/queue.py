@@ -9,8 +9,6 @@ from torchrun_api.admission import (
     Limits,
     QueueAdmission,
     QueueJobs,
-    QueueResource,
-    QueueResourceStatus,
     Quota,
     Topology,
     Weight,
@@ -19,7 +17,7 @@ from torchrun_api.gang_schedulers import GANG_SCHEDULERS, GangScheduling
 from torchrun_api.meta import Condition, ObjectMeta, Wire
 from torchrun_api.names import MAX_LABEL
 from torchrun_api.reliability import Reliability
-from torchrun_api.schema import BY_NAME, BY_TYPE, Embedded, Quantity, Rule
+from torchrun_api.schema import BY_NAME, BY_TYPE, Embedded, Quantity, Removed, Rule
 from torchrun_api.shared import (
     EXISTING_CLAIM,
     LOCAL_CHECKPOINTS,
@@ -200,6 +198,13 @@ class Networking(Wire, frozen=True, kw_only=True):
 class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
     """A template for jobs. A change applies to jobs that start later."""
 
+    REMOVED: ClassVar[tuple[Removed, ...]] = (
+        Removed(
+            "resources",
+            "objects",
+            "Apply PVCs and ConfigMaps beside the queue, for example with kustomize.",
+        ),
+    )
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "!has(self.podSecurity) || !has(self.networking) || !has(self.networking.hostNetwork)"
@@ -293,14 +298,6 @@ class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
         ),
     ] = None
     limits: Limits = Limits()
-    resources: Annotated[
-        tuple[QueueResource, ...],
-        Meta(
-            max_length=16,
-            description="Objects that are created, updated and deleted with the queue.",
-            extra_json_schema=BY_NAME,
-        ),
-    ] = ()
 
 
 class TorchrunQueueStatus(Wire, frozen=True, kw_only=True):
@@ -323,10 +320,6 @@ class TorchrunQueueStatus(Wire, frozen=True, kw_only=True):
     ] = None
     gang: Annotated[GangScheduling | None, Meta(description="Gang scheduler in use.")] = None
     jobs: QueueJobs | None = None
-    resources: Annotated[
-        tuple[QueueResourceStatus, ...],
-        Meta(description="State of the objects in spec.resources.", extra_json_schema=BY_NAME),
-    ] = ()
     admission: QueueAdmission | None = None
 
 

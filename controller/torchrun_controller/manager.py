@@ -19,7 +19,7 @@ import anyio.abc
 import structlog
 from msgspec import Struct
 
-from torchrun_api.kinds import CONFIG_MAPS, KAI_QUEUES
+from torchrun_api.kinds import KAI_QUEUES
 from torchrun_controller.cache.admission_view import AdmissionView
 from torchrun_controller.cache.catch_up import CatchUp
 from torchrun_controller.cache.expectations import Expectations
@@ -113,7 +113,6 @@ def assemble(
         metrics.watch_store(resource, objects)
     for resource, silence in factory.silence_by_resource().items():
         metrics.watch_age(resource, silence)
-    metrics.watch_age(CONFIG_MAPS.resource, queue_view.config_maps_silence)
     factory.discovery.subscribe(partial(_watch_optional_kinds, metrics, factory, queue_view))
     return Components(factory, queue_view, leader, events, queues, controllers)
 
@@ -155,7 +154,7 @@ class Manager:
 
         all_confirmed = False  # whether each write of this process has a response
         async with anyio.create_task_group() as background:
-            for informer in (*self._factory.informers, *self._queue_view.informers):
+            for informer in self._factory.informers:
                 background.start_soon(informer.run)
             has_predecessor = not self._leader.elected.is_set()
             for name, scope in self._factory.scopes.items():

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from bodies import Body
 from faults.conformance_api import (
+    CONFIG_MAPS,
     CONTAINER,
     NODE,
     Api,
@@ -18,7 +19,7 @@ from faults.conformance_api import (
     version,
 )
 from faults.conformance_jobs import CHECKS_OF_JOBS
-from torchrun_api.kinds import CONFIG_MAPS, PODS, TORCHRUN_JOBS
+from torchrun_api.kinds import PODS, TORCHRUN_JOBS
 from torchrun_controller.client.apply import ABSENT, APPLY_PATCH
 from torchrun_controller.leader import LEASES
 

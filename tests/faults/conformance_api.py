@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from bodies import Body
 from faults import network
+from torchrun_api.core import Service
 from torchrun_api.kinds import Kind
 from torchrun_controller.client import ApiError, session
 from torchrun_controller.client.apply import APPLY_PATCH
@@ -19,6 +20,8 @@ PATIENCE = 180.0  # seconds; a real controller takes 40 s for some changes on a 
 CONTAINER = {"name": "trainer", "image": "i"}
 # It exists, as the pod garbage collector ends the pods of a node that does not.
 NODE = "without-kubelet"
+# Cheap objects, of which only the metadata is read.
+CONFIG_MAPS = Kind("", "v1", "configmaps", "ConfigMap", Service)
 
 
 class Api:

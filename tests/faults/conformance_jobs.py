@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 
 from bodies import Body
-from faults.conformance_api import CONTAINER, NODE, Api, eventually
-from torchrun_api.kinds import CONFIG_MAPS, JOBS, PODS
+from faults.conformance_api import CONFIG_MAPS, CONTAINER, NODE, Api, eventually
+from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.names import CONTROLLER_UID_LABEL, FAILURE_COUNT
 
 INDEX = "batch.kubernetes.io/job-completion-index"

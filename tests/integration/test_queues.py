@@ -1,4 +1,4 @@
-"""Queues on a real API server: status, objects, KAI queues and deletion."""
+"""Queues on a real API server: status, KAI queues and deletion."""
 
 import os
 import time
@@ -13,7 +13,6 @@ from integration.team import Team
 from torchrun_cluster import LocalCluster, Size
 
 KAI = "/apis/scheduling.run.ai/v2/queues"
-SETTINGS = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "1"}}
 
 
 @pytest.fixture(scope="module")
@@ -86,19 +85,15 @@ def test_the_status_of_a_queue(cluster: LocalCluster, team: Team) -> None:
 
 
 def test_an_idle_queue_is_not_written(team: Team) -> None:
-    team.make_queue(resources=[{"name": "settings", "template": SETTINGS}])
-    becomes(team, "ResourcesReady", "AllReady")
+    team.make_queue()
     becomes(team, "Ready", "Ready")
     before = queue(team)["metadata"]["resourceVersion"]
-    settings = team.api.get(f"{team.core}/configmaps/research-settings")
     # Another queue is active meanwhile.
     neighbour = Team(team.api)
     neighbour.make_queue()
     becomes(neighbour, "Ready", "Ready")
     time.sleep(2)  # the test is that nothing is written
     assert queue(team)["metadata"]["resourceVersion"] == before
-    again = team.api.get(f"{team.core}/configmaps/research-settings")
-    assert again["metadata"]["resourceVersion"] == settings["metadata"]["resourceVersion"]
 
 
 def test_a_misspelt_template_is_reported_before_the_first_job(team: Team) -> None:
@@ -126,62 +121,6 @@ def test_a_change_applies_to_later_jobs(team: Team) -> None:
     assert "Running jobs that keep the previous spec: 1." in event["note"]
     job = team.api.get(f"{team.batch}/jobs/run")
     assert job["spec"]["template"]["spec"]["containers"][0]["image"] == "trainer:1"
-
-
-class TestObjects:
-    """spec.resources."""
-
-    def test_resources_are_created_corrected_and_removed(self, team: Team) -> None:
-        claim = {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "spec": {
-                "accessModes": ["ReadWriteOnce"],
-                "resources": {"requests": {"storage": "1024Mi"}},
-            },
-        }
-        entries = [
-            {"name": "settings", "template": SETTINGS},
-            {"name": "cache", "nameMode": "Exact", "template": claim},
-        ]
-        team.make_queue(resources=entries)
-        becomes(team, "ResourcesReady", "AllReady")
-        settings = f"{team.core}/configmaps/research-settings"
-        (owner,) = team.api.get(settings)["metadata"]["ownerReferences"]
-        assert owner["uid"] == queue(team)["metadata"]["uid"]
-        team.api.patch(settings, {"data": {"a": "edited", "b": "theirs"}})
-        eventually(
-            "corrected",
-            lambda: team.api.get(settings)["data"] == {"a": "1", "b": "theirs"},
-        )
-        edit(team, resources=entries[1:])
-        eventually("removed", lambda: team.api.get(settings) is None)
-        assert team.api.get(f"{team.core}/persistentvolumeclaims/cache")
-        smaller = {**claim, "spec": {**claim["spec"], "accessModes": ["ReadWriteMany"]}}
-        edit(team, resources=[{**entries[1], "template": smaller}])
-        found = becomes(team, "ResourcesReady", "ResourcesNotReady")
-        assert "spec.accessModes of a PVC is immutable." in found["message"]
-
-    def test_objects_of_others_and_other_kinds_are_left_alone(self, team: Team) -> None:
-        foreign = {"metadata": {"name": "research-settings"}, "data": {"theirs": "x"}}
-        team.api.create(f"{team.core}/configmaps", foreign)
-        secret = {"apiVersion": "v1", "kind": "Secret", "stringData": {"a": "b"}}
-        bad = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": 5}}
-        team.make_queue(
-            resources=[
-                {"name": "settings", "template": SETTINGS},
-                {"name": "secret", "template": secret},
-                {"name": "bad", "template": bad},
-            ]
-        )
-        becomes(team, "ResourcesReady", "ResourcesNotReady")
-        messages = {r["name"]: r["message"] for r in queue(team)["status"]["resources"]}
-        assert "already exists and was created by" in messages["settings"]
-        assert "template is v1 Secret, but only v1 ConfigMap" in messages["secret"]
-        assert "expected string" in messages["bad"]
-        data = team.api.get(f"{team.core}/configmaps/research-settings")["data"]
-        assert data == {"theirs": "x"}
-        eventually("events", lambda: len(events(team, "ResourcesNotReady")) == 3)
 
 
 class TestTheEnd:
@@ -235,9 +174,10 @@ class TestTheEnd:
         ({"quota": {"memory": "much"}}, "should match"),
         ({"quota": {"cpu": "-1"}}, "should match"),
         ({"weight": -1}, "should be greater than or equal to 0"),
+        ({"resources": [{"name": "settings"}]}, "Apply PVCs and ConfigMaps beside the queue"),
     ],
 )
-def test_invalid_quantities_are_refused_by_the_server(
+def test_invalid_fields_are_refused_by_the_server(
     team: Team, spec: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(AssertionError) as refused:

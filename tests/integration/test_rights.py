@@ -32,7 +32,6 @@ GATES = "--feature-gates=" + ",".join(["WatchList=false", *GANG_GATE])
 # From 1.36 on it lets PodGroups go that no pod uses any more.
 MANAGER = [f"--feature-gates={gate}" for gate in GANG_GATE]
 PROGRESS = ("--progress-url", "http://controller.test:8081", "--progress-port", "0")
-SETTINGS = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "1"}}
 LEASE = ("--lease-namespace", NAMESPACE)
 
 Gang: TypeAlias = tuple[str, str, str, str, str, dict[str, Any]]
@@ -198,26 +197,12 @@ def create_parent_queue(team: Team) -> str:
 
 
 def life_of_a_queue(team: Team) -> None:
-    """Objects, KAI queue and deletion of a queue."""
-    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    """KAI queue and deletion of a queue."""
     parent = create_parent_queue(team)
-    cache = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "spec": claim}
-    path = others(team, f"{team.core}/configmaps", "ConfigMap", "research-settings")
-    resources = [{"name": "settings", "template": SETTINGS}, {"name": "cache", "template": cache}]
-    team.make_queue(kaiQueue=team.name, resources=resources)
-    text = "research-settings"
-    eventually(
-        "the condition names it",
-        lambda: text in condition(team, "ResourcesReady").get("message", ""),
-    )
-    team.api.delete(path)
-    team.api.patch(f"{team.group}/torchrunqueues/research", {"spec": {"priority": 1}})
-    for kind in ("TemplateValid", "ResourcesReady", "KaiQueueReady", "Ready"):
+    team.make_queue(kaiQueue=team.name)
+    for kind in ("TemplateValid", "KaiQueueReady", "Ready"):
         eventually(kind, lambda kind=kind: condition(team, kind).get("status") == "True")  # type: ignore[misc]
     queue = f"{team.group}/torchrunqueues/research"
-    team.api.patch(queue, {"spec": {"resources": []}})
-    for made in (path, f"{team.core}/persistentvolumeclaims/research-cache"):
-        eventually(f"{made} goes", lambda made=made: team.api.get(made) is None)  # type: ignore[misc]
     team.api.delete(queue)
     eventually("its KAI queue goes", lambda: team.api.get(f"{parent}/{team.name}") is None)
     eventually("it goes", lambda: team.api.get(queue) is None)
@@ -325,7 +310,7 @@ def test_a_role_is_enough_for_one_namespace(
     own = ("--namespaces", team.name, "--lease-namespace", team.name)
     process = controller(cluster, tmp_path, ACCOUNT, *own, namespace=team.name)
     with process.running():
-        team.make_queue(resources=[{"name": "settings", "template": SETTINGS}])
+        team.make_queue()
         team.submit("run")
         for pod in team.workers("run"):
             team.pod_becomes(pod, "Succeeded")

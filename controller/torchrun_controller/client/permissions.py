@@ -18,7 +18,6 @@ from msgspec import Struct
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import (
     CLAIMS,
-    CONFIG_MAPS,
     EVENTS,
     JOBS,
     KAI_QUEUES,
@@ -66,7 +65,6 @@ class Permission(Struct, frozen=True):
         return self.resource.partition("/")[0].partition(".")[2]
 
 
-_WITHOUT_QUEUE_OBJECTS = "objects in spec.resources of queues are not maintained"
 _WITHOUT_GANGS = "no groups are created for this scheduler"
 
 
@@ -88,14 +86,13 @@ PERMISSIONS = (
     Permission(f"{TORCHRUN_QUEUES.resource}/status", ("patch",)),
     Permission(PODS.resource, (*_MANAGED_VERBS, "deletecollection")),
     Permission(SERVICES.resource, ("get", "list", "watch", "create", "patch")),
-    Permission(CLAIMS.resource, _MANAGED_VERBS),
+    Permission(CLAIMS.resource, ("get", "list", "watch", "create", "patch")),
     Permission(JOBS.resource, _MANAGED_VERBS),
     Permission(
         NETWORK_POLICIES.resource,
         ("get", "create", "patch"),
         "jobs of queues with networking.isolate do not start",
     ),
-    Permission(CONFIG_MAPS.resource, _MANAGED_VERBS, _WITHOUT_QUEUE_OBJECTS),
     Permission(
         EVENTS.resource,
         ("list", "watch"),

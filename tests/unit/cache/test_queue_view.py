@@ -3,12 +3,10 @@
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
 from msgspec.structs import replace
 
 from queue_world import a_job, kai_queue, make_trq
-from torchrun_api.extras import ConfigMap
 from torchrun_api.kinds import KAI_QUEUES
 from torchrun_api.meta import Condition
 from torchrun_controller.cache.informer_factory import InformerFactory
@@ -35,7 +33,7 @@ class World:
 
     def change(self, obj: Any, *, initial: bool = False) -> None:
         """Update the store, then call the handler, as the informer does."""
-        for informer in (*self.factory.informers, *self.watch.informers, self.watch._kai):
+        for informer in (*self.factory.informers, self.watch._kai):
             if informer.kind.type is type(obj):
                 informer._on_change(informer.store.upsert(obj, 1), initial)
 
@@ -47,8 +45,7 @@ class World:
                 informer._on_change(change, False)
 
     def synced(self) -> None:
-        for informer in (*self.watch.informers, self.watch._kai):
-            informer.synced.set()
+        self.watch._kai.synced.set()
 
     def install_kai(self) -> None:
         self.factory.discovery._update(KAI)
@@ -65,12 +62,6 @@ class World:
 @pytest.fixture
 def world() -> World:
     return World()
-
-
-def settings(owner: str = "uid-ml-gpu") -> ConfigMap:
-    owners = [{"kind": "TorchrunQueue", "name": "gpu", "uid": owner, "controller": True}]
-    meta = {"name": "settings", "namespace": "ml", "ownerReferences": owners if owner else []}
-    return msgspec.convert({"metadata": meta}, ConfigMap)
 
 
 def test_a_queue_wakes_itself(world: World) -> None:
@@ -138,23 +129,6 @@ def test_counts_of_a_queue_do_not_wake_its_jobs(world: World) -> None:
     assert len(heard) == 3
 
 
-def test_an_object_wakes_the_queue_that_owns_it(world: World) -> None:
-    world.change(settings())
-    assert world.keys() == ["ml/gpu"]
-
-
-def test_an_object_without_an_owner_wakes_no_queue(world: World) -> None:
-    world.change(settings(owner=""))
-    assert world.keys() == []
-
-
-def test_an_object_that_loses_its_queue_wakes_the_queue(world: World) -> None:
-    world.change(settings())
-    world.keys()
-    world.change(settings(owner=""))
-    assert world.keys() == ["ml/gpu"]
-
-
 def test_queues_of_one_kai_queue_wake_each_other(world: World) -> None:
     mine, other = make_trq(kaiQueue="a"), make_trq("other", kaiQueue="a")
     stranger = make_trq("stranger", kaiQueue="b")
@@ -203,65 +177,53 @@ def test_the_observed_state_of_a_queue(world: World) -> None:
     going = make_trq("going", kaiQueue="a")
     gone = replace(going, metadata=replace(going.metadata, deletion_timestamp=START))
     without = make_trq("without")
-    for obj in (queue, other, gone, without, a_job("run"), settings(), kai_queue("a")):
+    for obj in (queue, other, gone, without, a_job("run"), kai_queue("a")):
         world.change(obj)
     world.watch._kai.last_read.record("list", 403)
     unknown = world.watch.observe("ml", "gpu")
     assert unknown is not None
-    assert (unknown.extras, unknown.kai) == (None, None)
-    assert "the verb list on queues.scheduling.run.ai" in unknown.unseen[KAI_QUEUES.resource]
-    assert unknown.unseen["configmaps"] == "the cache is not synced yet"
+    assert unknown.kai is None
+    assert "the verb list on queues.scheduling.run.ai" in unknown.kai_problem
     world.synced()
     observed = world.watch.observe("ml", "gpu")
     assert observed is not None
-    assert observed.extras == (settings(),)
     assert observed.kai == {"a": kai_queue("a")}
     assert observed.kai_users == (other, gone)
     assert [job.metadata.name for job in observed.jobs] == ["run"]
-    assert (observed.unseen, observed.installed) == ({}, KAI)
-
-
-def test_objects_of_another_queue_are_not_observed(world: World) -> None:
-    world.synced()
-    world.change(make_trq())
-    world.change(settings(owner="uid-of-an-earlier-queue"))
-    observed = world.watch.observe("ml", "gpu")
-    assert observed is not None
-    assert observed.extras == ()
+    assert observed.installed == KAI
 
 
 def test_caches_by_namespace() -> None:
     world = World("ml", "other")
-    assert len(world.watch.informers) == 4
     assert set(world.watch.stores(("ml", "gpu"))) == {"torchrunqueues.torchrun.ai"}
     world.synced()
     assert set(world.watch.stores(("ml", "gpu"))) == {
-        *("torchrunqueues.torchrun.ai", "configmaps", "persistentvolumeclaims"),
+        "torchrunqueues.torchrun.ai",
         "queues.scheduling.run.ai",
     }
 
 
-async def test_work_starts_when_every_kind_is_listed_or_forbidden(world: World) -> None:
+async def test_work_starts_when_kai_queues_are_listed_or_forbidden(world: World) -> None:
+    await world.watch.wait_until_known()  # KAI is not installed
     world.install_kai()
-    config_maps, claims = world.watch.informers
-    ready: list[str] = []
+    ready = anyio.Event()
 
     async def wait() -> None:
         await world.watch.wait_until_known()
-        ready.append("all")
+        ready.set()
 
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
-            for informer in (claims, world.watch._kai, config_maps):
-                await anyio.wait_all_tasks_blocked()
-                assert ready == []
-                await informer.take([Interrupted("Forbidden", "no", 1.0, relist=True)])
+            await anyio.wait_all_tasks_blocked()
+            assert not ready.is_set()
+            await world.watch._kai.take([Interrupted("Forbidden", "no", 1.0, relist=True)])
 
 
-async def test_a_change_of_discovery_wakes_every_queue(world: World) -> None:
+async def test_a_refused_list_of_kai_queues_wakes_every_queue(world: World) -> None:
     world.change(make_trq())
     world.keys()
+    world.watch._kai.last_read.record("list", 403)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(world.watch.follow)
         await anyio.lowlevel.checkpoint()

@@ -109,7 +109,7 @@ async def test_permissions_are_checked_in_the_watched_namespaces() -> None:
 
 
 async def test_a_namespace_without_permissions_does_not_stop_the_others() -> None:
-    reviewer = Reviewer(("watch", LEASE.resource), ("list", "configmaps"))
+    reviewer = Reviewer(("watch", LEASE.resource), ("list", "events"))
     reviewer.deleted_namespace = "team-b"
     rights = Permissions(("team-a", "team-b"), lease_namespace="system")
     await rights.check(reviewer, ())
@@ -118,7 +118,7 @@ async def test_a_namespace_without_permissions_does_not_stop_the_others() -> Non
     )
     shortcoming = rights.shortcoming()
     assert "no jobs run in namespace team-b: grant the controller's role get, list" in shortcoming
-    assert "not maintained: grant the controller's role list configmaps in team-a" in shortcoming
+    assert "not bound: grant the controller's role list events in team-a" in shortcoming
 
 
 def role(

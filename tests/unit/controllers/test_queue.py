@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from queue_world import make_trq
-from torchrun_api.kinds import CONFIG_MAPS, JOBS, KAI_QUEUES, TORCHRUN_QUEUES
+from torchrun_api.kinds import JOBS, KAI_QUEUES, SERVICES, TORCHRUN_QUEUES
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.client import ApiError
@@ -30,8 +30,8 @@ from unit.controllers.neighbours import NOW, Cache
 
 KEY = ("ml", "gpu")
 TRIAL = Apply(JOBS, {"metadata": {"name": "template", "namespace": "ml"}})
-SETTINGS = Apply(CONFIG_MAPS, {"metadata": {"name": "settings", "namespace": "ml"}})
-OTHER = Apply(CONFIG_MAPS, {"metadata": {"name": "other", "namespace": "ml"}})
+SETTINGS = Apply(SERVICES, {"metadata": {"name": "settings", "namespace": "ml"}})
+OTHER = Apply(SERVICES, {"metadata": {"name": "other", "namespace": "ml"}})
 GONE = Delete(kind=KAI_QUEUES, namespace="", name="training", uid="u")
 CHANGED = Event("Normal", "QueueChanged", "later")
 ACTIVE = TorchrunQueueStatus(phase="Active")
@@ -54,7 +54,7 @@ class World:
         self.events: list[Event] = []
         self.failures: dict[str, Exception] = {}  # by the name of the object
         own: Expectations[tuple[str, str]] = Expectations(
-            lambda _: {"configmaps": self.cache, TORCHRUN_QUEUES.resource: self.cache}, self.clock
+            lambda _: {"services": self.cache, TORCHRUN_QUEUES.resource: self.cache}, self.clock
         )
         self.reconciler = QueueReconciler(
             observe=self.observe,
@@ -209,7 +209,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "failure",
         [
-            NameConflictError(Conflict("configmaps", "settings", "not so")),
+            NameConflictError(Conflict("services", "settings", "not so")),
             rejected(permanent=True),
             ApiError(403, "Forbidden", "not so"),
         ],
@@ -221,7 +221,7 @@ class TestRefusals:
         world.plan, world.failures = self.insisting, {"settings": failure}
         assert await world.reconciler.attempt(KEY) == RequeueAfter(REFUSED_RETRY)
         assert world.log == [OTHER, TorchrunQueueStatus(phase="Updating")]
-        assert world.observations[-1].refused == {("configmaps", "settings"): "not so"}
+        assert world.observations[-1].refused == {("services", "settings"): "not so"}
 
     async def test_a_refused_object_is_tried_again_after_a_minute(self, world: World) -> None:
         world.plan, world.failures = self.insisting, {"settings": rejected(permanent=True)}

@@ -23,7 +23,7 @@ REASON = re.compile(r"([A-Z][a-z]+)([A-Z][A-Za-z]*)*|OOMKilled")
 OTHER_WORDS = """
 AccessKey AdmissionRequested Always Authorization Background Bearer Bound Cc Cf ClusterFirstWithHostNet Code
 Complete ContainerCreating Contents Cs DirectoryOrCreate DisruptionTarget EncodingType ErrImageNeverPull FailureTarget
-ErrImagePull Error Exact Exists FailedAttachVolume FailedCreate FailedMount
+ErrImagePull Error Exists FailedAttachVolume FailedCreate FailedMount
 FallbackToLogsOnError False Finished FullSize Gang Gone IfNotPresent ImageInspectError
 ImagePullBackOff In Indexed Ingress InvalidImageName IsTruncated Job KaiQueueReady Key Lost
 MainProcess
@@ -32,7 +32,7 @@ NotIn NotYetSupported OnFailure OnRootMismatch PersistentVolumeClaim Pod
 PodGroup PodGroupInitiallyScheduled PodGroupScheduled PodInitializing PodReadyToStartContainers
 PodScheduled QueueReady QuotaReserved ReadOnlyMany ReadWriteMany ReadWriteOnce
 ReadWriteOncePod StorageReady
-Refused RegistryUnavailable RequestTimeTooSkewed ResourcesReady Running RuntimeDefault Scheduled Server
+Refused RegistryUnavailable RequestTimeTooSkewed Running RuntimeDefault Scheduled Server
 Service SigCgt SigIgn Size Succeeded SuccessCriteriaMet TemplateValid True Unknown UnschedulableOnNodePool Updating
 Warning Workload WorkspaceReady WritesAccepted Written
 """

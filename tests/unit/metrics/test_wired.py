@@ -1,5 +1,5 @@
 from metrics_world import job
-from torchrun_api.kinds import CONFIG_MAPS, KAI_QUEUES, TORCHRUN_JOBS
+from torchrun_api.kinds import KAI_QUEUES, TORCHRUN_JOBS
 from torchrun_controller.client import Transport
 from torchrun_controller.clock import SYSTEM
 from torchrun_controller.manager import Components, Sessions, assemble
@@ -49,7 +49,6 @@ def test_the_watches_of_optional_kinds_have_an_age_once_they_are_served() -> Non
     value = metrics.registry.get_sample_value
     workloads = {"resource": KUEUE_WORKLOADS[0].resource}
     kai_queues = {"resource": KAI_QUEUES.resource}
-    assert value("torchrun_watch_age_seconds", {"resource": CONFIG_MAPS.resource}) == 0
     assert value("torchrun_watch_age_seconds", workloads) is None
     assert value("torchrun_watch_age_seconds", kai_queues) is None
     served = (KUEUE_WORKLOADS[0], KAI_QUEUES)

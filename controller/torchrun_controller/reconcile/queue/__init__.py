@@ -3,14 +3,7 @@
 from datetime import datetime
 
 from torchrun_controller.reconcile.model.observed import Defaults
-from torchrun_controller.reconcile.queue import (
-    finalizer,
-    jobs,
-    kai,
-    queue_resources,
-    status,
-    template,
-)
+from torchrun_controller.reconcile.queue import finalizer, jobs, kai, status, template
 from torchrun_controller.reconcile.queue.model import ObservedQueue, QueuePlan, TemplateCheck
 
 __all__ = ["ObservedQueue", "QueuePlan", "TemplateCheck", "reconcile_queue"]
@@ -26,24 +19,19 @@ def reconcile_queue(observed: ObservedQueue, now: datetime, defaults: Defaults) 
         return QueuePlan(trial=check.trial)
     if queue.invalid:
         # The spec cannot be read: nothing is created, and nothing deleted.
-        resources, kai_plan = (
-            queue_resources.ResourcesPlan(statuses=queue.status.resources),
-            kai.KaiQueuePlan(),
-        )
+        kai_plan = kai.KaiQueuePlan()
     else:
-        resources = queue_resources.plan_resources(observed)
         kai_plan = kai.plan_kai_queue(
             observed, idle=not any(jobs.needs_queue(job) for job in observed.jobs)
         )
-    composed = status.compose(observed, check.condition, resources.statuses, kai_plan, now)
+    composed = status.compose(observed, check.condition, kai_plan, now)
     changed = composed != status.own_part(observed)
     return QueuePlan(
         applies=(
             *finalizer.add_finalizer(observed),
-            *resources.applies,
             *((kai_plan.apply,) if kai_plan.apply is not None else ()),
         ),
-        deletes=(*resources.deletes, *kai_plan.deletes),
+        deletes=kai_plan.deletes,
         status=composed if changed else None,
         events=status.events(observed, composed) if changed else (),
     )

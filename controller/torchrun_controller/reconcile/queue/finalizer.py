@@ -41,7 +41,7 @@ def finalize(observed: ObservedQueue, now: datetime) -> QueuePlan:
     if running_jobs:
         return _wait(observed, f"Waiting for running jobs: {list_names(running_jobs, NAMES)}.", now)
     if _hides_kai_queue(observed):
-        why = observed.unseen.get(KAI_QUEUES.resource, "the cache is not synced yet")
+        why = observed.kai_problem
         message = f"The KAI queue cannot be removed, because KAI queues cannot be read: {why}"
         return _wait(observed, sentence(message), now)
     removable = kai.find_removable(observed)

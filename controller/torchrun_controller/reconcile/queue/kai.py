@@ -77,10 +77,11 @@ def _plan(observed: ObservedQueue) -> KaiQueuePlan:
             )
         )
     if observed.kai is None:
-        why = observed.unseen.get(KAI_QUEUES.resource, "the cache is not synced yet")
         return KaiQueuePlan(
             condition=_condition(
-                "Unknown", "NotChecked", sentence(f"KAI queues cannot be read: {why}")
+                "Unknown",
+                "NotChecked",
+                sentence(f"KAI queues cannot be read: {observed.kai_problem}"),
             )
         )
     return _plan_named(observed, name, observed.kai)

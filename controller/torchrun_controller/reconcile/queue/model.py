@@ -1,16 +1,16 @@
 """Input and output of the reconcile of one queue, as frozen values."""
 
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from msgspec import Struct
 
-from torchrun_api.extras import ConfigMap, KaiQueue, QueueClaim
+from torchrun_api.extras import KaiQueue
 from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
 
-Extra: TypeAlias = ConfigMap | QueueClaim
+NOT_SYNCED = "the cache is not synced yet"
 
 
 class TemplateCheck(Struct, frozen=True):
@@ -27,19 +27,17 @@ class TemplateCheck(Struct, frozen=True):
 class ObservedQueue(Struct, frozen=True, kw_only=True):
     """The present state of one queue.
 
-    `jobs` are those of the queue. `extras` are the ConfigMaps and PVCs that its UID controls, `kai`
-    all KAI queues by name; each is None while unknown, and `unseen` has the reason by resource.
-    `kai_users` are the other TorchrunQueues that name a KAI queue, deleted ones included. `refused`
-    has the message of each refused write, by resource and name. `namespaces` are the watched ones,
-    () for all.
+    `jobs` are those of the queue. `kai` are all KAI queues by name; None while unknown, for the
+    reason `kai_problem`. `kai_users` are the other TorchrunQueues that name a KAI queue, deleted
+    ones included. `refused` has the message of each refused write, by resource and name.
+    `namespaces` are the watched ones, () for all.
     """
 
     queue: TorchrunQueue
     jobs: tuple[TorchrunJob, ...] = ()
-    extras: tuple[Extra, ...] | None = ()
     installed: Installed | None = None
     kai: dict[str, KaiQueue] | None = None
-    unseen: dict[str, str] = {}
+    kai_problem: str = NOT_SYNCED
     kai_users: tuple[TorchrunQueue, ...] = ()
     refused: dict[tuple[str, str], str] = {}
     template_check: TemplateCheck | None = None

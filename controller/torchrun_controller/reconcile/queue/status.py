@@ -1,23 +1,20 @@
-"""The status of a queue: phase, conditions, counts and the state of its objects."""
+"""The status of a queue: phase, conditions and counts."""
 
 from datetime import datetime
 
 from msgspec.structs import replace
 
-from torchrun_api.admission import QueueResourceStatus
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueueStatus
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason, update
-from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.plan import Event
-from torchrun_controller.reconcile.queue import jobs, kai, queue_resources, template
+from torchrun_controller.reconcile.queue import jobs, kai, template
 from torchrun_controller.reconcile.queue.model import ObservedQueue
 from torchrun_controller.reconcile.schedulers.choice import Choice
 
 READY = "Ready"
-RESOURCES = "ResourcesReady"
 # The conditions of this manager; other conditions have managers of their own.
-OURS = frozenset({READY, RESOURCES, template.CONDITION, kai.CONDITION})
+OURS = frozenset({READY, template.CONDITION, kai.CONDITION})
 
 TERMINATING = "Terminating"
 RUNS_JOBS = Reason("Ready", "Jobs of this queue use the current spec.")
@@ -29,21 +26,18 @@ PAUSED = Reason(
 def compose(
     observed: ObservedQueue,
     template_condition: ConditionUpdate,
-    resources: tuple[QueueResourceStatus, ...],
     kai_plan: kai.KaiQueuePlan,
     now: datetime,
 ) -> TorchrunQueueStatus:
     """Return the status of a queue that is not being deleted."""
-    parts = [template_condition, _resources(resources), kai_plan.condition]
+    parts = [template_condition, kai_plan.condition]
     choice = jobs.choose_scheduler(observed)
-    obstacle = _obstacle(template_condition, resources, kai_plan, choice)
+    obstacle = _obstacle(template_condition, kai_plan, choice)
     is_paused = observed.queue.spec.weight == 0
     why = obstacle or (PAUSED if is_paused else RUNS_JOBS)
     ready_update = ConditionUpdate(READY, "True" if why is RUNS_JOBS else "False", why)
     updates = [ready_update, *(part for part in parts if part is not None)]
-    status = _status(
-        observed, "Active" if obstacle is None else "Updating", updates, resources, now
-    )
+    status = _status(observed, "Active" if obstacle is None else "Updating", updates, now)
     return replace(status, gang=choice.gang if choice is not None else None)
 
 
@@ -57,7 +51,7 @@ def compose_terminating(
         if c.type in OURS - {READY}
     ]
     updates = [ConditionUpdate(READY, "False", Reason(TERMINATING, message)), *other_updates]
-    status = _status(observed, "Terminating", updates, observed.queue.status.resources, now)
+    status = _status(observed, "Terminating", updates, now)
     return replace(status, gang=observed.queue.status.gang)
 
 
@@ -65,12 +59,11 @@ def own_part(observed: ObservedQueue) -> TorchrunQueueStatus:
     """Return the part of the present status that this manager writes, in the order of compose."""
     status = observed.queue.status
     ours = sorted((c for c in status.conditions if c.type in OURS), key=lambda c: c.type)
-    resources = tuple(sorted(status.resources, key=lambda r: r.name))
-    return replace(status, conditions=tuple(ours), resources=resources, admission=None)
+    return replace(status, conditions=tuple(ours), admission=None)
 
 
 def events(observed: ObservedQueue, composed: TorchrunQueueStatus) -> tuple[Event, ...]:
-    """Return one event for each new bad condition or object, and one for a change of the spec."""
+    """Return one event for each new bad condition, and one for a change of the spec."""
     before = observed.queue.status
     old_conditions = {(c.type, c.status, c.reason) for c in before.conditions}
     conditions = [
@@ -80,19 +73,12 @@ def events(observed: ObservedQueue, composed: TorchrunQueueStatus) -> tuple[Even
         and _has_event(c)
         and (c.type, c.status, c.reason) not in old_conditions
     ]
-    objects = [
-        Event("Warning", "ResourcesNotReady", f"spec.resources {r.name}: {r.message}")
-        for r in composed.resources
-        if not r.ready and r.message not in queue_resources.PASSING and r not in before.resources
-    ]
-    return (*_change_event(observed), *conditions, *objects)
+    return (*_change_event(observed), *conditions)
 
 
 def _has_event(condition: Condition) -> bool:
-    """Whether the condition has events: Ready repeats others, and each object has its own event."""
-    if condition.type == READY:
-        return condition.reason in (PAUSED.reason, TERMINATING)
-    return condition.type != RESOURCES
+    """Whether the condition has events: Ready repeats the reasons of others."""
+    return condition.type != READY or condition.reason in (PAUSED.reason, TERMINATING)
 
 
 def _change_event(observed: ObservedQueue) -> list[Event]:
@@ -116,7 +102,6 @@ def _status(
     observed: ObservedQueue,
     phase: str,
     updates: list[ConditionUpdate],
-    resources: tuple[QueueResourceStatus, ...],
     now: datetime,
 ) -> TorchrunQueueStatus:
     queue = observed.queue
@@ -128,36 +113,17 @@ def _status(
         phase=phase,  # type: ignore[arg-type]
         conditions=tuple(sorted(conditions, key=lambda c: c.type)),
         jobs=jobs.count_jobs(observed.jobs),
-        resources=tuple(sorted(resources, key=lambda r: r.name)),
     )
-
-
-def _resources(resources: tuple[QueueResourceStatus, ...]) -> ConditionUpdate | None:
-    if not resources:
-        return None
-    unready_resources = [r for r in resources if not r.ready]
-    if not unready_resources:
-        return ConditionUpdate(
-            RESOURCES, "True", Reason("AllReady", "All objects match their templates.")
-        )
-    message = " ".join(f"{r.name}: {sentence(r.message)}" for r in unready_resources)
-    if all(r.message in queue_resources.PASSING for r in unready_resources):
-        return ConditionUpdate(RESOURCES, "Unknown", Reason("ResourcesNotReady", message))
-    return ConditionUpdate(RESOURCES, "False", Reason("ResourcesNotReady", message))
 
 
 def _obstacle(
     template_condition: ConditionUpdate,
-    resources: tuple[QueueResourceStatus, ...],
     kai_plan: kai.KaiQueuePlan,
     choice: Choice | None,
 ) -> Reason | None:
     """Return the first reason why jobs cannot run by the present spec; None if they can."""
     if template_condition.status == "False":
         return Reason("TemplateInvalid", template_condition.why.message)
-    objects = _resources(resources)
-    if objects is not None and objects.status != "True":
-        return Reason("ResourcesNotReady", objects.why.message)
     if not kai_plan.usable:
         assert kai_plan.condition is not None
         return Reason("KaiQueueNotReady", kai_plan.condition.why.message)

@@ -7,7 +7,6 @@ dry run. The condition TemplateValid stores the result until the spec changes.
 from msgspec import Struct
 from msgspec.structs import replace
 
-from torchrun_api import names
 from torchrun_api.job import TorchrunJob, TorchrunJobSpec
 from torchrun_api.meta import Condition, ObjectMeta
 from torchrun_api.queue import TorchrunQueue
@@ -81,11 +80,7 @@ def sample_job(queue: TorchrunQueue, defaults: Defaults) -> Apply:
     template = worker_template(job, queue, spec, None, 0, "0", defaults)
     template = merge(template, {"metadata": {"annotations": annotations}})
     apply = child_job(job, spec, 0, template, annotations)
-    metadata = {
-        "name": job.metadata.name,
-        "namespace": job.metadata.namespace,
-        "labels": {names.QUEUE_LABEL: names.label_value(queue.metadata.name)},
-    }
+    metadata = {"name": job.metadata.name, "namespace": job.metadata.namespace}
     return replace(apply, body={**apply.body, "metadata": metadata})
 
 

@@ -141,18 +141,14 @@ def test_kai_can_be_installed_later():
 
 
 @pytest.mark.parametrize(
-    ("unseen", "message"),
-    [
-        ({"queues.scheduling.run.ai": "cannot list queues.scheduling.run.ai"}, "cannot list"),
-        ({}, "is not synced yet"),
-    ],
+    "problem", ["cannot list queues.scheduling.run.ai", "the cache is not synced yet"]
 )
-def test_unreadable_kai_queues_are_reported(unseen, message):
+def test_unreadable_kai_queues_are_reported(problem):
     world = world_of()
-    world.installed, world.kai, world.unseen = None, None, unseen
+    world.installed, world.kai, world.kai_problem = None, None, problem
     world.settle()
     assert world.condition("KaiQueueReady").status == "Unknown"
-    assert message in world.condition("KaiQueueReady").message
+    assert problem in world.condition("KaiQueueReady").message
 
 
 def test_a_refused_write_is_reported():
@@ -284,7 +280,7 @@ class TestRemoval:
     def test_deletion_waits_until_kai_queues_are_readable(self):
         world = world_of()
         world.settle()
-        world.kai, world.unseen = None, {"queues.scheduling.run.ai": "cannot list"}
+        world.kai, world.kai_problem = None, "cannot list"
         world.delete()
         world.settle()
         assert "cannot list" in world.condition("Ready").message

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 from msgspec.structs import replace
 
-from queue_world import QueueWorld, a_job, make_trq
+from queue_world import KAI, QueueWorld, a_job, kai_queue, make_trq
 from torchrun_api import names
 from torchrun_api.meta import Condition
 from torchrun_api.queue import QueueAdmission
@@ -56,7 +56,6 @@ def test_the_sample_is_the_job_of_one_worker():
     assert job["metadata"] == {
         "name": "template-uid-ml-g",
         "namespace": "ml",
-        "labels": {names.QUEUE_LABEL: "gpu"},
     }
     assert job["spec"]["completions"] == 1
     (trainer,) = job["spec"]["template"]["spec"]["containers"]
@@ -104,16 +103,14 @@ def test_an_invalid_queue_needs_no_trial():
 
 
 def test_an_unreadable_spec_removes_nothing():
-    template = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "1"}}
-    world = QueueWorld(make_trq(resources=[{"name": "settings", "template": template}]))
+    world = QueueWorld(make_trq(kaiQueue="training"), KAI)
+    world.kai = {"default": kai_queue("default")}
     world.settle()
     assert world.queue is not None
-    resources = status(world).resources
     unreadable = replace(make_trq(), invalid="spec.weight: 'x' is no number")
     world.queue = replace(unreadable, metadata=world.queue.metadata, status=status(world))
     world.settle()
-    assert ("ConfigMap", "gpu-settings") in world.extras
-    assert status(world).resources == resources
+    assert "training" in world.kai
     assert world.condition("Ready").message == "spec.weight: 'x' is no number"
 
 

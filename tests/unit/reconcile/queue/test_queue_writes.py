@@ -1,4 +1,4 @@
-"""The requests of a queue: its dry run, objects and status, stored beside the tests.
+"""The requests of a queue: its dry run, KAI queue and status, stored beside the tests.
 
 `pytest --update-golden` rewrites them. Read the diff before you commit it.
 """
@@ -10,17 +10,6 @@ import pytest
 
 from queue_world import KAI, a_job, kai_queue, make_trq
 from shell_world import GOLDEN, ShellQueueWorld, Shortener, as_documents, compare
-
-CLAIM = {
-    "apiVersion": "v1",
-    "kind": "PersistentVolumeClaim",
-    "metadata": {"labels": {"team": "vision"}},
-    "spec": {
-        "accessModes": ["ReadWriteMany"],
-        "resources": {"requests": {"storage": "500Gi"}},
-    },
-}
-SETTINGS = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"nccl.conf": "NCCL_DEBUG=WARN"}}
 
 
 def plain() -> ShellQueueWorld:
@@ -34,11 +23,6 @@ def with_everything() -> ShellQueueWorld:
         quota={"gpus": 64, "memory": "4Ti"},
         weight=3,
         scheduling={"scheduler": "kai-scheduler"},
-        resources=[
-            {"name": "settings", "template": SETTINGS},
-            {"name": "cache", "nameMode": "Exact", "immutable": True, "template": CLAIM},
-            {"name": "secret", "template": {"apiVersion": "v1", "kind": "Secret"}},
-        ],
     )
     world = ShellQueueWorld(queue, KAI)
     assert world.kai is not None
