@@ -17,7 +17,7 @@ from torchrun_api.gang_schedulers import GANG_SCHEDULERS, GangScheduling
 from torchrun_api.meta import Condition, ObjectMeta, Wire
 from torchrun_api.names import MAX_LABEL
 from torchrun_api.reliability import Reliability
-from torchrun_api.schema import BY_NAME, BY_TYPE, Embedded, Quantity, Removed, Rule
+from torchrun_api.schema import BY_NAME, BY_TYPE, Embedded, Quantity, RemovedField, Rule
 from torchrun_api.shared import (
     EXISTING_CLAIM,
     LOCAL_CHECKPOINTS,
@@ -198,8 +198,8 @@ class Networking(Wire, frozen=True, kw_only=True):
 class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
     """A template for jobs. A change applies to jobs that start later."""
 
-    REMOVED: ClassVar[tuple[Removed, ...]] = (
-        Removed(
+    REMOVED: ClassVar[tuple[RemovedField, ...]] = (
+        RemovedField(
             "resources",
             "objects",
             "Apply PVCs and ConfigMaps beside the queue, for example with kustomize.",

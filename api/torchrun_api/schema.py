@@ -19,7 +19,7 @@ class Rule(Struct, frozen=True):
     field: str = ""  # the field that the error names, as ".spec.jobQueue"
 
 
-class Removed(Struct, frozen=True):
+class RemovedField(Struct, frozen=True):
     """A field that other versions have; a type lists its own in `REMOVED`.
 
     The API server refuses it with the sentence `instead`. A field that the schema does not know at

@@ -13,7 +13,7 @@ from inspect import cleandoc
 from msgspec import inspect
 
 from torchrun_api.json import JsonObject, JsonValue
-from torchrun_api.schema import Removed, Rule
+from torchrun_api.schema import RemovedField, Rule
 
 # The description of a removed field begins with it.
 NOT_SUPPORTED = "Not supported."
@@ -114,7 +114,7 @@ def validations(rules: Iterable[Rule]) -> list[JsonValue]:
     return entries
 
 
-def _refused(field: Removed) -> JsonObject:
+def _refused(field: RemovedField) -> JsonObject:
     """The schema of a field that no object may have."""
     unknown: JsonObject = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     shape: JsonObject

@@ -18,7 +18,7 @@ from torchrun_api.crd import (
 from torchrun_api.json import JsonObject
 from torchrun_api.reference import _tables
 from torchrun_api.reliability import FailureRule, QueuePolicy
-from torchrun_api.schema import Removed
+from torchrun_api.schema import RemovedField
 from torchrun_api.structural import NOT_SUPPORTED, structural
 
 ROOT = Path(__file__).parents[3]
@@ -157,8 +157,8 @@ class Room(msgspec.Struct):
     """A room."""
 
     REMOVED: ClassVar = (
-        Removed("lamp", "string", "Use light."),
-        Removed("beds", "objects", "Use sofas."),
+        RemovedField("lamp", "string", "Use light."),
+        RemovedField("beds", "objects", "Use sofas."),
     )
     light: str = ""
 
