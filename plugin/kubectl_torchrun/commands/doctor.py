@@ -11,11 +11,10 @@ from kubectl_torchrun.terminal import Terminal
 @output_option("yaml", "json")
 @cluster_options
 def command(output: str, target: Target) -> None:
-    """Diagnose cluster problems: version, CRDs, controller, queues, storage, GPUs, autoscalers,
-    schedulers, network, quota, admission and permissions.
+    """Diagnose cluster problems: versions, CRDs, controller, queues, storage, nodes, schedulers
+    and permissions.
 
-    It recognizes GKE, EKS, AKS, OpenShift, k3s and kind, and gives the advice for them. It changes
-    nothing. What you may not read is reported as not checked ("skip").
+    It changes nothing. What you may not read is reported as not checked ("skip").
 
     The exit code is 1 if a check fails ("fail"). Warnings do not count.
 

@@ -1,59 +1,49 @@
 """The report of `doctor`: cluster problems and how to fix them."""
 
-from collections.abc import Awaitable, Callable, Sequence
-
-import anyio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from kubectl_torchrun import output
 from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.session import session
-from kubectl_torchrun.doctor.admission import check_policies, check_security
-from kubectl_torchrun.doctor.constraints import check_constraints
-from kubectl_torchrun.doctor.controller import check_controller
-from kubectl_torchrun.doctor.environment import check_environment
-from kubectl_torchrun.doctor.findings import Finding, unreadable_finding
-from kubectl_torchrun.doctor.installation import (
+from kubectl_torchrun.doctor.controller import (
+    check_controller,
     check_kinds,
-    check_queues,
-    check_schedulers,
+    check_permissions,
     check_version,
 )
-from kubectl_torchrun.doctor.network import check_network
-from kubectl_torchrun.doctor.nodes import check_autoscaler, check_nodes
-from kubectl_torchrun.doctor.permissions import check_permissions
-from kubectl_torchrun.doctor.quota import check_limits, check_quota
-from kubectl_torchrun.doctor.reading import read_snapshot
-from kubectl_torchrun.doctor.snapshot import ClusterSnapshot
-from kubectl_torchrun.doctor.storage import check_storage
-from kubectl_torchrun.doctor.webhooks import check_webhooks
+from kubectl_torchrun.doctor.queues import (
+    check_autoscaler,
+    check_claims,
+    check_machines,
+    check_queues,
+    check_schedulers,
+    check_storage,
+)
+from kubectl_torchrun.doctor.snapshot import (
+    ClusterSnapshot,
+    Finding,
+    read_snapshot,
+    unreadable_finding,
+)
 from kubectl_torchrun.errors import RUN_FAILED, SUCCEEDED
 from kubectl_torchrun.terminal import Terminal
 from kubectl_torchrun.text import escape, style
-from torchrun_api.json import JsonObject, JsonValue
+from torchrun_api.json import JsonValue
 
 _COLOURS = {"ok": "green", "note": "blue", "skip": "cyan", "warn": "yellow", "fail": "red"}
 
+_Check = Callable[[ClusterSnapshot], list[Finding]]
 # Checks in the order of the report, by the subject that a check without its data reports. The
 # controller and the permissions need requests of their own.
-_BEFORE: tuple[tuple[str, Callable[[ClusterSnapshot], list[Finding]]], ...] = (
-    ("cluster", check_version),
-    ("environment", check_environment),
-    ("kinds", check_kinds),
-)
-_AFTER: tuple[tuple[str, Callable[[ClusterSnapshot], list[Finding]]], ...] = (
+_BEFORE: tuple[tuple[str, _Check], ...] = (("cluster", check_version), ("kinds", check_kinds))
+_AFTER: tuple[tuple[str, _Check], ...] = (
     ("queues", check_queues),
     ("storage", check_storage),
-    ("nodes", check_nodes),
+    ("claims", check_claims),
+    ("nodes", check_machines),
     ("autoscaler", check_autoscaler),
     ("schedulers", check_schedulers),
-    ("network", check_network),
-    ("quota", check_quota),
-    ("limits", check_limits),
-    ("security", check_security),
-    ("admission", check_constraints),
-    ("webhooks", check_webhooks),
-    ("policies", check_policies),
 )
 
 
@@ -62,8 +52,11 @@ def print_findings(target: Target, form: str, terminal: Terminal) -> int:
     with session(target) as cluster:
         findings = cluster.run(examine)
         if form:
-            body: JsonObject = {"namespace": cluster.namespace, "findings": _json(findings)}
-            output.write(body, form)
+            listed: list[JsonValue] = [
+                {key: value for key, value in finding._asdict().items() if value}
+                for finding in findings
+            ]
+            output.write({"namespace": cluster.namespace, "findings": listed}, form)
         else:
             output.print_lines(report(findings, output.screen_width()))
     terminal.note(summary(findings, cluster.namespace))
@@ -89,29 +82,25 @@ async def examine(api: Api) -> list[Finding]:
     Everything else that cannot be read is a finding of its own check.
     """
     snapshot = await read_snapshot(api)
-    asked: dict[str, list[Finding]] = {}
+    return [
+        *_run(snapshot, _BEFORE),
+        *await _ask("controller", check_controller(api, snapshot)),
+        *_run(snapshot, _AFTER),
+        *await _ask("permissions", check_permissions(api)),
+    ]
 
-    async def ask(subject: str, findings: Awaitable[list[Finding]]) -> None:
+
+def _run(snapshot: ClusterSnapshot, checks: Sequence[tuple[str, _Check]]) -> Iterator[Finding]:
+    for subject, check in checks:
         try:
-            asked[subject] = await findings
+            yield from check(snapshot)
         except (ApiError, Unreachable) as error:
-            asked[subject] = [unreadable_finding(subject, error)]
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask, "controller", check_controller(api, snapshot))
-        tasks.start_soon(ask, "permissions", check_permissions(api))
-    findings = [f for subject, check in _BEFORE for f in run_check(subject, check, snapshot)]
-    findings += asked["controller"]
-    findings += [f for subject, check in _AFTER for f in run_check(subject, check, snapshot)]
-    return findings + asked["permissions"]
+            yield unreadable_finding(subject, error)
 
 
-def run_check(
-    subject: str, check: Callable[[ClusterSnapshot], list[Finding]], snapshot: ClusterSnapshot
-) -> list[Finding]:
-    """The findings of a check; one that says why if its data cannot be read."""
+async def _ask(subject: str, findings: Awaitable[list[Finding]]) -> list[Finding]:
     try:
-        return check(snapshot)
+        return await findings
     except (ApiError, Unreachable) as error:
         return [unreadable_finding(subject, error)]
 
@@ -131,9 +120,3 @@ def report(findings: Sequence[Finding], width: int | None) -> list[str]:
         lines.append(mark + f"  {finding.subject:<{size}}  {parts[0]}")
         lines += [f"{indent}{part}" for part in parts[1:]]
     return lines
-
-
-def _json(findings: Sequence[Finding]) -> list[JsonValue]:
-    return [
-        {key: value for key, value in finding._asdict().items() if value} for finding in findings
-    ]

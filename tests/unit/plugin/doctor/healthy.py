@@ -35,9 +35,8 @@ HEALTHY: dict[str, object] = {
     "/api/v1/nodes": {
         "items": [{"status": {"allocatable": {"nvidia.com/gpu": str(n)}}} for n in (0, 8, 4)]
     },
-    "/apis/apps/v1/daemonsets": {"items": [{"metadata": {"name": "calico-node"}}]},
     "/apis": {"groups": [{"name": "scheduling.volcano.sh"}, {"name": "apps"}]},
-    "/api/v1/namespaces/ns": {"metadata": {"name": "ns"}},
+    "/api/v1/namespaces/ns/persistentvolumeclaims": {"items": []},
 }
 
 

@@ -2,17 +2,12 @@
 
 from kubectl_torchrun.cluster.client import ApiError, Unreachable
 from kubectl_torchrun.cluster.slices import Status
-from kubectl_torchrun.doctor.findings import Finding
 from kubectl_torchrun.doctor.snapshot import Answer, ClusterSnapshot
 from torchrun_api.json import JsonObject, JsonValue
 
 FORBIDDEN = ApiError(403, Status(message="you may not"))
 MISSING = ApiError(404, Status(message="not found"))
 BROKEN = Unreachable("connection lost")
-LISTS = (
-    *("nodes", "storageclasses", "daemonsets", "resourcequotas", "limitranges", "deployments"),
-    *("validatingwebhooks", "mutatingwebhooks", "queues"),
-)
 
 
 def items(*objects: JsonObject) -> JsonObject:
@@ -26,11 +21,10 @@ def groups(*names: str) -> JsonObject:
 
 
 def named(name: str, **parts: JsonValue) -> JsonObject:
-    """An object with this name; `labels` and `annotations` are of its metadata."""
+    """An object with this name; `annotations` are of its metadata."""
     metadata: JsonObject = {"name": name}
-    for part in ("labels", "annotations"):
-        if part in parts:
-            metadata[part] = parts.pop(part)
+    if "annotations" in parts:
+        metadata["annotations"] = parts.pop("annotations")
     return {"metadata": metadata, **parts}
 
 
@@ -39,26 +33,21 @@ def queue(name: str = "q", **spec: JsonValue) -> JsonObject:
     return named(name, spec=spec)
 
 
+def node(name: str = "n", **resources: str) -> JsonObject:
+    """A Ready node with resources; `gpus` are of NVIDIA."""
+    conditions: list[JsonValue] = [{"type": "Ready", "status": "True"}]
+    gpus = {"nvidia.com/gpu": resources.pop("gpus")} if "gpus" in resources else {}
+    return named(name, status={"allocatable": {**resources, **gpus}, "conditions": conditions})
+
+
 def play(**answers: Answer) -> ClusterSnapshot:
     """A cluster without objects, with these responses; `_` stands for `-` in their names."""
     played: dict[str, Answer] = {
         "version": {"gitVersion": "v1.36.1"},
         "groups": groups("apps"),
-        "namespace": named("ns"),
         "cluster-autoscaler": MISSING,
-        "openshift-autoscalers": MISSING,
-        **{name: items() for name in LISTS},
+        **{name: items() for name in ("nodes", "storageclasses", "claims", "deployments")},
+        "queues": items(),
     }
     played |= {name.replace("_", "-"): answer for name, answer in answers.items()}
     return ClusterSnapshot("ns", played)
-
-
-def verdicts(findings: list[Finding]) -> list[str]:
-    """The verdict of each finding."""
-    return [finding.verdict for finding in findings]
-
-
-def only(findings: list[Finding], verdict: str) -> Finding:
-    """The one finding with this verdict."""
-    (found,) = [finding for finding in findings if finding.verdict == verdict]
-    return found
