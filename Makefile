@@ -223,12 +223,6 @@ run: $(VENV)/.ready ## The controller on this machine against the current cluste
 debug: $(VENV)/.ready $(BIN)/.plugin ## The controller on this machine on a local cluster: breakpoint() opens pdb, or DEBUGPY=5678
 	$(BIN)/python examples/debug.py
 
-record: $(VENV)/.ready ## FILE=...: keep what the controller would read of the current cluster, until Ctrl-C (ARGS=--redact)
-	$(BIN)/python -m torchrun_controller.replay record $(FILE) $(ARGS)
-
-replay: $(VENV)/.ready ## FILE=...: the Plans that a recording leads to (ARGS="--job team/train --brief")
-	$(BIN)/python -m torchrun_controller.replay plans $(FILE) $(ARGS)
-
 hooks: $(VENV)/.ready ## Format, lint, types and walls before each commit
 	$(BIN)/pre-commit install
 
@@ -316,6 +310,6 @@ $(BIN)/.controller: $(VENV)/.ready
 	touch $@
 
 .PHONY: demo test unit-beside on-clusters all lint types walls docs unit unit-long test-of thorough programs integration integration-all ha e2e e2e-all e2e-kind recipes restart-times image sbom version release matrix lowest-versions monitoring venv \
-	format generate pictures run debug record replay hooks faults faults-pairs faults-time-travel faults-page faults-proxied \
+	format generate pictures run debug hooks faults faults-pairs faults-time-travel faults-page faults-proxied \
 	soak bench bench-page admission-bench \
 	cluster-up cluster-status cluster-down clean help

@@ -62,7 +62,7 @@ def pipe() -> list[str]:
     parts = [
         svg.rectangle(10, 100, 840, 412, "frame"),
         label(20, 120, "controller"),
-        label(290, 120, "not shown: leader, serving, metrics, replay; manager and app start all"),
+        label(290, 120, "not shown: leader, serving, metrics; manager and app start all"),
         arrow(390, 60, 90, 133),
         label(150, 88, "list and watch"),
         arrow(160, 133, 460, 60),

@@ -35,7 +35,7 @@ _SECRET_TEXT = re.compile(
     r"(?P<scheme>authorization\W{1,6}(?:\w+\s+)?|bearer\s+)[\w.~+/=-]{8,}"
     r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # a JSON web token
     r"|(?P<user>://[^/\s:@\"']*:)[^@/\s\"']+(?=@)"  # https://user:password@host
-    r"|(?P<query>[?&](?:X-Amz-Signature|X-Amz-Security-Token|[\w-]*token|sig|signature)=)[^&\s\"']+",
+    r"|(?P<query>[?&](?:X-Amz-Signature|X-Amz-Security-Token|[\w-]*token|sig|signature)=)[^&\s\"'\\]+",
     re.I,
 )
 # Each text that matches contains one of these in lower case. Most lines contain none.
@@ -148,11 +148,12 @@ def _redact_value(key: str, value: object) -> object:
         return {name: _redact_value(str(name), inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_redact_value(key, inner) for inner in value]
-    return REDACTED if isinstance(value, str | bytes) and _names_secret(key) else value
+    return REDACTED if isinstance(value, str | bytes) and names_secret(key) else value
 
 
 @lru_cache(maxsize=1024)
-def _names_secret(key: str) -> bool:
+def names_secret(key: str) -> bool:
+    """Whether a value with this key, such as `password`, is not to be logged."""
     return _SECRET_KEY.search(key) is not None
 
 

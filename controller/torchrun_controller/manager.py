@@ -34,6 +34,7 @@ from torchrun_controller.clock import Clock
 from torchrun_controller.controllers.admission import AdmissionReconciler
 from torchrun_controller.controllers.controller import Controller
 from torchrun_controller.controllers.job import JobReconciler
+from torchrun_controller.controllers.observed_log import reconcile_logged
 from torchrun_controller.controllers.queue import QueueReconciler
 from torchrun_controller.controllers.writes import Writes
 from torchrun_controller.leader import Leader, Leadership, NoElection, NotLeader
@@ -42,7 +43,6 @@ from torchrun_controller.metrics.per_job import PerJobMetrics
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.metrics.watches import WatchObserver
 from torchrun_controller.metrics.work_queues import QueueObserver, watch_queue
-from torchrun_controller.reconcile import reconcile
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.observed import Defaults
@@ -298,7 +298,7 @@ class _Builder(Struct, frozen=True):
         expectations = Expectations(factory.stores, clock)
         reconciler = JobReconciler(
             observe=factory.observe,
-            decide=partial(reconcile, defaults=_defaults(self.settings)),
+            decide=partial(reconcile_logged, defaults=_defaults(self.settings)),
             applier=self.applier,
             writes=Writes(self.applier, expectations, self.metrics, self.clock.monotonic),
             events=self.events,

@@ -114,7 +114,6 @@ class Informer(Generic[T]):
     ) -> None:
         self.kind = kind
         self.path = kind.path(namespace)
-        self.selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
         self.store = store
         # Set when the first list is reported and the following watch is open.
         self.synced = anyio.Event()
@@ -243,7 +242,7 @@ class Informer(Generic[T]):
         await self.take(events)
 
     async def take(self, events: list[Event[T]]) -> None:
-        """Apply a watcher's events to the store and report the changes. Also used to replay."""
+        """Apply a watcher's events to the store and report the changes."""
         for event in events:
             match event:
                 case Synced():
