@@ -174,7 +174,7 @@ class ShellWorld(World):
         self.step()
         return self.api.take()
 
-    def settle(self) -> Plan:
+    def rest(self) -> Plan:
         """Reconcile until nothing is sent."""
         for _ in range(10):
             before = len(self.api.recorded)

@@ -101,7 +101,23 @@ class World(WorldObjects):
         return plan
 
     def settle(self) -> Plan:
-        """Reconcile until nothing is left to do."""
+        """Reconcile until nothing is left to do, whatever back-off comes before the next gang."""
+        plan = self.rest()
+        while self.job.status.reason == "BackingOff":
+            self.pass_backoff()
+            plan = self.rest()
+        return plan
+
+    def pass_backoff(self) -> None:
+        """Let the back-off pass that comes before the next gang, if there is one."""
+        status = self.plan().status or self.job.status
+        if status.reason == "BackingOff":
+            seconds = self.rest().requeue_after
+            assert seconds is not None
+            self.pass_time(seconds=seconds)
+
+    def rest(self) -> Plan:
+        """Reconcile until nothing is left to do now."""
         for _ in range(10):
             plan = self.step()
             if not plan.applies and not plan.deletes and plan.status is None:
@@ -113,15 +129,6 @@ class World(WorldObjects):
         self.settle()
         self.pass_time(seconds=REPEAT_SECONDS)
         return self.settle()
-
-    def pass_backoff(self) -> Plan:
-        """Settle, and let the back-off before the next gang pass if there is one."""
-        plan = self.settle()
-        while self.job.status.reason == "BackingOff":
-            assert plan.requeue_after is not None
-            self.pass_time(seconds=plan.requeue_after)
-            plan = self.settle()
-        return plan
 
     # Actions of the coordinator
 

@@ -147,6 +147,7 @@ async def test_each_refusal_is_named_and_concerns_its_own_object() -> None:
     await cluster.attempt()
     world = cluster.world
     world.pod("train-0-abcde", phase="Failed")
+    world.pass_backoff()
     await cluster.attempt()
     assert len(world.gangs) == 2
     world.containers_stop()
@@ -335,6 +336,7 @@ async def test_taken_names_are_skipped_a_few_at_a_time() -> None:
     world.all_workers("Running")
     world.settle()
     world.all_workers("Failed")
+    world.pass_backoff()
     cluster = Taken(world)
     assert await cluster.attempt() == RequeueAfter(STATUS_INTERVAL)
     assert len(cluster.requests) == MAX_ROUNDS

@@ -63,7 +63,7 @@ def stop(world: World, *indexes: int) -> None:
     """Pods are deleted, their containers stop, and the controller sees it."""
     delete(world, *indexes)
     world.containers_stop()
-    world.settle()
+    world.rest()
 
 
 def evict(world: World, index: int, reason: str = "EvictionByEvictionAPI", **status: Any) -> None:

@@ -86,7 +86,7 @@ def lose_node(world: ShellWorld) -> None:
 
 def run_elsewhere(world: ShellWorld) -> None:
     world.containers_stop()
-    world.pass_backoff()
+    world.settle()
     run(world, first_node=2)
 
 
@@ -262,6 +262,6 @@ def test_the_requests_of_a_history(name, pytestconfig):
     shortener.shorten(world.api.take())
     for what, act in steps:
         act(world)
-        world.settle()
+        world.rest()
         sent.append((what, shortener.shorten(world.api.take())))
     compare(as_documents(sent), GOLDEN / "histories" / f"{name}.yaml", pytestconfig)

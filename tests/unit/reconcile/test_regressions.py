@@ -8,6 +8,7 @@ import yaml
 from msgspec.structs import replace
 
 from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
+from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile import Conflict
 from torchrun_controller.reconcile.model.phases import ROWS
 from torchrun_controller.reconcile.spec.resolve import resolve_spec
@@ -27,7 +28,7 @@ def running(**spec: object) -> World:
 
 def job_spec(world: World) -> Any:
     """The spec of the first child Job of this world."""
-    fresh = World(world.job, world.queue)
+    fresh = World(replace(world.job, status=TorchrunJobStatus()), world.queue)
     (created_job,) = (apply for apply in fresh.plan().applies if apply.kind is JOBS)
     return created_job.body["spec"]
 
@@ -79,7 +80,7 @@ def test_a_job_in_backoff_is_not_failed():
         pod = world.workers()[0].metadata.name
         world.end_container(pod, "trainer", exit_code=1, finished_at=world.now)
         world.job_condition("Failed", "BackoffLimitExceeded", "Job has reached its limit")
-        wait = world.settle().requeue_after
+        wait = world.rest().requeue_after
         assert world.phase == "Queued"
         assert world.condition("Running").status == "False"
         assert all(condition.type != "Failed" for condition in world.job.status.conditions)
@@ -288,6 +289,7 @@ def test_a_gang_after_one_with_unseen_pods_waits_at_its_gate():
     del world.objects[JOBS.plural, "train"]
     for pod in list(world.workers()) + list(world.observed().gang.stale_pods):
         world.vanish(pod.metadata.name)
+    world.pass_backoff()
     created_job = next(apply for apply in world.step().applies if apply.kind is JOBS)
     assert "torchrun.ai/start" not in str(created_job.body)
     world.settle()

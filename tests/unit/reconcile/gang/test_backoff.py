@@ -11,7 +11,7 @@ def test_delays_grow_and_a_long_gang_resets_them():
     waits = []
     for _ in range(9):
         fail(world)
-        plan = world.settle()
+        plan = world.rest()
         waits.append(plan.requeue_after or 0)
         if waits[-1]:
             assert world.phase == "Queued", "the job has not failed: another gang follows"
@@ -26,13 +26,13 @@ def test_delays_grow_and_a_long_gang_resets_them():
     assert waits == [0, 10, 20, 40, 80, 160, 300, 300, 300]
     world.pass_time(minutes=11)
     fail(world)
-    assert world.settle().requeue_after is None
+    assert world.rest().requeue_after is None
     assert world.phase == "Queued"
     world.containers_stop()
     world.all_workers("Running")
     world.settle()
     fail(world)
-    assert world.settle().requeue_after is None, "the first failure after a long run"
+    assert world.rest().requeue_after is None, "the first failure after a long run"
 
 
 def test_a_suspension_does_not_delay_the_next_restart():
@@ -60,5 +60,5 @@ def test_pods_that_are_lost_together_are_one_early_failure(hours):
     assert (world.phase, len(world.job.status.attempts)) == ("Running", 5)
     world.pass_time(minutes=3)
     fail(world)
-    plan = world.settle()
+    plan = world.rest()
     assert (plan.requeue_after or 0) == (0 if hours else 10)

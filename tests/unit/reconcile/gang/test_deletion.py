@@ -62,7 +62,7 @@ def test_every_deletion_is_recorded_and_backs_off():
     waits = []
     for _ in range(4):
         world.delete_child_job()
-        left = world.settle().requeue_after or 0
+        left = world.rest().requeue_after or 0
         waits.append(left if world.job.status.reason == "BackingOff" else 0)
         world.pass_time(seconds=waits[-1])
         world.settle()
@@ -170,6 +170,8 @@ def test_workers_of_a_deleted_job_are_deleted_or_orphaned():
     world = running(nodes=2)
     delete_in_foreground(world)
     assert world.step().deletes == ()
+    world.pass_backoff()
+    assert world.step().deletes == ()
     assert len(world.gangs) == 2
     assert world.step().deletes == ()
 
@@ -252,7 +254,7 @@ def test_pods_of_an_older_gang_are_deleted_after_the_next_job_was_deleted(head):
         world.write(apply)
     world.write_status(plan.status)  # and its deletes are lost
     world.delete_child_job()
-    world.settle()
+    world.rest()
     assert world.job.status.reason == "BackingOff"
     snapshot = world.observed()
     pods = (*snapshot.gang.workers, *snapshot.gang.stale_pods)

@@ -9,6 +9,7 @@ from torchrun_api.core import Node, NodeMeta
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.gang.fence import blocking_pods
+from torchrun_controller.reconcile.gang.fence_order import format_time
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
 from unit.reconcile.losing import OUT_OF_SERVICE, lose, replaced, running, started
 from world import World, make_queue
@@ -24,6 +25,7 @@ def given_up() -> World:
     """One node is off. The other worker of the gang, on a healthy node, is being deleted."""
     world = running()
     world.node("node-0", False, OUT_OF_SERVICE)
+    world.pass_backoff()
     world.step()
     survivor = world.objects[PODS.plural, "train-1-abcde"]
     assert survivor.metadata.deletion_timestamp is not None
@@ -272,9 +274,10 @@ def test_launchers_fence_with_a_shared_directory():
     world = replaced(zipped=True)
     assert started(world) == {"1"}
     orders = {pod.metadata.annotations.fence for pod in world.leaders()}
-    assert orders == {"2026-01-02T03:04:45Z 0:1"}
+    began = format_time(world.now)
+    assert orders == {f"{began} 0:1"}
     assert (world.phase, world.job.status.reason) == ("Queued", "Fencing")
-    assert "within 50 s of 2026-01-02T03:04:45Z" in world.job.status.message
+    assert f"within 50 s of {began}" in world.job.status.message
     assert world.settle_twice().requeue_after == 50 - REPEAT_SECONDS
     world.pass_time(seconds=50)
     world.settle()

@@ -18,6 +18,7 @@ def starting(nodes: int = 1) -> World:
 
 def waits(world: World) -> bool:
     """Whether the gang still waits for its pods, for a limited time."""
+    world.pass_backoff()
     plan = world.step()
     waits = not any(apply.name == "train-r1" for apply in plan.applies)
     assert not waits or 0 < (plan.requeue_after or 0) <= PATIENCE

@@ -230,7 +230,7 @@ def test_a_round_that_lasted_resets_the_delay():
     world.restart_in_place(seconds=600.0)
     world.settle()
     fail(world)
-    world.step()
+    world.settle()
     assert world.job.status.attempt == 1
 
 
@@ -313,8 +313,7 @@ def test_the_next_gang_gets_what_is_left():
     world.restart_in_place()
     world.settle()
     fail(world)
-    world.settle()
-    world.pass_time(seconds=10)
+    world.pass_backoff()
     assert limits_of_next_gang(world, REPORTING) == {"restarts": 1, "exitCodes": [], "signals": []}
 
 

@@ -38,6 +38,7 @@ def test_one_request_deletes_the_survivors() -> None:
         collection=True,
     )
     assert expected in world.step().deletes
+    world.settle()
     assert len(world.gangs) == 2
     old_pods = [pod for pod in world.observed().gang.stale_pods if pod.status.phase == "Running"]
     assert [pod.metadata.terminating for pod in old_pods] == [True] * 2
@@ -50,6 +51,7 @@ def test_a_pod_that_is_being_deleted_keeps_its_grace_period() -> None:
     fail(world)
     (delete,) = world.step().deletes
     assert (delete.collection, delete.indexes) == (True, ("2", "3"))
+    world.settle()
     pods = world.observed().gang.stale_pods
     assert {pod.metadata.name: pod.metadata.deletion_grace_period_seconds for pod in pods} == {
         "train-1-abcde": 30,
@@ -111,6 +113,7 @@ def test_a_gang_that_failed_for_good_ends_by_one_request_too() -> None:
 
 def test_survivors_of_an_older_gang_end_by_one_request() -> None:
     world = failed()
+    world.pass_backoff()
     world.step(writes=len(world.plan().applies))  # and the process dies before the delete
     assert len(world.gangs) == 2
     deletes = world.step().deletes
@@ -126,11 +129,10 @@ def test_a_gang_whose_job_has_failed_needs_no_gate() -> None:
         world.all_workers("Running")
         world.settle()
         fail(world)
-        world.settle()
+        world.rest()
         world.containers_stop()
-        world.settle()
+        world.rest()
     assert len(world.gangs) == 2
     world.job_condition("Failed", "BackoffLimitExceeded")
-    world.pass_time(minutes=5)
     world.settle()
     assert (len(world.gangs), start(world)) == (3, "2")

@@ -69,7 +69,7 @@ def numbers(value: Any) -> list[int]:
 def test_messages_beyond_the_limits_are_shown_as_text(text: str) -> None:
     world = running()
     fail(world, 0, message=text, exit_code=3)
-    world.step()
+    world.settle()
     (ended,) = world.job.status.attempts
     assert (world.job.status.attempt, ended.reason) == (1, "ExitCode")
     assert text[:50] in ended.message

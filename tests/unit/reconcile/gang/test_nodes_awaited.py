@@ -120,6 +120,7 @@ def test_a_job_that_allows_an_unfenced_restart_does_not_wait_for_the_nodes():
 def test_the_memory_of_an_earlier_attempt_is_not_that_of_the_present_one():
     world = losing.running()
     world.pod("train-0-abcde", phase="Failed")
+    world.pass_backoff()
     world.step(writes=1)  # the process dies before it writes a status
     assert len(world.gangs) == 2
     forget_nodes(world)

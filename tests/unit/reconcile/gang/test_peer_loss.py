@@ -55,6 +55,7 @@ def test_a_peer_loss_alone_is_the_cause():
     world = running()
     fail(world, 0, message=PEER)
     world.pass_time(seconds=10)
+    world.pass_backoff()
     assert [apply.name for apply in world.step().applies] == ["train-r1"]
 
 
@@ -62,6 +63,7 @@ def test_no_wait_after_every_worker_has_ended():
     world = running()
     fail(world, 0, message=PEER)
     fail(world, 1, message=PEER)
+    world.pass_backoff()
     assert [apply.name for apply in world.step().applies] == ["train-r1"]
 
 
@@ -89,7 +91,8 @@ def test_a_clock_that_is_far_behind_delays_nothing():
     world.pass_time(seconds=302)
     fail(world, 0, message=PEER)
     world.pass_time(seconds=-301)
-    assert [apply.name for apply in world.step().applies] == ["train-r1"]
+    world.settle()
+    assert [gang.metadata.name for gang in world.gangs] == ["train", "train-r1"]
 
 
 STOPPED = '{"exitCode": 143, "reason": "PeerFailed", "message": "The ranks were stopped."}'

@@ -226,7 +226,7 @@ def test_a_resumed_job_starts_to_count_again():
     world.pass_time(seconds=10)
     (name,) = world.replace_pods()  # the controller has not seen the end of the pod before it
     world.place(name, "node-1")
-    world.settle()
+    world.rest()
     status = world.job.status
     assert (status.attempt, status.disruptions) == (0, 2)
     assert status.reason == "BackingOff", "the record of the earlier pod proves nothing"

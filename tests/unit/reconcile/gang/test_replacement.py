@@ -203,7 +203,7 @@ def test_a_memory_kill_that_ends_a_gang_counts_beside_a_drain():
     world = running(nodes=2)
     stop(world, 1)
     kill_by_memory(world, 0)
-    world.settle()
+    world.rest()
     assert counts(world) == (0, 1, 1)
 
 

@@ -102,7 +102,7 @@ def test_a_failure_of_the_command_leads_to_a_new_gang():
     message = '{"exitCode": 1, "reason": "Exception", "message": "KeyError: 1"}'
     end = {"exit_code": 1, "message": message, "finished_at": world.now}
     world.end_container(name, "trainer", **end)
-    world.settle()
+    world.rest()
     assert (world.job.status.reason, counts(world)) == ("BackingOff", (0, 1, 1))
     assert reasons(world) == [(0, "PodDeleted"), (0, "Exception")]
     assert limit(world) == 0
@@ -251,7 +251,7 @@ def test_a_deleted_child_job_is_a_new_gang():
     world = running()
     stop(world, 1)
     world.delete_child_job()
-    world.settle()
+    world.rest()
     assert counts(world) == (0, 0, 2), "the pod, and then the gang"
     world.pass_time(seconds=10)
     world.settle()

@@ -8,6 +8,7 @@ from torchrun_api import names
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
 from torchrun_api.status import MOST_GANGS
+from torchrun_controller.reconcile.gang.fence_order import format_time
 from torchrun_controller.reconcile.gang.gang import has_ended
 from unit.reconcile.failing import disrupt, fail, running
 from world import START
@@ -26,6 +27,7 @@ def test_the_first_failed_pod_is_a_new_gang_at_once():
 def test_pods_of_a_restart_have_a_reason_of_their_own_until_they_run():
     world = running(nodes=1)
     fail(world)
+    world.pass_backoff()
     world.step()
     created = world.job.status.message
     assert world.job.status.reason == "Restarting"
@@ -167,13 +169,11 @@ def test_the_first_cause_stays_while_the_next_gang_waits():
     world.all_workers("Running")
     world.settle()
     disrupt(world)
-    world.settle()
+    world.rest()
     assert (world.phase, world.job.status.reason) == ("Queued", "BackingOff")
     for pod in world.workers():
         if pod.status.phase == "Running":
             fail(world, [p.metadata.name for p in world.workers()].index(pod.metadata.name))
-    world.settle()
-    world.pass_time(seconds=10)
     world.settle()
     assert (world.job.status.restarts, world.job.status.disruptions) == (0, 2)
 
@@ -234,7 +234,7 @@ def test_a_gang_starts_by_annotation_only():
     assert {apply.kind for apply in applies} == {PODS}
     for apply in applies:
         assert set(apply.body["metadata"]) == {"name", "namespace", "annotations"}
-        annotations = {names.START: "1", names.NOTIFICATION_TIME: "2026-01-02T03:04:05Z"}
+        annotations = {names.START: "1", names.NOTIFICATION_TIME: format_time(world.now)}
         assert apply.body["metadata"]["annotations"] == annotations
 
 

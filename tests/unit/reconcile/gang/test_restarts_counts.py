@@ -27,6 +27,7 @@ def test_two_crashes_before_the_status_lose_nothing():
     before = world.job.status
     for attempt in ("first", "second"):
         fail(world, message=f'{{"rank": 0, "message": "ValueError: {attempt}", "exitCode": 1}}')
+        world.pass_backoff()
         world.step()
         world.job = replace(world.job, status=before)
         world.containers_stop()
@@ -42,6 +43,7 @@ def test_a_recorded_gang_has_no_unrecorded_end():
     world = running()
     fail(world)
     before = world.job.status
+    world.pass_backoff()
     world.step()
     recorded, world.job = world.job, replace(world.job, status=before)
     observed = world.observed()
@@ -56,6 +58,7 @@ def test_invalid_annotations_are_ignored():
     world = running()
     fail(world)
     before = world.job.status
+    world.pass_backoff()
     world.step()
     child = world.objects[JOBS.plural, "train-r1"]
     odd = replace(child.metadata.annotations, cause="{", restarts="x")

@@ -16,7 +16,7 @@ def backing_off() -> World:
         world.all_workers("Running")
         world.settle()
         world.all_workers("Failed")
-        world.settle()
+        world.rest()
     assert (world.job.status.reason, world.plan().requeue_after) == ("BackingOff", 10)
     return world
 
@@ -82,9 +82,9 @@ def test_a_back_off_takes_its_own_length_when_the_clock_is_set_back():
     world = backing_off()
     gangs = len(world.gangs)
     world.pass_time(hours=-1)
-    assert world.settle().requeue_after == 10
+    assert world.rest().requeue_after == 10
     world.pass_time(seconds=9)
-    assert world.settle().requeue_after == 1
+    assert world.rest().requeue_after == 1
     world.pass_time(seconds=1)
     world.settle()
     assert len(world.gangs) == gangs + 1
@@ -136,10 +136,10 @@ def finished_with_ttl(seconds: int) -> World:
 def test_a_ttl_takes_its_own_length_when_the_clock_is_set_back():
     world = finished_with_ttl(60)
     world.pass_time(hours=-1)
-    assert world.settle().requeue_after == 60
+    assert world.rest().requeue_after == 60
     assert world.job.status.completion_time == world.now
     world.pass_time(seconds=59)
-    assert world.settle().requeue_after == 1
+    assert world.rest().requeue_after == 1
     world.pass_time(seconds=1)
     (delete,) = world.plan().deletes
     assert (delete.kind, delete.name) == (TORCHRUN_JOBS, "train")
@@ -163,9 +163,9 @@ def test_workers_of_a_head_have_their_own_grace_when_the_clock_is_set_back():
     world.settle()
     assert world.plan().requeue_after == 30
     world.pass_time(hours=-1)
-    assert world.settle().requeue_after == 30
+    assert world.rest().requeue_after == 30
     world.pass_time(seconds=29)
-    assert world.settle().requeue_after == 1
+    assert world.rest().requeue_after == 1
     world.pass_time(seconds=1)
     assert [delete.kind for delete in world.plan().deletes] == [PODS]
 

@@ -154,7 +154,7 @@ def test_a_terminating_job_is_no_gang(world):
         kept = child = world.objects[key]
         meta = replace(child.metadata, deletion_timestamp=world.now)
         world.objects[key] = replace(child, metadata=meta)
-        assert world.plan().status.message.endswith(f"created. Job {name} was deleted.")
+        assert world.plan().status.message.endswith(f". Job {name} was deleted.")
         world.objects[key] = kept
 
 
@@ -162,6 +162,7 @@ def test_a_terminating_job_is_no_gang(world):
 def test_a_failure_of_either_role_ends_both(world, failed):
     runs(world)
     world.pod(world.workers()[failed].metadata.name, phase="Failed")
+    world.pass_backoff()
     world.step()
     old_pods = [pod for pod in world.observed().gang.stale_pods if pod.status.phase == "Running"]
     assert [pod.metadata.terminating for pod in old_pods] == [True, True]
@@ -242,7 +243,7 @@ def test_a_taken_name_is_skipped_for_both_jobs(world):
     runs(world)
     world.conflicts = (Conflict(JOBS.resource, names.workers_job("train", 1), "another's"),)
     world.pod(world.workers()[0].metadata.name, phase="Failed")
-    world.step()
+    world.settle()
     assert jobs(world) == ["train", "train-r2", "train-r2-w", "train-w"]
 
 

@@ -283,6 +283,7 @@ def test_a_recreated_claim_without_a_status_is_filled_first():
     del world.objects[PODS.plural, "train-sync-0"]
     del world.objects[CLAIMS.plural, "train-workspace"]
     world.delete_child_job()
+    world.pass_backoff()
     world.step(1)  # the process dies after the write of the PVC
     world.claim_is("Pending")
     world.settle()
