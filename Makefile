@@ -133,9 +133,8 @@ recipes: $(VENV)/.ready ## The scripts of examples/recipes and the launcher, und
 
 # RUNS=5 make restart-times
 restart-times: export TORCHRUN_RESTART_RUNS = $(or $(RUNS),30)
-restart-times: $(VENV)/.ready $(BIN)/.plugin ## Restarts in the same pods beside new gangs, with real torch, into docs/design.md
+restart-times: $(VENV)/.ready $(BIN)/.plugin ## Restarts in the same pods beside new gangs, with real torch
 	$(BIN)/pytest tests/e2e/test_restart_times.py --long -rP
-	PYTHONPATH=cluster:tests $(BIN)/python -m e2e.restart_times
 
 monitoring: $(VENV)/.ready ## Every panel and alert, by a real Prometheus that scrapes real controllers
 	$(CLUSTER_CLI) binaries kwok prometheus promtool
@@ -242,9 +241,6 @@ faults-time-travel: export TORCHRUN_FAULTS_SEED = $(or $(SEED),1)
 faults-time-travel: $(VENV)/.ready ## Restarts against an API server that lives in the past, in virtual time
 	PYTHONHASHSEED=0 $(BIN)/pytest tests/faults/test_travel.py -n $(WORKERS) --dist worksteal -rP
 
-faults-page: $(VENV)/.ready ## Keep the counts of the last make faults, and write them into docs/faults.md
-	PYTHONPATH=tests $(BIN)/python -m faults.page
-
 # RUNS=100 SEED=7 make faults-proxied
 faults-proxied: export TORCHRUN_PROXIED = $(or $(RUNS),12)
 faults-proxied: export TORCHRUN_TEST_SEED = $(or $(SEED),1)
@@ -259,9 +255,6 @@ soak: $(VENV)/.ready programs ## Jobs arrive while controllers are killed, the A
 # make bench PART="shapes churn" measures some parts, ARGS=--quick sees that they work; --help lists them.
 bench: $(BIN)/.controller programs ## The controller beside bare clients and JobSet, in the same run
 	PYTHONPATH=bench:cluster $(BIN)/python -m torchrun_bench $(PART:%=--part %) $(ARGS)
-
-bench-page: $(VENV)/.ready ## The tables of docs/bench.md, from bench/results
-	PYTHONPATH=bench:cluster $(BIN)/python -m torchrun_bench.page
 
 admission-bench: $(VENV)/.ready ## What each mechanism of admission is worth, in a simulation; takes half an hour
 	PYTHONPATH=bench $(BIN)/python -m torchrun_bench.admission $(ARGS)
@@ -309,7 +302,4 @@ $(BIN)/.controller: $(VENV)/.ready
 	$(VENV)/controller/bin/pip install --quiet --editable .
 	touch $@
 
-.PHONY: demo test unit-beside on-clusters all lint types walls docs unit unit-long test-of thorough programs integration integration-all ha e2e e2e-all e2e-kind recipes restart-times image sbom version release matrix lowest-versions monitoring venv \
-	format generate pictures run debug hooks faults faults-pairs faults-time-travel faults-page faults-proxied \
-	soak bench bench-page admission-bench \
-	cluster-up cluster-status cluster-down clean help
+.PHONY: $(shell sed -n 's/^\([a-z0-9-]*\):.*\#\# .*/\1/p' $(firstword $(MAKEFILE_LIST))) unit-beside on-clusters

@@ -8,7 +8,6 @@ NAMESPACE is one namespace, or "" for all of them in the modes "follow" and "lis
 transport of the controller (`http.Client`).
 
 follow   write for each job that is created from now on, and for each whose gang fails
-resume   list all jobs, write for those of the namespace that have no phase yet
 list     read what a controller lists, split it into lines, and end with the line "synced"
 """
 
@@ -103,16 +102,6 @@ async def _follow_pods(
                 todo.put_nowait((job, writes))
 
 
-async def resume(server: Server, namespace: str, writes: Stages) -> None:
-    """Write for waiting jobs."""
-    client = Client(server)
-    listed = msgspec.json.decode(await client.send("GET", f"{JOBS}/torchrunjobs"))
-    for job in listed["items"]:
-        metadata = job["metadata"]
-        if metadata["namespace"] == namespace and not job.get("status"):
-            await _write(client, metadata, writes)
-
-
 async def read_all(server: Server, namespace: str) -> None:
     """Read the lists of a controller at its start, streamed, without decoding objects."""
     scope = f"/namespaces/{namespace}" if namespace else ""
@@ -169,7 +158,5 @@ if __name__ == "__main__":
     match sys.argv[4]:
         case "follow":
             uvloop.run(follow(_server, sys.argv[2], _writes))
-        case "resume":
-            uvloop.run(resume(_server, sys.argv[2], _writes.created))
         case _:
             uvloop.run(read_all(_server, sys.argv[2]))

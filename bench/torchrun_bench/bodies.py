@@ -11,13 +11,13 @@ def team(number: int) -> str:
     return f"bench-team-{number:05d}"
 
 
-def torchrun_job(name: str, nodes: int = 1, **spec: JsonObject) -> JsonObject:
+def torchrun_job(name: str, nodes: int = 1) -> JsonObject:
     """A TorchrunJob without a workspace, in a queue with small requests."""
     return {
         "apiVersion": "torchrun.ai/v1alpha1",
         "kind": "TorchrunJob",
         "metadata": {"name": name},
-        "spec": {"jobQueue": "bench", "numNodes": nodes, "command": "python train.py", **spec},
+        "spec": {"jobQueue": "bench", "numNodes": nodes, "command": "python train.py"},
     }
 
 

@@ -8,7 +8,7 @@ models       kubernetes_asyncio's Watch.unmarshal_event into V1Pod
 dicts        json.loads of each line
 floor        splitting the bytes into lines only
 
-Usage: python -m torchrun_bench.churn SIDE EVENTS PLANT
+Usage: python -m torchrun_bench.churn SIDE EVENTS
 """
 
 import asyncio
@@ -22,7 +22,6 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from torchrun_api.kinds import PODS
-from torchrun_bench import planted
 from torchrun_bench.frames import FIRST_VERSION, PODS_OF_ALL, chunks
 from torchrun_bench.options import Options
 from torchrun_bench.processes import PYTHON, compiled_environment
@@ -87,7 +86,7 @@ class _Memory:
         await asyncio.Event().wait()
 
 
-async def _controller(events: int, plant: float) -> SideResult:
+async def _controller(events: int) -> SideResult:
     memory = _Memory(events)
     queue: AsyncWorkQueue[tuple[str, str]] = AsyncWorkQueue(time.monotonic)
     store = Store({JOB_INDEX: by_job, NODE_INDEX: by_node})
@@ -109,8 +108,7 @@ async def _controller(events: int, plant: float) -> SideResult:
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(informer.run()), tasks.create_task(take())]
         await memory.end.wait()
-        # The creation of frames was slowed down, too.
-        used = time.process_time() - start - memory.frame_seconds * plant
+        used = time.process_time() - start - memory.frame_seconds
         for task in running:
             task.cancel()
     assert len(store) == min(events, PODS_OF_ALL), f"{len(store)} pods in the store"
@@ -141,11 +139,11 @@ async def _models(events: int) -> SideResult:
     return _lines(events, lambda line: watch.unmarshal_event(line.decode(), "V1Pod"))
 
 
-def side(name: str, events: int, plant: float = 0.0) -> SideResult:
-    """Run one side in this process, slowed down by the factor `plant`."""
+def side(name: str, events: int) -> SideResult:
+    """Run one side in this process."""
     match name:
         case "controller":
-            return asyncio.run(_controller(events, plant or 1.0))
+            return asyncio.run(_controller(events))
         case "models":
             return asyncio.run(_models(events))
         case "dicts":
@@ -155,12 +153,12 @@ def side(name: str, events: int, plant: float = 0.0) -> SideResult:
 
 
 def churn(options: Options) -> list[Row]:
-    """Part 5: all sides in turn, three times."""
+    """All sides in turn, three times."""
     names = "controller", "models", "dicts", "floor"
     rates: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(options.rounds):
         for name in names:
-            result = measured(name, max(options.events // SLOW.get(name, 1), 100), options.plant)
+            result = measured(name, max(options.events // SLOW.get(name, 1), 100))
             rates[name].append(result.events / result.cpu_seconds)
             say(
                 f"churn: {name} {rates[name][-1]:.0f} events/s"
@@ -175,15 +173,12 @@ def churn(options: Options) -> list[Row]:
     ]
 
 
-def measured(side: str, events: int, plant: float) -> SideResult:
+def measured(side: str, events: int) -> SideResult:
     """Run one side in a separate process."""
-    command = [PYTHON, "-m", "torchrun_bench.churn", side, str(events), str(plant)]
+    command = [PYTHON, "-m", "torchrun_bench.churn", side, str(events)]
     done = subprocess.run(command, env=compiled_environment(), check=True, capture_output=True)
     return msgspec.json.decode(done.stdout, type=SideResult)
 
 
 if __name__ == "__main__":
-    _plant = float(sys.argv[3])
-    if sys.argv[1] == "controller" and _plant:
-        planted.slow_down(_plant)
-    sys.stdout.write(msgspec.json.encode(side(sys.argv[1], int(sys.argv[2]), _plant)).decode())
+    sys.stdout.write(msgspec.json.encode(side(sys.argv[1], int(sys.argv[2]))).decode())

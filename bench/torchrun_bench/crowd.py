@@ -20,8 +20,8 @@ import uvloop
 from torchrun_bench import bodies, kwok
 from torchrun_bench.control_plane import cluster, create_teams, name_of, prepare
 from torchrun_bench.etcd import Etcd
+from torchrun_bench.gangs import create
 from torchrun_bench.http import Server
-from torchrun_bench.load import create
 from torchrun_bench.processes import (
     CONTROLLER_NAMESPACE,
     controller,
@@ -71,23 +71,9 @@ class Crowd:
             for prefix in COPIED
             for key, value in etcd.under(f"{prefix}{CONTROLLER_NAMESPACE}/").items()
         }
-        self.pods = sorted(
-            key.decode().rpartition("/")[2]
-            for key in self._original
-            if key.startswith(b"/registry/pods/")
-        )
         others = [value for prefix in SHARED_PREFIXES for value in etcd.under(prefix).values()]
         etcd.close()
         self._uids = sorted(_uids(self._original.values()) - _uids(others))
-
-    @property
-    def namespaces(self) -> list[str]:
-        """All namespaces with jobs, or with room for them."""
-        return [CONTROLLER_NAMESPACE, *(bodies.team(number) for number in range(self.teams))]
-
-    def namespace_of(self, number: int) -> str:
-        """The namespace of a copy."""
-        return bodies.team(number % self.teams)
 
     def fill(self, jobs: int) -> None:
         """Create jobs up to this number, each with its pods. Stops the API server meanwhile."""
@@ -110,7 +96,7 @@ class Crowd:
         )
 
     def _copy(self, number: int) -> Iterator[tuple[bytes, bytes]]:
-        name, namespace = f"gang-{number:05d}".encode(), self.namespace_of(number).encode()
+        name, namespace = f"gang-{number:05d}".encode(), bodies.team(number % self.teams).encode()
         assert len(namespace) == len(CONTROLLER_NAMESPACE), "the encodings have lengths"
         uids = [(uid, f"{number:08x}".encode() + uid[8:]) for uid in self._uids]
         for key, value in self._original.items():

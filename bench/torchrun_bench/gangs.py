@@ -10,25 +10,32 @@ import msgspec
 
 from torchrun_api import names
 from torchrun_api.json import JsonObject
-from torchrun_bench.http import events, send
+from torchrun_bench.bodies import torchrun_job
+from torchrun_bench.http import JSON, events, send
 
-JSON, MERGE = "application/json", "application/merge-patch+json"
-
-
-def _terminated(phase: str, code: int, reason: str) -> JsonObject:
-    container: JsonObject = {
-        "name": "trainer",
-        "image": "bench/none",
-        "imageID": "bench/none",
-        "ready": False,
-        "restartCount": 0,
-        "state": {"terminated": {"exitCode": code, "reason": reason}},
-    }
-    return {"phase": phase, "containerStatuses": [container]}
+MERGE = "application/merge-patch+json"
 
 
-FAILED = _terminated("Failed", 1, "Error")
-SUCCEEDED = _terminated("Succeeded", 0, "Completed")
+FAILED: JsonObject = {
+    "phase": "Failed",
+    "containerStatuses": [
+        {
+            "name": "trainer",
+            "image": "bench/none",
+            "imageID": "bench/none",
+            "ready": False,
+            "restartCount": 0,
+            "state": {"terminated": {"exitCode": 1, "reason": "Error"}},
+        }
+    ],
+}
+
+
+async def create(session: aiohttp.ClientSession, namespace: str, name: str, nodes: int = 1) -> None:
+    """POST a job."""
+    path = f"/apis/torchrun.ai/v1alpha1/namespaces/{namespace}/torchrunjobs"
+    body = msgspec.json.encode(torchrun_job(name, nodes))
+    await send(session, "POST", path, body, JSON)
 
 
 class Gangs:
@@ -44,7 +51,6 @@ class Gangs:
         self._pods_path = f"/api/v1/{scope}/pods"
         self._children_path = f"/apis/batch/v1/{scope}/jobs"
         self._changed = asyncio.Condition()
-        self.phases: dict[str, str] = {}
         self.children: dict[str, float] = {}
         # By job and attempt, then by pod.
         self.pods: dict[tuple[str, str], dict[str, float]] = {}
@@ -98,7 +104,6 @@ class Gangs:
         status = _part(job, "status")
         attempt = status.get("attempt", 0)
         assert isinstance(attempt, int)
-        self.phases[_name(job)] = str(status.get("phase", ""))
         if status.get("phase") == "Running":
             self.running.setdefault((_name(job), attempt), time.monotonic())
 

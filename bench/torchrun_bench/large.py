@@ -1,13 +1,11 @@
 """One gang of thousands of pods, beside the Job controller alone with a Job of as many pods.
 
 Nodes and pods are kwok's; API server, Job controller, scheduler and controller are real. Each gang
-is restarted once. For the Job controller alone, the bench deletes the failed Job and creates the
-next one as soon as it sees the first failed pod. It does so with plain pods, and with the pods of
-the controller and their headless Service. These pods are larger: the API server and all watches
-read them at each change. The EndpointSlice controller updates the addresses of the Service. Once
-more it ends the survivors as the controller does, with a short grace period, beside the creation of
-the next Job: the difference to the controller is the cost of its decisions. Then a gang loses a pod
-that is replaced alone.
+is restarted once. For the Job controller alone, the bench ends the failed Job and creates the next
+one as soon as it sees the first failed pod. It does so with plain pods, and with the pods of the
+controller and their headless Service, whose survivors it ends as the controller does. These pods
+are larger: the API server and all watches read them at each change. The difference to the
+controller is the cost of its decisions.
 """
 
 import asyncio
@@ -25,9 +23,8 @@ from torchrun_api.json import JsonObject, object_at
 from torchrun_api.kinds import JOBS, PODS, SERVICES, Kind
 from torchrun_bench import bare, bodies, kwok, plans
 from torchrun_bench.control_plane import cluster, prepare
-from torchrun_bench.gangs import FAILED, Gangs
+from torchrun_bench.gangs import FAILED, Gangs, create
 from torchrun_bench.http import JSON, RefusedError, Server, send
-from torchrun_bench.load import create
 from torchrun_bench.options import Options
 from torchrun_bench.processes import (
     BARE_NAMESPACE,
@@ -43,10 +40,9 @@ from torchrun_bench.processes import (
 from torchrun_bench.report import Row, row, say
 from torchrun_controller.reconcile.gang.cleanup import SURVIVOR_GRACE
 
-GANG, KEPT = "gang", "kept"  # KEPT has its pods replaced alone
+GANG = "gang"
 FAILING = 3  # index of the pod that fails
 MOST_SECONDS = 1200.0  # for each step
-TARGET_PODS = 1000  # the size with targets
 _CPUS = 64  # of a kwok node
 
 
@@ -71,14 +67,6 @@ class Cost(msgspec.Struct, frozen=True):
     used: Usage
 
 
-class Loss(msgspec.Struct, frozen=True):
-    """The replacement of one pod. `seconds`: from its deletion until all pods run again."""
-
-    seconds: float
-    requests: Requests
-    new_pods: int
-
-
 def large(options: Options) -> list[Row]:
     """One gang of each size."""
     return [row for pods in options.large for row in _measure(pods)]
@@ -90,20 +78,14 @@ def _measure(pods: int) -> list[Row]:
         server, port = prepare(on), free_port()
         # The pods of the failed attempt end while those of the next one start.
         with kwok.playing(on, max(2 * pods // _CPUS, 1) + 1):
-            alone = uvloop.run(_alone(server, pods, labelled_job, _delete_job))
-            say(f"large: {pods} pods, the Job controller alone: {alone}")
-            same = uvloop.run(_alone(server, pods, same_job, _delete_job, same_service()))
+            plain = uvloop.run(_alone(server, pods, labelled_job, _delete_job))
+            say(f"large: {pods} pods, the Job controller alone: {plain}")
+            same = uvloop.run(_alone(server, pods, same_job, _end_survivors, same_service()))
             say(f"large: {pods} pods, the Job controller alone with the same pods: {same}")
-            quick = uvloop.run(_alone(server, pods, same_job, _end_survivors, same_service()))
-            say(f"large: {pods} pods, the same with a short grace period: {quick}")
             with controller(on.kubeconfig, port) as process:
                 ours, cost = uvloop.run(_ours(server, pods, process.pid, port))
             say(f"large: {pods} pods, the controller: {ours}")
-            # Workers that report to it, which the replacement of single pods needs.
-            reports = ("--progress-url", f"http://127.0.0.1:{free_port()}", "--progress-port", "0")
-            with controller(on.kubeconfig, port, options=reports) as process:
-                loss = uvloop.run(_lose_pod(server, pods, process.pid, port))
-    return [*rows(pods, ours, alone, same, quick, cost), *rows_of_loss(pods, loss)]
+    return rows(pods, ours, plain, same, cost)
 
 
 async def _alone(
@@ -262,30 +244,6 @@ async def _ours(server: Server, pods: int, pid: int, port: int) -> tuple[Steps, 
             )
 
 
-async def _lose_pod(server: Server, pods: int, pid: int, port: int) -> Loss:
-    """Delete one pod of a gang whose lost pods are replaced alone."""
-    await ready(port)
-    async with server.session() as session:
-        gangs = Gangs(session, CONTROLLER_NAMESPACE, MOST_SECONDS)
-        async with gangs.following():
-            await gangs.delete(GANG)
-            await _until_gone(session, CONTROLLER_NAMESPACE)
-            reliability: JsonObject = {"podReplacement": "Pod"}
-            await create(session, CONTROLLER_NAMESPACE, KEPT, pods, reliability=reliability)
-            await gangs.until(lambda: (KEPT, 0) in gangs.running)
-            await asyncio.to_thread(settled, pid)
-            before, start_time = requests(port), time.monotonic()
-            lost = sorted(gangs.pods[KEPT, "0"])[FAILING]
-            path = f"/api/v1/namespaces/{CONTROLLER_NAMESPACE}/pods/{lost}"
-            await send(session, "DELETE", path, b"", JSON)
-            await gangs.until(lambda: gangs.phases[KEPT] == "Queued")
-            await gangs.until(lambda: gangs.phases[KEPT] == "Running")
-            seconds = time.monotonic() - start_time
-            await asyncio.to_thread(settled, pid)
-            new_pods = sum(len(of_gang) for (job, _), of_gang in gangs.pods.items() if job == KEPT)
-            return Loss(seconds, requests(port).since(before), new_pods - pods)
-
-
 async def _until_gone(session: aiohttp.ClientSession, namespace: str) -> None:
     """Wait until the namespace has no pods."""
     async with asyncio.timeout(MOST_SECONDS):
@@ -296,54 +254,31 @@ async def _until_gone(session: aiohttp.ClientSession, namespace: str) -> None:
             await asyncio.sleep(0.5)
 
 
-def rows(pods: int, ours: Steps, alone: Steps, same: Steps, quick: Steps, cost: Cost) -> list[Row]:
-    """The figures of one size; those of TARGET_PODS have targets.
-
-    alone, same, quick: the Job controller alone with plain pods, with the pods of the controller,
-    and with those if the survivors end as soon as those of the controller.
-    """
+def rows(pods: int, ours: Steps, plain: Steps, same: Steps, cost: Cost) -> list[Row]:
+    """The figures beside the Job controller alone with plain pods, and with the same pods."""
     of = f"gang of {pods:,}"
-    bound = ("<=", 1.5) if pods == TARGET_PODS else None
-    most = 20.0 if pods == TARGET_PODS else None
     for what, request_counts in (("start", cost.started), ("restart", cost.restarted)):
         say(f"{of}, {what}: {request_counts.writes_by_kind()}")
+    result = []
+    for beside, its in (("a plain Job", plain), ("the same pods", same)):
+        for what, field in (
+            ("created to all pods created", "pods_created"),
+            ("created to all pods running", "pods_running"),
+            ("first failed pod to all new pods created", "pods_again"),
+            ("first failed pod to all new pods running", "running_again"),
+        ):
+            left, right = getattr(ours, field), getattr(its, field)
+            result.append(row(f"{of}: {what}, beside {beside}", "s", left, right))
     return [
-        row(f"{of}: created to all pods created", "s", ours.pods_created, alone.pods_created),
-        row(f"{of}: created to all pods created, beside the same pods", "s", ours.pods_created,
-            same.pods_created),
-        row(f"{of}: created to all pods running", "s", ours.pods_running, alone.pods_running),
+        *result,
         row(f"{of}: created to the phase Running", "s", cost.phase_running),
-        row(f"{of}: first failed pod to all new pods created", "s", ours.pods_again,
-            alone.pods_again, ratio=bound),
-        row(f"{of}: first failed pod to all new pods created, beside the same pods", "s",
-            ours.pods_again, same.pods_again),
-        row(f"{of}: first failed pod to all new pods created, beside the same pods and grace "
-            "period", "s", ours.pods_again, quick.pods_again),
-        row(f"{of}: first failed pod to all new pods running", "s", ours.running_again,
-            alone.running_again),
-        row(f"{of}: first failed pod to all new pods running, beside the same pods", "s",
-            ours.running_again, same.running_again),
-        row(f"{of}: first failed pod to all new pods running, beside the same pods and grace "
-            "period", "s", ours.running_again, quick.running_again),
         row(f"{of}: first failed pod to the phase Running", "s", cost.phase_again),
-        row(f"{of}: writes for the start", "", cost.started.writes, most=most),
-        row(f"{of}: writes for the restart", "", cost.restarted.writes, most=most),
+        row(f"{of}: writes for the start", "", cost.started.writes),
+        row(f"{of}: writes for the restart", "", cost.restarted.writes),
         row(f"{of}: events", "", _events(cost.started) + _events(cost.restarted)),
         row(f"{of}: status", "bytes", cost.status_bytes),
         row(f"{of}: CPU", "s", cost.used.cpu_seconds),
         row(f"{of}: peak memory", "MiB", cost.used.peak_mib),
-    ]  # fmt: skip
-
-
-def rows_of_loss(pods: int, loss: Loss) -> list[Row]:
-    """The figures of a lost pod that is replaced alone."""
-    of = f"gang of {pods:,}"
-    say(f"{of}, lost pod: {loss.requests.writes_by_kind()}")
-    most = 20.0 if pods == TARGET_PODS else None
-    return [
-        row(f"{of}: one pod deleted, to all pods running", "s", loss.seconds),
-        row(f"{of}: writes for one lost pod", "", loss.requests.writes, most=most),
-        row(f"{of}: new pods for one lost pod", "", loss.new_pods, most=1.0),
     ]
 
 

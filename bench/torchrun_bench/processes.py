@@ -9,7 +9,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -22,8 +22,7 @@ from torchrun_bench.http import Server
 from torchrun_cluster.places import cache_home
 
 CONTROLLER_NAMESPACE, BARE_NAMESPACE = "bench-controller", "bench-bare"
-POST_NAMESPACE = "bench-post"  # the bare client that only creates the Job
-NAMESPACES = (CONTROLLER_NAMESPACE, BARE_NAMESPACE, POST_NAMESPACE)
+NAMESPACES = (CONTROLLER_NAMESPACE, BARE_NAMESPACE)
 TICKS = os.sysconf("SC_CLK_TCK")
 # Created by `make bench`: only the dependencies of the controller, as in its image.
 _INSTALLED = Path(sys.prefix) / "controller" / "bin" / "python"
@@ -79,13 +78,6 @@ class Requests(msgspec.Struct, frozen=True):
         return Requests({kind: number for kind, number in new_requests.items() if number})
 
     @property
-    def all(self) -> int:
-        """All requests except for new watches, discovery and the lease."""
-        return sum(
-            n for (verb, what), n in self.by_kind.items() if verb != "watch" and what != "apis"
-        )
-
-    @property
     def writes(self) -> int:
         """Writes, without events, leases and reviews of permissions."""
         return sum(self.writes_by_kind().values())
@@ -119,14 +111,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def controller_command(kubeconfig: Path, port: int, *, plant: float = 0.0) -> list[str]:
+def controller_command(kubeconfig: Path, port: int) -> list[str]:
     """The command of the controller for all namespaces, without leader election.
 
-    The other settings are the defaults, with the log level `info`. `plant`: see `planted.py`.
+    The other settings are the defaults, with the log level `info`.
     """
-    module = ["torchrun_bench.planted", str(plant)] if plant else ["torchrun_controller"]
     return [
-        PYTHON, "-m", *module,
+        PYTHON, "-m", "torchrun_controller",
         "--kubeconfig", str(kubeconfig),
         "--runtime-image", "bench/none",
         "--leader-election", "false",
@@ -136,17 +127,15 @@ def controller_command(kubeconfig: Path, port: int, *, plant: float = 0.0) -> li
 
 
 @contextmanager
-def controller(
-    kubeconfig: Path, port: int, *, plant: float = 0.0, options: Sequence[str] = ()
-) -> Iterator[subprocess.Popen[bytes]]:
+def controller(kubeconfig: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """Run the controller until the end of the block."""
     _compiled()
-    command = [*controller_command(kubeconfig, port, plant=plant), *options]
+    command = controller_command(kubeconfig, port)
     with tempfile.TemporaryFile() as log, running(command, log.fileno(), log.fileno()) as process:
         yield process
 
 
-BareMode = Literal["follow", "resume", "list"]
+BareMode = Literal["follow", "list"]
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """Figures of a run: tables for people, JSON for comparisons."""
 
-import math
 import os
 import platform
 import statistics
@@ -15,53 +14,21 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One figure of the controller and of another program, with the ratio and its target."""
+    """One figure of the controller and of another program, and their ratio."""
 
     what: str
     unit: str
     controller: float
     bare: float | None
     ratio: float | None
-    target: str
-    met: bool
     part: str = ""
 
 
-def row(
-    what: str,
-    unit: str,
-    ours: float,
-    bare: float | None = None,
-    *,
-    ratio: tuple[str, float] | None = None,
-    of: float | None = None,
-    most: float | None = None,
-    least: float | None = None,
-) -> Row:
-    """A figure with at most one target: `ratio` ("<=" or ">=", bound), or `most`, or `least`.
-
-    `of` is the ratio, if it is not that of the two figures. A smoke run (see `is_smoke`) has no
-    targets, because its sizes are too small.
-    """
-    of = of if of is not None or not bare else ours / bare
-    target, met = "", True
-    if is_smoke():
-        pass
-    elif ratio is not None and of is not None:
-        sign, bound = ratio
-        target, met = f"{sign} {bound:g} x", of <= bound if sign == "<=" else of >= bound
-    elif most is not None:
-        target, met = f"<= {most:g} {unit}", ours <= most
-    elif least is not None:
-        target, met = f">= {least:g} {unit}", ours >= least
+def row(what: str, unit: str, ours: float, bare: float | None = None) -> Row:
+    """A figure, rounded."""
     digits = 0 if abs(ours) >= 1000 else 3
     rounded = None if bare is None else round(bare, digits)
-    return Row(what, unit, round(ours, digits), rounded, of, target, met)
-
-
-def is_smoke() -> bool:
-    """Whether this run only checks that the bench works, by `--quick`."""
-    return os.environ.get("TORCHRUN_BENCH_QUICK") == "1"
+    return Row(what, unit, round(ours, digits), rounded, ours / bare if bare else None)
 
 
 def say(text: str) -> None:
@@ -76,28 +43,36 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
-    """The exponent k of cost = c * size^k, fitted by least squares of the logarithms."""
-    return statistics.linear_regression(
-        [math.log(size) for size in sizes], [math.log(max(cost, 1e-9)) for cost in costs]
-    ).slope
+def spread(values: Sequence[float]) -> str:
+    """The median, and minimum and maximum if they differ."""
+    middle, least, most = map(_short, (statistics.median(values), min(values), max(values)))
+    return middle if least == most else f"{middle} ({least}-{most})"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def markdown(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    return "\n".join(
+        f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles), *lines)
+    )
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A markdown table."""
+    """The table of these figures."""
     lines = [
-        "| what | unit | controller | other | ratio | target | met |",
-        "|---|---|---|---|---|---|---|",
+        [
+            each.what,
+            each.unit,
+            f"{each.controller:g}",
+            "" if each.bare is None else f"{each.bare:g}",
+            "" if each.ratio is None else f"{each.ratio:.2f}",
+        ]
+        for each in rows
     ]
-    for each in rows:
-        bare = "" if each.bare is None else f"{each.bare:g}"
-        ratio = "" if each.ratio is None else f"{each.ratio:.2f}"
-        met = "" if not each.target else "yes" if each.met else "NO"
-        lines.append(
-            f"| {each.what} | {each.unit} | {each.controller:g} | {bare} | {ratio}"
-            f" | {each.target} | {met} |"
-        )
-    return "\n".join(lines)
+    return markdown(["what", "unit", "controller", "other", "ratio"], lines)
 
 
 def machine() -> str:

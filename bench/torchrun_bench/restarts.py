@@ -1,4 +1,4 @@
-"""Gang restarts, and the requests of a job from its creation to its end.
+"""Gang restarts.
 
 Nodes and pods are kwok's; API server, Job controller, scheduler and controller are real. Each job
 is restarted once, because only the first restart has no delay. Times are those of events in the
@@ -7,10 +7,6 @@ watches of the bench, by its monotonic clock.
 The bare client deletes the old Job and applies the next one as soon as it sees a failed pod.
 """
 
-import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import aiohttp
 import msgspec
 import uvloop
@@ -18,9 +14,8 @@ import uvloop
 from torchrun_api import names
 from torchrun_bench import kwok, plans
 from torchrun_bench.control_plane import cluster, prepare
-from torchrun_bench.gangs import FAILED, SUCCEEDED, Gangs
+from torchrun_bench.gangs import FAILED, Gangs, create
 from torchrun_bench.http import Server
-from torchrun_bench.load import create
 from torchrun_bench.options import Options
 from torchrun_bench.processes import (
     BARE_NAMESPACE,
@@ -29,8 +24,6 @@ from torchrun_bench.processes import (
     controller,
     free_port,
     ready,
-    requests,
-    settled,
 )
 from torchrun_bench.report import Row, percentile, row, say
 
@@ -54,39 +47,24 @@ class Whole(Restart, frozen=True):
     running: float
 
 
-class Sides(msgspec.Struct, frozen=True):
-    """The processes beside the API server."""
-
-    server: Server
-    port: int
-    controller: int
-
-
-@contextmanager
-def sides(part: str, options: Options) -> Iterator[Sides]:
-    """Run both sides with the Job controller, on kwok nodes."""
-    say(f"{part}: starts an API server, scheduler, Job controller and kwok")
-    with cluster(part, scheduler=True) as new_cluster:
-        server, port = prepare(new_cluster), free_port()
+def restarts(options: Options) -> list[Row]:
+    """Sequential restarts, the sides in turn, on kwok nodes."""
+    say("restart: starts an API server, scheduler, Job controller and kwok")
+    with cluster("restart", scheduler=True) as on:
+        server, port = prepare(on), free_port()
         with (
-            kwok.playing(new_cluster),
-            controller(new_cluster.kubeconfig, port, plant=options.plant) as process,
+            kwok.playing(on),
+            controller(on.kubeconfig, port),
             bare(server, BARE_NAMESPACE, plan=plans.same_writes(GANG)),
         ):
-            yield Sides(server, port, process.pid)
+            return uvloop.run(_restarts(server, port, options.restarts))
 
 
-def restarts(options: Options) -> list[Row]:
-    """Part 6: sequential restarts, the sides in turn."""
-    with sides("restart", options) as on:
-        return uvloop.run(_restarts(on, options.restarts))
-
-
-async def _restarts(on: Sides, count: int) -> list[Row]:
-    await ready(on.port)
+async def _restarts(server: Server, port: int, count: int) -> list[Row]:
+    await ready(port)
     ours: list[Whole] = []
     floor: list[Restart] = []
-    async with on.server.session() as session:
+    async with server.session() as session:
         left, right = Gangs(session, CONTROLLER_NAMESPACE), Gangs(session, BARE_NAMESPACE)
         async with left.following(), right.following():
             for number in range(WARM_UP + count):
@@ -133,14 +111,14 @@ def _restart(gangs: Gangs, job: str) -> Restart:
 
 
 def rows(ours: list[Whole], floor: list[Restart]) -> list[Row]:
-    """The figures, those with a target first."""
+    """The figures."""
     result = []
-    for percent, most in ((50, 0.4), (99, 1.0)):
+    for percent in (50, 99):
         what = f"gang of {GANG}, first failed pod to all pods of the next, p{percent}, {len(ours)}"
         left, right = (
             percentile([each.all_pods for each in side], percent) for side in (ours, floor)
         )
-        result.append(row(what, "s", left, right, most=most))
+        result.append(row(what, "s", left, right))
     for percent in (50, 99):
         what = f"until the new Job is seen, p{percent}"
         left, right = (
@@ -153,40 +131,3 @@ def rows(ours: list[Whole], floor: list[Restart]) -> list[Row]:
     ):
         result.append(row(f"{what}, p50", "s", percentile([getattr(r, part) for r in ours], 50)))
     return result
-
-
-def lives(options: Options) -> list[Row]:
-    """Part 9: the writes of a simple job, from its creation to its success."""
-    with sides("life", options) as on:
-        return uvloop.run(_lives(on, options.lives))
-
-
-async def _lives(on: Sides, count: int) -> list[Row]:
-    await ready(on.port)
-    result = []
-    async with on.server.session() as session:
-        gangs = Gangs(session, CONTROLLER_NAMESPACE)
-        async with gangs.following():
-            for nodes, most in ((1, 6.0), (GANG, None)):
-                await _life(session, gangs, f"first-of-{nodes}", nodes)
-                await asyncio.to_thread(settled, on.controller)
-                before = requests(on.port)
-                for number in range(count):
-                    await _life(session, gangs, f"life-{nodes}-{number}", nodes)
-                await asyncio.to_thread(settled, on.controller)
-                request_counts = requests(on.port).since(before)
-                for kind, number in sorted(request_counts.by_kind.items()):
-                    say(f"life of {nodes}: {number / count:.2f} requests a job: {' '.join(kind)}")
-                what = f"writes of a plain life of {nodes} nodes, created to Succeeded"
-                result.append(
-                    row(f"{what}, without events", "", request_counts.writes / count, most=most)
-                )
-    return result
-
-
-async def _life(session: aiohttp.ClientSession, gangs: Gangs, job: str, nodes: int) -> None:
-    await create(session, CONTROLLER_NAMESPACE, job, nodes)
-    await gangs.until(lambda: (job, 0) in gangs.running)
-    for pod in sorted(gangs.pods[job, "0"]):
-        await gangs.end(pod, SUCCEEDED)
-    await gangs.until(lambda: gangs.phases[job] == "Succeeded")

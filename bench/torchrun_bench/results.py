@@ -48,9 +48,3 @@ def save(results: Results, parts: Sequence[str]) -> Path:
     RESULTS.mkdir(exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
     return path
-
-
-def stored(folder: Path = RESULTS) -> dict[str, Run]:
-    """The stored runs by the name of their file, the oldest first."""
-    files = sorted(folder.glob("2*-*.json"))
-    return {file.stem: msgspec.json.decode(file.read_bytes(), type=Run) for file in files}

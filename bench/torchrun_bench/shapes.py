@@ -6,8 +6,7 @@ the competitors take turns, and each turn ends with the deletion of its objects 
 
 import asyncio
 import contextlib
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -15,11 +14,9 @@ import uvloop
 
 from torchrun_bench.api_requests import writes
 from torchrun_bench.competitors import (
-    APPLY,
+    COMPETITORS,
     CONTROLLER,
-    JOBSET_ALONE,
     JOBSET_SERVICE,
-    POST,
     Competitor,
     Site,
     available,
@@ -28,10 +25,10 @@ from torchrun_bench.control_plane import create_teams, name_of, serving
 from torchrun_bench.etcd import Etcd
 from torchrun_bench.http import Client
 from torchrun_bench.options import Options
-from torchrun_bench.report import Row, row, say
+from torchrun_bench.report import Row, markdown, row, say, spread
 from torchrun_bench.turns import Load, Restarted, Sizes, Turn, restart, turn, watched
 
-TARGET_NODES = 2  # the size with targets, and that of the restart
+RESTARTED_NODES = 2  # the size of gangs of the restart
 LARGE = 100  # nodes; larger gangs have a smaller burst
 _ABOVE = "/registry/{}/bench-team-"
 _DELETED = ("torchrun.ai/torchrunjobs", "jobset.x-k8s.io/jobsets", "jobs", "services/specs",
@@ -66,7 +63,7 @@ def measure(options: Options) -> Figures:
                 for competitor in competitors[turned:] + competitors[:turned]:
                     sizes = Sizes(nodes, options.idle, jobs_of(nodes, options), number)
                     last = number == options.rounds - 1
-                    restarts = last and nodes == TARGET_NODES and competitor.restarts
+                    restarts = last and nodes == RESTARTED_NODES and competitor.restarts
                     _measure(on, competitor, sizes, options.teams, figures, restarts)
     return figures
 
@@ -122,79 +119,39 @@ async def _until_empty(on: Site) -> None:
     client.close()
 
 
-def ratio(turns: Sequence[Turn], field: str, nodes: int, other: Competitor) -> float | None:
-    """The median of the ratios of the controller and another one, each within one round."""
-    values = {
-        (each.competitor, each.round): float(getattr(each, field))
-        for each in turns
-        if each.nodes == nodes
-    }
-    ratios = [
-        value / values[other.name, number]
-        for (name, number), value in values.items()
-        if name == CONTROLLER.name and values.get((other.name, number))
-    ]
-    return statistics.median(ratios) if ratios else None
-
-
-def median(turns: Sequence[Turn], field: str, nodes: int, one: Competitor) -> float | None:
-    """The median of a competitor's figure over the rounds."""
-    values = [
-        float(getattr(each, field))
-        for each in turns
-        if each.nodes == nodes and each.competitor == one.name
-    ]
-    return statistics.median(values) if values else None
-
-
-# Field, what it is, its unit, the other competitor, and the bound of the ratio.
-TARGETS: tuple[tuple[str, str, str, Competitor, tuple[str, float]], ...] = (
-    ("p50", "idle, created to child Job seen, p50", "ms", POST, ("<=", 1.4)),
-    ("p50", "idle, created to child Job seen, p50", "ms", JOBSET_SERVICE, ("<=", 1.0)),
-    ("rate", "burst, child Jobs a second", "1/s", APPLY, (">=", 0.9)),
-    ("rate", "burst, child Jobs a second", "1/s", POST, (">=", 0.4)),
-    ("rate", "burst, child Jobs a second", "1/s", JOBSET_ALONE, (">=", 2.5)),
-    ("cpu_ms", "CPU a job until it is at rest", "ms", JOBSET_ALONE, ("<=", 0.6)),
+COLUMNS: tuple[tuple[str, Callable[[Turn], float]], ...] = (
+    ("idle p50, ms", lambda turn: turn.p50),
+    ("idle p99, ms", lambda turn: turn.p99),
+    ("child Jobs a second", lambda turn: turn.rate),
+    ("CPU a job, ms", lambda turn: turn.cpu_ms),
+    ("API server's CPU a job, ms", lambda turn: turn.api_cpu_ms),
+    ("peak MiB", lambda turn: turn.peak_mib),
+    ("writes a job", lambda turn: writes(turn.requests)),
 )
 
 
-def rows(figures: Figures) -> list[Row]:
-    """The figures that have targets."""
-    turns, nodes, result = figures.turns, TARGET_NODES, []
-    for field, what, unit, other, bound in TARGETS:
-        ours, its = (median(turns, field, nodes, one) for one in (CONTROLLER, other))
-        if ours is not None and its is not None:
-            of = ratio(turns, field, nodes, other)
-            what = f"{nodes} nodes, {what}, beside {other.name}"
-            result.append(row(what, unit, ours, its, ratio=bound, of=of))
-    for field, what, unit, most in (
-        ("cpu_ms", "CPU a job until it is at rest", "ms", 2.0),
-        ("peak_mib", "peak memory", "MiB", 75.0),
-    ):
-        ours = median(turns, field, nodes, CONTROLLER)
-        if ours is not None:
-            result.append(row(f"{nodes} nodes, {what}", unit, ours, most=most))
-    return result + _restart_rows(figures.restarts)
+def table(turns: Sequence[Turn]) -> str:
+    """A line for each size and competitor: medians of the rounds, with minimum and maximum."""
+    lines = []
+    for nodes in dict.fromkeys(each.nodes for each in turns):
+        for one in COMPETITORS:
+            its = [each for each in turns if (each.nodes, each.competitor) == (nodes, one.name)]
+            if its:
+                figures = (spread([read(each) for each in its]) for _, read in COLUMNS)
+                lines.append([f"{nodes}", one.name, *figures])
+    return markdown(["nodes", "competitor", *(name for name, _ in COLUMNS)], lines)
 
 
-def _restart_rows(restarts: Sequence[Restarted]) -> list[Row]:
+def rows(restarts: Sequence[Restarted]) -> list[Row]:
+    """The figures of the restarts."""
     by_name = {each.competitor: each for each in restarts}
-    ours = by_name.get(CONTROLLER.name)
-    if ours is None:
+    ours, other = by_name.get(CONTROLLER.name), by_name.get(JOBSET_SERVICE.name)
+    if ours is None or other is None:
         return []
-    of = f"restart with {ours.jobs} jobs"
-    result = [row(f"{of}: writes", "", ours.writes, most=0)]
-    if other := by_name.get(JOBSET_SERVICE.name):
-        beside = f"beside {other.competitor}"
-        result += [
-            row(f"{of}: ready, {beside}", "s", ours.ready, other.ready),
-            row(f"{of}: first action, {beside}", "s", ours.first_action, other.first_action,
-                ratio=("<=", 1.0)),
-        ]  # fmt: skip
-    return result
-
-
-def requests_of(one: Turn) -> str:
-    """Requests and writes for each job, as a line of text."""
-    kinds = ", ".join(f"{n:.2f} {kind}" for kind, n in one.requests.items() if n >= 0.005)
-    return f"{one.competitor}: {writes(one.requests):.2f} writes a job ({kinds})"
+    of, beside = f"restart with {ours.jobs} jobs", f"beside {other.competitor}"
+    return [
+        row(f"{of}: writes", "", ours.writes),
+        row(f"{of}: ready, {beside}", "s", ours.ready, other.ready),
+        row(f"{of}: first action, {beside}", "s", ours.first_action, other.first_action),
+        row(f"{of}: CPU, {beside}", "s", ours.cpu, other.cpu),
+    ]

@@ -35,17 +35,14 @@ def test_the_service_selects_the_same_pods():
     assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
 
 
-def test_only_the_gang_of_a_thousand_has_targets():
-    steps = large.Steps(1.0, 2.0, 3.1, 4.0)
+def test_the_figures_are_beside_plain_and_beside_the_same_pods():
+    ours, other = large.Steps(1.0, 2.0, 3.0, 4.0), large.Steps(1.0, 2.0, 2.0, 4.0)
     started = Requests({("patch", "jobs.batch"): 1, ("post", "events.events.k8s.io"): 2})
     restarted = Requests({("delete", "pods"): 21, ("post", "events.events.k8s.io"): 1})
     cost = large.Cost(2.5, 3.5, started, restarted, 1868, Usage(1.0, 70.0, 65.0))
-    made = large.rows(1000, steps, large.Steps(1.0, 2.0, 2.0, 4.0), steps, steps, cost)
-    missed = [row.what for row in made if not row.met]
-    assert missed == [
-        "gang of 1,000: first failed pod to all new pods created",
-        "gang of 1,000: writes for the restart",
-    ]
-    (events,) = [row.controller for row in made if row.what.endswith("events")]
-    assert events == 3
-    assert all(row.met for row in large.rows(5000, steps, steps, steps, steps, cost))
+    made = {row.what: row for row in large.rows(1000, ours, other, ours, cost)}
+    failed = "gang of 1,000: first failed pod to all new pods created"
+    assert made[f"{failed}, beside a plain Job"].ratio == 1.5
+    assert made[f"{failed}, beside the same pods"].ratio == 1.0
+    assert made["gang of 1,000: events"].controller == 3
+    assert made["gang of 1,000: writes for the restart"].controller == 21

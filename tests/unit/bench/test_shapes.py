@@ -5,19 +5,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from torchrun_bench import api_requests, bodies, page, plans, shapes
+from torchrun_bench import api_requests, bodies, plans, shapes
 from torchrun_bench.bare import Writes
 from torchrun_bench.competitors import (
-    APPLY,
     COMPETITORS,
     CONTROLLER,
     JOBSET_ALONE,
     JOBSET_SERVICE,
-    POST,
     configuration,
 )
 from torchrun_bench.options import QUICK, Options
-from torchrun_bench.results import Run, stored
 from torchrun_bench.turns import Restarted, Turn
 
 METRICS = """# TYPE apiserver_request_total counter
@@ -110,54 +107,19 @@ def test_a_service_is_not_written_for_one_node():
     assert [msgspec.json.decode(write.body)["kind"] for write in requests] == ["Job", "TorchrunJob"]
 
 
-def test_a_ratio_is_the_median_of_the_rounds_and_not_of_the_figures():
-    turns = [
-        *(a_turn("controller", round=n, rate=rate) for n, rate in enumerate((50, 100, 400))),
-        *(a_turn("bare POST", round=n, rate=rate) for n, rate in enumerate((100, 100, 500))),
-        a_turn("controller", nodes=8, round=0, rate=1),
-    ]
-    assert shapes.ratio(turns, "rate", 2, POST) == pytest.approx(0.8)
-    assert shapes.ratio(turns, "rate", 2, APPLY) is None
-    assert shapes.ratio(turns, "rate", 8, POST) is None
-    assert shapes.median(turns, "rate", 2, CONTROLLER) == 100
-
-
-@pytest.mark.parametrize(
-    ("fields", "missed"),
-    [
-        ({}, []),
-        ({"p50": 14.1}, ["beside bare POST", "beside JobSet"]),
-        ({"p50": 10.1}, ["beside JobSet"]),
-        ({"rate": 89.0}, ["beside bare apply"]),
-        ({"cpu_ms": 0.7}, ["beside JobSet, no Service"]),
-        ({"peak_mib": 75.5}, ["peak memory"]),
-    ],
-)
-def test_the_targets_are_those_of_two_nodes(fields: dict[str, float], missed: list[str]):
-    turns = [
-        a_turn("controller", **({"cpu_ms": 0.5} | fields)),
-        a_turn("bare apply"),
-        a_turn("bare POST"),
-        a_turn("JobSet"),
-        a_turn("JobSet, no Service", rate=35.0),
-        a_turn("controller", nodes=8, p50=1000.0),
-    ]
-    rows = shapes.rows(shapes.Figures(turns))
-    assert len(rows) == 8
-    found = [row.what for row in rows if not row.met]
-    assert len(found) == len(missed)
-    assert all(what.endswith(end) for what, end in zip(found, missed, strict=True))
-
-
-def test_a_restart_writes_nothing_and_acts_as_early_as_jobset():
+def test_a_restart_is_compared_with_jobset():
     def restarted(name: str, **fields: float) -> Restarted:
         return Restarted(name, 1100, **({"ready": 0.3, "first_action": 0.4, "cpu": 0.5,
                                          "writes": 0} | fields), requests={})  # fmt: skip
 
-    ours = restarted("controller", writes=1, first_action=0.41)
-    rows = shapes.rows(shapes.Figures([], [ours, restarted("JobSet")]))
-    assert [row.met for row in rows] == [False, True, False]
-    assert shapes.rows(shapes.Figures([], [restarted("JobSet")])) == []
+    rows = shapes.rows([restarted("controller", writes=1, ready=0.6), restarted("JobSet")])
+    assert [(row.controller, row.ratio) for row in rows] == [
+        (1, None),
+        (0.6, 2),
+        (0.4, 1),
+        (0.5, 1),
+    ]
+    assert shapes.rows([restarted("JobSet")]) == []
 
 
 def test_a_burst_of_large_gangs_is_smaller():
@@ -165,39 +127,18 @@ def test_a_burst_of_large_gangs_is_smaller():
     assert shapes.jobs_of(256, QUICK) >= 1
 
 
-def test_a_table_has_a_line_for_each_competitor_in_one_order():
+def test_the_table_has_a_line_for_each_size_and_competitor_in_one_order():
     turns = [
         a_turn("JobSet", round=0, rate=40, requests={"post jobs": 1.0, "post services": 1.0}),
         a_turn("controller", round=0, rate=100),
         a_turn("controller", round=1, rate=120),
+        a_turn("controller", nodes=8, round=0, rate=90),
     ]
-    text = page.shapes(Run(turns=turns))
-    lines = [line for line in text.splitlines() if line.startswith(("| controller |", "| JobSet"))]
-    assert [line.split(" | ")[0] for line in lines] == ["| controller", "| JobSet"]
-    assert "| 110 (100-120) |" in lines[0]
-    assert "| 2 | JobSet | 1.00 | 1.00 | 2.50 | 1.00 | 1.00 |" in text
-    assert "| post services |  | 1.00 |" in text
-    assert "restart with" not in text
-
-
-def test_the_page_takes_the_newest_run_of_each_part():
-    row = shapes.row("churn", "1/s", 5.0)
-    old, new = (
-        Run(turns=[a_turn("controller", rate=rate)], commit=commit, load=[1.0],
-            rows=[msgspec.structs.replace(row, part="churn", controller=rate)])
-        for commit, rate in (("old", 50.0), ("new", 60.0))
-    )  # fmt: skip
-    text = page.block({"20260101-000000": old, "20260102-000000": new})
-    assert "`20260102-000000.json`: commit new" in text
-    assert "commit old" not in text
-    assert "| churn | 2 | 55 (50-60) 1/s |" in text
-    whole = f"above\n{page.BEGIN}\nstale\n{page.END}\nbelow"
-    replaced = page.with_figures(whole, {})
-    assert replaced == f"above\n{page.BEGIN}\n\n{page.END}\nbelow"
-
-
-def test_the_page_has_the_figures_of_the_stored_runs():
-    assert page.block(stored()) in page.PAGE.read_text()
+    assert shapes.table(turns).splitlines()[2:] == [
+        "| 2 | controller | 10 | 20 | 110 (100-120) | 1 | 5 | 60 | 1 |",
+        "| 2 | JobSet | 10 | 20 | 40 | 1 | 5 | 60 | 2 |",
+        "| 8 | controller | 10 | 20 | 90 | 1 | 5 | 60 | 1 |",
+    ]
 
 
 def test_jobset_with_and_without_its_service_are_one_program():
