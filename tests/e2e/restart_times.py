@@ -1,7 +1,6 @@
 """Seconds from a failure to the first step after it, in the same pods and with a new gang.
 
-    RUNS=30 make restart-times     measures, in turns, with real pods and real torch
-    python -m e2e.restart_times    stores the last measurement, and writes the table in docs/design.md
+    RUNS=30 make restart-times     measures, in turns, with real pods and real torch, and prints a table
 
 All times are by the clock of one machine: the failing rank prints it just before it fails, the test
 reads it before it deletes a pod or cuts off a node, and rank 0 prints it after the first collective
@@ -9,16 +8,13 @@ operation of the new processes.
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
 
-from e2e.cluster import ROOT
 from e2e.manifests import job
 from e2e.nodes import apart, one_to_lose, placed, silent
 from e2e.space import Space, until
@@ -26,7 +22,6 @@ from torchrun_api import names
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS
 from torchrun_cluster import LocalCluster
-from torchrun_runtime.launch.hang import LAST_CHANCE
 
 # InPlace: the gang keeps its pods, or those that are not lost. Gang: a new gang follows.
 Scope = Literal["InPlace", "Gang"]
@@ -45,10 +40,6 @@ FAILURES: dict[Failure, str] = {
 RARE: Failure = "node cut off"
 TURNS_FOR_ONE = 10
 HANG_SECONDS = 10
-LATEST = ROOT / "build" / "restart-times.json"
-KEPT = ROOT / "bench" / "results" / "restart-times.json"
-PAGE = ROOT / "docs" / "design.md"
-BEGIN, END = "<!-- times: written by tests/e2e/restart_times.py -->", "<!-- end of times -->"
 
 _SCRIPT = """
 import os, signal, time
@@ -91,14 +82,6 @@ class Sample(msgspec.Struct, frozen=True):
     failure: Failure
     seconds: float
     imported: float
-
-
-class Measurement(msgspec.Struct, frozen=True):
-    """The restarts of one run. `kubelet`: seconds from the end of a container to its next start."""
-
-    date: str
-    samples: list[Sample]
-    kubelet: list[float]
 
 
 def measure(space: Space, local: LocalCluster, scope: Scope, failure: Failure, name: str) -> Sample:
@@ -209,80 +192,19 @@ def measure_kubelet(space: Space, restarts: int = 3) -> list[float]:
     return [start - end for end, start in zip(times[1::2], times[2::2], strict=True)][:restarts]
 
 
-def store(samples: list[Sample], kubelet: list[float]) -> None:
-    """Write the measurement for `main`."""
-    LATEST.parent.mkdir(exist_ok=True)
-    day = datetime.now(UTC).date().isoformat()
-    LATEST.write_bytes(msgspec.json.encode(Measurement(day, samples, kubelet)))
-
-
-def table(measurement: Measurement) -> str:
-    """The table of the page: medians and worst times by failure, in seconds."""
-    head = ("failure", "times", "pods kept: median (worst)", "new gang: median (worst)", "ratio")
-    rows = [head, ("---",) * len(head)]
+def table(samples: list[Sample], kubelet: list[float]) -> str:
+    """Medians and worst times by failure, in seconds."""
+    lines = ["failure: times, pods kept: median (worst), new gang: median (worst), ratio"]
     for failure in FAILURES:
         times = {
-            scope: [
-                s.seconds for s in measurement.samples if (s.scope, s.failure) == (scope, failure)
-            ]
+            scope: [s.seconds for s in samples if (s.scope, s.failure) == (scope, failure)]
             for scope in SCOPES
         }
-        if not all(times.values()):
-            continue
         medians = {scope: statistics.median(times[scope]) for scope in SCOPES}
         cells = (f"{medians[scope]:.1f} s ({max(times[scope]):.1f} s)" for scope in SCOPES)
         ratio = f"{medians['InPlace'] / medians['Gang']:.2f}"
-        rows.append((failure, str(len(times["Gang"])), *cells, ratio))
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    waits = ", ".join(f"{seconds:.0f} s" for seconds in measurement.kubelet)
-    kubelet = (
-        f"The kubelet waited {waits} before its first restarts of a container that failed at once."
-    )
-    return "\n".join([*lines, "", _note(measurement), "", kubelet])
-
-
-def _note(measurement: Measurement) -> str:
-    samples = measurement.samples
+        lines.append(f"{failure}: {len(times['Gang'])}, {', '.join(cells)}, {ratio}")
     imported = statistics.median(sample.imported for sample in samples)
-    failures = {sample.failure for sample in samples}
-    runs = max(sum(s.failure == failure for s in samples) for failure in failures) // len(SCOPES)
-    lines = [
-        "Seconds from the failure to the first step after it, in turns, for two workers on one machine"
-        " with two cores.",
-        f"The import of torch takes {imported:.1f} s of each ({measurement.date},"
-        f" `RUNS={runs} make restart-times`).",
-    ]
-    if "hang" in failures:
-        lines.append(
-            f"A hang is noticed after {HANG_SECONDS} s (`hangTimeoutSeconds`), and the ranks are"
-            f" killed {LAST_CHANCE:.0f} s later."
-        )
-    if "pod deleted" in failures:
-        lines.append(
-            "The Job controller creates the pod that replaces a single one 10 s after the end of the"
-            " lost pod."
-        )
-    if RARE in failures:
-        lines.append(
-            "A node that is cut off always leads to a new gang, after the node counts as lost"
-            " (with `allowUnfencedRestart`)."
-        )
+    waits = ", ".join(f"{seconds:.0f} s" for seconds in kubelet)
+    lines.append(f"import of torch: {imported:.1f} s of each; waits of the kubelet: {waits}")
     return "\n".join(lines)
-
-
-def write_page(page: str, measurement: Measurement) -> str:
-    """Return the page with the table. Raises ValueError without the two comments."""
-    before, after = page.index(BEGIN) + len(BEGIN), page.index(END)
-    return f"{page[:before]}\n\n{table(measurement)}\n\n{page[after:]}"
-
-
-def main() -> int:
-    """Store the last measurement, and write the page."""
-    measurement = msgspec.json.decode(LATEST.read_bytes(), type=Measurement)
-    KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(measurement), indent=1) + b"\n")
-    PAGE.write_text(write_page(PAGE.read_text(), measurement))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,7 +13,7 @@ from e2e.restart_times import (
     TURNS_FOR_ONE,
     measure,
     measure_kubelet,
-    store,
+    table,
 )
 from e2e.space import Space
 from torchrun_cluster import LocalCluster
@@ -43,7 +43,7 @@ def test_a_restart_in_the_same_pods_is_faster_than_a_new_gang(
                 name = f"{scope}-{failure}-{number}".lower().replace(" ", "-")
                 samples.append(measure(space, local, scope, failure, name))
                 print(samples[-1], flush=True)
-        store(samples, kubelet)
+    print(table(samples, kubelet))
     # The Job controller waits before it replaces a single pod, and a lost node ends the gang.
     for failure in ("SIGKILL", "exception", "hang"):
         in_place, gang = (

@@ -1,16 +1,12 @@
 """Settings and counts of the fault suite.
 
 Garbage collection is rare, as it would take a sixth of the time of thousands of short runs. The
-counts of tests (`record_property("pairs runs", 200)` and "wrong") are summed, printed as JSON and
-written to build/faults.json.
+counts of tests (`record_property("pairs runs", 200)` and "wrong") are summed and printed.
 """
 
 import gc
-import json
 import time
 from collections import Counter
-from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +14,6 @@ from faults.campaign import KINDS
 from faults.points import POINTS
 
 gc.set_threshold(100_000, 20, 20)
-BUILD = Path(__file__).parents[2] / "build"
 
 
 class Counts:
@@ -40,22 +35,12 @@ class Counts:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self.runs:
             return
-        date = datetime.now(UTC).strftime("%Y-%m-%d")
-        parts = {
-            part: {"date": date, "runs": runs, "wrong": self.wrong[part]}
-            for part, runs in sorted(self.runs.items())
-        }
-        counts = {
-            "scenarios": len(POINTS),
-            "points": sum(POINTS.values()),
-            "kinds": len(KINDS),
-            "seconds": round(time.monotonic() - self._began),
-            "parts": parts,
-        }
-        text = json.dumps(counts, indent=2)
-        BUILD.mkdir(exist_ok=True)
-        (BUILD / "faults.json").write_text(text + "\n")
-        terminalreporter.write_line(text)
+        terminalreporter.write_line(
+            f"{len(POINTS)} scenarios, {sum(POINTS.values())} points, {len(KINDS)} kinds of faults,"
+            f" {time.monotonic() - self._began:.0f} s"
+        )
+        for part, runs in sorted(self.runs.items()):
+            terminalreporter.write_line(f"{part}: {runs} runs, {self.wrong[part]} wrong")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from soak.chaos import Chaos
 from soak.lives import NARROW, Life
 from soak.verdict import Verdict
 from torchrun_api import names
-from torchrun_bench.report import RESULTS, machine, say
+from torchrun_bench.report import machine, say
 from torchrun_cluster import LocalCluster, Size
 
 NODES = 6  # admission counts their capacity, but no pod is bound to them
@@ -263,7 +262,6 @@ def main() -> int:
     parser.add_argument(
         "--pause", type=float, default=2.0, help="seconds between two jobs of a namespace"
     )
-    parser.add_argument("--save", action="store_true", help=f"keep the result under {RESULTS.name}")
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):  # background jobs of a shell ignore SIGINT
         signal.signal(number, _interrupted)
@@ -271,15 +269,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         soak = Soak(options.minutes, options.seed, options.pause, Path(folder))
         result = soak.run()
-    now = datetime.now(UTC)
-    about = {"time": now.isoformat(timespec="seconds"), "machine": machine(), "seed": options.seed}
     for what, value in result.items():
         print(f"{what:28} {value}")
-    if options.save:
-        path = RESULTS / "soak" / f"{now:%Y%m%d-%H%M%S}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(about | result, indent=1) + "\n")
-        print(path)
     return 0 if result["passed"] else 1
 
 
