@@ -290,7 +290,7 @@ $(VENV)/.docs: $(VENV)/.ready
 
 # The plugin as users have it: in an environment of its own, with a kubectl-torchrun to put on PATH.
 # It does not need the development environment, so make demo creates only this one.
-$(BIN)/.plugin: $(shell find plugin api -name '*.py' -o -name pyproject.toml)
+$(BIN)/.plugin: $(shell find plugin api controller/torchrun_controller/reconcile runtime/torchrun_runtime/launch -name '*.py' -o -name pyproject.toml)
 	$(PYTHON) -m venv $(VENV)/plugin
 	$(VENV)/plugin/bin/pip install --quiet ./plugin
 	mkdir -p $(BIN)

@@ -113,6 +113,13 @@ STATE_DIR = Variable(
     "Directory that all gangs of the job share, for fencing, copies of logs, results and your own "
     "files. Not set without a workspace PVC that pods can write, or with direct delivery.",
 )
+CHECKPOINT_DIR = Variable(
+    "TORCHRUN_CHECKPOINT_DIR",
+    PATH,
+    (USER,),
+    "Directory for checkpoints, which all gangs of the job share. Not set without storage for"
+    " checkpoints.",
+)
 TERMINATION_LOG = Variable(
     "TORCHRUN_TERMINATION_LOG",
     PATH,

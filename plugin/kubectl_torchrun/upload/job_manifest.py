@@ -48,7 +48,7 @@ def build(
     Raises UsageProblem as `user_manifest.fill`.
     """
     if request.manifest is None:
-        body = _from_flags(request, namespace)
+        body = from_flags(request, namespace)
     else:
         body = user_manifest.fill(request.manifest, request.name, request.queue, namespace)
     metadata = body["metadata"]
@@ -63,7 +63,8 @@ def build(
     return body
 
 
-def _from_flags(request: Request, namespace: str) -> JsonObject:
+def from_flags(request: Request, namespace: str) -> JsonObject:
+    """The TorchrunJob of the flags, with an uploaded workspace."""
     size: JsonObject = (
         {"numGPUs": request.gpus} if request.gpus else {"numNodes": request.nodes or 1}
     )

@@ -36,7 +36,8 @@ SECRETS = gitignore.parse(
     ]
 )
 
-ALWAYS = frozenset({".git", "__pycache__"})
+# .torchrun has the state and the checkpoints of runs on this machine.
+ALWAYS = frozenset({".git", ".torchrun", "__pycache__"})
 
 
 def is_environment(directory: Path) -> bool:

@@ -48,7 +48,7 @@ from .state import usable
 from .streams import Streams
 from .supervise import STOPPING, CommandExit, StopRequest, Watchdog, supervise
 from .venv import make, use
-from .workspace import SharedWorkspace, WorkspaceCopy
+from .workspace import SharedWorkspace, UncopiedWorkspace, WorkspaceCopy
 
 _KILL_SECONDS = 2.0  # for killed processes to end
 _COPY_SECONDS = 2.0  # at the end, to write the rest of the log to the job's storage
@@ -103,6 +103,8 @@ def _open_workspace(settings: Settings) -> WorkspaceCopy | None:
         return ServedWorkspace(settings.server, settings.start_file, target, settings.sync_wait)
     if not settings.workspace_source:
         return None
+    if settings.workspace_source == target:
+        return UncopiedWorkspace()
     workspace = SharedWorkspace(settings.workspace_source, target)
     workspace.wait(settings.sync_wait)
     return workspace

@@ -46,6 +46,27 @@ class WorkspaceCopy(Protocol):
         """Copy the differences to `revision`, or to the newest one for 0. Raises LaunchError."""
 
 
+class UncopiedWorkspace:
+    """A WorkspaceCopy of a directory that the command uses itself: nothing is copied."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+
+    def newest_revision(self) -> int:
+        """The current one: only an annotation announces another."""
+        return self.revision
+
+    def accept_unchanged(self, revision: int, served: str = "") -> bool:
+        """Does nothing, because each revision is an edit."""
+        del revision, served
+        return False
+
+    def update(self, revision: int = 0, served: str = "") -> None:
+        """Set the revision."""
+        del served
+        self.revision = max(self.revision, revision)
+
+
 class CopyStats(NamedTuple):
     """Counts of copied files. bytes: sum of their sizes."""
 

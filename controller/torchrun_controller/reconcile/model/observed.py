@@ -22,6 +22,8 @@ from torchrun_api.status import Gangs, Progress
 from torchrun_controller.reconcile.model import decode
 from torchrun_controller.reconcile.model.installed import Installed
 
+Count = Annotated[int, Meta(ge=0, le=2**53)]  # the integers that are exact in every JSON reader
+
 
 class Conflict(Struct, frozen=True):
     """An object of another owner has a name that the job needs; `message` names the owner."""
@@ -81,6 +83,16 @@ class RestartsInPlace(Wire, frozen=True, kw_only=True):
 
     count: Gangs = 0
     last: Annotated[tuple[FailedRound, ...], Meta(max_length=10)] = ()
+
+
+class ProgressReport(Wire, frozen=True, kw_only=True):
+    """What a launcher reports: the progress of rank 0, or restarts in the same pods of node 0."""
+
+    step: Count | None = None
+    total_steps: Count | None = None
+    loss: float | None = None
+    samples_per_second: Annotated[float, Meta(ge=0)] | None = None
+    restarts_in_place: RestartsInPlace | None = None
 
 
 class ObservedGang(Struct, frozen=True, kw_only=True):

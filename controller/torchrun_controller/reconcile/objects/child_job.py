@@ -273,6 +273,9 @@ def _env(
                 copied_workspace.mount_path if copied_workspace else None
             ),
             contract.STATE_DIR.env_var(volumes.STATE_DIR if volumes.keeps_state(run) else None),
+            contract.CHECKPOINT_DIR.env_var(
+                run.checkpoints.mount_path if run.checkpoints else None
+            ),
             contract.HANG_TIMEOUT_SECONDS.env_var(run.hang_seconds or None),
             contract.IN_PLACE_RESTARTS.env_var(run.restart_limits),
         ),

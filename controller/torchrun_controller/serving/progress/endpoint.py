@@ -23,19 +23,17 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Annotated, Protocol
+from typing import Protocol
 
 import anyio
 import msgspec
 import structlog
 from aiohttp import web
-from msgspec import Meta
 
-from torchrun_api.meta import Wire
 from torchrun_api.status import Progress
 from torchrun_controller.cache.progress_reports import Key, Reports, Worker
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.reconcile.model.observed import RestartsInPlace
+from torchrun_controller.reconcile.model.observed import ProgressReport
 from torchrun_controller.serving.connections import SERVER_LOG, ConnectionLimit
 from torchrun_controller.serving.progress.tokens import BusyError, PodIdentity, Tokens
 from torchrun_controller.serving.server import listen
@@ -46,19 +44,8 @@ BODY_SECONDS = 5.0
 MIN_INTERVAL = 1.0  # seconds between two reports of a job
 WARNING_SECONDS = 60.0
 NO_WORKER = "the pod of the token is not a worker of the current attempt of a TorchrunJob"
-Count = Annotated[int, Meta(ge=0, le=2**53)]  # the integers that are exact in every JSON reader
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
-
-
-class Body(Wire, frozen=True, kw_only=True):
-    """The body of a report; each field is optional."""
-
-    step: Count | None = None
-    total_steps: Count | None = None
-    loss: float | None = None
-    samples_per_second: Annotated[float, Meta(ge=0)] | None = None
-    restarts_in_place: RestartsInPlace | None = None
 
 
 class Workers(Protocol):
@@ -165,7 +152,7 @@ class ProgressServer:
             self._reports.put(worker.job, worker.child_uid, self._progress(body))
         self._accepted(worker.job)
 
-    def _progress(self, body: Body) -> Progress:
+    def _progress(self, body: ProgressReport) -> Progress:
         return Progress(
             step=body.step,
             total_steps=body.total_steps,
@@ -221,8 +208,8 @@ async def _read(request: web.BaseRequest) -> bytes:
     return body
 
 
-def _decode(data: bytes) -> Body:
+def _decode(data: bytes) -> ProgressReport:
     try:
-        return msgspec.json.decode(data, type=Body)
+        return msgspec.json.decode(data, type=ProgressReport)
     except (ValueError, RecursionError) as error:
         raise ReportRefused(400, f"not a report: {error}") from None
