@@ -3,7 +3,7 @@
 import itertools
 import uuid
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 import msgspec
@@ -101,17 +101,17 @@ class LocalObjects:
             return tuple(self._create_pods(child, now))
         return ()  # objects that nothing here reads, such as a NetworkPolicy
 
-    def delete(self, write: Delete) -> tuple[Stop, ...]:
+    def delete(self, write: Delete, now: datetime) -> tuple[Stop, ...]:
         """Delete an object; returns the pods whose processes are to end."""
         grace = float(30 if write.grace_seconds is None else write.grace_seconds)
         if write.kind is TORCHRUN_JOBS:
             return ()
         if write.kind is PODS and not write.collection:
-            return self._terminate([write.uid], grace)
+            return self._terminate([write.uid], grace, now)
         owned = [u for u, pod in self._pods.items() if pod.metadata.controlled_by(write.uid)]
         if not write.collection:
             self._jobs.pop(write.uid, None)
-        return self._terminate(owned, grace)
+        return self._terminate(owned, grace, now)
 
     def starts(self, uid: str, now: datetime) -> None:
         """The processes of a pod run."""
@@ -143,7 +143,7 @@ class LocalObjects:
             if not any(map(alive, pods.values())):
                 self._finish(child, "Failed", "BackoffLimitExceeded", now)
             grace = object_at(self.templates[owner], "spec").get("terminationGracePeriodSeconds")
-            return self._terminate(pods, float(grace) if isinstance(grace, int) else 30.0)
+            return self._terminate(pods, float(grace) if isinstance(grace, int) else 30.0, now)
         succeeded = [each for each in pods.values() if each.status.phase == "Succeeded"]
         if len(succeeded) == (child.spec.completions or 1):
             self._finish(child, "Complete", "", now)
@@ -197,7 +197,7 @@ class LocalObjects:
         meta = replace(pod.metadata, annotations=decoded)
         self._pods[write.uid] = replace(pod, metadata=meta)
 
-    def _terminate(self, uids: Iterable[str], grace: float) -> tuple[Stop, ...]:
+    def _terminate(self, uids: Iterable[str], grace: float, now: datetime) -> tuple[Stop, ...]:
         stops = []
         for uid in uids:
             pod = self._pods.get(uid)
@@ -205,7 +205,7 @@ class LocalObjects:
                 continue
             meta = replace(
                 pod.metadata,
-                deletion_timestamp=pod.metadata.creation_timestamp,
+                deletion_timestamp=now + timedelta(seconds=grace),
                 deletion_grace_period_seconds=int(grace),
             )
             self._pods[uid] = replace(pod, metadata=meta)

@@ -204,12 +204,12 @@ class _LocalRun:
             else tuple(delete for delete in plan.deletes if not delete.collection)
         )
         for delete in first:
-            self._stop_all(self._objects.delete(delete), tasks)
+            self._stop_all(self._objects.delete(delete, _now()), tasks)
         if plan.status is not None:
             self._objects.write_status(plan.status)
         for delete in plan.deletes:
             if delete not in first:
-                self._stop_all(self._objects.delete(delete), tasks)
+                self._stop_all(self._objects.delete(delete, _now()), tasks)
         return bool(plan.applies or plan.deletes or plan.status is not None)
 
     async def _run_node(self, pod: Pod, tasks: TaskGroup) -> None:

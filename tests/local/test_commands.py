@@ -1,0 +1,244 @@
+"""What users type: `kubectl torchrun run --local` with real launchers and commands.
+
+A row of CASES is a directory, a command and what must come out; add one for each new input. Rows
+with `torch` need a Python that has it, in TORCHRUN_TEST_TORCH_PYTHON (see `make recipes`).
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("api", "controller", "runtime", "plugin")
+TORCH = os.environ.get("TORCHRUN_TEST_TORCH_PYTHON", "")
+LIMIT = 240  # seconds of one run on a busy machine
+
+SAY = 'import os; print("rank", os.environ.get("RANK"), "of node", os.environ["NODE_RANK"])\n'
+FAIL_ON_NODE_1 = """\
+import os, time
+print("round", os.environ["TORCHRUN_ROUND"], flush=True)
+if os.environ["NODE_RANK"] == "1" and os.environ["TORCHRUN_ROUND"] == "0":
+    raise ValueError("bad batch")
+"""
+ALWAYS_FAIL = 'raise ValueError("bad batch")\n'
+DDP = """\
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("sum", int(total), flush=True)
+dist.destroy_process_group()
+"""
+STORE = """\
+import os, pathlib
+folder = pathlib.Path(os.environ["TORCHRUN_CHECKPOINT_DIR"])
+print("kept" if (folder / "step").exists() else "new", flush=True)
+(folder / "step").write_text("1")
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run. `out`, `err`: texts that stdout and stderr have; `absent`: neither has them."""
+
+    name: str
+    command: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    options: Sequence[str] = ("--nodes", "2")
+    code: int = 0
+    out: Sequence[str] = ()
+    err: Sequence[str] = ("Succeeded",)
+    absent: Sequence[str] = ()
+    torch: bool = False
+
+
+JOB = """\
+apiVersion: torchrun.ai/v1alpha1
+kind: TorchrunJob
+metadata: {name: from-file}
+spec:
+  jobQueue: h100
+  numNodes: 2
+  priority: 5
+  command: ["python3", "say.py"]
+  launcher: none
+"""
+NEVER = "  reliability: {restartPolicy: Never}\n"
+CASES = (
+    Case("two nodes", "exec python3 say.py", {"say.py": SAY}, out=("of node 0", "of node 1")),
+    Case(
+        "a file, with a field of clusters",
+        "",
+        {"say.py": SAY, "job.yaml": JOB},
+        ("-f", "job.yaml"),
+        out=("of node 1",),
+        err=("Not used on this machine: spec.priority.", "Succeeded"),
+    ),
+    Case(
+        "a restart in the same pods",
+        "exec python3 fail.py",
+        {"fail.py": FAIL_ON_NODE_1},
+        out=("ValueError: bad batch", "round 1"),
+        err=("1 restart in the same pods", "Succeeded"),
+    ),
+    Case(
+        "no restart",
+        "",
+        {
+            "fail.py": ALWAYS_FAIL,
+            "job.yaml": JOB.replace("say.py", "fail.py")
+            + "  reliability: {restartPolicy: Never}\n",
+        },
+        ("-f", "job.yaml"),
+        code=1,
+        err=("ValueError: bad batch", "from-file: Failed"),
+    ),
+    Case(
+        "a program that does not exist",
+        "",
+        {"job.yaml": JOB.replace("python3", "no-such-program") + NEVER},
+        ("-f", "job.yaml"),
+        code=1,
+        err=("no-such-program", "Failed"),
+    ),
+    Case("a variable", "exec sh -c 'echo LR is $LR'", options=("-e", "LR=0.1"), out=("LR is 0.1",)),
+    Case("a directory for checkpoints", "exec python3 s.py", {"s.py": STORE}, (), out=("new",)),
+    Case("torch", "python train.py", {"train.py": DDP}, out=("sum 2",), torch=True),
+    Case(
+        "torch, two ranks on each node",
+        "python train.py",
+        {"train.py": DDP},
+        ("--nodes", "2", "--gpus-per-node", "2"),
+        out=("sum 4",),
+        torch=True,
+    ),
+)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """The variables of a user's shell, with the Python of torch if there is one."""
+    programs = [str(Path(TORCH).parent)] if TORCH else []
+    return {
+        "PATH": os.pathsep.join([*programs, os.environ["PATH"]]),
+        "PYTHONPATH": os.pathsep.join(str(ROOT / source) for source in SOURCES),
+        "HOME": str(home),
+    }
+
+
+def command_line(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "kubectl_torchrun", "run", "--local", *arguments]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_comes_out(case: Case, tmp_path: Path) -> None:
+    if case.torch and not TORCH:
+        pytest.skip("TORCHRUN_TEST_TORCH_PYTHON names no Python with torch")
+    directory = tmp_path / "project"
+    directory.mkdir()
+    for name, text in case.files.items():
+        (directory / name).write_text(text)
+    command = [case.command] if case.command else []
+    ended = subprocess.run(
+        command_line(*case.options, *command),
+        cwd=directory,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    shown = f"{ended.stdout}\n--- stderr\n{ended.stderr}"
+    assert ended.returncode == case.code, shown
+    for text in case.out:
+        assert text in ended.stdout, shown
+    for text in case.err:
+        assert text in ended.stderr, shown
+    for text in ("Traceback (most recent call last):", *case.absent):
+        assert text not in ended.stderr, shown
+    assert (directory / ".torchrun" / ".gitignore").read_text() == "*\n"
+
+
+LONG = """\
+import os, signal, sys, time
+def save(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("code", open("version").read(), "pid", os.getpid(), flush=True)
+time.sleep(3600)
+"""
+
+
+class Running:
+    """A run of a script that ends only by a signal, and its output so far."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.directory = folder / "project"
+        self.directory.mkdir()
+        (self.directory / "long.py").write_text(LONG)
+        (self.directory / "version").write_text("1")
+        self._output = folder / "output"
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                command_line("--nodes", "2", *options, "exec python3 long.py"),
+                cwd=self.directory,
+                env=environment(folder),
+                stdout=output,
+                stderr=output,
+            )
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text(errors="replace")
+
+    def wait_for(self, text: str, times: int = 2) -> None:
+        end = time.monotonic() + LIMIT
+        while self.output.count(text) < times:
+            assert time.monotonic() < end, self.output
+            assert self.process.poll() is None, self.output
+            time.sleep(0.05)
+
+    def pids(self) -> list[int]:
+        return [int(line.split("pid ")[1]) for line in self.output.splitlines() if "pid " in line]
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    end = time.monotonic() + LIMIT
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_the_ranks_save(number: signal.Signals, tmp_path: Path) -> None:
+    run = Running(tmp_path)
+    run.wait_for("code 1")
+    pids = run.pids()
+    run.process.send_signal(number)
+    assert run.process.wait(LIMIT) == 130, run.output
+    assert run.output.count("saved") == 2, run.output
+    wait_until_gone(pids)
+
+
+def test_no_rank_outlives_a_killed_run(tmp_path: Path) -> None:
+    run = Running(tmp_path)
+    run.wait_for("code 1")
+    run.process.kill()
+    run.process.wait(LIMIT)
+    wait_until_gone(run.pids())
+
+
+def test_an_edit_restarts_the_command(tmp_path: Path) -> None:
+    run = Running(tmp_path, "--reload")
+    run.wait_for("code 1")
+    (run.directory / "version").write_text("2")
+    run.wait_for("code 2")
+    run.process.send_signal(signal.SIGINT)
+    assert run.process.wait(LIMIT) == 130, run.output
