@@ -42,7 +42,7 @@ unit-beside:
 	@mkdir -p build && nice -n 10 $(MAKE) --no-print-directory unit > build/unit.log 2>&1 || { cat build/unit.log; exit 1; }
 	@grep -E ' passed.* in |^TOTAL' build/unit.log
 
-on-clusters: integration
+on-clusters: local integration
 	@$(MAKE) --no-print-directory e2e
 
 # Of `make all`; a suite is a make target, with its variables after colons. Fast ones first.
@@ -94,6 +94,9 @@ test-of: $(VENV)/.ready ## FILE=...: the unit tests of one source file, in secon
 thorough: $(VENV)/.ready ## Each property of the pure core with 1,000 examples
 	$(BIN)/pytest tests/unit/reconcile --hypothesis-profile=thorough --timeout=0 -n $(WORKERS)
 
+local: $(VENV)/.ready ## kubectl torchrun run --local with real launchers: what users type, as a table
+	$(BIN)/pytest tests/local $(SLOWEST) $(ARGS)
+
 # Before the tests: their timeouts are shorter than the first build.
 programs: ## Build the programs of a cluster once, in the cache
 	$(CLUSTER_CLI) binaries
@@ -128,7 +131,7 @@ e2e-kind: $(VENV)/.ready $(BIN)/.plugin ## Docker and kind: make demo, the core 
 # The Python of the recipes is built before the tests, and kept in the cache.
 recipes: $(VENV)/.ready ## The scripts of examples/recipes and the launcher, under a real torchrun on CPUs
 	python=$$(PYTHONPATH=cluster:tests $(BIN)/python -m recipes.environment) && \
-	TORCHRUN_TEST_TORCH_PYTHON=$$python $(BIN)/pytest tests/recipes tests/unit/examples/test_gpt.py \
+	TORCHRUN_TEST_TORCH_PYTHON=$$python $(BIN)/pytest tests/recipes tests/local tests/unit/examples/test_gpt.py \
 	  tests/unit/runtime/launch/test_torchrun.py tests/unit/runtime/launch/test_reload.py
 
 # RUNS=5 make restart-times

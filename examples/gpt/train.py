@@ -50,12 +50,9 @@ def positive(text: str) -> int:
 
 
 def default_checkpoint_dir() -> Path | None:
-    """$CHECKPOINT_DIR, else /checkpoints where a TorchrunQueue has mounted its claim, else none."""
-    named = os.environ.get("CHECKPOINT_DIR")
-    if named:
-        return Path(named)
-    mounted = Path("/checkpoints")
-    return mounted if mounted.is_dir() else None
+    """The directory that all gangs of a job share; none outside a job or without storage for it."""
+    named = os.environ.get("TORCHRUN_CHECKPOINT_DIR")
+    return Path(named) if named else None
 
 
 def arguments() -> argparse.Namespace:
@@ -81,7 +78,7 @@ def arguments() -> argparse.Namespace:
         "--checkpoint-dir",
         type=Path,
         default=default_checkpoint_dir(),
-        help="folder that all ranks see; $CHECKPOINT_DIR, else /checkpoints where it exists",
+        help="folder that all ranks see; $TORCHRUN_CHECKPOINT_DIR, which a job has",
     )
     add("--sample", type=int, default=200, help="characters to write at the end; 0 for none")
     args = parser.parse_args()

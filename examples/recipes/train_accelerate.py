@@ -24,7 +24,7 @@ parser.add_argument("--steps", type=int, default=1000)
 parser.add_argument("--save-every", type=int, default=100)
 args = parser.parse_args()
 
-checkpoints = Path(os.environ.get("CHECKPOINT_DIR", "/checkpoints")) / "accelerate"
+checkpoints = Path(os.environ.get("TORCHRUN_CHECKPOINT_DIR", "/checkpoints")) / "accelerate"
 # Without cpu=True, ranks without a GPU do not find each other and train alone.
 accelerator = Accelerator(
     cpu=not torch.cuda.is_available(),

@@ -22,7 +22,7 @@ parser.add_argument("--steps", type=int, default=1000)
 parser.add_argument("--save-every", type=int, default=100)
 args = parser.parse_args()
 
-checkpoint = Path(os.environ.get("CHECKPOINT_DIR", "/checkpoints")) / "ddp.pt"
+checkpoint = Path(os.environ.get("TORCHRUN_CHECKPOINT_DIR", "/checkpoints")) / "ddp.pt"
 use_gpu = torch.cuda.is_available()
 device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if use_gpu else "cpu")
 if use_gpu:

@@ -21,7 +21,7 @@ parser.add_argument("--steps", type=int, default=1000)
 parser.add_argument("--save-every", type=int, default=100)
 args = parser.parse_args()
 
-checkpoints = Path(os.environ.get("CHECKPOINT_DIR", "/checkpoints")) / "deepspeed"
+checkpoints = Path(os.environ.get("TORCHRUN_CHECKPOINT_DIR", "/checkpoints")) / "deepspeed"
 config = {
     "train_micro_batch_size_per_gpu": 32,
     "zero_optimization": {"stage": 2},

@@ -24,7 +24,7 @@ parser.add_argument("--steps", type=int, default=1000)
 parser.add_argument("--save-every", type=int, default=100)
 args = parser.parse_args()
 
-checkpoints = Path(os.environ.get("CHECKPOINT_DIR", "/checkpoints")) / "fsdp2"
+checkpoints = Path(os.environ.get("TORCHRUN_CHECKPOINT_DIR", "/checkpoints")) / "fsdp2"
 device_type = "cuda" if torch.cuda.is_available() else "cpu"
 if device_type == "cuda":
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -22,7 +22,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=1000)
 args = parser.parse_args()
 
-checkpoints = Path(os.environ.get("CHECKPOINT_DIR", "/checkpoints")) / "lightning"
+checkpoints = Path(os.environ.get("TORCHRUN_CHECKPOINT_DIR", "/checkpoints")) / "lightning"
 
 
 class Regression(lightning.LightningModule):

@@ -23,7 +23,7 @@ parser.add_argument("--save-every", type=int, default=100, help="to the PVC")
 parser.add_argument("--remember-every", type=int, default=5, help="to memory")
 args = parser.parse_args()
 
-durable = Path(os.environ.get("CHECKPOINT_DIR", "/checkpoints")) / "memory.pt"
+durable = Path(os.environ.get("TORCHRUN_CHECKPOINT_DIR", "/checkpoints")) / "memory.pt"
 memory = Path(os.environ.get("MEMORY_DIR", "/dev/shm")) / "checkpoints"
 memory.mkdir(parents=True, exist_ok=True)
 use_gpu = torch.cuda.is_available()

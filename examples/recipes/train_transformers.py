@@ -20,7 +20,7 @@ parser.add_argument("--steps", type=int, default=1000)
 parser.add_argument("--save-every", type=int, default=100)
 args = parser.parse_args()
 
-checkpoints = Path(os.environ.get("CHECKPOINT_DIR", "/checkpoints")) / "transformers"
+checkpoints = Path(os.environ.get("TORCHRUN_CHECKPOINT_DIR", "/checkpoints")) / "transformers"
 
 
 class Tokens(torch.utils.data.Dataset):

@@ -47,7 +47,7 @@ def pod_environment(
         "PYTHONWARNINGS": "ignore",
         "OMP_NUM_THREADS": "1",
         "TORCH_EXTENSIONS_DIR": str(python.parents[1] / "extensions"),  # DeepSpeed compiles one
-        "CHECKPOINT_DIR": str(folder / "checkpoints"),
+        "TORCHRUN_CHECKPOINT_DIR": str(folder / "checkpoints"),
         "MEMORY_DIR": str(memory / str(node)),
         "TORCHRUN_BACKEND": "gloo",
         "TORCHRUN_LAUNCH_REPORTS": str(folder / f"reports-{node}"),
