@@ -105,7 +105,7 @@ METADATA_KEYS = (
         names.MANAGED_BY_LABEL,
         "all objects of a job, KAI queue",
         _BY_CONTROLLER,
-        (PLUGIN,),
+        (),
         f"Always `{names.MANAGED_BY}`.",
     ),
     _label(
@@ -373,7 +373,7 @@ METADATA_KEYS = (
         names.REVISION,
         "worker",
         _BY_CONTROLLER,
-        (CONTROLLER, LAUNCHER),
+        (CONTROLLER, LAUNCHER, PLUGIN),
         "Revision of the workspace to run. Newer ones are written to the worker of node 0, which "
         "leads the others, and to every worker if a serve pod has the code.",
     ),
@@ -381,7 +381,7 @@ METADATA_KEYS = (
         names.DEVELOPMENT,
         "worker",
         _BY_CONTROLLER,
-        (CONTROLLER, LAUNCHER),
+        (CONTROLLER, LAUNCHER, PLUGIN),
         "`true` if edits may follow, so a failed command waits for the next one.",
     ),
     _annotation(
@@ -395,7 +395,7 @@ METADATA_KEYS = (
         names.NOTIFICATION_TIME,
         "worker",
         _BY_CONTROLLER,
-        (CONTROLLER,),
+        (CONTROLLER, PLUGIN),
         "Time of the last change of the annotations for the launcher, until they are written a "
         "second time.",
     ),

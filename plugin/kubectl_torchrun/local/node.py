@@ -15,7 +15,7 @@ _LINE_BYTES = 1 << 20  # longer lines are printed in pieces
 _libc = ctypes.CDLL(None)
 
 
-class Node:
+class LocalNode:
     """The launcher of one node, its ranks and their output."""
 
     def __init__(self, process: Process) -> None:
@@ -24,7 +24,7 @@ class Node:
     @classmethod
     async def start(
         cls, argv: Sequence[str], directory: Path, environment: Mapping[str, str]
-    ) -> "Node":
+    ) -> "LocalNode":
         """Start the launcher. It is stopped if this process is killed. Raises OSError."""
         process = await asyncio.create_subprocess_exec(
             *argv,

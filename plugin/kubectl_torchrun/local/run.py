@@ -40,7 +40,7 @@ from kubectl_torchrun.local.environment import (
     write_annotations,
 )
 from kubectl_torchrun.local.job import devices_of, job_and_queue
-from kubectl_torchrun.local.node import Node
+from kubectl_torchrun.local.node import LocalNode
 from kubectl_torchrun.local.objects import LocalObjects, Stop
 from kubectl_torchrun.local.progress_port import ProgressPort
 from kubectl_torchrun.logs.progress_line import progress_line
@@ -139,7 +139,7 @@ class _LocalRun:
         self._folder = folder
         self._terminal = terminal
         self._name = objects.job.metadata.name
-        self._nodes: dict[str, Node] = {}  # by the UID of the pod
+        self._nodes: dict[str, LocalNode] = {}  # by the UID of the pod
         self._changed = False
         self._revision = 0
         self._interrupts = 0
@@ -221,7 +221,7 @@ class _LocalRun:
         places.token.write_text(self._port.new_token(uid))
         self._write_annotations(uid)
         try:
-            node = await Node.start(
+            node = await LocalNode.start(
                 self._launcher(), self._directory, self._environment(pod, places)
             )
         except OSError as error:
@@ -235,7 +235,7 @@ class _LocalRun:
         self._stop_all(self._objects.ends(uid, code, message, _now()), tasks)
         self._wake()
 
-    async def _follow(self, node: Node, index: int) -> int:
+    async def _follow(self, node: LocalNode, index: int) -> int:
         """Print the output of a node until it ends; its exit code."""
         is_read = anyio.Event()
 
@@ -309,7 +309,7 @@ class _LocalRun:
         own = {"TORCHRUN_TERMINATION_LOG": str(log), "TORCHRUN_COMMAND": '"setup"'}
         directory = {"TORCHRUN_WORKING_DIR": str(self._directory)}
         environment = {**os.environ, **setup, **own, **directory}
-        node = await Node.start([*self._launcher(), "setup"], self._directory, environment)
+        node = await LocalNode.start([*self._launcher(), "setup"], self._directory, environment)
         self._nodes["setup"] = node
         code = await self._follow(node, 0)
         del self._nodes["setup"]

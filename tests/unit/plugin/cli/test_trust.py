@@ -217,8 +217,8 @@ def test_every_flag_is_classified() -> None:
     """A new flag may choose what runs and where. Add it to _KEYS, or here if it does not."""
     harmless = {
         "after", "all-namespaces", "attempt", "color", "container", "detach", "dev", "dry-run",
-        "exclude", "follow", "gpus", "include", "name", "node", "nodes", "output", "phase",
-        "prefix", "previous", "queue", "rank", "raw", "selector", "since", "stdin",
+        "exclude", "follow", "gpus", "gpus-per-node", "include", "local", "name", "node", "nodes", "output", "phase",
+        "prefix", "previous", "queue", "rank", "raw", "reload", "selector", "since", "stdin",
         "stop-on-repeated-failure", "tail", "tensorboard", "timeout", "timestamps", "tty",
         "upload-timeout", "wait", "watch",
     }  # fmt: skip
