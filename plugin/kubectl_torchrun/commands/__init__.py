@@ -12,6 +12,7 @@ SHORT_HELP = {
     "logs": "Print the logs of all nodes of any attempt",
     "port-forward": "Forward local ports to a node or to TensorBoard",
     "queues": "List queues with running and waiting jobs",
+    "render": "Print the objects that a job would create",
     "resume": "Resume a suspended job",
     "run": "Submit and follow a job; Ctrl-C twice deletes it",
     "scale": "Change the number of nodes of a job",

@@ -17,31 +17,36 @@ def read(file: str) -> JsonObject:
 
     Raises UsageProblem for other content.
     """
+    objects = documents(file)
+    if len(objects) != 1:
+        raise UsageProblem(f"--filename {file} has {len(objects)} objects. Use exactly one.")
+    body = objects[0]
+    if (body.get("apiVersion"), body.get("kind")) != (_VERSION, _KIND):
+        raise UsageProblem(f"--filename {file} is not a {_KIND} of {_VERSION}.")
+    for part in ("metadata", "spec"):
+        if not isinstance(body.setdefault(part, {}), dict):
+            raise UsageProblem(f"--filename {file}: {part} is not an object.")
+    _check_source(file, _part(body, "spec"))
+    return body
+
+
+def documents(file: str) -> list[JsonObject]:
+    """The objects of a YAML or JSON file; `-` is stdin. Raises UsageProblem for other content."""
     import msgspec
     import yaml
 
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-        documents = [
+        objects = [
             msgspec.json.decode(msgspec.json.encode(each))  # what JSON cannot express is an error
             for each in yaml.safe_load_all(text)
             if each is not None
         ]
     except (OSError, yaml.YAMLError, *_INVALID_VALUES) as error:
         raise UsageProblem(f"Cannot read --filename {file}: {error}") from error
-    if len(documents) != 1:
-        raise UsageProblem(f"--filename {file} has {len(documents)} objects. Use exactly one.")
-    body = documents[0]
-    if not isinstance(body, dict) or (body.get("apiVersion"), body.get("kind")) != (
-        _VERSION,
-        _KIND,
-    ):
+    if not all(isinstance(each, dict) for each in objects):
         raise UsageProblem(f"--filename {file} is not a {_KIND} of {_VERSION}.")
-    for part in ("metadata", "spec"):
-        if not isinstance(body.setdefault(part, {}), dict):
-            raise UsageProblem(f"--filename {file}: {part} is not an object.")
-    _check_source(file, body["spec"])
-    return body
+    return objects
 
 
 def name_of(body: JsonObject) -> str:

@@ -218,7 +218,7 @@ def test_every_flag_is_classified() -> None:
     harmless = {
         "after", "all-namespaces", "attempt", "color", "container", "detach", "dev", "dry-run",
         "exclude", "follow", "gpus", "gpus-per-node", "include", "local", "name", "node", "nodes", "output", "phase",
-        "prefix", "previous", "queue", "rank", "raw", "reload", "selector", "since", "stdin",
+        "prefix", "previous", "queue", "rank", "raw", "reload", "runtime-image", "selector", "since", "stdin",
         "stop-on-repeated-failure", "tail", "tensorboard", "timeout", "timestamps", "tty",
         "upload-timeout", "wait", "watch",
     }  # fmt: skip
