@@ -174,13 +174,6 @@ class Admission(Wire, frozen=True, kw_only=True):
     gpus: Annotated[int, Meta(description="Admitted GPUs of each node.")] = 0
     head: AdmittedHead | None = None
     time: Annotated[Time | None, Meta(description="Time of admission.")] = None
-    limit: Annotated[
-        int,
-        Meta(
-            description="Maximum size of the next gang, if the job runs with fewer nodes than "
-            "admitted. The rest of the quota is released to waiting jobs."
-        ),
-    ] = 0
     preempted_for: Annotated[
         str,
         Meta(

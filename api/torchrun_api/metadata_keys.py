@@ -84,8 +84,8 @@ METADATA_KEYS = (
         "all objects of a job",
         _BY_CONTROLLER,
         (CONTROLLER, PLUGIN),
-        "Purpose of the object: `worker`, `sync` (sync and serve pods), `setup`, `probe`, "
-        "`workspace`, `checkpoints`, `network`, `gang`, or `log-reader` (by the plugin).",
+        "Purpose of the object: `worker`, `sync` (sync and serve pods), `setup`, `workspace`, "
+        "`checkpoints`, `network`, `gang`, or `log-reader` (by the plugin).",
     ),
     _label(
         names.NAME_LABEL,
@@ -293,7 +293,7 @@ METADATA_KEYS = (
         "child Job",
         _BY_CONTROLLER,
         (CONTROLLER,),
-        "`numNodes`, if the gang of an elastic job has fewer nodes.",
+        "`numNodes` of an elastic job whose gang has fewer nodes because some are missing.",
     ),
     _annotation(
         names.NODES,

@@ -29,7 +29,6 @@ SYNC = "sync"
 SETUP = "setup"
 WORKER = "worker"
 NETWORK = "network"
-PROBE = "probe"
 GANG = "gang"
 
 # Set by the plugin on a TorchrunJob: the digest of the only upload that is accepted.
@@ -180,11 +179,6 @@ def sync_pod(job: str, number: int) -> str:
 def setup_pod(job: str, number: int) -> str:
     """Pod that creates the job's Python environment; a new number for each retry or new content."""
     return f"{job}-setup-{number}"
-
-
-def probe(job: str, index: int) -> str:
-    """Pod that tests whether the scheduler has room for one more worker."""
-    return f"{job}-probe-{index}"
 
 
 def serve_pod(job: str, number: int | str = "<n>") -> str:

@@ -10,7 +10,6 @@ Sessions and the clock are the only access to the outside world for all componen
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -348,5 +347,4 @@ def _defaults(settings: Settings) -> Defaults:
         runtime_image=settings.runtime_image,
         runtime_image_pull_policy=settings.runtime_image_pull_policy,
         progress_url=settings.progress_url,
-        grow_after=timedelta(seconds=settings.grow_after),
     )

@@ -55,7 +55,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     lease_durations: Durations
     listen_address: str  # "": every interface
     listen_port: int
-    grow_after: float
     admit_by_nodes: bool
     cohort_namespaces: tuple[str, ...]
     node_overhead: dict[str, int]
@@ -110,15 +109,6 @@ OPTIONS: Final = (
         "Always, IfNotPresent or Never",
         "IfNotPresent",
         "When the kubelet pulls the runtime image.",
-    ),
-    Option(
-        _PODS,
-        "grow_after",
-        seconds,
-        _SECONDS,
-        "5m",
-        "Minimum age of the gang of an elastic job before a larger gang replaces it. Growth costs "
-        "as much as a restart.",
     ),
     Option(
         _PODS,

@@ -1,4 +1,4 @@
-"""An elastic job changes its size on request and with capacity, without losing steps."""
+"""An elastic job changes its size on request and without nodes, without losing steps."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from e2e.manifests import job, queue
-from e2e.space import CONTROLLER, Space
+from e2e.space import Space
 from e2e.test_life import assert_gangs_never_overlap
 from torchrun_api import names
 from torchrun_api.json import JsonObject
@@ -26,7 +26,6 @@ TRAIN = (
 )
 HANGS = ["python3", "-c", "import time; time.sleep(3000)"]
 SLOT = "example.com/slot"
-GROW_AFTER = 20  # seconds
 
 
 def wait_size(space: Space, name: str, size: int, seconds: float) -> JsonObject:
@@ -111,19 +110,9 @@ def offer(space: Space, count: int) -> None:
     space.kubectl("patch", node, "--subresource=status", "--type=merge", "-p", body)
 
 
-@pytest.fixture
-def impatient(space: Space) -> Iterator[None]:
-    """A controller with a short delay before gangs grow."""
-    for value in (f"TORCHRUN_GROW_AFTER={GROW_AFTER}s", "TORCHRUN_GROW_AFTER-"):
-        space.kubectl("set", "env", *CONTROLLER, value)
-        space.kubectl("rollout", "status", *CONTROLLER, "--timeout=180s")
-        if value.endswith("s"):
-            yield
-
-
 @pytest.mark.long
 @pytest.mark.timeout(900, func_only=True)
-def test_a_gang_shrinks_and_grows_with_capacity(space: Space, slots: None, impatient: None):
+def test_a_gang_shrinks_and_has_all_nodes_after_a_pause(space: Space, slots: None):
     offer(space, 3)
     space.apply(
         queue(
@@ -143,18 +132,14 @@ def test_a_gang_shrinks_and_grows_with_capacity(space: Space, slots: None, impat
         verdict = f"0 of {nodes} nodes are available: {lack} {SLOT}"
         space.wait_message("train", verdict, "The gang shrinks to 2 nodes unless")
         status = wait_size(space, "train", 2, 300)
-        space.wait_reason("train", "WaitingForCapacity")
+        space.wait_reason("train", "Shrunk")
         assert (status["attempt"], status.get("restarts", 0), status["disruptions"]) == (2, 0, 1)
-        probe = f"pod/{names.probe('train', 0)}"
-        space.kubectl("wait", probe, "--for=create", f"--timeout={GROW_AFTER + 30}s")
-        space.wait(probe, "jsonpath={.status.conditions[0].reason}=Unschedulable")
-        assert (
-            "probe"
-            not in space.cluster.kubectl("torchrun", "logs", "train", "-n", space.name).stdout
-        )
         offer(space, 3)
+        for suspend, phase in ((True, "Suspended"), (False, "Running")):
+            patch = json.dumps({"spec": {"suspend": suspend}})
+            space.kubectl("patch", "torchrunjob/train", "--type=merge", "-p", patch)
+            space.wait("torchrunjob/train", f"jsonpath={{.status.phase}}={phase}", 300)
         status = wait_size(space, "train", 3, 300)
         assert (status["attempt"], status.get("restarts", 0), status["disruptions"]) == (3, 0, 1)
-        assert [a["reason"] for a in status["attempts"]] == ["PodDeleted", "Shrinking", "Growing"]
-        space.kubectl("wait", probe, "--for=delete", "--timeout=180s")
+        assert [a["reason"] for a in status["attempts"]] == ["PodDeleted", "Shrinking", "Suspended"]
         assert_gangs_never_overlap(pods)

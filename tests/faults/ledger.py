@@ -133,8 +133,6 @@ class Ledger:
 
     def _note_overcharge(self, name: str, job: Body, living: int) -> None:
         uid, status = job["metadata"]["uid"], job.get("status", {})
-        if "elastic" in job["spec"]:
-            return  # a shrunk gang keeps its admission, see docs/admission.md
         if status.get("phase") != "Running" or charge_of(job)["nodes"] <= living:
             self._overcharged.pop(uid, None)
             return

@@ -387,4 +387,4 @@ class Nodes(Actor):
 def takes_a_node(pod: Body) -> bool:
     """Whether the pod needs a node alone, if nodes have room for one worker."""
     labels: Body = pod["metadata"].get("labels", {})
-    return labels.get(names.COMPONENT_LABEL) in (names.WORKER, names.PROBE)
+    return labels.get(names.COMPONENT_LABEL) == names.WORKER

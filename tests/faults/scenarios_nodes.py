@@ -9,9 +9,7 @@ from faults.scripts import first_gang_stays, stays
 from faults.simulation import NAMESPACE, Scenario, Simulation
 from faults.store import Resource
 
-# Seconds, longer than the minimum age for growth (5 min) and than an allowed overcharge.
-LONG = 330.0
-ADMITTED = 10.0  # until Kueue has admitted a Job
+ADMITTED = 10.0  # seconds until Kueue has admitted a Job
 KUEUE: tuple[Resource, ...] = (("kueue.x-k8s.io/v1beta2", "workloads"),)
 ZIP = {"workspace": {"source": "zip", "delivery": "shared"}}
 
@@ -87,7 +85,7 @@ def _suspend(world: Simulation, job: Body, *, suspended: bool = True) -> None:
 
 
 async def elastic(world: Simulation) -> None:
-    """With one node too few, a smaller gang follows, and a larger one after the node has returned."""
+    """With one node too few, a smaller gang follows. Resumed, the job has the node that returned."""
     world.nodes.alone = True
     world.nodes.cordon("node-2")
     world.nodes.cordon("node-3")
@@ -95,6 +93,9 @@ async def elastic(world: Simulation) -> None:
     world.submit(numNodes=3, elastic={"minNodes": 1, "maxNodes": 3})
     await world.reaches("Running", numNodes=2)
     world.nodes.cordon("node-2", closed=False)
+    world.edit(suspend=True)
+    await world.reaches("Suspended")
+    world.edit(suspend=False)
     await world.finish(nodes=3)
     await world.reaches("Succeeded")
 

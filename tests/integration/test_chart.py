@@ -131,7 +131,6 @@ ALL_VALUES = {
         "admitByNodes": False,
         "cohortNamespaces": "prod,research",
         "nodeOverhead": "cpu=2,memory=8Gi",
-        "growAfter": "90s",
     },
     "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy.example.com"}],
     "serviceAccount": {"name": "runner", "annotations": {"example.com/role": "runner"}},
@@ -166,7 +165,6 @@ def test_values_reach_their_fields(tmp_path: Path) -> None:
     assert variables["TORCHRUN_ADMIT_BY_NODES"] == "false"
     assert variables["TORCHRUN_NODE_OVERHEAD"] == "cpu=2,memory=8Gi"
     assert variables["TORCHRUN_COHORT_NAMESPACES"] == "prod,research"
-    assert variables["TORCHRUN_GROW_AFTER"] == "90s"
     assert variables["HTTPS_PROXY"] == "http://proxy.example.com"
     assert made["spec"]["replicas"] == 3
     assert made["metadata"]["name"] == "runs"
@@ -213,7 +211,6 @@ def test_values_reach_their_fields(tmp_path: Path) -> None:
         ("settings.logLevel=loud", "/settings/logLevel"),
         ("settings.workers=0", "/settings/workers"),
         ("settings.worker=4", "'worker'"),
-        ("settings.growAfter=soon", "/settings/growAfter"),
         ("progress=maybe", "/progress"),
         ("crds.keep=1", "/crds/keep"),
         ("networkPolicy.metricsNamespace=a.b", "/networkPolicy/metricsNamespace"),

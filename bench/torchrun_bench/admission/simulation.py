@@ -206,13 +206,15 @@ class Simulation:
 
     def _settle(self) -> None:
         """Decide until nothing is left to decide, then place pods and foresee the next ends."""
-        again, released = True, False
+        again = True
         while again:
             decisions = self._decide(self._state(), START + timedelta(seconds=self.time))
+            # A smaller charge leaves quota for others.
+            smaller = any(
+                one.nodes < self.gangs[one.uid].workload.admitted for one in decisions.grants
+            )
             self._carry_out(decisions)
-            releases = bool(decisions.releases)
-            again = decisions.requeue_after is not None or (releases and not released)
-            released |= releases
+            again = decisions.requeue_after is not None or smaller
         by_age = sorted(
             (gang for gang in self.gangs.values() if gang.workload.admitted and not gang.stopping),
             key=lambda gang: (gang.workload.since or START, gang.job.name),
@@ -244,7 +246,7 @@ class Simulation:
             seconds_left=seconds_left,
             pods_by_node=dict(gang.pods_by_node),
             running=gang.pods > 0,
-            shrunk_to=pods if shrunk and not gang.stopping else None,
+            nodes=pods if shrunk and not gang.stopping else workload.nodes,
         )
 
     def _carry_out(self, decisions: Decisions) -> None:
@@ -260,14 +262,15 @@ class Simulation:
             gang.stopping = True
             self.preemptions += 1
             self._push(self.time + STOP_SECONDS, "stopped", one.uid)
-        for back in decisions.releases:
-            gang = self.gangs[back.uid]
-            gang.workload = replace(gang.workload, admitted=back.nodes)
         for granted in decisions.grants:
             gang = self.gangs[granted.uid]
             since = gang.workload.since or START + timedelta(seconds=self.time)
             gang.workload = replace(
-                gang.workload, admitted=granted.nodes, since=since, nominated=False
+                gang.workload,
+                nodes=granted.nodes,
+                admitted=granted.nodes,
+                since=since,
+                nominated=False,
             )
 
     def _place(self, gang: Gang) -> None:

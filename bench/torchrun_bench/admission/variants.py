@@ -51,13 +51,6 @@ class WithoutLender(Coordinator):
         return None
 
 
-class WithoutRelease(Coordinator):
-    """A shrunk gang keeps its complete admission."""
-
-    def _release_unused(self, head: PendingWorkload) -> bool:
-        return False
-
-
 class OneRoundRobin(Coordinator):
     """Backfilled workloads are charged to the round robin like all others."""
 
@@ -120,6 +113,5 @@ VARIANTS: dict[str, Decide] = {
     "deadlines in backfill": without_deadlines,
     "second round robin": _decide_with(OneRoundRobin),
     "lender first": _decide_with(WithoutLender),
-    "release by shrunk gangs": _decide_with(WithoutRelease),
     SPREAD: admit,
 }

@@ -279,7 +279,6 @@ def _admission_fields(job: TorchrunJob | None) -> object:
         meta.deletion_timestamp,
         status.phase,
         admission_status.request(job),
-        admission_status.has_reported_release(job),
         status.observed_generation,
         status.running_seconds,
         job_admission(job),
@@ -292,7 +291,7 @@ def _job_name(child: Child | None) -> str:
 
 
 def _placement(child: Child | None) -> object:
-    """Return whether a worker or a probe runs and its node; None for other objects."""
+    """Return whether a worker runs and its node; None for other objects."""
     if not isinstance(child, Pod) or not uses_room(child):
         return None
     return alive(child), child.spec.node_name

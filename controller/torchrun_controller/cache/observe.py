@@ -193,7 +193,6 @@ def observe(
             workers=tuple(sorted(workers, key=attrgetter("metadata.name"))),
             replaced_pods=tuple(replaced_pods),
             stale_pods=tuple(stale_pods),
-            probes=tuple(pods.probes),
             groups=(*groups(uid), *(groups(latest) if latest else ())),
             service=next(iter(services), None),
             progress=reports.of((namespace, name), latest),
@@ -224,7 +223,6 @@ class _Pods(NamedTuple):
     former_workers: list[Pod]
     sync: list[Pod]
     setup: list[Pod]
-    probes: list[Pod]
     others: list[Pod]
 
 
@@ -241,9 +239,8 @@ def _classify_pods(
     former_workers, copies = _partition(unowned_pods, lambda meta: is_worker_of(job, meta))
     helpers, other_helpers = _partition(other_pods, is_owned)
     helpers.sort(key=lambda pod: names.number_of(pod.metadata.name))
-    setup, helpers = _partition(helpers, lambda meta: meta.labels.component == names.SETUP)
-    probes, sync = _partition(helpers, lambda meta: meta.labels.component == names.PROBE)
-    return _Pods(workers, former_workers, sync, setup, probes, [*other_helpers, *copies])
+    setup, sync = _partition(helpers, lambda meta: meta.labels.component == names.SETUP)
+    return _Pods(workers, former_workers, sync, setup, [*other_helpers, *copies])
 
 
 def _split_replaced(workers: list[Pod], attempts: list[Job]) -> tuple[list[Pod], list[Pod]]:

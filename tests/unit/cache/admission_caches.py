@@ -109,8 +109,6 @@ def a_pod(
         "torchrun.ai/attempt": "0",
     }
     owner = {"kind": "Job", "uid": f"gang-{job}"}
-    if component == "probe":
-        owner = {"kind": "TorchrunJob", "uid": f"uid-{job}"}
     body = {
         "metadata": {
             "name": f"{job}-{index}",

@@ -12,7 +12,6 @@ from torchrun_controller.watch import Synced
 from unit.cache.admission_caches import (
     ADMITTED_STATUS,
     NOW,
-    THEN,
     World,
     a_gang,
     a_job,
@@ -96,16 +95,6 @@ class TestWaking:
         world.change(a_job(version=3), gone=True)
         assert world.awake()
 
-    def test_a_release_that_reconcile_reports(self, world: World) -> None:
-        admission = {"nodes": 4, "limit": 1, "queue": "lab", "time": THEN}
-        for version, (reason, wakes) in enumerate(
-            [("WaitingForCapacity", True), ("GivesBackNodes", True), ("GivesBackNodes", False)], 2
-        ):
-            full_size = {"type": "FullSize", "status": "False", "reason": reason}
-            status = {"phase": "Running", "admission": admission, "conditions": [full_size]}
-            world.change(a_job(version=version, **status))
-            assert world.awake() == wakes, (version, reason)
-
     def test_gangs_and_their_nodes(self, world: World) -> None:
         world.change(a_pod(phase="Running"))
         assert not world.awake()
@@ -114,12 +103,11 @@ class TestWaking:
         world.change(a_gang())
         assert world.awake()
 
-    @pytest.mark.parametrize(("component", "wakes"), [("probe", True), ("sync", False)])
-    def test_probes_that_get_a_node(self, world: World, component: str, wakes: bool) -> None:
-        world.change(a_pod(7, node="", component=component))
+    def test_no_helper_pods_that_get_a_node(self, world: World) -> None:
+        world.change(a_pod(7, node="", component="sync"))
         assert world.awake()
-        world.change(a_pod(7, node="n", component=component))
-        assert world.awake() == wakes
+        world.change(a_pod(7, node="n", component="sync"))
+        assert not world.awake()
 
     def test_queues_without_their_status(self, world: World) -> None:
         world.change(a_queue(quota={"nodes": 4}))

@@ -56,11 +56,11 @@ def test_a_restart_counts_with_the_status_write_that_records_it(world: World) ->
     before = Observed(job=job("a", "Running"))
     world.wrote(before, phase="Queued", attempts=(ended(0, "OOMKilled", counted=True),))
     world.wrote(before, phase="Queued", attempts=(ended(0, "NodeLost"),))
-    world.wrote(before, phase="Queued", attempts=(ended(0, "Growing"),))
+    world.wrote(before, phase="Queued", attempts=(ended(0, "Shrinking"),))
     assert restarts(world) == {
         ("failure", "OOMKilled"): 1,
         ("disruption", "NodeLost"): 1,
-        ("resize", "Growing"): 1,
+        ("resize", "Shrinking"): 1,
     }
     labels = {"job_namespace": "team", "queue": "gpu"}
     assert world.value("torchrun_queue_restarts_total", **labels, kind="failure") == 1

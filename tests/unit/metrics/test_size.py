@@ -101,7 +101,7 @@ class Crowded(World):
         for number, made in enumerate(self.jobs.values()):
             end = Attempt(number=99, counted=number % 3 == 0, reason=f"{'Q' * 37}{number % 100:03}")
             if number % 3 == 1:
-                end = replace(end, reason="Growing")
+                end = replace(end, reason="Resizing")
             after = replace(made.status, phase=PHASES[number % 9], attempts=(end,))
             record_status(self.metrics, Observed(job=made), after, made.metadata.creation_timestamp)
         for resource in (f"{number:r>40}" for number in range(20)):

@@ -8,11 +8,8 @@ import pytest
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.job import steps
 from torchrun_controller.reconcile.job.context import Context
-from torchrun_controller.reconcile.job.running import gang_exists
 from torchrun_controller.reconcile.job.steps import Step
 from torchrun_controller.reconcile.model.phases import ROWS, TRANSITIONS
-
-GANG_PHASES = next(step.leads_to for step in steps.STEPS if step.decide is gang_exists)
 
 
 def checked_step(step: Step) -> Step:
@@ -23,9 +20,7 @@ def checked_step(step: Step) -> Step:
         decision = step.decide(context)
         if decision is not None:
             phase = ROWS[decision.state].phase
-            resizes = context.gang is not None and context.end is None
-            allowed = step.leads_to + (GANG_PHASES if resizes and phase in GANG_PHASES else ())
-            assert phase is None or phase in allowed, (step.decide.__name__, decision.state)
+            assert phase is None or phase in step.leads_to, (step.decide.__name__, decision.state)
         return decision
 
     return Step(decide, step.leads_to)

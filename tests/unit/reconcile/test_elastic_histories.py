@@ -42,7 +42,7 @@ class ElasticHistories(RuleBasedStateMachine):
             self.world.placed(pod.metadata.name)
         self.world.pass_time(seconds=seconds)
 
-    @happens(seconds=st.sampled_from([5, 301, 301]))
+    @happens(seconds=st.sampled_from([5, 3601]))
     def gang_runs(self, seconds):
         self.world.containers_stop()
         self.world.settle()
@@ -50,18 +50,6 @@ class ElasticHistories(RuleBasedStateMachine):
             self.world.pod(pod.metadata.name, phase="Running")
         self.world.settle()
         self.world.pass_time(seconds=seconds)
-
-    @precondition(lambda self: self.world.observed().gang.probes)
-    @happens(index=st.integers(0, 1), seconds=st.sampled_from([1, 11]))
-    def probe_is_scheduled(self, index, seconds):
-        probes = self.world.observed().gang.probes
-        self.world.placed(probes[index % len(probes)].metadata.name)
-        self.world.pass_time(seconds=seconds)
-
-    @precondition(lambda self: self.world.observed().gang.probes)
-    @happens()
-    def probe_is_evicted(self):
-        self.world.pod(self.world.observed().gang.probes[-1].metadata.name, phase="Failed")
 
     @precondition(lambda self: self.world.workers())
     @happens(index=st.integers(0, 2))

@@ -374,12 +374,15 @@ def test_a_terminating_queue_accepts_no_new_jobs():
     assert len(old.gangs) == 2, "a restart is no new job"
 
 
-def test_a_refused_change_of_a_job_does_not_delay_the_gang_after_it():
+def test_refused_changes_of_pods_and_the_job_do_not_delay_the_gang_after_them():
     world = World(make_job(numNodes=2), make_queue())
     world.settle()
     world.all_workers("Running")
     world.settle()
-    world.rejections = (Rejection("jobs.batch", "train", "denied"),)
+    world.rejections = (
+        Rejection("pods", "train-0-abcde", "denied"),
+        Rejection("jobs.batch", "train", "denied"),
+    )
     world.all_workers("Failed")
     world.settle()
     assert len(world.gangs) == 2

@@ -61,18 +61,17 @@ class RunningGang(Struct, frozen=True, kw_only=True):
     """What runs of a job, of any attempt. `created_nodes` is that of the present Job.
 
     It is 0 once the Job creates no more pods: only those that run count then (`live_nodes`), which
-    are the larger part of `nodes` during a resize. `requested_nodes` is
-    what the job asked for when the Job was created. `charge` is the annotation of the latest Job,
-    without a Job that of the latest pod, with what its pods request. `may_run`: a pod runs, or the
-    present Job may create one. `pods_by_node` counts running pods and probes, `heads_by_node` the
-    head pods among them.
+    are the larger part of `nodes` during a resize. `last_job` is the latest Job, whatever its
+    state. `charge` is its annotation, without a Job that of the latest pod, with what its pods
+    request. `may_run`: a pod runs, or the present Job may create one. `pods_by_node` counts running
+    pods, `heads_by_node` the head pods among them.
     """
 
     charge: str
     nodes: int
     live_nodes: int
     created_nodes: int
-    requested_nodes: int
+    last_job: Job | None
     may_run: bool
     since: datetime | None
     pods_by_node: dict[str, int]
@@ -117,8 +116,7 @@ def running_gang(
         for pod in pods
         if alive(pod) and pod.spec.node_name not in lost_nodes and uses_room(pod)
     ]
-    workers = [pod for pod in live_pods if pod.metadata.labels.component == names.WORKER]
-    sizes = Counter(attempt_of(pod) for pod in workers)
+    sizes = Counter(attempt_of(pod) for pod in live_pods)
     with_node = [pod for pod in live_pods if pod.spec.node_name]
     pods_by_node = Counter(pod.spec.node_name for pod in with_node)
     heads_by_node = Counter(
@@ -126,7 +124,7 @@ def running_gang(
     )
     latest: tuple[Job | Pod, ...] = child_jobs[-1:]
     if not latest:
-        latest = tuple(sorted(workers, key=attempt_of)[-1:])
+        latest = tuple(sorted(live_pods, key=attempt_of)[-1:])
     present = next((child for child in child_jobs[-1:] if may_create_pods(child)), None)
     created_nodes = 0 if present is None else head_and_workers.nodes_of(present)
     live_nodes = max(sizes.values(), default=0)
@@ -135,8 +133,8 @@ def running_gang(
         nodes=max(created_nodes, live_nodes),
         live_nodes=live_nodes,
         created_nodes=created_nodes,
-        requested_nodes=0 if present is None else head_and_workers.requested_nodes(present),
-        may_run=bool(workers) or present is not None,
+        last_job=child_jobs[-1] if child_jobs else None,
+        may_run=bool(live_pods) or present is not None,
         since=child_jobs[-1].metadata.creation_timestamp if child_jobs else None,
         pods_by_node=dict(pods_by_node),
         heads_by_node=dict(heads_by_node),
@@ -153,15 +151,12 @@ def _is_over(job: TorchrunJob, gang: RunningGang) -> bool:
 
 
 def _charge(job: TorchrunJob, gang: RunningGang) -> int:
-    """Return the charged nodes, less those that reconcile has released."""
-    admission = job.status.admission
-    if (
-        admission is None
-        or not admission_status.is_releasing_nodes(job)
-        or not admission_status.has_reported_release(job)
-    ):
-        return admission_status.charged(job)
-    return max(admission.limit, gang.nodes)
+    """Return the charged nodes, or what the present Job may create if that is more.
+
+    A larger gang may have been created at the moment when the charge of a shrunk one was reduced.
+    """
+    charged_nodes = admission_status.charged(job)
+    return max(charged_nodes, gang.created_nodes) if charged_nodes else 0
 
 
 def _uncharged(job: TorchrunJob, gang: RunningGang) -> int:
@@ -170,22 +165,6 @@ def _uncharged(job: TorchrunJob, gang: RunningGang) -> int:
     Pods of a job that waits for admission come back with a lost node, and are about to be deleted.
     """
     return gang.created_nodes if _waits_for_admission(job) else gang.nodes
-
-
-def _releasable_size(job: TorchrunJob, admitted_nodes: int, gang: RunningGang) -> int | None:
-    """Return the pods of a gang that is smaller than its admission, if the rest may be released.
-
-    None while an older gang of the job terminates, and until reconcile has dropped its last answer.
-    A gang from before its job asked for that many nodes has not shrunk: reconcile is about to
-    replace it by a larger one.
-    """
-    is_smaller = (
-        job.spec.elastic is not None
-        and gang.created_nodes == gang.nodes < admitted_nodes <= gang.requested_nodes
-    )
-    is_releasing = admission_status.is_releasing_nodes(job)
-    is_reported = admission_status.has_reported_release(job) and not is_releasing
-    return gang.created_nodes if is_smaller and not is_reported else None
 
 
 def _was_requeued(job: TorchrunJob, gang: RunningGang) -> bool:
@@ -241,7 +220,6 @@ def _classify(
             preempted_for="" if meta.terminating else admission.preempted_for,
             nominated=admission.nominated,
             is_deleted=meta.terminating,
-            shrunk_to=_releasable_size(job, admitted_nodes, gang) if takes_part else None,
         ),
         tolerations=scheduling.tolerations,
         deadline=resolve_reliability(job, queue).deadline,
@@ -276,18 +254,21 @@ def _requested_nodes(
 ) -> int:
     """Return the nodes to admit: more only for an elastic gang, fewer once no larger gang is left.
 
-    The size stays if each pod requests more than was admitted.
+    A gang that shrank asks for what its pods request, so no quota idles. A larger size has to wait
+    if each pod requests more than was admitted.
     """
     if requests is None or job.metadata.deletion_timestamp is not None:
         return admitted_nodes
-    if grant is not None and pod_shortfall(requests, grant):
-        return admitted_nodes
-    if not admitted_nodes or requests.nodes == admitted_nodes:
-        return requests.nodes
-    if requests.nodes > admitted_nodes:
-        return requests.nodes if job.spec.elastic is not None else admitted_nodes
+    nodes, is_elastic = requests.nodes, job.spec.elastic is not None
+    if is_elastic and gang.last_job is not None:
+        nodes = head_and_workers.nodes_to_ask(job.spec, gang.last_job)
+    if not admitted_nodes:
+        return nodes
+    if nodes > admitted_nodes:
+        fits_pods = grant is None or not pod_shortfall(requests, grant)
+        return nodes if is_elastic and fits_pods else admitted_nodes
     is_observed = job.status.observed_generation == job.metadata.generation
-    return max(requests.nodes, gang.nodes) if is_observed else admitted_nodes
+    return max(nodes, gang.nodes) if is_observed else admitted_nodes
 
 
 def _charge_of_gang(job: TorchrunJob, gang: RunningGang) -> GangRequests | None:

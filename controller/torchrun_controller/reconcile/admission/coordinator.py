@@ -4,12 +4,11 @@ A decision takes five steps:
 
 1. A nominated workload is admitted as soon as the nodes that it waits for are free.
 2. Turns: the head of the queue whose turn it is gets admitted. The first head that does not fit
-   lets shrunk gangs release room or preempts others if it may, else it gets a reservation, and the
-   turns on its nodes end.
-3. Heads that lack quota do the same for quota and room, else they wait.
+   preempts others if it may, else it gets a reservation, and the turns on its nodes end.
+3. Heads that lack quota preempt others for it if they may, else they wait.
 4. Backfill: heads and workloads behind them are admitted where they delay no reservation. The queue
    that got least for its weight comes first.
-5. Workloads that ask to grow get what no waiting head could use.
+5. Workloads that ask to grow get what is left, where they delay no reservation.
 
 A workload that does not fit is not tried again: within one decision, free nodes and quota only
 shrink.
@@ -21,23 +20,16 @@ from math import inf
 from msgspec.structs import replace
 
 from torchrun_controller.reconcile.admission import messages
-from torchrun_controller.reconcile.admission.growth import could_serve_a_head
 from torchrun_controller.reconcile.admission.model import (
     ClusterState,
     Decisions,
     Grant,
     PendingStatus,
     Preemption,
-    Release,
 )
 from torchrun_controller.reconcile.admission.node_capacity import Placement
-from torchrun_controller.reconcile.admission.preemption import PreemptionPlan
+from torchrun_controller.reconcile.admission.preemption import PreemptionPlan, plan_preemption
 from torchrun_controller.reconcile.admission.quota import Cohort, usage_of
-from torchrun_controller.reconcile.admission.releases import (
-    keep_nomination,
-    make_room,
-    releases_beside,
-)
 from torchrun_controller.reconcile.admission.reservation import QuotaReservation, Reservations
 from torchrun_controller.reconcile.admission.snapshot import (
     AdmittedWorkload,
@@ -46,7 +38,6 @@ from torchrun_controller.reconcile.admission.snapshot import (
     Snapshot,
     queue_order,
 )
-from torchrun_controller.reconcile.admission.unused_quota import releases_of_quota
 from torchrun_controller.reconcile.admission.weighted_round_robin import charge, rank
 
 # Most grants of one decision, so that no decision takes long on an empty cluster.
@@ -57,7 +48,7 @@ LEAST_BACKFILL = 16  # of one queue
 
 
 def admit(state: ClusterState, now: datetime) -> Decisions:
-    """Return what to admit, preempt and release. The order of the objects does not matter."""
+    """Return what to admit and what to preempt. The order of the objects does not matter."""
     coordinator = Coordinator(state, now)
     coordinator.decide()
     return coordinator.decisions()
@@ -73,7 +64,6 @@ class Coordinator:
         self.active = [queue for queue in self.snapshot.queues if not queue.paused_reason]
         self.preemptions: list[Preemption] = []
         self.pending: dict[str, PendingStatus] = {}
-        self.releases: dict[str, int] = {}
         self.settled_uids: set[str] = set()  # admitted, nominated, or never to fit
         self._granted = 0
         # Queues whose head waits, with the quota that is reserved for it.
@@ -117,9 +107,6 @@ class Coordinator:
         return Decisions(
             grants=tuple(self.snapshot.grants),
             preemptions=tuple(self.preemptions),
-            releases=tuple(
-                Release(uid=uid, nodes=nodes) for uid, nodes in sorted(self.releases.items())
-            ),
             pending=self.pending,
             queues=tuple(queue.summary() for queue in self.snapshot.queues),
             requeue_after=0.0 if self.full else None,
@@ -134,7 +121,8 @@ class Coordinator:
                 if fits and queue.quota.shortage(candidate.usage) is None:
                     self._grant(candidate, in_turn=True)
                     continue
-                if plan := keep_nomination(self.snapshot, self.reservations, candidate):
+                plan = plan_preemption(self.snapshot, self.reservations, candidate, new=False)
+                if plan is not None:
                     self._nominate(candidate, plan)
 
     def _admit_in_turn(self) -> None:
@@ -164,20 +152,10 @@ class Coordinator:
                 lacks_quota = queue.quota.shortage(head.usage) is not None
                 if not lacks_quota and self._lender(head) is None:
                     break
-                if lacks_quota and not self._release_unused(head):
+                if lacks_quota:
                     self._preempt_or_wait(head)
                 else:
                     self._wait(head)
-
-    def _release_unused(self, head: PendingWorkload) -> bool:
-        """Let shrunk gangs of the cohort release nodes, if the head can start with that quota."""
-        releases = releases_of_quota(
-            self._cohorts[head.queue.quota.cohort],
-            head,
-            lambda: self._may_pass(head) or any(make_room(self.snapshot, self.reservations, head)),
-        )
-        self.releases.update(releases)
-        return bool(releases)
 
     def _backfill(self) -> None:
         """Admit every workload that fits without delaying a head."""
@@ -216,8 +194,7 @@ class Coordinator:
         return None
 
     def _grow(self) -> None:
-        """Admit more nodes for workloads that ask to grow, but none that a head could use."""
-        heads = [queue.head for queue in self._waiting if queue.head is not None]
+        """Admit more nodes for workloads that ask to grow."""
         growing_workloads = [
             (admitted.workload, queue)
             for queue in self.active
@@ -228,9 +205,7 @@ class Coordinator:
             candidate = self.snapshot.pending(queue, workload)
             if self._is_impossible(candidate):
                 continue
-            if not could_serve_a_head(self.snapshot, candidate, heads) and self._may_pass(
-                candidate
-            ):
+            if self._may_pass(candidate):
                 self._grant(candidate)
                 continue
             self.pending[workload.uid] = messages.waiting_to_grow(candidate, self.snapshot)
@@ -331,10 +306,8 @@ class Coordinator:
         return messages.waiting_for_nodes(head, self.snapshot, latest_start)
 
     def _preempt_or_wait(self, head: PendingWorkload) -> None:
-        """Let shrunk gangs release room for the head, preempt others for it, or let it wait."""
-        releases, plan = make_room(self.snapshot, self.reservations, head)
-        head.awaits_release = bool(releases)
-        self.releases.update(releases)
+        """Preempt others for the head, or let it wait."""
+        plan = plan_preemption(self.snapshot, self.reservations, head)
         if plan is None:
             self._wait(head)
         else:
@@ -347,13 +320,10 @@ class Coordinator:
             target.preempt(candidate.workload.uid)
             preempted_workloads.append(target)
             self.preemptions.append(messages.explain_preemption(target, candidate))
-        self.releases.update(plan.releases | releases_beside(self.snapshot, plan.placement))
         self.reservations.promise(candidate, plan.placement, preempted_workloads)
         candidate.queue.quota.promise(candidate.usage)
         self._settle(candidate, plan.placement)
-        self.pending[candidate.workload.uid] = messages.preempting(
-            candidate, preempted_workloads, needs_release=bool(plan.releases)
-        )
+        self.pending[candidate.workload.uid] = messages.preempting(candidate, preempted_workloads)
 
     def _grant(self, candidate: PendingWorkload, *, in_turn: bool = False) -> None:
         """Admit the workload now."""

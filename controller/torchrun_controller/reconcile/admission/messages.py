@@ -103,19 +103,14 @@ def waiting_to_grow(workload: PendingWorkload, snapshot: Snapshot) -> PendingSta
 
 
 def preempting(
-    workload: PendingWorkload, preempted_workloads: list[AdmittedWorkload], *, needs_release: bool
+    workload: PendingWorkload, preempted_workloads: list[AdmittedWorkload]
 ) -> PendingStatus:
-    """Return the status of a nominated workload: it waits for the nodes of preempted ones.
-
-    `needs_release`: it also needs nodes of shrunk gangs, and nothing else once the others are gone.
-    """
+    """Return the status of a nominated workload: it waits for the nodes of preempted ones."""
     uid = workload.workload.uid
     names = [
         admitted.workload.name for admitted in preempted_workloads if admitted.preempted_for == uid
     ]
     lacks = f"Waiting for preempted jobs to stop: {list_names(names, NAMES) or 'others'}."
-    if needs_release and not names:
-        lacks = "Waiting for elastic jobs to give back unused nodes."
     return _status(workload, "Preempting", lacks, nominated=True)
 
 

@@ -99,17 +99,13 @@ class Workload(Struct, frozen=True, kw_only=True):
     reserved for it. If `nodes` is smaller, it is granted at once.
 
     `pod` is what each pod requests, in the units of NodeCapacity.allocatable; `gpus` of these are
-    GPUs. `node_selector` is merged from queue and job. `pods_by_node` counts its running pods,
-    and the probes that have found room for more of them.
+    GPUs. `node_selector` is merged from queue and job. `pods_by_node` counts its running pods.
     `since` is when it was admitted, None while it waits. `seconds_left` is the running time until
     its deadline, at least 0, None without one. `preempted_for` is the UID in its Preemption while
     that lasts. `nominated` repeats the last PendingStatus.nominated.
 
-    `shrunk_to` is the number of pods of an elastic job whose present gang is smaller than what was
-    admitted, if the rest may be released; else None.
-
     `is_deleted`: the job is deleted, so its pods cannot be preempted. `is_fixed`: its status cannot
-    be written at present, so it is neither preempted nor asked to release anything.
+    be written at present, so it is not preempted.
 
     `head` is what the first pod requests, and `head_gpus` its GPUs, if that is less of some
     resources and more of none; None if all pods are alike. Quota is charged with exactly that. The
@@ -138,7 +134,6 @@ class Workload(Struct, frozen=True, kw_only=True):
     nominated: bool = False
     is_deleted: bool = False
     is_fixed: bool = False
-    shrunk_to: int | None = None
 
     def workers(self, pods: int) -> int:
         """Return how many of this many pods the coordinator places: all but the head."""
@@ -181,13 +176,6 @@ class Preemption(Struct, frozen=True, kw_only=True):
     message: str
 
 
-class Release(Struct, frozen=True, kw_only=True):
-    """The workload keeps `nodes` pods, all that it uses; others wait for the rest."""
-
-    uid: str
-    nodes: int
-
-
 class PendingStatus(Struct, frozen=True):
     """Why a workload does not get what it requests. `position` counts from 1 in its queue.
 
@@ -224,7 +212,7 @@ class QueueSummary(Struct, frozen=True, kw_only=True):
 
 
 class Decisions(Struct, frozen=True, kw_only=True):
-    """What to write, in this order: `pending`, `queues`, `preemptions`, `releases`, `grants`.
+    """What to write, in this order: `pending`, `queues`, `preemptions`, `grants`.
 
     `pending` has an entry, by UID, for every workload that does not have what it requests.
     `requeue_after` is in seconds; 0 if there is more to decide as soon as this is written.
@@ -232,7 +220,6 @@ class Decisions(Struct, frozen=True, kw_only=True):
 
     grants: tuple[Grant, ...] = ()
     preemptions: tuple[Preemption, ...] = ()
-    releases: tuple[Release, ...] = ()
     pending: dict[str, PendingStatus] = field(default_factory=dict)
     queues: tuple[QueueSummary, ...] = ()
     requeue_after: float | None = None

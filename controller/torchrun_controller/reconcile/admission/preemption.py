@@ -23,15 +23,11 @@ from torchrun_controller.reconcile.admission.snapshot import (
 
 
 class PreemptionPlan:
-    """Where a head will run, and the additional workloads to preempt for it.
-
-    `releases`: the nodes that shrunk gangs keep, by UID, if the head needs the rest, too.
-    """
+    """Where a head will run, and the additional workloads to preempt for it."""
 
     def __init__(self, placement: Placement, targets: list[AdmittedWorkload]) -> None:
         self.placement = placement
         self.targets = targets
-        self.releases: dict[str, int] = {}
 
 
 def plan_preemption(
@@ -40,18 +36,14 @@ def plan_preemption(
     head: PendingWorkload,
     *,
     new: bool = True,
-    releasing: Iterable[AdmittedWorkload] = (),
 ) -> PreemptionPlan | None:
     """Return the nodes of a head once others have left; None if none, or if it fits already.
 
-    With `new` False, only workloads that are being preempted already leave. `releasing` workloads
-    leave what they do not use.
+    With `new` False, only workloads that are being preempted already leave.
     """
     search = _Search(snapshot, reservations, head)
     try:
         fits_already = search.fits()
-        for admitted in releasing:
-            search.capacity.release(admitted)
         for admitted in snapshot.preempted:
             search.remove(admitted)
         targets = search.targets() if new or search.fits() else None

@@ -177,20 +177,10 @@ class CapacitySimulation:
         self._later = free_later and free_later.copy(workload.shape)
         self._both = self._now if free_later is None else free_in_both.copy(workload.shape)
         self._ended_uids = ended_uids
-        self._released: list[AdmittedWorkload] = []
 
     def remove(self, admitted: AdmittedWorkload, times: int = -1) -> None:
-        """Remove the workload, or what it has not released; `times` 1 restores it."""
-        self._take(admitted, admitted.placement, times)
-        if admitted in self._released:
-            self._take(admitted, admitted.unused, -times)
-
-    def release(self, admitted: AdmittedWorkload) -> None:
-        """Remove what a shrunk gang does not use."""
-        self._take(admitted, admitted.unused, -1)
-        self._released.append(admitted)
-
-    def _take(self, admitted: AdmittedWorkload, placement: Placement, times: int) -> None:
+        """Remove the workload; `times` 1 restores it."""
+        placement = admitted.placement
         self._now.take(admitted.shape, placement, times)
         if self._later is not None:
             if admitted.workload.uid not in self._ended_uids:

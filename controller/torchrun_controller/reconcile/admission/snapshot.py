@@ -28,15 +28,9 @@ from torchrun_controller.reconcile.admission.weighted_round_robin import (
 
 
 class PendingWorkload:
-    """What a workload still requests: all of its pods, or those that it asks to grow by.
+    """What a workload still requests: all of its pods, or those that it asks to grow by."""
 
-    `awaits_release`: shrunk gangs are asked to release room for it.
-    """
-
-    __slots__ = (
-        *("awaits_release", "cost", "pods", "queue", "seconds", "shape", "usage", "workers"),
-        "workload",
-    )
+    __slots__ = ("cost", "pods", "queue", "seconds", "shape", "usage", "workers", "workload")
 
     def __init__(self, queue: "QueueSnapshot", workload: Workload, shape: PodShape) -> None:
         self.queue = queue
@@ -47,28 +41,17 @@ class PendingWorkload:
         self.usage = usage_of(workload, self.pods, 0 if workload.admitted else 1)
         self.cost = cost_of(self.usage)
         self.seconds = _seconds_left(workload)
-        self.awaits_release = False
 
 
 class AdmittedWorkload:
     """What an admitted workload occupies, and in how many seconds it ends at the latest.
 
-    `assumed` is the part of `placement` for pods without a node. `unused` is the part that a shrunk
-    gang may grow into, and `homeless` how many of its pods would find no room.
+    `assumed` is the part of `placement` for pods without a node.
     """
 
     __slots__ = (
-        *(
-            "assumed",
-            "homeless",
-            "placement",
-            "preempted_for",
-            "queue",
-            "seconds",
-            "shape",
-            "since",
-        ),
-        *("unused", "usage", "workload"),
+        *("assumed", "placement", "preempted_for", "queue", "seconds", "shape", "since", "usage"),
+        "workload",
     )
 
     def __init__(
@@ -85,8 +68,6 @@ class AdmittedWorkload:
         self.shape = shape
         self.placement = placement
         self.assumed: Placement = {}
-        self.unused: Placement = {}
-        self.homeless = 0
         self.usage = usage
         self.since = since
         self.seconds = _seconds_left(workload)
@@ -100,14 +81,8 @@ class AdmittedWorkload:
         self.seconds = 0.0
 
     @property
-    def kept_nodes(self) -> int | None:
-        """The nodes that a shrunk gang keeps if it is asked to release the rest; None if not."""
-        stays = self.queue is None or self.preempted_for or not self.gives_way
-        return None if stays else self.workload.shrunk_to
-
-    @property
     def gives_way(self) -> bool:
-        """Whether a decision may take something from the workload."""
+        """Whether a decision may preempt the workload."""
         return not (self.workload.is_deleted or self.workload.is_fixed)
 
     @property
@@ -229,35 +204,19 @@ class Snapshot:
         its pods without a node get none.
 
         Of a deleted job, only pods that have a node count: any user of its namespace can create
-        such pods. The pods that shrunk gangs may still add come last, and only where there is room:
-        the nodes that they had may be gone. A deleted job adds none.
+        such pods.
         """
         self.admitted.sort(key=lambda admitted: (admitted.since, admitted.workload.uid))
         for admitted in self.admitted:
             workload = admitted.workload
-            pods = workload.admitted if workload.shrunk_to is None else workload.shrunk_to
-            workers = workload.workers(pods)
+            workers = workload.workers(workload.admitted)
             missing_pods = workers - sum(workload.pods_by_node.values())
             is_too_large = admitted.queue is None and self.empty.capacity(admitted.shape) < workers
             if missing_pods > 0 and not (workload.is_deleted or is_too_large):
                 admitted.assumed = self.free.place_admitted(admitted.shape, missing_pods)
-                self._place(admitted, admitted.assumed)
-        for admitted in self.admitted:
-            workload = admitted.workload
-            if workload.shrunk_to is not None and not workload.is_deleted:
-                pods = max(
-                    workload.workers(workload.shrunk_to), sum(workload.pods_by_node.values())
-                )
-                unused_pods = max(0, workload.workers(workload.admitted) - pods)
-                room = min(unused_pods, self.free.capacity(admitted.shape))
-                admitted.homeless = unused_pods - room
-                admitted.unused = self.free.place(admitted.shape, room)
-                self._place(admitted, admitted.unused)
-
-    def _place(self, admitted: AdmittedWorkload, placement: Placement) -> None:
-        self.free.take(admitted.shape, placement)
-        for i, pods in placement.items():
-            admitted.placement[i] = admitted.placement.get(i, 0) + pods
+                self.free.take(admitted.shape, admitted.assumed)
+                for i, pods in admitted.assumed.items():
+                    admitted.placement[i] = admitted.placement.get(i, 0) + pods
 
 
 def queue_order(workload: Workload) -> tuple[int, float, str, str]:

@@ -1,6 +1,6 @@
 """The status updates that follow from a decision, for jobs and queues.
 
-Updates are written in stages, each after the one before: releases, nominations, preemptions,
+Updates are written in stages, each after the one before: smaller charges, nominations, preemptions,
 admissions, the usage of queues (so that no turn is charged for an admission that failed), and then
 the rest. A crash in between grants nothing twice: a charge is removed before the admission that
 needs its quota.
@@ -85,7 +85,6 @@ class JobUpdates:
     def __init__(self, decisions: Decisions) -> None:
         self._grants = {grant.uid: grant for grant in decisions.grants}
         self._preemptions = {decision.uid: decision for decision in decisions.preemptions}
-        self._releases = {decision.uid: decision.nodes for decision in decisions.releases}
         self._pending = decisions.pending
 
     def update(
@@ -99,9 +98,6 @@ class JobUpdates:
         )
         before = job_admission(job)
         after = _apply(decision, job, classification, before, now)
-        if after.admission is not None:
-            limit = _limit(classification, after.admission, self._releases.get(uid, 0))
-            after = replace(after, admission=replace(after.admission, limit=limit))
         if after == before or (pending and _is_close(before, after)):
             return None
         rank = after.position or 0
@@ -185,14 +181,6 @@ def _admitted_condition(
     if pending is not None:
         message = f"Admitted for {nodes} of {workload.nodes} nodes. {pending.message}"
     return ConditionUpdate(ADMITTED, "True", Reason("Admitted", message))
-
-
-def _limit(classification: Classification, charge: Admission, released_to: int) -> int:
-    """Return the limit; it stays until that much is released, or until another gang exists."""
-    workload = classification.workload
-    shrunk_to = None if workload is None else workload.shrunk_to
-    limit = released_to or charge.limit
-    return limit if shrunk_to is not None and shrunk_to <= limit < charge.nodes else 0
 
 
 def _add_requests(charge: Admission, workload: Workload) -> Admission:

@@ -11,7 +11,6 @@ from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.child_job import (
     charge_annotation,
     child_job,
-    wanted_nodes_annotation,
     worker_template,
 )
 from torchrun_controller.reconcile.objects.environment import Environment
@@ -40,14 +39,15 @@ def build_child_jobs(
     *,
     counts: Counts,
     previous_end: Attempt | None,
+    shrunk_from: int | None,
     may_start: bool,
     environment: Environment | None,
     avoided_hostnames: tuple[str, ...],
 ) -> tuple[Apply, ...]:
     """Return the Jobs of one attempt, with the node preferences of their pods.
 
-    `counts` and `previous_end` become annotations: nothing is lost or counted twice if the status
-    write fails. With `may_start` the ranks start at once. Without it, and always in a
+    `counts`, `previous_end` and `shrunk_from` become annotations: nothing is lost or counted twice
+    if the status write fails. With `may_start` the ranks start at once. Without it, and always in a
     gang with a head, they wait for the annotation torchrun.ai/start of their pods.
 
     Raises:
@@ -69,7 +69,7 @@ def build_child_jobs(
         template = annotate_template(template, observed.job, observed.workspace)
         annotations = (
             _history(attempt, counts, previous_end)
-            | wanted_nodes_annotation(job, role_spec)
+            | ({names.WANTED_NODES: str(shrunk_from)} if shrunk_from is not None else {})
             | charge
         )
         jobs.append(child_job(job, role_spec, attempt, template, annotations, role))

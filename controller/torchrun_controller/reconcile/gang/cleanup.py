@@ -128,6 +128,16 @@ def resized_jobs(job: TorchrunJob, gang: ObservedGang) -> tuple[Job, ...]:
     )
 
 
+def delete_resized_jobs(
+    job: TorchrunJob, gang: ObservedGang, deletes: tuple[Delete, ...] = ()
+) -> tuple[Delete, ...]:
+    """Delete Jobs that a resize replaced, unless in `deletes`."""
+    uids = {delete.uid for delete in deletes}
+    return tuple(
+        delete_job(child) for child in resized_jobs(job, gang) if child.metadata.uid not in uids
+    )
+
+
 def end_replacement(job: TorchrunJob, gang: ObservedGang) -> tuple[Apply, ...]:
     """Stop the Job controller from replacing pods of gangs that have ended.
 

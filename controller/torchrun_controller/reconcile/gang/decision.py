@@ -54,8 +54,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     """The decision of a step. `attempt` is the number of the present or the new attempt.
 
     `spec` is the spec of the next gang, or of a gang without a status. `conditions` are set in
-    addition to that of `state`. `commit` is the commit of the workspace. `probes` is the number of
-    probe pods that may exist. `warning` is an event for a change of the state.
+    addition to that of `state`. `commit` is the commit of the workspace. `warning` is an event for
+    a change of the state.
     """
 
     state: State
@@ -66,7 +66,6 @@ class Decision(Struct, frozen=True, kw_only=True):
     writes: Writes = Writes()
     history: History = History()
     commit: str = ""
-    probes: int = 0
     warning: Event | None = None
 
 

@@ -44,8 +44,8 @@ from torchrun_controller.reconcile.schedulers import groups
 from torchrun_controller.reconcile.workspace import delivery
 
 # Ends of a gang that is replaced by one of another size.
-BY_THE_USER, SHRINKING, GROWING = "Resizing", "Shrinking", "Growing"
-RESIZES = frozenset({BY_THE_USER, SHRINKING, GROWING})
+BY_THE_USER, SHRINKING = "Resizing", "Shrinking"
+RESIZES = frozenset({BY_THE_USER, SHRINKING})
 STARTING = "WorkersStarting"  # the reason of a gang without trouble whose pods do not all run
 
 

@@ -20,7 +20,7 @@ FIRST_DELAY = timedelta(seconds=10)
 LONGEST_DELAY = timedelta(minutes=5)
 EARLY = timedelta(minutes=10)  # running time below which a failure is early
 # Ends that a user, the queue or a change of the size asks for.
-INTENDED_ENDS = frozenset({"Suspended", "Preempted", "Resizing", "Shrinking", "Growing"})
+INTENDED_ENDS = frozenset({"Suspended", "Preempted", "Resizing", "Shrinking"})
 # NotReplaced: the status counts the loss of the pod, and not that it was not replaced.
 NO_FAILURES = INTENDED_ENDS | {"NotReplaced"}
 

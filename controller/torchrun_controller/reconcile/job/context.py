@@ -20,7 +20,7 @@ from torchrun_controller.reconcile.gang import (
     suspension,
 )
 from torchrun_controller.reconcile.gang.decision import History
-from torchrun_controller.reconcile.gang.elastic import Outlook
+from torchrun_controller.reconcile.gang.elastic import GangSize, Outlook
 from torchrun_controller.reconcile.gang.failures import Failure
 from torchrun_controller.reconcile.gang.gang import GangState
 from torchrun_controller.reconcile.gang.in_place import NewRestarts
@@ -46,7 +46,7 @@ from torchrun_controller.reconcile.model.times import (
 )
 from torchrun_controller.reconcile.objects.environment import Environment, environment_of
 from torchrun_controller.reconcile.pods.head_and_workers import resumption_of
-from torchrun_controller.reconcile.pods.lifecycle import attempt_of
+from torchrun_controller.reconcile.pods.lifecycle import attempt_of, delete_job
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve_spec
 from torchrun_controller.reconcile.workspace import preparation, setup
@@ -72,17 +72,19 @@ class GangEnd(Struct, frozen=True, kw_only=True):
 class NextAttempt(Struct, frozen=True, kw_only=True):
     """What the next gang inherits: the counts, the end of the last gang, and the size.
 
-    `nodes` is None for the size of the spec. `cause` is the end that requires another attempt.
-    `survivors` are deleted even while the next attempt waits. `resize` is why a running gang is
-    replaced by one of another size; with `needs_room` once probes have found room for that.
+    `size` is None for the size of the spec. `cause` is the end that requires another attempt.
+    `survivors` are deleted even while the next attempt waits.
     """
 
     history: History
     cause: Attempt | None = None
-    nodes: int | None = None
+    size: GangSize | None = None
     survivors: tuple[Delete, ...] = ()
-    resize: Reason | None = None
-    needs_room: bool = False
+
+    @property
+    def is_resize(self) -> bool:
+        """Whether the last gang ends only because the next one has another size."""
+        return self.cause is not None and self.cause.reason in gang.RESIZES
 
 
 class Preparation(Struct, frozen=True, kw_only=True):
@@ -247,11 +249,13 @@ class Context:
 
     @cached_property
     def end(self) -> GangEnd | None:
-        """How the last gang failed or was deleted; None if it runs, or if there was none."""
+        """Why the last gang has ended, or has to for another size; None if it goes on."""
         observed, now = self.observed, self.now
         if self.gang is not None:
             failure = self.gang.failure
-            return None if failure is None else self._end_of_failure(self.gang, failure)
+            if failure is None:
+                return self._end_of_resize()
+            return self._end_of_failure(self.gang, failure)
         vanished = deletion.find_vanished_gang(observed.job, now)
         if vanished is not None:
             failure, attempt = vanished
@@ -264,6 +268,24 @@ class Context:
         why = Reason(recorded_end.reason, recorded_end.message)
         return GangEnd(why=why, fails_job=False, attempt=recorded_end, history=self.history)
 
+    def _end_of_resize(self) -> GangEnd | None:
+        """Return the end of a gang that is to have another size. A recorded end stays."""
+        job, observed_gang, why = self.observed.job, self.observed.gang, self.outlook.why
+        end = find_end(job.status.attempts, attempt_of(observed_gang.current_job))
+        if end is None or end.reason not in gang.RESIZES:
+            if why is None:
+                return None
+            end = gang.record_end(
+                job, observed_gang, why, self.now, ran_until=self.ran_until, counted=False
+            )
+        history = self.history_of_kept_gang
+        return GangEnd(
+            why=Reason(end.reason, end.message),
+            fails_job=False,
+            attempt=end,
+            history=replace(history, ends=(*history.ends, end)),
+        )
+
     def _end_of_failure(self, state: GangState, failure: Failure) -> GangEnd:
         """Return the end of a failed gang. A recorded end stays: later failures are secondary."""
         observed, why = self.observed, state.why
@@ -272,8 +294,9 @@ class Context:
         if recorded_end is not None:
             history = replace(self.history, ends=(*self.history.ends, recorded_end))
             if not failure.is_counted:
-                recorded_cause = observed.job.status.last_failure
-                cause = losses.choose_cause(recorded_cause, failure.details)
+                cause = observed.job.status.last_failure
+                if recorded_end.reason not in gang.RESIZES:
+                    cause = losses.choose_cause(cause, failure.details)
                 history = replace(history, failure=cause)
             return GangEnd(why=why, fails_job=False, attempt=recorded_end, history=history)
         node = failure.details.node
@@ -312,6 +335,11 @@ class Context:
         job, observed_gang = self.observed.job, self.observed.gang
         if not observed_gang.child_jobs:
             return ()
+        if self.gang is not None and self.gang.failure is None and self.end is not None:
+            # Only a gang that never ran completely has no checkpoint to save.
+            shrinks = self.end.why.reason == gang.SHRINKING
+            pods = cleanup.end_survivors(job, observed_gang) if shrinks else ()
+            return (*pods, delete_job(observed_gang.current_job))
         survivors = cleanup.end_survivors(job, observed_gang)
         return (*survivors, *cleanup.delete_head_job(job, observed_gang, self.unfenced))
 
@@ -328,39 +356,23 @@ class Context:
     def outlook(self) -> Outlook:
         """Whether a running gang is to be resized."""
         assert self.gang is not None
-        grow_after = self.defaults.grow_after
-        return elastic.evaluate_size(self.observed, self.gang.state, self.now, grow_after)
+        return elastic.evaluate_size(self.observed, self.gang.state, self.now)
 
     @cached_property
     def next_attempt(self) -> NextAttempt:
         """What the next gang inherits from the last one, if there was one."""
-        if self.gang is not None and self.end is None:
-            return self._resize(self.outlook)
         last_gang = None if self.gang is None else self.observed.gang
-        nodes = elastic.nodes_of_next_gang(self.observed, last_gang)
+        size = elastic.size_of_next_gang(self.observed, last_gang, self.now)
         if self.end is None:
-            return NextAttempt(history=self.history, nodes=nodes, survivors=self.survivors)
+            return NextAttempt(history=self.history, size=size, survivors=self.survivors)
+        if self.gang is not None and self.gang.failure is None:
+            size = self.outlook.size or size
         end = self.end.attempt
         return NextAttempt(
             history=self.end.history,
             cause=end if self.gang is not None or end.reason not in INTENDED_ENDS else None,
-            nodes=nodes,
+            size=size,
             survivors=self.survivors,
-        )
-
-    def _resize(self, outlook: Outlook) -> NextAttempt:
-        assert outlook.why is not None
-        job, observed_gang = self.observed.job, self.observed.gang
-        end = gang.record_end(
-            job, observed_gang, outlook.why, self.now, ran_until=self.ran_until, counted=False
-        )
-        history = self.history_of_kept_gang
-        return NextAttempt(
-            history=replace(history, ends=(*history.ends, end)),
-            cause=end,
-            nodes=outlook.nodes,
-            resize=outlook.why,
-            needs_room=outlook.probes > 0,
         )
 
     @cached_property
@@ -380,8 +392,8 @@ class Context:
         """
         assert self.observed.queue is not None
         spec = resolve_spec(self.observed.job, self.observed.queue)
-        nodes = self.next_attempt.nodes
-        return spec if nodes is None else replace(spec, size=replace(spec.size, nodes=nodes))
+        size = self.next_attempt.size
+        return spec if size is None else replace(spec, size=replace(spec.size, nodes=size.nodes))
 
     @cached_property
     def preparation(self) -> Preparation:

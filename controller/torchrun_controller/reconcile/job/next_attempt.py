@@ -12,8 +12,7 @@ from torchrun_controller.reconcile.gang.failures import Cause
 from torchrun_controller.reconcile.gang.orphans import find_orphans, orphan_advice
 from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.context import Context, NextAttempt
-from torchrun_controller.reconcile.job.resizing import delay_resize
-from torchrun_controller.reconcile.job.running import keep_size, missing_checkpoints
+from torchrun_controller.reconcile.job.running import missing_checkpoints
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import pods_are, sentence
 from torchrun_controller.reconcile.model.observed import Observed
@@ -24,7 +23,7 @@ from torchrun_controller.reconcile.objects import network
 from torchrun_controller.reconcile.objects.child_job import worker_template
 from torchrun_controller.reconcile.placement import avoid
 from torchrun_controller.reconcile.placement.affinity import hostnames
-from torchrun_controller.reconcile.pods.lifecycle import delete_job
+from torchrun_controller.reconcile.pods.nodes import NODES_RETRY, NOT_READ
 from torchrun_controller.reconcile.schedulers.choice import choose
 from torchrun_controller.reconcile.schedulers.gang_objects import build_gang_objects
 from torchrun_controller.reconcile.schedulers.table import SCHEDULERS
@@ -35,9 +34,6 @@ from torchrun_controller.reconcile.spec.requests import requests_of
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 from torchrun_controller.reconcile.workspace import claims
 from torchrun_controller.reconcile.workspace.helper_pods import SyncState
-
-# Seconds. The permission to read nodes may be missing: no change of a node wakes the job then.
-NODES_RETRY = 10.0
 
 
 def job_invalid(context: Context) -> Decision | None:
@@ -170,10 +166,6 @@ def not_admitted(context: Context) -> Decision | None:
     if why is None:
         return None
     charged_nodes = admission_status.charged(observed.job)
-    if context.next_attempt.resize is not None and charged_nodes:
-        # The charge cannot change while the gang runs, and each pod of the next gang exceeds it.
-        advice = "Suspend and resume the job to request a new admission."
-        why = Reason(why.reason, f"{sentence(why.message)} {advice}")
     orphans = find_orphans(observed.gang, observed.refused) if charged_nodes else ()
     if orphans:  # the admission cannot change while they run
         why = Reason("OrphanedWorkers", f"{sentence(why.message)} {orphan_advice(orphans)}")
@@ -189,7 +181,7 @@ def nodes_not_read(context: Context) -> Decision | None:
     if not context.awaits_nodes:
         return None
     message = "The controller has not read the nodes yet. The gang is created once it has."
-    decision = _decide_ready(context, State.NODES_AWAITED, Reason("NodesNotRead", message))
+    decision = _decide_ready(context, State.NODES_AWAITED, Reason(NOT_READ, message))
     return replace(decision, writes=decision.writes.and_also(requeue_after=NODES_RETRY))
 
 
@@ -204,7 +196,7 @@ def unfenced_not_recorded(context: Context) -> Decision | None:
 
 
 def create_gang(context: Context) -> Decision:
-    """Create the gang and its Service, PVCs and policies. A larger gang needs room first."""
+    """Create the gang and its Service, PVCs and policies."""
     observed, next_attempt = context.observed, context.next_attempt
     assert observed.queue is not None
     spec = context.preparation.spec
@@ -233,6 +225,7 @@ def create_gang(context: Context) -> Decision:
         context.defaults,
         counts=counts,
         previous_end=_cause(next_attempt),
+        shrunk_from=next_attempt.size.shrunk_from if next_attempt.size else None,
         may_start=may_start and not spec.replaces_pods and not _may_be_resumed(context),
         environment=context.preparation.environment,
         avoided_hostnames=hostnames(observed.cluster.nodes, avoided_nodes),
@@ -250,23 +243,15 @@ def create_gang(context: Context) -> Decision:
     refusal = refusal or refusals.find_refused_gang(observed.refused, observed.job, latest)
     if refusal is not None:
         return _decide_ready(context, *refusal)
-    if next_attempt.needs_room:
-        return keep_size(context)
     child = names.child_job(observed.job.metadata.name, attempt)
     why = _why_created(next_attempt, spec, child, avoided_nodes)
     decision = _decide_ready(context, State.READY, why)
-    survivors = cleanup.end_survivors(observed.job, observed.gang)
-    deletes = (*survivors, *cleanup.delete_oldest_jobs(observed.gang))
-    if next_attempt.resize is not None:
-        # Only a gang that never ran completely has no checkpoint to save.
-        survivors = survivors if next_attempt.resize.reason == gang.SHRINKING else ()
-        current_job_delete = delete_job(observed.gang.current_job)
-        deletes = (*survivors, current_job_delete, *cleanup.delete_oldest_jobs(observed.gang))
+    deletes = (*next_attempt.survivors, *cleanup.delete_oldest_jobs(observed.gang))
     return replace(
         decision,
         attempt=attempt,
         history=replace(decision.history, restarts_in_place=0),
-        writes=Writes(applies=applies, deletes=deletes).and_also(deletes=next_attempt.survivors),
+        writes=Writes(applies=applies, deletes=deletes),
         warning=_rendezvous_fallback(spec),
     )
 
@@ -282,11 +267,11 @@ def _may_be_resumed(context: Context) -> bool:
 def _why_created(
     next_attempt: NextAttempt, spec: ResolvedSpec, child: str, avoided_nodes: tuple[str, ...]
 ) -> Reason:
-    if next_attempt.resize is not None:
-        return next_attempt.resize
     if next_attempt.cause is None:
         # Use the message that the next reconcile would write, to save a status update.
         return Reason(gang.STARTING, f"{pods_are(0, spec.size.nodes)} running.")
+    if next_attempt.is_resize:
+        return Reason(next_attempt.cause.reason, next_attempt.cause.message)
     elsewhere = f", preferably not on {', '.join(avoided_nodes)}" if avoided_nodes else ""
     cause = sentence(next_attempt.cause.message)
     return Reason("Restarting", f"Job {child} is being created{elsewhere}. {cause}")
@@ -373,10 +358,13 @@ def _decide(
     commit: str = "",
     writes: Writes = NO_WRITES,
 ) -> Decision:
-    """Return a decision on the next attempt. A gang that is to be resized keeps running."""
+    """Return a decision on the next attempt.
+
+    The status has the reason of a resize before the gang is deleted: else it counts as a failure.
+    """
     next_attempt = context.next_attempt
-    if next_attempt.resize is not None and state is not State.READY:
-        return delay_resize(context, why, writes)
+    if next_attempt.is_resize:
+        writes = replace(writes, status_before_deletes=True)
     return Decision(
         state=state,
         why=why,

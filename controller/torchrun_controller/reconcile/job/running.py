@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile.gang import cleanup, elastic, fence, gate
+from torchrun_controller.reconcile.gang import cleanup, fence, gate
 from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
 from torchrun_controller.reconcile.gang.gang import STARTING
 from torchrun_controller.reconcile.gang.restarts import describe_limit
@@ -117,38 +117,30 @@ def service_refused(context: Context) -> Decision | None:
     if refusal is None:
         return None
     state, why = refusal
-    return replace(keep_running(context), state=state, why=why)
+    return replace(_keep_running(context), state=state, why=why)
 
 
 def gang_exists(context: Context) -> Decision | None:
-    """Keep the gang running, unless it is being resized."""
-    if context.gang is None or context.end is not None or context.outlook.nodes is not None:
+    """Keep the gang running, with the next step of a hot reload."""
+    if context.gang is None or context.end is not None:
         return None
-    return keep_size(context)
-
-
-def keep_size(context: Context) -> Decision:
-    """Return the decision on a gang that keeps its size, with the probes for a larger one."""
-    outlook = context.outlook
-    decision = keep_running(context)
-    if decision.why.reason in (STARTING, "Restarting") and not outlook.releases_nodes:
-        # The scheduler has not decided yet: each gang starts like that.
-        outlook = replace(outlook, condition=None)
-    if outlook.condition is not None and outlook.condition.status == "False":
-        decision = replace(decision, why=_with_capacity(decision, outlook.condition.why))
-    applies, condition = elastic.build_probes(context.observed, outlook, context.defaults)
-    return add_reload(
+    outlook, decision = context.outlook, _keep_running(context)
+    # The scheduler has not decided on the size yet: each gang starts like that.
+    is_new = decision.why.reason in (STARTING, "Restarting")
+    size = None if is_new else outlook.condition
+    if size is not None and size.status == "False":
+        decision = replace(decision, why=_with_capacity(decision, size.why))
+    return _add_reload(
         context,
         replace(
             decision,
-            conditions=(*decision.conditions, *((condition,) if condition else ())),
-            probes=outlook.probes,
-            writes=decision.writes.and_also(applies=applies, requeue_after=outlook.requeue_after),
+            conditions=(*decision.conditions, *((size,) if size else ())),
+            writes=decision.writes.and_also(requeue_after=outlook.requeue_after),
         ),
     )
 
 
-def keep_running(context: Context) -> Decision:
+def _keep_running(context: Context) -> Decision:
     """Return the decision on a running gang: its PVC, its Service, its launcher instructions."""
     observed, now, gang_state = context.observed, context.now, context.gang
     assert gang_state is not None
@@ -182,7 +174,7 @@ def keep_running(context: Context) -> Decision:
     return replace(decision, conditions=(*decision.conditions, storage))
 
 
-def add_reload(context: Context, decision: Decision) -> Decision:
+def _add_reload(context: Context, decision: Decision) -> Decision:
     """Add the next step of the sync pod for a gang that is not suspended."""
     if decision.state not in (State.GANG_RUNNING, State.GANG_STARTING):
         return decision
@@ -194,7 +186,6 @@ def add_reload(context: Context, decision: Decision) -> Decision:
     return replace(
         decision,
         conditions=(*decision.conditions, *((condition,) if condition is not None else ())),
-        # A resize that waits for the workspace creates the same pod.
         writes=decision.writes.and_also(
             applies=refusals.all_or_refused(observed.refused, step.applies),
             deletes=step.deletes,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.gang.decision import Decision
+from torchrun_controller.reconcile.gang.elastic import FULL_SIZE
 from torchrun_controller.reconcile.model.blocked import BLOCKED_REASONS
 from torchrun_controller.reconcile.model.conditions import (
     ADMITTED,
@@ -15,7 +16,6 @@ from torchrun_controller.reconcile.model.messages import pods_are
 from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.pods.lifecycle import count_scheduled
-from torchrun_controller.reconcile.spec.admission_status import FULL_SIZE
 
 SCHEDULED = "Scheduled"
 # Reasons of a waiting gang that need an action of a user or an administrator.

@@ -18,6 +18,7 @@ from torchrun_api.status import (
 from torchrun_api.unsupported import not_yet_supported
 from torchrun_controller.reconcile.gang import fence, losses
 from torchrun_controller.reconcile.gang.decision import Decision
+from torchrun_controller.reconcile.gang.elastic import FULL_SIZE
 from torchrun_controller.reconcile.gang.gang import find_completed_job
 from torchrun_controller.reconcile.job import dependencies, progress, refusals, scheduled
 from torchrun_controller.reconcile.model.attempts import whole_attempts
@@ -34,7 +35,7 @@ from torchrun_controller.reconcile.model.times import seconds_run, sync_start
 from torchrun_controller.reconcile.placement import avoid, local
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, count_workers
-from torchrun_controller.reconcile.spec.admission_status import FULL_SIZE, REQUESTED
+from torchrun_controller.reconcile.spec.admission_status import REQUESTED
 from torchrun_controller.reconcile.spec.reliability import queue_policy
 from torchrun_controller.reconcile.workspace import claims as job_claims
 from torchrun_controller.reconcile.workspace import delivery, reload

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from torchrun_api.core import Pod
 from torchrun_api.status import TERMINAL, Phase, TorchrunJobStatus
-from torchrun_controller.reconcile.gang import cleanup, elastic, fence
+from torchrun_controller.reconcile.gang import cleanup, fence
 from torchrun_controller.reconcile.gang.decision import Decision, soonest
 from torchrun_controller.reconcile.job import events, finished, progress, refusals, status
 from torchrun_controller.reconcile.job.context import Context
@@ -85,8 +85,7 @@ STEPS: tuple[Step, ...] = (
     Step(backing_off, ("Queued",)),
     Step(service_refused, ("Pending",)),
     Step(gang_exists, ("Queued", "Running", "Preempted")),
-    # What is missing for the next attempt, cheapest first. A gang that is to be resized goes on
-    # meanwhile, in the phases that it may have.
+    # What is missing for the next attempt, cheapest first.
     Step(job_invalid, ("Pending",)),
     Step(queue_missing, ("Pending",)),
     Step(spec_invalid, ("Pending",)),
@@ -143,7 +142,7 @@ def plan(context: Context, decision: Decision, last_status: TorchrunJobStatus) -
     )
     deletes = (
         *writes.deletes,
-        *elastic.delete_leftovers(observed.job, observed.gang, decision.probes, writes.deletes),
+        *cleanup.delete_resized_jobs(observed.job, observed.gang, writes.deletes),
         *groups.delete_unused(observed.job, observed.gang, writes.applies),
         *cleanup.delete_headless_jobs(observed.gang),
     )
@@ -181,7 +180,7 @@ def plan_finished(observed: Observed, now: datetime) -> Plan:
     deletes, seconds_left = clean_up(replace(observed, job=past_job), reliability, now)
     job = observed.job if seconds_left is None else past_job
     deletes += (
-        *elastic.delete_leftovers(observed.job, observed.gang),
+        *cleanup.delete_resized_jobs(observed.job, observed.gang),
         *groups.delete_unused(observed.job, observed.gang, ()),
     )
     deletes += cleanup.delete_headless_jobs(observed.gang)

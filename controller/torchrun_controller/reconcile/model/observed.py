@@ -1,6 +1,5 @@
 """The input of reconcile: one job with all its objects, as one frozen value."""
 
-from datetime import timedelta
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
@@ -112,7 +111,6 @@ class ObservedGang(Struct, frozen=True, kw_only=True):
     workers: tuple[Pod, ...] = ()
     replaced_pods: tuple[Pod, ...] = ()
     stale_pods: tuple[Pod, ...] = ()
-    probes: tuple[Pod, ...] = ()
     groups: tuple[Group, ...] = ()
     service: Service | None = None
     progress: Progress | None = None
@@ -193,5 +191,4 @@ class Defaults(Struct, frozen=True, kw_only=True):
 
     runtime_image: str
     runtime_image_pull_policy: str = "IfNotPresent"
-    grow_after: timedelta = timedelta(minutes=5)  # age of a gang before a larger one follows
     progress_url: str = ""  # where workers report their progress; empty: they do not

@@ -91,14 +91,6 @@ def charge_annotation(job: TorchrunJob, queue: TorchrunQueue, run: ResolvedSpec)
     return {names.CHARGE: encode_charge(job.metadata.uid, requests, queue.metadata.name)}
 
 
-def wanted_nodes_annotation(job: TorchrunJob, run: ResolvedSpec) -> JsonObject:
-    """Return the annotation with numNodes, if the gang is smaller."""
-    num_nodes = job.spec.num_nodes
-    if num_nodes in (None, run.size.nodes):
-        return {}
-    return {names.WANTED_NODES: str(num_nodes)}
-
-
 def _labels(job: TorchrunJob, attempt: int, role: str) -> JsonObject:
     pod_labels = labels(job, names.WORKER) | {names.ATTEMPT_LABEL: str(attempt)}
     return pod_labels | {names.ROLE_LABEL: role} if role else pod_labels

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from torchrun_api import names
 from torchrun_api.core import Job, Pod
-from torchrun_api.job import TorchrunJob
+from torchrun_api.job import TorchrunJob, TorchrunJobSpec
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.model.observed import ObservedGang
@@ -24,8 +24,20 @@ def nodes_of(child: Job) -> int:
 
 
 def requested_nodes(child: Job) -> int:
-    """Return numNodes at the creation of the gang, which may be larger than the gang."""
+    """Return the numNodes that the gang was created for: more than its nodes if it shrank."""
     return names.number_in(child.metadata.annotations.wanted_nodes, nodes_of(child))
+
+
+def nodes_to_ask(spec: TorchrunJobSpec, child: Job) -> int:
+    """Return the nodes that the gang of an elastic job after this one asks for at first.
+
+    A gang that shrank stays as small, unless numNodes or minNodes was changed.
+    """
+    assert spec.elastic is not None
+    assert spec.num_nodes is not None
+    if requested_nodes(child) != spec.num_nodes:
+        return spec.num_nodes
+    return max(nodes_of(child), spec.elastic.min_nodes)
 
 
 def has_head(child: Job) -> bool:

@@ -19,6 +19,9 @@ from torchrun_controller.reconcile.model.conditions import find_condition
 LOST_AFTER = timedelta(seconds=40)
 # An administrator sets it: the machine is off (kubernetes.io, "Non-graceful node shutdown").
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+# Seconds. The permission to read nodes may be missing: no change of a node wakes the job then.
+NODES_RETRY = 10.0
+NOT_READ = "NodesNotRead"
 
 
 class NodeLoss(Struct, frozen=True):

@@ -5,7 +5,7 @@ The labels are no proof: a copy for debugging has them, too.
 
 from torchrun_api import names
 from torchrun_api.core import Pod
-from torchrun_api.kinds import JOBS, TORCHRUN_JOBS
+from torchrun_api.kinds import JOBS
 from torchrun_api.meta import ChildMeta, find_controller
 
 
@@ -22,10 +22,6 @@ def is_worker_of(job: str, meta: ChildMeta) -> bool:
 
 
 def uses_room(pod: Pod) -> bool:
-    """Whether the pod uses the room of a gang. A probe with a node holds it for a worker."""
+    """Whether the pod uses the room of a gang."""
     meta, labels = pod.metadata, pod.metadata.labels
-    if labels.component == names.PROBE:
-        owner = find_controller(meta.owner_references)
-        creator = (TORCHRUN_JOBS.kind, labels.torchrun_job)
-        return owner is not None and (owner.kind, owner.name) == creator
     return labels.component == names.WORKER and is_worker_of(labels.torchrun_job, meta)

@@ -20,7 +20,7 @@ _POD_GROUP = "scheduling.x-k8s.io/pod-group"
 
 
 def build(gang: Gang) -> GangObjects:
-    """Build the PodGroup. A probe pod needs none."""
+    """Build the PodGroup."""
     group: JsonObject = {
         "apiVersion": COSCHEDULING_POD_GROUPS.api_version,
         "kind": COSCHEDULING_POD_GROUPS.kind,

@@ -52,29 +52,6 @@ def _patch_job(child: Apply, patches: GangObjects, choice: Choice) -> Apply:
     return Apply(child.kind, job)
 
 
-def probe_obstacle(choice: Choice) -> str:
-    """Return why probe pods cannot ask the gang's scheduler for room; "" if they can."""
-    return SCHEDULERS[choice.gang].probe_obstacle
-
-
-def build_probe(
-    job: TorchrunJob,
-    queue: TorchrunQueue,
-    installed: Installed | None,
-    run: ResolvedSpec,
-    template: JsonObject,
-    probe: JsonObject,
-) -> JsonObject:
-    """Return the probe pod, patched for the gang scheduler of a worker of this template.
-
-    Raises:
-        InvalidSpecError: the scheduler cannot express what the job asks for.
-    """
-    choice = choose(queue, installed, job)
-    gang = _build_gang(job, queue, installed, run, 0, job.metadata.name, template)
-    return merge(_set_scheduler(probe, choice), SCHEDULERS[choice.gang].build(gang).probe)
-
-
 def _build_gang(
     job: TorchrunJob,
     queue: TorchrunQueue,

@@ -22,7 +22,7 @@ _GROUP_NAME = "pod-group-name"
 
 
 def build(gang: Gang) -> GangObjects:
-    """Build the PodGroup. The podgrouper creates one for each probe pod."""
+    """Build the PodGroup."""
     queue = gang.queue.spec.kai_queue or DEFAULT_QUEUE
     spec: JsonObject = {"minMember": gang.least, "queue": queue}
     if gang.priority_class_name:
@@ -44,7 +44,6 @@ def build(gang: Gang) -> GangObjects:
         groups=(Apply(KAI_POD_GROUPS, group),),
         job={"metadata": {"annotations": skip}},
         template={"metadata": {**in_queue, "annotations": {_GROUP_NAME: gang.name, **skip}}},
-        probe={"metadata": in_queue},
     )
 
 

@@ -69,8 +69,4 @@ KUEUE = GangScheduler(
     check_queue=check_queue,
     waiting_reason="WaitingForKueue",
     places_single_pods=True,
-    # A probe pod does not pass through Kueue. Kueue might not admit the larger gang.
-    probe_obstacle=(
-        "Kueue does not report free capacity. Suspend and resume the job to request all nodes."
-    ),
 )

@@ -25,7 +25,7 @@ _POD_GROUP = "workers"  # its name in a Workload
 
 
 def build(gang: Gang) -> GangObjects:
-    """Build the PodGroup or the Workload. A probe pod needs none."""
+    """Build the PodGroup or the Workload."""
     kind = next(kind for kind in NATIVE_GROUPS if gang.installed.serves(kind))
     policy: JsonObject = {"gang": {"minCount": gang.least}}
     spec: JsonObject

@@ -68,14 +68,12 @@ class Gang(Struct, frozen=True, kw_only=True):
 class GangObjects(Struct, frozen=True, kw_only=True):
     """Objects that are created before the child Job, and patches of the Job and its pods.
 
-    `job`, `template` and `probe` are strategic merge patches of the child Job, its pod template and
-    probe pods.
+    `job` and `template` are strategic merge patches of the child Job and its pod template.
     """
 
     groups: tuple[Apply, ...] = ()
     job: JsonObject = field(default_factory=dict)
     template: JsonObject = field(default_factory=dict)
-    probe: JsonObject = field(default_factory=dict)
 
 
 def accept_queue(queue: TorchrunQueue) -> None:
@@ -89,8 +87,7 @@ class GangScheduler(Struct, frozen=True, kw_only=True):
     builds the objects of a gang and may raise InvalidSpecError, as may `check_queue` for a queue
     that requests the gang scheduler. `refusals` are conditions of its groups, as type and status,
     which mean that a gang is not scheduled or not admitted. `waiting_reason` is the reason of a job
-    whose child Job it has not admitted yet (see `admits_jobs`). `probe_obstacle` is why probe pods
-    cannot ask it for room, "" if they can.
+    whose child Job it has not admitted yet (see `admits_jobs`).
     """
 
     api: GangSchedulerApi
@@ -104,6 +101,5 @@ class GangScheduler(Struct, frozen=True, kw_only=True):
     other_kinds: tuple[Kind[Any], ...] = ()
     check_queue: Callable[[TorchrunQueue], None] = accept_queue
     waiting_reason: str = ""
-    probe_obstacle: str = ""
     # Whether it is proven to place a new pod beside the others of its gang, which keep their nodes.
     places_single_pods: bool = False

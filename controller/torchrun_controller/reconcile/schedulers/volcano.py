@@ -23,13 +23,12 @@ VOLCANO_POD_GROUPS = Kind(
 )
 DEFAULT_QUEUE = "default"
 _GROUP_NAME = "scheduling.k8s.io/group-name"
-_QUEUE_NAME = "scheduling.volcano.sh/queue-name"
 _TIER = "volcano.sh/"
 _TIER_NUMBER = "volcano.sh/tier-"
 
 
 def build(gang: Gang) -> GangObjects:
-    """Build the PodGroup. Volcano creates one for each probe pod."""
+    """Build the PodGroup."""
     queue = gang.queue.spec.scheduling.queue_name or DEFAULT_QUEUE
     spec: JsonObject = {
         "minMember": gang.least,
@@ -53,7 +52,6 @@ def build(gang: Gang) -> GangObjects:
             topology_affinity(gang.template, gang.labels, label_topology),
             {"metadata": {"annotations": {_GROUP_NAME: gang.name}}},
         ),
-        probe={"metadata": {"annotations": {_QUEUE_NAME: queue}}},
     )
 
 

@@ -5,8 +5,6 @@ writes them. A job stays charged until reconcile has reported, in a status writt
 refusal, that no gang of it exists and none will be created.
 """
 
-from msgspec.structs import replace
-
 from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
@@ -31,9 +29,6 @@ OUTDATED = "AdmissionOutdated"
 UNUSABLE = "AdmissionUnusable"
 # The condition with which reconcile requests admission, and answers its withdrawal.
 REQUESTED = "AdmissionRequested"
-# The condition on the size of an elastic job, and its reason while unused nodes are released.
-FULL_SIZE = "FullSize"
-GIVES_BACK = "GivesBackNodes"
 
 
 def request(job: TorchrunJob) -> str:
@@ -73,7 +68,7 @@ def find_excess(job: TorchrunJob, queue: str, requests: GangRequests) -> str:
     assert job.status.admission is not None
     if job.status.admission.queue != queue:
         return f"The job requests admission in TorchrunQueue {queue}."
-    return shortfall(requests, replace(grant, nodes=_node_limit(job)))
+    return shortfall(requests, grant)
 
 
 def granted_requests(job: TorchrunJob) -> GangRequests | None:
@@ -86,27 +81,7 @@ def node_limit(job: TorchrunJob, queue: TorchrunQueue | None) -> int | None:
     """Return the most nodes of the next gang; None if the queue takes no part in admission."""
     if queue is None or not takes_part(queue.spec):
         return None
-    return _node_limit(job)
-
-
-def is_releasing_nodes(job: TorchrunJob) -> bool:
-    """Whether the job may use only a part of its charge: the rest is about to be released."""
-    return _node_limit(job) < charged(job)
-
-
-def has_reported_release(job: TorchrunJob) -> bool:
-    """Whether reconcile has reported that no gang uses more than the limit.
-
-    The coordinator sets no other limit before this report is gone, so it answers the present one.
-    """
-    full_size = find_condition(job.status.conditions, FULL_SIZE)
-    return full_size is not None and full_size.reason == GIVES_BACK
-
-
-def _node_limit(job: TorchrunJob) -> int:
-    nodes, admission = charged(job), job.status.admission
-    limit = admission.limit if admission is not None else 0
-    return min(nodes, limit) if limit > 0 else nodes
+    return charged(job)
 
 
 def charged(job: TorchrunJob) -> int:

@@ -131,16 +131,6 @@ class TestHolding:
         pods = (of_attempt(first, "4"), of_attempt(second, "3"))
         assert running_gang((), pods, frozenset()).charge == "charge-4"
 
-    def test_an_elastic_gang_of_its_full_size_has_nothing_to_release(self):
-        world = running(elastic={"minNodes": 1, "maxNodes": 4})
-        assert classify_world(world).workload.shrunk_to is None
-
-    def test_an_admitted_job_without_a_gang_has_nothing_to_release(self):
-        world = submitted(elastic={"minNodes": 1, "maxNodes": 4})
-        deliver(world, grants=(Grant(uid="uid-train", nodes=2),))
-        workload = classify_world(world).workload
-        assert (workload.admitted, workload.shrunk_to) == (2, None)
-
     def test_a_suspension_releases_the_charge_when_nothing_runs(self):
         world = running()
         world.spec(suspend=True)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from admitting import running
 from torchrun_api import names
 from torchrun_api.core import Pod
-from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+from torchrun_api.kinds import PODS
 from torchrun_api.meta import OwnerReference
 from unit.reconcile.admission.classifying import classify_world
 from unit.reconcile.orphaning import add_copy, job_named
@@ -86,24 +86,6 @@ def test_a_worker_without_its_job_keeps_the_charge(name: str, owners: Owners) ->
     world.vanish(name)
     world.settle()
     assert classify_world(world).requeued
-
-
-@pytest.mark.parametrize(
-    ("owners", "room"),
-    [
-        ((OwnerReference(kind=TORCHRUN_JOBS.kind, name="train", controller=True),), 1),
-        ((OwnerReference(kind=TORCHRUN_JOBS.kind, name="other", controller=True),), 0),
-        ((job_named("train"),), 0),
-        ((), 0),
-    ],
-)
-def test_a_probe_belongs_to_its_job(owners: Owners, room: int) -> None:
-    world = placed("train-probe-0", owners)
-    probe: Pod = world.objects[PODS.plural, "train-probe-0"]
-    labels = replace(probe.metadata.labels, component=names.PROBE)
-    meta = replace(probe.metadata, labels=labels)
-    world.objects[PODS.plural, "train-probe-0"] = replace(probe, metadata=meta)
-    assert classify_world(world).workload.pods_by_node.get("n2", 0) == room
 
 
 def test_other_pods_of_a_job_are_no_workers() -> None:

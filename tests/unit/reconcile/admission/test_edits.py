@@ -126,12 +126,11 @@ class EditedLab(Lab):
         world.step(self.chance.choice((None, None, None, 0, 1, 9)))
 
     def schedule(self, world: World) -> None:
-        """Schedule some pods of an elastic gang, or its probes."""
-        waiting = [pod for pod in world.workers() if pod.status.phase == "Pending"]
-        for pod in (*waiting, *world.observed().gang.probes):
+        """Schedule some pods of an elastic gang."""
+        for pod in [pod for pod in world.workers() if pod.status.phase == "Pending"]:
             if self.chance.random() < 0.6:
                 world.placed(pod.metadata.name)
-            elif pod in waiting:
+            else:
                 world.not_placed("no node", pod=pod.metadata.name)
 
     def turn(self) -> None:

@@ -53,13 +53,11 @@ def requests(draw, number, names):
     placed = Counter(draw(st.lists(st.sampled_from([*names, "gone"]), max_size=most)))
     asked = draw(st.sampled_from([nodes, nodes, nodes + 1, max(1, nodes - 1)]))
     leaving = draw(st.sampled_from(["", "", "j0", "nobody"]))
-    uses = draw(st.sampled_from([None, None, 1])) if nodes > 1 and asked >= nodes else None
     return replace(
         made,
         nodes=asked,
         pods_by_node=dict(placed),
         preempted_for=leaving,
-        shrunk_to=uses,
         is_deleted=draw(st.sampled_from([False, False, True])),
     )
 
@@ -91,7 +89,6 @@ def check(state: ClusterState, decisions: Decisions) -> None:
     every_workload_has_a_result(state, decisions, asked, admitted)
     gangs_are_whole_and_fit(state, asked, admitted)
     quotas_hold(state, asked, admitted)
-    only_unused_nodes_are_released(state, decisions, asked)
     victims_are_fair_game(state, decisions, asked, admitted)
 
 
@@ -167,17 +164,6 @@ def quotas_hold(state, asked, admitted):
             limits = {q.name: asdict(q.quota)[kind] for q in cohort}
             limited = {name: limit for name, limit in limits.items() if limit is not None}
             assert used(state, admitted, limited, index) <= sum(limited.values())
-
-
-def only_unused_nodes_are_released(state, decisions, asked):
-    for one in decisions.releases:
-        lender = asked[one.uid]
-        assert lender.shrunk_to == one.nodes < lender.admitted
-        assert not lender.preempted_for
-        assert not lender.is_deleted
-    reasons = {wait.reason for wait in decisions.pending.values()}
-    lacking = {"InsufficientQuota", "WaitingForNodes", "WaitingForTurn", "Preempting"}
-    assert not decisions.releases or reasons & lacking
 
 
 def victims_are_fair_game(state, decisions, asked, admitted):

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from torchrun_api.core import PersistentVolumeClaim
 from torchrun_api.kinds import CLAIMS, JOBS
-from unit.reconcile.gang.test_elastic import QUEUE, elastic, place, shrunk
+from unit.reconcile.gang.test_elastic import elastic, place, shrunk
 from world import ZIP, World, make_job, make_queue
 
 
@@ -23,23 +23,6 @@ def test_a_gang_of_the_new_size_continues():
     world.spec(num_nodes=2)
     world.settle()
     assert (world.job.status.attempt, world.job.status.reason) == (1, "WorkersRunning")
-
-
-def test_a_resize_keeps_the_gang_until_the_next_can_start():
-    world = elastic()
-    world.all_workers("Running")
-    world.settle()
-    world.queue = None
-    world.spec(num_nodes=2)
-    world.settle()
-    assert (world.phase, world.job.status.attempt) == ("Running", 0)
-    assert (
-        "The resize to 2 nodes is waiting. TorchrunQueue gpu does not exist"
-        in world.job.status.message
-    )
-    world.queue = make_queue(**QUEUE)
-    world.settle()
-    assert world.job.status.num_nodes == 2
 
 
 @pytest.mark.parametrize("writes", [0, 1])

@@ -243,3 +243,18 @@ def test_an_unrecorded_gang_is_recognised_by_its_pods():
     world.settle()
     assert [child.metadata.name for child in world.gangs] == ["train", "train-r1"]
     assert world.job.status.reason == "WaitingForOldGang"
+
+
+def test_a_failure_after_a_suspension_that_was_not_carried_out_is_the_root_cause():
+    """The controller died after the status, and the user resumed the job."""
+    world = running()
+    world.spec(suspend=True)
+    status = world.plan().status
+    assert status is not None
+    world.write_status(status)
+    world.spec(suspend=False)
+    world.pod("train-1-abcde", phase="Failed")
+    world.settle()
+    assert world.job.status.last_failure.message == "Pod train-1-abcde failed"
+    assert [(end.number, end.reason) for end in world.job.status.attempts] == [(0, "Suspended")]
+    assert len(world.gangs) == 2

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.kinds import PODS
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.schedulers.kai import KAI_POD_GROUPS
 from torchrun_controller.reconcile.schedulers.volcano import VOLCANO_POD_GROUPS
@@ -96,24 +95,6 @@ def test_running_says_why_pods_with_a_node_do_not_start_and_scheduled_how_many_h
     assert world.condition("Running").message == message
     assert world.condition("Scheduled").message == "4 of 4 pods are scheduled."
     assert world.job.status.message == f"4 of 4 pods are scheduled. {message}"
-    assert not repeated(world)
-
-
-@pytest.mark.parametrize(("gang", "reason"), [("kueue", "Install Kueue"), ("kai", "Install KAI")])
-def test_a_shrunk_gang_says_in_one_condition_why_it_does_not_grow(gang: str, reason: str) -> None:
-    world = world_of("volcano", VOLCANO_POD_GROUPS, elastic=ELASTIC)
-    shrink(world)
-    world.containers_stop()
-    world.all_workers("Running")
-    world.settle()
-    world.pass_time(minutes=10)
-    world.settle()
-    for key in [key for key in world.objects if key[0] == PODS.plural and "probe" in key[1]]:
-        del world.objects[key]
-    world.queue = make_queue(scheduling={"gang": gang})
-    world.settle()
-    assert reason in world.condition("FullSize").message
-    assert world.condition("Running").message == "2 of 2 pods are running."
     assert not repeated(world)
 
 
