@@ -114,7 +114,16 @@ def main(arguments: Sequence[str]) -> int:
     if not are_own(source, tests):
         print(f"There is no {mirror_of(source)}: these are the tests of its folder.")
     print(*tests, sep="\n", flush=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", *map(str, tests), *arguments[1:]]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n0",
+        "--long",
+        *map(str, tests),
+        *arguments[1:],
+    ]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 

@@ -15,6 +15,8 @@ from torchrun_runtime.launch import fencing
 from torchrun_runtime.launch.fencing import GangId
 from unit.runtime.launching import PYTHONS, Launched, Launcher
 
+pytestmark = pytest.mark.long  # processes
+
 SPEED = 5  # the fence of 30 s takes 6
 LAYER = """
 import errno, os, time

@@ -54,6 +54,7 @@ def state(launcher: Launcher, attempt: str = "0", node: str = "0") -> "dict[str,
     }
 
 
+@pytest.mark.long
 def test_output_is_copied_and_the_streams_stay_apart(launcher: Launcher) -> None:
     result = changed(launcher, ALL).run(
         "echo out; echo err >&2; exit 3", **state(launcher, "4", "2")
@@ -67,6 +68,7 @@ def test_output_is_copied_and_the_streams_stay_apart(launcher: Launcher) -> None
     assert copy[-1].startswith("torchrun-launch: failed with exit code 3")
 
 
+@pytest.mark.long
 def test_output_is_copied_without_delay(launcher: Launcher) -> None:
     """Also colours and incomplete lines, before the command continues."""
     launched = launcher.start("printf '\\033[1mhalf'; read answer; :", **state(launcher))
@@ -77,6 +79,7 @@ def test_output_is_copied_without_delay(launcher: Launcher) -> None:
     launched.end()
 
 
+@pytest.mark.long
 def test_large_output_is_copied_completely(launcher: Launcher) -> None:
     result = changed(launcher, ALL).run("seq 1 300000", **state(launcher))
     numbers = "".join(f"{n}\n" for n in range(1, 300001))
@@ -85,6 +88,7 @@ def test_large_output_is_copied_completely(launcher: Launcher) -> None:
     assert plain(copy).decode() == numbers
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broken", ["absent", "no directory", "full"])
 def test_broken_storage_affects_the_copy_only(launcher: Launcher, broken: str) -> None:
     settings = state(launcher)
@@ -102,6 +106,7 @@ def test_broken_storage_affects_the_copy_only(launcher: Launcher, broken: str) -
     assert result.err.count(said) == 1
 
 
+@pytest.mark.long
 def test_hanging_storage_delays_nothing(launcher: Launcher) -> None:
     settings = state(launcher)
     folder = Path(settings["TORCHRUN_STATE_DIR"]) / "logs/0"
@@ -113,6 +118,7 @@ def test_hanging_storage_delays_nothing(launcher: Launcher) -> None:
     assert result.err.count("is too slow") == 1
 
 
+@pytest.mark.long
 def test_without_listeners_the_command_keeps_the_containers_streams(launcher: Launcher) -> None:
     with_pipes = launcher.run("readlink /proc/$$/fd/1; :", **state(launcher)).out
     direct = launcher.run("readlink /proc/$$/fd/1; readlink /proc/$PPID/fd/1").out.split()

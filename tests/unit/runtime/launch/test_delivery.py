@@ -73,6 +73,7 @@ def test_every_file_arrives_with_its_mode(
     assert stat.S_IMODE((target / "train.py").stat().st_mode) == 0o644
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parents[1].name)
 def test_a_launcher_runs_what_it_fetched(python: str, claim: Path, tmp_path: Path) -> None:
     manifest = publish(claim, FILES)
@@ -125,6 +126,7 @@ def test_consecutive_files_are_one_range() -> None:
     assert delivery._ranges([1, 2, 3, 7, 9, 10]) == [[1, 3], [7, 7], [9, 10]]
 
 
+@pytest.mark.long  # much work
 def test_64_workers_fetch_the_whole_workspace(claim: Path, tmp_path: Path) -> None:
     manifest = publish(claim, FILES)
     targets = [tmp_path / f"app-{number}" for number in range(64)]
@@ -251,6 +253,7 @@ def test_the_wait_for_a_missing_server_is_bounded(tmp_path: Path) -> None:
             fetch(server(url, tmp_path, Manifest(())), str(tmp_path / "app"), 0.1)
 
 
+@pytest.mark.long
 def test_the_program_serves_until_sigterm(claim: Path, tmp_path: Path) -> None:
     publish(claim, FILES)
     import certifi

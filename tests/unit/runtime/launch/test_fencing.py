@@ -352,6 +352,7 @@ def test_the_fence_annotation_is_read_with_the_go_ahead(tmp_path: Path) -> None:
     assert pass_gate("", "2") == []
 
 
+@pytest.mark.long
 def test_the_launcher_kills_its_ranks_when_a_newer_gang_starts(launcher: Launcher) -> None:
     state = launcher.directory / "state"
     state.mkdir()
@@ -368,6 +369,7 @@ def test_the_launcher_kills_its_ranks_when_a_newer_gang_starts(launcher: Launche
     assert "Attempt 2 of this job has taken over" in str(result.message["message"])
 
 
+@pytest.mark.long
 def test_the_launcher_does_not_start_a_replaced_gang(launcher: Launcher) -> None:
     state = launcher.directory / "state"
     state.mkdir()
@@ -390,6 +392,7 @@ print((time.process_time() - used) / (time.monotonic() - start) < 0.2)
 """
 
 
+@pytest.mark.long
 def test_the_watchdog_rests_between_reads(state: str) -> None:
     """Busy threads would take a core from the ranks."""
     script = RESTING.format(runtime=str(RUNTIME), state=state)

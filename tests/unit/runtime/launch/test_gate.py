@@ -21,6 +21,7 @@ def annotations(file: Path, **values: str) -> None:
     fresh.rename(file)
 
 
+@pytest.mark.long
 def test_no_rank_starts_before_the_gate_is_opened(launcher: Launcher, tmp_path: Path) -> None:
     file = tmp_path / "annotations"
     annotations(file, **{"torchrun.ai/start": "1"})
@@ -119,6 +120,7 @@ def test_an_invalid_order_to_fence_starts_nothing(order: str) -> None:
     assert repr(order.split()[1]) in caught.value.message
 
 
+@pytest.mark.long
 def test_an_open_gate_is_passed_silently(launcher: Launcher, tmp_path: Path) -> None:
     file = tmp_path / "annotations"
     annotations(file, **{"torchrun.ai/start": "0"})
@@ -126,6 +128,7 @@ def test_an_open_gate_is_passed_silently(launcher: Launcher, tmp_path: Path) -> 
     assert (result.exit_code, "gate" in result.err) == (0, False)
 
 
+@pytest.mark.long
 def test_sigterm_at_the_gate_ends_the_pod(launcher: Launcher, tmp_path: Path) -> None:
     launched = launcher.start("true", TORCHRUN_START_FILE=str(tmp_path / "none"))
     assert launched.process.stderr

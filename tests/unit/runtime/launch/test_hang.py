@@ -13,6 +13,8 @@ from torchrun_runtime.launch import hang
 from torchrun_runtime.launch.hang import HangWatchdog
 from unit.runtime.launching import Launcher, Result, changed, script
 
+pytestmark = pytest.mark.long  # processes
+
 # The launcher has time for stacks that a busy machine writes slowly.
 PATIENCE = {"_WAIT_SECONDS = 2.0": "_WAIT_SECONDS = 60.0", "_PAUSE = 0.05": "_PAUSE = 1.0"}
 

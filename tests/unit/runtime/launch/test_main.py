@@ -11,6 +11,8 @@ import pytest
 
 from unit.runtime.launching import FOLDER, Launcher
 
+pytestmark = pytest.mark.long  # processes
+
 BUG = """
 import sys
 sys.path.insert(0, {runtime!r})

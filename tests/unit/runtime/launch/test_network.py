@@ -2,7 +2,11 @@
 
 import socket
 
+import pytest
+
 from unit.runtime.launching import Launcher
+
+pytestmark = pytest.mark.long  # processes
 
 
 def test_waits_for_names_and_gives_up(launcher: Launcher) -> None:

@@ -16,6 +16,8 @@ from unit.runtime.launch.gang.test_gang import Gang
 from unit.runtime.launching import PYTHONS, Launched
 from unit.runtime.serving import publish
 
+pytestmark = pytest.mark.long  # processes
+
 
 class Nodes:
     """Two nodes, each with a claim of its own."""

@@ -4,8 +4,12 @@ import os
 import subprocess
 import time
 
+import pytest
+
 from torchrun_runtime.launch.processes import Process, alive, descendants, programs, signal_name
 from unit.runtime.launching import Launcher, await_end, script
+
+pytestmark = pytest.mark.long  # processes
 
 # A zombie by its state, which is that of its first thread. Another thread runs until stdin ends.
 ZOMBIE = """

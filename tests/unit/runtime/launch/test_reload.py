@@ -17,6 +17,8 @@ from torchrun_runtime.sync.settings import Limits
 from unit.runtime.launching import PYTHONS, Launched, Launcher, changed
 from unit.runtime.syncing import archive
 
+pytestmark = pytest.mark.long  # processes
+
 WAITS = """
     import os, signal, time
     from helper import NAME

@@ -12,6 +12,8 @@ import pytest
 
 from unit.runtime.launching import Launcher, changed
 
+pytestmark = pytest.mark.long  # processes
+
 # The launcher gives up a report within seconds, which a busy machine may need for its requests.
 LIMITS = {
     "_PAUSE_SECONDS = 10.0": "_PAUSE_SECONDS = 1000.0",

@@ -94,6 +94,7 @@ def start(launcher: Launcher, cluster: Cluster, manifest: Manifest, nodes: int =
     )
 
 
+@pytest.mark.long
 def test_a_running_process_gets_newer_code_from_another_pod(
     launcher: Launcher, cluster: Cluster
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_running_process_gets_newer_code_from_another_pod(
     assert launched.end().exit_code == 143
 
 
+@pytest.mark.long
 def test_the_same_content_from_another_pod_restarts_nothing(
     launcher: Launcher, cluster: Cluster
 ) -> None:
@@ -120,6 +122,7 @@ def test_the_same_content_from_another_pod_restarts_nothing(
     assert "revision 2" not in launched.end().err
 
 
+@pytest.mark.long
 def test_a_failed_command_does_not_wait_for_newer_code(
     launcher: Launcher, cluster: Cluster
 ) -> None:

@@ -4,6 +4,8 @@ import pytest
 
 from unit.runtime.launching import Launcher, changed, script
 
+pytestmark = pytest.mark.long  # processes
+
 AGENT = """
 import os, signal, subprocess, sys
 RANK = "import signal; print('ready', flush=True); signal.pause()"

@@ -8,6 +8,8 @@ import pytest
 
 from unit.runtime.launching import FOLDER, SECONDS, Launcher, await_end, changed, script
 
+pytestmark = pytest.mark.long  # processes
+
 RANKS = """
     import os, signal, sys, time
     def saving(number, frame):

@@ -16,6 +16,8 @@ from torchrun_cluster import pidfd
 from unit.runtime.launching import PYTHONS, Launched, Launcher, Result
 from wheels import WHEEL, add_wheel
 
+pytestmark = pytest.mark.long  # processes
+
 
 @dataclass(frozen=True)
 class Job:

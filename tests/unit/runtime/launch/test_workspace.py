@@ -14,6 +14,8 @@ from torchrun_runtime.launch.workspace import copy_tree
 from unit.runtime.launching import Launcher
 from unit.runtime.serving import publish
 
+pytestmark = pytest.mark.long  # processes
+
 MARKER = '{"revision": 1}'
 
 

@@ -11,6 +11,8 @@ from torchrun_runtime.sync.settings import Settings
 from unit.runtime.git_server import GitServer, repository
 from unit.runtime.syncing import fetch_failure
 
+pytestmark = pytest.mark.long  # processes
+
 
 def test_a_full_disk_is_explained():
     error = explain("fatal: write error: No space left on device", "https://host/a.git")

@@ -18,6 +18,7 @@ from unit.runtime.git_server import (
 from unit.runtime.syncing import fetch_failure, process
 
 
+@pytest.mark.long
 def test_a_private_repository(git_settings: Settings, git_server: GitServer, git_secret: Path):
     repository(git_server.root / "train", {"a": b"1"})
     git_server.login = f"me:{PASSWORD}"
@@ -26,6 +27,7 @@ def test_a_private_repository(git_settings: Settings, git_server: GitServer, git
     assert fetch(git_settings).files == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("given", ["", "another-password"])
 def test_a_wrong_or_missing_password(
     git_settings: Settings, git_server: GitServer, git_secret: Path, given: str
@@ -57,6 +59,7 @@ def test_a_secret_without_its_key(git_settings: Settings, git_secret: Path):
     assert "token" in error.message
 
 
+@pytest.mark.long
 def test_no_secret_in_log_message_or_arguments(
     tmp_path: Path, git_server: GitServer, git_secret: Path, git_environment: dict[str, str]
 ):

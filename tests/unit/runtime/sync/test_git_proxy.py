@@ -16,6 +16,8 @@ from torchrun_runtime.sync.settings import Settings
 from unit.runtime.git_server import PASSWORD, GitServer, repository
 from unit.runtime.syncing import fetch_failure, read_tree
 
+pytestmark = pytest.mark.long  # processes
+
 
 @contextmanager
 def connect_proxy(login: str = "") -> Iterator[tuple[str, list[str], list[str]]]:

@@ -10,6 +10,8 @@ from torchrun_runtime.sync.settings import Limits, Settings
 from unit.runtime.git_server import GitServer, git, plant, repository
 from unit.runtime.syncing import fetch_failure, read_tree
 
+pytestmark = pytest.mark.long  # processes
+
 
 def test_a_folder_of_the_repository(git_settings: Settings, git_server: GitServer):
     repository(git_server.root / "train", {"llm/a.py": b"1", "llm/b/c": b"2", "other": b"3"})

@@ -26,6 +26,8 @@ from unit.runtime.syncing import (
     small_disk,
 )
 
+pytestmark = pytest.mark.long  # processes
+
 MANY = archive({f"pkg/{n // 100}/{n}.bin": random.Random(n).randbytes(3000) for n in range(1500)})
 SMALL = archive({"train.py": b"print()"})
 NEWER = archive({"newer.py": b""})

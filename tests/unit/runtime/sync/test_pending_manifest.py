@@ -140,6 +140,7 @@ def test_a_diff_against_a_stored_manifest(tmp_path: Path) -> None:
         assert wanted(server, manifest) == ["train.py"]
 
 
+@pytest.mark.long
 def test_the_next_pod_resumes_an_announced_upload(tmp_path: Path) -> None:
     manifest = listed(FILES)
     (tmp_path / "claim").mkdir()
@@ -229,6 +230,7 @@ def test_an_archive_without_a_manifest_is_accepted(tmp_path: Path) -> None:
     assert Claim(tmp_path / "claim").manifest(marker).text == listed(FILES).text
 
 
+@pytest.mark.long
 def test_waits_for_a_newer_revision(tmp_path: Path) -> None:
     upload(tmp_path / "claim", FILES)
     with process(tmp_path, TORCHRUN_SYNC_AFTER="1") as server:
@@ -242,6 +244,7 @@ def test_waits_for_a_newer_revision(tmp_path: Path) -> None:
         assert again.end()[1]["revision"] == 2
 
 
+@pytest.mark.long
 def test_revisions_of_a_new_claim_follow_those_of_the_former_one(tmp_path: Path) -> None:
     manifest = listed({"train.py": b""})
     (tmp_path / "claim").mkdir()

@@ -8,6 +8,8 @@ import pytest
 from torchrun_runtime.sync import programs
 from torchrun_runtime.sync.programs import Programs
 
+pytestmark = pytest.mark.long  # processes
+
 SECRET = "planted"
 
 

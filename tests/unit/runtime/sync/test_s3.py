@@ -286,6 +286,7 @@ def test_the_pinned_content_or_an_error(settings: Settings, gateway: Gateway):
     assert Claim(settings.directory).marker() is None
 
 
+@pytest.mark.long
 @needs_mount
 def test_a_claim_that_is_full(tmp_path: Path, gateway: Gateway):
     gateway.answer = behave({"code/noise": random.Random(1).randbytes(3 << 20)})

@@ -176,6 +176,7 @@ def test_connects_to_the_checked_addresses_only(gateway: Gateway, monkeypatch: p
     assert {one.headers["host"] for one in gateway.requests} == {f"bucket.invalid:{gateway.port}"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["bucket.invalid", "other.invalid"])
 def test_the_certificate_must_match_the_host_name(tmp_path: Path, name: str):
     pki = tmp_path / "pki"

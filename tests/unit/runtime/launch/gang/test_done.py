@@ -107,6 +107,7 @@ exit "$CODE"
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("first", "code"), [(1, 0), (1, 3), (0, 0)])
 def test_a_pod_that_has_succeeded_may_end_before_the_others(
     make_gang: GangFactory, first: int, code: int

@@ -11,6 +11,8 @@ from ports import free_port
 from unit.runtime.launching import PYTHONS, Launched, Launcher, Result
 from unit.runtime.serving import publish
 
+pytestmark = pytest.mark.long  # processes
+
 RESTARTS = json.dumps({"restarts": 3, "exitCodes": [42], "signals": []})
 
 

@@ -149,6 +149,7 @@ def test_an_order_is_sent_once() -> None:
     assert orders == [OpenGate()]
 
 
+@pytest.mark.long  # it waits
 def test_time_passes_for_the_leader_without_any_event(
     monkeypatch: pytest.MonkeyPatch, members: list[Member]
 ) -> None:

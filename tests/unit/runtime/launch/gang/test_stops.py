@@ -1,7 +1,11 @@
 """A pod that Kubernetes ends while its ranks end for the next round."""
 
+import pytest
+
 from unit.runtime.launch.gang.test_gang import GangFactory, ends, make_gang
 from unit.runtime.launching import changed
+
+pytestmark = pytest.mark.long  # processes
 
 __all__ = ["make_gang"]
 

@@ -5,9 +5,13 @@ import signal
 import time
 from dataclasses import replace
 
+import pytest
+
 from torchrun_runtime.launch.processes import state
 from unit.runtime.launch.gang.test_gang import Gang, GangFactory, await_line, make_gang
 from unit.runtime.launching import FOLDER, SECONDS, Result
+
+pytestmark = pytest.mark.long  # processes
 
 __all__ = ["make_gang"]
 

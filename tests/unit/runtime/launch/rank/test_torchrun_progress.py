@@ -11,6 +11,8 @@ import pytest
 
 from unit.runtime.launching import FOLDER, PYTHONS
 
+pytestmark = pytest.mark.long  # processes
+
 
 @pytest.fixture(params=PYTHONS, ids=lambda path: Path(path).parents[1].name)
 def python(request: pytest.FixtureRequest) -> str:
