@@ -15,24 +15,15 @@ def gang_of(pod: Body) -> tuple[str, str, str]:
     return meta.get("namespace", ""), job, attempt
 
 
-def failures_before(pod: Body) -> int:
-    """How many pods of the same index the pod's Job has replaced before this one."""
-    return int(pod["metadata"].get("annotations", {}).get(names.FAILURE_COUNT, "0"))
-
-
 def has_start(pod: Body) -> bool:
-    """Whether the pod itself has the start annotation, which names a pod that replaces another."""
-    start: str = pod["metadata"].get("annotations", {}).get(names.START, "")
-    count = failures_before(pod)
-    return start.endswith(f"/{count}") if count else bool(start)
+    """Whether the pod itself has the start annotation."""
+    return bool(pod["metadata"].get("annotations", {}).get(names.START, ""))
 
 
 def follows_leader(pod: Body) -> bool:
     """Whether the worker starts its ranks with those of node 0."""
-    if failures_before(pod) or _is_leader(pod):
-        return False
     annotations: Body = pod["metadata"].get("annotations", {})
-    return annotations.get(names.GATE) == names.LEADER
+    return annotations.get(names.GATE) == names.LEADER and not _is_leader(pod)
 
 
 def _is_leader(pod: Body) -> bool:

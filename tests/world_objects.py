@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import msgspec
@@ -10,8 +10,6 @@ from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.core import (
-    ContainerState,
-    ContainerStatus,
     CoreEvent,
     Job,
     NetworkPolicy,
@@ -20,7 +18,6 @@ from torchrun_api.core import (
     Pod,
     SchedulingGroup,
     Service,
-    StateTerminated,
 )
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, object_at
@@ -40,17 +37,13 @@ from torchrun_controller.cache.observe import Caches, empty_caches, observe
 from torchrun_controller.cache.progress_reports import Reports
 from torchrun_controller.cache.store import Store
 from torchrun_controller.reconcile import Conflict, Observed, Rejection
-from torchrun_controller.reconcile.gang.replacement import is_replacing
 from torchrun_controller.reconcile.model.conditions import ADMITTED
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.observed import Group
 from torchrun_controller.reconcile.model.plan import Apply, Delete
-from torchrun_controller.reconcile.pods.lifecycle import alive, index_of, predecessors_of
+from torchrun_controller.reconcile.pods.lifecycle import alive
 
 T = TypeVar("T", bound=Object)
-_NO_LIMIT = 2**31 - 1  # the default backoffLimit of a Job with backoffLimitPerIndex
-_LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
-_BACKOFF = 10  # seconds, doubled for each pod of an index: DefaultJobPodFailureBackOff
 
 TYPES: dict[str, type[Any]] = {
     JOBS.plural: Job,
@@ -178,8 +171,7 @@ class WorldObjects:
         for key, pod in list(self.objects.items()):
             if not (isinstance(pod, Pod) and pod.metadata.controlled_by(delete.uid)):
                 continue
-            is_selected = pod.metadata.labels.completion_index in delete.indexes
-            if alive(pod) and (is_selected or not delete.indexes):
+            if alive(pod):
                 self._ending(key, delete.grace_seconds)
 
     def _takes_time(self, pod: Pod) -> bool:
@@ -203,19 +195,12 @@ class WorldObjects:
         self.objects[key] = replace(pod, metadata=meta)
 
     def containers_stop(self) -> None:
-        """Remove every terminating pod, except on nodes that are not Ready.
-
-        A finalizer keeps those that their Job replaces.
-        """
+        """Remove every terminating pod, except on nodes that are not Ready."""
         for key, value in list(self.objects.items()):
             if not isinstance(value, Pod) or value.metadata.deletion_timestamp is None:
                 continue
-            if not self.is_ready(value.spec.node_name):
-                continue
-            if self._job_of(value) is None:
+            if self.is_ready(value.spec.node_name):
                 del self.objects[key]
-            elif alive(value):
-                self.objects[key] = self._fail_deleted(value)
 
     def is_ready(self, node: str) -> bool:
         """Whether the node is Ready. True if nodes are unknown."""
@@ -228,18 +213,10 @@ class WorldObjects:
         if apply.uid:
             stored = self.objects[key]
             assert stored.metadata.uid == apply.uid
-            if apply.kind is JOBS:
-                self._change_job(stored, apply)
-                return
             annotations = msgspec.convert(apply.body, TYPES[apply.kind.plural]).metadata.annotations
             # The pod template has these, so the Job controller keeps them.
             before = stored.metadata.annotations
-            annotations = replace(
-                annotations,
-                charge=before.charge,
-                gate=before.gate,
-                failure_count=before.failure_count,
-            )
+            annotations = replace(annotations, charge=before.charge, gate=before.gate)
             self.objects[key] = replace(
                 stored, metadata=replace(stored.metadata, annotations=annotations)
             )
@@ -255,8 +232,6 @@ class WorldObjects:
             resource_version="1",
         )
         self.objects[key] = replace(created, metadata=meta)
-        if apply.kind is JOBS and "backoffLimitPerIndex" in object_at(apply.body, "spec"):
-            self._change_job(self.objects[key], None)
         self.created.append(key)
         if isinstance(created, SchedulingGroup):
             self.kinds[apply.kind.plural] = apply.kind
@@ -266,17 +241,6 @@ class WorldObjects:
             spec = object_at(apply.body, "spec")
             self.templates[meta.uid] = spec["template"]
             self._spawn(self.objects[key])
-
-    def _change_job(self, child: Job, change: Apply | None) -> None:
-        """Set the backoffLimit of a Job, by default to that of a Job with backoffLimitPerIndex."""
-        limit = _NO_LIMIT if change is None else object_at(change.body, "spec")["backoffLimit"]
-        assert isinstance(limit, int)
-        version = str(int(child.metadata.resource_version) + 1)
-        self.objects[JOBS.plural, child.metadata.name] = replace(
-            child,
-            metadata=replace(child.metadata, resource_version=version),
-            spec=replace(child.spec, backoff_limit=limit),
-        )
 
     def resume_child(self, name: str) -> None:
         """Someone resumes a child Job, and the Job controller creates new pods."""
@@ -290,13 +254,10 @@ class WorldObjects:
         for index in range(child.spec.completions or 1):
             self._spawn_pod(child, index, self.suffix)
 
-    def _spawn_pod(self, child: Job, index: int, suffix: str, failures: int = 0) -> None:
-        """Create a pod like the Job controller; failures: pods of this index that it replaces."""
+    def _spawn_pod(self, child: Job, index: int, suffix: str) -> None:
+        """Create a pod like the Job controller."""
         template = self.templates[child.metadata.uid]["metadata"]
         name = f"{child.metadata.name}-{index}-{suffix}"
-        annotations = template.get("annotations", {})
-        if is_replacing(child):
-            annotations = {**annotations, names.FAILURE_COUNT: str(failures)}
         pod: JsonObject = {
             "metadata": {
                 "name": name,
@@ -305,7 +266,7 @@ class WorldObjects:
                 "resourceVersion": "1",
                 "creationTimestamp": self.now.isoformat(),
                 "labels": {**template["labels"], names.COMPLETION_INDEX_LABEL: str(index)},
-                "annotations": annotations,
+                "annotations": template.get("annotations", {}),
                 "ownerReferences": [
                     {
                         "kind": "Job",
@@ -318,37 +279,3 @@ class WorldObjects:
             "status": {"phase": "Pending"},
         }
         self.objects[PODS.plural, name] = msgspec.convert(pod, Pod)
-
-    def replace_pods(self) -> list[str]:
-        """The Job controller replaces the pods that have failed for long enough; the new names.
-
-        A finalizer has kept a pod that was deleted. The pods of a Job that resumes are the first.
-        """
-        new_names = []
-        for pod in self.observed().gang.workers:
-            child = self._job_of(pod)
-            if child is None or pod.status.phase != "Failed":
-                continue
-            failures = predecessors_of(pod) + 1
-            ends = (status.state.terminated for status in pod.status.container_statuses)
-            end_time = max((e.finished_at for e in ends if e and e.finished_at), default=_LONG_AGO)
-            if self.now < end_time + timedelta(seconds=_BACKOFF * 2 ** (failures - 1)):
-                continue
-            self._spawn_pod(child, index_of(pod), f"new{failures}", failures)
-            new_names.append(f"{child.metadata.name}-{index_of(pod)}-new{failures}")
-            if pod.metadata.terminating:
-                del self.objects[PODS.plural, pod.metadata.name]
-        return new_names
-
-    def _job_of(self, pod: Pod) -> Job | None:
-        """The Job of a pod, if it replaces its lost pods."""
-        jobs = (job for job in self.objects.values() if isinstance(job, Job) and is_replacing(job))
-        return next((job for job in jobs if pod.metadata.controlled_by(job.metadata.uid)), None)
-
-    def _fail_deleted(self, pod: Pod) -> Pod:
-        """The kubelet reports that the containers of a deleted pod have ended."""
-        end = StateTerminated(exit_code=143, finished_at=self.now)
-        status = ContainerStatus(name=names.TRAINER_CONTAINER, state=ContainerState(terminated=end))
-        return replace(
-            pod, status=replace(pod.status, phase="Failed", container_statuses=(status,))
-        )

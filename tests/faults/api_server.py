@@ -24,7 +24,6 @@ from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import APPLY_PATCH
 
 DEFAULT_GRACE = 30
-NO_LIMIT = 2**31 - 1  # backoffLimit of a Job with backoffLimitPerIndex
 _FINISHED = ("Succeeded", "Failed")
 # Stored once and served by two groups.
 _ALIASES: dict[Resource, Resource] = {("events.k8s.io/v1", "events"): ("v1", "events")}
@@ -170,8 +169,6 @@ class ApiServer:
                 meta["generation"] = 1
             if body["kind"] in _BEGIN_PENDING:
                 body = {**body, "status": {"phase": "Pending"}}
-            if body["kind"] == "Job" and "backoffLimitPerIndex" in body["spec"]:
-                body = {**body, "spec": {"backoffLimit": NO_LIMIT, **body["spec"]}}
         else:
             if body == stored.body and owners == stored.owners:
                 return stored.body

@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping
 
 import structlog
 from msgspec import Struct
-from msgspec.structs import replace
 
 from faults.faults import CLOCKS, LASTING, OF_EVENTS, OF_REQUESTS, Planned, Point
 from faults.oracle import differences
 from faults.scenarios import SCENARIOS
-from faults.simulation import Outcome, Scenario, simulate
+from faults.simulation import Outcome, simulate
 
 # Recurring requests: the lease, discovery, and new watches.
 _RECURRING = ("lease ", "event MODIFIED leases", "watch GET /apis", "watch WATCH")
@@ -27,24 +26,6 @@ LADDER = 13
 KEYS = 4  # that fail at the same time during a lasting fault, or all objects of the end state
 STRIDE = 5
 SELDOM = (*LASTING, *CLOCKS, "401", "503")
-# Faults after which the controller may not see the end of a lost pod: the Job controller removes the
-# pod 10 s later. A leader that dies is replaced after 15 s, and a refused write is sent again after
-# five minutes.
-SLOW = (
-    *LASTING,
-    *CLOCKS,
-    "crash-before",
-    "crash-after-commit",
-    "crash-after-answer",
-    "422",
-    "timeout",
-    "late",
-    "watch-delayed",
-    "watch-unseen",
-    "watches-lag",
-)
-# Fields of the status that say which gang a job has, and why.
-_OF_GANGS = ("attempts", "restartsInPlace", "lastFailure", "NotYetSupported")
 # Where end states have the cause of a failure.
 _CAUSE_PATHS = (
     "torchrun.ai/cause",
@@ -64,22 +45,10 @@ class Trial(Struct, frozen=True):
         return f"{self.scenario}: " + " and ".join(f"{kind} at {p}" for p, kind in self.planned)
 
 
-def without_faults(scenario: str, *, is_slow: bool = False) -> Outcome:
-    """The outcome without faults. `is_slow`: what it has in common with a run with a slow fault."""
-    return _without_faults(scenario, is_slow=is_slow and SCENARIOS[scenario].doubtful)
-
-
 @functools.cache
-def _without_faults(scenario: str, *, is_slow: bool) -> Outcome:
-    return simulate(scenario_for(scenario, is_slow=is_slow))
-
-
-def scenario_for(name: str, *, is_slow: bool) -> Scenario:
-    """The scenario, with what a run with a slow fault or another one is compared by."""
-    scenario = SCENARIOS[name]
-    if not (scenario.doubtful and is_slow):
-        return scenario
-    return replace(scenario, renumbered=True, varies=(*scenario.varies, *_OF_GANGS))
+def without_faults(scenario: str) -> Outcome:
+    """The outcome without faults."""
+    return simulate(SCENARIOS[scenario])
 
 
 def points(scenario: str) -> list[Point]:
@@ -131,10 +100,8 @@ def _shows_the_cause(difference: str) -> bool:
 def judge(trial: Trial) -> list[str]:
     """Play a trial. Returns all violations."""
     kinds = [kind for _, kind in trial.planned]
-    is_slow = any(kind in SLOW for kind in kinds)
-    usual = without_faults(trial.scenario, is_slow=is_slow)
-    scenario = scenario_for(trial.scenario, is_slow=is_slow)
-    outcome = simulate(scenario, dict(trial.planned), usual.state)
+    usual = without_faults(trial.scenario)
+    outcome = simulate(SCENARIOS[trial.scenario], dict(trial.planned), usual.state)
     wrong = [*outcome.wrong, *differences(usual.state, outcome.state)]
     lasting = sum(kind in LASTING for kind in kinds)
     if lasting or len(kinds) > 1:  # the lease may be lost, which must end the process

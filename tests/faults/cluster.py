@@ -22,7 +22,7 @@ TORCHRUN_JOBS: Resource = ("torchrun.ai/v1alpha1", "torchrunjobs")
 TORCHRUN_QUEUES: Resource = ("torchrun.ai/v1alpha1", "torchrunqueues")
 
 COLLECTS, COUNTS = 0.5, 0.1  # reaction time of each in seconds
-COLLECTS_PODS, QUARANTINE = 20.0, 40.0  # gcCheckPeriod, quarantineTime of gc_controller.go
+QUARANTINE = 40.0  # seconds: quarantineTime of gc_controller.go
 
 
 class Hands:
@@ -105,26 +105,14 @@ class GarbageCollector(Actor):
 
 
 class PodCollector(Actor):
-    """Ends pods without a node that were deleted, and pods whose Node object is gone.
-
-    As gcUnscheduledTerminating and gcOrphaned of gc_controller.go. A pod that its finalizer keeps
-    would stay for ever: no kubelet ends it.
-    """
+    """Ends pods whose Node object is gone, as gcOrphaned of gc_controller.go."""
 
     def changed(self, change: Change) -> None:
         if change.resource == NODES and change.verb == "DELETED":
             for pod in self.store.bodies(PODS):
-                self.soon(QUARANTINE, self.collect_orphan, pod["metadata"]["uid"])
-        meta = change.body["metadata"]
-        if change.resource == PODS and "deletionTimestamp" in meta and change.verb != "DELETED":
-            self.soon(COLLECTS_PODS, self.collect, meta["uid"])
+                self.soon(QUARANTINE, self.collect, pod["metadata"]["uid"])
 
     def collect(self, uid: str) -> None:
-        pod = self.find(PODS, uid)
-        if pod is not None and not pod["spec"].get("nodeName") and not is_over(pod):
-            self.hands.patch(PODS, pod, {"status": {"phase": "Failed"}}, "status")
-
-    def collect_orphan(self, uid: str) -> None:
         pod = self.find(PODS, uid)
         name = pod["spec"].get("nodeName") if pod is not None else None
         if pod is None or name is None or self.store.get(NODES, ("", name)) is not None:

@@ -61,7 +61,6 @@ SPECS: dict[str, dict[str, Any]] = {
 NAMES = tuple(SPECS)
 QUOTA = {"gpus": 6, "jobs": 2}
 MOST_GPUS = 2  # of each node
-REPLACES_PODS = (0, 2)  # values of `which` for jobs whose pods are replaced alone
 KINDS_OF_REQUESTS = (*OF_REQUESTS, *LASTING, *CLOCKS)
 Strikes: TypeAlias = dict[int, int]  # kinds of faults by the number of the request or event
 
@@ -158,10 +157,8 @@ class _History:
         match step.action:
             case "submit" if job is None:
                 spec: Body = {"volumes": ZIP} if step.which % 3 == 0 else {}
-                replacement = "Pod" if step.which in REPLACES_PODS else "Gang"
-                reliability = {"maxRestarts": 2, "podReplacement": replacement}
                 spec |= SPECS[name] | {"priority": step.which}
-                world.submit(name, reliability=reliability, **spec)
+                world.submit(name, reliability={"maxRestarts": 2}, **spec)
             case "delete" if job is not None:
                 world.delete(name)
             case "suspend" | "resume" if job is not None:

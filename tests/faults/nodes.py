@@ -4,7 +4,6 @@ A `Script` decides how the containers of a pod behave. Nodes can be lost, return
 off. Containers on a lost node keep running, unseen by the API server.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from types import MappingProxyType
@@ -16,7 +15,6 @@ from bodies import Body
 from faults.api_server import ApiServer
 from faults.cluster import (
     CLAIMS,
-    JOBS,
     NODES,
     PODS,
     SERVICES,
@@ -24,9 +22,7 @@ from faults.cluster import (
     index_of,
     is_over,
     is_worker,
-    owners,
 )
-from faults.rounds import PEER_FAILED, Rounds, newest_of_nodes, replace_seconds
 from faults.store import Change
 from gates import gang_of, may_train
 from torchrun_api import names
@@ -64,9 +60,6 @@ class Nodes(Actor):
         self.unseen: list[Body] = []
         self._script = script
         self._working: set[str] = set()  # UIDs of pods whose containers have started their work
-        # Called when a round starts, with its pods, and pods of older rounds whose ranks may run.
-        self.starts: Callable[[list[Body], list[Body]], None] = lambda members, others: None
-        self._rounds = Rounds(self._start_ranks, self._stop_ranks, self._give_up)
         self._silent: set[str] = set()  # nodes with a silent kubelet
         self._missed: list[
             tuple[str, Callable[[str], None]]
@@ -88,13 +81,11 @@ class Nodes(Actor):
         """The kubelet becomes silent, and its containers keep running."""
         self._silent.add(name)
         self._patch(name, {"status": {"conditions": [self._ready("Unknown")]}}, "status")
-        self._look_at_rounds()
 
     def come_back(self, name: str) -> None:
         """The kubelet returns, catches up, and kills containers without a pod in the API."""
         self._silent.discard(name)
         self._patch(name, {"status": {"conditions": [self._ready("True")]}}, "status")
-        self._look_at_rounds()
         missed, self._missed = self._missed, []
         for uid, look in missed:
             self.soon(STOPS, look, uid)
@@ -108,15 +99,12 @@ class Nodes(Actor):
         for pod in list(self.store.bodies(PODS)):
             if pod["spec"].get("nodeName") == name:
                 self._working.discard(pod["metadata"]["uid"])
-                if pod["metadata"].get("finalizers") and not is_over(pod):
-                    self.hands.patch(PODS, pod, {"status": {"phase": "Failed"}}, "status")
                 self.hands.delete(PODS, pod, grace=0)
 
     def remove(self, name: str) -> None:
         """Somebody deletes the Node object. Its kubelet and its containers are unseen from now on."""
         self._silent.add(name)
         self.hands.delete(NODES, {"metadata": {"name": name}})
-        self._look_at_rounds()
 
     def power_off(self, name: str) -> None:
         """The machine of a node without an object is off, and its containers have ended."""
@@ -144,8 +132,6 @@ class Nodes(Actor):
             self._resolve()
         if change.resource != PODS:
             return
-        if replace_seconds(change.body):
-            self._look_at_round(change.body)
         if change.verb == "DELETED":
             self._removed(change.body)
             return
@@ -248,70 +234,15 @@ class Nodes(Actor):
         Real launchers also wait for each other. Without a gang scheduler, gangs that each have some
         of the nodes would wait for ever, as torchrun does.
         """
-        if is_worker(pod) and replace_seconds(pod):
-            self._look_at_round(pod)
-            return
         if pod["metadata"]["uid"] in self._working or is_over(pod):
             return
         if is_worker(pod) and not (may_train(pod, self._gang(pod)) and self.finds_leader(pod)):
             return
-        self._start_ranks(pod)
-
-    def _start_ranks(self, pod: Body) -> asyncio.TimerHandle | None:
         uid = pod["metadata"]["uid"]
         self._working.add(uid)
         end = self._script(pod)
-        return None if end is None else self._loop.call_later(end.seconds, self.end, uid, end)
-
-    # Rounds of gangs whose single pods are replaced
-
-    def trains(self, pod: Body) -> bool:
-        """Whether the launchers of the worker's gang run a round, if its pods are replaced."""
-        return not replace_seconds(pod) or self._rounds.runs(pod)
-
-    def _look_at_rounds(self) -> None:
-        for pod in list(self.store.bodies(PODS)):
-            if is_worker(pod) and replace_seconds(pod):
-                self._look_at_round(pod)
-
-    def _look_at_round(self, pod: Body) -> None:
-        """Start or stop the round of the pod's gang."""
-        (uid,) = owners(pod)
-        job = self.find(JOBS, uid)
-        gang = [other for other in self._gang(pod) if uid in owners(other)]
-        pods = newest_of_nodes(gang)
-        if job is None or not pods:
-            return
-        had_round = all(map(self._rounds.runs, pods))
-        self._rounds.look(pods, job["spec"]["completions"], self._may_run)
-        if not had_round and self._rounds.runs(pods[0]):
-            self.starts(pods, self._other_ranks(pods))
-
-    def _may_run(self, pod: Body) -> bool:
-        """Whether ranks may run in the pod, as far as the launchers of its gang know."""
-        return (
-            pod["status"]["phase"] == "Running"
-            and "deletionTimestamp" not in pod["metadata"]
-            and pod["spec"]["nodeName"] not in self._silent
-            and may_train(pod, self._gang(pod))
-            and self.finds_leader(pod)
-        )
-
-    def _other_ranks(self, members: list[Body]) -> list[Body]:
-        """The pods of a gang beside those of its round, in which ranks may run."""
-        uids = {pod["metadata"]["uid"] for pod in members}
-        others = (pod for pod in self._gang(members[0]) if pod["metadata"]["uid"] not in uids)
-        at_work = [pod for pod in others if self._has_ranks(pod)]
-        return at_work + [pod for pod in self.unseen if gang_of(pod) == gang_of(members[0])]
-
-    def _has_ranks(self, pod: Body) -> bool:
-        return pod["metadata"]["uid"] in self._working and not is_over(pod)
-
-    def _stop_ranks(self, pod: Body) -> None:
-        self._working.discard(pod["metadata"]["uid"])
-
-    def _give_up(self, pod: Body) -> None:
-        self.end(pod["metadata"]["uid"], End(0, 143, PEER_FAILED))
+        if end is not None:
+            self._loop.call_later(end.seconds, self.end, uid, end)
 
     def finds_leader(self, pod: Body) -> bool:
         """Whether a Service resolves the pods of its gang; a gang of one pod needs none."""

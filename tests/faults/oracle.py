@@ -62,7 +62,6 @@ class Oracle:
         # By UID of the job, attempt and role
         self._gangs: Counter[tuple[str, str, str | None]] = Counter()
         self._prepared: set[str] = set()  # UIDs of jobs whose sync pod has succeeded
-        self._ended: set[str] = set()  # UIDs of Jobs whose workers the controller has deleted
         store.subscribe(self._changed)
 
     def _changed(self, change: Change) -> None:
@@ -92,14 +91,6 @@ class Oracle:
             root = self._root(change.old or change.body)
             if root not in (TORCHRUN_JOBS, TORCHRUN_QUEUES):
                 self._report(f"{change.writer} writes {change.name}, which is not ours")
-
-    def starts_round(self, members: list[Body], others: list[Body]) -> None:
-        """Check a round when it starts. others: pods of older rounds whose ranks may still run."""
-        name = members[0]["metadata"]["name"]
-        for pod in others:
-            self._report(f"the round of {name} starts beside ranks of {pod['metadata']['name']}")
-        for uid in owners(members[0]) & self._ended:
-            self._report(f"the gang of {name} goes on, although pods of {uid} were deleted")
 
     def _root(self, body: Body) -> Resource | None:
         """The kind of the top-level owner of an object, which may be deleted."""
@@ -136,8 +127,6 @@ class Oracle:
     def _pod(self, change: Change) -> None:
         labels = change.body["metadata"].get("labels", {})
         component = labels.get(names.COMPONENT_LABEL)
-        if component == names.WORKER and self._is_ours(change.writer) and _is_deleted(change):
-            self._ended |= owners(change.body)
         if component == names.SYNC:
             if change.body.get("status", {}).get("phase") == "Succeeded":
                 self._prepared |= owners(change.body)
@@ -192,12 +181,6 @@ class Oracle:
 
     def _report(self, what: str) -> None:
         self.wrong.append(what)
-
-
-def _is_deleted(change: Change) -> bool:
-    was_deleted = "deletionTimestamp" in (change.old or change.body)["metadata"]
-    is_deleted = change.verb == "DELETED" or "deletionTimestamp" in change.body["metadata"]
-    return is_deleted and not was_deleted
 
 
 def _is_ours(job: Body) -> bool:

@@ -1,4 +1,4 @@
-"""Scenarios of lost nodes, and of too few nodes for an elastic job."""
+"""Scenarios of lost nodes and pods, and of too few nodes for an elastic job."""
 
 import asyncio
 from collections.abc import Iterator
@@ -35,6 +35,18 @@ async def node_off(world: Simulation) -> None:
     await _lose_node(world)
     world.nodes.switch_off("node-1")
     await world.reaches("Succeeded")
+
+
+async def evicted(world: Simulation) -> None:
+    """The controller dies with a kubelet's eviction, and again once the next gang exists."""
+    world.make_queue()
+    world.submit()
+    await world.trains()
+    world.nodes.evict(next(pod for pod in world.workers() if index_of(pod) == "1"))
+    (await world.leader()).client.kill()
+    await world.until("the next gang exists", lambda: len(list(_jobs(world))) == 2)
+    (await world.leader()).client.kill()
+    await world.reaches("Succeeded", attempt=1, disruptions=1)
 
 
 async def fence(world: Simulation) -> None:
@@ -105,6 +117,7 @@ SCENARIOS = (
     Scenario("node stays lost", _lose_node, first_gang_stays),
     Scenario("node returns", node_returns, first_gang_stays),
     Scenario("node off", node_off, first_gang_stays),
+    Scenario("evicted", evicted, first_gang_stays, replicas=2),
     Scenario("fence", fence, first_gang_stays),
     # The attempt ends before its Job resumes, which deletes the Job, or after that. If the watch of
     # Jobs is late, the deletion of the pods is the cause.

@@ -1,6 +1,5 @@
 """The label and field selectors that the controller uses."""
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,14 +16,10 @@ def matching(query: Mapping[str, str]) -> Match:
 
 
 def _terms(query: Mapping[str, str], name: str) -> list[str]:
-    # A comma in brackets separates the values of one term.
-    return re.findall(r"(?:[^,(]|\([^)]*\))+", query.get(name, ""))
+    return [term for term in query.get(name, "").split(",") if term]
 
 
 def _test(term: str, read: Callable[[dict[str, Any], str], str | None]) -> Match:
-    name, is_set, values = term.partition(" in ")
-    if is_set:
-        return lambda body: read(body, name) in values.strip("()").split(",")
     name, negated, unwanted = term.partition("!=")
     if negated:
         return lambda body: read(body, name) != unwanted

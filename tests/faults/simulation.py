@@ -27,7 +27,6 @@ from faults.launchers import Launchers
 from faults.nodes import End, Nodes, Script
 from faults.oracle import EVENTS, LEASES, Oracle
 from faults.replica import Process, Replica
-from faults.rounds import is_replaced
 from faults.store import Change, Resource
 from faults.surroundings import surroundings
 from gates import gang_of, may_train
@@ -50,7 +49,7 @@ class Scenario(Struct, frozen=True):
     """The actions of users, and the behaviour of their pods. `installed`: kinds of gang schedulers.
 
     `renumbered`: a fault may cause another replacement of a gang, so the last one has another
-    number. `doubtful`: so may a fault that lasts, because in doubt the controller ends the gang.
+    number.
     """
 
     name: str
@@ -59,7 +58,6 @@ class Scenario(Struct, frozen=True):
     replicas: int = 1
     installed: tuple[Resource, ...] = ()
     renumbered: bool = False
-    doubtful: bool = False
     varies: tuple[
         str, ...
     ] = ()  # fields of spec or status, and conditions, that a fault may change
@@ -107,7 +105,6 @@ class Simulation:
         PodCollector(self.server, self.now, "pod-garbage-collector")
         self.nodes = Nodes(self.server, self.now, scenario.script)
         self.launchers = Launchers(self.store, self.now, self._leader)
-        self.nodes.starts = self.oracle.starts_round
         self.oracle.unseen = lambda: self.nodes.unseen
         self._scenario = scenario
         self._wanted = wanted
@@ -253,13 +250,12 @@ class Simulation:
             pod["status"]["phase"] == "Running"
             and may_train(pod, pods)
             and self.nodes.finds_leader(pod)
-            and self.nodes.trains(pod)
             for pod in pods
         )
         return pods if all(started) else []
 
     def workers(self, name: str = "train") -> list[Body]:
-        """The pods of the latest gang of a job, without those that a newer pod replaces."""
+        """The pods of the latest gang of a job."""
         labels = {names.JOB_LABEL: name, names.COMPONENT_LABEL: names.WORKER}
         pods = [
             pod
@@ -267,8 +263,7 @@ class Simulation:
             if labels.items() <= pod["metadata"].get("labels", {}).items()
         ]
         latest = max((int(gang_of(pod)[2]) for pod in pods), default=0)
-        pods = [pod for pod in pods if gang_of(pod)[2] == str(latest)]
-        return [pod for pod in pods if not is_replaced(pod, pods)]
+        return [pod for pod in pods if gang_of(pod)[2] == str(latest)]
 
     async def until(self, what: str, holds: Callable[[], bool]) -> None:
         """Wait until a condition holds. Raises Stuck."""

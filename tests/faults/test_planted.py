@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterator
 
 import pytest
-from msgspec.structs import replace
 
 from faults import campaign
 from torchrun_api.meta import ChildMeta
@@ -17,14 +16,11 @@ from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.controllers import live_reads
 from torchrun_controller.leader.election import Election
 from torchrun_controller.reconcile.admission.quota import RESOURCES, QueueQuota, Usage
-from torchrun_controller.reconcile.gang import fence, gang, gate, replacement, suspension
-from torchrun_controller.reconcile.gang.decision import Decision
+from torchrun_controller.reconcile.gang import fence, gang, gate, suspension
 from torchrun_controller.reconcile.gang.restarts import Counts
-from torchrun_controller.reconcile.job import dependencies, running, steps
-from torchrun_controller.reconcile.job.context import Context
+from torchrun_controller.reconcile.job import dependencies, steps
 from torchrun_controller.reconcile.job.running import service_refused
 from torchrun_controller.reconcile.model.conditions import Reason
-from torchrun_controller.reconcile.pods.lifecycle import alive, delete_pod
 from torchrun_controller.reconcile.spec import requests
 from torchrun_controller.reconcile.workspace import preparation
 from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace
@@ -116,9 +112,7 @@ def gangs_run_without_their_service(plant: pytest.MonkeyPatch) -> None:
 
 def lost_nodes_are_trusted(plant: pytest.MonkeyPatch) -> None:
     none = fence.BlockingPods()
-    plant.setattr(fence, "unproven_loss", lambda *_: None)
     plant.setattr(fence, "blocking_pods", lambda *_: none)
-    plant.setattr(replacement, "stopped", lambda pod: not alive(pod))
 
 
 def suspensions_are_trusted(plant: pytest.MonkeyPatch) -> None:
@@ -147,19 +141,6 @@ def changes_during_a_reconcile_are_lost(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(WorkQueue, "add", add)
 
 
-def others_lose_their_places(plant: pytest.MonkeyPatch) -> None:
-    original = running.keep_running
-
-    def keep_running(context: Context) -> Decision:
-        decision = original(context)
-        if context.losses is None or not context.losses.new or len(context.losses.pending) > 1:
-            return decision
-        other = next(pod for pod in context.observed.gang.workers if alive(pod))
-        return replace(decision, writes=decision.writes.and_also(deletes=(delete_pod(other),)))
-
-    plant.setattr(running, "keep_running", keep_running)
-
-
 PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
     (owner_check_is_dropped, "success", "dropped"),
     (requeue_is_forgotten, "success", "500"),
@@ -177,13 +158,12 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
     (a_closed_gate_names_no_way_out, "node stays lost", "dropped"),
     (failures_are_not_counted, "restart", "dropped"),
     (gangs_run_without_their_service, "service taken", "dropped"),
-    (lost_nodes_are_trusted, "node deleted", "dropped"),
+    (lost_nodes_are_trusted, "node returns", "dropped"),
     (suspensions_are_trusted, "suspended", "dropped"),
     (the_number_of_an_attempt_comes_again, "restart", "dropped"),
     (a_lease_is_taken_early, "leader", "dropped"),
     (writes_need_no_lease, "leader", "lease-alone"),
     (changes_during_a_reconcile_are_lost, "success", "late"),
-    (others_lose_their_places, "pod replaced", "dropped"),
 ]
 # Part of the report, where another difference alone would be reported as well.
 REPORTED = {
@@ -195,10 +175,9 @@ REPORTED = {
     a_wait_names_no_way_out: "waits without a way out",
     a_closed_gate_names_no_way_out: "waits without a way out",
     gangs_run_without_their_service: "is Running without its Service",
-    lost_nodes_are_trusted: "starts beside ranks of",
+    lost_nodes_are_trusted: "more than one gang that trains",
     suspensions_are_trusted: "pods of node 1 that may train",
     a_lease_is_taken_early: "NotLeader",
-    others_lose_their_places: "goes on, although",
 }
 
 

@@ -29,16 +29,6 @@ def test_two_runs_are_alike(scenario: str) -> None:
     assert (again.points, again.state, again.seconds) == (once.points, once.state, once.seconds)
 
 
-@pytest.mark.parametrize(
-    "scenario", ["pod replaced", "leader replaced", "pods replaced", "no controller"]
-)
-def test_without_faults_a_gang_goes_on(scenario: str) -> None:
-    gangs = [
-        name for name in campaign.without_faults(scenario).state if name.startswith("jobs/train")
-    ]
-    assert gangs == ["jobs/train"]
-
-
 def test_the_number_of_points() -> None:
     assert POINTS.keys() == SCENARIOS.keys()
     found = {name: len(campaign.points(name)) for name in SCENARIOS}

@@ -11,11 +11,11 @@ import random
 from msgspec import Struct
 
 import virtual_time
-from faults.campaign import points, scenario_for, without_faults
+from faults.campaign import points, without_faults
 from faults.faults import NO_REQUEST_FAULT, CrashAfterCommit, FaultPlan, Point
 from faults.network import Call, RequestFault
 from faults.oracle import differences
-from faults.scenarios import SOUND
+from faults.scenarios import SCENARIOS, SOUND
 from faults.simulation import Outcome, Simulation
 from faults.surroundings import surroundings
 
@@ -41,8 +41,6 @@ class Journey(Struct, frozen=True):
 REGRESSIONS = (
     # The serve pod of a gang without a status was replaced as if its workers mounted the PVC.
     Journey("direct", Point("write PATCH jobs/train", 1), 10, 3.0),
-    # The old Node object was taken for a node that is Ready.
-    Journey("node deleted", Point("write PATCH torchrunjobs/train/status", 1), 10, 100.0),
 )
 
 
@@ -97,10 +95,10 @@ def journeys(count: int, seed: str) -> list[Journey]:
 
 def travel(journey: Journey) -> Outcome:
     """Play it."""
-    wanted = without_faults(journey.scenario, is_slow=True).state
+    wanted = without_faults(journey.scenario).state
 
     async def play() -> Outcome:
-        scenario = scenario_for(journey.scenario, is_slow=True)
+        scenario = SCENARIOS[journey.scenario]
         simulation = Simulation(scenario, TravelPlan(journey), wanted)
         await simulation.run()
         return simulation.outcome()
@@ -114,7 +112,7 @@ def judge(journey: Journey) -> list[str]:
     problems = travel(journey)
     wrong = [
         *problems.wrong,
-        *differences(without_faults(journey.scenario, is_slow=True).state, problems.state),
+        *differences(without_faults(journey.scenario).state, problems.state),
     ]
     if not problems.struck:
         wrong.append("no fault struck")

@@ -9,12 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 from integration.controller_process import install_crds
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject, object_at
+from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS, PODS, SERVICES, TORCHRUN_JOBS, Kind
 from torchrun_api.meta import Condition
 from torchrun_api.status import TorchrunJobStatus, WorkersStatus
@@ -330,24 +329,6 @@ async def test_a_collection_is_the_running_pods_of_one_job(
     }
     assert terminating == {"one": True, "two": False, "other": False}
     assert await applier.delete(pods_of_job) is None, "a pod that is terminating stays as it is"
-    cluster.kubectl("delete", *pods, "--force", "--grace-period=0")
-
-
-async def test_a_collection_may_be_the_pods_of_some_indexes(
-    cluster: LocalCluster, applier: Applier
-) -> None:
-    for index in range(3):
-        body = worker(f"of-index-{index}", "uid-4")
-        labels = object_at(object_at(body, "metadata"), "labels")
-        labels[names.COMPLETION_INDEX_LABEL] = str(index)
-        await applier.apply(Apply(PODS, body))
-    some = Delete(kind=PODS, namespace=NAMESPACE, name="gang", uid="uid-4", collection=True)
-    some = replace(some, indexes=("0", "2"))
-    await applier.delete(some)
-    pods = ("pods", "of-index-0", "of-index-1", "of-index-2")
-    listed = json.loads(cluster.kubectl("get", *pods, "-o", "json").stdout)
-    terminating = ["deletionTimestamp" in pod["metadata"] for pod in listed["items"]]
-    assert terminating == [True, False, True]
     cluster.kubectl("delete", *pods, "--force", "--grace-period=0")
 
 

@@ -83,7 +83,7 @@ class NodeView:
     async def wait_until_known(self) -> None:
         """Wait until the cache has its first list, or the list has failed; 10 s at most.
 
-        A gang without nodes would replace no lost pods.
+        The placement of a gang with checkpoints on nodes depends on them.
         """
         with anyio.move_on_after(_FIRST_LIST_SECONDS):
             await self.informer.first_result.wait()

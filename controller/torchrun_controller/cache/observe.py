@@ -27,7 +27,7 @@ from torchrun_controller.reconcile.model.observed import (
     RefusedWrites,
     Rejection,
 )
-from torchrun_controller.reconcile.pods.lifecycle import alive, may_still_run, predecessors_of
+from torchrun_controller.reconcile.pods.lifecycle import alive, may_still_run
 from torchrun_controller.reconcile.pods.ownership import is_worker_of
 
 Key: TypeAlias = tuple[str, str]
@@ -173,9 +173,8 @@ def observe(
         *pods.workers,
         *helper_pods,
     )
-    workers, replaced_pods = _split_replaced(pods.workers, attempts)
     gang_pods = [*pods.workers, *pods.former_workers]
-    stale_pods = [pod for pod in (*pods.former_workers, *replaced_pods) if may_still_run(pod)]
+    stale_pods = [pod for pod in pods.former_workers if may_still_run(pod)]
     relevant_nodes = _relevant_nodes(job, [*gang_pods, *helper_pods])
     queue = caches.queues.get(namespace, job.spec.job_queue)
     # The placement of node-local checkpoints considers every node.
@@ -190,8 +189,7 @@ def observe(
         gang=ObservedGang(
             child_jobs=tuple(attempts),
             worker_jobs=tuple(worker_jobs),
-            workers=tuple(sorted(workers, key=attrgetter("metadata.name"))),
-            replaced_pods=tuple(replaced_pods),
+            workers=tuple(sorted(pods.workers, key=attrgetter("metadata.name"))),
             stale_pods=tuple(stale_pods),
             groups=(*groups(uid), *(groups(latest) if latest else ())),
             service=next(iter(services), None),
@@ -241,24 +239,6 @@ def _classify_pods(
     helpers.sort(key=lambda pod: names.number_of(pod.metadata.name))
     setup, sync = _partition(helpers, lambda meta: meta.labels.component == names.SETUP)
     return _Pods(workers, former_workers, sync, setup, [*other_helpers, *copies])
-
-
-def _split_replaced(workers: list[Pod], attempts: list[Job]) -> tuple[list[Pod], list[Pod]]:
-    """Return the newest pod of each index, and the others, if the latest Job replaces pods.
-
-    A Job that was suspended starts to count again for its new pods.
-    """
-    if not attempts or not attempts[-1].metadata.annotations.pod_replacement:
-        return workers, []
-    newest: dict[str, Pod] = {}
-    for pod in sorted(workers, key=_creation_order):
-        newest[pod.metadata.labels.completion_index] = pod
-    uids = {pod.metadata.uid for pod in newest.values()}
-    return list(newest.values()), [pod for pod in workers if pod.metadata.uid not in uids]
-
-
-def _creation_order(pod: Pod) -> tuple[datetime, int]:
-    return pod.metadata.creation_timestamp or _EPOCH, predecessors_of(pod)
 
 
 def _warnings(caches: Caches, children: Iterable[Child]) -> tuple[CoreEvent, ...]:

@@ -60,8 +60,6 @@ MALFORMED = ("failed to create typed patch object", "failed to convert new objec
 # The API server deletes the pods of a collection one after the other, at a few milliseconds each,
 # and gives up after 60 s.
 COLLECTION_SECONDS = 65.0
-# Most completion indexes in the selector of one request. Proxies limit a URL to 8 KiB.
-MOST_INDEXES = 500
 
 
 class LeaderCheck(Protocol):
@@ -221,21 +219,17 @@ class Applier(LiveReader):
         """Delete the pods of a Job that have not ended. The cache will show their deletion."""
         # The Job controller, too, decides by this label which pods belong to a Job: it adopts those
         # without a controller.
-        for first in range(0, max(len(delete.indexes), 1), MOST_INDEXES):
-            indexes = ",".join(delete.indexes[first : first + MOST_INDEXES])
-            index_selector = f",{names.COMPLETION_INDEX_LABEL} in ({indexes})" if indexes else ""
-            self._leader.check()  # each request may take a minute
-            await self._transport.request(
-                "DELETE",
-                delete.kind.path(delete.namespace),
-                query={
-                    "labelSelector": f"{names.CONTROLLER_UID_LABEL}={delete.uid}{index_selector}",
-                    "fieldSelector": NOT_ENDED,
-                },
-                body=_encode(options),
-                headers={"Accept": METADATA_ONLY},
-                timeout=COLLECTION_SECONDS,
-            )
+        await self._transport.request(
+            "DELETE",
+            delete.kind.path(delete.namespace),
+            query={
+                "labelSelector": f"{names.CONTROLLER_UID_LABEL}={delete.uid}",
+                "fieldSelector": NOT_ENDED,
+            },
+            body=_encode(options),
+            headers={"Accept": METADATA_ONLY},
+            timeout=COLLECTION_SECONDS,
+        )
 
     async def _explain_conflict(self, delete: Delete, error: ApiError) -> None:
         """Determine which precondition failed: the server answers 409 to both.
@@ -262,11 +256,12 @@ class Applier(LiveReader):
     async def _update(self, intent: Apply) -> WriteResult:
         meta = _metadata(intent)
         body = {**intent.body, "metadata": {**meta, "uid": intent.uid}}
-        manager = intent.manager or FIELD_MANAGER
         if intent.merge:
-            response = await self._patch(_path(intent), body, manager, content_type=MERGE_PATCH)
+            response = await self._patch(
+                _path(intent), body, FIELD_MANAGER, content_type=MERGE_PATCH
+            )
         else:
-            response = await self._patch(_path(intent), body, manager, force=True)
+            response = await self._patch(_path(intent), body, FIELD_MANAGER, force=True)
         return _write_result(intent.kind, intent.name, response.read(read_object))
 
     async def _patch(

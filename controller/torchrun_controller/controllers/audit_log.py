@@ -13,7 +13,7 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS
 from torchrun_api.names import ATTEMPT_LABEL
 from torchrun_api.status import Attempt, TorchrunJobStatus
-from torchrun_controller.reconcile.model.attempts import identity_of
+from torchrun_controller.reconcile.model.attempts import order_of
 from torchrun_controller.reconcile.model.plan import Apply
 
 
@@ -47,8 +47,8 @@ def creation_line(intent: Apply) -> Line:
 
 
 def _ended_attempts(before: TorchrunJobStatus, after: TorchrunJobStatus) -> Iterator[Attempt]:
-    known = set(map(identity_of, before.attempts))
-    return (attempt for attempt in after.attempts if identity_of(attempt) not in known)
+    known = set(map(order_of, before.attempts))
+    return (attempt for attempt in after.attempts if order_of(attempt) not in known)
 
 
 def _attempt_ended(attempt: Attempt, after: TorchrunJobStatus) -> Line:
@@ -65,8 +65,6 @@ def _attempt_ended(attempt: Attempt, after: TorchrunJobStatus) -> Line:
         return Line(
             "restarted in place", {"attempt": attempt.number, "round": attempt.round, **fields}
         )
-    if attempt.lost_pod is not None:
-        return Line("pod lost", {**fields, "index": attempt.lost_pod.index})
     return Line("attempt ended", fields)
 
 

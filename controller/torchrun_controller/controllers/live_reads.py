@@ -11,10 +11,6 @@ An elastic gang shrinks when some pods have no node for a while. When a dead wat
 replaced, the cache shows the node of one pod before that of the next. So pods without a node are
 read, too.
 
-A gang that replaces lost pods waits for each of them to end, and for the new one to run, for a
-limited time. A dead watch shows neither. So the awaited pods are read before such a gang fails. The
-Job controller changes a lost pod once it has replaced it: it removes its finalizer.
-
 A job that is Suspended or Preempted gives its part of the quota back. If its Job was deleted before
 the cache showed its pods, they may still run. So the pods are read before such a phase begins.
 """
@@ -22,14 +18,10 @@ the cache showed its pods, they may still run. So the pods are read before such 
 from typing import Any, Protocol
 
 from torchrun_api import names
-from torchrun_api.core import Pod
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, TORCHRUN_JOBS, Kind
-from torchrun_api.status import Attempt, TorchrunJobStatus
 from torchrun_controller.client.reads import LiveObject
 from torchrun_controller.client.write_errors import SupersededError
 from torchrun_controller.reconcile.gang.gang import stale_attempts
-from torchrun_controller.reconcile.gang.replacement import MOST_AT_ONCE, find_awaited
-from torchrun_controller.reconcile.gang.restarts import INTENDED_ENDS
 from torchrun_controller.reconcile.model.attempts import find_end
 from torchrun_controller.reconcile.model.messages import count_of
 from torchrun_controller.reconcile.model.observed import Observed
@@ -58,8 +50,6 @@ async def verify(reader: Reader, observed: Observed, plan: Plan) -> None:
     """
     if observed.job.spec.elastic is not None and _creates_gang(plan):
         await _verify_unscheduled(reader, observed)
-    if _fails_gang(observed, plan):
-        await _verify_awaited(reader, observed)
     if _reports_no_pods(observed, plan):
         await _verify_no_pods(reader, observed)
     if not _is_replacement(observed, plan):
@@ -79,26 +69,11 @@ async def verify(reader: Reader, observed: Observed, plan: Plan) -> None:
 async def _verify_unscheduled(finder: Finder, observed: Observed) -> None:
     """Raise SupersededError if a pod without a node has changed since it was cached."""
     for pod in observed.gang.workers:
-        if not pod.spec.node_name and alive(pod):
-            await _verify_unchanged(finder, pod)
-
-
-async def _verify_awaited(finder: Finder, observed: Observed) -> None:
-    """Raise SupersededError if an awaited pod has changed since it was cached.
-
-    A gang with more lost pods than are replaced at once ends whatever becomes of them.
-    """
-    awaited = find_awaited(observed.job, observed.gang)
-    if len(awaited) > MOST_AT_ONCE:
-        return
-    for pod in awaited:
-        await _verify_unchanged(finder, pod)
-
-
-async def _verify_unchanged(finder: Finder, pod: Pod) -> None:
-    live_pod = await finder.find(PODS, pod.metadata.namespace, pod.metadata.name)
-    if live_pod is None or live_pod.version != pod.metadata.resource_version:
-        raise SupersededError(f"pod {pod.metadata.name!r} has changed since it was seen")
+        if pod.spec.node_name or not alive(pod):
+            continue
+        live_pod = await finder.find(PODS, pod.metadata.namespace, pod.metadata.name)
+        if live_pod is None or live_pod.version != pod.metadata.resource_version:
+            raise SupersededError(f"pod {pod.metadata.name!r} has changed since it was seen")
 
 
 async def _verify_no_pods(reader: Reader, observed: Observed) -> None:
@@ -139,27 +114,11 @@ def _ends_attempt(observed: Observed, plan: Plan) -> bool:
     """Whether the new status records the end of the current attempt, or a failed job."""
     if plan.status is None:
         return False
-    end = _find_new_end(observed, plan.status, observed.job.status.attempt)
-    return plan.status.phase == "Failed" or end is not None
-
-
-def _fails_gang(observed: Observed, plan: Plan) -> bool:
-    """Whether the new status records a failure of the latest gang, or a failed job."""
-    if plan.status is None or not observed.gang.child_jobs:
-        return False
     if plan.status.phase == "Failed":
         return True
-    end = _find_new_end(observed, plan.status, attempt_of(observed.gang.current_job))
-    return end is not None and end.reason not in INTENDED_ENDS
-
-
-def _find_new_end(
-    observed: Observed, new_status: TorchrunJobStatus, attempt: int
-) -> Attempt | None:
-    """Return the end of the attempt that the new status records first; None without one."""
-    if find_end(observed.job.status.attempts, attempt) is not None:
-        return None
-    return find_end(new_status.attempts, attempt)
+    before, number = observed.job.status, observed.job.status.attempt
+    is_recorded = find_end(before.attempts, number) is not None
+    return not is_recorded and find_end(plan.status.attempts, number) is not None
 
 
 def _newest_attempt(observed: Observed) -> int:

@@ -6,7 +6,6 @@ from typing import Any, Generic, Protocol, TypeVar
 import structlog
 from msgspec import Struct
 
-from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import Kind, UserObject, kind_of
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.cache.expectations import Expectations
@@ -15,7 +14,6 @@ from torchrun_controller.controllers import audit_log
 from torchrun_controller.controllers.controller import Behind
 from torchrun_controller.controllers.throttle import Throttle
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.reconcile.model.attempts import identity_of
 from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
 
 # Seconds. The cache event of a write requeues its key; this covers a missing event.
@@ -115,12 +113,11 @@ class Writes(Generic[K]):
     ) -> WriteResult | Throttled | None:
         """Write the status, unless it is throttled. None if the object is gone.
 
-        A new phase is never throttled. Neither is the end of a lost pod: the Job controller may
-        remove the pod 10 s later.
+        A new phase is never throttled.
 
         Raises what `Applier.apply_status` raises.
         """
-        if status.phase == owner.status.phase and not _has_lost_pod(owner, status):
+        if status.phase == owner.status.phase:
             delay = self._throttle.delay(key)
             if delay is not None:
                 return Throttled(delay)
@@ -153,12 +150,3 @@ def _status_interval(status: Status) -> float:
     """Return the seconds between two status writes in the same phase: more for large gangs."""
     nodes = status.num_nodes or 0 if isinstance(status, TorchrunJobStatus) else 0
     return min(max(STATUS_INTERVAL, nodes / _NODES_PER_SECOND), LONGEST_STATUS_INTERVAL)
-
-
-def _has_lost_pod(owner: UserObject, status: Status) -> bool:
-    """Whether the status has a lost pod that it did not have before."""
-    if not (isinstance(owner, TorchrunJob) and isinstance(status, TorchrunJobStatus)):
-        return False
-    known = set(map(identity_of, owner.status.attempts))
-    lost_pods = (end for end in status.attempts if end.lost_pod is not None)
-    return any(identity_of(end) not in known for end in lost_pods)

@@ -11,9 +11,8 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.status import TERMINAL, Attempt, TorchrunJobStatus
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.gang.gang import RESIZES
-from torchrun_controller.reconcile.gang.replacement import NOT_REPLACED
-from torchrun_controller.reconcile.gang.restarts import NO_FAILURES
-from torchrun_controller.reconcile.model.attempts import identity_of
+from torchrun_controller.reconcile.gang.restarts import INTENDED_ENDS
+from torchrun_controller.reconcile.model.attempts import order_of
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.workspace.sync_results import read_result
@@ -49,8 +48,9 @@ def record_status(
     before = job.status
     queue = metrics.queue_labels.of((job.metadata.namespace, job.spec.job_queue))
     for attempt in _followed_attempts(before, after):
-        metrics.restarts.labels(_kind(attempt), metrics.restart_reasons.of(attempt.reason)).inc()
-        metrics.queue_restarts.labels(*queue, _kind_of_queue(attempt)).inc()
+        kind = _kind(attempt)
+        metrics.restarts.labels(kind, metrics.restart_reasons.of(attempt.reason)).inc()
+        metrics.queue_restarts.labels(*queue, kind).inc()
     if after.phase == before.phase:
         return
     labels = {"torchrun_job": f"{job.metadata.namespace}/{job.metadata.name}"}
@@ -86,48 +86,29 @@ def _observe_start(
     if job.status.start_time is None:
         created = job.metadata.creation_timestamp
         metrics.job_start_seconds.observe(_seconds_between(created, now), exemplar)
-    if gang.child_jobs and job.status.phase == "Queued" and not _has_run(job.status, attempt):
+    if gang.child_jobs and job.status.phase == "Queued":
         times = (gang.current_job.metadata.creation_timestamp, head_and_workers.resumption_of(gang))
         since = max((time for time in times if time is not None), default=None)
         label = "later" if attempt else "first"
         metrics.gang_start_seconds.labels(label).observe(_seconds_between(since, now), exemplar)
 
 
-def _has_run(status: TorchrunJobStatus, attempt: int) -> bool:
-    """Whether the gang is Queued again, because a lost pod of it is replaced.
-
-    The first one has also run if its Job was suspended since. Of a later one, nothing shows that.
-    """
-    if attempt == 0:
-        return status.start_time is not None
-    return any(end.number == attempt for end in status.attempts)
-
-
-# Ends that are no failures, and that a new gang follows.
-FOLLOWED = RESIZES | {NOT_REPLACED}
-
-
 def _followed_attempts(before: TorchrunJobStatus, after: TorchrunJobStatus) -> list[Attempt]:
-    """Return the attempts, rounds and lost pods that ended now, if another one follows.
+    """Return the attempts and rounds that ended now, if another one follows.
 
     Suspensions do not count.
     """
-    recorded = set(map(identity_of, before.attempts))
+    recorded = set(map(order_of, before.attempts))
     return [
         attempt
         for attempt in after.attempts
-        if identity_of(attempt) not in recorded
-        and (attempt.reason in FOLLOWED or attempt.reason not in NO_FAILURES)
+        if order_of(attempt) not in recorded
+        and (attempt.reason in RESIZES or attempt.reason not in INTENDED_ENDS)
         and (attempt.round is not None or after.phase not in TERMINAL)
     ]
 
 
 def _kind(attempt: Attempt) -> str:
-    return "pod" if attempt.lost_pod is not None else _kind_of_queue(attempt)
-
-
-def _kind_of_queue(attempt: Attempt) -> str:
-    """Return the kind for the series of a queue. More kinds would make a scrape too large."""
     if attempt.round is not None:
         return "in-place"
     if attempt.reason in RESIZES:

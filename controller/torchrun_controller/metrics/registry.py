@@ -247,8 +247,8 @@ class Metrics:
         self.gang_start_seconds = self._histogram(
             "torchrun_gang_start_seconds",
             "Time from the creation of a gang's Job, or its resumption by Kueue or a user, to the "
-            "phase Running: scheduling, image pulls, volumes. A replacement of single pods does "
-            "not count. The label attempt is first, or later for a restart or resize.",
+            "phase Running: scheduling, image pulls, volumes. The label attempt is first, or "
+            "later for a restart or resize.",
             START_BUCKETS,
             "attempt",
         )
@@ -264,16 +264,15 @@ class Metrics:
         self.restarts = self._counter(
             "torchrun_restarts",
             "Restarts, by reason. Kind is failure (a new gang, counted by maxRestarts), disruption "
-            "(a new gang, not counted), resize (a new gang), in-place (the ranks start again in "
-            "the same pods, counted by maxRestarts), or pod (a lost pod is replaced alone).",
+            "(a new gang, not counted), resize (a new gang), or in-place (the ranks start again "
+            "in the same pods, counted by maxRestarts).",
             "kind",
             "reason",
         )
         self.queue_restarts = self._counter(
             "torchrun_queue_restarts",
             "Restarts by queue and kind: failure, disruption, resize or in-place. The first 100 "
-            "queues; all others are (others). A lost pod that is replaced alone counts as failure "
-            "or disruption.",
+            "queues; all others are (others).",
             "job_namespace",
             "queue",
             "kind",

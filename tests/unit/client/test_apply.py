@@ -110,13 +110,6 @@ async def test_a_merge_is_no_apply() -> None:
     assert request.body["metadata"]["uid"] == "known"
 
 
-async def test_an_apply_with_its_own_manager_keeps_the_fields_of_the_others() -> None:
-    wire = Wire(answer())
-    await Applier(wire, Open()).apply(replace(intent(uid="known"), manager="mine"))
-    (request,) = wire.requests
-    assert request.query == {"fieldManager": "mine", "force": "true"}
-
-
 async def test_status_has_its_own_field_manager_and_preconditions() -> None:
     wire = Wire(answer())
     status = TorchrunJobStatus(phase="Running", observed_generation=1)

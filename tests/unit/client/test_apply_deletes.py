@@ -1,12 +1,11 @@
 """Deletes: their preconditions, and what each refusal means."""
 
 import pytest
-from msgspec.structs import replace
 
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS
 from torchrun_controller.client import ApiError, Disconnected
-from torchrun_controller.client.apply import MOST_INDEXES, Applier
+from torchrun_controller.client.apply import Applier
 from torchrun_controller.client.write_errors import SupersededError, UnavailableError
 from torchrun_controller.reconcile.model.plan import Delete
 from unit.client.wire import OTHER_UID, PODS_OF_A_JOB, Open, Wire, answer, refusal
@@ -36,18 +35,6 @@ async def test_the_pods_of_a_job_are_selected_by_its_uid() -> None:
         "fieldSelector": "status.phase!=Succeeded,status.phase!=Failed",
     }
     assert request.body == {"propagationPolicy": "Background", "gracePeriodSeconds": 5}
-
-
-async def test_the_pods_of_some_indexes_are_selected_by_them() -> None:
-    """In several requests, because proxies limit the length of a URL."""
-    indexes = tuple(str(index) for index in range(MOST_INDEXES + 1))
-    wire = Wire(*[{"kind": "PartialObjectMetadataList", "items": []}] * 2)
-    await Applier(wire, Open()).delete(replace(PODS_OF_A_JOB, indexes=indexes))
-    prefix = "batch.kubernetes.io/controller-uid=u,batch.kubernetes.io/job-completion-index in "
-    assert [request.query["labelSelector"] for request in wire.requests] == [
-        f"{prefix}({','.join(indexes[:-1])})",
-        f"{prefix}({MOST_INDEXES})",
-    ]
 
 
 @pytest.mark.parametrize("error", [refusal(504), refusal(429), refusal(409), Disconnected("reset")])

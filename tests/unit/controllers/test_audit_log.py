@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 import structlog
-from msgspec.structs import replace
 
 from torchrun_api.kinds import JOBS, SERVICES
 from torchrun_api.names import ATTEMPT_LABEL
-from torchrun_api.status import Attempt, LostPod, Progress, TorchrunJobStatus, WorkersStatus
+from torchrun_api.status import Attempt, Progress, TorchrunJobStatus, WorkersStatus
 from torchrun_controller.client.write_errors import SupersededError
 from torchrun_controller.controllers import audit_log
 from torchrun_controller.reconcile.model.plan import Apply, Delete, Plan
@@ -80,13 +79,6 @@ def test_a_restart_and_a_phase_are_separate_lines() -> None:
         },
     )
     assert (phase[0], phase[1]["attempt"], phase[1]["was"]) == ("phase changed", 1, "Running")
-
-
-def test_a_pod_that_is_replaced_alone() -> None:
-    lost = Attempt(reason="PodDeleted", lost_pod=LostPod(uid="u", index=3))
-    after = replace(RUNNING, attempts=(lost,), disruptions=1)
-    ((event, fields),) = logged(RUNNING, after)
-    assert (event, fields["index"], fields["disruptions"]) == ("pod lost", 3, 1)
 
 
 def test_recorded_attempts_are_not_logged_again() -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import PODS
 from torchrun_api.meta import ObjectMeta
-from torchrun_api.status import Attempt, LostPod, Phase, TorchrunJobStatus
+from torchrun_api.status import Phase, TorchrunJobStatus
 from torchrun_controller.cache.expectations import EXPECTATION_TIMEOUT
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.write_errors import NameConflictError, RejectedError
@@ -141,20 +141,6 @@ class TestStatus:
         world.time += 0.75
         assert await world.reconciler.attempt(KEY) == Done()
         assert world.log[1:] == [status("Running", "2/2 ready")]
-
-    async def test_a_lost_pod_is_written_at_once(self, world: World) -> None:
-        """The gate of the next one waits for it, and the pod itself may be gone soon."""
-        world.present[KEY] = observed("Queued")
-        world.cache.resource_version = 100
-        lost = replace(status("Queued"), attempts=(Attempt(lost_pod=LostPod(uid="a")),))
-        world.plan = lambda _: Plan(status=status("Queued", "1/2 ready"))
-        assert await world.reconciler.attempt(KEY) == Done()
-        world.plan = lambda _: Plan(status=lost)
-        assert await world.reconciler.attempt(KEY) == Done()
-        before = world.present[KEY]
-        world.present[KEY] = replace(before, job=replace(before.job, status=lost))
-        world.plan = lambda _: Plan(status=replace(lost, message="2/2 ready"))
-        assert await world.reconciler.attempt(KEY) == RequeueAfter(1)
 
     @pytest.mark.parametrize(("nodes", "seconds"), [(2, 1), (300, 3), (5000, 10)])
     async def test_the_status_of_a_large_gang_is_written_less_often(

@@ -14,8 +14,7 @@ from torchrun_controller.controllers import live_reads
 from torchrun_controller.reconcile import Observed, Plan
 from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.model.plan import Apply
-from unit.reconcile.replacing import delete, evict, replace_lost, running, stop
-from world import World, make_job
+from world import make_job
 
 OWN = LiveObject("uid-train", "", is_ending=False)
 GANG = LiveObject("uid-gang", "uid-train", is_ending=False)
@@ -191,86 +190,4 @@ async def test_an_unscheduled_pod_is_read_once():
 async def test_pods_are_not_read_without_a_new_gang():
     server = Server()
     await live_reads.verify(server, short_of_a_node(), Plan())
-    assert server.reads == []
-
-
-def without_a_new_pod() -> World:
-    """The Job controller has not created the new pod in time."""
-    world = running()
-    stop(world, 1)
-    world.pass_time(seconds=240)
-    return world
-
-
-def without_a_node() -> World:
-    """The new pod has found no node in time."""
-    world = running()
-    stop(world, 1)
-    replace_lost(world)
-    world.pass_time(seconds=30)
-    return world
-
-
-def without_an_end() -> World:
-    """The kubelet has not reported the end of the lost pod in time."""
-    world = running()
-    delete(world, 1)
-    world.pass_time(seconds=90)
-    return world
-
-
-OVERDUE = pytest.mark.parametrize("overdue", [without_a_new_pod, without_a_node, without_an_end])
-
-
-@OVERDUE
-@pytest.mark.parametrize("version", ["8", None], ids=["changed", "gone"])
-async def test_a_stale_pod_does_not_end_a_gang_that_waits_for_it(overdue, version):
-    world = overdue()
-    name = world.workers()[1].metadata.name
-    server = Server()
-    found = None if version is None else LiveObject("uid-pod", "uid-gang", False, version)
-    server.has["Pod", name] = found
-    with pytest.raises(SupersededError, match=name):
-        await live_reads.verify(server, world.observed(), world.plan())
-
-
-@OVERDUE
-async def test_an_awaited_pod_that_is_overdue_is_read_once(overdue):
-    world = overdue()
-    pod = world.workers()[1].metadata
-    server = Server()
-    server.has["Pod", pod.name] = LiveObject(pod.uid, "uid-gang", False, pod.resource_version)
-    await live_reads.verify(server, world.observed(), world.plan())
-    assert server.reads == [("Pod", pod.name)]
-
-
-async def test_an_awaited_pod_is_not_read_while_its_gang_goes_on():
-    world = running()
-    stop(world, 1)
-    server = Server()
-    await live_reads.verify(server, world.observed(), world.plan())
-    assert server.reads == []
-
-
-async def test_a_suspension_reads_no_awaited_pod():
-    world = running()
-    delete(world, 1)
-    world.spec(suspend=True)
-    server = Server()
-    plan = world.plan()
-    assert plan.status is not None
-    assert [end.reason for end in plan.status.attempts] == ["Suspended"]
-    await live_reads.verify(server, world.observed(), plan)
-    assert server.reads == []
-
-
-async def test_more_lost_pods_than_are_replaced_at_once_are_not_read():
-    world = running(8)
-    for index in range(6):
-        evict(world, index)
-    server = Server()
-    plan = world.plan()
-    assert plan.status is not None
-    assert plan.status.attempt == 1
-    await live_reads.verify(server, world.observed(), plan)
     assert server.reads == []

@@ -15,7 +15,7 @@ from torchrun_api.core import (
 )
 from torchrun_api.job import TorchrunJob, TorchrunJobSpec, Volumes
 from torchrun_api.meta import ChildMeta, Condition
-from torchrun_api.status import Attempt, LostPod, Phase
+from torchrun_api.status import Attempt, Phase
 from torchrun_api.workspace import WorkspaceVolume
 from torchrun_controller.metrics.changes import phase_since, record_status
 from torchrun_controller.metrics.registry import Metrics
@@ -64,17 +64,6 @@ def test_a_restart_counts_with_the_status_write_that_records_it(world: World) ->
     }
     labels = {"job_namespace": "team", "queue": "gpu"}
     assert world.value("torchrun_queue_restarts_total", **labels, kind="failure") == 1
-
-
-def test_lost_pods_count_apart_from_new_gangs(world: World) -> None:
-    before = Observed(job=job("a", "Running"))
-    lost = [
-        replace(ended(0, "PodDeleted"), lost_pod=LostPod(uid=uid, index=1)) for uid in ("a", "b")
-    ]
-    world.wrote(before, phase="Queued", attempts=(*lost, ended(0, "NotReplaced")))
-    assert restarts(world) == {("pod", "PodDeleted"): 2, ("disruption", "NotReplaced"): 1}
-    labels = {"job_namespace": "team", "queue": "gpu"}
-    assert world.value("torchrun_queue_restarts_total", **labels, kind="disruption") == 3
 
 
 def test_recorded_attempts_are_never_counted_again(world: World) -> None:
@@ -158,28 +147,13 @@ def test_the_start_of_a_gang(world: World, attempt: int, label: str) -> None:
 
 
 def test_a_job_starts_once(world: World) -> None:
-    """It is Queued again while a lost pod is replaced, or after its Job was suspended."""
-    child = Job(metadata=ChildMeta(creation_timestamp=ago(86400)))
+    """It is Queued again for its next gang, or after its Job was suspended."""
     again = job("a", "Queued", since=86410)
     again = replace(again, status=replace(again.status, start_time=ago(86390)))
-    world.wrote(Observed(job=again, gang=ObservedGang(child_jobs=(child,))), phase="Running")
+    world.wrote(Observed(job=again), phase="Running")
     preempted = replace(again, status=replace(again.status, phase="Preempted"))
     world.wrote(Observed(job=preempted), phase="Running")
     assert world.value("torchrun_job_start_seconds_count") == 0
-    assert world.value("torchrun_gang_start_seconds_count", attempt="first") == 0
-
-
-def test_a_later_gang_starts_once(world: World) -> None:
-    child = Job(metadata=ChildMeta(creation_timestamp=ago(7)))
-    restarted = job("a", "Queued", since=40)
-    lost = replace(ended(2, "PodDeleted"), lost_pod=LostPod(uid="lost", index=1))
-    for record, count in ((ended(1, "NodeLost"), 1), (lost, 1)):
-        status = replace(restarted.status, attempt=2, start_time=ago(86390), attempts=(record,))
-        observed = Observed(
-            job=replace(restarted, status=status), gang=ObservedGang(child_jobs=(child,))
-        )
-        world.wrote(observed, phase="Running")
-        assert world.value("torchrun_gang_start_seconds_count", attempt="later") == count
 
 
 @pytest.mark.parametrize(("attempt", "label"), [(0, "first"), (2, "later")])

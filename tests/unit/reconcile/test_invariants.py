@@ -12,7 +12,7 @@ from profiles import examples
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.status import TERMINAL, Attempt
 from torchrun_controller.reconcile.gang import gang
-from torchrun_controller.reconcile.gang.restarts import NO_FAILURES
+from torchrun_controller.reconcile.gang.restarts import INTENDED_ENDS
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import (
     alive,
@@ -333,7 +333,7 @@ class Histories(RuleBasedStateMachine):
             gangs = [child for child in gangs if attempt_of(child) <= attempt_of(completed)]
         assert len(gangs) - 1 <= counted + resized + self.user_changes
         ends = [a.reason for a in status.attempts if a.number == status.attempt]
-        pending = sum(reason not in NO_FAILURES for reason in ends)  # their gangs come later
+        pending = sum(reason not in INTENDED_ENDS for reason in ends)  # their gangs come later
         assert counted <= len(reasons) - resized + pending, "no end of a gang counts twice"
         self.sizes_are_within_bounds(world)
 

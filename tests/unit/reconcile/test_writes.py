@@ -6,10 +6,9 @@
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from shell_world import GOLDEN, ShellWorld, as_documents, compare
-from world import DEFAULTS, ZIP, make_job, make_queue
+from world import ZIP, make_job, make_queue
 
 FULL_QUEUE = {
     "nodeResources": {
@@ -49,7 +48,6 @@ FULL_QUEUE = {
         },
     },
 }
-REPLACED = "replaced-pods"
 CASES = {
     "one-cpu-node": (make_job(numNodes=1), make_queue()),
     "two-nodes-zip": (make_job(numNodes=2, volumes=ZIP), make_queue()),
@@ -200,10 +198,6 @@ CASES = {
             storage={"checkpoints": {"size": "1Gi"}},
         ),
     ),
-    REPLACED: (
-        make_job(numNodes=2, reliability={"podReplacement": "Pod", "maxRestarts": 1}),
-        make_queue(),
-    ),
     "etcd-endpoint-shared-checkpoints": (
         make_job(
             numNodes=2,
@@ -213,15 +207,6 @@ CASES = {
         make_queue(),
     ),
 }
-
-
-def world_of(name: str) -> ShellWorld:
-    """The world of a case. Pods are replaced only if nodes and reports of workers are read."""
-    world = ShellWorld(*CASES[name])
-    if name == REPLACED:
-        world.nodes = {}
-        world.defaults = replace(DEFAULTS, progress_url="http://controller:8082")
-    return world
 
 
 def start(world: ShellWorld) -> dict[str, Any]:
@@ -247,12 +232,14 @@ def child_job(world: ShellWorld) -> Any:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_requests_of_a_new_job(name, pytestconfig):
-    compare(as_documents(start(world_of(name)).items()), GOLDEN / f"{name}.yaml", pytestconfig)
+    compare(
+        as_documents(start(ShellWorld(*CASES[name])).items()), GOLDEN / f"{name}.yaml", pytestconfig
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_names_in_merged_lists_are_unique(name):
-    for container in child_job(world_of(name))["spec"]["template"]["spec"]["containers"]:
+    for container in child_job(ShellWorld(*CASES[name]))["spec"]["template"]["spec"]["containers"]:
         names = [variable["name"] for variable in container.get("env", [])]
         assert len(names) == len(set(names))
 

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from torchrun_api import names
 from torchrun_api.core import Job, Pod
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject
-from torchrun_api.kinds import JOBS, PODS
+from torchrun_api.kinds import PODS
 from torchrun_api.meta import OwnerReference, find_controller
-from torchrun_api.status import TERMINAL, UnfencedWorker
+from torchrun_api.status import UnfencedWorker
 from torchrun_controller.reconcile.gang.fence import has_unrecorded
 from torchrun_controller.reconcile.gang.gang import (
     RESIZES,
@@ -17,24 +16,20 @@ from torchrun_controller.reconcile.gang.gang import (
     is_recorded,
     unrecorded_ends,
 )
-from torchrun_controller.reconcile.gang.replacement import is_replacing
-from torchrun_controller.reconcile.model.attempts import find_end, whole_attempts
+from torchrun_controller.reconcile.model.attempts import whole_attempts
 from torchrun_controller.reconcile.model.observed import ObservedGang
-from torchrun_controller.reconcile.model.plan import Apply, Delete
+from torchrun_controller.reconcile.model.plan import Delete
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import (
     alive,
     attempt_of,
     delete_job,
     delete_pod,
-    may_create_pods,
 )
 
 # Seconds for the survivors of a failed gang: their peers are gone, so there is nothing to save.
 SURVIVOR_GRACE = 5
 KEPT_JOBS = 5
-# The field manager of `backoffLimit`: an apply of the manager of the Job would remove the others.
-ENDING_MANAGER = "torchrun-controller-gang-end"
 
 
 def end_pods(pods: tuple[Pod, ...], grace: int) -> tuple[Delete, ...]:
@@ -53,30 +48,23 @@ def end_pods(pods: tuple[Pod, ...], grace: int) -> tuple[Delete, ...]:
 
 
 def _end_pods_of(job: OwnerReference | None, pods: list[Pod], grace: int) -> Iterator[Delete]:
-    """Delete the pods of one Job, without those that are being deleted with a longer grace period.
+    """Delete the pods of one Job, one by one if one is being deleted with a longer grace period.
 
     A drained pod may be saving a checkpoint, and a second deletion shortens its grace period.
     """
     running = [pod for pod in pods if not pod.metadata.terminating]
-    spared_indexes = {_index(pod) for pod in pods if _may_outlast(pod, grace)}
-    together = [pod for pod in running if _index(pod) not in spared_indexes]
-    if job is None or len(together) < 2:
+    spares_pods = any(_may_outlast(pod, grace) for pod in pods)
+    if job is None or spares_pods or len(running) < 2:
         yield from (delete_pod(pod, grace) for pod in running)
         return
     yield Delete(
         kind=PODS,
-        namespace=together[0].metadata.namespace,
+        namespace=running[0].metadata.namespace,
         name=job.name,
         uid=job.uid,
         grace_seconds=grace,
         collection=True,
-        indexes=tuple(map(_index, together)) if spared_indexes else (),
     )
-    yield from (delete_pod(pod, grace) for pod in running if _index(pod) in spared_indexes)
-
-
-def _index(pod: Pod) -> str:
-    return pod.metadata.labels.completion_index
 
 
 def _may_outlast(pod: Pod, grace: int) -> bool:
@@ -136,36 +124,6 @@ def delete_resized_jobs(
     return tuple(
         delete_job(child) for child in resized_jobs(job, gang) if child.metadata.uid not in uids
     )
-
-
-def end_replacement(job: TorchrunJob, gang: ObservedGang) -> tuple[Apply, ...]:
-    """Stop the Job controller from replacing pods of gangs that have ended.
-
-    With backoffLimit 0 a Job fails by its first failed pod, and ends the others. The status has the
-    end by then, so that a gang whose Job is changed needs no replacement of pods any more.
-    """
-    return tuple(
-        _end_by_first_failure(child)
-        for child in gang.child_jobs
-        if is_replacing(child) and may_create_pods(child) and _is_over(job, gang, child)
-    )
-
-
-def _is_over(job: TorchrunJob, gang: ObservedGang, child: Job) -> bool:
-    status, attempt = job.status, attempt_of(child)
-    is_older = attempt < max(status.attempt, attempt_of(gang.current_job))
-    return is_older or status.phase in TERMINAL or find_end(status.attempts, attempt) is not None
-
-
-def _end_by_first_failure(child: Job) -> Apply:
-    meta = child.metadata
-    body: JsonObject = {
-        "apiVersion": JOBS.api_version,
-        "kind": JOBS.kind,
-        "metadata": {"name": meta.name, "namespace": meta.namespace},
-        "spec": {"backoffLimit": 0},
-    }
-    return Apply(JOBS, body, uid=meta.uid, manager=ENDING_MANAGER)
 
 
 def delete_oldest_jobs(gang: ObservedGang) -> tuple[Delete, ...]:

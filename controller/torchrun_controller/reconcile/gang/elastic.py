@@ -18,21 +18,20 @@ from torchrun_api.job import Elastic, TorchrunJob
 from torchrun_api.meta import ConditionStatus
 from torchrun_api.status import Attempt
 from torchrun_controller.reconcile.gang.gang import BY_THE_USER, SHRINKING
-from torchrun_controller.reconcile.gang.replacement import SCHEDULE_WITHIN
 from torchrun_controller.reconcile.model.attempts import whole_attempts
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason, find_condition
 from torchrun_controller.reconcile.model.messages import count_of, pods_are, sentence
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.pods import head_and_workers
-from torchrun_controller.reconcile.pods.lifecycle import count_scheduled, predecessors_of
+from torchrun_controller.reconcile.pods.lifecycle import count_scheduled
 from torchrun_controller.reconcile.pods.nodes import NODES_RETRY, NOT_READ, find_loss
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.resolve import resolve_spec
 
 # Time for the scheduler to find nodes for a whole gang, before a smaller one is created.
-SHRINK_AFTER = SCHEDULE_WITHIN
+SHRINK_AFTER = timedelta(seconds=30)
 # Time from a shrink until new gangs ask for numNodes again.
 ASK_AGAIN_AFTER = timedelta(hours=1)
 FULL_SIZE = "FullSize"  # the condition on the size of an elastic job
@@ -204,23 +203,16 @@ def _scheduling_since(job: TorchrunJob, gang: ObservedGang, now: datetime) -> da
 
     That is the last time that a pod got a node, or that a pod of an older gang left its node,
     according to the condition. Before the first pod gets a node, the gang may have waited for long
-    for room, or for Kueue. A pod that replaces another one is new.
+    for room, or for Kueue.
     """
     since = max(
         gang.current_job.metadata.creation_timestamp or now,
-        *(_replaced_at(pod) for pod in gang.workers),
         *(_placed_at(pod) for pod in gang.workers),
     )
     full_size = find_condition(job.status.conditions, FULL_SIZE)
     if full_size is None or full_size.status == "True" or full_size.last_transition_time is None:
         return since
     return now if full_size.status == "Unknown" else max(since, full_size.last_transition_time)
-
-
-def _replaced_at(pod: Pod) -> datetime:
-    """Return the creation of a pod that replaces another one and has no node."""
-    is_new = predecessors_of(pod) > 0 and not pod.spec.node_name
-    return (pod.metadata.creation_timestamp if is_new else None) or _EARLIEST
 
 
 def _placed_at(pod: Pod) -> datetime:

@@ -48,13 +48,11 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """The failure of one pod of a gang.
 
     `disruption`: the job is not the cause. `conditions` are the types of the pod's true conditions.
-    `is_counted`: the status has counted it, as the loss of a pod that was to be replaced alone.
     """
 
     details: LastFailure
     disruption: bool = False
     conditions: tuple[str, ...] = ()
-    is_counted: bool = False
 
 
 class Cause(Attempt, frozen=True, kw_only=True):
@@ -98,6 +96,17 @@ def precedence(failure: LastFailure) -> tuple[int, datetime]:
     else:
         grade = 3
     return grade, failure.time or _LATEST
+
+
+def choose_cause(recorded: LastFailure | None, later: LastFailure) -> LastFailure:
+    """Return the later failure of a gang that has ended, if it is a better root cause.
+
+    The loss of a peer never is.
+    """
+    if recorded is None:
+        return later
+    is_better = precedence(later) < precedence(recorded)
+    return later if is_better and not peer_loss.is_secondary(later) else recorded
 
 
 def failure_of(pod: Pod) -> Failure | None:

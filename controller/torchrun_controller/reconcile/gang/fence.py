@@ -33,7 +33,6 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.status import UnfencedWorker
 from torchrun_controller.reconcile.gang.failures import UNPROVEN, read_failure
 from torchrun_controller.reconcile.gang.fence_order import has_worker, parse_time
-from torchrun_controller.reconcile.gang.lost_pods import find_records, record_before
 from torchrun_controller.reconcile.model.observed import ObservedCluster, ObservedGang
 from torchrun_controller.reconcile.pods import head_and_workers, lifecycle, nodes
 from torchrun_controller.reconcile.pods.lifecycle import (
@@ -129,9 +128,8 @@ def worker_nodes(
 ) -> tuple[str, ...]:
     """Return the nodes of the workers of an attempt that may run ranks, by index; "" for none.
 
-    A pod that replaces another one is there before it may start. The `unfenced` workers are left
-    out: the status has them already. While nodes are awaited, the status also keeps its nodes: a
-    pod that vanishes meanwhile may be on a lost one.
+    The `unfenced` workers are left out: the status has them already. While nodes are awaited, the
+    status also keeps its nodes: a pod that vanishes meanwhile may be on a lost one.
     """
     if cluster.nodes is None and not cluster.nodes_awaited:
         return ()
@@ -143,25 +141,13 @@ def worker_nodes(
         index_of(pod): pod.spec.node_name
         for pod in (*gang.workers, *gang.stale_pods)
         if attempt_of(pod) == attempt
-        and (_may_train(job, gang, pod, closed_gates) or _follows_record(job, gang, pod))
+        and _may_train(job, gang, pod, closed_gates)
         and not stopped(pod)
         and not of_earlier_job(job, gang, pod)
         and (attempt, index_of(pod), pod.spec.node_name) not in recorded_identities
     }
     last = max(node_names, default=-1)
     return tuple(node_names.get(index, "") for index in range(last + 1))
-
-
-def has_recorded_node(job: TorchrunJob, pod: Pod) -> bool:
-    """Whether the status has the node of this pod, or need not have it.
-
-    A pod that replaces another one may vanish together with its Node object before the controller
-    sees where it ran. Without permission to read nodes, its gang ends.
-    """
-    node_names, index = job.status.worker_nodes, index_of(pod)
-    recorded_node = node_names[index] if index < len(node_names) else ""
-    is_recorded = recorded_node != "" and recorded_node == pod.spec.node_name
-    return is_recorded or not lifecycle.waits_for_predecessor(pod)
 
 
 def unproven_loss(
@@ -194,14 +180,12 @@ def next_release(
 def fencing_since(gang: ObservedGang) -> datetime | None:
     """Return when the present gang began to fence the gang before it; None if it need not.
 
-    Older gangs were fenced by the gang before, or its launchers report that they were not. Pods
-    that replace others come after the fence, unless a pod is lost while it lasts.
+    Older gangs were fenced by the gang before, or its launchers report that they were not.
     """
     if not gang.child_jobs:
         return None
     previous = attempt_of(gang.current_job) - 1
-    pods = (pod for pod in gang.workers if not lifecycle.predecessors_of(pod))
-    annotations = (pod.metadata.annotations.fence.partition(" ") for pod in pods)
+    annotations = (pod.metadata.annotations.fence.partition(" ") for pod in gang.workers)
     times = [parse_time(time) for time, _, who in annotations if f" {previous}:" in f" {who}"]
     return max((time for time in times if time is not None), default=None)
 
@@ -233,12 +217,11 @@ def _vanished_workers(
     if cluster_nodes is None:
         return
     status, closed_gates = job.status, _closed_gates(job, gang)
-    # The status has the node of the pod before a new one, until the end of that pod is recorded.
     present_indexes = {
         index_of(pod)
         for pod in (*gang.workers, *gang.stale_pods)
         if attempt_of(pod) == status.attempt
-        if _may_train(job, gang, pod, closed_gates) or _follows_record(job, gang, pod)
+        if _may_train(job, gang, pod, closed_gates)
     }
     for index, name in enumerate(status.worker_nodes):
         node = cluster_nodes.get(name)
@@ -289,17 +272,10 @@ def _may_train(
     return lifecycle.follows_leader(pod) and _gate_of(job, gang, pod) not in closed_gates
 
 
-def _follows_record(job: TorchrunJob, gang: ObservedGang, pod: Pod) -> bool:
-    """Whether the pod has a node, and the end of the pod that it replaces is recorded."""
-    if not (pod.spec.node_name and gang.child_jobs and lifecycle.waits_for_predecessor(pod)):
-        return False
-    return record_before(pod, find_records(job, gang)) is not None
-
-
 def _closed_gates(job: TorchrunJob, gang: ObservedGang) -> frozenset[_Gate]:
     """Return the gates of the leaders that have not been started."""
     leaders = [pod for pod in (*gang.workers, *gang.stale_pods) if index_of(pod) == 0]
-    started = {_gate_of(job, gang, pod) for pod in leaders if lifecycle.may_have_led(pod)}
+    started = {_gate_of(job, gang, pod) for pod in leaders if lifecycle.has_own_start(pod)}
     return frozenset({_gate_of(job, gang, pod) for pod in leaders} - started)
 
 

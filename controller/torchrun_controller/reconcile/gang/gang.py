@@ -178,18 +178,14 @@ def is_complete(child: Job) -> bool:
 
 
 def evaluate_state(
-    observed: Observed,
-    unfenced: tuple[UnfencedWorker, ...],
-    now: datetime,
-    recorded_losses: frozenset[str] = frozenset(),
+    observed: Observed, unfenced: tuple[UnfencedWorker, ...], now: datetime
 ) -> GangState:
     """Return the state of the gang of the present attempt; `unfenced` may keep its gate closed.
 
     The condition of the Job decides on success: some succeeded pods prove nothing about the others.
     Where a head has a Job of its own, the Job of the workers matters only for failures. A failure
     counts from the first failed pod on, well before the Job is Failed. A pod that lost a peer waits
-    a moment for the failure of that peer, a deleted pod for Kueue's suspension of the Job. The pods
-    with the UIDs `recorded_losses` are replaced, so they no longer fail the gang.
+    a moment for the failure of that peer, a deleted pod for Kueue's suspension of the Job.
     """
     job, gang, nodes = observed.job, observed.gang, observed.cluster.nodes
     completed_job = find_completed_job(gang)
@@ -203,10 +199,10 @@ def evaluate_state(
     child = gang.current_job
     deletion_failure = deletion.find_deletion(job, gang)
     if head_and_workers.head_has_succeeded(gang) and not child.metadata.terminating:
-        return GangState(*_progress(observed, unfenced, now, recorded_losses))
+        return GangState(*_progress(observed, unfenced, now))
     failed_job = head_and_workers.find_failed_job(gang)
     if failed_job is None and deletion_failure is None:
-        loss, seconds_left = suspension.find_loss(job, gang, unfenced, now)
+        loss, seconds_left = suspension.find_loss(gang, unfenced, now)
         if loss is not None:
             why = failure_reason(loss.details)
             times = (loss.details.time, _time_of(child, "Suspended"))
@@ -219,11 +215,11 @@ def evaluate_state(
                 stopped=_time_of(child, "Suspended"),
                 seconds_left=seconds_left,
             )
-    failure = _pod_failure(gang, nodes, now, recorded_losses)
+    failure = _pod_failure(gang, nodes, now)
     if deletion_failure is not None and (
         failure is None or deletion.precedes(deletion_failure, failure)
     ):
-        return failed_state(deletion_failure)
+        return _failed_state(deletion_failure)
     seconds_left = None
     if failure is not None:
         seconds_left = _cause_wait_left(gang, failure.details, now)
@@ -235,16 +231,15 @@ def evaluate_state(
             gang, failed_job[0], failure.details, recorded_workers, now
         )
     if failure is not None and seconds_left is None:
-        return failed_state(failure)
+        return _failed_state(failure)
     return GangState(
-        *_progress(observed, unfenced, now, recorded_losses),
+        *_progress(observed, unfenced, now),
         seconds_left=seconds_left,
         stopped=None if failure is None else failure.details.time,
     )
 
 
-def failed_state(failure: Failure) -> GangState:
-    """Return the state of a gang that ends by this failure."""
+def _failed_state(failure: Failure) -> GangState:
     details = failure.details
     return GangState(State.GANG_FAILED, failure_reason(details), failure, stopped=details.time)
 
@@ -267,14 +262,10 @@ def _cause_wait_left(gang: ObservedGang, failure: LastFailure, now: datetime) ->
 
 
 def _pod_failure(
-    gang: ObservedGang,
-    nodes: Mapping[str, Node] | None,
-    now: datetime,
-    recorded_losses: frozenset[str],
+    gang: ObservedGang, nodes: Mapping[str, Node] | None, now: datetime
 ) -> Failure | None:
     """Return the root cause. On a lost node, the loss counts and not the status of the pod."""
     pods = head_and_workers.pods_since_resumption(gang)
-    pods = tuple(pod for pod in pods if pod.metadata.uid not in recorded_losses)
     losses = {pod.metadata.uid: fence.unproven_loss(nodes, pod, now) for pod in pods}
     node_failures = tuple(
         node_failure(pod, loss.message, loss.since)
@@ -285,10 +276,7 @@ def _pod_failure(
 
 
 def _progress(
-    observed: Observed,
-    unfenced: tuple[UnfencedWorker, ...],
-    now: datetime,
-    recorded_losses: frozenset[str],
+    observed: Observed, unfenced: tuple[UnfencedWorker, ...], now: datetime
 ) -> tuple[State, Reason]:
     """Return whether a gang without failures runs, or why it does not."""
     gang = observed.gang
@@ -296,8 +284,7 @@ def _progress(
     counts = count_workers(gang.workers, nodes)
     claims = delivery.mounted_claims(observed.job, gang, observed.workspace)
     jobs = head_and_workers.jobs_of(gang)
-    present = tuple(pod for pod in gang.workers if pod.metadata.uid not in recorded_losses)
-    why = waiting.gang_reason(jobs, nodes, present, claims, observed.cluster.warnings)
+    why = waiting.gang_reason(jobs, nodes, gang.workers, claims, observed.cluster.warnings)
     if why is None and count_scheduled(gang.workers) < nodes:
         why = groups.waiting_reason(gang)
     why = why or gate.closed_reason(observed, unfenced, now)

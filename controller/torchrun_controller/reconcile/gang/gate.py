@@ -12,7 +12,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS
 from torchrun_api.status import UnfencedWorker
-from torchrun_controller.reconcile.gang import fence, in_place, replacement
+from torchrun_controller.reconcile.gang import fence, in_place
 from torchrun_controller.reconcile.gang.fence import BlockingPods
 from torchrun_controller.reconcile.gang.fence_order import (
     fence_annotation,
@@ -20,7 +20,6 @@ from torchrun_controller.reconcile.gang.fence_order import (
     parse_time,
 )
 from torchrun_controller.reconcile.gang.in_place import NewRestarts
-from torchrun_controller.reconcile.gang.lost_pods import find_records
 from torchrun_controller.reconcile.gang.orphans import find_orphans, orphan_advice
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import count_of, list_names
@@ -37,8 +36,6 @@ from torchrun_controller.reconcile.pods.lifecycle import (
     follows_leader,
     has_own_start,
     has_started,
-    is_follower,
-    start_of,
 )
 from torchrun_controller.reconcile.pods.nodes import OUT_OF_SERVICE
 from torchrun_controller.reconcile.workspace import reload
@@ -62,25 +59,21 @@ def instruct_launchers(
     """Return the annotations that the workers lack, or that are to be written a second time.
 
     The start, if the gang may start; the workspace's revision, if all workers can change together.
-    Workers that follow their leader get neither, except for the address of newer served code, and
-    the start if they replace another one. That is written only after the end of the other one and
-    the node of the new one are in the status.
+    Workers that follow their leader get neither, except for the address of newer served code.
     """
     child = gang.current_job
     may_open = not blocking_pods.pods and _can_fence(child, blocking_pods.unfenced)
     predecessor = in_place.predecessor_annotation(job, gang, restarts)
     start = dict(predecessor)
-    records = find_records(job, gang)
     if may_open and blocking_pods.unfenced:
         start[names.FENCE] = fence_annotation(blocking_pods.unfenced, now)
     all_alive = all(alive(pod) for pod in gang.workers)
     code = reload.build_annotations(job, workspace) if all_alive else {}
     applies = []
     for pod in filter(alive, gang.workers):
-        code_of_pod = {} if is_follower(pod) and names.SERVED not in code else code
-        is_proven = replacement.is_proven(pod, records) and fence.has_recorded_node(job, pod)
-        may_start = may_open and not follows_leader(pod) and is_proven
-        start_of_pod = {names.START: start_of(pod), **start} if may_start else {}
+        code_of_pod = {} if follows_leader(pod) and names.SERVED not in code else code
+        may_start = may_open and not follows_leader(pod)
+        start_of_pod = {names.START: pod.metadata.labels.attempt, **start} if may_start else {}
         if has_own_start(pod):
             start_of_pod = predecessor if _awaits_predecessor(gang, pod) else {}
         applies.append(_annotate(pod, start_of_pod, code_of_pod, now))

@@ -16,10 +16,9 @@ from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.status import Attempt, LastFailure, TorchrunJobStatus
-from torchrun_controller.reconcile.gang import replacement
 from torchrun_controller.reconcile.gang.failures import read_restarts
 from torchrun_controller.reconcile.gang.restarts import Counts
-from torchrun_controller.reconcile.model.attempts import identity_of
+from torchrun_controller.reconcile.model.attempts import order_of
 from torchrun_controller.reconcile.model.messages import count_of, sentence
 from torchrun_controller.reconcile.model.observed import (
     FailedRound,
@@ -67,7 +66,7 @@ def find_new_restarts(job: TorchrunJob, gang: ObservedGang) -> NewRestarts:
 
 def _count_in_message(gang: ObservedGang) -> int:
     """Return the most restarts that a pod of the gang wrote at its end; each knows those before."""
-    return max(map(read_restarts, (*gang.workers, *gang.replaced_pods)), default=0)
+    return max(map(read_restarts, gang.workers), default=0)
 
 
 def _failure(failed_round: FailedRound, workers: Iterable[Pod]) -> LastFailure:
@@ -122,7 +121,7 @@ def describe_restarts(job: TorchrunJob, gang: ObservedGang, restarts: NewRestart
 
 def restart_events(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> tuple[Event, ...]:
     """Return an event for each round that the new status records as failed."""
-    known = {identity_of(end) for end in before.attempts}
+    known = {order_of(end) for end in before.attempts}
     return tuple(
         Event(
             "Warning",
@@ -131,7 +130,7 @@ def restart_events(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> tu
             f" pods. {sentence(end.message)}",
         )
         for end in composed.attempts
-        if end.round is not None and identity_of(end) not in known
+        if end.round is not None and order_of(end) not in known
     )
 
 
@@ -149,20 +148,15 @@ def predecessor_annotation(
     return {names.IN_PLACE: f"{restarts.total} {first_round}"}
 
 
-def restart_limits(
-    policy: ResolvedReliability, counts: Counts, *, replaces_pods: bool = False
-) -> JsonObject | None:
+def restart_limits(policy: ResolvedReliability, counts: Counts) -> JsonObject | None:
     """Return what the launchers of the next gang may decide; None if each failure ends the gang.
 
-    The controller decides on failures that rules match. With `replaces_pods` the launchers wait for
-    pods that replace lost ones, also if no restart is left.
+    The controller decides on failures that rules match.
     """
-    left = max(policy.max_restarts - counts.restarts, 0)
-    if not policy.restarts_in_place or policy.never_restart or not (left or replaces_pods):
+    left = policy.max_restarts - counts.restarts
+    if not policy.restarts_in_place or policy.never_restart or left <= 0:
         return None
-    seconds = replacement.launcher_seconds(policy.grace_seconds) if replaces_pods else None
     return {
-        **({} if seconds is None else {"replaceSeconds": seconds}),
         "restarts": left,
         "exitCodes": [*sorted({code for rule in policy.rules for code in rule.exit_codes})],
         "signals": [*sorted({number for rule in policy.rules for number in rule.signals})],

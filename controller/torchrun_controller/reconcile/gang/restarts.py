@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from enum import Enum
-from itertools import pairwise
 
 from msgspec import Struct
 
@@ -21,8 +20,6 @@ LONGEST_DELAY = timedelta(minutes=5)
 EARLY = timedelta(minutes=10)  # running time below which a failure is early
 # Ends that a user, the queue or a change of the size asks for.
 INTENDED_ENDS = frozenset({"Suspended", "Preempted", "Resizing", "Shrinking"})
-# NotReplaced: the status counts the loss of the pod, and not that it was not replaced.
-NO_FAILURES = INTENDED_ENDS | {"NotReplaced"}
 
 
 class FailureAction(Enum):
@@ -53,7 +50,7 @@ class Counts(Struct, frozen=True):
 
     def without(self, ends: Iterable[Attempt]) -> "Counts":
         """Return the counts from before these ends were recorded."""
-        failures = [end for end in ends if end.reason not in NO_FAILURES]
+        failures = [end for end in ends if end.reason not in INTENDED_ENDS]
         counted_ends = sum(end.counted for end in failures)
         ignored_ends = len(failures) - counted_ends
         return Counts(max(self.restarts - counted_ends, 0), max(self.disruptions - ignored_ends, 0))
@@ -125,29 +122,17 @@ def restart_delay(earlier_attempts: tuple[Attempt, ...], end: Attempt) -> timede
 
     Early failures in a row count. A gang that lasted resets them; an end by the user is not one.
     """
-    if end.reason in NO_FAILURES or _lasted(end):
+    if end.reason in INTENDED_ENDS or _lasted(end):
         return timedelta()
     early_failures = 0
-    pairs = pairwise(earlier_attempts)
-    later_losses = [later for earlier, later in pairs if _are_lost_together(earlier, later)]
     for attempt in reversed(earlier_attempts):
-        if attempt in later_losses:
-            continue
         if _lasted(attempt):
             break
-        early_failures += attempt.reason not in NO_FAILURES
+        early_failures += attempt.reason not in INTENDED_ENDS
     if early_failures == 0:
         return timedelta()
     doublings = min(early_failures - 1, 10)
     return min(FIRST_DELAY * (1 << doublings), LONGEST_DELAY)
-
-
-def _are_lost_together(earlier: Attempt, later: Attempt) -> bool:
-    """Whether both are lost pods, and no round started between their losses."""
-    are_pods = earlier.lost_pod is not None and later.lost_pod is not None
-    is_same_gang = earlier.number == later.number
-    # A gang that waits for a pod has no running time.
-    return are_pods and is_same_gang and later.running_seconds in (0, earlier.running_seconds)
 
 
 def _lasted(attempt: Attempt) -> bool:

@@ -6,8 +6,7 @@ own by which their launchers could fence the worker. The attempt ends, and the n
 
 from datetime import datetime
 
-from torchrun_api.job import TorchrunJob
-from torchrun_api.status import Attempt, LastFailure, UnfencedWorker
+from torchrun_api.status import LastFailure, UnfencedWorker
 from torchrun_controller.reconcile.gang.failures import Failure
 from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.model.times import seconds_left
@@ -17,14 +16,14 @@ from torchrun_controller.reconcile.pods.nodes import LOST_AFTER
 
 
 def find_loss(
-    job: TorchrunJob, gang: ObservedGang, unfenced: tuple[UnfencedWorker, ...], now: datetime
+    gang: ObservedGang, unfenced: tuple[UnfencedWorker, ...], now: datetime
 ) -> tuple[Failure | None, float | None]:
     """Return the loss that ends the attempt, and else the seconds until there may be one.
 
     While the Job is suspended, the node has as long to recover as that of a gang that runs. A Job
     that has resumed ends at once: a gate of its new pods must not open.
     """
-    workers = _left_behind(job, gang, unfenced)
+    workers = _left_behind(gang, unfenced)
     if not workers:
         return None, None
     first = min(workers, key=lambda worker: worker.since or now)
@@ -41,7 +40,7 @@ def find_loss(
 
 
 def _left_behind(
-    job: TorchrunJob, gang: ObservedGang, unfenced: tuple[UnfencedWorker, ...]
+    gang: ObservedGang, unfenced: tuple[UnfencedWorker, ...]
 ) -> tuple[UnfencedWorker, ...]:
     """Return the workers of the present attempt that may still run from before a suspension."""
     child = gang.current_job
@@ -53,24 +52,4 @@ def _left_behind(
         return ()
     new_pods = head_and_workers.pods_since_resumption(gang)
     present = {(index_of(pod), pod.spec.node_name) for pod in new_pods}
-    return tuple(
-        worker
-        for worker in own_workers
-        if (worker.index, worker.node) not in present
-        if not any(_is_end_of(worker, end) for end in job.status.attempts)
-    )
-
-
-def _is_end_of(worker: UnfencedWorker, end: Attempt) -> bool:
-    """Whether the worker's pod was replaced alone, for which it had to be proven to have stopped.
-
-    An end from before the silence of the node is that of an earlier pod.
-    """
-    pod = end.lost_pod
-    if pod is None or (end.number, pod.index, end.node) != (
-        worker.attempt,
-        worker.index,
-        worker.node,
-    ):
-        return False
-    return end.end_time is not None and worker.since is not None and end.end_time >= worker.since
+    return tuple(worker for worker in own_workers if (worker.index, worker.node) not in present)

@@ -1,6 +1,5 @@
 """The values that the steps of one reconcile share. Each is computed at its first use."""
 
-from collections.abc import Sequence
 from datetime import datetime
 from functools import cached_property
 
@@ -15,22 +14,17 @@ from torchrun_controller.reconcile.gang import (
     fence,
     gang,
     in_place,
-    losses,
-    replacement,
-    suspension,
 )
 from torchrun_controller.reconcile.gang.decision import History
 from torchrun_controller.reconcile.gang.elastic import GangSize, Outlook
-from torchrun_controller.reconcile.gang.failures import Failure
+from torchrun_controller.reconcile.gang.failures import Failure, choose_cause
 from torchrun_controller.reconcile.gang.gang import GangState
 from torchrun_controller.reconcile.gang.in_place import NewRestarts
-from torchrun_controller.reconcile.gang.losses import CountedLosses
-from torchrun_controller.reconcile.gang.replaceable import describe_present, find_obstacle
-from torchrun_controller.reconcile.gang.replacement import Losses
 from torchrun_controller.reconcile.gang.restarts import (
     INTENDED_ENDS,
-    Counts,
+    FailureAction,
     RestartDelay,
+    evaluate_failure_policy,
     find_backoff,
 )
 from torchrun_controller.reconcile.job.dependencies import UnmetDependencies, find_unmet
@@ -51,9 +45,6 @@ from torchrun_controller.reconcile.spec.reliability import resolve_reliability
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve_spec
 from torchrun_controller.reconcile.workspace import preparation, setup
 from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace
-
-# States of a gang that goes on.
-_PRESENT = frozenset({State.GANG_STARTING, State.GANG_RUNNING, State.GANG_SUSPENDED})
 
 
 class GangEnd(Struct, frozen=True, kw_only=True):
@@ -113,9 +104,7 @@ class Context:
         if not gang.exists(self.observed.job, self.observed.gang):
             return None
         job, observed_gang = self.observed.job, self.observed.gang
-        state = losses.review_recorded(self._state_of_pods, job, observed_gang)
-        fails_job = self.counted_losses.fails_job
-        state = losses.review(state, self.losses, fails_job=fails_job, now=self.now)
+        state = gang.evaluate_state(self.observed, self.unfenced, self.now)
         if state.state is not State.GANG_RUNNING:
             return state
         restarts = in_place.describe_restarts(job, observed_gang, self.new_restarts)
@@ -134,33 +123,6 @@ class Context:
             stopped = self.gang.stopped
         return self.now if stopped is None else min(stopped, self.now)
 
-    @cached_property
-    def _state_of_pods(self) -> GangState:
-        """The state of the gang, as if no further pod was replaced."""
-        uids = replacement.recorded_uids(self.observed.job, self.observed.gang)
-        return gang.evaluate_state(self.observed, self.unfenced, self.now, uids)
-
-    @cached_property
-    def losses(self) -> Losses | None:
-        """The lost pods of a gang that replaces them; None if the gang does not.
-
-        No replacement keeps a gang that a worker from before its suspension ends.
-        """
-        job, observed_gang = self.observed.job, self.observed.gang
-        if suspension.find_loss(job, observed_gang, self.unfenced, self.now)[0] is not None:
-            return None
-        return replacement.find_losses(self.observed, self.now)
-
-    @cached_property
-    def counted_losses(self) -> CountedLosses:
-        """What the status is to record of them, if the gang goes on."""
-        job, observed_gang = self.observed.job, self.observed.gang
-        if self.losses is None:
-            return CountedLosses(counts=self._counts)
-        return losses.count_losses(
-            job, observed_gang, self.losses, self.reliability, self._counts, self.now
-        )
-
     @property
     def attempt(self) -> int:
         """The number of the last gang. Its Job has it even if no status was written since."""
@@ -168,35 +130,17 @@ class Context:
             return self.observed.job.status.attempt
         return attempt_of(self.observed.gang.current_job)
 
-    @cached_property
-    def replacement_obstacle(self) -> str | None:
-        """Why podReplacement Pod has no effect on the next gang; None if it has, or is not set."""
-        return find_obstacle(self.observed, self.reliability, self.defaults)
-
-    def find_replacement_warning(self, state: State) -> str | None:
-        """Return why podReplacement Pod has no effect on the present gang or the next one."""
-        if self.replacement_obstacle is not None or state not in _PRESENT:
-            return self.replacement_obstacle
-        return describe_present(self.observed.gang, self.reliability)
-
     @property
     def awaits_nodes(self) -> bool:
         """Whether the next gang needs the nodes, which the controller does not know yet.
 
-        Without them it sees neither workers of earlier gangs that may still run on lost nodes, nor
-        whether a lost pod may be replaced.
+        Without them it does not see workers of earlier gangs that may still run on lost nodes.
         """
-        job, observed_gang = self.observed.job, self.observed.gang
-        if not self.observed.cluster.nodes_awaited:
-            return False
-        fences = not self.reliability.allow_unfenced_restart
-        may_fence = fences and gang.was_created(job, observed_gang)
-        return may_fence or (self.replaces_pods and self.spec.size.nodes > 1)
-
-    @property
-    def replaces_pods(self) -> bool:
-        """Whether lost pods of the next gang are replaced alone, if others are there."""
-        return self.reliability.replaces_pods and self.replacement_obstacle is None
+        return (
+            self.observed.cluster.nodes_awaited
+            and not self.reliability.allow_unfenced_restart
+            and gang.was_created(self.observed.job, self.observed.gang)
+        )
 
     @cached_property
     def unfenced(self) -> tuple[UnfencedWorker, ...]:
@@ -207,39 +151,19 @@ class Context:
         )
 
     @cached_property
-    def _counts(self) -> Counts:
-        """The counts with the new restarts in place."""
-        counts = gang.current_counts(self.observed.job, self.observed.gang)
-        return counts.after_rounds(self.new_restarts.new)
-
-    @cached_property
     def history(self) -> History:
         """The counts, and the failures and earlier ends that the status has not recorded yet."""
         job, observed_gang = self.observed.job, self.observed.gang
+        counts = gang.current_counts(job, observed_gang)
         if self.gang is None:
-            counts = gang.current_counts(job, observed_gang)
             return History(counts=counts, restarts_in_place=job.status.restarts_in_place)
         restarts, end = self.new_restarts, self.gang.failure
-        is_new = end is not None and not end.is_counted
-        failure = end.details if end is not None and is_new else restarts.failure
+        failure = end.details if end is not None else restarts.failure
         return History(
-            counts=self._counts,
+            counts=counts.after_rounds(restarts.new),
             restarts_in_place=restarts.total,
             ends=(*gang.unrecorded_ends(job, observed_gang), *restarts.ends),
             failure=failure or gang.unrecorded_failure(job, observed_gang),
-        )
-
-    @cached_property
-    def history_of_kept_gang(self) -> History:
-        """The history of a gang that goes on or is resized, with the lost pods."""
-        if self._state_of_pods.seconds_left is not None:
-            return self.history  # another cause may follow, such as a suspension of the Job
-        counted = self.counted_losses
-        return replace(
-            self.history,
-            counts=counted.counts,
-            ends=(*self.history.ends, *counted.ends),
-            failure=counted.failure or self.history.failure,
         )
 
     @cached_property
@@ -278,12 +202,11 @@ class Context:
             end = gang.record_end(
                 job, observed_gang, why, self.now, ran_until=self.ran_until, counted=False
             )
-        history = self.history_of_kept_gang
         return GangEnd(
             why=Reason(end.reason, end.message),
             fails_job=False,
             attempt=end,
-            history=replace(history, ends=(*history.ends, end)),
+            history=replace(self.history, ends=(*self.history.ends, end)),
         )
 
     def _end_of_failure(self, state: GangState, failure: Failure) -> GangEnd:
@@ -292,12 +215,10 @@ class Context:
         number = attempt_of(observed.gang.current_job)
         recorded_end = find_end(observed.job.status.attempts, number)
         if recorded_end is not None:
-            history = replace(self.history, ends=(*self.history.ends, recorded_end))
-            if not failure.is_counted:
-                cause = observed.job.status.last_failure
-                if recorded_end.reason not in gang.RESIZES:
-                    cause = losses.choose_cause(cause, failure.details)
-                history = replace(history, failure=cause)
+            cause = observed.job.status.last_failure
+            if recorded_end.reason not in gang.RESIZES:
+                cause = choose_cause(cause, failure.details)
+            history = replace(self.history, ends=(*self.history.ends, recorded_end), failure=cause)
             return GangEnd(why=why, fails_job=False, attempt=recorded_end, history=history)
         node = failure.details.node
         attempt = gang.record_end(
@@ -309,25 +230,19 @@ class Context:
             counted=False,
             node=node,
         )
-        if failure.is_counted:
-            history = replace(self.history, ends=(*self.history.ends, attempt))
-            return GangEnd(why=why, fails_job=False, attempt=attempt, history=history)
-        open_records = replacement.find_open_records(observed.job, observed.gang)
-        return self._build_end(why, failure, attempt, open_records)
+        return self._build_end(why, failure, attempt)
 
-    def _build_end(
-        self, why: Reason, failure: Failure, attempt: Attempt, together: Sequence[Attempt] = ()
-    ) -> GangEnd:
-        """Return the end with its history; the counts of a job that fails stay as they are.
-
-        It counts once with the recorded losses `together` with it: since the last start of a round.
-        """
-        counted = losses.count_once(failure, self.reliability, self.history.counts, together)
-        history = replace(self.history, failure=failure.details, counts=counted.counts)
-        if not counted.fails_job:
-            attempt = replace(attempt, counted=counted.is_restart)
-            history = replace(history, ends=(*history.ends, attempt))
-        return GangEnd(why=why, fails_job=counted.fails_job, attempt=attempt, history=history)
+    def _build_end(self, why: Reason, failure: Failure, attempt: Attempt) -> GangEnd:
+        """Return the end with its history; the counts of a job that fails stay as they are."""
+        history = replace(self.history, failure=failure.details)
+        action = evaluate_failure_policy(failure, self.reliability, history.counts)
+        if action is FailureAction.FAIL:
+            return GangEnd(why=why, fails_job=True, attempt=attempt, history=history)
+        attempt = replace(attempt, counted=action is FailureAction.RESTART)
+        history = replace(
+            history, counts=history.counts.after(action), ends=(*history.ends, attempt)
+        )
+        return GangEnd(why=why, fails_job=False, attempt=attempt, history=history)
 
     @cached_property
     def survivors(self) -> tuple[Delete, ...]:

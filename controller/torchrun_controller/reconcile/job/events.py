@@ -2,7 +2,7 @@
 
 from torchrun_api import names
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.reconcile.gang import in_place, losses
+from torchrun_controller.reconcile.gang import in_place
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.gang import STARTING
 from torchrun_controller.reconcile.job import refusals, scheduled
@@ -39,7 +39,6 @@ def list_events(
         *_change_events(before, composed, decision),
         *_warning_events(before, composed),
         *in_place.restart_events(before, composed),
-        *losses.loss_events(before, composed),
     )
 
 

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from torchrun_api.job import TorchrunJob
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.reconcile.gang import losses
+from torchrun_controller.reconcile.gang.failures import choose_cause, find_root_cause
 from torchrun_controller.reconcile.gang.gang import failure_reason
 from torchrun_controller.reconcile.job import refusals
 from torchrun_controller.reconcile.job.status import count_beside_head, own_part
@@ -62,7 +62,8 @@ def _recount_workers(status: TorchrunJobStatus, gang: ObservedGang) -> TorchrunJ
 def _refine_failure(job: TorchrunJob, gang: ObservedGang) -> TorchrunJobStatus:
     """Return the status with a better root cause, if a pod that ended later shows one."""
     status = job.status
-    failure = losses.find_late_cause(job, gang) if status.phase == "Failed" else None
+    later = find_root_cause(gang.workers) if status.phase == "Failed" else None
+    failure = None if later is None else choose_cause(status.last_failure, later.details)
     if failure is None or failure == status.last_failure:
         return status
     why = failure_reason(failure)

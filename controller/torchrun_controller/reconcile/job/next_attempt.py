@@ -177,7 +177,7 @@ def not_admitted(context: Context) -> Decision | None:
 
 
 def nodes_not_read(context: Context) -> Decision | None:
-    """Wait for the nodes before a gang whose start or replacement of pods depends on them."""
+    """Wait for the nodes before a gang whose start depends on them."""
     if not context.awaits_nodes:
         return None
     message = "The controller has not read the nodes yet. The gang is created once it has."
@@ -204,13 +204,8 @@ def create_gang(context: Context) -> Decision:
     # Without reports, the controller could not count the restarts.
     has_reports = bool(context.defaults.progress_url)
     counts = next_attempt.history.counts
-    replaces_pods = context.replaces_pods and spec.size.nodes > 1
-    limits = (
-        in_place.restart_limits(context.reliability, counts, replaces_pods=replaces_pods)
-        if has_reports
-        else None
-    )
-    spec = replace(spec, restart_limits=limits, replaces_pods=replaces_pods)
+    limits = in_place.restart_limits(context.reliability, counts) if has_reports else None
+    spec = replace(spec, restart_limits=limits)
     causes = () if next_attempt.cause is None else (next_attempt.cause,)
     new_ends = (*next_attempt.history.ends, *causes)
     avoided_nodes = avoid.nodes_to_avoid((*observed.job.status.attempts, *new_ends))
@@ -226,7 +221,7 @@ def create_gang(context: Context) -> Decision:
         counts=counts,
         previous_end=_cause(next_attempt),
         shrunk_from=next_attempt.size.shrunk_from if next_attempt.size else None,
-        may_start=may_start and not spec.replaces_pods and not _may_be_resumed(context),
+        may_start=may_start and not _may_be_resumed(context),
         environment=context.preparation.environment,
         avoided_hostnames=hostnames(observed.cluster.nodes, avoided_nodes),
     )

@@ -166,7 +166,6 @@ def _keep_running(context: Context) -> Decision:
         ),
     )
     accepted_claims = refusals.accepted_applies(observed.refused, missing_claims)
-    decision = replace(decision, history=context.history_of_kept_gang)
     problem = claims.check_mounted(delivery.mounted_claims(job, gang, workspace), accepted_claims)
     if problem is None:
         return decision

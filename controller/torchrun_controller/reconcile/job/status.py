@@ -16,12 +16,12 @@ from torchrun_api.status import (
     WorkersStatus,
 )
 from torchrun_api.unsupported import not_yet_supported
-from torchrun_controller.reconcile.gang import fence, losses
+from torchrun_controller.reconcile.gang import fence
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.elastic import FULL_SIZE
 from torchrun_controller.reconcile.gang.gang import find_completed_job
 from torchrun_controller.reconcile.job import dependencies, progress, refusals, scheduled
-from torchrun_controller.reconcile.model.attempts import whole_attempts
+from torchrun_controller.reconcile.model.attempts import keep_last, whole_attempts
 from torchrun_controller.reconcile.model.conditions import (
     ADMITTED,
     ConditionUpdate,
@@ -64,20 +64,16 @@ def compose(
     now: datetime,
     *,
     ran_until: datetime,
-    replacement_warning: str | None,
 ) -> TorchrunJobStatus:
     """Return the status that explains the decision.
 
-    `ran_until` is when the gang of the last status stopped, or now. `replacement_warning` is which
-    gang does not replace single pods, and why, if that is requested.
+    `ran_until` is when the gang of the last status stopped, or now.
     """
     job, last_status = observed.job, observed.job.status
     phase = row.phase or last_status.phase
     nodes, workers = _workers(job, observed.gang, decision)
     is_terminal = phase in TERMINAL
-    attempts = losses.keep_ends(
-        last_status.attempts, decision.history.ends, observed.gang, KEPT_ATTEMPTS
-    )
+    attempts = keep_last(last_status.attempts, decision.history.ends, KEPT_ATTEMPTS)
     counts = decision.history.counts
     completed_job = find_completed_job(observed.gang)
     if decision.state is State.GANG_SUCCEEDED and completed_job is not None:
@@ -94,7 +90,7 @@ def compose(
         conditions=_by_type(
             update(
                 last_status.conditions,
-                _conditions(observed, decision, row, nodes or 0, replacement_warning),
+                _conditions(observed, decision, row, nodes or 0),
                 job.metadata.generation,
                 now,
             )
@@ -206,7 +202,7 @@ def _by_type(conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
 
 
 def _conditions(
-    observed: Observed, decision: Decision, row: Row, nodes: int, replacement_warning: str | None
+    observed: Observed, decision: Decision, row: Row, nodes: int
 ) -> list[ConditionUpdate]:
     """Return the conditions of the decision over those of the status; `nodes` is the gang's size.
 
@@ -221,7 +217,7 @@ def _conditions(
     elif "Scheduled" in updates and row.phase is not None and row.phase not in TERMINAL:
         updates["Scheduled"] = _build("Scheduled", holds=False, why=NOT_SCHEDULED)
     _set_phase_conditions(updates, observed.job.status.conditions, decision, row)
-    for warning in _warnings(observed, decision, nodes, replacement_warning):
+    for warning in _warnings(observed, decision, nodes):
         updates[warning.type] = warning
     return list(updates.values())
 
@@ -275,9 +271,7 @@ def _set_phase_conditions(
     updates[row.condition] = ConditionUpdate(row.condition, row.status, why)
 
 
-def _warnings(
-    observed: Observed, decision: Decision, nodes: int, replacement_warning: str | None
-) -> list[ConditionUpdate]:
+def _warnings(observed: Observed, decision: Decision, nodes: int) -> list[ConditionUpdate]:
     """Return the warnings of refused writes, of a PVC for one node, and of unsupported fields."""
     job, warnings = observed.job, []
     refused = refusals.build_condition(observed.refused, decision.writes.applies)
@@ -289,8 +283,6 @@ def _warnings(
         warnings.append(_build("StorageShared", holds=False, why=access_problem))
     template = observed.queue.spec if observed.queue else TorchrunQueueSpec()
     fields = not_yet_supported(job.spec, template)
-    if replacement_warning is not None:
-        fields = (*fields, replacement_warning)
     if fields:
         why = Reason("FieldsNotHonored", " ".join(sentence(field) for field in fields))
         warnings.append(_build("NotYetSupported", holds=True, why=why))

@@ -138,7 +138,6 @@ def plan(context: Context, decision: Decision, last_status: TorchrunJobStatus) -
         context.unfenced,
         now,
         ran_until=context.ran_until,
-        replacement_warning=context.find_replacement_warning(decision.state),
     )
     deletes = (
         *writes.deletes,
@@ -147,11 +146,8 @@ def plan(context: Context, decision: Decision, last_status: TorchrunJobStatus) -
         *cleanup.delete_headless_jobs(observed.gang),
     )
     watched_pods = _watched_pods(observed.gang, observed.workspace)
-    deleted = {delete.uid for delete in deletes}
-    ended = cleanup.end_replacement(observed.job, observed.gang)
-    applies = (*writes.applies, *(apply for apply in ended if apply.uid not in deleted))
     return Plan(
-        applies=refusals.accepted_applies(observed.refused, applies),
+        applies=refusals.accepted_applies(observed.refused, writes.applies),
         deletes=refusals.accepted_deletes(observed.refused, deletes),
         status_before_deletes=writes.status_before_deletes,
         status=None if composed == status.own_part(last_status) else composed,
@@ -185,9 +181,7 @@ def plan_finished(observed: Observed, now: datetime) -> Plan:
     )
     deletes += cleanup.delete_headless_jobs(observed.gang)
     composed = finished.compose_finished(job, observed.gang, observed.refused, now)
-    ended = cleanup.end_replacement(observed.job, observed.gang)
     return Plan(
-        applies=refusals.accepted_applies(observed.refused, ended),
         deletes=refusals.accepted_deletes(observed.refused, deletes),
         status=None if composed == status.own_part(observed.job.status) else composed,
         requeue_after=seconds_left,

@@ -1,12 +1,9 @@
-"""The ends of attempts that the status records."""
+"""The ends of attempts and of their rounds that the status records."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import TypeAlias
 
 from torchrun_api.status import Attempt
-
-_NO_TIME = datetime.min.replace(tzinfo=UTC)
 
 
 def find_end(attempts: Iterable[Attempt], number: int) -> Attempt | None:
@@ -15,27 +12,21 @@ def find_end(attempts: Iterable[Attempt], number: int) -> Attempt | None:
 
 
 def whole_attempts(attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
-    """Return the ends of whole attempts, without those of rounds and of pods replaced alone."""
-    return tuple(end for end in attempts if end.round is None and end.lost_pod is None)
+    """Return the ends of whole attempts, without those of rounds."""
+    return tuple(end for end in attempts if end.round is None)
 
 
-Identity: TypeAlias = tuple[int, int, int, str]
+Order: TypeAlias = tuple[int, bool, int]
 
 
-def identity_of(attempt: Attempt) -> Identity:
-    """Return what no other end has: of rounds, of pods replaced alone, and of whole attempts."""
-    if attempt.round is not None:
-        return attempt.number, 0, attempt.round, ""
-    if attempt.lost_pod is not None:
-        return attempt.number, 1, 0, attempt.lost_pod.uid
-    return attempt.number, 2, 0, ""
+def order_of(attempt: Attempt) -> Order:
+    """Return the sort key, which no other end has: rounds come before the end of their attempt."""
+    return attempt.number, attempt.round is None, attempt.round or 0
 
 
-def order_of(attempt: Attempt) -> tuple[int, int, int, datetime]:
-    """Return the sort key: rounds, then lost pods by their time, then the end of the attempt.
-
-    Rounds and lost pods are not mixed: their times come from different clocks.
-    """
-    number, sort, round_number, _ = identity_of(attempt)
-    time = attempt.end_time if attempt.lost_pod is not None else None
-    return number, sort, round_number, time or _NO_TIME
+def keep_last(
+    recorded_ends: tuple[Attempt, ...], new_ends: tuple[Attempt, ...], most: int
+) -> tuple[Attempt, ...]:
+    """Return the last ends of attempts and rounds, at most `most`, each as first recorded."""
+    by_order = {order_of(end): end for end in (*new_ends, *recorded_ends)}
+    return tuple(by_order[order] for order in sorted(by_order))[-most:]

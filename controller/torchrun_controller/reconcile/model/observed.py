@@ -98,18 +98,16 @@ class ObservedGang(Struct, frozen=True, kw_only=True):
     """The Jobs and pods of the job's attempts, in the order of their attempts.
 
     If the head has its own Job, `child_jobs` has that of the head, and `worker_jobs` that of its
-    workers. `workers` are the pods of the latest gang: one of each index if its Job replaces pods,
-    and `replaced_pods` are those before. `stale_pods` are further pods with the name of the job
-    that may still run: those of other gangs, of an earlier job of that name, those that are already
-    deleted, and replaced ones. `groups` are those of the job and of its latest child Job, if they
-    are readable. `progress` and `restarts` are the last reports that this process got from the
-    latest child Job; `has_reported`: there was one, so ranks of that Job have started.
+    workers. `workers` are the pods of the latest gang. `stale_pods` are further pods with the name
+    of the job that may still run: those of other gangs, of an earlier job of that name, and those
+    that are already deleted. `groups` are those of the job and of its latest child Job, if they are
+    readable. `progress` and `restarts` are the last reports that this process got from the latest
+    child Job; `has_reported`: there was one, so ranks of that Job have started.
     """
 
     child_jobs: tuple[Job, ...] = ()
     worker_jobs: tuple[Job, ...] = ()
     workers: tuple[Pod, ...] = ()
-    replaced_pods: tuple[Pod, ...] = ()
     stale_pods: tuple[Pod, ...] = ()
     groups: tuple[Group, ...] = ()
     service: Service | None = None

@@ -13,15 +13,13 @@ from torchrun_api.status import TorchrunJobStatus
 class Apply(Struct, frozen=True):
     """Server-side apply of one object. Without a UID the object must not exist yet.
 
-    With a field `manager` of its own it leaves alone what the controller has applied before. With
-    `merge` it is a merge patch instead: an apply removes no entry of a set that another manager
-    owns as well.
+    With `merge` it is a merge patch instead: an apply removes no entry of a set that another
+    manager owns as well.
     """
 
     kind: Kind[Any]
     body: JsonObject
     uid: str = ""
-    manager: str = ""
     merge: bool = False
 
     @property
@@ -36,7 +34,7 @@ class Delete(Struct, frozen=True, kw_only=True):
     """Deletion of exactly the object with this UID.
 
     With `collection`, name and UID are those of a Job, and its pods that have not ended are deleted
-    with few requests: all of them, or those of the completion `indexes` if there are any.
+    with one request.
     """
 
     kind: Kind[Any]
@@ -47,7 +45,6 @@ class Delete(Struct, frozen=True, kw_only=True):
     propagation: Literal["Background", "Foreground"] = "Background"
     grace_seconds: int | None = None
     collection: bool = False
-    indexes: tuple[str, ...] = ()
 
     @classmethod
     def of(

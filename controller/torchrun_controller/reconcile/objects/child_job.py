@@ -29,9 +29,6 @@ from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 
 # Seconds at the end of the grace period in which the launcher reports how its ranks ended.
 REPORT_SECONDS = 5
-# More than any index needs: the controller ends the gang long before. Up to the limit a finalizer
-# keeps each lost pod until the next one exists.
-PODS_OF_AN_INDEX = 1000
 
 
 def child_job(
@@ -45,8 +42,7 @@ def child_job(
     """Return the Indexed Job of the gang, or the Job of its head or its workers, by `role`.
 
     The Job never retries, because torchrun does not recover from the death of an agent:
-    backoffLimit 0, restartPolicy Never and no podFailurePolicy. If `run` replaces lost pods, the
-    Job creates new pods, and the launchers start new agents. `run` and the v1 PodTemplateSpec
+    backoffLimit 0, restartPolicy Never and no podFailurePolicy. `run` and the v1 PodTemplateSpec
     `template` are those of the pods of this role.
     """
     name_of = names.workers_job if role == names.WORKER else names.child_job
@@ -56,12 +52,7 @@ def child_job(
         annotations = {**annotations, names.STATE: "true"}
     if role == names.HEAD:
         annotations = {**annotations, names.NODES: str(run.size.nodes)}
-    if run.replaces_pods:
-        annotations = {**annotations, names.POD_REPLACEMENT: names.POD}
     meta["annotations"] = annotations
-    limit: JsonObject = {"backoffLimit": 0}
-    if run.replaces_pods:
-        limit = {"backoffLimitPerIndex": PODS_OF_AN_INDEX}
     pods = {names.HEAD: 1, names.WORKER: run.size.nodes - 1}.get(role, run.size.nodes)
     body: JsonObject = {
         "apiVersion": "batch/v1",
@@ -71,7 +62,7 @@ def child_job(
             "completionMode": "Indexed",
             "completions": pods,
             "parallelism": pods,
-            **limit,
+            "backoffLimit": 0,
             "podReplacementPolicy": "Failed",
             "template": template,
         },

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from torchrun_api.status import Attempt
-from torchrun_controller.reconcile.model.attempts import identity_of
+from torchrun_controller.reconcile.model.attempts import order_of
 
 MOST_FAILURES = 1  # of a node that is not avoided
 # Failures that the machine may have caused: the node was lost or restarted, its kubelet ended the
@@ -24,7 +24,7 @@ NODE_FAILURES = frozenset(
 
 def nodes_to_avoid(attempts: tuple[Attempt, ...]) -> tuple[str, ...]:
     """Return the names of the nodes on which two or more of these attempts failed."""
-    ends = {identity_of(attempt): attempt for attempt in attempts}
+    ends = {order_of(attempt): attempt for attempt in attempts}
     failures = Counter(
         attempt.node
         for attempt in ends.values()

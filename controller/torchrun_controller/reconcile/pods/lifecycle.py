@@ -51,51 +51,19 @@ def attempt_of(child: Job | Pod) -> int:
     return names.number_in(child.metadata.labels.attempt)
 
 
-def predecessors_of(pod: Pod) -> int:
-    """Return how many pods of the same index the pod's Job has replaced before it."""
-    annotations = pod.metadata.annotations
-    return names.number_in(annotations.failure_count) + names.number_in(
-        annotations.ignored_failure_count
-    )
-
-
-def start_of(pod: Pod) -> str:
-    """Return the annotation that starts the ranks of this pod. That of its template may not."""
-    attempt, predecessors = pod.metadata.labels.attempt, predecessors_of(pod)
-    return f"{attempt}/{predecessors}" if predecessors else attempt
-
-
 def has_own_start(pod: Pod) -> bool:
     """Whether the pod has the annotation that starts the ranks of its attempt."""
-    return pod.metadata.annotations.start == start_of(pod)
-
-
-def is_follower(pod: Pod) -> bool:
-    """Whether the pod gets its orders from the pod of node 0."""
-    return pod.metadata.annotations.gate == names.LEADER and index_of(pod) != 0
+    return pod.metadata.annotations.start == pod.metadata.labels.attempt
 
 
 def follows_leader(pod: Pod) -> bool:
-    """Whether the pod starts its ranks once the pod of node 0 may start.
-
-    A pod that replaces another one waits for a start of its own.
-    """
-    return is_follower(pod) and predecessors_of(pod) == 0
-
-
-def waits_for_predecessor(pod: Pod) -> bool:
-    """Whether the pod may not start before the end of the pod that it replaces is proven."""
-    return predecessors_of(pod) > 0 and not has_own_start(pod)
-
-
-def may_have_led(pod: Pod) -> bool:
-    """Whether this pod of node 0, or one that it replaces, may have started the ranks."""
-    return has_own_start(pod) or predecessors_of(pod) > 0
+    """Whether the pod gets its orders from the pod of node 0, such as the start of its ranks."""
+    return pod.metadata.annotations.gate == names.LEADER and index_of(pod) != 0
 
 
 def has_started(pods: tuple[Pod, ...]) -> Callable[[Pod], bool]:
     """Return whether a pod of this gang may have started its ranks, as a function of the pod."""
-    leader_has_started = any(index_of(pod) == 0 and may_have_led(pod) for pod in pods)
+    leader_has_started = any(index_of(pod) == 0 and has_own_start(pod) for pod in pods)
     return lambda pod: has_own_start(pod) or (follows_leader(pod) and leader_has_started)
 
 

@@ -68,5 +68,4 @@ KUEUE = GangScheduler(
     refusals=(("QuotaReserved", "False"),),
     check_queue=check_queue,
     waiting_reason="WaitingForKueue",
-    places_single_pods=True,
 )

@@ -10,4 +10,4 @@ def build(gang: Gang) -> GangObjects:
     return GangObjects(template=topology_affinity(gang.template, gang.labels, gang.topology))
 
 
-NONE = GangScheduler(api=GANG_SCHEDULERS["none"], build=build, places_single_pods=True)
+NONE = GangScheduler(api=GANG_SCHEDULERS["none"], build=build)

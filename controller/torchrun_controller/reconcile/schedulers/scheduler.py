@@ -101,5 +101,3 @@ class GangScheduler(Struct, frozen=True, kw_only=True):
     other_kinds: tuple[Kind[Any], ...] = ()
     check_queue: Callable[[TorchrunQueue], None] = accept_queue
     waiting_reason: str = ""
-    # Whether it is proven to place a new pod beside the others of its gang, which keep their nodes.
-    places_single_pods: bool = False

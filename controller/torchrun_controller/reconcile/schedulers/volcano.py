@@ -81,6 +81,5 @@ VOLCANO = GangScheduler(
     build=build,
     kinds=(VOLCANO_POD_GROUPS,),
     install_hint="Install Volcano",
-    places_single_pods=True,
     refusals=(("Unschedulable", "True"),),
 )

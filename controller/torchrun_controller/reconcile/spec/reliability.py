@@ -22,7 +22,6 @@ class ResolvedReliability(Struct, frozen=True, kw_only=True):
     max_restarts: int = DEFAULT_MAX_RESTARTS
     never_restart: bool = False
     restarts_in_place: bool = False
-    replaces_pods: bool = False
     rules: tuple[FailureRule, ...] = ()
     time_to_live: timedelta | None = None
     deadline: timedelta | None = None
@@ -38,9 +37,9 @@ def resolve_reliability(job: TorchrunJob, queue: TorchrunQueue | None) -> Resolv
     """Merge field by field: the job's value, then the queue's, then the default.
 
     The queue's values are those from the start of the job, see `queue_policy`; before the start,
-    the present ones. Grace period, hang timeout, the scope of restarts and the replacement
-    of pods are part of the pods: each gang has those of its creation. allowUnfencedRestart applies
-    at once, since it is a way out for the user.
+    the present ones. Grace period, hang timeout and the scope of restarts are part of the pods:
+    each gang has those of its creation. allowUnfencedRestart applies at once, since it is a way out
+    for the user.
     """
     override = job.spec.reliability
     policy = job.status.queue_policy
@@ -55,7 +54,6 @@ def resolve_reliability(job: TorchrunJob, queue: TorchrunQueue | None) -> Resolv
         max_restarts=_pick(override.max_restarts, policy.max_restarts, DEFAULT_MAX_RESTARTS),
         never_restart=_pick(override.restart_policy, policy.restart_policy, "OnFailure") == "Never",
         restarts_in_place=_pick(override.restart_scope, base.restart_scope, "InPlace") == "InPlace",
-        replaces_pods=_pick(override.pod_replacement, base.pod_replacement, "Gang") == "Pod",
         rules=_pick(override.rules, policy.rules, ()),
         time_to_live=_seconds(
             _pick(override.ttl_seconds_after_finished, policy.ttl_seconds_after_finished, -1)

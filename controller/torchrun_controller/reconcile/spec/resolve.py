@@ -102,7 +102,6 @@ class ResolvedSpec(Struct, frozen=True, kw_only=True):
     grace_seconds: int
     hang_seconds: int | None
     restart_limits: JsonObject | None = None
-    replaces_pods: bool = False
 
 
 def resolve_spec(job: TorchrunJob, queue: TorchrunQueue) -> ResolvedSpec:

@@ -25,7 +25,7 @@ from torchrun_controller.reconcile.model.observed import (
 )
 from torchrun_controller.reconcile.objects import workspace_source
 from torchrun_controller.reconcile.objects.serve_pod import Store
-from torchrun_controller.reconcile.pods.lifecycle import alive, is_follower
+from torchrun_controller.reconcile.pods.lifecycle import alive, follows_leader
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.resolve import VolumeSource, resolve_spec
 from torchrun_controller.reconcile.workspace import (
@@ -180,7 +180,7 @@ def find_running_revision(job: TorchrunJob, gang: ObservedGang) -> int:
     revisions = [
         pod.metadata.annotations.revision
         for pod in gang.workers
-        if not is_follower(pod) or pod.metadata.annotations.served
+        if not follows_leader(pod) or pod.metadata.annotations.served
     ]
     recorded_revision = job.status.workspace_revision
     if not gang.child_jobs or not revisions:

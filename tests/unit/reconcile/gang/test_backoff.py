@@ -1,8 +1,5 @@
 """The delay before a restart: how it grows, and what resets it."""
 
-import pytest
-
-from unit.reconcile import replacing
 from unit.reconcile.failing import fail, running
 
 
@@ -44,21 +41,3 @@ def test_a_suspension_does_not_delay_the_next_restart():
     fail(world)
     assert world.settle().requeue_after is None
     assert world.job.status.attempt == 2
-
-
-@pytest.mark.parametrize("hours", [0, 2])
-def test_pods_that_are_lost_together_are_one_early_failure(hours):
-    """The gang runs for two minutes, or for hours, before five pods are lost in two reconciles."""
-    world = replacing.running(nodes=8)
-    world.pass_time(minutes=2, hours=hours)
-    for indexes in ((1, 2, 3), (4, 5)):
-        for index in indexes:
-            replacing.evict(world, index)
-        world.settle()
-    replacing.replace_lost(world)
-    replacing.run(world)
-    assert (world.phase, len(world.job.status.attempts)) == ("Running", 5)
-    world.pass_time(minutes=3)
-    fail(world)
-    plan = world.rest()
-    assert (plan.requeue_after or 0) == (0 if hours else 10)

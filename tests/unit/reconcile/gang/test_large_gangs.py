@@ -49,8 +49,11 @@ def test_a_pod_that_is_being_deleted_keeps_its_grace_period() -> None:
     drained = world.workers()[1]
     world.drain(drained.metadata.name)
     fail(world)
-    (delete,) = world.step().deletes
-    assert (delete.collection, delete.indexes) == (True, ("2", "3"))
+    deletes = world.step().deletes
+    assert [(delete.name, delete.collection) for delete in deletes] == [
+        ("train-2-abcde", False),
+        ("train-3-abcde", False),
+    ]
     world.settle()
     pods = world.observed().gang.stale_pods
     assert {pod.metadata.name: pod.metadata.deletion_grace_period_seconds for pod in pods} == {
@@ -70,18 +73,8 @@ def test_a_deletion_that_was_interrupted_is_repeated() -> None:
     """The API server gives up after a minute, when some of the pods are being deleted."""
     first, *others = running(nodes=4).workers()
     (expected,) = end_pods((first, *others), 5)
+    assert expected.collection
     assert end_pods((deleted(first, 5), *others), 5) == (expected,)
-    assert expected.indexes == ()
-
-
-def test_a_running_pod_beside_a_drained_one_of_its_index_is_deleted_by_name() -> None:
-    first, *others = running(nodes=4).workers()
-    successor = replace(first, metadata=replace(first.metadata, name="successor"))
-    deletes = end_pods((deleted(first, 30), successor, *others), 5)
-    assert [(delete.name, delete.indexes) for delete in deletes] == [
-        ("train", ("1", "2", "3")),
-        ("successor", ()),
-    ]
 
 
 def test_a_single_survivor_is_deleted_by_name() -> None:

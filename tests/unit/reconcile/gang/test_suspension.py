@@ -14,7 +14,6 @@ from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.schedulers.kueue import KUEUE_WORKLOADS
 from unit.reconcile.losing import OUT_OF_SERVICE, begin, lose, running
-from unit.reconcile.replacing import evict, replace_lost
 from world import DEFAULTS, World, make_job, make_queue
 
 REPORTING = replace(DEFAULTS, progress_url="http://torchrun-controller:8080")
@@ -221,42 +220,6 @@ def test_without_a_suspension_a_vanished_worker_is_left_to_the_job_controller():
     world.settle()
     assert world.job.status.attempt == 0
     assert [w.node for w in world.job.status.unfenced] == ["node-1"]
-
-
-# Replacement of single pods
-
-
-def test_a_pod_that_is_replaced_alone_on_a_silent_node_keeps_the_gang():
-    world = admitted(podReplacement="Pod")
-    world.node("node-1", False)
-    world.settle()
-    world.pass_time(seconds=10)
-    evict(world, 1)
-    world.settle()
-    assert [w.node for w in world.job.status.unfenced] == ["node-1"]
-    (new_pod,) = replace_lost(world)
-    world.vanish("train-1-abcde")
-    world.place(new_pod.metadata.name, "node-3")
-    world.pod(new_pod.metadata.name, phase="Running")
-    world.settle_twice()
-    assert (world.phase, world.job.status.attempt) == ("Running", 0)
-    assert [w.node for w in world.job.status.unfenced] == ["node-1"]
-    assert start(world, new_pod.metadata.name) == "0/1"
-
-
-def test_a_lost_pod_that_is_replaced_alone_does_not_keep_a_gang_beside_an_older_worker():
-    world = admitted(podReplacement="Pod")
-    world.node("node-1", False)
-    world.settle()
-    world.pass_time(seconds=20)
-    suspend(world)
-    world.containers_stop()
-    world.vanish("train-0-abcde")
-    set_suspended(world, False)
-    spawn(world, 0)
-    evict(world, 0)
-    world.settle()
-    assert_ended_as_lost(world)
 
 
 def test_an_attempt_that_has_ended_is_not_resumed_while_the_next_one_waits():

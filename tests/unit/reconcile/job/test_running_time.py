@@ -10,7 +10,6 @@ from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.schedulers.kueue import KUEUE_WORKLOADS
-from unit.reconcile import replacing
 from world import START, World, make_job, make_queue
 
 KUEUE = Installed(resources=frozenset({(k.api_version, k.plural) for k in KUEUE_WORKLOADS}))
@@ -112,18 +111,6 @@ def test_a_success_ends_the_running_time():
     world.job_condition("Complete", last_transition_time=world.now)
     no_controller(world)
     assert (world.phase, world.job.status.running_seconds) == ("Succeeded", 600)
-
-
-def test_a_lost_pod_ends_the_running_time_until_it_is_replaced():
-    world = replacing.running(reliability=LIMIT)
-    world.pass_time(seconds=3500 - REPEAT_SECONDS)
-    replacing.kill_by_memory(world, 1)
-    world.pass_time(seconds=120)
-    world.step()
-    status = world.job.status
-    assert (status.phase, status.reason) == ("Queued", "ReplacingPods")
-    assert status.running_seconds == 3500
-    assert [end.running_seconds for end in status.attempts] == [3500]
 
 
 def test_a_failure_of_a_clock_behind_is_no_negative_time():
