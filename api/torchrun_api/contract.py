@@ -96,8 +96,7 @@ IN_PLACE_RESTARTS = Variable(
     JSON,
     (LAUNCHER,),
     'Restarts in the same pods: {"restarts": 3, "exitCodes": [], "signals": []}, with the exit'
-    " codes and signals of spec.reliability.rules. If not set: none. A key replaceSeconds is how"
-    " long the gang waits for a pod that replaces a lost one. Without it, the gang ends.",
+    " codes and signals of spec.reliability.rules. If not set: none.",
 )
 ROUND = Variable(
     "TORCHRUN_ROUND",

@@ -107,11 +107,6 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     notification_time: str = field(default="", name="torchrun.ai/notification-time")
     gang: str = field(default="", name="torchrun.ai/gang")
     charge: str = field(default="", name="torchrun.ai/charge")
-    pod_replacement: str = field(default="", name="torchrun.ai/pod-replacement")
-    failure_count: str = field(default="", name="batch.kubernetes.io/job-index-failure-count")
-    ignored_failure_count: str = field(
-        default="", name="batch.kubernetes.io/job-index-ignored-failure-count"
-    )
 
 
 class ChildMeta(Wire, frozen=True, kw_only=True):

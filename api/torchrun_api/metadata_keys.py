@@ -318,34 +318,11 @@ METADATA_KEYS = (
         "The [gang scheduler](schedulers.md) of the attempt.",
     ),
     _annotation(
-        names.POD_REPLACEMENT,
-        "child Job",
-        _BY_CONTROLLER,
-        (CONTROLLER,),
-        "`Pod` if lost pods of the attempt are replaced one by one. See [lost "
-        "pods](failures.md#lost-pods).",
-    ),
-    _annotation(
-        names.FAILURE_COUNT,
-        "worker",
-        (KUBERNETES,),
-        (CONTROLLER, LAUNCHER, PLUGIN),
-        "How many pods of its index its Job has replaced before it.",
-    ),
-    _annotation(
-        names.IGNORED_FAILURE_COUNT,
-        "worker",
-        (KUBERNETES,),
-        (CONTROLLER, LAUNCHER),
-        "The same for pods that a `podFailurePolicy` of the Job ignores.",
-    ),
-    _annotation(
         names.START,
         "worker",
         _BY_CONTROLLER,
         (CONTROLLER, LAUNCHER),
-        "Attempt whose ranks may start. A pod that replaces an earlier one of its index waits for "
-        "`ATTEMPT/COUNT`, with the number of pods before it.",
+        "Attempt whose ranks may start.",
     ),
     _annotation(
         names.GATE,

@@ -63,13 +63,8 @@ NODES = f"{GROUP}/nodes"
 CHARGE = f"{GROUP}/charge"
 # Annotation of a child Job: the scheduler of its gang, a value of spec.scheduling.gang.
 GANG_SCHEDULER = f"{GROUP}/gang"
-# Annotation of a child Job: POD if the Job controller replaces its lost pods one by one, until the
-# controller ends the gang with spec.backoffLimit 0.
-POD_REPLACEMENT = f"{GROUP}/pod-replacement"
-POD = "Pod"
 # Annotation of a worker: the permission to start ranks, set once no older gang can run: the number
-# of the attempt. A worker that has replaced others of its index needs their number, too, as in
-# "2/1". It gets that once the status has the end of the pod before it.
+# of the attempt.
 START = f"{GROUP}/start"
 # Annotation of a worker: LEADER if the ranks of all nodes start once node 0 has START.
 GATE = f"{GROUP}/gate"
@@ -121,10 +116,6 @@ SDK_LABEL = f"{GROUP}/sdk"
 SDK_GANG_LABEL = f"{GROUP}/sdk-gang"
 SDK_RAY_LABEL = f"{GROUP}/sdk-ray"
 COMPLETION_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
-# Annotations of a pod of a Job with backoffLimitPerIndex: how many pods of the same index the Job
-# has replaced before it. A podFailurePolicy can move some of them to the second one.
-FAILURE_COUNT = "batch.kubernetes.io/job-index-failure-count"
-IGNORED_FAILURE_COUNT = "batch.kubernetes.io/job-index-ignored-failure-count"
 CONTROLLER_UID_LABEL = "batch.kubernetes.io/controller-uid"
 
 TRAINER_CONTAINER = "trainer"

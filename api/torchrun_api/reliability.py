@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from torchrun_api.meta import Wire
-from torchrun_api.schema import Rule
+from torchrun_api.schema import RemovedField, Rule
 from torchrun_api.shared import RestartCount
 
 ExitCode = Annotated[int, Meta(ge=1, le=255)]
@@ -16,7 +16,6 @@ HangSeconds = Annotated[int, Meta(ge=10, le=31536000)]
 SecondsOrNone = Annotated[int, Meta(ge=0, le=31536000)]
 Action = Literal["fail", "restart", "ignore"]
 RestartScope = Literal["InPlace", "Gang"]
-PodReplacement = Literal["Pod", "Gang"]
 
 
 class FailureRule(Wire, frozen=True, kw_only=True):
@@ -111,6 +110,9 @@ class QueuePolicy(Wire, frozen=True, kw_only=True):
 class Reliability(Wire, frozen=True, kw_only=True):
     """When jobs restart and when they end. Fields of a job override those of its queue."""
 
+    REMOVED: ClassVar[tuple[RemovedField, ...]] = (
+        RemovedField("podReplacement", "string", "Remove it: a lost pod leads to a new gang."),
+    )
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             f"!({_NEVER}) || !has(self.maxRestarts) || self.maxRestarts == 0",
@@ -155,19 +157,6 @@ class Reliability(Wire, frozen=True, kw_only=True):
                 "nodes, in the same pods. The third failure of one kind without a newer step in "
                 "between, a failure that a rule matches, and the failure of a pod or a node still "
                 "lead to a new gang. Gang: all pods, as a new gang. Default: InPlace."
-            ),
-        ]
-        | None
-    ) = None
-    pod_replacement: (
-        Annotated[
-            PodReplacement,
-            Meta(
-                description="What replaces a pod that is lost: deleted, evicted or out of memory. "
-                "Pod: a new pod, while the others keep theirs and start a new round with it. Gang: "
-                "a new gang. Gang applies in any case to a lost node, with restartScope Gang, "
-                "restartPolicy Never or a head, and if the condition NotYetSupported of the job "
-                "says why. Default: Gang."
             ),
         ]
         | None

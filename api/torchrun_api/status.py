@@ -57,19 +57,8 @@ class LastFailure(Wire, frozen=True, kw_only=True):
     time: Annotated[Time | None, Meta(description="Time of the failure.")] = None
 
 
-class LostPod(Wire, frozen=True, kw_only=True):
-    """A pod that was lost and is replaced alone."""
-
-    uid: Annotated[str, Meta(description="UID of the pod.")] = ""
-    index: Annotated[int, Meta(ge=0, le=10000, description="Index of the pod in the gang.")] = 0
-    replaced: Annotated[
-        Gangs,
-        Meta(description="Number of pods of this index that its Indexed Job had replaced before."),
-    ] = 0
-
-
 class Attempt(Wire, frozen=True, kw_only=True):
-    """A gang that has ended, or a round or a pod of it, and why."""
+    """A gang that has ended, or a round of it, and why."""
 
     number: Annotated[Gangs, Meta(description="Number of the attempt, from 0.")] = 0
     round: Annotated[
@@ -77,13 +66,6 @@ class Attempt(Wire, frozen=True, kw_only=True):
         Meta(
             description="Number of the round that failed, if the ranks started again in the same"
             " pods. Unset for the end of the whole attempt."
-        ),
-    ] = None
-    lost_pod: Annotated[
-        LostPod | None,
-        Meta(
-            description="The pod that ended, if it was replaced while the others kept theirs. Unset"
-            " for the end of the whole attempt."
         ),
     ] = None
     node: Annotated[str, Meta(description="Node of the failure that ended it.")] = ""
@@ -199,8 +181,8 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
         tuple[Attempt, ...],
         Meta(
             max_length=10,
-            description="Most recent attempts that have ended, rounds of attempts that failed and"
-            " were restarted in the same pods, and pods that were replaced alone.",
+            description="Most recent attempts that have ended, and rounds of attempts that failed"
+            " and were restarted in the same pods.",
         ),
     ] = ()
     unfenced: Annotated[

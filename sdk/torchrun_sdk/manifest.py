@@ -74,9 +74,7 @@ def build(name: str, compute: Compute, key: str = "") -> dict[str, Any]:
     if key:
         labels[GANG] = key
     spec["launcher"] = "auto" if compute.distribution.framework == "pytorch" else "none"
-    # Processes of a call that starts again in the same pods would repeat earlier calls. Without
-    # restarts, only the replacement of a lost pod could start them again.
-    spec["reliability"]["podReplacement"] = "Gang"
+    # Processes of a call that starts again in the same pods would repeat earlier calls.
     if compute.max_restarts:
         spec["reliability"]["rules"] = [{"exitCodes": [RAISED], "action": "fail"}]
         spec["reliability"]["restartScope"] = "Gang"

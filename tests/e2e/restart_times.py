@@ -2,43 +2,31 @@
 
     RUNS=30 make restart-times     measures, in turns, with real pods and real torch, and prints a table
 
-All times are by the clock of one machine: the failing rank prints it just before it fails, the test
-reads it before it deletes a pod or cuts off a node, and rank 0 prints it after the first collective
-operation of the new processes.
+All times are by the clock of one machine: the failing rank prints it just before it fails, and rank 0
+prints it after the first collective operation of the new processes.
 """
 
 import statistics
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal
 
 import msgspec
 
 from e2e.manifests import job
-from e2e.nodes import apart, one_to_lose, placed, silent
 from e2e.space import Space, until
 from torchrun_api import names
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import PODS
-from torchrun_cluster import LocalCluster
 
-# InPlace: the gang keeps its pods, or those that are not lost. Gang: a new gang follows.
+# InPlace: the gang keeps its pods. Gang: a new gang follows.
 Scope = Literal["InPlace", "Gang"]
-Failure = Literal["SIGKILL", "exception", "hang", "pod deleted", "node cut off"]
+Failure = Literal["SIGKILL", "exception", "hang"]
 SCOPES: tuple[Scope, ...] = ("InPlace", "Gang")
-_SLEEP = "time.sleep(1000)"
-# What rank 1 does. The last two failures come from outside.
+# What rank 1 does.
 FAILURES: dict[Failure, str] = {
     "SIGKILL": "os.kill(os.getpid(), signal.SIGKILL)",
     "exception": "raise ValueError('loss is nan')",
-    "hang": _SLEEP,
-    "pod deleted": _SLEEP,
-    "node cut off": _SLEEP,
+    "hang": "time.sleep(1000)",
 }
-# It takes minutes until a node counts as lost, so fewer turns have it.
-RARE: Failure = "node cut off"
-TURNS_FOR_ONE = 10
 HANG_SECONDS = 10
 
 _SCRIPT = """
@@ -84,30 +72,20 @@ class Sample(msgspec.Struct, frozen=True):
     imported: float
 
 
-def measure(space: Space, local: LocalCluster, scope: Scope, failure: Failure, name: str) -> Sample:
+def measure(space: Space, scope: Scope, failure: Failure, name: str) -> Sample:
     """Run a job of two nodes that fails once, and read the times from its logs."""
     script = _SCRIPT.format(fail=FAILURES[failure])
-    template = apart() if failure == RARE else {}
-    reliability = _reliability(scope, failure)
-    spec: JsonObject = {"launcher": "torchrun", "reliability": reliability, "podTemplate": template}
+    hang: JsonObject = {"hangTimeoutSeconds": HANG_SECONDS} if failure == "hang" else {}
+    spec: JsonObject = {"launcher": "torchrun", "reliability": {"restartScope": scope, **hang}}
     space.apply(job(name, "torch", ["python3", "-c", script], 2, **spec))
     failed_at: float | None = None
-    if FAILURES[failure] == _SLEEP:
+    if failure == "hang":
         until(lambda: "fails" in _log(space, name, "0", 1), f"rank 1 of {name} trains")
         failed_at = _printed_failure(space, name)  # a new gang deletes this pod with its log
-    if failure == "pod deleted":
-        failed_at = _delete_pod(space, name)
-        status = space.wait_phase(name, "Succeeded")
-    elif failure == RARE:
-        with _cut_off(space, local, name) as failed_at:
-            status = space.wait_phase(name, "Succeeded")
-    else:
-        status = space.wait_phase(name, "Succeeded")
-    keeps_pods = scope == "InPlace" and failure != RARE
+    status = space.wait_phase(name, "Succeeded")
     attempt = status.get("attempt", 0)
-    assert attempt == (0 if keeps_pods else 1)
-    is_disruption = failure in ("pod deleted", RARE)
-    assert status.get("disruptions" if is_disruption else "restarts") == 1
+    assert attempt == (0 if scope == "InPlace" else 1)
+    assert status.get("restarts") == 1
     if failed_at is None:
         failed_at = _printed_failure(space, name)
     _, _, continued_at, imported = next(_split_lines(space, name, str(attempt), 0, "continues"))
@@ -118,14 +96,6 @@ def measure(space: Space, local: LocalCluster, scope: Scope, failure: Failure, n
 def _printed_failure(space: Space, name: str) -> float:
     """The time at which rank 1 fails, by its log."""
     return next(float(words[1]) for words in _split_lines(space, name, "0", 1, "fails"))
-
-
-def _reliability(scope: Scope, failure: Failure) -> JsonObject:
-    if failure in ("pod deleted", RARE):
-        replacement = "Pod" if scope == "InPlace" else "Gang"
-        return {"podReplacement": replacement, "allowUnfencedRestart": failure == RARE}
-    hang: JsonObject = {"hangTimeoutSeconds": HANG_SECONDS} if failure == "hang" else {}
-    return {"restartScope": scope, **hang}
 
 
 def _log(space: Space, name: str, attempt: str, index: int) -> str:
@@ -141,28 +111,6 @@ def _split_lines(
 ) -> Iterator[list[str]]:
     lines = (line.split() for line in _log(space, name, attempt, index).splitlines())
     return (words for words in lines if words[:1] == [word])
-
-
-def _delete_pod(space: Space, name: str) -> float:
-    """Delete the pod of node 1. Returns the time before."""
-    selector = f"{names.JOB_LABEL}={name},{names.COMPLETION_INDEX_LABEL}=1"
-    listed = space.api.get(PODS.path(space.name), params={"labelSelector": selector}).json()
-    (pod,) = listed["items"]
-    deleted_at = time.time()
-    space.api.delete(PODS.path(space.name, pod["metadata"]["name"])).raise_for_status()
-    return deleted_at
-
-
-@contextmanager
-def _cut_off(space: Space, local: LocalCluster, name: str) -> Iterator[float]:
-    """Cut off the node of a worker until the end of the block. Yields the time before."""
-    _, lost = one_to_lose(local, placed(space, name))
-    cut_at = time.time()
-    with silent(local, lost, "network"):
-        yield cut_at
-    space.wait(f"node/{lost}", "condition=Ready")
-    left = (f"--selector={names.JOB_LABEL}={name}", f"--field-selector=spec.nodeName={lost}")
-    until(lambda: not space.kubectl("get", "pods", *left, "-o", "name"), f"no pod is on {lost}")
 
 
 def measure_kubelet(space: Space, restarts: int = 3) -> list[float]:

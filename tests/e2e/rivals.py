@@ -1,14 +1,13 @@
 """Two gangs with room for one of them, on real nodes."""
 
 import json
-from functools import partial
 
 from e2e.cluster import Cluster
 from e2e.gpus import ROLE
 from e2e.history import History
 from e2e.manifests import job, queue
 from e2e.ranks import ROUNDS, kill_rank, pod_of
-from e2e.space import Space, until
+from e2e.space import Space
 from torchrun_api import names
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS
@@ -50,39 +49,6 @@ def assert_a_restart_in_place_keeps_the_nodes(space: Space, queue_name: str, wai
     assert (status.get("attempt", 0), status["restarts"], status["restartsInPlace"]) == (0, 1, 1)
     assert set(placed) == workers
     assert all(len(nodes) == 1 for nodes in placed.values()), placed
-
-
-def assert_a_replaced_pod_keeps_the_nodes(
-    space: Space, queue_name: str, waits: str, rival_nodes: int
-) -> None:
-    """Check that a gang which waits with the reason `waits` gets no node before the first succeeds.
-
-    A pod of the first gang is deleted meanwhile, and replaced alone.
-    """
-    with space.history(PODS) as pods:
-        reliability: JsonObject = {"podReplacement": "Pod"}
-        space.apply(job("holder", queue_name, ROUNDS, NODES, reliability=reliability))
-        space.wait_phase("holder", "Running")
-        workers = [pod_of(space, "holder", index) for index in range(NODES)]
-        for pod in workers:
-            started = partial(_has_started_round_0, space, pod)
-            until(started, f"{pod} has started its command")
-        space.apply(job("rival", queue_name, ["python3", "-c", "pass"], rival_nodes))
-        space.wait_reason("rival", waits)
-        space.kubectl("delete", f"pod/{workers[1]}", "--wait=false")
-        status = space.wait_phase("holder", "Succeeded")
-        space.wait_phase("rival", "Succeeded")
-        _assert_no_node_before_success(pods, "rival", "holder")
-        placed = _nodes(pods, "holder")
-    counts = [status.get(name, 0) for name in ("attempt", "restarts", "disruptions")]
-    assert counts == [0, 0, 1]
-    assert len(placed) == NODES + 1
-    assert set(workers) < placed.keys()
-    assert all(len(nodes) == 1 for nodes in placed.values()), placed
-
-
-def _has_started_round_0(space: Space, pod: str) -> bool:
-    return "round 0" in space.kubectl("logs", pod, check=False)
 
 
 def _assert_no_node_before_success(pods: History, waiting: str, running: str) -> None:

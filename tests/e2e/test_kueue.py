@@ -171,13 +171,6 @@ def test_a_restart_in_place_keeps_the_quota_from_a_gang_that_waits(space: Space)
         assert_written_once(jobs)
 
 
-def test_a_replaced_pod_keeps_the_quota_from_a_smaller_gang_that_waits(space: Space):
-    apply_real_queue(space)
-    with space.history(JOBS) as jobs:
-        rivals.assert_a_replaced_pod_keeps_the_nodes(space, "real", "WaitingForKueue", 1)
-        assert_written_once(jobs)
-
-
 def test_real_pods_train_under_kueue(space: Space, tmp_path: Path):
     (tmp_path / "train.py").write_text(gpus.DDP)
     local = kueue("LocalQueue", LOCAL_QUEUE, {"clusterQueue": f"{CLUSTER_QUEUE}-real"})

@@ -8,26 +8,19 @@ import pytest
 from e2e.manifests import queue
 from e2e.restart_times import (
     FAILURES,
-    RARE,
     SCOPES,
-    TURNS_FOR_ONE,
     measure,
     measure_kubelet,
     table,
 )
 from e2e.space import Space
-from torchrun_cluster import LocalCluster
 
 RUNS = int(os.environ.get("TORCHRUN_RESTART_RUNS", "2"))
 
 
 @pytest.mark.long
-@pytest.mark.nodes(3)
-@pytest.mark.usefixtures("controller_on_the_first_node")
 @pytest.mark.timeout(4 * 3600)
-def test_a_restart_in_the_same_pods_is_faster_than_a_new_gang(
-    space: Space, local: LocalCluster
-) -> None:
+def test_a_restart_in_the_same_pods_is_faster_than_a_new_gang(space: Space) -> None:
     resources = {"cpus": "250m", "memory": "1500Mi"}
     workspace = {"workspace": {"enabled": False}}
     torch = queue("torch", space.cluster.trainer, nodeResources=resources, storage=workspace)
@@ -37,15 +30,12 @@ def test_a_restart_in_the_same_pods_is_faster_than_a_new_gang(
     samples = []
     for number in range(RUNS):
         for failure in FAILURES:
-            if failure == RARE and number % TURNS_FOR_ONE:
-                continue
             for scope in SCOPES:
-                name = f"{scope}-{failure}-{number}".lower().replace(" ", "-")
-                samples.append(measure(space, local, scope, failure, name))
+                name = f"{scope}-{failure}-{number}".lower()
+                samples.append(measure(space, scope, failure, name))
                 print(samples[-1], flush=True)
     print(table(samples, kubelet))
-    # The Job controller waits before it replaces a single pod, and a lost node ends the gang.
-    for failure in ("SIGKILL", "exception", "hang"):
+    for failure in FAILURES:
         in_place, gang = (
             statistics.median(
                 s.seconds for s in samples if (s.scope, s.failure) == (scope, failure)

@@ -82,10 +82,3 @@ def test_real_pods_train_under_volcano(space: Space, tmp_path: Path):
 def test_a_restart_in_place_keeps_the_nodes_from_a_gang_that_waits(space: Space):
     rivals.apply_queue(space, VOLCANO)
     rivals.assert_a_restart_in_place_keeps_the_nodes(space, "real", "Unschedulable")
-
-
-def test_a_replaced_pod_keeps_the_nodes_from_a_gang_that_waits(space: Space, cluster: Cluster):
-    rivals.apply_queue(space, VOLCANO)
-    # The node of the lost pod is free for 10 s, so the rival needs all nodes.
-    rival_nodes = max(rivals.NODES, cluster.nodes)
-    rivals.assert_a_replaced_pod_keeps_the_nodes(space, "real", "Unschedulable", rival_nodes)

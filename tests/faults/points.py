@@ -15,7 +15,7 @@ POINTS = {
     "evicted": 126,
     "fence": 112,
     "suspended": 144,
-    "elastic": 168,
+    "elastic": 167,
     "preemption": 172,
     "reclaim": 196,
     "deletion under quota": 110,

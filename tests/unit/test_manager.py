@@ -197,7 +197,7 @@ async def test_the_controllers_wait_for_nodes(process: Process) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(process.run)
         await settled()
-        assert process.log == [], "a gang without nodes would replace no lost pods"
+        assert process.log == [], "the placement of a gang needs the nodes"
         process.nodes_known.set()
         await process.working.wait()
         process.terminated.set()

@@ -28,12 +28,8 @@ def belongs_to(pod: Pod, uid: str) -> bool:
 
 
 async def list_workers(api: Api, job: Job) -> list[Pod]:
-    """The workers of all attempts that still exist. Raises ApiError.
-
-    Of the pods of one index, the one that replaces the others comes last.
-    """
-    pods = await list_pods(api, job, f"{names.COMPONENT_LABEL}={names.WORKER}")
-    return sorted(pods, key=lambda pod: names.number_in(pod.metadata.annotations.failure_count))
+    """The workers of all attempts that still exist. Raises ApiError."""
+    return await list_pods(api, job, f"{names.COMPONENT_LABEL}={names.WORKER}")
 
 
 def attempt_of(pod: Pod) -> int:

@@ -93,18 +93,11 @@ class FailureSlice(Wire, frozen=True, kw_only=True):
     message: str = ""
 
 
-class LostPodSlice(Wire, frozen=True, kw_only=True):
-    """A pod that was replaced while the others kept theirs."""
-
-    index: int = 0
-
-
 class AttemptSlice(Wire, frozen=True, kw_only=True):
-    """A gang that ended, or a round of it after which the ranks started again, or a lost pod."""
+    """A gang that ended, or a round of it after which the ranks started again."""
 
     number: int = 0
     round: int | None = None
-    lost_pod: LostPodSlice | None = None
     start_time: datetime | None = None
     end_time: datetime | None = None
     running_seconds: int = 0

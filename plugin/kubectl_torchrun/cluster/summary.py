@@ -27,8 +27,6 @@ def status_lines(job: Job) -> list[str]:
 
 def _name(attempt: AttemptSlice) -> str:
     part = "" if attempt.round is None else f", round {attempt.round}"
-    if attempt.lost_pod is not None:
-        part = f", pod of index {attempt.lost_pod.index}"
     return f"attempt {attempt.number}{part}"
 
 

@@ -24,7 +24,7 @@ OTHER_WORDS = """
 AccessKey AdmissionRequested Always Authorization Background Bearer Bound Cc Cf ClusterFirstWithHostNet Code
 Complete ContainerCreating Contents Cs DirectoryOrCreate DisruptionTarget EncodingType ErrImageNeverPull FailureTarget
 ErrImagePull Error Exists FailedAttachVolume FailedCreate FailedMount
-FallbackToLogsOnError False Finished FullSize Gang Gone IfNotPresent ImageInspectError
+FallbackToLogsOnError False Finished FullSize Gone IfNotPresent ImageInspectError
 ImagePullBackOff In Indexed Ingress InvalidImageName IsTruncated Job KaiQueueReady Key Lost
 MainProcess
 InPlace Memory Message Never NextContinuationToken NoExecute NoSchedule NoSuchBucket Node None Normal
