@@ -18,12 +18,13 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import TORCHRUN_JOBS, Kind, UserObject
+from torchrun_api.kinds import KAI_QUEUES, TORCHRUN_JOBS, TORCHRUN_QUEUES, Kind, UserObject
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.client import ApiError, Response
 from torchrun_controller.client.apply import ABSENT, APPLY_PATCH, Applier, Status, WriteResult
+from torchrun_controller.controllers.controller import Outcome
 from torchrun_controller.controllers.job import JobReconciler
 from torchrun_controller.controllers.queue import QueueReconciler
 from torchrun_controller.controllers.writes import Writes
@@ -73,8 +74,9 @@ class ApiRequests:
         entry: JsonObject = {"request": f"{method} {target}"}
         if method == "PATCH" and content_type != APPLY_PATCH:
             entry["contentType"] = content_type
-        if body is not None:
-            entry["body"] = msgspec.json.decode(body)
+        content: Any = {} if body is None else msgspec.json.decode(body)
+        if content:
+            entry["body"] = content
         self.recorded.append(entry)
         if refusal := self.refused.get((method, path)):
             entry["answer"] = refusal[0]
@@ -86,6 +88,9 @@ class ApiRequests:
         found = self._find(plural, name)
         if method == "GET" and found is None:
             raise ApiError(404, "NotFound", f"{plural} {name!r} not found")
+        if found is not None and content.get("metadata", {}).get("resourceVersion") == ABSENT:
+            entry["answer"] = 409
+            raise ApiError(409, "Conflict", "the object has been modified")
         meta = msgspec.to_builtins(found.metadata) if found is not None else {"uid": "uid-new"}
         meta["resourceVersion"] = meta.get("resourceVersion") or "1"
         return Response(200, msgspec.json.encode({"metadata": meta}))
@@ -146,8 +151,12 @@ class ShellWorld(World):
 
     def __init__(self, job: TorchrunJob, queue: TorchrunQueue | None) -> None:
         super().__init__(job, queue)
-        self.api = ApiRequests(self._stored, self._pods)
+        self.api = ApiRequests(self.stored, self._pods)
         self._attempts = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """A new process of the controller takes over."""
         applier = WorldApplier(self.api, self)
         metrics = Metrics()
         self._reconciler = JobReconciler(
@@ -164,10 +173,14 @@ class ShellWorld(World):
     def step(self, writes: int | None = None) -> Plan:
         """Reconcile once."""
         assert writes is None, "the process of a shell does not die"
+        self.attempt()
+        return self.plans[-1]
+
+    def attempt(self) -> Outcome:
+        """Reconcile once, after the throttle of the status has passed."""
         self._attempts += 1
         meta = self.job.metadata
-        finish(self._reconciler.attempt((meta.namespace, meta.name)))
-        return self.plans[-1]
+        return finish(self._reconciler.attempt((meta.namespace, meta.name)))
 
     def step_and_take(self) -> list[JsonObject]:
         """Reconcile once, and return what is sent."""
@@ -194,7 +207,8 @@ class ShellWorld(World):
         self.plans.append(reconcile(observed, now, self.defaults))
         return self.plans[-1]
 
-    def _stored(self, plural: str, name: str) -> Any:
+    def stored(self, plural: str, name: str) -> Any:
+        """Return an object as the API server has it, None without one."""
         if plural == TORCHRUN_JOBS.plural:
             return None if self.gone else self.job
         return self.objects.get((plural, name))
@@ -208,7 +222,7 @@ class ShellQueueWorld(QueueWorld):
 
     def __init__(self, queue: TorchrunQueue, installed: Installed | None = NOTHING) -> None:
         super().__init__(queue, installed)
-        self.api = ApiRequests(lambda plural, name: self.queue)
+        self.api = ApiRequests(self._stored)
         self._attempts = 0
         applier = WorldApplier(self.api, self)
         expectations: Expectations[Key] = Expectations(lambda _: {}, self._clock)
@@ -240,6 +254,11 @@ class ShellQueueWorld(QueueWorld):
             if len(self.api.recorded) == before:
                 return
         raise AssertionError(f"no rest after ten reconciles: {self.api.recorded[-1]}")
+
+    def _stored(self, plural: str, name: str) -> Any:
+        if plural == KAI_QUEUES.plural:
+            return (self.kai or {}).get(name)
+        return self.queue if plural == TORCHRUN_QUEUES.plural else None
 
     def _clock(self) -> float:
         return (self.now - START).total_seconds() + self._attempts * _PAUSE
