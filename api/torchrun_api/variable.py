@@ -57,7 +57,9 @@ class Variable(Generic[T]):
 
     def env_var(self, value: T | None) -> JsonObject | None:
         """The v1 EnvVar of a value; None for None."""
-        return None if value is None else {"name": self.name, "value": self.type.encode(value)}
+        if value is None:
+            return None
+        return {"name": self.name, "value": literal(self.type.encode(value))}
 
     def env_var_of_field(self, path: str) -> JsonObject:
         """The v1 EnvVar of a field of the pod."""
@@ -66,6 +68,15 @@ class Variable(Generic[T]):
     def read(self, environment: Mapping[str, str]) -> str:
         """The text in the environment, or the default."""
         return environment.get(self.name, self.default)
+
+
+def literal(text: str) -> str:
+    """The value of a v1 EnvVar that a container gets as `text`.
+
+    The kubelet replaces `$(NAME)` and `$$` in values
+    (https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/).
+    """
+    return text.replace("$", "$$")
 
 
 def env_vars(*variables: JsonObject | None) -> list[JsonObject]:

@@ -163,8 +163,13 @@ class Compute:
         return other
 
     def variables(self) -> list[dict[str, Any]]:
-        """The environment of a container, as a list of v1 EnvVar."""
-        return [{"name": key, "value": str(value)} for key, value in self.env.items()]
+        """The environment of a container, as a list of v1 EnvVar.
+
+        The kubelet replaces `$$` in values by `$`, and expands `$(NAME)`.
+        """
+        return [
+            {"name": key, "value": str(value).replace("$", "$$")} for key, value in self.env.items()
+        ]
 
     def node_resources(self) -> dict[str, Any]:
         """spec.nodeResources of the TorchrunJob; empty with TORCHRUN_SDK_CPU_ONLY."""

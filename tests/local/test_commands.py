@@ -109,6 +109,12 @@ CASES = (
         err=("no-such-program", "Failed"),
     ),
     Case("a variable", "exec sh -c 'echo LR is $LR'", options=("-e", "LR=0.1"), out=("LR is 0.1",)),
+    Case(
+        "dollars",
+        "exec printf '%s|' '$$' '$(HOME)' \"$X\"",
+        options=("-e", "X=a$$b"),
+        out=("$$|$(HOME)|a$$b|",),
+    ),
     Case("a directory for checkpoints", "exec python3 s.py", {"s.py": STORE}, (), out=("new",)),
     Case("torch", "python train.py", {"train.py": DDP}, out=("sum 2",), torch=True),
     Case(

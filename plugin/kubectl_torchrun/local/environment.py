@@ -62,7 +62,7 @@ def environment_of(
     for variable in variables:
         name, value = str(variable["name"]), variable.get("value")
         if isinstance(value, str):
-            of_pod[name] = _expand(value, of_pod)
+            of_pod[name] = expand(value, of_pod)
         elif name in (contract.NODE_RANK.name, contract.PET_NODE_RANK.name):
             of_pod[name] = str(index)
     master = of_pod[contract.PET_MASTER_ADDR.name]
@@ -112,7 +112,7 @@ def _directory(of_pod: Mapping[str, str], directory: Path) -> str:
     return wanted
 
 
-def _expand(value: str, known: Mapping[str, str]) -> str:
+def expand(value: str, known: Mapping[str, str]) -> str:
     """Expand `$(NAME)` and `$$` as the kubelet does (third_party/forked/golang/expansion)."""
 
     def replace(match: re.Match[str]) -> str:

@@ -15,6 +15,7 @@ from torchrun_api.names import (
     WORKSPACE_BASE,
     WORKSPACE_SHA256,
 )
+from torchrun_api.variable import literal
 
 # As in names that Kubernetes generates: no vowels (no words), no ambiguous letters.
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
@@ -72,7 +73,9 @@ def from_flags(request: Request, namespace: str) -> JsonObject:
     if request.image:
         spec["image"] = request.image
     if request.env:
-        env: list[JsonValue] = [{"name": name, "value": value} for name, value in request.env]
+        env: list[JsonValue] = [
+            {"name": name, "value": literal(value)} for name, value in request.env
+        ]
         spec["env"] = env
     if request.development:
         spec["development"] = True

@@ -2,7 +2,7 @@
 
 from torchrun_api import contract, names
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject, JsonValue, object_at
+from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
 from torchrun_api.kinds import JOBS
 from torchrun_api.quantity import parse
 from torchrun_api.queue import TorchrunQueue
@@ -130,15 +130,36 @@ def worker_template(
     if annotations:
         meta["annotations"] = annotations
     pod = _pod(job, queue, run, environment, defaults)
-    pod["containers"] = [_trainer(job, queue, run, environment, attempt, defaults, role)]
+    trainer = _trainer(job, queue, run, environment, attempt, defaults, role)
+    pod["containers"] = [trainer]
     tolerations = object_at(template, "spec").get("tolerations")
     if isinstance(tolerations, list) and run.tolerations:
         pod["tolerations"] = [*tolerations, *run.tolerations]
     template = merge(template, {"metadata": meta, "spec": pod})
     if job.spec.head is not None and role == names.HEAD:
         template = merge(template, {"spec": pod_template.placement(job.spec.head.pod_template)})
-    set_launcher_resources(object_at(template, "spec"))
+    spec = object_at(template, "spec")
+    _sort_variables(spec, trainer, job)
+    set_launcher_resources(spec)
     return apply_security(template, queue)
+
+
+def _sort_variables(pod: JsonObject, trainer: JsonObject, job: TorchrunJob) -> None:
+    """Sort the variables of the merged trainer: the controller's, those of templates, spec.env.
+
+    The kubelet expands `$(NAME)` in a value only if NAME comes before it, as TORCHRUN_JOB_NAME in
+    `/runs/$(TORCHRUN_JOB_NAME)`.
+    """
+    users = {variable.name for variable in job.spec.env}
+    ours = {variable["name"] for variable in objects_at(trainer, "env")} - users
+
+    def place(variable: JsonObject) -> int:
+        return 0 if variable["name"] in ours else 2 if variable["name"] in users else 1
+
+    for container in objects_at(pod, "containers"):
+        if container["name"] == names.TRAINER_CONTAINER:
+            variables = objects_at(container, "env")
+            container["env"] = [*sorted(variables, key=place)]
 
 
 def _pod(
@@ -281,4 +302,4 @@ def _env(
             entry["value"] = variable.value or ""
         users.append(entry)
         reserved_names.add(variable.name)
-    return [*users, *own_env]
+    return [*own_env, *users]

@@ -1,6 +1,8 @@
 """`render`: the objects of a job, before anything is created."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,6 +11,7 @@ from click.testing import CliRunner
 
 from kubectl_torchrun.__main__ import cli
 from kubectl_torchrun.errors import RunProblem, UsageProblem
+from kubectl_torchrun.local.environment import expand
 from kubectl_torchrun.local.render import read_documents, render
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
@@ -98,3 +101,50 @@ def test_it_prints_documents_that_kubectl_can_apply(tmp_path: Path) -> None:
     documents = list(yaml.safe_load_all(printed.stdout))
     assert "Job" in [document["kind"] for document in documents]
     assert all({"apiVersion", "kind", "metadata"} <= d.keys() for d in documents)
+
+
+def variables(**spec: object) -> dict[str, str]:
+    """The environment of the training container, as the kubelet expands it."""
+    body = {"metadata": {"name": "t"}, "spec": {"jobQueue": "q", "numNodes": 1, **spec}}
+    job = msgspec.convert(body, TorchrunJob)
+    rendered = render(job, msgspec.convert(QUEUE, TorchrunQueue), "controller:1")
+    (child,) = (each for each in rendered if each["kind"] == "Job")
+    known: dict[str, str] = {}
+    pod: Any = child["spec"]
+    for variable in pod["template"]["spec"]["containers"][0]["env"]:
+        known[variable["name"]] = expand(variable.get("value", "a field"), known)
+    return known
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo $$ > pid; awk '{print $1}'",
+        ["python", "train.py", "a$$b", "$$(hostname)"],
+        "x $(date)",
+    ],
+)
+def test_a_command_reaches_the_launcher_unchanged(command: str | list[str]) -> None:
+    assert json.loads(variables(command=command)["TORCHRUN_COMMAND"]) == command
+
+
+def test_variables_may_refer_to_those_of_the_controller_and_of_the_pod_template() -> None:
+    own = [
+        {"name": "RUN_DIR", "value": "/runs/$(TORCHRUN_JOB_NAME)"},
+        {"name": "ADDRESS", "value": "tcp://$(POD_IP)"},
+        {"name": "B", "value": "one"},
+        {"name": "C", "value": "$(B)-two"},
+    ]
+    of_template = [
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "OF_TEMPLATE", "value": "$(TORCHRUN_JOB_NAME)"},
+    ]
+    template = {"spec": {"containers": [{"name": "trainer", "env": of_template}]}}
+    seen = variables(command="x", env=own, podTemplate=template)
+    expected = {
+        "RUN_DIR": "/runs/t",
+        "ADDRESS": "tcp://a field",
+        "C": "one-two",
+        "OF_TEMPLATE": "t",
+    }
+    assert expected.items() <= seen.items()
