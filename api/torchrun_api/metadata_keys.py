@@ -222,7 +222,7 @@ METADATA_KEYS = (
         names.DELIVERY,
         "serve pod",
         _BY_CONTROLLER,
-        (CONTROLLER,),
+        (CONTROLLER, PLUGIN),
         "Where the pod stores the workspace: `claim` (PVC) or `ephemeral`.",
     ),
     _annotation(
